@@ -1,0 +1,36 @@
+# Every target sets up what it needs: a virtual environment with pinned packages, and a Java for Spark.
+VENV ?= .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+WITH_JAVA = JAVA_HOME="$$(scripts/find-java)" && export JAVA_HOME &&
+
+.PHONY: help setup java lint format test clean
+.DEFAULT_GOAL := help
+
+help: ## what there is
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
+
+setup: $(READY) java ## virtual environment with pinned packages, Java check
+
+$(READY): pyproject.toml constraints.txt
+	@python=$$(scripts/find-python) && echo "Setting up $(VENV) with $$python (a few minutes the first time)…" && "$$python" -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[sandbox,dev]'
+	@touch $@
+
+java:
+	@scripts/find-java >/dev/null
+
+lint: $(READY) ## ruff and mypy
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: $(READY) ## let ruff format and fix
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+test: setup lint ## lint and all tests
+	$(WITH_JAVA) $(BIN)/python -m pytest
+
+clean: ## remove the virtual environment and caches (not the sandbox's data)
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info

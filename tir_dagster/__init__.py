@@ -1,0 +1,1 @@
+"""Tableau incremental refresh on Dagster: the public names, nothing else."""
