@@ -1,0 +1,105 @@
+"""Where a sandbox lives on disk: its folders, its identity (names, ports, secrets) and its server processes' files."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import tempfile
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+SERVERS = ("warehouse", "tableau")
+LOOPBACK = "127.0.0.1"
+HEALTH_PATH = "/sandbox/health"
+
+
+class SandboxError(Exception):
+    """Something a user of the sandbox can mend; the message says what happened and what to do."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Names and secrets of one sandbox: made once, the same after every restart."""
+
+    account: str = "sandbox"
+    snowflake_user: str = "TIR"
+    snowflake_password: str = field(default_factory=lambda: secrets.token_urlsafe(18), repr=False)
+    site: str = "sandbox"
+    tableau_user: str = "tir"
+    tableau_password: str = field(default_factory=lambda: secrets.token_urlsafe(18), repr=False)
+    token_name: str = "tir-token"
+    token_secret: str = field(
+        default_factory=lambda: f"{secrets.token_urlsafe(16)}:{secrets.token_urlsafe(24)}", repr=False
+    )
+    reader_user: str = "reader"
+    reader_password: str = field(default_factory=lambda: secrets.token_urlsafe(18), repr=False)
+    reader_token_name: str = "reader-token"
+    reader_token_secret: str = field(
+        default_factory=lambda: f"{secrets.token_urlsafe(16)}:{secrets.token_urlsafe(24)}", repr=False
+    )
+    connected_app_client_id: str = field(default_factory=lambda: secrets.token_hex(16))
+    connected_app_secret_id: str = field(default_factory=lambda: secrets.token_hex(16))
+    connected_app_secret_value: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
+
+
+@dataclass(frozen=True)
+class SandboxHome:
+    """One sandbox's folder under TIR_HOME. Two homes are two sandboxes that know nothing of each other."""
+
+    root: Path
+
+    @staticmethod
+    def from_environment() -> SandboxHome:
+        return SandboxHome((Path(os.environ.get("TIR_HOME") or ".tir").expanduser() / "sandbox").absolute())
+
+    def data(self, server: str) -> Path:
+        return self.root / server
+
+    def log(self, server: str) -> Path:
+        return self.root / "logs" / f"{server}.log"
+
+    def process_file(self, server: str) -> Path:
+        return self.root / "run" / f"{server}.json"
+
+    def identity(self) -> Identity:
+        """The sandbox's names and secrets; created on first use, readable by the owner only."""
+        stored = read_json(self.root / "identity.json")
+        known = {name: value for name, value in stored.items() if name in Identity.__dataclass_fields__}
+        identity = replace(Identity(), **known)
+        if asdict(identity) != stored:
+            write_json(self.root / "identity.json", asdict(identity))
+        return identity
+
+    def port(self, server: str) -> int | None:
+        """The port the server last ran on, so that a restart keeps the addresses people noted down."""
+        value = read_json(self.root / "ports.json").get(server)
+        return value if isinstance(value, int) else None
+
+    def remember_port(self, server: str, port: int) -> None:
+        write_json(self.root / "ports.json", {**read_json(self.root / "ports.json"), server: port})
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The file's JSON object; empty when the file is missing or does not hold one."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, json.JSONDecodeError, UnicodeDecodeError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    """Write beside and rename, readable by the owner only: a crash leaves the old file or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as out:
+            json.dump(value, out, indent=2)
+            out.flush()
+            os.fsync(out.fileno())
+        Path(beside).replace(path)
+    except BaseException:
+        Path(beside).unlink(missing_ok=True)
+        raise

@@ -1,0 +1,427 @@
+"""Snowflake's HTTP protocol: login, statements (also slow, repeated and asynchronous ones), result chunks, session end."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gzip
+import hmac
+import json
+import logging
+import secrets
+import time
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import fakesnow.transforms.stage
+import jwt
+from cryptography.hazmat.primitives.serialization import load_pem_public_key
+from fakesnow.converter import from_binding
+from fakesnow.expr import normalise_ident
+from fakesnow.transforms import SERVER_VERSION
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.routing import Route
+
+from tir_dagster.sandbox.faults import CallLog, Fault, FaultBook, FaultMiddleware, handle_admin
+from tir_dagster.sandbox.home import Identity, SandboxHome
+from tir_dagster.sandbox.warehouse.errors import SnowflakeError
+from tir_dagster.sandbox.warehouse.lake import Lake
+from tir_dagster.sandbox.warehouse.locks import TableLocks
+from tir_dagster.sandbox.warehouse.results import ResultStore
+from tir_dagster.sandbox.warehouse.session import Answer, Context, Session, new_query_id
+
+logger = logging.getLogger("tir_dagster.sandbox.warehouse")
+
+# A statement that takes longer is answered with "in progress", and the connector asks for its result again.
+ANSWER_WITHIN_SECONDS = 30.0
+SESSION_IDLE_SECONDS = 4 * 3600
+_IN_PROGRESS, _IN_PROGRESS_ASYNC = "333333", "333334"
+_MAX_BODY = 256 << 20
+_QUERY_LOG_LENGTH = 2000
+
+
+@dataclass
+class Running:
+    """A statement on its way: found again by its query id, or by its request id when a client repeats itself."""
+
+    query_id: str
+    session: Session
+    task: asyncio.Future[dict[str, Any]]
+
+
+class RefusedError(Exception):
+    """The request itself is wrong; `status` and `code` are the protocol's."""
+
+    def __init__(self, status: int, code: str, message: str) -> None:
+        super().__init__(message)
+        self.status, self.code, self.message = status, code, message
+
+
+class Warehouse:
+    """All state of the server: the lake, the sessions, the statements under way, the log of queries."""
+
+    def __init__(self, home: SandboxHome) -> None:
+        folder = home.data("warehouse")
+        self.identity: Identity = home.identity()
+        self.lake = Lake(folder)
+        self.locks = TableLocks()
+        self.results = ResultStore(folder / "results")
+        self.sessions: dict[str, Session] = {}
+        self.running: OrderedDict[str, Running] = OrderedDict()
+        self.by_request: OrderedDict[str, Running] = OrderedDict()
+        self.queries: deque[dict[str, Any]] = deque(maxlen=_QUERY_LOG_LENGTH)
+        self.threads = ThreadPoolExecutor(max_workers=64, thread_name_prefix="statement")
+        # fakesnow stages files in a temporary folder of its own; ours must outlive a restart.
+        fakesnow.transforms.stage.LOCAL_BUCKET_PATH = str(folder / "stages")
+
+    def close(self) -> None:
+        for session in self.sessions.values():
+            session.interrupt()
+        self.threads.shutdown(wait=True, cancel_futures=True)
+        for session in self.sessions.values():
+            with suppress(Exception):
+                session.close()
+        self.results.close()
+        self.lake.close()
+
+    # Sessions
+
+    async def login(self, request: Request) -> JSONResponse:
+        data = (await _body(request)).get("data") or {}
+        user = self._authenticate(data)
+        parameters = {str(name).upper(): value for name, value in (data.get("SESSION_PARAMETERS") or {}).items()}
+        parameters["ACCOUNT"] = str(data.get("ACCOUNT_NAME") or self.identity.account).upper()
+        query = request.query_params
+        names = {key: query.get(key) for key in ("databaseName", "schemaName", "warehouse", "roleName")}
+        context = Context(
+            user=user,
+            database=names["databaseName"] and normalise_ident(names["databaseName"]),
+            schema=names["schemaName"] and normalise_ident(names["schemaName"]),
+            role=(names["roleName"] or "SYSADMIN").upper(),
+            warehouse=names["warehouse"] and names["warehouse"].upper(),
+            parameters=parameters,
+        )
+        self._close_idle_sessions()
+        session = Session(self.lake, self.locks, self.results, context)
+        token = secrets.token_urlsafe(32)
+        self.sessions[token] = session
+        return JSONResponse({"data": _login_answer(token, session), "code": None, "message": None, "success": True})
+
+    def _authenticate(self, data: dict[str, Any]) -> str:
+        user = str(data.get("LOGIN_NAME") or "").upper()
+        method = str(data.get("AUTHENTICATOR") or "SNOWFLAKE").upper()
+        if method == "SNOWFLAKE_JWT":
+            known = self._signed_by(user, str(data.get("TOKEN") or ""))
+        elif method == "OAUTH":
+            user = self.identity.snowflake_user.upper()
+            known = hmac.compare_digest(
+                str(data.get("TOKEN") or "").encode(), self.identity.snowflake_password.encode()
+            )
+        else:
+            password = str(data.get("PASSWORD") or "")
+            known = user == self.identity.snowflake_user.upper() and hmac.compare_digest(
+                password.encode(), self.identity.snowflake_password.encode()
+            )
+        if not known:
+            raise RefusedError(200, "390100", "Incorrect username or password was specified.")
+        return user
+
+    def _signed_by(self, user: str, token: str) -> bool:
+        stored = self.lake.public_key(user)
+        if stored is None:
+            return False
+        pem = f"-----BEGIN PUBLIC KEY-----\n{stored}\n-----END PUBLIC KEY-----\n".encode()
+        try:
+            jwt.decode(token, key=load_pem_public_key(pem), algorithms=["RS256"])  # type: ignore[arg-type]
+        except (jwt.PyJWTError, ValueError):
+            return False
+        return True
+
+    def _close_idle_sessions(self) -> None:
+        for token, session in list(self.sessions.items()):
+            if time.monotonic() - session.last_used > SESSION_IDLE_SECONDS:
+                del self.sessions[token]
+                self.threads.submit(session.close)
+
+    def session_of(self, request: Request) -> tuple[str, Session]:
+        header = request.headers.get("Authorization", "")
+        token = header.removeprefix('Snowflake Token="').removesuffix('"')
+        session = self.sessions.get(token)
+        if session is None:
+            raise RefusedError(200, "390104", "ID Token is invalid. User must login again to access the service.")
+        session.last_used = time.monotonic()
+        return token, session
+
+    async def end_session(self, request: Request) -> JSONResponse:
+        if request.query_params.get("delete"):
+            token, session = self.session_of(request)
+            del self.sessions[token]
+            await asyncio.get_running_loop().run_in_executor(self.threads, session.close)
+        return _ok()
+
+    async def heartbeat(self, request: Request) -> JSONResponse:
+        self.session_of(request)
+        return _ok()
+
+    async def renew(self, request: Request) -> JSONResponse:
+        token, _ = self.session_of(request)
+        return _ok(
+            {"sessionToken": token, "masterToken": token, "validityInSecondsST": 3600, "validityInSecondsMT": 14400}
+        )
+
+    # Statements
+
+    async def query(self, request: Request) -> JSONResponse:
+        _, session = self.session_of(request)
+        body = await _body(request)
+        sql = body.get("sqlText")
+        if not isinstance(sql, str) or not sql.strip():
+            return _failed(SnowflakeError(900, "42601", "SQL compilation error:\nEmpty SQL statement."), new_query_id())
+        request_id = request.query_params.get("requestId") or new_query_id()
+        # A client whose connection broke asks again under the same request id: the statement must not run twice.
+        running = self.by_request.get(request_id)
+        if running is None:
+            running = self._start(session, sql, body, str(request.base_url).rstrip("/"))
+            self.by_request[request_id] = self.running[running.query_id] = running
+            for table in (self.by_request, self.running):
+                while len(table) > 500:
+                    table.popitem(last=False)
+        if body.get("asyncExec"):
+            return _in_progress(running, _IN_PROGRESS_ASYNC)
+        return await self._answer(running)
+
+    def _start(self, session: Session, sql: str, body: dict[str, Any], base_url: str) -> Running:
+        query_id = new_query_id()
+        loop = asyncio.get_running_loop()
+        task = loop.run_in_executor(self.threads, self._run, session, sql, body, query_id, base_url)
+        return Running(query_id, session, task)
+
+    def _run(self, session: Session, sql: str, body: dict[str, Any], query_id: str, base_url: str) -> dict[str, Any]:
+        started = time.monotonic()
+        entry = {"query_id": query_id, "sql": sql, "user": session.context.user, "session": session.number}
+        entry |= {"role": session.context.role, "warehouse": session.context.warehouse}
+        try:
+            params, batch = _bindings(body.get("bindings"))
+            if body.get("describeOnly"):
+                answer = session.describe(sql, query_id)
+            else:
+                answer = session.execute(sql, query_id, params, batch)
+            return self._success(session, answer, query_id, base_url)
+        except SnowflakeError as error:
+            entry["error"] = f"{error.code:06d}"
+            logger.info("%s failed: %s", query_id, error)
+            return _failure(error, query_id)
+        except Exception as error:
+            logger.exception("%s broke", query_id)
+            entry["error"] = "000603"
+            return _failure(SnowflakeError(603, "XX000", f"SQL execution internal error: {error}"), query_id)
+        finally:
+            entry["query_tag"] = session.context.parameters.get("QUERY_TAG", "")
+            entry["seconds"] = round(time.monotonic() - started, 4)
+            self.queries.append(entry)
+
+    def _success(self, session: Session, answer: Answer, query_id: str, base_url: str) -> dict[str, Any]:
+        if answer.upload is not None:
+            return {"data": answer.upload, "code": None, "message": None, "success": True}
+        data = {
+            "parameters": [{"name": "TIMEZONE", "value": "Etc/UTC"}],
+            "queryId": query_id,
+            "statementTypeId": answer.type_id,
+            "finalDatabaseName": session.database,
+            "finalSchemaName": session.schema,
+            "finalRoleName": session.context.role,
+            "finalWarehouseName": session.context.warehouse,
+            **answer.result.as_json(base_url),
+        }
+        return {"data": data, "code": None, "message": None, "success": True}
+
+    async def _answer(self, running: Running) -> JSONResponse:
+        try:
+            payload = await asyncio.wait_for(asyncio.shield(running.task), ANSWER_WITHIN_SECONDS)
+        except TimeoutError:
+            return _in_progress(running, _IN_PROGRESS)
+        return JSONResponse(payload)
+
+    async def result(self, request: Request) -> JSONResponse:
+        self.session_of(request)
+        running = self.running.get(request.path_params["query_id"])
+        if running is None:
+            return _failed(SnowflakeError(709, "02000", "Statement not found"), request.path_params["query_id"])
+        return await self._answer(running)
+
+    async def abort(self, request: Request) -> JSONResponse:
+        _, session = self.session_of(request)
+        running = self.by_request.get(str((await _body(request)).get("requestId")))
+        (running.session if running else session).interrupt()
+        return _ok()
+
+    async def monitor(self, request: Request) -> JSONResponse:
+        self.session_of(request)
+        running = self.running.get(request.path_params["query_id"])
+        status = None
+        if running is not None:
+            status = (
+                "RUNNING"
+                if not running.task.done()
+                else "SUCCESS"
+                if running.task.result()["success"]
+                else "FAILED_WITH_ERROR"
+            )
+        queries = [{"status": status, "id": running.query_id}] if running else []
+        return JSONResponse({"data": {"queries": queries}, "code": None, "message": None, "success": True})
+
+    async def chunk(self, request: Request) -> Response:
+        path = self.results.path(request.path_params["query_id"], request.path_params["number"])
+        if path is None:
+            return JSONResponse({"message": "this result is no longer kept: run the query again"}, status_code=404)
+        return FileResponse(path, media_type="application/octet-stream")
+
+    async def query_log(self, request: Request) -> JSONResponse:
+        if request.method == "DELETE":
+            self.queries.clear()
+        return JSONResponse({"queries": list(self.queries)})
+
+
+def build_app(home: SandboxHome, options: argparse.Namespace) -> Starlette:
+    del options
+    warehouse = Warehouse(home)
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        del app
+        yield
+        warehouse.close()
+
+    routes = [
+        Route("/session/v1/login-request", warehouse.login, methods=["POST"]),
+        Route("/session", warehouse.end_session, methods=["POST"]),
+        Route("/session/heartbeat", warehouse.heartbeat, methods=["POST"]),
+        Route("/session/token-request", warehouse.renew, methods=["POST"]),
+        Route("/queries/v1/query-request", warehouse.query, methods=["POST"]),
+        Route("/queries/v1/abort-request", warehouse.abort, methods=["POST"]),
+        Route("/queries/{query_id}/result", warehouse.result, methods=["GET"]),
+        Route("/monitoring/queries/{query_id}", warehouse.monitor, methods=["GET"]),
+        Route("/results/{query_id}/{number:int}", warehouse.chunk, methods=["GET"]),
+        Route("/telemetry/send", _accepted, methods=["POST"]),
+        Route("/sandbox/queries", warehouse.query_log, methods=["GET", "DELETE"]),
+    ]
+    book, log = FaultBook(), CallLog()
+
+    async def admin(request: Request) -> JSONResponse:
+        status, value = handle_admin(request.url.path, request.method, await request.body(), book=book, log=log)
+        return JSONResponse(value, status_code=status)
+
+    routes += [Route(path, admin, methods=["GET", "POST", "DELETE"]) for path in ("/sandbox/faults", "/sandbox/calls")]
+    return Starlette(
+        routes=routes,
+        lifespan=lifespan,
+        exception_handlers={RefusedError: _refused},
+        middleware=[Middleware(FaultMiddleware, book=book, log=log, error_body=_fault_body)],
+    )
+
+
+async def _body(request: Request) -> dict[str, Any]:
+    raw = await request.body()
+    if len(raw) > _MAX_BODY:
+        raise RefusedError(413, "390000", "The request is too large.")
+    try:
+        if request.headers.get("Content-Encoding") == "gzip":
+            raw = gzip.decompress(raw)
+        value = json.loads(raw)
+    except (OSError, EOFError, ValueError) as error:
+        raise RefusedError(400, "390000", f"The request is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise RefusedError(400, "390000", "The request is not a JSON object.")
+    return value
+
+
+def _bindings(bindings: Any) -> tuple[Any, list[tuple[Any, ...]] | None]:
+    """Bound values as one row of parameters, or as many rows when the client binds arrays."""
+    if not bindings:
+        return None, None
+    if not all(str(key).isdigit() for key in bindings):
+        return {name: _bound(binding) for name, binding in bindings.items()}, None
+    ordered = [bindings[str(position)] for position in range(1, len(bindings) + 1)]
+    if any(isinstance(binding["value"], list) for binding in ordered):
+        columns = [[_bound({**binding, "value": value}) for value in binding["value"]] for binding in ordered]
+        return None, list(zip(*columns, strict=True))
+    return tuple(_bound(binding) for binding in ordered), None
+
+
+def _bound(binding: dict[str, Any]) -> Any:
+    return None if binding.get("value") is None else from_binding(binding)
+
+
+def _login_answer(token: str, session: Session) -> dict[str, Any]:
+    return {
+        "token": token,
+        "masterToken": token,
+        "validityInSeconds": 3600,
+        "masterValidityInSeconds": 14400,
+        "displayUserName": session.context.user,
+        "serverVersion": SERVER_VERSION,
+        "sessionId": session.number,
+        "parameters": [
+            {"name": "AUTOCOMMIT", "value": session.context.parameters.get("AUTOCOMMIT", True)},
+            {"name": "CLIENT_SESSION_KEEP_ALIVE_HEARTBEAT_FREQUENCY", "value": 3600},
+            # 0: array bindings come inline, not through a stage.
+            {"name": "CLIENT_STAGE_ARRAY_BINDING_THRESHOLD", "value": 0},
+            {"name": "TIMEZONE", "value": "Etc/UTC"},
+        ],
+        "sessionInfo": {
+            "databaseName": session.database,
+            "schemaName": session.schema,
+            "warehouseName": session.context.warehouse,
+            "roleName": session.context.role,
+        },
+    }
+
+
+def _in_progress(running: Running, code: str) -> JSONResponse:
+    data = {"queryId": running.query_id, "getResultUrl": f"/queries/{running.query_id}/result"}
+    return JSONResponse({"data": data, "code": code, "message": "Query execution in progress.", "success": True})
+
+
+def _failure(error: SnowflakeError, query_id: str) -> dict[str, Any]:
+    code = f"{error.code:06d}"
+    data = {"errorCode": code, "sqlState": error.state, "queryId": query_id, "internalError": False}
+    return {"data": data, "code": code, "message": error.message, "success": False}
+
+
+def _failed(error: SnowflakeError, query_id: str) -> JSONResponse:
+    return JSONResponse(_failure(error, query_id))
+
+
+def _ok(data: dict[str, Any] | None = None) -> JSONResponse:
+    return JSONResponse({"data": data, "code": None, "message": None, "success": True})
+
+
+def _fault_body(fault: Fault, scope: Mapping[str, Any]) -> tuple[dict[str, str], bytes]:
+    del scope
+    body = {
+        "data": None,
+        "code": fault.code or "390000",
+        "message": fault.message or "A fault on demand.",
+        "success": False,
+    }
+    return {"content-type": "application/json"}, json.dumps(body).encode()
+
+
+async def _accepted(request: Request) -> JSONResponse:
+    del request
+    return _ok()
+
+
+def _refused(request: Request, error: Exception) -> JSONResponse:
+    del request
+    assert isinstance(error, RefusedError)
+    return JSONResponse(
+        {"data": None, "code": error.code, "message": error.message, "success": False}, status_code=error.status
+    )

@@ -1,0 +1,287 @@
+"""DDL and catalogue statements that need more than fakesnow knows: databases, table options, keys, SHOW TABLES."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from fakesnow.transforms import stage
+from sqlglot import exp
+
+from tir_dagster.sandbox.warehouse.errors import SnowflakeError, missing_object, unsupported
+from tir_dagster.sandbox.warehouse.names import TableName, folded, literal, quote, table_name
+
+if TYPE_CHECKING:
+    from tir_dagster.sandbox.warehouse.lake import Lake, TableFacts
+    from tir_dagster.sandbox.warehouse.session import Session
+
+_UTC_TIME = pa.timestamp("us", tz="UTC")
+_KEYS = (exp.PrimaryKeyColumnConstraint, exp.UniqueColumnConstraint, exp.Reference)
+_TABLE_KEYS = (exp.PrimaryKey, exp.UniqueColumnConstraint, exp.ForeignKey)
+
+
+def run(session: Session, tree: exp.Expr) -> pa.Table | None:
+    """Run the statement if it is one of these and give its answer; None when fakesnow shall run it."""
+    if isinstance(tree, (exp.Create, exp.Drop)) and str(tree.args.get("kind")).upper() == "DATABASE":
+        return _database(session, tree)
+    if isinstance(tree, exp.Drop) and str(tree.args.get("kind")).upper() == "STAGE":
+        return _drop_stage(session, tree)
+    if isinstance(tree, exp.Alter) and tree.args.get("kind") == "TABLE":
+        return _alter(session, tree)
+    if isinstance(tree, exp.Alter) and tree.args.get("kind") == "SESSION":
+        return _alter_session(session, tree)
+    if isinstance(tree, exp.Show):
+        return _show(session, tree)
+    if isinstance(tree, (exp.Create, exp.Drop)) and str(tree.args.get("kind")).upper() == "SEQUENCE":
+        raise unsupported("SEQUENCE")
+    return _command(tree)
+
+
+def _command(tree: exp.Expr) -> pa.Table | None:
+    """Statements that sqlglot does not parse, by their words."""
+    if not isinstance(tree, exp.Command):
+        return None
+    text = f"{tree.name} {tree.expression}"
+    if re.match(r"(CREATE|ALTER|DROP)\s+(OR\s+REPLACE\s+)?WAREHOUSE\b", text, re.IGNORECASE):
+        return _status("Statement executed successfully.")
+    return None
+
+
+def _drop_stage(session: Session, tree: exp.Drop) -> pa.Table:
+    name = table_name(tree.this, session.database, session.schema)
+    gone = session.lake.connection().execute(
+        "DELETE FROM _fs_global._fs_information_schema._fs_stages "
+        "WHERE database_name = ? AND schema_name = ? AND name = ? RETURNING name",
+        [name.database, name.schema, name.name],
+    )
+    if not gone.fetchall() and not tree.args.get("exists"):
+        raise missing_object("Stage", name)
+    shutil.rmtree(stage.internal_dir(str(name)), ignore_errors=True)
+    return _status(f"{name.name} successfully dropped.")
+
+
+def _alter_session(session: Session, tree: exp.Alter) -> pa.Table:
+    """Session parameters are remembered; AUTOCOMMIT and QUERY_TAG also mean something here."""
+    for action in tree.args.get("actions") or []:
+        for item in action.expressions:
+            name = item.find(exp.Identifier).name.upper()
+            assigned = item.find(exp.EQ)
+            if assigned is None:
+                session.context.parameters.pop(name, None)
+            else:
+                value = assigned.expression
+                session.context.parameters[name] = value.this if isinstance(value, exp.Boolean) else value.name
+    return _status("Statement executed successfully.")
+
+
+def _database(session: Session, tree: exp.Expr) -> pa.Table:
+    name = folded(tree.this.this)
+    exists = bool(tree.args.get("exists"))
+    session._commit()  # noqa: SLF001
+    if isinstance(tree, exp.Drop):
+        session.lake.drop_database(name, exists_ok=exists)
+        return _status(f"{name} successfully dropped.")
+    made = session.lake.create_database(name, replace=bool(tree.args.get("replace")), exists_ok=exists)
+    session.fake.cursor().execute(f"USE SCHEMA {quote(name)}.PUBLIC")
+    return _status(f"Database {name} successfully created." if made else f"{name} already exists, statement succeeded.")
+
+
+def _alter(session: Session, tree: exp.Alter) -> pa.Table | None:
+    actions = tree.args.get("actions") or []
+    if len(actions) != 1:
+        return None
+    name = table_name(tree.this, session.database, session.schema)
+    if isinstance(actions[0], exp.AlterSet):
+        session._commit()  # noqa: SLF001
+        set_options(session.lake, name, _options(actions[0]))
+        return _status("Statement executed successfully.")
+    if isinstance(actions[0], exp.SwapTable):
+        session._commit()  # noqa: SLF001
+        _swap(session, name, table_name(actions[0].this, session.database, session.schema))
+        return _status("Statement executed successfully.")
+    return None
+
+
+def _swap(session: Session, one: TableName, other: TableName) -> None:
+    for name in (one, other):
+        session.lake.table_id(name)
+    if (one.database, one.schema) != (other.database, other.schema):
+        raise SnowflakeError(2, "0A000", "Unsupported feature 'SWAP WITH a table of another schema'.")
+    beside = TableName(one.database, one.schema, "_TIR_SWAP")
+    with session.lake.committing(), session._transaction():  # noqa: SLF001
+        for source, target in ((one, beside), (other, one), (beside, other)):
+            session.duck.execute(f"ALTER TABLE {source.quoted} RENAME TO {quote(target.name)}")
+
+
+def set_options(lake: Lake, name: TableName, options: dict[str, str]) -> None:
+    """Change tracking and retention of a table; other options change nothing here."""
+    lake.table_id(name)
+    if "CHANGE_TRACKING" in options:
+        lake.set_change_tracking(name, on=options["CHANGE_TRACKING"] == "TRUE")
+    if "DATA_RETENTION_TIME_IN_DAYS" in options:
+        lake.set_retention(name, float(options["DATA_RETENTION_TIME_IN_DAYS"]))
+
+
+def _options(node: exp.Expr) -> dict[str, str]:
+    return {
+        prop.name.upper(): prop.args["value"].sql().strip("'").upper()
+        for prop in node.find_all(exp.Property)
+        if isinstance(prop.args.get("value"), exp.Expr)
+    }
+
+
+@contextmanager
+def declared(session: Session, tree: exp.Expr) -> Iterator[None]:
+    """Around a CREATE TABLE: take out what DuckLake cannot hold, and remember it of the new table."""
+    if not (isinstance(tree, exp.Create) and str(tree.args.get("kind")).upper() == "TABLE"):
+        yield
+        return
+    schema = tree.this if isinstance(tree.this, exp.Schema) else None
+    name = table_name(schema.this if schema else tree.this, session.database, session.schema)
+    properties = tree.args.get("properties")
+    options = _options(properties) if properties else {}
+    temporary = properties is not None and properties.find(exp.TemporaryProperty) is not None
+    tree.set("properties", None)
+    key = _take_keys(schema) if schema else []
+    before = _table_id(session.lake, name)
+    yield
+    session.lake.record_commits(name.database)
+    if _table_id(session.lake, name) != before:
+        set_options(session.lake, name, options)
+        if key:
+            session.lake.set_primary_key(name, key)
+        if temporary:
+            session.forget_on_close(name)
+
+
+def _table_id(lake: Lake, name: TableName) -> int | None:
+    try:
+        return lake.table_id(name)
+    except SnowflakeError:
+        return None
+
+
+def _take_keys(schema: exp.Schema) -> list[str]:
+    """Drop key clauses, which Snowflake does not enforce either; gives the primary key's columns."""
+    key: list[str] = []
+    for column in schema.find_all(exp.ColumnDef):
+        kept = []
+        for constraint in column.args.get("constraints") or []:
+            kind = constraint.args.get("kind")
+            if isinstance(kind, exp.PrimaryKeyColumnConstraint):
+                key.append(folded(column.this))
+            if not isinstance(kind, _KEYS):
+                kept.append(constraint)
+        column.set("constraints", kept)
+    columns = []
+    for item in schema.expressions:
+        clause = item.expressions[0] if isinstance(item, exp.Constraint) and item.expressions else item
+        if isinstance(clause, exp.PrimaryKey):
+            key = [
+                folded(part if isinstance(part, exp.Identifier) else part.find(exp.Identifier))
+                for part in clause.expressions
+            ]
+        if not isinstance(clause, _TABLE_KEYS):
+            columns.append(item)
+    schema.set("expressions", columns)
+    return key
+
+
+def _show(session: Session, tree: exp.Show) -> pa.Table | None:
+    kind = tree.name.upper()
+    if kind not in ("TABLES", "PRIMARY KEYS"):
+        return None
+    facts = list(_in_scope(session, tree))
+    if like := tree.args.get("like"):
+        pattern = like.name.upper().replace("%", "*").replace("_", "?")
+        facts = [fact for fact in facts if fnmatch.fnmatchcase(fact.name.name.upper(), pattern)]
+    return _tables(session.lake, facts) if kind == "TABLES" else _primary_keys(facts)
+
+
+def _in_scope(session: Session, tree: exp.Show) -> Iterator[TableFacts]:
+    scope, kind = tree.args.get("scope"), str(tree.args.get("scope_kind") or "").upper()
+    if kind == "TABLE" and isinstance(scope, exp.Table):
+        yield session.lake.facts(table_name(scope, session.database, session.schema))
+        return
+    schema: str | None = None
+    databases = session.lake.databases()
+    if kind == "DATABASE" and isinstance(scope, exp.Table):
+        databases = [folded(scope.this)]
+    elif kind == "SCHEMA" and isinstance(scope, exp.Table):
+        databases, schema = [folded(scope.args.get("db")) or session.database or ""], folded(scope.this)
+    elif kind != "ACCOUNT" and session.database:
+        databases, schema = [session.database], session.schema if not kind or kind == "SCHEMA" else None
+    for database in databases:
+        if database not in session.lake.databases():
+            raise SnowflakeError(
+                2043, "02000", "SQL compilation error:\nObject does not exist, or operation cannot be performed."
+            )
+        yield from (fact for fact in session.lake.all_facts(database) if schema in (None, fact.name.schema))
+
+
+def _tables(lake: Lake, facts: list[TableFacts]) -> pa.Table:
+    columns: dict[str, Any] = {
+        "created_on": pa.array([_moment(fact.created_us) for fact in facts], _UTC_TIME),
+        "name": pa.array([fact.name.name for fact in facts], pa.string()),
+        "database_name": pa.array([fact.name.database for fact in facts], pa.string()),
+        "schema_name": pa.array([fact.name.schema for fact in facts], pa.string()),
+        "kind": pa.array(["TABLE" for _ in facts], pa.string()),
+        "comment": pa.array(["" for _ in facts], pa.string()),
+        "cluster_by": pa.array(["" for _ in facts], pa.string()),
+        "rows": pa.array([lake.row_count(fact) for fact in facts], pa.int64()),
+        "bytes": pa.array([0 for _ in facts], pa.int64()),
+        "owner": pa.array(["SYSADMIN" for _ in facts], pa.string()),
+        "retention_time": pa.array([f"{fact.retention_days:g}" for fact in facts], pa.string()),
+        "automatic_clustering": pa.array(["OFF" for _ in facts], pa.string()),
+        "change_tracking": pa.array(["OFF" if fact.tracked_since_us is None else "ON" for fact in facts], pa.string()),
+    }
+    return pa.table(columns)
+
+
+def _primary_keys(facts: list[TableFacts]) -> pa.Table:
+    rows = [(fact, at, column) for fact in facts for at, column in enumerate(fact.primary_key, start=1)]
+    return pa.table(
+        {
+            "created_on": pa.array([_moment(fact.created_us) for fact, _, _ in rows], _UTC_TIME),
+            "database_name": pa.array([fact.name.database for fact, _, _ in rows], pa.string()),
+            "schema_name": pa.array([fact.name.schema for fact, _, _ in rows], pa.string()),
+            "table_name": pa.array([fact.name.name for fact, _, _ in rows], pa.string()),
+            "column_name": pa.array([column for _, _, column in rows], pa.string()),
+            "key_sequence": pa.array([at for _, at, _ in rows], pa.int64()),
+            "constraint_name": pa.array([f"SYS_CONSTRAINT_{fact.table_id}" for fact, _, _ in rows], pa.string()),
+            "rely": pa.array(["false" for _ in rows], pa.string()),
+            "comment": pa.array([None for _ in rows], pa.string()),
+        }
+    )
+
+
+def tables_view(lake: Lake, database: str) -> str:
+    """INFORMATION_SCHEMA.TABLES with what fakesnow's own view does not know: times, row counts, retention."""
+    known = ", ".join(
+        f"({literal(fact.name.schema)}, {literal(fact.name.name)}, {lake.row_count(fact)}, {fact.created_us}, "
+        f"{fact.altered_us}, {fact.retention_days})"
+        for fact in lake.all_facts(database)
+    )
+    values = f"VALUES {known}" if known else "SELECT '', '', 0, 0, 0, 0 WHERE false"
+    return (
+        'SELECT t.* REPLACE (f.row_count AS "ROW_COUNT", make_timestamptz(f.created_us) AS "CREATED", '
+        'make_timestamptz(f.altered_us) AS "LAST_ALTERED", make_timestamptz(f.altered_us) AS "LAST_DDL", '
+        'CAST(f.retention_days AS BIGINT) AS "RETENTION_TIME") '
+        f"FROM {quote(database)}._fs_information_schema._fs_tables t "
+        f"JOIN ({values}) f(schema_name, table_name, row_count, created_us, altered_us, retention_days) "
+        'ON f.schema_name = t."TABLE_SCHEMA" AND f.table_name = t."TABLE_NAME"'
+    )
+
+
+def _moment(time_us: int) -> datetime:
+    return datetime.fromtimestamp(time_us / 1_000_000, tz=UTC)
+
+
+def _status(message: str) -> pa.Table:
+    return pa.table({"status": [message]})

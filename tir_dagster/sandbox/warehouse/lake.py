@@ -1,0 +1,309 @@
+"""The databases on disk: one DuckLake each, when each version was committed, and what is known of every table."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import duckdb
+import duckdb_extensions
+from fakesnow import info_schema, macros
+from fakesnow.transforms import show
+
+from tir_dagster.sandbox.warehouse.errors import SnowflakeError, missing_object, object_exists
+from tir_dagster.sandbox.warehouse.names import TableName, literal, quote
+
+DAY_US = 86_400_000_000
+# Changes of a few rows stay in the catalog instead of becoming a Parquet file each.
+INLINE_ROWS = 50
+# Snapshots are kept a little longer than Snowflake's longest default retention, then dropped at start.
+KEEP_DAYS = 3
+
+_FACTS = """
+CREATE TABLE IF NOT EXISTS commits (db TEXT, snapshot INTEGER, committed_us INTEGER, PRIMARY KEY (db, snapshot));
+CREATE TABLE IF NOT EXISTS tables (
+    db TEXT, table_id INTEGER, tracked_since_us INTEGER, retention_days REAL NOT NULL DEFAULT 1,
+    primary_key TEXT, PRIMARY KEY (db, table_id));
+CREATE TABLE IF NOT EXISTS users (name TEXT PRIMARY KEY, public_key TEXT);
+"""
+
+
+@dataclass(frozen=True)
+class TableFacts:
+    """What the catalog knows of one table that exists now."""
+
+    name: TableName
+    table_id: int
+    created_us: int
+    altered_us: int
+    changed_us: int
+    tracked_since_us: int | None
+    retention_days: float
+    primary_key: tuple[str, ...]
+
+
+class Lake:
+    """All databases of one warehouse. Commits go one at a time, so that their order and their times agree."""
+
+    def __init__(self, folder: Path, *, memory_limit: str = "1GB") -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "tmp").mkdir(exist_ok=True)
+        duckdb_extensions.import_extension("ducklake")
+        self._duck = duckdb.connect(":memory:")
+        self._duck.execute("LOAD ducklake")
+        self._duck.execute("SET GLOBAL TimeZone = 'UTC'")
+        self._duck.execute(f"SET GLOBAL memory_limit = {literal(memory_limit)}")
+        self._duck.execute("SET GLOBAL threads = 2")
+        self._duck.execute(f"SET GLOBAL temp_directory = {literal(str(folder / 'tmp'))}")
+        # Global objects (stages, file formats, comments) of fakesnow, durable too.
+        self._duck.execute(f"ATTACH {literal(str(folder / 'global.duckdb'))} AS _fs_global")
+        self._duck.execute(info_schema.fs_global_creation_sql())
+        self._duck.execute(show.fs_global_creation_sql())
+        self._facts = sqlite3.connect(folder / "facts.sqlite", check_same_thread=False, isolation_level=None)
+        self._facts.executescript("PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL;" + _FACTS)
+        self.commit_lock = threading.RLock()
+        self._last_commit_us = 0
+        self._row_counts: dict[tuple[str, int], tuple[int, int]] = {}
+        for path in sorted(folder.glob("*.ducklake")):
+            self._attach(path.stem)
+
+    def close(self) -> None:
+        with self.commit_lock:
+            self._duck.close()
+            self._facts.close()
+
+    def connection(self) -> duckdb.DuckDBPyConnection:
+        return self._duck.cursor()
+
+    # Databases
+
+    def databases(self) -> list[str]:
+        return sorted(path.stem for path in self.folder.glob("*.ducklake"))
+
+    def create_database(self, name: str, *, replace: bool = False, exists_ok: bool = False) -> bool:
+        with self.commit_lock:
+            if name in self.databases():
+                if exists_ok:
+                    return False
+                if not replace:
+                    raise object_exists(name)
+                self.drop_database(name)
+            self._attach(name)
+            return True
+
+    def drop_database(self, name: str, *, exists_ok: bool = False) -> None:
+        with self.commit_lock:
+            if name not in self.databases():
+                if exists_ok:
+                    return
+                raise missing_object("Database", name)
+            self._duck.execute(f"DETACH {quote(name)}")
+            for path in self.folder.glob(f"{name}.ducklake*"):
+                path.unlink()
+            shutil.rmtree(self.folder / "data" / name, ignore_errors=True)
+            self._facts.execute("DELETE FROM commits WHERE db = ?", [name])
+            self._facts.execute("DELETE FROM tables WHERE db = ?", [name])
+
+    def _attach(self, name: str) -> None:
+        if not name.replace("_", "a").replace("$", "a").isalnum():
+            raise SnowflakeError(2, "0A000", f"Unsupported feature: a database named {name!r}.")
+        catalog = self.folder / f"{name}.ducklake"
+        is_new = not catalog.exists()
+        self._duck.execute(
+            f"ATTACH {literal(f'ducklake:{catalog}')} AS {quote(name)} "
+            f"(DATA_PATH {literal(str(self.folder / 'data' / name))}, DATA_INLINING_ROW_LIMIT {INLINE_ROWS})"
+        )
+        if is_new:
+            self._duck.execute(info_schema.per_db_creation_sql(name))
+            self._duck.execute(f"CREATE SCHEMA IF NOT EXISTS {quote(name)}.PUBLIC")
+        else:
+            self._expire(name)
+        self._duck.execute(macros.creation_sql(name))
+        self.record_commits(name)
+
+    def _expire(self, name: str) -> None:
+        self._duck.execute(
+            f"CALL ducklake_expire_snapshots({literal(name)}, older_than => now() - INTERVAL '{KEEP_DAYS} days')"
+        )
+        self._duck.execute(f"CALL ducklake_cleanup_old_files({literal(name)}, cleanup_all => true)")
+
+    # Versions
+
+    @contextmanager
+    def committing(self) -> Iterator[None]:
+        """Hold this around a commit: afterwards the time of every new version is on record."""
+        with self.commit_lock:
+            yield
+            # What is committed stays committed: a time that cannot be noted now (a full disk) is noted later.
+            with suppress(sqlite3.Error):
+                for name in self.databases():
+                    self.record_commits(name)
+
+    def record_commits(self, name: str) -> None:
+        """Note when new snapshots were committed: DuckLake itself stamps them with their transaction's *start*."""
+        (known,) = self._facts.execute(
+            "SELECT coalesce(max(snapshot), -1) FROM commits WHERE db = ?", [name]
+        ).fetchone()
+        new = self._duck.cursor().execute(
+            f"SELECT snapshot_id FROM {_metadata(name)}.ducklake_snapshot WHERE snapshot_id > ? ORDER BY 1", [known]
+        )
+        for (snapshot,) in new.fetchall():
+            self._last_commit_us = max(self.now_us(), self._last_commit_us + 1)
+            self._facts.execute("INSERT INTO commits VALUES (?, ?, ?)", [name, snapshot, self._last_commit_us])
+
+    @staticmethod
+    def now_us() -> int:
+        return time.time_ns() // 1000
+
+    def version_at(self, name: str, time_us: int) -> int:
+        """The newest version committed at or before the time; later commits can never fall before it."""
+        with self.commit_lock:
+            (snapshot,) = self._facts.execute(
+                "SELECT max(snapshot) FROM commits WHERE db = ? AND committed_us <= ?", [name, time_us]
+            ).fetchone()
+        return -1 if snapshot is None else int(snapshot)
+
+    def _committed_us(self, name: str, snapshot: int | None) -> int:
+        row = self._facts.execute(
+            "SELECT committed_us FROM commits WHERE db = ? AND snapshot = ?", [name, snapshot]
+        ).fetchone()
+        return int(row[0]) if row else 0
+
+    # Tables
+
+    def table_id(self, name: TableName) -> int:
+        """The table's identity, which CREATE OR REPLACE changes and RENAME does not; an unknown table is an error."""
+        found = (
+            self._duck.cursor()
+            .execute(
+                f"SELECT t.table_id FROM {_metadata(name.database)}.ducklake_table t "
+                f"JOIN {_metadata(name.database)}.ducklake_schema s USING (schema_id) "
+                "WHERE s.schema_name = ? AND t.table_name = ? AND t.end_snapshot IS NULL AND s.end_snapshot IS NULL",
+                [name.schema, name.name],
+            )
+            .fetchone()
+            if name.database in self.databases()
+            else None
+        )
+        if found is None:
+            raise missing_object("Object", name)
+        return int(found[0])
+
+    def facts(self, name: TableName) -> TableFacts:
+        with self.commit_lock:
+            return self._facts_of(name, self.table_id(name))
+
+    def all_facts(self, database: str) -> list[TableFacts]:
+        with self.commit_lock:
+            rows = (
+                self._duck.cursor()
+                .execute(
+                    f"SELECT s.schema_name, t.table_name, t.table_id FROM {_metadata(database)}.ducklake_table t "
+                    f"JOIN {_metadata(database)}.ducklake_schema s USING (schema_id) "
+                    "WHERE t.end_snapshot IS NULL AND s.end_snapshot IS NULL "
+                    "AND s.schema_name <> '_fs_information_schema' ORDER BY 1, 2"
+                )
+                .fetchall()
+            )
+            return [self._facts_of(TableName(database, schema, table), ident) for schema, table, ident in rows]
+
+    def _facts_of(self, name: TableName, table_id: int) -> TableFacts:
+        created, altered, changed = self._touching_snapshots(name.database, table_id)
+        row = self._facts.execute(
+            "SELECT tracked_since_us, retention_days, primary_key FROM tables WHERE db = ? AND table_id = ?",
+            [name.database, table_id],
+        ).fetchone() or (None, 1.0, None)
+        return TableFacts(
+            name=name,
+            table_id=table_id,
+            created_us=self._committed_us(name.database, created),
+            altered_us=self._committed_us(name.database, altered),
+            changed_us=self._committed_us(name.database, changed),
+            tracked_since_us=row[0],
+            retention_days=row[1],
+            primary_key=tuple(row[2].split("\0")) if row[2] else (),
+        )
+
+    def _touching_snapshots(self, database: str, table_id: int) -> tuple[int, int, int]:
+        """The snapshots that created the table, touched it last in any way, and last changed its rows."""
+        duck = self._duck.cursor()
+        (created,) = duck.execute(
+            f"SELECT min(begin_snapshot) FROM {_metadata(database)}.ducklake_table WHERE table_id = ?", [table_id]
+        ).fetchone() or (0,)
+        # changes_made reads like: inserted_into_table:2,deleted_from_table:2,altered_table:3
+        touched = duck.execute(
+            f"SELECT max(snapshot_id), max(snapshot_id) FILTER (WHERE NOT regexp_matches(changes_made, ?)) "
+            f"FROM {_metadata(database)}.ducklake_snapshot_changes WHERE regexp_matches(changes_made, ?)",
+            [f"^(altered_table:{table_id},?)+$", f":{table_id}(,|$)"],
+        ).fetchone() or (None, None)
+        altered, changed = (created if snapshot is None else max(snapshot, created) for snapshot in touched)
+        return created, altered, changed
+
+    def columns(self, name: TableName, table_id: int, snapshot: int | None = None) -> list[tuple[int, str]]:
+        """Column ids and names of the table, now or at a snapshot; a rename keeps the id."""
+        alive = (
+            "end_snapshot IS NULL"
+            if snapshot is None
+            else (f"begin_snapshot <= {snapshot} AND (end_snapshot IS NULL OR end_snapshot > {snapshot})")
+        )
+        return (
+            self._duck.cursor()
+            .execute(
+                f"SELECT column_id, column_name FROM {_metadata(name.database)}.ducklake_column "
+                f"WHERE table_id = ? AND parent_column IS NULL AND {alive} ORDER BY column_order",
+                [table_id],
+            )
+            .fetchall()
+        )
+
+    def row_count(self, facts: TableFacts) -> int:
+        key = (facts.name.database, facts.table_id)
+        cached = self._row_counts.get(key)
+        if cached is None or cached[0] != facts.changed_us:
+            counted = self._duck.cursor().execute(f"SELECT count(*) FROM {facts.name.quoted}").fetchone()
+            cached = self._row_counts[key] = (facts.changed_us, int(counted[0]) if counted else 0)
+        return cached[1]
+
+    def set_change_tracking(self, name: TableName, *, on: bool) -> None:
+        facts = self.facts(name)
+        since = (facts.tracked_since_us or self.now_us()) if on else None
+        self._set(facts, "tracked_since_us", since)
+
+    def set_retention(self, name: TableName, days: float) -> None:
+        self._set(self.facts(name), "retention_days", days)
+
+    def set_primary_key(self, name: TableName, columns: list[str]) -> None:
+        self._set(self.facts(name), "primary_key", "\0".join(columns))
+
+    def _set(self, facts: TableFacts, column: str, value: object) -> None:
+        with self.commit_lock:
+            self._facts.execute(
+                f"INSERT INTO tables (db, table_id, {column}) VALUES (?, ?, ?) "
+                f"ON CONFLICT (db, table_id) DO UPDATE SET {column} = excluded.{column}",
+                [facts.name.database, facts.table_id, value],
+            )
+
+    # Users
+
+    def set_public_key(self, user: str, key: str | None) -> None:
+        with self.commit_lock:
+            self._facts.execute(
+                "INSERT INTO users VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET public_key = excluded.public_key",
+                [user, key],
+            )
+
+    def public_key(self, user: str) -> str | None:
+        with self.commit_lock:
+            row = self._facts.execute("SELECT public_key FROM users WHERE name = ?", [user]).fetchone()
+        return row[0] if row else None
+
+
+def _metadata(database: str) -> str:
+    return quote(f"__ducklake_metadata_{database}")

@@ -1,0 +1,79 @@
+"""Names of tables: how a reference in a statement becomes database, schema and table, and how names are quoted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import sqlglot
+from sqlglot import exp
+
+from tir_dagster.sandbox.warehouse.errors import SnowflakeError
+
+
+@dataclass(frozen=True)
+class TableName:
+    """A table by its full name, in the case the catalog stores it in."""
+
+    database: str
+    schema: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.database}.{self.schema}.{self.name}"
+
+    @property
+    def quoted(self) -> str:
+        return ".".join(quote(part) for part in (self.database, self.schema, self.name))
+
+
+def quote(identifier: str) -> str:
+    return '"' + identifier.replace('"', '""') + '"'
+
+
+def literal(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def folded(identifier: exp.Expr | None) -> str:
+    """An identifier as Snowflake stores it: upper case unless it was quoted."""
+    if identifier is None:
+        return ""
+    quoted = isinstance(identifier, exp.Identifier) and bool(identifier.args.get("quoted"))
+    return identifier.name if quoted else identifier.name.upper()
+
+
+def table_name(table: exp.Table, database: str | None, schema: str | None) -> TableName:
+    """The table a reference means, with the session's database and schema where it leaves them out."""
+    if isinstance(table.this, exp.DynamicIdentifier) and isinstance(table.this.this, exp.Literal):
+        return parse_name(table.this.this.name, database, schema)
+    full = TableName(
+        folded(table.args.get("catalog")) or database or "",
+        folded(table.args.get("db")) or schema or "",
+        folded(table.this),
+    )
+    if not full.database:
+        raise SnowflakeError(90105, "22000", _no_current("database", "DATABASE"))
+    if not full.schema:
+        raise SnowflakeError(90106, "22000", _no_current("schema", "SCHEMA"))
+    return full
+
+
+def parse_name(text: str, database: str | None, schema: str | None) -> TableName:
+    """The table named in a string, as in SYSTEM$LAST_CHANGE_COMMIT_TIME('db.schema.table')."""
+    return table_name(exp.to_table(text, dialect="snowflake"), database, schema)
+
+
+def parse(sql: str) -> exp.Expr:
+    """The statement's tree; two statements in one request are refused as Snowflake refuses them."""
+    tree = sqlglot.parse_one(sql, read="snowflake")
+    if isinstance(tree, exp.Block) and len(tree.expressions) > 1:
+        count = len(tree.expressions)
+        raise SnowflakeError(8, "0A000", f"Actual statement count {count} did not match the desired statement count 1.")
+    return tree.expressions[0] if isinstance(tree, exp.Block) and tree.expressions else tree
+
+
+def _no_current(what: str, keyword: str) -> str:
+    return (
+        f"Cannot perform operation. This session does not have a current {what}. "
+        f"Call 'USE {keyword}', or use a qualified name."
+    )

@@ -1,0 +1,154 @@
+"""What fakesnow cannot resolve in a statement: past versions, INFORMATION_SCHEMA.TABLES, system and context functions."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import duckdb
+from fakesnow.params import pop_qmark_param
+from sqlglot import exp
+
+from tir_dagster.sandbox.warehouse.catalog import tables_view
+from tir_dagster.sandbox.warehouse.errors import SnowflakeError
+from tir_dagster.sandbox.warehouse.names import folded, parse_name, quote, table_name
+from tir_dagster.sandbox.warehouse.timetravel import clause_kind, net_changes, rows_at
+
+if TYPE_CHECKING:
+    from tir_dagster.sandbox.warehouse.session import Session
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_views = itertools.count(1)
+# Context functions that sqlglot knows by name; the others come as anonymous calls.
+_PARSED: dict[type[exp.Expr], str] = {
+    exp.CurrentRole: "CURRENT_ROLE",
+    exp.CurrentWarehouse: "CURRENT_WAREHOUSE",
+    exp.CurrentUser: "CURRENT_USER",
+    exp.CurrentDatabase: "CURRENT_DATABASE",
+    exp.CurrentSchema: "CURRENT_SCHEMA",
+    exp.CurrentAccount: "CURRENT_ACCOUNT",
+    exp.CurrentRegion: "CURRENT_REGION",
+    exp.CurrentSession: "CURRENT_SESSION",
+}
+
+
+@contextmanager
+def resolved(session: Session, tree: exp.Expr, params: Any) -> Iterator[Any]:
+    """The statement with every such reference replaced; the temporary views it needs live as long as the block."""
+    tree = tree.copy()
+    views = [
+        _replace(session, table, sql)
+        for table in list(tree.find_all(exp.Table))
+        if (sql := _view_sql(session, tree, table, params)) is not None
+    ]
+    for call in list(tree.find_all(exp.Anonymous, *_PARSED)):
+        if (value := _constant(session, call)) is not None:
+            if call is tree:
+                tree = value
+            call.replace(value)
+    try:
+        yield tree
+    finally:
+        for view in views:
+            with suppress(duckdb.Error):
+                session.duck.execute(f"DROP VIEW IF EXISTS {view}")
+
+
+def _view_sql(session: Session, tree: exp.Expr, table: exp.Table, params: Any) -> str | None:
+    if (changes := table.args.get("changes")) is not None:
+        since = _time_us(session, tree, changes.args["at_before"], params)
+        end = changes.args.get("end")
+        until = session.lake.now_us() if end is None else _time_us(session, tree, end, params)
+        append_only = changes.args["information"].name.upper() == "APPEND_ONLY"
+        name = table_name(table, session.database, session.schema)
+        return net_changes(session.lake, name, since, until, append_only=append_only)
+    if (when := table.args.get("when")) is not None:
+        time_us = _time_us(session, tree, when, params)
+        return rows_at(session.lake, table_name(table, session.database, session.schema), time_us)
+    if folded(table.args.get("db")) == "INFORMATION_SCHEMA" and folded(table.this) == "TABLES":
+        database = folded(table.args.get("catalog")) or session.database
+        if not database or database not in session.lake.databases():
+            raise SnowflakeError(
+                2003, "02000", f"SQL compilation error:\nDatabase '{database}' does not exist or not authorized."
+            )
+        return tables_view(session.lake, database)
+    return None
+
+
+def _replace(session: Session, table: exp.Table, sql: str) -> str:
+    """Put a temporary view in the table's place, under the name by which the statement speaks of it."""
+    view = f"_tir_{next(_views)}"
+    session.duck.execute(f"CREATE OR REPLACE TEMP VIEW {quote(view)} AS {sql}")
+    if table.args.get("alias") is None:
+        alias = exp.to_identifier(folded(table.this), quoted=True)
+        table.set("alias", exp.TableAlias(this=alias))
+    table.set("this", exp.to_identifier(view, quoted=True))
+    table.set("db", exp.to_identifier("main", quoted=True))
+    table.set("catalog", exp.to_identifier("temp", quoted=True))
+    table.set("when", None)
+    table.set("changes", None)
+    return f"temp.main.{quote(view)}"
+
+
+def _time_us(session: Session, tree: exp.Expr, clause: exp.HistoricalData, params: Any) -> int:
+    """The moment an AT or END clause names, in microseconds since 1970."""
+    kind = clause_kind(clause)
+    for placeholder in list(clause.find_all(exp.Placeholder)):
+        placeholder.replace(_bound(pop_qmark_param(params, tree, placeholder)))
+    expression = clause.expression
+    if kind == "OFFSET":
+        return session.lake.now_us() + int(float(session.evaluate(expression, "SELECT {}")) * 1_000_000)
+    if (written := _written_moment(expression)) is not None:
+        return written
+    moment = session.evaluate(expression, "SELECT epoch_us(CAST(({}) AS TIMESTAMPTZ))")
+    if moment is None:
+        raise SnowflakeError(1, "42000", "SQL compilation error:\nthe TIMESTAMP of an AT clause must not be NULL.")
+    return int(moment)
+
+
+def _written_moment(expression: exp.Expr) -> int | None:
+    """The usual case, an ISO literal with its offset: no need to ask the database."""
+    if not (isinstance(expression, exp.Cast) and isinstance(expression.this, exp.Literal)):
+        return None
+    try:
+        moment = datetime.fromisoformat(expression.this.name)
+    except ValueError:
+        return None
+    return (moment - _EPOCH) // timedelta(microseconds=1) if moment.tzinfo else None
+
+
+def _bound(value: Any) -> exp.Expr:
+    if isinstance(value, datetime):
+        return exp.cast(exp.Literal.string(value.isoformat()), exp.DataType.Type.TIMESTAMPTZ)
+    return exp.convert(value)
+
+
+def _constant(session: Session, call: exp.Expr) -> exp.Expr | None:
+    """The value of a function that only the server knows."""
+    name = _PARSED.get(type(call)) or call.name.upper()
+    if name == "SYSTEM$LAST_CHANGE_COMMIT_TIME":
+        argument = call.expressions[0] if call.expressions else None
+        if not isinstance(argument, exp.Literal):
+            raise SnowflakeError(
+                1015, "22023", f"SQL compilation error:\nargument 1 to function {name} needs to be constant."
+            )
+        facts = session.lake.facts(parse_name(argument.name, session.database, session.schema))
+        return exp.cast(exp.Literal.number(facts.changed_us * 1000), "DECIMAL(38, 0)")
+    values = {
+        "CURRENT_ROLE": session.context.role,
+        "CURRENT_WAREHOUSE": session.context.warehouse,
+        "CURRENT_USER": session.context.user,
+        "CURRENT_DATABASE": session.database,
+        "CURRENT_SCHEMA": session.schema,
+        "CURRENT_ACCOUNT": session.context.parameters.get("ACCOUNT", "SANDBOX"),
+        "CURRENT_SESSION": str(session.number),
+        "CURRENT_REGION": "LOCAL",
+        "LAST_QUERY_ID": session.last_query_id,
+    }
+    if name not in values:
+        return None
+    value = values[name]
+    return exp.null() if value is None else exp.Literal.string(value)

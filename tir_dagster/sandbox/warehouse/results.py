@@ -1,0 +1,158 @@
+"""Query results as Snowflake hands them out: Arrow, the first rows inline and the rest in chunks to download."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from base64 import b64encode
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from fakesnow.arrow import to_sf_schema
+from fakesnow.rowtype import describe_as_rowtype
+
+ROWS_PER_CHUNK = 65_536
+KEEP_SECONDS = 3600
+# Beyond this, the oldest results make room: a client that has not fetched them by then asks again.
+KEEP_BYTES = 8 << 30
+RECENT_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A part of a result that waits on disk."""
+
+    rows: int
+    size: int
+
+
+@dataclass(frozen=True)
+class Result:
+    """One statement's answer: its columns, and either Arrow (a query) or a few JSON rows (anything else)."""
+
+    query_id: str
+    rowtype: list[Any]
+    total: int = 0
+    first: bytes = b""
+    chunks: list[Chunk] = field(default_factory=list)
+    rows: list[list[str | None]] | None = None
+
+    def as_json(self, base_url: str) -> dict[str, Any]:
+        answer: dict[str, Any] = {"rowtype": self.rowtype, "total": self.total, "returned": self.total}
+        if self.rows is not None:
+            return {**answer, "queryResultFormat": "json", "rowset": self.rows}
+        answer |= {"queryResultFormat": "arrow", "rowsetBase64": b64encode(self.first).decode()}
+        if self.chunks:
+            answer["chunks"] = [
+                {
+                    "url": f"{base_url}/results/{self.query_id}/{number}",
+                    "rowCount": chunk.rows,
+                    "uncompressedSize": chunk.size,
+                    "compressedSize": chunk.size,
+                }
+                for number, chunk in enumerate(self.chunks)
+            ]
+        return answer
+
+
+class ResultStore:
+    """Chunks on disk, so that a large result costs one chunk of memory; old ones are dropped."""
+
+    def __init__(self, folder: Path) -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        self._folder = folder
+        self._lock = threading.Lock()
+        self._kept: dict[str, tuple[float, int]] = {}
+        self._recent: OrderedDict[str, Result] = OrderedDict()
+
+    def close(self) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def path(self, query_id: str, number: str) -> Path | None:
+        path = self._folder / f"{query_id}-{number}.arrow"
+        return path if path.parent == self._folder and path.is_file() else None
+
+    def keep(self, query_id: str, columns: list[tuple[str, str]], batches: Iterator[pa.RecordBatch]) -> Result:
+        """Take all rows of a query: the first batch into the answer, the others into files."""
+        rowtype = describe_as_rowtype([(name, kind, None, None, None, None) for name, kind in columns])
+        self._make_room()
+        first, first_rows = b"", 0
+        chunks: list[Chunk] = []
+        for batch in batches:
+            if batch.num_rows == 0:
+                continue
+            data = _to_ipc(batch, rowtype)
+            if not first:
+                first, first_rows = data, batch.num_rows
+                continue
+            (self._folder / f"{query_id}-{len(chunks)}.arrow").write_bytes(data)
+            chunks.append(Chunk(batch.num_rows, len(data)))
+        if chunks:
+            with self._lock:
+                self._kept[query_id] = (time.monotonic(), sum(chunk.size for chunk in chunks))
+        return Result(query_id, rowtype, first_rows + sum(chunk.rows for chunk in chunks), first, chunks)
+
+    def remember(self, result: Result) -> None:
+        """Keep it for RESULT_SCAN, as long as memory stays bounded."""
+        with self._lock:
+            self._recent[result.query_id] = result
+            while sum(len(kept.first) for kept in self._recent.values()) > RECENT_BYTES or len(self._recent) > 100:
+                self._recent.popitem(last=False)
+
+    def recall(self, query_id: str) -> Result | None:
+        with self._lock:
+            return self._recent.get(query_id)
+
+    def _make_room(self) -> None:
+        with self._lock:
+            total = sum(size for _, size in self._kept.values())
+            for query_id, (since, size) in list(self._kept.items()):
+                if total <= KEEP_BYTES and time.monotonic() - since < KEEP_SECONDS:
+                    break
+                for path in self._folder.glob(f"{query_id}-*.arrow"):
+                    path.unlink(missing_ok=True)
+                del self._kept[query_id]
+                total -= size
+
+
+def _to_ipc(batch: pa.RecordBatch, rowtype: list[Any]) -> bytes:
+    """The rows as an Arrow stream with Snowflake's types: times as integers, timestamps as structs."""
+    schema = to_sf_schema(batch.schema, rowtype)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, schema) as writer:
+        writer.write_batch(
+            pa.RecordBatch.from_arrays([_to_snowflake(column) for column in batch.columns], schema=schema)
+        )
+    return sink.getvalue().to_pybytes()
+
+
+def _to_snowflake(column: pa.Array) -> pa.Array:
+    if pa.types.is_timestamp(column.type):
+        return _timestamp_struct(column)
+    if pa.types.is_time(column.type):
+        return pc.multiply(column.cast(pa.int64()), 1000)
+    if pa.types.is_uint64(column.type):
+        return column.cast(pa.int64())
+    return column
+
+
+def _timestamp_struct(column: pa.Array) -> pa.Array:
+    """Seconds, nanoseconds and, with a zone, its offset in minutes + 1440. A NULL is a NULL of the struct itself."""
+    micros = column.cast(pa.timestamp("us", tz=column.type.tz)).cast(pa.int64())
+    present = pc.fill_null(micros, 0)
+    # Floor division, so that times before 1970 keep a fraction that counts upwards.
+    seconds = pc.floor(pc.divide(present.cast(pa.float64()), 1e6)).cast(pa.int64())
+    fraction = pc.multiply(pc.subtract(present, pc.multiply(seconds, 1_000_000)), 1000).cast(pa.int32())
+    fields = [pa.field("epoch", pa.int64(), nullable=False), pa.field("fraction", pa.int32(), nullable=False)]
+    arrays = [seconds, fraction]
+    if column.type.tz:
+        fields.append(pa.field("timezone", pa.int32(), nullable=False))
+        arrays.append(pa.array([1440] * len(column), pa.int32()))
+    return pa.StructArray.from_arrays(arrays, fields=fields, mask=pc.is_null(column))

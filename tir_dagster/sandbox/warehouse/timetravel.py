@@ -1,0 +1,104 @@
+"""Reading the past: AT, BEFORE and CHANGES as queries over DuckLake's versions, with Snowflake's refusals."""
+
+from __future__ import annotations
+
+from sqlglot import exp
+
+from tir_dagster.sandbox.warehouse.errors import beyond_time_travel, in_the_future, unsupported, untracked
+from tir_dagster.sandbox.warehouse.lake import DAY_US, Lake, TableFacts
+from tir_dagster.sandbox.warehouse.names import TableName, literal, quote
+
+
+def rows_at(lake: Lake, name: TableName, time_us: int) -> str:
+    """The table's rows as of the time, under the columns it has now, as Snowflake shows them."""
+    facts = lake.facts(name)
+    _check_reachable(facts, time_us, lake.now_us())
+    version = lake.version_at(name.database, time_us)
+    columns = ", ".join(_columns_then(lake, facts, version))
+    return f"SELECT {columns} FROM {name.quoted} AT (VERSION => {version})"
+
+
+def net_changes(lake: Lake, name: TableName, since_us: int, until_us: int, *, append_only: bool) -> str:
+    """What it takes to get from the table at one time to the table at the other, row by row.
+
+    A row has at most one old image and one new image, its first and its last in the interval. Both, and different:
+    an update, shown as DELETE and INSERT. Both, and equal: nothing. Row ids are DuckLake's, which an UPDATE keeps.
+    """
+    facts = lake.facts(name)
+    now_us = lake.now_us()
+    _check_reachable(facts, since_us, now_us)
+    _check_reachable(facts, until_us, now_us)
+    if facts.tracked_since_us is None or since_us < facts.tracked_since_us:
+        raise untracked(name)
+    first, last = lake.version_at(name.database, since_us), lake.version_at(name.database, until_us)
+    names = [column for _, column in lake.columns(name, facts.table_id)]
+    shown = _columns_then(lake, facts, last)
+    row_id = f"sha1({literal(f'{name.database}:{facts.table_id}:')} || rowid)"
+    metadata = 'action AS "METADATA$ACTION", is_update AS "METADATA$ISUPDATE", row_id AS "METADATA$ROW_ID"'
+    if last <= first:
+        nothing = ", ".join(_columns_then(lake, facts, last))
+        return (
+            f'SELECT *, \'INSERT\' AS "METADATA$ACTION", false AS "METADATA$ISUPDATE", \'\' AS "METADATA$ROW_ID" '
+            f"FROM (SELECT {nothing} FROM {name.quoted} AT (VERSION => {last}) WHERE false)"
+        )
+    changes = (
+        f"ducklake_table_changes({literal(name.database)}, {literal(name.schema)}, {literal(name.name)}, "
+        f"{first + 1}, {last})"
+    )
+    if append_only:
+        images = f"""
+            SELECT {", ".join(shown)}, 'INSERT' AS action, false AS is_update, {row_id} AS row_id
+            FROM {changes} WHERE change_type = 'insert'"""
+    else:
+        struct = ", ".join(
+            f"{quote(column)} := {source}" for column, source in zip(names, _sources(shown), strict=True)
+        )
+        images = f"""
+            SELECT unnest(CASE action WHEN 'DELETE' THEN old ELSE new END), action, is_update, row_id FROM (
+                SELECT *, old IS NOT NULL AND new IS NOT NULL AS is_update,
+                    unnest(CASE WHEN old IS NULL THEN ['INSERT'] WHEN new IS NULL THEN ['DELETE']
+                        ELSE ['DELETE', 'INSERT'] END) AS action
+                FROM (
+                    SELECT {row_id} AS row_id,
+                        arg_min(CASE WHEN NOT added THEN image END, position) FILTER (WHERE is_first) AS old,
+                        arg_max(CASE WHEN added THEN image END, position) FILTER (WHERE is_last) AS new
+                    FROM (
+                        SELECT *, position = min(position) OVER (PARTITION BY rowid) AS is_first,
+                            position = max(position) OVER (PARTITION BY rowid) AS is_last
+                        FROM (
+                            SELECT rowid, struct_pack({struct}) AS image,
+                                change_type IN ('insert', 'update_postimage') AS added,
+                                snapshot_id * 2 + CASE WHEN change_type IN ('insert', 'update_postimage')
+                                    THEN 1 ELSE 0 END AS position
+                            FROM {changes}))
+                    GROUP BY rowid)
+                WHERE old IS DISTINCT FROM new)"""
+    listed = ", ".join(quote(column) for column in names)
+    return f"SELECT {listed}, {metadata} FROM ({images})"
+
+
+def _check_reachable(facts: TableFacts, time_us: int, now_us: int) -> None:
+    if time_us > now_us:
+        raise in_the_future(facts.name)
+    if time_us < facts.created_us or time_us < now_us - facts.retention_days * DAY_US:
+        raise beyond_time_travel(facts.name)
+
+
+def _columns_then(lake: Lake, facts: TableFacts, version: int) -> list[str]:
+    """Select list that shows an old version under today's columns: renamed ones follow, added ones are NULL."""
+    then = dict(lake.columns(facts.name, facts.table_id, version))
+    today = lake.columns(facts.name, facts.table_id)
+    return [f"{quote(then[ident]) if ident in then else 'NULL'} AS {quote(column)}" for ident, column in today]
+
+
+def _sources(select_list: list[str]) -> list[str]:
+    return [item.rsplit(" AS ", 1)[0] for item in select_list]
+
+
+def clause_kind(clause: exp.HistoricalData) -> str:
+    kind = str(clause.args.get("kind") or "").upper()
+    if kind not in ("TIMESTAMP", "OFFSET"):
+        raise unsupported(f"{clause.this} ({kind} => …)")
+    if str(clause.this).upper() == "BEFORE":
+        raise unsupported("BEFORE")
+    return kind

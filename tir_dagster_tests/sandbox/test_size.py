@@ -1,0 +1,40 @@
+"""The warehouse stays small when the data is not: two million rows in, and out again four times at once."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from tir_dagster.sandbox import processes, sample
+from tir_dagster_tests.conftest import running_sandbox
+
+ROWS = 2_000_000
+LIMIT = 3 << 30
+
+
+def peak_memory(pid: int) -> int:
+    """The most memory the process ever held, in bytes."""
+    status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
+    return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM"))
+
+
+def read_all(sandbox) -> tuple[int, int]:
+    """Every row through the connector: how many there are, and the sum of their keys."""
+    rows = keys = 0
+    with sandbox.snowflake() as connection, connection.cursor() as cursor:
+        cursor.execute(f"SELECT * FROM {sample.TABLE}")
+        for batch in cursor.fetch_arrow_batches():
+            rows += batch.num_rows
+            keys += sum(batch["ORDER_ID"].to_numpy().tolist())
+    return rows, keys
+
+
+def test_two_million_rows_are_seeded_and_read_by_four_at_once_within_three_gigabytes(tmp_path):
+    with running_sandbox(tmp_path) as sandbox:
+        sample.seed_table(sandbox.env, rows=ROWS, seed=1, until=sample.parse_month(None))
+        with ThreadPoolExecutor(4) as readers:
+            read = list(readers.map(lambda _: read_all(sandbox), range(4)))
+        peak = peak_memory(processes.status(sandbox.home)["warehouse"].pid)
+    assert [rows for rows, _ in read] == [ROWS] * 4
+    assert len({keys for _, keys in read}) == 1
+    assert peak < LIMIT, f"the warehouse held {peak >> 20} MB at its peak"

@@ -1,0 +1,339 @@
+"""AT and CHANGES against a plain Python model, over random histories, through the real connector."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from dataclasses import dataclass, field, replace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from snowflake.connector.errors import ProgrammingError
+
+KEYS = st.one_of(st.none(), st.integers(0, 3))
+VALUES = st.one_of(st.none(), st.sampled_from(["a", "b"]))
+_histories = itertools.count(1)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row with its identity: `u` is written once and never updated."""
+
+    u: int
+    k: int | None
+    v: str | None
+
+
+@dataclass
+class Model:
+    """A table whose rows keep their identity through updates and lose it through delete and insert."""
+
+    next_id: int
+    rows: dict[int, Row] = field(default_factory=dict)
+
+    def insert(self, pairs):
+        """Gives the new rows."""
+        new = [Row(u, k, v) for u, (k, v) in enumerate(pairs, start=self.next_id)]
+        self.next_id += len(new)
+        self.rows |= {row.u: row for row in new}
+        return new
+
+    def update(self, k, new):
+        self.rows = {u: replace(row, **new) if row.k == k and k is not None else row for u, row in self.rows.items()}
+
+    def delete(self, k):
+        self.rows = {u: row for u, row in self.rows.items() if row.k != k or k is None}
+
+    def overwrite(self, pairs):
+        self.rows = {}
+        return self.insert(pairs)
+
+
+def lit(value):
+    return "NULL" if value is None else f"'{value}'" if isinstance(value, str) else str(value)
+
+
+def apply(sql, table, model, step):
+    """One operation on the table and on the model."""
+    kind, *args = step
+    if kind in ("insert", "overwrite"):
+        new = model.insert(args[0]) if kind == "insert" else model.overwrite(args[0])
+        rows = ", ".join(f"({row.u}, {lit(row.k)}, {lit(row.v)})" for row in new)
+        if rows:
+            sql(f"INSERT {'OVERWRITE ' if kind == 'overwrite' else ''}INTO {table} VALUES {rows}")
+        elif kind == "overwrite":
+            sql(f"INSERT OVERWRITE INTO {table} SELECT * FROM {table} WHERE 1 = 0")
+    elif kind == "update_value":
+        model.update(args[0], {"v": args[1]})
+        sql(f"UPDATE {table} SET V = {lit(args[1])} WHERE K = {lit(args[0])}")
+    elif kind == "update_key":
+        model.update(args[0], {"k": args[1]})
+        sql(f"UPDATE {table} SET K = {lit(args[1])} WHERE K = {lit(args[0])}")
+    elif kind == "delete":
+        model.delete(args[0])
+        sql(f"DELETE FROM {table} WHERE K = {lit(args[0])}")
+    elif kind == "truncate":
+        model.overwrite([])
+        sql(f"TRUNCATE TABLE {table}")
+    elif kind == "merge":
+        merge(sql, table, model, args[0])
+
+
+def merge(sql, table, model, source):
+    """Source rows (key, value, delete flag): matched rows are deleted or updated, others inserted."""
+    inserts = []
+    for k, (v, gone) in source.items():
+        if not any(row.k == k for row in model.rows.values()):
+            inserts.append((k, v))
+        elif gone:
+            model.delete(k)
+        else:
+            model.update(k, {"v": v})
+    numbers = {row.k: row.u for row in model.insert(inserts)}
+    rows = " UNION ALL ".join(
+        f"SELECT {k} AS K, {lit(v)} AS V, {gone} AS GONE, {numbers.get(k, -1)} AS U" for k, (v, gone) in source.items()
+    )
+    sql(
+        f"MERGE INTO {table} t USING ({rows}) s ON t.K = s.K WHEN MATCHED AND s.GONE THEN DELETE "
+        "WHEN MATCHED THEN UPDATE SET t.V = s.V WHEN NOT MATCHED THEN INSERT (U, K, V) VALUES (s.U, s.K, s.V)"
+    )
+
+
+PAIRS = st.lists(st.tuples(KEYS, VALUES), max_size=4)
+CHANGE = st.one_of(
+    st.tuples(st.just("insert"), PAIRS),
+    st.tuples(st.just("update_value"), KEYS, VALUES),
+    st.tuples(st.just("update_key"), KEYS, KEYS),
+    st.tuples(st.just("delete"), KEYS),
+    st.tuples(
+        st.just("merge"), st.dictionaries(st.integers(0, 4), st.tuples(VALUES, st.booleans()), min_size=1, max_size=3)
+    ),
+    st.tuples(st.just("truncate")),
+    st.tuples(st.just("overwrite"), PAIRS),
+)
+STEP = st.one_of(
+    CHANGE,
+    CHANGE,
+    st.tuples(st.just("transaction"), st.lists(CHANGE, min_size=1, max_size=3), st.booleans()),
+)
+
+
+@pytest.fixture(scope="module")
+def history_table(sql):
+    """One table for all histories, emptied before each: its own history grows and must not disturb."""
+    sql("CREATE TABLE HISTORY (U INT, K INT, V VARCHAR) CHANGE_TRACKING = TRUE")
+    return "HISTORY"
+
+
+def run(sql, table, steps, first_id):
+    """Play the history; gives the model's rows after every commit, with the warehouse's time of it."""
+    model = Model(first_id)
+    moments = [(sql.now(), {})]
+    for step in steps:
+        if step[0] == "transaction":
+            before = dict(model.rows)
+            sql("BEGIN")
+            for change in step[1]:
+                apply(sql, table, model, change)
+            sql("COMMIT" if step[2] else "ROLLBACK")
+            model.rows = model.rows if step[2] else before
+        else:
+            apply(sql, table, model, step)
+        moments.append((sql.now(), dict(model.rows)))
+    return moments
+
+
+def expected_changes(old, new):
+    changes = Counter()
+    for u in old.keys() | new.keys():
+        if old.get(u) == new.get(u):
+            continue
+        both = u in old and u in new
+        changes.update(
+            [
+                (row.u, row.k, row.v, action, both)
+                for row, action in ((old.get(u), "DELETE"), (new.get(u), "INSERT"))
+                if row
+            ]
+        )
+    return changes
+
+
+@settings(
+    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+)
+@given(steps=st.lists(STEP, min_size=1, max_size=5), data=st.data())
+def test_at_and_changes_equal_the_model(sql, history_table, steps, data):
+    table = history_table
+    sql(f"TRUNCATE TABLE {table}")
+    moments = run(sql, table, steps, first_id=next(_histories) * 1000)
+    row_ids: dict[int, str] = {}
+
+    for moment, rows in moments[-2:]:
+        seen = sql(f"SELECT U, K, V FROM {table} AT(TIMESTAMP => {moment})")
+        assert Counter(seen) == Counter((row.u, row.k, row.v) for row in rows.values())
+
+    pairs = [(0, len(moments) - 1), tuple(sorted(data.draw(st.tuples(*[st.integers(0, len(moments) - 1)] * 2))))]
+    for first, last in pairs:
+        (since, old), (until, new) = moments[first], moments[last]
+        seen = sql(
+            "SELECT U, K, V, METADATA$ACTION, METADATA$ISUPDATE, METADATA$ROW_ID "
+            f"FROM {table} CHANGES(INFORMATION => DEFAULT) AT(TIMESTAMP => {since}) END(TIMESTAMP => {until})"
+        )
+        assert Counter(row[:5] for row in seen) == expected_changes(old, new)
+        for u, *_, row_id in seen:
+            assert row_ids.setdefault(u, row_id) == row_id, "a row's id changed"
+    assert len(set(row_ids.values())) == len(row_ids), "two rows share an id"
+
+
+def refusal(sql, statement):
+    with pytest.raises(ProgrammingError) as caught:
+        sql(statement)
+    return caught.value.errno, caught.value.sqlstate
+
+
+def test_a_time_before_the_table_existed_is_refused_with_snowflakes_code(sql):
+    early = sql.now()
+    sql("CREATE TABLE BORN_LATE (A INT) CHANGE_TRACKING = TRUE")
+    assert refusal(sql, f"SELECT * FROM BORN_LATE AT(TIMESTAMP => {early})") == (707, "02000")
+
+
+def test_a_time_beyond_the_retention_is_refused_and_within_it_is_not(sql):
+    sql("CREATE TABLE KEPT (A INT) CHANGE_TRACKING = TRUE DATA_RETENTION_TIME_IN_DAYS = 1")
+    assert refusal(sql, "SELECT * FROM KEPT AT(OFFSET => -2*24*3600)") == (707, "02000")
+    assert sql("SELECT * FROM KEPT AT(OFFSET => 0)") == []
+
+
+def test_zero_retention_keeps_no_past(sql):
+    sql("CREATE TABLE NOT_KEPT (A INT)")
+    past = sql.now()
+    sql("INSERT INTO NOT_KEPT VALUES (1)")
+    sql("ALTER TABLE NOT_KEPT SET DATA_RETENTION_TIME_IN_DAYS = 0")
+    assert refusal(sql, f"SELECT * FROM NOT_KEPT AT(TIMESTAMP => {past})") == (707, "02000")
+
+
+def test_the_future_is_refused(sql):
+    sql("CREATE TABLE NO_FUTURE (A INT)")
+    assert refusal(sql, "SELECT * FROM NO_FUTURE AT(OFFSET => 3600)") == (707, "02000")
+
+
+def test_changes_need_change_tracking_since_the_start_of_the_interval(sql):
+    sql("CREATE TABLE UNTRACKED (A INT)")
+    before = sql.now()
+    assert refusal(sql, f"SELECT * FROM UNTRACKED CHANGES(INFORMATION => DEFAULT) AT(TIMESTAMP => {before})") == (
+        91930,
+        "2F003",
+    )
+    sql("ALTER TABLE UNTRACKED SET CHANGE_TRACKING = TRUE")
+    assert refusal(sql, f"SELECT * FROM UNTRACKED CHANGES(INFORMATION => DEFAULT) AT(TIMESTAMP => {before})") == (
+        91930,
+        "2F003",
+    )
+    since = sql.now()
+    sql("INSERT INTO UNTRACKED VALUES (1)")
+    assert sql(f"SELECT A FROM UNTRACKED CHANGES(INFORMATION => DEFAULT) AT(TIMESTAMP => {since})") == [(1,)]
+
+
+def test_a_recreated_table_has_no_past_under_its_name(sql):
+    sql("CREATE TABLE RECREATED (A INT) CHANGE_TRACKING = TRUE")
+    sql("INSERT INTO RECREATED VALUES (1)")
+    past = sql.now()
+    sql("CREATE OR REPLACE TABLE RECREATED (A INT) CHANGE_TRACKING = TRUE")
+    assert refusal(sql, f"SELECT * FROM RECREATED AT(TIMESTAMP => {past})") == (707, "02000")
+    assert refusal(sql, f"SELECT * FROM RECREATED CHANGES(INFORMATION => DEFAULT) AT(TIMESTAMP => {past})") == (
+        707,
+        "02000",
+    )
+
+
+def test_an_unknown_table_is_refused_in_every_kind_of_read(sql):
+    for read in ("NOPE", "NOPE AT(OFFSET => 0)", "NOPE CHANGES(INFORMATION => DEFAULT) AT(OFFSET => 0)"):
+        assert refusal(sql, f"SELECT * FROM {read}") == (2003, "42S02")
+    assert refusal(sql, "SELECT SYSTEM$LAST_CHANGE_COMMIT_TIME('NOPE')") == (2003, "42S02")
+
+
+def test_the_past_is_shown_under_todays_columns(sql):
+    sql("CREATE TABLE EVOLVED (A INT, B VARCHAR) CHANGE_TRACKING = TRUE")
+    sql("INSERT INTO EVOLVED VALUES (1, 'x')")
+    past = sql.now()
+    sql("ALTER TABLE EVOLVED RENAME COLUMN B TO C")
+    sql("ALTER TABLE EVOLVED ADD COLUMN D INT")
+    assert sql(f"SELECT A, C, D FROM EVOLVED AT(TIMESTAMP => {past})") == [(1, "x", None)]
+
+
+def test_append_only_changes_show_inserts_even_of_rows_deleted_since(sql):
+    sql("CREATE TABLE APPENDED (A INT) CHANGE_TRACKING = TRUE")
+    since = sql.now()
+    sql("INSERT INTO APPENDED VALUES (1), (2)")
+    sql("DELETE FROM APPENDED WHERE A = 1")
+    seen = sql(f"SELECT A, METADATA$ACTION FROM APPENDED CHANGES(INFORMATION => APPEND_ONLY) AT(TIMESTAMP => {since})")
+    assert sorted(seen) == [(1, "INSERT"), (2, "INSERT")]
+
+
+def test_the_end_of_a_long_transaction_counts_not_its_start(connect):
+    writer, reader = connect(), connect()
+    writer("CREATE TABLE SLOW (A INT)")
+    writer("BEGIN")
+    writer("INSERT INTO SLOW VALUES (1)")
+    while_open = reader.now()
+    writer("COMMIT")
+    assert reader(f"SELECT * FROM SLOW AT(TIMESTAMP => {while_open})") == []
+    assert reader(f"SELECT * FROM SLOW AT(TIMESTAMP => {reader.now()})") == [(1,)]
+
+
+def test_the_change_token_moves_with_every_commit_that_changes_rows_and_only_then(connect):
+    one, other = connect(), connect()
+    token = lambda: one.value("SELECT SYSTEM$LAST_CHANGE_COMMIT_TIME('TOKENS')")  # noqa: E731
+    one("CREATE TABLE TOKENS (A INT)")
+    one("CREATE TABLE TOKENS_OTHER (A INT)")
+    seen = [token()]
+    for statement in (
+        "INSERT INTO TOKENS VALUES (1), (2)",
+        "UPDATE TOKENS SET A = 3 WHERE A = 1",
+        "MERGE INTO TOKENS USING (SELECT 9 AS A) s ON TOKENS.A = s.A WHEN NOT MATCHED THEN INSERT (A) VALUES (s.A)",
+        "DELETE FROM TOKENS WHERE A = 2",
+        "TRUNCATE TABLE TOKENS",
+    ):
+        one(statement)
+        seen.append(token())
+    assert seen == sorted(set(seen))
+    one("INSERT INTO TOKENS_OTHER VALUES (1)")
+    one("SELECT * FROM TOKENS")
+    other("BEGIN")
+    other("INSERT INTO TOKENS VALUES (1)")
+    assert token() == seen[-1], "another table's change, a read and an open transaction leave the token alone"
+    other("ROLLBACK")
+    assert token() == seen[-1]
+
+
+def test_information_schema_knows_when_a_table_changed_and_how_many_rows_it_has(sql):
+    before = sql.value("SELECT CURRENT_TIMESTAMP()")
+    sql("CREATE TABLE COUNTED (A INT)")
+    sql("INSERT INTO COUNTED SELECT 1 FROM (VALUES (1), (2), (3))")
+    sql("DELETE FROM COUNTED WHERE A = 7")
+    sql("UPDATE COUNTED SET A = 2")
+    after = sql.value("SELECT CURRENT_TIMESTAMP()")
+    query = "SELECT ROW_COUNT, CREATED, LAST_ALTERED FROM INFORMATION_SCHEMA.TABLES WHERE TABLE_NAME = 'COUNTED'"
+    ((rows, created, altered),) = sql(query)
+    assert rows == 3
+    assert before <= created < altered <= after
+
+
+def test_a_past_version_joins_with_the_present_one(sql):
+    sql("CREATE TABLE JOINED (A INT, V VARCHAR)")
+    sql("INSERT INTO JOINED VALUES (1, 'old'), (2, 'same')")
+    past = sql.now()
+    sql("UPDATE JOINED SET V = 'new' WHERE A = 1")
+    seen = sql(f"SELECT JOINED.V, p.V FROM JOINED JOIN JOINED AT(TIMESTAMP => {past}) p ON p.A = JOINED.A ORDER BY p.A")
+    assert seen == [("new", "old"), ("same", "same")]
+
+
+def test_swapped_tables_take_their_history_along(sql):
+    sql("CREATE TABLE SWAP_A (A INT)")
+    sql("CREATE TABLE SWAP_B (A INT)")
+    sql("INSERT INTO SWAP_A VALUES (1)")
+    sql("INSERT INTO SWAP_B VALUES (2)")
+    sql("ALTER TABLE SWAP_A SWAP WITH SWAP_B")
+    assert sql("SELECT A FROM SWAP_A") == [(2,)]
+    assert sql("SELECT A FROM SWAP_B") == [(1,)]
