@@ -1,0 +1,216 @@
+"""The `tir` command: says in plain words what it did; 0 done, 1 failed, 2 wrong usage.
+
+Heavy imports stand inside the commands, so that `tir --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tir_dagster.sandbox import processes
+from tir_dagster.sandbox.home import SandboxError, SandboxHome
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tir_dagster.sandbox.processes import ServerState
+
+CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
+PORT = click.IntRange(1, 65535)
+COUNT = click.IntRange(min=0)
+SEED = click.IntRange(min=0)
+
+
+class ProjectGroup(click.Group):
+    """Commands whose errors a user can mend: one clear message and exit code 1, no traceback."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except SandboxError as error:
+            raise click.ClickException(str(error)) from error
+        except BrokenPipeError:
+            raise  # the reader of our output left (`| head`): click ends quietly
+        except OSError as error:
+            where = f"{error.filename}: " if error.filename else ""
+            raise click.ClickException(f"{where}{error.strerror or error}. Check TIR_HOME and the disk.") from error
+
+
+@click.group(cls=ProjectGroup, context_settings=CONTEXT)
+@click.version_option(package_name="tir_dagster", prog_name="tir")
+def tir() -> None:
+    """Tableau incremental refresh on Dagster."""
+
+
+@tir.group()
+def sandbox() -> None:
+    """The embedded Snowflake and Tableau Server, on this machine only.
+
+    TIR_HOME (default: .tir in this folder) chooses the sandbox; two homes are two sandboxes.
+    """
+
+
+@sandbox.command()
+@click.option("--warehouse-port", type=PORT, help="Port of the warehouse.  [default: the last one, else a free one]")
+@click.option("--tableau-port", type=PORT, help="Port of Tableau Server.  [default: the last one, else a free one]")
+def up(warehouse_port: int | None, tableau_port: int | None) -> None:
+    """Start the servers in the background; harmless when they already run."""
+    if warehouse_port and warehouse_port == tableau_port:
+        raise click.UsageError(f"--warehouse-port and --tableau-port are both {warehouse_port}: choose two ports.")
+    begun = time.monotonic()
+    home = SandboxHome.from_environment()
+    states = processes.start(home, {"warehouse": warehouse_port, "tableau": tableau_port})
+    for state in states.values():
+        word = "started" if state.started_now else "already running"
+        click.echo(f"{state.server}: {word}, {state.url} (pid {state.pid})")
+    if any(state.started_now for state in states.values()):
+        click.echo(f"The sandbox in {home.root} is up ({time.monotonic() - begun:.1f} s).")
+        click.echo('Its addresses and secrets, for this shell: eval "$(tir sandbox env)"')
+
+
+@sandbox.command()
+def down() -> None:
+    """Stop the servers; their data stays."""
+    for state in processes.stop(SandboxHome.from_environment()).values():
+        click.echo(f"{state.server}: {f'stopped (pid {state.pid})' if state.pid else 'was not running'}")
+
+
+@sandbox.command()
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def status(as_json: bool) -> None:
+    """Show every server; exit code 0 when all run, else 1."""
+    home = SandboxHome.from_environment()
+    states = processes.status(home)
+    if as_json:
+        click.echo(json.dumps({"home": str(home.root), "servers": _as_json(states)}, indent=2))
+    else:
+        click.echo(f"Sandbox in {home.root}")
+        for state in states.values():
+            _print_state(state)
+    sys.exit(0 if all(state.running for state in states.values()) else 1)
+
+
+@sandbox.command()
+def env() -> None:
+    """Print the variables clients need, as `export` lines: eval "$(tir sandbox env)"."""
+    for name, value in processes.environment(SandboxHome.from_environment()).items():
+        click.echo(f"export {name}={shlex.quote(value)}")
+
+
+@sandbox.command()
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def reset(yes: bool) -> None:
+    """Delete the sandbox's data and logs; names, secrets and ports stay."""
+    home = SandboxHome.from_environment()
+    if not yes:
+        click.confirm(f"Delete all tables, datasources and logs of the sandbox in {home.root}?", abort=True)
+    states = processes.reset(home)
+    click.echo(f"The sandbox in {home.root} is empty now.")
+    for state in states.values():
+        if state.running:
+            click.echo(f"{state.server}: started again, {state.url} (pid {state.pid})")
+
+
+@sandbox.command()
+@click.option("--rows", type=click.IntRange(min=1), default=200_000, show_default=True, help="Orders in the table.")
+@click.option("--seed", type=SEED, default=1, show_default=True, help="Another seed gives other orders.")
+@click.option("--until", metavar="YYYY-MM", help="The last of the 24 months.  [default: the current one]")
+@click.option(
+    "--job-seconds",
+    type=click.IntRange(min=1),
+    default=900,
+    show_default=True,
+    help="How long to wait for the datasource's first refresh.",
+)
+def seed(rows: int, seed: int, until: str | None, job_seconds: int) -> None:
+    """Fill the sandbox: the table MYDB.MYSCHEMA.MYTABLE and the datasource "mydatasource" on it.
+
+    An existing sample is replaced. The same options give the same rows.
+    """
+    from tir_dagster.sandbox import sample  # noqa: PLC0415 - numpy, pyarrow, the clients: seconds
+
+    try:
+        month = sample.parse_month(until)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--until") from error
+    environment = processes.environment(SandboxHome.from_environment())
+    begun = time.monotonic()
+    table = sample.seed_table(environment, rows=rows, seed=seed, until=month, progress=click.echo)
+    click.echo(f"Table {sample.TABLE}: {table.rows:,} rows, {table.months} ({table.seconds:.1f} s).")
+    datasource = sample.seed_datasource(environment, timeout=job_seconds, progress=click.echo)
+    click.echo(
+        f'Datasource "{datasource.name}" in project "{datasource.project}": published and refreshed'
+        f" ({datasource.seconds:.1f} s)."
+    )
+    click.echo(f"Done in {time.monotonic() - begun:.1f} s. Next: tir sandbox change")
+
+
+@sandbox.command()
+@click.option("--seed", type=SEED, default=1, show_default=True, help="Another seed makes another change.")
+@click.option("--inserts", type=COUNT, default=400, show_default=True, help="New orders, some in old months.")
+@click.option("--updates", type=COUNT, default=300, show_default=True, help="Changed orders of old months.")
+@click.option("--moves", type=COUNT, default=60, show_default=True, help="Orders that get a date in another month.")
+@click.option("--deletes", type=COUNT, default=200, show_default=True, help="Orders that go.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def change(seed: int, as_json: bool, **counts: int) -> None:
+    """Change the sample table as a business would, in one transaction, and say what was done by month."""
+    from tir_dagster.sandbox import sample  # noqa: PLC0415 - numpy, pyarrow, the clients: seconds
+
+    environment = processes.environment(SandboxHome.from_environment())
+    account = sample.change_table(environment, seed=seed, mix=sample.Mix(**counts))
+    click.echo(json.dumps(account.as_json(), indent=2) if as_json else account.as_text())
+
+
+def _as_json(states: Mapping[str, ServerState]) -> dict[str, dict[str, Any]]:
+    return {
+        name: {
+            "running": state.running,
+            "state": state.state,
+            "url": state.url,
+            "pid": state.pid,
+            "port": state.port,
+            "log": str(state.log),
+            "data": str(state.data),
+            "bytes": state.size,
+        }
+        for name, state in states.items()
+    }
+
+
+def _print_state(state: ServerState) -> None:
+    where = f"  {state.url}  (pid {state.pid})" if state.pid else ""
+    click.echo(f"{state.server}: {state.state}{where}")
+    click.echo(f"  data  {state.data}  ({_in_words(state.size)})")
+    click.echo(f"  log   {state.log}")
+
+
+def _in_words(size: float) -> str:
+    for unit in ("bytes", "KB", "MB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}"
+        size /= 1000
+    return f"{size:.1f} GB"
+
+
+def _forget_failed_cancellations(failure: threading.ExceptHookArgs) -> None:
+    # When the warehouse is gone, the connector's own thread also fails to cancel the query there; the command has
+    # already said so in one line, and this would add a page of traceback.
+    if not failure.exc_type.__module__.startswith("snowflake."):
+        threading.__excepthook__(failure)
+
+
+def main() -> None:
+    """The entry point of the `tir` command."""
+    threading.excepthook = _forget_failed_cancellations
+    tir(prog_name="tir")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+"""One sandbox for the whole test run: real servers, real clients, over HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+import tableauserverclient as TSC  # noqa: N812 - the name its own documentation uses
+
+from tir_dagster.sandbox import processes, sample
+from tir_dagster.sandbox.home import Identity, SandboxHome
+
+SEEDED_ROWS = 5_000
+
+
+@dataclass(frozen=True)
+class Sandbox:
+    """A running sandbox as its clients see it."""
+
+    home: SandboxHome
+    env: dict[str, str]
+
+    @property
+    def identity(self) -> Identity:
+        return self.home.identity()
+
+    @property
+    def tableau_url(self) -> str:
+        return self.env["TABLEAU_SERVER_URL"]
+
+    def snowflake(self, **overrides: Any) -> Any:
+        """An open connection of the real connector; the caller closes it."""
+        return sample.connect(self.env, **overrides)
+
+    @contextmanager
+    def tableau(self, *, user: str | None = None, site: str | None = None) -> Iterator[TSC.Server]:
+        """A signed-in client with a token of its own: a second sign-in with one token would end the first session."""
+        name, secret = self.new_token(user)
+        auth = TSC.PersonalAccessTokenAuth(name, secret, site_id=site or self.identity.site)
+        server = TSC.Server(self.tableau_url, use_server_version=True)
+        with server.auth.sign_in(auth):
+            yield server
+
+    def new_token(self, user: str | None = None) -> tuple[str, str]:
+        wanted = {"user": user or self.identity.tableau_user, "name": f"test-{_next_number()}"}
+        answer = requests.post(f"{self.tableau_url}/sandbox/tokens", json=wanted, timeout=30)
+        assert answer.ok, f"no token for {wanted}: {answer.status_code} {answer.text}"
+        return answer.json()["name"], answer.json()["secret"]
+
+
+_numbers = iter(range(1_000_000))
+
+
+def _next_number() -> int:
+    return next(_numbers)
+
+
+@contextmanager
+def running_sandbox(folder: Path) -> Iterator[Sandbox]:
+    """A sandbox in this folder, stopped at the end whatever happens."""
+    home = SandboxHome(folder / "sandbox")
+    try:
+        processes.start(home)
+        yield Sandbox(home, processes.environment(home))
+    finally:
+        processes.stop(home)
+
+
+@pytest.fixture(scope="session")
+def sandbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
+    """The sandbox of this test run; tests share it and use names of their own."""
+    with running_sandbox(tmp_path_factory.mktemp("tir-home")) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def seeded(sandbox: Sandbox) -> Sandbox:
+    """The same sandbox with the sample in it: for reading; a test that changes the sample makes its own sandbox."""
+    sample.seed_table(sandbox.env, rows=SEEDED_ROWS, seed=1, until=sample.parse_month(None))
+    sample.seed_datasource(sandbox.env, timeout=120)
+    return sandbox
