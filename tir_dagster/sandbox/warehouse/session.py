@@ -24,7 +24,7 @@ from tir_dagster.sandbox.warehouse import catalog, merge, references
 from tir_dagster.sandbox.warehouse.errors import SnowflakeError, from_exception
 from tir_dagster.sandbox.warehouse.lake import Lake
 from tir_dagster.sandbox.warehouse.locks import Holder, TableLocks
-from tir_dagster.sandbox.warehouse.names import TableName, literal, parse, table_name
+from tir_dagster.sandbox.warehouse.names import TableName, literal, parse, quote, table_name
 from tir_dagster.sandbox.warehouse.results import ROWS_PER_CHUNK, Result, ResultStore
 
 
@@ -447,7 +447,7 @@ def _presentable(duck: duckdb.DuckDBPyConnection, sql: str, params: Any) -> tupl
     if not any(_shown_as(kind) != kind for _, kind in columns):
         return columns, sql
     names = ", ".join(f"c{at}" for at in range(len(columns)))
-    casts = ", ".join(f"CAST(c{at} AS {_shown_as(kind)}) AS c{at}" for at, (_, kind) in enumerate(columns))
+    casts = ", ".join(f"CAST(c{at} AS {_shown_as(kind)}) AS {quote(name)}" for at, (name, kind) in enumerate(columns))
     return [(name, _shown_as(kind)) for name, kind in columns], f"SELECT {casts} FROM ({sql}) AS q({names})"
 
 

@@ -115,6 +115,13 @@ def test_sums_of_numbers_are_exact(sql):
     assert (str(total), str(price)) == ("18014398509481986", "0.30")
 
 
+def test_a_column_that_needs_a_cast_keeps_its_name_in_arrow(sql):
+    with sql.connection.cursor() as cursor:
+        assert cursor.execute("SELECT 1::TINYINT AS SMALL, 'x' AS T").fetch_arrow_all().column_names == ["SMALL", "T"]
+        table = cursor.execute("SELECT SUM(A) AS TOTAL, 'x' AS T FROM (SELECT 1 AS A)").fetch_arrow_all()
+    assert table.to_pydict() == {"TOTAL": [1], "T": ["x"]}
+
+
 def test_describe_knows_the_declared_types(sql):
     sql(
         "CREATE TABLE DESCRIBED (A NUMBER(38,0) NOT NULL, P NUMBER(12,2), S VARCHAR(20), D DATE, TS TIMESTAMP_NTZ, TZ TIMESTAMP_TZ)"

@@ -1,0 +1,78 @@
+"""What a handler is given, and the table that says which handler serves which call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import IO, TYPE_CHECKING, Any
+
+from tir_dagster.sandbox.tableau.wire import Answer, ApiError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tir_dagster.sandbox.tableau.jobs import JobQueue
+    from tir_dagster.sandbox.tableau.people import Session
+    from tir_dagster.sandbox.tableau.server import Server
+
+
+@dataclass(frozen=True)
+class Download:
+    """A file as an answer; it is open already, so that a refresh cannot pull it away."""
+
+    stream: IO[bytes]
+    size: int
+    file_name: str
+
+
+@dataclass(frozen=True)
+class Call:
+    """One authenticated call. `request` is the root of its XML; `file` is the uploaded part's, if there was one."""
+
+    server: Server
+    jobs: JobQueue
+    caller: Session | None
+    token: str | None
+    version: tuple[int, int]
+    url: str
+    path: Mapping[str, str]
+    query: Mapping[str, str]
+    request: Any
+    file: Path | None = None
+
+    @property
+    def session(self) -> Session:
+        if self.caller is None:
+            raise ApiError(401000, "Missing authentication token.")
+        return self.caller
+
+
+Handler = Callable[[Call], Answer | Download]
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One REST call: how it is addressed and what it needs before its handler runs."""
+
+    method: str
+    path: str
+    handler: Handler
+    signed_in: bool = True
+    multipart: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.handler.__name__
+
+
+def operation(
+    table: list[Operation], method: str, path: str, *, signed_in: bool = True, multipart: bool = False
+) -> Callable[[Handler], Handler]:
+    """Enter a handler into its module's table; `S/` stands for a site's address."""
+
+    def enter(handler: Handler) -> Handler:
+        address = path.replace("S/", "/sites/{site}/", 1) if path.startswith("S/") else path
+        table.append(Operation(method, f"/api/{{version}}{address}", handler, signed_in, multipart))
+        return handler
+
+    return enter

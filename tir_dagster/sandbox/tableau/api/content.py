@@ -1,0 +1,264 @@
+"""Projects and datasources: listing, reading, changing, deleting, downloading."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tir_dagster.sandbox.tableau import content
+from tir_dagster.sandbox.tableau.api.call import Call, Download, Operation, operation
+from tir_dagster.sandbox.tableau.archive import Package
+from tir_dagster.sandbox.tableau.listing import page
+from tir_dagster.sandbox.tableau.store import Row, update
+from tir_dagster.sandbox.tableau.wire import Answer, ApiError, find, is_true, moment, node, required
+from tir_dagster.sandbox.tableau.xmltree import attribute, children
+
+if TYPE_CHECKING:
+    import xml.etree.ElementTree as ET
+
+    from tir_dagster.sandbox.tableau.server import Server
+
+OPERATIONS: list[Operation] = []
+
+_DATASOURCES = """
+SELECT d.*, p.name AS project_name, u.name AS owner_name, r.size FROM datasources d
+JOIN projects p ON p.id = d.project_id JOIN users u ON u.id = d.owner_id
+JOIN revisions r ON r.datasource_id = d.id AND r.number = d.revision
+"""
+
+
+def _datasource_row(row: Row) -> dict[str, Any]:
+    """A datasource by the names the REST API filters, sorts and shows it under."""
+    return {
+        "id": row["id"],
+        "name": row["name"],
+        "contentUrl": row["content_url"],
+        "type": row["kind"],
+        "description": row["description"],
+        "createdAt": moment(row["created"]),
+        "updatedAt": moment(row["updated"]),
+        "isCertified": bool(row["certified"]),
+        "certificationNote": row["certification_note"],
+        "hasExtracts": bool(row["has_extracts"]),
+        "size": (row["size"] + 1024 * 1024 - 1) // (1024 * 1024),
+        "projectName": row["project_name"],
+        "ownerName": row["owner_name"],
+        "projectId": row["project_id"],
+        "ownerId": row["owner_id"],
+        "tags": " ".join(json.loads(row["tags"])),
+        "labels": json.loads(row["tags"]),
+    }
+
+
+_SHOWN = (
+    "id",
+    "name",
+    "contentUrl",
+    "type",
+    "description",
+    "createdAt",
+    "updatedAt",
+    "isCertified",
+    "certificationNote",
+    "hasExtracts",
+    "size",
+)
+
+
+def _datasource(row: Any) -> ET.Element:
+    return node(
+        "datasource",
+        {
+            **{name: row[name] for name in _SHOWN},
+            "encryptExtracts": False,
+            "useRemoteQueryAgent": False,
+            "webpageUrl": f"http://127.0.0.1/#/datasources/{row['contentUrl']}",
+        },
+        node("project", {"id": row["projectId"], "name": row["projectName"]}),
+        node("owner", {"id": row["ownerId"], "name": row["ownerName"]}),
+        node("tags", {}, *(node("tag", {"label": label}) for label in row["labels"])),
+        node("askData", {"enablement": "SiteDefault"}),
+    )
+
+
+def datasource_element(server: Server, datasource_id: str) -> ET.Element:
+    """One datasource as answers show it."""
+    row = server.store.row(f"{_DATASOURCES} WHERE d.id = ?", datasource_id)
+    if row is None:
+        raise ApiError(404004, f"Datasource {datasource_id!r} could not be found.")
+    return _datasource(_datasource_row(row))
+
+
+def _project_row(row: Row) -> dict[str, Any]:
+    return {
+        "id": row["id"],
+        "name": row["name"],
+        "description": row["description"] or "",
+        "createdAt": moment(row["created"]),
+        "updatedAt": moment(row["updated"]),
+        "contentPermissions": row["content_permissions"],
+        "parentProjectId": row["parent_id"],
+        "topLevelProject": row["parent_id"] is None,
+        "ownerId": row["owner_id"],
+    }
+
+
+def _project(row: Any) -> ET.Element:
+    shown = {name: value for name, value in row.items() if name != "ownerId"}
+    return node("project", {**shown, "writeable": True}, node("owner", {"id": row["ownerId"]}))
+
+
+@operation(OPERATIONS, "GET", "S/projects")
+def list_projects(call: Call) -> Answer:
+    rows = call.server.store.rows("SELECT * FROM projects WHERE site_id = ? ORDER BY created", call.session.site_id)
+    return Answer(content=page([_project_row(row) for row in rows], call.query, "projects", _project))
+
+
+@operation(OPERATIONS, "POST", "S/projects")
+def create_project(call: Call) -> Answer:
+    call.session.must_write("create projects")
+    attributes = {str(name): str(value) for name, value in required(call.request, "project").attrib.items()}
+    row = content.create_project(call.server, call.session, attributes)
+    return Answer(201, (_project(_project_row(row)),))
+
+
+@operation(OPERATIONS, "GET", "S/datasources")
+def list_datasources(call: Call) -> Answer:
+    rows = call.server.store.rows(f"{_DATASOURCES} WHERE d.site_id = ? ORDER BY d.created, d.id", call.session.site_id)
+    return Answer(content=page([_datasource_row(row) for row in rows], call.query, "datasources", _datasource))
+
+
+def _wanted(call: Call) -> Row:
+    return content.datasource(call.server, call.session, call.path["datasource"])
+
+
+@operation(OPERATIONS, "GET", "S/datasources/{datasource}")
+def get_datasource(call: Call) -> Answer:
+    return Answer(content=(datasource_element(call.server, _wanted(call)["id"]),))
+
+
+@operation(OPERATIONS, "PUT", "S/datasources/{datasource}")
+def update_datasource(call: Call) -> Answer:
+    call.session.must_write("change datasources")
+    row, asked = _wanted(call), required(call.request, "datasource")
+    changes: dict[str, Any] = {"updated": time.time()}
+    for name, column in (("name", "name"), ("description", "description"), ("certificationNote", "certification_note")):
+        if (value := attribute(asked, name)) is not None:
+            changes[column] = value
+    if (certified := attribute(asked, "isCertified")) is not None:
+        changes["certified"] = int(is_true(certified))
+    if (project := find(asked, "project")) is not None and (project_id := attribute(project, "id")):
+        changes["project_id"] = content.project(call.server, call.session, project_id)["id"]
+    if (owner := find(asked, "owner")) is not None and (owner_id := attribute(owner, "id")) != row["owner_id"]:
+        changes["owner_id"] = _new_owner(call, owner_id or "")
+    with call.server.store.transaction() as db:
+        place = (changes.get("project_id", row["project_id"]), changes.get("name", row["name"]), row["id"])
+        if db.execute("SELECT 1 FROM datasources WHERE project_id = ? AND name = ? AND id <> ?", place).fetchone():
+            raise ApiError(409006, f"A datasource named {place[1]!r} already exists in the project.")
+        update(db, "datasources", row["id"], **changes)
+    return Answer(content=(datasource_element(call.server, row["id"]),))
+
+
+def _new_owner(call: Call, owner_id: str) -> str:
+    call.session.must_administer("change the owner")
+    known = "SELECT 1 FROM site_users WHERE site_id = ? AND user_id = ?"
+    if call.server.store.row(known, call.session.site_id, owner_id) is None:
+        raise ApiError(404002, f"User {owner_id!r} could not be found.")
+    return owner_id
+
+
+@operation(OPERATIONS, "DELETE", "S/datasources/{datasource}")
+def delete_datasource(call: Call) -> Answer:
+    call.session.must_write("delete datasources")
+    row = _wanted(call)
+    with call.server.store.transaction() as db:
+        files = db.execute("SELECT file FROM revisions WHERE datasource_id = ?", (row["id"],)).fetchall()
+        call.jobs.fail_jobs_of(row["id"], f"The data source {row['name']!r} was deleted.")
+        db.execute("DELETE FROM datasources WHERE id = ?", (row["id"],))
+    call.server.drop_packages([entry["file"] for entry in files])
+    return Answer(204)
+
+
+@operation(OPERATIONS, "PUT", "S/datasources/{datasource}/tags")
+def add_tags(call: Call) -> Answer:
+    call.session.must_write("tag datasources")
+    row = _wanted(call)
+    # A label with spaces or commas comes in double quotes and is one tag.
+    given = [(attribute(tag, "label") or "").strip('"') for tag in children(required(call.request, "tags"), "tag")]
+    with call.server.store.transaction() as db:
+        labels = sorted({*json.loads(row["tags"]), *filter(None, given)})
+        update(db, "datasources", row["id"], tags=json.dumps(labels))
+    return Answer(content=(node("tags", {}, *(node("tag", {"label": label}) for label in labels)),))
+
+
+@operation(OPERATIONS, "DELETE", "S/datasources/{datasource}/tags/{label:path}")
+def delete_tag(call: Call) -> Answer:
+    call.session.must_write("tag datasources")
+    row = _wanted(call)
+    labels = [label for label in json.loads(row["tags"]) if label != call.path["label"].strip('"')]
+    with call.server.store.transaction() as db:
+        update(db, "datasources", row["id"], tags=json.dumps(labels))
+    return Answer(204)
+
+
+@operation(OPERATIONS, "GET", "S/datasources/{datasource}/revisions")
+def list_revisions(call: Call) -> Answer:
+    source = _wanted(call)
+    rows = call.server.store.rows(
+        "SELECT r.*, u.name FROM revisions r JOIN users u ON u.id = publisher_id WHERE datasource_id = ? ORDER BY number",
+        source["id"],
+    )
+    shown = [
+        {
+            "revisionNumber": row["number"],
+            "publishedAt": moment(row["published"]),
+            "deleted": False,
+            "current": row["number"] == source["revision"],
+            "sizeInBytes": row["size"],
+            "publisher": (row["publisher_id"], row["name"]),
+        }
+        for row in rows
+    ]
+    return Answer(content=page(shown, call.query, "revisions", _revision))
+
+
+def _revision(row: Any) -> ET.Element:
+    publisher = node("publisher", {"id": row["publisher"][0], "name": row["publisher"][1]})
+    return node("revision", {name: value for name, value in row.items() if name != "publisher"}, publisher)
+
+
+@operation(OPERATIONS, "GET", "S/datasources/{datasource}/content")
+def download(call: Call) -> Download:
+    return _download(call, _wanted(call)["revision"])
+
+
+@operation(OPERATIONS, "GET", "S/datasources/{datasource}/revisions/{revision}/content")
+def download_revision(call: Call) -> Download:
+    number = call.path["revision"]
+    if not number.isdigit():
+        raise ApiError(400000, f"Not a revision number: {number!r}")
+    return _download(call, int(number))
+
+
+def _download(call: Call, revision: int) -> Download:
+    source = _wanted(call)
+    # Looked up and opened under the lock: a refresh removes the file it replaced.
+    with call.server.store.transaction() as db:
+        row = db.execute(
+            "SELECT file, size FROM revisions WHERE datasource_id = ? AND number = ?", (source["id"], revision)
+        ).fetchone()
+        if row is None:
+            raise ApiError(404004, f"Revision {revision} of the datasource could not be found.")
+        path = call.server.package(row["file"])
+        stream = path.open("rb")
+    file_name = f"{source['name']}{path.suffix}"
+    if is_true(call.query.get("includeExtract", "true")) or path.suffix != ".tdsx":
+        return Download(stream, row["size"], file_name)
+    with stream, tempfile.TemporaryDirectory(dir=call.server.scratch, prefix="download.") as folder:
+        target = Path(folder) / "package.tdsx"
+        with Package(path, max_bytes=call.server.max_bytes) as package:
+            package.without_extracts(target)
+        return Download(target.open("rb"), target.stat().st_size, file_name)

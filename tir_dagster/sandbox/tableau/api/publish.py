@@ -1,0 +1,171 @@
+"""Publishing a datasource, in one request or after an upload in pieces."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import time
+from typing import TYPE_CHECKING, Any
+
+from tir_dagster.sandbox.tableau.api.call import Call, Operation, operation
+from tir_dagster.sandbox.tableau.api.content import datasource_element
+from tir_dagster.sandbox.tableau.api.jobs import job_element
+from tir_dagster.sandbox.tableau.content import Credentials, Publication, check_publication
+from tir_dagster.sandbox.tableau.publishing import KINDS, StagedPublish, publish_staged
+from tir_dagster.sandbox.tableau.store import Row, insert
+from tir_dagster.sandbox.tableau.wire import Answer, ApiError, find, is_true, node, required
+from tir_dagster.sandbox.tableau.xmltree import attribute, children
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+OPERATIONS: list[Operation] = []
+
+
+@operation(OPERATIONS, "POST", "S/fileUploads")
+def start_upload(call: Call) -> Answer:
+    call.session.must_write("upload files")
+    upload_id = f"{secrets.randbelow(9000) + 1000}:{secrets.token_hex(16)}-1:0"
+    file = call.server.new_incoming()
+    file.touch()
+    with call.server.store.transaction() as db:
+        insert(
+            db,
+            "uploads",
+            id=upload_id,
+            site_id=call.session.site_id,
+            user_id=call.session.user_id,
+            file=file.name,
+            size=0,
+            created=time.time(),
+        )
+    return Answer(201, (node("fileUpload", {"uploadSessionId": upload_id, "fileSize": 0}),))
+
+
+def _upload(call: Call, upload_id: str) -> Row:
+    row = call.server.store.row(
+        "SELECT * FROM uploads WHERE id = ? AND site_id = ? AND user_id = ?",
+        upload_id,
+        call.session.site_id,
+        call.session.user_id,
+    )
+    life = call.server.settings.current.upload_session_minutes * 60
+    if row is None or time.time() - row["created"] > life:
+        raise ApiError(404015, f"The upload session {upload_id!r} could not be found.")
+    return row
+
+
+@operation(OPERATIONS, "PUT", "S/fileUploads/{upload}", multipart=True)
+def append_upload(call: Call) -> Answer:
+    row = _upload(call, call.path["upload"])
+    if call.file is None:
+        raise ApiError(400000, "The request has no part named 'tableau_file'.")
+    size = row["size"] + call.file.stat().st_size
+    if size > call.server.max_bytes:
+        raise ApiError(413000, "The uploaded file is too large.")
+    _append(call.server.root / "incoming" / row["file"], row["size"], call.file)
+    with call.server.store.transaction() as db:
+        # Two pieces sent at once would both start at the same place: only the first one counts.
+        changed = db.execute("UPDATE uploads SET size = ? WHERE id = ? AND size = ?", (size, row["id"], row["size"]))
+        if not changed.rowcount:
+            raise ApiError(409006, "Another piece of the file is being uploaded.")
+    return Answer(content=(node("fileUpload", {"uploadSessionId": row["id"], "fileSize": size // (1024 * 1024)}),))
+
+
+def _append(target: Path, start: int, piece: Path) -> None:
+    """Write from the recorded size on: what a crash left behind it is overwritten."""
+    with target.open("r+b") as out, piece.open("rb") as source:
+        out.seek(start)
+        out.truncate()
+        shutil.copyfileobj(source, out, 1024 * 1024)
+        out.flush()
+        os.fsync(out.fileno())
+
+
+@operation(OPERATIONS, "POST", "S/datasources", multipart=True)
+def publish(call: Call) -> Answer:
+    call.session.must_write("publish datasources")
+    asked = required(call.request, "datasource")
+    kind = call.query.get("datasourceType", "tdsx").lower()
+    if kind not in KINDS:
+        raise ApiError(400000, f"Files of type {kind!r} cannot be published; known are {list(KINDS)}.")
+    if is_true(call.query.get("append")) or is_true(call.query.get("replace")):
+        raise ApiError(400000, "Publishing to append or replace data is not supported here; use overwrite.")
+    publication = _publication(call, asked)
+    check_publication(call.server, call.session, publication)
+    staged = StagedPublish(publication, _stage(call), kind)
+    if is_true(call.query.get("asJob")):
+        return Answer(202, (job_element(call.jobs.queue_publish(call.session, staged)),))
+    datasource_id = publish_staged(call.server, call.session, staged)
+    return Answer(201, (datasource_element(call.server, datasource_id),))
+
+
+def _publication(call: Call, asked: Any) -> Publication:
+    project = find(asked, "project")
+    name = (attribute(asked, "name") or "").strip()
+    if not name:
+        raise ApiError(400000, "A datasource needs a name.")
+    certified = attribute(asked, "isCertified")
+    return Publication(
+        name=name,
+        project_id=(attribute(project, "id") if project is not None else None) or _default_project(call),
+        overwrite=is_true(call.query.get("overwrite")),
+        description=attribute(asked, "description"),
+        certified=None if certified is None else is_true(certified),
+        certification_note=attribute(asked, "certificationNote"),
+        credentials=tuple(_credentials(asked)),
+    )
+
+
+def _default_project(call: Call) -> str:
+    row = call.server.store.row(
+        "SELECT id FROM projects WHERE site_id = ? AND parent_id IS NULL AND name = 'default'", call.session.site_id
+    )
+    if row is None:
+        raise ApiError(404005, "The default project could not be found.")
+    project_id: str = row["id"]
+    return project_id
+
+
+def _credentials(asked: Any) -> list[Credentials]:
+    """Credentials for all connections, or one set per connection, told apart by its server address.
+
+    Ones that fit no connection are dropped in silence, and a later refresh finds none.
+    """
+    found = [_one_set(element, None, None) for element in children(asked, "connectionCredentials")]
+    holder = find(asked, "connections")
+    for connection in children(holder, "connection") if holder is not None else ():
+        element = find(connection, "connectionCredentials")
+        if element is not None:
+            address = attribute(connection, "serverAddress") or ""
+            found.append(_one_set(element, address, attribute(connection, "serverPort")))
+    return found
+
+
+def _one_set(element: Any, server: str | None, port: str | None) -> Credentials:
+    return Credentials(
+        attribute(element, "name") or "",
+        attribute(element, "password") or "",
+        is_true(attribute(element, "embed")),
+        server,
+        port,
+    )
+
+
+def _stage(call: Call) -> str:
+    """The file to publish, under a name of its own among the incoming ones: from this request or from an upload."""
+    upload_id = call.query.get("uploadSessionId")
+    if upload_id is None:
+        if call.file is None:
+            raise ApiError(400000, "The request has no part named 'tableau_datasource'.")
+        staged = call.server.new_incoming()
+        call.file.replace(staged)
+        return staged.name
+    row = _upload(call, upload_id)
+    # The session is used up: a publish that failed starts with a new upload.
+    with call.server.store.transaction() as db:
+        if not db.execute("DELETE FROM uploads WHERE id = ? AND size = ?", (row["id"], row["size"])).rowcount:
+            raise ApiError(404015, f"The upload session {upload_id!r} could not be found.")
+    file: str = row["file"]
+    return file

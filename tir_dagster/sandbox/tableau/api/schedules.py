@@ -1,0 +1,282 @@
+"""Schedules and the extract refresh tasks on them; schedules are kept and shown, but nothing runs by the clock here."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+import uuid
+from typing import TYPE_CHECKING, Any
+
+from tir_dagster.sandbox.tableau import content
+from tir_dagster.sandbox.tableau.api.call import Call, Operation, operation
+from tir_dagster.sandbox.tableau.api.jobs import job_element
+from tir_dagster.sandbox.tableau.listing import page
+from tir_dagster.sandbox.tableau.store import Row, insert, update
+from tir_dagster.sandbox.tableau.wire import Answer, ApiError, find, is_true, moment, node, required
+from tir_dagster.sandbox.tableau.xmltree import attribute, children
+
+if TYPE_CHECKING:
+    import xml.etree.ElementTree as ET
+
+OPERATIONS: list[Operation] = []
+_FREQUENCIES = ("Hourly", "Daily", "Weekly", "Monthly")
+_TIME = re.compile(r"([01]\d|2[0-3]):[0-5]\d:[0-5]\d")
+
+
+def _frequency_details(element: Any) -> str:
+    """A schedule's times as JSON: start, end, and the intervals' attributes."""
+    details = find(element, "frequencyDetails")
+    if details is None:
+        return "{}"
+    value: dict[str, Any] = {}
+    for name in ("start", "end"):
+        if (text := attribute(details, name)) is not None:
+            if not _TIME.fullmatch(text):
+                raise ApiError(400000, f"Invalid {name} time: {text!r}")
+            value[name] = text
+    intervals = find(details, "intervals")
+    value["intervals"] = [
+        {str(name): str(text) for name, text in interval.attrib.items()}
+        for interval in (children(intervals, "interval") if intervals is not None else ())
+    ]
+    return json.dumps(value)
+
+
+def _details_element(text: str) -> ET.Element:
+    value = json.loads(text)
+    intervals = node("intervals", {}, *(node("interval", interval) for interval in value.get("intervals", [])))
+    return node("frequencyDetails", {"start": value.get("start", "00:00:00"), "end": value.get("end")}, intervals)
+
+
+def _schedule_row(row: Row) -> dict[str, Any]:
+    return {
+        "id": row["id"],
+        "name": row["name"],
+        "state": row["state"],
+        "priority": row["priority"],
+        "createdAt": moment(row["created"]),
+        "updatedAt": moment(row["updated"]),
+        "type": row["kind"],
+        "frequency": row["frequency"],
+        "executionOrder": row["execution_order"],
+        "nextRunAt": moment(row["updated"] + 24 * 3600),
+        "details": row["details"],
+    }
+
+
+def _schedule(row: Any) -> ET.Element:
+    shown = {name: value for name, value in row.items() if name != "details"}
+    return node("schedule", shown, _details_element(row["details"]))
+
+
+def _find_schedule(call: Call) -> Row:
+    row = call.server.store.row("SELECT * FROM schedules WHERE id = ?", call.path["schedule"])
+    if row is None:
+        raise ApiError(404021, f"Schedule {call.path['schedule']!r} could not be found.")
+    return row
+
+
+@operation(OPERATIONS, "GET", "/schedules")
+def list_schedules(call: Call) -> Answer:
+    call.session.must_administer("list the schedules")
+    rows = call.server.store.rows("SELECT * FROM schedules ORDER BY name")
+    return Answer(content=page([_schedule_row(row) for row in rows], call.query, "schedules", _schedule))
+
+
+@operation(OPERATIONS, "GET", "/schedules/{schedule}")
+def get_schedule(call: Call) -> Answer:
+    return Answer(content=(_schedule(_schedule_row(_find_schedule(call))),))
+
+
+@operation(OPERATIONS, "POST", "/schedules")
+def create_schedule(call: Call) -> Answer:
+    call.session.must_administer("create schedules")
+    asked = required(call.request, "schedule")
+    name, frequency = attribute(asked, "name") or "", attribute(asked, "frequency") or ""
+    if not name or frequency not in _FREQUENCIES:
+        raise ApiError(400000, f"A schedule needs a name and one of the frequencies {list(_FREQUENCIES)}.")
+    schedule_id, now = str(uuid.uuid4()), time.time()
+    with call.server.store.transaction() as db:
+        if db.execute("SELECT 1 FROM schedules WHERE name = ?", (name,)).fetchone():
+            raise ApiError(409006, f"A schedule named {name!r} already exists.")
+        insert(
+            db,
+            "schedules",
+            id=schedule_id,
+            name=name,
+            priority=_priority(asked, 50),
+            kind=attribute(asked, "type") or "Extract",
+            state="Active",
+            execution_order=attribute(asked, "executionOrder") or "Parallel",
+            frequency=frequency,
+            details=_frequency_details(asked),
+            created=now,
+            updated=now,
+        )
+    row = call.server.store.row("SELECT * FROM schedules WHERE id = ?", schedule_id)
+    assert row is not None
+    return Answer(201, (_schedule(_schedule_row(row)),))
+
+
+def _priority(asked: Any, default: int) -> int:
+    text = attribute(asked, "priority") or str(default)
+    if not text.isdigit() or not 1 <= int(text) <= 100:
+        raise ApiError(400000, f"Invalid priority: {text!r}")
+    return int(text)
+
+
+@operation(OPERATIONS, "PUT", "/schedules/{schedule}")
+def update_schedule(call: Call) -> Answer:
+    call.session.must_administer("change schedules")
+    row, asked = _find_schedule(call), required(call.request, "schedule")
+    changes: dict[str, Any] = {"updated": time.time(), "priority": _priority(asked, row["priority"])}
+    for name, column in (("name", "name"), ("state", "state"), ("executionOrder", "execution_order")):
+        if value := attribute(asked, name):
+            changes[column] = value
+    if (frequency := attribute(asked, "frequency")) in _FREQUENCIES:
+        changes["frequency"] = frequency
+    if find(asked, "frequencyDetails") is not None:
+        changes["details"] = _frequency_details(asked)
+    with call.server.store.transaction() as db:
+        update(db, "schedules", row["id"], **changes)
+    return Answer(content=(_schedule(_schedule_row(_find_schedule(call))),))
+
+
+@operation(OPERATIONS, "PUT", "S/schedules/{schedule}/datasources")
+def add_to_schedule(call: Call) -> Answer:
+    call.session.must_write("schedule refreshes")
+    schedule = _find_schedule(call)
+    asked = required(call.request, "task", "extractRefresh")
+    task_id = _create_task(call, asked, schedule_id=schedule["id"], priority=schedule["priority"])
+    return Answer(content=(_task(_find_task(call, task_id)),))
+
+
+@operation(OPERATIONS, "GET", "S/schedules/{schedule}/extracts")
+def list_extracts(call: Call) -> Answer:
+    schedule = _find_schedule(call)
+    rows = call.server.store.rows(
+        "SELECT * FROM tasks WHERE schedule_id = ? AND site_id = ?", schedule["id"], call.session.site_id
+    )
+    return Answer(content=page([dict(row) for row in rows], call.query, "extracts", _extract))
+
+
+def _extract(row: Any) -> ET.Element:
+    kind = "IncrementalRefresh" if row["incremental"] else "FullRefresh"
+    source = node("datasource", {"id": row["datasource_id"]})
+    return node("extract", {"id": row["id"], "priority": row["priority"], "type": kind}, source)
+
+
+_TASKS = """
+SELECT t.*, s.name AS schedule_name, s.state, s.kind, s.frequency AS schedule_frequency,
+    s.details AS schedule_details, s.created, s.updated, s.priority AS schedule_priority, s.execution_order
+FROM tasks t LEFT JOIN schedules s ON s.id = t.schedule_id WHERE t.site_id = ?
+"""
+
+
+def _find_task(call: Call, task_id: str) -> Row:
+    row = call.server.store.row(f"{_TASKS} AND t.id = ?", call.session.site_id, task_id)
+    if row is None:
+        raise ApiError(404012, f"Task {task_id!r} could not be found.")
+    return row
+
+
+def _task(row: Any) -> ET.Element:
+    frequency = row["schedule_frequency"] or row["frequency"]
+    element = node(
+        "extractRefresh",
+        {
+            "id": row["id"],
+            "priority": row["priority"],
+            "consecutiveFailedCount": row["failed_count"],
+            "type": "IncrementExtractTask" if row["incremental"] else "RefreshExtractTask",
+            "incremental": bool(row["incremental"]),
+        },
+    )
+    if frequency:
+        shown = {
+            "id": row["schedule_id"],
+            "name": row["schedule_name"],
+            "state": row["state"],
+            "priority": row["schedule_priority"],
+            "type": row["kind"],
+            "frequency": frequency,
+            "executionOrder": row["execution_order"],
+            "createdAt": moment(row["created"]),
+            "updatedAt": moment(row["updated"]),
+        }
+        element.append(node("schedule", shown, _details_element(row["schedule_details"] or row["details"])))
+    element.append(node("datasource", {"id": row["datasource_id"]}))
+    if row["last_run"] is not None:
+        last_run = node("lastRunAt")
+        last_run.text = moment(row["last_run"])
+        element.append(last_run)
+    return node("task", {}, element)
+
+
+def _create_task(
+    call: Call, asked: Any, *, schedule_id: str | None, priority: int, frequency: str | None = None, details: str = "{}"
+) -> str:
+    source = content.datasource(call.server, call.session, attribute(required(asked, "datasource"), "id") or "")
+    incremental = is_true(attribute(asked, "incremental")) or attribute(asked, "type") == "IncrementalRefresh"
+    task_id = str(uuid.uuid4())
+    with call.server.store.transaction() as db:
+        insert(
+            db,
+            "tasks",
+            id=task_id,
+            site_id=call.session.site_id,
+            datasource_id=source["id"],
+            schedule_id=schedule_id,
+            incremental=int(incremental),
+            priority=priority,
+            failed_count=0,
+            frequency=frequency,
+            details=details,
+        )
+    return task_id
+
+
+@operation(OPERATIONS, "GET", "S/tasks/extractRefreshes")
+def list_tasks(call: Call) -> Answer:
+    rows = call.server.store.rows(f"{_TASKS} ORDER BY t.rowid", call.session.site_id)
+    return Answer(content=page([dict(row) for row in rows], call.query, "tasks", _task))
+
+
+@operation(OPERATIONS, "POST", "S/tasks/extractRefreshes")
+def create_task(call: Call) -> Answer:
+    """A task with times of its own, as Tableau Cloud has them."""
+    call.session.must_write("schedule refreshes")
+    schedule = find(call.request, "schedule")
+    task_id = _create_task(
+        call,
+        required(call.request, "extractRefresh"),
+        schedule_id=None,
+        priority=50,
+        frequency=attribute(schedule, "frequency") if schedule is not None else None,
+        details=_frequency_details(schedule) if schedule is not None else "{}",
+    )
+    return Answer(201, (_task(_find_task(call, task_id)),))
+
+
+@operation(OPERATIONS, "GET", "S/tasks/extractRefreshes/{task}")
+def get_task(call: Call) -> Answer:
+    return Answer(content=(_task(_find_task(call, call.path["task"])),))
+
+
+@operation(OPERATIONS, "DELETE", "S/tasks/extractRefreshes/{task}")
+def delete_task(call: Call) -> Answer:
+    call.session.must_write("unschedule refreshes")
+    task = _find_task(call, call.path["task"])
+    call.server.store.run("DELETE FROM tasks WHERE id = ?", task["id"])
+    return Answer(204)
+
+
+@operation(OPERATIONS, "POST", "S/tasks/extractRefreshes/{task}/runNow")
+def run_task(call: Call) -> Answer:
+    call.session.must_write("run tasks")
+    task = _find_task(call, call.path["task"])
+    source = content.datasource(call.server, call.session, task["datasource_id"])
+    job = call.jobs.queue_refresh(source, incremental=bool(task["incremental"]), task_id=task["id"])
+    call.server.store.run("UPDATE tasks SET last_run = ? WHERE id = ?", time.time(), task["id"])
+    return Answer(content=(job_element(job),))

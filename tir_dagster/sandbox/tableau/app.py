@@ -1,0 +1,216 @@
+"""The HTTP application: routes, authentication, errors in Tableau's own form, and the sandbox's admin calls beside them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import urllib.parse
+from dataclasses import asdict
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from tir_dagster.sandbox.faults import Fault, FaultMiddleware, handle_admin
+from tir_dagster.sandbox.tableau import people
+from tir_dagster.sandbox.tableau.api import auth, connections, content, jobs, publish, schedules
+from tir_dagster.sandbox.tableau.api.call import Call, Download, Operation
+from tir_dagster.sandbox.tableau.jobs import JobQueue
+from tir_dagster.sandbox.tableau.multipart import MAX_XML_BYTES, boundary_of, read_bounded, spool, take_apart
+from tir_dagster.sandbox.tableau.server import Server, log
+from tir_dagster.sandbox.tableau.settings import parse_version
+from tir_dagster.sandbox.tableau.wire import XML_HEADERS, ApiError, error_text, read_request
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import AsyncIterator, Mapping
+
+    from tir_dagster.sandbox.home import SandboxHome
+
+OPERATIONS: list[Operation] = [
+    *auth.OPERATIONS,
+    *content.OPERATIONS,
+    *connections.OPERATIONS,
+    *publish.OPERATIONS,
+    *jobs.OPERATIONS,
+    *schedules.OPERATIONS,
+]
+_CHUNK = 256 * 1024
+
+
+def build_app(home: SandboxHome, options: argparse.Namespace) -> Any:
+    """The ASGI application of one server over one home."""
+    server = Server.open(home, options.warehouse_port)
+    people.seed(server.store, server.identity)
+    queue = JobQueue(server)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        queue.start()
+        try:
+            yield
+        finally:
+            await run_in_threadpool(queue.stop)
+            server.close()
+
+    routes = [
+        Route(path, _Endpoint(server, queue, [entry for entry in OPERATIONS if entry.path == path]))
+        for path in dict.fromkeys(entry.path for entry in OPERATIONS)
+    ]
+    admin = Route("/sandbox/{rest:path}", partial(_admin, server), methods=["GET", "PUT", "POST", "DELETE"])
+    app = Starlette(
+        routes=[*routes, admin],
+        lifespan=lifespan,
+        exception_handlers={404: _unknown_address, 405: _unknown_address},
+    )
+    return FaultMiddleware(app, book=server.faults, log=server.calls, error_body=_fault_body)
+
+
+class _Endpoint:
+    """All methods of one address; an ASGI application of its own, so that Starlette leaves the methods to us."""
+
+    def __init__(self, server: Server, queue: JobQueue, operations: list[Operation]) -> None:
+        self._server = server
+        self._queue = queue
+        self._operations = {entry.method: entry for entry in operations}
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        request = Request(scope, receive)
+        try:
+            answer = await self._answer(request)
+        except ApiError as error:
+            answer = _error(error)
+        except ClientDisconnect:
+            return
+        except Exception:
+            log.exception("%s %s failed", request.method, request.url.path)
+            answer = _error(ApiError(500000, "The server could not complete the request."))
+        await answer(scope, receive, send)
+
+    async def _answer(self, request: Request) -> Any:
+        entry = self._operations.get(request.method)
+        if entry is None:
+            raise ApiError(405000, f"{request.method} is not allowed here.")
+        request.scope["sandbox_call"].route = entry.name
+        version = self._version(request)
+        token = request.headers.get("x-tableau-auth")
+        session = await run_in_threadpool(self._session, request, token) if entry.signed_in else None
+        make = partial(
+            Call,
+            self._server,
+            self._queue,
+            session,
+            token,
+            version,
+            request.url.path,
+            request.path_params,
+            dict(request.query_params),
+        )
+        if entry.multipart:
+            return await self._multipart(request, entry, make)
+        body = await read_bounded(request.stream(), MAX_XML_BYTES)
+        return await run_in_threadpool(lambda: _response(entry.handler(make(read_request(body)))))
+
+    async def _multipart(self, request: Request, entry: Operation, make: Any) -> Any:
+        boundary = boundary_of(request.headers.get("content-type", ""))
+        body, file = self._server.scratch / self._server.new_incoming().name, self._server.new_incoming()
+        try:
+            await spool(request.stream(), body)
+            parts = await run_in_threadpool(take_apart, body, boundary, file)
+            return await run_in_threadpool(
+                lambda: _response(entry.handler(make(read_request(parts.payload), parts.file)))
+            )
+        finally:
+            body.unlink(missing_ok=True)
+            file.unlink(missing_ok=True)
+
+    def _version(self, request: Request) -> tuple[int, int]:
+        text = request.path_params["version"]
+        try:
+            version = parse_version(text)
+        except ValueError as error:
+            raise ApiError(404950, f"API version {text!r} not found.") from error
+        if not (2, 0) <= version <= self._server.settings.current.version:
+            raise ApiError(404950, f"API version {text!r} not found.")
+        return version
+
+    def _session(self, request: Request, token: str | None) -> people.Session:
+        if self._server.faults.strike(("expire_session",), request.method, request.url.path) is not None:
+            people.end_session(self._server.store, token or "")
+        session = people.find_session(self._server, token)
+        site = request.path_params.get("site")
+        if site is not None and site != session.site_id and request.query_params.get("key") is None:
+            if self._server.store.row("SELECT 1 FROM sites WHERE id = ?", site) is None:
+                raise ApiError(404000, f"Site {site!r} could not be found.")
+            # Which code a real server answers here was not measured.
+            raise ApiError(403004, "The session belongs to another site.")
+        return session
+
+
+def _response(result: Any) -> Any:
+    if isinstance(result, Download):
+        return _FileAnswer(result)
+    headers = {**XML_HEADERS, **result.headers} if result.status != 204 else result.headers
+    return Response(result.body(), result.status, headers)
+
+
+class _FileAnswer:
+    """Streams an open file with its length and name."""
+
+    def __init__(self, download: Download) -> None:
+        self._download = download
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:  # noqa: ARG002
+        plain = "".join(
+            letter if letter.isascii() and letter.isprintable() and letter not in '"\\' else "_"
+            for letter in self._download.file_name
+        )
+        disposition = f'name="tableau_datasource"; filename="{plain}"'
+        if plain != self._download.file_name:
+            disposition += f"; filename*=UTF-8''{urllib.parse.quote(self._download.file_name)}"
+        headers = {
+            "content-type": "application/octet-stream",
+            "content-length": str(self._download.size),
+            "content-disposition": disposition,
+        }
+        raw = [(name.encode(), value.encode()) for name, value in headers.items()]
+        with self._download.stream as stream:
+            await send({"type": "http.response.start", "status": 200, "headers": raw})
+            while block := await run_in_threadpool(stream.read, _CHUNK):
+                await send({"type": "http.response.body", "body": block, "more_body": True})
+            await send({"type": "http.response.body", "body": b""})
+
+
+def _error(error: ApiError) -> Response:
+    return Response(error_text(error.code, error.detail), error.status, XML_HEADERS)
+
+
+async def _unknown_address(request: Request, _: Exception) -> Response:
+    return _error(ApiError(404950, f"Nothing answers at {request.url.path!r}."))
+
+
+def _fault_body(fault: Fault, _: Mapping[str, Any]) -> tuple[dict[str, str], bytes]:
+    code = fault.code or str(fault.status * 1000)
+    return dict(XML_HEADERS), error_text(code, fault.message or "The sandbox was asked to fail this call.")
+
+
+async def _admin(server: Server, request: Request) -> Response:
+    path, method = request.url.path, request.method
+    try:
+        body = await read_bounded(request.stream(), MAX_XML_BYTES)
+        if path == "/sandbox/settings" and method in ("GET", "PUT"):
+            if method == "PUT":
+                server.settings.change(json.loads(body))
+            return JSONResponse(asdict(server.settings.current))
+        if path == "/sandbox/tokens" and method == "POST":
+            asked = json.loads(body)
+            secret = people.create_token(server.store, str(asked["user"]), str(asked["name"]))
+            return JSONResponse({"name": str(asked["name"]), "secret": secret})
+    except (ApiError, ValueError, LookupError, TypeError) as error:
+        return JSONResponse({"error": str(error)}, 400)
+    status, value = handle_admin(path, method, body, book=server.faults, log=server.calls)
+    return JSONResponse(value, status)

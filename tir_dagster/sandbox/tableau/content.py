@@ -1,0 +1,275 @@
+"""Projects, datasources, connections and revisions as the store holds them."""
+
+from __future__ import annotations
+
+import re
+import time
+import uuid
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from tir_dagster.sandbox.tableau.store import Row, insert, update
+from tir_dagster.sandbox.tableau.wire import ApiError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tir_dagster.sandbox.tableau.document import Document
+    from tir_dagster.sandbox.tableau.people import Session
+    from tir_dagster.sandbox.tableau.server import Server
+
+REVISIONS_KEPT = 25
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """Credentials of a publish: for every connection, or for those of one server address."""
+
+    username: str
+    password: str = field(repr=False)
+    embed: bool
+    server: str | None = None
+    port: str | None = None
+
+    def fits(self, server: str | None, port: str | None) -> bool:
+        if self.server is None:
+            return True
+        same_port = not self.port or not port or self.port == port
+        return same_port and self.server.casefold() == (server or "").casefold()
+
+
+@dataclass(frozen=True)
+class Publication:
+    """A publish as asked for, apart from its file."""
+
+    name: str
+    project_id: str
+    overwrite: bool
+    description: str | None = None
+    certified: bool | None = None
+    certification_note: str | None = None
+    credentials: tuple[Credentials, ...] = ()
+
+
+def project(server: Server, session: Session, project_id: str) -> Row:
+    row = server.store.row("SELECT * FROM projects WHERE id = ? AND site_id = ?", project_id, session.site_id)
+    if row is None:
+        raise ApiError(404005, f"Project {project_id!r} could not be found.")
+    return row
+
+
+def datasource(server: Server, session: Session, datasource_id: str) -> Row:
+    row = server.store.row("SELECT * FROM datasources WHERE id = ? AND site_id = ?", datasource_id, session.site_id)
+    if row is None:
+        raise ApiError(404004, f"Datasource {datasource_id!r} could not be found.")
+    return row
+
+
+def create_project(server: Server, session: Session, attributes: dict[str, str]) -> Row:
+    name, parent = attributes.get("name", "").strip(), attributes.get("parentProjectId")
+    if not name:
+        raise ApiError(400000, "A project needs a name.")
+    if parent:
+        project(server, session, parent)
+    project_id, now = str(uuid.uuid4()), time.time()
+    with server.store.transaction() as db:
+        if db.execute(
+            "SELECT 1 FROM projects WHERE site_id = ? AND coalesce(parent_id, '') = ? AND name = ?",
+            (session.site_id, parent or "", name),
+        ).fetchone():
+            raise ApiError(409006, f"A project named {name!r} already exists there.")
+        insert(
+            db,
+            "projects",
+            id=project_id,
+            site_id=session.site_id,
+            parent_id=parent or None,
+            name=name,
+            description=attributes.get("description"),
+            content_permissions=attributes.get("contentPermissions", "ManagedByOwner"),
+            owner_id=session.user_id,
+            created=now,
+            updated=now,
+        )
+    return project(server, session, project_id)
+
+
+def check_publication(server: Server, session: Session, publication: Publication) -> Row | None:
+    """The datasource that would be overwritten, if any; refuses what cannot be published at all."""
+    project(server, session, publication.project_id)
+    existing = server.store.row(
+        "SELECT * FROM datasources WHERE project_id = ? AND name = ?", publication.project_id, publication.name
+    )
+    if existing is not None and not publication.overwrite:
+        raise ApiError(
+            403007,
+            f"A datasource named {publication.name!r} already exists. Use overwrite to replace it.",
+        )
+    return existing
+
+
+def store_publication(
+    server: Server,
+    session: Session,
+    publication: Publication,
+    *,
+    path: Path,
+    suffix: str,
+    document: Document,
+    also: Callable[[Any, str], bool] | None = None,
+) -> str:
+    """Keep the file, then name it in one transaction; the id of the datasource.
+
+    Overwriting keeps the id and resets owner, tags and embedded credentials. The description is taken when one is
+    given and kept otherwise, and certification stays: neither was measured against a real server.
+    """
+    size = path.stat().st_size
+    file = server.keep_package(path, suffix)
+    dropped: list[str] = []
+    try:
+        with server.store.transaction() as db:
+            existing = check_publication(server, session, publication)
+            datasource_id: str = existing["id"] if existing is not None else str(uuid.uuid4())
+            revision = existing["revision"] + 1 if existing is not None else 1
+            if existing is None:
+                _insert_datasource(db, session, publication, datasource_id)
+            _update_datasource(db, session, publication, document, datasource_id=datasource_id, revision=revision)
+            insert(
+                db,
+                "revisions",
+                datasource_id=datasource_id,
+                number=revision,
+                file=file,
+                size=size,
+                publisher_id=session.user_id,
+                published=time.time(),
+            )
+            _replace_connections(db, datasource_id, document, publication)
+            dropped = _forget_old_revisions(db, datasource_id, revision)
+            if also is not None and not also(db, datasource_id):
+                raise ApiError(409006, "The publish was cancelled.")
+    except BaseException:
+        server.drop_packages([file])
+        raise
+    server.drop_packages(dropped)
+    return datasource_id
+
+
+def _insert_datasource(db: Any, session: Session, publication: Publication, datasource_id: str) -> None:
+    now = time.time()
+    slug = re.sub(r"[^A-Za-z0-9_-]", "", publication.name) or "datasource"
+    taken = db.execute(
+        "SELECT COUNT(*) FROM datasources WHERE site_id = ? AND (content_url = ? OR content_url LIKE ? || '\\_%' ESCAPE '\\')",
+        (session.site_id, slug, slug),
+    ).fetchone()[0]
+    insert(
+        db,
+        "datasources",
+        id=datasource_id,
+        site_id=session.site_id,
+        project_id=publication.project_id,
+        name=publication.name,
+        content_url=f"{slug}_{int(now * 1000)}" if taken else slug,
+        kind="",
+        owner_id=session.user_id,
+        tags="[]",
+        certified=0,
+        has_extracts=0,
+        revision=0,
+        generation=0,
+        created=now,
+        updated=now,
+    )
+
+
+def _update_datasource(
+    db: Any, session: Session, publication: Publication, document: Document, *, datasource_id: str, revision: int
+) -> None:
+    connections = document.connections()
+    changes: dict[str, Any] = {
+        "kind": connections[0].kind if connections else "",
+        "owner_id": session.user_id,
+        "tags": "[]",
+        "has_extracts": int(document.has_extract),
+        "revision": revision,
+        "updated": time.time(),
+    }
+    if publication.description is not None:
+        changes["description"] = publication.description
+    if publication.certified is not None:
+        changes["certified"] = int(publication.certified)
+    if publication.certification_note is not None:
+        changes["certification_note"] = publication.certification_note
+    update(db, "datasources", datasource_id, **changes)
+    db.execute("UPDATE datasources SET generation = generation + 1 WHERE id = ?", (datasource_id,))
+
+
+def _replace_connections(db: Any, datasource_id: str, document: Document, publication: Publication) -> None:
+    """New connections with new ids: credentials survive an overwrite only when this publish brings them."""
+    db.execute("DELETE FROM connections WHERE datasource_id = ?", (datasource_id,))
+    for position, live in enumerate(document.connections()):
+        given = next((item for item in publication.credentials if item.fits(live.server, live.port)), None)
+        embed = given is not None and given.embed
+        insert(
+            db,
+            "connections",
+            id=str(uuid.uuid4()),
+            datasource_id=datasource_id,
+            position=position,
+            name=live.name,
+            kind=live.kind,
+            server=live.server,
+            port=live.port,
+            dbname=live.dbname,
+            username=given.username if given is not None else live.username,
+            password=given.password if given is not None and embed else None,
+            embed=int(embed),
+            authentication=live.authentication,
+        )
+
+
+def _forget_old_revisions(db: Any, datasource_id: str, current: int) -> list[str]:
+    old = db.execute(
+        "SELECT number, file FROM revisions WHERE datasource_id = ? AND number <= ?",
+        (datasource_id, current - REVISIONS_KEPT),
+    ).fetchall()
+    for row in old:
+        db.execute("DELETE FROM revisions WHERE datasource_id = ? AND number = ?", (datasource_id, row["number"]))
+    return [row["file"] for row in old]
+
+
+def current_revision(server: Server, datasource_id: str) -> Row:
+    row = server.store.row(
+        "SELECT r.*, d.generation, d.name, d.site_id FROM revisions r JOIN datasources d ON d.id = r.datasource_id"
+        " AND d.revision = r.number WHERE d.id = ?",
+        datasource_id,
+    )
+    if row is None:
+        raise ApiError(404004, f"Datasource {datasource_id!r} could not be found.")
+    return row
+
+
+def replace_extract(
+    server: Server, datasource_id: str, *, generation: int, path: Path, also: Callable[[Any], bool]
+) -> bool:
+    """Put a refreshed package in the place of the current revision's; False when somebody published meanwhile.
+
+    `also` writes down the job's end in the same transaction, or vetoes. A refresh is no revision of its own, as on a
+    real server: going back a revision brings back what was published.
+    """
+    size = path.stat().st_size
+    file = server.keep_package(path, ".tdsx")
+    old: list[Row] = []
+    with server.store.transaction() as db:
+        row = db.execute("SELECT revision, generation FROM datasources WHERE id = ?", (datasource_id,)).fetchone()
+        fits = row is not None and row["generation"] == generation and also(db)
+        if fits:
+            where = (datasource_id, row["revision"])
+            old = db.execute("SELECT file FROM revisions WHERE datasource_id = ? AND number = ?", where).fetchall()
+            db.execute(
+                "UPDATE revisions SET file = ?, size = ? WHERE datasource_id = ? AND number = ?", (file, size, *where)
+            )
+            update(db, "datasources", datasource_id, updated=time.time(), generation=generation + 1)
+    server.drop_packages([row["file"] for row in old] if fits else [file])
+    return fits

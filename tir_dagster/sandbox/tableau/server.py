@@ -1,0 +1,115 @@
+"""The parts of one running server, put together once and handed to every call."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import uuid
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tir_dagster.sandbox.faults import CallLog, FaultBook
+from tir_dagster.sandbox.tableau.checks import Checker
+from tir_dagster.sandbox.tableau.extracts import Hyper
+from tir_dagster.sandbox.tableau.settings import SettingsBook
+from tir_dagster.sandbox.tableau.store import Store
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tir_dagster.sandbox.home import Identity, SandboxHome
+
+log = logging.getLogger("tir_dagster.sandbox.tableau")
+_WAITING_FILES = "SELECT json_extract(payload, '$.file') AS file FROM jobs WHERE completed IS NULL"
+
+
+@dataclass(frozen=True)
+class Server:
+    """Everything a call or a job may need."""
+
+    root: Path
+    identity: Identity
+    store: Store
+    settings: SettingsBook
+    faults: FaultBook
+    calls: CallLog
+    hyper: Hyper
+    warehouse_port: int
+
+    @staticmethod
+    def open(home: SandboxHome, warehouse_port: int) -> Server:
+        root = home.data("tableau")
+        for folder in ("packages", "incoming", "scratch"):
+            (root / folder).mkdir(parents=True, exist_ok=True)
+        store = Store(root / "server.sqlite")
+        server = Server(
+            root,
+            home.identity(),
+            store,
+            SettingsBook(store),
+            FaultBook(),
+            CallLog(),
+            Hyper(),
+            warehouse_port,
+        )
+        server._sweep()
+        return server
+
+    @property
+    def scratch(self) -> Path:
+        return self.root / "scratch"
+
+    @property
+    def checker(self) -> Checker:
+        return Checker(self.hyper, self.scratch, self.max_bytes)
+
+    @property
+    def max_bytes(self) -> int:
+        return self.settings.current.max_extract_mb * 1024 * 1024
+
+    def new_incoming(self) -> Path:
+        """A name for a file on its way in."""
+        return self.root / "incoming" / uuid.uuid4().hex
+
+    def package(self, file: str) -> Path:
+        return self.root / "packages" / file
+
+    def keep_package(self, path: Path, suffix: str) -> str:
+        """Put a finished file among the packages, safely on disk before any row names it.
+
+        A link, not a move: a publish job that a crash interrupts finds its file again.
+        """
+        name = f"{uuid.uuid4().hex}{suffix}"
+        with path.open("rb") as written:
+            os.fsync(written.fileno())
+        os.link(path, self.package(name))
+        folder = os.open(self.package(name).parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+        return name
+
+    def drop_packages(self, files: list[str]) -> None:
+        """Files no row names any more. An open download keeps reading its own."""
+        for file in files:
+            self.package(file).unlink(missing_ok=True)
+
+    def _sweep(self) -> None:
+        """Remove what a crash left behind: files no row names."""
+        shutil.rmtree(self.scratch, ignore_errors=True)
+        self.scratch.mkdir(parents=True, exist_ok=True)
+        named = {row["file"] for row in self.store.rows("SELECT file FROM revisions")}
+        for path in (self.root / "packages").iterdir():
+            if path.name not in named:
+                path.unlink(missing_ok=True)
+        waiting = {row["file"] for row in self.store.rows("SELECT file FROM uploads")}
+        waiting |= {row["file"] for row in self.store.rows(_WAITING_FILES)}
+        for path in (self.root / "incoming").iterdir():
+            if path.name not in waiting:
+                path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        self.hyper.close()
+        self.store.close()

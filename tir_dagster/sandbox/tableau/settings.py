@@ -1,0 +1,76 @@
+"""How this server behaves, changed while it runs: its REST version, the pace of its jobs, the life of sessions."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import threading
+from dataclasses import asdict, dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tir_dagster.sandbox.tableau.store import Store
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Every default is what a present-day server does, only faster."""
+
+    rest_version: str = "3.26"
+    product_version: str = "2025.3.0"
+    job_seconds: float = 0.2
+    job_keep_seconds: float = 3600.0
+    session_idle_minutes: float = 240.0
+    upload_session_minutes: float = 60.0
+    max_extract_mb: int = 4096
+
+    @property
+    def version(self) -> tuple[int, int]:
+        return parse_version(self.rest_version)
+
+
+def parse_version(text: str) -> tuple[int, int]:
+    """`3.26` as numbers; ValueError for anything else."""
+    if not re.fullmatch(r"[0-9]{1,4}\.[0-9]{1,4}", text):
+        raise ValueError(f"not a REST version: {text!r}")
+    major, minor = text.split(".")
+    return int(major), int(minor)
+
+
+def _changed(current: Settings, changes: Any) -> Settings:
+    if not isinstance(changes, dict):
+        raise ValueError("settings are a JSON object")  # noqa: TRY004
+    defaults = {field.name: field.default for field in fields(Settings)}
+    for name, value in changes.items():
+        if name not in defaults:
+            raise ValueError(f"unknown setting {name!r}; known are {sorted(defaults)}")
+        if isinstance(defaults[name], str):
+            fits = isinstance(value, str)
+        else:
+            fits = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < math.inf
+        if not fits:
+            raise ValueError(f"setting {name} cannot be {value!r}; its default is {defaults[name]!r}")
+    settings = replace(current, **changes)
+    parse_version(settings.rest_version)
+    return settings
+
+
+class SettingsBook:
+    """The settings in force, kept over restarts."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._lock = threading.Lock()
+        stored = {row["name"]: json.loads(row["value"]) for row in store.rows("SELECT name, value FROM settings")}
+        known = {field.name for field in fields(Settings)}
+        self.current = replace(Settings(), **{name: value for name, value in stored.items() if name in known})
+
+    def change(self, changes: Any) -> Settings:
+        with self._lock:
+            settings = _changed(self.current, changes)
+            with self._store.transaction() as db:
+                for name, value in asdict(settings).items():
+                    db.execute("INSERT OR REPLACE INTO settings VALUES (?, ?)", (name, json.dumps(value)))
+            self.current = settings
+            return settings

@@ -1,0 +1,245 @@
+"""Publishing, overwriting, downloading, and what a datasource remembers of it."""
+
+from __future__ import annotations
+
+import zipfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tableauserverclient as TSC  # noqa: N812 - the name its own documentation uses
+from tableauhyperapi import Connection, CreateMode
+from tableauserverclient.server.endpoint.exceptions import ServerResponseError
+
+from tir_dagster.sandbox.tableau.packages import Column
+from tir_dagster_tests.sandbox.tableau.helpers import OVERWRITE, Admin, Looker, Publisher, Source
+
+ID = Column("ID", "NUMBER(38,0)")
+
+
+@pytest.fixture
+def package(source: Source) -> Path:
+    return source.package(ID, Column("DAY", "DATE"), increment_key="DAY")
+
+
+def connection_of(publisher: Publisher, datasource: Any) -> Any:
+    publisher.server.datasources.populate_connections(datasource)
+    return datasource.connections[0]
+
+
+@pytest.mark.parametrize("in_pieces", [False, True], ids=["one request", "pieces"])
+def test_the_stored_package_is_what_was_sent(
+    publisher: Publisher, package: Path, admin: Admin, monkeypatch: pytest.MonkeyPatch, *, in_pieces: bool
+) -> None:
+    if in_pieces:
+        with zipfile.ZipFile(package, "a") as archive:
+            archive.writestr("Data/padding", bytes(range(256)) * 4096 * 3)
+        monkeypatch.setenv("TSC_FILESIZE_LIMIT_MB", "0")
+        monkeypatch.setenv("TSC_CHUNK_SIZE_MB", "1")
+    before = len(admin.calls())
+    datasource = publisher.publish(package)
+    assert publisher.download(datasource).read_bytes() == package.read_bytes()
+    pieces = [call for call in admin.calls()[before:] if call["route"] == "append_upload"]
+    assert len(pieces) == (4 if in_pieces else 0)
+
+
+def test_a_published_datasource_tells_what_it_is(publisher: Publisher, package: Path) -> None:
+    published = publisher.publish(package)
+    datasource = publisher.server.datasources.get_by_id(published.id)
+    assert (datasource.name, datasource.project_id) == ("Orders", publisher.project.id)
+    assert (datasource.owner_id, datasource.has_extracts) == (publisher.server.user_id, True)
+    assert datasource.datasource_type == "snowflake"
+    connection = connection_of(publisher, datasource)
+    assert (connection.connection_type, connection.embed_password) == ("snowflake", False)
+    assert connection.server_address == "sandbox.snowflakecomputing.com"
+
+
+def test_a_name_is_not_overwritten_unless_asked(publisher: Publisher, package: Path) -> None:
+    publisher.publish(package)
+    with pytest.raises(ServerResponseError, match="403007"):
+        publisher.publish(package)
+
+
+def test_overwriting_keeps_the_id_and_resets_credentials_owner_and_tags(publisher: Publisher, package: Path) -> None:
+    server = publisher.server
+    first = publisher.publish(package, connection_credentials=publisher.credentials)
+    first.tags = {"gold", "two words"}
+    first.certified, first.description = True, "kept"
+    reader = next(user for user in server.users.all() if user.name == publisher.sandbox.identity.reader_user)
+    first.owner_id = reader.id
+    server.datasources.update(first)
+    before = server.datasources.get_by_id(first.id)
+    assert (before.tags, before.owner_id) == ({"gold", "two words"}, reader.id)
+    assert connection_of(publisher, before).embed_password is True
+
+    publisher.publish(package, mode=OVERWRITE)
+
+    after = server.datasources.get_by_id(first.id)
+    assert (after.id, after.tags, after.owner_id) == (first.id, set(), server.user_id)
+    assert connection_of(publisher, after).embed_password is False
+    assert (after.certified, after.description) == (True, "kept")
+
+
+def test_credentials_passed_while_overwriting_are_embedded(publisher: Publisher, package: Path) -> None:
+    publisher.publish(package)
+    connection = TSC.ConnectionItem()
+    connection.server_address = "sandbox.snowflakecomputing.com"
+    connection.connection_credentials = TSC.ConnectionCredentials("SOMEBODY", "secret", embed=True)
+    datasource = publisher.publish(package, mode=OVERWRITE, connections=[connection])
+    stored = connection_of(publisher, datasource)
+    assert (stored.username, stored.embed_password, stored.password) == ("SOMEBODY", True, None)
+
+
+def test_credentials_for_another_server_are_not_embedded(publisher: Publisher, package: Path) -> None:
+    connection = TSC.ConnectionItem()
+    connection.server_address = "elsewhere.snowflakecomputing.com"
+    connection.connection_credentials = TSC.ConnectionCredentials("SOMEBODY", "secret", embed=True)
+    datasource = publisher.publish(package, connections=[connection])
+    assert connection_of(publisher, datasource).embed_password is False
+
+
+def test_a_connections_credentials_can_be_changed_later(publisher: Publisher, package: Path) -> None:
+    datasource = publisher.publish(package)
+    connection = connection_of(publisher, datasource)
+    connection.username, connection.password, connection.embed_password = "LATER", "secret", True
+    updated = publisher.server.datasources.update_connection(datasource, connection)
+    assert (updated.username, updated.embed_password) == ("LATER", True)
+
+
+def test_several_connections_are_changed_in_one_call(publisher: Publisher, package: Path) -> None:
+    datasource = publisher.publish(package)
+    connection = connection_of(publisher, datasource)
+    changed = publisher.server.datasources.update_connections(
+        datasource, [connection.id], username="BOTH", password="secret", embed_password=True
+    )
+    assert [(item.id, item.username, item.embed_password) for item in changed] == [(connection.id, "BOTH", True)]
+
+
+def test_every_publish_is_a_revision_and_old_ones_can_be_downloaded(
+    publisher: Publisher, source: Source, package: Path
+) -> None:
+    first = package.read_bytes()
+    datasource = publisher.publish(package)
+    second = source.package(ID, caption="Other").read_bytes()
+    publisher.publish(package, mode=OVERWRITE)
+    publisher.server.datasources.populate_revisions(datasource)
+    assert [(entry.revision_number, entry.current) for entry in datasource.revisions] == [("1", False), ("2", True)]
+    assert publisher.download(datasource, "1").read_bytes() == first
+    assert publisher.download(datasource, "2").read_bytes() == second
+    assert publisher.download(datasource).read_bytes() == second
+
+
+def test_a_package_can_be_downloaded_without_its_extract(publisher: Publisher, package: Path) -> None:
+    datasource = publisher.publish(package)
+    with zipfile.ZipFile(publisher.download(datasource, include_extract=False)) as archive:
+        assert archive.namelist() == ["Orders.tds"]
+
+
+def test_publishing_as_a_job_answers_before_it_is_done(publisher: Publisher, package: Path) -> None:
+    job = publisher.publish(package, as_job=True, connection_credentials=publisher.credentials)
+    assert (job.type, job.finish_code) == ("PublishDatasource", -1)
+    assert publisher.finished(job.id).finish_code == TSC.JobItem.FinishCode.Success
+    found = list(publisher.server.datasources.filter(project_name=publisher.project.name))
+    assert publisher.download(found[0]).read_bytes() == package.read_bytes()
+    assert connection_of(publisher, found[0]).embed_password is True
+
+
+def test_a_job_that_cannot_publish_says_why(publisher: Publisher) -> None:
+    broken = publisher.folder / "broken.tdsx"
+    broken.write_bytes(b"PK\x03\x04 nothing")
+    job = publisher.finished(publisher.publish(broken, as_job=True).id)
+    assert job.finish_code == TSC.JobItem.FinishCode.Failed
+    assert "not a zip archive" in job.notes[0]
+
+
+def test_a_bare_extract_becomes_a_package(publisher: Publisher, hyper: Any, look: Looker) -> None:
+    file = publisher.folder / "bare.hyper"
+    with Connection(hyper, file, CreateMode.CREATE) as connection:
+        connection.execute_command('CREATE TABLE "public"."t" AS (SELECT 7 AS "n")')
+    datasource = publisher.publish(file)
+    assert (datasource.datasource_type, datasource.has_extracts) == ("hyper", True)
+    downloaded = publisher.download(datasource)
+    assert look.rows(downloaded, 'SELECT "n" FROM "public"."t"') == [[7]]
+    # What the server made up can be published again.
+    publisher.publish(downloaded, mode=OVERWRITE)
+    job = publisher.refresh(datasource)
+    assert job.finish_code == TSC.JobItem.FinishCode.Failed
+    assert "no connection" in job.notes[0]
+
+
+def test_a_document_without_an_extract_is_published_as_it_is(publisher: Publisher) -> None:
+    datasource = publisher.publish_live("Live")
+    assert datasource.has_extracts is False
+    assert publisher.download(datasource).read_bytes() == (publisher.folder / "live.tds").read_bytes()
+
+
+def test_tags_come_and_go(publisher: Publisher) -> None:
+    datasource = publisher.publish_live("Tagged")
+    endpoint = publisher.server.datasources
+    assert endpoint.add_tags(datasource, ["a/b", "c, d"]) == {"a/b", "c, d"}
+    endpoint.delete_tags(datasource, "a/b")
+    assert endpoint.get_by_id(datasource.id).tags == {"c, d"}
+
+
+def test_a_deleted_datasource_is_gone(publisher: Publisher) -> None:
+    datasource = publisher.publish_live("Short-lived")
+    publisher.server.datasources.delete(datasource.id)
+    with pytest.raises(ServerResponseError, match="404004"):
+        publisher.server.datasources.get_by_id(datasource.id)
+
+
+def test_a_datasource_moves_and_is_renamed_but_never_onto_another(publisher: Publisher) -> None:
+    first, second = publisher.publish_live("One"), publisher.publish_live("Two")
+    second.name = "Three"
+    publisher.server.datasources.update(second)
+    assert publisher.server.datasources.get_by_id(second.id).name == "Three"
+    first.name = "Three"
+    with pytest.raises(ServerResponseError, match="409006"):
+        publisher.server.datasources.update(first)
+
+
+def test_a_publish_into_a_missing_project_is_refused(publisher: Publisher, package: Path) -> None:
+    item = TSC.DatasourceItem("00000000-0000-4000-8000-000000000000", "Orders")
+    with pytest.raises(ServerResponseError, match="404005"):
+        publisher.server.datasources.publish(item, str(package), "CreateNew")
+
+
+def test_an_upload_session_does_not_live_for_ever(
+    publisher: Publisher, package: Path, admin: Admin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TSC_FILESIZE_LIMIT_MB", "0")
+    admin.set(upload_session_minutes=0)
+    with pytest.raises(ServerResponseError, match="404015"):
+        publisher.publish(package)
+
+
+def test_of_many_who_publish_one_name_at_once_exactly_one_wins(publisher: Publisher) -> None:
+    publisher.publish_live("Another")
+
+    def attempt(_: int) -> str:
+        try:
+            return str(publisher.publish(publisher.folder / "live.tds", "Contested").id)
+        except ServerResponseError as error:
+            return error.code
+
+    with ThreadPoolExecutor(8) as pool:
+        outcomes = list(pool.map(attempt, range(8)))
+    assert outcomes.count("403007") == 7
+
+
+def test_many_clients_work_side_by_side(publisher: Publisher, source: Source, package: Path, look: Looker) -> None:
+    source.sql("CREATE TABLE {t} (ID NUMBER(38,0), DAY DATE)")
+    source.sql("INSERT INTO {t} VALUES (1, '2023-01-01')")
+
+    def work(number: int) -> list[Any]:
+        datasource = publisher.publish(package, f"Orders {number}", connection_credentials=publisher.credentials)
+        assert publisher.refresh(datasource).finish_code == TSC.JobItem.FinishCode.Success
+        publisher.refresh(datasource, incremental=True)
+        downloaded = publisher.download(datasource)
+        publisher.publish(downloaded, f"Orders {number}", mode=OVERWRITE)
+        return look.events(downloaded)
+
+    with ThreadPoolExecutor(6) as pool:
+        outcomes = list(pool.map(work, range(6)))
+    assert outcomes == [[("create", "#2023-01-01#", "1"), ("increment", "#2023-01-01#", "0")]] * 6
