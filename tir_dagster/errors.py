@@ -1,0 +1,30 @@
+"""The project's errors: what happened, to which extract, slice or file, and what to do next."""
+
+from __future__ import annotations
+
+
+class TirError(Exception):
+    """Something a user can cause or mend. Its text is one or two sentences that end with what to do next.
+
+    Never put a secret into it: these messages reach logs, events, Slack and incidents.
+    """
+
+
+class SpecError(TirError):
+    """An extract spec that cannot work, found before anything ran; names file, line, field and the fix."""
+
+
+class SourceError(TirError):
+    """Snowflake or its table: unreachable, missing, empty, of the wrong shape."""
+
+
+class ExtractError(TirError):
+    """The Hyper file or its package: broken, of the wrong shape, no room on the disk."""
+
+
+class DatasourceError(TirError):
+    """Tableau Server or the datasource: unreachable, missing, ambiguous, refused."""
+
+
+class GuardError(TirError):
+    """A refresh stopped before it touched anything, because what it saw looked wrong."""

@@ -1,0 +1,297 @@
+"""The extract spec: what a user declares, as plain frozen dataclasses, and how a YAML file becomes them."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+import re
+import types
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+from zoneinfo import ZoneInfo
+
+import yaml
+
+from tir_dagster.errors import SpecError
+
+T = TypeVar("T")
+SPECS_VARIABLE = "TIR_SPECS"
+
+_UNITS = {"second": 1, "minute": 60, "hour": 3600, "day": 86_400}
+_DURATION = re.compile(r"^(\d+(?:\.\d+)?)\s*(second|minute|hour|day)s?$")
+_NAME = re.compile(r"^[a-z][a-z0-9_]*$")
+_STARTS = {"month": r"\d{4}-\d{2}(-01)?", "week": r"\d{4}-\d{2}-\d{2}", "day": r"\d{4}-\d{2}-\d{2}"}
+
+
+@dataclass(frozen=True)
+class Slices:
+    """Coarse parts of the extract by a date or timestamp column: the unit of backfill and verification."""
+
+    by: Literal["month", "week", "day", "none"] = "none"
+    column: str | None = None
+    start: str | None = None
+    zone: str = "UTC"
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        if self.by == "none":
+            if self.column:
+                yield "by", "say how to slice: month, week or day"
+            return
+        if not self.column:
+            yield "column", f"name the date or timestamp column whose {self.by} a row belongs to"
+        if not self.start or not re.fullmatch(_STARTS[self.by], self.start):
+            form = "YYYY-MM" if self.by == "month" else "YYYY-MM-DD"
+            yield "start", f"give the first {self.by} as {form}; older rows still belong to the extract"
+        try:
+            ZoneInfo(self.zone)
+        except (OSError, ValueError, KeyError):
+            yield "zone", f"{self.zone!r} is no time zone; use a name such as UTC or Europe/Berlin"
+
+
+@dataclass(frozen=True)
+class Changes:
+    """How changed rows are found."""
+
+    watermark: str | None = None
+    look_back: float = field(default=600.0, metadata={"duration": True})
+    deletes: bool = True
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """Credentials to embed when the datasource is published: overwriting loses the ones it had."""
+
+    username: str | None = None
+    username_env: str | None = None
+    password_env: str | None = None
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        if not self.password_env:
+            yield "password_env", "name the environment variable that holds the password"
+        if bool(self.username) == bool(self.username_env):
+            yield "username", "give either username or username_env"
+
+
+@dataclass(frozen=True)
+class Datasource:
+    """Where the extract is published. Server and site default to the environment's."""
+
+    name: str
+    project: str
+    server: str | None = None
+    site: str | None = None
+    credentials: Credentials | None = None
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """When to wait, when to stop, and when a full refresh is the better one."""
+
+    quiet_period: float = field(default=2.0, metadata={"duration": True})
+    delete_share: float = 0.3
+    full_share: float = 0.5
+    rebuild_factor: float = 2.0
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        for name in ("delete_share", "full_share"):
+            if not 0 <= getattr(self, name) <= 1:
+                yield name, "give a share between 0 and 1"
+        if self.rebuild_factor < 1:
+            yield "rebuild_factor", "give a factor of at least 1"
+
+
+@dataclass(frozen=True)
+class Snowflake:
+    """How the extract's queries run; what is not given comes from the connection."""
+
+    warehouse: str | None = None
+    role: str | None = None
+    query_tag: str | None = None
+
+
+@dataclass(frozen=True)
+class ExtractSpec:
+    """One extract: its source, its keys and slices, how changes are found, and where it is published."""
+
+    name: str
+    source: str
+    datasource: Datasource
+    row_key: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+    slices: Slices = Slices()
+    changes: Changes = Changes()
+    delivery: Literal["republish"] = "republish"
+    policy: Literal["auto", "incremental_only", "full"] = "auto"
+    thresholds: Thresholds = Thresholds()
+    snowflake: Snowflake = Snowflake()
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        if not _NAME.match(self.name):
+            yield "name", "use lower-case letters, digits and underscores: it names the assets"
+        if len(self.source.split(".")) != 3 and self.source.count('"') < 2:
+            yield "source", "give the table as DATABASE.SCHEMA.TABLE"
+        if not self.row_key and self.slices.by == "none":
+            yield "row_key", "give a row key, or slices: without both, nothing smaller than the extract can be replaced"
+
+
+def load_specs(path: str | os.PathLike[str] | None = None) -> tuple[ExtractSpec, ...]:
+    """The extracts declared in a YAML file (default: the one TIR_SPECS names); SpecError says what to mend, and where."""
+    chosen = path or os.environ.get(SPECS_VARIABLE)
+    if not chosen:
+        return ()
+    file = Path(chosen)
+    try:
+        text = file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise SpecError(
+            f"{file}: {error.strerror or error}. Name the spec file with --specs or {SPECS_VARIABLE}."
+        ) from error
+    return parse_specs(text, str(file))
+
+
+def parse_specs(text: str, file: str) -> tuple[ExtractSpec, ...]:
+    try:
+        tree = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.YAMLError as error:
+        raise SpecError(f"{file}: not YAML: {error}") from error
+    lines: dict[str, int] = {}
+    document = _plain(tree, "", lines) if tree is not None else None
+    reader = _Reader(file, lines)
+    specs = reader.extracts(document)
+    if reader.problems:
+        raise SpecError("\n".join(reader.problems))
+    return specs
+
+
+def spec_from_mapping(value: Mapping[str, Any], where: str) -> ExtractSpec:
+    """The spec for attributes that come from elsewhere than a file, such as a Dagster component."""
+    reader = _Reader(where, {})
+    spec = reader.dataclass(ExtractSpec, dict(value), "")
+    if spec is None or reader.problems:
+        raise SpecError("\n".join(reader.problems))
+    return spec
+
+
+def _plain(node: yaml.Node, path: str, lines: dict[str, int]) -> Any:
+    """The node's value; notes on the way in which line each field stands."""
+    lines[path] = node.start_mark.line + 1
+    if isinstance(node, yaml.MappingNode):
+        values: dict[str, Any] = {}
+        for key, value in node.value:
+            inner = f"{path}.{key.value}" if path else str(key.value)
+            values[str(key.value)] = _plain(value, inner, lines)
+            lines[inner] = key.start_mark.line + 1
+        return values
+    if isinstance(node, yaml.SequenceNode):
+        return [_plain(item, f"{path}[{at}]", lines) for at, item in enumerate(node.value)]
+    # Dates and sexagesimal numbers stay what the user wrote: `start: 2024-12` is text here.
+    if node.tag in ("tag:yaml.org,2002:timestamp", "tag:yaml.org,2002:str"):
+        return node.value
+    return yaml.SafeLoader("").construct_object(node)
+
+
+class _Reader:
+    """Turns plain values into dataclasses and collects every problem, not only the first."""
+
+    def __init__(self, file: str, lines: Mapping[str, int]) -> None:
+        self.file = file
+        self.lines = lines
+        self.problems: list[str] = []
+
+    def complain(self, path: str, message: str) -> None:
+        line = self.lines.get(path) or self.lines.get(path.rpartition(".")[0])
+        place = f"{self.file}:{line}" if line else self.file
+        self.problems.append(f"{place}: {path or 'the file'}: {message}.")
+
+    def extracts(self, document: Any) -> tuple[ExtractSpec, ...]:
+        if not isinstance(document, dict) or not isinstance(document.get("extracts"), list):
+            self.complain("", "start with `extracts:` and a list of extracts below it")
+            return ()
+        for unknown in document.keys() - {"extracts"}:
+            self.complain(unknown, "unknown here; only `extracts:` is known")
+        read = [self.dataclass(ExtractSpec, item, f"extracts[{at}]") for at, item in enumerate(document["extracts"])]
+        specs = tuple(spec for spec in read if spec is not None)
+        seen: set[str] = set()
+        for at, spec in enumerate(specs):
+            if spec.name in seen:
+                self.complain(f"extracts[{at}].name", f"a second extract is named {spec.name!r}; names are unique")
+            seen.add(spec.name)
+        return specs
+
+    def dataclass(self, cls: type[T], value: Any, path: str) -> T | None:
+        if not isinstance(value, Mapping):
+            self.complain(path, "give fields and values, `field: value`")
+            return None
+        before = len(self.problems)
+        fields = {item.name: item for item in dataclasses.fields(cls)}  # type: ignore[arg-type]
+        hints = typing.get_type_hints(cls)
+        for unknown in [name for name in value if name not in fields]:
+            close = difflib.get_close_matches(str(unknown), fields, n=1)
+            hint = f"did you mean `{close[0]}`" if close else f"known are {', '.join(fields)}"
+            self.complain(_join(path, unknown), f"unknown field; {hint}")
+        read: dict[str, Any] = {}
+        for name, item in fields.items():
+            if name in value:
+                read[name] = self.value(hints[name], value[name], _join(path, name), item.metadata)
+            elif item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING:
+                self.complain(_join(path, name), "missing")
+        if len(self.problems) > before:
+            return None
+        made = cls(**read)
+        for name, message in getattr(made, "problems", lambda: ())():
+            self.complain(_join(path, name), message)
+        return made
+
+    def value(self, hint: Any, value: Any, path: str, metadata: Mapping[str, Any]) -> Any:
+        if metadata.get("duration"):
+            return self.duration(value, path)
+        origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+        if origin in (typing.Union, types.UnionType):
+            if value is None:
+                return None
+            return self.value(next(one for one in arguments if one is not type(None)), value, path, metadata)
+        if origin is Literal:
+            return self.choice(arguments, value, path)
+        if origin is tuple:
+            return self.texts(value, path)
+        if dataclasses.is_dataclass(hint):
+            return self.dataclass(typing.cast("type[Any]", hint), value, path)
+        return self.scalar(hint, value, path)
+
+    def duration(self, value: Any, path: str) -> float:
+        found = _DURATION.match(str(value).strip())
+        if found:
+            return float(found[1]) * _UNITS[found[2]]
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 0:
+            return float(value)
+        self.complain(path, f"{value!r} is no duration; write one such as `30 seconds`, `10 minutes` or `1 day`")
+        return 0.0
+
+    def choice(self, options: Sequence[str], value: Any, path: str) -> Any:
+        # YAML 1.1 reads a bare `none` as text but `no` and `off` as false; nobody means that here.
+        if value not in options:
+            self.complain(path, f"{value!r} is not one of {', '.join(options)}")
+        return value
+
+    def texts(self, value: Any, path: str) -> tuple[str, ...]:
+        items = value if isinstance(value, list) else [value]
+        if not all(isinstance(item, str) for item in items):
+            self.complain(path, "give a name or a list of names")
+            return ()
+        return tuple(items)
+
+    def scalar(self, hint: type, value: Any, path: str) -> Any:
+        if hint is float and isinstance(value, int) and not isinstance(value, bool):
+            return float(value)
+        if not isinstance(value, hint):
+            kind = {str: "text", float: "a number", bool: "true or false"}[hint]
+            self.complain(path, f"{value!r} is not {kind}")
+        return value
+
+
+def _join(path: str, name: object) -> str:
+    return f"{path}.{name}" if path else str(name)
