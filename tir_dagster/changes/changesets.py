@@ -1,0 +1,105 @@
+"""Change sets and intents on disk: each whole or not there, whatever happens while it is written."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+
+from tir_dagster.changes.state import ChangeSet, Intent
+
+MANIFEST = "change_set.json"
+_UNFINISHED = ".unfinished-"
+
+
+def new_id() -> str:
+    """A change set's name: sorts by time, and no two are alike."""
+    return f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:8]}"
+
+
+class ChangeSetStore:
+    """The change sets of one extract under a folder: pending until a confirmation settles them."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._intent = folder / "intent.json"
+
+    def path(self, change_set: str) -> Path:
+        return self._folder / change_set
+
+    @contextmanager
+    def staging(self, change_set: str) -> Iterator[Path]:
+        """A folder to fill; nothing stays of it unless it is committed inside the block."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        folder = self._folder / f"{_UNFINISHED}{change_set}-{uuid.uuid4().hex[:8]}"
+        folder.mkdir()
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def commit(self, change_set: ChangeSet, folder: Path) -> ChangeSet:
+        """Make the staged folder durable and give it its name: from here on the change set is pending."""
+        _write_durably(folder / MANIFEST, change_set.to_json())
+        for path in folder.rglob("*"):
+            if path.is_file():
+                _sync(path)
+        _sync(folder)
+        folder.rename(self.path(change_set.id))
+        _sync(self._folder)
+        return change_set
+
+    def get(self, change_set: str) -> ChangeSet:
+        return ChangeSet.from_json((self.path(change_set) / MANIFEST).read_text(encoding="utf-8"))
+
+    def pending(self) -> tuple[ChangeSet, ...]:
+        """All unsettled change sets, oldest first. One that cannot be read is an error, not a gap."""
+        if not self._folder.is_dir():
+            return ()
+        names = sorted(path.parent.name for path in self._folder.glob(f"*/{MANIFEST}"))
+        return tuple(self.get(name) for name in names if not name.startswith(_UNFINISHED))
+
+    def settle(self, change_sets: tuple[str, ...]) -> None:
+        """A confirmation covers these: they are no longer pending. Repeating it is harmless."""
+        for name in change_sets:
+            shutil.rmtree(self.path(name), ignore_errors=True)
+        self.drop_intent()
+
+    def clean(self) -> None:
+        """Remove what crashed runs left unfinished; call it only while holding the extract's lease."""
+        for path in self._folder.glob(f"{_UNFINISHED}*"):
+            shutil.rmtree(path, ignore_errors=True)
+
+    def intend(self, intent: Intent) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        beside = self._intent.with_suffix(".new")
+        _write_durably(beside, intent.to_json())
+        beside.replace(self._intent)
+        _sync(self._folder)
+
+    def intent(self) -> Intent | None:
+        with suppress(FileNotFoundError):
+            return Intent.from_json(self._intent.read_text(encoding="utf-8"))
+        return None
+
+    def drop_intent(self) -> None:
+        self._intent.unlink(missing_ok=True)
+
+
+def _write_durably(path: Path, text: str) -> None:
+    with path.open("w", encoding="utf-8") as out:
+        out.write(text)
+        out.flush()
+        os.fsync(out.fileno())
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,158 @@
+"""The plan: none, incremental or full, and why. Pure: from what is known to what will be done, before anything runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Literal
+
+from tir_dagster.changes.find import Found, Stats
+from tir_dagster.errors import GuardError, TirError
+
+Mode = Literal["changes", "slices", "full"]
+Decision = Literal["none", "incremental", "full"]
+
+
+class Reason(Enum):
+    """Why a refresh is a full one: a closed list, always recorded and shown."""
+
+    FIRST_LOAD = "the extract has never been loaded by tir_dagster"
+    DEFINITION_CHANGED = "the extract's spec changed"
+    SCHEMA_CHANGED = "the source's columns changed"
+    SOURCE_REPLACED = "the source table was recreated or swapped"
+    RETENTION_EXCEEDED = "the source's history no longer reaches back far enough"
+    ORTHOGONAL_UNRESOLVED = "a change description could not be resolved to keys"
+    NONDETERMINISTIC_VIEW = "the extract's query has no stable keys"
+    COST_THRESHOLD = "so many keys changed that reading everything is cheaper"
+    DRIFT_UNREPAIRED = "the extract differs from the source in a way that replacing keys did not mend"
+    FOREIGN_PUBLISH = "somebody else published the datasource"
+    STATE_LOST = "what was known about the extract is gone"
+    EXTRACT_EMPTIED = "nothing would remain in the extract"
+    NULL_INCREMENT = "a changed row has no increment value"
+    REQUESTED = "a full refresh was asked for"
+
+
+@dataclass(frozen=True)
+class Known:
+    """What the last confirmation says of the extract, and what it was made from."""
+
+    definition: str
+    schema: str
+    identity: str
+    token: str
+
+
+@dataclass(frozen=True)
+class Situation:
+    """All that the decision depends on, before any row is read."""
+
+    extract: str
+    mode: Mode
+    policy: Literal["auto", "incremental_only", "full"]
+    now: Known
+    confirmed: Known | None
+    base_present: bool = True
+    foreign: bool = False
+    pending: tuple[str, ...] = ()
+    slices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What will be done, readable by people; kept as metadata of the run."""
+
+    extract: str
+    mode: Mode
+    decision: Decision
+    reason: Reason | None = None
+    slices: tuple[str | None, ...] = ()
+    keys: int | None = None
+    warnings: tuple[str, ...] = ()
+
+    def sentence(self) -> str:
+        if self.decision == "none":
+            return f"{self.extract}: nothing to do, the source has not changed."
+        if self.decision == "full":
+            return f"{self.extract}: full refresh, because {self.reason.value if self.reason else 'it was asked for'}."
+        counted = "" if self.keys is None else f" of {self.keys:,} keys"
+        where = f" in {len(self.slices)} slices" if self.slices else ""
+        return f"{self.extract}: incremental refresh{counted}{where}."
+
+
+def plan_refresh(situation: Situation) -> Plan:
+    """Decide from tokens and definitions alone; `incremental` still means: look which keys differ."""
+    reason = _full_reason(situation)
+    if reason is None:
+        unchanged = situation.confirmed is not None and situation.confirmed.token == situation.now.token
+        if situation.mode == "changes" and unchanged and not situation.pending:
+            return Plan(situation.extract, situation.mode, "none")
+        return Plan(situation.extract, situation.mode, "incremental", slices=situation.slices)
+    return _full(Plan(situation.extract, situation.mode, "full"), reason, situation.policy)
+
+
+def settle_plan(
+    plan: Plan,
+    found: Found,
+    ledger: Stats,
+    *,
+    policy: Literal["auto", "incremental_only", "full"],
+    delete_share: float,
+    full_share: float,
+    pending: bool,
+) -> Plan:
+    """The plan once the differing keys are known: maybe nothing, maybe too much, maybe something looks wrong."""
+    rows = sum(count for count, _ in ledger.values())
+    purged = sum(count for count, _ in found.purged.values())
+    appended = sum(count for count, _ in found.appended.values())
+    check_guards(plan.extract, rows=rows, left=rows - purged + appended, delete_share=delete_share)
+    settled = replace(plan, keys=found.keys, slices=found.slices)
+    if found.unexplained:
+        return _full(settled, Reason.DRIFT_UNREPAIRED, policy)
+    if found.keys == 0 and not pending:
+        return replace(settled, decision="none")
+    if rows and max(purged, appended) > full_share * rows:
+        # Under incremental_only a large change is still right, only slow.
+        return settled if policy == "incremental_only" else _full(settled, Reason.COST_THRESHOLD, policy)
+    return settled
+
+
+def check_guards(extract: str, *, rows: int, left: int, delete_share: float) -> None:
+    """Stop before anything is touched when the source looks like a load caught half-way."""
+    if rows and left == 0:
+        raise GuardError(
+            f"{extract}: the source is empty, the extract has {rows:,} rows. Nothing was touched. If the source is meant "
+            "to be empty, ask for it: tir refresh --full --allow-empty; otherwise wait for its load to finish."
+        )
+    if rows and rows - left > delete_share * rows:
+        raise GuardError(
+            f"{extract}: {rows - left:,} of {rows:,} rows would vanish, more than the allowed share of {delete_share:.0%}. "
+            "Nothing was touched. Check the source; if it is right, raise thresholds.delete_share in the spec."
+        )
+
+
+def _full_reason(situation: Situation) -> Reason | None:
+    now, confirmed = situation.now, situation.confirmed
+    if situation.mode == "full" or situation.policy == "full":
+        # A policy of full still does nothing when nothing changed.
+        idle = situation.mode == "changes" and confirmed == now and situation.base_present and not situation.pending
+        return None if idle else Reason.REQUESTED
+    if confirmed is None:
+        return Reason.FIRST_LOAD
+    if not situation.base_present:
+        return Reason.STATE_LOST
+    if situation.foreign:
+        return Reason.FOREIGN_PUBLISH
+    if now.definition != confirmed.definition:
+        return Reason.DEFINITION_CHANGED
+    if now.schema != confirmed.schema:
+        return Reason.SCHEMA_CHANGED
+    return Reason.SOURCE_REPLACED if now.identity != confirmed.identity else None
+
+
+def _full(plan: Plan, reason: Reason, policy: str) -> Plan:
+    if policy == "incremental_only" and reason is not Reason.FIRST_LOAD and plan.mode != "full":
+        raise TirError(
+            f"{plan.extract}: a full refresh is needed, because {reason.value} ({reason.name}), and the policy is "
+            "incremental_only. Nothing was touched. Run tir refresh --full, or set policy: auto."
+        )
+    return replace(plan, decision="full", reason=reason, slices=(), keys=None)

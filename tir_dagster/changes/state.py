@@ -1,0 +1,138 @@
+"""What is known between refreshes: change sets, intents and confirmations, and what a crash between them means. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from enum import Enum
+from typing import Any, Self
+
+from tir_dagster.changes.find import Stats
+from tir_dagster.changes.plan import Decision, Known, Mode
+
+# NULL is a slice too; JSON has no NULL keys.
+NO_SLICE_KEY = "\0"
+
+
+@dataclass(frozen=True)
+class Record:
+    """A value that is kept as a JSON object."""
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """The record, or ValueError when the text does not hold one: then the state is lost, never guessed."""
+        value = json.loads(text)
+        names = {field.name for field in dataclasses.fields(cls)}
+        if not isinstance(value, dict) or not names <= value.keys():
+            raise ValueError(f"not a complete {cls.__name__}")
+        return cls(**{name: cls.restored(name, value[name]) for name in names})
+
+    @classmethod
+    def restored(cls, name: str, value: Any) -> Any:
+        if name == "known":
+            return Known(**value)
+        return tuple(value) if isinstance(value, list) else value
+
+
+@dataclass(frozen=True)
+class ChangeSet(Record):
+    """Keys to replace, their slices and fresh rows, at one source version; durable before anything is purged."""
+
+    id: str
+    extract: str
+    base: str | None  # the confirmed version it starts from
+    source_version: str
+    known: Known
+    mode: Mode
+    decision: Decision
+    reason: str | None
+    keys: int
+    rows: int
+    purged: Mapping[str, int]
+    appended: Mapping[str, int]
+    ledger_stats: Mapping[str, tuple[int, str]]
+    watermark: str | None
+    settles: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    sentence: str = ""
+
+    @property
+    def touched(self) -> tuple[str | None, ...]:
+        """The slices that lose or gain rows."""
+        return tuple(None if name == NO_SLICE_KEY else name for name in sorted({**self.purged, **self.appended}))
+
+
+@dataclass(frozen=True)
+class Intent(Record):
+    """Written before a publish: what is about to be published, and what the server held before."""
+
+    extract: str
+    change_set: str
+    version: str
+    base_server_version: str | None
+    fingerprint: str
+    known: Known
+
+
+@dataclass(frozen=True)
+class Confirmation(Record):
+    """Written once, after a publish: what the server shows now, and everything the next refresh starts from."""
+
+    extract: str
+    version: str
+    source_version: str
+    known: Known
+    watermark: str | None
+    datasource_id: str
+    server_version: str
+    fingerprint: str
+    rows: int
+    change_sets: tuple[str, ...]
+
+
+class Aftermath(Enum):
+    """What a crash left behind, as the server tells it."""
+
+    CLEAN = "nothing was about to be published"
+    LANDED = "the publish landed: confirm it late"
+    NOT_LANDED = "the server still holds what it held before: publish again"
+    FOREIGN = "the server holds something that is not ours"
+
+
+def aftermath(
+    *, intent: Intent | None, confirmed: Confirmation | None, server_version: str | None, server_fingerprint: str | None
+) -> Aftermath:
+    """Decide what happened to the last publish; the fingerprint is that of the server's content, if it was looked at."""
+    if intent is not None:
+        if server_version == intent.base_server_version:
+            return Aftermath.NOT_LANDED
+        return Aftermath.LANDED if server_fingerprint == intent.fingerprint else Aftermath.FOREIGN
+    if confirmed is not None and server_version != confirmed.server_version:
+        # A refresh that Tableau itself ran may have left the rows as they were.
+        return Aftermath.CLEAN if server_fingerprint == confirmed.fingerprint else Aftermath.FOREIGN
+    return Aftermath.CLEAN
+
+
+def stats_to_json(stats: Stats) -> dict[str, tuple[int, str]]:
+    """Checksums are too long for JSON numbers of other readers, so they are text."""
+    return {NO_SLICE_KEY if name is None else name: (rows, str(checksum)) for name, (rows, checksum) in stats.items()}
+
+
+def stats_from_json(value: Mapping[str, Any]) -> Stats:
+    return {
+        None if name == NO_SLICE_KEY else name: (int(rows), int(checksum)) for name, (rows, checksum) in value.items()
+    }
+
+
+def counts_to_json(stats: Stats) -> dict[str, int]:
+    return {NO_SLICE_KEY if name is None else name: rows for name, (rows, _) in stats.items()}
+
+
+def slice_label(name: str) -> str:
+    """A slice's name for people."""
+    return "(no date)" if name == NO_SLICE_KEY else name
