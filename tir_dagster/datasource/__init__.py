@@ -1,0 +1,1 @@
+"""Tableau Server: client, find, download, publish, refresh, wait; the deliveries."""

@@ -1,0 +1,112 @@
+"""Move packages: download a datasource's, publish one without ever overwriting what somebody else put there."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import zipfile
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import IO, Any
+
+from tir_dagster.datasource.client import TableauClient
+from tir_dagster.datasource.found import FoundDatasource, FoundProject, ServerVersion
+from tir_dagster.datasource.keep import ConnectionCredential
+from tir_dagster.datasource.publishing import Publishing
+from tir_dagster.datasource.upload import Parcel, Progress
+from tir_dagster.errors import DatasourceError
+
+_BLOCK = 1024 * 1024
+_SPARE_BYTES = 16 * 1024 * 1024
+_KINDS = (".tdsx", ".hyper")
+
+
+def download(client: TableauClient, found: FoundDatasource, target: Path, *, progress: Progress | None = None) -> Path:
+    """The datasource's package at exactly this path, whole or not at all; the path again."""
+    doing = f"download {found.shown}"
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with _beside(target) as (out, part):
+            client.call(partial(_fetch, found=found, out=out, folder=part.parent, progress=progress), doing=doing)
+            if target.suffix.lower() == ".tdsx" and not zipfile.is_zipfile(part):
+                raise DatasourceError(
+                    f"{found.shown} on {client.where} is not a package with an extract but a plain document: it reads"
+                    " its source live. Publish it with an extract first."
+                )
+    except OSError as error:
+        raise DatasourceError(
+            f"Could not {doing} to {target}: {error.strerror or error}. Free some space or choose another folder."
+        ) from error
+    return target
+
+
+@contextmanager
+def _beside(target: Path) -> Iterator[tuple[IO[bytes], Path]]:
+    """A file next to the target that takes its place at the end, or leaves no trace."""
+    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
+    part = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as out:
+            yield out, part
+            out.flush()
+            os.fsync(out.fileno())
+        part.replace(target)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+
+
+def _fetch(server: Any, *, found: FoundDatasource, out: IO[bytes], folder: Path, progress: Progress | None) -> None:
+    """One try, from the first byte. The client's own download appends a suffix and moves a kilobyte at a time."""
+    out.seek(0)
+    out.truncate()
+    endpoint = server.datasources
+    with closing(endpoint.get_request(f"{endpoint.baseurl}/{found.id}/content", parameters={"stream": True})) as answer:
+        length = answer.headers.get("Content-Length", "")
+        total = int(length) if length.isdigit() else (found.size_mb or 0) * _BLOCK
+        _check_room(folder, total, found)
+        for block in answer.iter_content(_BLOCK):
+            out.write(block)
+            if progress is not None:
+                progress(out.tell(), max(total, out.tell()))
+    out.flush()
+
+
+def _check_room(folder: Path, wanted: int, found: FoundDatasource) -> None:
+    free = shutil.disk_usage(folder).free
+    if free < wanted + _SPARE_BYTES:
+        raise DatasourceError(
+            f"No room to download {found.shown}: it has {wanted / 1e6:.0f} MB, and {folder} has {free / 1e6:.0f} MB"
+            " free. Free some space or move TIR_HOME to a larger disk."
+        )
+
+
+def publish(
+    client: TableauClient,
+    package: Path,
+    *,
+    project: FoundProject,
+    name: str,
+    overwrite: bool = False,
+    expected: ServerVersion | None = None,
+    connections: Sequence[ConnectionCredential] = (),
+    as_job: bool = False,
+    job_timeout: float = 3600.0,
+    progress: Progress | None = None,
+) -> FoundDatasource:
+    """Publish a .tdsx or .hyper file; the datasource as it is afterwards.
+
+    With `expected`, a datasource that is no longer that version is left alone: ForeignPublishError. Without it,
+    `overwrite` replaces whatever is there at the start. A publish whose answer is lost is looked for on the server,
+    and sent again only when it is not there.
+    """
+    if package.suffix not in _KINDS or not package.is_file():
+        raise DatasourceError(
+            f"Could not publish {package} as datasource {name!r}: it must be a {' or '.join(_KINDS)} file that exists."
+        )
+    parcel = Parcel(package, project.id, name, overwrite, tuple(connections), as_job)
+    publishing = Publishing(client, parcel, project, job_timeout=job_timeout, progress=progress)
+    return publishing.run(expected)

@@ -1,0 +1,127 @@
+"""Bring a file to the server in pieces, as large ones must be, and send the publish that uses them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tableauserverclient as TSC  # noqa: N812 - the name its own documentation uses
+from tableauserverclient.config import BYTES_PER_MB, config
+from tableauserverclient.server import RequestFactory
+
+from tir_dagster.datasource.client import TableauClient
+from tir_dagster.datasource.keep import ConnectionCredential
+from tir_dagster.datasource.transport import patience
+from tir_dagster.datasource.trouble import UnknownOutcomeError
+
+# (bytes so far, bytes in all)
+Progress = Callable[[int, int], None]
+UPLOAD_GONE = "404015"
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """A publish: the file, where it goes, and with which credentials."""
+
+    package: Path
+    project_id: str
+    name: str
+    overwrite: bool
+    connections: Sequence[ConnectionCredential]
+    as_job: bool
+
+    @property
+    def size(self) -> int:
+        return self.package.stat().st_size
+
+    @property
+    def in_pieces(self) -> bool:
+        return self.size >= config.FILESIZE_LIMIT_MB * BYTES_PER_MB
+
+    @property
+    def mode(self) -> str:
+        return str(TSC.Server.PublishMode.Overwrite if self.overwrite else TSC.Server.PublishMode.CreateNew)
+
+    def item(self) -> Any:
+        return TSC.DatasourceItem(self.project_id, self.name)
+
+    def connection_items(self) -> list[Any] | None:
+        return [credential.as_item() for credential in self.connections] or None
+
+
+def send(
+    client: TableauClient, parcel: Parcel, *, doing: str, check: Callable[[], None], progress: Progress | None
+) -> str | None:
+    """Publish; the id of the job when it was asked for as one.
+
+    `check` runs right before every request that would publish, after all bytes of a large file are there. A request
+    whose answer is lost is not sent again: UnknownOutcomeError.
+    """
+    upload_id = upload(client, parcel.package, doing=doing, progress=progress) if parcel.in_pieces else None
+
+    def post(server: Any) -> Any:
+        check()
+        with patience(client.timeouts.for_bytes(parcel.size)):
+            return _publish(server, parcel) if upload_id is None else _publish_uploaded(server, parcel, upload_id)
+
+    job_id: str | None = client.call(post, doing=doing, repeat=False)
+    if progress is not None:
+        progress(parcel.size, parcel.size)
+    return job_id
+
+
+def _publish(server: Any, parcel: Parcel) -> str | None:
+    result = server.datasources.publish(
+        parcel.item(), str(parcel.package), parcel.mode, connections=parcel.connection_items(), as_job=parcel.as_job
+    )
+    return str(result.id) if parcel.as_job else None
+
+
+def _publish_uploaded(server: Any, parcel: Parcel, upload_id: str) -> str | None:
+    """The request that the client's `publish` ends with; that one cannot repeat a piece, nor look before it sends."""
+    request, content_type = RequestFactory.Datasource.publish_req_chunked(
+        parcel.item(), None, parcel.connection_items()
+    )
+    kind = parcel.package.suffix.removeprefix(".")
+    url = f"{server.datasources.baseurl}?datasourceType={kind}&{parcel.mode.lower()}=true"
+    url += "&asJob=true" if parcel.as_job else ""
+    answer = server.datasources.post_request(f"{url}&uploadSessionId={upload_id}", request, content_type)
+    return str(TSC.JobItem.from_response(answer.content, server.namespace)[0].id) if parcel.as_job else None
+
+
+def upload(client: TableauClient, file: Path, *, doing: str, progress: Progress | None = None) -> str:
+    """All bytes of the file on the server; the id of the upload session.
+
+    A piece is sent again only when the server has surely not taken it: pieces carry no offset, and one taken twice
+    would break the file. When nobody knows, a new session starts over.
+    """
+    for number in range(1, client.retry.tries):
+        try:
+            return _upload_once(client, file, doing=doing, progress=progress)
+        except UnknownOutcomeError:
+            client.retry.sleep(client.retry.pause(number))
+    return _upload_once(client, file, doing=doing, progress=progress)
+
+
+def _upload_once(client: TableauClient, file: Path, *, doing: str, progress: Progress | None) -> str:
+    total, done = file.stat().st_size, 0
+    upload_id = str(client.call(lambda server: server.fileuploads.initiate(), doing=f"start the upload to {doing}"))
+    with file.open("rb") as source:
+        while piece := source.read(config.CHUNK_SIZE_MB * BYTES_PER_MB):
+            _append(client, upload_id, piece, doing=doing)
+            done += len(piece)
+            if progress is not None:
+                progress(done, total)
+    return upload_id
+
+
+def _append(client: TableauClient, upload_id: str, piece: bytes, *, doing: str) -> None:
+    request, content_type = RequestFactory.Fileupload.chunk_req(piece)
+    with patience(client.timeouts.for_bytes(len(piece))):
+        client.call(
+            lambda server: server.fileuploads.append(upload_id, request, content_type),
+            doing=f"upload a piece of the file to {doing}",
+            repeat=False,
+        )

@@ -1,0 +1,94 @@
+"""What an overwrite loses is asked for before, and put back after."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from tir_dagster.datasource.client import TableauClient
+from tir_dagster.datasource.found import FoundDatasource, server_version
+from tir_dagster.datasource.keep import ConnectionCredential, Kept, check_credentials, keep, restore
+from tir_dagster.errors import DatasourceError
+from tir_dagster_tests.conftest import Sandbox
+from tir_dagster_tests.datasource.conftest import Orders
+from tir_dagster_tests.sandbox.tableau.helpers import Admin
+
+TAGS = {"nightly", "a, b", "ümläut/x"}
+
+
+@pytest.fixture
+def loved(orders: Orders, sandbox: Sandbox) -> FoundDatasource:
+    """A datasource that people have tagged, described, certified and given to somebody."""
+    created = orders.create(connections=[orders.credential])
+    endpoint = orders.others.datasources
+    endpoint.add_tags(created.id, TAGS)
+    item = endpoint.get_by_id(created.id)
+    item.description, item.certified, item.certification_note = "All orders", True, "checked"
+    item.owner_id = next(user.id for user in orders.others.users.get()[0] if user.name == sandbox.identity.reader_user)
+    endpoint.update(item)
+    return orders.now()
+
+
+def test_what_an_overwrite_loses_is_put_back(orders: Orders, loved: FoundDatasource) -> None:
+    kept = keep(loved)
+    published = orders.overwrite(expected=server_version(loved), connections=[orders.credential])
+    assert published.tags == frozenset(), "the server forgets the tags"
+    assert published.owner_id == orders.client.user_id, "and the owner"
+    restored = restore(orders.client, published, kept)
+    assert restored.warnings == ()
+    assert keep(restored.found) == keep(orders.now()) == kept
+    assert restored.found.tags == TAGS
+    assert restored.found.connections[0].embed_password
+    assert server_version(restored.found) == server_version(orders.now())
+
+
+def test_texts_that_were_lost_are_put_back(orders: Orders, loved: FoundDatasource) -> None:
+    item = orders.others.datasources.get_by_id(loved.id)
+    item.description, item.certified = "", False
+    orders.others.datasources.update(item)
+    restored = restore(orders.client, orders.now(), keep(loved))
+    assert (restored.found.description, restored.found.certified) == ("All orders", True)
+    assert restored.found.owner_id == loved.owner_id
+
+
+def test_nothing_is_sent_when_nothing_was_lost(client: TableauClient, loved: FoundDatasource, admin: Admin) -> None:
+    admin.fault("status", method="PUT", status=500, times=9)
+    restored = restore(client, loved, keep(loved))
+    assert (restored.found, restored.warnings) == (loved, ())
+
+
+def test_an_owner_that_only_an_administrator_may_set_is_warned_about(
+    orders: Orders, loved: FoundDatasource, admin: Admin
+) -> None:
+    published = orders.overwrite(expected=server_version(loved), connections=[orders.credential])
+    admin.fault("status", method="PUT", path=r"/datasources/[^/]+$", status=403, code="403004")
+    restored = restore(orders.client, published, keep(loved))
+    (warning,) = restored.warnings
+    assert "Could not put back the owner" in warning
+    assert "must be set again by hand" in warning
+    assert restored.found.tags == TAGS, "the tags are back nevertheless"
+
+
+def test_what_to_put_back_can_be_written_down(loved: FoundDatasource) -> None:
+    kept = keep(loved)
+    assert Kept.from_json(json.loads(json.dumps(kept.as_json()))) == kept
+
+
+@pytest.mark.parametrize(
+    "changes", [{"server_address": "elsewhere.snowflakecomputing.com"}, {"embed": False}, {"server_port": "9"}]
+)
+def test_credentials_for_something_else_do_not_count(
+    loved: FoundDatasource, credential: ConnectionCredential, changes: dict[str, object]
+) -> None:
+    found = replace(loved, connections=tuple(replace(item, server_port="443") for item in loved.connections))
+    check_credentials(found, [credential])
+    with pytest.raises(DatasourceError) as error:
+        check_credentials(found, [replace(credential, **changes)])  # type: ignore[arg-type]
+    assert credential.server_address in str(error.value)
+    assert credential.password not in str(error.value)
+
+
+def test_a_datasource_without_embedded_credentials_needs_none(orders: Orders) -> None:
+    check_credentials(orders.create(), [])

@@ -1,0 +1,284 @@
+"""Publishing: what others did is never overwritten, and a lost answer never leads to a blind second try."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tableauhyperapi import Connection, CreateMode
+
+from tir_dagster.datasource import publishing, upload
+from tir_dagster.datasource.found import server_version
+from tir_dagster.datasource.jobs import JobFailedError
+from tir_dagster.datasource.outcome import ForeignPublishError, PublishUnknownError
+from tir_dagster.datasource.transfer import publish
+from tir_dagster.errors import DatasourceError
+from tir_dagster_tests.datasource.conftest import Naps, Orders
+from tir_dagster_tests.datasource.test_find import PASSING
+from tir_dagster_tests.sandbox.tableau.helpers import Admin
+
+PUBLISH = {"method": "POST", "path": "/datasources$"}
+
+
+@pytest.fixture
+def in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Send every file in pieces of 1 kB."""
+    monkeypatch.setenv("TSC_FILESIZE_LIMIT_MB", "0")
+    monkeypatch.setattr(upload, "BYTES_PER_MB", 1024)
+    monkeypatch.setenv("TSC_CHUNK_SIZE_MB", "1")
+
+
+@pytest.fixture(params=["whole", "in pieces"])
+def either_way(request: pytest.FixtureRequest) -> str:
+    if request.param == "in pieces":
+        request.getfixturevalue("in_pieces")
+    return str(request.param)
+
+
+def test_a_new_datasource_is_created_with_its_credentials(orders: Orders, either_way: str) -> None:
+    found = orders.create(connections=[orders.credential])
+    assert (found.revision, found.connections[0].embed_password) == (1, True)
+    assert orders.holds_ours()
+
+
+def test_an_overwrite_keeps_the_id_and_adds_a_revision(orders: Orders, either_way: str) -> None:
+    created = orders.create()
+    orders.publish_by_others()
+    found = orders.overwrite(expected=server_version(orders.now()))
+    assert (found.id, found.revision) == (created.id, 3)
+    assert orders.holds_ours()
+
+
+def test_progress_is_told_piece_by_piece(orders: Orders, in_pieces: None, package: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    orders.create(progress=lambda done, total: seen.append((done, total)))
+    size = package.stat().st_size
+    assert len(seen) > 2
+    assert seen[-1] == (size, size)
+    assert seen == sorted(seen)
+
+
+def test_a_publish_as_a_job_is_waited_for(orders: Orders, either_way: str) -> None:
+    assert orders.create(as_job=True, connections=[orders.credential]).connections[0].embed_password
+    assert orders.holds_ours()
+
+
+def test_a_job_that_fails_to_publish_tells_its_note_and_leaves_the_datasource_whole(
+    orders: Orders, admin: Admin
+) -> None:
+    before = orders.create()
+    admin.fault("fail_job", path="/Orders$", notes="The disk of the server is full.")
+    with pytest.raises(JobFailedError, match=r"publish ours\.tdsx .* failed on the server: The disk of the server"):
+        orders.overwrite(as_job=True, expected=server_version(before))
+    assert orders.now() == before
+
+
+def test_a_job_that_vanishes_is_looked_for_in_the_datasource(orders: Orders, admin: Admin) -> None:
+    created = orders.create()
+    admin.fault("vanish_job", path="/jobs/")
+    found = orders.overwrite(as_job=True, expected=server_version(created))
+    assert (found.revision or 0) > 1
+    assert orders.holds_ours()
+
+
+def test_a_bare_extract_is_published(orders: Orders, hyper: Any, tmp_path: Path) -> None:
+    file = tmp_path / "bare.hyper"
+    with Connection(hyper, file, CreateMode.CREATE) as connection:
+        connection.execute_command('CREATE TABLE "public"."t" AS (SELECT 7 AS "n")')
+    found = publish(orders.client, file, project=orders.project, name="Bare")
+    assert found.has_extracts
+
+
+def test_a_datasource_that_is_there_already_is_not_overwritten_unasked(orders: Orders) -> None:
+    created = orders.create()
+    with pytest.raises(DatasourceError, match=r"one of that name is there already .* overwrite it on purpose"):
+        orders.create()
+    assert orders.now() == created
+
+
+@pytest.mark.parametrize("file", ["missing.tdsx", "orders.csv"])
+def test_a_file_that_cannot_be_published_is_told(orders: Orders, tmp_path: Path, file: str) -> None:
+    with pytest.raises(DatasourceError, match=r"must be a \.tdsx or \.hyper file that exists"):
+        publish(orders.client, tmp_path / file, project=orders.project, name="Orders")
+
+
+def test_a_broken_package_is_refused_by_the_server_and_the_datasource_stays_whole(
+    orders: Orders, tmp_path: Path, either_way: str
+) -> None:
+    before = orders.create()
+    broken = tmp_path / "broken.tdsx"
+    broken.write_bytes(b"PK\x03\x04 nothing")
+    with pytest.raises(DatasourceError, match=r"refused \(400011\), .*not a zip archive"):
+        publish(orders.client, broken, project=orders.project, name="Orders", overwrite=True)
+    assert orders.now() == before
+
+
+@pytest.mark.parametrize("fault", PASSING)
+def test_a_publish_survives_what_passes_and_happens_once(
+    orders: Orders, admin: Admin, either_way: str, fault: dict[str, Any]
+) -> None:
+    created = orders.create()
+    admin.fault(**PUBLISH, **fault)
+    found = orders.overwrite(expected=server_version(created))
+    assert admin.faults() == []
+    assert found.revision == 2, "one publish, whether its answer was lost or not"
+    assert orders.holds_ours()
+
+
+@pytest.mark.parametrize("fault", [fault for fault in PASSING if fault["kind"] == "cut"])
+def test_a_creation_survives_what_passes_and_happens_once(
+    orders: Orders, admin: Admin, either_way: str, fault: dict[str, Any]
+) -> None:
+    admin.fault(**PUBLISH, **fault)
+    assert orders.create().revision == 1
+    assert orders.holds_ours()
+
+
+@pytest.mark.parametrize("fault", PASSING)
+@pytest.mark.parametrize(("method", "skip"), [("POST", 0), ("PUT", 1)])
+def test_an_upload_survives_what_passes_and_arrives_whole(
+    orders: Orders, admin: Admin, in_pieces: None, fault: dict[str, Any], method: str, skip: int
+) -> None:
+    admin.fault(method=method, path="/fileUploads", skip=skip, **fault)
+    orders.create()
+    assert admin.faults() == []
+    assert orders.holds_ours(), "a piece that was taken before the cut must not be in the file twice"
+
+
+def test_an_upload_session_that_is_gone_is_started_over(orders: Orders, admin: Admin, in_pieces: None) -> None:
+    admin.fault("status", **PUBLISH, status=404, code="404015")
+    orders.create()
+    assert orders.holds_ours()
+
+
+@pytest.mark.parametrize("when", ["before", "after", "during"])
+def test_a_cut_publish_as_a_job_ends_with_our_content(orders: Orders, admin: Admin, when: str) -> None:
+    created = orders.create()
+    admin.set(job_seconds=0)
+    admin.fault("cut", **PUBLISH, when=when)
+    found = orders.overwrite(as_job=True, expected=server_version(created))
+    assert (found.revision or 0) >= 2
+    assert orders.holds_ours()
+
+
+@pytest.mark.parametrize("fault", [{"kind": "status", "status": 503}, {"kind": "cut", "when": "before"}])
+def test_a_publish_that_never_gets_through_fails_clearly_with_the_datasource_whole(
+    orders: Orders, admin: Admin, either_way: str, fault: dict[str, Any]
+) -> None:
+    created = orders.create()
+    admin.fault(**PUBLISH, **fault, times=99)
+    with pytest.raises(DatasourceError, match=r"broke 3 times, and the server still holds what it held before"):
+        orders.overwrite(expected=server_version(created))
+    assert orders.now() == created
+
+
+def test_a_server_that_stays_busy_is_told_and_the_datasource_stays_whole(orders: Orders, admin: Admin) -> None:
+    created = orders.create()
+    admin.fault("status", **PUBLISH, status=429, retry_after=9, times=99)
+    with pytest.raises(DatasourceError, match="still asks for fewer calls"):
+        orders.overwrite(expected=server_version(created))
+    assert orders.now() == created
+
+
+def test_a_publish_by_others_since_the_version_was_read_is_not_overwritten(orders: Orders, either_way: str) -> None:
+    expected = server_version(orders.create())
+    orders.publish_by_others()
+    theirs = orders.now()
+    with pytest.raises(ForeignPublishError, match=r"somebody else changed it .* Nothing was overwritten") as error:
+        orders.overwrite(expected=expected)
+    assert not error.value.landed
+    assert orders.now() == theirs
+
+
+def test_a_publish_by_others_during_the_upload_is_not_overwritten(orders: Orders, in_pieces: None) -> None:
+    expected = server_version(orders.create())
+    once = iter([orders.publish_by_others])
+    with pytest.raises(ForeignPublishError):
+        orders.overwrite(expected=expected, progress=lambda *_: next(once, lambda: None)())
+    assert not orders.holds_ours()
+    assert orders.now().revision == 2
+
+
+def test_a_publish_by_others_while_we_wait_to_try_again_is_not_overwritten(
+    orders: Orders, admin: Admin, naps: Naps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = server_version(orders.create())
+    admin.fault("status", **PUBLISH, status=429, retry_after=8)
+    real = Naps.__call__
+
+    def nap(self: Naps, seconds: float) -> None:
+        if seconds == 8:
+            orders.publish_by_others()
+        real(self, seconds)
+
+    monkeypatch.setattr(Naps, "__call__", nap)
+    with pytest.raises(ForeignPublishError):
+        orders.overwrite(expected=expected)
+    assert not orders.holds_ours()
+
+
+def test_a_publish_by_others_after_a_cut_is_not_taken_for_ours(
+    orders: Orders, admin: Admin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = server_version(orders.create())
+    admin.fault("cut", **PUBLISH, when="after")
+    real = publishing.send
+
+    def send_then_others(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return real(*args, **kwargs)
+        finally:
+            orders.publish_by_others()
+
+    monkeypatch.setattr(publishing, "send", send_then_others)
+    with pytest.raises(ForeignPublishError) as error:
+        orders.overwrite(expected=expected)
+    assert error.value.landed
+    assert "Compare the content" in str(error.value)
+
+
+def test_a_deleted_datasource_is_not_created_anew_unasked(orders: Orders) -> None:
+    created = orders.create()
+    orders.others.datasources.delete(created.id)
+    with pytest.raises(ForeignPublishError, match="it is gone"):
+        orders.overwrite(expected=server_version(created))
+
+
+def test_without_a_history_a_lost_answer_is_not_guessed_at(orders: Orders, admin: Admin) -> None:
+    admin.fault("status", path="/revisions$", status=403, code="403004", times=99)
+    expected = server_version(orders.create())
+    # Without revisions only the time can show a change, and that has whole seconds.
+    time.sleep(1.1)
+    admin.fault("cut", **PUBLISH, when="after")
+    with pytest.raises(PublishUnknownError, match="Compare its content before publishing again"):
+        orders.overwrite(expected=expected)
+
+
+def test_embedded_credentials_without_a_replacement_stop_the_publish_before_anything_is_touched(
+    orders: Orders, either_way: str
+) -> None:
+    created = orders.create(connections=[orders.credential])
+    with pytest.raises(DatasourceError, match=r"would lose the password .* \(now named: none\)"):
+        orders.overwrite(expected=server_version(created))
+    assert orders.now() == created
+
+
+def test_no_secret_shows_in_any_text(
+    orders: Orders, admin: Admin, either_way: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG")
+    created = orders.create(connections=[orders.credential])
+    admin.fault("status", **PUBLISH, status=503, times=99)
+    with pytest.raises(DatasourceError) as error:
+        orders.overwrite(connections=[orders.credential], expected=server_version(created))
+    admin.clear_faults()
+    admin.fault("status", **PUBLISH, status=403, code="403004")
+    with pytest.raises(DatasourceError) as refused:
+        orders.overwrite(connections=[orders.credential], expected=server_version(created))
+    shown = traceback.format_exception(error.value) + traceback.format_exception(refused.value)
+    texts = [*shown, repr(orders.client), repr(orders.credential), repr(created), caplog.text]
+    secrets = (orders.credential.password, orders.client.access.identity.secret)  # type: ignore[union-attr]
+    assert not [text for secret in secrets for text in texts if secret in text]
