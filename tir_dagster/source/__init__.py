@@ -1,0 +1,1 @@
+"""Snowflake through Spark: sessions, the data source, versions and pinned reads."""

@@ -1,0 +1,77 @@
+"""Names and literals in SQL, Snowflake's and Spark's: the one place that quotes."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from tir_dagster.errors import SourceError
+
+_PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_$]*")
+_PART = re.compile(r'\s*(?:"((?:[^"]|"")+)"|([A-Za-z_][A-Za-z0-9_$]*))\s*')
+
+
+def quote(name: str) -> str:
+    """The identifier exactly as given: quoted, so that its case and any odd character count."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def spark_quote(name: str) -> str:
+    """The identifier for Spark, which would otherwise read a point as a path."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+def literal(text: str) -> str:
+    """The text as an SQL string; Snowflake reads a backslash as an escape, so it is doubled."""
+    return "'" + text.replace("\\", "\\\\").replace("'", "''") + "'"
+
+
+@dataclass(frozen=True, order=True)
+class TableName:
+    """A table's full name, each part as Snowflake stores it: ORDERS for orders, but orders for "orders"."""
+
+    database: str
+    schema: str
+    name: str
+
+    @staticmethod
+    def parse(text: str, *, database: str | None = None, schema: str | None = None) -> TableName:
+        """Read DB.SCHEMA.TABLE; parts in double quotes keep their case. Missing parts come from the defaults."""
+        parts = _parts(text)
+        defaults = [database, schema][: 3 - len(parts)] if len(parts) <= 3 else [None]
+        if not all(defaults):
+            raise SourceError(
+                f"{text!r} is not a full table name. Write it as DATABASE.SCHEMA.TABLE; a part with small letters, "
+                'spaces or points goes into double quotes: DATABASE.SCHEMA."My Table".'
+            )
+        return TableName(*(_stored(default) for default in defaults if default), *parts)
+
+    @property
+    def sql(self) -> str:
+        return ".".join(quote(part) for part in (self.database, self.schema, self.name))
+
+    def __str__(self) -> str:
+        return ".".join(_shown(part) for part in (self.database, self.schema, self.name))
+
+
+def _parts(text: str) -> list[str]:
+    """The parts between the points; more than a name can have when the text is not a name."""
+    parts, at = [], 0
+    while found := _PART.match(text, at):
+        parts.append(found[1].replace('""', '"') if found[1] else found[2].upper())
+        at = found.end()
+        if at == len(text):
+            return parts
+        if text[at] != ".":
+            break
+        at += 1
+    return [text] * 4
+
+
+def _stored(part: str) -> str:
+    """A default as it stands in a connection: upper case unless it is quoted."""
+    return _parts(part)[0]
+
+
+def _shown(part: str) -> str:
+    return part if _PLAIN.fullmatch(part) and part == part.upper() else quote(part)

@@ -1,0 +1,132 @@
+"""Spark sessions: settings that suit small machines and that every read here relies on."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pyspark
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from tir_dagster.errors import SourceError
+
+# What a session must have, wherever it comes from: values would look different without.
+_REQUIRED = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.ansi.enabled": "true",
+    # INT96, Spark's other way, is one that Hyper does not read.
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    # 0001-01-01 and 9999-12-31 are ordinary values in tables; the old calendar would refuse or shift them.
+    "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
+    "spark.sql.parquet.datetimeRebaseModeInRead": "CORRECTED",
+    "spark.sql.parquet.int96RebaseModeInWrite": "CORRECTED",
+    "spark.sql.parquet.writeLegacyFormat": "false",
+}
+
+_SMALL = {
+    "spark.master": "local[*]",
+    "spark.sql.adaptive.enabled": "true",
+    # 200, the default, doubles the time of a join of five million rows on two cores.
+    "spark.sql.shuffle.partitions": "8",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    "spark.sql.catalogImplementation": "in-memory",
+    "spark.python.worker.reuse": "true",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.log.level": "ERROR",
+    "spark.sql.parquet.compression.codec": "zstd",
+}
+
+
+def spark_conf(*, home: Path, conf: Mapping[str, Any] | None = None) -> dict[str, str]:
+    """The settings of a session, for whoever builds it; `conf` wins over ours, except where values depend on it."""
+    folders = {
+        "spark.local.dir": str(home / "spark" / "local"),
+        "spark.sql.warehouse.dir": (home / "spark" / "warehouse").absolute().as_uri(),
+    }
+    given = {name: str(value) for name, value in (conf or {}).items()}
+    options = f"-Dderby.system.home={home / 'spark'} -XX:+IgnoreUnrecognizedVMOptions {_archive_options(home)}".strip()
+    return {**_SMALL, **folders, "spark.driver.extraJavaOptions": options, **given, **_REQUIRED}
+
+
+def use_this_python() -> None:
+    """Workers run this interpreter: another one lacks our packages ("No module named 'pyarrow'")."""
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+
+
+def spark_session(app_name: str, *, home: Path, conf: Mapping[str, Any] | None = None) -> SparkSession:
+    """The session of this process, made if there is none."""
+    use_this_python()
+    settings = spark_conf(home=home, conf=conf)
+    builder = SparkSession.builder.appName(app_name)
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    try:
+        return configure(builder.getOrCreate())
+    except (PySparkException, OSError) as error:
+        said = " ".join(str(error).split())[:300]
+        raise SourceError(
+            f"Spark did not start: {said}. It needs Java 17 or 21: check `java -version` and JAVA_HOME."
+        ) from error
+
+
+def configure(spark: SparkSession) -> SparkSession:
+    """Give a session made elsewhere (dagster-pyspark, Spark Connect) the settings that values depend on."""
+    for name, value in _REQUIRED.items():
+        if spark.conf.get(name, None) != value:
+            spark.conf.set(name, value)
+    context = getattr(spark, "_sc", None)
+    if context is not None and context.master.startswith("local") and "PYSPARK_PYTHON" not in os.environ:
+        context.pythonExec = sys.executable
+    return spark
+
+
+def class_archive(home: Path) -> Path:
+    """Where the JVM's class archive for this Spark is kept."""
+    return home / "spark" / f"classes-{pyspark.__version__}.jsa"
+
+
+def build_class_archive(*, home: Path) -> Path:
+    """Start Spark once in a process of its own and keep the classes it loaded: later starts are faster. About 150 MB."""
+    archive = class_archive(home)
+    archive.parent.mkdir(parents=True, exist_ok=True)
+    script = f"from tir_dagster.source.session import _dump; _dump({str(archive)!r})"
+    use_this_python()
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=600, check=False)
+    if done.returncode or not archive.is_file():
+        raise SourceError(
+            f"The class archive {archive} was not made: {done.stderr.strip()[-300:]}. Sessions start without it."
+        )
+    return archive
+
+
+def _dump(archive: str) -> None:
+    """Run what every refresh runs, in a JVM that writes its classes to the archive when it ends."""
+    beside = f"{archive}.new"
+    options = f"-XX:ArchiveClassesAtExit={beside} -Xlog:cds=off -Xlog:cds+dynamic=off"
+    with tempfile.TemporaryDirectory(prefix="tir-classes-") as folder:
+        spark = spark_session("tir class archive", home=Path(folder), conf={"spark.driver.extraJavaOptions": options})
+        rows = spark.range(1000).selectExpr("id", "id % 7 AS slice", "xxhash64(id) AS hash")
+        rows.write.parquet(f"{folder}/rows")
+        read = spark.read.parquet(f"{folder}/rows")
+        read.join(rows, "id", "full_outer").groupBy(read.slice).count().collect()
+        gateway = spark.sparkContext._gateway  # noqa: SLF001 - the JVM writes the archive when it ends by itself
+        spark.stop()
+        assert gateway is not None
+        gateway.shutdown()
+        gateway.proc.stdin.close()
+        gateway.proc.wait(timeout=120)
+    Path(beside).replace(archive)
+
+
+def _archive_options(home: Path) -> str:
+    archive = class_archive(home)
+    # A JVM of another version passes the archive over; with the log off it does so silently.
+    return f"-XX:SharedArchiveFile={archive} -Xshare:auto -Xlog:disable" if archive.is_file() else ""

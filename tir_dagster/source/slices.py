@@ -1,0 +1,161 @@
+"""Slices: the parts of an extract by month, week or day, said alike in Python, Snowflake and Spark."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import date, datetime, timedelta
+from typing import Literal
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from pyspark.sql import Column as SparkColumn
+from pyspark.sql import functions as F  # noqa: N812 - the name its own documentation uses
+
+from tir_dagster.errors import SourceError
+from tir_dagster.source.columns import Column, Kind
+from tir_dagster.source.names import literal, quote, spark_quote
+
+ALL = "all"
+By = Literal["month", "week", "day", "none"]
+_KEY = {"month": r"\d{4}-\d{2}", "week": r"\d{4}-\d{2}-\d{2}", "day": r"\d{4}-\d{2}-\d{2}", "none": ALL}
+
+
+@dataclass(frozen=True)
+class SliceBy:
+    """How rows fall into slices: by the date in a column, in a stated time zone; `none` is one slice for everything.
+
+    A month is '2026-01', a week the date of its Monday, a day its date. A NULL in the column is in no slice.
+    """
+
+    column: str | None = None
+    by: By = "none"
+    zone: str = "UTC"
+
+    def __post_init__(self) -> None:
+        if (self.column is None) != (self.by == "none"):
+            raise SourceError(
+                f"Slices by {self.by} with column {self.column}: give both `column` and `by`, or neither."
+            )
+        try:
+            ZoneInfo(self.zone)
+        except (ZoneInfoNotFoundError, ValueError):
+            raise SourceError(
+                f"{self.zone!r} is not a time zone. Use a name such as UTC or Europe/Berlin for the slices."
+            ) from None
+
+
+def slice_of(slices: SliceBy, value: date | datetime | None) -> str | None:
+    """The slice of one value. A datetime without a zone is taken as it stands."""
+    if slices.by == "none":
+        return ALL
+    if value is None:
+        return None
+    if isinstance(value, datetime):
+        value = (value.astimezone(ZoneInfo(slices.zone)) if value.tzinfo else value).date()
+    if slices.by == "week":
+        value -= timedelta(days=value.weekday())
+    return value.isoformat()[:7] if slices.by == "month" else value.isoformat()
+
+
+def slice_range(slices: SliceBy, key: str) -> tuple[date, date] | None:
+    """The slice's first day and the first day after it, in its zone; None for the one slice of everything.
+
+    Nothing comes after the last day that Python has: there the range ends with that day itself.
+    """
+    problem = SourceError(
+        f"{key!r} is not a slice by {slices.by}. A month is written 2026-01, a week as its Monday, a day as its date."
+    )
+    if not re.fullmatch(_KEY[slices.by], key):
+        raise problem
+    if slices.by == "none":
+        return None
+    try:
+        first = date.fromisoformat(f"{key}-01" if slices.by == "month" else key)
+    except ValueError:
+        raise problem from None
+    if slice_of(slices, first) != key:
+        raise problem
+    try:
+        if slices.by == "month":
+            return first, (first + timedelta(days=31)).replace(day=1)
+        return first, first + timedelta(days=7 if slices.by == "week" else 1)
+    except OverflowError:  # 9999-12-31, the day that stands for "for ever" in many tables
+        return first, date.max
+
+
+def slice_column(slices: SliceBy, columns: Sequence[Column]) -> Column | None:
+    """The column that decides the slice, checked to hold dates; None when there is one slice only."""
+    if slices.column is None:
+        return None
+    found = next((column for column in columns if column.name == slices.column), None)
+    if found is None or found.kind not in (Kind.DATE, Kind.TIMESTAMP, Kind.INSTANT):
+        what = "is missing" if found is None else f"holds {found.kind.value}"
+        raise SourceError(
+            f"The slice column {slices.column} {what}. Slice by a DATE or TIMESTAMP column of the extract."
+        )
+    return found
+
+
+def slice_sql_snowflake(slices: SliceBy, columns: Sequence[Column]) -> str:
+    """The slice as an expression of Snowflake's SQL."""
+    column = slice_column(slices, columns)
+    if column is None:
+        return literal(ALL)
+    day = f"CAST({_local_snowflake(column, slices.zone)} AS DATE)"
+    if slices.by == "week":
+        # DATE_TRUNC('week') would follow the session's WEEK_START.
+        day = f"CAST(DATEADD(DAY, 1 - DAYOFWEEKISO({day}), {day}) AS DATE)"
+    return f"TO_CHAR({day}, {literal('YYYY-MM' if slices.by == 'month' else 'YYYY-MM-DD')})"
+
+
+def _local_snowflake(column: Column, zone: str) -> str:
+    name = quote(column.name)
+    if column.kind is Kind.INSTANT:
+        return f"CONVERT_TIMEZONE({literal(zone)}, {name})"
+    return name
+
+
+def slice_filter_snowflake(slices: SliceBy, columns: Sequence[Column], keys: Sequence[str | None]) -> str:
+    """A condition for the rows of these slices (None: rows in no slice) that lets Snowflake skip partitions."""
+    column = slice_column(slices, columns)
+    if column is None:
+        return "TRUE" if ALL in keys else "FALSE"
+    name, expression = quote(column.name), slice_sql_snowflake(slices, columns)
+    tests = [f"{name} IS NULL"] if None in keys else []
+    tests += [
+        f"({' AND '.join([*_bounds(slices, column, key), f'{expression} = {literal(key)}'])})"
+        for key in sorted({key for key in keys if key is not None})
+    ]
+    return f"({' OR '.join(tests)})" if tests else "FALSE"
+
+
+_LITERALS = {
+    Kind.DATE: "'{}'::DATE",
+    Kind.TIMESTAMP: "'{}T00:00:00'::TIMESTAMP_NTZ",
+    Kind.INSTANT: "'{}T00:00:00+00:00'::TIMESTAMP_TZ",
+}
+
+
+def _bounds(slices: SliceBy, column: Column, key: str) -> Iterator[str]:
+    """Conditions on the bare column, a day wider on both sides so that they hold in every zone."""
+    days = slice_range(slices, key)
+    for day, sign, test in zip(days or (), (-1, 1), (">=", "<"), strict=False):
+        with suppress(OverflowError):
+            shifted = day + timedelta(days=sign)
+            yield f"{quote(column.name)} {test} {_LITERALS[column.kind].format(shifted.isoformat())}"
+
+
+def slice_spark(slices: SliceBy, columns: Sequence[Column]) -> SparkColumn:
+    """The slice as a Spark column; the session's time zone must be UTC, as ours is."""
+    column = slice_column(slices, columns)
+    if column is None:
+        return F.lit(ALL)
+    value = F.col(spark_quote(column.name))
+    if column.kind is Kind.INSTANT:
+        value = F.from_utc_timestamp(value, slices.zone)
+    day = F.to_date(value)
+    if slices.by == "week":
+        day = F.date_sub(day, F.weekday(day))
+    return F.date_format(day, "yyyy-MM" if slices.by == "month" else "yyyy-MM-dd")

@@ -1,0 +1,155 @@
+"""What the source is like at which moment: change tokens, pinned versions, columns, identity. No Spark here."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from tir_dagster.errors import SourceError
+from tir_dagster.source.columns import Column
+from tir_dagster.source.connection import MISSING_OBJECT, SnowflakeAccess, SnowflakeError
+from tir_dagster.source.names import TableName, literal, quote
+
+
+@dataclass(frozen=True, order=True)
+class SourceVersion:
+    """A moment on the warehouse's clock at which every table is read: in UTC, to the microsecond."""
+
+    moment: datetime
+
+    def __post_init__(self) -> None:
+        if self.moment.tzinfo is None:
+            raise SourceError(f"The version {self.moment} has no time zone. Write it with one: {self.moment}+00:00.")
+        object.__setattr__(self, "moment", self.moment.astimezone(UTC))
+
+    @staticmethod
+    def parse(text: str) -> SourceVersion:
+        """The version back from its text form."""
+        try:
+            return SourceVersion(datetime.fromisoformat(text))
+        except ValueError:
+            raise SourceError(
+                f"{text!r} is not a version. Write a moment as ISO 8601 with its zone: 2026-01-31T23:59:59+00:00."
+            ) from None
+
+    @property
+    def sql(self) -> str:
+        """The clause that pins a table: AT(TIMESTAMP => …), for a place right after the table's name."""
+        return f"AT(TIMESTAMP => {literal(str(self))}::TIMESTAMP_TZ)"
+
+    def __str__(self) -> str:
+        return self.moment.isoformat(timespec="microseconds")
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A table's change token, to compare with an earlier one and nothing else; or why there is none.
+
+    `seen` is the warehouse's clock when the token was read; two probes are equal whenever they were made.
+    """
+
+    token: str | None
+    problem: str | None = None
+    seen: SourceVersion | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True)
+class TableFacts:
+    """What INFORMATION_SCHEMA knows about a table now."""
+
+    created: datetime
+    last_altered: datetime
+    rows: int | None
+    retention_days: int
+
+
+def probe(access: SnowflakeAccess, tables: Sequence[TableName]) -> dict[TableName, Probe]:
+    """The change tokens of all tables by one query. A table that is gone gets a problem and does not hide the others."""
+    if not tables:
+        return {}
+    try:
+        return _probe_together(access, tables)
+    except SnowflakeError as failure:
+        if failure.errno not in MISSING_OBJECT:
+            raise
+        if len(tables) == 1:
+            return {tables[0]: Probe(None, str(failure))}
+    return {table: found for one in tables for table, found in probe(access, [one]).items()}
+
+
+def _probe_together(access: SnowflakeAccess, tables: Sequence[TableName]) -> dict[TableName, Probe]:
+    tokens = ", ".join(
+        f"SYSTEM$LAST_CHANGE_COMMIT_TIME({literal(table.sql)}) AS {quote(f'T{at}')}" for at, table in enumerate(tables)
+    )
+    *found, now = access.query(f"SELECT {tokens}, CURRENT_TIMESTAMP()::TIMESTAMP_TZ AS NOW")[0]
+    return {table: Probe(str(token), seen=SourceVersion(now)) for table, token in zip(tables, found, strict=True)}
+
+
+def pin(access: SnowflakeAccess, *, margin_seconds: float) -> SourceVersion:
+    """The warehouse's own clock minus a margin for transactions in flight."""
+    now: Any = access.query("SELECT CURRENT_TIMESTAMP()::TIMESTAMP_TZ AS NOW")[0][0]
+    return SourceVersion(now - timedelta(seconds=margin_seconds))
+
+
+def describe(access: SnowflakeAccess, table: TableName, names: Sequence[str] | None = None) -> tuple[Column, ...]:
+    """The table's columns; with names, only those, in that order. A name matches exactly, or else in upper case."""
+    declared = _declared(access, table)
+    return tuple(
+        Column.from_snowflake(name, declared[name][0], nullable=declared[name][1])
+        for name in _chosen(table, list(declared), names)
+    )
+
+
+def _declared(access: SnowflakeAccess, table: TableName) -> dict[str, tuple[str, bool]]:
+    rows = access.query(f"DESCRIBE TABLE {table.sql}")
+    return {str(row[0]): (str(row[1]), str(row[3]).upper() == "Y") for row in rows if str(row[2]).upper() == "COLUMN"}
+
+
+def _chosen(table: TableName, known: list[str], names: Sequence[str] | None) -> list[str]:
+    if names is None:
+        return known
+    chosen = [name if name in known else name.upper() for name in names]
+    missing = [name for name, found in zip(names, chosen, strict=True) if found not in known]
+    if missing:
+        raise SourceError(
+            f"{table} has no column {', '.join(missing)}. It has {', '.join(known)}: "
+            "correct `columns:` in the extract's spec."
+        )
+    if twice := sorted({name for name in chosen if chosen.count(name) > 1}):
+        raise SourceError(f"{table}: column {', '.join(twice)} is named twice. Name it once in the extract's spec.")
+    return chosen
+
+
+def table_facts(access: SnowflakeAccess, table: TableName) -> TableFacts:
+    """When the table was made and altered, its rows and how far Time Travel reaches."""
+    rows = access.query(
+        f"SELECT CREATED, LAST_ALTERED, ROW_COUNT, RETENTION_TIME FROM {quote(table.database)}.INFORMATION_SCHEMA.TABLES "
+        f"WHERE TABLE_SCHEMA = {literal(table.schema)} AND TABLE_NAME = {literal(table.name)}"
+    )
+    if not rows:
+        raise SnowflakeError(
+            f"{table} does not exist, or the role may not see it. Check the name and the grants.",
+            errno=min(MISSING_OBJECT),
+        )
+    created, altered, count, retention = rows[0]
+    return TableFacts(created, altered, None if count is None else int(count), int(retention or 0))
+
+
+def table_identity(access: SnowflakeAccess, table: TableName) -> str:
+    """A text that changes when the table is recreated or swapped, or when its columns change; not when its rows do."""
+    created = table_facts(access, table).created
+    columns = repr([(name, declared) for name, (declared, _) in _declared(access, table).items()])
+    digest = hashlib.sha256(columns.encode()).hexdigest()[:16]
+    return f"{created.astimezone(UTC).isoformat(timespec='microseconds')}/{digest}"
+
+
+def select(
+    table: TableName, columns: Sequence[Column], *, version: SourceVersion | None = None, where: str | None = None
+) -> str:
+    """The query that reads these columns, pinned to a version."""
+    listed = ", ".join(quote(column.name) for column in columns)
+    pinned = f" {version.sql}" if version else ""
+    return f"SELECT {listed} FROM {table.sql}{pinned}" + (f" WHERE {where}" if where else "")
