@@ -1,0 +1,153 @@
+"""A change set becomes an extract version: keys purged, rows appended, the ledger brought along, the result verified."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tir_dagster.changes.state import NO_SLICE_KEY, ChangeSet
+from tir_dagster.errors import ExtractError
+from tir_dagster.extract.fingerprints import Fingerprint, different_slices, extract_fingerprints, read_fingerprints
+from tir_dagster.extract.fingerprints import snowflake_sql as fingerprint_sql
+from tir_dagster.extract.hyperfile import create_extract, create_like, describe, needs_rebuild, rebuild
+from tir_dagster.extract.purge import Applied, replace_keys, replace_slices
+from tir_dagster.extract.slices import SliceRanges, Slicing
+from tir_dagster.extract.versions import LEDGER_FOLDER, Version, VersionStore, Workspace
+from tir_dagster.source.columns import Column
+from tir_dagster.source.slices import SliceBy, slice_range
+
+SHELL = "shell.tdsx"
+_NO_SLICE_FOLDER = "(none)"
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How the extract is laid out: its columns by source name, its key, its slices, and its own column names."""
+
+    columns: tuple[Column, ...]
+    key: tuple[str, ...]
+    slices: SliceBy
+    names: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def slicing(self) -> Slicing:
+        return Slicing(self.slices.by, self.slices.column, self.slices.zone)
+
+
+@contextmanager
+def new_version(store: VersionStore) -> Iterator[Workspace]:
+    """A workspace that is removed unless it was committed inside the block."""
+    workspace = store.begin()
+    try:
+        yield workspace
+    finally:
+        store.abandon(workspace)
+
+
+def apply_change_set(
+    workspace: Workspace,
+    change_set: ChangeSet,
+    folder: Path,
+    *,
+    shape: Shape,
+    base: Version | None,
+    template: Path | None,
+    rebuild_factor: float,
+) -> Applied:
+    """Fill the workspace's extract. A full one starts anew with the template's types; others replace keys of the base."""
+    rows = _parts(folder / "rows")
+    if change_set.decision == "full":
+        if template is None:
+            made = create_extract(workspace.extract, shape.columns, rows, names=shape.names or None)
+        else:
+            made = create_like(workspace.extract, template, shape.columns, rows, names=shape.names or None)
+        purged = sum(change_set.purged.values())
+        return Applied(purged, purged, made.rows, made.rows, made.bytes)
+    if base is None:
+        raise ExtractError(f"{change_set.extract}: the version that change set {change_set.id} starts from is gone.")
+    applied = _replace(base.extract, workspace.extract, change_set, folder, rows, shape)
+    per_row = float(base.manifest.get("bytes_per_row") or 0)
+    if per_row and needs_rebuild(workspace.extract, rows=applied.after, bytes_per_row=per_row, limit=rebuild_factor):
+        rebuild(workspace.extract, workspace.extract)
+    return applied
+
+
+def _replace(
+    base: Path, target: Path, change_set: ChangeSet, folder: Path, rows: Sequence[Path], shape: Shape
+) -> Applied:
+    names = shape.names or None
+    if shape.key:
+        keys = _parts(folder / "keys")
+        return replace_keys(base, target, key=shape.key, keys=keys, rows=rows, columns=shape.columns, names=names)
+    touched = change_set.touched
+    ranges = [slice_range(shape.slices, name) for name in touched if name is not None]
+    assert shape.slices.column is not None, "an extract without a row key is sliced"
+    wanted = SliceRanges(
+        column=shape.slices.column,
+        ranges=tuple((begin.isoformat(), end.isoformat()) for begin, end in filter(None, ranges)),
+        nulls=None in touched,
+        zone=shape.slices.zone,
+    )
+    return replace_slices(base, target, ranges=wanted, rows=rows, columns=shape.columns, names=names)
+
+
+def bring_ledger(
+    store: VersionStore, workspace: Workspace, change_set: ChangeSet, folder: Path, base: Version | None
+) -> None:
+    """The new version's ledger: slices the change set touched come from it, the others stay as they are."""
+    if base is not None and change_set.decision == "incremental":
+        touched = {f"p={_NO_SLICE_FOLDER if name is None else name}" for name in change_set.touched}
+        kept = [
+            str(path.relative_to(base.folder))
+            for path in sorted((base.folder / LEDGER_FOLDER).glob("p=*/part-*"))
+            if path.parent.name not in touched
+        ]
+        store.adopt(workspace, base, kept)
+    for path in sorted((folder / LEDGER_FOLDER).glob("p=*/part-*")):
+        target = workspace.ledger / path.parent.name / path.name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, target)
+
+
+def verify_touched(
+    extract: Path, change_set: ChangeSet, *, shape: Shape, table_sql: str, query: Callable[[str], list[tuple[Any, ...]]]
+) -> dict[str | None, Fingerprint]:
+    """Compare the touched slices (a full one: all) with the source at the same version; a difference stops the refresh."""
+    only = None if change_set.decision == "full" else set(change_set.touched)
+    ours = extract_fingerprints(extract, shape.columns, shape.slicing, only=only, names=shape.names or None)
+    theirs = read_fingerprints(
+        query(fingerprint_sql(shape.columns, table_sql, shape.slicing, only=only)), shape.columns
+    )
+    if different := different_slices(ours, theirs):
+        name, lines = next(iter(different.items()))
+        raise ExtractError(
+            f"{change_set.extract}: the new extract differs from the source in {len(different)} slices, in "
+            f"{name or 'rows without a slice'} for example: {'; '.join(lines[:3])}. Nothing was published. "
+            "Run tir refresh --full; if that differs too, report it."
+        )
+    return ours
+
+
+def content_digest(extract: Path, shape: Shape) -> str:
+    """A digest of the extract's rows, the same for equal rows in any order and in any file."""
+    prints = extract_fingerprints(extract, shape.columns, shape.slicing, names=shape.names or None)
+    value = {name or NO_SLICE_KEY: dict(print_) for name, print_ in prints.items()}
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def bytes_per_row(extract: Path, base: Version | None, change_set: ChangeSet) -> float:
+    """What a row costs in a file without purged space: measured when a file is built, carried along otherwise."""
+    if base is not None and change_set.decision == "incremental" and base.manifest.get("bytes_per_row"):
+        return float(base.manifest["bytes_per_row"])
+    table = describe(extract)
+    return table.bytes / table.rows if table.rows else 0.0
+
+
+def _parts(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.glob("part-*.parquet") if path.stat().st_size)

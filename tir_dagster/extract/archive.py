@@ -1,0 +1,129 @@
+"""A .tdsx as a zip that is not trusted: names stay inside, sizes stay bounded, other people's members stay as they are."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path, PurePosixPath
+from typing import IO
+
+from tir_dagster.errors import ExtractError
+from tir_dagster.extract.durable import need_space, replaced_file
+
+MAX_MEMBERS = 10_000
+MAX_DOCUMENT_BYTES = 64 << 20
+MAX_PACKAGE_BYTES = 256 << 30
+_CHUNK = 1 << 20
+_ENCRYPTED = 0x1
+_DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError)
+
+
+class Archive:
+    """An open package whose member names and sizes have been checked."""
+
+    def __init__(self, path: Path, opened: zipfile.ZipFile) -> None:
+        self.path = path
+        self._zip = opened
+
+    def names(self) -> list[str]:
+        return [member.filename for member in self._zip.infolist() if not member.is_dir()]
+
+    def document_name(self) -> str:
+        """The one .tds of the package."""
+        found = [name for name in self.names() if name.lower().endswith(".tds")]
+        if len(found) != 1:
+            raise bad_package(self.path, f"holds {len(found)} .tds documents, where a datasource has exactly one")
+        return found[0]
+
+    def document(self) -> bytes:
+        name = self.document_name()
+        if self._zip.getinfo(name).file_size > MAX_DOCUMENT_BYTES:
+            raise bad_package(self.path, f"its {name} is larger than {MAX_DOCUMENT_BYTES >> 20} MB")
+        with self._reading(name) as member:
+            return member.read(MAX_DOCUMENT_BYTES)
+
+    def member_at(self, path: str) -> str | None:
+        """The member that a document's path means, with either slash; else the only one of that file name."""
+        wanted = path.replace("\\", "/")
+        same_path = [name for name in self.names() if name.replace("\\", "/") == wanted]
+        same_name = [name for name in self.names() if PurePosixPath(name).name == PurePosixPath(wanted).name]
+        found = same_path or same_name
+        return found[0] if len(found) == 1 else None
+
+    def copy_out(self, name: str, target: Path) -> None:
+        """Write one member to a file, a piece at a time, in place of what was there."""
+        need_space(target.parent, self._zip.getinfo(name).file_size)
+        with replaced_file(target) as beside, beside.open("wb") as sink, self._reading(name) as member:
+            shutil.copyfileobj(member, sink, _CHUNK)
+
+    def rewrite(self, target: Path, replacements: Mapping[str, Path | bytes]) -> None:
+        """The same package with these members replaced; order, dates and all other contents stay."""
+        with replaced_file(target) as beside, zipfile.ZipFile(beside, "w") as out:
+            for member in self._zip.infolist():
+                self._copy_member(member, out, replacements.get(member.filename))
+
+    def _copy_member(self, member: zipfile.ZipInfo, out: zipfile.ZipFile, replacement: Path | bytes | None) -> None:
+        info = zipfile.ZipInfo(member.filename, member.date_time)
+        info.external_attr = member.external_attr
+        info.comment = member.comment
+        # Measured on 110 MB: stored .2 s, deflated at the lightest level 3.8 s for 38 % less. A Hyper file is stored.
+        info.compress_type = zipfile.ZIP_STORED if isinstance(replacement, Path) else member.compress_type
+        with out.open(info, "w", force_zip64=True) as sink:
+            if isinstance(replacement, bytes):
+                sink.write(replacement)
+            elif replacement is not None:
+                with replacement.open("rb") as source:
+                    shutil.copyfileobj(source, sink, _CHUNK)
+            elif not member.is_dir():
+                with self._reading(member.filename) as source:
+                    shutil.copyfileobj(source, sink, _CHUNK)
+
+    @contextlib.contextmanager
+    def _reading(self, name: str) -> Iterator[IO[bytes]]:
+        try:
+            with self._zip.open(name) as member:
+                yield member
+        except _DAMAGE as error:
+            raise bad_package(self.path, f"its member {name!r} cannot be read ({error})") from error
+
+
+@contextlib.contextmanager
+def open_archive(path: Path) -> Iterator[Archive]:
+    """The package, checked; one that could lead out of its folder or fill the disk is refused."""
+    if not path.is_file():
+        raise ExtractError(f"There is no package at {path}. Download the datasource again.")
+    try:
+        opened = zipfile.ZipFile(path)
+    except _DAMAGE as error:
+        raise bad_package(path, f"is not a zip archive, or it is damaged ({error})") from error
+    with opened:
+        _check(path, opened.infolist())
+        yield Archive(path, opened)
+
+
+def bad_package(path: Path, why: str) -> ExtractError:
+    return ExtractError(
+        f"The package {path} was refused: it {why}. Download it again, or save it with Tableau and publish it anew."
+    )
+
+
+def _check(path: Path, members: list[zipfile.ZipInfo]) -> None:
+    if len(members) > MAX_MEMBERS:
+        raise bad_package(path, f"holds more than {MAX_MEMBERS:,} members")
+    # No member yields more bytes than it declares: zipfile stops there.
+    if sum(member.file_size for member in members) > MAX_PACKAGE_BYTES:
+        raise bad_package(path, f"would unpack to more than {MAX_PACKAGE_BYTES >> 30} GB")
+    seen: set[str] = set()
+    for member in members:
+        name = member.filename.replace("\\", "/")
+        inside = PurePosixPath(name)
+        if inside.is_absolute() or ".." in inside.parts or not inside.parts or ":" in inside.parts[0]:
+            raise bad_package(path, f"has a member {member.filename!r} that leads out of it")
+        if member.flag_bits & _ENCRYPTED:
+            raise bad_package(path, f"has an encrypted member {member.filename!r}")
+        if str(inside) in seen:
+            raise bad_package(path, f"has two members named {member.filename!r}")
+        seen.add(str(inside))

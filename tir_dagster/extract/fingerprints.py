@@ -1,0 +1,150 @@
+"""Fingerprints per slice: the same numbers from an extract in Hyper and from its source in Snowflake, equal to the bit."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from tir_dagster.extract.casts import FileColumn, pair_columns
+from tir_dagster.extract.engine import connect, literal, quoted
+from tir_dagster.extract.features import HYPER, SNOWFLAKE, features
+from tir_dagster.extract.hyperfile import describe
+from tir_dagster.extract.slices import Slicing
+from tir_dagster.source.columns import Column
+
+
+@dataclass(frozen=True, eq=False)
+class Fingerprint(Mapping[str, int]):
+    """Names such as `rows`, `AMOUNT nonnull`, `AMOUNT sum` and their whole numbers, for one slice."""
+
+    values_by_name: Mapping[str, int]
+
+    def __getitem__(self, name: str) -> int:
+        return self.values_by_name[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.values_by_name)
+
+    def __len__(self) -> int:
+        return len(self.values_by_name)
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self.values_by_name.items()))
+
+    def differences(self, other: Mapping[str, int], *, ours: str = "extract", theirs: str = "source") -> list[str]:
+        """One line for each number that differs: `AMOUNT sum: extract 1,250, source 1,300 (-50)`."""
+        return [
+            f"{name}: {ours} {_shown(self.get(name))}, {theirs} {_shown(other.get(name))}{_apart(self.get(name), other.get(name))}"
+            for name in dict.fromkeys((*self, *other))
+            if self.get(name) != other.get(name)
+        ]
+
+
+def _shown(value: int | None) -> str:
+    return "nothing" if value is None else f"{value:,}"
+
+
+def _apart(ours: int | None, theirs: int | None) -> str:
+    return "" if ours is None or theirs is None else f" ({ours - theirs:+,})"
+
+
+def different_slices(
+    ours: Mapping[str | None, Fingerprint], theirs: Mapping[str | None, Fingerprint]
+) -> dict[str | None, list[str]]:
+    """The slices whose fingerprints differ, and how; a slice that only one side has differs in everything."""
+    empty = Fingerprint({})
+    found = {
+        name: ours.get(name, empty).differences(theirs.get(name, empty)) for name in dict.fromkeys((*ours, *theirs))
+    }
+    return {name: lines for name, lines in found.items() if lines}
+
+
+def extract_fingerprints(
+    path: Path,
+    columns: Sequence[Column],
+    slicing: Slicing | None = None,
+    *,
+    only: Collection[str | None] | None = None,
+    names: Mapping[str, str] | None = None,
+    digest_text: bool = True,
+) -> dict[str | None, Fingerprint]:
+    """The extract's fingerprints by slice; `only` restricts them to some slices, None being the rows without one."""
+    slicing = slicing or Slicing()
+    table = describe(path)
+    stored = {pair.source.name: pair.stored for pair in pair_columns(columns, table.columns, path=path, names=names)}
+    source = slicing.source_of(columns)
+    slice_sql = slicing.in_extract(source, stored[source.name] if source else None)
+    wanted = features(columns, HYPER, stored=stored, digest_text=digest_text)
+    sql = _grouped(wanted, slice_sql, table.sql, only, carried=[quoted(column.name) for column in stored.values()])
+    with connect(path) as connection:
+        rows = connection.execute_list_query(sql)
+    return read_fingerprints(rows, columns, digest_text=digest_text)
+
+
+def snowflake_sql(
+    columns: Sequence[Column],
+    table_sql: str,
+    slicing: Slicing | None = None,
+    *,
+    only: Collection[str | None] | None = None,
+    digest_text: bool = True,
+) -> str:
+    """One SELECT for Snowflake whose rows `read_fingerprints` reads.
+
+    `table_sql` is what follows FROM: a quoted table, with its `AT(TIMESTAMP => …)`, or a query in parentheses.
+    """
+    slicing = slicing or Slicing()
+    source = slicing.source_of(columns)
+    slice_sql = slicing.in_snowflake(source, quoted(source.name) if source else "")
+    stored = {column.name: FileColumn(column.name, column.hyper) for column in columns}
+    wanted = features(columns, SNOWFLAKE, stored=stored, digest_text=digest_text)
+    return _grouped(wanted, slice_sql, table_sql, only, carried=[quoted(column.name) for column in columns])
+
+
+def _grouped(
+    wanted: Mapping[str, str],
+    slice_sql: str,
+    table_sql: str,
+    only: Collection[str | None] | None,
+    *,
+    carried: Sequence[str],
+) -> str:
+    """Numbers travel as text: a driver that reads wide sums as floats would lose their last digits."""
+    numbers = ", ".join(
+        f"CAST({expression} AS VARCHAR) AS f{place}" for place, expression in enumerate(wanted.values())
+    )
+    inner = f"SELECT {slice_sql} AS tir_slice, {', '.join(carried)} FROM {table_sql}"
+    return f"SELECT tir_slice, {numbers} FROM ({inner}) AS sliced{_where(only)} GROUP BY tir_slice ORDER BY tir_slice"
+
+
+def _where(only: Collection[str | None] | None) -> str:
+    if only is None:
+        return ""
+    named = ", ".join(literal(name) for name in sorted(name for name in only if name is not None))
+    parts = [f"tir_slice IN ({named})"] if named else []
+    if None in only:
+        parts.append("tir_slice IS NULL")
+    return f" WHERE {' OR '.join(parts) or '1 = 0'}"
+
+
+def read_fingerprints(
+    rows: Sequence[Sequence[Any]], columns: Sequence[Column], *, digest_text: bool = True
+) -> dict[str | None, Fingerprint]:
+    """The fingerprints in the rows that `snowflake_sql` gave; a sum over nothing is left out on both sides."""
+    stored = {column.name: FileColumn(column.name, column.hyper) for column in columns}
+    names = list(features(columns, SNOWFLAKE, stored=stored, digest_text=digest_text))
+    return {
+        row[0]: Fingerprint(
+            {name: _whole(value) for name, value in zip(names, row[1:], strict=True) if value is not None}
+        )
+        for row in rows
+    }
+
+
+def _whole(value: Any) -> int:
+    number = Decimal(str(value))
+    assert number == int(number), f"a fingerprint is a whole number, not {value}"
+    return int(number)

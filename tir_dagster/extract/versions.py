@@ -1,0 +1,195 @@
+"""Extract versions on disk: a folder per version, complete or not there, the newest ones kept."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tir_dagster.errors import ExtractError
+from tir_dagster.extract.durable import sync
+
+EXTRACT_FILE = "extract.hyper"
+LEDGER_FOLDER = "ledger"
+MANIFEST_FILE = "manifest.json"
+_NAME = re.compile(r"v(\d{8,})")
+_WORKSPACE = ".work."
+_LEAVING = ".gone."
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """A folder in which the next version is put together; nobody sees it before it is committed."""
+
+    folder: Path
+
+    @property
+    def extract(self) -> Path:
+        return self.folder / EXTRACT_FILE
+
+    @property
+    def ledger(self) -> Path:
+        return self.folder / LEDGER_FOLDER
+
+
+@dataclass(frozen=True)
+class Version:
+    """A complete version: its number, its folder, and what was written down about it."""
+
+    number: int
+    folder: Path
+    manifest: Mapping[str, Any]
+
+    @property
+    def id(self) -> str:
+        return self.folder.name
+
+    @property
+    def extract(self) -> Path:
+        return self.folder / EXTRACT_FILE
+
+    @property
+    def ledger(self) -> Path:
+        return self.folder / LEDGER_FOLDER
+
+
+class VersionStore:
+    """The versions of one extract. One writer at a time, which is the caller's lease; any number of readers.
+
+    A version appears by one rename of a folder whose manifest was written last, and leaves by one rename before its
+    files are removed: whatever line a crash hits, a folder named v… is complete or the manifest tells that it is not.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def begin(self) -> Workspace:
+        """An empty workspace beside the versions; what an earlier crash left behind is removed."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._clean()
+        workspace = Workspace(self.folder / f"{_WORKSPACE}{uuid.uuid4().hex}")
+        workspace.ledger.mkdir(parents=True)
+        return workspace
+
+    def adopt(self, workspace: Workspace, version: Version, names: Sequence[str]) -> None:
+        """Take files over from a version as they are: by hard link, so that unchanged slices cost nothing.
+
+        Only for files that are replaced and never written in place, such as a ledger's slices.
+        """
+        for name in names:
+            source, target = version.folder / name, workspace.folder / name
+            if not target.resolve().is_relative_to(workspace.folder.resolve()) or not source.is_file():
+                raise ExtractError(f"{version.folder} has no file {name} to take over. Run a full refresh.")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                target.hardlink_to(source)
+            except OSError:
+                # Some file systems know no hard links.
+                shutil.copyfile(source, target)
+
+    def commit(self, workspace: Workspace, manifest: Mapping[str, Any]) -> Version:
+        """Make the workspace the newest version; it is on the disk when this returns."""
+        files = {
+            str(path.relative_to(workspace.folder)): path.stat().st_size
+            for path in sorted(workspace.folder.rglob("*"))
+            if path.is_file() and path.name != MANIFEST_FILE
+        }
+        if EXTRACT_FILE not in files:
+            raise ExtractError(f"{workspace.folder} has no {EXTRACT_FILE}, so it is no version. Run the refresh again.")
+        number = max((_number(path) for path in self._named()), default=0) + 1
+        for name in files:
+            sync(workspace.folder / name)
+        # No checksum, which would read the whole extract again, and no times: Hyper touches a file it only reads.
+        written = {**manifest, "version": number, "files": files}
+        _write(workspace.folder / MANIFEST_FILE, written)
+        for folder in {path.parent for path in map(workspace.folder.joinpath, files)} | {workspace.folder}:
+            sync(folder)
+        folder = self.folder / f"v{number:08d}"
+        workspace.folder.rename(folder)
+        sync(self.folder)
+        return Version(number, folder, written)
+
+    def abandon(self, workspace: Workspace) -> None:
+        """Remove a workspace that will not become a version."""
+        shutil.rmtree(workspace.folder, ignore_errors=True)
+
+    def versions(self) -> list[Version]:
+        """All complete versions, oldest first; broken folders are passed over."""
+        found = [version for path in self._named() if (version := _read(path)) is not None]
+        return sorted(found, key=lambda version: version.number)
+
+    def latest(self) -> Version | None:
+        found = self.versions()
+        return found[-1] if found else None
+
+    def get(self, version_id: str) -> Version:
+        """The version of that id, such as v00000012."""
+        found = next((version for version in self.versions() if version.id == version_id), None)
+        if found is None:
+            raise ExtractError(
+                f"{self.folder} has no complete version {version_id}. It was pruned or lost: run a full refresh."
+            )
+        return found
+
+    def prune(self, keep: int = 3, *, protected: Collection[str] = ()) -> list[str]:
+        """Remove all but the newest versions, never the newest of all and never a protected one; tells which went."""
+        complete = self.versions()
+        going = [version for version in complete[: -max(keep, 1)] if version.id not in protected]
+        for version in going:
+            self._remove(version.folder)
+        return [version.id for version in going]
+
+    def _clean(self) -> None:
+        """Remove workspaces, half-removed versions and broken ones."""
+        for path in self.folder.iterdir():
+            if path.name.startswith((_WORKSPACE, _LEAVING)):
+                shutil.rmtree(path, ignore_errors=True)
+            elif _NAME.fullmatch(path.name) and _read(path) is None:
+                self._remove(path)
+
+    def _remove(self, folder: Path) -> None:
+        leaving = self.folder / f"{_LEAVING}{folder.name}.{uuid.uuid4().hex[:8]}"
+        folder.rename(leaving)
+        sync(self.folder)
+        shutil.rmtree(leaving, ignore_errors=True)
+
+    def _named(self) -> list[Path]:
+        if not self.folder.is_dir():
+            return []
+        return [path for path in self.folder.iterdir() if _NAME.fullmatch(path.name)]
+
+
+def _number(path: Path) -> int:
+    found = _NAME.fullmatch(path.name)
+    assert found is not None
+    return int(found[1])
+
+
+def _read(path: Path) -> Version | None:
+    """The version in this folder, or None when its manifest or one of its files is missing or cut short."""
+    try:
+        manifest = json.loads((path / MANIFEST_FILE).read_text(encoding="utf-8"))
+        whole = all(_is_whole(path / name, size) for name, size in manifest["files"].items())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return Version(_number(path), path, manifest) if whole and EXTRACT_FILE in manifest["files"] else None
+
+
+def _is_whole(path: Path, size: int) -> bool:
+    """Hyper writes into a file that it opens, so an extract's size is its own business once it was committed."""
+    found = path.stat().st_size
+    return found > 0 if path.name == EXTRACT_FILE else found == size
+
+
+def _write(path: Path, content: Mapping[str, Any]) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        json.dump(content, file, indent=1, ensure_ascii=False)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())

@@ -1,0 +1,208 @@
+# ruff: noqa: DTZ001 - timestamps without a zone are part of what is tested
+"""An extract and its source give the same numbers, and different ones as soon as a value differs."""
+
+from __future__ import annotations
+
+from datetime import UTC, date, datetime, time
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tir_dagster.errors import ExtractError
+from tir_dagster.extract.fingerprints import (
+    Fingerprint,
+    different_slices,
+    extract_fingerprints,
+    read_fingerprints,
+    snowflake_sql,
+)
+from tir_dagster.extract.hyperfile import create_extract
+from tir_dagster.extract.slices import Slicing
+from tir_dagster.source.columns import Column
+from tir_dagster_tests.extract.helpers import columns_of, run, stage
+
+DECLARED = {
+    "ID": "NUMBER(38,0)",
+    "AMOUNT": "NUMBER(12,2)",
+    "WIDE": "NUMBER(38,10)",
+    "RATIO": "FLOAT",
+    "PAID": "BOOLEAN",
+    "NAME": "VARCHAR",
+    "DAY": "DATE",
+    "AT": "TIME",
+    "SEEN": "TIMESTAMP_NTZ",
+    "MOMENT": "TIMESTAMP_TZ",
+    "EXTRA": "VARIANT",
+}
+COLUMNS = columns_of(DECLARED)
+
+
+def moment(text: str) -> datetime:
+    return datetime.fromisoformat(text).replace(tzinfo=UTC)
+
+
+# fmt: off
+ROWS: list[tuple[Any, ...]] = [
+    (1, Decimal("1.25"), Decimal("2.5"), 1.5, True, "é☃", date(2024, 1, 31), "10:11:12.123456",
+     datetime(2024, 1, 1, 0, 0, 0, 5), moment("2024-01-01T03:00:00"), '{"a":1}'),
+    (-7, Decimal("-3.50"), Decimal("-12345.6789012345"), -0.1, False, "", date(1969, 12, 29), "00:00:00",
+     datetime(1960, 1, 1, 3, 4, 5, 123456), moment("2024-03-10T06:59:59.999999"), None),
+    (9223372036854775807, Decimal("9999999999.99"), Decimal("123456789012345678.0000000001"), float("nan"), None, "abc",
+     date(2024, 2, 29), "23:59:59.999999", datetime(2024, 12, 29), moment("2024-03-10T07:00:00"), None),
+    (9223372036854775807, None, None, float("inf"), None, "a\u0301 日本語 👩‍👩‍👧", date(2024, 1, 1), None, None, None, None),
+    (None, None, None, float("-inf"), True, None, None, None, datetime(2024, 12, 30), moment("2023-12-31T22:30:00"), None),
+    (0, Decimal("0.01"), Decimal("0.0000000001"), 1e-7, False, "it's \"quoted\"", date(2024, 12, 30), "12:00:00",
+     datetime(2025, 1, 1), moment("2024-07-01T00:00:00"), None),
+    (5, Decimal("0.10"), Decimal("0.29"), 123456789012.75, True, "z" * 300, date(2025, 1, 1), "06:30:00",
+     datetime(2025, 1, 5, 23, 59, 59), moment("2024-06-30T23:59:59"), None),
+    (6, Decimal("0.20"), Decimal("1.005"), 1e300, None, "x", None, None, None, None, None),
+    (6, Decimal("0.20"), Decimal("1.005"), -2e18, None, "x", None, None, None, None, None),
+]
+# fmt: on
+
+
+def sql_value(column: Column, value: Any) -> str:
+    if value is None:
+        return "NULL"
+    if isinstance(value, bool | int | Decimal):
+        return str(value)
+    text = value.isoformat(sep=" ") if isinstance(value, datetime) else str(value)
+    quoted = "'" + text.replace("'", "''") + "'"
+    return f"PARSE_JSON({quoted})" if column.name == "EXTRA" else f"CAST({quoted} AS {DECLARED[column.name]})"
+
+
+@pytest.fixture(scope="module")
+def cursor(sandbox):
+    connection = sandbox.snowflake()
+    cursor = connection.cursor()
+    for statement in (
+        "CREATE DATABASE IF NOT EXISTS FINGERPRINTS",
+        "USE DATABASE FINGERPRINTS",
+        "CREATE SCHEMA IF NOT EXISTS PRINTS",
+        "USE SCHEMA PRINTS",
+        "CREATE TABLE T (" + ", ".join(f'"{name}" {kind}' for name, kind in DECLARED.items()) + ")",
+    ):
+        cursor.execute(statement)
+    for row in ROWS:
+        values = ", ".join(sql_value(column, value) for column, value in zip(COLUMNS, row, strict=True))
+        cursor.execute(f"INSERT INTO T SELECT {values}")
+    yield cursor
+    connection.close()
+
+
+@pytest.fixture(scope="module")
+def extract(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("fingerprints")
+    create_extract(folder / "e.hyper", COLUMNS, stage(folder / "rows.parquet", COLUMNS, ROWS))
+    return folder / "e.hyper"
+
+
+@pytest.mark.parametrize(
+    "slicing",
+    [
+        Slicing(),
+        Slicing("month", "DAY"),
+        Slicing("week", "DAY"),
+        Slicing("day", "DAY"),
+        Slicing("month", "SEEN"),
+        Slicing("week", "SEEN"),
+        Slicing("day", "MOMENT", "America/New_York"),
+        Slicing("week", "MOMENT", "Asia/Tokyo"),
+        Slicing("month", "MOMENT"),
+    ],
+    ids=str,
+)
+def test_extract_and_source_agree_to_the_bit(cursor: Any, extract: Path, slicing: Slicing):
+    cursor.execute(snowflake_sql(COLUMNS, '"FINGERPRINTS"."PRINTS"."T"', slicing))
+    source = read_fingerprints(cursor.fetchall(), COLUMNS)
+    ours = extract_fingerprints(extract, COLUMNS, slicing)
+    assert different_slices(ours, source) == {}
+    assert sum(found["rows"] for found in ours.values()) == len(ROWS)
+
+
+def test_both_sides_can_be_asked_for_some_slices_only(cursor: Any, extract: Path):
+    slicing = Slicing("month", "DAY")
+    cursor.execute(snowflake_sql(COLUMNS, '"FINGERPRINTS"."PRINTS"."T"', slicing, only={"2024-01", None}))
+    source = read_fingerprints(cursor.fetchall(), COLUMNS)
+    ours = extract_fingerprints(extract, COLUMNS, slicing, only={"2024-01", None})
+    assert ours == source
+    assert set(ours) == {"2024-01", None}
+    assert extract_fingerprints(extract, COLUMNS, slicing, only=[]) == {}
+
+
+def test_slices_are_named_by_the_wall_clock_of_their_zone(extract: Path):
+    in_new_york = extract_fingerprints(extract, COLUMNS, Slicing("day", "MOMENT", "America/New_York"))
+    assert {"2023-12-31", "2024-03-10", "2024-06-30", None} == set(in_new_york)
+    weeks = extract_fingerprints(extract, COLUMNS, Slicing("week", "DAY"))
+    assert {"1969-12-29", "2024-01-01", "2024-01-29", "2024-02-26", "2024-12-30", None} == set(weeks)
+
+
+@pytest.mark.parametrize(
+    ("column", "change"),
+    [
+        ("ID", '"ID" + 1'),
+        ("AMOUNT", '"AMOUNT" + 0.01'),
+        ("WIDE", '"WIDE" + 0.0000000001'),
+        ("RATIO", '"RATIO" * 1.0000001'),
+        ("PAID", 'NOT "PAID"'),
+        ("NAME", "'ABC'"),
+        ("DAY", '"DAY" + 1'),
+        ("AT", "CAST('10:11:12.123457' AS TIME)"),
+        ("SEEN", "\"SEEN\" + INTERVAL '1 microsecond'"),
+        ("MOMENT", "\"MOMENT\" + INTERVAL '1 microsecond'"),
+        ("EXTRA", "CAST(NULL AS TEXT)"),
+    ],
+)
+def test_one_changed_value_shows(tmp_path: Path, extract: Path, column: str, change: str):
+    changed = tmp_path / "changed.hyper"
+    changed.write_bytes(extract.read_bytes())
+    which = "'abc'" if column == "NAME" else None
+    where = f'"NAME" = {which}' if which else '"ID" = 1'
+    run(changed, f'UPDATE "Extract"."Extract" SET "{column}" = {change} WHERE {where}')
+    before, after = (extract_fingerprints(path, COLUMNS)["all"] for path in (extract, changed))
+    assert before != after
+    assert all(line.startswith(column) for line in before.differences(after))
+
+
+def test_wide_decimals_give_the_same_numbers_from_a_file_that_holds_them_exactly(tmp_path: Path, extract: Path):
+    wide = [column for column in COLUMNS if column.name in ("AMOUNT", "WIDE")]
+    exact = tmp_path / "exact.hyper"
+    values = ", ".join(
+        f"({row[1] if row[1] is not None else 'NULL'}, {row[2] if row[2] is not None else 'NULL'})" for row in ROWS
+    )
+    run(
+        exact,
+        'CREATE SCHEMA "Extract"',
+        'CREATE TABLE "Extract"."Extract" ("AMOUNT" NUMERIC(12,2), "WIDE" NUMERIC(38,10))',
+        f'INSERT INTO "Extract"."Extract" VALUES {values}',
+        create=True,
+        file_version=3,
+    )
+    ours = extract_fingerprints(exact, wide)["all"]
+    theirs = extract_fingerprints(extract, COLUMNS)["all"]
+    assert {name: theirs[name] for name in ours} == dict(ours)
+
+
+def test_differences_read_as_sentences():
+    extract = Fingerprint({"rows": 3, "AMOUNT sum": 1250})
+    source = Fingerprint({"rows": 3, "AMOUNT sum": 1300, "NAME letters": 4})
+    assert extract.differences(source) == [
+        "AMOUNT sum: extract 1,250, source 1,300 (-50)",
+        "NAME letters: extract nothing, source 4",
+    ]
+
+
+def test_slices_need_a_date(extract: Path):
+    with pytest.raises(ExtractError, match="NAME is text"):
+        extract_fingerprints(extract, COLUMNS, Slicing("month", "NAME"))
+    with pytest.raises(ExtractError, match="NOWHERE is not in the extract"):
+        snowflake_sql(COLUMNS, "T", Slicing("month", "NOWHERE"))
+
+
+def test_times_are_cut_at_microseconds(tmp_path: Path):
+    columns = columns_of({"AT": "TIME"})
+    create_extract(tmp_path / "t.hyper", columns, stage(tmp_path / "t.parquet", columns, [("10:11:12.123456789",)]))
+    micro = (time(10, 11, 12).hour * 3600 + 11 * 60 + 12) * 1_000_000 + 123456
+    assert extract_fingerprints(tmp_path / "t.hyper", columns)["all"]["AT max"] == micro

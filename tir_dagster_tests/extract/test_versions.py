@@ -1,0 +1,176 @@
+"""Versions on disk are complete or not there, at whatever line a crash hits."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tir_dagster.errors import ExtractError
+from tir_dagster.extract.versions import Version, VersionStore, Workspace
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> VersionStore:
+    return VersionStore(tmp_path / "sales")
+
+
+def filled(store: VersionStore, content: str = "rows") -> Workspace:
+    workspace = store.begin()
+    workspace.extract.write_text(content)
+    (workspace.ledger / "2024-01.parquet").write_text(content)
+    return workspace
+
+
+def committed(store: VersionStore, content: str = "rows") -> Version:
+    return store.commit(filled(store, content), {"content": content})
+
+
+def test_a_committed_version_is_the_latest_and_keeps_its_manifest(store: VersionStore):
+    assert store.latest() is None
+    first = committed(store, "one")
+    second = committed(store, "two")
+    assert [version.id for version in store.versions()] == ["v00000001", "v00000002"]
+    assert store.latest() == second
+    assert store.get(first.id).manifest["content"] == "one"
+    assert second.manifest["files"] == {"extract.hyper": 3, "ledger/2024-01.parquet": 3}
+    assert second.extract.read_text() == "two"
+    assert sorted(path.name for path in store.folder.iterdir()) == ["v00000001", "v00000002"]
+
+
+def test_unchanged_files_are_taken_over_without_a_copy(store: VersionStore):
+    first = committed(store)
+    workspace = store.begin()
+    workspace.extract.write_text("new")
+    store.adopt(workspace, first, ["ledger/2024-01.parquet"])
+    second = store.commit(workspace, {})
+    assert (second.ledger / "2024-01.parquet").samefile(first.ledger / "2024-01.parquet")
+    committed(store)
+    store.prune(keep=1)
+    assert store.latest() is not None
+    with pytest.raises(ExtractError, match="no file ledger/none"):
+        store.adopt(store.begin(), store.versions()[-1], ["ledger/none"])
+    with pytest.raises(ExtractError, match="to take over"):
+        store.adopt(store.begin(), store.versions()[-1], ["../v00000003/extract.hyper"])
+
+
+def test_a_workspace_without_an_extract_is_no_version(store: VersionStore):
+    with pytest.raises(ExtractError, match=r"has no extract\.hyper"):
+        store.commit(store.begin(), {})
+    assert store.versions() == []
+
+
+def test_an_abandoned_workspace_is_gone(store: VersionStore):
+    store.abandon(filled(store))
+    assert list(store.folder.iterdir()) == []
+
+
+def test_pruning_keeps_the_newest_and_the_protected(store: VersionStore):
+    for number in range(6):
+        committed(store, str(number))
+    assert store.prune(keep=2, protected={"v00000002"}) == ["v00000001", "v00000003", "v00000004"]
+    assert [version.number for version in store.versions()] == [2, 5, 6]
+    assert store.prune(keep=0) == ["v00000002", "v00000005"]
+    assert [version.number for version in store.versions()] == [6]
+    assert committed(store).number == 7
+
+
+def test_a_version_that_is_not_there_is_told_by_name(store: VersionStore):
+    with pytest.raises(ExtractError, match="no complete version v00000009"):
+        store.get("v00000009")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda version: (version.folder / "manifest.json").unlink(),
+        lambda version: (version.folder / "manifest.json").write_text('{"files": '),
+        lambda version: (version.folder / "manifest.json").write_text("[]"),
+        lambda version: version.extract.unlink(),
+        lambda version: version.extract.write_text(""),
+        lambda version: (version.ledger / "2024-01.parquet").write_text("short"[:2]),
+    ],
+)
+def test_a_broken_version_is_passed_over_and_cleaned(store: VersionStore, damage):
+    good, broken = committed(store), committed(store)
+    damage(broken)
+    assert store.latest() == good
+    store.abandon(store.begin())
+    assert [path.name for path in store.folder.iterdir()] == [good.id]
+
+
+def test_an_extract_that_hyper_touched_while_reading_is_still_whole(store: VersionStore):
+    version = committed(store)
+    version.extract.write_text("rows and a page more")
+    assert store.latest() == version
+
+
+def test_workspaces_and_half_removed_versions_of_a_crash_are_cleaned(store: VersionStore):
+    version = committed(store)
+    crashed = filled(store)
+    (store.folder / ".gone.v00000000.ab").mkdir()
+    assert store.versions() == [version]
+    fresh = store.begin()
+    assert not crashed.folder.exists()
+    assert sorted(path.name for path in store.folder.iterdir()) == [fresh.folder.name, version.id]
+
+
+CRASH = """
+import os, signal, sys
+from pathlib import Path
+from tir_dagster.extract import versions
+from tir_dagster.extract.versions import VersionStore
+
+folder, stop = Path(sys.argv[1]), int(sys.argv[2])
+lines = 0
+
+def count(frame, event, argument):
+    global lines
+    if frame.f_code.co_filename != versions.__file__:
+        return None
+    if event == "line":
+        lines += 1
+        if lines == stop:
+            os.kill(os.getpid(), signal.SIGKILL)
+    return count
+
+store = VersionStore(folder)
+sys.settrace(count)
+workspace = store.begin()
+workspace.extract.write_text("new")
+(workspace.ledger / "a.parquet").write_text("new")
+store.commit(workspace, {"content": "new"})
+store.prune(keep=1)
+sys.settrace(None)
+print(lines)
+"""
+
+
+def crash_at(folder: Path, line: int) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", CRASH, str(folder), str(line)], capture_output=True, text=True, check=False
+    )
+
+
+def test_a_kill_at_any_line_leaves_the_old_or_the_new_version_whole(tmp_path: Path):
+    dry = VersionStore(tmp_path / "dry")
+    committed(dry, "old")
+    finished = crash_at(dry.folder, -1)
+    assert finished.returncode == 0, finished.stderr
+    total = int(finished.stdout)
+    for line in sorted({*range(1, total, max(1, total // 12)), total - 1}):
+        store = VersionStore(tmp_path / f"at{line}")
+        committed(store, "old")
+        assert crash_at(store.folder, line).returncode == -signal.SIGKILL
+        latest = store.latest()
+        assert latest is not None, f"line {line}: no version survived"
+        assert latest.manifest["content"] in ("old", "new")
+        assert latest.extract.read_text() == latest.manifest["content"]
+        after = committed(store, "after")
+        assert store.latest() == after
+        store.prune(keep=1)
+        assert os.listdir(store.folder) == [after.id]  # noqa: PTH208
