@@ -1,4 +1,8 @@
-"""`tir sandbox` as a user runs it: real commands, real server processes."""
+"""`tir sandbox` as a user runs it.
+
+What is about data runs on real servers, one sandbox for this file. What is about processes, ports and pid files runs on
+stubs: processes as real as those, which answer the health page at once and have nothing else to load.
+"""
 
 from __future__ import annotations
 
@@ -11,20 +15,21 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tableauserverclient as TSC  # noqa: N812 - the name its own documentation uses
 from click.testing import CliRunner
 from dagster_snowflake import SnowflakeResource
 
 from tir_dagster.cli import tir
 from tir_dagster.sandbox import daemon, processes, sample
-from tir_dagster.sandbox.home import SERVERS, SandboxHome
+from tir_dagster.sandbox.home import SERVERS, Identity, SandboxError, SandboxHome, write_json
 from tir_dagster_tests.conftest import Sandbox
+from tir_dagster_tests.sandbox.tableau.helpers import Publisher
 
 VARIABLES = {
     "SNOWFLAKE_ACCOUNT",
@@ -41,9 +46,30 @@ VARIABLES = {
 COMMAND = [sys.executable, "-m", "tir_dagster.cli", "sandbox"]
 
 
+STUB = """
+import http.server, json, os, sys
+options = dict(word[2:].split("=", 1) for word in sys.argv[2:])
+class Health(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(json.dumps({"server": sys.argv[1], "pid": os.getpid()}).encode())
+    def log_message(self, *_):
+        pass
+http.server.ThreadingHTTPServer(("127.0.0.1", int(options["port"])), Health).serve_forever()
+"""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    returncode: int
+    stdout: str
+    stderr: str
+
+
 @dataclass(frozen=True)
 class Shell:
-    """A user's shell with TIR_HOME set."""
+    """A user's shell with TIR_HOME set; `tir` runs a command within this process, `command` as a process of its own."""
 
     folder: Path
 
@@ -51,16 +77,26 @@ class Shell:
     def home(self) -> SandboxHome:
         return SandboxHome(self.folder / "sandbox")
 
-    def tir(self, *arguments: object, answer: str = "") -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
+    def tir(self, *arguments: object, answer: str = "") -> Outcome:
+        words = ["sandbox", *map(str, arguments)]
+        result = CliRunner().invoke(tir, words, input=answer, env={"TIR_HOME": str(self.folder)}, prog_name="tir")
+        if result.exception and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        return Outcome(result.exit_code, result.stdout, result.stderr)
+
+    def begin(self, *arguments: object) -> subprocess.Popen[str]:
+        return subprocess.Popen(
             [*COMMAND, *map(str, arguments)],
             env={**os.environ, "TIR_HOME": str(self.folder)},
-            input=answer,
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
-            timeout=180,
-            check=False,
         )
+
+    def command(self, *arguments: object) -> Outcome:
+        process = self.begin(*arguments)
+        output, errors = process.communicate(timeout=180)
+        return Outcome(process.returncode, output, errors)
 
     def succeed(self, *arguments: object) -> str:
         done = self.tir(*arguments)
@@ -71,7 +107,6 @@ class Shell:
         """The error message of a command that must fail in a civil manner."""
         done = self.tir(*arguments, answer=answer)
         assert done.returncode == code, f"tir sandbox {arguments}: {done.returncode} {done.stdout}{done.stderr}"
-        assert not re.search("^Traceback", done.stderr, re.MULTILINE), done.stderr
         return done.stderr
 
     def servers(self) -> dict[str, dict[str, Any]]:
@@ -79,6 +114,9 @@ class Shell:
 
     def pids(self) -> dict[str, int | None]:
         return {name: server["pid"] for name, server in self.servers().items()}
+
+    def ports(self) -> dict[str, int | None]:
+        return {name: server["port"] for name, server in self.servers().items()}
 
     def client(self) -> Sandbox:
         return Sandbox(self.home, processes.environment(self.home))
@@ -91,17 +129,42 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
 
 
 @pytest.fixture
-def other_shell(tmp_path: Path) -> Iterator[Shell]:
+def stubs(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """Stubs in the place of the servers whose names are in the set: all, unless the test takes some out."""
+    names, real = set(SERVERS), daemon.command
+
+    def command(home: SandboxHome, server: str, port: int, arguments: tuple[str, ...]) -> list[str]:
+        words = real(home, server, port, arguments)
+        return [sys.executable, "-IS", "-c", STUB, server, *words[4:]] if server in names else words
+
+    monkeypatch.setattr(daemon, "command", command)
+    return names
+
+
+@pytest.fixture
+def stubbed(shell: Shell, stubs: set[str]) -> Shell:
+    return shell
+
+
+@pytest.fixture
+def other_stubbed(tmp_path: Path, stubs: set[str]) -> Iterator[Shell]:
     yield from _stopping(Shell(tmp_path / "other"))
 
 
 @pytest.fixture(scope="module")
-def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
-    """A sandbox for the tests of this file, which put it back up when they stop it."""
-    shell = Shell(tmp_path_factory.mktemp("up"))
-    for running in _stopping(shell):
-        running.succeed("up")
-        yield running
+def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Shell, list[str]]]:
+    """A real sandbox, started by two commands at once, and what they said."""
+    for shell in _stopping(Shell(tmp_path_factory.mktemp("up"))):
+        both = [shell.begin("up") for _ in range(2)]
+        outputs = [one.communicate(timeout=120) for one in both]
+        assert [one.returncode for one in both] == [0, 0], outputs
+        yield shell, [output for output, _ in outputs]
+
+
+@pytest.fixture(scope="module")
+def up(started: tuple[Shell, list[str]]) -> Shell:
+    """That sandbox for the tests of this file, which put it back up when they stop it."""
+    return started[0]
 
 
 def _stopping(shell: Shell) -> Iterator[Shell]:
@@ -119,10 +182,9 @@ def is_alive(pid: int | None) -> bool:
     return pid is not None and daemon.start_time(pid) is not None
 
 
-def wait_until_dead(pid: int) -> None:
-    deadline = time.monotonic() + 20
-    while is_alive(pid):
-        assert time.monotonic() < deadline, f"process {pid} still lives"
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+    assert daemon.wait(lambda: not is_alive(pid), 20), f"process {pid} still lives"
 
 
 @pytest.fixture
@@ -210,36 +272,45 @@ def test_a_missing_extra_is_named_with_the_command_that_installs_it(shell):
 # Up, status, env, down
 
 
-def test_up_status_env_down_and_back(shell):
-    assert shell.succeed("up").count("started, http://127.0.0.1:") == 2
+def test_two_ups_at_once_start_one_sandbox(started):
+    shell, outputs = started
+    assert sorted(output.count(": started, http://127.0.0.1:") for output in outputs) == [0, 2]
+    assert all(server["running"] for server in shell.servers().values())
 
-    servers = shell.servers()
+
+def test_status_and_env_tell_where_everything_is(up):
+    told = up.command("status", "--json")
+    assert told.returncode == 0
+    servers = json.loads(told.stdout)["servers"]
     assert set(servers) == set(SERVERS)
     for name, server in servers.items():
         assert server["running"]
         assert is_alive(server["pid"])
         assert server["url"] == f"http://127.0.0.1:{server['port']}"
         assert Path(server["log"]).is_file()
-        assert server["data"] == str(shell.home.data(name))
-    assert "warehouse: running" in shell.succeed("status")
+        assert server["data"] == str(up.home.data(name))
+    assert "warehouse: running" in up.succeed("status")
 
-    exported = dict(line.removeprefix("export ").split("=", 1) for line in shell.succeed("env").splitlines())
+    lines = up.command("env").stdout.splitlines()
+    exported = dict(line.removeprefix("export ").split("=", 1) for line in lines)
     assert set(exported) == VARIABLES
-    assert {name: shlex.split(value)[0] for name, value in exported.items()} == processes.environment(shell.home)
+    assert {name: shlex.split(value)[0] for name, value in exported.items()} == processes.environment(up.home)
 
-    shell.succeed("down")
-    assert not any(is_alive(server["pid"]) for server in servers.values())
-    assert shell.pids() == dict.fromkeys(SERVERS)
-    assert shell.tir("status").returncode == 1
-    message = shell.fail("env")
+
+def test_down_and_up_again(stubbed):
+    assert stubbed.succeed("up").count("started, http://127.0.0.1:") == 2
+    pids, ports = stubbed.pids(), stubbed.ports()
+    stubbed.succeed("down")
+    assert not any(is_alive(pid) for pid in pids.values())
+    assert stubbed.pids() == dict.fromkeys(SERVERS)
+    assert stubbed.tir("status").returncode == 1
+    message = stubbed.fail("env")
     assert "tir sandbox up" in message
     assert one_line(message)
-    assert "was not running" in shell.succeed("down")
+    assert "was not running" in stubbed.succeed("down")
 
-    shell.succeed("up")
-    assert {name: server["port"] for name, server in shell.servers().items()} == {
-        name: server["port"] for name, server in servers.items()
-    }, "a restart keeps the addresses"
+    stubbed.succeed("up")
+    assert stubbed.ports() == ports, "a restart keeps the addresses"
 
 
 def test_before_the_first_up_everything_is_stopped_and_no_folder_is_made(shell):
@@ -249,44 +320,46 @@ def test_before_the_first_up_everything_is_stopped_and_no_folder_is_made(shell):
     assert not shell.folder.exists()
 
 
-def test_up_twice_is_harmless(up):
-    before = up.pids()
-    assert up.succeed("up").count("already running") == 2
-    assert up.pids() == before
+def test_up_twice_is_harmless(stubbed):
+    stubbed.succeed("up")
+    before = stubbed.pids()
+    assert stubbed.succeed("up").count("already running") == 2
+    assert stubbed.pids() == before
 
 
-def test_two_ups_at_once_start_one_sandbox(shell):
-    environment = {**os.environ, "TIR_HOME": str(shell.folder)}
-    both = [
-        subprocess.Popen([*COMMAND, "up"], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        for _ in range(2)
-    ]
-    outputs = [one.communicate(timeout=120) for one in both]
-    assert [one.returncode for one in both] == [0, 0], outputs
-    assert sorted(output.count(": started,") for output, _ in outputs) == [0, 2]
-    assert all(server["running"] for server in shell.servers().values())
-
-
-def test_two_homes_are_two_sandboxes(up, other_shell):
-    other_shell.succeed("up")
-    ports = [server["port"] for shell in (up, other_shell) for server in shell.servers().values()]
-    assert len(set(ports)) == 4
-    assert up.client().identity.token_secret != other_shell.client().identity.token_secret
-    with up.client().snowflake() as ours, other_shell.client().snowflake() as theirs:
+def test_two_homes_are_two_sandboxes(up, sandbox):
+    addresses = {name: value for name, value in sandbox.env.items() if name.endswith(("PORT", "URL"))}
+    assert not addresses.items() & up.client().env.items()
+    assert up.client().identity.token_secret != sandbox.identity.token_secret
+    with up.client().snowflake() as ours, sandbox.snowflake() as theirs:
         ours.cursor().execute("CREATE DATABASE IF NOT EXISTS ONLY_HERE")
         names = {row[1] for row in theirs.cursor().execute("SHOW DATABASES").fetchall()}
     assert "ONLY_HERE" not in names
-    other_shell.succeed("down")
-    assert all(server["running"] for server in up.servers().values())
 
 
-def test_asked_ports_are_used(shell):
+def test_stopping_one_home_leaves_the_other_running(stubbed, other_stubbed):
+    stubbed.succeed("up")
+    other_stubbed.succeed("up")
+    assert len({*stubbed.ports().values(), *other_stubbed.ports().values()}) == 4
+    other_stubbed.succeed("down")
+    assert all(server["running"] for server in stubbed.servers().values())
+
+
+def test_asked_ports_are_used(stubbed):
     ports = {name: free_port() for name in SERVERS}
-    shell.succeed("up", *(word for name, port in ports.items() for word in (f"--{name}-port", port)))
-    assert {name: server["port"] for name, server in shell.servers().items()} == ports
-    moved = shell.fail("up", "--tableau-port", free_port())
+    stubbed.succeed("up", *(word for name, port in ports.items() for word in (f"--{name}-port", port)))
+    assert stubbed.ports() == ports
+    moved = stubbed.fail("up", "--tableau-port", free_port())
     assert str(ports["tableau"]) in moved
     assert "tir sandbox down" in moved
+
+
+def test_a_port_asked_for_one_server_is_not_given_to_the_other_that_remembers_it(stubbed):
+    port = free_port()
+    stubbed.home.remember_port("warehouse", port)
+    stubbed.succeed("up", "--tableau-port", port)
+    assert stubbed.ports()["tableau"] == port
+    assert stubbed.ports()["warehouse"] not in (None, port)
 
 
 @pytest.mark.parametrize("server", SERVERS)
@@ -298,10 +371,34 @@ def test_a_taken_port_is_named_and_nothing_stays_half_started(shell, taken_port,
     assert shell.pids() == dict.fromkeys(SERVERS)
 
 
-def test_a_remembered_port_that_is_taken_now_is_replaced_by_a_free_one(shell, taken_port):
-    shell.home.remember_port("warehouse", taken_port)
-    shell.succeed("up")
-    assert shell.servers()["warehouse"]["port"] != taken_port
+def test_a_remembered_port_that_is_taken_now_is_replaced_by_a_free_one(stubbed, taken_port):
+    stubbed.home.remember_port("warehouse", taken_port)
+    stubbed.succeed("up")
+    assert stubbed.ports()["warehouse"] not in (None, taken_port)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"account": "sandbox"}', b"\xff\xfe"])
+def test_damaged_names_and_secrets_are_told_and_not_replaced(stubbed, content):
+    stubbed.home.identity()
+    path = stubbed.home.root / "identity.json"
+    damaged = content if isinstance(content, bytes) else content.encode()
+    path.write_bytes(damaged)
+    message = stubbed.fail("up")
+    assert str(path) in message
+    assert "damaged" in message
+    assert one_line(message)
+    assert path.read_bytes() == damaged
+    assert stubbed.pids() == dict.fromkeys(SERVERS)
+
+
+def test_a_secret_of_another_type_is_damage_and_a_name_of_a_later_version_is_not(shell):
+    path = shell.home.root / "identity.json"
+    known = {**asdict(shell.home.identity()), "added_later": 7}
+    write_json(path, known)
+    assert shell.home.identity() == Identity(**{name: value for name, value in known.items() if name != "added_later"})
+    write_json(path, {**known, "tableau_password": None})
+    with pytest.raises(SandboxError, match="damaged"):
+        shell.home.identity()
 
 
 def test_a_home_that_cannot_be_written_is_one_clear_line(tmp_path):
@@ -320,7 +417,8 @@ def test_a_full_disk_is_explained(shell):
     assert "disk is full" in explained
 
 
-def test_a_server_that_cannot_start_shows_its_log_and_nothing_stays_running(shell):
+def test_a_server_that_cannot_start_shows_its_log_and_nothing_stays_running(shell, stubs):
+    stubs.remove("tableau")
     shell.home.root.mkdir(parents=True)
     shell.home.data("tableau").write_text("a file where the server needs a folder")
     message = shell.fail("up")
@@ -333,29 +431,29 @@ def test_a_server_that_cannot_start_shows_its_log_and_nothing_stays_running(shel
 # Processes that die, hang or are not ours
 
 
-def test_a_pid_file_of_a_dead_process_is_replaced(shell):
+def test_a_pid_file_of_a_dead_process_is_replaced(stubbed):
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     for name in SERVERS:
-        path = shell.home.process_file(name)
+        path = stubbed.home.process_file(name)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps({"pid": gone.pid, "port": free_port(), "started": "long ago"}))
-    assert shell.pids() == dict.fromkeys(SERVERS)
-    assert shell.succeed("up").count(": started,") == 2
+    assert stubbed.pids() == dict.fromkeys(SERVERS)
+    assert stubbed.succeed("up").count(": started,") == 2
 
 
-def test_a_pid_that_now_belongs_to_another_program_is_left_alone(shell):
+def test_a_pid_that_now_belongs_to_another_program_is_left_alone(stubbed):
     stranger = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
-        path = shell.home.process_file("warehouse")
+        path = stubbed.home.process_file("warehouse")
         path.parent.mkdir(parents=True)
         path.write_text(json.dumps({"pid": stranger.pid, "port": free_port(), "started": "another boot/1"}))
-        assert shell.pids()["warehouse"] is None
-        shell.succeed("down")
+        assert stubbed.pids()["warehouse"] is None
+        stubbed.succeed("down")
         path.write_text(json.dumps({"pid": stranger.pid, "port": free_port(), "started": "another boot/1"}))
-        shell.succeed("up")
-        assert shell.pids()["warehouse"] not in (None, stranger.pid)
-        shell.succeed("down")
+        stubbed.succeed("up")
+        assert stubbed.pids()["warehouse"] not in (None, stranger.pid)
+        stubbed.succeed("down")
         assert stranger.poll() is None, "a process of somebody else was ended"
     finally:
         stranger.communicate(b"\n")
@@ -376,8 +474,7 @@ def test_a_killed_warehouse_is_started_again_by_up_with_its_data(up):
         connection.cursor().execute("CREATE OR REPLACE TABLE KEPT.S.T (N NUMBER)")
         connection.cursor().execute("INSERT INTO KEPT.S.T VALUES (1), (2), (3)")
     before = up.pids()
-    os.kill(before["warehouse"], signal.SIGKILL)
-    wait_until_dead(before["warehouse"])
+    kill(before["warehouse"])
     assert up.tir("status").returncode == 1
 
     output = up.succeed("up")
@@ -388,54 +485,74 @@ def test_a_killed_warehouse_is_started_again_by_up_with_its_data(up):
         assert connection.cursor().execute("SELECT SUM(N) FROM KEPT.S.T").fetchone()[0] == 6
 
 
-def test_when_the_warehouse_has_to_move_the_tableau_server_learns_its_new_address(shell):
-    shell.succeed("up")
-    before = shell.servers()
-    os.kill(before["warehouse"]["pid"], signal.SIGKILL)
-    wait_until_dead(before["warehouse"]["pid"])
+def test_when_the_warehouse_has_to_move_the_tableau_server_learns_its_new_address(stubbed):
+    stubbed.succeed("up")
+    before = stubbed.servers()
+    kill(before["warehouse"]["pid"])
     new = free_port()
-    shell.succeed("up", "--warehouse-port", new)
-    after = shell.servers()
+    stubbed.succeed("up", "--warehouse-port", new)
+    after = stubbed.servers()
     assert after["warehouse"]["port"] == new
     assert after["tableau"]["pid"] != before["tableau"]["pid"]
     assert after["tableau"]["port"] == before["tableau"]["port"]
+    assert daemon.find(stubbed.home, "tableau").arguments == (f"--warehouse-port={new}",)
 
 
-def test_a_hung_server_is_shown_as_not_answering(up):
-    pid = up.pids()["tableau"]
+@pytest.fixture
+def hung(stubbed, monkeypatch) -> Iterator[int]:
+    """The pid of a Tableau server that is there and does nothing."""
+    stubbed.succeed("up")
+    monkeypatch.setattr(daemon, "ANSWER_SECONDS", 0.3)
+    pid = stubbed.pids()["tableau"]
     os.kill(pid, signal.SIGSTOP)
-    try:
-        assert "tableau: not answering" in up.tir("status").stdout
-        assert up.tir("status").returncode == 1
-    finally:
+    yield pid
+    if is_alive(pid):
         os.kill(pid, signal.SIGCONT)
-    assert up.succeed("up").count("already running") == 2
+
+
+def test_a_hung_server_is_shown_as_not_answering(stubbed, hung):
+    told = stubbed.tir("status")
+    assert told.returncode == 1
+    assert "tableau: not answering" in told.stdout
+    os.kill(hung, signal.SIGCONT)
+    assert stubbed.succeed("up").count("already running") == 2
+
+
+def test_a_server_that_hangs_for_good_is_replaced_by_up(stubbed, hung, monkeypatch):
+    monkeypatch.setattr(processes, "PATIENCE_SECONDS", 0.3)
+    monkeypatch.setattr(daemon, "END_SECONDS", 0.3)
+    assert "tableau: started" in stubbed.succeed("up")
+    assert not is_alive(hung)
 
 
 # Data
 
 
-def test_a_restart_loses_nothing(up):
+def test_a_restart_loses_nothing(up, tmp_path):
     """Rows, older versions of a table, datasources and the names people noted down."""
-    up.succeed("seed", "--rows", 2_000, "--until", "2024-07")
     client = up.client()
-    with client.snowflake() as connection:
-        moment = connection.cursor().execute("SELECT CURRENT_TIMESTAMP()").fetchone()[0]
-    up.succeed("change", "--inserts", 50, "--updates", 5, "--moves", 5, "--deletes", 0)
+    with client.snowflake() as connection, connection.cursor() as cursor:
+        cursor.execute("CREATE DATABASE IF NOT EXISTS KEPT")
+        cursor.execute("CREATE SCHEMA IF NOT EXISTS KEPT.S")
+        cursor.execute("CREATE OR REPLACE TABLE KEPT.S.OLD AS SELECT 1 AS N")
+        moment = cursor.execute("SELECT CURRENT_TIMESTAMP()").fetchone()[0]
+        cursor.execute("INSERT INTO KEPT.S.OLD VALUES (2), (3)")
     with client.tableau() as server:
-        published = [(item.id, item.name) for item in server.datasources.all()]
+        project = server.projects.create(TSC.ProjectItem(name="kept"))
+        Publisher(client, server, project, tmp_path).publish_live("Kept")
+        published = {(item.id, item.name) for item in server.datasources.all()}
+    assert "Kept" in {name for _, name in published}
 
-    up.succeed("down")
-    up.succeed("up")
+    assert up.command("down").returncode == 0
+    assert up.command("up").returncode == 0
 
     assert up.client().env == client.env
     at = f"AT(TIMESTAMP => '{moment.isoformat()}'::TIMESTAMP_TZ)"
-    with up.client().snowflake() as connection:
-        assert connection.cursor().execute(f"SELECT COUNT(*) FROM {sample.TABLE}").fetchone()[0] == 2_050
-        assert connection.cursor().execute(f"SELECT COUNT(*) FROM {sample.TABLE} {at}").fetchone()[0] == 2_000
+    with up.client().snowflake() as connection, connection.cursor() as cursor:
+        assert cursor.execute("SELECT COUNT(*) FROM KEPT.S.OLD").fetchone()[0] == 3
+        assert cursor.execute(f"SELECT COUNT(*) FROM KEPT.S.OLD {at}").fetchone()[0] == 1
     with up.client().tableau() as server:
-        assert [(item.id, item.name) for item in server.datasources.all()] == published
-        assert [name for _, name in published] == [sample.DATASOURCE]
+        assert {(item.id, item.name) for item in server.datasources.all()} == published
 
 
 def test_seed_and_change_say_what_they_did(up):
@@ -449,25 +566,26 @@ def test_seed_and_change_say_what_they_did(up):
     assert sum(month["deleted"] for month in account["months"].values()) == account["mix"]["deletes"]
 
 
-def test_change_without_a_sample_says_what_to_do_first(shell):
-    shell.succeed("up")
-    message = shell.fail("change")
-    assert "tir sandbox seed" in message
-    assert one_line(message)
-
-
 def test_reset_empties_the_sandbox_and_keeps_its_names(up):
-    up.succeed("seed", "--rows", 500, "--until", "2024-07")
     before = up.client()
-    assert "Aborted" in up.fail("reset", answer="n\n")
     with before.snowflake() as connection:
-        assert connection.cursor().execute(f"SELECT COUNT(*) FROM {sample.TABLE}").fetchone()[0] == 500
+        connection.cursor().execute("CREATE DATABASE IF NOT EXISTS TO_GO")
+    with before.tableau() as server:
+        server.projects.create(TSC.ProjectItem(name="to go"))
 
+    def names() -> set[str]:
+        with up.client().snowflake() as connection, up.client().tableau() as server:
+            databases = connection.cursor().execute("SHOW DATABASES").fetchall()
+            return {row[1] for row in databases} | {project.name for project in server.projects.all()}
+
+    assert "Aborted" in up.fail("reset", answer="n\n")
+    assert {"TO_GO", "to go"} <= names()
     assert "started again" in up.succeed("reset", "--yes")
     assert up.client().env == before.env
-    assert "tir sandbox seed" in up.fail("change")
-    with up.client().tableau() as server:
-        assert list(server.datasources.all()) == []
+    assert not {"TO_GO", "to go"} & names()
+    message = up.fail("change")
+    assert "tir sandbox seed" in message, "what to do first when there is no sample"
+    assert one_line(message)
 
 
 def test_reset_of_a_stopped_sandbox_leaves_it_stopped(shell):

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 END_SECONDS = 15.0
+ANSWER_SECONDS = 3.0
 
 # Servers this very process started: whoever starts a child must also collect its exit, or it stays a zombie.
 _children: dict[int, subprocess.Popen[bytes]] = {}
@@ -47,7 +48,7 @@ class Daemon:
     def answers(self) -> bool:
         """Whether the health page answers with this server's name and pid: any other program may own the port."""
         # http.client and not urllib: HTTP_PROXY must not send a loopback request elsewhere.
-        connection = http.client.HTTPConnection(LOOPBACK, self.port, timeout=3)
+        connection = http.client.HTTPConnection(LOOPBACK, self.port, timeout=ANSWER_SECONDS)
         try:
             connection.request("GET", HEALTH_PATH)
             answer: Any = json.loads(connection.getresponse().read(10_000))
@@ -60,13 +61,11 @@ class Daemon:
 
 def launch(home: SandboxHome, server: str, port: int, arguments: tuple[str, ...]) -> Daemon:
     """Start the server's process and note it in its pid file; it is not ready yet."""
-    # -P: a file in the user's folder must not be imported in place of a package. The folder of the logs is where
-    # the server works, so that it neither holds on to the user's folder nor leaves files there.
-    module = f"tir_dagster.sandbox.{server}"
-    command = [sys.executable, "-P", "-m", module, f"--home={home.root}", f"--port={port}", *arguments]
     with home.log(server).open("ab") as log:
+        # The folder of the logs is where the server works, so that it neither holds on to the user's folder nor
+        # leaves files there.
         child = subprocess.Popen(
-            command,
+            command(home, server, port, arguments),
             cwd=home.log(server).parent,
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -83,6 +82,13 @@ def launch(home: SandboxHome, server: str, port: int, arguments: tuple[str, ...]
         _collect(child.pid)
         raise
     return daemon
+
+
+def command(home: SandboxHome, server: str, port: int, arguments: tuple[str, ...]) -> list[str]:
+    """What runs the server."""
+    # -P: a file in the user's folder must not be imported in place of a package.
+    module = f"tir_dagster.sandbox.{server}"
+    return [sys.executable, "-P", "-m", module, f"--home={home.root}", f"--port={port}", *arguments]
 
 
 def find(home: SandboxHome, server: str) -> Daemon | None:
@@ -123,8 +129,10 @@ def start_time(pid: int) -> str | None:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    state, ticks_since_boot = fields[0], fields[19]
-    return None if state in ("Z", "X") else f"{boot}/{ticks_since_boot}"
+    state, threads, ticks_since_boot = fields[0], int(fields[17]), fields[19]
+    # A killed process is a zombie at once, but holds its port and its files until its last thread is gone.
+    gone = state == "X" or (state == "Z" and threads <= 1)
+    return None if gone else f"{boot}/{ticks_since_boot}"
 
 
 def wait(condition: Callable[[], bool], seconds: float) -> bool:

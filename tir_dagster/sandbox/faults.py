@@ -16,7 +16,10 @@ OWN_PATHS = "/sandbox/"
 CALLS_KEPT = 5000
 KINDS = ("status", "cut", "delay", "expire_session", "slow_job", "fail_job", "vanish_job")
 CUTS = ("before", "after", "during")
-_NUMBERS = ("times", "skip", "status", "retry_after", "seconds")
+# The least and the greatest value of each whole number, and of each time in seconds.
+_COUNTS = {"times": (1, 1_000_000), "skip": (0, 1_000_000), "status": (400, 599)}
+_SECONDS = {"retry_after": (0, 86_400), "seconds": (0, 86_400)}
+_OPTIONAL = ("method", "path", "code", "message", "retry_after")
 
 # (fault, scope) -> headers and body of the error in the protocol's own form
 ErrorBody = Callable[["Fault", Mapping[str, Any]], tuple[dict[str, str], bytes]]
@@ -53,9 +56,7 @@ class Fault:
         if unknown := sorted(set(value) - known):
             raise ValueError(f"unknown fault fields {unknown}; known are {sorted(known)}")
         for name, given in value.items():
-            wanted = (int, float) if name in _NUMBERS else (str, type(None))
-            if not isinstance(given, wanted) or isinstance(given, bool):
-                raise ValueError(f"fault field {name} cannot be {given!r}")  # noqa: TRY004
+            _check_field(name, given)
         fault = Fault(**{"kind": "", **value})
         fault._check()
         return fault
@@ -65,8 +66,10 @@ class Fault:
             raise ValueError(f"unknown kind {self.kind!r}; known are {list(KINDS)}")
         if self.when not in CUTS:
             raise ValueError(f"unknown cut {self.when!r}; known are {list(CUTS)}")
-        if not 400 <= self.status <= 599 or not (self.code or "0").isdigit():
-            raise ValueError("a fault answers with a status from 400 to 599 and a code of digits")
+        if self.code is not None and not re.fullmatch(r"[0-9]{6}", self.code):
+            raise ValueError(f"a code is six digits, not {self.code!r}")
+        if self.kind == "vanish_job" and self.code is not None and not 400_000 <= int(self.code) <= 599_999:
+            raise ValueError(f"the code of a vanished job begins with its status, 400 to 599, not {self.code!r}")
         try:
             re.compile(self.path or "")
         except re.error as error:
@@ -76,6 +79,19 @@ class Fault:
         if self.method and self.method.upper() != (method or "").upper():
             return False
         return not self.path or bool(re.search(self.path, path or ""))
+
+
+def _check_field(name: str, given: Any) -> None:
+    if given is None and name in _OPTIONAL:
+        return
+    kind: Any = int if name in _COUNTS else (int, float) if name in _SECONDS else str
+    if not isinstance(given, kind) or isinstance(given, bool):
+        raise ValueError(f"fault field {name} cannot be {given!r}")  # noqa: TRY004
+    if bounds := {**_COUNTS, **_SECONDS}.get(name):
+        least, greatest = bounds
+        # The other way round NaN, which JSON lets through here, would pass.
+        if not least <= given <= greatest:
+            raise ValueError(f"fault field {name} is from {least} to {greatest}, not {given!r}")
 
 
 class FaultBook:

@@ -8,11 +8,17 @@ import secrets
 import tempfile
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 SERVERS = ("warehouse", "tableau")
 LOOPBACK = "127.0.0.1"
 HEALTH_PATH = "/sandbox/health"
+
+# What an identity has had from the first version on.
+_ALWAYS_THERE = {"account", "snowflake_password", "tableau_password", "token_secret"}
 
 
 class SandboxError(Exception):
@@ -65,11 +71,18 @@ class SandboxHome:
 
     def identity(self) -> Identity:
         """The sandbox's names and secrets; created on first use, readable by the owner only."""
-        stored = read_json(self.root / "identity.json")
+        path = self.root / "identity.json"
+        stored = read_json(path)
+        if path.exists() and not is_identity(stored):
+            # New secrets in its place would lock out every client that was told the old ones, without a word.
+            raise SandboxError(
+                f"{path} is damaged: it holds no names and secrets of a sandbox. Put it back from a copy, or delete it"
+                " and run tir sandbox up to get new secrets; tables and datasources stay."
+            )
         known = {name: value for name, value in stored.items() if name in Identity.__dataclass_fields__}
         identity = replace(Identity(), **known)
         if asdict(identity) != stored:
-            write_json(self.root / "identity.json", asdict(identity))
+            write_json(path, asdict(identity))
         return identity
 
     def port(self, server: str) -> int | None:
@@ -79,6 +92,13 @@ class SandboxHome:
 
     def remember_port(self, server: str, port: int) -> None:
         write_json(self.root / "ports.json", {**read_json(self.root / "ports.json"), server: port})
+
+
+def is_identity(stored: Mapping[str, Any]) -> bool:
+    """Whether a file's content is a sandbox's identity; a later version may have added names to it."""
+    texts = {name for name, value in stored.items() if isinstance(value, str) and value}
+    known = Identity.__dataclass_fields__.keys()
+    return texts >= _ALWAYS_THERE and stored.keys() & known <= texts
 
 
 def read_json(path: Path) -> dict[str, Any]:

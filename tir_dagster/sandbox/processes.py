@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from tir_dagster.sandbox.daemon import LOOPBACK, Daemon, end, find, launch, wait
-from tir_dagster.sandbox.home import SERVERS, SandboxError, SandboxHome, read_json
+from tir_dagster.sandbox.home import SERVERS, SandboxError, SandboxHome, is_identity, read_json
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
     from pathlib import Path
 
 READY_SECONDS = 90.0
@@ -110,35 +110,41 @@ def reset(home: SandboxHome) -> dict[str, ServerState]:
 
 
 def _start_all(home: SandboxHome, asked: Mapping[str, int]) -> dict[str, ServerState]:
-    states: dict[str, ServerState] = {}
+    """All launched before the first is waited for: they need only each other's ports, and start side by side."""
     for server, port in asked.items():
         if find(home, server) is None:
             _require_free(server, port)  # before anything starts
+    ports: dict[str, int] = {}
+    launched: list[tuple[Daemon, int]] = []
     try:
         for server in SERVERS:
-            peers = [f"--{peer}-port={states[peer].port}" for peer in PEERS.get(server, ())]
-            states[server] = _start_one(home, server, asked.get(server), tuple(peers))
+            peers = tuple(f"--{peer}-port={ports[peer]}" for peer in PEERS.get(server, ()))
+            daemon = _usable(home, server, asked.get(server), peers)
+            if daemon is None:
+                log_start = _log_size(home.log(server))
+                port = _choose_port(home, server, asked.get(server), taken=[*ports.values(), *asked.values()])
+                daemon = _launch(home, server, port, peers)
+                launched.append((daemon, log_start))
+            ports[server] = daemon.port
+        for daemon, log_start in launched:
+            _wait_until_ready(daemon, home.log(daemon.server), log_start)
+        new = {daemon.server for daemon, _ in launched}
+        return {
+            server: _remembered(home, replace(_state(home, server), started_now=server in new)) for server in SERVERS
+        }
     except BaseException:
-        for server in reversed(SERVERS):
-            if server in states and states[server].started_now:
-                end(home, server)
+        for daemon, _ in reversed(launched):
+            end(home, daemon.server)
         raise
-    return states
 
 
-def _start_one(home: SandboxHome, server: str, asked: int | None, peers: tuple[str, ...]) -> ServerState:
-    if _usable(home, server, asked, peers):
-        return _remembered(home, _state(home, server))
-    port = _choose_port(home, server, asked)
+def _launch(home: SandboxHome, server: str, port: int, peers: tuple[str, ...]) -> Daemon:
     home.log(server).parent.mkdir(parents=True, exist_ok=True)
-    log_start = home.log(server).stat().st_size if home.log(server).exists() else 0
-    daemon = launch(home, server, port, peers)
-    try:
-        _wait_until_ready(daemon, home.log(server), log_start)
-        return _remembered(home, replace(_state(home, server), started_now=True))
-    except BaseException:
-        end(home, server)
-        raise
+    return launch(home, server, port, peers)
+
+
+def _log_size(log: Path) -> int:
+    return log.stat().st_size if log.exists() else 0
 
 
 def _remembered(home: SandboxHome, state: ServerState) -> ServerState:
@@ -148,21 +154,22 @@ def _remembered(home: SandboxHome, state: ServerState) -> ServerState:
     return state
 
 
-def _usable(home: SandboxHome, server: str, asked: int | None, peers: tuple[str, ...]) -> bool:
-    """Whether the server already runs as wanted; one that hangs or knows an old address of a peer is ended."""
+def _usable(home: SandboxHome, server: str, asked: int | None, peers: tuple[str, ...]) -> Daemon | None:
+    """The server that already runs as wanted; one that hangs or knows an old address of a peer is ended."""
     daemon = find(home, server)
     if daemon is None:
-        return False
+        return None
     # A busy server may be slow to answer: it must not be ended over one missed beat.
-    if not wait(lambda: daemon.answers, PATIENCE_SECONDS) or daemon.arguments != peers:
+    wait(lambda: daemon.answers or not daemon.lives, PATIENCE_SECONDS)
+    if not daemon.answers or daemon.arguments != peers:
         end(home, server)
-        return False
+        return None
     if asked not in (None, daemon.port):
         raise SandboxError(
             f"The {server} already runs on port {daemon.port}, not on {asked}."
             f" To move it: tir sandbox down, then tir sandbox up --{server}-port {asked}"
         )
-    return True
+    return daemon
 
 
 def _wait_until_ready(daemon: Daemon, log: Path, log_start: int) -> None:
@@ -175,14 +182,20 @@ def _wait_until_ready(daemon: Daemon, log: Path, log_start: int) -> None:
     )
 
 
-def _choose_port(home: SandboxHome, server: str, asked: int | None) -> int:
-    """The port asked for, else the remembered one, else a free one."""
+def _choose_port(home: SandboxHome, server: str, asked: int | None, taken: Collection[int]) -> int:
+    """The port asked for, else the remembered one, else a free one; `taken` are those of servers just launched."""
     if asked:
         _require_free(server, asked)
         return asked
     remembered = home.port(server)
-    if remembered and not _port_problem(remembered):
+    if remembered and remembered not in taken and not _port_problem(remembered):
         return remembered
+    while (port := _free_port()) in taken:
+        pass
+    return port
+
+
+def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind((LOOPBACK, 0))
         return int(probe.getsockname()[1])
@@ -255,8 +268,7 @@ def _delete(folder: Path) -> None:
 
 
 def _require_sandbox(home: SandboxHome) -> None:
-    identity = read_json(home.root / "identity.json")
-    if not {"account", "token_secret", "snowflake_password"} <= identity.keys():
+    if not is_identity(read_json(home.root / "identity.json")):
         raise SandboxError(
             f"{home.root} does not look like a sandbox (it has no identity.json of one): nothing was deleted."
             " Check TIR_HOME; a new sandbox is made by tir sandbox up."

@@ -14,7 +14,16 @@ import pyarrow as pa
 import snowflake.connector
 
 from tir_dagster.sandbox.home import SandboxError
-from tir_dagster.sandbox.sample.rows import COLUMNS, DAY, SCHEMA, Month, generator, microseconds, orders
+from tir_dagster.sandbox.sample.rows import (
+    COLUMNS,
+    DAY,
+    NEWEST_MONTH_DAYS,
+    SCHEMA,
+    Month,
+    generator,
+    microseconds,
+    orders,
+)
 from tir_dagster.sandbox.sample.table import DATABASE, SCHEMA_NAME, TABLE, TABLE_NAME, load, warehouse
 
 if TYPE_CHECKING:
@@ -28,6 +37,9 @@ DOES_NOT_EXIST = (2003, 2043)  # Snowflake's codes for a missing table, schema o
 NO_DATE = "no date"
 NO_DATE_SHARE = 0.05
 LATE_SHARE = 0.5
+# New orders of the newest month come on the next days, up to the last one that every month has.
+NEW_DAYS = 4
+LAST_NEW_DAY = 28
 
 
 @dataclass(frozen=True)
@@ -86,6 +98,7 @@ class _Table:
     rows: int
     last_id: int
     last_update: dt.datetime
+    last_day: dt.date
     months: tuple[Month, ...]
 
 
@@ -132,7 +145,7 @@ def _look(run: Run) -> _Table:
     months = [Month.of(first)]
     while months[-1] < Month.of(last):
         months.append(months[-1].plus(1))
-    return _Table(rows, int(last_id), last_update, tuple(months))
+    return _Table(rows, int(last_id), last_update, last, tuple(months))
 
 
 def _plan(run: Run, table: _Table, seed: int, mix: Mix) -> _Plan:
@@ -178,15 +191,21 @@ def _clock(last_update: dt.datetime) -> Iterator[dt.datetime]:
 def _new_orders(
     rng: np.random.Generator, table: _Table, count: int, updated_at: dt.datetime, ids: list[int] | None = None
 ) -> pa.Table:
-    """Fresh values; half of them in the newest month, the others late, in any month, a few without a date."""
+    """Fresh values; half of them new, in the newest month, the others late, in any month, a few without a date.
+
+    The new ones lie beyond every date so far, so that an incremental refresh by ORDER_DATE finds them, and only them.
+    """
     place = rng.integers(0, len(table.months), count)
     place[rng.random(count) >= LATE_SHARE] = len(table.months) - 1
     no_date = rng.random(count) < NO_DATE_SHARE
-    return _orders(rng, [table.months[n] for n in place], no_date, updated_at, ids, first_id=table.last_id + 1)
+    first = min(max(table.last_day.day, NEWEST_MONTH_DAYS) + 1, LAST_NEW_DAY)
+    days = (first, min(first + NEW_DAYS - 1, LAST_NEW_DAY))
+    moments = _moments(rng, table, [table.months[n] for n in place], days)
+    return _orders(rng, moments, no_date, updated_at, ids, first_id=table.last_id + 1)
 
 
 def _moved_orders(rng: np.random.Generator, table: _Table, moves: Picked, updated_at: dt.datetime) -> pa.Table:
-    """New dates in a month other than the old one, a few without a date."""
+    """New dates in a month other than the old one, none beyond the dates so far, a few without a date."""
     steps = rng.integers(1, max(2, len(table.months)), len(moves))
     places = {month: number for number, month in enumerate(table.months)}
     targets = [
@@ -195,25 +214,32 @@ def _moved_orders(rng: np.random.Generator, table: _Table, moves: Picked, update
         if day is not None
     ]
     no_date = rng.random(len(moves)) < NO_DATE_SHARE
-    return _orders(rng, targets, no_date, updated_at, [key for key, _ in moves], first_id=0)
+    moments = _moments(rng, table, targets, (1, NEWEST_MONTH_DAYS))
+    return _orders(rng, moments, no_date, updated_at, [key for key, _ in moves], first_id=0)
+
+
+def _moments(rng: np.random.Generator, table: _Table, months: list[Month], newest: tuple[int, int]) -> np.ndarray:
+    """A moment in each of these months; in the table's newest one from the first to the last of two days."""
+    days = [newest if month == table.months[-1] else (1, month.days) for month in months]
+    begin = [microseconds(month.first_day) + (first - 1) * DAY for month, (first, _) in zip(months, days, strict=True)]
+    length = np.array([last - first + 1 for first, last in days], dtype=np.int64) * DAY
+    moments: np.ndarray = np.array(begin, dtype=np.int64) + (rng.random(len(months)) * length).astype(np.int64)
+    return moments
 
 
 def _orders(
     rng: np.random.Generator,
-    months: list[Month],
+    moments: np.ndarray,
     no_date: np.ndarray,
     updated_at: dt.datetime,
     ids: list[int] | None,
     *,
     first_id: int,
 ) -> pa.Table:
-    begin = np.array([microseconds(month.first_day) for month in months], dtype=np.int64)
-    length = np.array([month.days * DAY for month in months], dtype=np.int64)
-    moments = begin + (rng.random(len(months)) * length).astype(np.int64)
     made = orders(rng, first_id=first_id, moments=moments)
     # The dates as planned: a NULL by chance would turn a move into something else.
     dates = pa.array((moments // DAY).astype(np.int32), mask=no_date).cast(pa.date32())
-    replaced = {"ORDER_DATE": dates, "UPDATED_AT": pa.array([updated_at] * len(months), pa.timestamp("us"))}
+    replaced = {"ORDER_DATE": dates, "UPDATED_AT": pa.array([updated_at] * len(moments), pa.timestamp("us"))}
     if ids is not None:
         replaced["ORDER_ID"] = pa.array(ids, pa.int64())
     return pa.Table.from_arrays([replaced.get(name, made[name]) for name in SCHEMA.names], schema=SCHEMA)

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MONTHS = 24
+# The newest month is filled up to this day, as if it were still going on: a change finds later days for new orders.
+NEWEST_MONTH_DAYS = 15
 CHUNK_ROWS = 100_000
 FIRST_ORDER_ID = 1_000_001
 DAY = 86_400_000_000  # in microseconds, the unit of all times here
@@ -117,7 +119,7 @@ def parse_month(text: str | None) -> Month:
 def order_chunks(*, rows: int, seed: int, until: Month) -> Iterator[pa.Table]:
     """All orders in order of time, at most CHUNK_ROWS at once: memory does not grow with `rows`."""
     begin = microseconds(until.plus(1 - MONTHS).first_day)
-    span = microseconds(until.plus(1).first_day) - begin
+    span = microseconds(until.first_day) + NEWEST_MONTH_DAYS * DAY - begin
     for number, first in enumerate(range(0, rows, CHUNK_ROWS)):
         rng = generator(seed, number)
         count = min(CHUNK_ROWS, rows - first)

@@ -106,6 +106,7 @@ class _Endpoint:
             session,
             token,
             version,
+            _address(request),
             request.url.path,
             request.path_params,
             dict(request.query_params),
@@ -149,6 +150,12 @@ class _Endpoint:
             # Which code a real server answers here was not measured.
             raise ApiError(403004, "The session belongs to another site.")
         return session
+
+
+def _address(request: Request) -> str:
+    """The socket's own address: the Host header is whatever the client says."""
+    host, port = request.scope["server"]
+    return f"http://{host}:{port}"
 
 
 def _response(result: Any) -> Any:

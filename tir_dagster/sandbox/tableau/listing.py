@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tir_dagster.sandbox.tableau.wire import ApiError, node
+from tir_dagster.sandbox.tableau.wire import ApiError, node, whole_number
 
 if TYPE_CHECKING:
     import xml.etree.ElementTree as ET
@@ -123,6 +123,7 @@ def page(
 
 
 def _number(text: str, code: int, what: str) -> int:
-    if not text.isdigit() or int(text) < 1:
+    number = whole_number(text)
+    if not number:
         raise ApiError(code, f"Invalid {what}: {text!r}")
-    return int(text)
+    return number

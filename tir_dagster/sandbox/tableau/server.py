@@ -5,7 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import threading
+import time
 import uuid
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,14 +17,36 @@ from tir_dagster.sandbox.tableau.checks import Checker
 from tir_dagster.sandbox.tableau.extracts import Hyper
 from tir_dagster.sandbox.tableau.settings import SettingsBook
 from tir_dagster.sandbox.tableau.store import Store
+from tir_dagster.sandbox.tableau.wire import ApiError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from tir_dagster.sandbox.home import Identity, SandboxHome
 
 log = logging.getLogger("tir_dagster.sandbox.tableau")
 _WAITING_FILES = "SELECT json_extract(payload, '$.file') AS file FROM jobs WHERE completed IS NULL"
+
+
+class Uploads:
+    """Which upload sessions are being worked on: each by one call at a time, and another one is refused, not queued."""
+
+    def __init__(self) -> None:
+        self._busy: set[str] = set()
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def alone(self, upload_id: str) -> Iterator[None]:
+        with self._lock:
+            if upload_id in self._busy:
+                raise ApiError(409006, "Another piece of the file is being uploaded.")
+            self._busy.add(upload_id)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._busy.discard(upload_id)
 
 
 @dataclass(frozen=True)
@@ -35,6 +60,7 @@ class Server:
     faults: FaultBook
     calls: CallLog
     hyper: Hyper
+    uploads: Uploads
     warehouse_port: int
 
     @staticmethod
@@ -51,6 +77,7 @@ class Server:
             FaultBook(),
             CallLog(),
             Hyper(),
+            Uploads(),
             warehouse_port,
         )
         server._sweep()
@@ -70,7 +97,23 @@ class Server:
 
     def new_incoming(self) -> Path:
         """A name for a file on its way in."""
-        return self.root / "incoming" / uuid.uuid4().hex
+        return self.incoming(uuid.uuid4().hex)
+
+    def incoming(self, file: str) -> Path:
+        return self.root / "incoming" / file
+
+    @property
+    def oldest_upload(self) -> float:
+        """When the oldest upload session that still counts was opened."""
+        return time.time() - self.settings.current.upload_session_minutes * 60
+
+    def drop_old_uploads(self) -> None:
+        """Upload sessions nobody can use any more, with their files."""
+        for row in self.store.rows("SELECT id, file FROM uploads WHERE created < ?", self.oldest_upload):
+            # One whose last piece is just arriving goes the next time.
+            with suppress(ApiError), self.uploads.alone(row["id"]):
+                self.store.run("DELETE FROM uploads WHERE id = ?", row["id"])
+                self.incoming(row["file"]).unlink(missing_ok=True)
 
     def package(self, file: str) -> Path:
         return self.root / "packages" / file
@@ -104,6 +147,7 @@ class Server:
         for path in (self.root / "packages").iterdir():
             if path.name not in named:
                 path.unlink(missing_ok=True)
+        self.drop_old_uploads()
         waiting = {row["file"] for row in self.store.rows("SELECT file FROM uploads")}
         waiting |= {row["file"] for row in self.store.rows(_WAITING_FILES)}
         for path in (self.root / "incoming").iterdir():

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import snowflake.connector
 
 from tir_dagster.sandbox.tableau.columns import ExtractType, SnowflakeType, extract_type
 from tir_dagster.sandbox.tableau.extracts import quoted
@@ -50,6 +49,8 @@ class SourceColumn:
 @contextlib.contextmanager
 def open_source(login: SourceLogin) -> Iterator[Any]:
     """An open connection; whatever the connector says goes into a SourceError."""
+    import snowflake.connector  # noqa: PLC0415 - most of the server's start, and only refreshes need it
+
     options = {
         name: value
         for name, value in (

@@ -96,8 +96,7 @@ def response_text(*content: ET.Element) -> bytes:
 
 def error_text(code: int | str, detail: str, summary: str | None = None) -> bytes:
     """`<tsResponse><error code=…>` with its summary and detail."""
-    number = int(code) if str(code).isdigit() else 0
-    words = summary or SUMMARIES.get(number) or "Resource Not Found"
+    words = summary or SUMMARIES.get(whole_number(str(code)) or 0) or "Resource Not Found"
     error = node("error", {"code": code}, text_node("summary", words), text_node("detail", detail))
     return response_text(error)
 
@@ -133,6 +132,17 @@ def required(root: Any, *tags: str) -> Any:
 
 def is_true(value: str | None) -> bool:
     return (value or "").strip().lower() == "true"
+
+
+def whole_number(text: str) -> int | None:
+    """Plain digits as a number, None for anything else.
+
+    `isdigit` also takes ² and ٣. A number of more than 18 digits counts as the largest: nothing here goes that far,
+    and SQLite cannot be asked for it.
+    """
+    if not re.fullmatch(r"[0-9]+", text):
+        return None
+    return int(text) if len(text) <= 18 else 10**18
 
 
 def moment(seconds: float | None) -> str | None:

@@ -14,7 +14,15 @@ from tableauhyperapi import HyperProcess, Telemetry
 
 from tir_dagster.sandbox.tableau.settings import Settings
 from tir_dagster_tests.conftest import Sandbox
-from tir_dagster_tests.sandbox.tableau.helpers import Admin, Looker, Publisher, Source
+from tir_dagster_tests.sandbox.tableau.helpers import QUICK, Admin, Looker, Publisher, Source
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_jobs(sandbox: Sandbox) -> Iterator[None]:
+    """Jobs that take no longer than their work; a test of waiting jobs asks for slower ones."""
+    Admin(sandbox.tableau_url).set(job_seconds=QUICK)
+    yield
+    Admin(sandbox.tableau_url).set(job_seconds=Settings().job_seconds)
 
 
 @pytest.fixture
@@ -23,7 +31,7 @@ def admin(sandbox: Sandbox) -> Iterator[Admin]:
     admin = Admin(sandbox.tableau_url)
     yield admin
     admin.clear_faults()
-    admin.set(**asdict(Settings()))
+    admin.set(**{**asdict(Settings()), "job_seconds": QUICK})
 
 
 @pytest.fixture

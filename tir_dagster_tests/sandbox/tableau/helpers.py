@@ -18,6 +18,7 @@ from tir_dagster_tests.conftest import Sandbox
 
 CREATE, OVERWRITE = TSC.Server.PublishMode.CreateNew, TSC.Server.PublishMode.Overwrite
 PATIENCE_SECONDS = 60
+QUICK = 0.01  # seconds that a job takes at least
 
 LIVE_ONLY = b"""<?xml version='1.0' encoding='utf-8' ?>
 <datasource formatted-name='federated.live' inline='true' version='18.1'>

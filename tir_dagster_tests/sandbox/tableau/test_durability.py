@@ -8,8 +8,10 @@ import signal
 import socket
 import subprocess
 import sys
+import uuid
 import zipfile
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from tableauserverclient.server.endpoint.exceptions import InternalServerError
 
 from tir_dagster.sandbox.home import SandboxHome
 from tir_dagster.sandbox.tableau.packages import Column
+from tir_dagster.sandbox.tableau.settings import Settings
 from tir_dagster_tests.conftest import Sandbox
 from tir_dagster_tests.sandbox.tableau.helpers import OVERWRITE, Admin, Looker, Publisher, Source, wait_for
 
@@ -80,11 +83,26 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+@pytest.fixture(scope="module")
+def shared(sandbox: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoneServer]:
+    server = LoneServer(tmp_path_factory.mktemp("lone"), sandbox.env["SNOWFLAKE_PORT"])
+    server.start()
+    yield server
+    server.end(signal.SIGTERM)
+
+
 @pytest.fixture
-def lone(request: pytest.FixtureRequest, sandbox: Sandbox, tmp_path: Path) -> Iterator[LoneServer]:
-    """The parameter, if any, is the size of the largest file it can write."""
-    limit = getattr(request, "param", None)
-    server = LoneServer(tmp_path / "lone", sandbox.env["SNOWFLAKE_PORT"], largest_file=limit)
+def lone(shared: LoneServer) -> Iterator[LoneServer]:
+    """The server of these tests, which is up and behaves as usual after each of them."""
+    yield shared
+    Admin(shared.url).set(**asdict(Settings()))
+    Admin(shared.url).clear_faults()
+
+
+@pytest.fixture
+def cramped(sandbox: Sandbox, tmp_path: Path) -> Iterator[LoneServer]:
+    """A server that cannot write files larger than 4 MB."""
+    server = LoneServer(tmp_path / "cramped", sandbox.env["SNOWFLAKE_PORT"], largest_file=4 * 1024 * 1024)
     server.start()
     yield server
     server.end(signal.SIGTERM)
@@ -92,11 +110,16 @@ def lone(request: pytest.FixtureRequest, sandbox: Sandbox, tmp_path: Path) -> It
 
 @pytest.fixture
 def publisher(lone: LoneServer, sandbox: Sandbox, tmp_path: Path) -> Publisher:
+    return publisher_on(lone, sandbox, tmp_path)
+
+
+def publisher_on(lone: LoneServer, sandbox: Sandbox, folder: Path) -> Publisher:
     """Signed in by password, working on the lone server with the shared warehouse's credentials."""
     identity = lone.home.identity()
     server = TSC.Server(lone.url, use_server_version=True)
     server.auth.sign_in(TSC.TableauAuth(identity.tableau_user, identity.tableau_password, identity.site))
-    return Publisher(sandbox, server, server.projects.create(TSC.ProjectItem(name="P")), tmp_path)
+    project = server.projects.create(TSC.ProjectItem(name=f"project-{uuid.uuid4().hex}"))
+    return Publisher(sandbox, server, project, folder)
 
 
 @pytest.fixture
@@ -143,7 +166,7 @@ def test_a_publish_job_that_was_interrupted_runs_again(lone: LoneServer, publish
     lone.start()
     Admin(lone.url).set(job_seconds=0.1)
     assert publisher.finished(job.id).finish_code == TSC.JobItem.FinishCode.Success
-    found = list(publisher.server.datasources.filter(name="Orders"))
+    found = list(publisher.server.datasources.filter(project_name=publisher.project.name))
     assert publisher.download(found[0]).read_bytes() == package.read_bytes()
     assert lone.files("incoming") == []
 
@@ -151,10 +174,11 @@ def test_a_publish_job_that_was_interrupted_runs_again(lone: LoneServer, publish
 def test_a_kill_in_the_middle_of_refreshes_never_tears_a_package(
     lone: LoneServer, publisher: Publisher, package: Path, look: Looker, source: Source
 ) -> None:
+    before = set(lone.files("packages"))
     datasource = publisher.publish(package, connection_credentials=publisher.credentials)
     Admin(lone.url).set(job_seconds=0)
     publisher.refresh(datasource)
-    for number in range(2, 5):
+    for number in range(2, 4):
         source.sql(f"INSERT INTO {{t}} VALUES ({number}, '2023-01-0{number}')")
         job = publisher.server.datasources.refresh(datasource, incremental=True)
         wait_for(lambda: publisher.server.jobs.get_by_id(job.id).started_at, "the job to run")  # noqa: B023
@@ -164,12 +188,27 @@ def test_a_kill_in_the_middle_of_refreshes_never_tears_a_package(
         after = publisher.download(datasource)
         # Each increment took effect once, however often it was begun.
         assert [row[0] for row in look.rows(after)] == list(range(1, number + 1))
-    assert len(lone.files("packages")) == 1
+    assert len(set(lone.files("packages")) - before) == 1
     assert lone.files("scratch") == []
 
 
-@pytest.mark.parametrize("lone", [4 * 1024 * 1024], indirect=True)
-def test_a_full_disk_fails_the_call_and_nothing_else(lone: LoneServer, publisher: Publisher, package: Path) -> None:
+def test_an_upload_that_nobody_can_finish_any_more_is_gone_after_a_restart(
+    lone: LoneServer, publisher: Publisher
+) -> None:
+    server = publisher.server
+    url = f"{server.baseurl}/sites/{server.site_id}/fileUploads"
+    assert requests.post(url, headers={"x-tableau-auth": server.auth_token}, timeout=30).status_code == 201
+    assert len(lone.files("incoming")) == 1
+    Admin(lone.url).set(upload_session_minutes=0)
+    lone.end(signal.SIGTERM)
+    lone.start()
+    assert lone.files("incoming") == []
+
+
+def test_a_full_disk_fails_the_call_and_nothing_else(
+    cramped: LoneServer, sandbox: Sandbox, tmp_path: Path, package: Path
+) -> None:
+    publisher = publisher_on(cramped, sandbox, tmp_path)
     datasource = publisher.publish(package)
     large = publisher.folder / "large.tdsx"
     shutil.copyfile(package, large)
@@ -178,7 +217,7 @@ def test_a_full_disk_fails_the_call_and_nothing_else(lone: LoneServer, publisher
     with pytest.raises(InternalServerError, match="500000"):
         publisher.publish(large, mode=OVERWRITE)
     assert publisher.download(datasource).read_bytes() == package.read_bytes()
-    assert lone.files("incoming") == []
+    assert cramped.files("incoming") == []
     publisher.publish(package, mode=OVERWRITE)
 
 

@@ -15,7 +15,7 @@ from tableauserverclient.server.endpoint.exceptions import (
 )
 
 from tir_dagster_tests.conftest import Sandbox
-from tir_dagster_tests.sandbox.tableau.helpers import Admin, Publisher
+from tir_dagster_tests.sandbox.tableau.helpers import QUICK, Admin, Publisher
 
 
 def get(publisher: Publisher, what: str = "projects") -> requests.Response:
@@ -116,12 +116,27 @@ def test_faults_are_listed_and_cleared(admin: Admin) -> None:
         {"kind": "cut", "path": "("},
         {"colour": 1},
         {"kind": "status", "times": "x"},
+        {"kind": "status", "times": 2.5},
+        {"kind": "status", "times": 0},
+        {"kind": "status", "times": True},
+        {"kind": "status", "skip": -1},
         {"kind": "status", "status": 200},
+        {"kind": "status", "status": 503.7},
+        {"kind": "status", "status": "503"},
         {"kind": "status", "code": "x"},
+        {"kind": "status", "code": "²²²²²²"},
+        {"kind": "vanish_job", "code": "000606"},
+        {"kind": "delay", "seconds": -1},
+        {"kind": "delay", "seconds": None},
+        {"kind": "status", "retry_after": -0.5},
+        {"kind": "fail_job", "notes": None},
         7,
         "{",
+        '{"kind": "delay", "seconds": NaN}',
+        '{"kind": "delay", "seconds": Infinity}',
+        '{"kind": "delay", "seconds": 1e300}',
     ],
-    ids=["kind", "when", "path", "field", "times", "status", "code", "number", "broken"],
+    ids=str,
 )
 def test_a_fault_that_cannot_be_understood_is_refused(sandbox: Sandbox, admin: Admin, wrong: Any) -> None:
     url = f"{sandbox.tableau_url}/sandbox/faults"
@@ -135,6 +150,14 @@ def test_a_fault_that_cannot_be_understood_is_refused(sandbox: Sandbox, admin: A
     assert admin.faults() == []
 
 
+def test_a_listed_fault_can_be_asked_for_again(admin: Admin) -> None:
+    admin.fault("status", path="/never")
+    listed = admin.faults()
+    admin.clear_faults()
+    admin.fault(**listed[0])
+    assert admin.faults() == listed
+
+
 @pytest.mark.parametrize(
     "wrong", [{"colour": 1}, {"job_seconds": -1}, {"job_seconds": "1"}, {"rest_version": "new"}, 7]
 )
@@ -142,7 +165,7 @@ def test_a_setting_that_cannot_be_is_refused(sandbox: Sandbox, wrong: Any) -> No
     answer = requests.put(f"{sandbox.tableau_url}/sandbox/settings", json=wrong, timeout=30)
     assert answer.status_code == 400
     settings = requests.get(f"{sandbox.tableau_url}/sandbox/settings", timeout=30).json()
-    assert (settings["rest_version"], settings["job_seconds"]) == ("3.26", 0.2)
+    assert (settings["rest_version"], settings["job_seconds"]) == ("3.26", QUICK)
 
 
 def test_a_token_for_nobody_is_refused(sandbox: Sandbox) -> None:

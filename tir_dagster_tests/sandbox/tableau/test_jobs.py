@@ -46,7 +46,8 @@ def test_a_job_waits_runs_and_ends(publisher: Publisher, datasource: Any, admin:
 def test_a_second_refresh_is_not_queued_while_one_waits_or_runs(
     publisher: Publisher, datasource: Any, admin: Admin
 ) -> None:
-    admin.fault("slow_job", path=datasource.id, seconds=1)
+    admin.set(job_seconds=0.4)
+    admin.fault("slow_job", path=datasource.id, seconds=0.6)
     job = publisher.server.datasources.refresh(datasource)
     # The client turns 409093 into None.
     assert publisher.server.datasources.refresh(datasource) is None

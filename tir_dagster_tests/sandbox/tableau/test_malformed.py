@@ -58,17 +58,32 @@ def still_whole(publisher: Publisher) -> None:
         ("POST", "{S}/datasources/none/refresh", (404, "404004")),
         ("GET", "{S}/users/none", (404, "404002")),
         ("GET", "{S}/datasources?pageSize=none", (400, "400007")),
+        ("GET", "{S}/datasources?pageSize=²", (400, "400007")),
+        ("GET", f"{{S}}/datasources?pageSize={'9' * 5000}", (400, "400007")),
         ("GET", "{S}/datasources?pageNumber=0", (400, "400006")),
+        ("GET", "{S}/datasources?pageNumber=٣", (400, "400006")),
+        ("GET", f"{{S}}/datasources?pageNumber={'9' * 5000}", (400, "400006")),
+        ("GET", "{S}/datasources/{D}/revisions/²/content", (400, "400000")),
+        ("GET", "{S}/datasources/{D}/revisions/7/content", (404, "404004")),
+        ("GET", f"{{S}}/datasources/{{D}}/revisions/{10**19}/content", (404, "404004")),
+        ("GET", f"{{S}}/datasources/{{D}}/revisions/{'9' * 5000}/content", (404, "404004")),
         ("GET", "{S}/datasources?filter=colour:eq:red", (400, "400000")),
         ("GET", "{S}/datasources?sort=name:sideways", (400, "400000")),
         ("PUT", "{S}/fileUploads/7720:none-1:0", (400, "400000")),
     ],
+    ids=lambda value: str(value)[:60],
 )
 def test_an_unknown_address_or_a_wrong_parameter_is_answered_in_xml(
     publisher: Publisher, method: str, path: str, expected: tuple[int, str]
 ) -> None:
-    publisher.publish_live("Afterwards")
-    assert send(publisher, method, path) == expected
+    datasource = publisher.publish_live("Afterwards")
+    assert send(publisher, method, path.replace("{D}", datasource.id)) == expected
+
+
+@pytest.mark.parametrize("priority", ["²", "0", "101", "9" * 5000], ids=lambda text: text[:4])
+def test_a_priority_is_a_number_up_to_100(publisher: Publisher, priority: str) -> None:
+    body = f"<tsRequest><schedule name='x' type='Extract' frequency='Daily' priority='{priority}'/></tsRequest>"
+    assert send(publisher, "POST", "/api/3.26/schedules", data=body.encode()) == (400, "400000")
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+import requests
 import tableauserverclient as TSC  # noqa: N812 - the name its own documentation uses
 from tableauhyperapi import Connection, CreateMode
 from tableauserverclient.server.endpoint.exceptions import ServerResponseError
@@ -50,6 +52,8 @@ def test_a_published_datasource_tells_what_it_is(publisher: Publisher, package: 
     assert (datasource.name, datasource.project_id) == ("Orders", publisher.project.id)
     assert (datasource.owner_id, datasource.has_extracts) == (publisher.server.user_id, True)
     assert datasource.datasource_type == "snowflake"
+    assert datasource.webpage_url == f"{publisher.sandbox.tableau_url}/#/datasources/{datasource.content_url}"
+    assert published.webpage_url == datasource.webpage_url
     connection = connection_of(publisher, datasource)
     assert (connection.connection_type, connection.embed_password) == ("snowflake", False)
     assert connection.server_address == "sandbox.snowflakecomputing.com"
@@ -212,6 +216,54 @@ def test_an_upload_session_does_not_live_for_ever(
     admin.set(upload_session_minutes=0)
     with pytest.raises(ServerResponseError, match="404015"):
         publisher.publish(package)
+
+
+def upload_url(publisher: Publisher, upload_id: str = "") -> str:
+    server = publisher.server
+    return f"{server.baseurl}/sites/{server.site_id}/fileUploads/{upload_id}".rstrip("/")
+
+
+def start_upload(publisher: Publisher) -> str:
+    answer = requests.post(upload_url(publisher), headers={"x-tableau-auth": publisher.server.auth_token}, timeout=30)
+    return re.search(r'uploadSessionId="([^"]+)"', answer.text)[1]
+
+
+def append(publisher: Publisher, upload_id: str, piece: bytes) -> int:
+    head = b'--B\r\nContent-Disposition: name="tableau_file"; filename="f"\r\n\r\n'
+    headers = {
+        "x-tableau-auth": publisher.server.auth_token,
+        "content-type": "multipart/mixed; boundary=B",
+    }
+    url = upload_url(publisher, upload_id)
+    return requests.put(url, data=head + piece + b"\r\n--B--", headers=headers, timeout=30).status_code
+
+
+def uploaded_files(publisher: Publisher) -> set[Path]:
+    return set((publisher.sandbox.home.data("tableau") / "incoming").iterdir())
+
+
+def test_of_pieces_sent_at_once_only_those_that_were_accepted_are_in_the_file(publisher: Publisher) -> None:
+    before = uploaded_files(publisher)
+    upload_id = start_upload(publisher)
+    (file,) = uploaded_files(publisher) - before
+    pieces = [bytes([number]) * 2_000_000 for number in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        statuses = list(pool.map(lambda piece: append(publisher, upload_id, piece), pieces))
+    accepted = [piece for piece, status in zip(pieces, statuses, strict=True) if status == 200]
+    assert set(statuses) <= {200, 409}
+    assert accepted
+    content = file.read_bytes()
+    assert sorted(content[at : at + 2_000_000] for at in range(0, len(content), 2_000_000)) == accepted
+
+
+def test_an_upload_that_nobody_finishes_is_deleted(publisher: Publisher, admin: Admin) -> None:
+    before = uploaded_files(publisher)
+    upload_id = start_upload(publisher)
+    assert append(publisher, upload_id, b"piece") == 200
+    (abandoned,) = uploaded_files(publisher) - before
+    admin.set(upload_session_minutes=0)
+    start_upload(publisher)
+    assert not abandoned.exists()
 
 
 def test_of_many_who_publish_one_name_at_once_exactly_one_wins(publisher: Publisher) -> None:

@@ -54,6 +54,14 @@ def test_the_client_learns_the_rest_version_from_the_server(sandbox: Sandbox) ->
     assert (info.rest_api_version, info.product_version) == ("3.26", "2025.3.0")
 
 
+def test_the_server_info_answers_in_lower_case_too(sandbox: Sandbox) -> None:
+    answers = [
+        requests.get(f"{sandbox.tableau_url}/api/2.4/{name}", timeout=30) for name in ("serverinfo", "serverInfo")
+    ]
+    assert [answer.status_code for answer in answers] == [200, 200]
+    assert answers[0].text == answers[1].text
+
+
 def test_a_token_a_password_and_a_signed_jwt_open_a_session(sandbox: Sandbox) -> None:
     identity = sandbox.identity
     password = TSC.TableauAuth(identity.tableau_user, identity.tableau_password, site_id=identity.site)

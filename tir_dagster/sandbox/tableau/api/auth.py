@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 OPERATIONS: list[Operation] = []
 
 
+# The REST reference writes it in lower case, the client library does not.
+@operation(OPERATIONS, "GET", "/serverinfo", signed_in=False)
 @operation(OPERATIONS, "GET", "/serverInfo", signed_in=False)
 def server_info(call: Call) -> Answer:
     settings = call.server.settings.current

@@ -27,13 +27,17 @@ class Download:
 
 @dataclass(frozen=True)
 class Call:
-    """One authenticated call. `request` is the root of its XML; `file` is the uploaded part's, if there was one."""
+    """One authenticated call.
+
+    `address` is where it reached the server, `request` the root of its XML, `file` the uploaded part's, if any.
+    """
 
     server: Server
     jobs: JobQueue
     caller: Session | None
     token: str | None
     version: tuple[int, int]
+    address: str
     url: str
     path: Mapping[str, str]
     query: Mapping[str, str]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,13 +14,11 @@ from tir_dagster.sandbox.tableau.api.call import Call, Download, Operation, oper
 from tir_dagster.sandbox.tableau.archive import Package
 from tir_dagster.sandbox.tableau.listing import page
 from tir_dagster.sandbox.tableau.store import Row, update
-from tir_dagster.sandbox.tableau.wire import Answer, ApiError, find, is_true, moment, node, required
+from tir_dagster.sandbox.tableau.wire import Answer, ApiError, find, is_true, moment, node, required, whole_number
 from tir_dagster.sandbox.tableau.xmltree import attribute, children
 
 if TYPE_CHECKING:
     import xml.etree.ElementTree as ET
-
-    from tir_dagster.sandbox.tableau.server import Server
 
 OPERATIONS: list[Operation] = []
 
@@ -68,14 +67,14 @@ _SHOWN = (
 )
 
 
-def _datasource(row: Any) -> ET.Element:
+def _datasource(address: str, row: Any) -> ET.Element:
     return node(
         "datasource",
         {
             **{name: row[name] for name in _SHOWN},
             "encryptExtracts": False,
             "useRemoteQueryAgent": False,
-            "webpageUrl": f"http://127.0.0.1/#/datasources/{row['contentUrl']}",
+            "webpageUrl": f"{address}/#/datasources/{row['contentUrl']}",
         },
         node("project", {"id": row["projectId"], "name": row["projectName"]}),
         node("owner", {"id": row["ownerId"], "name": row["ownerName"]}),
@@ -84,12 +83,12 @@ def _datasource(row: Any) -> ET.Element:
     )
 
 
-def datasource_element(server: Server, datasource_id: str) -> ET.Element:
+def datasource_element(call: Call, datasource_id: str) -> ET.Element:
     """One datasource as answers show it."""
-    row = server.store.row(f"{_DATASOURCES} WHERE d.id = ?", datasource_id)
+    row = call.server.store.row(f"{_DATASOURCES} WHERE d.id = ?", datasource_id)
     if row is None:
         raise ApiError(404004, f"Datasource {datasource_id!r} could not be found.")
-    return _datasource(_datasource_row(row))
+    return _datasource(call.address, _datasource_row(row))
 
 
 def _project_row(row: Row) -> dict[str, Any]:
@@ -128,7 +127,8 @@ def create_project(call: Call) -> Answer:
 @operation(OPERATIONS, "GET", "S/datasources")
 def list_datasources(call: Call) -> Answer:
     rows = call.server.store.rows(f"{_DATASOURCES} WHERE d.site_id = ? ORDER BY d.created, d.id", call.session.site_id)
-    return Answer(content=page([_datasource_row(row) for row in rows], call.query, "datasources", _datasource))
+    shown = partial(_datasource, call.address)
+    return Answer(content=page([_datasource_row(row) for row in rows], call.query, "datasources", shown))
 
 
 def _wanted(call: Call) -> Row:
@@ -137,7 +137,7 @@ def _wanted(call: Call) -> Row:
 
 @operation(OPERATIONS, "GET", "S/datasources/{datasource}")
 def get_datasource(call: Call) -> Answer:
-    return Answer(content=(datasource_element(call.server, _wanted(call)["id"]),))
+    return Answer(content=(datasource_element(call, _wanted(call)["id"]),))
 
 
 @operation(OPERATIONS, "PUT", "S/datasources/{datasource}")
@@ -159,7 +159,7 @@ def update_datasource(call: Call) -> Answer:
         if db.execute("SELECT 1 FROM datasources WHERE project_id = ? AND name = ? AND id <> ?", place).fetchone():
             raise ApiError(409006, f"A datasource named {place[1]!r} already exists in the project.")
         update(db, "datasources", row["id"], **changes)
-    return Answer(content=(datasource_element(call.server, row["id"]),))
+    return Answer(content=(datasource_element(call, row["id"]),))
 
 
 def _new_owner(call: Call, owner_id: str) -> str:
@@ -237,10 +237,10 @@ def download(call: Call) -> Download:
 
 @operation(OPERATIONS, "GET", "S/datasources/{datasource}/revisions/{revision}/content")
 def download_revision(call: Call) -> Download:
-    number = call.path["revision"]
-    if not number.isdigit():
-        raise ApiError(400000, f"Not a revision number: {number!r}")
-    return _download(call, int(number))
+    number = whole_number(call.path["revision"])
+    if number is None:
+        raise ApiError(400000, f"Not a revision number: {call.path['revision']!r}")
+    return _download(call, number)
 
 
 def _download(call: Call, revision: int) -> Download:

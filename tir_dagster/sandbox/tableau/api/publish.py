@@ -26,6 +26,7 @@ OPERATIONS: list[Operation] = []
 @operation(OPERATIONS, "POST", "S/fileUploads")
 def start_upload(call: Call) -> Answer:
     call.session.must_write("upload files")
+    call.server.drop_old_uploads()
     upload_id = f"{secrets.randbelow(9000) + 1000}:{secrets.token_hex(16)}-1:0"
     file = call.server.new_incoming()
     file.touch()
@@ -50,26 +51,23 @@ def _upload(call: Call, upload_id: str) -> Row:
         call.session.site_id,
         call.session.user_id,
     )
-    life = call.server.settings.current.upload_session_minutes * 60
-    if row is None or time.time() - row["created"] > life:
+    if row is None or row["created"] < call.server.oldest_upload:
         raise ApiError(404015, f"The upload session {upload_id!r} could not be found.")
     return row
 
 
 @operation(OPERATIONS, "PUT", "S/fileUploads/{upload}", multipart=True)
 def append_upload(call: Call) -> Answer:
-    row = _upload(call, call.path["upload"])
     if call.file is None:
         raise ApiError(400000, "The request has no part named 'tableau_file'.")
-    size = row["size"] + call.file.stat().st_size
-    if size > call.server.max_bytes:
-        raise ApiError(413000, "The uploaded file is too large.")
-    _append(call.server.root / "incoming" / row["file"], row["size"], call.file)
-    with call.server.store.transaction() as db:
-        # Two pieces sent at once would both start at the same place: only the first one counts.
-        changed = db.execute("UPDATE uploads SET size = ? WHERE id = ? AND size = ?", (size, row["id"], row["size"]))
-        if not changed.rowcount:
-            raise ApiError(409006, "Another piece of the file is being uploaded.")
+    # Two pieces sent at once would both be written at the same place: only the first one counts.
+    with call.server.uploads.alone(call.path["upload"]):
+        row = _upload(call, call.path["upload"])
+        size = row["size"] + call.file.stat().st_size
+        if size > call.server.max_bytes:
+            raise ApiError(413000, "The uploaded file is too large.")
+        _append(call.server.incoming(row["file"]), row["size"], call.file)
+        call.server.store.run("UPDATE uploads SET size = ? WHERE id = ?", size, row["id"])
     return Answer(content=(node("fileUpload", {"uploadSessionId": row["id"], "fileSize": size // (1024 * 1024)}),))
 
 
@@ -98,7 +96,7 @@ def publish(call: Call) -> Answer:
     if is_true(call.query.get("asJob")):
         return Answer(202, (job_element(call.jobs.queue_publish(call.session, staged)),))
     datasource_id = publish_staged(call.server, call.session, staged)
-    return Answer(201, (datasource_element(call.server, datasource_id),))
+    return Answer(201, (datasource_element(call, datasource_id),))
 
 
 def _publication(call: Call, asked: Any) -> Publication:
@@ -162,10 +160,9 @@ def _stage(call: Call) -> str:
         staged = call.server.new_incoming()
         call.file.replace(staged)
         return staged.name
-    row = _upload(call, upload_id)
     # The session is used up: a publish that failed starts with a new upload.
-    with call.server.store.transaction() as db:
-        if not db.execute("DELETE FROM uploads WHERE id = ? AND size = ?", (row["id"], row["size"])).rowcount:
-            raise ApiError(404015, f"The upload session {upload_id!r} could not be found.")
+    with call.server.uploads.alone(upload_id):
+        row = _upload(call, upload_id)
+        call.server.store.run("DELETE FROM uploads WHERE id = ?", upload_id)
     file: str = row["file"]
     return file

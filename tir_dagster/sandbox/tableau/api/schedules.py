@@ -13,7 +13,7 @@ from tir_dagster.sandbox.tableau.api.call import Call, Operation, operation
 from tir_dagster.sandbox.tableau.api.jobs import job_element
 from tir_dagster.sandbox.tableau.listing import page
 from tir_dagster.sandbox.tableau.store import Row, insert, update
-from tir_dagster.sandbox.tableau.wire import Answer, ApiError, find, is_true, moment, node, required
+from tir_dagster.sandbox.tableau.wire import Answer, ApiError, find, is_true, moment, node, required, whole_number
 from tir_dagster.sandbox.tableau.xmltree import attribute, children
 
 if TYPE_CHECKING:
@@ -121,9 +121,10 @@ def create_schedule(call: Call) -> Answer:
 
 def _priority(asked: Any, default: int) -> int:
     text = attribute(asked, "priority") or str(default)
-    if not text.isdigit() or not 1 <= int(text) <= 100:
+    priority = whole_number(text)
+    if priority is None or not 1 <= priority <= 100:
         raise ApiError(400000, f"Invalid priority: {text!r}")
-    return int(text)
+    return priority
 
 
 @operation(OPERATIONS, "PUT", "/schedules/{schedule}")
