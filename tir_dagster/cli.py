@@ -6,6 +6,7 @@ Heavy imports stand inside the commands, so that `tir --help` answers at once.
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import sys
 import threading
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tir_dagster.errors import SpecError, TirError
 from tir_dagster.sandbox import processes
 from tir_dagster.sandbox.home import SandboxError, SandboxHome
 
@@ -36,6 +38,10 @@ class ProjectGroup(click.Group):
             return super().invoke(ctx)
         except SandboxError as error:
             raise click.ClickException(str(error)) from error
+        except SpecError as error:
+            raise click.UsageError(str(error)) from error
+        except TirError as error:
+            raise click.ClickException(str(error)) from error
         except BrokenPipeError:
             raise  # the reader of our output left (`| head`): click ends quietly
         except OSError as error:
@@ -45,8 +51,84 @@ class ProjectGroup(click.Group):
 
 @click.group(cls=ProjectGroup, context_settings=CONTEXT)
 @click.version_option(package_name="tir_dagster", prog_name="tir")
-def tir() -> None:
+@click.option("--specs", type=click.Path(dir_okay=False), help="YAML file with the extracts.  [default: TIR_SPECS]")
+def tir(specs: str | None) -> None:
     """Tableau incremental refresh on Dagster."""
+    if specs:
+        os.environ["TIR_SPECS"] = specs
+
+
+MODE_SLICES = click.option(
+    "--slices", "span", metavar="FROM..TO", help="Re-sync these slices whatever the watermark says."
+)
+MODE_FULL = click.option("--full", is_flag=True, help="Read everything and build the extract anew.")
+AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output.")
+
+
+@tir.command()
+@click.argument("extract")
+@MODE_SLICES
+@MODE_FULL
+@AS_JSON
+def plan(extract: str, span: str | None, *, full: bool, as_json: bool) -> None:
+    """Show what a refresh of EXTRACT would do, and why; nothing is touched."""
+    from tir_dagster.orchestration.commands import chosen_slices, command, find_spec  # noqa: PLC0415
+    from tir_dagster.spec import load_specs  # noqa: PLC0415
+
+    spec = find_spec(load_specs(), extract)
+    slices = chosen_slices(spec, span)
+    with command(spec, _tell) as running:
+        planned = running.plan(_mode(span, full=full), slices)
+    if as_json:
+        reason = planned.reason.name if planned.reason else None
+        value = {"extract": extract, "mode": planned.mode, "decision": planned.decision, "reason": reason}
+        click.echo(json.dumps({**value, "slices": slices, "warnings": list(planned.warnings)}))
+    else:
+        click.echo(planned.sentence())
+
+
+@tir.command()
+@click.argument("extract")
+@MODE_SLICES
+@MODE_FULL
+@click.option("--allow-empty", is_flag=True, help="Publish even if the source is empty or lost many rows.")
+@AS_JSON
+def refresh(extract: str, span: str | None, *, full: bool, allow_empty: bool, as_json: bool) -> None:
+    """Refresh EXTRACT: find what changed, replace those keys, publish. Exit code 1 if that failed."""
+    from tir_dagster.orchestration.commands import chosen_slices, command, find_spec  # noqa: PLC0415
+    from tir_dagster.spec import load_specs  # noqa: PLC0415
+
+    spec = find_spec(load_specs(), extract)
+    slices = chosen_slices(spec, span)
+    with command(spec, _tell) as running:
+        outcome = running.refresh(_mode(span, full=full), slices, allow_empty=allow_empty)
+    if as_json:
+        click.echo(json.dumps(outcome.as_dict()))
+        return
+    for warning in outcome.warnings:
+        click.echo(f"warning: {warning}")
+    if outcome.decision == "none":
+        click.echo(f"{extract}: nothing to do ({outcome.seconds:.1f} s).")
+        return
+    why = f" ({outcome.reason})" if outcome.reason else ""
+    click.echo(
+        f"{extract}: {outcome.decision} refresh{why}: {outcome.rows_purged:,} rows purged, {outcome.rows_appended:,} appended "
+        f"in {len(outcome.slices)} slices, published ({outcome.seconds:.1f} s)."
+    )
+
+
+def _mode(span: str | None, *, full: bool) -> Any:
+    if span and full:
+        raise click.UsageError("--slices and --full exclude each other.")
+    return "full" if full else "slices" if span else "changes"
+
+
+_started = time.monotonic()
+
+
+def _tell(line: str) -> None:
+    """Progress goes to standard error, one plain line each, so that standard output stays a script's."""
+    click.echo(f"[{time.monotonic() - _started:6.1f} s] {line}", err=True)
 
 
 @tir.group()
@@ -57,7 +139,7 @@ def sandbox() -> None:
     """
 
 
-@sandbox.command()
+@sandbox.command(short_help="Start the servers in the background.")
 @click.option("--warehouse-port", type=PORT, help="Port of the warehouse.  [default: the last one, else a free one]")
 @click.option("--tableau-port", type=PORT, help="Port of Tableau Server.  [default: the last one, else a free one]")
 def up(warehouse_port: int | None, tableau_port: int | None) -> None:
@@ -82,7 +164,7 @@ def down() -> None:
         click.echo(f"{state.server}: {f'stopped (pid {state.pid})' if state.pid else 'was not running'}")
 
 
-@sandbox.command()
+@sandbox.command(short_help="Show every server.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def status(as_json: bool) -> None:
     """Show every server; exit code 0 when all run, else 1."""
@@ -97,14 +179,14 @@ def status(as_json: bool) -> None:
     sys.exit(0 if all(state.running for state in states.values()) else 1)
 
 
-@sandbox.command()
+@sandbox.command(short_help="Print the variables clients need.")
 def env() -> None:
     """Print the variables clients need, as `export` lines: eval "$(tir sandbox env)"."""
     for name, value in processes.environment(SandboxHome.from_environment()).items():
         click.echo(f"export {name}={shlex.quote(value)}")
 
 
-@sandbox.command()
+@sandbox.command(short_help="Delete data and logs; names stay.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def reset(yes: bool) -> None:
     """Delete the sandbox's data and logs; names, secrets and ports stay."""
@@ -118,7 +200,7 @@ def reset(yes: bool) -> None:
             click.echo(f"{state.server}: started again, {state.url} (pid {state.pid})")
 
 
-@sandbox.command()
+@sandbox.command(short_help="Fill the sandbox with the sample.")
 @click.option("--rows", type=click.IntRange(min=1), default=200_000, show_default=True, help="Orders in the table.")
 @click.option("--seed", type=SEED, default=1, show_default=True, help="Another seed gives other orders.")
 @click.option("--until", metavar="YYYY-MM", help="The last of the 24 months.  [default: the current one]")
@@ -152,7 +234,7 @@ def seed(rows: int, seed: int, until: str | None, job_seconds: int) -> None:
     click.echo(f"Done in {time.monotonic() - begun:.1f} s. Next: tir sandbox change")
 
 
-@sandbox.command()
+@sandbox.command(short_help="Change the sample table, and say how.")
 @click.option("--seed", type=SEED, default=1, show_default=True, help="Another seed makes another change.")
 @click.option("--inserts", type=COUNT, default=400, show_default=True, help="New orders, some in old months.")
 @click.option("--updates", type=COUNT, default=300, show_default=True, help="Changed orders of old months.")

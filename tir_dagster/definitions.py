@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import dagster as dg
 
+from tir_dagster.orchestration.extracts import build_extract_defs
+from tir_dagster.orchestration.resources import environment_resources
+from tir_dagster.spec import ExtractSpec, load_specs
 
-def build_defs() -> dg.Definitions:
-    """The definitions of this project; extracts join them as they are declared."""
-    return dg.Definitions()
+
+def build_defs(
+    *, specs: Sequence[ExtractSpec] | None = None, resource_overrides: Mapping[str, Any] | None = None
+) -> dg.Definitions:
+    """All declared extracts (default: those of TIR_SPECS) and resources by environment."""
+    declared = load_specs() if specs is None else specs
+    resources = dg.Definitions(resources={**environment_resources(), **(resource_overrides or {})})
+    return dg.Definitions.merge(resources, *(build_extract_defs(spec) for spec in declared))
 
 
 defs = build_defs()

@@ -1,0 +1,322 @@
+"""The workbench of a refresh: reads Snowflake at one pinned version through Spark, and runs the set logic there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tir_dagster.changes import sets
+from tir_dagster.changes.find import Stats
+from tir_dagster.errors import SourceError
+from tir_dagster.source.columns import Column, Kind
+from tir_dagster.source.connection import SnowflakeAccess
+from tir_dagster.source.keychecks import check_ledger, check_source, check_sql
+from tir_dagster.source.names import TableName, literal, quote, spark_quote
+from tir_dagster.source.reader import read, register, spark_failures
+from tir_dagster.source.slices import SliceBy, slice_filter_snowflake, slice_sql_snowflake
+from tir_dagster.source.staging import HASH, SLICE, Staged, stage
+from tir_dagster.source.versions import SourceVersion, select
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+# Keys in one statement, and in all statements of one look-up; beyond that the whole table's keys are compared in Spark.
+KEYS_PER_QUERY = 2_000
+KEYS_BY_QUERY = 20_000
+PARTITION = "p"
+NO_SLICE = "(none)"
+# Relations as large as the ledger: cheaper to compute again than to keep.
+_LARGE = frozenset({"ledger", "ledger_touched", "ledger_after", "suspect_ledger", "elsewhere_ledger"})
+
+
+@dataclass(frozen=True)
+class Source:
+    """What is read: a table's columns at a version, its row key, its slices and its watermark."""
+
+    table: TableName
+    columns: tuple[Column, ...]
+    key: tuple[Column, ...]
+    slices: SliceBy
+    watermark: Column | None
+    version: SourceVersion
+
+    @property
+    def pinned(self) -> str:
+        return f"{self.table.sql} {self.version.sql}"
+
+
+class SparkWorkbench:
+    """Keyed relations as temporary views, dropped at the end; one refresh at a time in a session."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        access: SnowflakeAccess,
+        source: Source,
+        *,
+        folder: Path,
+        ledger: Path | None,
+        log: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        # Not a session of its own: one made by newSession() neither knows our data source nor lets it be registered.
+        self._spark = spark
+        register(spark)
+        self._views: dict[str, DataFrame] = {}
+        self._access = access
+        self._source = source
+        self._folder = folder
+        self._log = log
+        self._staged: list[Staged] = []
+        self.width = len(source.key) or 1
+        if ledger is not None:
+            kept = self._spark.read.parquet(ledger.absolute().as_uri())
+            self._name("ledger", kept.select(*(f"k{at}" for at in range(self.width)), "slice", "hash"))
+
+    # Relations
+
+    def define(self, name: str, sql: str) -> None:
+        self._name(name, self._spark.sql(sql), keep=name not in _LARGE)
+
+    def count(self, relation: str) -> int:
+        with spark_failures(f"counting {relation}"):
+            return self._spark.table(relation).count()
+
+    def stats(self, relation: str) -> Stats:
+        if not self._source.key:
+            with spark_failures(f"counting {relation}"):
+                counted = self._spark.table(relation).groupBy("slice").count().collect()
+            return {row["slice"]: (row["count"], 0) for row in counted}
+        named = self._spark.table(relation).selectExpr(*self._key_names(), f"slice AS {spark_quote(SLICE)}")
+        checks = check_ledger(named, key=self._source.key)
+        return {name: (check.rows, check.checksum) for name, check in checks.items()}
+
+    def source_stats(self) -> Stats:
+        """Rows and key checksum by slice, added up by Snowflake."""
+        source = self._source
+        if not source.key:
+            slice_sql = slice_sql_snowflake(source.slices, source.columns)
+            rows = self._access.query(f"SELECT {slice_sql}, COUNT(*) FROM {source.pinned} GROUP BY 1")
+            return {row[0]: (int(row[1]), 0) for row in rows}
+        sql = check_sql(source.pinned, key=source.key, slices=source.slices, columns=source.columns)
+        return {name: (check.rows, check.checksum) for name, check in check_source(self._access, sql).items()}
+
+    # Reads
+
+    def read_all(self, name: str) -> Staged:
+        return self._stage(name, self._select_all())
+
+    def read_touched(self, name: str, *, since: str | None, resync: Sequence[str | None]) -> None:
+        """All rows of every key with a candidate row: a semi-join, so that a key's other rows come along."""
+        source = self._source
+        if since is None or source.watermark is None:
+            self.read_all(name)
+            return
+        mark = quote(source.watermark.name)
+        tests = [f"{mark} >= {since}", f"{mark} IS NULL"]
+        if resync:
+            tests.append(slice_filter_snowflake(source.slices, source.columns, resync))
+        candidates = f"SELECT * FROM {source.pinned} WHERE {' OR '.join(tests)}"
+        self._stage(name, self._rows_of(candidates))
+
+    def _rows_of(self, candidates: str) -> str:
+        source = self._source
+        listed = ", ".join(f"t.{quote(column.name)}" for column in source.columns)
+        if source.key:
+            same = " AND ".join(f"c.{quote(k.name)} IS NOT DISTINCT FROM t.{quote(k.name)}" for k in source.key)
+            return (
+                f"SELECT {listed} FROM {source.pinned} AS t WHERE EXISTS (SELECT 1 FROM ({candidates}) c WHERE {same})"
+            )
+        slice_sql = slice_sql_snowflake(source.slices, source.columns)
+        inner = f"SELECT *, {slice_sql} AS TIR_SLICE FROM {source.pinned}"
+        return (
+            f"SELECT {listed} FROM ({inner}) t WHERE EXISTS (SELECT 1 FROM (SELECT {slice_sql} AS TIR_SLICE "
+            f"FROM ({candidates})) c WHERE c.TIR_SLICE IS NOT DISTINCT FROM t.TIR_SLICE)"
+        )
+
+    def read_keys(self, name: str, slices: Sequence[str | None]) -> None:
+        source = self._source
+        slice_sql = slice_sql_snowflake(source.slices, source.columns)
+        columns = [*source.key, Column("TIR_SLICE", Kind.TEXT)]
+        listed = "".join(f"{quote(column.name)}, " for column in source.key)
+        where = slice_filter_snowflake(source.slices, source.columns, slices) if slices else "FALSE"
+        query = f"SELECT {listed}{slice_sql} AS TIR_SLICE FROM {source.pinned} WHERE {where}"
+        keys = read(self._spark, self._access, query, columns)
+        key = [f"{spark_quote(column.name)} AS k{at}" for at, column in enumerate(source.key)] or ["TIR_SLICE AS k0"]
+        self._name(name, keys.selectExpr(*key, "TIR_SLICE AS slice"), keep=True)
+
+    def read_rows(self, name: str, keys: str) -> None:
+        wanted = self._spark.table(keys)
+        count = self.count(keys)
+        if count > KEYS_BY_QUERY:
+            self._log(f"comparing {count:,} keys with the whole table's")
+            self._stage(name, self._select_all(), having=wanted)
+            return
+        if count == 0:
+            self.define(name, "SELECT * FROM touched WHERE 1 = 0")
+            return
+        with spark_failures("collecting keys"):
+            values = [tuple(row) for row in wanted.collect()]
+        parts = [values[at : at + KEYS_PER_QUERY] for at in range(0, len(values), KEYS_PER_QUERY)]
+        self._stage(name, *(self._rows_with(part) for part in parts))
+
+    def _select_all(self) -> str:
+        return select(self._source.table, self._source.columns, version=self._source.version)
+
+    def _rows_with(self, keys: list[tuple[Any, ...]]) -> str:
+        """The rows of these keys, which stand in the statement as literals."""
+        if not self._source.key:
+            where = slice_filter_snowflake(self._source.slices, self._source.columns, [key[0] for key in keys])
+            return select(self._source.table, self._source.columns, version=self._source.version, where=where)
+        names = [quote(column.name) for column in self._source.key]
+        rows = " UNION ALL ".join(
+            "SELECT "
+            + ", ".join(
+                f"{sql_literal(column, value)} AS {name}"
+                for column, name, value in zip(self._source.key, names, key, strict=True)
+            )
+            for key in keys
+        )
+        return self._rows_of(rows)
+
+    def _stage(self, name: str, *queries: str, having: DataFrame | None = None) -> Staged:
+        """Read once, write to Parquet, and name the key, slice and hash of what was written."""
+        source = self._source
+        parts = [read(self._spark, self._access, query, source.columns) for query in queries]
+        empty = self._spark.createDataFrame([], _schema(source.columns))
+        rows = empty
+        for part in parts:
+            rows = part if rows is empty else rows.unionByName(part)
+        if having is not None:
+            rows = self._filtered(rows, having)
+        key = [column.name for column in source.key]
+        staged = stage(rows, self._folder / name, key=key, slices=source.slices, columns=source.columns)
+        self._staged.append(staged)
+        self._log(f"read {staged.rows:,} rows")
+        self._name(
+            name, self._keyed(self._spark.read.schema(_staged_schema(source.columns)).parquet(str(staged.folder)))
+        )
+        return staged
+
+    def _filtered(self, rows: DataFrame, keys: DataFrame) -> DataFrame:
+        if not self._source.key:
+            return rows
+        keyed = keys.alias("s")
+        tests = [rows[column.name].eqNullSafe(keyed[f"k{at}"]) for at, column in enumerate(self._source.key)]
+        condition = tests[0]
+        for test in tests[1:]:
+            condition = condition & test
+        return rows.join(keyed, condition, "left_semi")
+
+    def _keyed(self, staged: DataFrame) -> DataFrame:
+        key = [f"{spark_quote(column.name)} AS k{at}" for at, column in enumerate(self._source.key)]
+        return staged.selectExpr(*(key or [f"{SLICE} AS k0"]), f"{SLICE} AS slice", f"{HASH} AS hash")
+
+    def load_pending(self, folders: Sequence[Path]) -> None:
+        """Name the keys of pending change sets `pending`."""
+        paths = [folder.absolute().as_uri() for folder in folders]
+        if paths:
+            key = [f"{spark_quote(column.name)} AS k{at}" for at, column in enumerate(self._source.key)]
+            kept = self._spark.read.parquet(*paths)
+            self._name("pending", kept.selectExpr(*(key or ["k0"])).distinct(), keep=True)
+
+    # Results
+
+    def odd_keys(self, relation: str) -> tuple[int, int]:
+        """How many rows have a NULL in their key, and how many keys have more than one row."""
+        columns = [f"k{at}" for at in range(self.width)]
+        nulls = " OR ".join(f"{column} IS NULL" for column in columns)
+        repeated = f"SELECT 1 FROM {relation} GROUP BY {', '.join(columns)} HAVING COUNT(*) > 1"
+        with spark_failures("counting keys"):
+            row = self._spark.sql(
+                f"SELECT (SELECT COUNT(*) FROM {relation} WHERE {nulls}) AS a, (SELECT COUNT(*) FROM ({repeated}) r) AS b"
+            ).collect()[0]
+        return row["a"], row["b"]
+
+    def write_keys(self, relation: str, folder: Path) -> None:
+        """The keys under their own names, for the purge."""
+        with spark_failures("writing keys"):
+            named = self._spark.table(relation).selectExpr(*self._key_names())
+            named.coalesce(1).write.mode("overwrite").parquet(folder.absolute().as_uri())
+
+    def write_rows(self, keys: str, folder: Path) -> None:
+        """The staged rows, with all columns, of the keys in a relation."""
+        source = self._source
+        with spark_failures("writing rows"):
+            rows = self._spark.createDataFrame([], _staged_schema(source.columns))
+            for staged in self._staged:
+                part = self._spark.read.schema(_staged_schema(source.columns)).parquet(str(staged.folder))
+                rows = rows.unionByName(part)
+            self._name("staged_rows", rows)
+            if source.key:
+                tests = [f"s.k{at} IS NOT DISTINCT FROM r.{spark_quote(k.name)}" for at, k in enumerate(source.key)]
+            else:
+                tests = [f"s.k0 IS NOT DISTINCT FROM r.{SLICE}"]
+            chosen = self._spark.sql(
+                f"SELECT r.* FROM staged_rows r WHERE EXISTS (SELECT 1 FROM {keys} s WHERE {' AND '.join(tests)})"
+            )
+            chosen.write.mode("overwrite").parquet(folder.absolute().as_uri())
+
+    def write_ledger(self, relation: str, folder: Path, slices: Sequence[str | None] | None) -> None:
+        """The ledger of these slices (None: of all), a folder for each slice."""
+        chosen = self._spark.table(relation) if slices is None else self._spark.sql(sets.in_slices(relation, slices))
+        with spark_failures("writing the ledger"):
+            (
+                chosen.selectExpr("*", f"COALESCE(slice, '{NO_SLICE}') AS {PARTITION}")
+                .repartition(PARTITION)
+                .write.mode("overwrite")
+                .partitionBy(PARTITION)
+                .parquet(folder.absolute().as_uri())
+            )
+
+    def close(self) -> None:
+        for name, frame in self._views.items():
+            self._spark.catalog.dropTempView(name)
+            frame.unpersist()
+
+    def _name(self, name: str, frame: DataFrame, *, keep: bool = False) -> None:
+        self._views[name] = frame.persist() if keep else frame
+        self._views[name].createOrReplaceTempView(name)
+
+    def _key_names(self) -> list[str]:
+        if not self._source.key:
+            return ["k0"]
+        return [f"k{at} AS {spark_quote(column.name)}" for at, column in enumerate(self._source.key)]
+
+
+def sql_literal(column: Column, value: Any) -> str:
+    """A value of the column as Snowflake reads it."""
+    if value is None:
+        return "NULL"
+    match column.kind:
+        case Kind.INTEGER | Kind.DECIMAL:
+            return str(value)
+        case Kind.BOOLEAN:
+            return "TRUE" if value else "FALSE"
+        case Kind.DATE:
+            return f"{literal(value.isoformat() if isinstance(value, date) else str(value))}::DATE"
+        case Kind.TIMESTAMP:
+            return f"{literal(_iso(value))}::TIMESTAMP_NTZ"
+        case Kind.INSTANT:
+            # Spark gives a moment as local time without a zone.
+            moment = value.astimezone(UTC) if isinstance(value, datetime) else value
+            return f"{literal(_iso(moment))}::TIMESTAMP_TZ"
+        case Kind.TIME:
+            return f"{literal(str(value))}::TIME"
+        case Kind.TEXT:
+            return literal(str(value))
+    raise SourceError(f"Column {column.name} ({column.kind.value}) cannot be part of a row key or a watermark.")
+
+
+def _iso(value: Any) -> str:
+    return value.isoformat(timespec="microseconds") if isinstance(value, datetime) else str(value)
+
+
+def _schema(columns: Sequence[Column]) -> str:
+    return ", ".join(f"{spark_quote(column.name)} {column.spark}" for column in columns)
+
+
+def _staged_schema(columns: Sequence[Column]) -> str:
+    return f"{_schema(columns)}, {SLICE} string, {HASH} bigint"

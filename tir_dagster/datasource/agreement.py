@@ -1,0 +1,60 @@
+"""Whether a datasource that people built shows what the spec says: a difference that would change rows is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from tir_dagster.errors import DatasourceError
+from tir_dagster.extract.package import Package
+from tir_dagster.source.names import TableName
+
+
+def check_agreement(
+    package: Package, *, table: TableName, source_columns: Sequence[str], wanted: Sequence[str]
+) -> None:
+    """Compare relation, filters, aggregation and columns with the spec; all differences are named at once."""
+    problems = list(_problems(package, table, source_columns, wanted))
+    if problems:
+        raise DatasourceError(
+            f"The datasource {package.name} does not show what the spec says: {'; '.join(problems)}. Nothing was touched. "
+            "Change the spec or the datasource, or let Tableau refresh it (delivery: trigger)."
+        )
+
+
+def _problems(
+    package: Package, table: TableName, source_columns: Sequence[str], wanted: Sequence[str]
+) -> Iterator[str]:
+    yield from _relation(package, table)
+    if package.filters:
+        yield f"its extract is filtered ({', '.join(package.filters)})"
+    if package.aggregated:
+        yield "its extract is aggregated"
+    if package.row_limit:
+        yield f"its extract is limited to {package.row_limit} rows"
+    if package.calculated_columns:
+        yield f"its extract stores calculated fields ({', '.join(package.calculated_columns)})"
+    known = set(source_columns)
+    shown = set(package.hyper_names) or {record.remote_name for record in package.columns}
+    if unknown := sorted(shown - known):
+        yield f"it has the columns {', '.join(unknown)}, which {table} does not have"
+    if missing := sorted(set(wanted) - shown):
+        yield f"it lacks the columns {', '.join(missing)}, which the spec needs"
+
+
+def _relation(package: Package, table: TableName) -> Iterator[str]:
+    relation = package.relation
+    if relation is None:
+        return
+    if relation.kind == "text":
+        yield "it reads custom SQL"
+        return
+    if relation.kind == "other":
+        yield f"it reads {relation.name}, which is not one table"
+        return
+    connection = package.connections[0] if package.connections else None
+    defaults = (connection.dbname, connection.schema) if connection else (None, None)
+    parts = [*defaults[: 3 - len(relation.table)], *relation.table]
+    named = [part or "" for part in parts][-3:]
+    mine = [table.database, table.schema, table.name]
+    if [part.upper() for part in named] != [part.upper() for part in mine]:
+        yield f"it reads {'.'.join(named)}, the spec names {table}"

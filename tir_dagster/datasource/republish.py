@@ -1,0 +1,122 @@
+"""The delivery `republish`: the whole extract is published, into a package kept to the letter or as a new datasource."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tir_dagster.datasource.client import TableauClient
+from tir_dagster.datasource.find import find_project, look_for_datasource, settled
+from tir_dagster.datasource.found import FoundDatasource, FoundProject, ServerVersion, server_version
+from tir_dagster.datasource.keep import ConnectionCredential, check_credentials, keep, restore
+from tir_dagster.datasource.transfer import download, publish
+from tir_dagster.errors import DatasourceError
+from tir_dagster.extract.archive import open_archive
+from tir_dagster.extract.package import extract_hyper, read_package, refresh_change, write_package
+from tir_dagster.spec import ExtractSpec
+
+Log = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class ServerLook:
+    """What the server holds now under the extract's name; `found` is None where there is nothing yet."""
+
+    project: FoundProject
+    found: FoundDatasource | None
+
+    @property
+    def version(self) -> ServerVersion | None:
+        return server_version(self.found) if self.found else None
+
+    @property
+    def version_text(self) -> str | None:
+        return str(self.version) if self.found else None
+
+
+def look_at_server(client: TableauClient, spec: ExtractSpec) -> ServerLook:
+    project = find_project(client, spec.datasource.project)
+    return ServerLook(project, look_for_datasource(client, project=project, name=spec.datasource.name))
+
+
+def credentials_for(
+    spec: ExtractSpec, found: FoundDatasource | None, env: Mapping[str, str]
+) -> list[ConnectionCredential]:
+    """The credentials the spec names, for every connection that has embedded ones; refused here if they are missing."""
+    if found is None:
+        return []
+    embedded = [connection for connection in found.connections if connection.embed_password]
+    named: list[ConnectionCredential] = []
+    given = spec.datasource.credentials
+    if given is not None and embedded:
+        username = given.username or _variable(spec, given.username_env, env)
+        password = _variable(spec, given.password_env, env)
+        named = [ConnectionCredential(one.server_address, username, password, one.server_port) for one in embedded]
+    check_credentials(found, named)
+    return named
+
+
+def _variable(spec: ExtractSpec, name: str | None, env: Mapping[str, str]) -> str:
+    value = env.get(name or "")
+    if not value:
+        raise DatasourceError(
+            f"{spec.name}: the environment variable {name}, which the spec names for the datasource's credentials, is not set. "
+            "Set it before the refresh: publishing without it would leave the datasource without its password."
+        )
+    return value
+
+
+def fetch_shell(client: TableauClient, found: FoundDatasource, folder: Path) -> tuple[Path, Path]:
+    """Download the package and take it apart: the shell (everything but the rows), and the Hyper file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    package = read_package(download(client, found, folder / "download.tdsx"))
+    hyper = extract_hyper(package, folder / "download.hyper")
+    shell = folder / "shell.tdsx"
+    with open_archive(package.path) as archive:
+        assert package.hyper_member is not None, "extract_hyper refused it otherwise"
+        archive.rewrite(shell, {package.hyper_member: b""})
+    package.path.unlink()
+    return shell, hyper
+
+
+def deliver(
+    client: TableauClient,
+    spec: ExtractSpec,
+    look: ServerLook,
+    *,
+    hyper: Path,
+    shell: Path | None,
+    rows: int,
+    credentials: Sequence[ConnectionCredential],
+    folder: Path,
+    log: Log,
+) -> tuple[FoundDatasource, tuple[str, ...]]:
+    """Publish over exactly what was looked at, and put back what overwriting loses; gives warnings about the rest."""
+    folder.mkdir(parents=True, exist_ok=True)
+    target = folder / (f"{spec.name}.hyper" if shell is None else f"{spec.name}.tdsx")
+    target.unlink(missing_ok=True)
+    if shell is None:
+        # A publish names the file; the version's own file must not be renamed or touched.
+        target.hardlink_to(hyper)
+    else:
+        package = read_package(shell)
+        write_package(package, target, hyper=hyper, refresh=refresh_change(package, hyper, rows=rows))
+    log(f"publishing {target.stat().st_size / 1e6:,.1f} MB")
+    try:
+        found = publish(
+            client,
+            target,
+            project=look.project,
+            name=spec.datasource.name,
+            overwrite=look.found is not None,
+            expected=look.version,
+            connections=credentials,
+        )
+    finally:
+        target.unlink(missing_ok=True)
+    warnings: tuple[str, ...] = ()
+    if look.found is not None:
+        restored = restore(client, found, keep(look.found))
+        found, warnings = restored.found, restored.warnings
+    return settled(client, found), warnings

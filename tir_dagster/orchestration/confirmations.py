@@ -1,0 +1,26 @@
+"""Confirmations in Dagster's event log: one event of `published_datasource` says what the server shows."""
+
+from __future__ import annotations
+
+import dagster as dg
+
+from tir_dagster.changes.state import Confirmation
+
+CONFIRMATION = "tir/confirmation"
+# People may report events by hand; ours is among the newest ones.
+_LOOK_BACK = 200
+
+
+def last_confirmation(instance: dg.DagsterInstance, asset_key: dg.AssetKey) -> Confirmation | None:
+    """The newest event with complete metadata, whatever became of its run; None when there is none."""
+    records = instance.fetch_materializations(asset_key, limit=_LOOK_BACK).records
+    for record in records:
+        materialization = record.asset_materialization
+        entry = materialization.metadata.get(CONFIRMATION) if materialization else None
+        text = getattr(entry, "value", None)
+        if isinstance(text, str):
+            try:
+                return Confirmation.from_json(text)
+            except (ValueError, TypeError):
+                continue
+    return None

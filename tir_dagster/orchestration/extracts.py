@@ -1,0 +1,41 @@
+"""From a spec to Dagster definitions: assets, jobs and sensors of one extract. No resources: they are the project's."""
+
+from __future__ import annotations
+
+import dagster as dg
+
+from tir_dagster.orchestration.assets import build_assets, extract_keys
+from tir_dagster.orchestration.partitions import change_set_partitions, slice_partitions
+from tir_dagster.orchestration.sensors import build_sensors
+from tir_dagster.spec import ExtractSpec
+
+
+def detect_job_name(spec: ExtractSpec) -> str:
+    return f"{spec.name}_detect"
+
+
+def refresh_job_name(spec: ExtractSpec) -> str:
+    return f"{spec.name}_refresh"
+
+
+def build_extract_defs(spec: ExtractSpec) -> dg.Definitions:
+    """The definitions of one extract; merge them with a project's own, and with resources by environment."""
+    keys = extract_keys(spec)
+    # In process: a JVM and ten seconds of imports per step would cost more than most refreshes.
+    detect = dg.define_asset_job(
+        detect_job_name(spec),
+        selection=[keys.changed_keys],
+        partitions_def=change_set_partitions(spec),
+        executor_def=dg.in_process_executor,
+        description=f"Find what changed in {spec.source} and stage it as a change set.",
+    )
+    refresh = dg.define_asset_job(
+        refresh_job_name(spec),
+        selection=[keys.purged_extract, keys.published_datasource],
+        partitions_def=slice_partitions(spec.slices),
+        executor_def=dg.in_process_executor,
+        description=f"Apply the newest change set and publish {spec.datasource.name!r}.",
+    )
+    return dg.Definitions(
+        assets=build_assets(spec), jobs=[detect, refresh], sensors=build_sensors(spec, detect, refresh)
+    )

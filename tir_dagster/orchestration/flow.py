@@ -1,0 +1,425 @@
+"""The refresh from end to end, step by step, over the rooms: look, detect, apply, publish. No Dagster in here.
+
+Each step leaves something durable, so that a crash after any line is mended by the next run:
+planned → staged (change set) → applied and verified (version) → published (intent) → confirmed.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tir_dagster.changes.changesets import ChangeSetStore
+from tir_dagster.changes.detect import Base, Survey, make_change_set, survey
+from tir_dagster.changes.lease import lease
+from tir_dagster.changes.plan import Known, Mode, Plan, Situation, plan_refresh
+from tir_dagster.changes.state import (
+    Aftermath,
+    ChangeSet,
+    Confirmation,
+    Intent,
+    aftermath,
+    stats_from_json,
+)
+from tir_dagster.datasource.access import TableauAccess
+from tir_dagster.datasource.agreement import check_agreement
+from tir_dagster.datasource.client import TableauClient
+from tir_dagster.datasource.republish import ServerLook, credentials_for, deliver, fetch_shell, look_at_server
+from tir_dagster.errors import TirError
+from tir_dagster.extract.apply import (
+    SHELL,
+    Shape,
+    apply_change_set,
+    bring_ledger,
+    bytes_per_row,
+    content_digest,
+    new_version,
+    verify_touched,
+)
+from tir_dagster.extract.package import read_package
+from tir_dagster.extract.purge import Applied
+from tir_dagster.extract.versions import Version, VersionStore
+from tir_dagster.source.columns import Column, Kind
+from tir_dagster.source.connection import SnowflakeAccess
+from tir_dagster.source.names import TableName, quote
+from tir_dagster.source.slices import SliceBy
+from tir_dagster.source.versions import SourceVersion, describe
+from tir_dagster.spec import ExtractSpec
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+KEEP_VERSIONS = 3
+# A test or a drill may end the process right after a step: TIR_CRASH_AFTER=staged
+CRASH_VARIABLE = "TIR_CRASH_AFTER"
+
+Log = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Looked:
+    """What is known before anything is read: the server, the last confirmation, and the version it stands for."""
+
+    server: ServerLook
+    confirmed: Confirmation | None
+    base: Version | None
+    foreign: bool = False
+    late: Confirmation | None = None
+
+
+@dataclass
+class Stages:
+    """Seconds by stage of one refresh."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] = round(self.seconds.get(name, 0.0) + time.perf_counter() - started, 3)
+
+
+class Refresher:
+    """One extract's refresh, with everything it talks to passed in."""
+
+    def __init__(
+        self,
+        spec: ExtractSpec,
+        *,
+        snowflake: SnowflakeAccess,
+        tableau: TableauAccess,
+        spark: Callable[[], SparkSession],
+        home: Path,
+        log: Log = lambda _: None,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        self.spec = spec
+        self.folder = home / "extracts" / spec.name
+        self.change_sets = ChangeSetStore(self.folder / "change_sets")
+        self.versions = VersionStore(self.folder / "versions")
+        self.stages = Stages()
+        self._snowflake = _for_extract(snowflake, spec)
+        self._tableau = _for_datasource(tableau, spec)
+        self._spark = spark
+        self._log = log
+        self._env = os.environ if env is None else env
+        self._fetched: tuple[str, Path, Path] | None = None
+
+    @contextmanager
+    def leased(self, purpose: str, *, wait_seconds: float) -> Iterator[None]:
+        with lease(self.folder / "lease.json", purpose=purpose, wait_seconds=wait_seconds, on_wait=self._log):
+            yield
+
+    # Look
+
+    def look(self, confirmed: Confirmation | None) -> Looked:
+        """What the server holds, and what a crash may have left; a publish that landed unnoticed is confirmed now."""
+        with self.stages.timed("look"), TableauClient(self._tableau) as client:
+            server = look_at_server(client, self.spec)
+            credentials_for(self.spec, server.found, self._env)
+            intent = self.change_sets.intent()
+            late = None
+            verdict = self._aftermath(client, server, intent, confirmed)
+            if verdict is Aftermath.LANDED and intent is not None and server.found is not None:
+                late = self._confirmation(self.versions.get(intent.version), server)
+                confirmed = late
+            elif intent is not None:
+                self.change_sets.drop_intent()
+            base = self._version(confirmed.version) if confirmed else None
+            return Looked(server, confirmed, base, verdict is Aftermath.FOREIGN, late)
+
+    def _aftermath(
+        self, client: TableauClient, server: ServerLook, intent: Intent | None, confirmed: Confirmation | None
+    ) -> Aftermath:
+        before = intent.base_server_version if intent else (confirmed.server_version if confirmed else None)
+        fingerprint = None
+        if (intent or confirmed) and server.found is not None and server.version_text != before:
+            version = self._version(intent.version if intent else confirmed.version if confirmed else "")
+            if version is not None:
+                self._log("the server holds another version than the last confirmed one: comparing its rows")
+                fingerprint = self._server_fingerprint(client, server, version)
+        verdict = aftermath(
+            intent=intent,
+            confirmed=confirmed,
+            server_version=server.version_text,
+            server_fingerprint=fingerprint,
+        )
+        if verdict is not Aftermath.CLEAN:
+            self._log(verdict.value)
+        return verdict
+
+    def _server_fingerprint(self, client: TableauClient, server: ServerLook, version: Version) -> str | None:
+        assert server.found is not None
+        folder = self.folder / "look"
+        try:
+            _, hyper = fetch_shell(client, server.found, folder)
+            return content_digest(hyper, _shape_of(version))
+        except TirError as error:
+            # Not even the columns fit: whatever it is, it is not ours.
+            self._log(f"the server's extract cannot be compared: {error}")
+            return None
+        finally:
+            _remove(folder)
+
+    def _version(self, version_id: str) -> Version | None:
+        return next((version for version in self.versions.versions() if version.id == version_id), None)
+
+    # Plan
+
+    def survey(self, looked: Looked) -> Survey:
+        with self.stages.timed("survey"):
+            return survey(self.spec, self._snowflake, columns=self._columns(looked), log=self._log)
+
+    def _columns(self, looked: Looked) -> tuple[str, ...]:
+        """Which columns the extract has: the datasource's own if people built it, else the spec's, else all."""
+        shell, _ = self._shell(looked)
+        if shell is None:
+            return self.spec.columns
+        package = read_package(shell)
+        table = TableName.parse(self.spec.source)
+        known = [column.name for column in describe(self._snowflake, table)]
+        wanted = [
+            *self.spec.row_key,
+            *self.spec.columns,
+            *([self.spec.slices.column] if self.spec.slices.column else []),
+        ]
+        names = package.hyper_names or {record.remote_name: record.remote_name for record in package.columns}
+        check_agreement(
+            package,
+            table=table,
+            source_columns=known,
+            wanted=[name if name in names else name.upper() for name in wanted],
+        )
+        return tuple(name for name in known if name in names)
+
+    def plan(self, looked: Looked, surveyed: Survey, mode: Mode, slices: Sequence[str] = ()) -> Plan:
+        return plan_refresh(
+            Situation(
+                extract=self.spec.name,
+                mode=mode,
+                policy=self.spec.policy,
+                now=surveyed.known,
+                confirmed=looked.confirmed.known if looked.confirmed else None,
+                base_present=looked.base is not None,
+                foreign=looked.foreign,
+                pending=tuple(one.id for one in self.change_sets.pending()),
+                slices=tuple(slices),
+            )
+        )
+
+    # Detect
+
+    def detect(
+        self,
+        looked: Looked,
+        surveyed: Survey,
+        plan: Plan,
+        *,
+        ident: str,
+        resync: Sequence[str | None],
+        allow_empty: bool,
+    ) -> tuple[Plan, ChangeSet | None]:
+        """Read what changed and make it durable."""
+        self.change_sets.clean()
+        base = None
+        if looked.base is not None and looked.confirmed is not None:
+            base = Base(looked.confirmed, looked.base.ledger, stats_from_json(looked.base.manifest["ledger_stats"]))
+        with self.stages.timed("spark"):
+            spark = self._spark()
+        with self.stages.timed("detect"):
+            plan, made = make_change_set(
+                surveyed,
+                plan,
+                ident=ident,
+                access=self._snowflake,
+                spark=spark,
+                store=self.change_sets,
+                base=base,
+                resync=resync,
+                allow_empty=allow_empty,
+                log=self._log,
+            )
+        _crash_after("staged")
+        return plan, made
+
+    # Apply
+
+    def apply(self, looked: Looked, change_set: ChangeSet) -> tuple[Version, Applied]:
+        """A new version of the extract, verified against the source at the change set's own version."""
+        folder = self.change_sets.path(change_set.id)
+        with new_version(self.versions) as workspace:
+            with self.stages.timed("shell"):
+                shell, template = self._shell(looked)
+                shape = self._shape(looked, shell)
+                if shell is not None:
+                    shutil.copyfile(shell, workspace.folder / SHELL)
+            with self.stages.timed("apply"):
+                applied = apply_change_set(
+                    workspace,
+                    change_set,
+                    folder,
+                    shape=shape,
+                    base=looked.base,
+                    template=template,
+                    rebuild_factor=self.spec.thresholds.rebuild_factor,
+                )
+                bring_ledger(self.versions, workspace, change_set, folder, looked.base)
+            _crash_after("applied")
+            with self.stages.timed("verify"):
+                pinned = f"{TableName.parse(self.spec.source).sql} {SourceVersion.parse(change_set.source_version).sql}"
+                verify_touched(
+                    workspace.extract, change_set, shape=shape, table_sql=pinned, query=self._snowflake.query
+                )
+                digest = content_digest(workspace.extract, shape)
+            manifest = {
+                "extract": self.spec.name,
+                "change_set": change_set.id,
+                "change_sets": [*change_set.settles, change_set.id],
+                "base": change_set.base,
+                "source_version": change_set.source_version,
+                "known": change_set.known.__dict__,
+                "watermark": change_set.watermark,
+                "ledger_stats": change_set.ledger_stats,
+                "fingerprint": digest,
+                "rows": applied.after,
+                "bytes_per_row": bytes_per_row(workspace.extract, looked.base, change_set),
+                "shape": _shape_to_json(shape),
+            }
+            version = self.versions.commit(workspace, manifest)
+        _crash_after("verified")
+        return version, applied
+
+    def _shell(self, looked: Looked) -> tuple[Path | None, Path | None]:
+        """The package around the extract, and the file whose column types a full refresh keeps; downloaded if need be."""
+        found, base, confirmed = looked.server.found, looked.base, looked.confirmed
+        if found is None:
+            return None, None
+        if base is not None and confirmed is not None and looked.server.version_text == confirmed.server_version:
+            # The local version is provably the server's: nothing to download. Without a shell we made it ourselves.
+            shell = base.folder / SHELL
+            return (shell if shell.is_file() else None), base.extract
+        version = looked.server.version_text or ""
+        if self._fetched is None or self._fetched[0] != version:
+            self._log("downloading the datasource's package")
+            with TableauClient(self._tableau) as client:
+                self._fetched = (version, *fetch_shell(client, found, self.folder / "download"))
+        return self._fetched[1], self._fetched[2]
+
+    def _shape(self, looked: Looked, shell: Path | None) -> Shape:
+        columns = describe(self._snowflake, TableName.parse(self.spec.source), self._columns(looked) or None)
+        slices = SliceBy(_upper(self.spec.slices.column, columns), self.spec.slices.by, self.spec.slices.zone)
+        key = tuple(name for name in (_upper(name, columns) for name in self.spec.row_key) if name)
+        if shell is None:
+            return Shape(columns, key, slices)
+        package = read_package(shell)
+        names = package.hyper_names or {record.remote_name: record.remote_name for record in package.columns}
+        return Shape(columns, key, slices, names)
+
+    # Publish
+
+    def publish(self, looked: Looked, version: Version) -> tuple[Confirmation, tuple[str, ...]]:
+        """Publish the version over exactly what was looked at; intent before, confirmation after."""
+        intent = Intent(
+            extract=self.spec.name,
+            change_set=version.manifest["change_set"],
+            version=version.id,
+            base_server_version=looked.server.version_text,
+            fingerprint=version.manifest["fingerprint"],
+            known=_known(version),
+        )
+        self.change_sets.intend(intent)
+        shell = version.folder / SHELL
+        with self.stages.timed("publish"), TableauClient(self._tableau) as client:
+            found, warnings = deliver(
+                client,
+                self.spec,
+                looked.server,
+                hyper=version.extract,
+                shell=shell if shell.is_file() else None,
+                rows=version.manifest["rows"],
+                credentials=credentials_for(self.spec, looked.server.found, self._env),
+                folder=self.folder / "publish",
+                log=self._log,
+            )
+        _crash_after("published")
+        return self._confirmation(version, ServerLook(looked.server.project, found)), warnings
+
+    def _confirmation(self, version: Version, server: ServerLook) -> Confirmation:
+        assert server.found is not None
+        manifest = version.manifest
+        return Confirmation(
+            extract=self.spec.name,
+            version=version.id,
+            source_version=manifest["source_version"],
+            known=_known(version),
+            watermark=manifest["watermark"],
+            datasource_id=server.found.id,
+            server_version=server.version_text or "",
+            fingerprint=manifest["fingerprint"],
+            rows=manifest["rows"],
+            change_sets=tuple(manifest["change_sets"]),
+        )
+
+    def settle(self, confirmation: Confirmation) -> None:
+        """After the confirmation is on record: its change sets are no longer pending, old versions go."""
+        _crash_after("confirmed")
+        self.change_sets.settle(confirmation.change_sets)
+        self.versions.prune(KEEP_VERSIONS, protected={confirmation.version})
+        _remove(self.folder / "download")
+
+
+def _known(version: Version) -> Known:
+    return Known(**version.manifest["known"])
+
+
+def _shape_to_json(shape: Shape) -> dict[str, Any]:
+    return {
+        "columns": [[c.name, c.kind.value, c.precision, c.scale, c.nullable] for c in shape.columns],
+        "key": list(shape.key),
+        "slices": [shape.slices.column, shape.slices.by, shape.slices.zone],
+        "names": dict(shape.names),
+    }
+
+
+def _shape_of(version: Version) -> Shape:
+    value = version.manifest["shape"]
+    columns = tuple(Column(name, Kind(kind), *rest) for name, kind, *rest in value["columns"])
+    return Shape(columns, tuple(value["key"]), SliceBy(*value["slices"]), value["names"])
+
+
+def _for_extract(access: SnowflakeAccess, spec: ExtractSpec) -> SnowflakeAccess:
+    asked = {name: value for name, value in vars(spec.snowflake).items() if value}
+    table = TableName.parse(spec.source)
+    return replace(access, database=quote(table.database), schema=quote(table.schema), **asked)
+
+
+def _for_datasource(access: TableauAccess, spec: ExtractSpec) -> TableauAccess:
+    return replace(
+        access,
+        server_url=spec.datasource.server or access.server_url,
+        site=access.site if spec.datasource.site is None else spec.datasource.site,
+    )
+
+
+def _upper(name: str | None, columns: Sequence[Column]) -> str | None:
+    """The column's name as the source has it."""
+    known = {column.name for column in columns}
+    return name if name is None or name in known else name.upper()
+
+
+def _remove(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _crash_after(step: str) -> None:
+    if os.environ.get(CRASH_VARIABLE) == step:
+        os.kill(os.getpid(), 9)

@@ -1,0 +1,111 @@
+"""The refresh from end to end: Spark, Hyper, the sandbox's servers, and Dagster's history. The tests tell one story."""
+
+from __future__ import annotations
+
+import dagster as dg
+import pytest
+
+from tir_dagster.errors import GuardError
+from tir_dagster.orchestration.commands import dagster_instance
+from tir_dagster.orchestration.confirmations import last_confirmation
+from tir_dagster.sandbox import sample
+
+
+def test_the_first_refresh_loads_everything_and_says_why(place):
+    outcome = place.refresh()
+    assert (outcome.decision, outcome.reason, outcome.published) == ("full", "FIRST_LOAD", True)
+    assert place.published_rows() == place.source_rows()
+
+
+def test_a_second_refresh_does_nothing_and_starts_no_run(place):
+    outcome = place.refresh()
+    assert (outcome.decision, outcome.published, outcome.run_ids) == ("none", False, [])
+    assert "spark" not in outcome.stages
+
+
+def test_changes_of_all_kinds_move_only_their_keys(place):
+    mix = sample.Mix(inserts=20, updates=15, moves=5, deletes=10)
+    sample.change_table(place.sandbox.env, mix=mix, seed=3)
+    outcome = place.refresh()
+    assert (outcome.decision, outcome.rows_purged, outcome.rows_appended) == ("incremental", 30, 40)
+    assert place.published_rows() == place.source_rows()
+
+
+def test_t10_slices_changed_behind_the_watermarks_back_are_equal_again_after_a_resync(place):
+    months = sorted(
+        row[0]
+        for row in place.sql(
+            "SELECT DISTINCT TO_CHAR(ORDER_DATE::DATE, 'YYYY-MM') FROM MYTABLE WHERE ORDER_DATE IS NOT NULL"
+        )
+    )
+    march, may = months[3], months[5]
+    place.sql(
+        f"UPDATE MYTABLE SET NOTE = 'behind' WHERE TO_CHAR(ORDER_DATE::DATE, 'YYYY-MM') = '{march}' AND ORDER_ID % 3 = 0"
+    )
+    place.sql(f"DELETE FROM MYTABLE WHERE TO_CHAR(ORDER_DATE::DATE, 'YYYY-MM') = '{march}' AND ORDER_ID % 3 = 1")
+    place.sql(
+        f"UPDATE MYTABLE SET ORDER_DATE = '{may}-02'::DATE WHERE TO_CHAR(ORDER_DATE::DATE, 'YYYY-MM') = '{march}' "
+        "AND ORDER_ID % 3 = 2 AND ORDER_ID % 2 = 0"
+    )
+    outcome = place.refresh("slices", (march,))
+    assert outcome.decision == "incremental"
+    assert place.published_rows() == place.source_rows()
+
+
+def test_every_refresh_is_in_the_history_with_one_confirmation_each(place):
+    key = dg.AssetKey(["orders", "published_datasource"])
+    with dagster_instance() as instance:
+        events = instance.fetch_materializations(key, limit=10).records
+        confirmed = last_confirmation(instance, key)
+    assert len(events) == 3
+    assert confirmed is not None
+    assert confirmed.rows == sum(place.source_rows().values())
+
+
+def test_an_event_reported_by_hand_does_not_hide_the_confirmation(place):
+    key = dg.AssetKey(["orders", "published_datasource"])
+    with dagster_instance() as instance:
+        before = last_confirmation(instance, key)
+        instance.report_runless_asset_event(dg.AssetMaterialization(key, metadata={"note": "by hand"}))
+        assert last_confirmation(instance, key) == before
+
+
+def test_t11_a_source_that_lost_most_of_its_rows_stops_the_refresh_and_nothing_changes(place):
+    before = place.published_rows()
+    place.sql("CREATE TABLE KEPT_ASIDE AS SELECT * FROM MYTABLE")
+    place.sql("DELETE FROM MYTABLE WHERE ORDER_ID % 2 = 0")
+    with pytest.raises(GuardError, match="rows would vanish"):
+        place.refresh()
+    place.sql("TRUNCATE TABLE MYTABLE")
+    with pytest.raises(GuardError, match="the source is empty"):
+        place.refresh()
+    assert place.published_rows() == before
+    place.sql("INSERT INTO MYTABLE SELECT * FROM KEPT_ASIDE")
+    assert place.refresh().decision == "none"
+    assert place.published_rows() == before
+
+
+def test_somebody_elses_refresh_is_noticed_and_replaced_by_a_full_one(place):
+    with place.sandbox.tableau() as server:
+        (found,) = [item for item in server.datasources.get()[0] if item.name == "mydatasource"]
+        place.sql("UPDATE MYTABLE SET NOTE = 'theirs' WHERE ORDER_ID % 100 = 0")
+        job = server.datasources.refresh(found)
+        server.jobs.wait_for_job(job)
+    outcome = place.refresh()
+    assert outcome.decision in ("full", "incremental")
+    assert place.published_rows() == place.source_rows()
+
+
+def test_nulls_and_duplicates_in_the_row_key_are_replaced_as_bags_with_a_warning(place):
+    columns = "ORDER_ID, ORDER_DATE, CUSTOMER, QUANTITY, UPDATED_AT"
+    stamp = "DATEADD('day', 400, CURRENT_TIMESTAMP()::TIMESTAMP_NTZ)"
+    place.sql("ALTER TABLE MYTABLE ALTER COLUMN ORDER_ID DROP NOT NULL")
+    place.sql(f"INSERT INTO MYTABLE ({columns}) SELECT NULL, NULL, 'nobody', 1, {stamp}")
+    place.sql(
+        f"INSERT INTO MYTABLE ({columns}) SELECT ORDER_ID, ORDER_DATE, 'twin', 2, {stamp} FROM MYTABLE "
+        "WHERE ORDER_ID = (SELECT MAX(ORDER_ID) FROM MYTABLE)"
+    )
+    outcome = place.refresh()
+    assert place.published_rows() == place.source_rows()
+    assert any("NULL in the row key" in warning for warning in outcome.warnings)
+    assert any("more than one row" in warning for warning in outcome.warnings)
