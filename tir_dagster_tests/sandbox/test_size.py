@@ -1,4 +1,4 @@
-"""The warehouse stays small when the data is not: two million rows in, and out again four times at once."""
+"""The warehouse stays small when the data is not: two million rows in, out again four times at once, wide rows."""
 
 from __future__ import annotations
 
@@ -38,3 +38,34 @@ def test_two_million_rows_are_seeded_and_read_by_four_at_once_within_three_gigab
     assert [rows for rows, _ in read] == [ROWS] * 4
     assert len({keys for _, keys in read}) == 1
     assert peak < LIMIT, f"the warehouse held {peak >> 20} MB at its peak"
+
+
+def memory(pid: int) -> int:
+    """What the process holds now, in bytes."""
+    status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
+    return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmRSS"))
+
+
+def test_answers_that_were_delivered_take_no_memory(sandbox):
+    pid = processes.status(sandbox.home)["warehouse"].pid
+    with sandbox.snowflake() as connection, connection.cursor() as cursor:
+        cursor.execute("CREATE DATABASE IF NOT EXISTS SIZES")
+
+        def read() -> int:
+            return len(cursor.execute("SELECT REPEAT('x', 300) || RANGE AS A FROM RANGE(50000)").fetchall())
+
+        read()
+        before = memory(pid)
+        assert {read() for _ in range(20)} == {50_000}
+    grown = memory(pid) - before
+    assert grown < 200 << 20, f"20 answers of 15 MB each left {grown >> 20} MB behind"
+
+
+def test_rows_of_any_width_come_in_answers_of_bounded_size(sandbox):
+    with sandbox.snowflake() as connection, connection.cursor() as cursor:
+        cursor.execute("CREATE DATABASE IF NOT EXISTS SIZES")
+        cursor.execute("SELECT REPEAT('x', 1000000) AS A FROM RANGE(40)")
+        batches = cursor.get_result_batches()
+        assert sum(batch.rowcount for batch in batches) == 40
+        assert batches[0].rowcount == 1
+        assert max(batch.rowcount for batch in batches) <= 16

@@ -6,15 +6,17 @@ import argparse
 import asyncio
 import gzip
 import hmac
+import itertools
 import json
 import logging
+import re
 import secrets
 import time
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import fakesnow.transforms.stage
@@ -31,10 +33,10 @@ from starlette.routing import Route
 
 from tir_dagster.sandbox.faults import CallLog, Fault, FaultBook, FaultMiddleware, handle_admin
 from tir_dagster.sandbox.home import Identity, SandboxHome
-from tir_dagster.sandbox.warehouse.errors import SnowflakeError
+from tir_dagster.sandbox.warehouse.errors import SnowflakeError, internal_error
 from tir_dagster.sandbox.warehouse.lake import Lake
 from tir_dagster.sandbox.warehouse.locks import TableLocks
-from tir_dagster.sandbox.warehouse.results import ResultStore
+from tir_dagster.sandbox.warehouse.results import Result, ResultStore
 from tir_dagster.sandbox.warehouse.session import Answer, Context, Session, new_query_id
 
 logger = logging.getLogger("tir_dagster.sandbox.warehouse")
@@ -44,7 +46,27 @@ ANSWER_WITHIN_SECONDS = 30.0
 SESSION_IDLE_SECONDS = 4 * 3600
 _IN_PROGRESS, _IN_PROGRESS_ASYNC = "333333", "333334"
 _MAX_BODY = 256 << 20
-_QUERY_LOG_LENGTH = 2000
+_QUERY_LOG_LENGTH, _QUERY_LOG_SQL = 2000, 20_000
+# Finished statements are known this long, for a client that repeats its request, and at most so many of them.
+_KNOWN_SECONDS, _KNOWN_STATEMENTS = 600.0, 5000
+_ENDS_TRANSACTION = re.compile(r"\s*(COMMIT|ROLLBACK)\b", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a statement came to: the answer's small part, and the result whose rows may be on disk."""
+
+    payload: dict[str, Any]
+    result: Result | None = None
+
+    def as_json(self, base_url: str) -> dict[str, Any]:
+        if self.result is None:
+            return self.payload
+        try:
+            rows = self.result.as_json(base_url)
+        except SnowflakeError as error:
+            return _failure(error, self.result.query_id)
+        return {**self.payload, "data": {**self.payload["data"], **rows}}
 
 
 @dataclass
@@ -53,7 +75,8 @@ class Running:
 
     query_id: str
     session: Session
-    task: asyncio.Future[dict[str, Any]]
+    task: asyncio.Future[Outcome]
+    started: float = field(default_factory=time.monotonic)
 
 
 class RefusedError(Exception):
@@ -77,14 +100,18 @@ class Warehouse:
         self.running: OrderedDict[str, Running] = OrderedDict()
         self.by_request: OrderedDict[str, Running] = OrderedDict()
         self.queries: deque[dict[str, Any]] = deque(maxlen=_QUERY_LOG_LENGTH)
-        self.threads = ThreadPoolExecutor(max_workers=64, thread_name_prefix="statement")
+        # A thread is held by each statement that waits for a lock, so the one that ends the wait needs another pool.
+        self.threads = ThreadPoolExecutor(max_workers=128, thread_name_prefix="statement")
+        self.threads_in_transaction = ThreadPoolExecutor(max_workers=128, thread_name_prefix="transaction")
+        self.threads_of_commits = ThreadPoolExecutor(max_workers=16, thread_name_prefix="commit")
         # fakesnow stages files in a temporary folder of its own; ours must outlive a restart.
         fakesnow.transforms.stage.LOCAL_BUCKET_PATH = str(folder / "stages")
 
     def close(self) -> None:
         for session in self.sessions.values():
             session.interrupt()
-        self.threads.shutdown(wait=True, cancel_futures=True)
+        for pool in (self.threads, self.threads_in_transaction, self.threads_of_commits):
+            pool.shutdown(wait=True, cancel_futures=True)
         for session in self.sessions.values():
             with suppress(Exception):
                 session.close()
@@ -97,6 +124,8 @@ class Warehouse:
         data = (await _body(request)).get("data") or {}
         user = self._authenticate(data)
         parameters = {str(name).upper(): value for name, value in (data.get("SESSION_PARAMETERS") or {}).items()}
+        if str(parameters.get("TIMEZONE", "UTC")).upper() not in ("UTC", "ETC/UTC"):
+            raise RefusedError(200, "000002", "Unsupported feature 'TIMEZONE': the embedded warehouse works in UTC.")
         parameters["ACCOUNT"] = str(data.get("ACCOUNT_NAME") or self.identity.account).upper()
         query = request.query_params
         names = {key: query.get(key) for key in ("databaseName", "schemaName", "warehouse", "roleName")}
@@ -148,7 +177,7 @@ class Warehouse:
         for token, session in list(self.sessions.items()):
             if time.monotonic() - session.last_used > SESSION_IDLE_SECONDS:
                 del self.sessions[token]
-                self.threads.submit(session.close)
+                self.threads_in_transaction.submit(session.close)
 
     def session_of(self, request: Request) -> tuple[str, Session]:
         header = request.headers.get("Authorization", "")
@@ -163,7 +192,7 @@ class Warehouse:
         if request.query_params.get("delete"):
             token, session = self.session_of(request)
             del self.sessions[token]
-            await asyncio.get_running_loop().run_in_executor(self.threads, session.close)
+            await asyncio.get_running_loop().run_in_executor(self.threads_in_transaction, session.close)
         return _ok()
 
     async def heartbeat(self, request: Request) -> JSONResponse:
@@ -188,24 +217,36 @@ class Warehouse:
         # A client whose connection broke asks again under the same request id: the statement must not run twice.
         running = self.by_request.get(request_id)
         if running is None:
-            running = self._start(session, sql, body, str(request.base_url).rstrip("/"))
+            running = self._start(session, sql, body)
             self.by_request[request_id] = self.running[running.query_id] = running
             for table in (self.by_request, self.running):
-                while len(table) > 500:
-                    table.popitem(last=False)
+                _forget_finished(table)
         if body.get("asyncExec"):
             return _in_progress(running, _IN_PROGRESS_ASYNC)
-        return await self._answer(running)
+        return await self._answer(running, request)
 
-    def _start(self, session: Session, sql: str, body: dict[str, Any], base_url: str) -> Running:
+    def _start(self, session: Session, sql: str, body: dict[str, Any]) -> Running:
         query_id = new_query_id()
-        loop = asyncio.get_running_loop()
-        task = loop.run_in_executor(self.threads, self._run, session, sql, body, query_id, base_url)
+        transaction = session.transaction
+        pool = self.threads_in_transaction if transaction.open else self.threads
+        pool = self.threads_of_commits if _ENDS_TRANSACTION.match(sql) else pool
+        transaction.requests += 1
+        task = asyncio.get_running_loop().run_in_executor(pool, self._run, session, sql, body, query_id)
+
+        def answered(_: asyncio.Future[Outcome]) -> None:
+            transaction.requests -= 1
+
+        task.add_done_callback(answered)
         return Running(query_id, session, task)
 
-    def _run(self, session: Session, sql: str, body: dict[str, Any], query_id: str, base_url: str) -> dict[str, Any]:
+    def _run(self, session: Session, sql: str, body: dict[str, Any], query_id: str) -> Outcome:
         started = time.monotonic()
-        entry = {"query_id": query_id, "sql": sql, "user": session.context.user, "session": session.number}
+        entry = {
+            "query_id": query_id,
+            "sql": sql[:_QUERY_LOG_SQL],
+            "user": session.context.user,
+            "session": session.number,
+        }
         entry |= {"role": session.context.role, "warehouse": session.context.warehouse}
         try:
             params, batch = _bindings(body.get("bindings"))
@@ -213,23 +254,23 @@ class Warehouse:
                 answer = session.describe(sql, query_id)
             else:
                 answer = session.execute(sql, query_id, params, batch)
-            return self._success(session, answer, query_id, base_url)
+            return self._success(session, answer, query_id)
         except SnowflakeError as error:
             entry["error"] = f"{error.code:06d}"
             logger.info("%s failed: %s", query_id, error)
-            return _failure(error, query_id)
+            return Outcome(_failure(error, query_id))
         except Exception as error:
             logger.exception("%s broke", query_id)
             entry["error"] = "000603"
-            return _failure(SnowflakeError(603, "XX000", f"SQL execution internal error: {error}"), query_id)
+            return Outcome(_failure(internal_error(str(error)), query_id))
         finally:
             entry["query_tag"] = session.context.parameters.get("QUERY_TAG", "")
             entry["seconds"] = round(time.monotonic() - started, 4)
             self.queries.append(entry)
 
-    def _success(self, session: Session, answer: Answer, query_id: str, base_url: str) -> dict[str, Any]:
+    def _success(self, session: Session, answer: Answer, query_id: str) -> Outcome:
         if answer.upload is not None:
-            return {"data": answer.upload, "code": None, "message": None, "success": True}
+            return Outcome({"data": answer.upload, "code": None, "message": None, "success": True})
         data = {
             "parameters": [{"name": "TIMEZONE", "value": "Etc/UTC"}],
             "queryId": query_id,
@@ -238,28 +279,31 @@ class Warehouse:
             "finalSchemaName": session.schema,
             "finalRoleName": session.context.role,
             "finalWarehouseName": session.context.warehouse,
-            **answer.result.as_json(base_url),
         }
-        return {"data": data, "code": None, "message": None, "success": True}
+        return Outcome({"data": data, "code": None, "message": None, "success": True}, answer.result)
 
-    async def _answer(self, running: Running) -> JSONResponse:
+    async def _answer(self, running: Running, request: Request) -> JSONResponse:
         try:
-            payload = await asyncio.wait_for(asyncio.shield(running.task), ANSWER_WITHIN_SECONDS)
+            outcome = await asyncio.wait_for(asyncio.shield(running.task), ANSWER_WITHIN_SECONDS)
         except TimeoutError:
             return _in_progress(running, _IN_PROGRESS)
-        return JSONResponse(payload)
+        return JSONResponse(outcome.as_json(str(request.base_url).rstrip("/")))
 
     async def result(self, request: Request) -> JSONResponse:
         self.session_of(request)
         running = self.running.get(request.path_params["query_id"])
         if running is None:
             return _failed(SnowflakeError(709, "02000", "Statement not found"), request.path_params["query_id"])
-        return await self._answer(running)
+        return await self._answer(running, request)
 
     async def abort(self, request: Request) -> JSONResponse:
-        _, session = self.session_of(request)
-        running = self.by_request.get(str((await _body(request)).get("requestId")))
-        (running.session if running else session).interrupt()
+        self.session_of(request)
+        if query_id := request.path_params.get("query_id"):
+            running = self.running.get(query_id)
+        else:
+            running = self.by_request.get(str((await _body(request)).get("requestId")))
+        if running is not None and not running.task.done():
+            running.session.cancel(running.query_id)
         return _ok()
 
     async def monitor(self, request: Request) -> JSONResponse:
@@ -271,7 +315,7 @@ class Warehouse:
                 "RUNNING"
                 if not running.task.done()
                 else "SUCCESS"
-                if running.task.result()["success"]
+                if running.task.result().payload["success"]
                 else "FAILED_WITH_ERROR"
             )
         queries = [{"status": status, "id": running.query_id}] if running else []
@@ -282,6 +326,15 @@ class Warehouse:
         if path is None:
             return JSONResponse({"message": "this result is no longer kept: run the query again"}, status_code=404)
         return FileResponse(path, media_type="application/octet-stream")
+
+    async def settings(self, request: Request) -> JSONResponse:
+        """What a test may want otherwise: `idle_transaction_seconds`."""
+        if request.method == "PUT":
+            seconds = (await _body(request)).get("idle_transaction_seconds")
+            if not isinstance(seconds, (int, float)) or isinstance(seconds, bool) or not 0 < seconds <= 3600:
+                raise RefusedError(400, "390000", "idle_transaction_seconds must be a number above 0, up to 3600.")
+            self.locks.idle_seconds = float(seconds)
+        return JSONResponse({"idle_transaction_seconds": self.locks.idle_seconds})
 
     async def query_log(self, request: Request) -> JSONResponse:
         if request.method == "DELETE":
@@ -306,10 +359,12 @@ def build_app(home: SandboxHome, options: argparse.Namespace) -> Starlette:
         Route("/session/token-request", warehouse.renew, methods=["POST"]),
         Route("/queries/v1/query-request", warehouse.query, methods=["POST"]),
         Route("/queries/v1/abort-request", warehouse.abort, methods=["POST"]),
+        Route("/queries/{query_id}/abort-request", warehouse.abort, methods=["POST"]),
         Route("/queries/{query_id}/result", warehouse.result, methods=["GET"]),
         Route("/monitoring/queries/{query_id}", warehouse.monitor, methods=["GET"]),
         Route("/results/{query_id}/{number:int}", warehouse.chunk, methods=["GET"]),
         Route("/telemetry/send", _accepted, methods=["POST"]),
+        Route("/sandbox/settings", warehouse.settings, methods=["GET", "PUT"]),
         Route("/sandbox/queries", warehouse.query_log, methods=["GET", "DELETE"]),
     ]
     book, log = FaultBook(), CallLog()
@@ -340,6 +395,18 @@ async def _body(request: Request) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise RefusedError(400, "390000", "The request is not a JSON object.")
     return value
+
+
+def _forget_finished(table: OrderedDict[str, Running]) -> None:
+    """Make room in the list of statements; one that still runs is never forgotten."""
+    for key in list(itertools.islice(table, 10)):
+        running = table[key]
+        if not running.task.done():
+            table.move_to_end(key)
+        elif time.monotonic() - running.started > _KNOWN_SECONDS or len(table) > _KNOWN_STATEMENTS:
+            del table[key]
+        else:
+            return
 
 
 def _bindings(bindings: Any) -> tuple[Any, list[tuple[Any, ...]] | None]:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tir_dagster.sandbox.warehouse.lake import Lake, TableFacts
     from tir_dagster.sandbox.warehouse.session import Session
 
+_DEFAULTS = {"CHANGE_TRACKING": "FALSE", "DATA_RETENTION_TIME_IN_DAYS": "1"}
 _UTC_TIME = pa.timestamp("us", tz="UTC")
 _KEYS = (exp.PrimaryKeyColumnConstraint, exp.UniqueColumnConstraint, exp.Reference)
 _TABLE_KEYS = (exp.PrimaryKey, exp.UniqueColumnConstraint, exp.ForeignKey)
@@ -33,6 +34,8 @@ def run(session: Session, tree: exp.Expr) -> pa.Table | None:
     if isinstance(tree, exp.Drop) and str(tree.args.get("kind")).upper() == "STAGE":
         return _drop_stage(session, tree)
     if isinstance(tree, exp.Alter) and tree.args.get("kind") == "TABLE":
+        if table_name(tree.this, session.database, session.schema) in session.temporary_tables():
+            raise unsupported("ALTER of a temporary table")
         return _alter(session, tree)
     if isinstance(tree, exp.Alter) and tree.args.get("kind") == "SESSION":
         return _alter_session(session, tree)
@@ -40,7 +43,14 @@ def run(session: Session, tree: exp.Expr) -> pa.Table | None:
         return _show(session, tree)
     if isinstance(tree, (exp.Create, exp.Drop)) and str(tree.args.get("kind")).upper() == "SEQUENCE":
         raise unsupported("SEQUENCE")
+    if isinstance(tree, (exp.Grant, exp.Revoke)) or _uses_secondary_roles(tree):
+        # Whoever has signed in may do everything here.
+        return _status("Statement executed successfully.")
     return _command(tree)
+
+
+def _uses_secondary_roles(tree: exp.Expr) -> bool:
+    return isinstance(tree, exp.Use) and str(tree.args.get("kind")).upper() == "SECONDARY ROLES"
 
 
 def _command(tree: exp.Expr) -> pa.Table | None:
@@ -48,8 +58,10 @@ def _command(tree: exp.Expr) -> pa.Table | None:
     if not isinstance(tree, exp.Command):
         return None
     text = f"{tree.name} {tree.expression}"
-    if re.match(r"(CREATE|ALTER|DROP)\s+(OR\s+REPLACE\s+)?WAREHOUSE\b", text, re.IGNORECASE):
+    if re.match(r"(CREATE|ALTER|DROP)\s+(OR\s+REPLACE\s+)?WAREHOUSE\b|(GRANT|REVOKE)\b", text, re.IGNORECASE):
         return _status("Statement executed successfully.")
+    if re.match(r"(EXPLAIN|CALL|SHOW)\b", text, re.IGNORECASE):
+        raise unsupported(" ".join(text.split()[:2]).upper() if text.upper().startswith("SHOW") else tree.name.upper())
     return None
 
 
@@ -76,6 +88,8 @@ def _alter_session(session: Session, tree: exp.Alter) -> pa.Table:
                 session.context.parameters.pop(name, None)
             else:
                 value = assigned.expression
+                if name == "TIMEZONE" and value.name.upper() not in ("UTC", "ETC/UTC"):
+                    raise unsupported(f"TIMEZONE = {value.name}: the warehouse works in UTC")
                 session.context.parameters[name] = value.this if isinstance(value, exp.Boolean) else value.name
     return _status("Statement executed successfully.")
 
@@ -83,7 +97,7 @@ def _alter_session(session: Session, tree: exp.Alter) -> pa.Table:
 def _database(session: Session, tree: exp.Expr) -> pa.Table:
     name = folded(tree.this.this)
     exists = bool(tree.args.get("exists"))
-    session._commit()  # noqa: SLF001
+    session.transaction.commit()
     if isinstance(tree, exp.Drop):
         session.lake.drop_database(name, exists_ok=exists)
         return _status(f"{name} successfully dropped.")
@@ -97,12 +111,19 @@ def _alter(session: Session, tree: exp.Alter) -> pa.Table | None:
     if len(actions) != 1:
         return None
     name = table_name(tree.this, session.database, session.schema)
+    if tree.args.get("exists") and _table_id(session.lake, name) is None:
+        return _status("Statement executed successfully.")
+    if isinstance(actions[0], exp.Set) and actions[0].args.get("unset"):
+        session.transaction.commit()
+        unset = {folded(option) for option in actions[0].expressions}
+        set_options(session.lake, name, {option: _DEFAULTS[option] for option in unset & _DEFAULTS.keys()})
+        return _status("Statement executed successfully.")
     if isinstance(actions[0], exp.AlterSet):
-        session._commit()  # noqa: SLF001
+        session.transaction.commit()
         set_options(session.lake, name, _options(actions[0]))
         return _status("Statement executed successfully.")
     if isinstance(actions[0], exp.SwapTable):
-        session._commit()  # noqa: SLF001
+        session.transaction.commit()
         _swap(session, name, table_name(actions[0].this, session.database, session.schema))
         return _status("Statement executed successfully.")
     return None
@@ -114,16 +135,19 @@ def _swap(session: Session, one: TableName, other: TableName) -> None:
     if (one.database, one.schema) != (other.database, other.schema):
         raise SnowflakeError(2, "0A000", "Unsupported feature 'SWAP WITH a table of another schema'.")
     beside = TableName(one.database, one.schema, "_TIR_SWAP")
-    with session.lake.committing(), session._transaction():  # noqa: SLF001
+
+    def swap() -> None:
         for source, target in ((one, beside), (other, one), (beside, other)):
             session.duck.execute(f"ALTER TABLE {source.quoted} RENAME TO {quote(target.name)}")
 
+    session.transaction.run(swap, autocommit=True)
 
-def set_options(lake: Lake, name: TableName, options: dict[str, str]) -> None:
+
+def set_options(lake: Lake, name: TableName, options: dict[str, str], *, created: bool = False) -> None:
     """Change tracking and retention of a table; other options change nothing here."""
     lake.table_id(name)
     if "CHANGE_TRACKING" in options:
-        lake.set_change_tracking(name, on=options["CHANGE_TRACKING"] == "TRUE")
+        lake.set_change_tracking(name, on=options["CHANGE_TRACKING"] == "TRUE", since_created=created)
     if "DATA_RETENTION_TIME_IN_DAYS" in options:
         lake.set_retention(name, float(options["DATA_RETENTION_TIME_IN_DAYS"]))
 
@@ -146,18 +170,27 @@ def declared(session: Session, tree: exp.Expr) -> Iterator[None]:
     name = table_name(schema.this if schema else tree.this, session.database, session.schema)
     properties = tree.args.get("properties")
     options = _options(properties) if properties else {}
-    temporary = properties is not None and properties.find(exp.TemporaryProperty) is not None
+    copy_source(tree)
     tree.set("properties", None)
-    key = _take_keys(schema) if schema else []
+    key = take_keys(schema) if schema else []
     before = _table_id(session.lake, name)
     yield
     session.lake.record_commits(name.database)
     if _table_id(session.lake, name) != before:
-        set_options(session.lake, name, options)
+        set_options(session.lake, name, options, created=True)
         if key:
             session.lake.set_primary_key(name, key)
-        if temporary:
-            session.forget_on_close(name)
+
+
+def copy_source(tree: exp.Create) -> None:
+    """CLONE and LIKE as queries: fakesnow forgets OR REPLACE with the one, and does not know the other."""
+    properties = tree.args.get("properties")
+    like = properties.find(exp.LikeProperty) if properties is not None else None
+    if (clone := tree.args.get("clone")) is not None:
+        tree.set("clone", None)
+        tree.set("expression", exp.select("*").from_(clone.this))
+    elif like is not None:
+        tree.set("expression", exp.select("*").from_(like.this).limit(0))
 
 
 def _table_id(lake: Lake, name: TableName) -> int | None:
@@ -167,7 +200,7 @@ def _table_id(lake: Lake, name: TableName) -> int | None:
         return None
 
 
-def _take_keys(schema: exp.Schema) -> list[str]:
+def take_keys(schema: exp.Schema) -> list[str]:
     """Drop key clauses, which Snowflake does not enforce either; gives the primary key's columns."""
     key: list[str] = []
     for column in schema.find_all(exp.ColumnDef):

@@ -58,6 +58,15 @@ def unsupported(what: str) -> SnowflakeError:
     return SnowflakeError(2, "0A000", f"Unsupported feature '{what}' (the embedded warehouse does not have it).")
 
 
+def cancelled() -> SnowflakeError:
+    return SnowflakeError(604, "57014", "SQL execution canceled")
+
+
+def is_conflict(error: BaseException) -> bool:
+    """Whether a commit failed because another transaction changed the same table meanwhile."""
+    return isinstance(error, duckdb.TransactionException) and "conflict" in str(error).lower()
+
+
 def internal_error(detail: str) -> SnowflakeError:
     return SnowflakeError(603, "XX000", f"SQL execution internal error: {detail}")
 
@@ -88,6 +97,8 @@ _MISSING_SCHEMA = re.compile(
 _MISSING_COLUMN = re.compile(
     r'(?:Referenced column|Referenced update column|Column with name)? ?"?(?P<name>[^"\s]+)"? (?:not found in FROM|does not exist|does not have a column)'
 )
+_MISSING_FUNCTION = re.compile(r"Function with name (?P<name>\S+) does not exist")
+_VALUE_COUNT = re.compile(r"table \S+ has (?P<wanted>\d+) columns but (?P<given>\d+) values were supplied")
 _EXISTS = re.compile(r'(?:Table|View|Schema) with name "?(?P<name>[^"\s]+)"? already exists')
 
 
@@ -96,6 +107,15 @@ def _from_duckdb(error: BaseException) -> SnowflakeError:
     first_line = text.split("\n", 1)[0]
     if found := _MISSING_TABLE.search(text):
         return missing_object("Object", found["name"].strip('"'))
+    if found := _MISSING_FUNCTION.search(text):
+        return unsupported(f"function {found['name'].upper()}")
+    if found := _VALUE_COUNT.search(text):
+        wanted, given = found["wanted"], found["given"]
+        return SnowflakeError(
+            2020,
+            "21S01",
+            f"SQL compilation error:\nInsert value list does not match column list expecting {wanted} but got {given}",
+        )
     if found := _EXISTS.search(text):
         return object_exists(found["name"])
     if isinstance(error, duckdb.BinderException) and "column" in text.lower():
@@ -107,16 +127,18 @@ def _from_duckdb(error: BaseException) -> SnowflakeError:
         return SnowflakeError(
             2043, "02000", "SQL compilation error:\nObject does not exist, or operation cannot be performed."
         )
+    if "Division by zero" in first_line:
+        return SnowflakeError(100051, "22012", "Division by zero")
     if isinstance(error, duckdb.ConstraintException):
         return SnowflakeError(100072, "22000", f"NULL result in a non-nullable column ({first_line})")
-    if isinstance(error, duckdb.TransactionException) and "conflict" in text.lower():
+    if is_conflict(error):
         return SnowflakeError(
             625,
             "57014",
             f"Statement was aborted because a concurrent transaction changed the same table ({first_line})",
         )
     if isinstance(error, duckdb.InterruptException):
-        return SnowflakeError(604, "57014", "SQL execution canceled")
+        return cancelled()
     if isinstance(error, duckdb.ConversionException):
         return SnowflakeError(100038, "22018", first_line)
     if isinstance(error, duckdb.ParserException):

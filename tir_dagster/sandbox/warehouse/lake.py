@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sqlite3
 import threading
@@ -16,13 +17,14 @@ import duckdb_extensions
 from fakesnow import info_schema, macros
 from fakesnow.transforms import show
 
+from tir_dagster.sandbox.warehouse import dialect
 from tir_dagster.sandbox.warehouse.errors import SnowflakeError, missing_object, object_exists
 from tir_dagster.sandbox.warehouse.names import TableName, literal, quote
 
 DAY_US = 86_400_000_000
 # Changes of a few rows stay in the catalog instead of becoming a Parquet file each.
 INLINE_ROWS = 50
-# Snapshots are kept a little longer than Snowflake's longest default retention, then dropped at start.
+# Versions are kept a little longer than Snowflake's default retention, or as long as a table asks; dropped at start.
 KEEP_DAYS = 3
 
 _FACTS = """
@@ -30,8 +32,30 @@ CREATE TABLE IF NOT EXISTS commits (db TEXT, snapshot INTEGER, committed_us INTE
 CREATE TABLE IF NOT EXISTS tables (
     db TEXT, table_id INTEGER, tracked_since_us INTEGER, retention_days REAL NOT NULL DEFAULT 1,
     primary_key TEXT, PRIMARY KEY (db, table_id));
+CREATE TABLE IF NOT EXISTS moments (
+    db TEXT, table_id INTEGER, created_us INTEGER, altered_us INTEGER, changed_us INTEGER, PRIMARY KEY (db, table_id));
 CREATE TABLE IF NOT EXISTS users (name TEXT PRIMARY KEY, public_key TEXT);
 """
+
+
+# DuckLake's names of the types that DuckDB calls otherwise.
+_DUCKDB_TYPES = {
+    "int8": "TINYINT",
+    "int16": "SMALLINT",
+    "int32": "INTEGER",
+    "int64": "BIGINT",
+    "float32": "FLOAT",
+    "float64": "DOUBLE",
+}
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column by the identity that a rename keeps; `filling` is what rows older than the column show."""
+
+    ident: int
+    name: str
+    filling: str
 
 
 @dataclass(frozen=True)
@@ -62,6 +86,7 @@ class Lake:
         self._duck.execute(f"SET GLOBAL memory_limit = {literal(memory_limit)}")
         self._duck.execute("SET GLOBAL threads = 2")
         self._duck.execute(f"SET GLOBAL temp_directory = {literal(str(folder / 'tmp'))}")
+        self._duck.execute(dialect.MACROS)
         # Global objects (stages, file formats, comments) of fakesnow, durable too.
         self._duck.execute(f"ATTACH {literal(str(folder / 'global.duckdb'))} AS _fs_global")
         self._duck.execute(info_schema.fs_global_creation_sql())
@@ -69,7 +94,8 @@ class Lake:
         self._facts = sqlite3.connect(folder / "facts.sqlite", check_same_thread=False, isolation_level=None)
         self._facts.executescript("PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL;" + _FACTS)
         self.commit_lock = threading.RLock()
-        self._last_commit_us = 0
+        # The clock may have been set back since the last run; times of commits only grow.
+        (self._last_commit_us,) = self._facts.execute("SELECT coalesce(max(committed_us), 0) FROM commits").fetchone()
         self._row_counts: dict[tuple[str, int], tuple[int, int]] = {}
         for path in sorted(folder.glob("*.ducklake")):
             self._attach(path.stem)
@@ -110,6 +136,7 @@ class Lake:
             shutil.rmtree(self.folder / "data" / name, ignore_errors=True)
             self._facts.execute("DELETE FROM commits WHERE db = ?", [name])
             self._facts.execute("DELETE FROM tables WHERE db = ?", [name])
+            self._facts.execute("DELETE FROM moments WHERE db = ?", [name])
 
     def _attach(self, name: str) -> None:
         if not name.replace("_", "a").replace("$", "a").isalnum():
@@ -129,10 +156,18 @@ class Lake:
         self.record_commits(name)
 
     def _expire(self, name: str) -> None:
-        self._duck.execute(
-            f"CALL ducklake_expire_snapshots({literal(name)}, older_than => now() - INTERVAL '{KEEP_DAYS} days')"
-        )
+        """Drop versions nobody may ask for any more, and files that no version names (a process that was killed)."""
+        (days,) = self._facts.execute("SELECT max(retention_days) FROM tables WHERE db = ?", [name]).fetchone()
+        # The version of that moment stays, however old it is: it is what a time just after it shows.
+        oldest = self.version_at(name, self.now_us() - int(max(KEEP_DAYS, days or 0) * DAY_US))
+        expired = self._duck.execute(
+            f"SELECT list(snapshot_id) FROM {_metadata(name)}.ducklake_snapshot WHERE snapshot_id < ?", [oldest]
+        ).fetchone()
+        if expired and expired[0]:
+            self._duck.execute(f"CALL ducklake_expire_snapshots({literal(name)}, versions => {expired[0]})")
+            self._facts.execute("DELETE FROM commits WHERE db = ? AND snapshot < ?", [name, oldest])
         self._duck.execute(f"CALL ducklake_cleanup_old_files({literal(name)}, cleanup_all => true)")
+        self._duck.execute(f"CALL ducklake_delete_orphaned_files({literal(name)}, cleanup_all => true)")
 
     # Versions
 
@@ -152,11 +187,33 @@ class Lake:
             "SELECT coalesce(max(snapshot), -1) FROM commits WHERE db = ?", [name]
         ).fetchone()
         new = self._duck.cursor().execute(
-            f"SELECT snapshot_id FROM {_metadata(name)}.ducklake_snapshot WHERE snapshot_id > ? ORDER BY 1", [known]
+            f"SELECT s.snapshot_id, coalesce(c.changes_made, '') FROM {_metadata(name)}.ducklake_snapshot s "
+            f"LEFT JOIN {_metadata(name)}.ducklake_snapshot_changes c USING (snapshot_id) "
+            "WHERE s.snapshot_id > ? ORDER BY 1",
+            [known],
         )
-        for (snapshot,) in new.fetchall():
+        for snapshot, changes in new.fetchall():
             self._last_commit_us = max(self.now_us(), self._last_commit_us + 1)
+            self._facts.execute("BEGIN")
+            self._note_touched(name, snapshot, changes, self._last_commit_us)
             self._facts.execute("INSERT INTO commits VALUES (?, ?, ?)", [name, snapshot, self._last_commit_us])
+            self._facts.execute("COMMIT")
+
+    def _note_touched(self, name: str, snapshot: int, changes: str, time_us: int) -> None:
+        """Note of each table when it came to be, was last altered and last changed: versions expire, these stay."""
+        # Like: created_table:"PUBLIC"."T",inserted_into_table:2,deleted_from_table:2,altered_table:3
+        touched = {(int(ident), what) for what, ident in re.findall(r"(\w+):(\d+)(?=,|$)", changes)}
+        begun = self._duck.cursor().execute(
+            f"SELECT table_id FROM {_metadata(name)}.ducklake_table WHERE begin_snapshot = ?", [snapshot]
+        )
+        touched |= {(ident, "altered_table") for (ident,) in begun.fetchall()}
+        for ident, what in touched:
+            changed = "altered_us" if what == "altered_table" else "altered_us = excluded.altered_us, changed_us"
+            self._facts.execute(
+                "INSERT INTO moments VALUES (?, ?, ?, ?, ?) "
+                f"ON CONFLICT (db, table_id) DO UPDATE SET {changed} = excluded.altered_us",
+                [name, ident, time_us, time_us, time_us],
+            )
 
     @staticmethod
     def now_us() -> int:
@@ -169,12 +226,6 @@ class Lake:
                 "SELECT max(snapshot) FROM commits WHERE db = ? AND committed_us <= ?", [name, time_us]
             ).fetchone()
         return -1 if snapshot is None else int(snapshot)
-
-    def _committed_us(self, name: str, snapshot: int | None) -> int:
-        row = self._facts.execute(
-            "SELECT committed_us FROM commits WHERE db = ? AND snapshot = ?", [name, snapshot]
-        ).fetchone()
-        return int(row[0]) if row else 0
 
     # Tables
 
@@ -215,7 +266,10 @@ class Lake:
             return [self._facts_of(TableName(database, schema, table), ident) for schema, table, ident in rows]
 
     def _facts_of(self, name: TableName, table_id: int) -> TableFacts:
-        created, altered, changed = self._touching_snapshots(name.database, table_id)
+        created, altered, changed = self._facts.execute(
+            "SELECT created_us, altered_us, changed_us FROM moments WHERE db = ? AND table_id = ?",
+            [name.database, table_id],
+        ).fetchone() or (0, 0, 0)
         row = self._facts.execute(
             "SELECT tracked_since_us, retention_days, primary_key FROM tables WHERE db = ? AND table_id = ?",
             [name.database, table_id],
@@ -223,45 +277,41 @@ class Lake:
         return TableFacts(
             name=name,
             table_id=table_id,
-            created_us=self._committed_us(name.database, created),
-            altered_us=self._committed_us(name.database, altered),
-            changed_us=self._committed_us(name.database, changed),
+            created_us=created,
+            altered_us=altered,
+            changed_us=changed,
             tracked_since_us=row[0],
             retention_days=row[1],
             primary_key=tuple(row[2].split("\0")) if row[2] else (),
         )
 
-    def _touching_snapshots(self, database: str, table_id: int) -> tuple[int, int, int]:
-        """The snapshots that created the table, touched it last in any way, and last changed its rows."""
-        duck = self._duck.cursor()
-        (created,) = duck.execute(
-            f"SELECT min(begin_snapshot) FROM {_metadata(database)}.ducklake_table WHERE table_id = ?", [table_id]
-        ).fetchone() or (0,)
-        # changes_made reads like: inserted_into_table:2,deleted_from_table:2,altered_table:3
-        touched = duck.execute(
-            f"SELECT max(snapshot_id), max(snapshot_id) FILTER (WHERE NOT regexp_matches(changes_made, ?)) "
-            f"FROM {_metadata(database)}.ducklake_snapshot_changes WHERE regexp_matches(changes_made, ?)",
-            [f"^(altered_table:{table_id},?)+$", f":{table_id}(,|$)"],
-        ).fetchone() or (None, None)
-        altered, changed = (created if snapshot is None else max(snapshot, created) for snapshot in touched)
-        return created, altered, changed
-
-    def columns(self, name: TableName, table_id: int, snapshot: int | None = None) -> list[tuple[int, str]]:
-        """Column ids and names of the table, now or at a snapshot; a rename keeps the id."""
-        alive = (
-            "end_snapshot IS NULL"
-            if snapshot is None
-            else (f"begin_snapshot <= {snapshot} AND (end_snapshot IS NULL OR end_snapshot > {snapshot})")
-        )
-        return (
+    def columns(self, name: TableName, table_id: int, snapshot: int | None = None) -> list[Column]:
+        """Columns of the table, now or at a snapshot."""
+        rows = (
             self._duck.cursor()
             .execute(
-                f"SELECT column_id, column_name FROM {_metadata(name.database)}.ducklake_column "
-                f"WHERE table_id = ? AND parent_column IS NULL AND {alive} ORDER BY column_order",
+                "SELECT column_id, column_name, column_type, initial_default "
+                f"FROM {_metadata(name.database)}.ducklake_column "
+                f"WHERE table_id = ? AND parent_column IS NULL AND {_alive(snapshot)} ORDER BY column_order",
                 [table_id],
             )
             .fetchall()
         )
+        return [Column(ident, column, _filling(kind, default)) for ident, column, kind, default in rows]
+
+    def name_at(self, name: TableName, table_id: int, snapshot: int) -> TableName:
+        """What the table was called at a snapshot: DuckLake looks it up by the name it had."""
+        found = (
+            self._duck.cursor()
+            .execute(
+                f"SELECT s.schema_name, t.table_name FROM {_metadata(name.database)}.ducklake_table t "
+                f"JOIN {_metadata(name.database)}.ducklake_schema s USING (schema_id) "
+                f"WHERE t.table_id = ? AND {_alive(snapshot, 't.')} AND {_alive(snapshot, 's.')}",
+                [table_id],
+            )
+            .fetchone()
+        )
+        return TableName(name.database, *found) if found else name
 
     def row_count(self, facts: TableFacts) -> int:
         key = (facts.name.database, facts.table_id)
@@ -271,9 +321,10 @@ class Lake:
             cached = self._row_counts[key] = (facts.changed_us, int(counted[0]) if counted else 0)
         return cached[1]
 
-    def set_change_tracking(self, name: TableName, *, on: bool) -> None:
+    def set_change_tracking(self, name: TableName, *, on: bool, since_created: bool = False) -> None:
         facts = self.facts(name)
-        since = (facts.tracked_since_us or self.now_us()) if on else None
+        start = facts.created_us if since_created else self.now_us()
+        since = (facts.tracked_since_us or start) if on else None
         self._set(facts, "tracked_since_us", since)
 
     def set_retention(self, name: TableName, days: float) -> None:
@@ -303,6 +354,18 @@ class Lake:
         with self.commit_lock:
             row = self._facts.execute("SELECT public_key FROM users WHERE name = ?", [user]).fetchone()
         return row[0] if row else None
+
+
+def _alive(snapshot: int | None, prefix: str = "") -> str:
+    if snapshot is None:
+        return f"{prefix}end_snapshot IS NULL"
+    ended = f"({prefix}end_snapshot IS NULL OR {prefix}end_snapshot > {snapshot})"
+    return f"{prefix}begin_snapshot <= {snapshot} AND {ended}"
+
+
+def _filling(kind: str, default: str | None) -> str:
+    value = "NULL" if default is None else literal(default)
+    return f"CAST({value} AS {_DUCKDB_TYPES.get(kind, kind)})"
 
 
 def _metadata(database: str) -> str:

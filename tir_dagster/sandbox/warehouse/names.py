@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import sqlglot
 from sqlglot import exp
 
 from tir_dagster.sandbox.warehouse.errors import SnowflakeError
+
+# sqlglot reads ?:: as one operator. Quoted text is matched first, so that it stays as it is.
+_BOUND_CAST = re.compile(r"""'(?:[^'\\]|''|\\.)*'|"[^"]*"|\$\$.*?\$\$|\?(?=::)""", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,17 @@ def table_name(table: exp.Table, database: str | None, schema: str | None) -> Ta
     return full
 
 
+def point_to(table: exp.Table, parts: tuple[str, str, str]) -> None:
+    """Let a reference mean this catalog, schema and table of DuckDB."""
+    for key, part in zip(("catalog", "db", "this"), parts, strict=True):
+        table.set(key, exp.to_identifier(part, quoted=True))
+
+
+def temporary_name(name: TableName) -> str:
+    """What a session's temporary table is called in DuckDB's own temporary schema, which has no databases."""
+    return str(name)
+
+
 def parse_name(text: str, database: str | None, schema: str | None) -> TableName:
     """The table named in a string, as in SYSTEM$LAST_CHANGE_COMMIT_TIME('db.schema.table')."""
     return table_name(exp.to_table(text, dialect="snowflake"), database, schema)
@@ -65,6 +80,8 @@ def parse_name(text: str, database: str | None, schema: str | None) -> TableName
 
 def parse(sql: str) -> exp.Expr:
     """The statement's tree; two statements in one request are refused as Snowflake refuses them."""
+    if "?::" in sql:
+        sql = _BOUND_CAST.sub(lambda found: "? " if found[0] == "?" else found[0], sql)
     tree = sqlglot.parse_one(sql, read="snowflake")
     if isinstance(tree, exp.Block) and len(tree.expressions) > 1:
         count = len(tree.expressions)

@@ -13,8 +13,17 @@ from fakesnow.params import pop_qmark_param
 from sqlglot import exp
 
 from tir_dagster.sandbox.warehouse.catalog import tables_view
-from tir_dagster.sandbox.warehouse.errors import SnowflakeError
-from tir_dagster.sandbox.warehouse.names import folded, parse_name, quote, table_name
+from tir_dagster.sandbox.warehouse.dialect import corrected
+from tir_dagster.sandbox.warehouse.errors import SnowflakeError, unsupported
+from tir_dagster.sandbox.warehouse.names import (
+    TableName,
+    folded,
+    parse_name,
+    point_to,
+    quote,
+    table_name,
+    temporary_name,
+)
 from tir_dagster.sandbox.warehouse.timetravel import clause_kind, net_changes, rows_at
 
 if TYPE_CHECKING:
@@ -38,12 +47,18 @@ _PARSED: dict[type[exp.Expr], str] = {
 @contextmanager
 def resolved(session: Session, tree: exp.Expr, params: Any) -> Iterator[Any]:
     """The statement with every such reference replaced; the temporary views it needs live as long as the block."""
-    tree = tree.copy()
-    views = [
-        _replace(session, table, sql)
-        for table in list(tree.find_all(exp.Table))
-        if (sql := _view_sql(session, tree, table, params)) is not None
-    ]
+    tree = corrected(tree.copy())
+    temporary = session.temporary_tables()
+    copied = session.transaction.open
+    views = []
+    for table in list(tree.find_all(exp.Table)):
+        if (sql := _view_sql(session, tree, table, params)) is not None:
+            if isinstance(tree, exp.Create) and str(tree.args.get("kind")).upper() == "VIEW":
+                raise unsupported("a view over past versions or INFORMATION_SCHEMA.TABLES")
+            views.append(_replace(session, table, sql))
+        elif temporary and (name := _meant(session, tree, table)) in temporary:
+            assert name is not None
+            _refer_to_temporary(tree, table, name)
     for call in list(tree.find_all(exp.Anonymous, *_PARSED)):
         if (value := _constant(session, call)) is not None:
             if call is tree:
@@ -54,7 +69,36 @@ def resolved(session: Session, tree: exp.Expr, params: Any) -> Iterator[Any]:
     finally:
         for view in views:
             with suppress(duckdb.Error):
-                session.duck.execute(f"DROP VIEW IF EXISTS {view}")
+                session.duck.execute(f"DROP {'TABLE' if copied else 'VIEW'} IF EXISTS {view}")
+
+
+def _meant(session: Session, tree: exp.Expr, table: exp.Table) -> TableName | None:
+    """The table a reference means; None for a name that the statement itself defines, and for what it creates."""
+    is_name = isinstance(table.this, (exp.Identifier, exp.DynamicIdentifier))
+    created = isinstance(tree, exp.Create) and table in (tree.this, tree.this.this)
+    defined = not table.db and table.name.upper() in {cte.alias.upper() for cte in tree.find_all(exp.CTE)}
+    if not is_name or created or defined:
+        return None
+    try:
+        return table_name(table, session.database, session.schema)
+    except SnowflakeError:
+        return None
+
+
+def _refer_to_temporary(tree: exp.Expr, table: exp.Table, name: TableName) -> None:
+    if isinstance(tree, exp.Create) and str(tree.args.get("kind")).upper() == "VIEW":
+        raise unsupported("a view over a temporary table")
+    target = tree.this.this if isinstance(tree.this, exp.Schema) else tree.this
+    if not (isinstance(tree, exp.Insert) and table is target):
+        _alias_by_name(table)
+    point_to(table, ("temp", "main", temporary_name(name)))
+
+
+def _alias_by_name(table: exp.Table) -> None:
+    """Keep the name by which the statement speaks of the table."""
+    if table.args.get("alias") is None:
+        alias = exp.to_identifier(folded(table.this), quoted=True)
+        table.set("alias", exp.TableAlias(this=alias))
 
 
 def _view_sql(session: Session, tree: exp.Expr, table: exp.Table, params: Any) -> str | None:
@@ -63,11 +107,11 @@ def _view_sql(session: Session, tree: exp.Expr, table: exp.Table, params: Any) -
         end = changes.args.get("end")
         until = session.lake.now_us() if end is None else _time_us(session, tree, end, params)
         append_only = changes.args["information"].name.upper() == "APPEND_ONLY"
-        name = table_name(table, session.database, session.schema)
+        name = _with_a_past(session, table)
         return net_changes(session.lake, name, since, until, append_only=append_only)
     if (when := table.args.get("when")) is not None:
         time_us = _time_us(session, tree, when, params)
-        return rows_at(session.lake, table_name(table, session.database, session.schema), time_us)
+        return rows_at(session.lake, _with_a_past(session, table), time_us)
     if folded(table.args.get("db")) == "INFORMATION_SCHEMA" and folded(table.this) == "TABLES":
         database = folded(table.args.get("catalog")) or session.database
         if not database or database not in session.lake.databases():
@@ -78,19 +122,39 @@ def _view_sql(session: Session, tree: exp.Expr, table: exp.Table, params: Any) -
     return None
 
 
+def _with_a_past(session: Session, table: exp.Table) -> TableName:
+    name = table_name(table, session.database, session.schema)
+    if name in session.temporary_tables():
+        raise unsupported("Time Travel of a temporary table")
+    return name
+
+
 def _replace(session: Session, table: exp.Table, sql: str) -> str:
     """Put a temporary view in the table's place, under the name by which the statement speaks of it."""
     view = f"_tir_{next(_views)}"
-    session.duck.execute(f"CREATE OR REPLACE TEMP VIEW {quote(view)} AS {sql}")
-    if table.args.get("alias") is None:
-        alias = exp.to_identifier(folded(table.this), quoted=True)
-        table.set("alias", exp.TableAlias(this=alias))
-    table.set("this", exp.to_identifier(view, quoted=True))
-    table.set("db", exp.to_identifier("main", quoted=True))
-    table.set("catalog", exp.to_identifier("temp", quoted=True))
+    if session.transaction.open:
+        _copy_committed(session, view, sql)
+    else:
+        session.duck.execute(f"CREATE OR REPLACE TEMP VIEW {quote(view)} AS {sql}")
+    _alias_by_name(table)
+    point_to(table, ("temp", "main", view))
     table.set("when", None)
     table.set("changes", None)
     return f"temp.main.{quote(view)}"
+
+
+def _copy_committed(session: Session, name: str, sql: str) -> None:
+    """Read through another connection: inside its transaction DuckLake adds the transaction's own rows to any version,
+    and does not know versions that others have committed since.
+    """  # noqa: D205
+    with session.lake.connection() as reader:
+        rows = reader.execute(sql).to_arrow_reader()
+        session.duck.register(f"{name}_rows", rows)
+        try:
+            session.duck.execute(f"CREATE TEMP TABLE {quote(name)} AS SELECT * FROM {quote(f'{name}_rows')}")
+        finally:
+            with suppress(duckdb.Error):
+                session.duck.unregister(f"{name}_rows")
 
 
 def _time_us(session: Session, tree: exp.Expr, clause: exp.HistoricalData, params: Any) -> int:

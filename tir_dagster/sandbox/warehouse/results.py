@@ -17,11 +17,19 @@ import pyarrow.compute as pc
 from fakesnow.arrow import to_sf_schema
 from fakesnow.rowtype import describe_as_rowtype
 
+from tir_dagster.sandbox.warehouse.errors import SnowflakeError
+
+# Rows are read in small steps and put together to chunks, so that wide rows do not add up to gigabytes.
+ROWS_PER_READ = 2048
 ROWS_PER_CHUNK = 65_536
+BYTES_PER_CHUNK = 16 << 20
+BYTES_INLINE = 1 << 20
+# A larger first part waits on disk like the others: many answers are kept, for clients that ask again.
+BYTES_IN_MEMORY = 16 << 10
 KEEP_SECONDS = 3600
 # Beyond this, the oldest results make room: a client that has not fetched them by then asks again.
 KEEP_BYTES = 8 << 30
-RECENT_BYTES = 64 << 20
+RECENT_RESULTS = 1000
 
 
 @dataclass(frozen=True)
@@ -39,7 +47,7 @@ class Result:
     query_id: str
     rowtype: list[Any]
     total: int = 0
-    first: bytes = b""
+    first: bytes | Path = b""
     chunks: list[Chunk] = field(default_factory=list)
     rows: list[list[str | None]] | None = None
 
@@ -47,7 +55,7 @@ class Result:
         answer: dict[str, Any] = {"rowtype": self.rowtype, "total": self.total, "returned": self.total}
         if self.rows is not None:
             return {**answer, "queryResultFormat": "json", "rowset": self.rows}
-        answer |= {"queryResultFormat": "arrow", "rowsetBase64": b64encode(self.first).decode()}
+        answer |= {"queryResultFormat": "arrow", "rowsetBase64": b64encode(self._inline()).decode()}
         if self.chunks:
             answer["chunks"] = [
                 {
@@ -59,6 +67,16 @@ class Result:
                 for number, chunk in enumerate(self.chunks)
             ]
         return answer
+
+    def _inline(self) -> bytes:
+        if isinstance(self.first, bytes):
+            return self.first
+        try:
+            return self.first.read_bytes()
+        except OSError as error:
+            raise SnowflakeError(
+                709, "02000", f"The result of statement {self.query_id} is no longer kept: run it again."
+            ) from error
 
 
 class ResultStore:
@@ -80,30 +98,40 @@ class ResultStore:
         return path if path.parent == self._folder and path.is_file() else None
 
     def keep(self, query_id: str, columns: list[tuple[str, str]], batches: Iterator[pa.RecordBatch]) -> Result:
-        """Take all rows of a query: the first batch into the answer, the others into files."""
+        """Take all rows of a query: the first ones into the answer, the others into files."""
         rowtype = describe_as_rowtype([(name, kind, None, None, None, None) for name, kind in columns])
         self._make_room()
-        first, first_rows = b"", 0
+        first: bytes | Path = b""
+        total = 0
         chunks: list[Chunk] = []
-        for batch in batches:
-            if batch.num_rows == 0:
-                continue
-            data = _to_ipc(batch, rowtype)
-            if not first:
-                first, first_rows = data, batch.num_rows
-                continue
-            (self._folder / f"{query_id}-{len(chunks)}.arrow").write_bytes(data)
-            chunks.append(Chunk(batch.num_rows, len(data)))
-        if chunks:
+        sizes = 0
+        try:
+            for number, group in enumerate(_grouped(batches)):
+                data, rows = _to_ipc(group, rowtype), sum(batch.num_rows for batch in group)
+                total += rows
+                if number == 0 and len(data) <= BYTES_IN_MEMORY:
+                    first = data
+                    continue
+                sizes += len(data)
+                path = self._folder / (f"{query_id}-{number - 1}.arrow" if number else f"{query_id}-first.arrow")
+                path.write_bytes(data)
+                if number == 0:
+                    first = path
+                else:
+                    chunks.append(Chunk(rows, len(data)))
+        except BaseException:
+            self._remove(query_id)
+            raise
+        if sizes:
             with self._lock:
-                self._kept[query_id] = (time.monotonic(), sum(chunk.size for chunk in chunks))
-        return Result(query_id, rowtype, first_rows + sum(chunk.rows for chunk in chunks), first, chunks)
+                self._kept[query_id] = (time.monotonic(), sizes)
+        return Result(query_id, rowtype, total, first, chunks)
 
     def remember(self, result: Result) -> None:
         """Keep it for RESULT_SCAN, as long as memory stays bounded."""
         with self._lock:
             self._recent[result.query_id] = result
-            while sum(len(kept.first) for kept in self._recent.values()) > RECENT_BYTES or len(self._recent) > 100:
+            while len(self._recent) > RECENT_RESULTS:
                 self._recent.popitem(last=False)
 
     def recall(self, query_id: str) -> Result | None:
@@ -116,14 +144,42 @@ class ResultStore:
             for query_id, (since, size) in list(self._kept.items()):
                 if total <= KEEP_BYTES and time.monotonic() - since < KEEP_SECONDS:
                     break
-                for path in self._folder.glob(f"{query_id}-*.arrow"):
-                    path.unlink(missing_ok=True)
+                self._remove(query_id)
                 del self._kept[query_id]
                 total -= size
 
+    def _remove(self, query_id: str) -> None:
+        for path in self._folder.glob(f"{query_id}-*.arrow"):
+            path.unlink(missing_ok=True)
 
-def _to_ipc(batch: pa.RecordBatch, rowtype: list[Any]) -> bytes:
+
+def _grouped(batches: Iterator[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
+    """Small batches put together: a first group for the answer itself, then one for each chunk."""
+    group: list[pa.RecordBatch] = []
+    rows = size = 0
+    limit = BYTES_INLINE
+    for batch in batches:
+        for part in _sliced(batch, limit):
+            if group and (rows + part.num_rows > ROWS_PER_CHUNK or size + part.nbytes > limit):
+                yield group
+                group, rows, size, limit = [], 0, 0, BYTES_PER_CHUNK
+            group.append(part)
+            rows, size = rows + part.num_rows, size + part.nbytes
+    if group:
+        yield group
+
+
+def _sliced(batch: pa.RecordBatch, limit: int) -> Iterator[pa.RecordBatch]:
+    if batch.num_rows == 0:
+        return
+    step = max(1, batch.num_rows * limit // max(batch.nbytes, 1))
+    for start in range(0, batch.num_rows, step):
+        yield batch.slice(start, step)
+
+
+def _to_ipc(batches: list[pa.RecordBatch], rowtype: list[Any]) -> bytes:
     """The rows as an Arrow stream with Snowflake's types: times as integers, timestamps as structs."""
+    (batch,) = pa.Table.from_batches(batches).combine_chunks().to_batches()
     schema = to_sf_schema(batch.schema, rowtype)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, schema) as writer:
@@ -147,8 +203,11 @@ def _timestamp_struct(column: pa.Array) -> pa.Array:
     """Seconds, nanoseconds and, with a zone, its offset in minutes + 1440. A NULL is a NULL of the struct itself."""
     micros = column.cast(pa.timestamp("us", tz=column.type.tz)).cast(pa.int64())
     present = pc.fill_null(micros, 0)
-    # Floor division, so that times before 1970 keep a fraction that counts upwards.
-    seconds = pc.floor(pc.divide(present.cast(pa.float64()), 1e6)).cast(pa.int64())
+    # Arrow divides towards zero; times before 1970 need a second less and a fraction that counts upwards. In integers:
+    # a float is off by microseconds after the year 2255.
+    towards_zero = pc.divide(present, 1_000_000)
+    below = pc.less(pc.subtract(present, pc.multiply(towards_zero, 1_000_000)), 0)
+    seconds = pc.subtract(towards_zero, below.cast(pa.int64()))
     fraction = pc.multiply(pc.subtract(present, pc.multiply(seconds, 1_000_000)), 1000).cast(pa.int32())
     fields = [pa.field("epoch", pa.int64(), nullable=False), pa.field("fraction", pa.int32(), nullable=False)]
     arrays = [seconds, fraction]

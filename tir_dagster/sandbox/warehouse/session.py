@@ -7,7 +7,7 @@ import re
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,12 +20,14 @@ from fakesnow.cursor import FakeSnowflakeCursor
 from fakesnow.statement_type import DML_TYPE_IDS, statement_type_id
 from sqlglot import exp
 
-from tir_dagster.sandbox.warehouse import catalog, merge, references
-from tir_dagster.sandbox.warehouse.errors import SnowflakeError, from_exception
+from tir_dagster.sandbox.warehouse import catalog, merge, references, temporary
+from tir_dagster.sandbox.warehouse.dialect import bind_identifiers, duckdb_text, name_columns, name_stages
+from tir_dagster.sandbox.warehouse.errors import SnowflakeError, cancelled, from_exception, unsupported
 from tir_dagster.sandbox.warehouse.lake import Lake
-from tir_dagster.sandbox.warehouse.locks import Holder, TableLocks
-from tir_dagster.sandbox.warehouse.names import TableName, literal, parse, quote, table_name
-from tir_dagster.sandbox.warehouse.results import ROWS_PER_CHUNK, Result, ResultStore
+from tir_dagster.sandbox.warehouse.locks import TableLocks
+from tir_dagster.sandbox.warehouse.names import TableName, literal, parse, quote, table_name, temporary_name
+from tir_dagster.sandbox.warehouse.results import ROWS_PER_READ, Result, ResultStore
+from tir_dagster.sandbox.warehouse.transaction import Transaction
 
 
 def _exact_aggregate(expression: exp.Expr) -> exp.Expr:
@@ -41,6 +43,25 @@ fakesnow.transforms.numeric_agg_implicit_cast = _exact_aggregate
 _START = re.compile(r"\s*START\s+TRANSACTION\b", re.IGNORECASE)
 _PUBLIC_KEY = re.compile(r"\s*ALTER\s+USER\s+(\S+)\s+SET\s+RSA_PUBLIC_KEY\s*=\s*'([^']*)'", re.IGNORECASE)
 _numbers = itertools.count(1)
+
+
+_OF_OTHER_KINDS = ("show_", "create_", "alter_", "list_stage", "put_stage", "extract_comment_", "drop_schema_")
+
+
+class InPlace:
+    """A tree whose transformations change it: fakesnow's seventy would copy it seventy times."""
+
+    def __init__(self, tree: Any) -> None:
+        self.tree = tree
+        self._is_data = isinstance(tree, (exp.Query, exp.Insert, exp.Update, exp.Delete))
+
+    def transform(self, change: Callable[..., Any], *args: Any, **kwargs: Any) -> InPlace:
+        code = change.__code__
+        # A third of them is about statements of other kinds.
+        if self._is_data and any(name.startswith(_OF_OTHER_KINDS) for name in (code.co_name, *code.co_names)):
+            return self
+        self.tree = self.tree.transform(change, *args, copy=False, **kwargs)
+        return self
 
 
 class NoCache(dict[str, Any]):
@@ -81,13 +102,14 @@ class Session:
         self.last_used = time.monotonic()
         self.lake = lake
         self.duck = lake.connection()
+        self.transaction = Transaction(self.number, self.duck, lake, locks)
         self._locks = locks
         self._results = results
-        self._busy = threading.RLock()
-        self._in_transaction = False
-        self._aborted_as_idle = False
-        self._holder = Holder(self.number, self._abort_if_idle)
-        self._temporary: set[TableName] = set()
+        self._state = threading.Lock()
+        self._current = ""
+        self._cancelled = False
+        self._cancelled_early: set[str] = set()
+        self.temporary: set[TableName] = set()
         self.fake = FakeSnowflakeConnection(
             self.duck,
             NoCache(),
@@ -106,137 +128,162 @@ class Session:
         return self.fake.schema if self.fake.schema_set else None
 
     def close(self) -> None:
-        with self._busy:
-            self._rollback()
-            for table in self._temporary:
-                with suppress(duckdb.Error), self.lake.committing():
-                    self.duck.execute(f"DROP TABLE IF EXISTS {table.quoted}")
+        with self.transaction.busy:
+            self.transaction.rollback()
             self.duck.close()
 
     def interrupt(self) -> None:
-        self.duck.interrupt()
+        """Cancel whatever runs."""
+        with self._state:
+            self._cancel_current()
+
+    def cancel(self, query_id: str) -> None:
+        """Cancel this statement: running, waiting for a lock, or waiting for its turn; never a later one."""
+        with self._state:
+            if self._current == query_id:
+                self._cancel_current()
+            else:
+                self._cancelled_early.add(query_id)
+
+    def _cancel_current(self) -> None:
+        if self._current:
+            self._cancelled = True
+            self.duck.interrupt()
+            self._locks.wake()
+
+    def is_cancelled(self) -> bool:
+        return self._cancelled
+
+    def check_cancelled(self) -> None:
+        if self._cancelled:
+            raise cancelled()
 
     def execute(
         self, sql: str, query_id: str, params: Any = None, batch: Sequence[tuple[Any, ...]] | None = None
     ) -> Answer:
         """Run one statement; any failure is a SnowflakeError."""
-        with self._busy:
-            self.last_used = time.monotonic()
-            try:
-                answer = self._execute(sql, query_id, params, batch)
-            except Exception as error:
-                raise from_exception(error) from error
-            finally:
-                self.last_used = time.monotonic()
+        with self._statement(query_id):
+            answer = self._execute(sql, query_id, params, batch)
             self.last_query_id = query_id
             self._results.remember(answer.result)
             return answer
 
     def describe(self, sql: str, query_id: str) -> Answer:
         """The columns a query would have, without running it."""
-        with self._busy:
-            try:
-                tree = parse(self.fake.variables.inline_variables(sql))
-                if isinstance(tree, exp.Query):
-                    described = tree.transform(lambda node: exp.null() if isinstance(node, exp.Placeholder) else node)
-                    return self._query(described, query_id, None, describe_only=True)
-                cursor = self.fake.cursor()
-                columns = cursor._describe_only(sql)  # noqa: SLF001
-            except Exception as error:
-                raise from_exception(error) from error
+        with self._statement(query_id):
+            self.transaction.check()
+            tree = parse(self.fake.variables.inline_variables(sql))
+            if isinstance(tree, exp.Query):
+                described = tree.transform(lambda node: exp.null() if isinstance(node, exp.Placeholder) else node)
+                return self._query(name_columns(described, sql), query_id, None, describe_only=True)
+            columns = self.fake.cursor()._describe_only(sql)  # noqa: SLF001
             if columns is None:
-                return self.execute(sql, query_id)
+                return self._execute(sql, query_id, None, None)
             return Answer(
                 self._results.keep(query_id, [(row[0], row[1]) for row in columns], iter(())), statement_type_id(tree)
             )
 
+    @contextmanager
+    def _statement(self, query_id: str) -> Iterator[None]:
+        """The session's turn for one statement: it can be cancelled, and its failure leaves the session usable."""
+        with self.transaction.busy:
+            self.last_used = time.monotonic()
+            with self._state:
+                self._current = query_id
+                self._cancelled = query_id in self._cancelled_early
+                self._cancelled_early.discard(query_id)
+            try:
+                self.check_cancelled()
+                yield
+            except Exception as error:
+                was_cancelled = self._end_of_cancelling()
+                self.transaction.recover()
+                self._go(self._place())
+                raise cancelled() if was_cancelled else from_exception(error) from error
+            finally:
+                self._end_of_cancelling()
+                self.last_used = time.monotonic()
+                self.transaction.touch()
+
+    def _end_of_cancelling(self) -> bool:
+        """From here on a cancel comes too late; says whether one came in time."""
+        with self._state:
+            self._current = ""
+            was_cancelled, self._cancelled = self._cancelled, False
+            return was_cancelled
+
     def _execute(self, sql: str, query_id: str, params: Any, batch: Sequence[tuple[Any, ...]] | None) -> Answer:
-        if found := _PUBLIC_KEY.match(sql):
-            self.lake.set_public_key(found[1].strip('"').upper(), found[2])
-            return self._status("Statement executed successfully.", query_id, exp.Alter())
         if _START.match(sql):
             sql = "BEGIN"
-        tree = parse(self.fake.variables.inline_variables(sql))
+        tree = parse(self.fake.variables.inline_variables(sql)) if not _PUBLIC_KEY.match(sql) else exp.Alter()
+        if not isinstance(tree, (exp.Transaction, exp.Commit, exp.Rollback)):
+            self.transaction.check()
+        if found := _PUBLIC_KEY.match(sql):
+            self.lake.set_public_key(found[1].strip('"').upper(), found[2])
+            return self._status("Statement executed successfully.", query_id, tree)
         params = list(params) if isinstance(params, tuple) else params
+        bind_identifiers(tree, params)
         if isinstance(tree, (exp.Transaction, exp.Commit, exp.Rollback)):
             self._transact(tree)
             return self._status("Statement executed successfully.", query_id, tree)
         if (special := catalog.run(self, tree)) is not None:
             return self._table(special, query_id, tree)
         if isinstance(tree, exp.Query):
-            return self._query(tree, query_id, params)
+            return self._query(name_columns(tree, sql), query_id, params)
         if isinstance(tree, (exp.Insert, exp.Update, exp.Delete, exp.Merge, exp.TruncateTable, exp.Copy)):
             return self._change(tree, query_id, params, batch)
         return self._other(tree, query_id, params)
 
-    # Transactions
+    # Transactions and context
 
     def _transact(self, tree: exp.Expr) -> None:
         if isinstance(tree, exp.Transaction):
-            self._begin()
-        elif self._aborted_as_idle:
-            self._aborted_as_idle = False
-            if isinstance(tree, exp.Commit):
-                raise SnowflakeError(
-                    625, "57014", "The transaction was rolled back: it was idle while it blocked another one."
-                )
+            self.transaction.begin()
         elif isinstance(tree, exp.Commit):
-            self._commit()
+            self.transaction.commit()
         else:
-            self._rollback()
+            self.transaction.rollback()
 
-    def _begin(self) -> None:
-        if not self._in_transaction:
-            self.duck.begin()
-            self._in_transaction = True
+    def _changing(self, change: Callable[[], Any], *, once: bool = False) -> Any:
+        """Make a change in the session's transaction; made again, it still means the same database and schema."""
+        place = self._place()
 
-    def _commit(self) -> None:
-        if not self._in_transaction:
-            return
-        try:
-            with self.lake.committing():
-                self.duck.commit()
-        except duckdb.Error:
-            with suppress(duckdb.Error):
-                self.duck.rollback()
-            raise
-        finally:
-            self._in_transaction = False
-            self._locks.release(self._holder)
+        done = False
 
-    def _rollback(self) -> None:
-        if self._in_transaction:
-            self._in_transaction = False
-            with suppress(duckdb.Error):
-                self.duck.rollback()
-        self._locks.release(self._holder)
+        def here() -> Any:
+            nonlocal done
+            if done and once:
+                raise SnowflakeError(625, "57014", "A COPY with PURGE cannot be made again: its files are gone.")
+            with self._at(place):
+                done, answer = True, change()
+                return answer
 
-    def _abort_if_idle(self) -> bool:
-        """Called by a session that waits for our locks: gives up a transaction nobody is working on."""
-        if not self._busy.acquire(blocking=False):
-            return False
-        try:
-            if self._in_transaction:
-                self._aborted_as_idle = True
-                self._rollback()
-            return True
-        finally:
-            self._busy.release()
+        return self.transaction.run(here, autocommit=bool(self.context.parameters.get("AUTOCOMMIT", True)))
+
+    def _place(self) -> tuple[str | None, str | None]:
+        return self.database, self.schema
 
     @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        """One statement's change: inside the open transaction, or in one of its own."""
-        autocommit = self.context.parameters.get("AUTOCOMMIT", True)
-        alone = not self._in_transaction
-        self._begin()
+    def _at(self, place: tuple[str | None, str | None]) -> Iterator[None]:
+        now = self._place()
+        if now == place:
+            yield
+            return
+        self._go(place)
         try:
             yield
-        except BaseException:
-            if alone:
-                self._rollback()
-            raise
-        if alone and autocommit:
-            self._commit()
+        finally:
+            self._go(now)
+
+    def _go(self, place: tuple[str | None, str | None]) -> None:
+        database, schema = place
+        self.fake.database_set, self.fake.schema_set = bool(database), bool(schema)
+        self.fake.database = database or self.fake.database
+        self.fake._schema = schema or self.fake._schema  # noqa: SLF001
+        schema_now = f"{database}.{schema or 'main'}" if database else "memory.main"
+        # In a transaction that DuckDB has ended this fails too; the session does it again once it has recovered.
+        with suppress(duckdb.Error):
+            self.duck.execute(f"SET schema = {literal(schema_now)}")
 
     @contextmanager
     def _looking_into(self, database: str) -> Iterator[None]:
@@ -248,8 +295,7 @@ class Session:
         try:
             yield
         finally:
-            back = f"{self.database}.{self.schema or 'main'}" if self.database else "memory.main"
-            self.duck.execute(f"SET schema = {literal(back)}")
+            self._go(self._place())
 
     # Statements
 
@@ -257,7 +303,7 @@ class Session:
         type_id = statement_type_id(tree)
         with references.resolved(self, tree, params) as resolved:
             cursor = self._checked_cursor(resolved)
-            transformed = cursor._transform(resolved, params)  # noqa: SLF001
+            transformed = _translated(cursor, resolved, params)
             if scanned := transformed.args.get("result_scan_sfqid"):
                 if (earlier := self._results.recall(scanned)) is None:
                     raise SnowflakeError(709, "02000", f"Statement {scanned} not found")
@@ -265,22 +311,29 @@ class Session:
             if transformed.args.get("seed"):
                 cursor._execute(transformed, params)  # noqa: SLF001
                 return self._fetched(cursor, query_id, tree)
-            sql = transformed.sql(dialect="duckdb")
+            sql = duckdb_text(transformed)
             columns, sql = _presentable(self.duck, sql, params)
             if describe_only:
                 return Answer(self._results.keep(query_id, columns, iter(())), type_id)
-            reader = self.duck.execute(sql, params or None).to_arrow_reader(ROWS_PER_CHUNK)
-            return Answer(self._results.keep(query_id, columns, iter(reader)), type_id)
+            reader = self.duck.execute(sql, params or None).to_arrow_reader(ROWS_PER_READ)
+            return Answer(self._results.keep(query_id, columns, self._unless_cancelled(reader)), type_id)
+
+    def _unless_cancelled(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            self.check_cancelled()
+            yield batch
 
     def _change(self, tree: exp.Expr, query_id: str, params: Any, batch: Sequence[tuple[Any, ...]] | None) -> Answer:
         target = self._target(tree)
         if isinstance(tree, exp.Copy):
+            name_stages(tree)
             # fakesnow knows COPY's options in upper case only.
             for word in (word for option in tree.find_all(exp.CopyParameter) for word in option.find_all(exp.Var)):
                 word.set("this", word.name.upper())
         if isinstance(tree, exp.TruncateTable):
             with suppress(SnowflakeError) if tree.args.get("exists") else _always():
-                self.lake.table_id(target)
+                if target not in self.temporary_tables():
+                    self.lake.table_id(target)
                 tree = exp.Delete(this=tree.expressions[0].copy())
             if isinstance(tree, exp.TruncateTable):
                 return self._status("Statement executed successfully.", query_id, tree)
@@ -304,20 +357,32 @@ class Session:
     def _locked_change(
         self, tree: exp.Expr, target: TableName, params: Any, batch: Sequence[tuple[Any, ...]] | None = None
     ) -> Any:
-        self.lake.table_id(target)
         overwrites = isinstance(tree, exp.Insert) and bool(tree.args.get("overwrite"))
+        if target in self.temporary_tables():
+            if isinstance(tree, exp.Copy):
+                raise unsupported("COPY INTO a temporary table")
+            return self._changing(lambda: self._changed(tree, target, params, batch))
+        self.lake.table_id(target)
         if overwrites or not isinstance(tree, (exp.Insert, exp.Copy)):
-            self._locks.take(str(target), self._holder)
-        with self._transaction(), self._looking_into(target.database if isinstance(tree, exp.Copy) else ""):
+            self.transaction.lock(str(target), self.is_cancelled)
+        # A change that takes its files away cannot be made again.
+        once = isinstance(tree, exp.Copy) and "PURGE" in {option.name.upper() for option in tree.args["params"]}
+        return self._changing(lambda: self._changed(tree, target, params, batch), once=once)
+
+    def _changed(self, tree: exp.Expr, target: TableName, params: Any, batch: Sequence[tuple[Any, ...]] | None) -> Any:
+        # fakesnow takes the parameters it uses out of the list; a change that is made again needs them again.
+        params = params.copy() if isinstance(params, list) else params
+        overwrites = isinstance(tree, exp.Insert) and bool(tree.args.get("overwrite"))
+        is_temporary = target in self.temporary_tables()
+        quoted = f"temp.main.{quote(temporary_name(target))}" if is_temporary else target.quoted
+        with self._looking_into(target.database if isinstance(tree, exp.Copy) else ""):
             if isinstance(tree, exp.Merge):
                 with references.resolved(self, tree, params) as resolved:
-                    return merge.run_merge(
-                        resolved, target.quoted, lambda node: self._run_plainly(node, params), self._text
-                    )
+                    return merge.run_merge(resolved, quoted, lambda node: self.run_plainly(node, params), self._text)
             if overwrites:
                 with references.resolved(self, tree, params) as resolved:
-                    read = lambda node: self._run_plainly(node, params)  # noqa: E731
-                    return {"inserted": merge.run_overwrite(resolved, target.quoted, read, self._text)}
+                    read = lambda node: self.run_plainly(node, params)  # noqa: E731
+                    return {"inserted": merge.run_overwrite(resolved, quoted, read, self._text)}
             with references.resolved(self, tree, params) as resolved:
                 if batch is None:
                     cursor = self._run(resolved, params)
@@ -329,12 +394,35 @@ class Session:
                     if type(tree) in counts:
                         return {counts[type(tree)]: cursor.rowcount or 0}
                     return cursor
-                return {"inserted": sum(self._run(resolved.copy(), list(row)).rowcount or 0 for row in batch)}
+                return {"inserted": self._insert_rows(resolved, batch)}
+
+    def _insert_rows(self, tree: exp.Insert, batch: Sequence[tuple[Any, ...]]) -> int:
+        """One statement with bound arrays: many rows at a time where it is a plain VALUES, else row by row."""
+        cursor = self._checked_cursor(tree)
+        text = duckdb_text(translated := _translated(cursor, tree, list(batch[0])))
+        values = translated.expression
+        row = duckdb_text(values.expressions[0]) if isinstance(values, exp.Values) else ""
+        if not row or len(values.expressions) > 1 or not text.endswith(row):
+            inserted = 0
+            for bound in batch:
+                self.check_cancelled()
+                inserted += self._run(tree.copy(), list(bound)).rowcount or 0
+            return inserted
+        head = text.removesuffix(row)
+        return sum(self._insert_some(head, row, batch[at : at + 200]) for at in range(0, len(batch), 200))
+
+    def _insert_some(self, head: str, row: str, batch: Sequence[tuple[Any, ...]]) -> int:
+        self.check_cancelled()
+        bound = [value for values in batch for value in values]
+        counted = self.duck.execute(head + ", ".join([row] * len(batch)), bound).fetchone()
+        return int(counted[0]) if counted else 0
 
     def _other(self, tree: exp.Expr, query_id: str, params: Any) -> Answer:
         """DDL, SHOW, DESCRIBE, USE, PUT and the rest: fakesnow's way; DDL ends the transaction, as in Snowflake."""
+        if (answer := temporary.run(self, tree, params)) is not None:
+            return self._table(answer, query_id, tree)
         if isinstance(tree, (exp.Create, exp.Drop, exp.Alter, exp.Comment)):
-            self._commit()
+            self.transaction.commit()
         with (
             self.lake.committing(),
             references.resolved(self, tree, params) as resolved,
@@ -367,26 +455,36 @@ class Session:
     def _run(self, tree: exp.Expr, params: Any) -> FakeSnowflakeCursor:
         cursor = self._checked_cursor(tree)
         for statement in cursor._transform_explode(tree):  # noqa: SLF001
-            transformed = cursor._transform(statement, params)  # noqa: SLF001
+            transformed = _translated(cursor, statement, params)
+            if isinstance(transformed, (exp.Insert, exp.Update, exp.Delete)):
+                duckdb_text(transformed)
+            elif isinstance(transformed, exp.Create) and isinstance(transformed.expression, exp.Query):
+                duckdb_text(transformed.expression)
             cursor._execute(transformed, params if transformed.find(exp.Placeholder) else None)  # noqa: SLF001
         return cursor
 
-    def _run_plainly(self, tree: exp.Expr, params: Any) -> None:
+    def run_plainly(self, tree: exp.Expr, params: Any) -> None:
         """Without fakesnow's bookkeeping, which expects every new table to be in the session's database."""
-        transformed = self._checked_cursor(tree)._transform(tree, params)  # noqa: SLF001
-        self.duck.execute(transformed.sql(dialect="duckdb"), params or None)
+        transformed = _translated(self._checked_cursor(tree), tree, params)
+        self.duck.execute(duckdb_text(transformed), params if params and transformed.find(exp.Placeholder) else None)
+
+    def temporary_tables(self) -> set[TableName]:
+        """Those of this session. One that was created in a transaction goes with it when that is rolled back."""
+        for name in list(self.temporary):
+            try:
+                self.duck.execute(f"SELECT 1 FROM temp.main.{quote(temporary_name(name))} LIMIT 0")
+            except duckdb.CatalogException:
+                self.temporary.discard(name)
+        return self.temporary
 
     def _text(self, sql: str) -> list[tuple[int, ...]]:
         return self.duck.execute(sql).fetchall()
 
     def evaluate(self, expression: exp.Expr, wrap: str) -> Any:
         """The value of an expression, computed as this session would; `wrap` is DuckDB text around it."""
-        transformed = self.fake.cursor()._transform(exp.select(expression.copy()), None)  # noqa: SLF001
+        transformed = _translated(self.fake.cursor(), exp.select(expression.copy()), None)
         row = self.duck.execute(wrap.format(transformed.expressions[0].sql(dialect="duckdb"))).fetchone()
         return row[0] if row else None
-
-    def forget_on_close(self, table: TableName) -> None:
-        self._temporary.add(table)
 
     # Answers
 
@@ -411,6 +509,12 @@ class Session:
         return Answer(
             self._results.keep(query_id, columns, iter(table.combine_chunks().to_batches())), statement_type_id(tree)
         )
+
+
+def _translated(cursor: FakeSnowflakeCursor, tree: exp.Expr, params: Any) -> Any:
+    """The translation by fakesnow of a Snowflake tree to DuckDB's dialect."""
+    done: Any = cursor._transform(InPlace(tree.copy()), params)  # noqa: SLF001
+    return done.tree
 
 
 _DUCK_TYPES = {

@@ -13,9 +13,9 @@ def rows_at(lake: Lake, name: TableName, time_us: int) -> str:
     """The table's rows as of the time, under the columns it has now, as Snowflake shows them."""
     facts = lake.facts(name)
     _check_reachable(facts, time_us, lake.now_us())
-    version = lake.version_at(name.database, time_us)
+    version = _version(lake, name, time_us)
     columns = ", ".join(_columns_then(lake, facts, version))
-    return f"SELECT {columns} FROM {name.quoted} AT (VERSION => {version})"
+    return f"SELECT {columns} FROM {lake.name_at(name, facts.table_id, version).quoted} AT (VERSION => {version})"
 
 
 def net_changes(lake: Lake, name: TableName, since_us: int, until_us: int, *, append_only: bool) -> str:
@@ -30,8 +30,9 @@ def net_changes(lake: Lake, name: TableName, since_us: int, until_us: int, *, ap
     _check_reachable(facts, until_us, now_us)
     if facts.tracked_since_us is None or since_us < facts.tracked_since_us:
         raise untracked(name)
-    first, last = lake.version_at(name.database, since_us), lake.version_at(name.database, until_us)
-    names = [column for _, column in lake.columns(name, facts.table_id)]
+    first, last = (_version(lake, name, time_us) for time_us in (since_us, until_us))
+    names = [column.name for column in lake.columns(name, facts.table_id)]
+    then = lake.name_at(name, facts.table_id, last)
     shown = _columns_then(lake, facts, last)
     row_id = f"sha1({literal(f'{name.database}:{facts.table_id}:')} || rowid)"
     metadata = 'action AS "METADATA$ACTION", is_update AS "METADATA$ISUPDATE", row_id AS "METADATA$ROW_ID"'
@@ -39,10 +40,10 @@ def net_changes(lake: Lake, name: TableName, since_us: int, until_us: int, *, ap
         nothing = ", ".join(_columns_then(lake, facts, last))
         return (
             f'SELECT *, \'INSERT\' AS "METADATA$ACTION", false AS "METADATA$ISUPDATE", \'\' AS "METADATA$ROW_ID" '
-            f"FROM (SELECT {nothing} FROM {name.quoted} AT (VERSION => {last}) WHERE false)"
+            f"FROM (SELECT {nothing} FROM {then.quoted} AT (VERSION => {last}) WHERE false)"
         )
     changes = (
-        f"ducklake_table_changes({literal(name.database)}, {literal(name.schema)}, {literal(name.name)}, "
+        f"ducklake_table_changes({literal(name.database)}, {literal(then.schema)}, {literal(then.name)}, "
         f"{first + 1}, {last})"
     )
     if append_only:
@@ -84,11 +85,20 @@ def _check_reachable(facts: TableFacts, time_us: int, now_us: int) -> None:
         raise beyond_time_travel(facts.name)
 
 
+def _version(lake: Lake, name: TableName, time_us: int) -> int:
+    version = lake.version_at(name.database, time_us)
+    if version < 0:
+        raise beyond_time_travel(name)
+    return version
+
+
 def _columns_then(lake: Lake, facts: TableFacts, version: int) -> list[str]:
-    """Select list that shows an old version under today's columns: renamed ones follow, added ones are NULL."""
-    then = dict(lake.columns(facts.name, facts.table_id, version))
-    today = lake.columns(facts.name, facts.table_id)
-    return [f"{quote(then[ident]) if ident in then else 'NULL'} AS {quote(column)}" for ident, column in today]
+    """Select list that shows an old version under today's columns: renamed ones follow, added ones show their default."""
+    then = {column.ident: column.name for column in lake.columns(facts.name, facts.table_id, version)}
+    return [
+        f"{quote(then[column.ident]) if column.ident in then else column.filling} AS {quote(column.name)}"
+        for column in lake.columns(facts.name, facts.table_id)
+    ]
 
 
 def _sources(select_list: list[str]) -> list[str]:

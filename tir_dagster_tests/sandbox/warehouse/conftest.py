@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import requests
 
 _schemas = itertools.count(1)
 
@@ -52,3 +53,18 @@ def connect(sandbox) -> Iterator[Callable[..., Client]]:
 @pytest.fixture(scope="module")
 def sql(connect) -> Client:
     return connect()
+
+
+@pytest.fixture(scope="module")
+def url(sandbox):
+    return f"http://{sandbox.env['SNOWFLAKE_HOST']}:{sandbox.env['SNOWFLAKE_PORT']}"
+
+
+@pytest.fixture
+def soon_idle(url):
+    """Transactions that block others are given up after a fifth of a second."""
+    settings = f"{url}/sandbox/settings"
+    before = requests.get(settings, timeout=20).json()
+    requests.put(settings, json={"idle_transaction_seconds": 0.2}, timeout=20).raise_for_status()
+    yield
+    requests.put(settings, json=before, timeout=20).raise_for_status()

@@ -19,11 +19,6 @@ from snowflake.connector.errors import DatabaseError, ProgrammingError
 from snowflake.connector.vendored.requests.exceptions import ChunkedEncodingError
 
 
-@pytest.fixture(scope="module")
-def url(sandbox):
-    return f"http://{sandbox.env['SNOWFLAKE_HOST']}:{sandbox.env['SNOWFLAKE_PORT']}"
-
-
 def post(url, path, body, **headers):
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     return requests.post(f"{url}{path}", data=data, headers=headers, timeout=20)
@@ -251,7 +246,7 @@ def test_writers_of_one_table_wait_for_each_other_and_none_is_lost(connect):
     assert setup("SELECT N FROM COUNTER") == [(20,)]
 
 
-def test_an_idle_transaction_that_blocks_another_one_is_rolled_back(connect):
+def test_an_idle_transaction_that_blocks_another_one_is_rolled_back(connect, soon_idle):
     sleeper, worker = connect(), connect()
     sleeper("CREATE TABLE BLOCKED (A INT)")
     sleeper("INSERT INTO BLOCKED VALUES (1)")

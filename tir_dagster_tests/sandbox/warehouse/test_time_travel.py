@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -64,6 +65,12 @@ def apply(sql, table, model, step):
             sql(f"INSERT {'OVERWRITE ' if kind == 'overwrite' else ''}INTO {table} VALUES {rows}")
         elif kind == "overwrite":
             sql(f"INSERT OVERWRITE INTO {table} SELECT * FROM {table} WHERE 1 = 0")
+    elif kind == "many":
+        # More rows than stay in the catalog: these become a Parquet file.
+        many(sql, table, model, args[0])
+    elif kind == "fail":
+        with pytest.raises(ProgrammingError):
+            sql(f"INSERT INTO {table} SELECT 0, 'x'::INT, 'x' FROM {table} UNION ALL SELECT 0, 'x'::INT, 'x'")
     elif kind == "update_value":
         model.update(args[0], {"v": args[1]})
         sql(f"UPDATE {table} SET V = {lit(args[1])} WHERE K = {lit(args[0])}")
@@ -78,6 +85,12 @@ def apply(sql, table, model, step):
         sql(f"TRUNCATE TABLE {table}")
     elif kind == "merge":
         merge(sql, table, model, args[0])
+
+
+def many(sql, table, model, pair):
+    first = model.next_id
+    model.insert([pair] * 60)
+    sql(f"INSERT INTO {table} SELECT RANGE, {lit(pair[0])}, {lit(pair[1])} FROM RANGE({first}, {first + 60})")
 
 
 def merge(sql, table, model, source):
@@ -110,12 +123,14 @@ CHANGE = st.one_of(
         st.just("merge"), st.dictionaries(st.integers(0, 4), st.tuples(VALUES, st.booleans()), min_size=1, max_size=3)
     ),
     st.tuples(st.just("truncate")),
+    st.tuples(st.just("many"), st.tuples(KEYS, VALUES)),
     st.tuples(st.just("overwrite"), PAIRS),
 )
+FAILURE = st.tuples(st.just("fail"))
 STEP = st.one_of(
     CHANGE,
     CHANGE,
-    st.tuples(st.just("transaction"), st.lists(CHANGE, min_size=1, max_size=3), st.booleans()),
+    st.tuples(st.just("transaction"), st.lists(st.one_of(CHANGE, FAILURE), min_size=1, max_size=3), st.booleans()),
 )
 
 
@@ -126,10 +141,15 @@ def history_table(sql):
     return "HISTORY"
 
 
+def this_moment():
+    """Warehouse and test run on one machine, by one clock: no need to ask."""
+    return f"'{datetime.now(UTC).isoformat()}'::TIMESTAMP_TZ"
+
+
 def run(sql, table, steps, first_id):
     """Play the history; gives the model's rows after every commit, with the warehouse's time of it."""
     model = Model(first_id)
-    moments = [(sql.now(), {})]
+    moments = [(this_moment(), {})]
     for step in steps:
         if step[0] == "transaction":
             before = dict(model.rows)
@@ -140,7 +160,7 @@ def run(sql, table, steps, first_id):
             model.rows = model.rows if step[2] else before
         else:
             apply(sql, table, model, step)
-        moments.append((sql.now(), dict(model.rows)))
+        moments.append((this_moment(), dict(model.rows)))
     return moments
 
 
@@ -337,3 +357,74 @@ def test_swapped_tables_take_their_history_along(sql):
     sql("ALTER TABLE SWAP_A SWAP WITH SWAP_B")
     assert sql("SELECT A FROM SWAP_A") == [(2,)]
     assert sql("SELECT A FROM SWAP_B") == [(1,)]
+
+
+def test_changes_since_the_tables_own_creation_are_known(sql):
+    sql("CREATE TABLE FROM_BIRTH (A INT) CHANGE_TRACKING = TRUE")
+    born = sql.value("SELECT SYSTEM$LAST_CHANGE_COMMIT_TIME('FROM_BIRTH')")
+    sql("INSERT INTO FROM_BIRTH VALUES (1)")
+    born = f"TO_TIMESTAMP_TZ('{datetime.fromtimestamp(0, UTC) + timedelta(microseconds=int(born) // 1000)}')"
+    assert sql(f"SELECT A FROM FROM_BIRTH CHANGES(INFORMATION => DEFAULT) AT(TIMESTAMP => {born})") == [(1,)]
+
+
+def test_inside_a_transaction_the_past_is_what_all_have_committed(connect):
+    one, other = connect(), connect()
+    one("CREATE TABLE SEEN (A INT) CHANGE_TRACKING = TRUE")
+    since = one.now()
+    one("BEGIN")
+    one("INSERT INTO SEEN VALUES (1)")
+    other("INSERT INTO SEEN VALUES (2)")
+    assert one("SELECT A FROM SEEN AT(OFFSET => 0)") == [(2,)]
+    assert one(f"SELECT A FROM SEEN CHANGES(INFORMATION => DEFAULT) AT(TIMESTAMP => {since})") == [(2,)]
+    assert one(f"SELECT A FROM SEEN AT(TIMESTAMP => {since})") == []
+    assert one("SELECT A FROM SEEN") == [(1,)]
+    one("COMMIT")
+    assert one("SELECT A FROM SEEN AT(OFFSET => 0) ORDER BY A") == [(1,), (2,)]
+
+
+def test_a_renamed_table_keeps_its_past(sql):
+    sql("CREATE TABLE NAMED_ONCE (A INT) CHANGE_TRACKING = TRUE")
+    sql("INSERT INTO NAMED_ONCE VALUES (1)")
+    past = sql.now()
+    sql("INSERT INTO NAMED_ONCE VALUES (2)")
+    later = sql.now()
+    sql("ALTER TABLE NAMED_ONCE RENAME TO NAMED_TWICE")
+    sql("INSERT INTO NAMED_TWICE VALUES (3)")
+    assert sql(f"SELECT A FROM NAMED_TWICE AT(TIMESTAMP => {past})") == [(1,)]
+    changes = f"SELECT A FROM NAMED_TWICE CHANGES(INFORMATION => DEFAULT) AT(TIMESTAMP => {past})"
+    assert sorted(sql(changes)) == [(2,), (3,)]
+    assert sql(f"{changes} END(TIMESTAMP => {later})") == [(2,)]
+
+
+def test_a_bound_time_may_be_cast(sandbox, connect):
+    one = connect(paramstyle="qmark")
+    one("CREATE TABLE BOUND (A INT)")
+    one("INSERT INTO BOUND VALUES (1)")
+    past = one.value("SELECT CURRENT_TIMESTAMP()").isoformat()
+    one("INSERT INTO BOUND VALUES (2)")
+    assert one("SELECT A FROM BOUND AT(TIMESTAMP => ?::TIMESTAMP_TZ)", (past,)) == [(1,)]
+    assert one("SELECT '?::' || ?::VARCHAR", ("x",)) == [("?::x",)]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "VIEWED AT(OFFSET => 0)",
+        "VIEWED CHANGES(INFORMATION => DEFAULT) AT(OFFSET => 0)",
+        "INFORMATION_SCHEMA.TABLES",
+    ],
+)
+def test_a_view_of_what_cannot_be_kept_is_refused(sql, source):
+    sql("CREATE TABLE IF NOT EXISTS VIEWED (A INT) CHANGE_TRACKING = TRUE")
+    assert refusal(sql, f"CREATE VIEW OVER_THE_PAST AS SELECT * FROM {source}") == (2, "0A000")
+
+
+def test_old_rows_show_an_added_columns_default_in_every_kind_of_read(sql):
+    sql("CREATE TABLE WIDENED (A INT) CHANGE_TRACKING = TRUE")
+    since = sql.now()
+    sql("INSERT INTO WIDENED VALUES (1)")
+    past = sql.now()
+    sql("ALTER TABLE WIDENED ADD COLUMN B INT DEFAULT 5")
+    changes = f"SELECT A, B FROM WIDENED CHANGES(INFORMATION => DEFAULT) AT(TIMESTAMP => {since})"
+    reads = ("SELECT A, B FROM WIDENED", f"SELECT A, B FROM WIDENED AT(TIMESTAMP => {past})", changes)
+    assert [sql(read) for read in (*reads, f"{changes} END(TIMESTAMP => {past})")] == [[(1, 5)]] * 4

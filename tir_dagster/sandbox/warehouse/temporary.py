@@ -1,0 +1,104 @@
+"""Temporary tables: DuckDB's own, seen by their session only, in front of permanent ones of the same name."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from fakesnow.rowtype import describe_as_rowtype
+from sqlglot import exp
+
+from tir_dagster.sandbox.warehouse import references
+from tir_dagster.sandbox.warehouse.catalog import copy_source, take_keys
+from tir_dagster.sandbox.warehouse.errors import object_exists
+from tir_dagster.sandbox.warehouse.names import TableName, point_to, quote, table_name, temporary_name
+
+if TYPE_CHECKING:
+    from tir_dagster.sandbox.warehouse.session import Session
+
+
+def run(session: Session, tree: exp.Expr, params: Any) -> pa.Table | None:
+    """Run the statement if it creates, drops or describes a temporary table, and give its answer."""
+    if _creates_temporary(tree):
+        return _create(session, tree, params)
+    table = tree.find(exp.Table) if isinstance(tree, (exp.Drop, exp.Describe)) else None
+    if table is None or not session.temporary or str(tree.args.get("kind")).upper() != "TABLE":
+        return None
+    name = table_name(table, session.database, session.schema)
+    if name not in session.temporary_tables():
+        return None
+    return _drop(session, name) if isinstance(tree, exp.Drop) else _describe(session, name)
+
+
+def _creates_temporary(tree: exp.Expr) -> bool:
+    properties = tree.args.get("properties") if isinstance(tree, exp.Create) else None
+    return (
+        properties is not None
+        and str(tree.args.get("kind")).upper() == "TABLE"
+        and properties.find(exp.TemporaryProperty) is not None
+    )
+
+
+def _create(session: Session, tree: exp.Expr, params: Any) -> pa.Table:
+    """Unlike other DDL this leaves the open transaction alone."""
+    target = tree.this.this if isinstance(tree.this, exp.Schema) else tree.this
+    name = table_name(target, session.database, session.schema)
+    if name in session.temporary_tables() and not tree.args.get("replace"):
+        if tree.args.get("exists"):
+            return _status(f"{name.name} already exists, statement succeeded.")
+        raise object_exists(name)
+
+    def create() -> None:
+        with references.resolved(session, tree, list(params) if params else params) as resolved:
+            _make_local(resolved, name)
+            session.run_plainly(resolved, list(params) if params else params)
+        session.temporary.add(name)
+
+    session.transaction.run(create, autocommit=True)
+    return _status(f"Table {name.name} successfully created.")
+
+
+def _make_local(tree: exp.Create, name: TableName) -> None:
+    schema = tree.this if isinstance(tree.this, exp.Schema) else None
+    if schema is not None:
+        take_keys(schema)
+    copy_source(tree)
+    tree.set("properties", exp.Properties(expressions=[exp.TemporaryProperty()]))
+    point_to(schema.this if schema is not None else tree.this, ("temp", "main", temporary_name(name)))
+
+
+def _drop(session: Session, name: TableName) -> pa.Table:
+    def drop() -> None:
+        session.duck.execute(f"DROP TABLE temp.main.{quote(temporary_name(name))}")
+        session.temporary.discard(name)
+
+    session.transaction.run(drop, autocommit=True)
+    return _status(f"{name.name} successfully dropped.")
+
+
+def _describe(session: Session, name: TableName) -> pa.Table:
+    rows = session.duck.execute(f"DESCRIBE temp.main.{quote(temporary_name(name))}").fetchall()
+    kinds = describe_as_rowtype([(row[0], row[1], None, None, None, None) for row in rows])
+    return pa.table(
+        {
+            "name": pa.array([row[0] for row in rows], pa.string()),
+            "type": pa.array([_shown(kind) for kind in kinds], pa.string()),
+            "kind": pa.array(["COLUMN" for _ in rows], pa.string()),
+            "null?": pa.array(["Y" if row[2] == "YES" else "N" for row in rows], pa.string()),
+            "default": pa.array([row[4] for row in rows], pa.string()),
+            "primary key": pa.array(["N" for _ in rows], pa.string()),
+        }
+    )
+
+
+def _shown(kind: Any) -> str:
+    shown = str(kind["type"]).upper()
+    if shown == "FIXED":
+        return f"NUMBER({kind['precision']},{kind['scale']})"
+    if shown == "TEXT":
+        return "VARCHAR(16777216)"
+    return f"{shown}(9)" if shown.startswith("TIME") else {"REAL": "FLOAT"}.get(shown, shown)
+
+
+def _status(message: str) -> pa.Table:
+    return pa.table({"status": [message]})

@@ -1,0 +1,183 @@
+"""Statements whose answer in Snowflake differs from DuckDB's: the warehouse gives Snowflake's, or says it cannot."""
+
+from __future__ import annotations
+
+import time
+from datetime import date, datetime
+
+import pandas as pd
+import pytest
+from snowflake.connector.errors import ProgrammingError
+from snowflake.connector.pandas_tools import write_pandas
+
+
+def code(sql, statement):
+    with pytest.raises(ProgrammingError) as caught:
+        sql(statement)
+    return caught.value.errno
+
+
+@pytest.fixture(scope="module")
+def dates(sql):
+    sql("CREATE TABLE DATES (D DATE, TS TIMESTAMP_NTZ, TZ TIMESTAMP_TZ, N NUMBER(10,2))")
+    sql("INSERT INTO DATES VALUES ('2024-03-05', '2024-03-05 14:07:09.250', '2024-03-05 14:07:09+00:00', 1.5)")
+    return sql
+
+
+@pytest.mark.parametrize(
+    ("expression", "expected"),
+    [
+        ("TO_VARCHAR(D, 'YYYY-MM')", "2024-03"),
+        ("TO_CHAR(D, 'DD.MM.YY')", "05.03.24"),
+        ("TO_CHAR(TS, 'YYYY-MM-DD\"T\"HH24:MI:SS.FF3')", "2024-03-05T14:07:09.250"),
+        ("TO_VARCHAR(TS, 'MON DY HH12 AM')", "Mar Tue 02 PM"),
+        ("TO_VARCHAR(TZ, 'yyyymmdd')", "20240305"),
+        ("TO_VARCHAR(D)", "2024-03-05"),
+    ],
+)
+def test_dates_and_times_are_written_in_the_wanted_format(dates, expression, expected):
+    assert dates(f"SELECT {expression} FROM DATES") == [(expected,)]
+
+
+def test_a_format_the_warehouse_does_not_know_is_refused(dates):
+    assert code(dates, "SELECT TO_VARCHAR(N, '999.00') FROM DATES") == 2
+    assert code(dates, "SELECT TO_VARCHAR(D, 'YYYY-WW') FROM DATES") == 2
+
+
+@pytest.mark.parametrize("expression", ["1 / 0", "N / (N - N)", "MOD(1, 0)", "5 % 0"])
+def test_division_by_zero_is_an_error(dates, expression):
+    assert code(dates, f"SELECT {expression} FROM DATES") == 100051
+
+
+def test_other_divisions_are_as_they_were(dates):
+    assert dates("SELECT 6 / 3, N / 0.5, MOD(7, 4), 1 / NULL, DIV0(1, 0) FROM DATES") == [(2, 3, 3, None, 0)]
+
+
+@pytest.mark.parametrize("moment", ["0001-01-01 00:00:00.000001", "2300-06-01 12:00:00.123456", "9999-12-31 23:59:59"])
+def test_times_far_away_come_back_exactly(sql, moment):
+    assert sql(f"SELECT '{moment}'::TIMESTAMP_NTZ") == [(datetime.fromisoformat(moment),)]
+
+
+def test_an_update_may_name_its_table(sql):
+    sql("CREATE TABLE PREFIXED (A INT, B INT)")
+    sql("INSERT INTO PREFIXED VALUES (1, 1)")
+    sql("UPDATE PREFIXED SET PREFIXED.B = 2 WHERE PREFIXED.A = 1")
+    sql("UPDATE PREFIXED p SET p.B = p.B + 1")
+    assert sql("SELECT B FROM PREFIXED") == [(3,)]
+
+
+def test_dual_is_one_row(sql):
+    assert sql("SELECT 1 AS A FROM DUAL") == [(1,)]
+
+
+def test_a_column_that_would_count_by_itself_is_refused(sql):
+    assert code(sql, "CREATE TABLE COUNTS (A INT AUTOINCREMENT, D DATE)") == 2
+
+
+def test_a_table_like_another_has_its_columns_and_none_of_its_rows(sql):
+    sql("CREATE TABLE ORIGINAL (A NUMBER(38,0), P NUMBER(12,2), S VARCHAR)")
+    sql("INSERT INTO ORIGINAL VALUES (1, 2.5, 'x')")
+    sql("CREATE TABLE COPIED LIKE ORIGINAL")
+    sql("CREATE OR REPLACE TABLE COPIED LIKE ORIGINAL")
+    assert [row[:2] for row in sql("DESCRIBE TABLE COPIED")] == [row[:2] for row in sql("DESCRIBE TABLE ORIGINAL")]
+    assert sql("SELECT * FROM COPIED") == []
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "GRANT SELECT ON TABLE SETTLED TO ROLE READER",
+        "REVOKE SELECT ON TABLE SETTLED FROM ROLE READER",
+        "USE SECONDARY ROLES ALL",
+        "ALTER TABLE IF EXISTS NOPE SET CHANGE_TRACKING = TRUE",
+        "ALTER SESSION SET TIMEZONE = 'UTC'",
+    ],
+)
+def test_statements_that_change_nothing_here_are_accepted(sql, statement):
+    sql("CREATE TABLE IF NOT EXISTS SETTLED (A INT)")
+    assert sql(statement) == [("Statement executed successfully.",)]
+
+
+def test_an_option_is_taken_back(sql):
+    sql("CREATE TABLE TAKEN_BACK (A INT) DATA_RETENTION_TIME_IN_DAYS = 7 CHANGE_TRACKING = TRUE")
+    sql("ALTER TABLE TAKEN_BACK UNSET DATA_RETENTION_TIME_IN_DAYS")
+    assert sql("SHOW TABLES LIKE 'TAKEN_BACK'")[0][10] == "1"
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "EXPLAIN SELECT 1",
+        "CALL SOMETHING()",
+        "SHOW ROLES",
+        "SELECT GET_DDL('TABLE', 'DATES')",
+        "SELECT HASH_AGG(*) FROM DATES",
+        "ALTER SESSION SET TIMEZONE = 'Europe/Warsaw'",
+    ],
+)
+def test_what_the_warehouse_does_not_have_is_refused_as_such(dates, statement):
+    assert code(dates, statement) == 2
+
+
+def test_too_few_values_are_refused_as_such(dates):
+    assert code(dates, "INSERT INTO DATES VALUES ('2024-01-01')") == 2020
+
+
+@pytest.mark.parametrize(
+    "expression", ["DATE_TRUNC('month', D)", "TRUNC(D, 'MONTH')", "DATEADD(day, -4, D)", "DATEADD(month, 0, D) - 4"]
+)
+def test_a_date_stays_a_date(dates, expression):
+    assert dates(f"SELECT {expression} FROM DATES") == [(date(2024, 3, 1),)]
+
+
+def test_a_time_stays_a_time(dates):
+    assert dates("SELECT DATE_TRUNC('month', TS), DATEADD(hour, 1, D) FROM DATES") == [
+        (datetime(2024, 3, 1), datetime(2024, 3, 5, 1)),  # noqa: DTZ001 - the columns have no zone
+    ]
+
+
+def test_columns_without_a_name_carry_their_own_text(dates):
+    with dates.connection.cursor() as cursor:
+        cursor.execute("select count(*), max(d), 1+1, D, SUM(n) total, '5'::int, nvl(n, 0) FROM DATES GROUP BY D, N")
+        named = ["COUNT(*)", "MAX(D)", "1+1", "D", "TOTAL", "'5'::INT", "NVL(N, 0)"]
+        assert [column.name for column in cursor.description] == named
+        cursor.execute("with w as (select 1 as a) select a, (select 2), 'x' from w union all select 3, 4, 'y'")
+        assert [column.name for column in cursor.description] == ["A", "(SELECT 2)", "'X'"]
+
+
+def test_an_offset_may_follow_a_space(sql):
+    ((moment,),) = sql("SELECT '2024-01-01 10:00:00 +02:00'::TIMESTAMP_TZ")
+    assert moment.timestamp() == 1704096000
+
+
+def test_many_bound_rows_are_one_insert(connect):
+    one = connect(paramstyle="qmark")
+    one("CREATE TABLE MANY_ROWS (A INT, B VARCHAR, P NUMBER(10,2))")
+    rows = [(number, None if number % 7 == 0 else f"row {number}", number / 4) for number in range(1000)]
+    started = time.monotonic()
+    with one.connection.cursor() as cursor:
+        cursor.executemany("INSERT INTO MANY_ROWS (A, B, P) VALUES (?, ?, ?)", rows)
+        assert cursor.rowcount == 1000
+    assert time.monotonic() - started < 5
+    assert [(a, b, float(p)) for a, b, p in one("SELECT A, B, P FROM MANY_ROWS ORDER BY A")] == rows
+
+
+def test_a_data_frame_is_written_into_an_existing_table(connect):
+    one = connect()
+    one("CREATE TABLE FRAME (A INT, B VARCHAR)")
+    frame = pd.DataFrame({"A": [1, 2], "B": ["x", None]})
+    done, _, rows, _ = write_pandas(one.connection, frame, "FRAME")
+    assert (done, rows) == (True, 2)
+    assert one("SELECT A, B FROM FRAME ORDER BY A") == [(1, "x"), (2, None)]
+
+
+def test_a_data_frame_does_not_create_its_table(connect):
+    one = connect()
+    with pytest.raises(ProgrammingError) as caught:
+        write_pandas(one.connection, pd.DataFrame({"A": [1]}), "FRAME_TO_BE", auto_create_table=True)
+    assert caught.value.errno == 2
+
+
+def test_a_table_made_of_a_query_may_hold_texts(sql):
+    sql("CREATE TABLE MADE_OF_TEXTS AS SELECT RANGE::VARCHAR AS A, MD5(RANGE::VARCHAR(20)) AS B FROM RANGE(3)")
+    assert sql("SELECT A FROM MADE_OF_TEXTS ORDER BY A") == [("0",), ("1",), ("2",)]
