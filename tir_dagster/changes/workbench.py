@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tir_dagster.changes import sets
 from tir_dagster.changes.find import Stats
+from tir_dagster.changes.smallsets import SmallSets
 from tir_dagster.errors import SourceError
 from tir_dagster.source.columns import Column, Kind
 from tir_dagster.source.connection import SnowflakeAccess
@@ -26,9 +28,12 @@ if TYPE_CHECKING:
 # Keys in one statement, and in all statements of one look-up; beyond that the whole table's keys are compared in Spark.
 KEYS_PER_QUERY = 2_000
 KEYS_BY_QUERY = 20_000
+# Relations up to this size live in the driver.
+SMALL_ROWS = 100_000
 PARTITION = "p"
 NO_SLICE = "(none)"
 # Relations as large as the ledger: cheaper to compute again than to keep.
+_WORD = re.compile(r"[a-z_]\w*")
 _LARGE = frozenset({"ledger", "ledger_touched", "ledger_after", "suspect_ledger", "elsewhere_ledger"})
 
 
@@ -65,6 +70,7 @@ class SparkWorkbench:
         self._spark = spark
         register(spark)
         self._views: dict[str, DataFrame] = {}
+        self._small = SmallSets(source.key)
         self._access = access
         self._source = source
         self._folder = folder
@@ -78,13 +84,46 @@ class SparkWorkbench:
     # Relations
 
     def define(self, name: str, sql: str) -> None:
-        self._name(name, self._spark.sql(sql), keep=name not in _LARGE)
+        """In the driver if all it needs is there; else by Spark, and into the driver if the result is small."""
+        used = {word for word in _WORD.findall(sql) if word in self._views or word in self._small.names}
+        if used <= self._small.names:
+            self._small.define(name, sql)
+            return
+        for relation in used & self._small.names - self._views.keys():
+            self._lend(relation)
+        frame = self._spark.sql(sql)
+        if name in _LARGE:
+            self._name(name, frame)
+            return
+        with spark_failures(f"computing {name}"):
+            rows = frame.limit(SMALL_ROWS + 1).collect()
+        if len(rows) > SMALL_ROWS:
+            self._name(name, frame, keep=True)
+        else:
+            width = len(frame.columns)
+            self._small.put(name, (tuple(row) + (None,) * (self.width + 2 - width) for row in rows))
+
+    def _lend(self, relation: str) -> None:
+        """Show Spark a relation of the driver."""
+        columns = self._small.columns(relation)
+        rows = [
+            (*self._small.values(row[: self.width]), *row[self.width :])
+            for row in self._small.rows(f"SELECT * FROM {relation}")
+        ]
+        key = self._source.key
+        types = [f"k{at} {column.spark}" for at, column in enumerate(key)] if key else ["k0 string"]
+        types += [f"{name} {'string' if name == 'slice' else 'bigint'}" for name in columns[self.width :]]
+        self._name(relation, self._spark.createDataFrame(rows, ", ".join(types)))
 
     def count(self, relation: str) -> int:
+        if relation in self._small.names:
+            return self._small.count(relation)
         with spark_failures(f"counting {relation}"):
             return self._spark.table(relation).count()
 
     def stats(self, relation: str) -> Stats:
+        if relation in self._small.names:
+            return self._small.stats(relation)
         if not self._source.key:
             with spark_failures(f"counting {relation}"):
                 counted = self._spark.table(relation).groupBy("slice").count().collect()
@@ -148,17 +187,16 @@ class SparkWorkbench:
         self._name(name, keys.selectExpr(*key, "TIR_SLICE AS slice"), keep=True)
 
     def read_rows(self, name: str, keys: str) -> None:
-        wanted = self._spark.table(keys)
         count = self.count(keys)
         if count > KEYS_BY_QUERY:
             self._log(f"comparing {count:,} keys with the whole table's")
-            self._stage(name, self._select_all(), having=wanted)
+            self._on_spark(keys)
+            self._stage(name, self._select_all(), having=self._spark.table(keys))
             return
         if count == 0:
             self.define(name, "SELECT * FROM touched WHERE 1 = 0")
             return
-        with spark_failures("collecting keys"):
-            values = [tuple(row) for row in wanted.collect()]
+        values = self._small.keys(keys)
         parts = [values[at : at + KEYS_PER_QUERY] for at in range(0, len(values), KEYS_PER_QUERY)]
         self._stage(name, *(self._rows_with(part) for part in parts))
 
@@ -224,19 +262,26 @@ class SparkWorkbench:
 
     # Results
 
+    def _on_spark(self, relation: str) -> None:
+        if relation not in self._views:
+            self._lend(relation)
+
     def odd_keys(self, relation: str) -> tuple[int, int]:
         """How many rows have a NULL in their key, and how many keys have more than one row."""
         columns = [f"k{at}" for at in range(self.width)]
         nulls = " OR ".join(f"{column} IS NULL" for column in columns)
         repeated = f"SELECT 1 FROM {relation} GROUP BY {', '.join(columns)} HAVING COUNT(*) > 1"
-        with spark_failures("counting keys"):
-            row = self._spark.sql(
-                f"SELECT (SELECT COUNT(*) FROM {relation} WHERE {nulls}) AS a, (SELECT COUNT(*) FROM ({repeated}) r) AS b"
-            ).collect()[0]
-        return row["a"], row["b"]
+        query = f"SELECT (SELECT COUNT(*) FROM {relation} WHERE {nulls}), (SELECT COUNT(*) FROM ({repeated}) r)"
+        if relation in self._small.names:
+            row: Sequence[int] = self._small.rows(query)[0]
+        else:
+            with spark_failures("counting keys"):
+                row = self._spark.sql(query).collect()[0]
+        return row[0], row[1]
 
     def write_keys(self, relation: str, folder: Path) -> None:
         """The keys under their own names, for the purge."""
+        self._on_spark(relation)
         with spark_failures("writing keys"):
             named = self._spark.table(relation).selectExpr(*self._key_names())
             named.coalesce(1).write.mode("overwrite").parquet(folder.absolute().as_uri())
@@ -244,6 +289,7 @@ class SparkWorkbench:
     def write_rows(self, keys: str, folder: Path) -> None:
         """The staged rows, with all columns, of the keys in a relation."""
         source = self._source
+        self._on_spark(keys)
         with spark_failures("writing rows"):
             rows = self._spark.createDataFrame([], _staged_schema(source.columns))
             for staged in self._staged:
@@ -261,6 +307,7 @@ class SparkWorkbench:
 
     def write_ledger(self, relation: str, folder: Path, slices: Sequence[str | None] | None) -> None:
         """The ledger of these slices (None: of all), a folder for each slice."""
+        self._on_spark(relation)
         chosen = self._spark.table(relation) if slices is None else self._spark.sql(sets.in_slices(relation, slices))
         with spark_failures("writing the ledger"):
             (
@@ -272,6 +319,7 @@ class SparkWorkbench:
             )
 
     def close(self) -> None:
+        self._small.close()
         for name, frame in self._views.items():
             self._spark.catalog.dropTempView(name)
             frame.unpersist()

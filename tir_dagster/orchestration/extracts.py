@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import dagster as dg
 
 from tir_dagster.orchestration.assets import build_assets, extract_keys
@@ -20,6 +22,8 @@ def refresh_job_name(spec: ExtractSpec) -> str:
 
 def build_extract_defs(spec: ExtractSpec) -> dg.Definitions:
     """The definitions of one extract; merge them with a project's own, and with resources by environment."""
+    # Dagster calls backfill policies beta in every process that loads them; users can do nothing about it.
+    warnings.filterwarnings("ignore", category=dg.BetaWarning)
     keys = extract_keys(spec)
     # In process: a JVM and ten seconds of imports per step would cost more than most refreshes.
     detect = dg.define_asset_job(

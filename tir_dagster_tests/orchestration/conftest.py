@@ -40,6 +40,7 @@ class Place:
 
     sandbox: Sandbox
     spec: ExtractSpec
+    spec_text: str
     folder: Path
 
     def refresh(self, mode: Any = "changes", slices: tuple[str, ...] = (), **options: Any) -> Outcome:
@@ -90,8 +91,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         patch.setenv("DAGSTER_HOME", str(folder / "dagster"))
         patch.delenv("TIR_SPECS", raising=False)
         first = min(row[0] for row in _months(sandbox))
-        (spec,) = parse_specs(SPEC.replace("START", first), "test.yaml")
-        yield Place(sandbox, spec, folder)
+        text = SPEC.replace("START", first)
+        (spec,) = parse_specs(text, "test.yaml")
+        yield Place(sandbox, spec, text, folder)
 
 
 def _months(sandbox: Sandbox) -> list[tuple[Any, ...]]:
