@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 WITH_JAVA = JAVA_HOME="$$(scripts/find-java)" && export JAVA_HOME &&
 
-.PHONY: help setup java lint format test clean
+.PHONY: help setup java lint format test demo clean
 .DEFAULT_GOAL := help
 
 help: ## what there is
@@ -31,6 +31,9 @@ format: $(READY) ## let ruff format and fix
 
 test: setup lint ## lint and all tests
 	$(WITH_JAVA) $(BIN)/python -m pytest
+
+demo: setup ## a change and its refresh on the sandbox, slice by slice beside the source
+	@$(WITH_JAVA) $(BIN)/tir demo
 
 clean: ## remove the virtual environment and caches (not the sandbox's data)
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info

@@ -117,6 +117,18 @@ def refresh(extract: str, span: str | None, *, full: bool, allow_empty: bool, as
     )
 
 
+@tir.command()
+@click.option("--rows", type=click.IntRange(min=1000), default=200_000, show_default=True, help="Orders in the sample.")
+@click.option("--seed", type=SEED, default=1, show_default=True, help="Another seed makes other orders and changes.")
+@click.option("--verbose", is_flag=True, help="Also show the progress of each refresh.")
+def demo(rows: int, seed: int, *, verbose: bool) -> None:
+    """Play a change and its refresh on the sandbox; exit code 0 only if every slice is equal."""
+    from tir_dagster.demo import run_demo  # noqa: PLC0415
+
+    if not run_demo(rows=rows, seed=seed, say=click.echo, progress=_tell if verbose else lambda _: None):
+        raise click.ClickException("the refreshed datasource differs from the source.")
+
+
 def _mode(span: str | None, *, full: bool) -> Any:
     if span and full:
         raise click.UsageError("--slices and --full exclude each other.")

@@ -39,23 +39,27 @@ class SeededDatasource:
 
 
 def seed_datasource(
-    environment: Mapping[str, str], *, timeout: float, progress: Callable[[str], object] = lambda _: None
+    environment: Mapping[str, str],
+    *,
+    timeout: float,
+    name: str = DATASOURCE,
+    progress: Callable[[str], object] = lambda _: None,
 ) -> SeededDatasource:
     """Publish the datasource as Tableau Desktop would, with its credentials, and fill it by one full refresh."""
     begun = time.monotonic()
     with signed_in(environment) as server, tempfile.TemporaryDirectory(prefix="tir-sample-") as folder:
         package = _package(Path(folder) / f"{DATASOURCE}.tdsx", environment)
         published = server.datasources.publish(
-            TSC.DatasourceItem(_project_id(server), name=DATASOURCE),
+            TSC.DatasourceItem(_project_id(server), name=name),
             str(package),
             mode=TSC.Server.PublishMode.Overwrite,
             connection_credentials=TSC.ConnectionCredentials(
                 environment["SNOWFLAKE_USER"], environment["SNOWFLAKE_PASSWORD"], embed=True
             ),
         )
-        progress(f'"{DATASOURCE}": published, now its full refresh')
+        progress(f'"{name}": published, now its full refresh')
         _refresh(server, published, timeout)
-    return SeededDatasource(published.id, DATASOURCE, PROJECT, time.monotonic() - begun)
+    return SeededDatasource(published.id, name, PROJECT, time.monotonic() - begun)
 
 
 @contextmanager
