@@ -233,9 +233,11 @@ class SparkWorkbench:
         staged = stage(rows, self._folder / name, key=key, slices=source.slices, columns=source.columns)
         self._staged.append(staged)
         self._log(f"read {staged.rows:,} rows")
-        self._name(
-            name, self._keyed(self._spark.read.schema(_staged_schema(source.columns)).parquet(str(staged.folder)))
-        )
+        keyed = self._keyed(self._spark.read.schema(_staged_schema(source.columns)).parquet(str(staged.folder)))
+        self._name(name, keyed)
+        if staged.rows <= SMALL_ROWS:
+            with spark_failures("collecting keys"):
+                self._small.put(name, (tuple(row) for row in keyed.collect()))
         return staged
 
     def _filtered(self, rows: DataFrame, keys: DataFrame) -> DataFrame:
