@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import tableauserverclient as TSC  # noqa: N812 - the name its own documentation uses
 
 from tir_dagster.datasource.client import TableauClient
 from tir_dagster.datasource.found import FoundDatasource
+from tir_dagster.datasource.tasks import RefreshTask, refresh_tasks
 from tir_dagster.datasource.trouble import RefusedError
 from tir_dagster.errors import DatasourceError
 
 INCREMENTAL_SINCE = (3, 25)
+# The first REST versions that refresh a datasource when asked, list jobs, and cancel one.
+REFRESH_SINCE = (2, 8)
+JOB_LIST_SINCE = (3, 1)
+CANCEL_SINCE = (3, 1)
 _DONE, _FAILED, _CANCELLED = (0, 3), 1, 2
 # How soon a wait notices that it is no longer wanted.
 _NOTICE_SECONDS = 1.0
 _JOIN_TRIES = 3
+# A filter expression has no way to quote these.
+_NOT_IN_FILTERS = frozenset(",:&[]*")
+CREATE_TASK = (
+    "Open the datasource on the server, choose Extract Refreshes, New Extract Refresh, type Incremental Refresh, and pick"
+    " a schedule; or choose another delivery."
+)
+log = logging.getLogger(__name__)
 
 
 class JobFailedError(DatasourceError):
@@ -48,10 +61,14 @@ class FinishedJob:
 
 @dataclass(frozen=True)
 class StartedRefresh:
-    """A refresh job. A joined one was started by somebody else: before our data was there, perhaps, or of another kind."""
+    """A refresh job. A joined one was started by somebody else: before our data was there, perhaps, or of another kind.
+
+    `incremental` is what the server's list of jobs says; None where it does not say, or was not asked.
+    """
 
     job_id: str
     joined: bool
+    incremental: bool | None = None
 
 
 def wait_for_job(
@@ -60,20 +77,34 @@ def wait_for_job(
     *,
     what: str,
     timeout: float = 3600.0,
+    out_of_reach: float = 600.0,
     on_progress: Callable[[int, float], None] | None = None,
     cancelled: Callable[[], bool] | None = None,
 ) -> FinishedJob:
     """Wait until the job ends well; every other end is an error of its own. `what` names it in messages.
 
-    `on_progress` is told percent and seconds; when `cancelled` says so, the server is asked to stop the job.
+    `on_progress` is told percent and seconds; when `cancelled` says so, the server is asked to stop the job. A server
+    that is out of reach for less than `out_of_reach` seconds, a restart for example, does not end the wait.
     """
-    started, number = client.retry.clock(), 0
+    clock = client.retry.clock
+    started, number = clock(), 0
+    seen = started
     while True:
-        job = _look(client, job_id, what)
-        waited = client.retry.clock() - started
-        if _is_over(job):
+        try:
+            job = _look(client, job_id, what)
+        except (RefusedError, JobVanishedError):
+            raise
+        except DatasourceError as error:
+            if clock() - seen >= min(out_of_reach, timeout):
+                raise
+            log.warning("Tableau: %s Still waiting for job %s.", error, job_id)
+            job = None
+        else:
+            seen = clock()
+        waited = clock() - started
+        if job is not None and _is_over(job):
             return _ending(job, what)
-        if on_progress is not None:
+        if job is not None and on_progress is not None:
             on_progress(int(job.progress or 0), waited)
         if waited >= timeout:
             raise JobTimeoutError(
@@ -83,7 +114,7 @@ def wait_for_job(
         number += 1
         pause = client.poll.seconds(number, chance=client.retry.chance())
         if not _slept(client, min(pause, timeout - waited), cancelled):
-            _cancel(client, job_id, what)
+            _stop(client, job_id, what)
 
 
 def _look(client: TableauClient, job_id: str, what: str) -> Any:
@@ -131,12 +162,22 @@ def _slept(client: TableauClient, seconds: float, cancelled: Callable[[], bool] 
     return cancelled is None or not cancelled()
 
 
-def _cancel(client: TableauClient, job_id: str, what: str) -> None:
+def _stop(client: TableauClient, job_id: str, what: str) -> NoReturn:
     try:
-        client.call(lambda server: server.jobs.cancel(job_id), doing=f"cancel job {job_id} ({what})")
+        cancel_job(client, job_id, what=what)
     except DatasourceError as error:
         raise JobCancelledError(f"The wait for job {job_id} ({what}) was stopped, but it may go on: {error}") from error
     raise JobCancelledError(f"Job {job_id} ({what}) was cancelled because the wait for it was stopped. Run again.")
+
+
+def cancel_job(client: TableauClient, job_id: str, *, what: str) -> None:
+    """Ask the server to stop a job; one that is over already stays as it is."""
+    if client.rest_version < CANCEL_SINCE:
+        raise DatasourceError(
+            f"Could not cancel job {job_id} ({what}): {client.where} cannot do that when asked from outside. Stop it on the"
+            " server's jobs page."
+        )
+    client.call(lambda server: server.jobs.cancel(job_id), doing=f"cancel job {job_id} ({what})")
 
 
 def start_refresh(client: TableauClient, found: FoundDatasource, *, incremental: bool) -> StartedRefresh:
@@ -165,17 +206,27 @@ def _starter(
     client: TableauClient, found: FoundDatasource, doing: str, *, incremental: bool
 ) -> Callable[[Any], str | None]:
     """The call that starts it: directly, or on older servers through a task that somebody has set up."""
+    version = ".".join(map(str, client.rest_version))
+    if client.rest_version < REFRESH_SINCE and not incremental:
+        raise DatasourceError(
+            f"Could not {doing}: {client.where} speaks REST {version}, which refreshes by schedules only; that call needs"
+            " 2.8 (Tableau Server 10.5). Refresh it on the server, or choose the delivery `republish`."
+        )
     if not incremental or client.rest_version >= INCREMENTAL_SINCE:
         return lambda server: _job_id(server.datasources.refresh(found.id, incremental))
-    task = next((task for task in refresh_tasks(client, found) if task.incremental), None)
+    task = incremental_task(client, found)
     if task is None:
-        version = ".".join(map(str, client.rest_version))
         raise DatasourceError(
             f"Could not {doing}: {client.where} speaks REST {version} and would refresh everything instead; that call"
-            " needs 3.25 (Tableau Server 2025.1). Set up an incremental refresh task for the datasource on the server,"
-            " or choose another delivery."
+            f" needs 3.25 (Tableau Server 2025.1). {CREATE_TASK}"
         )
     return lambda server: _run_task(server, task.id)
+
+
+def incremental_task(client: TableauClient, found: FoundDatasource) -> RefreshTask | None:
+    """The incremental task to run: of several the one that fails least, so that always the same is taken."""
+    tasks = [task for task in refresh_tasks(client, found) if task.incremental]
+    return min(tasks, key=lambda task: (task.failures, task.id), default=None)
 
 
 def _job_id(job: Any) -> str | None:
@@ -215,25 +266,19 @@ def _refreshes(client: TableauClient, job_id: str, found: FoundDatasource, doing
     return bool(job.datasource_id == found.id and not _is_over(job))
 
 
-@dataclass(frozen=True)
-class RefreshTask:
-    """A refresh that the server runs by its own clock."""
-
-    id: str
-    incremental: bool
-    schedule: str
-
-
-def refresh_tasks(client: TableauClient, found: FoundDatasource) -> list[RefreshTask]:
-    """The server's own refresh tasks of the datasource."""
-    doing = f"list the refresh tasks of {found.shown}"
-    tasks = client.call(lambda server: list(TSC.Pager(server.tasks, TSC.RequestOptions(pagesize=1000))), doing=doing)
-    return [
-        RefreshTask(task.id, "increment" in (task.task_type or "").casefold(), _schedule(task))
-        for task in tasks
-        if task.target is not None and task.target.type == "datasource" and task.target.id == found.id
-    ]
-
-
-def _schedule(task: Any) -> str:
-    return str(getattr(task.schedule_item, "name", None) or "a schedule of its own")
+def is_incremental_job(client: TableauClient, job_id: str, found: FoundDatasource) -> bool | None:
+    """Whether that job increments, by the server's list of jobs; None where the list does not tell."""
+    if client.rest_version < JOB_LIST_SINCE:
+        return None
+    title = {} if _NOT_IN_FILTERS & set(found.name) else {"title": found.name}
+    try:
+        jobs = client.call(
+            lambda server: list(server.jobs.filter(**title)), doing=f"find job {job_id} of {found.shown} in the list"
+        )
+    except RefusedError:
+        # Only administrators see the list.
+        return None
+    kind = next((str(job.type or "").casefold() for job in jobs if job.id == job_id), "")
+    if "increment" in kind:
+        return True
+    return False if "refresh" in kind else None

@@ -17,11 +17,12 @@ from tir_dagster.datasource.jobs import (
     JobFailedError,
     JobTimeoutError,
     JobVanishedError,
-    refresh_tasks,
+    cancel_job,
     start_refresh,
     wait_for_job,
 )
 from tir_dagster.datasource.retry import Backoff, RetryPolicy
+from tir_dagster.datasource.tasks import refresh_tasks
 from tir_dagster.errors import DatasourceError
 from tir_dagster_tests.conftest import Sandbox
 from tir_dagster_tests.datasource.conftest import Orders
@@ -132,6 +133,31 @@ def test_the_wait_backs_off_and_notices_within_a_second(
         wait_for_job(client, started.job_id, what="refresh", timeout=12)
     assert (sum(naps), max(naps)) == (12, 1)
     orders.others.jobs.cancel(started.job_id)
+
+
+def test_a_server_that_restarts_meanwhile_does_not_end_the_wait(
+    orders: Orders, found: FoundDatasource, admin: Admin
+) -> None:
+    admin.set(job_seconds=0.05)
+    started = start_refresh(orders.client, found, incremental=False)
+    admin.fault("cut", when="before", path=rf"/jobs/{started.job_id}$", times=7)
+    assert orders.client.retry.tries < 7, "one look gives up earlier than that"
+    wait_for_job(orders.client, started.job_id, what="refresh of Orders")
+    assert admin.faults() == []
+
+
+def test_a_server_that_stays_out_of_reach_ends_the_wait(orders: Orders, found: FoundDatasource, admin: Admin) -> None:
+    started = start_refresh(orders.client, found, incremental=False)
+    admin.fault("cut", when="before", path=rf"/jobs/{started.job_id}$", times=99)
+    with pytest.raises(DatasourceError, match="is in trouble"):
+        wait_for_job(orders.client, started.job_id, what="refresh of Orders", out_of_reach=0)
+
+
+def test_a_job_is_cancelled_when_asked(orders: Orders, found: FoundDatasource, admin: Admin) -> None:
+    admin.fault("slow_job", path="/Orders$", seconds=30)
+    started = start_refresh(orders.client, found, incremental=False)
+    cancel_job(orders.client, started.job_id, what="refresh of Orders")
+    assert orders.others.jobs.get_by_id(started.job_id).finish_code == TSC.JobItem.FinishCode.Cancelled
 
 
 def test_a_refresh_that_is_queued_already_is_joined(orders: Orders, found: FoundDatasource, admin: Admin) -> None:

@@ -23,6 +23,7 @@ from tir_dagster.sandbox.tableau.jobs import JobQueue
 from tir_dagster.sandbox.tableau.multipart import MAX_XML_BYTES, boundary_of, read_bounded, spool, take_apart
 from tir_dagster.sandbox.tableau.server import Server, log
 from tir_dagster.sandbox.tableau.settings import parse_version
+from tir_dagster.sandbox.tableau.timetable import Timetable
 from tir_dagster.sandbox.tableau.wire import XML_HEADERS, ApiError, error_text, read_request
 
 if TYPE_CHECKING:
@@ -47,13 +48,16 @@ def build_app(home: SandboxHome, options: argparse.Namespace) -> Any:
     server = Server.open(home, options.warehouse_port)
     people.seed(server.store, server.identity)
     queue = JobQueue(server)
+    timetable = Timetable(server, queue)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         queue.start()
+        timetable.start()
         try:
             yield
         finally:
+            await run_in_threadpool(timetable.stop)
             await run_in_threadpool(queue.stop)
             server.close()
 
@@ -97,6 +101,8 @@ class _Endpoint:
             raise ApiError(405000, f"{request.method} is not allowed here.")
         request.scope["sandbox_call"].route = entry.name
         version = self._version(request)
+        if version < entry.since:
+            raise ApiError(404950, f"Version {request.path_params['version']} does not know this call.")
         token = request.headers.get("x-tableau-auth")
         session = await run_in_threadpool(self._session, request, token) if entry.signed_in else None
         make = partial(

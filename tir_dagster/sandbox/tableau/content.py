@@ -133,8 +133,10 @@ def store_publication(
             datasource_id: str = existing["id"] if existing is not None else str(uuid.uuid4())
             revision = existing["revision"] + 1 if existing is not None else 1
             if existing is None:
-                _insert_datasource(db, session, publication, datasource_id)
-            _update_datasource(db, session, publication, document, datasource_id=datasource_id, revision=revision)
+                _insert_datasource(db, session, publication, datasource_id, now=server.now())
+            _update_datasource(
+                db, session, publication, document, datasource_id=datasource_id, revision=revision, now=server.now()
+            )
             insert(
                 db,
                 "revisions",
@@ -143,7 +145,7 @@ def store_publication(
                 file=file,
                 size=size,
                 publisher_id=session.user_id,
-                published=time.time(),
+                published=server.now(),
             )
             _replace_connections(db, datasource_id, document, publication)
             dropped = _forget_old_revisions(db, datasource_id, revision)
@@ -156,8 +158,7 @@ def store_publication(
     return datasource_id
 
 
-def _insert_datasource(db: Any, session: Session, publication: Publication, datasource_id: str) -> None:
-    now = time.time()
+def _insert_datasource(db: Any, session: Session, publication: Publication, datasource_id: str, *, now: float) -> None:
     slug = re.sub(r"[^A-Za-z0-9_-]", "", publication.name) or "datasource"
     taken = db.execute(
         "SELECT COUNT(*) FROM datasources WHERE site_id = ? AND (content_url = ? OR content_url LIKE ? || '\\_%' ESCAPE '\\')",
@@ -184,7 +185,14 @@ def _insert_datasource(db: Any, session: Session, publication: Publication, data
 
 
 def _update_datasource(
-    db: Any, session: Session, publication: Publication, document: Document, *, datasource_id: str, revision: int
+    db: Any,
+    session: Session,
+    publication: Publication,
+    document: Document,
+    *,
+    datasource_id: str,
+    revision: int,
+    now: float,
 ) -> None:
     connections = document.connections()
     changes: dict[str, Any] = {
@@ -193,7 +201,7 @@ def _update_datasource(
         "tags": "[]",
         "has_extracts": int(document.has_extract),
         "revision": revision,
-        "updated": time.time(),
+        "updated": now,
     }
     if publication.description is not None:
         changes["description"] = publication.description
@@ -270,6 +278,6 @@ def replace_extract(
             db.execute(
                 "UPDATE revisions SET file = ?, size = ? WHERE datasource_id = ? AND number = ?", (file, size, *where)
             )
-            update(db, "datasources", datasource_id, updated=time.time(), generation=generation + 1)
+            update(db, "datasources", datasource_id, updated=server.now(), generation=generation + 1)
     server.drop_packages([row["file"] for row in old] if fits else [file])
     return fits

@@ -73,6 +73,13 @@ class JobQueue:
                 payload=json.dumps({"incremental": incremental}),
             )
 
+    def run_task(self, task: Row, datasource: Row) -> Row:
+        """The refresh of a task, started by its schedule or by hand."""
+        with self._server.store.transaction() as db:
+            job = self.queue_refresh(datasource, incremental=bool(task["incremental"]), task_id=task["id"])
+            db.execute("UPDATE tasks SET last_run = ? WHERE id = ?", (self._server.now(), task["id"]))
+        return job
+
     def queue_publish(self, session: Session, staged: StagedPublish) -> Row:
         payload = {"session": asdict(session), **staged.as_json()}
         with self._server.store.transaction() as db:
@@ -86,7 +93,7 @@ class JobQueue:
 
     def _queue(self, db: Any, **values: Any) -> Row:
         job_id = str(uuid.uuid4())
-        insert(db, "jobs", id=job_id, state=PENDING, created=time.time(), notes="", **values)
+        insert(db, "jobs", id=job_id, state=PENDING, created=self._server.now(), notes="", **values)
         self._wake.set()
         row: Row = db.execute("SELECT * FROM jobs WHERE id = ?", (job_id,)).fetchone()
         return row
@@ -108,7 +115,7 @@ class JobQueue:
 
     def _is_old(self, row: Row) -> bool:
         completed: float | None = row["completed"]
-        return completed is not None and time.time() - completed > self._server.settings.current.job_keep_seconds
+        return completed is not None and self._server.now() - completed > self._server.settings.current.job_keep_seconds
 
     def cancel(self, job_id: str) -> None:
         """End a job that waits or runs; one that is over stays as it is."""
@@ -122,7 +129,7 @@ class JobQueue:
 
     def _finish(self, job_id: str, state: str, note: str) -> bool:
         with self._server.store.transaction() as db:
-            return _write_end(db, job_id, state, note)
+            return _write_end(db, job_id, state, note, now=self._server.now())
 
     def _work(self) -> None:
         while not self._stopping.is_set():
@@ -151,17 +158,18 @@ class JobQueue:
 
     def _next(self) -> Row | None:
         """The oldest job whose time has come; two jobs of one datasource never run side by side."""
-        # A job is seen waiting for a while, even when nothing else is to do.
-        latest = time.time() - self._server.settings.current.job_seconds / 4
+        # A job is seen waiting for a while, even when nothing else is to do. A job from the future is due as well: the
+        # clock was moved back since.
+        now, wait = self._server.now(), self._server.settings.current.job_seconds / 4
         with self._server.store.transaction() as db, self._busy_lock:
             waiting = db.execute(
-                "SELECT * FROM jobs WHERE state = ? AND created <= ? ORDER BY created", (PENDING, latest)
+                "SELECT * FROM jobs WHERE state = ? AND abs(? - created) >= ? ORDER BY created", (PENDING, now, wait)
             )
             with closing(waiting):
                 job: Row | None = next((row for row in waiting if _subject(row) not in self._busy), None)
             if job is not None:
                 self._busy.add(_subject(job))
-                db.execute("UPDATE jobs SET state = ?, started = ? WHERE id = ?", (RUNNING, time.time(), job["id"]))
+                db.execute("UPDATE jobs SET state = ?, started = ? WHERE id = ?", (RUNNING, now, job["id"]))
             return job
 
     def _run(self, job: Row) -> None:
@@ -200,7 +208,7 @@ class JobQueue:
                 datasource_id,
                 generation=result.generation,
                 path=result.path,
-                also=lambda db: _write_end(db, job["id"], SUCCESS, result.note),
+                also=lambda db: _write_end(db, job["id"], SUCCESS, result.note, now=self._server.now()),
             )
         if not replaced:
             self._check(job)
@@ -214,7 +222,7 @@ class JobQueue:
             self._server,
             Session(**payload["session"]),
             StagedPublish.from_json(payload),
-            also=lambda db, datasource_id: _end_publish(db, job["id"], datasource_id),
+            also=lambda db, datasource_id: _end_publish(db, job["id"], datasource_id, now=self._server.now()),
         )
 
 
@@ -223,11 +231,11 @@ def _subject(job: Row) -> str:
     return subject
 
 
-def _write_end(db: Any, job_id: str, state: str, note: str) -> bool:
+def _write_end(db: Any, job_id: str, state: str, note: str, *, now: float) -> bool:
     """Write down the end of a job that has none yet; False when it was over already."""
     done: int = db.execute(
         "UPDATE jobs SET state = ?, finish_code = ?, notes = ?, completed = ? WHERE id = ? AND state IN (?, ?)",
-        (state, FINISH_CODES[state], note, time.time(), job_id, PENDING, RUNNING),
+        (state, FINISH_CODES[state], note, now, job_id, PENDING, RUNNING),
     ).rowcount
     # A publish carries passwords until it is over.
     db.execute("UPDATE jobs SET payload = '{}' WHERE id = ? AND kind = ? AND completed IS NOT NULL", (job_id, PUBLISH))
@@ -240,6 +248,6 @@ def _write_end(db: Any, job_id: str, state: str, note: str) -> bool:
     return bool(done)
 
 
-def _end_publish(db: Any, job_id: str, datasource_id: str) -> bool:
+def _end_publish(db: Any, job_id: str, datasource_id: str, *, now: float) -> bool:
     db.execute("UPDATE jobs SET datasource_id = ? WHERE id = ?", (datasource_id, job_id))
-    return _write_end(db, job_id, SUCCESS, "")
+    return _write_end(db, job_id, SUCCESS, "", now=now)

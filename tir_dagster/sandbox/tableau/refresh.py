@@ -54,6 +54,10 @@ class _Work:
     check: Callable[[], None]
 
 
+def _moment(server: Server) -> datetime:
+    return datetime.fromtimestamp(server.now(), UTC)
+
+
 @contextlib.contextmanager
 def refreshed_package(
     server: Server, datasource_id: str, *, incremental: bool, check: Callable[[], None]
@@ -68,7 +72,7 @@ def refreshed_package(
             Package(server.package(revision["file"]), max_bytes=server.max_bytes) as package,
         ):
             document = Document(package.document())
-            work = _Work(server, document, package, Path(folder), revision["name"], datetime.now(UTC), check)
+            work = _Work(server, document, package, Path(folder), revision["name"], _moment(server), check)
             note = _refresh(work, datasource_id, incremental=incremental)
             member = package.member_at(document.extract_member)
             target = Path(folder) / "refreshed.tdsx"

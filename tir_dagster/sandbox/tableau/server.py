@@ -83,6 +83,10 @@ class Server:
         server._sweep()
         return server
 
+    def now(self) -> float:
+        """The time on this server, as its jobs, schedules and datasources show it. Sessions live by the machine's."""
+        return time.time() + self.settings.current.clock_offset_seconds
+
     @property
     def scratch(self) -> Path:
         return self.root / "scratch"

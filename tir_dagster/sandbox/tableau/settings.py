@@ -8,9 +8,13 @@ import re
 import threading
 from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
+from zoneinfo import ZoneInfo
 
 if TYPE_CHECKING:
     from tir_dagster.sandbox.tableau.store import Store
+
+# Times far ahead could no longer be written.
+_MOST = {"clock_offset_seconds": 10 * 366 * 86_400.0}
 
 
 @dataclass(frozen=True)
@@ -24,6 +28,14 @@ class Settings:
     session_idle_minutes: float = 240.0
     upload_session_minutes: float = 60.0
     max_extract_mb: int = 4096
+    # Added to the machine's clock: a test of schedules moves the time instead of waiting for it.
+    clock_offset_seconds: float = 0.0
+    # In which zone schedules say their times.
+    time_zone: str = "UTC"
+    # A site may forbid to run refreshes by hand; only schedules start them then.
+    run_now: bool = True
+    # A server that is asked for an increment, says nothing, and refreshes everything.
+    ignore_incremental: bool = False
 
     @property
     def version(self) -> tuple[int, int]:
@@ -45,15 +57,27 @@ def _changed(current: Settings, changes: Any) -> Settings:
     for name, value in changes.items():
         if name not in defaults:
             raise ValueError(f"unknown setting {name!r}; known are {sorted(defaults)}")
-        if isinstance(defaults[name], str):
-            fits = isinstance(value, str)
+        if isinstance(defaults[name], (str, bool)):
+            fits = isinstance(value, type(defaults[name]))
         else:
-            fits = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < math.inf
+            fits = (
+                isinstance(value, (int, float))
+                and not isinstance(value, bool)
+                and 0 <= value < _MOST.get(name, math.inf)
+            )
         if not fits:
             raise ValueError(f"setting {name} cannot be {value!r}; its default is {defaults[name]!r}")
     settings = replace(current, **changes)
     parse_version(settings.rest_version)
+    _check_zone(settings.time_zone)
     return settings
+
+
+def _check_zone(name: str) -> None:
+    try:
+        ZoneInfo(name)
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(f"not a time zone: {name!r}") from error
 
 
 class SettingsBook:
@@ -62,6 +86,8 @@ class SettingsBook:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._lock = threading.Lock()
+        # Set when something has changed; whoever lives by the settings waits for it.
+        self.changed = threading.Event()
         stored = {row["name"]: json.loads(row["value"]) for row in store.rows("SELECT name, value FROM settings")}
         known = {field.name for field in fields(Settings)}
         self.current = replace(Settings(), **{name: value for name, value in stored.items() if name in known})
@@ -73,4 +99,5 @@ class SettingsBook:
                 for name, value in asdict(settings).items():
                     db.execute("INSERT OR REPLACE INTO settings VALUES (?, ?)", (name, json.dumps(value)))
             self.current = settings
+            self.changed.set()
             return settings

@@ -52,12 +52,15 @@ CREATE INDEX IF NOT EXISTS jobs_by_state ON jobs (state, created);
 CREATE TABLE IF NOT EXISTS schedules (
     id TEXT PRIMARY KEY, name TEXT NOT NULL UNIQUE, priority INTEGER NOT NULL, kind TEXT NOT NULL, state TEXT NOT NULL,
     execution_order TEXT NOT NULL, frequency TEXT NOT NULL, details TEXT NOT NULL, created REAL NOT NULL,
-    updated REAL NOT NULL);
+    updated REAL NOT NULL, next_run REAL);
 CREATE TABLE IF NOT EXISTS tasks (
     id TEXT PRIMARY KEY, site_id TEXT NOT NULL, datasource_id TEXT NOT NULL REFERENCES datasources ON DELETE CASCADE,
     schedule_id TEXT REFERENCES schedules, incremental INTEGER NOT NULL, priority INTEGER NOT NULL,
-    failed_count INTEGER NOT NULL, last_run REAL, frequency TEXT, details TEXT);
+    failed_count INTEGER NOT NULL, last_run REAL, frequency TEXT, details TEXT,
+    next_run REAL);
 """
+# Columns that a file of an earlier version does not have yet.
+_LATER = (("schedules", "next_run", "REAL"), ("tasks", "next_run", "REAL"))
 
 Row = sqlite3.Row
 
@@ -75,6 +78,10 @@ class Store:
         for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
             self._connection.execute(f"PRAGMA {pragma}")
         self._connection.executescript(_SCHEMA)
+        for table, column, kind in _LATER:
+            known = {row["name"] for row in self._connection.execute(f"PRAGMA table_info({table})")}
+            if column not in known:
+                self._connection.execute(f"ALTER TABLE {table} ADD COLUMN {column} {kind}")
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:

@@ -62,8 +62,9 @@ def sign_out(call: Call) -> Answer:
     return Answer(204)
 
 
-def _site(row: Any) -> ET.Element:
-    return node("site", {"id": row["id"], "name": row["name"], "contentUrl": row["contentUrl"], "state": "Active"})
+def _site(row: Any, *, run_now: bool | None = None) -> ET.Element:
+    shown = {"id": row["id"], "name": row["name"], "contentUrl": row["contentUrl"], "state": "Active"}
+    return node("site", {**shown, "runNowEnabled": run_now})
 
 
 @operation(OPERATIONS, "GET", "/sites")
@@ -83,7 +84,7 @@ def get_site(call: Call) -> Answer:
         raise ApiError(404000, f"Site {call.path['site']!r} could not be found.")
     if row["id"] != call.session.site_id:
         raise ApiError(403004, "The session belongs to another site.")
-    return Answer(content=(_site(row),))
+    return Answer(content=(_site(row, run_now=call.server.settings.current.run_now),))
 
 
 _USERS = (

@@ -63,6 +63,8 @@ class Operation:
     handler: Handler
     signed_in: bool = True
     multipart: bool = False
+    # The first REST version that knows the call.
+    since: tuple[int, int] = (2, 0)
 
     @property
     def name(self) -> str:
@@ -70,13 +72,19 @@ class Operation:
 
 
 def operation(
-    table: list[Operation], method: str, path: str, *, signed_in: bool = True, multipart: bool = False
+    table: list[Operation],
+    method: str,
+    path: str,
+    *,
+    signed_in: bool = True,
+    multipart: bool = False,
+    since: tuple[int, int] = (2, 0),
 ) -> Callable[[Handler], Handler]:
     """Enter a handler into its module's table; `S/` stands for a site's address."""
 
     def enter(handler: Handler) -> Handler:
         address = path.replace("S/", "/sites/{site}/", 1) if path.startswith("S/") else path
-        table.append(Operation(method, f"/api/{{version}}{address}", handler, signed_in, multipart))
+        table.append(Operation(method, f"/api/{{version}}{address}", handler, signed_in, multipart, since))
         return handler
 
     return enter

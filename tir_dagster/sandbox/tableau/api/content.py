@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import tempfile
-import time
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -144,7 +143,7 @@ def get_datasource(call: Call) -> Answer:
 def update_datasource(call: Call) -> Answer:
     call.session.must_write("change datasources")
     row, asked = _wanted(call), required(call.request, "datasource")
-    changes: dict[str, Any] = {"updated": time.time()}
+    changes: dict[str, Any] = {"updated": call.server.now()}
     for name, column in (("name", "name"), ("description", "description"), ("certificationNote", "certification_note")):
         if (value := attribute(asked, name)) is not None:
             changes[column] = value

@@ -9,7 +9,7 @@ from tir_dagster.sandbox.tableau import content
 from tir_dagster.sandbox.tableau.api.call import Call, Operation, operation
 from tir_dagster.sandbox.tableau.jobs import GONE_CODE, REFRESH
 from tir_dagster.sandbox.tableau.listing import page
-from tir_dagster.sandbox.tableau.wire import Answer, find, is_true, moment, node, text_node
+from tir_dagster.sandbox.tableau.wire import Answer, ApiError, find, is_true, moment, node, text_node
 from tir_dagster.sandbox.tableau.xmltree import attribute
 
 if TYPE_CHECKING:
@@ -52,18 +52,26 @@ def job_element(row: Row) -> ET.Element:
     return element
 
 
-@operation(OPERATIONS, "POST", "S/datasources/{datasource}/refresh")
+def must_run_now(call: Call) -> None:
+    """The site may leave refreshes to the schedules; the code was not measured."""
+    if not call.server.settings.current.run_now:
+        raise ApiError(403004, "Running refreshes by hand is disabled on this site.")
+
+
+@operation(OPERATIONS, "POST", "S/datasources/{datasource}/refresh", since=(2, 8))
 def refresh(call: Call) -> Answer:
     call.session.must_write("refresh datasources")
+    must_run_now(call)
     row = content.datasource(call.server, call.session, call.path["datasource"])
     asked = find(call.request, "extractRefresh")
     wants_increment = asked is not None and is_true(attribute(asked, "incremental"))
     # Servers before 3.25 do not know the attribute and refresh everything.
-    incremental = wants_increment and call.version >= INCREMENTAL_SINCE
+    knows = call.version >= INCREMENTAL_SINCE and not call.server.settings.current.ignore_incremental
+    incremental = wants_increment and knows
     return Answer(202, (job_element(call.jobs.queue_refresh(row, incremental=incremental)),))
 
 
-@operation(OPERATIONS, "GET", "S/jobs/{job}")
+@operation(OPERATIONS, "GET", "S/jobs/{job}", since=(2, 6))
 def get_job(call: Call) -> Answer:
     fault = call.server.faults.strike(("vanish_job",), "GET", call.url)
     row = call.jobs.find(call.session, call.path["job"])
@@ -73,7 +81,7 @@ def get_job(call: Call) -> Answer:
     return Answer(content=(job_element(row),))
 
 
-@operation(OPERATIONS, "PUT", "S/jobs/{job}")
+@operation(OPERATIONS, "PUT", "S/jobs/{job}", since=(3, 1))
 def cancel_job(call: Call) -> Answer:
     call.session.must_write("cancel jobs")
     call.jobs.cancel(call.jobs.find(call.session, call.path["job"])["id"])
@@ -104,7 +112,7 @@ def _background_job(row: Any) -> ET.Element:
     return node("backgroundJob", {name: value for name, value in row.items() if name not in hidden})
 
 
-@operation(OPERATIONS, "GET", "S/jobs")
+@operation(OPERATIONS, "GET", "S/jobs", since=(3, 1))
 def list_jobs(call: Call) -> Answer:
     rows = [_background_job_row(row) for row in call.jobs.all(call.session)]
     return Answer(content=page(rows, call.query, "backgroundJobs", _background_job))

@@ -1,18 +1,18 @@
-"""Schedules and the extract refresh tasks on them; schedules are kept and shown, but nothing runs by the clock here."""
+"""Schedules and the extract refresh tasks on them."""
 
 from __future__ import annotations
 
 import json
 import re
-import time
 import uuid
 from typing import TYPE_CHECKING, Any
 
 from tir_dagster.sandbox.tableau import content
 from tir_dagster.sandbox.tableau.api.call import Call, Operation, operation
-from tir_dagster.sandbox.tableau.api.jobs import job_element
+from tir_dagster.sandbox.tableau.api.jobs import job_element, must_run_now
 from tir_dagster.sandbox.tableau.listing import page
 from tir_dagster.sandbox.tableau.store import Row, insert, update
+from tir_dagster.sandbox.tableau.timetable import ACTIVE, next_run_of
 from tir_dagster.sandbox.tableau.wire import Answer, ApiError, find, is_true, moment, node, required, whole_number
 from tir_dagster.sandbox.tableau.xmltree import attribute, children
 
@@ -49,6 +49,13 @@ def _details_element(text: str) -> ET.Element:
     return node("frequencyDetails", {"start": value.get("start", "00:00:00"), "end": value.get("end")}, intervals)
 
 
+def _next_run(call: Call, frequency: str | None, details: str) -> float | None:
+    try:
+        return next_run_of(call.server, frequency, details)
+    except (ValueError, OverflowError) as error:
+        raise ApiError(400000, f"Invalid intervals: {error}") from error
+
+
 def _schedule_row(row: Row) -> dict[str, Any]:
     return {
         "id": row["id"],
@@ -60,7 +67,7 @@ def _schedule_row(row: Row) -> dict[str, Any]:
         "type": row["kind"],
         "frequency": row["frequency"],
         "executionOrder": row["execution_order"],
-        "nextRunAt": moment(row["updated"] + 24 * 3600),
+        "nextRunAt": moment(row["next_run"]) if row["state"] == ACTIVE else None,
         "details": row["details"],
     }
 
@@ -84,7 +91,7 @@ def list_schedules(call: Call) -> Answer:
     return Answer(content=page([_schedule_row(row) for row in rows], call.query, "schedules", _schedule))
 
 
-@operation(OPERATIONS, "GET", "/schedules/{schedule}")
+@operation(OPERATIONS, "GET", "/schedules/{schedule}", since=(3, 8))
 def get_schedule(call: Call) -> Answer:
     return Answer(content=(_schedule(_schedule_row(_find_schedule(call))),))
 
@@ -96,7 +103,7 @@ def create_schedule(call: Call) -> Answer:
     name, frequency = attribute(asked, "name") or "", attribute(asked, "frequency") or ""
     if not name or frequency not in _FREQUENCIES:
         raise ApiError(400000, f"A schedule needs a name and one of the frequencies {list(_FREQUENCIES)}.")
-    schedule_id, now = str(uuid.uuid4()), time.time()
+    schedule_id, now, details = str(uuid.uuid4()), call.server.now(), _frequency_details(asked)
     with call.server.store.transaction() as db:
         if db.execute("SELECT 1 FROM schedules WHERE name = ?", (name,)).fetchone():
             raise ApiError(409006, f"A schedule named {name!r} already exists.")
@@ -107,12 +114,13 @@ def create_schedule(call: Call) -> Answer:
             name=name,
             priority=_priority(asked, 50),
             kind=attribute(asked, "type") or "Extract",
-            state="Active",
+            state=ACTIVE,
             execution_order=attribute(asked, "executionOrder") or "Parallel",
             frequency=frequency,
-            details=_frequency_details(asked),
+            details=details,
             created=now,
             updated=now,
+            next_run=_next_run(call, frequency, details),
         )
     row = call.server.store.row("SELECT * FROM schedules WHERE id = ?", schedule_id)
     assert row is not None
@@ -131,7 +139,7 @@ def _priority(asked: Any, default: int) -> int:
 def update_schedule(call: Call) -> Answer:
     call.session.must_administer("change schedules")
     row, asked = _find_schedule(call), required(call.request, "schedule")
-    changes: dict[str, Any] = {"updated": time.time(), "priority": _priority(asked, row["priority"])}
+    changes: dict[str, Any] = {"updated": call.server.now(), "priority": _priority(asked, row["priority"])}
     for name, column in (("name", "name"), ("state", "state"), ("executionOrder", "execution_order")):
         if value := attribute(asked, name):
             changes[column] = value
@@ -139,12 +147,14 @@ def update_schedule(call: Call) -> Answer:
         changes["frequency"] = frequency
     if find(asked, "frequencyDetails") is not None:
         changes["details"] = _frequency_details(asked)
+    changed = {**dict(row), **changes}
+    changes["next_run"] = _next_run(call, changed["frequency"], changed["details"])
     with call.server.store.transaction() as db:
         update(db, "schedules", row["id"], **changes)
     return Answer(content=(_schedule(_schedule_row(_find_schedule(call))),))
 
 
-@operation(OPERATIONS, "PUT", "S/schedules/{schedule}/datasources")
+@operation(OPERATIONS, "PUT", "S/schedules/{schedule}/datasources", since=(2, 8))
 def add_to_schedule(call: Call) -> Answer:
     call.session.must_write("schedule refreshes")
     schedule = _find_schedule(call)
@@ -170,7 +180,8 @@ def _extract(row: Any) -> ET.Element:
 
 _TASKS = """
 SELECT t.*, s.name AS schedule_name, s.state, s.kind, s.frequency AS schedule_frequency,
-    s.details AS schedule_details, s.created, s.updated, s.priority AS schedule_priority, s.execution_order
+    s.details AS schedule_details, s.created, s.updated, s.priority AS schedule_priority, s.execution_order,
+    s.next_run AS schedule_next_run
 FROM tasks t LEFT JOIN schedules s ON s.id = t.schedule_id WHERE t.site_id = ?
 """
 
@@ -205,6 +216,7 @@ def _task(row: Any) -> ET.Element:
             "executionOrder": row["execution_order"],
             "createdAt": moment(row["created"]),
             "updatedAt": moment(row["updated"]),
+            "nextRunAt": moment(row["schedule_next_run"] or row["next_run"]),
         }
         element.append(node("schedule", shown, _details_element(row["schedule_details"] or row["details"])))
     element.append(node("datasource", {"id": row["datasource_id"]}))
@@ -234,17 +246,18 @@ def _create_task(
             failed_count=0,
             frequency=frequency,
             details=details,
+            next_run=_next_run(call, frequency, details),
         )
     return task_id
 
 
-@operation(OPERATIONS, "GET", "S/tasks/extractRefreshes")
+@operation(OPERATIONS, "GET", "S/tasks/extractRefreshes", since=(2, 6))
 def list_tasks(call: Call) -> Answer:
     rows = call.server.store.rows(f"{_TASKS} ORDER BY t.rowid", call.session.site_id)
     return Answer(content=page([dict(row) for row in rows], call.query, "tasks", _task))
 
 
-@operation(OPERATIONS, "POST", "S/tasks/extractRefreshes")
+@operation(OPERATIONS, "POST", "S/tasks/extractRefreshes", since=(3, 19))
 def create_task(call: Call) -> Answer:
     """A task with times of its own, as Tableau Cloud has them."""
     call.session.must_write("schedule refreshes")
@@ -260,12 +273,12 @@ def create_task(call: Call) -> Answer:
     return Answer(201, (_task(_find_task(call, task_id)),))
 
 
-@operation(OPERATIONS, "GET", "S/tasks/extractRefreshes/{task}")
+@operation(OPERATIONS, "GET", "S/tasks/extractRefreshes/{task}", since=(2, 6))
 def get_task(call: Call) -> Answer:
     return Answer(content=(_task(_find_task(call, call.path["task"])),))
 
 
-@operation(OPERATIONS, "DELETE", "S/tasks/extractRefreshes/{task}")
+@operation(OPERATIONS, "DELETE", "S/tasks/extractRefreshes/{task}", since=(3, 6))
 def delete_task(call: Call) -> Answer:
     call.session.must_write("unschedule refreshes")
     task = _find_task(call, call.path["task"])
@@ -273,11 +286,10 @@ def delete_task(call: Call) -> Answer:
     return Answer(204)
 
 
-@operation(OPERATIONS, "POST", "S/tasks/extractRefreshes/{task}/runNow")
+@operation(OPERATIONS, "POST", "S/tasks/extractRefreshes/{task}/runNow", since=(2, 6))
 def run_task(call: Call) -> Answer:
     call.session.must_write("run tasks")
+    must_run_now(call)
     task = _find_task(call, call.path["task"])
     source = content.datasource(call.server, call.session, task["datasource_id"])
-    job = call.jobs.queue_refresh(source, incremental=bool(task["incremental"]), task_id=task["id"])
-    call.server.store.run("UPDATE tasks SET last_run = ? WHERE id = ?", time.time(), task["id"])
-    return Answer(content=(job_element(job),))
+    return Answer(content=(job_element(call.jobs.run_task(task, source)),))
