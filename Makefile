@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 WITH_JAVA = JAVA_HOME="$$(scripts/find-java)" && export JAVA_HOME &&
 
-.PHONY: help setup java lint format test demo clean
+.PHONY: help setup java lint format test demo dev bench soak clean
 .DEFAULT_GOAL := help
 
 help: ## what there is
@@ -34,6 +34,15 @@ test: setup lint ## lint and all tests
 
 demo: setup ## a change and its refresh on the sandbox, slice by slice beside the source
 	@$(WITH_JAVA) $(BIN)/tir demo
+
+dev: setup ## Dagster's UI on the sandbox, with the history of what ran here
+	@$(WITH_JAVA) $(BIN)/tir dev
+
+bench: setup ## a full refresh and one by key in one run, each stage beside its bare limit
+	@$(WITH_JAVA) $(BIN)/tir bench
+
+soak: setup ## the long forms of the tests: more random histories, every crash three times
+	$(WITH_JAVA) TIR_HISTORIES=100 TIR_CRASHES=3 $(BIN)/python -m pytest tir_dagster_tests/orchestration/test_histories.py tir_dagster_tests/orchestration/test_crashes.py
 
 clean: ## remove the virtual environment and caches (not the sandbox's data)
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info

@@ -1,1 +1,53 @@
 """Tableau incremental refresh on Dagster: the public names, nothing else."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tir_dagster.definitions import build_defs as build_defs
+    from tir_dagster.errors import SpecError as SpecError
+    from tir_dagster.errors import TirError as TirError
+    from tir_dagster.extract.versions import Version as Version
+    from tir_dagster.orchestration.component import TableauExtractComponent as TableauExtractComponent
+    from tir_dagster.orchestration.extracts import build_extract_defs as build_extract_defs
+    from tir_dagster.orchestration.io_managers import ChangeSetIOManager as ChangeSetIOManager
+    from tir_dagster.orchestration.io_managers import HyperIOManager as HyperIOManager
+    from tir_dagster.orchestration.io_managers import StagedChangeSet as StagedChangeSet
+    from tir_dagster.orchestration.resources import StateFolder as StateFolder
+    from tir_dagster.orchestration.resources import TableauResource as TableauResource
+    from tir_dagster.orchestration.resources import environment_resources as environment_resources
+    from tir_dagster.spec import ExtractSpec as ExtractSpec
+    from tir_dagster.spec import load_specs as load_specs
+
+# Loaded when they are first used: Dagster and the connectors take seconds, `import tir_dagster` must not.
+_HOMES = {
+    "ChangeSetIOManager": "orchestration.io_managers",
+    "ExtractSpec": "spec",
+    "HyperIOManager": "orchestration.io_managers",
+    "SpecError": "errors",
+    "StagedChangeSet": "orchestration.io_managers",
+    "StateFolder": "orchestration.resources",
+    "TableauExtractComponent": "orchestration.component",
+    "TableauResource": "orchestration.resources",
+    "TirError": "errors",
+    "Version": "extract.versions",
+    "build_defs": "definitions",
+    "build_extract_defs": "orchestration.extracts",
+    "environment_resources": "orchestration.resources",
+    "load_specs": "spec",
+}
+
+__all__ = sorted(_HOMES)  # noqa: PLE0605
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    # Dagster looks here for components.
+    return sorted({*globals(), *_HOMES})

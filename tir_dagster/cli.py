@@ -5,19 +5,25 @@ Heavy imports stand inside the commands, so that `tir --help` answers at once.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import re
 import shlex
+import shutil
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from tir_dagster.bench import bench
 from tir_dagster.errors import SpecError, TirError
 from tir_dagster.sandbox import processes
 from tir_dagster.sandbox.home import SandboxError, SandboxHome
+from tir_dagster.spec import load_specs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -45,8 +51,25 @@ class ProjectGroup(click.Group):
         except BrokenPipeError:
             raise  # the reader of our output left (`| head`): click ends quietly
         except OSError as error:
-            where = f"{error.filename}: " if error.filename else ""
-            raise click.ClickException(f"{where}{error.strerror or error}. Check TIR_HOME and the disk.") from error
+            raise click.ClickException(_of_disk(error)) from error
+
+
+def _of_disk(error: OSError) -> str:
+    where = f"{error.filename}: " if error.filename else ""
+    said = f"{where}{error.strerror or error}"
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return f"{said}. Check TIR_HOME and the disk."
+    home = Path(os.environ.get("TIR_HOME") or ".tir").expanduser().absolute()
+    folder = next(path for path in (home, *home.parents) if path.exists())
+    free = shutil.disk_usage(folder).free // 2**20
+    return f"{said}. {folder} has {free:,} MB free: make room there, or set TIR_HOME to a larger disk, then run again."
+
+
+def _span(_: click.Context, __: click.Parameter, text: str | None) -> str | None:
+    """An empty range is no range: a script's unset variable must not turn a re-sync into something else."""
+    if text is not None and not re.fullmatch(r"[\w-]+(\.\.[\w-]+)?", text):
+        raise click.BadParameter(f"{text!r} is not a range. Write FROM..TO, such as 2025-03..2025-05, or one slice.")
+    return text
 
 
 @click.group(cls=ProjectGroup, context_settings=CONTEXT)
@@ -59,7 +82,11 @@ def tir(specs: str | None) -> None:
 
 
 MODE_SLICES = click.option(
-    "--slices", "span", metavar="FROM..TO", help="Re-sync these slices whatever the watermark says."
+    "--slices",
+    "span",
+    metavar="FROM..TO",
+    callback=_span,
+    help="Re-sync these slices whatever the watermark says.",
 )
 MODE_FULL = click.option("--full", is_flag=True, help="Read everything and build the extract anew.")
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output.")
@@ -72,13 +99,13 @@ AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON o
 @AS_JSON
 def plan(extract: str, span: str | None, *, full: bool, as_json: bool) -> None:
     """Show what a refresh of EXTRACT would do, and why; nothing is touched."""
-    from tir_dagster.orchestration.commands import chosen_slices, command, find_spec  # noqa: PLC0415
-    from tir_dagster.spec import load_specs  # noqa: PLC0415
+    mode, specs = _mode(span, full=full), load_specs()
+    from tir_dagster.orchestration.commands import chosen_slices, command, find_spec  # noqa: PLC0415 - seconds
 
-    spec = find_spec(load_specs(), extract)
+    spec = find_spec(specs, extract)
     slices = chosen_slices(spec, span)
     with command(spec, _tell) as running:
-        planned = running.plan(_mode(span, full=full), slices)
+        planned = running.plan(mode, slices)
     if as_json:
         reason = planned.reason.name if planned.reason else None
         value = {"extract": extract, "mode": planned.mode, "decision": planned.decision, "reason": reason}
@@ -91,17 +118,17 @@ def plan(extract: str, span: str | None, *, full: bool, as_json: bool) -> None:
 @click.argument("extract")
 @MODE_SLICES
 @MODE_FULL
-@click.option("--allow-empty", is_flag=True, help="Publish even if the source is empty or lost many rows.")
+@click.option("--allow-empty", is_flag=True, help="Go on even if the source is empty or lost many rows.")
 @AS_JSON
 def refresh(extract: str, span: str | None, *, full: bool, allow_empty: bool, as_json: bool) -> None:
     """Refresh EXTRACT: find what changed, replace those keys, publish. Exit code 1 if that failed."""
-    from tir_dagster.orchestration.commands import chosen_slices, command, find_spec  # noqa: PLC0415
-    from tir_dagster.spec import load_specs  # noqa: PLC0415
+    mode, specs = _mode(span, full=full), load_specs()
+    from tir_dagster.orchestration.commands import chosen_slices, command, find_spec  # noqa: PLC0415 - seconds
 
-    spec = find_spec(load_specs(), extract)
+    spec = find_spec(specs, extract)
     slices = chosen_slices(spec, span)
     with command(spec, _tell) as running:
-        outcome = running.refresh(_mode(span, full=full), slices, allow_empty=allow_empty)
+        outcome = running.refresh(mode, slices, allow_empty=allow_empty)
     if as_json:
         click.echo(json.dumps(outcome.as_dict()))
         return
@@ -127,6 +154,24 @@ def demo(rows: int, seed: int, *, verbose: bool) -> None:
 
     if not run_demo(rows=rows, seed=seed, say=click.echo, progress=_tell if verbose else lambda _: None):
         raise click.ClickException("the refreshed datasource differs from the source.")
+
+
+@tir.command()
+@click.option("--port", type=PORT, default=3000, show_default=True, help="Port of the page.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address the page is served on.")
+def dev(port: int, host: str) -> None:
+    """Open Dagster's UI and daemon on the sandbox, with the history of the commands run here; Ctrl-C ends both.
+
+    Starts and seeds the sandbox if need be. With TIR_SPECS set, its extracts are shown; else the sample's.
+    """
+    from tir_dagster.dev import prepare_sandbox, run_dagster  # noqa: PLC0415 - Dagster, the clients: seconds
+
+    prepare_sandbox(click.echo)
+    click.echo(f"Dagster's UI: http://{host}:{port} (turn the sensors on under Automation)")
+    run_dagster(port, host)
+
+
+tir.add_command(bench)
 
 
 def _mode(span: str | None, *, full: bool) -> Any:

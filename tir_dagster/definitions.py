@@ -17,8 +17,11 @@ def build_defs(
 ) -> dg.Definitions:
     """All declared extracts (default: those of TIR_SPECS) and resources by environment."""
     declared = load_specs() if specs is None else specs
-    resources = dg.Definitions(resources={**environment_resources(), **(resource_overrides or {})})
-    return dg.Definitions.merge(resources, *(build_extract_defs(spec) for spec in declared))
+    # In process also for runs that name assets and no job: a step of its own process would start a JVM of its own.
+    common = dg.Definitions(
+        resources={**environment_resources(), **(resource_overrides or {})}, executor=dg.in_process_executor
+    )
+    return dg.Definitions.merge(common, *(build_extract_defs(spec) for spec in declared))
 
 
 defs = build_defs()

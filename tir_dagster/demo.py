@@ -3,32 +3,29 @@
 from __future__ import annotations
 
 import os
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tir_dagster.comparison import Comparison, compare_slices, published_extract, snowflake_of
 from tir_dagster.datasource.access import TableauAccess
 from tir_dagster.datasource.client import TableauClient
 from tir_dagster.datasource.jobs import start_refresh, wait_for_job
-from tir_dagster.datasource.republish import fetch_shell, look_at_server
+from tir_dagster.datasource.republish import look_at_server
 from tir_dagster.extract.engine import connect
-from tir_dagster.extract.fingerprints import different_slices, extract_fingerprints, read_fingerprints, snowflake_sql
-from tir_dagster.extract.slices import Slicing
 from tir_dagster.orchestration.commands import Outcome, command
 from tir_dagster.sandbox import processes, sample
 from tir_dagster.sandbox.home import SandboxHome
 from tir_dagster.source.connection import SnowflakeAccess
 from tir_dagster.source.names import TableName
-from tir_dagster.source.versions import describe
 from tir_dagster.spec import ExtractSpec, parse_specs
 
 TWIN = "mydatasource_by_tableau"
 _SPEC = """\
-# The extract of `tir demo`. Try: tir --specs {file} plan orders
+# The sample's extract. Try: tir --specs {file} plan orders
 extracts:
   - name: orders
     source: MYDB.MYSCHEMA.MYTABLE
@@ -44,16 +41,6 @@ extracts:
 Say = Callable[[str], None]
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """One published datasource beside the source."""
-
-    slices: int
-    different: int
-    wrong_rows: int
-    rows: int
-
-
 def run_demo(*, rows: int, seed: int, say: Say, progress: Say) -> bool:
     """Play the demo; True if the refreshed datasource equals the source in every slice."""
     home = SandboxHome.from_environment()
@@ -66,7 +53,7 @@ def run_demo(*, rows: int, seed: int, say: Say, progress: Say) -> bool:
     for name in (sample.DATASOURCE, TWIN):
         sample.seed_datasource(env, timeout=900, name=name)
     say(f"   {rows:,} orders in {sample.TABLE}; two datasources show them: mydatasource and {TWIN}")
-    spec = _declare(env, home.root.parent / "demo.yaml")
+    spec = declare_orders(env, home.root.parent / "demo.yaml")
 
     say("2. First load: mydatasource is taken over")
     first = _refresh(spec, "full", progress)
@@ -88,11 +75,9 @@ def run_demo(*, rows: int, seed: int, say: Say, progress: Say) -> bool:
     say("5. What do people see? Every slice of the published extracts beside the source")
     ours = _compare(spec, env)
     twin = _compare(replace(spec, datasource=replace(spec.datasource, name=TWIN)), env)
-    for name, found in ((sample.DATASOURCE, ours), (TWIN, twin)):
-        verdict = (
-            "equal in every slice" if not found.different else f"wrong in {found.different} of {found.slices} slices"
-        )
-        say(f"   {name:<26} {found.rows:>9,} rows, {found.wrong_rows:>6,} of them wrong or missing: {verdict}")
+    for name, (found, wrong) in ((sample.DATASOURCE, ours), (TWIN, twin)):
+        verdict = "equal in every slice" if found.equal else f"wrong in {found.different} of {found.slices} slices"
+        say(f"   {name:<26} {found.rows:>9,} rows, {wrong:>6,} of them wrong or missing: {verdict}")
 
     say("6. Beside a full refresh of the same data by the same pipeline")
     full = _refresh(spec, "full", progress)
@@ -100,10 +85,12 @@ def run_demo(*, rows: int, seed: int, say: Say, progress: Say) -> bool:
         f"   full {full.seconds:.1f} s and {full.rows_appended:,} rows read; by key {second.seconds:.1f} s and {second.rows_appended:,}"
     )
     say(f"Where to look next: the spec {home.root.parent / 'demo.yaml'}; tir sandbox change; tir refresh orders.")
-    return ours.different == 0 and ours.wrong_rows == 0
+    found, wrong = ours
+    return found.equal and wrong == 0
 
 
-def _declare(env: Mapping[str, str], file: Path) -> ExtractSpec:
+def declare_orders(env: Mapping[str, str], file: Path) -> ExtractSpec:
+    """Declare the sample's extract in this file, and make it the spec file of this process."""
     access = SnowflakeAccess.from_environment(env)
     first = access.query(f"SELECT MIN(ORDER_DATE) FROM {sample.TABLE}")[0][0]
     text = _SPEC.format(file=file, start=f"{first:%Y-%m}")
@@ -127,27 +114,19 @@ def _tableau_increment(spec: ExtractSpec) -> float:
     return time.monotonic() - begun
 
 
-def _compare(spec: ExtractSpec, env: Mapping[str, str]) -> Comparison:
-    """Download what is published and compare it with the source, slice by slice and row by row."""
-    access = replace(SnowflakeAccess.from_environment(env), database="MYDB", schema="MYSCHEMA")
-    table = TableName.parse(spec.source)
-    columns = describe(access, table)
-    slicing = Slicing(spec.slices.by, spec.slices.column, spec.slices.zone)
-    with tempfile.TemporaryDirectory(prefix="tir-demo-") as folder:
-        with TableauClient(TableauAccess.from_environment(env)) as client:
-            found = look_at_server(client, spec).found
-            assert found is not None, "the demo published it"
-            _, hyper = fetch_shell(client, found, Path(folder))
-        ours = extract_fingerprints(hyper, columns, slicing)
-        theirs = read_fingerprints(access.query(snowflake_sql(columns, table.sql, slicing)), columns)
-        with connect(hyper) as connection:
-            listed = 'SELECT "ORDER_ID", CAST("UPDATED_AT" AS TEXT) FROM "Extract"."Extract"'
-            shown = Counter((row[0], _moment(row[1])) for row in connection.execute_list_query(listed))
-    source = Counter(
-        (row[0], _moment(str(row[1]))) for row in access.query(f"SELECT ORDER_ID, UPDATED_AT FROM {table.sql}")
-    )
-    wrong = len(({key for key, _ in (shown - source)}) | ({key for key, _ in (source - shown)}))
-    return Comparison(len({**ours, **theirs}), len(different_slices(ours, theirs)), wrong, sum(shown.values()))
+def _compare(spec: ExtractSpec, env: Mapping[str, str]) -> tuple[Comparison, int]:
+    """What is published beside the source: slice by slice, and how many rows are wrong or missing."""
+    with published_extract(spec, env) as hyper:
+        return compare_slices(hyper, spec, env), _wrong_rows(hyper, spec, env)
+
+
+def _wrong_rows(hyper: Path, spec: ExtractSpec, env: Mapping[str, str]) -> int:
+    with connect(hyper) as connection:
+        listed = 'SELECT "ORDER_ID", CAST("UPDATED_AT" AS TEXT) FROM "Extract"."Extract"'
+        shown = Counter((row[0], _moment(row[1])) for row in connection.execute_list_query(listed))
+    listed = f"SELECT ORDER_ID, UPDATED_AT FROM {TableName.parse(spec.source).sql}"
+    source = Counter((row[0], _moment(str(row[1]))) for row in snowflake_of(spec, env).query(listed))
+    return len(({key for key, _ in (shown - source)}) | ({key for key, _ in (source - shown)}))
 
 
 def _moment(text: str) -> str:

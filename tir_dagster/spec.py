@@ -10,6 +10,7 @@ import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 from zoneinfo import ZoneInfo
@@ -25,6 +26,8 @@ _UNITS = {"second": 1, "minute": 60, "hour": 3600, "day": 86_400}
 _DURATION = re.compile(r"^(\d+(?:\.\d+)?)\s*(second|minute|hour|day)s?$")
 _NAME = re.compile(r"^[a-z][a-z0-9_]*$")
 _STARTS = {"month": r"\d{4}-\d{2}(-01)?", "week": r"\d{4}-\d{2}-\d{2}", "day": r"\d{4}-\d{2}-\d{2}"}
+_PART = r'\s*(?:"(?:[^"]|"")+"|[A-Za-z_][A-Za-z0-9_$]*)\s*'
+_TABLE = re.compile(rf"{_PART}\.{_PART}\.{_PART}")
 
 
 @dataclass(frozen=True)
@@ -43,13 +46,26 @@ class Slices:
             return
         if not self.column:
             yield "column", f"name the date or timestamp column whose {self.by} a row belongs to"
-        if not self.start or not re.fullmatch(_STARTS[self.by], self.start):
+        first = self._first_day()
+        if first is None:
             form = "YYYY-MM" if self.by == "month" else "YYYY-MM-DD"
             yield "start", f"give the first {self.by} as {form}; older rows still belong to the extract"
+        elif first > (datetime.now(UTC) + timedelta(days=1)).date():
+            # A day of grace: somewhere tomorrow has begun.
+            yield "start", f"{self.start} lies in the future; give the first {self.by} that has rows"
         try:
             ZoneInfo(self.zone)
         except (OSError, ValueError, KeyError):
             yield "zone", f"{self.zone!r} is no time zone; use a name such as UTC or Europe/Berlin"
+
+    def _first_day(self) -> date | None:
+        """The start as a date; None for anything that is not one."""
+        if not self.start or not re.fullmatch(_STARTS[self.by], self.start):
+            return None
+        try:
+            return date.fromisoformat(f"{self.start}-01"[:10])
+        except ValueError:
+            return None
 
 
 @dataclass(frozen=True)
@@ -132,10 +148,50 @@ class ExtractSpec:
     def problems(self) -> Iterator[tuple[str, str]]:
         if not _NAME.match(self.name):
             yield "name", "use lower-case letters, digits and underscores: it names the assets"
-        if len(self.source.split(".")) != 3 and self.source.count('"') < 2:
-            yield "source", "give the table as DATABASE.SCHEMA.TABLE"
+        if not _TABLE.fullmatch(self.source):
+            example = 'a part with small letters, spaces or points in double quotes: DATABASE.SCHEMA."My Table"'
+            yield "source", f"give the table as DATABASE.SCHEMA.TABLE, {example}"
         if not self.row_key and self.slices.by == "none":
             yield "row_key", "give a row key, or slices: without both, nothing smaller than the extract can be replaced"
+
+
+def check_columns(spec: ExtractSpec, known: Sequence[str]) -> None:
+    """Refuse a spec that names a column the source does not have, or works with one that `columns` leaves out."""
+    problems = [
+        f"{field} names {name}, which {spec.source} does not have{_close(name, known)}"
+        for field, names in {"columns": spec.columns, **_shown(spec), "changes.watermark": _watermark(spec)}.items()
+        for name in names
+        if not {name, name.upper()} & set(known)
+    ]
+    if problems:
+        raise SpecError(f"{spec.name}: {'; '.join(problems)}. The source has {', '.join(known)}: correct the spec.")
+    shown = {name if name in known else name.upper() for name in spec.columns or known}
+    hidden = [
+        f"{field} {name}" for field, names in _shown(spec).items() for name in names if not {name, name.upper()} & shown
+    ]
+    if hidden:
+        raise SpecError(
+            f"{spec.name}: `columns` leaves out what a refresh works with: {', '.join(hidden)}. Add it to `columns` in the spec."
+        )
+
+
+def needed_columns(spec: ExtractSpec) -> tuple[str, ...]:
+    """All columns that the extract must have; the watermark is only asked for, it need not be shown."""
+    return tuple(dict.fromkeys(name for names in (*_shown(spec).values(), spec.columns) for name in names))
+
+
+def _shown(spec: ExtractSpec) -> dict[str, tuple[str, ...]]:
+    """The columns of the extract that a refresh works with, by the field that names them."""
+    return {"row_key": spec.row_key, "slices.column": (spec.slices.column,) if spec.slices.column else ()}
+
+
+def _watermark(spec: ExtractSpec) -> tuple[str, ...]:
+    return (spec.changes.watermark,) if spec.changes.watermark else ()
+
+
+def _close(wanted: str, known: Sequence[str]) -> str:
+    close = difflib.get_close_matches(wanted.upper(), known, n=1)
+    return f" (did you mean {close[0]}?)" if close else ""
 
 
 def load_specs(path: str | os.PathLike[str] | None = None) -> tuple[ExtractSpec, ...]:
@@ -150,44 +206,61 @@ def load_specs(path: str | os.PathLike[str] | None = None) -> tuple[ExtractSpec,
         raise SpecError(
             f"{file}: {error.strerror or error}. Name the spec file with --specs or {SPECS_VARIABLE}."
         ) from error
+    except UnicodeDecodeError as error:
+        raise SpecError(f"{file}: not text in UTF-8. Save the spec file as UTF-8.") from error
     return parse_specs(text, str(file))
 
 
 def parse_specs(text: str, file: str) -> tuple[ExtractSpec, ...]:
+    lines: dict[str, int] = {}
+    twice: list[str] = []
     try:
         tree = yaml.compose(text, Loader=yaml.SafeLoader)
-    except yaml.YAMLError as error:
-        raise SpecError(f"{file}: not YAML: {error}") from error
-    lines: dict[str, int] = {}
-    document = _plain(tree, "", lines) if tree is not None else None
+        document = _plain(tree, "", lines, twice) if tree is not None else None
+    except (yaml.YAMLError, ValueError) as error:
+        raise SpecError(_not_yaml(file, error)) from error
+    except RecursionError as error:
+        raise SpecError(f"{file}: an anchor holds itself, or values lie too deep in each other. Flatten it.") from error
     reader = _Reader(file, lines)
+    for path in twice:
+        reader.complain(path, "given twice; keep one")
     specs = reader.extracts(document)
     if reader.problems:
         raise SpecError("\n".join(reader.problems))
     return specs
 
 
-def spec_from_mapping(value: Mapping[str, Any], where: str) -> ExtractSpec:
-    """The spec for attributes that come from elsewhere than a file, such as a Dagster component."""
-    reader = _Reader(where, {})
+def spec_from_mapping(value: Mapping[str, Any], where: str, *, lines: Mapping[str, int] | None = None) -> ExtractSpec:
+    """The spec for attributes that come from elsewhere, such as a Dagster component; `lines` by field: `slices.by`."""
+    reader = _Reader(where, lines or {})
     spec = reader.dataclass(ExtractSpec, dict(value), "")
     if spec is None or reader.problems:
         raise SpecError("\n".join(reader.problems))
     return spec
 
 
-def _plain(node: yaml.Node, path: str, lines: dict[str, int]) -> Any:
-    """The node's value; notes on the way in which line each field stands."""
+def _not_yaml(file: str, error: Exception) -> str:
+    """One sentence from what the parser says on many lines."""
+    mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+    place = f"{file}:{mark.line + 1}" if mark else file
+    said = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error)
+    return f"{place}: not YAML: {' '.join(str(said).split())}. Check indentation (spaces, no tabs), brackets and quotes there."
+
+
+def _plain(node: yaml.Node, path: str, lines: dict[str, int], twice: list[str]) -> Any:
+    """The node's value; notes on the way in which line each field stands, and which are given twice."""
     lines[path] = node.start_mark.line + 1
     if isinstance(node, yaml.MappingNode):
         values: dict[str, Any] = {}
         for key, value in node.value:
             inner = f"{path}.{key.value}" if path else str(key.value)
-            values[str(key.value)] = _plain(value, inner, lines)
+            if str(key.value) in values:
+                twice.append(inner)
+            values[str(key.value)] = _plain(value, inner, lines, twice)
             lines[inner] = key.start_mark.line + 1
         return values
     if isinstance(node, yaml.SequenceNode):
-        return [_plain(item, f"{path}[{at}]", lines) for at, item in enumerate(node.value)]
+        return [_plain(item, f"{path}[{at}]", lines, twice) for at, item in enumerate(node.value)]
     # Dates and sexagesimal numbers stay what the user wrote: `start: 2024-12` is text here.
     if node.tag in ("tag:yaml.org,2002:timestamp", "tag:yaml.org,2002:str"):
         return node.value

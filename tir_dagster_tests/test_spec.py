@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tir_dagster.errors import SpecError
-from tir_dagster.spec import Changes, ExtractSpec, load_specs, parse_specs, spec_from_mapping
+from tir_dagster.spec import Changes, ExtractSpec, check_columns, load_specs, parse_specs, spec_from_mapping
 
 GOOD = """\
 extracts:
@@ -54,6 +54,12 @@ def test_a_file_becomes_specs():
         (("password_env: SNOWFLAKE_PASSWORD", "password: secret"), "credentials.password: unknown field"),
         (("0.5}", "0.5}\n    delivery: mail"), "tir.yaml:12: extracts[0].delivery: 'mail' is not one of republish"),
         (("start: 2024-12", "start: 2024-12, zone: Mars/North"), "is no time zone"),
+        (("start: 2024-12", "start: 2024-13"), "tir.yaml:5: extracts[0].slices.start: give the first month as YYYY-MM"),
+        (("start: 2024-12", "start: 2999-01"), "extracts[0].slices.start: 2999-01 lies in the future"),
+        (("MYDB.MYSCHEMA.MYTABLE", "MYDB.MY SCHEMA.MYTABLE"), 'in double quotes: DATABASE.SCHEMA."My Table"'),
+        (("MYDB.MYSCHEMA.MYTABLE", "'A.\"B'"), "extracts[0].source: give the table as"),
+        (("row_key: ORDER_ID", "row_key: A\n    row_key: B"), "tir.yaml:5: extracts[0].row_key: given twice; keep one"),
+        (("row_key: ORDER_ID", "row_key: 5"), "tir.yaml:4: extracts[0].row_key: give a name or a list of names"),
     ],
 )
 def test_a_mistake_is_named_with_file_line_field_and_fix(change, expected):
@@ -73,6 +79,51 @@ def test_two_extracts_of_one_name_are_refused():
 @pytest.mark.parametrize("text", ["", "- a", "extracts: 5", "extracts: [5]", "a: {b", "extracts:\n\t- x"])
 def test_files_of_another_shape_are_one_clear_error(text):
     assert "tir.yaml" in complaint(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("extracts:\n\t- x", "tir.yaml:2: not YAML: found character '\\t'"),
+        ("a: {b", "tir.yaml:1: not YAML: expected ',' or '}'"),
+        ("extracts: !!int abc", "tir.yaml: not YAML: "),
+        ("\x00", "tir.yaml: not YAML: "),
+        ("extracts: &a [*a]", "tir.yaml: an anchor holds itself"),
+    ],
+)
+def test_what_is_not_yaml_is_one_line_with_its_place(text, told):
+    assert complaint(text).startswith(told)
+    assert len(complaint(text).splitlines()) == 1
+
+
+def test_a_file_that_is_not_text_is_told(tmp_path):
+    (tmp_path / "tir.yaml").write_bytes(b"extracts: \xff\xfe")
+    with pytest.raises(SpecError, match=r"tir\.yaml: not text in UTF-8\. Save the spec file as UTF-8"):
+        load_specs(tmp_path / "tir.yaml")
+
+
+@pytest.mark.parametrize("source", ["db.schema.orders", 'DB.SCHEMA."My Table"', '"a.b"."c""d".E', " A . B . C "])
+def test_full_table_names_are_taken_as_written(source):
+    (spec,) = parse_specs(GOOD.replace("MYDB.MYSCHEMA.MYTABLE", f"'{source}'"), "tir.yaml")
+    assert spec.source == source
+
+
+def test_columns_are_found_as_written_or_in_upper_case():
+    (spec,) = parse_specs(GOOD.replace("ORDER_ID", "order_id"), "tir.yaml")
+    check_columns(spec, ["ORDER_ID", "ORDER_DATE", "UPDATED_AT"])
+    check_columns(spec, ["order_id", "ORDER_DATE", "UPDATED_AT"])
+    with pytest.raises(SpecError) as caught:
+        check_columns(spec, ["ORDERID", "ORDER_DATE"])
+    told = str(caught.value)
+    assert "orders: row_key names order_id, which MYDB.MYSCHEMA.MYTABLE does not have (did you mean ORDERID?)" in told
+    assert "changes.watermark names UPDATED_AT" in told, "all at once"
+    assert "The source has ORDERID, ORDER_DATE" in told
+
+
+def test_columns_that_a_refresh_works_with_must_be_among_those_of_the_extract():
+    (spec,) = parse_specs(GOOD.replace("row_key:", "columns: [ORDER_ID, updated_at]\n    row_key:"), "tir.yaml")
+    with pytest.raises(SpecError, match=r"`columns` leaves out what a refresh works with: slices\.column ORDER_DATE\."):
+        check_columns(spec, ["ORDER_ID", "ORDER_DATE", "UPDATED_AT"])
 
 
 def test_an_extract_without_key_and_slices_is_refused():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import uuid
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from tir_dagster.changes.state import ChangeSet, Intent
+from tir_dagster.durable import replaced_file, sync
 
 MANIFEST = "change_set.json"
 _UNFINISHED = ".unfinished-"
@@ -44,13 +44,11 @@ class ChangeSetStore:
 
     def commit(self, change_set: ChangeSet, folder: Path) -> ChangeSet:
         """Make the staged folder durable and give it its name: from here on the change set is pending."""
-        _write_durably(folder / MANIFEST, change_set.to_json())
-        for path in folder.rglob("*"):
-            if path.is_file():
-                _sync(path)
-        _sync(folder)
+        (folder / MANIFEST).write_text(change_set.to_json(), encoding="utf-8")
+        for path in [*folder.rglob("*"), folder]:
+            sync(path)
         folder.rename(self.path(change_set.id))
-        _sync(self._folder)
+        sync(self._folder)
         return change_set
 
     def get(self, change_set: str) -> ChangeSet:
@@ -75,11 +73,8 @@ class ChangeSetStore:
             shutil.rmtree(path, ignore_errors=True)
 
     def intend(self, intent: Intent) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        beside = self._intent.with_suffix(".new")
-        _write_durably(beside, intent.to_json())
-        beside.replace(self._intent)
-        _sync(self._folder)
+        with replaced_file(self._intent) as beside:
+            beside.write_text(intent.to_json(), encoding="utf-8")
 
     def intent(self) -> Intent | None:
         with suppress(FileNotFoundError):
@@ -88,18 +83,3 @@ class ChangeSetStore:
 
     def drop_intent(self) -> None:
         self._intent.unlink(missing_ok=True)
-
-
-def _write_durably(path: Path, text: str) -> None:
-    with path.open("w", encoding="utf-8") as out:
-        out.write(text)
-        out.flush()
-        os.fsync(out.fileno())
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

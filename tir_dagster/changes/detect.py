@@ -16,17 +16,19 @@ from tir_dagster.changes.changesets import ChangeSetStore
 from tir_dagster.changes.find import Question, Stats, find_changes
 from tir_dagster.changes.plan import Known, Plan, check_guards, settle_plan
 from tir_dagster.changes.state import ChangeSet, Confirmation, counts_to_json, stats_to_json
-from tir_dagster.changes.workbench import Source, SparkWorkbench, sql_literal
 from tir_dagster.errors import GuardError, SourceError, SpecError
 from tir_dagster.source.columns import Column, Kind
 from tir_dagster.source.connection import SnowflakeAccess
 from tir_dagster.source.names import TableName, quote
+from tir_dagster.source.pinned import PinnedTable, sql_literal
 from tir_dagster.source.slices import SliceBy, slice_column
 from tir_dagster.source.versions import SourceVersion, describe, probe, table_identity
 from tir_dagster.spec import ExtractSpec
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from tir_dagster.changes.workbench import SparkWorkbench
 
 MARGIN_SECONDS = 1.0
 QUIET_TRIES = 30
@@ -49,8 +51,8 @@ class Survey:
     version: SourceVersion
 
     @property
-    def source(self) -> Source:
-        return Source(self.table, self.columns, self.key, self.slices, self.watermark, self.version)
+    def source(self) -> PinnedTable:
+        return PinnedTable(self.table, self.columns, self.key, self.slices, self.watermark, self.version)
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ def survey(
     shown = describe(access, table, tuple(columns) or spec.columns or None)
     named = {column.name: column for column in shown}
     key = tuple(_column(spec, named, name, "row_key") for name in spec.row_key)
-    watermark = _column(spec, named, spec.changes.watermark, "changes.watermark") if spec.changes.watermark else None
+    watermark = _watermark(spec, access, table) if spec.changes.watermark else None
     slice_name = _column(spec, named, spec.slices.column, "slices.column").name if spec.slices.column else None
     slices = SliceBy(slice_name, spec.slices.by, spec.slices.zone)
     slice_column(slices, shown)
@@ -91,6 +93,21 @@ def survey(
         token=token,
     )
     return Survey(spec, table, shown, key, slices, watermark, known, version)
+
+
+# A watermark must grow with the changes; of these, texts and times of day do not.
+_WATERMARKS = (Kind.INTEGER, Kind.DECIMAL, Kind.FLOAT, Kind.DATE, Kind.TIMESTAMP, Kind.INSTANT)
+
+
+def _watermark(spec: ExtractSpec, access: SnowflakeAccess, table: TableName) -> Column:
+    """The watermark's column, which the extract itself may leave out."""
+    (column,) = describe(access, table, [spec.changes.watermark or ""])
+    if column.kind not in _WATERMARKS:
+        raise SpecError(
+            f"{spec.name}: changes.watermark names {column.name}, which holds {column.kind.value}. Name a number, date or "
+            "timestamp that every change raises, or leave it out: then every row is compared."
+        )
+    return column
 
 
 def definition_of(spec: ExtractSpec) -> str:
@@ -162,6 +179,9 @@ def make_change_set(
     log: Log,
 ) -> tuple[Plan, ChangeSet | None]:
     """Read what the plan needs and make it durable; gives the settled plan, and no change set if nothing differs."""
+    # Here and not above: a plan needs no Spark, and importing it takes seconds.
+    from tir_dagster.changes.workbench import SparkWorkbench  # noqa: PLC0415
+
     pending = store.pending()
     with store.staging(ident) as folder:
         bench = SparkWorkbench(
@@ -174,7 +194,9 @@ def make_change_set(
         )
         try:
             if plan.decision == "incremental" and base is not None:
-                plan, stats, counts = _find(bench, surveyed, plan, base, store, pending, resync, folder)
+                plan, stats, counts = _find(
+                    bench, surveyed, plan, base, store, pending, resync, folder, allow_empty=allow_empty
+                )
             if plan.decision == "none":
                 return plan, None
             if plan.decision == "full":
@@ -217,6 +239,8 @@ def _find(
     pending: Sequence[ChangeSet],
     resync: Sequence[str | None],
     folder: Path,
+    *,
+    allow_empty: bool,
 ) -> tuple[Plan, Stats, Counts]:
     keyed = [one.id for one in pending if one.decision == "incremental"]
     bench.load_pending([store.path(name) / KEYS for name in keyed])
@@ -236,6 +260,7 @@ def _find(
         delete_share=thresholds.delete_share,
         full_share=thresholds.full_share,
         pending=bool(keyed),
+        allow_empty=allow_empty,
     )
     warnings = _key_warnings(bench, surveyed) if settled.decision == "incremental" else ()
     settled = replace(settled, warnings=(*settled.warnings, *warnings))
@@ -257,7 +282,7 @@ def _read_all(
     if base is None and staged.rows == 0 and not allow_empty:
         raise GuardError(
             f"{surveyed.spec.name}: {surveyed.table} is empty. Nothing was touched. "
-            "Load it first, or ask for an empty extract: tir refresh --full --allow-empty."
+            f"Load it first; if it is meant to be empty, say so: tir refresh {surveyed.spec.name} --allow-empty."
         )
     stats = bench.stats(ROWS)
     bench.write_ledger(ROWS, folder / LEDGER, None)
@@ -290,7 +315,7 @@ def _since(surveyed: Survey, highest: str | None) -> str | None:
     return sql_literal(column, highest)
 
 
-def _highest_watermark(access: SnowflakeAccess, source: Source) -> str | None:
+def _highest_watermark(access: SnowflakeAccess, source: PinnedTable) -> str | None:
     if source.watermark is None:
         return None
     value = access.query(f"SELECT MAX({quote(source.watermark.name)}) FROM {source.pinned}")[0][0]

@@ -81,7 +81,8 @@ def find_changes(bench: Workbench, question: Question, ledger_stats: Stats) -> F
     source = bench.source_stats() if check_all else {}
     after_touched = _add(_add(ledger_stats, bench.stats("touched_gone"), sign=-1), bench.stats("touched_fresh"))
     suspects = _differing_slices(after_touched, source) if check_all else ()
-    if suspects or question.resync or question.pending:
+    sought = bool(suspects or question.resync or question.pending)
+    if sought:
         _seek(bench, question, suspects)
         parts = ["touched_changed", "sought_changed", *(["pending"] if question.pending else [])]
         bench.define("changed", sets.union_keys(parts, width))
@@ -89,7 +90,7 @@ def find_changes(bench: Workbench, question: Question, ledger_stats: Stats) -> F
     else:
         bench.define("changed", sets.distinct_keys("touched_changed", width))
         bench.define("candidates", "SELECT * FROM touched")
-    bench.define("gone", sets.having_keys("ledger", "changed", width))
+    bench.define("gone", _gone(width, sought=sought))
     bench.define("fresh", sets.having_keys("candidates", "changed", width))
     bench.define("ledger_after", sets.replaced("ledger", "changed", "fresh", width))
 
@@ -97,6 +98,12 @@ def find_changes(bench: Workbench, question: Question, ledger_stats: Stats) -> F
     found = Found(bench.count("changed"), purged, appended, source)
     unexplained = _differing_slices(found.after(ledger_stats), source) if check_all else ()
     return replace(found, unexplained=unexplained)
+
+
+def _gone(width: int, *, sought: bool) -> str:
+    """The ledger's rows of the changed keys. Each such key was touched or sought: no need to scan the ledger again."""
+    touched = sets.having_keys("touched_ledger", "changed", width)
+    return f"{touched} UNION ALL {sets.having_keys('sought_ledger', 'changed', width)}" if sought else touched
 
 
 def _seek(bench: Workbench, question: Question, suspects: Sequence[str | None]) -> None:
@@ -114,13 +121,12 @@ def _seek(bench: Workbench, question: Question, suspects: Sequence[str | None]) 
     anywhere = ["resync_ledger", *(["pending"] if question.pending else [])]
     bench.define("all_sought", sets.union_keys(["suspect_differing", *anywhere], width))
     bench.define("sought", sets.lacking_keys("all_sought", "touched", width))
-    bench.define("elsewhere_ledger", sets.in_slices("ledger_touched", suspects, inside=False))
-    bench.define("elsewhere", sets.having_keys("elsewhere_ledger", "sought", width))
+    bench.define("sought_ledger", sets.having_keys("ledger", "sought", width))
+    bench.define("elsewhere", sets.in_slices("sought_ledger", suspects, inside=False))
     bench.define("still_there", sets.having_keys("sought", "suspect_keys", width))
     bench.define("perhaps", sets.union_keys(["still_there", "elsewhere", *anywhere], width))
     bench.define("perhaps_present", sets.having_keys("sought", "perhaps", width))
     bench.read_rows("sought_rows", "perhaps_present")
-    bench.define("sought_ledger", sets.having_keys("ledger", "sought", width))
     bench.define("sought_changed", sets.differing_keys("sought_rows", "sought_ledger", width))
 
 

@@ -99,12 +99,14 @@ def settle_plan(
     delete_share: float,
     full_share: float,
     pending: bool,
+    allow_empty: bool = False,
 ) -> Plan:
     """The plan once the differing keys are known: maybe nothing, maybe too much, maybe something looks wrong."""
     rows = sum(count for count, _ in ledger.values())
     purged = sum(count for count, _ in found.purged.values())
     appended = sum(count for count, _ in found.appended.values())
-    check_guards(plan.extract, rows=rows, left=rows - purged + appended, delete_share=delete_share)
+    if not allow_empty:
+        check_guards(plan.extract, rows=rows, left=rows - purged + appended, delete_share=delete_share)
     settled = replace(plan, keys=found.keys, slices=found.slices)
     if found.unexplained:
         return _full(settled, Reason.DRIFT_UNREPAIRED, policy)
@@ -120,13 +122,14 @@ def check_guards(extract: str, *, rows: int, left: int, delete_share: float) -> 
     """Stop before anything is touched when the source looks like a load caught half-way."""
     if rows and left == 0:
         raise GuardError(
-            f"{extract}: the source is empty, the extract has {rows:,} rows. Nothing was touched. If the source is meant "
-            "to be empty, ask for it: tir refresh --full --allow-empty; otherwise wait for its load to finish."
+            f"{extract}: the source is empty, the extract has {rows:,} rows. Nothing was touched. Wait for the source's load "
+            f"to finish; if it is meant to be empty, say so: tir refresh {extract} --allow-empty."
         )
     if rows and rows - left > delete_share * rows:
         raise GuardError(
-            f"{extract}: {rows - left:,} of {rows:,} rows would vanish, more than the allowed share of {delete_share:.0%}. "
-            "Nothing was touched. Check the source; if it is right, raise thresholds.delete_share in the spec."
+            f"{extract}: {rows - left:,} of {rows:,} rows would vanish, more than the {delete_share:.0%} that "
+            "thresholds.delete_share in the spec allows. Nothing was touched. Check the source; if it is right, say so once: "
+            f"tir refresh {extract} --allow-empty."
         )
 
 

@@ -1,6 +1,7 @@
 """Small relations in the driver: the few thousand keys of a usual change are settled in SQLite, without a Spark job each.
 
-A key column is kept as the text that key checksums are made of, one text per value, so that equality is Spark's.
+Integers and texts are kept as they are; any other key as the text that key checksums are made of, one text per value,
+so that equality is Spark's.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 _DIGITS = str.maketrans("abcdef", "012345")
 
+_PLAIN = frozenset({Kind.INTEGER, Kind.TEXT})
+
 # k0, k1, …, slice, hash; the hash is NULL where only keys were read.
 KeyedRow = tuple[Any, ...]
 
@@ -30,6 +33,7 @@ class SmallSets:
     def __init__(self, key: Sequence[Column]) -> None:
         self._key = tuple(key)
         self._width = len(self._key) or 1
+        self._plain = all(column.kind in _PLAIN for column in self._key)
         self._database = sqlite3.connect(":memory:", check_same_thread=False)
         self.names: set[str] = set()
 
@@ -42,7 +46,7 @@ class SmallSets:
         self._drop(name)
         self._database.execute(f"CREATE TABLE {name} ({columns})")
         marks = ", ".join("?" * (self._width + 2))
-        kept = ((*self._texts(row), *row[self._width : self._width + 2]) for row in rows)
+        kept = rows if self._plain else ((*self._texts(row), *row[self._width :]) for row in rows)
         self._database.executemany(f"INSERT INTO {name} VALUES ({marks})", kept)
         self._ready(name)
 
@@ -51,6 +55,12 @@ class SmallSets:
         self._database.execute(f"CREATE TABLE {name} AS {sql}")
         self._ready(name)
 
+    def show(self, name: str, sql: str) -> None:
+        """Give a query a name without computing it: for relations as large as the ledger that are used once."""
+        self._drop(name)
+        self._database.execute(f"CREATE VIEW {name} AS {sql}")
+        self.names.add(name)
+
     def _ready(self, name: str) -> None:
         """With an index: without one, every key of one relation would be compared with every key of the other."""
         listed = ", ".join(f"k{at}" for at in range(self._width))
@@ -58,7 +68,9 @@ class SmallSets:
         self.names.add(name)
 
     def _drop(self, name: str) -> None:
-        self._database.execute(f"DROP TABLE IF EXISTS {name}")
+        for kind in ("TABLE", "VIEW"):
+            if self.rows(f"SELECT 1 FROM sqlite_master WHERE name = '{name}' AND type = '{kind.lower()}'"):
+                self._database.execute(f"DROP {kind} {name}")
         self.names.discard(name)
 
     def rows(self, sql: str) -> list[tuple[Any, ...]]:
@@ -73,7 +85,11 @@ class SmallSets:
     def keys(self, name: str) -> list[tuple[Any, ...]]:
         """The keys of a relation, as values of their columns."""
         listed = ", ".join(f"k{at}" for at in range(self._width))
-        return [self.values(row) for row in self.rows(f"SELECT {listed} FROM {name}")]
+        return list(self.valued(self.rows(f"SELECT {listed} FROM {name}")))
+
+    def valued(self, rows: Iterable[tuple[Any, ...]]) -> Iterable[tuple[Any, ...]]:
+        """Rows with their keys as values of the key columns; what follows the key stays as it is."""
+        return rows if self._plain else ((*self._values(row), *row[self._width :]) for row in rows)
 
     def stats(self, name: str) -> Stats:
         """Rows and key checksum by slice: the numbers that Snowflake and Spark give for the same keys."""
@@ -84,33 +100,34 @@ class SmallSets:
             found[slice_name] = (rows + 1, checksum + (key_number(texts, self._key) if self._key else 0))
         return dict(found)
 
-    def values(self, texts: Sequence[str | None]) -> tuple[Any, ...]:
-        """Values of the key columns from their texts."""
-        if not self._key:
-            return tuple(texts[:1])
-        return tuple(_value(text, column) for text, column in zip(texts, self._key, strict=False))
+    def _values(self, row: Sequence[Any]) -> tuple[Any, ...]:
+        return tuple(_value(kept, column) for kept, column in zip(row, self._key, strict=False))
 
-    def _texts(self, row: KeyedRow) -> tuple[str | None, ...]:
-        if not self._key:
-            return (row[0],)
-        return tuple(key_text(value, column) for value, column in zip(row, self._key, strict=False))
+    def _texts(self, row: KeyedRow) -> tuple[Any, ...]:
+        return tuple(_kept(value, column) for value, column in zip(row, self._key, strict=False))
 
 
-def key_number(texts: Sequence[str | None], key: Sequence[Column]) -> int:
+def _kept(value: Any, column: Column) -> Any:
+    return value if column.kind in _PLAIN else key_text(value, column)
+
+
+def key_number(texts: Sequence[Any], key: Sequence[Column]) -> int:
     """One key as a number: see `source.keychecks`, whose SQL gives the same."""
     parts = (_escaped(text, column) for text, column in zip(texts, key, strict=True))
     digest = hashlib.md5("|".join(parts).encode()).hexdigest()
     return int(digest.translate(_DIGITS)[:18])
 
 
-def _escaped(text: str | None, column: Column) -> str:
+def _escaped(text: Any, column: Column) -> str:
     if text is None:
         return "~"
+    if column.kind is Kind.INTEGER:
+        return str(text)
     if column.kind is Kind.TIME:
         moment = time.fromisoformat(text)
         seconds = (moment.hour * 60 + moment.minute) * 60 + moment.second
         return str(seconds * 1_000_000 + moment.microsecond)
-    return text.replace("~", "~0").replace("|", "~1") if column.kind is Kind.TEXT else text
+    return str(text).replace("~", "~0").replace("|", "~1") if column.kind is Kind.TEXT else text
 
 
 def key_text(value: Any, column: Column) -> str | None:
@@ -130,12 +147,10 @@ def key_text(value: Any, column: Column) -> str | None:
     return value.isoformat() if isinstance(value, date) else str(value)
 
 
-def _value(text: str | None, column: Column) -> Any:
+def _value(text: Any, column: Column) -> Any:
     if text is None:
         return None
     match column.kind:
-        case Kind.INTEGER:
-            return int(text)
         case Kind.DECIMAL:
             return Decimal(text)
         case Kind.BOOLEAN:
@@ -145,5 +160,5 @@ def _value(text: str | None, column: Column) -> Any:
         case Kind.TIMESTAMP:
             return (_EPOCH + int(text) * _MICROSECOND).replace(tzinfo=None)
         case Kind.INSTANT:
-            return (_EPOCH + int(text) * _MICROSECOND).astimezone().replace(tzinfo=None)
+            return _EPOCH + int(text) * _MICROSECOND
     return text

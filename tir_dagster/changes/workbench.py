@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tir_dagster.changes import sets
 from tir_dagster.changes.find import Stats
+from tir_dagster.changes.ledger import Ledger, arrow_rows, write_keys
 from tir_dagster.changes.smallsets import SmallSets
-from tir_dagster.errors import SourceError
 from tir_dagster.source.columns import Column, Kind
 from tir_dagster.source.connection import SnowflakeAccess
 from tir_dagster.source.keychecks import check_ledger, check_source, check_sql
-from tir_dagster.source.names import TableName, literal, quote, spark_quote
+from tir_dagster.source.names import quote, spark_quote
+from tir_dagster.source.pinned import PinnedTable, sql_literal
 from tir_dagster.source.reader import read, register, spark_failures
-from tir_dagster.source.slices import SliceBy, slice_filter_snowflake, slice_sql_snowflake
+from tir_dagster.source.slices import slice_filter_snowflake, slice_sql_snowflake
 from tir_dagster.source.staging import HASH, SLICE, Staged, stage
-from tir_dagster.source.versions import SourceVersion, select
+from tir_dagster.source.versions import select
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -28,29 +27,13 @@ if TYPE_CHECKING:
 # Keys in one statement, and in all statements of one look-up; beyond that the whole table's keys are compared in Spark.
 KEYS_PER_QUERY = 2_000
 KEYS_BY_QUERY = 20_000
-# Relations up to this size live in the driver.
+# Relations up to this size live in the driver, and a ledger up to that size with what is compared with it: a second
+# there, where Spark takes ten for its many small jobs.
 SMALL_ROWS = 100_000
-PARTITION = "p"
-NO_SLICE = "(none)"
-# Relations as large as the ledger: cheaper to compute again than to keep.
+LEDGER_ROWS = 500_000
 _WORD = re.compile(r"[a-z_]\w*")
-_LARGE = frozenset({"ledger", "ledger_touched", "ledger_after", "suspect_ledger", "elsewhere_ledger"})
-
-
-@dataclass(frozen=True)
-class Source:
-    """What is read: a table's columns at a version, its row key, its slices and its watermark."""
-
-    table: TableName
-    columns: tuple[Column, ...]
-    key: tuple[Column, ...]
-    slices: SliceBy
-    watermark: Column | None
-    version: SourceVersion
-
-    @property
-    def pinned(self) -> str:
-        return f"{self.table.sql} {self.version.sql}"
+# Relations as large as the ledger: cheaper to compute again than to keep.
+_LARGE = frozenset({"ledger", "ledger_touched", "ledger_after", "suspect_ledger"})
 
 
 class SparkWorkbench:
@@ -60,7 +43,7 @@ class SparkWorkbench:
         self,
         spark: SparkSession,
         access: SnowflakeAccess,
-        source: Source,
+        source: PinnedTable,
         *,
         folder: Path,
         ledger: Path | None,
@@ -76,10 +59,16 @@ class SparkWorkbench:
         self._folder = folder
         self._log = log
         self._staged: list[Staged] = []
+        self._source_stats: Stats = {}
         self.width = len(source.key) or 1
         if ledger is not None:
-            kept = self._spark.read.parquet(ledger.absolute().as_uri())
-            self._name("ledger", kept.select(*(f"k{at}" for at in range(self.width)), "slice", "hash"))
+            self._open(Ledger(ledger, source.key))
+
+    def _open(self, ledger: Ledger) -> None:
+        if ledger.rows <= LEDGER_ROWS:
+            self._small.put("ledger", ledger.read())
+        else:
+            self._name("ledger", ledger.frame(self._spark))
 
     # Relations
 
@@ -87,7 +76,8 @@ class SparkWorkbench:
         """In the driver if all it needs is there; else by Spark, and into the driver if the result is small."""
         used = {word for word in _WORD.findall(sql) if word in self._views or word in self._small.names}
         if used <= self._small.names:
-            self._small.define(name, sql)
+            make = self._small.show if name in _LARGE else self._small.define
+            make(name, sql)
             return
         for relation in used & self._small.names - self._views.keys():
             self._lend(relation)
@@ -106,10 +96,7 @@ class SparkWorkbench:
     def _lend(self, relation: str) -> None:
         """Show Spark a relation of the driver."""
         columns = self._small.columns(relation)
-        rows = [
-            (*self._small.values(row[: self.width]), *row[self.width :])
-            for row in self._small.rows(f"SELECT * FROM {relation}")
-        ]
+        rows = list(self._small.valued(self._small.rows(f"SELECT * FROM {relation}")))
         key = self._source.key
         types = [f"k{at} {column.spark}" for at, column in enumerate(key)] if key else ["k0 string"]
         types += [f"{name} {'string' if name == 'slice' else 'bigint'}" for name in columns[self.width :]]
@@ -138,9 +125,12 @@ class SparkWorkbench:
         if not source.key:
             slice_sql = slice_sql_snowflake(source.slices, source.columns)
             rows = self._access.query(f"SELECT {slice_sql}, COUNT(*) FROM {source.pinned} GROUP BY 1")
-            return {row[0]: (int(row[1]), 0) for row in rows}
-        sql = check_sql(source.pinned, key=source.key, slices=source.slices, columns=source.columns)
-        return {name: (check.rows, check.checksum) for name, check in check_source(self._access, sql).items()}
+            self._source_stats = {row[0]: (int(row[1]), 0) for row in rows}
+        else:
+            sql = check_sql(source.pinned, key=source.key, slices=source.slices, columns=source.columns)
+            checks = check_source(self._access, sql)
+            self._source_stats = {name: (check.rows, check.checksum) for name, check in checks.items()}
+        return self._source_stats
 
     # Reads
 
@@ -184,7 +174,13 @@ class SparkWorkbench:
         query = f"SELECT {listed}{slice_sql} AS TIR_SLICE FROM {source.pinned} WHERE {where}"
         keys = read(self._spark, self._access, query, columns)
         key = [f"{spark_quote(column.name)} AS k{at}" for at, column in enumerate(source.key)] or ["TIR_SLICE AS k0"]
-        self._name(name, keys.selectExpr(*key, "TIR_SLICE AS slice"), keep=True)
+        named = keys.selectExpr(*key, "TIR_SLICE AS slice")
+        expected = sum(self._source_stats.get(slice_name, (0, 0))[0] for slice_name in slices)
+        if "ledger" in self._small.names and expected <= LEDGER_ROWS:
+            with spark_failures("reading keys"):
+                self._small.put(name, ((*row, None) for row in arrow_rows(named.toArrow())))
+        else:
+            self._name(name, named, keep=True)
 
     def read_rows(self, name: str, keys: str) -> None:
         count = self.count(keys)
@@ -283,7 +279,9 @@ class SparkWorkbench:
 
     def write_keys(self, relation: str, folder: Path) -> None:
         """The keys under their own names, for the purge."""
-        self._on_spark(relation)
+        if relation in self._small.names:
+            write_keys(folder, self._source.key, self._small.keys(relation))
+            return
         with spark_failures("writing keys"):
             named = self._spark.table(relation).selectExpr(*self._key_names())
             named.coalesce(1).write.mode("overwrite").parquet(folder.absolute().as_uri())
@@ -309,16 +307,15 @@ class SparkWorkbench:
 
     def write_ledger(self, relation: str, folder: Path, slices: Sequence[str | None] | None) -> None:
         """The ledger of these slices (None: of all), a folder for each slice."""
+        ledger = Ledger(folder, self._source.key)
+        if relation in self._small.names:
+            chosen = f"SELECT * FROM {relation}" if slices is None else sets.in_slices(relation, slices)
+            ledger.write(self._small.valued(self._small.rows(chosen)))
+            return
         self._on_spark(relation)
-        chosen = self._spark.table(relation) if slices is None else self._spark.sql(sets.in_slices(relation, slices))
+        frame = self._spark.table(relation) if slices is None else self._spark.sql(sets.in_slices(relation, slices))
         with spark_failures("writing the ledger"):
-            (
-                chosen.selectExpr("*", f"COALESCE(slice, '{NO_SLICE}') AS {PARTITION}")
-                .repartition(PARTITION)
-                .write.mode("overwrite")
-                .partitionBy(PARTITION)
-                .parquet(folder.absolute().as_uri())
-            )
+            ledger.write_frame(frame)
 
     def close(self) -> None:
         self._small.close()
@@ -334,34 +331,6 @@ class SparkWorkbench:
         if not self._source.key:
             return ["k0"]
         return [f"k{at} AS {spark_quote(column.name)}" for at, column in enumerate(self._source.key)]
-
-
-def sql_literal(column: Column, value: Any) -> str:
-    """A value of the column as Snowflake reads it."""
-    if value is None:
-        return "NULL"
-    match column.kind:
-        case Kind.INTEGER | Kind.DECIMAL:
-            return str(value)
-        case Kind.BOOLEAN:
-            return "TRUE" if value else "FALSE"
-        case Kind.DATE:
-            return f"{literal(value.isoformat() if isinstance(value, date) else str(value))}::DATE"
-        case Kind.TIMESTAMP:
-            return f"{literal(_iso(value))}::TIMESTAMP_NTZ"
-        case Kind.INSTANT:
-            # Spark gives a moment as local time without a zone.
-            moment = value.astimezone(UTC) if isinstance(value, datetime) else value
-            return f"{literal(_iso(moment))}::TIMESTAMP_TZ"
-        case Kind.TIME:
-            return f"{literal(str(value))}::TIME"
-        case Kind.TEXT:
-            return literal(str(value))
-    raise SourceError(f"Column {column.name} ({column.kind.value}) cannot be part of a row key or a watermark.")
-
-
-def _iso(value: Any) -> str:
-    return value.isoformat(timespec="microseconds") if isinstance(value, datetime) else str(value)
 
 
 def _schema(columns: Sequence[Column]) -> str:

@@ -10,35 +10,50 @@ from tir_dagster.source.names import TableName
 
 
 def check_agreement(
-    package: Package, *, table: TableName, source_columns: Sequence[str], wanted: Sequence[str]
+    package: Package,
+    *,
+    shown: str,
+    table: TableName,
+    source_columns: Sequence[str],
+    wanted: Sequence[str],
+    only: Sequence[str] = (),
 ) -> None:
-    """Compare relation, filters, aggregation and columns with the spec; all differences are named at once."""
-    problems = list(_problems(package, table, source_columns, wanted))
+    """Compare relation, filters, aggregation and columns with the spec; all differences are named at once.
+
+    `shown` names the datasource; `wanted` columns must be there, and with `only` no others may be.
+    """
+    problems = [*_rows(package, table), *_columns(package, table, source_columns, wanted, only)]
     if problems:
         raise DatasourceError(
-            f"The datasource {package.name} does not show what the spec says: {'; '.join(problems)}. Nothing was touched. "
-            "Change the spec or the datasource, or let Tableau refresh it (delivery: trigger)."
+            f"The {shown} does not show what the spec says: {'; '.join(problems)}. Nothing was touched. "
+            "Change the spec, or change the datasource in Tableau and publish it again."
         )
 
 
-def _problems(
-    package: Package, table: TableName, source_columns: Sequence[str], wanted: Sequence[str]
-) -> Iterator[str]:
+def _rows(package: Package, table: TableName) -> Iterator[str]:
+    """Which rows the extract holds."""
     yield from _relation(package, table)
     if package.filters:
         yield f"its extract is filtered ({', '.join(package.filters)})"
     if package.aggregated:
         yield "its extract is aggregated"
     if package.row_limit:
-        yield f"its extract is limited to {package.row_limit} rows"
+        yield f"its extract is limited to {package.row_limit}"
     if package.calculated_columns:
         yield f"its extract stores calculated fields ({', '.join(package.calculated_columns)})"
+
+
+def _columns(
+    package: Package, table: TableName, source_columns: Sequence[str], wanted: Sequence[str], only: Sequence[str]
+) -> Iterator[str]:
     known = set(source_columns)
     shown = set(package.hyper_names) or {record.remote_name for record in package.columns}
     if unknown := sorted(shown - known):
         yield f"it has the columns {', '.join(unknown)}, which {table} does not have"
     if missing := sorted(set(wanted) - shown):
         yield f"it lacks the columns {', '.join(missing)}, which the spec needs"
+    if only and (more := sorted((shown & known) - set(only))):
+        yield f"it also has the columns {', '.join(more)}, which `columns` in the spec leaves out"
 
 
 def _relation(package: Package, table: TableName) -> Iterator[str]:

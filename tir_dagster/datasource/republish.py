@@ -11,8 +11,10 @@ from tir_dagster.datasource.find import find_project, look_for_datasource, settl
 from tir_dagster.datasource.found import FoundDatasource, FoundProject, ServerVersion, server_version
 from tir_dagster.datasource.keep import ConnectionCredential, check_credentials, keep, restore
 from tir_dagster.datasource.transfer import download, publish
-from tir_dagster.errors import DatasourceError
+from tir_dagster.durable import need_space
+from tir_dagster.errors import DatasourceError, ExtractError
 from tir_dagster.extract.archive import open_archive
+from tir_dagster.extract.hyperfile import describe
 from tir_dagster.extract.package import extract_hyper, read_package, refresh_change, write_package
 from tir_dagster.spec import ExtractSpec
 
@@ -69,9 +71,13 @@ def _variable(spec: ExtractSpec, name: str | None, env: Mapping[str, str]) -> st
 
 def fetch_shell(client: TableauClient, found: FoundDatasource, folder: Path) -> tuple[Path, Path]:
     """Download the package and take it apart: the shell (everything but the rows), and the Hyper file."""
-    folder.mkdir(parents=True, exist_ok=True)
+    need_space(folder, (found.size_mb or 0) * 1_000_000)
     package = read_package(download(client, found, folder / "download.tdsx"))
     hyper = extract_hyper(package, folder / "download.hyper")
+    try:
+        describe(hyper)
+    except ExtractError as error:
+        raise DatasourceError(f"The {found.shown} cannot be refreshed by key: {error}") from error
     shell = folder / "shell.tdsx"
     with open_archive(package.path) as archive:
         assert package.hyper_member is not None, "extract_hyper refused it otherwise"

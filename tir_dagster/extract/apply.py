@@ -11,19 +11,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tir_dagster.changes.ledger import LEDGER_FILES, slice_folder
 from tir_dagster.changes.state import NO_SLICE_KEY, ChangeSet
 from tir_dagster.errors import ExtractError
 from tir_dagster.extract.fingerprints import Fingerprint, different_slices, extract_fingerprints, read_fingerprints
 from tir_dagster.extract.fingerprints import snowflake_sql as fingerprint_sql
 from tir_dagster.extract.hyperfile import create_extract, create_like, describe, needs_rebuild, rebuild
 from tir_dagster.extract.purge import Applied, replace_keys, replace_slices
-from tir_dagster.extract.slices import SliceRanges, Slicing
+from tir_dagster.extract.slices import SliceRanges
 from tir_dagster.extract.versions import LEDGER_FOLDER, Version, VersionStore, Workspace
 from tir_dagster.source.columns import Column
 from tir_dagster.source.slices import SliceBy, slice_range
 
 SHELL = "shell.tdsx"
-_NO_SLICE_FOLDER = "(none)"
 
 
 @dataclass(frozen=True)
@@ -34,10 +34,6 @@ class Shape:
     key: tuple[str, ...]
     slices: SliceBy
     names: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def slicing(self) -> Slicing:
-        return Slicing(self.slices.by, self.slices.column, self.slices.zone)
 
 
 @contextmanager
@@ -102,28 +98,39 @@ def bring_ledger(
 ) -> None:
     """The new version's ledger: slices the change set touched come from it, the others stay as they are."""
     if base is not None and change_set.decision == "incremental":
-        touched = {f"p={_NO_SLICE_FOLDER if name is None else name}" for name in change_set.touched}
+        touched = {slice_folder(name) for name in change_set.touched}
         kept = [
             str(path.relative_to(base.folder))
-            for path in sorted((base.folder / LEDGER_FOLDER).glob("p=*/part-*"))
+            for path in sorted((base.folder / LEDGER_FOLDER).glob(LEDGER_FILES))
             if path.parent.name not in touched
         ]
         store.adopt(workspace, base, kept)
-    for path in sorted((folder / LEDGER_FOLDER).glob("p=*/part-*")):
+    for path in sorted((folder / LEDGER_FOLDER).glob(LEDGER_FILES)):
         target = workspace.ledger / path.parent.name / path.name
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, target)
 
 
+Prints = Mapping[str | None, Fingerprint]
+
+
+def content_fingerprints(extract: Path, shape: Shape) -> Prints:
+    """What the extract holds, by slice."""
+    return extract_fingerprints(extract, shape.columns, shape.slices, names=shape.names or None)
+
+
 def verify_touched(
-    extract: Path, change_set: ChangeSet, *, shape: Shape, table_sql: str, query: Callable[[str], list[tuple[Any, ...]]]
-) -> dict[str | None, Fingerprint]:
+    prints: Prints,
+    change_set: ChangeSet,
+    *,
+    shape: Shape,
+    table_sql: str,
+    query: Callable[[str], list[tuple[Any, ...]]],
+) -> None:
     """Compare the touched slices (a full one: all) with the source at the same version; a difference stops the refresh."""
     only = None if change_set.decision == "full" else set(change_set.touched)
-    ours = extract_fingerprints(extract, shape.columns, shape.slicing, only=only, names=shape.names or None)
-    theirs = read_fingerprints(
-        query(fingerprint_sql(shape.columns, table_sql, shape.slicing, only=only)), shape.columns
-    )
+    ours = {name: found for name, found in prints.items() if only is None or name in only}
+    theirs = read_fingerprints(query(fingerprint_sql(shape.columns, table_sql, shape.slices, only=only)), shape.columns)
     if different := different_slices(ours, theirs):
         name, lines = next(iter(different.items()))
         raise ExtractError(
@@ -131,13 +138,11 @@ def verify_touched(
             f"{name or 'rows without a slice'} for example: {'; '.join(lines[:3])}. Nothing was published. "
             "Run tir refresh --full; if that differs too, report it."
         )
-    return ours
 
 
-def content_digest(extract: Path, shape: Shape) -> str:
-    """A digest of the extract's rows, the same for equal rows in any order and in any file."""
-    prints = extract_fingerprints(extract, shape.columns, shape.slicing, names=shape.names or None)
-    value = {name or NO_SLICE_KEY: dict(print_) for name, print_ in prints.items()}
+def content_digest(prints: Prints) -> str:
+    """A digest of an extract's rows, the same for equal rows in any order and in any file."""
+    value = {name or NO_SLICE_KEY: dict(found) for name, found in prints.items()}
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 

@@ -12,8 +12,9 @@ from tir_dagster.extract.casts import FileColumn, pair_columns
 from tir_dagster.extract.engine import connect, literal, quoted
 from tir_dagster.extract.features import HYPER, SNOWFLAKE, features
 from tir_dagster.extract.hyperfile import describe
-from tir_dagster.extract.slices import Slicing
+from tir_dagster.extract.slices import slice_sql_hyper
 from tir_dagster.source.columns import Column
+from tir_dagster.source.slices import SliceBy, slice_sql_snowflake
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,18 +66,16 @@ def different_slices(
 def extract_fingerprints(
     path: Path,
     columns: Sequence[Column],
-    slicing: Slicing | None = None,
+    slices: SliceBy | None = None,
     *,
     only: Collection[str | None] | None = None,
     names: Mapping[str, str] | None = None,
     digest_text: bool = True,
 ) -> dict[str | None, Fingerprint]:
     """The extract's fingerprints by slice; `only` restricts them to some slices, None being the rows without one."""
-    slicing = slicing or Slicing()
     table = describe(path)
     stored = {pair.source.name: pair.stored for pair in pair_columns(columns, table.columns, path=path, names=names)}
-    source = slicing.source_of(columns)
-    slice_sql = slicing.in_extract(source, stored[source.name] if source else None)
+    slice_sql = slice_sql_hyper(slices or SliceBy(), columns, stored)
     wanted = features(columns, HYPER, stored=stored, digest_text=digest_text)
     sql = _grouped(wanted, slice_sql, table.sql, only, carried=[quoted(column.name) for column in stored.values()])
     with connect(path) as connection:
@@ -87,7 +86,7 @@ def extract_fingerprints(
 def snowflake_sql(
     columns: Sequence[Column],
     table_sql: str,
-    slicing: Slicing | None = None,
+    slices: SliceBy | None = None,
     *,
     only: Collection[str | None] | None = None,
     digest_text: bool = True,
@@ -96,9 +95,7 @@ def snowflake_sql(
 
     `table_sql` is what follows FROM: a quoted table, with its `AT(TIMESTAMP => …)`, or a query in parentheses.
     """
-    slicing = slicing or Slicing()
-    source = slicing.source_of(columns)
-    slice_sql = slicing.in_snowflake(source, quoted(source.name) if source else "")
+    slice_sql = slice_sql_snowflake(slices or SliceBy(), columns)
     stored = {column.name: FileColumn(column.name, column.hyper) for column in columns}
     wanted = features(columns, SNOWFLAKE, stored=stored, digest_text=digest_text)
     return _grouped(wanted, slice_sql, table_sql, only, carried=[quoted(column.name) for column in columns])

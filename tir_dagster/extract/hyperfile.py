@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tir_dagster.durable import need_space, replaced_file, total_bytes
 from tir_dagster.errors import ExtractError
 from tir_dagster.extract.casts import FileColumn, Loaded, check_staged, pair_columns
-from tir_dagster.extract.durable import need_space, replaced_file, total_bytes
 from tir_dagster.extract.engine import DEFAULT_FILE_VERSION, connect, first_line, parquet, quoted
 from tir_dagster.source.columns import Column
 

@@ -7,10 +7,10 @@ from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from tir_dagster.durable import need_space
 from tir_dagster.errors import ExtractError
 from tir_dagster.extract.archive import Archive, bad_package, open_archive
 from tir_dagster.extract.document import Document, LiveConnection, LiveRelation, MetadataRecord, RefreshEvent
-from tir_dagster.extract.durable import need_space
 from tir_dagster.extract.engine import connect, quoted
 from tir_dagster.extract.hyperfile import look_at
 from tir_dagster.extract.xmltext import UnreadableXmlError, attribute

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tir_dagster.durable import need_space, replaced_file, total_bytes
 from tir_dagster.errors import ExtractError
 from tir_dagster.extract.casts import Loaded, check_staged, pair_columns
-from tir_dagster.extract.durable import need_space, replaced_file, total_bytes
 from tir_dagster.extract.engine import connect, parquet, unbroken
 from tir_dagster.extract.hyperfile import append_rows, check_count, describe, look_at
 from tir_dagster.extract.slices import SliceRanges

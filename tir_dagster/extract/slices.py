@@ -1,73 +1,29 @@
-"""The slice of a row, in Hyper's SQL and in Snowflake's, and the ranges of slices that are purged together."""
+"""The slice of a row in Hyper's SQL, and the ranges of slices that are purged together."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Literal
 
 from tir_dagster.errors import ExtractError
 from tir_dagster.extract.casts import FileColumn, Loaded
 from tir_dagster.extract.engine import literal, quoted
 from tir_dagster.source.columns import Column, Kind
+from tir_dagster.source.slices import ALL, SliceBy, slice_column
 
-Grain = Literal["none", "day", "week", "month"]
-
-# The one slice of an extract that is not sliced.
-ALL = "all"
 _SLICED_BY = (Kind.DATE, Kind.TIMESTAMP, Kind.INSTANT)
 
 
-@dataclass(frozen=True)
-class Slicing:
-    """How rows fall into slices: by a column's day, week (from Monday) or month; moments are read in `zone`."""
-
-    grain: Grain = "none"
-    column: str | None = None
-    zone: str = "UTC"
-
-    def in_extract(self, source: Column | None, stored: FileColumn | None) -> str:
-        """The slice's name as Hyper SQL: '2024-01', a Monday '2024-01-29', a day '2024-01-31'; NULL stays NULL."""
-        if self.grain == "none":
-            return literal(ALL)
-        assert source is not None
-        assert stored is not None
-        moment = f"CAST({wall_time(source, stored, self.zone)} AS TIMESTAMP)"
-        if self.grain == "week":
-            moment = f"DATE_TRUNC('week', {moment})"
-        return f"TO_CHAR({moment}, '{self._format}')"
-
-    def in_snowflake(self, source: Column | None, name: str) -> str:
-        """The same name as Snowflake SQL, whatever the session's TIMEZONE and WEEK_START are."""
-        if self.grain == "none":
-            return f"'{ALL}'"
-        assert source is not None
-        moment = name
-        if source.kind is Kind.INSTANT:
-            moment = f"CONVERT_TIMEZONE({literal(self.zone)}, {name})"
-        moment = f"CAST({moment} AS TIMESTAMP_NTZ)"
-        if self.grain == "week":
-            monday = f"DATEADD('day', 1 - DAYOFWEEKISO({moment}), CAST({moment} AS DATE))"
-            moment = f"CAST({monday} AS TIMESTAMP_NTZ)"
-        return f"TO_CHAR({moment}, '{self._format}')"
-
-    @property
-    def _format(self) -> str:
-        return "YYYY-MM" if self.grain == "month" else "YYYY-MM-DD"
-
-    def source_of(self, columns: Sequence[Column]) -> Column | None:
-        """The column that slices, of a kind that can; None where nothing is sliced."""
-        if self.grain == "none":
-            return None
-        found = next((column for column in columns if column.name == self.column), None)
-        if found is None or found.kind not in _SLICED_BY:
-            what = "is not in the extract" if found is None else f"is {found.kind.value}"
-            raise ExtractError(
-                f"Slices by {self.grain} need a date or timestamp column, and {self.column} {what}. "
-                "Name another column under `slices:` in the extract's spec."
-            )
-        return found
+def slice_sql_hyper(slices: SliceBy, columns: Sequence[Column], stored: Mapping[str, FileColumn]) -> str:
+    """The slice's name as Hyper's SQL; the same names that Snowflake and Spark give."""
+    column = slice_column(slices, columns)
+    if column is None:
+        return literal(ALL)
+    moment = f"CAST({wall_time(column, stored[column.name], slices.zone)} AS TIMESTAMP)"
+    if slices.by == "week":
+        moment = f"DATE_TRUNC('week', {moment})"
+    return f"TO_CHAR({moment}, '{'YYYY-MM' if slices.by == 'month' else 'YYYY-MM-DD'}')"
 
 
 def wall_time(source: Column, stored: FileColumn, zone: str) -> str:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tir_dagster.durable import sync
 from tir_dagster.errors import ExtractError
-from tir_dagster.extract.durable import sync
 
 EXTRACT_FILE = "extract.hyper"
 LEDGER_FOLDER = "ledger"

@@ -3,10 +3,7 @@
 No postponed annotations here: Dagster reads the types of config and resources from the functions.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
@@ -15,17 +12,31 @@ from dagster_snowflake import SnowflakeResource
 from pydantic import Field
 
 from tir_dagster.changes.changesets import new_id
-from tir_dagster.changes.state import ChangeSet, Confirmation, slice_label
+from tir_dagster.changes.state import ChangeSet
 from tir_dagster.errors import TirError
-from tir_dagster.orchestration.confirmations import CONFIRMATION, last_confirmation
-from tir_dagster.orchestration.partitions import change_set_partitions, rest_of, slice_partitions
+from tir_dagster.extract.versions import Version
+from tir_dagster.orchestration import metadata
+from tir_dagster.orchestration.confirmations import last_confirmation
+from tir_dagster.orchestration.hosting import host_of
+from tir_dagster.orchestration.io_managers import CHANGE_SET_IO, HYPER_IO
+from tir_dagster.orchestration.names import ExtractKeys, extract_keys
+from tir_dagster.orchestration.partitions import (
+    change_set_partitions,
+    rest_of,
+    retire_change_sets,
+    slice_partitions,
+    slices_of_run,
+)
 from tir_dagster.orchestration.resources import StateFolder, TableauResource, snowflake_access, spark_session
 from tir_dagster.spec import ExtractSpec
 
 if TYPE_CHECKING:
+    from tir_dagster.changes.detect import Survey
     from tir_dagster.orchestration.flow import Looked, Refresher
 
 LEASE_WAIT_SECONDS = 3600.0
+
+Events = Iterator[dg.Output[Any] | dg.AssetObservation | dg.AssetMaterialization]
 
 
 class Detection(dg.Config):
@@ -42,36 +53,6 @@ class Application(dg.Config):
     change_set: str = ""
 
 
-@dataclass(frozen=True)
-class ExtractKeys:
-    """The asset keys of one extract."""
-
-    source_table: dg.AssetKey
-    changed_keys: dg.AssetKey
-    purged_extract: dg.AssetKey
-    published_datasource: dg.AssetKey
-
-
-_listener: ContextVar[tuple[Callable[[str], None] | None, dict[str, float] | None]] = ContextVar(
-    "listener", default=(None, None)
-)
-
-
-@contextmanager
-def progress_to(listener: Callable[[str], None], stages: dict[str, float]) -> Iterator[None]:
-    """Inside the block, runs in this process also tell the listener, and add their times to the stages."""
-    token = _listener.set((listener, stages))
-    try:
-        yield
-    finally:
-        _listener.reset(token)
-
-
-def extract_keys(spec: ExtractSpec) -> ExtractKeys:
-    names = ("source_table", "changed_keys", "purged_extract", "published_datasource")
-    return ExtractKeys(*(dg.AssetKey([spec.name, name]) for name in names))
-
-
 def refresher_for(
     spec: ExtractSpec,
     *,
@@ -79,29 +60,29 @@ def refresher_for(
     tableau: TableauResource,
     pyspark: LazyPySparkResource,
     state: StateFolder,
-    log: Any,
+    log: Callable[[str], None],
 ) -> "Refresher":
     """The extract's refresh with plain objects; the rooms know nothing of Dagster."""
     from tir_dagster.orchestration.flow import Refresher  # noqa: PLC0415
 
-    listener, stages = _listener.get()
+    host = host_of(spec.name)
+    if host is None:
+        return Refresher(
+            spec,
+            snowflake=snowflake_access(snowflake),
+            tableau=tableau.access(),
+            spark=lambda: spark_session(pyspark, state.folder),
+            home=state.folder,
+            log=log,
+        )
 
     def tell(line: str) -> None:
         log(line)
-        if listener is not None:
-            listener(line)
+        host.listener(line)
 
-    made = Refresher(
-        spec,
-        snowflake=snowflake_access(snowflake),
-        tableau=tableau.access(),
-        spark=lambda: spark_session(pyspark, state.folder),
-        home=state.folder,
-        log=tell,
-    )
-    if stages is not None:
-        made.stages.seconds = stages
-    return made
+    # On a terminal, what the JVM prints would stand between our lines.
+    host.refresher.lend(tell, lambda: spark_session(pyspark, state.folder, quiet=True))
+    return host.refresher
 
 
 def build_assets(spec: ExtractSpec) -> list[Any]:
@@ -116,7 +97,7 @@ def _source_table(spec: ExtractSpec, keys: ExtractKeys) -> dg.AssetSpec:
         group_name=spec.name,
         kinds={"snowflake"},
         description=f"The Snowflake table {spec.source}, as the source sensor observes it.",
-        metadata={"dagster/table_name": spec.source},
+        metadata=metadata.table_name(spec),
     )
 
 
@@ -127,9 +108,11 @@ def _changed_keys(spec: ExtractSpec, keys: ExtractKeys) -> dg.AssetsDefinition:
         group_name=spec.name,
         kinds={"pyspark", "parquet"},
         partitions_def=change_set_partitions(spec),
+        io_manager_key=CHANGE_SET_IO,
         output_required=False,
         description=f"Keys of {spec.source} whose rows differ from the extract's, with their fresh rows: one partition "
         "per change set, pending until a publish confirms it.",
+        metadata=metadata.table_name(spec),
     )
     def changed_keys(
         context: dg.AssetExecutionContext,
@@ -138,19 +121,20 @@ def _changed_keys(spec: ExtractSpec, keys: ExtractKeys) -> dg.AssetsDefinition:
         tableau: TableauResource,
         pyspark: LazyPySparkResource,
         state: StateFolder,
-    ) -> Iterator[dg.Output[None] | dg.AssetObservation | dg.AssetMaterialization]:
+    ) -> Events:
         refresher = refresher_for(
             spec, snowflake=snowflake, tableau=tableau, pyspark=pyspark, state=state, log=context.log.info
         )
+        # Events are yielded inside the lease: outside of it, somebody else might already have settled the change set.
         with refresher.leased(f"run {context.run_id}", wait_seconds=LEASE_WAIT_SECONDS):
-            looked = _look(context, refresher, keys)
-            yield from late_events(looked.late, keys)
-            change_set, sentence = _detect(refresher, looked, config, context.partition_key)
-        context.log.info(sentence)
-        if change_set is None:
-            yield dg.AssetObservation(keys.source_table, metadata={"tir/plan": sentence})
-            return
-        yield dg.Output(None, metadata=_change_set_metadata(change_set, refresher))
+            looked, surveyed = refresher.take_prepared() or (_look(context, refresher, keys), None)
+            yield from _confirm_late(refresher, looked, keys)
+            surveyed, change_set, sentence = _detect(refresher, looked, config, context.partition_key, surveyed)
+            context.log.info(sentence)
+            yield _observation(keys, surveyed, sentence)
+            if change_set is not None:
+                shown = metadata.change_set_metadata(change_set, surveyed.columns, refresher.stages.seconds)
+                yield dg.Output(change_set, metadata=shown)
 
     return changed_keys
 
@@ -159,23 +143,28 @@ def _look(context: dg.AssetExecutionContext, refresher: "Refresher", keys: Extra
     return refresher.look(last_confirmation(context.instance, keys.published_datasource))
 
 
-def late_events(late: Confirmation | None, keys: ExtractKeys) -> Iterator[dg.AssetMaterialization]:
-    """A publish that landed before its run died is confirmed by whoever notices."""
-    if late is not None:
-        yield dg.AssetMaterialization(
-            keys.published_datasource,
-            description="Confirmed late: the run that published it ended before it could say so.",
-            metadata=_confirmation_metadata(late),
-        )
-
-
-def _detect(refresher: "Refresher", looked: "Looked", config: Detection, ident: str) -> tuple[ChangeSet | None, str]:
+def _confirm_late(refresher: "Refresher", looked: "Looked", keys: ExtractKeys) -> Iterator[dg.AssetMaterialization]:
+    """Settled only once the event is on record, which it is when the generator goes on."""
     if looked.late is not None:
+        yield from metadata.late_events(looked.late, keys)
         refresher.settle(looked.late)
-    surveyed = refresher.survey(looked)
+
+
+def _observation(keys: ExtractKeys, surveyed: "Survey", sentence: str) -> dg.AssetObservation:
+    shown = metadata.source_metadata(surveyed.known.token, surveyed.columns)
+    return dg.AssetObservation(
+        keys.source_table,
+        metadata={metadata.PLAN: sentence, metadata.SOURCE_VERSION: str(surveyed.version), **shown},
+    )
+
+
+def _detect(
+    refresher: "Refresher", looked: "Looked", config: Detection, ident: str, surveyed: "Survey | None" = None
+) -> tuple["Survey", ChangeSet | None, str]:
+    surveyed = surveyed or refresher.survey(looked)
     plan = refresher.plan(looked, surveyed, config.mode, config.slices)  # type: ignore[arg-type]
     if plan.decision == "none":
-        return None, plan.sentence()
+        return surveyed, None, plan.sentence()
     resync: list[str | None] = []
     if config.mode == "slices" and looked.base is not None:
         from tir_dagster.changes.state import stats_from_json  # noqa: PLC0415
@@ -185,7 +174,7 @@ def _detect(refresher: "Refresher", looked: "Looked", config: Detection, ident: 
     plan, change_set = refresher.detect(
         looked, surveyed, plan, ident=ident, resync=list(dict.fromkeys(resync)), allow_empty=config.allow_empty
     )
-    return change_set, plan.sentence()
+    return surveyed, change_set, plan.sentence()
 
 
 def _purged_extract(spec: ExtractSpec, keys: ExtractKeys) -> dg.AssetsDefinition:
@@ -196,8 +185,10 @@ def _purged_extract(spec: ExtractSpec, keys: ExtractKeys) -> dg.AssetsDefinition
         kinds={"tableau"},
         partitions_def=slice_partitions(spec.slices),
         backfill_policy=dg.BackfillPolicy.single_run() if slice_partitions(spec.slices) else None,
+        io_manager_key=HYPER_IO,
         description="The Hyper extract, purged of the changed keys, with their fresh rows in place, verified against the "
         "source. A run by hand on slices re-syncs them.",
+        metadata=metadata.table_name(spec),
     )
     def purged_extract(
         context: dg.AssetExecutionContext,
@@ -206,132 +197,127 @@ def _purged_extract(spec: ExtractSpec, keys: ExtractKeys) -> dg.AssetsDefinition
         tableau: TableauResource,
         pyspark: LazyPySparkResource,
         state: StateFolder,
-    ) -> None:
+    ) -> Events:
+        slices = slices_of_run(spec, context.run.tags)
         refresher = refresher_for(
             spec, snowflake=snowflake, tableau=tableau, pyspark=pyspark, state=state, log=context.log.info
         )
         with refresher.leased(f"run {context.run_id}", wait_seconds=LEASE_WAIT_SECONDS):
             looked = _look(context, refresher, keys)
-            for event in late_events(looked.late, keys):
-                context.log_event(event)
-            change_set = _chosen(context, refresher, looked, config)
-            if change_set is None:
-                context.add_output_metadata({"tir/plan": f"{spec.name}: nothing to do, the source has not changed."})
-                return
-            version, applied = refresher.apply(looked, change_set)
-        metadata = {
-            "dagster/row_count": applied.after,
-            "tir/plan": change_set.sentence,
-            "tir/rows_purged": applied.purged,
-            "tir/rows_appended": applied.appended,
-            "tir/version": version.id,
-            "tir/source_version": change_set.source_version,
-            "tir/stages": refresher.stages.seconds,
-        }
-        _describe_slices(context, change_set, metadata)
+            yield from _confirm_late(refresher, looked, keys)
+            change_set, sentence = _chosen(refresher, looked, config, slices)
+            context.log.info(sentence)
+            version, shown = _apply(refresher, looked, change_set, sentence)
+            for name in slices:
+                context.add_asset_metadata(metadata.slice_metadata(version, change_set, name), partition_key=name)
+            yield dg.Output(version, metadata=shown)
 
     return purged_extract
 
 
 def _chosen(
-    context: dg.AssetExecutionContext, refresher: "Refresher", looked: "Looked", config: Application
-) -> ChangeSet | None:
+    refresher: "Refresher", looked: "Looked", config: Application, slices: list[str]
+) -> tuple[ChangeSet | None, str]:
     """The newest pending change set, if it starts from what is confirmed; by hand or too late, a new one."""
     pending = refresher.change_sets.pending()
     base = looked.confirmed.version if looked.confirmed else None
     if config.change_set and pending and pending[-1].base == base:
-        return pending[-1]
-    slices = list(context.partition_keys) if context.has_partition_key or context.has_partition_key_range else []
+        return pending[-1], pending[-1].sentence
     detection = Detection(mode="slices" if slices and not config.change_set else "changes", slices=slices)
-    made, sentence = _detect(refresher, looked, detection, new_id())
-    context.log.info(sentence)
-    return made
+    _, made, sentence = _detect(refresher, looked, detection, new_id())
+    return made, sentence
 
 
-def _describe_slices(context: dg.AssetExecutionContext, change_set: ChangeSet, metadata: Mapping[str, Any]) -> None:
-    if not (context.has_partition_key or context.has_partition_key_range):
-        context.add_output_metadata(dict(metadata))
-        return
-    for name in context.partition_keys:
-        mine = {
-            "tir/slice_purged": change_set.purged.get(name, 0),
-            "tir/slice_appended": change_set.appended.get(name, 0),
-            "dagster/partition_row_count": change_set.ledger_stats.get(name, (0, "0"))[0],
-        }
-        context.add_asset_metadata({**metadata, **mine}, partition_key=name)
+def _apply(
+    refresher: "Refresher", looked: "Looked", change_set: ChangeSet | None, sentence: str
+) -> tuple[Version, dict[str, Any]]:
+    """The version with the change set in it; without one, the version that is published, so that nothing follows."""
+    if change_set is not None:
+        version, applied = refresher.apply(looked, change_set)
+        return version, metadata.version_metadata(version, change_set, applied, refresher.stages.seconds)
+    if looked.base is None:
+        # Unreachable as plans are made today: without a base there is always a reason for a full refresh.
+        raise TirError(f"{refresher.spec.name}: there is no extract yet and nothing to load. Run tir refresh --full.")
+    return looked.base, metadata.unchanged_metadata(looked.base, sentence, refresher.stages.seconds)
 
 
 def _published(spec: ExtractSpec, keys: ExtractKeys) -> dg.AssetsDefinition:
     sliced = slice_partitions(spec.slices) is not None
     mapping = dg.AllPartitionMapping() if sliced else None
 
-    @dg.asset(
+    @dg.asset(  # type: ignore[call-overload]
         key=keys.published_datasource,
-        deps=[dg.AssetDep(keys.purged_extract, partition_mapping=mapping)],
+        ins={"purged_extract": dg.AssetIn(keys.purged_extract, partition_mapping=mapping)},
         group_name=spec.name,
         kinds={"tableau"},
+        # It has no partitions, but `dagster asset materialize --partition-range` asks it of every selected asset.
+        backfill_policy=dg.BackfillPolicy.single_run() if sliced else None,
+        # The confirmation is the event itself; there is nothing to store beside it. Checkers see Nothing as None.
+        dagster_type=dg.Nothing,
         output_required=False,
         description=f"The datasource {spec.datasource.name!r} in project {spec.datasource.project!r} on Tableau Server. "
         "One event is one confirmation: what the server shows, and from which version of the source.",
+        metadata=metadata.table_name(spec),
     )
     def published_datasource(
         context: dg.AssetExecutionContext,
+        purged_extract: Version,
         snowflake: SnowflakeResource,
         tableau: TableauResource,
         pyspark: LazyPySparkResource,
         state: StateFolder,
-    ) -> Iterator[dg.Output[None]]:
+    ) -> Events:
         refresher = refresher_for(
             spec, snowflake=snowflake, tableau=tableau, pyspark=pyspark, state=state, log=context.log.info
         )
         with refresher.leased(f"run {context.run_id}", wait_seconds=LEASE_WAIT_SECONDS):
             looked = _look(context, refresher, keys)
-            for event in late_events(looked.late, keys):
-                context.log_event(event)
-            version = refresher.versions.latest()
-            confirmed = looked.confirmed.version if looked.confirmed else None
-            if version is None or version.id == confirmed:
-                context.log.info("nothing to publish: the newest version is the confirmed one")
+            yield from _confirm_late(refresher, looked, keys)
+            version = _to_publish(refresher, looked, purged_extract)
+            if version is None:
+                said = f"{spec.name}: nothing to publish, the newest version is the confirmed one."
+                context.log.info(said)
+                yield dg.AssetObservation(keys.published_datasource, metadata={metadata.PLAN: said})
                 return
-            if version.manifest["base"] != confirmed and version.manifest["base"] is not None:
-                raise TirError(
-                    f"{spec.name}: version {version.id} does not start from what is confirmed. Refresh again."
-                )
-            confirmation, warnings = refresher.publish(looked, version)
-            for warning in warnings:
+            published = refresher.publish(looked, version)
+            for warning in published.warnings:
                 context.log.warning(warning)
-            yield dg.Output(None, metadata=_confirmation_metadata(confirmation, stages=refresher.stages.seconds))
-            refresher.settle(confirmation)
+            shown = metadata.confirmation_metadata(
+                published.confirmation,
+                version=version,
+                stages=refresher.stages.seconds,
+                uri=published.found.webpage_url or "",
+            )
+            yield dg.Output(None, metadata=shown)
+            refresher.settle(published.confirmation)
+            _retire(context, refresher)
 
     return published_datasource
 
 
-def _change_set_metadata(change_set: ChangeSet, refresher: "Refresher") -> dict[str, Any]:
-    by_slice = {
-        slice_label(name): f"{change_set.purged.get(name, 0):,} purged, {change_set.appended.get(name, 0):,} appended"
-        for name in sorted({**change_set.purged, **change_set.appended})
-    }
-    return {
-        "tir/plan": change_set.sentence,
-        "tir/decision": change_set.decision,
-        "tir/reason": change_set.reason or "",
-        "tir/keys": change_set.keys,
-        "tir/rows": change_set.rows,
-        "tir/source_version": change_set.source_version,
-        "tir/slices": by_slice,
-        "tir/touched": [name for name in change_set.touched if name is not None],
-        "tir/warnings": list(change_set.warnings),
-        "tir/stages": refresher.stages.seconds,
-    }
+def _to_publish(refresher: "Refresher", looked: "Looked", given: Version) -> Version | None:
+    """The version to publish, or None when the confirmed one is the newest.
+
+    While this step waited for the lease, another run may have made or published a newer version than the one given.
+    """
+    version = refresher.versions.latest() or given
+    confirmed = looked.confirmed.version if looked.confirmed else None
+    if version.id == confirmed:
+        return None
+    if version.manifest["base"] not in (confirmed, None):
+        raise TirError(
+            f"{refresher.spec.name}: version {version.id} does not start from what is confirmed. Refresh again."
+        )
+    return version
 
 
-def _confirmation_metadata(confirmation: Confirmation, *, stages: Mapping[str, float] | None = None) -> dict[str, Any]:
-    return {
-        CONFIRMATION: confirmation.to_json(),
-        "tir/source_version": confirmation.source_version,
-        "tir/server_version": confirmation.server_version,
-        "tir/datasource_id": confirmation.datasource_id,
-        "tir/version": confirmation.version,
-        "dagster/row_count": confirmation.rows,
-        "tir/stages": dict(stages or {}),
-    }
+def _retire(context: dg.AssetExecutionContext, refresher: "Refresher") -> None:
+    """Tidying up must not fail a run whose publish is confirmed."""
+    try:
+        pending = {one.id for one in refresher.change_sets.pending()}
+        gone = retire_change_sets(context.instance, refresher.spec, pending=pending)
+    except Exception as error:
+        context.log.warning("partitions of old change sets were not removed; the next refresh tries again: %s", error)
+        return
+    if gone:
+        context.log.info("removed the partitions of %d settled change sets", len(gone))

@@ -6,8 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import dagster as dg
@@ -16,26 +15,24 @@ from tir_dagster.changes.changesets import new_id
 from tir_dagster.changes.plan import Mode, Plan
 from tir_dagster.changes.state import ChangeSet, slice_label
 from tir_dagster.datasource.access import TableauAccess
-from tir_dagster.definitions import build_defs
 from tir_dagster.errors import SpecError, TirError
-from tir_dagster.orchestration import assets
 from tir_dagster.orchestration.confirmations import last_confirmation
-from tir_dagster.orchestration.extracts import detect_job_name, refresh_job_name
-from tir_dagster.orchestration.flow import Refresher
+from tir_dagster.orchestration.flow import Looked, Refresher
+from tir_dagster.orchestration.home import dagster_instance, tir_home
+from tir_dagster.orchestration.hosting import Host, hosting
+from tir_dagster.orchestration.metadata import late_events
+from tir_dagster.orchestration.names import (
+    application_config,
+    detect_job_name,
+    detection_config,
+    extract_keys,
+    refresh_job_name,
+)
 from tir_dagster.orchestration.partitions import change_set_partitions, covering_range, slices_between
-from tir_dagster.orchestration.resources import tir_home
-from tir_dagster.orchestration.sensors import application_config
 from tir_dagster.source.connection import SnowflakeAccess
 from tir_dagster.spec import ExtractSpec
 
 LEASE_WAIT_SECONDS = 600.0
-_DAGSTER_YAML = """\
-# Written by tir_dagster; change it as you like.
-telemetry:
-  enabled: false
-nux:
-  enabled: false
-"""
 # The console shows our own progress; Dagster's log of the run is in its history.
 _QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
 
@@ -66,20 +63,10 @@ class Outcome:
 def find_spec(specs: Sequence[ExtractSpec], name: str) -> ExtractSpec:
     found = next((spec for spec in specs if spec.name == name), None)
     if found is None:
-        known = ", ".join(spec.name for spec in specs) or "none: name a spec file with --specs or TIR_SPECS"
-        raise SpecError(f"There is no extract {name!r}. Declared are {known}.")
+        known = ", ".join(spec.name for spec in specs)
+        hint = f"The spec file declares {known}" if known else "Name a spec file with --specs or TIR_SPECS"
+        raise SpecError(f"There is no extract {name!r}. {hint}.")
     return found
-
-
-@contextmanager
-def dagster_instance() -> Iterator[dg.DagsterInstance]:
-    """The instance that the command line, the UI and the daemon share: DAGSTER_HOME, by default below TIR_HOME."""
-    home = Path(os.environ.setdefault("DAGSTER_HOME", str(tir_home() / "dagster")))
-    home.mkdir(parents=True, exist_ok=True)
-    if not (home / "dagster.yaml").exists():
-        (home / "dagster.yaml").write_text(_DAGSTER_YAML, encoding="utf-8")
-    with dg.DagsterInstance.get() as instance:
-        yield instance
 
 
 class Command:
@@ -87,10 +74,10 @@ class Command:
 
     def __init__(self, spec: ExtractSpec, instance: dg.DagsterInstance, progress: Callable[[str], None]) -> None:
         self.spec = spec
-        self.keys = assets.extract_keys(spec)
+        self.keys = extract_keys(spec)
         self._instance = instance
         self._progress = progress
-        # Looking and planning need no run; they use what the resources would be made from.
+        # Looking and planning need no run; the runs that follow use the same refresher.
         self.refresher = Refresher(
             spec,
             snowflake=SnowflakeAccess.from_environment(os.environ),
@@ -102,31 +89,33 @@ class Command:
 
     def plan(self, mode: Mode, slices: Sequence[str]) -> Plan:
         """What a refresh would do, from tokens and definitions alone: no Spark, nothing touched."""
-        looked = self.refresher.look(last_confirmation(self._instance, self.keys.published_datasource))
+        looked = self._look()
         return self.refresher.plan(looked, self.refresher.survey(looked), mode, slices)
 
     def refresh(self, mode: Mode, slices: Sequence[str], *, allow_empty: bool) -> Outcome:
         started = time.perf_counter()
         outcome = Outcome(self.spec.name, mode)
+        self.refresher.begin()
         try:
             with self.refresher.leased("tir refresh", wait_seconds=LEASE_WAIT_SECONDS):
                 self._refresh(outcome, mode, slices, allow_empty=allow_empty)
         finally:
+            outcome.stages = dict(self.refresher.stages.seconds)
             outcome.seconds = round(time.perf_counter() - started, 3)
         return outcome
 
     def _refresh(self, outcome: Outcome, mode: Mode, slices: Sequence[str], *, allow_empty: bool) -> None:
-        confirmed = last_confirmation(self._instance, self.keys.published_datasource)
-        looked = self.refresher.look(confirmed)
+        looked = self._look()
         if looked.late is not None:
             self._confirm_late(looked.late)
-        plan = self.refresher.plan(looked, self.refresher.survey(looked), mode, slices)
-        outcome.stages.update(self.refresher.stages.seconds)
+        surveyed = self.refresher.survey(looked)
+        plan = self.refresher.plan(looked, surveyed, mode, slices)
         if plan.decision == "none":
             outcome.source_version = looked.confirmed.source_version if looked.confirmed else None
             outcome.datasource_id = looked.confirmed.datasource_id if looked.confirmed else None
             return
         self._progress(plan.sentence())
+        self.refresher.prepared = (replace(looked, late=None), surveyed)
         change_set = self._detect(outcome, mode, slices, allow_empty=allow_empty)
         if change_set is None:
             self._progress(f"{self.spec.name}: nothing differs from the extract.")
@@ -134,9 +123,18 @@ class Command:
         self._fill(outcome, change_set)
         self._apply(outcome, change_set)
 
+    def _look(self) -> Looked:
+        named = f"datasource {self.spec.datasource.name!r}"
+        self._progress(f"looking at {named} and at {self.spec.source}")
+        looked = self.refresher.look(last_confirmation(self._instance, self.keys.published_datasource))
+        if looked.server.found is None:
+            # Perhaps a name was misspelt: say it before anything is created.
+            self._progress(f"there is no {named} in project {looked.server.project.path!r} yet: a refresh creates it")
+        return looked
+
     def _confirm_late(self, confirmation: Any) -> None:
         self._progress("an earlier publish had landed before its run ended: confirmed now")
-        for event in assets.late_events(confirmation, self.keys):
+        for event in late_events(confirmation, self.keys):
             self._instance.report_runless_asset_event(event)
         self.refresher.settle(confirmation)
 
@@ -144,9 +142,8 @@ class Command:
         ident = new_id()
         partitions = change_set_partitions(self.spec)
         self._instance.add_dynamic_partitions(str(partitions.name), [ident])
-        config = {"mode": mode, "slices": list(slices), "allow_empty": allow_empty}
-        op = self.keys.changed_keys.to_python_identifier()
-        self._run(outcome, detect_job_name(self.spec), partition_key=ident, config={"ops": {op: {"config": config}}})
+        config = detection_config(self.keys, mode=mode, slices=list(slices), allow_empty=allow_empty)
+        self._run(outcome, detect_job_name(self.spec), partition_key=ident, config=config)
         made = [one for one in self.refresher.change_sets.pending() if one.id == ident]
         if not made:
             self._instance.delete_dynamic_partition(str(partitions.name), ident)
@@ -169,6 +166,7 @@ class Command:
         if confirmed is None or change_set.id not in confirmed.change_sets:
             raise TirError(f"{self.spec.name}: the refresh ended without a confirmation. Run it again.")
         outcome.published = True
+        outcome.warnings += self.refresher.warnings
         outcome.datasource_id = confirmed.datasource_id
 
     def _run(
@@ -180,8 +178,11 @@ class Command:
         partition_key: str | None = None,
         tags: dict[str, str] | None = None,
     ) -> None:
+        # Here and not above: dagster-snowflake takes seconds to import, and a plan needs no job.
+        from tir_dagster.definitions import build_defs  # noqa: PLC0415
+
         definition = build_defs(specs=(self.spec,)).resolve_job_def(job)
-        with assets.progress_to(self._progress, outcome.stages):
+        with hosting(Host(self.refresher, self._progress)):
             result = definition.execute_in_process(
                 run_config={**config, **_QUIET},
                 instance=self._instance,

@@ -6,18 +6,11 @@ import warnings
 
 import dagster as dg
 
-from tir_dagster.orchestration.assets import build_assets, extract_keys
+from tir_dagster.orchestration.assets import build_assets
+from tir_dagster.orchestration.names import detect_job_name, extract_keys, refresh_job_name
 from tir_dagster.orchestration.partitions import change_set_partitions, slice_partitions
 from tir_dagster.orchestration.sensors import build_sensors
 from tir_dagster.spec import ExtractSpec
-
-
-def detect_job_name(spec: ExtractSpec) -> str:
-    return f"{spec.name}_detect"
-
-
-def refresh_job_name(spec: ExtractSpec) -> str:
-    return f"{spec.name}_refresh"
 
 
 def build_extract_defs(spec: ExtractSpec) -> dg.Definitions:

@@ -30,7 +30,9 @@ from tir_dagster.changes.state import (
 from tir_dagster.datasource.access import TableauAccess
 from tir_dagster.datasource.agreement import check_agreement
 from tir_dagster.datasource.client import TableauClient
+from tir_dagster.datasource.found import FoundDatasource
 from tir_dagster.datasource.republish import ServerLook, credentials_for, deliver, fetch_shell, look_at_server
+from tir_dagster.durable import need_space
 from tir_dagster.errors import TirError
 from tir_dagster.extract.apply import (
     SHELL,
@@ -39,6 +41,7 @@ from tir_dagster.extract.apply import (
     bring_ledger,
     bytes_per_row,
     content_digest,
+    content_fingerprints,
     new_version,
     verify_touched,
 )
@@ -47,10 +50,11 @@ from tir_dagster.extract.purge import Applied
 from tir_dagster.extract.versions import Version, VersionStore
 from tir_dagster.source.columns import Column, Kind
 from tir_dagster.source.connection import SnowflakeAccess
+from tir_dagster.source.java import require_java
 from tir_dagster.source.names import TableName, quote
 from tir_dagster.source.slices import SliceBy
-from tir_dagster.source.versions import SourceVersion, describe
-from tir_dagster.spec import ExtractSpec
+from tir_dagster.source.versions import SourceVersion, column_names, describe
+from tir_dagster.spec import ExtractSpec, check_columns, needed_columns
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -71,6 +75,15 @@ class Looked:
     base: Version | None
     foreign: bool = False
     late: Confirmation | None = None
+
+
+@dataclass(frozen=True)
+class Published:
+    """What is on the server now."""
+
+    confirmation: Confirmation
+    found: FoundDatasource
+    warnings: tuple[str, ...]
 
 
 @dataclass
@@ -113,6 +126,21 @@ class Refresher:
         self._log = log
         self._env = os.environ if env is None else env
         self._fetched: tuple[str, Path, Path] | None = None
+        self.warnings: list[str] = []
+        # What whoever planned under the same lease already knows: detection goes on from there.
+        self.prepared: tuple[Looked, Survey] | None = None
+
+    def begin(self) -> None:
+        """A new refresh by the same refresher: times and warnings start anew."""
+        self.stages, self.warnings, self.prepared = Stages(), [], None
+
+    def lend(self, log: Log, spark: Callable[[], SparkSession]) -> None:
+        """From here on, tell this log, and use this Spark."""
+        self._log, self._spark = log, spark
+
+    def take_prepared(self) -> tuple[Looked, Survey] | None:
+        taken, self.prepared = self.prepared, None
+        return taken
 
     @contextmanager
     def leased(self, purpose: str, *, wait_seconds: float) -> Iterator[None]:
@@ -162,7 +190,7 @@ class Refresher:
         folder = self.folder / "look"
         try:
             _, hyper = fetch_shell(client, server.found, folder)
-            return content_digest(hyper, _shape_of(version))
+            return content_digest(content_fingerprints(hyper, _shape_of(version)))
         except TirError as error:
             # Not even the columns fit: whatever it is, it is not ours.
             self._log(f"the server's extract cannot be compared: {error}")
@@ -176,28 +204,28 @@ class Refresher:
     # Plan
 
     def survey(self, looked: Looked) -> Survey:
-        with self.stages.timed("survey"):
+        with self.stages.timed("survey"), self._snowflake.kept_open():
             return survey(self.spec, self._snowflake, columns=self._columns(looked), log=self._log)
 
     def _columns(self, looked: Looked) -> tuple[str, ...]:
         """Which columns the extract has: the datasource's own if people built it, else the spec's, else all."""
+        table = TableName.parse(self.spec.source)
+        # Before the package is downloaded: it may be large, and a spec that does not fit the source needs no package.
+        known = column_names(self._snowflake, table)
+        check_columns(self.spec, known)
         shell, _ = self._shell(looked)
         if shell is None:
             return self.spec.columns
         package = read_package(shell)
-        table = TableName.parse(self.spec.source)
-        known = [column.name for column in describe(self._snowflake, table)]
-        wanted = [
-            *self.spec.row_key,
-            *self.spec.columns,
-            *([self.spec.slices.column] if self.spec.slices.column else []),
-        ]
         names = package.hyper_names or {record.remote_name: record.remote_name for record in package.columns}
+        assert looked.server.found is not None, "a shell is downloaded from there"
         check_agreement(
             package,
+            shown=looked.server.found.shown,
             table=table,
             source_columns=known,
-            wanted=[name if name in names else name.upper() for name in wanted],
+            wanted=[name if name in names else name.upper() for name in needed_columns(self.spec)],
+            only=[name if name in names else name.upper() for name in self.spec.columns],
         )
         return tuple(name for name in known if name in names)
 
@@ -229,13 +257,17 @@ class Refresher:
         allow_empty: bool,
     ) -> tuple[Plan, ChangeSet | None]:
         """Read what changed and make it durable."""
+        _crash_after("planned")
         self.change_sets.clean()
         base = None
         if looked.base is not None and looked.confirmed is not None:
             base = Base(looked.confirmed, looked.base.ledger, stats_from_json(looked.base.manifest["ledger_stats"]))
+        self._need_room(looked)
         with self.stages.timed("spark"):
+            require_java(os.environ)
+            self._log("starting Spark")
             spark = self._spark()
-        with self.stages.timed("detect"):
+        with self.stages.timed("detect"), self._snowflake.kept_open():
             plan, made = make_change_set(
                 surveyed,
                 plan,
@@ -250,6 +282,12 @@ class Refresher:
             )
         _crash_after("staged")
         return plan, made
+
+    def _need_room(self, looked: Looked) -> None:
+        """Room for the next version and its package; told now rather than when the disk is full half-way."""
+        found, base = looked.server.found, looked.base
+        size = base.extract.stat().st_size if base else (found.size_mb or 0) * 1_000_000 if found else 0
+        need_space(self.folder, 2 * size)
 
     # Apply
 
@@ -274,12 +312,11 @@ class Refresher:
                 )
                 bring_ledger(self.versions, workspace, change_set, folder, looked.base)
             _crash_after("applied")
+            self._log(f"{applied.purged:,} rows purged, {applied.appended:,} appended: verifying against the source")
             with self.stages.timed("verify"):
                 pinned = f"{TableName.parse(self.spec.source).sql} {SourceVersion.parse(change_set.source_version).sql}"
-                verify_touched(
-                    workspace.extract, change_set, shape=shape, table_sql=pinned, query=self._snowflake.query
-                )
-                digest = content_digest(workspace.extract, shape)
+                prints = content_fingerprints(workspace.extract, shape)
+                verify_touched(prints, change_set, shape=shape, table_sql=pinned, query=self._snowflake.query)
             manifest = {
                 "extract": self.spec.name,
                 "change_set": change_set.id,
@@ -289,7 +326,7 @@ class Refresher:
                 "known": change_set.known.__dict__,
                 "watermark": change_set.watermark,
                 "ledger_stats": change_set.ledger_stats,
-                "fingerprint": digest,
+                "fingerprint": content_digest(prints),
                 "rows": applied.after,
                 "bytes_per_row": bytes_per_row(workspace.extract, looked.base, change_set),
                 "shape": _shape_to_json(shape),
@@ -326,7 +363,7 @@ class Refresher:
 
     # Publish
 
-    def publish(self, looked: Looked, version: Version) -> tuple[Confirmation, tuple[str, ...]]:
+    def publish(self, looked: Looked, version: Version) -> Published:
         """Publish the version over exactly what was looked at; intent before, confirmation after."""
         intent = Intent(
             extract=self.spec.name,
@@ -351,7 +388,8 @@ class Refresher:
                 log=self._log,
             )
         _crash_after("published")
-        return self._confirmation(version, ServerLook(looked.server.project, found)), warnings
+        self.warnings += warnings
+        return Published(self._confirmation(version, ServerLook(looked.server.project, found)), found, warnings)
 
     def _confirmation(self, version: Version, server: ServerLook) -> Confirmation:
         assert server.found is not None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import dagster as dg
 
@@ -10,6 +10,11 @@ from tir_dagster.errors import SpecError
 from tir_dagster.spec import ExtractSpec, Slices
 
 RANGE_START, RANGE_END = "dagster/asset_partition_range_start", "dagster/asset_partition_range_end"
+PARTITION = "dagster/partition"
+# Settled change sets stay visible as partitions for a while: a page in the UI, not a history.
+KEEP_CHANGE_SETS = 100
+_FINISHED = {dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED}
+UNFINISHED = [status for status in dg.DagsterRunStatus if status not in _FINISHED]
 _FORMATS = {"month": "%Y-%m", "week": "%Y-%m-%d", "day": "%Y-%m-%d"}
 
 
@@ -42,8 +47,26 @@ def covering_range(spec: ExtractSpec, touched: Iterable[str | None]) -> dict[str
     return {RANGE_START: keys[known[0]], RANGE_END: keys[known[-1]]}
 
 
+def slices_of_run(spec: ExtractSpec, tags: Mapping[str, str]) -> list[str]:
+    """The slices that a run is for, by its tags; none for an extract without slices.
+
+    Refused here because Dagster is silent: it runs a reversed range on no partition at all, and cuts one that ends
+    in the future.
+    """
+    if slice_partitions(spec.slices) is None:
+        return []
+    if PARTITION in tags:
+        return [tags[PARTITION]]
+    if RANGE_START not in tags or RANGE_END not in tags:
+        raise SpecError(
+            f"{spec.name}: the run names no slice, and purged_extract is partitioned by {spec.slices.by}. Choose the "
+            f"slices to re-sync, or run tir refresh {spec.name}."
+        )
+    return slices_between(spec, f"{tags[RANGE_START]}..{tags[RANGE_END]}")
+
+
 def slices_between(spec: ExtractSpec, text: str) -> list[str]:
-    """The slices FROM..TO of a command line; a reversed, unknown or malformed range is refused."""
+    """The slices FROM..TO of a command line or a run; a reversed, unknown or malformed range is refused."""
     partitions = slice_partitions(spec.slices)
     if partitions is None:
         raise SpecError(f"{spec.name} has no slices. Leave --slices out, or declare `slices:` in the spec.")
@@ -66,3 +89,37 @@ def rest_of(spec: ExtractSpec, known: Sequence[str], present: Iterable[str | Non
     partitions = slice_partitions(spec.slices)
     keys = set(partitions.get_partition_keys()) if partitions else set(known)
     return [name for name in present if name is None or name not in keys]
+
+
+def partitions_to_retire(
+    existing: Iterable[str], *, pending: Collection[str], in_flight: Collection[str], keep: int = KEEP_CHANGE_SETS
+) -> list[str]:
+    """Change sets whose partitions may go: beyond the newest ones, and neither pending nor with a run in flight."""
+    newest_first = sorted(existing, reverse=True)
+    return sorted(name for name in newest_first[keep:] if name not in pending and name not in in_flight)
+
+
+def partitions_in_flight(runs: Iterable[Mapping[str, str]], existing: Iterable[str]) -> set[str]:
+    """The partitions that unfinished runs, given by their tags, are for: one by one or by range."""
+    names = sorted(existing)
+    busy: set[str] = set()
+    for tags in runs:
+        busy |= {tags[PARTITION]} if PARTITION in tags else set()
+        if tags.get(RANGE_START) in names and tags.get(RANGE_END) in names:
+            first, last = sorted((tags[RANGE_START], tags[RANGE_END]))
+            busy |= {name for name in names if first <= name <= last}
+    return busy
+
+
+def retire_change_sets(instance: dg.DagsterInstance, spec: ExtractSpec, *, pending: Collection[str]) -> list[str]:
+    """Delete the partitions of long-settled change sets; gives their names. Their events stay in the history."""
+    partitions = str(change_set_partitions(spec).name)
+    existing = instance.get_dynamic_partitions(partitions)
+    if len(existing) <= KEEP_CHANGE_SETS:
+        return []
+    unfinished = instance.get_runs(filters=dg.RunsFilter(statuses=UNFINISHED))
+    busy = partitions_in_flight((run.tags for run in unfinished), existing)
+    going = partitions_to_retire(existing, pending=pending, in_flight=busy)
+    for name in going:
+        instance.delete_dynamic_partition(partitions, name)
+    return going

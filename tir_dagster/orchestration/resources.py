@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +13,12 @@ import dagster as dg
 from dagster_pyspark import LazyPySparkResource
 from dagster_snowflake import SnowflakeResource
 
+from tir_dagster.changes.changesets import ChangeSetStore
 from tir_dagster.errors import TirError
+from tir_dagster.extract.versions import VersionStore
+from tir_dagster.orchestration.home import tir_home
+from tir_dagster.spec import ExtractSpec
 
-HOME_VARIABLE = "TIR_HOME"
 _SNOWFLAKE_SECRETS = {
     "password": "SNOWFLAKE_PASSWORD",
     "private_key": "SNOWFLAKE_PRIVATE_KEY",
@@ -61,19 +66,25 @@ class StateFolder(dg.ConfigurableResource):
     def folder(self) -> Path:
         return Path(self.path)
 
+    def change_sets(self, extract: str) -> ChangeSetStore:
+        return ChangeSetStore(self.folder / "extracts" / extract / "change_sets")
 
-def tir_home(env: Mapping[str, str] | None = None) -> Path:
-    return Path((os.environ if env is None else env).get(HOME_VARIABLE) or ".tir").expanduser().absolute()
+    def versions(self, extract: str) -> VersionStore:
+        return VersionStore(self.folder / "extracts" / extract / "versions")
 
 
 def environment_resources() -> dict[str, Any]:
     """All resources by environment variables; a value that is not set is left out, a secret is never read here."""
-    home = tir_home()
+    from tir_dagster.orchestration import io_managers  # noqa: PLC0415 - it needs the folder's class from here
+
+    state = StateFolder(path=str(tir_home()))
     return {
         "snowflake": _snowflake(),
         "tableau": TableauResource(**_set_variables(TABLEAU_VARIABLES)),
         "pyspark": LazyPySparkResource(spark_config={}),
-        "state": StateFolder(path=str(home)),
+        "state": state,
+        io_managers.CHANGE_SET_IO: io_managers.ChangeSetIOManager(state=state),
+        io_managers.HYPER_IO: io_managers.HyperIOManager(state=state),
     }
 
 
@@ -104,14 +115,21 @@ def snowflake_access(resource: SnowflakeResource) -> Any:
     return SnowflakeAccess.from_connection_args(dict(resource._connection_args))  # noqa: SLF001
 
 
-def spark_session(resource: LazyPySparkResource, home: Path) -> Any:
+def probing_access(resource: SnowflakeResource, spec: ExtractSpec) -> Any:
+    """How the extract's own queries reach Snowflake: its role may be the only one that sees the table."""
+    asked = {name: value for name, value in vars(spec.snowflake).items() if value}
+    return replace(snowflake_access(resource), **asked)
+
+
+def spark_session(resource: LazyPySparkResource, home: Path, *, quiet: bool = False) -> Any:
     """The session of dagster-pyspark with the settings that our values depend on."""
-    from tir_dagster.source.session import configure, spark_conf, use_this_python  # noqa: PLC0415
+    from tir_dagster.source.session import configure, jvm_output, spark_conf, use_this_python  # noqa: PLC0415
 
     use_this_python()
     settings = spark_conf(home=home, conf=resource.spark_config)
     try:
-        session = LazyPySparkResource(spark_config=settings).spark_session
+        with jvm_output(home) if quiet else nullcontext():
+            session = LazyPySparkResource(spark_config=settings).spark_session
     except Exception as error:
         said = " ".join(str(error).split())[:200]
         raise TirError(

@@ -1,31 +1,49 @@
-"""Sensors: the source changed and is quiet → detection; a change set is ready → refresh. Pure decisions, thin edges."""
+"""Sensors: the source changed and is quiet → detection; a change set is ready → refresh. Pure decisions, thin edges.
+
+Both ask again when a run they asked for failed or vanished, later each time. A run key is never launched twice, so
+every further attempt has a key of its own. No postponed annotations here: Dagster reads the resources' types.
+"""
 
 import json
 import time
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
 
 import dagster as dg
 from dagster_snowflake import SnowflakeResource
 
 from tir_dagster.changes.changesets import new_id
+from tir_dagster.changes.state import Confirmation
 from tir_dagster.errors import TirError
-from tir_dagster.orchestration.assets import ExtractKeys, extract_keys
 from tir_dagster.orchestration.confirmations import last_confirmation
-from tir_dagster.orchestration.partitions import change_set_partitions, covering_range
-from tir_dagster.orchestration.resources import snowflake_access
+from tir_dagster.orchestration.metadata import SOURCE_VERSION, TOUCHED, source_metadata
+from tir_dagster.orchestration.names import ExtractKeys, application_config, extract_keys
+from tir_dagster.orchestration.partitions import PARTITION, UNFINISHED, change_set_partitions, covering_range
+from tir_dagster.orchestration.resources import probing_access
 from tir_dagster.spec import ExtractSpec
 
 INTERVAL_SECONDS = 30
+CHANGE_SET_TAG = "tir/change_set"
+FIRST_BACK_OFF, LONGEST_BACK_OFF = 60.0, 3600.0
+# A killed process leaves its run "started" for ever. After this long another run may try: the lease keeps them apart.
+STUCK_SECONDS = 3600.0
+# People may report events by hand; a detection's own is among the newest ones.
+_LOOK_BACK = 50
+
+RunState = Literal["running", "done", "failed"]
 
 
 @dataclass(frozen=True)
 class Watch:
-    """What the sensor remembers: the token it saw, since when it has been the same, and what it asked for."""
+    """What the source sensor remembers: the token it saw, since when, and what it asked for, how often and when."""
 
     token: str | None = None
     since: float = 0.0
     requested: str | None = None
+    attempt: int = 0
+    asked: float = 0.0
+    change_set: str | None = None
 
     @staticmethod
     def parse(cursor: str | None) -> "Watch":
@@ -38,17 +56,76 @@ class Watch:
         return json.dumps(asdict(self))
 
 
-def watch_source(before: Watch, *, token: str, confirmed: str | None, now: float, quiet: float) -> tuple[Watch, str]:
-    """What to remember, and why nothing is asked for; an empty reason means: start a detection."""
-    since = before.since if before.token == token else now
-    seen = Watch(token, since, before.requested)
+def watch_source(
+    before: Watch, *, token: str, confirmed: str | None, last: RunState, now: float, quiet: float
+) -> tuple[Watch, str]:
+    """What to remember, and why nothing is asked for; an empty reason means: start a detection.
+
+    `last` is what became of the detection asked for last.
+    """
+    seen = replace(before, token=token, since=before.since if before.token == token else now)
     if token == confirmed:
         return seen, "the source has not changed since the last confirmation"
+    if before.requested is not None and last == "running":
+        return seen, "a detection is under way"
+    attempt = 0
     if token == before.requested:
-        return seen, "a detection was already asked for this change"
-    if now - since < quiet:
-        return seen, f"the source changed and has been quiet for {now - since:.0f} of {quiet:.0f} seconds"
-    return Watch(token, since, token), ""
+        if last == "done":
+            return seen, "this change was already looked at"
+        attempt = before.attempt + 1
+        if (wait := before.asked + back_off(attempt) - now) > 0:
+            return seen, f"the detection failed; it is asked for again in {wait:.0f} seconds"
+    if now - seen.since < quiet:
+        return seen, f"the source changed and has been quiet for {now - seen.since:.0f} of {quiet:g} seconds"
+    return replace(seen, requested=token, attempt=attempt, asked=now), ""
+
+
+def back_off(attempt: int) -> float:
+    """Seconds to wait before this attempt: nothing, one minute, two, four, … up to an hour."""
+    return 0.0 if attempt < 1 else min(FIRST_BACK_OFF * 2.0 ** min(attempt - 1, 10), LONGEST_BACK_OFF)
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A staged change set, as its materialization tells."""
+
+    change_set: str
+    source_version: str
+    touched: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Tried:
+    """What became of the refreshes of a change set so far."""
+
+    runs: int = 0
+    state: RunState = "failed"
+    last: float = 0.0
+
+
+def refresh_due(
+    ready: Ready | None, *, confirmed: Confirmation | None, tried: Tried, busy: bool, now: float
+) -> tuple[str | None, str]:
+    """The run key of the refresh to start, or None and why not.
+
+    Only the newest change set is asked for: it settles the earlier ones.
+    """
+    if ready is None:
+        return None, "no change set is ready"
+    if confirmed is not None and _covers(confirmed, ready):
+        return None, f"change set {ready.change_set} is published"
+    if busy:
+        return None, "a refresh is under way"
+    if tried.runs and tried.state == "done":
+        return None, f"change set {ready.change_set} was refreshed and there was nothing to publish"
+    if (wait := tried.last + back_off(tried.runs) - now) > 0:
+        return None, f"the refresh failed; it is asked for again in {wait:.0f} seconds"
+    return f"{ready.change_set}-{tried.runs}" if tried.runs else ready.change_set, ""
+
+
+def _covers(confirmed: Confirmation, ready: Ready) -> bool:
+    # Versions are moments in one ISO form and in UTC: they sort as text.
+    return ready.change_set in confirmed.change_sets or confirmed.source_version >= ready.source_version
 
 
 def build_sensors(spec: ExtractSpec, detect_job: Any, refresh_job: Any) -> list[Any]:
@@ -64,61 +141,136 @@ def _source_sensor(spec: ExtractSpec, keys: ExtractKeys, detect_job: Any) -> dg.
         description=f"Probes {spec.source} by one cheap query; starts a detection when it changed and has been quiet.",
     )
     def source_sensor(context: dg.SensorEvaluationContext, snowflake: SnowflakeResource) -> Any:
-        from tir_dagster.source.names import TableName  # noqa: PLC0415
-        from tir_dagster.source.versions import probe  # noqa: PLC0415
-
-        table = TableName.parse(spec.source)
+        before, now = Watch.parse(context.cursor), time.time()
+        confirmed = last_confirmation(context.instance, keys.published_datasource)
+        last, empty = _last_detection(context.instance, keys, detect_job.name, before, now)
         try:
-            found = probe(snowflake_access(snowflake), [table])[table]
+            source = _Source(spec, snowflake)
+            seen, waiting = watch_source(
+                replace(before, change_set=None) if empty else before,
+                token=source.state,
+                confirmed=f"{confirmed.known.token}/{confirmed.known.definition}" if confirmed else None,
+                last=last,
+                now=now,
+                quiet=spec.thresholds.quiet_period,
+            )
+            observed = [] if waiting else [dg.AssetObservation(keys.source_table, metadata=source.metadata())]
         except TirError as error:
             return dg.SkipReason(f"the source could not be read: {error}")
-        if found.token is None:
-            return dg.SkipReason(f"the source could not be read: {found.problem}")
-        confirmed = last_confirmation(context.instance, keys.published_datasource)
-        seen, waiting = watch_source(
-            Watch.parse(context.cursor),
-            token=found.token,
-            confirmed=confirmed.known.token if confirmed else None,
-            now=time.time(),
-            quiet=spec.thresholds.quiet_period,
-        )
+        # Not deleted by the detection itself: its own run is still on the partition then.
+        partitions = change_set_partitions(spec)
+        deleted = [partitions.build_delete_request([empty])] if empty else []
         if waiting:
-            return dg.SensorResult(skip_reason=waiting, cursor=seen.to_cursor())
+            return dg.SensorResult(skip_reason=waiting, cursor=seen.to_cursor(), dynamic_partitions_requests=deleted)
         ident = new_id()
-        observed = dg.AssetObservation(keys.source_table, metadata={"tir/token": found.token})
         return dg.SensorResult(
-            run_requests=[dg.RunRequest(run_key=f"{spec.name}-{found.token}", partition_key=ident)],
-            dynamic_partitions_requests=[change_set_partitions(spec).build_add_request([ident])],
-            asset_events=[observed],
-            cursor=seen.to_cursor(),
+            run_requests=[dg.RunRequest(run_key=_detection_key(spec, seen), partition_key=ident)],
+            dynamic_partitions_requests=[*deleted, partitions.build_add_request([ident])],
+            asset_events=observed,
+            cursor=replace(seen, change_set=ident).to_cursor(),
         )
 
     return source_sensor
 
 
+class _Source:
+    """The source table at this tick; SourceError when it cannot be read. No Spark."""
+
+    def __init__(self, spec: ExtractSpec, snowflake: SnowflakeResource) -> None:
+        from tir_dagster.changes.detect import definition_of  # noqa: PLC0415
+        from tir_dagster.errors import SourceError  # noqa: PLC0415
+        from tir_dagster.source.names import TableName  # noqa: PLC0415
+        from tir_dagster.source.versions import probe  # noqa: PLC0415
+
+        self._spec = spec
+        self._access = probing_access(snowflake, spec)
+        self._table = TableName.parse(spec.source)
+        found = probe(self._access, [self._table])[self._table]
+        if found.token is None:
+            raise SourceError(found.problem or f"{self._table} gives no change token.")
+        self.token = found.token
+        # A spec that changed is a change, too.
+        self.state = f"{found.token}/{definition_of(spec)}"
+
+    def metadata(self) -> dict[str, Any]:
+        from tir_dagster.source.versions import describe, table_facts  # noqa: PLC0415
+
+        columns = describe(self._access, self._table, self._spec.columns or None)
+        return source_metadata(self.token, columns, rows=table_facts(self._access, self._table).rows)
+
+
+def _detection_key(spec: ExtractSpec, seen: Watch) -> str:
+    return f"{spec.name}-{seen.token}" + (f"-{seen.attempt}" if seen.attempt else "")
+
+
+def _last_detection(
+    instance: dg.DagsterInstance, keys: ExtractKeys, job: str, before: Watch, now: float
+) -> tuple[RunState, str | None]:
+    """What became of the detection asked for last, and its partition if it found nothing."""
+    if before.change_set is None:
+        return "done", None
+    state = _tried(instance, job, {PARTITION: before.change_set}, now).state
+    if state == "done" and before.change_set not in instance.get_materialized_partitions(keys.changed_keys):
+        return state, before.change_set
+    return state, None
+
+
+def _tried(instance: dg.DagsterInstance, job: str, tags: Mapping[str, str], now: float) -> Tried:
+    records = instance.get_run_records(dg.RunsFilter(job_name=job, tags=dict(tags)))
+    if not records:
+        return Tried()
+    newest = records[0]
+    return Tried(len(records), _state(newest, now), newest.end_time or newest.create_timestamp.timestamp())
+
+
+def _state(record: dg.RunRecord, now: float) -> RunState:
+    if record.dagster_run.status is dg.DagsterRunStatus.SUCCESS:
+        return "done"
+    if record.dagster_run.status in UNFINISHED and now - record.create_timestamp.timestamp() < STUCK_SECONDS:
+        return "running"
+    return "failed"
+
+
 def _refresh_sensor(spec: ExtractSpec, keys: ExtractKeys, refresh_job: Any) -> dg.SensorDefinition:
-    @dg.asset_sensor(
+    @dg.sensor(
         name=f"{spec.name}_refresh",
-        asset_key=keys.changed_keys,
         job=refresh_job,
         minimum_interval_seconds=INTERVAL_SECONDS,
         description="Starts the refresh of the touched slices when a change set is ready: one run, one publish.",
     )
-    def refresh_sensor(context: dg.SensorEvaluationContext, asset_event: dg.EventLogEntry) -> Any:
-        del context
-        materialization = asset_event.asset_materialization
-        if materialization is None or materialization.partition is None:
-            return dg.SkipReason("an event without a change set")
-        entry = materialization.metadata.get("tir/touched")
-        touched = getattr(entry, "value", None) or []
+    def refresh_sensor(context: dg.SensorEvaluationContext) -> Any:
+        now, instance = time.time(), context.instance
+        ready = last_ready(instance, keys.changed_keys)
+        key, reason = refresh_due(
+            ready,
+            confirmed=last_confirmation(instance, keys.published_datasource),
+            tried=_tried(instance, refresh_job.name, {CHANGE_SET_TAG: ready.change_set}, now) if ready else Tried(),
+            busy=_busy(instance, refresh_job.name, now),
+            now=now,
+        )
+        if key is None or ready is None:
+            return dg.SkipReason(reason)
         return dg.RunRequest(
-            run_key=materialization.partition,
-            tags=covering_range(spec, touched),
-            run_config=application_config(keys, materialization.partition),
+            run_key=key,
+            tags={**covering_range(spec, ready.touched), CHANGE_SET_TAG: ready.change_set},
+            run_config=application_config(keys, ready.change_set),
         )
 
     return refresh_sensor
 
 
-def application_config(keys: ExtractKeys, change_set: str) -> dict[str, Any]:
-    return {"ops": {keys.purged_extract.to_python_identifier(): {"config": {"change_set": change_set}}}}
+def last_ready(instance: dg.DagsterInstance, changed_keys: dg.AssetKey) -> Ready | None:
+    """The newest change set that a detection materialized; events reported by hand are passed over."""
+    for record in instance.fetch_materializations(changed_keys, limit=_LOOK_BACK).records:
+        event = record.asset_materialization
+        if event is None or event.partition is None:
+            continue
+        touched, version = (getattr(event.metadata.get(name), "value", None) for name in (TOUCHED, SOURCE_VERSION))
+        if isinstance(touched, list) and isinstance(version, str):
+            return Ready(event.partition, version, tuple(touched))
+    return None
+
+
+def _busy(instance: dg.DagsterInstance, job: str, now: float) -> bool:
+    unfinished = instance.get_run_records(dg.RunsFilter(job_name=job, statuses=UNFINISHED))
+    return any(_state(record, now) == "running" for record in unfinished)

@@ -7,6 +7,7 @@ import binascii
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -29,6 +30,11 @@ _PRIVATE_KEYS = (
     "private_key_password",
     "private_key_file",
     "private_key_file_pwd",
+)
+
+# Connections that this thread keeps open for a while, each with the access it was made from.
+_kept: ContextVar[tuple[tuple[SnowflakeAccess, snowflake.connector.SnowflakeConnection], ...]] = ContextVar(
+    "kept", default=()
 )
 
 
@@ -84,7 +90,7 @@ class SnowflakeAccess:
             given.pop("authenticator", None)
         for name in ("port", "network_timeout", "login_timeout"):
             if name in given:
-                given[name] = int(given[name])
+                given[name] = _whole_number(name, given[name])
         known = {name: given.pop(name) for name in list(given) if name in SnowflakeAccess.__dataclass_fields__}
         access = SnowflakeAccess(**{**known, "private_key": key, "options": tuple(sorted(given.items()))})
         if not (access.password or key or access.oauth_token or "authenticator" in given):
@@ -118,18 +124,44 @@ class SnowflakeAccess:
         return {"password": self.password} if self.password else {}
 
     @contextmanager
+    def kept_open(self) -> Iterator[None]:
+        """Inside the block, what this thread asks shares one connection: opening one takes longer than most queries."""
+        if self._kept() is not None:
+            yield
+            return
+        with self.connect() as connection:
+            token = _kept.set(((self, connection), *_kept.get()))
+            try:
+                yield
+            finally:
+                _kept.reset(token)
+
+    @contextmanager
     def connect(self) -> Iterator[snowflake.connector.SnowflakeConnection]:
         """An open connection in UTC; what the connector raises inside becomes a SourceError with a hint."""
+        if (kept := self._kept()) is not None:
+            with self._told():
+                yield kept
+            return
         try:
             connection = snowflake.connector.connect(**self.connection_args())
         except connector_errors.Error as error:
             self.fail(error)
         try:
-            yield connection
-        except connector_errors.Error as error:
-            self.fail(error)
+            with self._told():
+                yield connection
         finally:
             connection.close()
+
+    def _kept(self) -> snowflake.connector.SnowflakeConnection | None:
+        return next((connection for access, connection in _kept.get() if access == self), None)
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except connector_errors.Error as error:
+            self.fail(error)
 
     def query(self, sql: str, params: Sequence[Any] | None = None) -> list[tuple[Any, ...]]:
         """All rows of one statement, on a connection of its own."""
@@ -162,6 +194,13 @@ class SnowflakeError(SourceError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _failure, (str(self), self.errno)
+
+
+def _whole_number(name: str, value: Any) -> int:
+    try:
+        return int(value)
+    except (TypeError, ValueError):
+        raise SourceError(f"SNOWFLAKE_{name.upper()} is {value!r}, which is no whole number. Correct it.") from None
 
 
 def _failure(message: str, errno: int | None) -> SnowflakeError:

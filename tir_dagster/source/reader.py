@@ -83,8 +83,11 @@ def plan_read(
 ) -> Plan:
     """Run the query, or its split, and group the parts of the result into tasks."""
     queries = split.queries(query) if split else [query]
-    with ThreadPoolExecutor(min(len(queries), _CONNECTIONS)) as pool:
-        batches = [batch for part in pool.map(lambda text: _run(access, text), queries) for batch in part]
+    if len(queries) == 1:
+        batches = _run(access, queries[0])
+    else:
+        with ThreadPoolExecutor(min(len(queries), _CONNECTIONS)) as pool:
+            batches = [batch for part in pool.map(lambda text: _run(access, text), queries) for batch in part]
     return Plan(tuple(columns), tuple(pickle.dumps(group) for group in _grouped(batches, tasks)))
 
 

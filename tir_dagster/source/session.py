@@ -6,7 +6,8 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,26 @@ def spark_session(app_name: str, *, home: Path, conf: Mapping[str, Any] | None =
         raise SourceError(
             f"Spark did not start: {said}. It needs Java 17 or 21: check `java -version` and JAVA_HOME."
         ) from error
+
+
+@contextmanager
+def jvm_output(home: Path) -> Iterator[None]:
+    """A JVM that starts inside the block prints to a file for the rest of its life, not to our standard error.
+
+    Spark's first lines come before any of its settings count, and Java's warning of its own incubator modules cannot
+    be turned off at all.
+    """
+    file = home / "spark" / "driver.log"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    sys.stderr.flush()
+    kept = os.dup(2)
+    try:
+        with file.open("ab") as log:
+            os.dup2(log.fileno(), 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 def configure(spark: SparkSession) -> SparkSession:

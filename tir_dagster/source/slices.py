@@ -7,15 +7,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
-
-from pyspark.sql import Column as SparkColumn
-from pyspark.sql import functions as F  # noqa: N812 - the name its own documentation uses
 
 from tir_dagster.errors import SourceError
 from tir_dagster.source.columns import Column, Kind
 from tir_dagster.source.names import literal, quote, spark_quote
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column as SparkColumn
 
 ALL = "all"
 By = Literal["month", "week", "day", "none"]
@@ -149,6 +149,9 @@ def _bounds(slices: SliceBy, column: Column, key: str) -> Iterator[str]:
 
 def slice_spark(slices: SliceBy, columns: Sequence[Column]) -> SparkColumn:
     """The slice as a Spark column; the session's time zone must be UTC, as ours is."""
+    # Here: a plan names slices without Spark, which takes seconds to import.
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415
+
     column = slice_column(slices, columns)
     if column is None:
         return F.lit(ALL)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -103,6 +102,20 @@ def describe(access: SnowflakeAccess, table: TableName, names: Sequence[str] | N
     )
 
 
+def column_names(access: SnowflakeAccess, table: TableName) -> list[str]:
+    """All columns of the table, also those of a type that no extract can hold."""
+    try:
+        return list(_declared(access, table))
+    except SnowflakeError as failure:
+        if failure.errno not in MISSING_OBJECT:
+            raise
+        raise SnowflakeError(
+            f"{table} does not exist in Snowflake account {access.account}, or the role may not see it. "
+            "Check `source` in the extract's spec, and the grants.",
+            errno=failure.errno,
+        ) from None
+
+
 def _declared(access: SnowflakeAccess, table: TableName) -> dict[str, tuple[str, bool]]:
     rows = access.query(f"DESCRIBE TABLE {table.sql}")
     return {str(row[0]): (str(row[1]), str(row[3]).upper() == "Y") for row in rows if str(row[2]).upper() == "COLUMN"}
@@ -139,11 +152,8 @@ def table_facts(access: SnowflakeAccess, table: TableName) -> TableFacts:
 
 
 def table_identity(access: SnowflakeAccess, table: TableName) -> str:
-    """A text that changes when the table is recreated or swapped, or when its columns change; not when its rows do."""
-    created = table_facts(access, table).created
-    columns = repr([(name, declared) for name, (declared, _) in _declared(access, table).items()])
-    digest = hashlib.sha256(columns.encode()).hexdigest()[:16]
-    return f"{created.astimezone(UTC).isoformat(timespec='microseconds')}/{digest}"
+    """A text that changes when the table is recreated or swapped; not when its rows or columns do."""
+    return table_facts(access, table).created.astimezone(UTC).isoformat(timespec="microseconds")
 
 
 def select(

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from datetime import date, datetime
+from datetime import UTC, date, datetime
 from decimal import Decimal
 
 import pytest
@@ -22,7 +22,7 @@ TYPES = {
     "DATE": [date(1, 1, 1), date(2026, 3, 29)],
     "BOOLEAN": [True, False],
     "TIMESTAMP_NTZ": [datetime(1969, 12, 31, 23, 59, 59, 5), datetime(2026, 3, 29, 2, 30)],
-    "TIMESTAMP_TZ": [datetime(2026, 1, 1, 12, 0, 0, 7)],
+    "TIMESTAMP_TZ": [datetime(2026, 1, 1, 12, 0, 0, 7, tzinfo=UTC)],
     "TIME": ["23:59:59.999999"],
 }
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tir_dagster.errors import ExtractError
+from tir_dagster.errors import SourceError
 from tir_dagster.extract.fingerprints import (
     Fingerprint,
     different_slices,
@@ -19,8 +19,8 @@ from tir_dagster.extract.fingerprints import (
     snowflake_sql,
 )
 from tir_dagster.extract.hyperfile import create_extract
-from tir_dagster.extract.slices import Slicing
 from tir_dagster.source.columns import Column
+from tir_dagster.source.slices import SliceBy
 from tir_dagster_tests.extract.helpers import columns_of, run, stage
 
 DECLARED = {
@@ -102,19 +102,19 @@ def extract(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     "slicing",
     [
-        Slicing(),
-        Slicing("month", "DAY"),
-        Slicing("week", "DAY"),
-        Slicing("day", "DAY"),
-        Slicing("month", "SEEN"),
-        Slicing("week", "SEEN"),
-        Slicing("day", "MOMENT", "America/New_York"),
-        Slicing("week", "MOMENT", "Asia/Tokyo"),
-        Slicing("month", "MOMENT"),
+        SliceBy(),
+        SliceBy("DAY", "month"),
+        SliceBy("DAY", "week"),
+        SliceBy("DAY", "day"),
+        SliceBy("SEEN", "month"),
+        SliceBy("SEEN", "week"),
+        SliceBy("MOMENT", "day", "America/New_York"),
+        SliceBy("MOMENT", "week", "Asia/Tokyo"),
+        SliceBy("MOMENT", "month"),
     ],
     ids=str,
 )
-def test_extract_and_source_agree_to_the_bit(cursor: Any, extract: Path, slicing: Slicing):
+def test_extract_and_source_agree_to_the_bit(cursor: Any, extract: Path, slicing: SliceBy):
     cursor.execute(snowflake_sql(COLUMNS, '"FINGERPRINTS"."PRINTS"."T"', slicing))
     source = read_fingerprints(cursor.fetchall(), COLUMNS)
     ours = extract_fingerprints(extract, COLUMNS, slicing)
@@ -123,7 +123,7 @@ def test_extract_and_source_agree_to_the_bit(cursor: Any, extract: Path, slicing
 
 
 def test_both_sides_can_be_asked_for_some_slices_only(cursor: Any, extract: Path):
-    slicing = Slicing("month", "DAY")
+    slicing = SliceBy("DAY", "month")
     cursor.execute(snowflake_sql(COLUMNS, '"FINGERPRINTS"."PRINTS"."T"', slicing, only={"2024-01", None}))
     source = read_fingerprints(cursor.fetchall(), COLUMNS)
     ours = extract_fingerprints(extract, COLUMNS, slicing, only={"2024-01", None})
@@ -133,9 +133,9 @@ def test_both_sides_can_be_asked_for_some_slices_only(cursor: Any, extract: Path
 
 
 def test_slices_are_named_by_the_wall_clock_of_their_zone(extract: Path):
-    in_new_york = extract_fingerprints(extract, COLUMNS, Slicing("day", "MOMENT", "America/New_York"))
+    in_new_york = extract_fingerprints(extract, COLUMNS, SliceBy("MOMENT", "day", "America/New_York"))
     assert {"2023-12-31", "2024-03-10", "2024-06-30", None} == set(in_new_york)
-    weeks = extract_fingerprints(extract, COLUMNS, Slicing("week", "DAY"))
+    weeks = extract_fingerprints(extract, COLUMNS, SliceBy("DAY", "week"))
     assert {"1969-12-29", "2024-01-01", "2024-01-29", "2024-02-26", "2024-12-30", None} == set(weeks)
 
 
@@ -195,10 +195,10 @@ def test_differences_read_as_sentences():
 
 
 def test_slices_need_a_date(extract: Path):
-    with pytest.raises(ExtractError, match="NAME is text"):
-        extract_fingerprints(extract, COLUMNS, Slicing("month", "NAME"))
-    with pytest.raises(ExtractError, match="NOWHERE is not in the extract"):
-        snowflake_sql(COLUMNS, "T", Slicing("month", "NOWHERE"))
+    with pytest.raises(SourceError, match="NAME holds text"):
+        extract_fingerprints(extract, COLUMNS, SliceBy("NAME", "month"))
+    with pytest.raises(SourceError, match="NOWHERE is missing"):
+        snowflake_sql(COLUMNS, "T", SliceBy("NOWHERE", "month"))
 
 
 def test_times_are_cut_at_microseconds(tmp_path: Path):

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tir_dagster import durable
 from tir_dagster.errors import ExtractError
-from tir_dagster.extract import durable
 from tir_dagster.extract.engine import connect
 from tir_dagster.extract.hyperfile import create_extract, create_like, describe, needs_rebuild, rebuild
 from tir_dagster_tests.extract.helpers import bag, columns_of, run, stage

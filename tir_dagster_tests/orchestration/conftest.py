@@ -14,7 +14,8 @@ from tableauhyperapi import Connection, HyperProcess, Telemetry
 from tir_dagster.datasource.access import TableauAccess
 from tir_dagster.datasource.client import TableauClient
 from tir_dagster.datasource.republish import fetch_shell, look_at_server
-from tir_dagster.orchestration.commands import Command, Outcome, dagster_instance
+from tir_dagster.orchestration.commands import Command, Outcome
+from tir_dagster.orchestration.home import dagster_instance
 from tir_dagster.sandbox import sample
 from tir_dagster.spec import ExtractSpec, parse_specs
 from tir_dagster_tests.conftest import Sandbox, running_sandbox

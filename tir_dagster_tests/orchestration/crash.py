@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from tir_dagster.orchestration.commands import Command, Outcome, dagster_instance
+from tir_dagster.orchestration.commands import Command, Outcome
+from tir_dagster.orchestration.home import dagster_instance
 from tir_dagster.spec import load_specs
 
 

@@ -11,6 +11,9 @@ import pytest
 from tir_dagster.changes.plan import Mode
 from tir_dagster.orchestration.commands import Command, Outcome
 
+# `make soak` kills three times after each step.
+TIMES = int(os.environ.get("TIR_CRASHES", "1"))
+
 
 @pytest.fixture(scope="module")
 def loaded(place):
@@ -30,10 +33,19 @@ def _detect(command: Command, mode: Mode):
 
 def apply_and_die(place, step: str) -> None:
     """Apply the pending change set in another process, killed after the step."""
+    die(place, step, "tir_dagster_tests.orchestration.crash", "{specs}")
+
+
+def refresh_and_die(place, step: str) -> None:
+    """The command itself, killed after the step."""
+    die(place, step, "tir_dagster.cli", "--specs", "{specs}", "refresh", place.spec.name)
+
+
+def die(place, step: str, module: str, *arguments: str) -> None:
     specs = place.folder / "extracts.yaml"
     specs.write_text(place.spec_text, encoding="utf-8")
     done = subprocess.run(
-        [sys.executable, "-m", "tir_dagster_tests.orchestration.crash", str(specs)],
+        [sys.executable, "-m", module, *(argument.format(specs=specs) for argument in arguments)],
         env={**os.environ, "TIR_CRASH_AFTER": step},
         capture_output=True,
         text=True,
@@ -51,24 +63,38 @@ def touch(place, note: str) -> None:
     place.sql("DELETE FROM MYTABLE WHERE ORDER_ID IN (SELECT MAX(ORDER_ID) FROM MYTABLE)")
 
 
-def test_killed_after_staging(loaded):
-    touch(loaded, "staged")
-    assert stage(loaded) is not None
-    outcome = loaded.refresh()
-    assert outcome.decision == "incremental"
-    assert loaded.published_rows() == loaded.source_rows()
-    assert loaded.refresh().decision == "none"
+def heals(place) -> None:
+    """One clean run later everything is equal, without a full refresh, and there is nothing left to do."""
+    outcome = place.refresh()
+    assert outcome.decision != "full", outcome.reason
+    assert place.published_rows() == place.source_rows()
+    assert place.refresh().decision == "none"
 
 
+@pytest.mark.parametrize("time", range(TIMES))
+def test_killed_after_planning(loaded, time):
+    touch(loaded, f"planned {time}")
+    refresh_and_die(loaded, "planned")
+    heals(loaded)
+
+
+@pytest.mark.parametrize("time", range(TIMES))
+def test_killed_after_staging(loaded, time):
+    touch(loaded, f"staged {time}")
+    if TIMES == 1:
+        assert stage(loaded) is not None, "as if the process had ended there: another Spark takes half a minute"
+    else:
+        refresh_and_die(loaded, "staged")
+    heals(loaded)
+
+
+@pytest.mark.parametrize("time", range(TIMES))
 @pytest.mark.parametrize("step", ["applied", "verified", "published", "confirmed"])
-def test_killed_after(loaded, step):
-    touch(loaded, step)
+def test_killed_after(loaded, step, time):
+    touch(loaded, f"{step} {time}")
     stage(loaded)
     apply_and_die(loaded, step)
-    outcome = loaded.refresh()
-    assert outcome.decision != "full", outcome.reason
-    assert loaded.published_rows() == loaded.source_rows()
-    assert loaded.refresh().decision == "none"
+    heals(loaded)
 
 
 def test_t6_a_row_inserted_before_a_crash_and_deleted_after_it_is_gone(loaded):

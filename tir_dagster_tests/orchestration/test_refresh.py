@@ -6,8 +6,8 @@ import dagster as dg
 import pytest
 
 from tir_dagster.errors import GuardError
-from tir_dagster.orchestration.commands import dagster_instance
 from tir_dagster.orchestration.confirmations import last_confirmation
+from tir_dagster.orchestration.home import dagster_instance
 from tir_dagster.sandbox import sample
 
 

@@ -1,0 +1,68 @@
+"""Where a run takes place: a folder and an environment of its own, left behind by nobody. No heavy import in here."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tir_dagster.durable import need_space
+
+# By estimate: the lake, two packages, three versions and what is staged come to less than this for each order.
+_BYTES_PER_ROW = 1_000
+# Somebody's own servers, their secrets and the specs on them have no part in this.
+_FOREIGN = ("SNOWFLAKE_", "TABLEAU_", "TIR_", "DAGSTER_HOME")
+
+
+@contextmanager
+def own_place(rows: int, *, keep: bool, progress: Callable[[str], None]) -> Iterator[Path]:
+    """A new folder that is TIR_HOME and DAGSTER_HOME inside the block, removed afterwards unless it is kept.
+
+    Enter it before the pipeline is imported: Dagster's definitions read the spec file that the environment names.
+    """
+    with _ended_politely(), _folder(keep=keep, progress=progress) as folder, _own_environment(folder):
+        need_space(folder, rows * _BYTES_PER_ROW)
+        yield folder
+
+
+@contextmanager
+def _ended_politely() -> Iterator[None]:
+    """A SIGTERM ends the run like Ctrl-C: the servers in the background must not stay behind."""
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _folder(*, keep: bool, progress: Callable[[str], None]) -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="tir-bench-"))
+    try:
+        yield folder
+    finally:
+        if keep:
+            progress(f"kept: {folder}")
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _own_environment(folder: Path) -> Iterator[None]:
+    before = dict(os.environ)
+    for name in [name for name in before if name.startswith(_FOREIGN)]:
+        del os.environ[name]
+    # The servers' temporary files too: not all of them are removed when a server ends.
+    own = {"TIR_HOME": folder / "home", "DAGSTER_HOME": folder / "dagster", "TMPDIR": folder / "temporary"}
+    own["TMPDIR"].mkdir()
+    os.environ.update({name: str(path) for name, path in own.items()})
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)

@@ -1,0 +1,124 @@
+"""TableauExtractComponent: an extract declared in a dg project's defs.yaml, with the attributes of the YAML spec file."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Self
+
+import dagster as dg
+from pydantic import BaseModel, ConfigDict, Field, RootModel, create_model
+
+from tir_dagster.orchestration.extracts import build_extract_defs
+from tir_dagster.spec import ExtractSpec, spec_from_mapping
+
+_EXAMPLE = {
+    "name": "orders",
+    "source": "MYDB.MYSCHEMA.MYTABLE",
+    "row_key": "ORDER_ID",
+    "slices": {"column": "ORDER_DATE", "by": "month", "start": "2024-12"},
+    "changes": {"watermark": "UPDATED_AT", "look_back": "10 minutes"},
+    "datasource": {"project": "myproject", "name": "mydatasource"},
+}
+
+
+class ExtractAttributes(RootModel[dict[str, Any]]):
+    """The attributes as they were written.
+
+    Checked by the spec's own reader, so that a mistake gives the same sentence here as in a spec file; editors and
+    `dg` see the schema, which is derived from the spec.
+    """
+
+    @classmethod
+    def model_json_schema(cls, *args: Any, **options: Any) -> dict[str, Any]:
+        return _twin(ExtractSpec).model_json_schema(*args, **options)
+
+
+class ExtractScaffolder(dg.Scaffolder[Any]):
+    """Writes a defs.yaml with an example to change."""
+
+    def scaffold(self, request: dg.ScaffoldRequest[Any]) -> None:
+        dg.scaffold_component(request, _EXAMPLE)
+
+
+@dg.scaffold_with(ExtractScaffolder)
+@dataclass
+class TableauExtractComponent(dg.Component, dg.Resolvable):
+    """A Tableau extract that stays equal to its Snowflake table while only the changed keys move.
+
+    Gives four assets, two jobs and two sensors. The resources are the project's own, once for all extracts:
+    `dg.Definitions(resources=tir_dagster.environment_resources())`.
+    """
+
+    spec: ExtractSpec
+
+    @classmethod
+    def model(cls) -> type[BaseModel]:
+        return ExtractAttributes
+
+    @classmethod
+    def load(cls, attributes: BaseModel | None, context: dg.ComponentLoadContext) -> Self:
+        # Dagster would make a component of no attributes at all; the spec says which ones are missing.
+        return super().load(attributes or ExtractAttributes({}), context)
+
+    @classmethod
+    def resolve_from_model(cls, context: dg.ResolutionContext, model: BaseModel) -> Self:
+        written = context.resolve_value(model.model_dump())
+        tree = context.source_position_tree
+        if tree is None:
+            return cls(spec_from_mapping(written, "attributes"))
+        return cls(
+            spec_from_mapping(
+                written, tree.position.filename, lines=dict(_lines(tree.children.get("attributes", tree)))
+            )
+        )
+
+    def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
+        del context
+        return build_extract_defs(self.spec)
+
+
+def _lines(tree: Any, path: str = "") -> Iterator[tuple[str, int]]:
+    """In which line of the file each attribute stands."""
+    yield path, tree.position.start.line
+    for name, inner in tree.children.items():
+        yield from _lines(inner, f"{path}.{name}" if path else str(name))
+
+
+def _twin(cls: type[Any]) -> type[BaseModel]:
+    """A model with the fields of a spec's dataclass: only a schema, nothing is ever read into it."""
+    hints = typing.get_type_hints(cls)
+    fields: dict[str, Any] = {
+        field.name: (_schema_type(hints[field.name], field.metadata), _default(field))
+        for field in dataclasses.fields(cls)
+    }
+    made: type[BaseModel] = create_model(
+        cls.__name__, __config__=ConfigDict(extra="forbid"), __doc__=cls.__doc__, **fields
+    )
+    return made
+
+
+def _schema_type(hint: Any, metadata: Mapping[str, Any]) -> Any:
+    if metadata.get("duration"):
+        return float | str
+    origin = typing.get_origin(hint)
+    if origin in (typing.Union, types.UnionType):
+        inner = [one for one in typing.get_args(hint) if one is not type(None)]
+        return _schema_type(inner[0], metadata) | None
+    if origin is tuple:
+        return str | list[str]
+    if origin is Literal:
+        return hint
+    return _twin(hint) if dataclasses.is_dataclass(hint) and isinstance(hint, type) else hint
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    if field.default is dataclasses.MISSING:
+        return Field()
+    if dataclasses.is_dataclass(field.default) or isinstance(field.default, tuple):
+        # Shown as optional; the spec's own defaults count.
+        return Field(default=None)
+    return Field(default=field.default)

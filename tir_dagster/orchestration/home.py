@@ -1,0 +1,53 @@
+"""Where state and history live: TIR_HOME, and Dagster's instance below it unless DAGSTER_HOME says otherwise."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import dagster as dg
+import yaml
+from sqlalchemy.exc import SQLAlchemyError
+
+from tir_dagster.errors import TirError
+
+HOME_VARIABLE = "TIR_HOME"
+_DAGSTER_YAML = """\
+# Written by tir_dagster; change it as you like.
+telemetry:
+  enabled: false
+nux:
+  enabled: false
+"""
+
+
+def tir_home(env: Mapping[str, str] | None = None) -> Path:
+    return Path((os.environ if env is None else env).get(HOME_VARIABLE) or ".tir").expanduser().absolute()
+
+
+def dagster_home() -> Path:
+    """DAGSTER_HOME, by default below TIR_HOME; made if it is not there, and set for this process and its children."""
+    home = Path(os.environ.get("DAGSTER_HOME") or tir_home() / "dagster").expanduser().absolute()
+    os.environ["DAGSTER_HOME"] = str(home)
+    home.mkdir(parents=True, exist_ok=True)
+    if not (home / "dagster.yaml").exists():
+        (home / "dagster.yaml").write_text(_DAGSTER_YAML, encoding="utf-8")
+    return home
+
+
+@contextmanager
+def dagster_instance() -> Iterator[dg.DagsterInstance]:
+    """The instance that the command line, the UI and the daemon share."""
+    home = dagster_home()
+    try:
+        opened = dg.DagsterInstance.get()
+    except (dg.DagsterError, yaml.YAMLError, SQLAlchemyError) as error:
+        # Without its text, which may quote the configuration and with it a database's password.
+        raise TirError(
+            f"Dagster's history in {home} cannot be opened ({type(error).__name__}). Check dagster.yaml there "
+            "(`dagster instance info` says more), or set DAGSTER_HOME to another folder."
+        ) from error
+    with opened as instance:
+        yield instance

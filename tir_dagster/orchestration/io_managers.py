@@ -1,0 +1,107 @@
+"""IO managers: steps exchange handles of change sets and extract versions, never rows.
+
+The data itself is made durable inside the step, under the extract's lease; these check that it is there, say where, and
+find it again for the next step, in whatever process that runs. Asset keys are [extract, asset], so the key tells which
+extract's folder is meant. No postponed annotations here: Dagster reads the fields' types.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import dagster as dg
+
+from tir_dagster.changes.changesets import MANIFEST
+from tir_dagster.changes.state import ChangeSet
+from tir_dagster.errors import ExtractError, TirError
+from tir_dagster.extract.versions import Version
+from tir_dagster.orchestration.resources import StateFolder
+
+CHANGE_SET_IO, HYPER_IO = "change_set_io_manager", "hyper_io_manager"
+
+
+@dataclass(frozen=True)
+class StagedChangeSet:
+    """A pending change set and the folder with its keys, rows and ledger."""
+
+    change_set: ChangeSet
+    folder: Path
+
+
+class ChangeSetIOManager(dg.ConfigurableIOManager):
+    """The handle of a change set; an input gets it back with its folder while it is pending.
+
+    An asset that takes one partition of `changed_keys` gets a StagedChangeSet; one that takes several gets those that
+    are still pending, by partition.
+    """
+
+    state: dg.ResourceDependency[StateFolder]
+
+    def handle_output(self, context: dg.OutputContext, obj: ChangeSet) -> None:
+        store = self.state.change_sets(extract_of(context.asset_key))
+        folder = store.path(obj.id)
+        if not (folder / MANIFEST).is_file():
+            raise TirError(
+                f"{obj.extract}: the change set {obj.id} is not in {folder}. Nothing was purged; refresh again."
+            )
+        context.add_output_metadata(_whereabouts(folder, sum(_sizes(folder))))
+
+    def load_input(self, context: dg.InputContext) -> StagedChangeSet | Mapping[str, StagedChangeSet]:
+        extract = extract_of(context.asset_key)
+        store = self.state.change_sets(extract)
+        pending = {one.id: StagedChangeSet(one, store.path(one.id)) for one in store.pending()}
+        wanted = list(context.asset_partition_keys)
+        if len(wanted) != 1:
+            return {name: pending[name] for name in wanted if name in pending}
+        if wanted[0] not in pending:
+            raise TirError(
+                f"{extract}: the change set {wanted[0]} is not pending: a publish settled it, or it was never staged. "
+                "Its rows are in the extract: take purged_extract, or a newer change set."
+            )
+        return pending[wanted[0]]
+
+
+class HyperIOManager(dg.ConfigurableIOManager):
+    """The handle of a verified extract version, for one slice, a range of them or none: a version is always whole.
+
+    An asset that takes `purged_extract` gets the newest verified Version; its `.extract` is the Hyper file. Open a
+    copy: Hyper writes into a file that it only reads.
+    """
+
+    state: dg.ResourceDependency[StateFolder]
+
+    def handle_output(self, context: dg.OutputContext, obj: Version) -> None:
+        found = self.state.versions(extract_of(context.asset_key)).get(obj.id)
+        if found.folder != obj.folder:
+            raise ExtractError(
+                f"The version {obj.id} is in {obj.folder}, but the IO manager looks in {found.folder}. "
+                "Give the resource `state` and the IO managers the same path."
+            )
+        context.add_output_metadata(_whereabouts(found.extract, found.extract.stat().st_size))
+
+    def load_input(self, context: dg.InputContext) -> Version:
+        extract = extract_of(context.asset_key)
+        store = self.state.versions(extract)
+        newest = store.latest()
+        if newest is None:
+            raise ExtractError(
+                f"{extract}: there is no verified extract in {store.folder}. Materialize purged_extract first, "
+                f"or run tir refresh {extract}."
+            )
+        return newest
+
+
+def extract_of(key: dg.AssetKey) -> str:
+    return key.path[-2]
+
+
+def _whereabouts(path: Path, size: int) -> dict[str, dg.MetadataValue]:
+    return {
+        "path": dg.MetadataValue.path(str(path)),
+        "dagster/uri": dg.MetadataValue.text(path.absolute().as_uri()),
+        "tir/bytes": dg.MetadataValue.int(size),
+    }
+
+
+def _sizes(folder: Path) -> list[int]:
+    return [path.stat().st_size for path in folder.rglob("*") if path.is_file()]

@@ -1,0 +1,57 @@
+"""The plan's guards: when a source looks like a load caught half-way, and how a user says that it is not."""
+
+from __future__ import annotations
+
+import pytest
+
+from tir_dagster.changes.find import Found
+from tir_dagster.changes.plan import Mode, Plan, check_guards, settle_plan
+from tir_dagster.errors import GuardError
+
+LEDGER = {"2025-01": (60, 1), "2025-02": (40, 2)}
+
+
+def settled(purged: int, appended: int = 0, *, mode: Mode = "changes", allow_empty: bool = False) -> Plan:
+    found = Found(
+        keys=purged + appended, purged={"2025-01": (purged, 1)}, appended={"2025-01": (appended, 1)} if appended else {}
+    )
+    return settle_plan(
+        Plan("orders", mode, "incremental"),
+        found,
+        LEDGER,
+        policy="auto",
+        delete_share=0.3,
+        full_share=0.5,
+        pending=False,
+        allow_empty=allow_empty,
+    )
+
+
+@pytest.mark.parametrize("mode", ["changes", "slices"])
+@pytest.mark.parametrize(("purged", "told"), [(31, "31 of 100 rows would vanish"), (100, "the source is empty")])
+def test_a_source_that_lost_too_much_stops_the_refresh_and_the_option_that_allows_it_is_named(mode, purged, told):
+    with pytest.raises(GuardError) as caught:
+        settled(purged, mode=mode)
+    assert told in str(caught.value)
+    assert "Nothing was touched" in str(caught.value)
+    assert "tir refresh orders --allow-empty" in str(caught.value)
+
+
+@pytest.mark.parametrize("mode", ["changes", "slices"])
+@pytest.mark.parametrize(("purged", "decision"), [(31, "incremental"), (100, "full")])
+def test_what_is_allowed_is_done(mode, purged, decision):
+    assert settled(purged, mode=mode, allow_empty=True).decision == decision
+
+
+def test_as_many_deletes_as_the_share_allows_and_rows_that_came_back_stop_nothing():
+    assert settled(30).decision == "incremental"
+    assert settled(45, 45).decision == "incremental"
+
+
+def test_the_share_and_its_field_are_in_the_sentence():
+    with pytest.raises(GuardError, match=r"more than the 30% that thresholds\.delete_share in the spec allows"):
+        check_guards("orders", rows=100, left=50, delete_share=0.3)
+
+
+def test_an_extract_that_is_already_empty_has_nothing_to_lose():
+    check_guards("orders", rows=0, left=0, delete_share=0.0)

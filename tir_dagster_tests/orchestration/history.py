@@ -1,0 +1,180 @@
+"""One random history: a table of few keys that changes, an extract that follows, and crashes in between."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import SparkSession
+from tableauhyperapi import Connection, Date, HyperProcess, Telemetry, Timestamp
+
+from tir_dagster.changes.changesets import new_id
+from tir_dagster.changes.plan import Mode, Plan
+from tir_dagster.changes.state import Confirmation
+from tir_dagster.datasource.access import TableauAccess
+from tir_dagster.datasource.client import TableauClient
+from tir_dagster.datasource.republish import fetch_shell, look_at_server
+from tir_dagster.orchestration.flow import Refresher
+from tir_dagster.source.connection import SnowflakeAccess
+from tir_dagster.spec import spec_from_mapping
+from tir_dagster_tests.conftest import Sandbox
+
+DATABASE, PROJECT = "HISTORIES", "histories"
+COLUMNS = "K, L, D, V, W"
+_numbers = itertools.count(1)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What kind of extract: the key's types and columns, and how it is sliced."""
+
+    key_type: str = "NUMBER(38,0)"
+    date_type: str = "DATE"
+    row_key: tuple[str, ...] = ("K",)
+    by: str = "month"
+    watermark: bool = True
+
+
+@dataclass
+class History:
+    """The table, its refresher, and the last confirmation; each step is one that a user or a crash could take."""
+
+    sandbox: Sandbox
+    spark: SparkSession
+    folder: Path
+    layout: Layout
+    name: str = field(default_factory=lambda: f"h{next(_numbers)}")
+    confirmed: Confirmation | None = None
+    clock: int = 0
+
+    def __post_init__(self) -> None:
+        self.connection = self.sandbox.snowflake(database=DATABASE, schema="PUBLIC")
+        kind = self.layout
+        self.sql(
+            f"CREATE TABLE {self.name} (K {kind.key_type}, L VARCHAR, D {kind.date_type}, V VARCHAR, W TIMESTAMP_NTZ)"
+        )
+        name, secret = self.sandbox.new_token()
+        self.env = {**self.sandbox.env, "TABLEAU_TOKEN_NAME": name, "TABLEAU_TOKEN_SECRET": secret}
+        self.refresher = self._refresher()
+
+    def close(self) -> None:
+        self.connection.close()
+
+    def _refresher(self) -> Refresher:
+        layout = self.layout
+        slices: Mapping[str, Any] = {}
+        if layout.by != "none":
+            slices = {"column": "D", "by": layout.by, "start": "2025-03" if layout.by == "month" else "2025-03-03"}
+        spec = spec_from_mapping(
+            {
+                "name": self.name,
+                "source": f"{DATABASE}.PUBLIC.{self.name}",
+                **({"row_key": list(layout.row_key)} if layout.row_key else {}),
+                **({"slices": slices} if slices else {}),
+                "changes": {"watermark": "W", "look_back": "1 second"} if layout.watermark else {},
+                "datasource": {"project": PROJECT, "name": self.name},
+                "thresholds": {"quiet_period": "0 seconds", "full_share": 1.0},
+            },
+            "a history",
+        )
+        return Refresher(
+            spec,
+            snowflake=SnowflakeAccess.from_environment(self.env),
+            tableau=TableauAccess.from_environment(self.env),
+            spark=lambda: self.spark,
+            home=self.folder,
+            env=self.env,
+        )
+
+    def sql(self, statement: str) -> list[tuple[Any, ...]]:
+        return self.connection.cursor().execute(statement).fetchall()
+
+    # What happens to the table
+
+    def act(self, step: Sequence[Any]) -> None:
+        """One statement; every stamp is a minute after the one before."""
+        self.clock += 1
+        stamp = f"DATEADD('minute', {self.clock}, '2025-01-01'::TIMESTAMP_NTZ)"
+        kind, *args = step
+        statements = {
+            "insert": "INSERT INTO {t} SELECT {0}, {1}, {2}, {3}, {stamp}",
+            "insert unstamped": "INSERT INTO {t} SELECT {0}, {1}, {2}, {3}, NULL",
+            "update": "UPDATE {t} SET V = {1}, W = {stamp} WHERE K IS NOT DISTINCT FROM {0}",
+            "rekey": "UPDATE {t} SET K = {1}, W = {stamp} WHERE K IS NOT DISTINCT FROM {0}",
+            "move": "UPDATE {t} SET D = {1}, W = {stamp} WHERE K IS NOT DISTINCT FROM {0}",
+            "touch": "UPDATE {t} SET W = {stamp} WHERE K IS NOT DISTINCT FROM {0}",
+            "delete": "DELETE FROM {t} WHERE K IS NOT DISTINCT FROM {0}",
+            "delete where": "DELETE FROM {t} WHERE V IS NOT DISTINCT FROM {0}",
+        }
+        if kind == "reload":
+            self.sql(f"CREATE OR REPLACE TABLE KEPT_{self.name} AS SELECT * FROM {self.name}")
+            self.sql(f"TRUNCATE TABLE {self.name}")
+            self.sql(f"INSERT INTO {self.name} SELECT * FROM KEPT_{self.name}")
+            return
+        self.sql(statements[kind].format(*args, t=self.name, stamp=stamp))
+
+    # What happens to the extract
+
+    def refresh(self, mode: Mode = "changes", *, until: str = "confirmed") -> Plan:
+        """One refresh, ended after a step as a crash would end it; gives its plan."""
+        refresher = self.refresher
+        looked = refresher.look(self.confirmed)
+        if looked.late is not None:
+            self.confirmed = looked.late
+            refresher.settle(looked.late)
+        surveyed = refresher.survey(looked)
+        plan = refresher.plan(looked, surveyed, mode)
+        if plan.decision == "none":
+            return plan
+        resync = [*self._slices(), None] if mode == "slices" else []
+        plan, made = refresher.detect(looked, surveyed, plan, ident=new_id(), resync=resync, allow_empty=True)
+        if made is None or until == "staged":
+            return plan
+        version, _ = refresher.apply(looked, made)
+        if until == "verified":
+            return plan
+        confirmation = refresher.publish(looked, version).confirmation
+        if until == "published":
+            return plan
+        self.confirmed = confirmation
+        refresher.settle(confirmation)
+        return plan
+
+    def _slices(self) -> list[str]:
+        if self.layout.by == "none":
+            return ["all"]
+        days = ["2025-03-03", "2025-03-31", "2025-04-07", "2025-05-12", "1999-12-27"]
+        return sorted({day[:7] if self.layout.by == "month" else day for day in days})
+
+    # What people see
+
+    def source_rows(self) -> Counter:
+        return Counter(tuple(map(_plain, row)) for row in self.sql(f"SELECT {COLUMNS} FROM {self.name}"))
+
+    def published_rows(self) -> Counter:
+        with TableauClient(TableauAccess.from_environment(self.env)) as client:
+            found = look_at_server(client, self.refresher.spec).found
+            assert found is not None, "nothing is published"
+            _, hyper = fetch_shell(client, found, self.folder / "seen")
+        with (
+            HyperProcess(Telemetry.DO_NOT_SEND_USAGE_DATA_TO_TABLEAU, parameters={"log_config": ""}) as process,
+            Connection(process.endpoint, str(hyper)) as connection,
+        ):
+            listed = ", ".join(f'"{name}"' for name in COLUMNS.split(", "))
+            rows = connection.execute_list_query(f'SELECT {listed} FROM "Extract"."Extract"')
+        return Counter(tuple(map(_plain, row)) for row in rows)
+
+
+def _plain(value: Any) -> str | None:
+    """A value as one text, whoever gave it, with its type."""
+    if isinstance(value, Timestamp):
+        value = value.to_datetime()
+    if isinstance(value, Date):
+        value = value.to_date()
+    if hasattr(value, "tzinfo") and value.tzinfo is not None:
+        value = value.replace(tzinfo=None)
+    return None if value is None else f"{type(value).__name__} {value}"

@@ -1,0 +1,425 @@
+"""What a user reads when `tir plan` or `tir refresh` cannot do it: what, where, what to do; and nothing is published."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tableauserverclient as TSC  # noqa: N812 - the name its own documentation uses
+from click.testing import CliRunner
+from tableauhyperapi import Connection, HyperProcess, Telemetry
+
+from tir_dagster.cli import tir
+from tir_dagster.sandbox.sample.rows import COLUMNS
+from tir_dagster.sandbox.tableau.packages import Column, SnowflakeConnection, build_tdsx
+from tir_dagster_tests.orchestration.conftest import Place
+from tir_dagster_tests.sandbox.tableau.helpers import LIVE_ONLY, Admin, rewritten
+
+SECRETS = ("SNOWFLAKE_PASSWORD", "TABLEAU_TOKEN_SECRET")
+CREDENTIALS = "      credentials: {username_env: SNOWFLAKE_USER, password_env: SNOWFLAKE_PASSWORD}\n"
+WRONG = "wr0ng-but-still-a-s3cret"
+FAILED, WRONG_USAGE = 1, 2
+SPARSE_BYTES = 4 * 2**40
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a command left behind."""
+
+    code: int
+    stdout: str
+    stderr: str
+
+    @property
+    def error(self) -> str:
+        """The last thing a user reads."""
+        return self.stderr.strip().splitlines()[-1]
+
+
+@dataclass
+class Shell:
+    """A user's shell on the place; every command is checked for secrets and tracebacks."""
+
+    place: Place
+    env: dict[str, str | None] = field(default_factory=dict)
+
+    def tir(self, *arguments: str, edit: tuple[tuple[str, str], ...] = ()) -> Said:
+        runner = CliRunner()
+        result = runner.invoke(tir, list(arguments), env={"TIR_SPECS": str(self.specs(edit)), **self.env})
+        assert result.exception is None or isinstance(result.exception, SystemExit), repr(result.exception)
+        return self.harmless(Said(result.exit_code, result.stdout, result.stderr))
+
+    def specs(self, edit: tuple[tuple[str, str], ...] = ()) -> Path:
+        text = self.place.spec_text
+        for old, new in edit:
+            assert old in text, f"nothing to change: {old}"
+            text = text.replace(old, new)
+        file = self.place.folder / "bad.yaml"
+        file.write_text(text, encoding="utf-8")
+        return file
+
+    def harmless(self, said: Said) -> Said:
+        shown = said.stdout + said.stderr
+        known = [os.environ[name] for name in SECRETS] + [str(value) for value in self.env.values() if value == WRONG]
+        assert not [secret for secret in known if secret in shown], "a secret was printed"
+        assert "Traceback" not in shown
+        assert "dagster" not in shown.lower().replace("tir_dagster", ""), "Dagster's own words"
+        return said
+
+    def refused(self, *arguments: str, edit: tuple[tuple[str, str], ...] = (), code: int = FAILED) -> str:
+        """The one error of a command that fails before Spark starts and leaves every datasource as it was."""
+        before = published(self.place)
+        said = self.tir(*arguments or ("refresh", "orders"), edit=edit)
+        assert (said.code, said.stdout) == (code, ""), said
+        assert "starting Spark" not in said.stderr
+        assert said.error.startswith("Error: ")
+        assert published(self.place) == before
+        return said.error
+
+
+def published(place: Place) -> dict[str, Any]:
+    """Everything on the server: when each datasource was last changed, and a digest of its content."""
+    with place.sandbox.tableau() as server:
+        found = {}
+        for item in TSC.Pager(server.datasources):
+            content = server.datasources.get_request(f"{server.datasources.baseurl}/{item.id}/content").content
+            found[item.id] = (item.name, item.updated_at, hashlib.sha256(content).hexdigest())
+        return found
+
+
+@pytest.fixture
+def shell(place: Place) -> Iterator[Shell]:
+    admin = Admin(place.sandbox.tableau_url)
+    yield Shell(place)
+    admin.clear_faults()
+
+
+@pytest.fixture
+def admin(place: Place) -> Admin:
+    return Admin(place.sandbox.tableau_url)
+
+
+# The spec and the source
+
+
+@pytest.mark.parametrize(
+    ("edit", "told"),
+    [
+        (("row_key: ORDER_ID", "row_key: ORDER_IDX"), "row_key names ORDER_IDX, which MYDB.MYSCHEMA.MYTABLE does not"),
+        (("column: ORDER_DATE", "column: DAY"), "slices.column names DAY, which"),
+        (
+            ("watermark: UPDATED_AT", "watermark: UPDATED"),
+            "UPDATED, which MYDB.MYSCHEMA.MYTABLE does not have (did you",
+        ),
+        (("row_key:", "columns: [NOPE]\n    row_key:"), "columns names NOPE, which"),
+        (
+            ("row_key:", "columns: [ORDER_ID, ORDER_DATE]\n    row_key:"),
+            "`columns` leaves out what a refresh works with",
+        ),
+    ],
+)
+def test_an_unknown_column_is_named_with_its_field_and_the_sources_columns(shell, edit, told):
+    error = shell.refused(edit=(edit,), code=WRONG_USAGE)
+    assert error.startswith("Error: orders: ")
+    assert told in error
+
+
+@pytest.mark.parametrize("table", ["MYDB.MYSCHEMA.NOTHING", "MYDB.NOTHING.MYTABLE", "NOTHING.MYSCHEMA.MYTABLE"])
+def test_an_unknown_table_is_named(shell, table):
+    error = shell.refused(edit=(("MYDB.MYSCHEMA.MYTABLE", table),))
+    assert f"{table} does not exist in Snowflake account" in error
+    assert "Check `source` in the extract's spec, and the grants" in error
+
+
+def test_an_unknown_extract_is_told_with_those_that_are_declared(shell):
+    assert "no extract 'order'. The spec file declares orders." in shell.refused("refresh", "order", code=WRONG_USAGE)
+    shell.env["TIR_SPECS"] = ""
+    assert "Name a spec file with --specs or TIR_SPECS" in shell.refused(code=WRONG_USAGE)
+
+
+# Tableau: the project and the datasource
+
+
+def test_an_unknown_project_is_told_with_close_names(shell):
+    error = shell.refused(edit=(("project: myproject", "project: myprojekt"),))
+    assert "no project 'myprojekt'" in error
+    assert "Close to it: 'myproject'" in error
+
+
+def test_two_projects_of_one_name_need_a_path(shell, built):
+    for top in ("north", "south"):
+        built.project(top, "twins")
+        built.publish("dx", built.base, project="twins", parent=top)
+    error = shell.refused(edit=(("myproject", "twins"), ("mydatasource", "dx")))
+    assert "2 projects" in error
+    assert "'north/twins', 'south/twins'. Write the path" in error
+    planned = shell.tir("plan", "orders", edit=(("myproject", "south/twins"), ("mydatasource", "dx")))
+    assert planned.code == 0, planned
+
+
+@dataclass(frozen=True)
+class Built:
+    """Datasources as people would have built them."""
+
+    place: Place
+    folder: Path
+    ids: dict[str, str]
+
+    @property
+    def base(self) -> Path:
+        return self.folder / "base.tdsx"
+
+    def build(self, file: str, columns: list[Column], **relation: Any) -> Path:
+        env = self.place.sandbox.env
+        names = ("MYDB", "MYSCHEMA", "MYWH", "SYSADMIN", env["SNOWFLAKE_USER"])
+        there = SnowflakeConnection(f"{env['SNOWFLAKE_ACCOUNT']}.snowflakecomputing.com", *names)
+        return build_tdsx(self.folder / file, caption="x", columns=columns, snowflake=there, **relation)
+
+    def edited(self, old: str, new: str) -> Path:
+        def edit(text: str) -> str:
+            assert old in text
+            return text.replace(old, new)
+
+        return rewritten(self.base, self.folder / "edited.tdsx", edit=edit)
+
+    def project(self, parent: str, name: str) -> None:
+        with self.place.sandbox.tableau() as server:
+            self.ids[parent] = server.projects.create(TSC.ProjectItem(parent)).id
+            self.ids[f"{parent}/{name}"] = server.projects.create(TSC.ProjectItem(name, parent_id=self.ids[parent])).id
+
+    def publish(self, name: str, file: Path, project: str = "myproject", parent: str = "") -> None:
+        with self.place.sandbox.tableau() as server:
+            at = self.ids.get(f"{parent}/{project}") or server.projects.filter(name=project)[0].id
+            server.datasources.publish(TSC.DatasourceItem(at, name=name), str(file), "Overwrite")
+
+
+@pytest.fixture(scope="module")
+def built(place: Place) -> Built:
+    made = Built(place, place.folder / "built", {})
+    made.build("base.tdsx", sample_columns(), table="MYTABLE")
+    return made
+
+
+def sample_columns() -> list[Column]:
+    return [Column(name, declared.removesuffix(" NOT NULL")) for name, declared, _ in COLUMNS]
+
+
+def variant(built: Built, kind: str) -> Path:
+    columns = sample_columns()
+    match kind:
+        case "table":
+            return built.edited("[MYSCHEMA].[MYTABLE]", "[MYSCHEMA].[OTHERS]")
+        case "sql":
+            return built.build("sql.tdsx", columns, custom_sql="SELECT * FROM MYTABLE WHERE QUANTITY > 1")
+        case "filter":
+            return built.edited("<extract ", "<filter class='categorical' column='[REGION]' /><extract ")
+        case "limit":
+            return built.edited('count="-1"', 'count="100"')
+        case "fewer":
+            return built.build(
+                "fewer.tdsx", [one for one in columns if one.remote_name != "UPDATED_AT"], table="MYTABLE"
+            )
+        case "more":
+            return built.build("more.tdsx", [*columns, Column("EXTRA", "VARCHAR")], table="MYTABLE")
+        case "tables":
+            return two_tables(built)
+        case _:
+            live = built.folder / "live.tds"
+            live.write_bytes(LIVE_ONLY)
+            return live
+
+
+def two_tables(built: Built) -> Path:
+    """The same package, with one table more in its extract."""
+    file = built.folder / "two.hyper"
+    with zipfile.ZipFile(built.base) as package:
+        (member,) = [name for name in package.namelist() if name.endswith(".hyper")]
+        file.write_bytes(package.read(member))
+    with (
+        HyperProcess(Telemetry.DO_NOT_SEND_USAGE_DATA_TO_TABLEAU, parameters={"log_config": ""}) as process,
+        Connection(process.endpoint, file) as connection,
+    ):
+        connection.execute_command('CREATE TABLE "Extract"."Customers_2" ("ID" INT)')
+    return rewritten(built.base, built.folder / "two.tdsx", drop=".hyper", add=[(member, file.read_bytes())])
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        ("table", "it reads MYDB.MYSCHEMA.OTHERS, the spec names MYDB.MYSCHEMA.MYTABLE"),
+        ("sql", "it reads custom SQL"),
+        ("filter", "its extract is filtered ([REGION])"),
+        ("limit", "its extract is limited to 100 records"),
+        ("fewer", "it lacks the columns UPDATED_AT, which the spec needs"),
+        ("more", "it has the columns EXTRA, which MYDB.MYSCHEMA.MYTABLE does not have"),
+        ("tables", "holds 2 tables"),
+        ("live", "it reads its source live"),
+    ],
+)
+def test_a_datasource_that_shows_something_else_is_refused_with_the_difference(shell, built, kind, told):
+    built.publish("dx", variant(built, kind))
+    error = shell.refused(edit=(("name: mydatasource", "name: dx"),))
+    assert "datasource 'dx' in project 'myproject'" in error
+    assert told in error
+
+
+def test_columns_of_the_datasource_that_the_spec_leaves_out_are_refused(shell, built):
+    built.publish("dx", built.base)
+    columns = ("row_key:", "columns: [ORDER_ID, ORDER_DATE, UPDATED_AT]\n    row_key:")
+    error = shell.refused(edit=(("name: mydatasource", "name: dx"), columns))
+    assert "it also has the columns CATEGORY, CUSTOMER," in error
+
+
+def test_a_password_that_publishing_would_lose_is_asked_for(shell):
+    assert "would lose the password embedded" in shell.refused(edit=((CREDENTIALS, ""),))
+    error = shell.refused(edit=(("password_env: SNOWFLAKE_PASSWORD", "password_env: NOT_SET"),))
+    assert (
+        "the environment variable NOT_SET, which the spec names for the datasource's credentials, is not set" in error
+    )
+
+
+# The servers and who signs in
+
+
+@pytest.mark.parametrize(
+    "name", ["SNOWFLAKE_ACCOUNT", "SNOWFLAKE_USER", "TABLEAU_SERVER_URL", "TABLEAU_TOKEN_NAME", "TABLEAU_TOKEN_SECRET"]
+)
+def test_a_missing_variable_is_named(shell, name):
+    shell.env[name] = None
+    assert name in shell.refused()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("SNOWFLAKE_PASSWORD", WRONG, "Check user and credential"),
+        ("TABLEAU_TOKEN_SECRET", WRONG, "refused (401001)"),
+        ("SNOWFLAKE_PORT", "9", "127.0.0.1:9: Could not connect"),
+        ("TABLEAU_SERVER_URL", "tableau.example.com", "'tableau.example.com' is not the address of a Tableau Server"),
+    ],
+)
+def test_a_server_that_is_not_there_or_says_no_is_told_with_what_to_check(shell, name, value, told):
+    shell.env[name] = value
+    assert told in shell.refused()
+
+
+def test_a_tableau_server_that_cannot_be_reached_is_told_with_its_address(shell):
+    # Without https on the other side the first try is the last: what may pass is tried for longer.
+    url = shell.place.sandbox.tableau_url.replace("http:", "https:")
+    shell.env["TABLEAU_SERVER_URL"] = url
+    error = shell.refused()
+    assert f"{url} (site 'sandbox') cannot be reached" in error
+    assert "Check TABLEAU_SERVER_URL" in error
+
+
+def test_a_session_ended_by_another_sign_in_is_opened_again_and_one_that_always_ends_is_told(shell, admin):
+    admin.fault("expire_session", path="/datasources$")
+    assert shell.tir("plan", "orders").code == 0
+    assert admin.faults() == [], "the session did end"
+    admin.fault("expire_session", path="/projects$", times=1000)
+    error = shell.refused()
+    assert "A token carries one session, so another process uses the same one" in error
+
+
+# Before the first load
+
+
+def test_without_java_one_sentence_says_what_to_install(shell, tmp_path):
+    before = published(shell.place)
+    done = subprocess.run(
+        [sys.executable, "-m", "tir_dagster.cli", "refresh", "orders", "--json"],
+        env={**os.environ, "TIR_SPECS": str(shell.specs()), "JAVA_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    said = shell.harmless(Said(done.returncode, done.stdout, done.stderr))
+    assert (said.code, said.stdout) == (FAILED, "")
+    assert said.error.startswith(
+        f"Error: Spark needs Java 17 or 21, and JAVA_HOME is {tmp_path}, which has no bin/java."
+    )
+    assert "openjdk-17-jre-headless" in said.error
+    lines = said.stderr.strip().splitlines()
+    assert all(line.startswith(("[", "Error: ")) for line in lines), "only progress and the error"
+    assert published(shell.place) == before
+
+
+def test_a_history_that_cannot_be_opened_is_told_with_its_folder(shell, tmp_path):
+    (tmp_path / "dagster.yaml").write_text("storage: {nonsense: 1}", encoding="utf-8")
+    runner = CliRunner(env={"TIR_SPECS": str(shell.specs()), "DAGSTER_HOME": str(tmp_path)})
+    result = runner.invoke(tir, ["plan", "orders"])
+    assert result.exit_code == FAILED
+    assert f"Dagster's history in {tmp_path} cannot be opened" in result.stderr
+    assert isinstance(result.exception, SystemExit)
+
+
+# The guards, on a loaded extract; these tests tell one story
+
+
+@pytest.fixture(scope="module")
+def loaded(place: Place) -> Shell:
+    shell = Shell(place)
+    said = shell.tir("refresh", "orders", "--json")
+    assert said.code == 0, said
+    assert json.loads(said.stdout)["published"]
+    told = [line.split("] ", 1)[1] for line in said.stderr.splitlines()]
+    assert "starting Spark" in told
+    assert "0 rows purged, 3,000 appended: verifying against the source" in told
+    return shell
+
+
+def stopped(shell: Shell, *arguments: str) -> str:
+    before = published(shell.place)
+    said = shell.tir("refresh", "orders", "--json", *arguments)
+    assert (said.code, said.stdout) == (FAILED, "")
+    assert published(shell.place) == before
+    return said.error
+
+
+def test_a_disk_too_full_is_told_before_spark_starts(loaded):
+    (extract,) = loaded.place.folder.glob("state/extracts/orders/versions/v*/extract.hyper")
+    size = extract.stat().st_size
+    loaded.place.sql("UPDATE MYTABLE SET NOTE = 'disk' WHERE ORDER_ID % 500 = 0")
+    try:
+        # Sparse: it takes no room, but its copy would.
+        os.truncate(extract, SPARSE_BYTES)
+        error = loaded.refused()
+    finally:
+        os.truncate(extract, size)
+    assert f"{loaded.place.folder}/state/extracts/orders needs 8,388,608 MB of free disk space and has " in error
+
+
+def test_more_deletes_than_allowed_stop_a_refresh(loaded):
+    loaded.place.sql("DELETE FROM MYTABLE WHERE ORDER_ID % 2 = 0")
+    error = stopped(loaded)
+    assert "of 3,000 rows would vanish, more than the 30% that thresholds.delete_share in the spec allows" in error
+    assert "Nothing was touched" in error
+    assert error.endswith("tir refresh orders --allow-empty.")
+
+
+def test_an_empty_source_stops_a_refresh_unless_it_is_allowed(loaded):
+    loaded.place.sql("TRUNCATE TABLE MYTABLE")
+    error = stopped(loaded, "--full")
+    assert "orders: the source is empty, the extract has 3,000 rows" in error
+    assert error.endswith("tir refresh orders --allow-empty.")
+    month = loaded.place.spec.slices.start or ""
+    said = loaded.tir("refresh", "orders", "--json", "--slices", month, "--allow-empty")
+    assert said.code == 0, said
+    assert json.loads(said.stdout)["published"]
+    assert not loaded.place.published_rows()
+
+
+def test_an_empty_source_is_no_first_load(loaded):
+    error = loaded.tir("refresh", "others", edit=(("name: orders", "name: others"), ("mydatasource", "others"))).error
+    assert error.startswith("Error: others: MYDB.MYSCHEMA.MYTABLE is empty. Nothing was touched. Load it first;")
+    assert "others" not in {name for name, *_ in published(loaded.place).values()}

@@ -1,0 +1,138 @@
+"""An extract declared in a defs.yaml, loaded by Dagster's own component loading, beside its twin in a spec file."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+import tomllib
+from pathlib import Path
+
+import dagster as dg
+import pytest
+from dagster.components.core.package_entry import discover_package_objects
+from dagster.components.testing import create_defs_folder_sandbox
+
+import tir_dagster
+from tir_dagster import TableauExtractComponent, build_extract_defs, environment_resources
+from tir_dagster.spec import parse_specs
+
+ATTRIBUTES = """\
+name: orders
+source: MYDB.MYSCHEMA.MYTABLE
+row_key: ORDER_ID
+columns: [ORDER_ID, ORDER_DATE, CUSTOMER, UPDATED_AT]
+slices: {column: ORDER_DATE, by: day, start: 2024-12-01, zone: Europe/Berlin}
+changes: {watermark: UPDATED_AT, look_back: 10 minutes, deletes: false}
+datasource:
+  project: myproject
+  name: mydatasource
+  credentials: {username_env: SNOWFLAKE_USER, password_env: SNOWFLAKE_PASSWORD}
+delivery: republish
+policy: incremental_only
+thresholds: {quiet_period: 5 seconds, delete_share: 0.1}
+snowflake: {warehouse: LOADING, query_tag: "{{ 'tagged' }}"}
+"""
+
+
+def twin():
+    listed = textwrap.indent(ATTRIBUTES.replace("\"{{ 'tagged' }}\"", "tagged"), "    ")
+    (spec,) = parse_specs("extracts:\n  -\n" + listed, "twin.yaml")
+    return spec
+
+
+@pytest.fixture
+def project():
+    with create_defs_folder_sandbox() as made:
+        (made.defs_folder_path / "orders").mkdir()
+        yield made
+
+
+def write(project, attributes: str) -> Path:
+    file = project.defs_folder_path / "orders" / "defs.yaml"
+    text = "type: tir_dagster.TableauExtractComponent\nattributes:\n" + textwrap.indent(attributes, "  ")
+    file.write_text(text if attributes else "type: tir_dagster.TableauExtractComponent\n", encoding="utf-8")
+    return file
+
+
+def complaint(project, attributes: str) -> str:
+    write(project, attributes)
+    with pytest.raises(Exception) as failure, project.build_all_defs():
+        pass
+    said, error = [], failure.value
+    while error is not None:
+        said.append(f"{type(error).__name__}: {error}")
+        error = error.__cause__
+    return "\n".join(said)
+
+
+def overview(defs: dg.Definitions):
+    repository = defs.get_repository_def()
+    graph = defs.resolve_asset_graph()
+    return (
+        {key: repr(graph.get(key).partitions_def) for key in graph.get_all_asset_keys()},
+        sorted(job.name for job in repository.get_all_jobs() if not job.name.startswith("__")),
+        sorted(sensor.name for sensor in repository.sensor_defs),
+    )
+
+
+def test_a_component_gives_the_definitions_of_its_twin_in_a_spec_file(project):
+    write(project, ATTRIBUTES)
+    resources = dg.Definitions(resources=environment_resources())
+    with project.load_component_and_build_defs(project.defs_folder_path / "orders") as (component, defs):
+        assert component.spec == twin()
+        made = overview(dg.Definitions.merge(defs, resources))
+    assert made == overview(dg.Definitions.merge(build_extract_defs(twin()), resources))
+    assert len(made[0]) == 4
+    assert made[1:] == (["orders_detect", "orders_refresh"], ["orders_refresh", "orders_source"])
+
+
+def test_a_wrong_field_gives_the_same_sentence_as_a_spec_file_and_names_file_and_line(project):
+    said = complaint(project, ATTRIBUTES.replace("row_key: ORDER_ID", "row_keys: ORDER_ID"))
+    assert "orders/defs.yaml:5: row_keys: unknown field; did you mean `row_key`." in said
+
+
+def test_all_problems_are_told_at_once(project):
+    said = complaint(project, ATTRIBUTES.replace("by: day", "by: year").replace("10 minutes", "soon"))
+    assert "slices.by: 'year' is not one of month, week, day, none." in said
+    assert "changes.look_back: 'soon' is no duration" in said
+
+
+def test_a_component_without_attributes_says_which_ones_are_missing(project):
+    said = complaint(project, "")
+    for field in ("name", "source", "datasource"):
+        assert f"{field}: missing." in said
+
+
+def test_the_schema_that_editors_see_has_every_field_of_the_spec():
+    schema = TableauExtractComponent.get_model_cls().model_json_schema()
+    assert set(schema["properties"]) == set(tir_dagster.ExtractSpec.__dataclass_fields__)
+    assert schema["required"] == ["name", "source", "datasource"]
+    assert schema["properties"]["policy"]["enum"] == ["auto", "incremental_only", "full"]
+    assert {one["type"] for one in schema["$defs"]["Changes"]["properties"]["look_back"]["anyOf"]} == {
+        "number",
+        "string",
+    }
+
+
+def test_a_scaffolded_component_loads_as_it_is(project):
+    path = project.scaffold_component(component_cls=TableauExtractComponent, defs_path="made")
+    with project.load_component_and_build_defs(path) as (component, _):
+        assert component.spec.name == "orders"
+
+
+def test_dagster_finds_the_component_in_the_registered_module():
+    root = Path(__file__).parents[2]
+    listed = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]["entry-points"]
+    modules = list(listed["dagster_dg_cli.registry_modules"].values())
+    assert TableauExtractComponent in discover_package_objects(modules).values()
+
+
+def test_every_public_name_exists():
+    assert [name for name in tir_dagster.__all__ if getattr(tir_dagster, name, None) is None] == []
+
+
+def test_importing_the_package_is_cheap():
+    script = "import sys, tir_dagster; print([one for one in ('dagster', 'pydantic', 'pyspark') if one in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,66 @@
+"""What Dagster sees when it loads the definitions: a mistake as a sentence, no network, and complete assets."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import dagster as dg
+
+from tir_dagster.definitions import build_defs
+from tir_dagster.spec import parse_specs
+
+SPEC = """\
+extracts:
+  - name: orders
+    source: MYDB.MYSCHEMA.MYTABLE
+    row_key: ORDER_ID
+    slices: {column: ORDER_DATE, by: month, start: 2025-01}
+    datasource: {project: myproject, name: mydatasource}
+  - name: customers
+    source: MYDB.MYSCHEMA.CUSTOMERS
+    row_key: ID
+    datasource: {project: myproject, name: customers}
+"""
+
+
+def loaded(tmp_path, text: str, before: str = "") -> subprocess.CompletedProcess[str]:
+    """The definitions loaded in a fresh process, with this spec file."""
+    specs = tmp_path / "extracts.yaml"
+    specs.write_text(text, encoding="utf-8")
+    script = (
+        f"{before}\nimport tir_dagster.definitions as d; print(len(d.defs.resolve_asset_graph().get_all_asset_keys()))"
+    )
+    env = {**os.environ, "TIR_SPECS": str(specs), "TIR_HOME": str(tmp_path)}
+    return subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=False)
+
+
+def test_a_mistake_in_the_spec_file_is_the_last_thing_said(tmp_path):
+    done = loaded(tmp_path, SPEC.replace("row_key: ORDER_ID", "row_keys: ORDER_ID"))
+    assert done.returncode != 0
+    last = done.stderr.strip().splitlines()[-1]
+    assert "extracts.yaml:4: extracts[0].row_keys: unknown field; did you mean `row_key`." in last
+
+
+def test_loading_the_definitions_opens_no_connection(tmp_path):
+    refuse = "def connect(*_): raise AssertionError('a connection at import')"
+    done = loaded(tmp_path, SPEC, before=f"import socket\n{refuse}\nsocket.socket.connect = connect")
+    assert (done.stdout.strip(), done.returncode) == ("8", 0), done.stderr
+
+
+def test_every_asset_has_a_description_a_kind_a_group_and_a_table():
+    defs = build_defs(specs=parse_specs(SPEC, "test.yaml"))
+    dg.Definitions.validate_loadable(defs)
+    for spec in defs.resolve_all_asset_specs():
+        assert spec.description, spec.key
+        assert spec.kinds, spec.key
+        assert spec.group_name == spec.key.path[0]
+        assert spec.metadata["dagster/table_name"].startswith("MYDB.MYSCHEMA."), spec.key
+
+
+def test_sensors_wait_to_be_switched_on():
+    defs = build_defs(specs=parse_specs(SPEC, "test.yaml"))
+    sensors = defs.get_repository_def().sensor_defs
+    assert len(sensors) == 4
+    assert {sensor.default_status for sensor in sensors} == {dg.DefaultSensorStatus.STOPPED}

@@ -1,0 +1,127 @@
+"""Random histories through Spark, Hyper and the servers: whatever happened, the extract equals its source as a bag."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+import tableauserverclient as TSC  # noqa: N812 - the name its own documentation uses
+from hypothesis import HealthCheck, Phase, given, note, settings
+from hypothesis import strategies as st
+from pyspark.sql import SparkSession
+
+from tir_dagster.changes import workbench
+from tir_dagster.changes.plan import Reason
+from tir_dagster.orchestration.home import tir_home
+from tir_dagster.source.session import spark_session
+from tir_dagster_tests.conftest import Sandbox
+from tir_dagster_tests.orchestration.history import DATABASE, PROJECT, History, Layout
+
+# `make soak` plays more of them.
+HISTORIES = int(os.environ.get("TIR_HISTORIES", "25"))
+
+LAYOUTS = [
+    Layout(),
+    Layout(key_type="VARCHAR", by="week"),
+    Layout(key_type="NUMBER(12,2)", by="none"),
+    Layout(key_type="DATE", date_type="TIMESTAMP_NTZ", by="day"),
+    Layout(key_type="TIMESTAMP_NTZ", row_key=("K", "L")),
+    Layout(row_key=("L", "K"), watermark=False),
+    Layout(row_key=(), by="month"),
+    Layout(row_key=(), by="week", date_type="TIMESTAMP_NTZ"),
+]
+KEYS = {
+    "NUMBER(38,0)": ["NULL", "0", "1", "2", "3"],
+    "VARCHAR": ["NULL", "''", "'a'", "'A'", "'é|~'"],
+    "NUMBER(12,2)": ["NULL", "0.10", "0.1", "-7"],
+    "DATE": ["NULL", "'0001-01-01'::DATE", "'2025-03-01'::DATE", "'9999-12-31'::DATE"],
+    "TIMESTAMP_NTZ": [
+        "NULL",
+        "'2025-03-01 00:00:00'::TIMESTAMP_NTZ",
+        "'2025-03-01 00:00:00.000001'::TIMESTAMP_NTZ",
+    ],
+}
+OTHERS = st.sampled_from(["NULL", "'x'", "'y'"])
+DATES = st.sampled_from(["NULL", "'2025-03-05'", "'2025-03-31'", "'2025-04-07'", "'2025-05-12'", "'1999-12-31'"])
+
+
+@st.composite
+def histories(draw):
+    layout = draw(st.sampled_from(LAYOUTS))
+    keys = st.sampled_from(KEYS[layout.key_type])
+    values = st.sampled_from(["NULL", "'a'", "'b'"])
+    dates = DATES.map(lambda text: text if text == "NULL" else f"{text}::{layout.date_type}")
+    insert = st.tuples(st.sampled_from(["insert", "insert", "insert unstamped"]), keys, OTHERS, dates, values)
+    step = st.one_of(
+        insert,
+        st.tuples(st.just("update"), keys, values),
+        st.tuples(st.just("rekey"), keys, keys),
+        st.tuples(st.just("move"), keys, dates),
+        st.tuples(st.just("touch"), keys),
+        st.tuples(st.just("delete"), keys),
+        st.tuples(st.just("delete where"), values),
+        st.tuples(st.just("reload")),
+    )
+    first = draw(st.lists(insert, min_size=3, max_size=8))
+    lost = draw(st.sampled_from(["none", "staged", "verified", "published"]))
+    before = draw(st.lists(step, min_size=1, max_size=4))
+    after = draw(st.lists(step, min_size=1, max_size=4))
+    mode = draw(st.sampled_from(["changes", "changes", "slices", "full"]))
+    return layout, first, before, lost, after, mode, draw(st.booleans())
+
+
+@pytest.fixture(scope="module")
+def spark() -> SparkSession:
+    # The session that the other tests of this folder use, too.
+    return spark_session("tir tests", home=tir_home())
+
+
+@pytest.fixture(scope="module")
+def prepared(sandbox: Sandbox) -> Iterator[Sandbox]:
+    with sandbox.snowflake() as connection:
+        connection.cursor().execute(f"CREATE DATABASE IF NOT EXISTS {DATABASE}")
+    with sandbox.tableau() as server:
+        server.projects.create(TSC.ProjectItem(PROJECT))
+    return sandbox
+
+
+@settings(
+    max_examples=HISTORIES,
+    deadline=None,
+    # Not shrunk: a smaller history that fails costs minutes; this one is printed as it is.
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    derandomize="TIR_HISTORIES" not in os.environ,
+)
+@given(drawn=histories())
+def test_the_published_extract_equals_the_source_after_any_history(prepared, spark, tmp_path_factory, drawn):
+    layout, first, before, lost, after, mode, in_spark = drawn
+    with pytest.MonkeyPatch.context() as patch:
+        if in_spark:
+            # As for a ledger too large for the driver.
+            patch.setattr(workbench, "LEDGER_ROWS", -1)
+            patch.setattr(workbench, "SMALL_ROWS", -1)
+        history = History(prepared, spark, tmp_path_factory.mktemp("history"), layout)
+        try:
+            play(history, first, before, lost, after, mode)
+        finally:
+            history.close()
+
+
+def play(history: History, first, before, lost, after, mode) -> None:
+    for step in first:
+        history.act(step)
+    assert history.refresh().reason is Reason.FIRST_LOAD
+    assert history.published_rows() == history.source_rows()
+    for step in before:
+        history.act(step)
+    if lost != "none":
+        note(f"crash after {lost}: {history.refresh(until=lost).sentence()}")
+    for step in after:
+        history.act(step)
+    plan = history.refresh(mode)
+    note(plan.sentence())
+    assert history.published_rows() == history.source_rows()
+    assert mode == "full" or plan.reason in (None, Reason.COST_THRESHOLD), "nothing here asks for a full refresh"
+    assert history.refresh().decision == "none", "a second refresh found something to do"

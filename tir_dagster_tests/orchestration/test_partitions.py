@@ -1,0 +1,99 @@
+"""Slices of a run, the range that covers touched slices, and which partitions of change sets may go."""
+
+from datetime import UTC, datetime
+
+import dagster as dg
+import pytest
+
+from tir_dagster.errors import SpecError
+from tir_dagster.orchestration.partitions import (
+    KEEP_CHANGE_SETS,
+    RANGE_END,
+    RANGE_START,
+    change_set_partitions,
+    covering_range,
+    partitions_in_flight,
+    partitions_to_retire,
+    retire_change_sets,
+    slice_partitions,
+    slices_of_run,
+)
+from tir_dagster.spec import Datasource, ExtractSpec, Slices
+
+MONTHS = Slices(by="month", column="ORDER_DATE", start="2025-01")
+
+
+def an_extract(slices: Slices = MONTHS) -> ExtractSpec:
+    return ExtractSpec("orders", "DB.S.T", Datasource("d", "p"), row_key=("ID",), slices=slices)
+
+
+def ranged(first: str, last: str) -> dict[str, str]:
+    return {RANGE_START: first, RANGE_END: last}
+
+
+def test_a_run_is_for_its_partition_or_its_range():
+    assert slices_of_run(an_extract(), {"dagster/partition": "2025-02"}) == ["2025-02"]
+    assert slices_of_run(an_extract(), ranged("2025-02", "2025-04")) == ["2025-02", "2025-03", "2025-04"]
+
+
+def test_an_extract_without_slices_has_none_in_any_run():
+    assert slices_of_run(an_extract(Slices()), {}) == []
+
+
+@pytest.mark.parametrize(
+    ("tags", "sentence"),
+    [
+        (ranged("2025-04", "2025-02"), "reversed. Write the earlier slice first: 2025-02..2025-04"),
+        (ranged("2025-02", "2099-01"), "no slice '2099-01'"),
+        (ranged("2024-12", "2025-02"), "no slice '2024-12'"),
+        ({}, "the run names no slice"),
+    ],
+)
+def test_a_range_that_dagster_would_bend_in_silence_is_refused(tags, sentence):
+    with pytest.raises(SpecError, match=sentence):
+        slices_of_run(an_extract(), tags)
+
+
+def test_the_current_slice_is_a_partition_too_and_weeks_start_on_monday():
+    days = slice_partitions(Slices(by="day", column="D", start="2025-01-01"))
+    weeks = slice_partitions(Slices(by="week", column="D", start="2025-01-06"))
+    assert days.get_partition_keys()[-1] == f"{datetime.now(UTC):%Y-%m-%d}"
+    assert weeks.get_partition_keys()[:2] == ["2025-01-06", "2025-01-13"]
+
+
+def test_the_covering_range_is_the_smallest_one_and_falls_back_to_the_newest_slice():
+    assert covering_range(an_extract(), ["2025-05", None, "2025-02", "1999-01"]) == ranged("2025-02", "2025-05")
+    newest = slice_partitions(MONTHS).get_partition_keys()[-1]
+    assert covering_range(an_extract(), [None, "1999-01"]) == ranged(newest, newest)
+    assert covering_range(an_extract(Slices()), [None]) == {}
+
+
+def test_only_settled_change_sets_beyond_the_newest_ones_retire():
+    existing = ["e", "a", "c", "b", "d", "f"]
+    assert partitions_to_retire(existing, pending=(), in_flight=(), keep=2) == ["a", "b", "c", "d"]
+    assert partitions_to_retire(existing, pending={"b"}, in_flight={"c"}, keep=2) == ["a", "d"]
+    assert partitions_to_retire(existing, pending=(), in_flight=(), keep=6) == []
+
+
+def test_a_range_in_flight_holds_every_partition_in_it():
+    tags = [{"dagster/partition": "a"}, ranged("c", "e"), ranged("2025-01", "2025-02"), {}]
+    assert partitions_in_flight(tags, ["a", "b", "c", "d", "e"]) == {"a", "c", "d", "e"}
+
+
+def test_a_partition_with_a_run_in_flight_is_not_deleted():
+    spec = an_extract()
+    name = str(change_set_partitions(spec).name)
+    idents = [f"2025{at:05d}" for at in range(KEEP_CHANGE_SETS + 4)]
+    gone: list[str] = []
+
+    @dg.asset(partitions_def=change_set_partitions(spec))
+    def running(context: dg.AssetExecutionContext) -> None:
+        gone.extend(retire_change_sets(context.instance, spec, pending={idents[2]}))
+
+    with dg.DagsterInstance.ephemeral() as instance:
+        instance.add_dynamic_partitions(name, idents)
+        assert dg.materialize([running], instance=instance, partition_key=idents[0]).success
+        assert gone == [idents[1], idents[3]]
+        assert instance.get_dynamic_partitions(name) == [idents[0], idents[2], *idents[4:]]
+        # Its run has ended, so now it may go.
+        assert retire_change_sets(instance, spec, pending={idents[2]}) == [idents[0]]

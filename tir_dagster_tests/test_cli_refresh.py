@@ -1,0 +1,113 @@
+"""`tir plan` and `tir refresh` before they reach a server: what is wrong with the command or the file is told at once."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from tir_dagster.cli import ProjectGroup, tir
+from tir_dagster_tests.test_spec import GOOD
+
+WRONG_USAGE = 2
+
+
+@pytest.fixture
+def specs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A good spec file, for a test to spoil."""
+    file = tmp_path / "extracts.yaml"
+    file.write_text(GOOD, encoding="utf-8")
+    monkeypatch.setenv("TIR_SPECS", str(file))
+    monkeypatch.setenv("TIR_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "dagster"))
+    return file
+
+
+def refused(*arguments: str) -> str:
+    """The error of a command that is wrong as it stands."""
+    result = CliRunner().invoke(tir, list(arguments))
+    assert (result.exit_code, result.stdout) == (WRONG_USAGE, ""), result.output
+    assert isinstance(result.exception, SystemExit)
+    return result.stderr.strip().splitlines()[-1]
+
+
+@pytest.mark.parametrize("command", ["plan", "refresh"])
+@pytest.mark.parametrize(
+    ("spoilt", "told"),
+    [
+        (("row_key:", "rowkey:"), ":4: extracts[0].rowkey: unknown field; did you mean `row_key`."),
+        (("row_key: ORDER_ID", "row_key: {a: b}"), ":4: extracts[0].row_key: give a name or a list of names."),
+        (("row_key: ORDER_ID", "row_key: [ORDER_ID"), ": not YAML: "),
+    ],
+)
+def test_a_broken_spec_is_one_line_with_file_and_line(specs, command, spoilt, told):
+    specs.write_text(GOOD.replace(*spoilt), encoding="utf-8")
+    error = refused(command, "orders", "--json")
+    assert error.startswith(f"Error: {specs}")
+    assert told in error
+
+
+def test_a_missing_spec_file_is_named(specs):
+    error = refused("--specs", f"{specs}.old", "refresh", "orders")
+    assert error == f"Error: {specs}.old: No such file or directory. Name the spec file with --specs or TIR_SPECS."
+
+
+@pytest.mark.parametrize(
+    "span", ["", "..", "2025-03..", "..2025-03", "2025-03...2025-05", "2025-03,2025-04", "2025 03"]
+)
+def test_a_malformed_range_of_slices_is_told_with_its_form(specs, span):
+    error = refused("refresh", "orders", "--slices", span)
+    assert f"{span!r} is not a range. Write FROM..TO, such as 2025-03..2025-05, or one slice." in error
+
+
+@pytest.mark.parametrize(
+    ("span", "told"),
+    [
+        ("2025-05..2025-03", "orders: the range 2025-05..2025-03 is reversed. Write the earlier slice first"),
+        ("2024-11..2025-03", "orders has no slice '2024-11': its slices are 2024-12 to "),
+        ("2999-01", "orders has no slice '2999-01'"),
+        ("March", "orders has no slice 'March'"),
+    ],
+)
+def test_a_range_that_the_extract_does_not_have_is_told_with_its_slices(specs, span, told):
+    assert told in refused("refresh", "orders", "--slices", span)
+
+
+def test_slices_of_an_extract_without_slices_are_refused(specs):
+    specs.write_text("\n".join(line for line in GOOD.splitlines() if "slices:" not in line), encoding="utf-8")
+    assert "orders has no slices. Leave --slices out" in refused("refresh", "orders", "--slices", "2025-03")
+
+
+def test_slices_and_full_exclude_each_other(specs):
+    assert "--slices and --full exclude each other" in refused("refresh", "orders", "--slices", "2025-03", "--full")
+
+
+def test_a_start_of_the_slices_in_the_future_is_refused_before_anything_counts_them(specs):
+    specs.write_text(GOOD.replace("2024-12", "2999-12"), encoding="utf-8")
+    assert "2999-12 lies in the future" in refused("refresh", "orders", "--slices", "2999-12")
+
+
+def fails_with(error: OSError) -> Result:
+    @click.group(cls=ProjectGroup)
+    def group() -> None: ...
+
+    @group.command()
+    def write() -> None:
+        raise error
+
+    return CliRunner().invoke(group, ["write"])
+
+
+def test_a_disk_that_fills_up_half_way_is_told_with_the_folder_and_its_room(specs):
+    result = fails_with(OSError(errno.ENOSPC, "No space left on device", str(specs)))
+    assert result.exit_code == 1
+    assert f"Error: {specs}: No space left on device. {specs.parent} has " in result.stderr
+    assert "MB free: make room there, or set TIR_HOME" in result.stderr
+
+
+def test_another_failure_of_the_disk_is_told_with_the_file(specs):
+    result = fails_with(PermissionError(errno.EACCES, "Permission denied", str(specs)))
+    assert result.stderr == f"Error: {specs}: Permission denied. Check TIR_HOME and the disk.\n"
