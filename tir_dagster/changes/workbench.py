@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tir_dagster.changes import sets
+from tir_dagster.changes.driversets import DriverSets
 from tir_dagster.changes.find import Stats
-from tir_dagster.changes.ledger import Ledger, arrow_rows, write_keys
-from tir_dagster.changes.smallsets import SmallSets
+from tir_dagster.changes.ledger import Ledger, write_frame
 from tir_dagster.source.columns import Column, Kind
 from tir_dagster.source.connection import SnowflakeAccess
 from tir_dagster.source.keychecks import check_ledger, check_source, check_sql
 from tir_dagster.source.names import quote, spark_quote
 from tir_dagster.source.pinned import PinnedTable, sql_literal
-from tir_dagster.source.reader import read, register, spark_failures
+from tir_dagster.source.reader import read, read_here, register, spark_failures
 from tir_dagster.source.slices import slice_filter_snowflake, slice_sql_snowflake
 from tir_dagster.source.staging import HASH, SLICE, Staged, stage
 from tir_dagster.source.versions import select
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 # Keys in one statement, and in all statements of one look-up; beyond that the whole table's keys are compared in Spark.
 KEYS_PER_QUERY = 2_000
 KEYS_BY_QUERY = 20_000
-# Relations up to this size live in the driver, and a ledger up to that size with what is compared with it: a second
-# there, where Spark takes ten for its many small jobs.
+# Relations up to this size are settled in the driver: a second there, where Spark takes ten for its many small jobs.
+DRIVER_ROWS = 5_000_000
+# What Spark computed comes to the driver up to this size.
 SMALL_ROWS = 100_000
-LEDGER_ROWS = 500_000
 _WORD = re.compile(r"[a-z_]\w*")
 # Relations as large as the ledger: cheaper to compute again than to keep.
 _LARGE = frozenset({"ledger", "ledger_touched", "ledger_after", "suspect_ledger"})
@@ -53,7 +53,7 @@ class SparkWorkbench:
         self._spark = spark
         register(spark)
         self._views: dict[str, DataFrame] = {}
-        self._small = SmallSets(source.key)
+        self._driver = DriverSets(source.key, folder)
         self._access = access
         self._source = source
         self._folder = folder
@@ -61,56 +61,50 @@ class SparkWorkbench:
         self._staged: list[Staged] = []
         self._source_stats: Stats = {}
         self.width = len(source.key) or 1
-        if ledger is not None:
-            self._open(Ledger(ledger, source.key))
-
-    def _open(self, ledger: Ledger) -> None:
-        if ledger.rows <= LEDGER_ROWS:
-            self._small.put("ledger", ledger.read())
-        else:
-            self._name("ledger", ledger.frame(self._spark))
+        self._ledger = Ledger(ledger, source.key) if ledger else None
+        if self._ledger is not None and self._ledger.rows <= DRIVER_ROWS:
+            self._driver.scan("ledger", self._ledger.files, self._ledger.columns)
+        elif self._ledger is not None:
+            self._name("ledger", self._ledger.frame(spark))
 
     # Relations
 
     def define(self, name: str, sql: str) -> None:
         """In the driver if all it needs is there; else by Spark, and into the driver if the result is small."""
-        used = {word for word in _WORD.findall(sql) if word in self._views or word in self._small.names}
-        if used <= self._small.names:
-            make = self._small.show if name in _LARGE else self._small.define
+        used = {word for word in _WORD.findall(sql) if word in self._views or word in self._driver.names}
+        if used <= self._driver.names:
+            make = self._driver.show if name in _LARGE else self._driver.define
             make(name, sql)
             return
-        for relation in used & self._small.names - self._views.keys():
+        for relation in used & self._driver.names - self._views.keys():
             self._lend(relation)
         frame = self._spark.sql(sql)
         if name in _LARGE:
             self._name(name, frame)
             return
         with spark_failures(f"computing {name}"):
-            rows = frame.limit(SMALL_ROWS + 1).collect()
-        if len(rows) > SMALL_ROWS:
+            found = frame.limit(SMALL_ROWS + 1).toArrow()
+        if found.num_rows > SMALL_ROWS:
             self._name(name, frame, keep=True)
         else:
-            width = len(frame.columns)
-            self._small.put(name, (tuple(row) + (None,) * (self.width + 2 - width) for row in rows))
+            self._driver.put(name, found)
 
     def _lend(self, relation: str) -> None:
         """Show Spark a relation of the driver."""
-        columns = self._small.columns(relation)
-        rows = list(self._small.valued(self._small.rows(f"SELECT * FROM {relation}")))
-        key = self._source.key
-        types = [f"k{at} {column.spark}" for at, column in enumerate(key)] if key else ["k0 string"]
-        types += [f"{name} {'string' if name == 'slice' else 'bigint'}" for name in columns[self.width :]]
-        self._name(relation, self._spark.createDataFrame(rows, ", ".join(types)))
+        if relation == "ledger" and self._ledger is not None:
+            self._name(relation, self._ledger.frame(self._spark))
+        else:
+            self._name(relation, self._spark.createDataFrame(self._driver.table(relation)))
 
     def count(self, relation: str) -> int:
-        if relation in self._small.names:
-            return self._small.count(relation)
+        if relation in self._driver.names:
+            return self._driver.count(relation)
         with spark_failures(f"counting {relation}"):
             return self._spark.table(relation).count()
 
     def stats(self, relation: str) -> Stats:
-        if relation in self._small.names:
-            return self._small.stats(relation)
+        if relation in self._driver.names:
+            return self._driver.stats(relation)
         if not self._source.key:
             with spark_failures(f"counting {relation}"):
                 counted = self._spark.table(relation).groupBy("slice").count().collect()
@@ -172,15 +166,15 @@ class SparkWorkbench:
         listed = "".join(f"{quote(column.name)}, " for column in source.key)
         where = slice_filter_snowflake(source.slices, source.columns, slices) if slices else "FALSE"
         query = f"SELECT {listed}{slice_sql} AS TIR_SLICE FROM {source.pinned} WHERE {where}"
-        keys = read(self._spark, self._access, query, columns)
-        key = [f"{spark_quote(column.name)} AS k{at}" for at, column in enumerate(source.key)] or ["TIR_SLICE AS k0"]
-        named = keys.selectExpr(*key, "TIR_SLICE AS slice")
         expected = sum(self._source_stats.get(slice_name, (0, 0))[0] for slice_name in slices)
-        if "ledger" in self._small.names and expected <= LEDGER_ROWS:
-            with spark_failures("reading keys"):
-                self._small.put(name, ((*row, None) for row in arrow_rows(named.toArrow())))
-        else:
-            self._name(name, named, keep=True)
+        if "ledger" in self._driver.names and expected <= DRIVER_ROWS:
+            found = read_here(self._access, query, columns)
+            named = found if source.key else found.append_column("slice", found.column(0))
+            self._driver.put(name, named.rename_columns([*(f"k{at}" for at in range(self.width)), "slice"]))
+            return
+        key = [f"{spark_quote(column.name)} AS k{at}" for at, column in enumerate(source.key)] or ["TIR_SLICE AS k0"]
+        keys = read(self._spark, self._access, query, columns)
+        self._name(name, keys.selectExpr(*key, "TIR_SLICE AS slice"), keep=True)
 
     def read_rows(self, name: str, keys: str) -> None:
         count = self.count(keys)
@@ -192,7 +186,8 @@ class SparkWorkbench:
         if count == 0:
             self.define(name, "SELECT * FROM touched WHERE 1 = 0")
             return
-        values = self._small.keys(keys)
+        self._in_driver(keys)
+        values = self._driver.keys(keys)
         parts = [values[at : at + KEYS_PER_QUERY] for at in range(0, len(values), KEYS_PER_QUERY)]
         self._stage(name, *(self._rows_with(part) for part in parts))
 
@@ -229,11 +224,11 @@ class SparkWorkbench:
         staged = stage(rows, self._folder / name, key=key, slices=source.slices, columns=source.columns)
         self._staged.append(staged)
         self._log(f"read {staged.rows:,} rows")
-        keyed = self._keyed(self._spark.read.schema(_staged_schema(source.columns)).parquet(str(staged.folder)))
-        self._name(name, keyed)
-        if staged.rows <= SMALL_ROWS:
-            with spark_failures("collecting keys"):
-                self._small.put(name, (tuple(row) for row in keyed.collect()))
+        if staged.rows <= DRIVER_ROWS:
+            self._driver.scan(name, staged.files, ", ".join(self._keyed(quote)))
+        else:
+            kept = self._spark.read.schema(_staged_schema(source.columns)).parquet(str(staged.folder))
+            self._name(name, kept.selectExpr(*self._keyed(spark_quote)))
         return staged
 
     def _filtered(self, rows: DataFrame, keys: DataFrame) -> DataFrame:
@@ -246,17 +241,17 @@ class SparkWorkbench:
             condition = condition & test
         return rows.join(keyed, condition, "left_semi")
 
-    def _keyed(self, staged: DataFrame) -> DataFrame:
-        key = [f"{spark_quote(column.name)} AS k{at}" for at, column in enumerate(self._source.key)]
-        return staged.selectExpr(*(key or [f"{SLICE} AS k0"]), f"{SLICE} AS slice", f"{HASH} AS hash")
+    def _keyed(self, quoted: Callable[[str], str]) -> list[str]:
+        """The key, slice and hash of staged rows, as SQL."""
+        key = [f"{quoted(column.name)} AS k{at}" for at, column in enumerate(self._source.key)]
+        return [*(key or [f"{SLICE} AS k0"]), f"{SLICE} AS slice", f"{HASH} AS hash"]
 
     def load_pending(self, folders: Sequence[Path]) -> None:
         """Name the keys of pending change sets `pending`."""
-        paths = [folder.absolute().as_uri() for folder in folders]
-        if paths:
-            key = [f"{spark_quote(column.name)} AS k{at}" for at, column in enumerate(self._source.key)]
-            kept = self._spark.read.parquet(*paths)
-            self._name("pending", kept.selectExpr(*(key or ["k0"])).distinct(), keep=True)
+        files = [file for folder in folders for file in sorted(folder.glob("part-*.parquet"))]
+        if files:
+            key = [f"{quote(column.name)} AS k{at}" for at, column in enumerate(self._source.key)] or ["k0"]
+            self._driver.scan("pending", files, f"DISTINCT {', '.join(key)}")
 
     # Results
 
@@ -264,14 +259,19 @@ class SparkWorkbench:
         if relation not in self._views:
             self._lend(relation)
 
+    def _in_driver(self, relation: str) -> None:
+        if relation not in self._driver.names:
+            with spark_failures(f"collecting {relation}"):
+                self._driver.put(relation, self._spark.table(relation).toArrow())
+
     def odd_keys(self, relation: str) -> tuple[int, int]:
         """How many rows have a NULL in their key, and how many keys have more than one row."""
         columns = [f"k{at}" for at in range(self.width)]
         nulls = " OR ".join(f"{column} IS NULL" for column in columns)
         repeated = f"SELECT 1 FROM {relation} GROUP BY {', '.join(columns)} HAVING COUNT(*) > 1"
         query = f"SELECT (SELECT COUNT(*) FROM {relation} WHERE {nulls}), (SELECT COUNT(*) FROM ({repeated}) r)"
-        if relation in self._small.names:
-            row: Sequence[int] = self._small.rows(query)[0]
+        if relation in self._driver.names:
+            row: Sequence[int] = self._driver.rows(query)[0]
         else:
             with spark_failures("counting keys"):
                 row = self._spark.sql(query).collect()[0]
@@ -279,8 +279,8 @@ class SparkWorkbench:
 
     def write_keys(self, relation: str, folder: Path) -> None:
         """The keys under their own names, for the purge."""
-        if relation in self._small.names:
-            write_keys(folder, self._source.key, self._small.keys(relation))
+        if relation in self._driver.names:
+            self._driver.write_keys(relation, folder, [column.name for column in self._source.key] or ["k0"])
             return
         with spark_failures("writing keys"):
             named = self._spark.table(relation).selectExpr(*self._key_names())
@@ -289,6 +289,11 @@ class SparkWorkbench:
     def write_rows(self, keys: str, folder: Path) -> None:
         """The staged rows, with all columns, of the keys in a relation."""
         source = self._source
+        files = [file for staged in self._staged for file in staged.files]
+        if keys in self._driver.names and sum(staged.rows for staged in self._staged) <= DRIVER_ROWS:
+            key = [column.name for column in source.key] or [SLICE]
+            self._driver.write_rows(keys, folder, staged=files, key=key)
+            return
         self._on_spark(keys)
         with spark_failures("writing rows"):
             rows = self._spark.createDataFrame([], _staged_schema(source.columns))
@@ -307,18 +312,15 @@ class SparkWorkbench:
 
     def write_ledger(self, relation: str, folder: Path, slices: Sequence[str | None] | None) -> None:
         """The ledger of these slices (None: of all), a folder for each slice."""
-        ledger = Ledger(folder, self._source.key)
-        if relation in self._small.names:
-            chosen = f"SELECT * FROM {relation}" if slices is None else sets.in_slices(relation, slices)
-            ledger.write(self._small.valued(self._small.rows(chosen)))
+        chosen = f"SELECT * FROM {relation}" if slices is None else sets.in_slices(relation, slices)
+        if relation in self._driver.names:
+            self._driver.write_ledger(chosen, folder)
             return
-        self._on_spark(relation)
-        frame = self._spark.table(relation) if slices is None else self._spark.sql(sets.in_slices(relation, slices))
         with spark_failures("writing the ledger"):
-            ledger.write_frame(frame)
+            write_frame(self._spark.sql(chosen), folder)
 
     def close(self) -> None:
-        self._small.close()
+        self._driver.close()
         for name, frame in self._views.items():
             self._spark.catalog.dropTempView(name)
             frame.unpersist()

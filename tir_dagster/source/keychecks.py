@@ -68,6 +68,12 @@ def key_number_spark(key: Sequence[Column]) -> SparkColumn:
     return digits.cast(f"decimal({_DIGITS},0)")
 
 
+def key_number_duckdb(key: Sequence[Column]) -> str:
+    """One key as the same number, in DuckDB's SQL, where the key columns are called k0, k1 and so on."""
+    text = " || '|' || ".join(_text_duckdb(f"k{at}", column) for at, column in enumerate(_usable(key)))
+    return f"CAST(SUBSTR(TRANSLATE(MD5({text}), 'abcdef', '012345'), 1, {_DIGITS}) AS BIGINT)"
+
+
 def _usable(key: Sequence[Column]) -> Sequence[Column]:
     unfit = [column for column in key if column.kind in (Kind.FLOAT, Kind.JSON)]
     if unfit or not key:
@@ -88,6 +94,17 @@ def _text_snowflake(column: Column) -> str:
         Kind.INSTANT: f"TO_VARCHAR(DATE_PART(EPOCH_MICROSECOND, {name}))",
     }.get(column.kind, f"TO_VARCHAR({name})")
     return f"COALESCE({text}, '{_NULL}')"
+
+
+def _text_duckdb(name: str, column: Column) -> str:
+    text = {
+        Kind.TEXT: f"REPLACE(REPLACE({name}, '~', '~0'), '|', '~1')",
+        # A text since it was read.
+        Kind.TIME: f"DATEDIFF('microsecond', TIME '00:00:00', CAST({name} AS TIME))",
+        Kind.TIMESTAMP: f"EPOCH_US({name})",
+        Kind.INSTANT: f"EPOCH_US({name})",
+    }.get(column.kind, name)
+    return f"COALESCE(CAST({text} AS VARCHAR), '{_NULL}')"
 
 
 def _text_spark(column: Column) -> SparkColumn:

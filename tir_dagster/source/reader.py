@@ -14,11 +14,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from snowflake.connector.result_batch import ArrowResultBatch
 
 from tir_dagster.errors import SourceError
+from tir_dagster.source.arrow import fetch
 from tir_dagster.source.columns import Column
 from tir_dagster.source.connection import SnowflakeAccess
 from tir_dagster.source.datasource import NAME, Plan, SnowflakeSource
@@ -89,6 +91,12 @@ def plan_read(
         with ThreadPoolExecutor(min(len(queries), _CONNECTIONS)) as pool:
             batches = [batch for part in pool.map(lambda text: _run(access, text), queries) for batch in part]
     return Plan(tuple(columns), tuple(pickle.dumps(group) for group in _grouped(batches, tasks)))
+
+
+def read_here(access: SnowflakeAccess, query: str, columns: Sequence[Column]) -> pa.Table:
+    """A result of few columns in the driver, without Spark."""
+    parts = [fetch(batch, columns) for batch in _run(access, query)]
+    return pa.concat_tables(parts)
 
 
 def spark_schema(columns: Sequence[Column]) -> str:

@@ -134,10 +134,7 @@ def _dump(archive: str) -> None:
     options = f"-XX:ArchiveClassesAtExit={beside} -Xlog:cds=off -Xlog:cds+dynamic=off"
     with tempfile.TemporaryDirectory(prefix="tir-classes-") as folder:
         spark = spark_session("tir class archive", home=Path(folder), conf={"spark.driver.extraJavaOptions": options})
-        rows = spark.range(1000).selectExpr("id", "id % 7 AS slice", "xxhash64(id) AS hash")
-        rows.write.parquet(f"{folder}/rows")
-        read = spark.read.parquet(f"{folder}/rows")
-        read.join(rows, "id", "full_outer").groupBy(read.slice).count().collect()
+        _rehearse(spark, Path(folder))
         gateway = spark.sparkContext._gateway  # noqa: SLF001 - the JVM writes the archive when it ends by itself
         spark.stop()
         assert gateway is not None
@@ -145,6 +142,23 @@ def _dump(archive: str) -> None:
         gateway.proc.stdin.close()
         gateway.proc.wait(timeout=120)
     Path(beside).replace(archive)
+
+
+def _rehearse(spark: SparkSession, folder: Path) -> None:
+    """What a refresh asks of Spark, on no rows: the data source, the staging, a comparison."""
+    from tir_dagster.source.columns import Column, Kind  # noqa: PLC0415 - they import this module
+    from tir_dagster.source.datasource import NAME, Plan, SnowflakeSource  # noqa: PLC0415
+    from tir_dagster.source.reader import spark_schema  # noqa: PLC0415
+    from tir_dagster.source.slices import SliceBy  # noqa: PLC0415
+    from tir_dagster.source.staging import stage  # noqa: PLC0415
+
+    columns = [Column(kind.name, kind, 12 if kind is Kind.DECIMAL else 0) for kind in Kind]
+    spark.dataSource.register(SnowflakeSource)
+    reader = spark.read.format(NAME).schema(spark_schema(columns))
+    rows = reader.option("plan", Plan(tuple(columns), (b"",)).to_text()).load()
+    stage(rows, folder / "rows", key=["INTEGER"], slices=SliceBy("DATE", "month"), columns=columns)
+    kept = spark.read.parquet(f"{folder}/rows")
+    kept.groupBy("TEXT").count().collect()
 
 
 def _archive_options(home: Path) -> str:
