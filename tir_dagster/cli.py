@@ -174,6 +174,21 @@ def dev(port: int, host: str) -> None:
 tir.add_command(bench)
 
 
+@tir.command("warm-up")
+def warm_up() -> None:
+    """Let Spark start faster from now on: keep the Java classes that it loads, about 180 MB under TIR_HOME.
+
+    Takes a minute, once for each version of Spark. Worth it where every run starts a process of its own.
+    """
+    from tir_dagster.orchestration.home import tir_home  # noqa: PLC0415
+    from tir_dagster.source.java import require_java  # noqa: PLC0415
+    from tir_dagster.source.session import build_class_archive  # noqa: PLC0415
+
+    require_java(os.environ)
+    archive = build_class_archive(home=tir_home())
+    click.echo(f"{archive}: {_in_words(archive.stat().st_size)}. Spark uses it from the next start on.")
+
+
 def _mode(span: str | None, *, full: bool) -> Any:
     if span and full:
         raise click.UsageError("--slices and --full exclude each other.")

@@ -6,9 +6,11 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from dagster import AssetKey, DagsterInstance
 
 from tir_dagster.comparison import Comparison, compare_slices, published_extract, snowflake_of
 from tir_dagster.datasource.access import TableauAccess
@@ -16,7 +18,9 @@ from tir_dagster.datasource.client import TableauClient
 from tir_dagster.datasource.jobs import start_refresh, wait_for_job
 from tir_dagster.datasource.republish import look_at_server
 from tir_dagster.extract.engine import connect
-from tir_dagster.orchestration.commands import Outcome, command
+from tir_dagster.orchestration.commands import Command, Outcome
+from tir_dagster.orchestration.home import dagster_instance
+from tir_dagster.orchestration.names import extract_keys
 from tir_dagster.sandbox import processes, sample
 from tir_dagster.sandbox.home import SandboxHome
 from tir_dagster.source.connection import SnowflakeAccess
@@ -43,36 +47,33 @@ Say = Callable[[str], None]
 
 def run_demo(*, rows: int, seed: int, say: Say, progress: Say) -> bool:
     """Play the demo; True if the refreshed datasource equals the source in every slice."""
+    begun = time.monotonic()
     home = SandboxHome.from_environment()
     say("1. The sandbox: an embedded Snowflake and a Tableau Server stand-in")
     processes.start(home)
     env = processes.environment(home)
     os.environ.update(env)
-    until = sample.parse_month(None)
-    sample.seed_table(env, rows=rows, seed=seed, until=until)
+    sample.seed_table(env, rows=rows, seed=seed, until=sample.parse_month(None))
     for name in (sample.DATASOURCE, TWIN):
         sample.seed_datasource(env, timeout=900, name=name)
-    say(f"   {rows:,} orders in {sample.TABLE}; two datasources show them: mydatasource and {TWIN}")
+    say(f"   {rows:,} orders in {sample.TABLE}; two datasources show them: {sample.DATASOURCE} and {TWIN}")
     spec = declare_orders(env, home.root.parent / "demo.yaml")
 
-    say("2. First load: mydatasource is taken over")
+    say(f"2. First load: {sample.DATASOURCE} is taken over; Spark starts")
     first = _refresh(spec, "full", progress)
-    say(f"   {first.rows_appended:,} rows in {first.seconds:.1f} s ({first.reason})")
+    say(f"   {first.outcome.rows_appended:,} rows in {first.outcome.seconds:.1f} s ({first.outcome.reason})")
 
-    say("3. A day of business: inserts, late arrivals, updates of old months, moves, deletes")
+    say("3. A day of business, in one transaction")
     account = sample.change_table(env, seed=seed + 1, mix=sample.Mix())
     say(_indented(account.as_text()))
 
     say("4. Refresh by key: only what changed moves")
-    second = _refresh(spec, "changes", progress)
-    share = 100 * second.rows_appended / max(account.rows_after, 1)
-    say(
-        f"   {second.decision}: {second.rows_purged:,} rows purged, {second.rows_appended:,} appended ({share:.1f} % of the table)"
-    )
-    say(f"   in {len(second.slices)} slices, {second.seconds:.1f} s, of which {_stages(second)}")
-    say(f"   the same by Tableau's own incremental refresh, on {TWIN}: {_tableau_increment(spec):.1f} s")
+    by_key = _refresh(spec, "changes", progress)
+    say(_indented(_slices_text(by_key)))
+    say(f"   {by_key.outcome.seconds:.1f} s, of which {_stages(by_key.outcome)}")
+    say(f"   {TWIN} gets Tableau's own incremental refresh instead: {_tableau_increment(spec):.1f} s")
 
-    say("5. What do people see? Every slice of the published extracts beside the source")
+    say("5. What do people see? Every slice of the published extracts, downloaded, beside the source")
     ours = _compare(spec, env)
     twin = _compare(replace(spec, datasource=replace(spec.datasource, name=TWIN)), env)
     for name, (found, wrong) in ((sample.DATASOURCE, ours), (TWIN, twin)):
@@ -80,13 +81,24 @@ def run_demo(*, rows: int, seed: int, say: Say, progress: Say) -> bool:
         say(f"   {name:<26} {found.rows:>9,} rows, {wrong:>6,} of them wrong or missing: {verdict}")
 
     say("6. Beside a full refresh of the same data by the same pipeline")
-    full = _refresh(spec, "full", progress)
-    say(
-        f"   full {full.seconds:.1f} s and {full.rows_appended:,} rows read; by key {second.seconds:.1f} s and {second.rows_appended:,}"
-    )
-    say(f"Where to look next: the spec {home.root.parent / 'demo.yaml'}; tir sandbox change; tir refresh orders.")
+    say(_indented(_beside(by_key, _refresh(spec, "full", progress))))
+    say(f"Done in {time.monotonic() - begun:.0f} s. Where to look next:")
+    for line in (
+        "make dev                          the runs of this demo in Dagster's UI",
+        'eval "$(tir sandbox env)"         point this shell at the sandbox, then',
+        "tir sandbox change --seed 7       change the table again",
+        f"tir --specs {spec_file(home)} refresh orders",
+        "tir sandbox down                  stop the two servers",
+    ):
+        say(f"   {line}")
     found, wrong = ours
     return found.equal and wrong == 0
+
+
+def spec_file(home: SandboxHome) -> Path:
+    """Where the sample's extract is declared, as short as it can be written."""
+    file = home.root.parent / "demo.yaml"
+    return file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
 
 
 def declare_orders(env: Mapping[str, str], file: Path) -> ExtractSpec:
@@ -99,9 +111,50 @@ def declare_orders(env: Mapping[str, str], file: Path) -> ExtractSpec:
     return parse_specs(text, str(file))[0]
 
 
-def _refresh(spec: ExtractSpec, mode: Any, progress: Say) -> Outcome:
-    with command(spec, progress) as running:
-        return running.refresh(mode, (), allow_empty=False)
+@dataclass(frozen=True)
+class _Refreshed:
+    """A refresh as Dagster's history tells it."""
+
+    outcome: Outcome
+    slices: Mapping[str, str]
+    staged_bytes: int
+    extract_bytes: int
+
+
+def _refresh(spec: ExtractSpec, mode: Any, progress: Say) -> _Refreshed:
+    with dagster_instance() as instance:
+        outcome = Command(spec, instance, progress).refresh(mode, (), allow_empty=False)
+        keys = extract_keys(spec)
+        staged, extract = (_last_metadata(instance, key) for key in (keys.changed_keys, keys.purged_extract))
+    return _Refreshed(outcome, staged["tir/slices"], staged["tir/bytes"], extract["tir/bytes"])
+
+
+def _last_metadata(instance: DagsterInstance, key: AssetKey) -> dict[str, Any]:
+    event = instance.fetch_materializations(key, limit=1).records[0].asset_materialization
+    assert event is not None, "a refresh just materialized it"
+    return {name: entry.value for name, entry in event.metadata.items()}
+
+
+def _slices_text(refreshed: _Refreshed) -> str:
+    outcome = refreshed.outcome
+    lines = [f"{name:<12}{text}" for name, text in refreshed.slices.items()]
+    total = f"{outcome.rows_purged:,} purged, {outcome.rows_appended:,} appended"
+    return "\n".join([*lines, f"{'together':<12}{total} ({outcome.decision})"])
+
+
+def _beside(by_key: _Refreshed, full: _Refreshed) -> str:
+    def line(what: str, one: float, other: float, form: str) -> str:
+        return f"{what:<28}{one:>12{form}}{other:>12{form}}{one / other:>9.2f}x"
+
+    return "\n".join(
+        [
+            f"{'':<28}{'by key':>12}{'full':>12}{'ratio':>10}",
+            line("seconds", by_key.outcome.seconds, full.outcome.seconds, ".1f"),
+            line("rows appended", by_key.outcome.rows_appended, full.outcome.rows_appended, ","),
+            line("bytes staged by Spark", by_key.staged_bytes, full.staged_bytes, ","),
+            line("bytes of the extract", by_key.extract_bytes, full.extract_bytes, ","),
+        ]
+    )
 
 
 def _tableau_increment(spec: ExtractSpec) -> float:

@@ -101,6 +101,14 @@ class Datasource:
     server: str | None = None
     site: str | None = None
     credentials: Credentials | None = None
+    # Which of Tableau's own refreshes the delivery `trigger` starts.
+    refresh: Literal["full", "incremental"] = "full"
+    # The delivery `server`: not at once but at this time of day (HH:MM, in the slices' zone), by the server's schedule.
+    schedule: str | None = None
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        if self.schedule is not None and not re.fullmatch(r"([01]\d|2[0-3]):[0-5]\d", self.schedule):
+            yield "schedule", f"{self.schedule!r} is no time of day; write one such as '06:30', in quotes"
 
 
 @dataclass(frozen=True)
@@ -140,7 +148,9 @@ class ExtractSpec:
     columns: tuple[str, ...] = ()
     slices: Slices = Slices()
     changes: Changes = Changes()
-    delivery: Literal["republish"] = "republish"
+    delivery: Literal["republish", "server", "trigger"] = "republish"
+    # Further tables whose change starts the refresh of the delivery `trigger`.
+    watch: tuple[str, ...] = ()
     policy: Literal["auto", "incremental_only", "full"] = "auto"
     thresholds: Thresholds = Thresholds()
     snowflake: Snowflake = Snowflake()
@@ -151,7 +161,13 @@ class ExtractSpec:
         if not _TABLE.fullmatch(self.source):
             example = 'a part with small letters, spaces or points in double quotes: DATABASE.SCHEMA."My Table"'
             yield "source", f"give the table as DATABASE.SCHEMA.TABLE, {example}"
-        if not self.row_key and self.slices.by == "none":
+        if unfit := [table for table in self.watch if not _TABLE.fullmatch(table)]:
+            yield "watch", f"{', '.join(unfit)}: give tables as DATABASE.SCHEMA.TABLE"
+        if self.watch and self.delivery != "trigger":
+            yield "watch", "only the delivery `trigger` watches several tables"
+        if self.datasource.schedule and self.delivery != "server":
+            yield "datasource.schedule", "only the delivery `server` waits for a schedule"
+        if not self.row_key and self.slices.by == "none" and self.delivery != "trigger":
             yield "row_key", "give a row key, or slices: without both, nothing smaller than the extract can be replaced"
 
 

@@ -85,7 +85,7 @@ def survey(
     slice_name = _column(spec, named, spec.slices.column, "slices.column").name if spec.slices.column else None
     slices = SliceBy(slice_name, spec.slices.by, spec.slices.zone)
     slice_column(slices, shown)
-    token, version = _quiet_moment(spec, access, table, log, sleep)
+    token, version = quiet_moment(spec, access, table, log, sleep)
     known = Known(
         definition=definition_of(spec),
         schema=_digest([(column.name, column.kind.value, column.precision, column.scale) for column in shown]),
@@ -113,7 +113,10 @@ def _watermark(spec: ExtractSpec, access: SnowflakeAccess, table: TableName) -> 
 def definition_of(spec: ExtractSpec) -> str:
     """A digest of everything in the spec that decides which rows the extract shows and how they are kept."""
     value = asdict(spec)
-    return _digest({name: value[name] for name in ("source", "columns", "row_key", "slices")})
+    # Tableau itself decides what a triggered refresh shows: here it counts what is watched, and what is refreshed.
+    triggered = spec.delivery == "trigger"
+    names = ("source", "watch", "datasource") if triggered else ("source", "columns", "row_key", "slices")
+    return _digest({name: value[name] for name in names})
 
 
 def _digest(value: Any) -> str:
@@ -129,7 +132,7 @@ def _column(spec: ExtractSpec, columns: dict[str, Column], name: str, field: str
     return found
 
 
-def _quiet_moment(
+def quiet_moment(
     spec: ExtractSpec, access: SnowflakeAccess, table: TableName, log: Log, sleep: Callable[[float], None]
 ) -> tuple[str, SourceVersion]:
     """The change token and a version that surely shows the change it stands for.

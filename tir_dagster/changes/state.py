@@ -27,9 +27,11 @@ class Record:
     def from_json(cls, text: str) -> Self:
         """The record, or ValueError when the text does not hold one: then the state is lost, never guessed."""
         value = json.loads(text)
-        names = {field.name for field in dataclasses.fields(cls)}
-        if not isinstance(value, dict) or not names <= value.keys():
+        fields = dataclasses.fields(cls)
+        needed = {field.name for field in fields if field.default is dataclasses.MISSING}
+        if not isinstance(value, dict) or not needed <= value.keys():
             raise ValueError(f"not a complete {cls.__name__}")
+        names = [field.name for field in fields if field.name in value]
         return cls(**{name: cls.restored(name, value[name]) for name in names})
 
     @classmethod
@@ -77,6 +79,8 @@ class Intent(Record):
     base_server_version: str | None
     fingerprint: str
     known: Known
+    # The delivery `server`: what people see until Tableau has loaded the rest.
+    hole: str | None = None
 
 
 @dataclass(frozen=True)
@@ -93,6 +97,9 @@ class Confirmation(Record):
     fingerprint: str
     rows: int
     change_sets: tuple[str, ...]
+    # The delivery `server`: the source changed while Tableau read it, so from this increment value on the server shows
+    # a later moment than `source_version`; the next refresh reads it again.
+    lag: str | None = None
 
 
 class Aftermath(Enum):
@@ -101,6 +108,7 @@ class Aftermath(Enum):
     CLEAN = "nothing was about to be published"
     LANDED = "the publish landed: confirm it late"
     NOT_LANDED = "the server still holds what it held before: publish again"
+    HOLE = "a refresh on the server did not end: the kept package is published back first"
     FOREIGN = "the server holds something that is not ours"
 
 
@@ -111,6 +119,8 @@ def aftermath(
     if intent is not None:
         if server_version == intent.base_server_version:
             return Aftermath.NOT_LANDED
+        if server_fingerprint is not None and server_fingerprint == intent.hole:
+            return Aftermath.HOLE
         return Aftermath.LANDED if server_fingerprint == intent.fingerprint else Aftermath.FOREIGN
     if confirmed is not None and server_version != confirmed.server_version:
         # A refresh that Tableau itself ran may have left the rows as they were.

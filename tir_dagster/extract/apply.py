@@ -17,7 +17,7 @@ from tir_dagster.errors import ExtractError
 from tir_dagster.extract.fingerprints import Fingerprint, different_slices, extract_fingerprints, read_fingerprints
 from tir_dagster.extract.fingerprints import snowflake_sql as fingerprint_sql
 from tir_dagster.extract.hyperfile import create_extract, create_like, describe, needs_rebuild, rebuild
-from tir_dagster.extract.purge import Applied, replace_keys, replace_slices
+from tir_dagster.extract.purge import Applied, least_of_keys, least_of_slices, replace_keys, replace_slices
 from tir_dagster.extract.slices import SliceRanges
 from tir_dagster.extract.versions import LEDGER_FOLDER, Version, VersionStore, Workspace
 from tir_dagster.source.columns import Column
@@ -81,16 +81,33 @@ def _replace(
     if shape.key:
         keys = _parts(folder / "keys")
         return replace_keys(base, target, key=shape.key, keys=keys, rows=rows, columns=shape.columns, names=names)
+    return replace_slices(
+        base, target, ranges=_ranges(change_set, shape), rows=rows, columns=shape.columns, names=names
+    )
+
+
+def _ranges(change_set: ChangeSet, shape: Shape) -> SliceRanges:
+    """The touched slices as ranges of their column."""
     touched = change_set.touched
     ranges = [slice_range(shape.slices, name) for name in touched if name is not None]
     assert shape.slices.column is not None, "an extract without a row key is sliced"
-    wanted = SliceRanges(
+    return SliceRanges(
         column=shape.slices.column,
         ranges=tuple((begin.isoformat(), end.isoformat()) for begin, end in filter(None, ranges)),
         nulls=None in touched,
         zone=shape.slices.zone,
     )
-    return replace_slices(base, target, ranges=wanted, rows=rows, columns=shape.columns, names=names)
+
+
+def least_changed(
+    extract: Path, column: str, change_set: ChangeSet, folder: Path, shape: Shape
+) -> tuple[str | None, int]:
+    """The smallest value of a Hyper column among the rows that the change set replaces, and how many have none."""
+    names = shape.names or None
+    if shape.key:
+        keys = _parts(folder / "keys")
+        return least_of_keys(extract, column, key=shape.key, keys=keys, columns=shape.columns, names=names)
+    return least_of_slices(extract, column, ranges=_ranges(change_set, shape), columns=shape.columns, names=names)
 
 
 def bring_ledger(

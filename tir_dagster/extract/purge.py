@@ -12,7 +12,7 @@ from typing import Any
 from tir_dagster.durable import need_space, replaced_file, total_bytes
 from tir_dagster.errors import ExtractError
 from tir_dagster.extract.casts import Loaded, check_staged, pair_columns
-from tir_dagster.extract.engine import connect, parquet, unbroken
+from tir_dagster.extract.engine import connect, parquet, quoted, unbroken
 from tir_dagster.extract.hyperfile import append_rows, check_count, describe, look_at
 from tir_dagster.extract.slices import SliceRanges
 from tir_dagster.source.columns import Column
@@ -74,6 +74,44 @@ def replace_slices(
         return ranges.condition(_of(loaded, ranges.column, base))
 
     return _replace(base, target, condition=condition, columns=columns, names=names, rows=rows)
+
+
+def least_of_keys(
+    path: Path,
+    column: str,
+    *,
+    key: Sequence[str],
+    keys: Sequence[Path],
+    columns: Sequence[Column],
+    names: Mapping[str, str] | None,
+) -> tuple[str | None, int]:
+    """The smallest value of a column of the extract among the rows of these keys, as text; how many of them have none."""
+    return _least(
+        path, column, lambda loaded: _key_condition([_of(loaded, name, path) for name in key], keys), columns, names
+    )
+
+
+def least_of_slices(
+    path: Path, column: str, *, ranges: SliceRanges, columns: Sequence[Column], names: Mapping[str, str] | None
+) -> tuple[str | None, int]:
+    """The same among the rows of these slices."""
+    return _least(path, column, lambda loaded: ranges.condition(_of(loaded, ranges.column, path)), columns, names)
+
+
+def _least(
+    path: Path,
+    column: str,
+    condition: Callable[[Sequence[Loaded]], str | None],
+    columns: Sequence[Column],
+    names: Mapping[str, str] | None,
+) -> tuple[str | None, int]:
+    with connect(path) as connection:
+        table = look_at(connection, path)
+        test = condition(pair_columns(columns, table.columns, path=path, names=names)) or "FALSE"
+        name = f"t.{quoted(column)}"
+        asked = f"SELECT CAST(MIN({name}) AS TEXT), COUNT(*) - COUNT({name}) FROM {table.sql} AS t WHERE {test}"
+        least, nulls = connection.execute_list_query(asked)[0]
+    return least, int(nulls)
 
 
 def _of(loaded: Sequence[Loaded], name: str, base: Path) -> Loaded:

@@ -287,6 +287,7 @@ def _published(spec: ExtractSpec, keys: ExtractKeys) -> dg.AssetsDefinition:
                 version=version,
                 stages=refresher.stages.seconds,
                 uri=published.found.webpage_url or "",
+                reason=refresher.full_reason,
             )
             yield dg.Output(None, metadata=shown)
             refresher.settle(published.confirmation)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 import dagster as dg
 
@@ -163,10 +163,12 @@ class Command:
         config = application_config(self.keys, change_set.id)
         self._run(outcome, refresh_job_name(self.spec), tags=tags, config=config)
         confirmed = last_confirmation(self._instance, self.keys.published_datasource)
-        if confirmed is None or change_set.id not in confirmed.change_sets:
+        if confirmed is None or confirmed.source_version < change_set.source_version:
             raise TirError(f"{self.spec.name}: the refresh ended without a confirmation. Run it again.")
         outcome.published = True
         outcome.warnings += self.refresher.warnings
+        if self.refresher.full_reason is not None:
+            outcome.decision, outcome.reason = "full", self.refresher.full_reason
         outcome.datasource_id = confirmed.datasource_id
 
     def _run(
@@ -178,25 +180,55 @@ class Command:
         partition_key: str | None = None,
         tags: dict[str, str] | None = None,
     ) -> None:
-        # Here and not above: dagster-snowflake takes seconds to import, and a plan needs no job.
-        from tir_dagster.definitions import build_defs  # noqa: PLC0415
+        run_here(
+            outcome,
+            self.spec,
+            job,
+            host=Host(self.refresher, self._progress),
+            instance=self._instance,
+            config=config,
+            partition_key=partition_key,
+            tags=tags,
+        )
 
-        definition = build_defs(specs=(self.spec,)).resolve_job_def(job)
-        with hosting(Host(self.refresher, self._progress)):
-            result = definition.execute_in_process(
-                run_config={**config, **_QUIET},
-                instance=self._instance,
-                partition_key=partition_key,
-                tags=tags or {},
-                raise_on_error=True,
-            )
-        outcome.run_ids.append(result.run_id)
+
+def run_here(
+    outcome: Outcome,
+    spec: ExtractSpec,
+    job: str,
+    *,
+    host: Host,
+    instance: dg.DagsterInstance,
+    config: dict[str, Any],
+    partition_key: str | None = None,
+    tags: dict[str, str] | None = None,
+) -> None:
+    """Run the extract's job in this process, with the command's own refresher; its error is the run's."""
+    # Here and not above: dagster-snowflake takes seconds to import, and a plan needs no job.
+    from tir_dagster.definitions import build_defs  # noqa: PLC0415
+
+    definition = build_defs(specs=(spec,)).resolve_job_def(job)
+    with hosting(host):
+        result = definition.execute_in_process(
+            run_config={**config, **_QUIET},
+            instance=instance,
+            partition_key=partition_key,
+            tags=tags or {},
+            raise_on_error=True,
+        )
+    outcome.run_ids.append(result.run_id)
 
 
 @contextmanager
 def command(spec: ExtractSpec, progress: Callable[[str], None]) -> Iterator[Command]:
     with dagster_instance() as instance:
-        yield Command(spec, instance, progress)
+        if spec.delivery == "trigger":
+            from tir_dagster.orchestration.trigger_command import TriggerCommand  # noqa: PLC0415 - it needs this module
+
+            # It plans and refreshes alike; only its refresher is another one.
+            yield cast("Command", TriggerCommand(spec, instance, progress))
+        else:
+            yield Command(spec, instance, progress)
 
 
 def _no_spark() -> Any:

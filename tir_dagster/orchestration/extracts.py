@@ -10,6 +10,7 @@ from tir_dagster.orchestration.assets import build_assets
 from tir_dagster.orchestration.names import detect_job_name, extract_keys, refresh_job_name
 from tir_dagster.orchestration.partitions import change_set_partitions, slice_partitions
 from tir_dagster.orchestration.sensors import build_sensors
+from tir_dagster.orchestration.trigger import build_trigger_defs
 from tir_dagster.spec import ExtractSpec
 
 
@@ -17,6 +18,8 @@ def build_extract_defs(spec: ExtractSpec) -> dg.Definitions:
     """The definitions of one extract; merge them with a project's own, and with resources by environment."""
     # Dagster calls backfill policies beta in every process that loads them; users can do nothing about it.
     warnings.filterwarnings("ignore", category=dg.BetaWarning)
+    if spec.delivery == "trigger":
+        return build_trigger_defs(spec)
     keys = extract_keys(spec)
     # In process: a JVM and ten seconds of imports per step would cost more than most refreshes.
     detect = dg.define_asset_job(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from tir_dagster.changes.changesets import ChangeSetStore
 from tir_dagster.changes.detect import Base, Survey, make_change_set, survey
 from tir_dagster.changes.lease import lease
-from tir_dagster.changes.plan import Known, Mode, Plan, Situation, plan_refresh
+from tir_dagster.changes.plan import Known, Mode, Plan, Reason, Situation, plan_refresh
 from tir_dagster.changes.state import (
     Aftermath,
     ChangeSet,
@@ -32,8 +32,9 @@ from tir_dagster.datasource.agreement import check_agreement
 from tir_dagster.datasource.client import TableauClient
 from tir_dagster.datasource.found import FoundDatasource
 from tir_dagster.datasource.republish import ServerLook, credentials_for, deliver, fetch_shell, look_at_server
+from tir_dagster.datasource.server_load import Affected, Load, Loaded, load_by_server, put_back
 from tir_dagster.durable import need_space
-from tir_dagster.errors import TirError
+from tir_dagster.errors import DatasourceError, TirError
 from tir_dagster.extract.apply import (
     SHELL,
     Shape,
@@ -42,6 +43,7 @@ from tir_dagster.extract.apply import (
     bytes_per_row,
     content_digest,
     content_fingerprints,
+    least_changed,
     new_version,
     verify_touched,
 )
@@ -53,7 +55,7 @@ from tir_dagster.source.connection import SnowflakeAccess
 from tir_dagster.source.java import require_java
 from tir_dagster.source.names import TableName, quote
 from tir_dagster.source.slices import SliceBy
-from tir_dagster.source.versions import SourceVersion, column_names, describe
+from tir_dagster.source.versions import SourceVersion, column_names, describe, probe
 from tir_dagster.spec import ExtractSpec, check_columns, needed_columns
 
 if TYPE_CHECKING:
@@ -127,12 +129,14 @@ class Refresher:
         self._env = os.environ if env is None else env
         self._fetched: tuple[str, Path, Path] | None = None
         self.warnings: list[str] = []
+        # Set where the server itself had to load everything.
+        self.full_reason: str | None = None
         # What whoever planned under the same lease already knows: detection goes on from there.
         self.prepared: tuple[Looked, Survey] | None = None
 
     def begin(self) -> None:
         """A new refresh by the same refresher: times and warnings start anew."""
-        self.stages, self.warnings, self.prepared = Stages(), [], None
+        self.stages, self.warnings, self.prepared, self.full_reason = Stages(), [], None, None
 
     def lend(self, log: Log, spark: Callable[[], SparkSession]) -> None:
         """From here on, tell this log, and use this Spark."""
@@ -157,6 +161,9 @@ class Refresher:
             intent = self.change_sets.intent()
             late = None
             verdict = self._aftermath(client, server, intent, confirmed)
+            if verdict is Aftermath.HOLE and confirmed is not None:
+                server = self._put_back(client, server, self.versions.get(confirmed.version))
+                verdict = Aftermath.NOT_LANDED
             if verdict is Aftermath.LANDED and intent is not None and server.found is not None:
                 late = self._confirmation(self.versions.get(intent.version), server)
                 confirmed = late
@@ -184,6 +191,14 @@ class Refresher:
         if verdict is not Aftermath.CLEAN:
             self._log(verdict.value)
         return verdict
+
+    def _put_back(self, client: TableauClient, server: ServerLook, kept: Version) -> ServerLook:
+        """An earlier run ended while rows were missing on the server: first of all, people get them back."""
+        assert server.found is not None
+        load = self._load(server, kept.folder / SHELL, kept.extract)
+        put_back(client, load, read_package(load.shell), server.found)
+        self._log("the datasource is whole again")
+        return look_at_server(client, self.spec)
 
     def _server_fingerprint(self, client: TableauClient, server: ServerLook, version: Version) -> str | None:
         assert server.found is not None
@@ -340,7 +355,7 @@ class Refresher:
         found, base, confirmed = looked.server.found, looked.base, looked.confirmed
         if found is None:
             return None, None
-        if base is not None and confirmed is not None and looked.server.version_text == confirmed.server_version:
+        if base is not None and confirmed is not None and self._is_the_servers(looked, base):
             # The local version is provably the server's: nothing to download. Without a shell we made it ourselves.
             shell = base.folder / SHELL
             return (shell if shell.is_file() else None), base.extract
@@ -350,6 +365,11 @@ class Refresher:
             with TableauClient(self._tableau) as client:
                 self._fetched = (version, *fetch_shell(client, found, self.folder / "download"))
         return self._fetched[1], self._fetched[2]
+
+    def _is_the_servers(self, looked: Looked, base: Version) -> bool:
+        """Whether the base and its shell are provably what the server holds, the refresh events included."""
+        same = looked.confirmed is not None and looked.server.version_text == looked.confirmed.server_version
+        return same and (self.spec.delivery != "server" or bool(base.manifest.get("from_server")))
 
     def _shape(self, looked: Looked, shell: Path | None) -> Shape:
         columns = describe(self._snowflake, TableName.parse(self.spec.source), self._columns(looked) or None)
@@ -364,16 +384,10 @@ class Refresher:
     # Publish
 
     def publish(self, looked: Looked, version: Version) -> Published:
-        """Publish the version over exactly what was looked at; intent before, confirmation after."""
-        intent = Intent(
-            extract=self.spec.name,
-            change_set=version.manifest["change_set"],
-            version=version.id,
-            base_server_version=looked.server.version_text,
-            fingerprint=version.manifest["fingerprint"],
-            known=_known(version),
-        )
-        self.change_sets.intend(intent)
+        """Bring the version to the server over exactly what was looked at; intent before, confirmation after."""
+        if self.spec.delivery == "server":
+            return self._publish_by_server(looked, version)
+        self._intend(looked, version)
         shell = version.folder / SHELL
         with self.stages.timed("publish"), TableauClient(self._tableau) as client:
             found, warnings = deliver(
@@ -390,6 +404,112 @@ class Refresher:
         _crash_after("published")
         self.warnings += warnings
         return Published(self._confirmation(version, ServerLook(looked.server.project, found)), found, warnings)
+
+    def _intend(self, looked: Looked, version: Version, *, hole: str | None = None) -> None:
+        intent = Intent(
+            extract=self.spec.name,
+            change_set=version.manifest["change_set"],
+            version=version.id,
+            base_server_version=looked.server.version_text,
+            fingerprint=version.manifest["fingerprint"],
+            known=_known(version),
+            hole=hole,
+        )
+        self.change_sets.intend(intent)
+
+    def _publish_by_server(self, looked: Looked, version: Version) -> Published:
+        """Let Tableau load what changed; what it loaded must be what the version holds."""
+        change_set = self.change_sets.get(version.manifest["change_set"])
+        shape = _shape_of(version)
+        self._intend(looked, version)
+        with self.stages.timed("publish"), TableauClient(self._tableau) as client:
+            loaded = load_by_server(client, self._server_load(looked, version, change_set, shape), log=self._log)
+        _crash_after("published")
+        with self.stages.timed("compare"):
+            digest = content_digest(content_fingerprints(loaded.hyper, shape))
+        lag = self._lag(version, loaded, digest)
+        settled = self._settled_version(version, loaded)
+        if loaded.reason is not None:
+            self.full_reason = loaded.reason.name
+        self.warnings += loaded.warnings
+        confirmation = self._confirmation(settled, ServerLook(looked.server.project, loaded.found))
+        if lag is not None:
+            # The change set stays pending: its keys are looked at again, from the same value on.
+            kept = tuple(name for name in confirmation.change_sets if name != change_set.id)
+            confirmation = replace(confirmation, fingerprint=digest, lag=lag, change_sets=kept)
+        _remove(self.folder / "publish")
+        return Published(confirmation, loaded.found, tuple(self.warnings))
+
+    def _server_load(self, looked: Looked, version: Version, change_set: ChangeSet, shape: Shape) -> Load:
+        shell, hyper = self._servers_files(looked)
+        full = Reason[change_set.reason or "REQUESTED"] if change_set.decision == "full" else None
+        folder = self.change_sets.path(change_set.id)
+
+        def affected(column: str) -> Affected:
+            sides = [version.extract, *([looked.base.extract] if looked.base else [])]
+            found = [least_changed(side, column, change_set, folder, shape) for side in sides]
+            return Affected(_least(text for text, _ in found), sum(nulls for _, nulls in found))
+
+        def before_hole(purged: Path) -> None:
+            self._intend(looked, version, hole=content_digest(content_fingerprints(purged, shape)))
+            _crash_after("intended")
+
+        lag = looked.confirmed.lag if looked.confirmed else None
+        load = self._load(looked.server, shell, hyper)
+        return replace(load, full=full, affected=affected, lag=lag, before_hole=before_hole)
+
+    def _load(self, server: ServerLook, shell: Path, hyper: Path) -> Load:
+        folder = self.folder / "publish"
+        folder.mkdir(parents=True, exist_ok=True)
+        return Load(
+            spec=self.spec,
+            look=server,
+            shell=shell,
+            hyper=hyper,
+            credentials=credentials_for(self.spec, server.found, self._env),
+            folder=folder,
+            full=None,
+            affected=lambda _: Affected(None, 0),
+            lag=None,
+            before_hole=lambda _: None,
+        )
+
+    def _servers_files(self, looked: Looked) -> tuple[Path, Path]:
+        """The package and the Hyper file as the server holds them: its own, if it shows later rows than ours."""
+        if looked.confirmed is not None and looked.confirmed.lag is not None and looked.server.found is not None:
+            with TableauClient(self._tableau) as client:
+                return fetch_shell(client, looked.server.found, self.folder / "download")
+        shell, hyper = self._shell(looked)
+        if shell is None or hyper is None:
+            raise DatasourceError(
+                f"{self.spec.name}: the delivery `server` needs a datasource that Tableau refreshes, and there is none "
+                f"{self.spec.datasource.name!r} in project {self.spec.datasource.project!r}. Publish it from Tableau, or "
+                "use the delivery `republish`, which creates it."
+            )
+        return shell, hyper
+
+    def _lag(self, version: Version, loaded: Loaded, digest: str) -> str | None:
+        """From where on the server shows a later moment than the version; an error if it shows something else."""
+        if digest == version.manifest["fingerprint"]:
+            return None
+        table = TableName.parse(self.spec.source)
+        if probe(self._snowflake, [table])[table].token == _known(version).token or loaded.since is None:
+            raise DatasourceError(
+                f"{self.spec.name}: what Tableau loaded differs from {table}, which has not changed since. Nothing is "
+                "confirmed. Compare the datasource's own filters and increment key with the spec, then run "
+                f"tir refresh {self.spec.name} --full."
+            )
+        self._log(f"{table} changed while Tableau read it: the next refresh reads again from {loaded.since} on")
+        return loaded.since
+
+    def _settled_version(self, version: Version, loaded: Loaded) -> Version:
+        """The version again, with the package as the server has it now: its refresh events are what comes next."""
+        with new_version(self.versions) as workspace:
+            shutil.copyfile(version.extract, workspace.extract)
+            shutil.copyfile(loaded.shell, workspace.folder / SHELL)
+            files = [path.relative_to(version.folder) for path in sorted(version.ledger.rglob("*")) if path.is_file()]
+            self.versions.adopt(workspace, version, [str(path) for path in files])
+            return self.versions.commit(workspace, {**version.manifest, "from_server": True})
 
     def _confirmation(self, version: Version, server: ServerLook) -> Confirmation:
         assert server.found is not None
@@ -413,6 +533,13 @@ class Refresher:
         self.change_sets.settle(confirmation.change_sets)
         self.versions.prune(KEEP_VERSIONS, protected={confirmation.version})
         _remove(self.folder / "download")
+
+
+def _least(texts: Iterable[str | None]) -> str | None:
+    """Texts of one kind: dates and times sort as text, whole numbers by their value."""
+    given = [text for text in texts if text is not None]
+    whole = all(text.lstrip("-").isdigit() for text in given)
+    return min(given, key=int if whole else str, default=None)
 
 
 def _known(version: Version) -> Known:

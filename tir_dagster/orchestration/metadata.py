@@ -90,6 +90,7 @@ def confirmation_metadata(
     version: Version | None = None,
     stages: Mapping[str, float] | None = None,
     uri: str = "",
+    reason: str | None = None,
 ) -> dict[str, Any]:
     """The confirmation itself, and what people want to know of it."""
     return {
@@ -103,6 +104,8 @@ def confirmation_metadata(
         "tir/version": confirmation.version,
         "dagster/row_count": confirmation.rows,
         **({"dagster/uri": dg.MetadataValue.url(uri)} if uri else {}),
+        # Where the server itself had to load everything.
+        **({"tir/reason": reason} if reason else {}),
     }
 
 

@@ -1,6 +1,6 @@
 """Sensors: the source changed and is quiet → detection; a change set is ready → refresh. Pure decisions, thin edges.
 
-Both ask again when a run they asked for failed or vanished, later each time. A run key is never launched twice, so
+Of an extract that Tableau refreshes itself, the source sensor asks for the refresh. All ask again when a run they asked for failed or vanished, later each time. A run key is never launched twice, so
 every further attempt has a key of its own. No postponed annotations here: Dagster reads the resources' types.
 """
 
@@ -25,6 +25,7 @@ from tir_dagster.spec import ExtractSpec
 
 INTERVAL_SECONDS = 30
 CHANGE_SET_TAG = "tir/change_set"
+ASKED_TAG = "tir/asked"
 FIRST_BACK_OFF, LONGEST_BACK_OFF = 60.0, 3600.0
 # A killed process leaves its run "started" for ever. After this long another run may try: the lease keeps them apart.
 STUCK_SECONDS = 3600.0
@@ -57,24 +58,31 @@ class Watch:
 
 
 def watch_source(
-    before: Watch, *, token: str, confirmed: str | None, last: RunState, now: float, quiet: float
+    before: Watch,
+    *,
+    token: str,
+    confirmed: str | None,
+    last: RunState,
+    now: float,
+    quiet: float,
+    what: str = "detection",
 ) -> tuple[Watch, str]:
-    """What to remember, and why nothing is asked for; an empty reason means: start a detection.
+    """What to remember, and why nothing is asked for; an empty reason means: start a detection, or `what` is started.
 
-    `last` is what became of the detection asked for last.
+    `last` is what became of the one asked for last.
     """
     seen = replace(before, token=token, since=before.since if before.token == token else now)
     if token == confirmed:
         return seen, "the source has not changed since the last confirmation"
     if before.requested is not None and last == "running":
-        return seen, "a detection is under way"
+        return seen, f"a {what} is under way"
     attempt = 0
     if token == before.requested:
         if last == "done":
             return seen, "this change was already looked at"
         attempt = before.attempt + 1
         if (wait := before.asked + back_off(attempt) - now) > 0:
-            return seen, f"the detection failed; it is asked for again in {wait:.0f} seconds"
+            return seen, f"the {what} failed; it is asked for again in {wait:.0f} seconds"
     if now - seen.since < quiet:
         return seen, f"the source changed and has been quiet for {now - seen.since:.0f} of {quiet:g} seconds"
     return replace(seen, requested=token, attempt=attempt, asked=now), ""
@@ -149,7 +157,7 @@ def _source_sensor(spec: ExtractSpec, keys: ExtractKeys, detect_job: Any) -> dg.
             seen, waiting = watch_source(
                 replace(before, change_set=None) if empty else before,
                 token=source.state,
-                confirmed=f"{confirmed.known.token}/{confirmed.known.definition}" if confirmed else None,
+                confirmed=_confirmed_state(confirmed),
                 last=last,
                 now=now,
                 quiet=spec.thresholds.quiet_period,
@@ -173,24 +181,65 @@ def _source_sensor(spec: ExtractSpec, keys: ExtractKeys, detect_job: Any) -> dg.
     return source_sensor
 
 
+def build_trigger_sensor(spec: ExtractSpec, refresh_job: Any) -> dg.SensorDefinition:
+    """The only sensor of an extract that Tableau refreshes itself."""
+    keys = extract_keys(spec)
+
+    @dg.sensor(
+        name=f"{spec.name}_source",
+        job=refresh_job,
+        minimum_interval_seconds=INTERVAL_SECONDS,
+        description=f"Probes {', '.join([spec.source, *spec.watch])} by one cheap query; starts the refresh by Tableau when "
+        "one of them changed and all have been quiet.",
+    )
+    def source_sensor(context: dg.SensorEvaluationContext, snowflake: SnowflakeResource) -> Any:
+        before, now = Watch.parse(context.cursor), time.time()
+        confirmed = last_confirmation(context.instance, keys.published_datasource)
+        asked = {ASKED_TAG: _detection_key(spec, replace(before, token=before.requested))}
+        try:
+            source = _Source(spec, snowflake)
+            seen, waiting = watch_source(
+                before,
+                token=source.state,
+                confirmed=_confirmed_state(confirmed),
+                last=_tried(context.instance, refresh_job.name, asked, now).state,
+                now=now,
+                quiet=spec.thresholds.quiet_period,
+                what="refresh",
+            )
+        except TirError as error:
+            return dg.SkipReason(f"the source could not be read: {error}")
+        if waiting:
+            return dg.SensorResult(skip_reason=waiting, cursor=seen.to_cursor())
+        key = _detection_key(spec, seen)
+        return dg.SensorResult(
+            run_requests=[dg.RunRequest(run_key=key, tags={ASKED_TAG: key})],
+            # Without columns: Tableau loads what it can hold, whatever else the table has.
+            asset_events=[dg.AssetObservation(keys.source_table, metadata={"tir/token": source.token})],
+            cursor=seen.to_cursor(),
+        )
+
+    return source_sensor
+
+
+def _confirmed_state(confirmed: Confirmation | None) -> str | None:
+    return f"{confirmed.known.token}/{confirmed.known.definition}" if confirmed else None
+
+
 class _Source:
-    """The source table at this tick; SourceError when it cannot be read. No Spark."""
+    """The source table, and what is watched with it, at this tick; SourceError when it cannot be read. No Spark."""
 
     def __init__(self, spec: ExtractSpec, snowflake: SnowflakeResource) -> None:
         from tir_dagster.changes.detect import definition_of  # noqa: PLC0415
-        from tir_dagster.errors import SourceError  # noqa: PLC0415
-        from tir_dagster.source.names import TableName  # noqa: PLC0415
+        from tir_dagster.changes.watched import combined_token, watched_tables  # noqa: PLC0415
         from tir_dagster.source.versions import probe  # noqa: PLC0415
 
         self._spec = spec
         self._access = probing_access(snowflake, spec)
-        self._table = TableName.parse(spec.source)
-        found = probe(self._access, [self._table])[self._table]
-        if found.token is None:
-            raise SourceError(found.problem or f"{self._table} gives no change token.")
-        self.token = found.token
+        self._table, *further = watched_tables(spec)
+        self.token = combined_token(probe(self._access, [self._table, *further]).items())
         # A spec that changed is a change, too.
-        self.state = f"{found.token}/{definition_of(spec)}"
+        self.state = f"{self.token}/{definition_of(spec)}"
 
     def metadata(self) -> dict[str, Any]:
         from tir_dagster.source.versions import describe, table_facts  # noqa: PLC0415

@@ -7,18 +7,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from xml.etree.ElementTree import Element
 
 import pytest
-from tableauhyperapi import Connection, HyperProcess, Telemetry
 
-from tir_dagster.datasource.access import TableauAccess
-from tir_dagster.datasource.client import TableauClient
-from tir_dagster.datasource.republish import fetch_shell, look_at_server
 from tir_dagster.orchestration.commands import Command, Outcome
 from tir_dagster.orchestration.home import dagster_instance
 from tir_dagster.sandbox import sample
 from tir_dagster.spec import ExtractSpec, parse_specs
 from tir_dagster_tests.conftest import Sandbox, running_sandbox
+from tir_dagster_tests.packages import check_package, document_of, plain
 
 SPEC = """\
 extracts:
@@ -43,39 +41,39 @@ class Place:
     spec: ExtractSpec
     spec_text: str
     folder: Path
+    before: Element
 
     def refresh(self, mode: Any = "changes", slices: tuple[str, ...] = (), **options: Any) -> Outcome:
-        return self.run(lambda command: command.refresh(mode, slices, allow_empty=options.get("allow_empty", False)))
+        allowed, listen = options.get("allow_empty", False), options.get("listen", lambda _: None)
+        return self.run(lambda command: command.refresh(mode, slices, allow_empty=allowed), listen)
 
-    def run(self, action: Callable[[Command], Any]) -> Any:
+    def run(self, action: Callable[[Command], Any], listen: Callable[[str], None] = lambda _: None) -> Any:
         with dagster_instance() as instance:
-            return action(Command(self.spec, instance, lambda _: None))
+            return action(Command(self.spec, instance, listen))
 
     def sql(self, statement: str) -> list[tuple[Any, ...]]:
         with self.sandbox.snowflake(database="MYDB", schema="MYSCHEMA") as connection:
             return connection.cursor().execute(statement).fetchall()
 
     def source_rows(self) -> Counter:
-        columns = "ORDER_ID, ORDER_DATE::VARCHAR, CUSTOMER, QUANTITY, UNIT_PRICE::VARCHAR, RUSH, NOTE"
-        return Counter(tuple(row) for row in self.sql(f"SELECT {columns} FROM MYTABLE"))
+        """All rows of the table, their columns in the order of their names."""
+        names = sorted(row[0] for row in self.sql("DESCRIBE TABLE MYTABLE"))
+        return Counter(tuple(map(plain, row)) for row in self.sql(f"SELECT {', '.join(names)} FROM MYTABLE"))
 
     def published_rows(self) -> Counter:
-        """The rows of the datasource as anybody would download them."""
-        columns = (
-            '"ORDER_ID", CAST("ORDER_DATE" AS TEXT), "CUSTOMER", "QUANTITY", CAST("UNIT_PRICE" AS TEXT), "RUSH", "NOTE"'
+        """The rows of the datasource as anybody would download them, in a package that is as it must be."""
+        package = download(self.sandbox, self.spec.datasource.name, self.folder / "seen")
+        return Counter(
+            tuple(map(plain, row)) for row in check_package(package, self.folder / "seen", before=self.before)
         )
-        name, secret = self.sandbox.new_token()
-        env = {**self.sandbox.env, "TABLEAU_TOKEN_NAME": name, "TABLEAU_TOKEN_SECRET": secret}
-        with TableauClient(TableauAccess.from_environment(env)) as client:
-            found = look_at_server(client, self.spec).found
-            assert found is not None, "nothing is published"
-            _, hyper = fetch_shell(client, found, self.folder / "seen")
-        with (
-            HyperProcess(Telemetry.DO_NOT_SEND_USAGE_DATA_TO_TABLEAU, parameters={"log_config": ""}) as process,
-            Connection(process.endpoint, str(hyper)) as connection,
-        ):
-            rows = connection.execute_list_query(f'SELECT {columns} FROM "Extract"."Extract"')
-        return Counter(tuple(row) for row in rows)
+
+
+def download(sandbox: Sandbox, name: str, folder: Path) -> Path:
+    """A datasource's package, by the real client."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with sandbox.tableau() as server:
+        (found,) = [item for item in server.datasources.get()[0] if item.name == name]
+        return Path(server.datasources.download(found.id, filepath=str(folder / "package")))
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +92,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         first = min(row[0] for row in _months(sandbox))
         text = SPEC.replace("START", first)
         (spec,) = parse_specs(text, "test.yaml")
-        yield Place(sandbox, spec, text, folder)
+        before = document_of(download(sandbox, spec.datasource.name, folder / "before"))
+        yield Place(sandbox, spec, text, folder, before)
 
 
 def _months(sandbox: Sandbox) -> list[tuple[Any, ...]]:

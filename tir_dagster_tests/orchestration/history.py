@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pyspark.sql import SparkSession
-from tableauhyperapi import Connection, Date, HyperProcess, Telemetry, Timestamp
+from tableauhyperapi import Connection, HyperProcess, Telemetry
 
 from tir_dagster.changes.changesets import new_id
 from tir_dagster.changes.plan import Mode, Plan
@@ -22,6 +22,7 @@ from tir_dagster.orchestration.flow import Refresher
 from tir_dagster.source.connection import SnowflakeAccess
 from tir_dagster.spec import spec_from_mapping
 from tir_dagster_tests.conftest import Sandbox
+from tir_dagster_tests.packages import plain
 
 DATABASE, PROJECT = "HISTORIES", "histories"
 COLUMNS = "K, L, D, V, W"
@@ -153,7 +154,7 @@ class History:
     # What people see
 
     def source_rows(self) -> Counter:
-        return Counter(tuple(map(_plain, row)) for row in self.sql(f"SELECT {COLUMNS} FROM {self.name}"))
+        return Counter(tuple(map(plain, row)) for row in self.sql(f"SELECT {COLUMNS} FROM {self.name}"))
 
     def published_rows(self) -> Counter:
         with TableauClient(TableauAccess.from_environment(self.env)) as client:
@@ -166,15 +167,4 @@ class History:
         ):
             listed = ", ".join(f'"{name}"' for name in COLUMNS.split(", "))
             rows = connection.execute_list_query(f'SELECT {listed} FROM "Extract"."Extract"')
-        return Counter(tuple(map(_plain, row)) for row in rows)
-
-
-def _plain(value: Any) -> str | None:
-    """A value as one text, whoever gave it, with its type."""
-    if isinstance(value, Timestamp):
-        value = value.to_datetime()
-    if isinstance(value, Date):
-        value = value.to_date()
-    if hasattr(value, "tzinfo") and value.tzinfo is not None:
-        value = value.replace(tzinfo=None)
-    return None if value is None else f"{type(value).__name__} {value}"
+        return Counter(tuple(map(plain, row)) for row in rows)

@@ -122,7 +122,7 @@ def admin(place: Place) -> Admin:
         ),
         (("row_key:", "columns: [NOPE]\n    row_key:"), "columns names NOPE, which"),
         (
-            ("row_key:", "columns: [ORDER_ID, ORDER_DATE]\n    row_key:"),
+            ("row_key:", "columns: [ORDER_ID, UPDATED_AT]\n    row_key:"),
             "`columns` leaves out what a refresh works with",
         ),
     ],
@@ -226,7 +226,7 @@ def variant(built: Built, kind: str) -> Path:
             return built.edited('count="-1"', 'count="100"')
         case "fewer":
             return built.build(
-                "fewer.tdsx", [one for one in columns if one.remote_name != "UPDATED_AT"], table="MYTABLE"
+                "fewer.tdsx", [one for one in columns if one.remote_name != "ORDER_DATE"], table="MYTABLE"
             )
         case "more":
             return built.build("more.tdsx", [*columns, Column("EXTRA", "VARCHAR")], table="MYTABLE")
@@ -259,7 +259,7 @@ def two_tables(built: Built) -> Path:
         ("sql", "it reads custom SQL"),
         ("filter", "its extract is filtered ([REGION])"),
         ("limit", "its extract is limited to 100 records"),
-        ("fewer", "it lacks the columns UPDATED_AT, which the spec needs"),
+        ("fewer", "it lacks the columns ORDER_DATE, which the spec needs"),
         ("more", "it has the columns EXTRA, which MYDB.MYSCHEMA.MYTABLE does not have"),
         ("tables", "holds 2 tables"),
         ("live", "it reads its source live"),

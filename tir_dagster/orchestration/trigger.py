@@ -1,0 +1,150 @@
+"""Assets, job and sensor of an extract that Tableau refreshes itself (delivery `trigger`).
+
+No postponed annotations here: Dagster reads the types of config and resources from the functions.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, cast
+
+import dagster as dg
+from dagster_snowflake import SnowflakeResource
+
+from tir_dagster.orchestration import metadata
+from tir_dagster.orchestration.assets import LEASE_WAIT_SECONDS, Events
+from tir_dagster.orchestration.confirmations import last_confirmation
+from tir_dagster.orchestration.hosting import host_of
+from tir_dagster.orchestration.names import ExtractKeys, extract_keys, refresh_job_name
+from tir_dagster.orchestration.resources import StateFolder, TableauResource, snowflake_access
+from tir_dagster.orchestration.sensors import build_trigger_sensor
+from tir_dagster.spec import ExtractSpec
+
+if TYPE_CHECKING:
+    from tir_dagster.changes.plan import Plan
+    from tir_dagster.changes.watched import Watched
+    from tir_dagster.orchestration.trigger_flow import Done, TriggerRefresher
+
+
+class Triggering(dg.Config):
+    """Why to refresh: `changes` only if a watched table changed, `full` in any case."""
+
+    mode: str = "changes"
+
+
+def build_trigger_defs(spec: ExtractSpec) -> dg.Definitions:
+    """The definitions of one extract that the server refreshes."""
+    keys = extract_keys(spec)
+    job = dg.define_asset_job(
+        refresh_job_name(spec),
+        selection=[keys.published_datasource],
+        executor_def=dg.in_process_executor,
+        description=f"Let Tableau refresh {spec.datasource.name!r} if its source changed, and wait for it.",
+    )
+    return dg.Definitions(
+        assets=[_source_table(spec, keys), _published(spec, keys)],
+        jobs=[job],
+        sensors=[build_trigger_sensor(spec, job)],
+    )
+
+
+def _source_table(spec: ExtractSpec, keys: ExtractKeys) -> dg.AssetSpec:
+    further = f" Watched with it: {', '.join(spec.watch)}." if spec.watch else ""
+    return dg.AssetSpec(
+        key=keys.source_table,
+        group_name=spec.name,
+        kinds={"snowflake"},
+        description=f"The Snowflake table {spec.source}, as the source sensor observes it.{further}",
+        metadata=metadata.table_name(spec),
+    )
+
+
+def _published(spec: ExtractSpec, keys: ExtractKeys) -> dg.AssetsDefinition:
+    @dg.asset(  # type: ignore[call-overload]
+        key=keys.published_datasource,
+        deps=[keys.source_table],
+        group_name=spec.name,
+        kinds={"tableau"},
+        # The confirmation is the event itself; there is nothing to store beside it.
+        dagster_type=dg.Nothing,
+        output_required=False,
+        description=f"The datasource {spec.datasource.name!r} in project {spec.datasource.project!r} on Tableau Server, "
+        f"refreshed by its own {spec.datasource.refresh} refresh. One event is one confirmation.",
+        metadata=metadata.table_name(spec),
+    )
+    def published_datasource(
+        context: dg.AssetExecutionContext,
+        config: Triggering,
+        snowflake: SnowflakeResource,
+        tableau: TableauResource,
+        state: StateFolder,
+    ) -> Events:
+        from tir_dagster.orchestration.trigger_flow import plan_trigger  # noqa: PLC0415
+
+        refresher = _refresher_for(spec, snowflake=snowflake, tableau=tableau, state=state, log=context.log.info)
+        with refresher.leased(f"run {context.run_id}", wait_seconds=LEASE_WAIT_SECONDS):
+            confirmed = last_confirmation(context.instance, keys.published_datasource)
+            watched = refresher.watch()
+            plan = plan_trigger(spec, watched, confirmed, config.mode)  # type: ignore[arg-type]
+            context.log.info(plan.sentence())
+            yield dg.AssetObservation(keys.source_table, metadata=_seen(watched, plan))
+            if plan.decision == "none":
+                yield dg.AssetObservation(keys.published_datasource, metadata={metadata.PLAN: plan.sentence()})
+                return
+            done = refresher.refresh(plan, watched)
+            for warning in done.warnings:
+                context.log.warning(warning)
+            yield dg.Output(None, metadata=_shown(plan, done, refresher.stages.seconds))
+
+    return published_datasource
+
+
+def _refresher_for(
+    spec: ExtractSpec,
+    *,
+    snowflake: SnowflakeResource,
+    tableau: TableauResource,
+    state: StateFolder,
+    log: Callable[[str], None],
+) -> "TriggerRefresher":
+    """The extract's refresh with plain objects; that of the command, if one runs the job in its own process."""
+    from tir_dagster.orchestration.trigger_flow import TriggerRefresher  # noqa: PLC0415
+
+    host = host_of(spec.name)
+    if host is None:
+        access = snowflake_access(snowflake)
+        return TriggerRefresher(spec, snowflake=access, tableau=tableau.access(), home=state.folder, log=log)
+
+    def tell(line: str) -> None:
+        log(line)
+        host.listener(line)
+
+    refresher = cast("TriggerRefresher", host.refresher)
+    refresher.lend(tell)
+    return refresher
+
+
+def _seen(watched: "Watched", plan: "Plan") -> dict[str, Any]:
+    return {
+        metadata.PLAN: plan.sentence(),
+        metadata.SOURCE_VERSION: str(watched.version),
+        "tir/token": watched.known.token,
+    }
+
+
+def _shown(plan: "Plan", done: "Done", stages: dict[str, float]) -> dict[str, Any]:
+    """The confirmation, and how the server came to it; numbers of rows only where it tells them."""
+    triggered = done.triggered
+    shown = metadata.confirmation_metadata(done.confirmation, stages=stages, uri=triggered.found.webpage_url or "")
+    if done.row_count is None:
+        del shown["dagster/row_count"]
+    loaded = {} if triggered.rows is None else {"tir/rows_appended": triggered.rows}
+    return {
+        **shown,
+        **loaded,
+        metadata.PLAN: plan.sentence(),
+        "tir/mode": plan.mode,
+        "tir/decision": plan.decision,
+        "tir/reason": plan.reason.name if plan.reason else "",
+        "tir/job_id": triggered.job_id,
+        "tir/job_seconds": triggered.seconds,
+        "tir/warnings": list(done.warnings),
+    }

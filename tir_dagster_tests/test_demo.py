@@ -1,0 +1,99 @@
+"""`tir demo` and `tir dev`, as a new user runs them: on a home of their own."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import requests
+from click.testing import CliRunner
+
+from tir_dagster.cli import tir
+from tir_dagster.sandbox import processes
+from tir_dagster.sandbox.home import SandboxHome
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory):
+    """A TIR_HOME without anything in it; whatever was started there is stopped."""
+    folder = tmp_path_factory.mktemp("demo")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TIR_HOME", str(folder))
+        for name in [
+            name for name in os.environ if name.startswith(("SNOWFLAKE_", "TABLEAU_", "TIR_SPECS", "DAGSTER_HOME"))
+        ]:
+            patch.delenv(name)
+        # What the demo sets is gone afterwards, too.
+        kept = dict(os.environ)
+        try:
+            yield folder
+        finally:
+            processes.stop(SandboxHome(folder / "sandbox"))
+            os.environ.clear()
+            os.environ.update(kept)
+
+
+def test_the_demo_ends_equal_and_shows_where_tableaus_own_increment_is_wrong(home):
+    done = CliRunner().invoke(tir, ["demo", "--rows", "2000"], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    assert re.search(r"mydatasource  .* rows, +0 of them wrong or missing: equal in every slice", done.output)
+    twin = re.search(r"mydatasource_by_tableau .* rows, +([\d,]+) of them wrong or missing: wrong in", done.output)
+    assert twin is not None, done.output
+    assert int(twin[1].replace(",", "")) > 0
+    assert re.search(r"2\d{3}-\d\d +\d+ purged, \d+ appended", done.output), "keys by slice"
+    assert re.search(r"seconds +[\d.]+ +[\d.]+ +[\d.]+x", done.output), "beside a full refresh"
+
+
+def test_dev_shows_the_extract_and_the_history_of_the_demo(home, tmp_path: Path):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "tir_dagster.cli", "dev", "--port", str(port)]
+    with (tmp_path / "dev.log").open("wb") as log:
+        running = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True, env={**os.environ})
+    try:
+        nodes = wait_for_assets(port, running, tmp_path / "dev.log")
+    finally:
+        os.killpg(running.pid, signal.SIGINT)
+        try:
+            running.wait(timeout=60)
+        finally:
+            # `dagster dev` may leave its children behind; they are in our group.
+            if group_lives(running.pid):
+                os.killpg(running.pid, signal.SIGKILL)
+    keys = {tuple(node["assetKey"]["path"]): node for node in nodes}
+    assert set(keys) == {
+        ("orders", name) for name in ("source_table", "changed_keys", "purged_extract", "published_datasource")
+    }
+    assert keys["orders", "published_datasource"]["assetMaterializations"], "what the demo published is in the history"
+
+
+QUERY = "{ assetNodes { assetKey { path } assetMaterializations(limit: 1) { runId } } }"
+
+
+def wait_for_assets(port: int, running: subprocess.Popen, log: Path) -> list[dict]:
+    deadline = time.monotonic() + 180
+    while time.monotonic() < deadline and running.poll() is None:
+        try:
+            answer = requests.post(f"http://127.0.0.1:{port}/graphql", json={"query": QUERY}, timeout=30).json()
+            if answer.get("data") and answer["data"]["assetNodes"]:
+                return answer["data"]["assetNodes"]
+        except requests.RequestException:
+            pass
+        time.sleep(0.5)
+    raise AssertionError(f"no page came up: {log.read_text()[-2000:]}")
+
+
+def group_lives(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
