@@ -119,6 +119,9 @@ def aftermath(
     if intent is not None:
         if server_version == intent.base_server_version:
             return Aftermath.NOT_LANDED
+        if confirmed is not None and server_fingerprint == confirmed.fingerprint:
+            # Published back, by us or by somebody else: what was there before is there again.
+            return Aftermath.NOT_LANDED
         if server_fingerprint is not None and server_fingerprint == intent.hole:
             return Aftermath.HOLE
         return Aftermath.LANDED if server_fingerprint == intent.fingerprint else Aftermath.FOREIGN

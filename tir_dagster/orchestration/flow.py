@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import os
 import shutil
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tir_dagster.changes.changesets import ChangeSetStore
 from tir_dagster.changes.detect import Base, Survey, make_change_set, survey
 from tir_dagster.changes.lease import lease
-from tir_dagster.changes.plan import Known, Mode, Plan, Reason, Situation, plan_refresh
+from tir_dagster.changes.plan import Mode, Plan, Situation, plan_refresh
 from tir_dagster.changes.state import (
     Aftermath,
     ChangeSet,
@@ -30,11 +29,9 @@ from tir_dagster.changes.state import (
 from tir_dagster.datasource.access import TableauAccess
 from tir_dagster.datasource.agreement import check_agreement
 from tir_dagster.datasource.client import TableauClient
-from tir_dagster.datasource.found import FoundDatasource
 from tir_dagster.datasource.republish import ServerLook, credentials_for, deliver, fetch_shell, look_at_server
-from tir_dagster.datasource.server_load import Affected, Load, Loaded, load_by_server, put_back
 from tir_dagster.durable import need_space
-from tir_dagster.errors import DatasourceError, TirError
+from tir_dagster.errors import TirError
 from tir_dagster.extract.apply import (
     SHELL,
     Shape,
@@ -43,64 +40,36 @@ from tir_dagster.extract.apply import (
     bytes_per_row,
     content_digest,
     content_fingerprints,
-    least_changed,
     new_version,
     verify_touched,
 )
 from tir_dagster.extract.package import read_package
 from tir_dagster.extract.purge import Applied
 from tir_dagster.extract.versions import Version, VersionStore
-from tir_dagster.source.columns import Column, Kind
+from tir_dagster.orchestration.by_server import ByServer
+from tir_dagster.orchestration.steps import (
+    Looked,
+    Published,
+    Stages,
+    crash_after,
+    known_of,
+    remove,
+    shape_of,
+    shape_to_json,
+)
+from tir_dagster.source.columns import Column
 from tir_dagster.source.connection import SnowflakeAccess
 from tir_dagster.source.java import require_java
 from tir_dagster.source.names import TableName, quote
 from tir_dagster.source.slices import SliceBy
-from tir_dagster.source.versions import SourceVersion, column_names, describe, probe
+from tir_dagster.source.versions import SourceVersion, column_names, describe
 from tir_dagster.spec import ExtractSpec, check_columns, needed_columns
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 KEEP_VERSIONS = 3
-# A test or a drill may end the process right after a step: TIR_CRASH_AFTER=staged
-CRASH_VARIABLE = "TIR_CRASH_AFTER"
-
 Log = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Looked:
-    """What is known before anything is read: the server, the last confirmation, and the version it stands for."""
-
-    server: ServerLook
-    confirmed: Confirmation | None
-    base: Version | None
-    foreign: bool = False
-    late: Confirmation | None = None
-
-
-@dataclass(frozen=True)
-class Published:
-    """What is on the server now."""
-
-    confirmation: Confirmation
-    found: FoundDatasource
-    warnings: tuple[str, ...]
-
-
-@dataclass
-class Stages:
-    """Seconds by stage of one refresh."""
-
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    @contextmanager
-    def timed(self, name: str) -> Iterator[None]:
-        started = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[name] = round(self.seconds.get(name, 0.0) + time.perf_counter() - started, 3)
 
 
 class Refresher:
@@ -122,11 +91,12 @@ class Refresher:
         self.change_sets = ChangeSetStore(self.folder / "change_sets")
         self.versions = VersionStore(self.folder / "versions")
         self.stages = Stages()
-        self._snowflake = _for_extract(snowflake, spec)
-        self._tableau = _for_datasource(tableau, spec)
+        self.snowflake = _for_extract(snowflake, spec)
+        self.tableau = _for_datasource(tableau, spec)
         self._spark = spark
-        self._log = log
-        self._env = os.environ if env is None else env
+        self.log = log
+        self.env = os.environ if env is None else env
+        self._by_server = ByServer(self)
         self._fetched: tuple[str, Path, Path] | None = None
         self.warnings: list[str] = []
         # Set where the server itself had to load everything.
@@ -140,7 +110,7 @@ class Refresher:
 
     def lend(self, log: Log, spark: Callable[[], SparkSession]) -> None:
         """From here on, tell this log, and use this Spark."""
-        self._log, self._spark = log, spark
+        self.log, self._spark = log, spark
 
     def take_prepared(self) -> tuple[Looked, Survey] | None:
         taken, self.prepared = self.prepared, None
@@ -148,24 +118,24 @@ class Refresher:
 
     @contextmanager
     def leased(self, purpose: str, *, wait_seconds: float) -> Iterator[None]:
-        with lease(self.folder / "lease.json", purpose=purpose, wait_seconds=wait_seconds, on_wait=self._log):
+        with lease(self.folder / "lease.json", purpose=purpose, wait_seconds=wait_seconds, on_wait=self.log):
             yield
 
     # Look
 
     def look(self, confirmed: Confirmation | None) -> Looked:
         """What the server holds, and what a crash may have left; a publish that landed unnoticed is confirmed now."""
-        with self.stages.timed("look"), TableauClient(self._tableau) as client:
+        with self.stages.timed("look"), TableauClient(self.tableau) as client:
             server = look_at_server(client, self.spec)
-            credentials_for(self.spec, server.found, self._env)
+            credentials_for(self.spec, server.found, self.env)
             intent = self.change_sets.intent()
             late = None
             verdict = self._aftermath(client, server, intent, confirmed)
             if verdict is Aftermath.HOLE and confirmed is not None:
-                server = self._put_back(client, server, self.versions.get(confirmed.version))
+                server = self._by_server.put_back(client, server, self.versions.get(confirmed.version))
                 verdict = Aftermath.NOT_LANDED
             if verdict is Aftermath.LANDED and intent is not None and server.found is not None:
-                late = self._confirmation(self.versions.get(intent.version), server)
+                late = self.confirmation_of(self.versions.get(intent.version), server)
                 confirmed = late
             elif intent is not None:
                 self.change_sets.drop_intent()
@@ -180,7 +150,7 @@ class Refresher:
         if (intent or confirmed) and server.found is not None and server.version_text != before:
             version = self._version(intent.version if intent else confirmed.version if confirmed else "")
             if version is not None:
-                self._log("the server holds another version than the last confirmed one: comparing its rows")
+                self.log("the server holds another version than the last confirmed one: comparing its rows")
                 fingerprint = self._server_fingerprint(client, server, version)
         verdict = aftermath(
             intent=intent,
@@ -189,29 +159,21 @@ class Refresher:
             server_fingerprint=fingerprint,
         )
         if verdict is not Aftermath.CLEAN:
-            self._log(verdict.value)
+            self.log(verdict.value)
         return verdict
-
-    def _put_back(self, client: TableauClient, server: ServerLook, kept: Version) -> ServerLook:
-        """An earlier run ended while rows were missing on the server: first of all, people get them back."""
-        assert server.found is not None
-        load = self._load(server, kept.folder / SHELL, kept.extract)
-        put_back(client, load, read_package(load.shell), server.found)
-        self._log("the datasource is whole again")
-        return look_at_server(client, self.spec)
 
     def _server_fingerprint(self, client: TableauClient, server: ServerLook, version: Version) -> str | None:
         assert server.found is not None
         folder = self.folder / "look"
         try:
             _, hyper = fetch_shell(client, server.found, folder)
-            return content_digest(content_fingerprints(hyper, _shape_of(version)))
+            return content_digest(content_fingerprints(hyper, shape_of(version)))
         except TirError as error:
             # Not even the columns fit: whatever it is, it is not ours.
-            self._log(f"the server's extract cannot be compared: {error}")
+            self.log(f"the server's extract cannot be compared: {error}")
             return None
         finally:
-            _remove(folder)
+            remove(folder)
 
     def _version(self, version_id: str) -> Version | None:
         return next((version for version in self.versions.versions() if version.id == version_id), None)
@@ -219,16 +181,16 @@ class Refresher:
     # Plan
 
     def survey(self, looked: Looked) -> Survey:
-        with self.stages.timed("survey"), self._snowflake.kept_open():
-            return survey(self.spec, self._snowflake, columns=self._columns(looked), log=self._log)
+        with self.stages.timed("survey"), self.snowflake.kept_open():
+            return survey(self.spec, self.snowflake, columns=self._columns(looked), log=self.log)
 
     def _columns(self, looked: Looked) -> tuple[str, ...]:
         """Which columns the extract has: the datasource's own if people built it, else the spec's, else all."""
         table = TableName.parse(self.spec.source)
         # Before the package is downloaded: it may be large, and a spec that does not fit the source needs no package.
-        known = column_names(self._snowflake, table)
+        known = column_names(self.snowflake, table)
         check_columns(self.spec, known)
-        shell, _ = self._shell(looked)
+        shell, _ = self.shell(looked)
         if shell is None:
             return self.spec.columns
         package = read_package(shell)
@@ -272,7 +234,7 @@ class Refresher:
         allow_empty: bool,
     ) -> tuple[Plan, ChangeSet | None]:
         """Read what changed and make it durable."""
-        _crash_after("planned")
+        crash_after("planned")
         self.change_sets.clean()
         base = None
         if looked.base is not None and looked.confirmed is not None:
@@ -280,22 +242,22 @@ class Refresher:
         self._need_room(looked)
         with self.stages.timed("spark"):
             require_java(os.environ)
-            self._log("starting Spark")
+            self.log("starting Spark")
             spark = self._spark()
-        with self.stages.timed("detect"), self._snowflake.kept_open():
+        with self.stages.timed("detect"), self.snowflake.kept_open():
             plan, made = make_change_set(
                 surveyed,
                 plan,
                 ident=ident,
-                access=self._snowflake,
+                access=self.snowflake,
                 spark=spark,
                 store=self.change_sets,
                 base=base,
                 resync=resync,
                 allow_empty=allow_empty,
-                log=self._log,
+                log=self.log,
             )
-        _crash_after("staged")
+        crash_after("staged")
         return plan, made
 
     def _need_room(self, looked: Looked) -> None:
@@ -311,7 +273,7 @@ class Refresher:
         folder = self.change_sets.path(change_set.id)
         with new_version(self.versions) as workspace:
             with self.stages.timed("shell"):
-                shell, template = self._shell(looked)
+                shell, template = self.shell(looked)
                 shape = self._shape(looked, shell)
                 if shell is not None:
                     shutil.copyfile(shell, workspace.folder / SHELL)
@@ -326,12 +288,12 @@ class Refresher:
                     rebuild_factor=self.spec.thresholds.rebuild_factor,
                 )
                 bring_ledger(self.versions, workspace, change_set, folder, looked.base)
-            _crash_after("applied")
-            self._log(f"{applied.purged:,} rows purged, {applied.appended:,} appended: verifying against the source")
+            crash_after("applied")
+            self.log(f"{applied.purged:,} rows purged, {applied.appended:,} appended: verifying against the source")
             with self.stages.timed("verify"):
                 pinned = f"{TableName.parse(self.spec.source).sql} {SourceVersion.parse(change_set.source_version).sql}"
                 prints = content_fingerprints(workspace.extract, shape)
-                verify_touched(prints, change_set, shape=shape, table_sql=pinned, query=self._snowflake.query)
+                verify_touched(prints, change_set, shape=shape, table_sql=pinned, query=self.snowflake.query)
             manifest = {
                 "extract": self.spec.name,
                 "change_set": change_set.id,
@@ -344,13 +306,13 @@ class Refresher:
                 "fingerprint": content_digest(prints),
                 "rows": applied.after,
                 "bytes_per_row": bytes_per_row(workspace.extract, looked.base, change_set),
-                "shape": _shape_to_json(shape),
+                "shape": shape_to_json(shape),
             }
             version = self.versions.commit(workspace, manifest)
-        _crash_after("verified")
+        crash_after("verified")
         return version, applied
 
-    def _shell(self, looked: Looked) -> tuple[Path | None, Path | None]:
+    def shell(self, looked: Looked) -> tuple[Path | None, Path | None]:
         """The package around the extract, and the file whose column types a full refresh keeps; downloaded if need be."""
         found, base, confirmed = looked.server.found, looked.base, looked.confirmed
         if found is None:
@@ -361,8 +323,8 @@ class Refresher:
             return (shell if shell.is_file() else None), base.extract
         version = looked.server.version_text or ""
         if self._fetched is None or self._fetched[0] != version:
-            self._log("downloading the datasource's package")
-            with TableauClient(self._tableau) as client:
+            self.log("downloading the datasource's package")
+            with TableauClient(self.tableau) as client:
                 self._fetched = (version, *fetch_shell(client, found, self.folder / "download"))
         return self._fetched[1], self._fetched[2]
 
@@ -372,7 +334,7 @@ class Refresher:
         return same and (self.spec.delivery != "server" or bool(base.manifest.get("from_server")))
 
     def _shape(self, looked: Looked, shell: Path | None) -> Shape:
-        columns = describe(self._snowflake, TableName.parse(self.spec.source), self._columns(looked) or None)
+        columns = describe(self.snowflake, TableName.parse(self.spec.source), self._columns(looked) or None)
         slices = SliceBy(_upper(self.spec.slices.column, columns), self.spec.slices.by, self.spec.slices.zone)
         key = tuple(name for name in (_upper(name, columns) for name in self.spec.row_key) if name)
         if shell is None:
@@ -386,10 +348,10 @@ class Refresher:
     def publish(self, looked: Looked, version: Version) -> Published:
         """Bring the version to the server over exactly what was looked at; intent before, confirmation after."""
         if self.spec.delivery == "server":
-            return self._publish_by_server(looked, version)
-        self._intend(looked, version)
+            return self._by_server.publish(looked, version)
+        self.intend(looked, version)
         shell = version.folder / SHELL
-        with self.stages.timed("publish"), TableauClient(self._tableau) as client:
+        with self.stages.timed("publish"), TableauClient(self.tableau) as client:
             found, warnings = deliver(
                 client,
                 self.spec,
@@ -397,128 +359,34 @@ class Refresher:
                 hyper=version.extract,
                 shell=shell if shell.is_file() else None,
                 rows=version.manifest["rows"],
-                credentials=credentials_for(self.spec, looked.server.found, self._env),
+                credentials=credentials_for(self.spec, looked.server.found, self.env),
                 folder=self.folder / "publish",
-                log=self._log,
+                log=self.log,
             )
-        _crash_after("published")
+        crash_after("published")
         self.warnings += warnings
-        return Published(self._confirmation(version, ServerLook(looked.server.project, found)), found, warnings)
+        return Published(self.confirmation_of(version, ServerLook(looked.server.project, found)), found, warnings)
 
-    def _intend(self, looked: Looked, version: Version, *, hole: str | None = None) -> None:
+    def intend(self, looked: Looked, version: Version, *, hole: str | None = None) -> None:
         intent = Intent(
             extract=self.spec.name,
             change_set=version.manifest["change_set"],
             version=version.id,
             base_server_version=looked.server.version_text,
             fingerprint=version.manifest["fingerprint"],
-            known=_known(version),
+            known=known_of(version),
             hole=hole,
         )
         self.change_sets.intend(intent)
 
-    def _publish_by_server(self, looked: Looked, version: Version) -> Published:
-        """Let Tableau load what changed; what it loaded must be what the version holds."""
-        change_set = self.change_sets.get(version.manifest["change_set"])
-        shape = _shape_of(version)
-        self._intend(looked, version)
-        with self.stages.timed("publish"), TableauClient(self._tableau) as client:
-            loaded = load_by_server(client, self._server_load(looked, version, change_set, shape), log=self._log)
-        _crash_after("published")
-        with self.stages.timed("compare"):
-            digest = content_digest(content_fingerprints(loaded.hyper, shape))
-        lag = self._lag(version, loaded, digest)
-        settled = self._settled_version(version, loaded)
-        if loaded.reason is not None:
-            self.full_reason = loaded.reason.name
-        self.warnings += loaded.warnings
-        confirmation = self._confirmation(settled, ServerLook(looked.server.project, loaded.found))
-        if lag is not None:
-            # The change set stays pending: its keys are looked at again, from the same value on.
-            kept = tuple(name for name in confirmation.change_sets if name != change_set.id)
-            confirmation = replace(confirmation, fingerprint=digest, lag=lag, change_sets=kept)
-        _remove(self.folder / "publish")
-        return Published(confirmation, loaded.found, tuple(self.warnings))
-
-    def _server_load(self, looked: Looked, version: Version, change_set: ChangeSet, shape: Shape) -> Load:
-        shell, hyper = self._servers_files(looked)
-        full = Reason[change_set.reason or "REQUESTED"] if change_set.decision == "full" else None
-        folder = self.change_sets.path(change_set.id)
-
-        def affected(column: str) -> Affected:
-            sides = [version.extract, *([looked.base.extract] if looked.base else [])]
-            found = [least_changed(side, column, change_set, folder, shape) for side in sides]
-            return Affected(_least(text for text, _ in found), sum(nulls for _, nulls in found))
-
-        def before_hole(purged: Path) -> None:
-            self._intend(looked, version, hole=content_digest(content_fingerprints(purged, shape)))
-            _crash_after("intended")
-
-        lag = looked.confirmed.lag if looked.confirmed else None
-        load = self._load(looked.server, shell, hyper)
-        return replace(load, full=full, affected=affected, lag=lag, before_hole=before_hole)
-
-    def _load(self, server: ServerLook, shell: Path, hyper: Path) -> Load:
-        folder = self.folder / "publish"
-        folder.mkdir(parents=True, exist_ok=True)
-        return Load(
-            spec=self.spec,
-            look=server,
-            shell=shell,
-            hyper=hyper,
-            credentials=credentials_for(self.spec, server.found, self._env),
-            folder=folder,
-            full=None,
-            affected=lambda _: Affected(None, 0),
-            lag=None,
-            before_hole=lambda _: None,
-        )
-
-    def _servers_files(self, looked: Looked) -> tuple[Path, Path]:
-        """The package and the Hyper file as the server holds them: its own, if it shows later rows than ours."""
-        if looked.confirmed is not None and looked.confirmed.lag is not None and looked.server.found is not None:
-            with TableauClient(self._tableau) as client:
-                return fetch_shell(client, looked.server.found, self.folder / "download")
-        shell, hyper = self._shell(looked)
-        if shell is None or hyper is None:
-            raise DatasourceError(
-                f"{self.spec.name}: the delivery `server` needs a datasource that Tableau refreshes, and there is none "
-                f"{self.spec.datasource.name!r} in project {self.spec.datasource.project!r}. Publish it from Tableau, or "
-                "use the delivery `republish`, which creates it."
-            )
-        return shell, hyper
-
-    def _lag(self, version: Version, loaded: Loaded, digest: str) -> str | None:
-        """From where on the server shows a later moment than the version; an error if it shows something else."""
-        if digest == version.manifest["fingerprint"]:
-            return None
-        table = TableName.parse(self.spec.source)
-        if probe(self._snowflake, [table])[table].token == _known(version).token or loaded.since is None:
-            raise DatasourceError(
-                f"{self.spec.name}: what Tableau loaded differs from {table}, which has not changed since. Nothing is "
-                "confirmed. Compare the datasource's own filters and increment key with the spec, then run "
-                f"tir refresh {self.spec.name} --full."
-            )
-        self._log(f"{table} changed while Tableau read it: the next refresh reads again from {loaded.since} on")
-        return loaded.since
-
-    def _settled_version(self, version: Version, loaded: Loaded) -> Version:
-        """The version again, with the package as the server has it now: its refresh events are what comes next."""
-        with new_version(self.versions) as workspace:
-            shutil.copyfile(version.extract, workspace.extract)
-            shutil.copyfile(loaded.shell, workspace.folder / SHELL)
-            files = [path.relative_to(version.folder) for path in sorted(version.ledger.rglob("*")) if path.is_file()]
-            self.versions.adopt(workspace, version, [str(path) for path in files])
-            return self.versions.commit(workspace, {**version.manifest, "from_server": True})
-
-    def _confirmation(self, version: Version, server: ServerLook) -> Confirmation:
+    def confirmation_of(self, version: Version, server: ServerLook) -> Confirmation:
         assert server.found is not None
         manifest = version.manifest
         return Confirmation(
             extract=self.spec.name,
             version=version.id,
             source_version=manifest["source_version"],
-            known=_known(version),
+            known=known_of(version),
             watermark=manifest["watermark"],
             datasource_id=server.found.id,
             server_version=server.version_text or "",
@@ -529,36 +397,10 @@ class Refresher:
 
     def settle(self, confirmation: Confirmation) -> None:
         """After the confirmation is on record: its change sets are no longer pending, old versions go."""
-        _crash_after("confirmed")
+        crash_after("confirmed")
         self.change_sets.settle(confirmation.change_sets)
         self.versions.prune(KEEP_VERSIONS, protected={confirmation.version})
-        _remove(self.folder / "download")
-
-
-def _least(texts: Iterable[str | None]) -> str | None:
-    """Texts of one kind: dates and times sort as text, whole numbers by their value."""
-    given = [text for text in texts if text is not None]
-    whole = all(text.lstrip("-").isdigit() for text in given)
-    return min(given, key=int if whole else str, default=None)
-
-
-def _known(version: Version) -> Known:
-    return Known(**version.manifest["known"])
-
-
-def _shape_to_json(shape: Shape) -> dict[str, Any]:
-    return {
-        "columns": [[c.name, c.kind.value, c.precision, c.scale, c.nullable] for c in shape.columns],
-        "key": list(shape.key),
-        "slices": [shape.slices.column, shape.slices.by, shape.slices.zone],
-        "names": dict(shape.names),
-    }
-
-
-def _shape_of(version: Version) -> Shape:
-    value = version.manifest["shape"]
-    columns = tuple(Column(name, Kind(kind), *rest) for name, kind, *rest in value["columns"])
-    return Shape(columns, tuple(value["key"]), SliceBy(*value["slices"]), value["names"])
+        remove(self.folder / "download")
 
 
 def _for_extract(access: SnowflakeAccess, spec: ExtractSpec) -> SnowflakeAccess:
@@ -579,12 +421,3 @@ def _upper(name: str | None, columns: Sequence[Column]) -> str | None:
     """The column's name as the source has it."""
     known = {column.name for column in columns}
     return name if name is None or name in known else name.upper()
-
-
-def _remove(folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-def _crash_after(step: str) -> None:
-    if os.environ.get(CRASH_VARIABLE) == step:
-        os.kill(os.getpid(), 9)

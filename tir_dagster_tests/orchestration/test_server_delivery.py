@@ -98,7 +98,7 @@ def test_rows_that_are_only_new_are_loaded_without_a_publish(served):
 def test_a_failed_refresh_puts_the_kept_package_back_and_the_next_one_heals(served):
     served.sql(f"UPDATE MYTABLE SET NOTE = 'fails', UPDATED_AT = {STAMP} WHERE ORDER_DATE > '2026-09-01'")
     before = served.published_rows()
-    fault(served, kind="fail_job", notes="the warehouse is suspended")
+    fault(served, kind="fail_job", path="/mydatasource$", notes="the warehouse is suspended")
     with pytest.raises(DatasourceError) as caught:
         served.refresh()
     assert "the warehouse is suspended" in str(caught.value)
@@ -132,7 +132,7 @@ def test_killed_while_rows_are_missing_the_next_refresh_brings_them_back_first(s
 
 def test_a_source_that_changes_while_tableau_reads_is_equal_after_one_more_refresh(served):
     served.sql(f"UPDATE MYTABLE SET NOTE = 'first', UPDATED_AT = {STAMP} WHERE ORDER_DATE > '2026-10-01'")
-    fault(served, kind="slow_job", seconds=3)
+    fault(served, kind="slow_job", path="/mydatasource$", seconds=3)
     changed = []
 
     def listen(line: str) -> None:

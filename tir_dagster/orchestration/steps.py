@@ -1,0 +1,87 @@
+"""What the steps of a refresh hand to each other, and what they write down of a version."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tir_dagster.changes.plan import Known
+from tir_dagster.changes.state import Confirmation
+from tir_dagster.datasource.found import FoundDatasource
+from tir_dagster.datasource.republish import ServerLook
+from tir_dagster.extract.apply import Shape
+from tir_dagster.extract.versions import Version
+from tir_dagster.source.columns import Column, Kind
+from tir_dagster.source.slices import SliceBy
+
+# A test or a drill may end the process right after a step: TIR_CRASH_AFTER=staged
+CRASH_VARIABLE = "TIR_CRASH_AFTER"
+
+
+@dataclass(frozen=True)
+class Looked:
+    """What is known before anything is read: the server, the last confirmation, and the version it stands for."""
+
+    server: ServerLook
+    confirmed: Confirmation | None
+    base: Version | None
+    foreign: bool = False
+    late: Confirmation | None = None
+
+
+@dataclass(frozen=True)
+class Published:
+    """What is on the server now."""
+
+    confirmation: Confirmation
+    found: FoundDatasource
+    warnings: tuple[str, ...]
+
+
+@dataclass
+class Stages:
+    """Seconds by stage of one refresh."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] = round(self.seconds.get(name, 0.0) + time.perf_counter() - started, 3)
+
+
+def known_of(version: Version) -> Known:
+    return Known(**version.manifest["known"])
+
+
+def shape_to_json(shape: Shape) -> dict[str, Any]:
+    return {
+        "columns": [[c.name, c.kind.value, c.precision, c.scale, c.nullable] for c in shape.columns],
+        "key": list(shape.key),
+        "slices": [shape.slices.column, shape.slices.by, shape.slices.zone],
+        "names": dict(shape.names),
+    }
+
+
+def shape_of(version: Version) -> Shape:
+    value = version.manifest["shape"]
+    columns = tuple(Column(name, Kind(kind), *rest) for name, kind, *rest in value["columns"])
+    return Shape(columns, tuple(value["key"]), SliceBy(*value["slices"]), value["names"])
+
+
+def remove(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def crash_after(step: str) -> None:
+    if os.environ.get(CRASH_VARIABLE) == step:
+        os.kill(os.getpid(), 9)
