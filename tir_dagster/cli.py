@@ -28,7 +28,9 @@ from tir_dagster.spec import load_specs
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from tir_dagster.orchestration.commands import Outcome
     from tir_dagster.sandbox.processes import ServerState
+    from tir_dagster.spec import ExtractSpec
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 PORT = click.IntRange(1, 65535)
@@ -137,11 +139,17 @@ def refresh(extract: str, span: str | None, *, full: bool, allow_empty: bool, as
     if outcome.decision == "none":
         click.echo(f"{extract}: nothing to do ({outcome.seconds:.1f} s).")
         return
+    click.echo(_told(spec, outcome))
+
+
+def _told(spec: ExtractSpec, outcome: Outcome) -> str:
     why = f" ({outcome.reason})" if outcome.reason else ""
-    click.echo(
-        f"{extract}: {outcome.decision} refresh{why}: {outcome.rows_purged:,} rows purged, {outcome.rows_appended:,} appended "
-        f"in {len(outcome.slices)} slices, published ({outcome.seconds:.1f} s)."
-    )
+    begin, end = f"{spec.name}: {outcome.decision} refresh{why}", f"({outcome.seconds:.1f} s)."
+    if spec.delivery == "trigger":
+        counted = f", {outcome.rows_appended:,} rows" if outcome.rows_appended else ""
+        return f"{begin} by Tableau itself{counted} {end}"
+    moved = f"{outcome.rows_purged:,} rows purged, {outcome.rows_appended:,} appended in {len(outcome.slices)} slices"
+    return f"{begin}: {moved}, published {end}"
 
 
 @tir.command()

@@ -91,8 +91,8 @@ class Refresher:
         self.change_sets = ChangeSetStore(self.folder / "change_sets")
         self.versions = VersionStore(self.folder / "versions")
         self.stages = Stages()
-        self.snowflake = _for_extract(snowflake, spec)
-        self.tableau = _for_datasource(tableau, spec)
+        self.snowflake = for_extract(snowflake, spec)
+        self.tableau = for_datasource(tableau, spec)
         self._spark = spark
         self.log = log
         self.env = os.environ if env is None else env
@@ -403,13 +403,13 @@ class Refresher:
         remove(self.folder / "download")
 
 
-def _for_extract(access: SnowflakeAccess, spec: ExtractSpec) -> SnowflakeAccess:
+def for_extract(access: SnowflakeAccess, spec: ExtractSpec) -> SnowflakeAccess:
     asked = {name: value for name, value in vars(spec.snowflake).items() if value}
     table = TableName.parse(spec.source)
     return replace(access, database=quote(table.database), schema=quote(table.schema), **asked)
 
 
-def _for_datasource(access: TableauAccess, spec: ExtractSpec) -> TableauAccess:
+def for_datasource(access: TableauAccess, spec: ExtractSpec) -> TableauAccess:
     return replace(
         access,
         server_url=spec.datasource.server or access.server_url,

@@ -19,7 +19,7 @@ from tir_dagster.datasource.client import TableauClient
 from tir_dagster.datasource.find import find_datasource, find_project
 from tir_dagster.datasource.found import FoundDatasource, server_version
 from tir_dagster.datasource.trigger import TriggeredRefresh, refresh_by_server, schedule_warnings
-from tir_dagster.orchestration.flow import Stages, _for_datasource, _for_extract
+from tir_dagster.orchestration.flow import Stages, for_datasource, for_extract
 from tir_dagster.source.connection import SnowflakeAccess
 from tir_dagster.spec import ExtractSpec
 
@@ -68,8 +68,8 @@ class TriggerRefresher:
         self.done: Done | None = None
         # What whoever planned under the same lease already knows.
         self.prepared: Watched | None = None
-        self._snowflake = _for_extract(snowflake, spec)
-        self._tableau = _for_datasource(tableau, spec)
+        self._snowflake = for_extract(snowflake, spec)
+        self._tableau = for_datasource(tableau, spec)
         self._log = log
 
     def begin(self) -> None:
