@@ -47,6 +47,8 @@ class ChangeSetStore:
         (folder / MANIFEST).write_text(change_set.to_json(), encoding="utf-8")
         for path in [*folder.rglob("*"), folder]:
             sync(path)
+        # A run on the same partition again: the new set has the old one's keys, as those of any pending one.
+        self._take_away(change_set.id)
         folder.rename(self.path(change_set.id))
         sync(self._folder)
         return change_set
@@ -64,8 +66,15 @@ class ChangeSetStore:
     def settle(self, change_sets: tuple[str, ...]) -> None:
         """A confirmation covers these: they are no longer pending. Repeating it is harmless."""
         for name in change_sets:
-            shutil.rmtree(self.path(name), ignore_errors=True)
+            self._take_away(name)
         self.drop_intent()
+
+    def _take_away(self, change_set: str) -> None:
+        """In one step: half a change set would be pending and could not be read."""
+        going = self._folder / f"{_UNFINISHED}{change_set}-{uuid.uuid4().hex[:8]}"
+        with suppress(FileNotFoundError):
+            self.path(change_set).rename(going)
+        shutil.rmtree(going, ignore_errors=True)
 
     def clean(self) -> None:
         """Remove what crashed runs left unfinished; call it only while holding the extract's lease."""

@@ -112,10 +112,10 @@ def _watermark(spec: ExtractSpec, access: SnowflakeAccess, table: TableName) -> 
 
 def definition_of(spec: ExtractSpec) -> str:
     """A digest of everything in the spec that decides which rows the extract shows and how they are kept."""
-    value = asdict(spec)
+    value = asdict(spec) | {"watermark": spec.changes.watermark}
     # Tableau itself decides what a triggered refresh shows: here it counts what is watched, and what is refreshed.
     triggered = spec.delivery == "trigger"
-    names = ("source", "watch", "datasource") if triggered else ("source", "columns", "row_key", "slices")
+    names = ("source", "watch", "datasource") if triggered else ("source", "columns", "row_key", "slices", "watermark")
     return _digest({name: value[name] for name in names})
 
 
@@ -177,6 +177,7 @@ def make_change_set(
     spark: SparkSession,
     store: ChangeSetStore,
     base: Base | None,
+    confirmed: Confirmation | None,
     resync: Sequence[str | None] = (),
     allow_empty: bool = False,
     log: Log,
@@ -203,7 +204,8 @@ def make_change_set(
             if plan.decision == "none":
                 return plan, None
             if plan.decision == "full":
-                stats, counts = _read_all(bench, surveyed, base, folder, allow_empty=allow_empty)
+                before = confirmed.rows if confirmed else 0
+                stats, counts = _read_all(bench, surveyed, base, folder, before=before, allow_empty=allow_empty)
             watermark = _highest_watermark(access, surveyed.source)
         finally:
             bench.close()
@@ -211,7 +213,7 @@ def make_change_set(
         made = ChangeSet(
             id=ident,
             extract=surveyed.spec.name,
-            base=base.confirmation.version if base else None,
+            base=confirmed.version if confirmed else None,
             source_version=str(surveyed.version),
             known=surveyed.known,
             mode=plan.mode,
@@ -248,7 +250,7 @@ def _find(
     keyed = [one.id for one in pending if one.decision == "incremental"]
     bench.load_pending([store.path(name) / KEYS for name in keyed])
     question = Question(
-        since=_since(surveyed, base.confirmation.watermark),
+        since=_since(surveyed, base.confirmation),
         deletes=surveyed.spec.changes.deletes,
         resync=tuple(resync),
         pending=bool(keyed),
@@ -276,13 +278,14 @@ def _find(
 
 
 def _read_all(
-    bench: SparkWorkbench, surveyed: Survey, base: Base | None, folder: Path, *, allow_empty: bool
+    bench: SparkWorkbench, surveyed: Survey, base: Base | None, folder: Path, *, before: int, allow_empty: bool
 ) -> tuple[Stats, Counts]:
     staged = bench.read_all(ROWS)
-    if base is not None and not allow_empty:
+    if before and not allow_empty:
+        # Also where our own version is lost: what people see now is known.
         share = surveyed.spec.thresholds.delete_share
-        check_guards(surveyed.spec.name, rows=base.rows, left=staged.rows, delete_share=share)
-    if base is None and staged.rows == 0 and not allow_empty:
+        check_guards(surveyed.spec.name, rows=before, left=staged.rows, delete_share=share)
+    if not before and staged.rows == 0 and not allow_empty:
         raise GuardError(
             f"{surveyed.spec.name}: {surveyed.table} is empty. Nothing was touched. "
             f"Load it first; if it is meant to be empty, say so: tir refresh {surveyed.spec.name} --allow-empty."
@@ -305,16 +308,31 @@ def _key_warnings(bench: SparkWorkbench, surveyed: Survey) -> tuple[str, ...]:
     return tuple(warnings)
 
 
-def _since(surveyed: Survey, highest: str | None) -> str | None:
-    """From where on rows are candidates: the last confirmed watermark minus the look-back, as an SQL literal."""
-    column = surveyed.watermark
+# A time without a zone may be any wall clock's.
+_FURTHEST_CLOCK = timedelta(hours=14)
+
+
+def _since(surveyed: Survey, confirmed: Confirmation) -> str | None:
+    """From where on rows are candidates: the last confirmed watermark minus the look-back, as an SQL literal.
+
+    A stamp in the future would hide every update until then: it counts as the moment it was read at. A time without a
+    zone is in the future only where no clock on earth shows it yet.
+    """
+    column, highest = surveyed.watermark, confirmed.watermark
     if column is None or highest is None:
         return None
     back = timedelta(seconds=surveyed.spec.changes.look_back)
+    read = SourceVersion.parse(confirmed.source_version).moment
+    wall = read.replace(tzinfo=None)
     if column.kind is Kind.DATE:
-        return sql_literal(column, date.fromisoformat(highest) - timedelta(days=-(-back // timedelta(days=1))))
+        day = date.fromisoformat(highest)
+        day = day if day <= (wall + _FURTHEST_CLOCK).date() else (wall - _FURTHEST_CLOCK).date()
+        return sql_literal(column, day - timedelta(days=-(-back // timedelta(days=1))))
     if column.kind in (Kind.TIMESTAMP, Kind.INSTANT):
-        return sql_literal(column, datetime.fromisoformat(highest) - back)
+        stamp = datetime.fromisoformat(highest)
+        if stamp.tzinfo:
+            return sql_literal(column, min(stamp, read) - back)
+        return sql_literal(column, (stamp if stamp <= wall + _FURTHEST_CLOCK else wall - _FURTHEST_CLOCK) - back)
     return sql_literal(column, highest)
 
 

@@ -85,6 +85,10 @@ def find_changes(bench: Workbench, question: Question, ledger_stats: Stats) -> F
     if sought:
         _seek(bench, question, suspects)
         parts = ["touched_changed", "sought_changed", *(["pending"] if question.pending else [])]
+        if question.resync:
+            # All of these slices, whatever the ledger says: a file that drifted from it is mended, too.
+            bench.define("resync_touched", sets.in_slices("touched", question.resync))
+            parts += ["resync_ledger", "resync_touched"]
         bench.define("changed", sets.union_keys(parts, width))
         bench.define("candidates", "SELECT * FROM touched UNION ALL SELECT * FROM sought_rows")
     else:

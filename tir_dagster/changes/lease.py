@@ -9,7 +9,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -95,7 +95,8 @@ def _take(path: Path, mine: str, purpose: str) -> Holder | None:
 
 def _keep(path: Path, mine: str, purpose: str, stop: threading.Event) -> None:
     while not stop.wait(RENEW_SECONDS):
-        with _guard(path):
+        # A full disk or a shared one that stutters: tried again, for a lease that is not renewed is lost.
+        with suppress(OSError), _guard(path):
             holder = _read(path)
             if holder is not None and holder.id == mine:
                 _write(path, Holder(mine, socket.gethostname(), os.getpid(), purpose, time.time()))
@@ -125,20 +126,27 @@ def _write(path: Path, holder: Holder) -> None:
 def _guard(path: Path) -> Iterator[None]:
     """A folder can be made by one process only, also on a shared file system where locks may not work."""
     guard = path.with_name(f"{path.name}.guard")
-    deadline = time.monotonic() + EXPIRE_SECONDS
     while True:
         try:
             guard.mkdir()
             break
         except FileExistsError:
-            if time.monotonic() > deadline:
-                # Its maker died between two lines; nobody holds it this long.
-                guard.rmdir()
+            _remove_old(guard)
             time.sleep(0.01)
     try:
         yield
     finally:
-        guard.rmdir()
+        with suppress(FileNotFoundError):
+            guard.rmdir()
+
+
+def _remove_old(guard: Path) -> None:
+    """Its maker died between two lines if it is this old; by a rename, so that only one of those who wait removes it."""
+    with suppress(OSError):
+        if time.time() - guard.stat().st_mtime > EXPIRE_SECONDS:
+            going = guard.with_name(f"{guard.name}.{uuid.uuid4().hex}")
+            guard.rename(going)
+            going.rmdir()
 
 
 def _process_exists(pid: int) -> bool:

@@ -137,7 +137,8 @@ def _full_reason(situation: Situation) -> Reason | None:
     now, confirmed = situation.now, situation.confirmed
     if situation.mode == "full" or situation.policy == "full":
         # A policy of full still does nothing when nothing changed.
-        idle = situation.mode == "changes" and confirmed == now and situation.base_present and not situation.pending
+        same = confirmed == now and situation.base_present and not situation.foreign
+        idle = situation.mode == "changes" and same and not situation.pending
         return None if idle else Reason.REQUESTED
     if confirmed is None:
         return Reason.FIRST_LOAD

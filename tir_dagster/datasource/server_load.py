@@ -7,6 +7,7 @@ with the kept package published back.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, time
 from pathlib import Path
@@ -75,6 +76,8 @@ class Load:
     lag: str | None
     # Told before a publish that leaves a hole: the Hyper file that people will see meanwhile.
     before_hole: Callable[[Path], None]
+    # Whether a downloaded Hyper file is that one.
+    is_hole: Callable[[Path], bool]
 
 
 @dataclass(frozen=True)
@@ -196,12 +199,20 @@ class _Incremental:
             _refresh_fully(self._client, self.found)
             return Reason.EXTRACT_EMPTIED
         # The server goes on after its last value: where that is small enough already, nobody need see a hole.
-        if purged.purged or not self._suffix.increment.value < self._suffix.smallest:  # type: ignore[operator]
-            self._publish(purged.largest)
+        value = self._suffix.increment.value
+        reaches = purged.largest <= value < self._suffix.smallest  # type: ignore[operator]
         try:
+            if purged.purged or not reaches:
+                self._publish(purged.largest)
             self._refresh(slot)
         except DatasourceError as error:
             raise self._put_back(error) from error
+        except BaseException:
+            # Told to stop: people get their rows back before we go.
+            if self._hole_since is not None:
+                with suppress(DatasourceError):
+                    self._restore()
+            raise
         return None
 
     def _slot(self, route: Route) -> datetime | None:
@@ -232,8 +243,9 @@ class _Incremental:
         self._log(
             f"publishing without {assert_purged.purged:,} rows from {self._suffix.smallest} on: Tableau reads them again"
         )
-        self.found = _publish_over(self._client, target, load, self.found, expected=load.look.version)
+        # From here on, also if the answer gets lost: whoever puts back looks at the server first.
         self._hole_since = self._client.retry.clock()
+        self.found = _publish_over(self._client, target, load, self.found, expected=load.look.version)
 
     def _refresh(self, slot: datetime | None) -> None:
         what = f"incremental refresh of {self.found.shown}"
@@ -251,16 +263,32 @@ class _Incremental:
         purged = self._purged
         assert purged is not None
         try:
-            self.found = put_back(self._client, self._load, self._package, self.found)
+            landed = self._restore()
         except DatasourceError as second:
             return DatasourceError(
                 f"{error} People do not see {purged.purged:,} rows now, and the kept package could not be published back: {second} "
                 "The next refresh does that first: run it as soon as the server answers."
             )
+        if not landed:
+            return DatasourceError(f"{error} The datasource is as it was.")
         seconds = self._client.retry.clock() - self._hole_since
         return DatasourceError(
             f"{error} The datasource is as it was before: for {seconds:.0f} s people did not see {purged.purged:,} rows."
         )
+
+    def _restore(self) -> bool:
+        """Put the kept package back over our own publish; False when that never landed."""
+        now = reread(self._client, self.found)
+        version = server_version(now) if now else None
+        if version == self._load.look.version:
+            return False
+        if now is not None and version != server_version(self.found):
+            # The answer to our publish got lost, or somebody else came after us: the content tells.
+            _, hyper = fetch_shell(self._client, now, self._load.folder / "restored")
+            if not self._load.is_hole(hyper):
+                raise DatasourceError("Somebody else changed the datasource meanwhile; it was left as it is.")
+        self.found = put_back(self._client, self._load, self._package, self.found)
+        return True
 
 
 def put_back(client: TableauClient, load: Load, package: Package, found: FoundDatasource) -> FoundDatasource:

@@ -109,7 +109,9 @@ def _least(
         table = look_at(connection, path)
         test = condition(pair_columns(columns, table.columns, path=path, names=names)) or "FALSE"
         name = f"t.{quoted(column)}"
-        asked = f"SELECT CAST(MIN({name}) AS TEXT), COUNT(*) - COUNT({name}) FROM {table.sql} AS t WHERE {test}"
+        zoned = any(found.name == column and found.type == "TIMESTAMPTZ" for found in table.columns)
+        moment = f"{name} AT TIME ZONE 'UTC'" if zoned else name
+        asked = f"SELECT CAST(MIN({moment}) AS TEXT), COUNT(*) - COUNT({name}) FROM {table.sql} AS t WHERE {test}"
         least, nulls = connection.execute_list_query(asked)[0]
     return least, int(nulls)
 

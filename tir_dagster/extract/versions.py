@@ -93,8 +93,11 @@ class VersionStore:
                 # Some file systems know no hard links.
                 shutil.copyfile(source, target)
 
-    def commit(self, workspace: Workspace, manifest: Mapping[str, Any]) -> Version:
-        """Make the workspace the newest version; it is on the disk when this returns."""
+    def commit(self, workspace: Workspace, manifest: Mapping[str, Any], *, after: str | None = None) -> Version:
+        """Make the workspace the newest version; it is on the disk when this returns.
+
+        `after` is the last confirmed version, which may be lost: its name never comes back.
+        """
         files = {
             str(path.relative_to(workspace.folder)): path.stat().st_size
             for path in sorted(workspace.folder.rglob("*"))
@@ -102,7 +105,8 @@ class VersionStore:
         }
         if EXTRACT_FILE not in files:
             raise ExtractError(f"{workspace.folder} has no {EXTRACT_FILE}, so it is no version. Run the refresh again.")
-        number = max((_number(path) for path in self._named()), default=0) + 1
+        named = [*self._named(), *([Path(after)] if after and _NAME.fullmatch(after) else [])]
+        number = max((_number(path) for path in named), default=0) + 1
         for name in files:
             sync(workspace.folder / name)
         # No checksum, which would read the whole extract again, and no times: Hyper touches a file it only reads.

@@ -4,6 +4,7 @@ No postponed annotations here: Dagster reads the types of config and resources f
 """
 
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from tir_dagster.orchestration.flow import Looked, Refresher
 
 LEASE_WAIT_SECONDS = 3600.0
+# A change set older than this is made anew: Time Travel may no longer reach its version.
+STALE = timedelta(hours=6)
 
 Events = Iterator[dg.Output[Any] | dg.AssetObservation | dg.AssetMaterialization]
 
@@ -220,12 +223,21 @@ def _chosen(
 ) -> tuple[ChangeSet | None, str]:
     """The newest pending change set, if it starts from what is confirmed; by hand or too late, a new one."""
     pending = refresher.change_sets.pending()
-    base = looked.confirmed.version if looked.confirmed else None
-    if config.change_set and pending and pending[-1].base == base:
+    if config.change_set and pending and _usable(pending[-1], looked):
         return pending[-1], pending[-1].sentence
     detection = Detection(mode="slices" if slices and not config.change_set else "changes", slices=slices)
     _, made, sentence = _detect(refresher, looked, detection, new_id())
     return made, sentence
+
+
+def _usable(change_set: ChangeSet, looked: "Looked") -> bool:
+    """Whether it starts from what is there now, and is young enough to be verified at its own version."""
+    from tir_dagster.source.versions import SourceVersion  # noqa: PLC0415
+
+    age = datetime.now(UTC) - SourceVersion.parse(change_set.source_version).moment
+    if change_set.base != (looked.confirmed.version if looked.confirmed else None) or age > STALE:
+        return False
+    return change_set.decision == "full" or (looked.base is not None and not looked.foreign)
 
 
 def _apply(
@@ -305,7 +317,15 @@ def _to_publish(refresher: "Refresher", looked: "Looked", given: Version) -> Ver
     confirmed = looked.confirmed.version if looked.confirmed else None
     if version.id == confirmed:
         return None
-    if version.manifest["base"] not in (confirmed, None):
+    if looked.confirmed and version.manifest["source_version"] <= looked.confirmed.source_version:
+        # Made by a run that died, and a later one is confirmed.
+        return None
+    if version.manifest.get("server_version") != looked.server.version_text:
+        raise TirError(
+            f"{refresher.spec.name}: the datasource changed on the server since version {version.id} was made. Nothing was "
+            f"published. Refresh again: it then starts from what is there."
+        )
+    if version.manifest["base"] != confirmed:
         raise TirError(
             f"{refresher.spec.name}: version {version.id} does not start from what is confirmed. Refresh again."
         )

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from tir_dagster.changes.plan import Reason
 from tir_dagster.changes.state import ChangeSet
@@ -33,6 +33,7 @@ class ByServer:
 
     def __init__(self, flow: Refresher) -> None:
         self._flow = flow
+        self._hole: str | None = None
 
     def put_back(self, client: TableauClient, server: ServerLook, kept: Version) -> ServerLook:
         """An earlier run ended while rows were missing on the server: first of all, people get them back."""
@@ -44,14 +45,18 @@ class ByServer:
 
     def publish(self, looked: Looked, version: Version) -> Published:
         """Let Tableau load what changed; what it loaded must be what the version holds."""
+        self._hole = None
         change_set = self._flow.change_sets.get(version.manifest["change_set"])
         shape = shape_of(version)
         self._flow.intend(looked, version)
         with self._flow.stages.timed("publish"), TableauClient(self._flow.tableau) as client:
-            loaded = load_by_server(client, self._load_of(looked, version, change_set, shape), log=self._flow.log)
+            load = self._load_of(looked, version, change_set, shape)
+            loaded = load_by_server(client, load, log=self._flow.log)
         crash_after("published")
         with self._flow.stages.timed("compare"):
             digest = content_digest(content_fingerprints(loaded.hyper, shape))
+        if digest == self._hole:
+            self._fill_hole(load, loaded)
         lag = self._lag(version, loaded, digest)
         settled = self._settled_version(version, loaded)
         if loaded.reason is not None:
@@ -65,6 +70,15 @@ class ByServer:
         remove(self._flow.folder / "publish")
         return Published(confirmation, loaded.found, tuple(self._flow.warnings))
 
+    def _fill_hole(self, load: Load, loaded: Loaded) -> NoReturn:
+        """A job that was forgotten, or began before our publish: the rows it should have loaded are still missing."""
+        with TableauClient(self._flow.tableau) as client:
+            put_back(client, load, read_package(load.shell), loaded.found)
+        raise DatasourceError(
+            f"{self._flow.spec.name}: Tableau's refresh ended without loading the rows that were purged. The datasource is "
+            "as it was before. Look at the server's jobs page, then refresh again."
+        )
+
     def _load_of(self, looked: Looked, version: Version, change_set: ChangeSet, shape: Shape) -> Load:
         shell, hyper = self._servers_files(looked)
         full = Reason[change_set.reason or "REQUESTED"] if change_set.decision == "full" else None
@@ -76,12 +90,16 @@ class ByServer:
             return Affected(_least(text for text, _ in found), sum(nulls for _, nulls in found))
 
         def before_hole(purged: Path) -> None:
-            self._flow.intend(looked, version, hole=content_digest(content_fingerprints(purged, shape)))
+            self._hole = content_digest(content_fingerprints(purged, shape))
+            self._flow.intend(looked, version, hole=self._hole)
             crash_after("intended")
+
+        def is_hole(hyper: Path) -> bool:
+            return content_digest(content_fingerprints(hyper, shape)) == self._hole
 
         lag = looked.confirmed.lag if looked.confirmed else None
         load = self._load(looked.server, shell, hyper)
-        return replace(load, full=full, affected=affected, lag=lag, before_hole=before_hole)
+        return replace(load, full=full, affected=affected, lag=lag, before_hole=before_hole, is_hole=is_hole)
 
     def _load(self, server: ServerLook, shell: Path, hyper: Path) -> Load:
         folder = self._flow.folder / "publish"
@@ -97,6 +115,7 @@ class ByServer:
             affected=lambda _: Affected(None, 0),
             lag=None,
             before_hole=lambda _: None,
+            is_hole=lambda _: False,
         )
 
     def _servers_files(self, looked: Looked) -> tuple[Path, Path]:
@@ -134,7 +153,7 @@ class ByServer:
             shutil.copyfile(loaded.shell, workspace.folder / SHELL)
             files = [path.relative_to(version.folder) for path in sorted(version.ledger.rglob("*")) if path.is_file()]
             self._flow.versions.adopt(workspace, version, [str(path) for path in files])
-            return self._flow.versions.commit(workspace, {**version.manifest, "from_server": True})
+            return self._flow.versions.commit(workspace, {**version.manifest, "from_server": True}, after=version.id)
 
 
 def _least(texts: Iterable[str | None]) -> str | None:

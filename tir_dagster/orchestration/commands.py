@@ -29,6 +29,7 @@ from tir_dagster.orchestration.names import (
     refresh_job_name,
 )
 from tir_dagster.orchestration.partitions import change_set_partitions, covering_range, slices_between
+from tir_dagster.orchestration.steps import remove
 from tir_dagster.source.connection import SnowflakeAccess
 from tir_dagster.spec import ExtractSpec
 
@@ -89,8 +90,13 @@ class Command:
 
     def plan(self, mode: Mode, slices: Sequence[str]) -> Plan:
         """What a refresh would do, from tokens and definitions alone: no Spark, nothing touched."""
-        looked = self._look()
-        return self.refresher.plan(looked, self.refresher.survey(looked), mode, slices)
+        # Without the lease: a run at work may be using its own downloads.
+        self.refresher.downloads = "plan"
+        try:
+            looked = self._look(mend=False)
+            return self.refresher.plan(looked, self.refresher.survey(looked), mode, slices)
+        finally:
+            remove(self.refresher.folder / self.refresher.downloads)
 
     def refresh(self, mode: Mode, slices: Sequence[str], *, allow_empty: bool) -> Outcome:
         started = time.perf_counter()
@@ -123,10 +129,10 @@ class Command:
         self._fill(outcome, change_set)
         self._apply(outcome, change_set)
 
-    def _look(self) -> Looked:
+    def _look(self, *, mend: bool = True) -> Looked:
         named = f"datasource {self.spec.datasource.name!r}"
         self._progress(f"looking at {named} and at {self.spec.source}")
-        looked = self.refresher.look(last_confirmation(self._instance, self.keys.published_datasource))
+        looked = self.refresher.look(last_confirmation(self._instance, self.keys.published_datasource), mend=mend)
         if looked.server.found is None:
             # Perhaps a name was misspelt: say it before anything is created.
             self._progress(f"there is no {named} in project {looked.server.project.path!r} yet: a refresh creates it")

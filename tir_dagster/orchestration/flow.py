@@ -97,7 +97,8 @@ class Refresher:
         self.log = log
         self.env = os.environ if env is None else env
         self._by_server = ByServer(self)
-        self._fetched: tuple[str, Path, Path] | None = None
+        self._fetched: tuple[str, Path | None, Path] | None = None
+        self.downloads = "download"
         self.warnings: list[str] = []
         # Set where the server itself had to load everything.
         self.full_reason: str | None = None
@@ -123,21 +124,24 @@ class Refresher:
 
     # Look
 
-    def look(self, confirmed: Confirmation | None) -> Looked:
-        """What the server holds, and what a crash may have left; a publish that landed unnoticed is confirmed now."""
+    def look(self, confirmed: Confirmation | None, *, mend: bool = True) -> Looked:
+        """What the server holds, and what a crash may have left; a publish that landed unnoticed is confirmed now.
+
+        Without the lease nothing may be mended: what looks like a crash can be a run at work.
+        """
         with self.stages.timed("look"), TableauClient(self.tableau) as client:
             server = look_at_server(client, self.spec)
             credentials_for(self.spec, server.found, self.env)
             intent = self.change_sets.intent()
             late = None
             verdict = self._aftermath(client, server, intent, confirmed)
-            if verdict is Aftermath.HOLE and confirmed is not None:
+            if mend and verdict is Aftermath.HOLE and confirmed is not None:
                 server = self._by_server.put_back(client, server, self.versions.get(confirmed.version))
                 verdict = Aftermath.NOT_LANDED
             if verdict is Aftermath.LANDED and intent is not None and server.found is not None:
                 late = self.confirmation_of(self.versions.get(intent.version), server)
                 confirmed = late
-            elif intent is not None:
+            elif mend and intent is not None:
                 self.change_sets.drop_intent()
             base = self._version(confirmed.version) if confirmed else None
             return Looked(server, confirmed, base, verdict is Aftermath.FOREIGN, late)
@@ -164,7 +168,7 @@ class Refresher:
 
     def _server_fingerprint(self, client: TableauClient, server: ServerLook, version: Version) -> str | None:
         assert server.found is not None
-        folder = self.folder / "look"
+        folder = self.folder / f"look-{self.downloads}"
         try:
             _, hyper = fetch_shell(client, server.found, folder)
             return content_digest(content_fingerprints(hyper, shape_of(version)))
@@ -253,6 +257,7 @@ class Refresher:
                 spark=spark,
                 store=self.change_sets,
                 base=base,
+                confirmed=looked.confirmed,
                 resync=resync,
                 allow_empty=allow_empty,
                 log=self.log,
@@ -284,7 +289,8 @@ class Refresher:
                     folder,
                     shape=shape,
                     base=looked.base,
-                    template=template,
+                    # Only a package that people built fixes the types; what we made ourselves may change with the source.
+                    template=template if shell is not None else None,
                     rebuild_factor=self.spec.thresholds.rebuild_factor,
                 )
                 bring_ledger(self.versions, workspace, change_set, folder, looked.base)
@@ -300,6 +306,7 @@ class Refresher:
                 "change_sets": [*change_set.settles, change_set.id],
                 "base": change_set.base,
                 "source_version": change_set.source_version,
+                "server_version": looked.server.version_text,
                 "known": change_set.known.__dict__,
                 "watermark": change_set.watermark,
                 "ledger_stats": change_set.ledger_stats,
@@ -308,7 +315,9 @@ class Refresher:
                 "bytes_per_row": bytes_per_row(workspace.extract, looked.base, change_set),
                 "shape": shape_to_json(shape),
             }
-            version = self.versions.commit(workspace, manifest)
+            version = self.versions.commit(
+                workspace, manifest, after=looked.confirmed.version if looked.confirmed else None
+            )
         crash_after("verified")
         return version, applied
 
@@ -325,7 +334,11 @@ class Refresher:
         if self._fetched is None or self._fetched[0] != version:
             self.log("downloading the datasource's package")
             with TableauClient(self.tableau) as client:
-                self._fetched = (version, *fetch_shell(client, found, self.folder / "download"))
+                shell, hyper = fetch_shell(client, found, self.folder / self.downloads)
+            package = read_package(shell)
+            # What a server makes of a bare Hyper file, such as ours: there is no document to keep.
+            bare = package.relation is None and not package.columns
+            self._fetched = (version, None if bare else shell, hyper)
         return self._fetched[1], self._fetched[2]
 
     def _is_the_servers(self, looked: Looked, base: Version) -> bool:
@@ -400,7 +413,8 @@ class Refresher:
         crash_after("confirmed")
         self.change_sets.settle(confirmation.change_sets)
         self.versions.prune(KEEP_VERSIONS, protected={confirmation.version})
-        remove(self.folder / "download")
+        remove(self.folder / self.downloads)
+        self._fetched = None
 
 
 def for_extract(access: SnowflakeAccess, spec: ExtractSpec) -> SnowflakeAccess:

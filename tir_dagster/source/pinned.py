@@ -36,6 +36,8 @@ def sql_literal(column: Column, value: Any) -> str:
     match column.kind:
         case Kind.INTEGER | Kind.DECIMAL:
             return str(value)
+        case Kind.FLOAT:
+            return f"{literal(str(value))}::FLOAT"
         case Kind.BOOLEAN:
             return "TRUE" if value else "FALSE"
         case Kind.DATE:

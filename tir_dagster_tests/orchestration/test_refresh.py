@@ -96,7 +96,7 @@ def test_somebody_elses_refresh_is_noticed_and_replaced_by_a_full_one(place):
     assert place.published_rows() == place.source_rows()
 
 
-def test_nulls_and_duplicates_in_the_row_key_are_replaced_as_bags_with_a_warning(place):
+def test_t9_nulls_and_duplicates_in_the_row_key_are_replaced_as_bags_with_a_warning(place):
     columns = "ORDER_ID, ORDER_DATE, CUSTOMER, QUANTITY, UPDATED_AT"
     stamp = "DATEADD('day', 400, CURRENT_TIMESTAMP()::TIMESTAMP_NTZ)"
     place.sql("ALTER TABLE MYTABLE ALTER COLUMN ORDER_ID DROP NOT NULL")

@@ -1,0 +1,106 @@
+"""What a crash left, and the files of pending work: whole or not there."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import replace
+
+import pytest
+
+from tir_dagster.changes.changesets import ChangeSetStore
+from tir_dagster.changes.lease import EXPIRE_SECONDS, lease
+from tir_dagster.changes.plan import Known, Reason, Situation, plan_refresh
+from tir_dagster.changes.state import Aftermath, ChangeSet, Confirmation, Intent, aftermath
+
+KNOWN = Known("d", "s", "i", "t")
+CONFIRMED = Confirmation("orders", "v1", "2026-01-01", KNOWN, None, "id", "server 1", "old rows", 1, ())
+INTENT = Intent("orders", "c", "v2", "server 1", "new rows", KNOWN, hole="rows missing")
+
+
+@pytest.mark.parametrize(
+    ("version", "fingerprint", "verdict"),
+    [
+        ("server 1", None, Aftermath.NOT_LANDED),
+        ("server 2", "new rows", Aftermath.LANDED),
+        ("server 2", "rows missing", Aftermath.HOLE),
+        ("server 2", "old rows", Aftermath.NOT_LANDED),
+        ("server 2", "other rows", Aftermath.FOREIGN),
+        ("server 2", None, Aftermath.FOREIGN),
+    ],
+)
+def test_what_the_server_holds_decides_what_a_crash_left(version, fingerprint, verdict):
+    found = aftermath(intent=INTENT, confirmed=CONFIRMED, server_version=version, server_fingerprint=fingerprint)
+    assert found is verdict
+
+
+def test_records_of_an_earlier_release_can_still_be_read():
+    text = replace(CONFIRMED, lag=None).to_json().replace('"lag": null, ', "")
+    assert "lag" not in text
+    assert Confirmation.from_json(text) == CONFIRMED
+    with pytest.raises(ValueError, match="not a complete"):
+        Confirmation.from_json("{}")
+
+
+def test_a_foreign_publish_is_noticed_under_every_policy():
+    now = Situation("orders", "changes", "full", KNOWN, KNOWN)
+    assert plan_refresh(now).decision == "none"
+    assert plan_refresh(replace(now, foreign=True)).decision == "full"
+    assert plan_refresh(replace(now, foreign=True, policy="auto")).reason is Reason.FOREIGN_PUBLISH
+
+
+def a_change_set(ident: str) -> ChangeSet:
+    return ChangeSet(
+        id=ident,
+        extract="orders",
+        base="v1",
+        source_version="2026-01-01",
+        known=KNOWN,
+        mode="changes",
+        decision="incremental",
+        reason=None,
+        keys=1,
+        rows=1,
+        purged={},
+        appended={},
+        ledger_stats={},
+        watermark=None,
+        settles=(),
+        warnings=(),
+        sentence="",
+    )
+
+
+def staged(store: ChangeSetStore, ident: str, content: str) -> None:
+    with store.staging(ident) as folder:
+        (folder / "keys").mkdir()
+        (folder / "keys" / "part-0").write_text(content)
+        store.commit(a_change_set(ident), folder)
+
+
+def test_a_change_set_made_again_takes_the_place_of_the_first(tmp_path):
+    store = ChangeSetStore(tmp_path)
+    staged(store, "c1", "first")
+    staged(store, "c1", "second")
+    assert [one.id for one in store.pending()] == ["c1"]
+    assert (store.path("c1") / "keys" / "part-0").read_text() == "second"
+
+
+def test_what_is_settled_is_pending_no_more_even_if_its_files_could_not_be_removed(tmp_path, monkeypatch):
+    store = ChangeSetStore(tmp_path)
+    staged(store, "c1", "keys")
+    # As if the process died right after the first step of removing it.
+    monkeypatch.setattr("shutil.rmtree", lambda *_args, **_options: None)
+    store.settle(("c1",))
+    assert store.pending() == ()
+
+
+def test_a_guard_that_a_dead_process_left_is_removed_and_a_young_one_is_waited_for(tmp_path):
+    path = tmp_path / "lease.json"
+    guard = tmp_path / "lease.json.guard"
+    guard.mkdir()
+    long_ago = time.time() - EXPIRE_SECONDS - 1
+    os.utime(guard, (long_ago, long_ago))
+    with lease(path, purpose="test", wait_seconds=5):
+        assert path.is_file()
+    assert not guard.exists()
