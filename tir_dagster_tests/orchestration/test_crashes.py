@@ -11,8 +11,9 @@ import pytest
 from tir_dagster.changes.plan import Mode
 from tir_dagster.orchestration.commands import Command, Outcome
 
-# `make soak` kills three times after each step.
+# `make soak` kills three times after each step; here the two steps whose aftermath differs most are enough.
 TIMES = int(os.environ.get("TIR_CRASHES", "1"))
+STEPS = ["applied", "verified", "published", "confirmed"] if TIMES > 1 else ["verified", "published"]
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +90,7 @@ def test_killed_after_staging(loaded, time):
 
 
 @pytest.mark.parametrize("time", range(TIMES))
-@pytest.mark.parametrize("step", ["applied", "verified", "published", "confirmed"])
+@pytest.mark.parametrize("step", STEPS)
 def test_killed_after(loaded, step, time):
     touch(loaded, f"{step} {time}")
     stage(loaded)

@@ -20,8 +20,8 @@ from tir_dagster.source.session import spark_session
 from tir_dagster_tests.conftest import Sandbox
 from tir_dagster_tests.orchestration.history import DATABASE, PROJECT, History, Layout
 
-# `make soak` plays ten times as many.
-HISTORIES = int(os.environ.get("TIR_HISTORIES", "10"))
+# `make soak` plays a hundred.
+HISTORIES = int(os.environ.get("TIR_HISTORIES", "8"))
 
 LAYOUTS = [
     Layout(),
