@@ -94,7 +94,9 @@ def test_the_limits_did_the_same_work_as_the_stages_beside_them(ran: Ran):
         refresh = ran.report[name]
         found = stages(refresh)
         assert {stage for stage, value in found.items() if value["limit"]} == {"detect", "apply", "publish"}
-        assert found["detect"]["limit"]["rows"] == refresh["rows_read"]
+        # By key, a refresh reads more than the bare SELECT where the sample's stamps lie in the future.
+        bare, read = found["detect"]["limit"]["rows"], refresh["rows_read"]
+        assert bare == read if name == "full" else 0 < bare <= read
         assert found["apply"]["limit"]["rows"] == refresh["rows_appended"]
         assert all(value["ratio"] > 0 for value in found.values() if value["limit"])
         assert refresh["limits"] == pytest.approx(
