@@ -137,7 +137,13 @@ class ByServer:
         if digest == version.manifest["fingerprint"]:
             return None
         table = TableName.parse(self._flow.spec.source)
-        if probe(self._flow.snowflake, [table])[table].token == known_of(version).token or loaded.since is None:
+        quiet = probe(self._flow.snowflake, [table])[table].token == known_of(version).token
+        if not quiet and loaded.since is None:
+            raise DatasourceError(
+                f"{self._flow.spec.name}: {table} changed while Tableau loaded all of it. People see what it loaded; nothing is "
+                f"confirmed. Run tir refresh {self._flow.spec.name} again when the source is quiet."
+            )
+        if quiet:
             raise DatasourceError(
                 f"{self._flow.spec.name}: what Tableau loaded differs from {table}, which has not changed since. Nothing is "
                 "confirmed. Compare the datasource's own filters and increment key with the spec, then run "
