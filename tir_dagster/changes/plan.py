@@ -54,6 +54,8 @@ class Situation:
     base_present: bool = True
     foreign: bool = False
     pending: tuple[str, ...] = ()
+    # Why a full refresh was begun that did not come to its end: it is still to be done.
+    owed: Reason | None = None
     slices: tuple[str, ...] = ()
 
 
@@ -150,11 +152,11 @@ def _full_reason(situation: Situation) -> Reason | None:
         return Reason.DEFINITION_CHANGED
     if now.schema != confirmed.schema:
         return Reason.SCHEMA_CHANGED
-    return Reason.SOURCE_REPLACED if now.identity != confirmed.identity else None
+    return Reason.SOURCE_REPLACED if now.identity != confirmed.identity else situation.owed
 
 
 def _full(plan: Plan, reason: Reason, policy: str) -> Plan:
-    if policy == "incremental_only" and reason is not Reason.FIRST_LOAD and plan.mode != "full":
+    if policy == "incremental_only" and reason not in (Reason.FIRST_LOAD, Reason.REQUESTED):
         raise TirError(
             f"{plan.extract}: a full refresh is needed, because {reason.value} ({reason.name}), and the policy is "
             "incremental_only. Nothing was touched. Run tir refresh --full, or set policy: auto."

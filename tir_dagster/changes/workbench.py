@@ -17,7 +17,7 @@ from tir_dagster.source.keychecks import check_ledger, check_source, check_sql
 from tir_dagster.source.names import quote, spark_quote
 from tir_dagster.source.pinned import PinnedTable, sql_literal
 from tir_dagster.source.reader import read, read_here, register, spark_failures
-from tir_dagster.source.slices import slice_filter_snowflake, slice_sql_snowflake
+from tir_dagster.source.slices import slice_filter_snowflake, slice_spark, slice_sql_snowflake
 from tir_dagster.source.staging import HASH, SLICE, Staged, stage
 from tir_dagster.source.versions import select
 
@@ -173,7 +173,7 @@ class SparkWorkbench:
             self._driver.put(name, named.rename_columns([*(f"k{at}" for at in range(self.width)), "slice"]))
             return
         key = [f"{spark_quote(column.name)} AS k{at}" for at, column in enumerate(source.key)] or ["TIR_SLICE AS k0"]
-        keys = read(self._spark, self._access, query, columns)
+        keys = read(self._spark, self._access, query, columns, split_by=[column.name for column in columns])
         self._name(name, keys.selectExpr(*key, "TIR_SLICE AS slice"), keep=True)
 
     def read_rows(self, name: str, keys: str) -> None:
@@ -213,7 +213,9 @@ class SparkWorkbench:
     def _stage(self, name: str, *queries: str, having: DataFrame | None = None) -> Staged:
         """Read once, write to Parquet, and name the key, slice and hash of what was written."""
         source = self._source
-        parts = [read(self._spark, self._access, query, source.columns) for query in queries]
+        # Without a row key all columns tell rows apart.
+        split_by = [column.name for column in source.key or source.columns]
+        parts = [read(self._spark, self._access, query, source.columns, split_by=split_by) for query in queries]
         empty = self._spark.createDataFrame([], _schema(source.columns))
         rows = empty
         for part in parts:
@@ -232,9 +234,10 @@ class SparkWorkbench:
         return staged
 
     def _filtered(self, rows: DataFrame, keys: DataFrame) -> DataFrame:
-        if not self._source.key:
-            return rows
         keyed = keys.alias("s")
+        if not self._source.key:
+            slice_name = slice_spark(self._source.slices, self._source.columns)
+            return rows.join(keyed, slice_name.eqNullSafe(keyed["k0"]), "left_semi")
         tests = [rows[column.name].eqNullSafe(keyed[f"k{at}"]) for at, column in enumerate(self._source.key)]
         condition = tests[0]
         for test in tests[1:]:

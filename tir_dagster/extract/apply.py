@@ -93,7 +93,7 @@ def _ranges(change_set: ChangeSet, shape: Shape) -> SliceRanges:
     assert shape.slices.column is not None, "an extract without a row key is sliced"
     return SliceRanges(
         column=shape.slices.column,
-        ranges=tuple((begin.isoformat(), end.isoformat()) for begin, end in filter(None, ranges)),
+        ranges=tuple((begin.isoformat(), end.isoformat() if end else None) for begin, end in filter(None, ranges)),
         nulls=None in touched,
         zone=shape.slices.zone,
     )

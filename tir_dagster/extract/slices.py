@@ -39,13 +39,12 @@ def wall_time(source: Column, stored: FileColumn, zone: str) -> str:
 class SliceRanges:
     """The rows of some slices: half-open ranges of the slice column as ISO text, read in `zone` for moments.
 
-    `nulls` adds rows without a value; `outside` is the first and the end of all slices, and adds what lies beyond.
+    `nulls` adds rows without a value; the last slice of all time has no end.
     """
 
     column: str
-    ranges: tuple[tuple[str, str], ...]
+    ranges: tuple[tuple[str, str | None], ...]
     nulls: bool = False
-    outside: tuple[str, str] | None = None
     zone: str = "UTC"
 
     def condition(self, column: Loaded) -> str | None:
@@ -55,12 +54,12 @@ class SliceRanges:
                 f"Slices by {self.column} need a date or timestamp; it is {column.source.kind.value}. Choose another slice column."
             )
         value = wall_time(column.source, column.stored, self.zone)
-        parts = [f"({value} >= {_moment(begin)} AND {value} < {_moment(end)})" for begin, end in self.ranges]
+        parts = [
+            f"({value} >= {_moment(begin)}{f' AND {value} < {_moment(end)}' if end else ''})"
+            for begin, end in self.ranges
+        ]
         if self.nulls:
             parts.append(f"{quoted(column.stored.name)} IS NULL")
-        if self.outside is not None:
-            begin, end = self.outside
-            parts.append(f"({value} < {_moment(begin)} OR {value} >= {_moment(end)})")
         return " OR ".join(parts) or None
 
 

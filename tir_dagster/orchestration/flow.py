@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from tir_dagster.changes.changesets import ChangeSetStore
 from tir_dagster.changes.detect import Base, Survey, make_change_set, survey
 from tir_dagster.changes.lease import lease
-from tir_dagster.changes.plan import Mode, Plan, Situation, plan_refresh
+from tir_dagster.changes.plan import Mode, Plan, Reason, Situation, plan_refresh
 from tir_dagster.changes.state import (
     Aftermath,
     ChangeSet,
@@ -211,6 +211,7 @@ class Refresher:
         return tuple(name for name in known if name in names)
 
     def plan(self, looked: Looked, surveyed: Survey, mode: Mode, slices: Sequence[str] = ()) -> Plan:
+        pending = self.change_sets.pending()
         return plan_refresh(
             Situation(
                 extract=self.spec.name,
@@ -220,7 +221,8 @@ class Refresher:
                 confirmed=looked.confirmed.known if looked.confirmed else None,
                 base_present=looked.base is not None,
                 foreign=looked.foreign,
-                pending=tuple(one.id for one in self.change_sets.pending()),
+                pending=tuple(one.id for one in pending),
+                owed=next((Reason[one.reason] for one in pending if one.decision == "full" and one.reason), None),
                 slices=tuple(slices),
             )
         )

@@ -12,7 +12,6 @@ import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import pyarrow as pa
 from pyspark.errors import PySparkException
@@ -32,24 +31,6 @@ ROWS_PER_TASK = 250_000
 _CONNECTIONS = 4
 
 
-@dataclass(frozen=True)
-class Split:
-    """Several queries instead of one, by hash buckets of some columns: where one result would come in one part.
-
-    The queries run at different moments: pin what they read to one version.
-    """
-
-    by: tuple[str, ...]
-    parts: int
-
-    def queries(self, query: str) -> list[str]:
-        hashed = f"HASH({', '.join(quote(name) for name in self.by)})"
-        return [
-            f"SELECT * FROM ({query}) WHERE COALESCE(MOD(ABS({hashed}), {self.parts}), 0) = {part}"
-            for part in range(self.parts)
-        ]
-
-
 def register(spark: SparkSession) -> None:
     """Make the data source known to a session, and give the session the settings it relies on."""
     configure(spark).dataSource.register(SnowflakeSource)
@@ -62,15 +43,16 @@ def read(
     columns: Sequence[Column],
     *,
     tasks: int | None = None,
-    split: Split | None = None,
+    split_by: Sequence[str] = (),
 ) -> DataFrame:
     """The query's rows as they are now: the query runs here, its parts are fetched when Spark needs them.
 
-    Signed addresses live for some hours: stage or cache what is used later. `tasks` is the number of tasks wished for;
-    a result cannot have more of them than parts.
+    Signed addresses live for some hours: stage or cache what is used later. `tasks` is the number of tasks wished for; a
+    result cannot have more of them than parts. Where a large result comes in too few parts, it is read again in hash
+    buckets of the columns in `split_by`: by several queries at different moments, so pin what they read to one version.
     """
     schema = spark_schema(columns)
-    plan = plan_read(access, query, columns, tasks=tasks, split=split)
+    plan = plan_read(access, query, columns, tasks=tasks, split_by=split_by)
     register(spark)
     return spark.read.format(NAME).schema(schema).option("plan", plan.to_text()).load()
 
@@ -81,16 +63,22 @@ def plan_read(
     columns: Sequence[Column],
     *,
     tasks: int | None = None,
-    split: Split | None = None,
+    split_by: Sequence[str] = (),
 ) -> Plan:
-    """Run the query, or its split, and group the parts of the result into tasks."""
-    queries = split.queries(query) if split else [query]
-    if len(queries) == 1:
-        batches = _run(access, queries[0])
-    else:
+    """Run the query, and group the parts of its result into tasks; see `read`."""
+    batches = _run(access, query)
+    wanted = tasks or -(-sum(batch.rowcount for batch in batches) // ROWS_PER_TASK)
+    if split_by and 2 * len(batches) <= wanted:
+        queries = _buckets(query, split_by, wanted)
         with ThreadPoolExecutor(min(len(queries), _CONNECTIONS)) as pool:
             batches = [batch for part in pool.map(lambda text: _run(access, text), queries) for batch in part]
-    return Plan(tuple(columns), tuple(pickle.dumps(group) for group in _grouped(batches, tasks)))
+    return Plan(tuple(columns), tuple(pickle.dumps(group) for group in _grouped(batches, wanted)))
+
+
+def _buckets(query: str, by: Sequence[str], parts: int) -> list[str]:
+    """The query in parts, by a hash of some columns: each row in exactly one."""
+    hashed = f"HASH({', '.join(quote(name) for name in by)})"
+    return [f"SELECT * FROM ({query}) WHERE COALESCE(MOD(ABS({hashed}), {parts}), 0) = {part}" for part in range(parts)]
 
 
 def read_here(access: SnowflakeAccess, query: str, columns: Sequence[Column]) -> pa.Table:
@@ -123,10 +111,8 @@ def _run(access: SnowflakeAccess, query: str) -> list[ArrowResultBatch]:
     return arrow
 
 
-def _grouped(batches: Sequence[ArrowResultBatch], tasks: int | None) -> list[list[ArrowResultBatch]]:
+def _grouped(batches: Sequence[ArrowResultBatch], wanted: int) -> list[list[ArrowResultBatch]]:
     """Tasks of about equal rows; one task for a small result."""
-    rows = sum(batch.rowcount for batch in batches)
-    wanted = tasks or -(-rows // ROWS_PER_TASK)
     groups: list[list[ArrowResultBatch]] = [[] for _ in range(max(1, min(wanted, len(batches))))]
     sizes = [0] * len(groups)
     for batch in sorted(batches, key=lambda batch: -batch.rowcount):

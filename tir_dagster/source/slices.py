@@ -59,10 +59,10 @@ def slice_of(slices: SliceBy, value: date | datetime | None) -> str | None:
     return value.isoformat()[:7] if slices.by == "month" else value.isoformat()
 
 
-def slice_range(slices: SliceBy, key: str) -> tuple[date, date] | None:
+def slice_range(slices: SliceBy, key: str) -> tuple[date, date | None] | None:
     """The slice's first day and the first day after it, in its zone; None for the one slice of everything.
 
-    Nothing comes after the last day that Python has: there the range ends with that day itself.
+    Nothing comes after the last day that Python has: there the range has no end.
     """
     problem = SourceError(
         f"{key!r} is not a slice by {slices.by}. A month is written 2026-01, a week as its Monday, a day as its date."
@@ -82,7 +82,7 @@ def slice_range(slices: SliceBy, key: str) -> tuple[date, date] | None:
             return first, (first + timedelta(days=31)).replace(day=1)
         return first, first + timedelta(days=7 if slices.by == "week" else 1)
     except OverflowError:  # 9999-12-31, the day that stands for "for ever" in many tables
-        return first, date.max
+        return first, None
 
 
 def slice_column(slices: SliceBy, columns: Sequence[Column]) -> Column | None:
@@ -142,6 +142,8 @@ def _bounds(slices: SliceBy, column: Column, key: str) -> Iterator[str]:
     """Conditions on the bare column, a day wider on both sides so that they hold in every zone."""
     days = slice_range(slices, key)
     for day, sign, test in zip(days or (), (-1, 1), (">=", "<"), strict=False):
+        if day is None:
+            continue
         with suppress(OverflowError):
             shifted = day + timedelta(days=sign)
             yield f"{quote(column.name)} {test} {_LITERALS[column.kind].format(shifted.isoformat())}"

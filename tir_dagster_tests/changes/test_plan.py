@@ -1,12 +1,51 @@
-"""The plan's guards: when a source looks like a load caught half-way, and how a user says that it is not."""
+"""The plan: what is decided and why, and its guards against a source that looks like a load caught half-way."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import pytest
 
 from tir_dagster.changes.find import Found
-from tir_dagster.changes.plan import Mode, Plan, check_guards, settle_plan
-from tir_dagster.errors import GuardError
+from tir_dagster.changes.plan import Known, Mode, Plan, Reason, Situation, check_guards, plan_refresh, settle_plan
+from tir_dagster.errors import GuardError, TirError
+
+KNOWN = Known(definition="d", schema="s", identity="i", token="t")
+QUIET = Situation(extract="orders", mode="changes", policy="auto", now=KNOWN, confirmed=KNOWN)
+
+
+@pytest.mark.parametrize(
+    ("situation", "decision", "reason"),
+    [
+        (QUIET, "none", None),
+        (replace(QUIET, now=replace(KNOWN, token="later")), "incremental", None),
+        (replace(QUIET, pending=("a",)), "incremental", None),
+        (replace(QUIET, mode="slices", slices=("2025-01",)), "incremental", None),
+        (replace(QUIET, mode="full"), "full", Reason.REQUESTED),
+        (replace(QUIET, policy="full"), "none", None),
+        (replace(QUIET, policy="full", now=replace(KNOWN, token="later")), "full", Reason.REQUESTED),
+        (replace(QUIET, confirmed=None), "full", Reason.FIRST_LOAD),
+        (replace(QUIET, base_present=False), "full", Reason.STATE_LOST),
+        (replace(QUIET, foreign=True), "full", Reason.FOREIGN_PUBLISH),
+        (replace(QUIET, now=replace(KNOWN, definition="other")), "full", Reason.DEFINITION_CHANGED),
+        (replace(QUIET, now=replace(KNOWN, schema="other")), "full", Reason.SCHEMA_CHANGED),
+        (replace(QUIET, now=replace(KNOWN, identity="other")), "full", Reason.SOURCE_REPLACED),
+        (replace(QUIET, pending=("a",), owed=Reason.REQUESTED), "full", Reason.REQUESTED),
+    ],
+)
+def test_the_decision_and_its_reason(situation, decision, reason):
+    plan = plan_refresh(situation)
+    assert (plan.decision, plan.reason) == (decision, reason)
+
+
+def test_incremental_only_refuses_a_full_refresh_that_nobody_asked_for():
+    strict = replace(QUIET, policy="incremental_only")
+    with pytest.raises(TirError, match="incremental_only"):
+        plan_refresh(replace(strict, foreign=True))
+    assert plan_refresh(replace(strict, confirmed=None)).decision == "full", "a first load is always one"
+    assert plan_refresh(replace(strict, mode="full")).decision == "full"
+    assert plan_refresh(replace(strict, pending=("a",), owed=Reason.REQUESTED)).decision == "full"
+
 
 LEDGER = {"2025-01": (60, 1), "2025-02": (40, 2)}
 

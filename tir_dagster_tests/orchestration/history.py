@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import tableauserverclient as TSC  # noqa: N812 - the name its own documentation uses
 from pyspark.sql import SparkSession
-from tableauhyperapi import Connection, HyperProcess, Telemetry
+from tableauhyperapi import Connection, CreateMode, HyperProcess, Telemetry
 
 from tir_dagster.changes.changesets import new_id
 from tir_dagster.changes.plan import Mode, Plan
@@ -60,12 +61,12 @@ class History:
         )
         name, secret = self.sandbox.new_token()
         self.env = {**self.sandbox.env, "TABLEAU_TOKEN_NAME": name, "TABLEAU_TOKEN_SECRET": secret}
-        self.refresher = self._refresher()
+        self.refresher = self.new_refresher()
 
     def close(self) -> None:
         self.connection.close()
 
-    def _refresher(self) -> Refresher:
+    def new_refresher(self) -> Refresher:
         layout = self.layout
         slices: Mapping[str, Any] = {}
         if layout.by != "none":
@@ -145,10 +146,26 @@ class History:
         refresher.settle(confirmation)
         return plan
 
+    def publish_foreign(self) -> None:
+        """Somebody else puts a file of their own in the extract's place."""
+        hyper = self.folder / f"{self.name}.hyper"
+        with (
+            HyperProcess(Telemetry.DO_NOT_SEND_USAGE_DATA_TO_TABLEAU, parameters={"log_config": ""}) as process,
+            Connection(process.endpoint, str(hyper), CreateMode.CREATE_AND_REPLACE) as connection,
+        ):
+            connection.execute_command('CREATE SCHEMA "Extract"')
+            connection.execute_command(
+                'CREATE TABLE "Extract"."Extract" ("K" BIGINT, "L" TEXT, "D" DATE, "V" TEXT, "W" TIMESTAMP)'
+            )
+        with self.sandbox.tableau() as server:
+            (project,) = [one for one in TSC.Pager(server.projects) if one.name == PROJECT]
+            item = TSC.DatasourceItem(project.id, name=self.name)
+            server.datasources.publish(item, str(hyper), mode="Overwrite")
+
     def _slices(self) -> list[str]:
         if self.layout.by == "none":
             return ["all"]
-        days = ["2025-03-03", "2025-03-31", "2025-04-07", "2025-05-12", "1999-12-27"]
+        days = ["2025-03-03", "2025-03-31", "2025-04-07", "2025-05-12", "1999-12-27", "9999-12-27"]
         return sorted({day[:7] if self.layout.by == "month" else day for day in days})
 
     # What people see

@@ -10,7 +10,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the name its own document
 from tir_dagster.errors import SourceError
 from tir_dagster.source.columns import Column, Kind
 from tir_dagster.source.datasource import SnowflakeReader, SnowflakeSource
-from tir_dagster.source.reader import Split, plan_read, read, spark_failures
+from tir_dagster.source.reader import plan_read, read, spark_failures
 from tir_dagster.source.versions import describe, pin, select
 
 MANY = 200_000
@@ -110,10 +110,22 @@ def test_a_large_result_is_read_in_parallel_and_each_row_once(spark, access, man
     assert asked.count(many) == 1, "but asks the source nothing"
 
 
-def test_a_split_reads_each_row_once(spark, access, many):
-    frame = read(spark, access, many, MANY_COLUMNS, split=Split(("ID",), 3), tasks=3)
+def test_a_large_result_in_few_parts_is_read_by_hash_and_each_row_once(spark, access, many):
+    parts = len(plan_read(access, many, MANY_COLUMNS, tasks=100).tasks)
 
+    frame = read(spark, access, many, MANY_COLUMNS, split_by=["ID"], tasks=2 * parts)
+
+    assert frame.rdd.getNumPartitions() == 2 * parts
     assert _facts(frame) == ALL_OF_THEM
+
+
+def test_a_result_in_enough_parts_is_asked_for_once(access, many, warehouse):
+    before = len(warehouse.queries())
+
+    plan_read(access, many, MANY_COLUMNS, split_by=["ID"], tasks=3)
+
+    assert [query["sql"] for query in warehouse.queries()[before:]].count(many) == 1
+    assert not any("HASH" in query["sql"] for query in warehouse.queries()[before:])
 
 
 def test_no_credential_goes_to_spark(access, many):
