@@ -2,6 +2,8 @@
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+GB ?= 1
+HISTORIES ?= 100
 WITH_JAVA = JAVA_HOME="$$(scripts/find-java)" && export JAVA_HOME &&
 
 .PHONY: help setup java lint format test demo dev bench soak clean
@@ -30,7 +32,7 @@ format: $(READY) ## let ruff format and fix
 	$(BIN)/ruff check --fix .
 
 test: setup lint ## lint and all tests
-	$(WITH_JAVA) $(BIN)/python -m pytest
+	$(WITH_JAVA) $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 demo: setup ## a change and its refresh on the sandbox, slice by slice beside the source
 	@$(WITH_JAVA) $(BIN)/tir demo
@@ -38,11 +40,14 @@ demo: setup ## a change and its refresh on the sandbox, slice by slice beside th
 dev: setup ## Dagster's UI on the sandbox, with the history of what ran here
 	@$(WITH_JAVA) $(BIN)/tir dev
 
-bench: setup ## a full refresh and one by key in one run, each stage beside its bare limit
+bench: setup ## a full refresh and one by key, each stage beside its bare limit; a package of GB=1 repacked beside a plain script
 	@$(WITH_JAVA) $(BIN)/tir bench
+	@$(BIN)/tir bench package --gb $(GB)
 
-soak: setup ## the long forms of the tests: more random histories, every crash three times
-	$(WITH_JAVA) TIR_HISTORIES=100 TIR_CRASHES=3 $(BIN)/python -m pytest tir_dagster_tests/orchestration/test_histories.py tir_dagster_tests/orchestration/test_crashes.py
+LONG = histories crashes faults server_histories
+
+soak: setup ## the long forms of the tests: more random histories, every crash three times, every fault at every call
+	$(WITH_JAVA) TIR_HISTORIES=$(HISTORIES) TIR_CRASHES=3 TIR_FAULTS=all $(BIN)/python -m pytest $(LONG:%=tir_dagster_tests/orchestration/test_%.py)
 
 clean: ## remove the virtual environment and caches (not the sandbox's data)
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info

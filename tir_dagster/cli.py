@@ -320,13 +320,18 @@ def seed(rows: int, seed: int, until: str | None, job_seconds: int) -> None:
 @click.option("--updates", type=COUNT, default=300, show_default=True, help="Changed orders of old months.")
 @click.option("--moves", type=COUNT, default=60, show_default=True, help="Orders that get a date in another month.")
 @click.option("--deletes", type=COUNT, default=200, show_default=True, help="Orders that go.")
+@click.option(
+    "--recent",
+    type=click.IntRange(min=2),
+    help="Keep the change to this many newest months, and to orders with a date.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def change(seed: int, as_json: bool, **counts: int) -> None:
+def change(seed: int, recent: int | None, as_json: bool, **counts: int) -> None:
     """Change the sample table as a business would, in one transaction, and say what was done by month."""
     from tir_dagster.sandbox import sample  # noqa: PLC0415 - numpy, pyarrow, the clients: seconds
 
     environment = processes.environment(SandboxHome.from_environment())
-    account = sample.change_table(environment, seed=seed, mix=sample.Mix(**counts))
+    account = sample.change_table(environment, seed=seed, mix=sample.Mix(**counts), recent=recent)
     click.echo(json.dumps(account.as_json(), indent=2) if as_json else account.as_text())
 
 

@@ -1,4 +1,4 @@
-"""`tir demo`: the sandbox, a change, and three refreshes side by side; ends well only if every slice is equal."""
+"""`tir demo`: the sandbox, two changes, and their refreshes side by side; ends well only if every slice is equal."""
 
 from __future__ import annotations
 
@@ -28,6 +28,9 @@ from tir_dagster.source.names import TableName
 from tir_dagster.spec import ExtractSpec, parse_specs
 
 TWIN = "mydatasource_by_tableau"
+SERVED = "mydatasource_by_server"
+# What the delivery `server` is made for: a change of the newest months, where every row has its date.
+RECENT, RECENT_MIX = 2, sample.Mix(inserts=40, updates=30, moves=10, deletes=20)
 _SPEC = """\
 # The sample's extract. Try: tir --specs {file} plan orders
 extracts:
@@ -41,12 +44,24 @@ extracts:
       name: mydatasource
       credentials: {{username_env: SNOWFLAKE_USER, password_env: SNOWFLAKE_PASSWORD}}
 """
+_SERVED = """\
+  - name: orders_by_server
+    source: MYDB.MYSCHEMA.MYTABLE
+    row_key: ORDER_ID
+    slices: {{column: ORDER_DATE, by: month, start: {start}}}
+    changes: {{watermark: UPDATED_AT, look_back: 10 minutes}}
+    delivery: server
+    datasource:
+      project: myproject
+      name: {served}
+      credentials: {{username_env: SNOWFLAKE_USER, password_env: SNOWFLAKE_PASSWORD}}
+"""
 
 Say = Callable[[str], None]
 
 
 def run_demo(*, rows: int, seed: int, say: Say, progress: Say) -> bool:
-    """Play the demo; True if the refreshed datasource equals the source in every slice."""
+    """Play the demo; True if both refreshed datasources equal the source in every slice."""
     begun = time.monotonic()
     home = SandboxHome.from_environment()
     say("1. The sandbox: an embedded Snowflake and a Tableau Server stand-in")
@@ -54,10 +69,10 @@ def run_demo(*, rows: int, seed: int, say: Say, progress: Say) -> bool:
     env = processes.environment(home)
     os.environ.update(env)
     sample.seed_table(env, rows=rows, seed=seed, until=sample.parse_month(None))
-    for name in (sample.DATASOURCE, TWIN):
+    for name in (sample.DATASOURCE, SERVED, TWIN):
         sample.seed_datasource(env, timeout=900, name=name)
-    say(f"   {rows:,} orders in {sample.TABLE}; two datasources show them: {sample.DATASOURCE} and {TWIN}")
-    spec = declare_orders(env, home.root.parent / "demo.yaml")
+    say(f"   {rows:,} orders in {sample.TABLE}; {sample.DATASOURCE}, {SERVED} and {TWIN} show them")
+    spec, served = _declare(env, home.root.parent / "demo.yaml", _SPEC + _SERVED)
 
     say(f"2. First load: {sample.DATASOURCE} is taken over; Spark starts")
     first = _refresh(spec, "full", progress)
@@ -78,12 +93,12 @@ def run_demo(*, rows: int, seed: int, say: Say, progress: Say) -> bool:
     say("5. What do people see? Every slice of the published extracts, downloaded, beside the source")
     ours = _compare(spec, env)
     twin = _compare(replace(spec, datasource=replace(spec.datasource, name=TWIN)), env)
-    for name, (found, wrong) in ((sample.DATASOURCE, ours), (TWIN, twin)):
-        verdict = "equal in every slice" if found.equal else f"wrong in {found.different} of {found.slices} slices"
-        say(f"   {name:<26} {found.rows:>9,} rows, {wrong:>6,} of them wrong or missing: {verdict}")
+    for name, seen in ((sample.DATASOURCE, ours), (TWIN, twin)):
+        say(_verdict(name, *seen))
 
     say("6. Beside a full refresh of the same data by the same pipeline")
     say(_indented(_beside(by_key, _refresh(spec, "full", progress))))
+    both_equal = _by_server(spec, served, env, seed=seed, say=say, progress=progress)
     say(f"Done in {time.monotonic() - begun:.0f} s. Where to look next:")
     for line in (
         "make dev                          the runs of this demo in Dagster's UI",
@@ -94,7 +109,43 @@ def run_demo(*, rows: int, seed: int, say: Say, progress: Say) -> bool:
     ):
         say(f"   {line}")
     found, wrong = ours
-    return found.equal and wrong == 0
+    return found.equal and wrong == 0 and both_equal
+
+
+def _by_server(
+    spec: ExtractSpec, served: ExtractSpec, env: Mapping[str, str], *, seed: int, say: Say, progress: Say
+) -> bool:
+    """The delivery `server` beside `republish`, on a change of the newest months."""
+    say(f"7. Let Tableau do the loading: {SERVED} is delivered by `server`, {sample.DATASOURCE} by `republish`")
+    first = _refresh(served, "changes", progress)
+    say(f"   {SERVED} is taken over: loaded by Tableau in {first.outcome.seconds:.1f} s ({first.outcome.reason})")
+    account = sample.change_table(env, seed=seed + 2, mix=RECENT_MIX, recent=RECENT)
+    say(f"   A change of the newest {RECENT} months: {account.as_text().splitlines()[-1]}")
+    time.sleep(spec.thresholds.quiet_period)
+    told: list[str] = []
+
+    def listen(line: str) -> None:
+        progress(line)
+        told.extend([line] if line.startswith("publishing without") else [])
+
+    republished, loaded = _refresh(spec, "changes", progress), _refresh(served, "changes", listen)
+    say(f"   republish  {republished.outcome.seconds:5.1f} s   {_moved(republished.outcome)}; nobody sees rows missing")
+    hole = loaded.outcome.stages.get("publish", 0.0)
+    said = f"{told[0].removeprefix('publishing ')}, which takes {hole:.1f} s" if told else _moved(loaded.outcome)
+    say(f"   server     {loaded.outcome.seconds:5.1f} s   published {said}")
+    found = {one.datasource.name: _compare(one, env) for one in (spec, served)}
+    for name, verdict in found.items():
+        say(_verdict(name, *verdict))
+    return all(comparison.equal and wrong == 0 for comparison, wrong in found.values())
+
+
+def _moved(outcome: Outcome) -> str:
+    return f"{outcome.rows_purged:,} rows purged, {outcome.rows_appended:,} appended by key"
+
+
+def _verdict(name: str, found: Comparison, wrong: int) -> str:
+    told = "equal in every slice" if found.equal else f"wrong in {found.different} of {found.slices} slices"
+    return f"   {name:<26} {found.rows:>9,} rows, {wrong:>6,} of them wrong or missing: {told}"
 
 
 def spec_file(home: SandboxHome) -> Path:
@@ -105,12 +156,16 @@ def spec_file(home: SandboxHome) -> Path:
 
 def declare_orders(env: Mapping[str, str], file: Path) -> ExtractSpec:
     """Declare the sample's extract in this file, and make it the spec file of this process."""
+    return _declare(env, file, _SPEC)[0]
+
+
+def _declare(env: Mapping[str, str], file: Path, text: str) -> list[ExtractSpec]:
     access = SnowflakeAccess.from_environment(env)
     first = access.query(f"SELECT MIN(ORDER_DATE) FROM {sample.TABLE}")[0][0]
-    text = _SPEC.format(file=file, start=f"{first:%Y-%m}")
+    text = text.format(file=file, start=f"{first:%Y-%m}", served=SERVED)
     file.write_text(text, encoding="utf-8")
     os.environ["TIR_SPECS"] = str(file)
-    return parse_specs(text, str(file))[0]
+    return list(parse_specs(text, str(file)))
 
 
 @dataclass(frozen=True)

@@ -26,12 +26,18 @@ def prepare_sandbox(say: Callable[[str], None]) -> None:
     env = processes.environment(home)
     os.environ.update(env)
     table = TableName.parse(sample.TABLE)
+    file = home.root.parent / "demo.yaml"
     if probe(SnowflakeAccess.from_environment(env), [table])[table].token is None:
+        file.unlink(missing_ok=True)
         say(f"seeding {ROWS:,} orders in {sample.TABLE}, and the datasource {sample.DATASOURCE!r}")
         sample.seed_table(env, rows=ROWS, seed=1, until=sample.parse_month(None))
         sample.seed_datasource(env, timeout=900)
-    if not os.environ.get(SPECS_VARIABLE):
-        declare_orders(env, home.root.parent / "demo.yaml")
+    if os.environ.get(SPECS_VARIABLE):
+        return
+    if file.is_file():
+        os.environ[SPECS_VARIABLE] = str(file)
+    else:
+        declare_orders(env, file)
 
 
 def run_dagster(port: int, host: str) -> None:

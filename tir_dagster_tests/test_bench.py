@@ -15,6 +15,7 @@ import pytest
 
 from tir_dagster.bench.command import conclude
 from tir_dagster.bench.limits import build_limit, replace_limit, upload_limit
+from tir_dagster.bench.package_report import STEPS, PackageReport, Way
 from tir_dagster.bench.report import REST, Limit, Refresh, Report, staged
 from tir_dagster.bench.run import change_mix
 from tir_dagster.extract.engine import connect
@@ -190,6 +191,85 @@ def test_an_unequal_extract_is_printed_and_then_an_error(capsys: pytest.CaptureF
         conclude(wrong, as_json=True)
     assert failure.value.exit_code == 1
     assert json.loads(capsys.readouterr().out)["equal"] is False
+
+
+@pytest.fixture(scope="module")
+def packaged(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """One small bench of packages, in a process of its own."""
+    folder = tmp_path_factory.mktemp("packages")
+    done = subprocess.run(
+        [*COMMAND, "package", "--gb", "0.005", "--json"],
+        env=environment(folder),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return Ran(json.loads(done.stdout), done.stderr, folder)
+
+
+def test_both_ways_publish_what_has_to_remain_and_every_step_is_timed(packaged: Ran):
+    report = packaged.report
+    assert report["equal"]
+    for way in (report["ours"], report["plain"]):
+        assert list(way["seconds"]) == list(STEPS)
+        assert all(seconds > 0 for seconds in way["seconds"].values())
+        assert way["rows"] == report["rows"] - report["purged"]
+        assert way["total"] == pytest.approx(sum(way["seconds"].values()), abs=0.01)
+    assert 0.03 < report["purged"] / report["rows"] < 0.05, "30 days of 730"
+    assert report["increment_value"] == "#2025-11-30#"
+
+
+def test_ours_publishes_stored_bytes_and_the_plain_way_deflated_ones(packaged: Ran):
+    report = packaged.report
+    assert report["ours"]["bytes_published"] > 0.9 * report["hyper_bytes"]
+    assert report["plain"]["bytes_published"] < 0.8 * report["hyper_bytes"]
+    assert report["package_bytes"] < 0.8 * report["hyper_bytes"], "what both begin with is deflated"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is counted on Linux only")
+def test_the_memory_of_each_process_is_told_apart_from_hypers(packaged: Ran):
+    for way in (packaged.report["ours"], packaged.report["plain"]):
+        assert 20e6 < way["before"] <= way["peak"] < 300e6
+        assert way["hyper_peak"] > 20e6
+
+
+def test_a_bench_of_packages_leaves_nothing_behind_and_tells_its_progress(packaged: Ran):
+    assert list(packaged.folder.iterdir()) == []
+    for line in ("making an extract of", "publishing it twice", "ours: download", "plain: download"):
+        assert line in packaged.told
+
+
+def made_package_report() -> PackageReport:
+    ours = Way(dict.fromkeys(STEPS, 1.0), 90, 1_000_000_000, 150_000_000, 100_000_000, 400_000_000)
+    plain = Way({**ours.seconds, "pack": 21.0}, 90, 600_000_000, 80_000_000, 60_000_000, 400_000_000)
+    return PackageReport(100, 1_000_000_000, 600_000_000, 10, "#2025-11-30#", 2, 0.1, ours, plain, equal=True)
+
+
+def test_the_text_of_packages_says_steps_memory_and_where_deflating_would_pay():
+    text = made_package_report().as_text()
+    lines = [line.split() for line in text.splitlines()]
+    assert ["pack", "1.00", "21.00", "0.05x"] in lines
+    assert ["seconds", "4.0", "24.0", "0.17x"] in lines
+    assert ["MB", "published", "1,000.0", "600.0", "1.67x"] in lines
+    assert ["peak", "MB", "of", "the", "process", "150", "80", "1.88x"] in lines
+    # 400 MB more in 20 s less.
+    assert "Deflating would pay over less than 160 Mbit/s." in text
+    assert text.endswith("Published by both: 90 rows up to #2025-11-30#: equal to what had to remain")
+
+
+def test_where_memory_is_not_counted_the_text_says_so():
+    made = made_package_report()
+    uncounted = [replace(way, peak=None, before=None, hyper_peak=None) for way in (made.ours, made.plain)]
+    assert "Memory is counted on Linux only." in replace(made, ours=uncounted[0], plain=uncounted[1]).as_text()
+    assert "Linux" not in made.as_text()
+
+
+def test_a_package_that_is_not_what_had_to_remain_is_an_error(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(click.ClickException):
+        conclude(replace(made_package_report(), equal=False), as_json=False)
+    assert "NOT what had to remain" in capsys.readouterr().out
 
 
 def hyper_file(path: Path, rows: list[tuple[int, int]]) -> Path:

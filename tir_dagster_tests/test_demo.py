@@ -49,6 +49,8 @@ def test_the_demo_ends_equal_and_shows_where_tableaus_own_increment_is_wrong(hom
     assert int(twin[1].replace(",", "")) > 0
     assert re.search(r"2\d{3}-\d\d +\d+ purged, \d+ appended", done.output), "keys by slice"
     assert re.search(r"seconds +[\d.]+ +[\d.]+ +[\d.]+x", done.output), "beside a full refresh"
+    assert re.search(r"mydatasource_by_server  .* rows, +0 of them wrong or missing: equal in every slice", done.output)
+    assert re.search(r"server +[\d.]+ s +published without [\d,]+ rows from 20\d\d-\d\d-\d\d on", done.output)
 
 
 def test_dev_shows_the_extract_and_the_history_of_the_demo(home, tmp_path: Path):
@@ -70,7 +72,9 @@ def test_dev_shows_the_extract_and_the_history_of_the_demo(home, tmp_path: Path)
                 os.killpg(running.pid, signal.SIGKILL)
     keys = {tuple(node["assetKey"]["path"]): node for node in nodes}
     assert set(keys) == {
-        ("orders", name) for name in ("source_table", "changed_keys", "purged_extract", "published_datasource")
+        (extract, name)
+        for extract in ("orders", "orders_by_server")
+        for name in ("source_table", "changed_keys", "purged_extract", "published_datasource")
     }
     assert keys["orders", "published_datasource"]["assetMaterializations"], "what the demo published is in the history"
 

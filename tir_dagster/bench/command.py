@@ -8,11 +8,18 @@ from collections.abc import Callable
 
 import click
 
+from tir_dagster.bench.package_report import PackageReport
 from tir_dagster.bench.place import own_place
 from tir_dagster.bench.report import Report
 
+# By estimate: the lake, two packages, three versions and what is staged come to less than this for each order.
+_BYTES_PER_ROW = 1_000
+# Of an extract, its packages on both sides, and what the servers unpack to look into them.
+_COPIES = 10
+_GIGABYTE = 1_000_000_000
 
-@click.command()
+
+@click.group(invoke_without_command=True)
 @click.option(
     "--rows", type=click.IntRange(min=1_000), default=2_000_000, show_default=True, help="Orders in the sample."
 )
@@ -26,25 +33,52 @@ from tir_dagster.bench.report import Report
 @click.option("--seed", type=click.IntRange(min=0), default=1, show_default=True, help="Another seed, other orders.")
 @click.option("--keep", is_flag=True, help="Keep the folder of the run: specs, versions, Dagster's history.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output.")
-def bench(rows: int, changed: float, seed: int, *, keep: bool, as_json: bool) -> None:
+@click.pass_context
+def bench(context: click.Context, /, rows: int, changed: float, seed: int, *, keep: bool, as_json: bool) -> None:
     """Measure a full refresh and one by key on a sandbox of their own, each stage beside its bare limit.
 
     Compare the ratios, which come from one run on one machine; seconds differ from machine to machine. Exit code 1 if
     the published extract differs from the source.
     """
+    if context.invoked_subcommand is not None:
+        return
     progress = _progress()
-    with own_place(rows, keep=keep, progress=progress) as folder:
+    with own_place(rows * _BYTES_PER_ROW, keep=keep, progress=progress) as folder:
         from tir_dagster.bench.run import run_bench  # noqa: PLC0415 - Dagster, Spark, the clients: seconds
 
         report = run_bench(folder, rows=rows, changed=changed, seed=seed, progress=progress)
     conclude(report, as_json=as_json)
 
 
-def conclude(report: Report, *, as_json: bool) -> None:
+@bench.command()
+@click.option(
+    "--gb",
+    type=click.FloatRange(min=0.001, max=100),
+    default=1,
+    show_default=True,
+    help="About how many gigabytes the extract has.",
+)
+@click.option("--keep", is_flag=True, help="Keep the folder of the run: the package, the servers' data and logs.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output.")
+def package(gb: float, *, keep: bool, as_json: bool) -> None:
+    """Measure how the newest rows leave a published extract, from the download to the publish, beside a plain script.
+
+    Time by step, and the most memory that each process held; Hyper's process apart. Exit code 1 if what either has
+    published is not what had to remain.
+    """
+    size, progress = round(gb * _GIGABYTE), _progress()
+    with own_place(_COPIES * size, keep=keep, progress=progress) as folder:
+        from tir_dagster.bench.package_run import run_package_bench  # noqa: PLC0415 - Hyper, the clients: seconds
+
+        report = run_package_bench(folder, size=size, progress=progress)
+    conclude(report, as_json=as_json)
+
+
+def conclude(report: Report | PackageReport, *, as_json: bool) -> None:
     """Print the numbers; they count for nothing if the extract is wrong."""
     click.echo(json.dumps(report.as_dict(), indent=2) if as_json else report.as_text())
     if not report.equal:
-        raise click.ClickException("the published extract differs from the source.")
+        raise click.ClickException("what was published is not what it should be.")
 
 
 def _progress() -> Callable[[str], None]:

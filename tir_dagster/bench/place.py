@@ -12,21 +12,23 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tir_dagster.durable import need_space
+from tir_dagster.sandbox import processes
+from tir_dagster.sandbox.home import SandboxHome
 
-# By estimate: the lake, two packages, three versions and what is staged come to less than this for each order.
-_BYTES_PER_ROW = 1_000
+Say = Callable[[str], None]
 # Somebody's own servers, their secrets and the specs on them have no part in this.
 _FOREIGN = ("SNOWFLAKE_", "TABLEAU_", "TIR_", "DAGSTER_HOME")
 
 
 @contextmanager
-def own_place(rows: int, *, keep: bool, progress: Callable[[str], None]) -> Iterator[Path]:
+def own_place(needed: int, *, keep: bool, progress: Say) -> Iterator[Path]:
     """A new folder that is TIR_HOME and DAGSTER_HOME inside the block, removed afterwards unless it is kept.
 
+    It is refused where fewer than `needed` bytes are free.
     Enter it before the pipeline is imported: Dagster's definitions read the spec file that the environment names.
     """
     with _ended_politely(), _folder(keep=keep, progress=progress) as folder, _own_environment(folder):
-        need_space(folder, rows * _BYTES_PER_ROW)
+        need_space(folder, needed)
         yield folder
 
 
@@ -41,7 +43,7 @@ def _ended_politely() -> Iterator[None]:
 
 
 @contextmanager
-def _folder(*, keep: bool, progress: Callable[[str], None]) -> Iterator[Path]:
+def _folder(*, keep: bool, progress: Say) -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="tir-bench-"))
     try:
         yield folder
@@ -66,3 +68,17 @@ def _own_environment(folder: Path) -> Iterator[None]:
     finally:
         os.environ.clear()
         os.environ.update(before)
+
+
+@contextmanager
+def own_sandbox(progress: Say) -> Iterator[dict[str, str]]:
+    """The servers of this place, and the variables that lead to them, which are also set; stopped at the end."""
+    home = SandboxHome.from_environment()
+    progress("starting a sandbox of its own")
+    try:
+        processes.start(home)
+        env = processes.environment(home)
+        os.environ.update(env)
+        yield env
+    finally:
+        processes.stop(home)

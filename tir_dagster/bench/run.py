@@ -15,6 +15,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from tir_dagster.bench import limits
+from tir_dagster.bench.place import own_sandbox
 from tir_dagster.bench.report import Limit, Refresh, Report, Stage, staged
 from tir_dagster.comparison import Comparison, compare_slices, published_extract, snowflake_of
 from tir_dagster.demo import declare_orders
@@ -23,8 +24,7 @@ from tir_dagster.extract.apply import SHELL
 from tir_dagster.extract.package import read_package, refresh_change, write_package
 from tir_dagster.extract.versions import Version
 from tir_dagster.orchestration.commands import Outcome, command
-from tir_dagster.sandbox import processes, sample
-from tir_dagster.sandbox.home import SandboxHome
+from tir_dagster.sandbox import sample
 from tir_dagster.source.names import TableName, quote
 from tir_dagster.source.versions import SourceVersion, describe, select
 from tir_dagster.spec import ExtractSpec
@@ -37,23 +37,11 @@ Say = Callable[[str], None]
 
 def run_bench(folder: Path, *, rows: int, changed: float, seed: int, progress: Say) -> Report:
     """Measure everything in one run, in a place of its own; the sandbox is stopped at the end."""
-    with _sandbox(progress) as env:
-        return _Bench(folder, env, progress).run(rows=rows, changed=changed, seed=seed)
-
-
-@contextmanager
-def _sandbox(progress: Say) -> Iterator[dict[str, str]]:
-    """The servers, and the variables that lead to them."""
-    home = SandboxHome.from_environment()
-    progress("starting a sandbox of its own")
-    try:
-        processes.start(home)
-        env = processes.environment(home)
-        os.environ.update(env)
-        yield env
-    finally:
-        _stop_spark()
-        processes.stop(home)
+    with own_sandbox(progress) as env:
+        try:
+            return _Bench(folder, env, progress).run(rows=rows, changed=changed, seed=seed)
+        finally:
+            _stop_spark()
 
 
 def _stop_spark() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -16,6 +18,17 @@ from tir_dagster.errors import DatasourceError
 T = TypeVar("T")
 # Tableau Cloud asks for at least this much between two looks at a job.
 _CLOUD_POLL_SECONDS = 5.0
+_pace: ContextVar[RetryPolicy | None] = ContextVar("pace", default=None)
+
+
+@contextmanager
+def paced(retry: RetryPolicy) -> Iterator[None]:
+    """Clients made inside repeat and wait by this policy, unless they are given one of their own."""
+    token = _pace.set(retry)
+    try:
+        yield
+    finally:
+        _pace.reset(token)
 
 
 class TableauClient:
@@ -33,7 +46,7 @@ class TableauClient:
         timeouts: Timeouts | None = None,
     ) -> None:
         self.access = access
-        self.retry = retry or RetryPolicy()
+        self.retry = retry or _pace.get() or RetryPolicy()
         self.poll = poll or Backoff(first_seconds=_CLOUD_POLL_SECONDS if access.is_cloud else 1.0)
         self.timeouts = timeouts or Timeouts()
         self._session: SharedSession | None = None

@@ -87,18 +87,20 @@ def look_for_datasource(client: TableauClient, *, project: FoundProject, name: s
     for item in items:
         # Projects of one name can lie in several places: only the id tells them apart.
         if item.name == name and item.project_id == project.id:
-            return read_datasource(client, item.id, project=project)
+            return read_datasource(client, item.id, project=project, name=name)
     return None
 
 
 def reread(client: TableauClient, found: FoundDatasource) -> FoundDatasource | None:
     """The datasource as it is now; None when it was deleted."""
-    return read_datasource(client, found.id, project=found.project)
+    return read_datasource(client, found.id, project=found.project, name=found.name)
 
 
-def read_datasource(client: TableauClient, datasource_id: str, *, project: FoundProject) -> FoundDatasource | None:
-    """Everything about one datasource; None when there is none of that id."""
-    doing = f"read datasource {datasource_id} of project {project.path!r}"
+def read_datasource(
+    client: TableauClient, datasource_id: str, *, project: FoundProject, name: str
+) -> FoundDatasource | None:
+    """Everything about one datasource; None when there is none of that id. The name is for messages."""
+    doing = f"read datasource {name!r} in project {project.path!r}"
     try:
         item = client.call(lambda server: server.datasources.get_by_id(datasource_id), doing=doing)
         connections = client.call(lambda server: _connections(server, item), doing=f"{doing} and its connections")

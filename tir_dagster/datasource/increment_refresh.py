@@ -13,6 +13,7 @@ from tir_dagster.datasource.found import FoundDatasource
 from tir_dagster.datasource.jobs import (
     CREATE_TASK,
     INCREMENTAL_SINCE,
+    REFRESH_SINCE,
     StartedRefresh,
     cancel_job,
     incremental_task,
@@ -60,6 +61,11 @@ def find_route(client: TableauClient, found: FoundDatasource) -> Route:
             f" no incremental refresh task. {CREATE_TASK}"
         )
     return Route(Way.TASK if by_hand else Way.SCHEDULE, task)
+
+
+def may_refresh_fully(client: TableauClient) -> bool:
+    """Whether a full refresh can be started from here at all."""
+    return client.rest_version >= REFRESH_SINCE and _may_run_now(client)
 
 
 def _may_run_now(client: TableauClient) -> bool:

@@ -13,7 +13,7 @@ import tableauserverclient as TSC  # noqa: N812 - the name its own documentation
 from tir_dagster.datasource.client import TableauClient
 from tir_dagster.datasource.found import FoundDatasource
 from tir_dagster.datasource.tasks import RefreshTask, refresh_tasks
-from tir_dagster.datasource.trouble import RefusedError
+from tir_dagster.datasource.trouble import TOO_OLD, RefusedError
 from tir_dagster.errors import DatasourceError
 
 INCREMENTAL_SINCE = (3, 25)
@@ -21,6 +21,9 @@ INCREMENTAL_SINCE = (3, 25)
 REFRESH_SINCE = (2, 8)
 JOB_LIST_SINCE = (3, 1)
 CANCEL_SINCE = (3, 1)
+# A server that has forgotten a job says 400031 or some 404; these two speak of the site and of the call.
+_GONE = "400031"
+_NOT_OF_JOBS = ("404000", TOO_OLD)
 _DONE, _FAILED, _CANCELLED = (0, 3), 1, 2
 # How soon a wait notices that it is no longer wanted.
 _NOTICE_SECONDS = 1.0
@@ -121,7 +124,7 @@ def _look(client: TableauClient, job_id: str, what: str) -> Any:
     try:
         return client.call(lambda server: server.jobs.get_by_id(job_id), doing=f"look at job {job_id} ({what})")
     except RefusedError as error:
-        if error.code == "400031" or error.code.startswith("404"):
+        if error.code == _GONE or (error.code.startswith("404") and error.code not in _NOT_OF_JOBS):
             raise JobVanishedError(
                 f"{client.where} no longer knows job {job_id} ({what}); servers forget jobs after a while."
                 " Look at the data to see whether it did its work."
@@ -188,7 +191,7 @@ def start_refresh(client: TableauClient, found: FoundDatasource, *, incremental:
     kind = "an incremental refresh" if incremental else "a full refresh"
     doing = f"start {kind} of {found.shown}"
     start = _starter(client, found, doing, incremental=incremental)
-    for _ in range(_JOIN_TRIES):
+    for number in range(1, _JOIN_TRIES + 1):
         job_id = client.call(start, doing=doing)
         if job_id is not None:
             return StartedRefresh(job_id, joined=False)
@@ -196,9 +199,10 @@ def start_refresh(client: TableauClient, found: FoundDatasource, *, incremental:
         running = _running_refresh(client, found)
         if running is not None:
             return StartedRefresh(running, joined=True)
+        client.retry.sleep(client.retry.pause(number))
     raise DatasourceError(
         f"Could not {doing}: {client.where} says that one is queued already, and it cannot be found among the jobs."
-        " Wait for it to end and run again."
+        " Wait for it to end and run again; only an administrator's token sees the jobs of others."
     )
 
 
@@ -247,7 +251,11 @@ def _running_refresh(client: TableauClient, found: FoundDatasource) -> str | Non
     """The job that refreshes this datasource now. The list shows names only, so each candidate is looked at."""
     doing = f"find the running refresh of {found.shown} among the jobs"
     for status in (TSC.BackgroundJobItem.Status.InProgress, TSC.BackgroundJobItem.Status.Pending):
-        jobs = client.call(partial(_jobs_with, status=status), doing=doing)
+        try:
+            jobs = client.call(partial(_jobs_with, status=status), doing=doing)
+        except RefusedError:
+            # Only administrators see the list, and older servers have none.
+            return None
         for job in jobs:
             if job.title == found.name and _refreshes(client, job.id, found, doing):
                 return str(job.id)

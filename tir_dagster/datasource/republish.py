@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tir_dagster.datasource.client import TableauClient
 from tir_dagster.datasource.find import find_project, look_for_datasource, settled
 from tir_dagster.datasource.found import FoundDatasource, FoundProject, ServerVersion, server_version
-from tir_dagster.datasource.keep import ConnectionCredential, check_credentials, keep, restore
-from tir_dagster.datasource.transfer import download, publish
+from tir_dagster.datasource.keep import (
+    ConnectionCredential,
+    check_credentials,
+    is_remembered,
+    put_back_remembered,
+    remember,
+)
+from tir_dagster.datasource.transfer import NoExtractError, download, publish
 from tir_dagster.durable import need_space
 from tir_dagster.errors import DatasourceError, ExtractError
 from tir_dagster.extract.archive import open_archive
@@ -77,7 +83,7 @@ def fetch_shell(client: TableauClient, found: FoundDatasource, folder: Path) -> 
     try:
         describe(hyper)
     except ExtractError as error:
-        raise DatasourceError(f"The {found.shown} cannot be refreshed by key: {error}") from error
+        raise NoExtractError(f"The {found.shown} cannot be refreshed by key: {error}") from error
     shell = folder / "shell.tdsx"
     with open_archive(package.path) as archive:
         assert package.hyper_member is not None, "extract_hyper refused it otherwise"
@@ -108,6 +114,8 @@ def deliver(
     else:
         package = read_package(shell)
         write_package(package, target, hyper=hyper, refresh=refresh_change(package, hyper, rows=rows))
+    if look.found is not None:
+        remember(look.found, folder)
     log(f"publishing {target.stat().st_size / 1e6:,.1f} MB")
     try:
         found = publish(
@@ -121,8 +129,13 @@ def deliver(
         )
     finally:
         target.unlink(missing_ok=True)
-    warnings: tuple[str, ...] = ()
-    if look.found is not None:
-        restored = restore(client, found, keep(look.found))
-        found, warnings = restored.found, restored.warnings
-    return settled(client, found), warnings
+    restored = put_back_remembered(client, found, folder)
+    return settled(client, restored.found), restored.warnings
+
+
+def finish_delivery(client: TableauClient, look: ServerLook, folder: Path) -> tuple[ServerLook, tuple[str, ...]]:
+    """Put back what an earlier publish of ours took from the datasource, if that run ended before it could."""
+    if look.found is None or not is_remembered(folder):
+        return look, ()
+    restored = put_back_remembered(client, look.found, folder)
+    return replace(look, found=settled(client, restored.found)), restored.warnings

@@ -200,8 +200,12 @@ def wait_for_scheduled_run(
     slot: datetime,
     before: ServerVersion,
     timeout: float = 3600.0,
+    job_timeout: float | None = None,
 ) -> ScheduledRun:
-    """Wait until the refresh at that slot has ended well; its job's own errors otherwise. `timeout` begins now."""
+    """Wait until the refresh at that slot has ended well; its job's own errors otherwise.
+
+    `timeout` begins now; a job that is known by then may take `job_timeout`, if that is given.
+    """
     clock = client.retry.clock
     started, number = clock(), 0
     while True:
@@ -210,7 +214,8 @@ def wait_for_scheduled_run(
         if run.state is RunState.DONE:
             return run
         if run.job_id is not None:
-            wait_for_job(client, run.job_id, what=f"scheduled refresh of {found.shown}", timeout=max(left, 0.0))
+            what, allowed = f"scheduled refresh of {found.shown}", left if job_timeout is None else job_timeout
+            wait_for_job(client, run.job_id, what=what, timeout=max(allowed, 0.0))
             return ScheduledRun(RunState.DONE, run.job_id, run.at)
         if run.state is RunState.FAILED:
             raise DatasourceError(

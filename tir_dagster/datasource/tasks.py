@@ -37,6 +37,15 @@ class RefreshTask:
     @property
     def warning(self) -> str:
         """A sentence for people who have refreshes of their own on the same datasource."""
+        return f"{self._harm} Remove the task on the server, or leave the refreshes to Tableau with the delivery `trigger`."
+
+    @property
+    def needed_warning(self) -> str:
+        """The same for the task that is run from here, where the server has no other way."""
+        return f"{self._harm} Suspend its schedule: the task is run from here when it is needed."
+
+    @property
+    def _harm(self) -> str:
         kind = "an incremental refresh" if self.incremental else "a full refresh"
         when = f", next at {self.next_run_at.astimezone(UTC):%Y-%m-%d %H:%M} UTC" if self.next_run_at else ""
         harm = (
@@ -44,10 +53,7 @@ class RefreshTask:
             if self.incremental
             else "it reads the whole source again, and the next refresh has to compare the whole extract"
         )
-        return (
-            f"Tableau runs {kind} of this datasource on its own ({self.schedule}{when}): {harm}."
-            " Remove the task on the server, or leave the refreshes to Tableau with the delivery `trigger`."
-        )
+        return f"Tableau runs {kind} of this datasource on its own ({self.schedule}{when}): {harm}."
 
 
 def refresh_tasks(client: TableauClient, found: FoundDatasource) -> list[RefreshTask]:

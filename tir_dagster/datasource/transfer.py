@@ -24,6 +24,18 @@ _SPARE_BYTES = 16 * 1024 * 1024
 _KINDS = (".tdsx", ".hyper")
 
 
+class NoExtractError(DatasourceError):
+    """What the server holds is no extract that can be refreshed by key, or compared with ours."""
+
+
+def _what_it_is(file: Path) -> str:
+    with file.open("rb") as opened:
+        begin = opened.read(1_000).lstrip(b"\xef\xbb\xbf \r\n\t")
+    if begin.startswith((b"<?xml", b"<datasource")):
+        return "is not a package with an extract but a plain document: it reads its source live. Publish it with an extract first."
+    return "did not come as a package. Check that no proxy answers in the server's place, then run again."
+
+
 def download(client: TableauClient, found: FoundDatasource, target: Path, *, progress: Progress | None = None) -> Path:
     """The datasource's package at exactly this path, whole or not at all; the path again."""
     doing = f"download {found.shown}"
@@ -32,10 +44,7 @@ def download(client: TableauClient, found: FoundDatasource, target: Path, *, pro
         with _beside(target) as (out, part):
             client.call(partial(_fetch, found=found, out=out, folder=part.parent, progress=progress), doing=doing)
             if target.suffix.lower() == ".tdsx" and not zipfile.is_zipfile(part):
-                raise DatasourceError(
-                    f"{found.shown} on {client.where} is not a package with an extract but a plain document: it reads"
-                    " its source live. Publish it with an extract first."
-                )
+                raise NoExtractError(f"{found.shown} on {client.where} {_what_it_is(part)}")
     except OSError as error:
         raise DatasourceError(
             f"Could not {doing} to {target}: {error.strerror or error}. Free some space or choose another folder."

@@ -4,28 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC
 
 from tir_dagster.datasource.client import TableauClient
-from tir_dagster.datasource.find import reread, settled
+from tir_dagster.datasource.find import settled
 from tir_dagster.datasource.found import FoundDatasource, server_version
-from tir_dagster.datasource.increment_refresh import start_incremental_refresh
-from tir_dagster.datasource.jobs import (
-    JobCancelledError,
-    JobFailedError,
-    JobVanishedError,
-    StartedRefresh,
-    start_refresh,
-    wait_for_job,
-)
+from tir_dagster.datasource.jobs import JobVanishedError, wait_for_job
+from tir_dagster.datasource.own_refresh import start_own_refresh
 from tir_dagster.datasource.tasks import RefreshTask, scheduled_refreshes
-from tir_dagster.errors import DatasourceError
 
 # Servers end a refresh after two hours unless they are told otherwise; and it may have to queue before.
 JOB_SECONDS = 4 * 3600.0
-_TURNS = 3
 _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
 _ROWS = re.compile(r"\b(\d[\d,]*) rows\b")
 
@@ -53,45 +43,19 @@ def refresh_by_server(
     clock = client.retry.clock
     begun = clock()
     what = f"{'incremental' if incremental else 'full'} refresh of {found.shown}"
-    started, before, joined = _begin(client, found, what, incremental=incremental, log=log, timeout=timeout)
-    log(f"{what}: job {started.job_id}")
+    own = start_own_refresh(client, found, incremental=incremental, log=log, timeout=timeout)
+    log(f"{what}: job {own.job_id}")
     rows: int | None = None
     try:
-        notes = wait_for_job(client, started.job_id, what=what, timeout=timeout).notes
+        notes = wait_for_job(client, own.job_id, what=what, timeout=timeout).notes
     except JobVanishedError as vanished:
-        now = _landed(client, before, what, vanished)
-        log(f"the server forgot job {started.job_id}, but the datasource is another one than before: it was refreshed")
+        now = _landed(client, own.before, what, vanished)
+        log(f"the server forgot job {own.job_id}, but the datasource is another one than before: it was refreshed")
     else:
         rows = rows_told(notes)
         log(" ".join(notes) or f"{what}: done, without a note")
-        now = settled(client, before)
-    return TriggeredRefresh(started.job_id, joined, round(clock() - begun, 3), rows, now)
-
-
-def _begin(
-    client: TableauClient, found: FoundDatasource, what: str, *, incremental: bool, log: Log, timeout: float
-) -> tuple[StartedRefresh, FoundDatasource, bool]:
-    """A job of our own, what the server held before it, and whether another one had to end first.
-
-    A refresh that runs already may have read the source before it changed, or be of the other kind: it does not count.
-    """
-    joined = False
-    for _ in range(_TURNS):
-        started = (
-            start_incremental_refresh(client, found) if incremental else start_refresh(client, found, incremental=False)
-        )
-        if not started.joined:
-            return started, found, joined
-        joined = True
-        log(f"another refresh of {found.shown} is at work: waiting for job {started.job_id} before ours")
-        # However it ends, ours follows.
-        with suppress(JobFailedError, JobCancelledError, JobVanishedError):
-            wait_for_job(client, started.job_id, what=f"another refresh of {found.shown}", timeout=timeout)
-        found = reread(client, found) or found
-    raise DatasourceError(
-        f"Could not start the {what}: {client.where} is refreshing it for somebody else again and again."
-        " Look at its refresh schedules, and run again."
-    )
+        now = settled(client, own.before)
+    return TriggeredRefresh(own.job_id, own.waited, round(clock() - begun, 3), rows, now)
 
 
 def _landed(client: TableauClient, before: FoundDatasource, what: str, vanished: JobVanishedError) -> FoundDatasource:

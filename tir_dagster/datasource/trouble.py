@@ -14,10 +14,14 @@ from tableauserverclient.server.endpoint.exceptions import (
     RedirectError,
     XMLError,
 )
+from tableauserverclient.server.exceptions import EndpointUnavailableError
 
 from tir_dagster.datasource.access import TableauAccess, TableauToken
 from tir_dagster.datasource.transport import BadAnswerError
 from tir_dagster.errors import DatasourceError
+
+# The server's REST version does not know the call. The client says so before it asks, a server by this code.
+TOO_OLD = "404950"
 
 
 class UnknownOutcomeError(DatasourceError):
@@ -66,6 +70,8 @@ def understand(error: Exception) -> Trouble | None:
         gone = error.code.startswith("401") and error.code != "401001"
         words = _one_line(error.detail or error.summary or "no reason given")
         return Trouble(Fate.SESSION_GONE if gone else Fate.REFUSED, words, error.code)
+    if isinstance(error, EndpointUnavailableError):
+        return Trouble(Fate.REFUSED, "its REST version does not know this call", TOO_OLD)
     if isinstance(error, NotSignedInError):
         return Trouble(Fate.SESSION_GONE, "the session is over", "401002")
     if isinstance(error, (NonXMLResponseError, ParseError, RedirectError)):
@@ -174,6 +180,8 @@ def _hint(code: str, access: TableauAccess) -> str:
         return "Somebody else has just created it: choose another name, or overwrite it on purpose."
     if code.startswith("403"):
         return f"Give the user behind {access.identity.shown} the permission, or use another one."
+    if code == TOO_OLD:
+        return "It takes a newer Tableau Server: upgrade it, or choose a delivery that it can serve."
     if code.startswith("404"):
         return "Check that it still exists and that the user may see it."
     if not code:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,9 @@ from tir_dagster.datasource.trouble import UnknownOutcomeError
 # (bytes so far, bytes in all)
 Progress = Callable[[int, int], None]
 UPLOAD_GONE = "404015"
+# In one request the client holds the whole file several times.
+_MOST_AT_ONCE_MB = 8
+_BLOCK = 1024 * 1024
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,7 @@ class Parcel:
 
     @property
     def in_pieces(self) -> bool:
-        return self.size >= config.FILESIZE_LIMIT_MB * BYTES_PER_MB
+        return self.size >= min(config.FILESIZE_LIMIT_MB, _MOST_AT_ONCE_MB) * BYTES_PER_MB
 
     @property
     def mode(self) -> str:
@@ -106,22 +109,61 @@ def upload(client: TableauClient, file: Path, *, doing: str, progress: Progress 
 
 
 def _upload_once(client: TableauClient, file: Path, *, doing: str, progress: Progress | None) -> str:
-    total, done = file.stat().st_size, 0
+    total, most = file.stat().st_size, config.CHUNK_SIZE_MB * BYTES_PER_MB
     upload_id = str(client.call(lambda server: server.fileuploads.initiate(), doing=f"start the upload to {doing}"))
-    with file.open("rb") as source:
-        while piece := source.read(config.CHUNK_SIZE_MB * BYTES_PER_MB):
-            _append(client, upload_id, piece, doing=doing)
-            done += len(piece)
-            if progress is not None:
-                progress(done, total)
+    for start in range(0, total, most):
+        size = min(most, total - start)
+        _append(client, upload_id, _Piece(file, start, size), doing=doing)
+        if progress is not None:
+            progress(start + size, total)
     return upload_id
 
 
-def _append(client: TableauClient, upload_id: str, piece: bytes, *, doing: str) -> None:
-    request, content_type = RequestFactory.Fileupload.chunk_req(piece)
-    with patience(client.timeouts.for_bytes(len(piece))):
-        client.call(
-            lambda server: server.fileuploads.append(upload_id, request, content_type),
-            doing=f"upload a piece of the file to {doing}",
-            repeat=False,
-        )
+@dataclass(frozen=True)
+class _Piece:
+    """A stretch of a file, which is read while it is sent."""
+
+    file: Path
+    start: int
+    size: int
+
+    def blocks(self) -> Iterator[bytes]:
+        with self.file.open("rb") as source:
+            source.seek(self.start)
+            left = self.size
+            while left and (block := source.read(min(left, _BLOCK))):
+                left -= len(block)
+                yield block
+
+
+@dataclass(frozen=True)
+class _Body:
+    """A piece in the client's own wrapping, as `requests` sends it: of known length, and read anew each time."""
+
+    before: bytes
+    piece: _Piece
+    after: bytes
+
+    def __len__(self) -> int:
+        return len(self.before) + self.piece.size + len(self.after)
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield self.before
+        yield from self.piece.blocks()
+        yield self.after
+
+
+def _append(client: TableauClient, upload_id: str, piece: _Piece, *, doing: str) -> None:
+    empty, content_type = RequestFactory.Fileupload.chunk_req(b"")
+    # A part's content ends where the line of the next boundary begins.
+    end = empty.rindex(b"\r\n--", 0, -len(b"--\r\n"))
+    body = _Body(empty[:end], piece, empty[end:])
+
+    def put(server: Any) -> None:
+        endpoint = server.fileuploads
+        # As data and not as content: of that the client parses the beginning for its log, and the error that this
+        # raises keeps the whole piece in memory until the garbage is collected.
+        endpoint.put_request(f"{endpoint.baseurl}/{upload_id}", None, content_type, parameters={"data": body})
+
+    with patience(client.timeouts.for_bytes(piece.size)):
+        client.call(put, doing=f"upload a piece of the file to {doing}", repeat=False)

@@ -26,6 +26,7 @@ from tir_dagster.extract.package import NO_VALUE, Package, RefreshChange, read_p
 IncrementValue = date | datetime | int
 _INTEGER = re.compile(r"-?\d+")
 _MOMENT = re.compile(r"#(\d{4}-\d{2}-\d{2})(?: (\d{2}:\d{2}:\d{2}(?:\.\d+)?))?#")
+_OTHER = "tir other"
 _CHOOSE = (
     "Choose another column for incremental refreshes in Tableau and publish again, or use the delivery `republish`."
 )
@@ -245,6 +246,33 @@ _WRITERS: dict[IncrementKind, Callable[[IncrementValue], str | None]] = {
     IncrementKind.DATE: _date,
     IncrementKind.DATETIME: _moment,
 }
+
+
+def least_difference(one: Path, other: Path, *, column: str) -> str | None:
+    """The literal of the smallest value of `column` among the rows that only one of two extracts has, as bags.
+
+    None where they hold the same rows, `%null%` where one that differs has no value: no value is small enough then.
+    """
+    with connect(one) as connection:
+        table, stored = _opened(connection, one, one, column)
+        connection.catalog.attach_database(str(other), alias=_OTHER)
+        schema, name = table.schema, table.name
+        # An extract's collation may call 'a' and 'A' equal.
+        shown = ", ".join(f"{each.comparable} AS {quoted(each.name)}" for each in table.columns)
+        names = ", ".join(quoted(each.name) for each in table.columns)
+        sides = [
+            f"SELECT {shown}, {sign} AS tir_side FROM {quoted(database, schema, name)}"
+            for database, sign in ((one.stem, 1), (_OTHER, -1))
+        ]
+        differing = (
+            f"SELECT {names} FROM ({' UNION ALL '.join(sides)}) AS sides GROUP BY {names} HAVING SUM(tir_side) <> 0"
+        )
+        least = f"CAST(MIN({_comparable(stored)}) AS TEXT)"
+        asked = f"SELECT {least}, COUNT(*), COUNT({quoted(column)}) FROM ({differing}) AS differing"
+        text, rows, valued = connection.execute_list_query(asked)[0]
+    if not rows:
+        return None
+    return NO_VALUE if valued < rows else format_value(_of_text(text, _KINDS[stored.type], one))
 
 
 def set_increment_value(package: Package, target: Path, *, hyper: Path, value: IncrementValue) -> Path:

@@ -3,26 +3,40 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tir_dagster.changes.detect import KEYS
 from tir_dagster.changes.plan import Reason
 from tir_dagster.changes.state import ChangeSet
 from tir_dagster.datasource.client import TableauClient
+from tir_dagster.datasource.overwrite import Place, put_back
 from tir_dagster.datasource.republish import ServerLook, credentials_for, fetch_shell, look_at_server
-from tir_dagster.datasource.server_load import Affected, Load, Loaded, load_by_server, put_back
-from tir_dagster.errors import DatasourceError
+from tir_dagster.datasource.server_load import Loaded, load_by_server
+from tir_dagster.datasource.suffix_load import Affected, Load
+from tir_dagster.errors import DatasourceError, ExtractError
 from tir_dagster.extract.apply import SHELL, Shape, content_digest, content_fingerprints, least_changed, new_version
-from tir_dagster.extract.package import read_package
+from tir_dagster.extract.increment import least_difference
+from tir_dagster.extract.package import NO_VALUE, read_package
 from tir_dagster.extract.versions import Version
 from tir_dagster.orchestration.steps import Looked, Published, crash_after, known_of, remove, shape_of
+from tir_dagster.source.arrow import arrow_type
 from tir_dagster.source.names import TableName
 from tir_dagster.source.versions import probe
 
 if TYPE_CHECKING:
     from tir_dagster.orchestration.flow import Refresher
+
+
+_COMPARE = (
+    "Look at the server's jobs page, and compare the datasource's own filters and increment key with the spec; then run"
+)
 
 
 class ByServer:
@@ -31,15 +45,15 @@ class ByServer:
     The version is applied and verified locally as for any delivery: it is what Tableau must come to.
     """
 
-    def __init__(self, flow: Refresher) -> None:
+    def __init__(self, flow: Refresher, *, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
         self._flow = flow
+        self._now = now
         self._hole: str | None = None
 
     def put_back(self, client: TableauClient, server: ServerLook, kept: Version) -> ServerLook:
         """An earlier run ended while rows were missing on the server: first of all, people get them back."""
         assert server.found is not None
-        load = self._load(server, kept.folder / SHELL, kept.extract)
-        put_back(client, load, read_package(load.shell), server.found)
+        put_back(client, self._place(server), server.found, shell=kept.folder / SHELL, hyper=kept.extract)
         self._flow.log("the datasource is whole again")
         return look_at_server(client, self._flow.spec)
 
@@ -50,38 +64,35 @@ class ByServer:
         shape = shape_of(version)
         self._flow.intend(looked, version)
         with self._flow.stages.timed("publish"), TableauClient(self._flow.tableau) as client:
-            load = self._load_of(looked, version, change_set, shape)
+            load = self._load(looked, version, change_set, shape)
             loaded = load_by_server(client, load, log=self._flow.log)
         crash_after("published")
         with self._flow.stages.timed("compare"):
             digest = content_digest(content_fingerprints(loaded.hyper, shape))
-        if digest == self._hole:
-            self._fill_hole(load, loaded)
-        lag = self._lag(version, loaded, digest)
+            lag = None if digest == version.manifest["fingerprint"] else self._lag(version, load, loaded, digest)
         settled = self._settled_version(version, loaded)
         if loaded.reason is not None:
             self._flow.full_reason = loaded.reason.name
         self._flow.warnings += loaded.warnings
         confirmation = self._flow.confirmation_of(settled, ServerLook(looked.server.project, loaded.found))
         if lag is not None:
-            # The change set stays pending: its keys are looked at again, from the same value on.
+            self._keep_pending(change_set, shape)
             kept = tuple(name for name in confirmation.change_sets if name != change_set.id)
             confirmation = replace(confirmation, fingerprint=digest, lag=lag, change_sets=kept)
         remove(self._flow.folder / "publish")
         return Published(confirmation, loaded.found, tuple(self._flow.warnings))
 
-    def _fill_hole(self, load: Load, loaded: Loaded) -> NoReturn:
-        """A job that was forgotten, or began before our publish: the rows it should have loaded are still missing."""
+    def _put_back_and_tell(self, load: Load, loaded: Loaded, what: str) -> NoReturn:
+        """Rows are missing or wrong, and we know what was right: people get that back."""
+        name = self._flow.spec.name
+        if self._hole is None:
+            raise DatasourceError(f"{name}: {what} Nothing is confirmed. {_COMPARE} tir refresh {name} --full.")
         with TableauClient(self._flow.tableau) as client:
-            put_back(client, load, read_package(load.shell), loaded.found)
-        raise DatasourceError(
-            f"{self._flow.spec.name}: Tableau's refresh ended without loading the rows that were purged. The datasource is "
-            "as it was before. Look at the server's jobs page, then refresh again."
-        )
+            put_back(client, load.place, loaded.found, shell=load.shell, hyper=load.hyper)
+        raise DatasourceError(f"{name}: {what} The datasource is as it was before. {_COMPARE} tir refresh {name}.")
 
-    def _load_of(self, looked: Looked, version: Version, change_set: ChangeSet, shape: Shape) -> Load:
+    def _load(self, looked: Looked, version: Version, change_set: ChangeSet, shape: Shape) -> Load:
         shell, hyper = self._servers_files(looked)
-        full = Reason[change_set.reason or "REQUESTED"] if change_set.decision == "full" else None
         folder = self._flow.change_sets.path(change_set.id)
 
         def affected(column: str) -> Affected:
@@ -91,32 +102,32 @@ class ByServer:
 
         def before_hole(purged: Path) -> None:
             self._hole = content_digest(content_fingerprints(purged, shape))
-            self._flow.intend(looked, version, hole=self._hole)
+            # Where rows were only deleted nothing will be loaded: what looks like a hole is how it must be.
+            whole = self._hole == version.manifest["fingerprint"]
+            self._flow.intend(looked, version, hole=None if whole else self._hole)
             crash_after("intended")
 
         def is_hole(hyper: Path) -> bool:
             return content_digest(content_fingerprints(hyper, shape)) == self._hole
 
-        lag = looked.confirmed.lag if looked.confirmed else None
-        load = self._load(looked.server, shell, hyper)
-        return replace(load, full=full, affected=affected, lag=lag, before_hole=before_hole, is_hole=is_hole)
-
-    def _load(self, server: ServerLook, shell: Path, hyper: Path) -> Load:
-        folder = self._flow.folder / "publish"
-        folder.mkdir(parents=True, exist_ok=True)
         return Load(
-            spec=self._flow.spec,
-            look=server,
+            place=self._place(looked.server),
             shell=shell,
             hyper=hyper,
-            credentials=credentials_for(self._flow.spec, server.found, self._flow.env),
-            folder=folder,
-            full=None,
-            affected=lambda _: Affected(None, 0),
-            lag=None,
-            before_hole=lambda _: None,
-            is_hole=lambda _: False,
+            full=Reason[change_set.reason or "REQUESTED"] if change_set.decision == "full" else None,
+            affected=affected,
+            differing=lambda column: _first_difference(hyper, version, column),
+            lag=looked.confirmed.lag if looked.confirmed else None,
+            before_hole=before_hole,
+            is_hole=is_hole,
+            now=self._now,
         )
+
+    def _place(self, server: ServerLook) -> Place:
+        folder = self._flow.folder / "publish"
+        folder.mkdir(parents=True, exist_ok=True)
+        credentials = credentials_for(self._flow.spec, server.found, self._flow.env)
+        return Place(self._flow.spec, server, credentials, folder)
 
     def _servers_files(self, looked: Looked) -> tuple[Path, Path]:
         """The package and the Hyper file as the server holds them: its own, if it shows later rows than ours."""
@@ -132,25 +143,52 @@ class ByServer:
             )
         return shell, hyper
 
-    def _lag(self, version: Version, loaded: Loaded, digest: str) -> str | None:
-        """From where on the server shows a later moment than the version; an error if it shows something else."""
-        if digest == version.manifest["fingerprint"]:
-            return None
+    def _lag(self, version: Version, load: Load, loaded: Loaded, digest: str) -> str:
+        """From where on the server shows a later moment than the version; an error if it shows something else.
+
+        Only the rows tell, because what came and went meanwhile is in no ledger: whatever differs between the two now, or
+        will change after the version, lies at or above the literal or among the changed keys. `%null%` where no literal
+        is small enough: then everything is loaded again.
+        """
         table = TableName.parse(self._flow.spec.source)
-        quiet = probe(self._flow.snowflake, [table])[table].token == known_of(version).token
-        if not quiet and loaded.since is None:
-            raise DatasourceError(
-                f"{self._flow.spec.name}: {table} changed while Tableau loaded all of it. People see what it loaded; nothing is "
-                f"confirmed. Run tir refresh {self._flow.spec.name} again when the source is quiet."
+        before, after = read_package(load.shell), read_package(loaded.shell)
+        if digest == self._hole and before.events[-1].started == after.events[-1].started:
+            # A job that was forgotten, or began before our publish.
+            self._put_back_and_tell(load, loaded, "Tableau's refresh ended without loading the rows that were purged.")
+        if probe(self._flow.snowflake, [table])[table].token == known_of(version).token:
+            what = f"what Tableau loaded differs from {table}, which has not changed since."
+            self._put_back_and_tell(load, loaded, what)
+        column = after.increment_column
+        lag = (_first_difference(loaded.hyper, version, column) if column else None) or NO_VALUE
+        again = "loads everything again" if lag == NO_VALUE else f"reads again from {lag} on"
+        self._flow.log(f"{table} changed while Tableau read it: the next refresh {again}")
+        return lag
+
+    def _keep_pending(self, change_set: ChangeSet, shape: Shape) -> None:
+        """The change set stays, without its keys, which are applied: so that the next refresh does not find nothing to do.
+
+        What came and went while Tableau read is in nobody's ledger, and yet on the server.
+        """
+        store = self._flow.change_sets
+        kinds = {column.name: arrow_type(column) for column in shape.columns}
+        none = pa.schema([(name, kinds[name]) for name in shape.key] or [("k0", pa.string())]).empty_table()
+        said = f"{self._flow.spec.name}: the source changed while Tableau read it."
+        with store.staging(change_set.id) as folder:
+            (folder / KEYS).mkdir()
+            pq.write_table(none, folder / KEYS / "part-00000.parquet")
+            store.commit(
+                replace(
+                    change_set,
+                    decision="incremental",
+                    reason=None,
+                    keys=0,
+                    rows=0,
+                    purged={},
+                    appended={},
+                    sentence=said,
+                ),
+                folder,
             )
-        if quiet:
-            raise DatasourceError(
-                f"{self._flow.spec.name}: what Tableau loaded differs from {table}, which has not changed since. Nothing is "
-                "confirmed. Compare the datasource's own filters and increment key with the spec, then run "
-                f"tir refresh {self._flow.spec.name} --full."
-            )
-        self._flow.log(f"{table} changed while Tableau read it: the next refresh reads again from {loaded.since} on")
-        return loaded.since
 
     def _settled_version(self, version: Version, loaded: Loaded) -> Version:
         """The version again, with the package as the server has it now: its refresh events are what comes next."""
@@ -160,6 +198,15 @@ class ByServer:
             files = [path.relative_to(version.folder) for path in sorted(version.ledger.rglob("*")) if path.is_file()]
             self._flow.versions.adopt(workspace, version, [str(path) for path in files])
             return self._flow.versions.commit(workspace, {**version.manifest, "from_server": True}, after=version.id)
+
+
+def _first_difference(hyper: Path, version: Version, column: str) -> str | None:
+    """The literal of the smallest increment value at which what the server holds differs from the version."""
+    try:
+        return least_difference(hyper, version.extract, column=column)
+    except ExtractError:
+        # Not even the columns are the same.
+        return NO_VALUE
 
 
 def _least(texts: Iterable[str | None]) -> str | None:

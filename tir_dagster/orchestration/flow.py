@@ -29,9 +29,19 @@ from tir_dagster.changes.state import (
 from tir_dagster.datasource.access import TableauAccess
 from tir_dagster.datasource.agreement import check_agreement
 from tir_dagster.datasource.client import TableauClient
-from tir_dagster.datasource.republish import ServerLook, credentials_for, deliver, fetch_shell, look_at_server
+from tir_dagster.datasource.keep import forget
+from tir_dagster.datasource.republish import (
+    ServerLook,
+    credentials_for,
+    deliver,
+    fetch_shell,
+    finish_delivery,
+    look_at_server,
+)
+from tir_dagster.datasource.server_load import needed_increment
+from tir_dagster.datasource.transfer import NoExtractError
 from tir_dagster.durable import need_space
-from tir_dagster.errors import TirError
+from tir_dagster.errors import ExtractError
 from tir_dagster.extract.apply import (
     SHELL,
     Shape,
@@ -138,6 +148,8 @@ class Refresher:
             if mend and verdict is Aftermath.HOLE and confirmed is not None:
                 server = self._by_server.put_back(client, server, self.versions.get(confirmed.version))
                 verdict = Aftermath.NOT_LANDED
+            if mend:
+                server = self._finish(client, server, verdict)
             if verdict is Aftermath.LANDED and intent is not None and server.found is not None:
                 late = self.confirmation_of(self.versions.get(intent.version), server)
                 confirmed = late
@@ -145,6 +157,16 @@ class Refresher:
                 self.change_sets.drop_intent()
             base = self._version(confirmed.version) if confirmed else None
             return Looked(server, confirmed, base, verdict is Aftermath.FOREIGN, late)
+
+    def _finish(self, client: TableauClient, server: ServerLook, verdict: Aftermath) -> ServerLook:
+        """Tags and the like that a publish of ours took away come back; what somebody else published is left alone."""
+        folder = self.folder / "publish"
+        if verdict is Aftermath.FOREIGN:
+            forget(folder)
+            return server
+        server, warnings = finish_delivery(client, server, folder)
+        self.warnings += warnings
+        return server
 
     def _aftermath(
         self, client: TableauClient, server: ServerLook, intent: Intent | None, confirmed: Confirmation | None
@@ -172,7 +194,7 @@ class Refresher:
         try:
             _, hyper = fetch_shell(client, server.found, folder)
             return content_digest(content_fingerprints(hyper, shape_of(version)))
-        except TirError as error:
+        except (ExtractError, NoExtractError) as error:
             # Not even the columns fit: whatever it is, it is not ours.
             self.log(f"the server's extract cannot be compared: {error}")
             return None
@@ -194,7 +216,7 @@ class Refresher:
         # Before the package is downloaded: it may be large, and a spec that does not fit the source needs no package.
         known = column_names(self.snowflake, table)
         check_columns(self.spec, known)
-        shell, _ = self.shell(looked)
+        shell, hyper = self.shell(looked)
         if shell is None:
             return self.spec.columns
         package = read_package(shell)
@@ -208,6 +230,9 @@ class Refresher:
             wanted=[name if name in names else name.upper() for name in needed_columns(self.spec)],
             only=[name if name in names else name.upper() for name in self.spec.columns],
         )
+        if self.spec.delivery == "server" and hyper is not None:
+            # Refused now rather than after Spark has read everything.
+            needed_increment(self.spec.name, package, hyper)
         return tuple(name for name in known if name in names)
 
     def plan(self, looked: Looked, surveyed: Survey, mode: Mode, slices: Sequence[str] = ()) -> Plan:

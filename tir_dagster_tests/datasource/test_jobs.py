@@ -23,6 +23,7 @@ from tir_dagster.datasource.jobs import (
 )
 from tir_dagster.datasource.retry import Backoff, RetryPolicy
 from tir_dagster.datasource.tasks import refresh_tasks
+from tir_dagster.datasource.trouble import RefusedError
 from tir_dagster.errors import DatasourceError
 from tir_dagster_tests.conftest import Sandbox
 from tir_dagster_tests.datasource.conftest import Orders
@@ -173,6 +174,26 @@ def test_a_queued_refresh_that_cannot_be_found_is_told(orders: Orders, found: Fo
     admin.fault("status", path="/refresh$", status=409, code="409093", times=9)
     with pytest.raises(DatasourceError, match="says that one is queued already, and it cannot be found"):
         start_refresh(orders.client, found, incremental=False)
+
+
+def test_a_queued_refresh_of_which_we_may_see_no_list_is_told(
+    orders: Orders, found: FoundDatasource, admin: Admin
+) -> None:
+    admin.fault("status", path="/refresh$", status=409, code="409093", times=9)
+    admin.fault("status", path="/jobs$", status=403, code="403004", times=9)
+    with pytest.raises(DatasourceError, match="only an administrator's token sees the jobs of others"):
+        start_refresh(orders.client, found, incremental=False)
+
+
+def test_a_server_without_jobs_is_not_taken_for_one_that_forgot(
+    orders: Orders, found: FoundDatasource, admin: Admin, quick: RetryPolicy, sandbox: Sandbox
+) -> None:
+    admin.set(rest_version="2.5")
+    with (
+        older_client(sandbox, quick) as client,
+        pytest.raises(RefusedError, match=r"refused \(404950\), its REST version .* It takes a newer Tableau Server"),
+    ):
+        wait_for_job(client, "4711", what="refresh of Orders")
 
 
 def test_a_queued_refresh_that_has_just_ended_is_followed_by_our_own(

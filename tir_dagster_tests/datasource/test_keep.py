@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from tir_dagster.datasource.client import TableauClient
 from tir_dagster.datasource.found import FoundDatasource, server_version
-from tir_dagster.datasource.keep import ConnectionCredential, Kept, check_credentials, keep, restore
+from tir_dagster.datasource.keep import (
+    ConnectionCredential,
+    Kept,
+    check_credentials,
+    forget,
+    is_remembered,
+    keep,
+    put_back_remembered,
+    remember,
+    restore,
+)
 from tir_dagster.errors import DatasourceError
 from tir_dagster_tests.conftest import Sandbox
 from tir_dagster_tests.datasource.conftest import Orders
@@ -74,6 +85,56 @@ def test_an_owner_that_only_an_administrator_may_set_is_warned_about(
 def test_what_to_put_back_can_be_written_down(loved: FoundDatasource) -> None:
     kept = keep(loved)
     assert Kept.from_json(json.loads(json.dumps(kept.as_json()))) == kept
+
+
+def test_what_was_written_down_is_put_back_after_the_publish(
+    orders: Orders, loved: FoundDatasource, tmp_path: Path
+) -> None:
+    folder = tmp_path / "publish"
+    remember(loved, folder)
+    published = orders.overwrite(expected=server_version(loved), connections=[orders.credential])
+    # A second publish before anything was put back, as after a crash.
+    remember(published, folder)
+    assert put_back_remembered(orders.client, published, folder).warnings == ()
+    assert keep(orders.now()) == keep(loved)
+    assert not is_remembered(folder)
+
+
+def test_a_publish_that_never_landed_took_nothing(orders: Orders, loved: FoundDatasource, tmp_path: Path) -> None:
+    remember(loved, tmp_path / "publish")
+    orders.others.datasources.delete_tags(loved.id, "nightly")
+    put_back_remembered(orders.client, orders.now(), tmp_path / "publish")
+    assert "nightly" not in orders.now().tags, "somebody took it away on purpose"
+    assert not is_remembered(tmp_path / "publish")
+
+
+def test_what_the_server_is_only_in_trouble_with_is_put_back_later(
+    orders: Orders, loved: FoundDatasource, admin: Admin, tmp_path: Path
+) -> None:
+    folder = tmp_path / "publish"
+    remember(loved, folder)
+    published = orders.overwrite(expected=server_version(loved), connections=[orders.credential])
+    admin.fault("status", method="PUT", path="/tags$", status=500, times=3)
+    (warning,) = put_back_remembered(orders.client, published, folder).warnings
+    assert warning.endswith(f"The next refresh puts back the tags of {loved.shown}.")
+    assert put_back_remembered(orders.client, orders.now(), folder).warnings == ()
+    assert keep(orders.now()) == keep(loved)
+
+
+def test_what_was_written_down_of_another_datasource_is_left_alone(
+    orders: Orders, loved: FoundDatasource, tmp_path: Path
+) -> None:
+    remember(replace(loved, id="another"), tmp_path / "publish")
+    orders.others.datasources.delete_tags(loved.id, "nightly")
+    put_back_remembered(orders.client, orders.now(), tmp_path / "publish")
+    assert "nightly" not in orders.now().tags
+
+
+def test_what_is_forgotten_is_not_put_back(orders: Orders, loved: FoundDatasource, tmp_path: Path) -> None:
+    remember(loved, tmp_path / "publish")
+    published = orders.overwrite(expected=server_version(loved), connections=[orders.credential])
+    forget(tmp_path / "publish")
+    assert put_back_remembered(orders.client, published, tmp_path / "publish").found == published
 
 
 @pytest.mark.parametrize(

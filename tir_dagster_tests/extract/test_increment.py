@@ -20,6 +20,7 @@ from tir_dagster.extract.increment import (
     Purged,
     find_increment,
     format_value,
+    least_difference,
     parse_value,
     purge_from,
     set_increment_value,
@@ -47,8 +48,8 @@ def package(tmp_path: Path, plain: Path) -> Package:
     return read_package(edited(plain, tmp_path / "orders.tdsx", with_events))
 
 
-def hyper_file(folder: Path, kind: str, *values: str, column: str = "order date") -> Path:
-    path = folder / "old.hyper"
+def hyper_file(folder: Path, kind: str, *values: str, column: str = "order date", name: str = "old") -> Path:
+    path = folder / f"{name}.hyper"
     rows = ", ".join(f"({number}, CAST({value} AS {kind}))" for number, value in enumerate(values))
     run(
         path,
@@ -253,3 +254,41 @@ def test_a_last_event_without_a_value_is_refused(tmp_path: Path, package: Packag
     base = extract_hyper(without, tmp_path / "base.hyper")
     with pytest.raises(ExtractError, match="says nothing of an earlier refresh"):
         set_increment_value(without, tmp_path / "w.tdsx", hyper=base, value=date(2024, 1, 1))
+
+
+@pytest.mark.parametrize(
+    ("kind", "ours", "theirs", "least"),
+    [
+        ("DATE", ["'2024-01-01'", "'2024-01-02'"], ["'2024-01-01'", "'2024-01-02'"], None),
+        ("DATE", ["'2024-01-01'", "'2024-01-03'"], ["'2024-01-01'", "'2024-01-02'"], "#2024-01-02#"),
+        ("DATE", ["'2024-01-01'"], [], "#2024-01-01#"),
+        ("TIMESTAMP", ["'2024-01-01 10:00:00.25'"], ["'2024-01-01 10:00:00.250001'"], "#2024-01-01 10:00:00.25#"),
+        ("TIMESTAMPTZ", ["'2024-01-01 10:00:00+02:00'"], [], "#2024-01-01 08:00:00#"),
+        ("BIGINT", ["10", "-9"], ["10", "-10"], "-10"),
+        ("BIGINT", ["1", "NULL"], ["1", "NULL"], None),
+        ("BIGINT", ["1", "NULL"], ["1"], "%null%"),
+    ],
+)
+def test_the_smallest_value_at_which_two_extracts_differ_is_found(
+    tmp_path: Path, kind: str, ours: list[str], theirs: list[str], least: str | None
+):
+    one, other = hyper_file(tmp_path, kind, *ours, name="one"), hyper_file(tmp_path, kind, *theirs, name="other")
+    assert least_difference(one, other, column="order date") == least
+    assert least_difference(other, one, column="order date") == least
+
+
+def test_rows_are_compared_as_bags_and_texts_letter_by_letter(tmp_path: Path):
+    for name, rows in {
+        "one": "(1, 'a'), (2, 'b'), (2, 'b')",
+        "other": "(1, 'A'), (2, 'b')",
+        "twice": "(1, 'a'), (2, 'b')",
+    }.items():
+        run(
+            tmp_path / f"{name}.hyper",
+            'CREATE SCHEMA "Extract"',
+            'CREATE TABLE "Extract"."Extract" ("I" BIGINT, "V" TEXT COLLATE "en_US_CI")',
+            f'INSERT INTO "Extract"."Extract" VALUES {rows}',
+            create=True,
+        )
+    assert least_difference(tmp_path / "one.hyper", tmp_path / "twice.hyper", column="I") == "2"
+    assert least_difference(tmp_path / "one.hyper", tmp_path / "other.hyper", column="I") == "1"

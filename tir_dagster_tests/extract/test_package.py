@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import struct
 import tracemalloc
 import zipfile
 from datetime import date
@@ -264,6 +265,92 @@ def test_every_other_member_keeps_content_order_and_date(tmp_path: Path, package
         ]
         for name in old.namelist():
             assert new.read(name) == (hyper.read_bytes() if name.endswith(".hyper") else old.read(name))
+
+
+class OneWay(io.RawIOBase):
+    """A file that cannot be rewound, as a socket: the sizes of what is zipped into it follow their bytes."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("wb")
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, block) -> int:
+        return self._file.write(block)
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+def compressed(path: Path, name: str) -> bytes:
+    """A member's bytes as they stand in the file."""
+    with zipfile.ZipFile(path) as opened:
+        info = opened.getinfo(name)
+    content = path.read_bytes()
+    lengths = struct.unpack_from("<HH", content, info.header_offset + 26)
+    start = info.header_offset + 30 + sum(lengths)
+    return content[start : start + info.compress_size]
+
+
+MEMBERS = {
+    "notes/ä light.csv": (zipfile.ZIP_DEFLATED, 1),
+    "notes/heavy.csv": (zipfile.ZIP_DEFLATED, 9),
+    "notes/bare.csv": (zipfile.ZIP_STORED, None),
+    "notes/other.csv": (zipfile.ZIP_BZIP2, 1),
+}
+
+
+def with_members(package: Path, target: Path, *, streamed: bool) -> Path:
+    """The package with a text four times, compressed in four ways, among strange attributes."""
+    text = b"".join(b"%d;%d\n" % (number, number * number) for number in range(20_000))
+    with OneWay(target) if streamed else target.open("wb") as file, zipfile.ZipFile(file, "w") as new:
+        new.comment = b"made by hand"
+        for name, (kind, level) in MEMBERS.items():
+            info = zipfile.ZipInfo(name, (2001, 2, 3, 4, 5, 6))
+            info.extra, info.comment, info.external_attr = b"\xfe\xca\x02\x00hi", b"a comment", 0o600 << 16
+            new.writestr(info, text, kind, level)
+        with zipfile.ZipFile(package) as old:
+            for name in old.namelist():
+                new.writestr(name, old.read(name))
+    return target
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_other_members_are_copied_without_being_compressed_again(
+    tmp_path: Path, plain: Path, hyper: Path, *, streamed: bool
+):
+    source = with_members(plain, tmp_path / "many.tdsx", streamed=streamed)
+    written = write_package(read_package(source), tmp_path / "w.tdsx", hyper=hyper)
+    kept = ("date_time", "compress_type", "CRC", "extra", "comment", "external_attr")
+    with zipfile.ZipFile(source) as old, zipfile.ZipFile(written) as new:
+        assert new.testzip() is None
+        assert (old.namelist(), old.comment) == (new.namelist(), new.comment)
+        for name in MEMBERS:
+            before, after = old.getinfo(name), new.getinfo(name)
+            assert [getattr(before, one) for one in kept] == [getattr(after, one) for one in kept]
+    assert [compressed(source, name) for name in MEMBERS] == [compressed(written, name) for name in MEMBERS]
+
+
+def test_a_damaged_member_is_found_before_the_package_is_written(tmp_path: Path, plain: Path, hyper: Path):
+    path = with_members(plain, tmp_path / "many.tdsx", streamed=False)
+    content = bytearray(path.read_bytes())
+    content[content.index(b"10000;100000000")] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ExtractError, match=r"its member 'notes/bare\.csv' cannot be read"):
+        write_package(read_package(path), tmp_path / "w.tdsx", hyper=hyper)
+    assert not (tmp_path / "w.tdsx").exists()
+
+
+def test_a_member_that_declares_more_bytes_than_the_package_has_is_refused(tmp_path: Path, plain: Path):
+    path = with_members(plain, tmp_path / "many.tdsx", streamed=False)
+    content = bytearray(path.read_bytes())
+    # The sizes of the last of the entries at the end, which are what zipfile believes.
+    struct.pack_into("<LL", content, content.rindex(b"PK\x01\x02") + 20, 1 << 30, 1 << 30)
+    path.write_bytes(content)
+    with pytest.raises(ExtractError, match="declares more bytes than it has"):
+        read_package(path)
 
 
 def test_a_package_can_be_written_over_itself(package: Path, hyper: Path):

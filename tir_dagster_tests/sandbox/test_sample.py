@@ -277,6 +277,12 @@ def test_a_change_larger_than_the_table_is_refused_and_changes_nothing(own, chan
     assert read_table(own) == before
 
 
+def test_a_recent_change_keeps_to_the_newest_months_and_to_orders_with_a_date(own, changed):
+    account = sample.change_table(own.env, seed=2, mix=sample.Mix(30, 20, 5, 10), recent=3)
+    assert set(account.months) <= {str(UNTIL.plus(-2)), str(UNTIL.plus(-1)), str(UNTIL)}
+    assert sum(count.inserted for count in account.months.values()) == 30
+
+
 def test_a_change_is_one_version_of_the_table(changed):
     """Readers see all of it or nothing."""
     assert changed.before_again == changed.before

@@ -6,7 +6,7 @@ import datetime as dt
 import time
 from collections import Counter
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -100,6 +100,16 @@ class _Table:
     last_update: dt.datetime
     last_day: dt.date
     months: tuple[Month, ...]
+    no_date_share: float = NO_DATE_SHARE
+
+    def newest(self, months: int) -> _Table:
+        """As if it had only its newest months, and no order were without a date."""
+        return replace(self, months=self.months[-months:], no_date_share=0.0)
+
+    @property
+    def orders(self) -> str:
+        """The orders that a change may touch, as a condition."""
+        return "TRUE" if self.no_date_share else f"ORDER_DATE >= '{self.months[0].first_day}'"
 
 
 @dataclass(frozen=True)
@@ -114,11 +124,14 @@ class _Plan:
     moved: pa.Table
 
 
-def change_table(environment: Mapping[str, str], *, seed: int, mix: Mix) -> Account:
-    """Apply the change that `seed` and the table's content decide, all or nothing."""
+def change_table(environment: Mapping[str, str], *, seed: int, mix: Mix, recent: int | None = None) -> Account:
+    """Apply the change that `seed` and the table's content decide, all or nothing.
+
+    `recent` keeps it to the newest months, and to orders with a date.
+    """
     begun = time.monotonic()
     with warehouse(environment, "changing the sample table") as run:
-        table = _look(run)
+        table = _look(run) if recent is None else _look(run).newest(recent)
         run(f"USE SCHEMA {DATABASE}.{SCHEMA_NAME}")
         plan = _plan(run, table, seed, mix)
         try:
@@ -150,9 +163,9 @@ def _look(run: Run) -> _Table:
 
 def _plan(run: Run, table: _Table, seed: int, mix: Mix) -> _Plan:
     old = f"ORDER_DATE < '{table.months[-1].first_day}'"
-    updates = _pick(run, seed, "updates", mix.updates, f"ORDER_DATE IS NULL OR {old}", taken=())
-    moves = _pick(run, seed, "moves", mix.moves, old, taken=updates)
-    deletes = _pick(run, seed, "deletes", mix.deletes, "TRUE", taken=[*updates, *moves])
+    updates = _pick(run, seed, "updates", mix.updates, f"(ORDER_DATE IS NULL OR {old}) AND {table.orders}", taken=())
+    moves = _pick(run, seed, "moves", mix.moves, f"{old} AND {table.orders}", taken=updates)
+    deletes = _pick(run, seed, "deletes", mix.deletes, table.orders, taken=[*updates, *moves])
     rng = generator(seed, table.last_id)
     clock = _clock(table.last_update)
     return _Plan(
@@ -197,7 +210,7 @@ def _new_orders(
     """
     place = rng.integers(0, len(table.months), count)
     place[rng.random(count) >= LATE_SHARE] = len(table.months) - 1
-    no_date = rng.random(count) < NO_DATE_SHARE
+    no_date = rng.random(count) < table.no_date_share
     first = min(max(table.last_day.day, NEWEST_MONTH_DAYS) + 1, LAST_NEW_DAY)
     days = (first, min(first + NEW_DAYS - 1, LAST_NEW_DAY))
     moments = _moments(rng, table, [table.months[n] for n in place], days)
@@ -213,7 +226,7 @@ def _moved_orders(rng: np.random.Generator, table: _Table, moves: Picked, update
         for (_, day), step in zip(moves, steps, strict=True)
         if day is not None
     ]
-    no_date = rng.random(len(moves)) < NO_DATE_SHARE
+    no_date = rng.random(len(moves)) < table.no_date_share
     moments = _moments(rng, table, targets, (1, NEWEST_MONTH_DAYS))
     return _orders(rng, moments, no_date, updated_at, [key for key, _ in moves], first_id=0)
 

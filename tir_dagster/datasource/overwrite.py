@@ -1,0 +1,65 @@
+"""Publish over a datasource that people use, with all that it keeps; and put a kept package back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tir_dagster.datasource.client import TableauClient
+from tir_dagster.datasource.find import reread
+from tir_dagster.datasource.found import FoundDatasource, ServerVersion, server_version
+from tir_dagster.datasource.keep import (
+    ConnectionCredential,
+    Restored,
+    is_remembered,
+    put_back_remembered,
+    remember,
+)
+from tir_dagster.datasource.republish import ServerLook
+from tir_dagster.datasource.transfer import publish
+from tir_dagster.extract.package import RefreshChange, greatest_increment, read_package, write_package
+from tir_dagster.spec import ExtractSpec
+
+
+@dataclass(frozen=True)
+class Place:
+    """The datasource as it was looked at, and all that publishing over it needs."""
+
+    spec: ExtractSpec
+    look: ServerLook
+    credentials: Sequence[ConnectionCredential]
+    folder: Path
+
+
+def put_back(client: TableauClient, place: Place, found: FoundDatasource, *, shell: Path, hyper: Path) -> None:
+    """Publish the kept package over what we published ourselves."""
+    target = place.folder / f"{place.spec.name}.tdsx"
+    package = read_package(shell)
+    value = greatest_increment(package, hyper)
+    # Another one where the server showed later rows than ours: it must go on from the rows that come back.
+    refresh = None if value == package.last_increment else RefreshChange(increment_value=value)
+    write_package(package, target, hyper=hyper, refresh=refresh)
+    now = reread(client, found)
+    publish_over(client, target, place, found, expected=server_version(now) if now else None)
+
+
+def publish_over(
+    client: TableauClient, target: Path, place: Place, found: FoundDatasource, *, expected: ServerVersion | None
+) -> Restored:
+    """Publish, and put back what overwriting loses: what an earlier publish of this run wrote down, else what is there."""
+    if not is_remembered(place.folder):
+        remember(found, place.folder)
+    try:
+        published = publish(
+            client,
+            target,
+            project=place.look.project,
+            name=place.spec.datasource.name,
+            overwrite=True,
+            expected=expected,
+            connections=place.credentials,
+        )
+    finally:
+        target.unlink(missing_ok=True)
+    return put_back_remembered(client, published, place.folder)

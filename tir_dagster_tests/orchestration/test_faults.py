@@ -1,0 +1,589 @@
+"""A fault at every call to Tableau in turn: the refresh succeeds, or it fails clearly over a whole datasource and the next heals.
+
+A change is found and applied once per delivery; each play then goes back to the moment before Tableau was asked (the folder
+from a copy, the datasource published again as it was) and plays the part that talks to Tableau with one fault at one call.
+`make test` plays every call with one kind of fault, in turn, and where most is at stake a lasting one too; with TIR_FAULTS=all
+every call meets every kind. Waiting passes on a clock of its own, so nothing here waits for long.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+import tableauserverclient as TSC  # noqa: N812 - the name its own documentation uses
+from pyspark.sql import SparkSession
+from tableauhyperapi import HyperProcess, Telemetry
+
+from tir_dagster.changes.changesets import new_id
+from tir_dagster.changes.state import Confirmation
+from tir_dagster.datasource.access import TableauAccess, TableauToken
+from tir_dagster.datasource.client import TableauClient, paced
+from tir_dagster.datasource.find import find_project, read_datasource
+from tir_dagster.datasource.found import FoundProject, server_version
+from tir_dagster.datasource.retry import RetryPolicy
+from tir_dagster.errors import TirError
+from tir_dagster.orchestration.home import tir_home
+from tir_dagster.orchestration.trigger_flow import TriggerRefresher, plan_trigger
+from tir_dagster.sandbox.tableau.settings import Settings
+from tir_dagster.source.connection import SnowflakeAccess
+from tir_dagster.source.session import spark_session
+from tir_dagster_tests.conftest import Sandbox
+from tir_dagster_tests.orchestration.served import PROJECT, Served
+from tir_dagster_tests.packages import plain
+from tir_dagster_tests.sandbox.tableau.helpers import Admin, Looker, wait_for
+
+EVERYTHING = os.environ.get("TIR_FAULTS") == "all"
+# What passes: a refresh need not fail of it.
+PASSING: dict[str, dict[str, Any]] = {
+    "too many calls": {"kind": "status", "status": 429, "retry_after": 1},
+    "cut before": {"kind": "cut", "when": "before"},
+    "expired session": {"kind": "expire_session"},
+    "cut after": {"kind": "cut", "when": "after"},
+    "server error": {"kind": "status", "status": 500},
+    "cut during": {"kind": "cut", "when": "during"},
+}
+# What stays: this call never succeeds, or none does from this one on.
+LASTING: dict[str, dict[str, Any]] = {
+    "broken": {"kind": "status", "status": 500, "times": 100_000},
+    "down": {"kind": "status", "status": 503, "times": 100_000},
+}
+DELIVERIES = ["republish", "server", "trigger", "trigger incremental"]
+# Where a refresh that ends half-way leaves most behind.
+AT_STAKE = ("publish", "add_tags", "refresh")
+TAGS = {"kept", "dear to people"}
+ADVICE = re.compile(
+    r"\b([Rr]un|[Ll]ook|Check|Compare|Create|Choose|[Gg]ive|Mend|Open|Refresh|Upgrade|Wait|next refresh)\b"
+)
+
+
+@dataclass
+class Time:
+    """Waiting passes on this clock, and hardly at all on the wall's."""
+
+    now: float = 0.0
+    nap_seconds: float = 0.004
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        time.sleep(min(seconds, self.nap_seconds))
+
+    def policy(self) -> RetryPolicy:
+        return RetryPolicy(tries=3, sleep=self.sleep, clock=lambda: self.now)
+
+
+@dataclass(frozen=True)
+class Spot:
+    """One call of a refresh: its place among all, and among those of the same method and path."""
+
+    place: int
+    method: str
+    path: str
+    nth: int
+    route: str
+
+    def __str__(self) -> str:
+        return f"call {self.place} ({self.method} {self.route}, number {self.nth + 1})"
+
+    def fault(self, kind: str) -> dict[str, Any]:
+        if kind == "down":
+            return {**LASTING[kind], "skip": self.place}
+        if kind == "expired session" and self.route in ("server_info", "sign_in"):
+            kind = "cut during"
+        return {**PASSING, **LASTING}[kind] | {"method": self.method, "path": self.path, "skip": self.nth}
+
+
+def spots_of(calls: list[dict[str, Any]]) -> list[Spot]:
+    """The calls of a refresh. Jobs and uploads have new ids each time; how often a job is looked at depends on its pace."""
+    seen: Counter[tuple[str, str]] = Counter()
+    spots = []
+    for place, call in enumerate(calls):
+        path = re.sub(r"/(jobs|fileUploads)/[^/]+", r"/\1/[^/]+", re.escape(call["path"]))
+        key = (call["method"], f"^{path}$")
+        if call["route"] != "get_job" or not seen[key]:
+            spots.append(Spot(place, *key, seen[key], call["route"]))
+        seen[key] += 1
+    return spots
+
+
+@dataclass
+class Scene:
+    """One extract with a change that is ready to be delivered, and the way back to that moment."""
+
+    place: Served
+    admin: Admin
+    others: TSC.Server
+    client: TableauClient
+    looker: Looker
+    time: Time = field(default_factory=Time)
+    confirmed: Confirmation | None = None
+    version: str = ""
+    # The error of the last play.
+    told: str = ""
+
+    def prepare(self) -> None:
+        self.first_load()
+        self.old = self.published()
+        self.package = Path(self._download())
+        self.change()
+        self.new = self.place.source_rows()
+        assert self.old != self.new
+        self.rewind(folder=False)
+        self.stage()
+        shutil.copytree(self.home, self.copy)
+
+    @property
+    def name(self) -> str:
+        return self.place.name
+
+    @property
+    def home(self) -> Path:
+        return self.place.folder / "extracts"
+
+    @property
+    def copy(self) -> Path:
+        return self.place.folder / "copy"
+
+    def waiting(self) -> Any:
+        return paced(self.time.policy())
+
+    # The delivery's own part
+
+    def first_load(self) -> None:
+        with self.waiting():
+            self.place.refresh()
+        self.confirmed = self.place.confirmed
+
+    def change(self) -> None:
+        """The last rows only: the delivery `server` goes on from them, and something remains before them."""
+        self.place.act(("update", "20", "'changed'"))
+        self.place.act(("delete", "21"))
+        self.place.act(("insert", "100", self.place.value(11), "'new'"))
+
+    def stage(self) -> None:
+        refresher = self.place.refresher
+        with self.waiting():
+            looked = refresher.look(self.confirmed)
+            surveyed = refresher.survey(looked)
+            plan = refresher.plan(looked, surveyed, "changes")
+            plan, made = refresher.detect(looked, surveyed, plan, ident=new_id(), resync=[], allow_empty=False)
+            assert made is not None
+            assert plan.decision == "incremental"
+            version, _ = refresher.apply(looked, made)
+        self.version = version.id
+
+    def play(self) -> None:
+        """All that talks to Tableau, and the confirmation."""
+        self.confirmed = self.deliver()
+        self.place.refresher.settle(self.confirmed)
+
+    def deliver(self) -> Confirmation:
+        """All that talks to Tableau, in a refresher that remembers nothing."""
+        refresher = self.place.refresher = self.place._refresher()
+        with self.waiting():
+            looked = refresher.look(self.confirmed)
+            assert looked.late is None
+            return refresher.publish(looked, refresher.versions.get(self.version)).confirmation
+
+    def heal(self) -> str:
+        """One clean refresh; its decision."""
+        self.place.refresher = self.place._refresher()
+        self.place.confirmed = self.confirmed
+        with self.waiting():
+            done = self.place.refresh()
+            self.confirmed = self.place.confirmed
+        return done.decision
+
+    # Back to the start
+
+    def rewind(self, *, folder: bool = True) -> None:
+        """The datasource and the folder as they were, and a later second on the server's clock."""
+        self.admin.clear_faults()
+        self.end_jobs()
+        self._publish_old()
+        self.admin.set(clock_offset_seconds=self._offset() + 2)
+        if folder:
+            shutil.rmtree(self.home)
+            shutil.copytree(self.copy, self.home)
+        if self.confirmed is not None:
+            before = self._before if folder else self.confirmed
+            self._before = self.confirmed = replace(before, server_version=self._server_version())
+
+    def end_jobs(self) -> None:
+        """As somebody does on the server's jobs page."""
+        for job in self.others.jobs.filter(title=self.name):
+            if job.status in ("Pending", "InProgress"):
+                self.others.jobs.cancel(job.id)
+
+    def _offset(self) -> float:
+        settings = requests.get(f"{self.admin.url}/sandbox/settings", timeout=30).json()
+        return float(settings["clock_offset_seconds"])
+
+    def _publish_old(self) -> None:
+        env = self.place.env
+        credentials = TSC.ConnectionCredentials(env["SNOWFLAKE_USER"], env["SNOWFLAKE_PASSWORD"], embed=True)
+        now = self.others.datasources.get_by_id(self.place.datasource_id)
+        item = TSC.DatasourceItem(now.project_id, self.name)
+        self.others.datasources.publish(item, str(self.package), "Overwrite", connection_credentials=credentials)
+        now = self.others.datasources.get_by_id(self.place.datasource_id)
+        now.description, now.owner_id = "Ask Ann.", self._owner
+        self.others.datasources.update(now)
+        self.others.datasources.add_tags(now, TAGS)
+
+    @cached_property
+    def _owner(self) -> str:
+        reader = self.place.sandbox.identity.reader_user
+        return next(str(user.id) for user in TSC.Pager(self.others.users) if user.name == reader)
+
+    def _server_version(self) -> str:
+        found = read_datasource(self.client, self.place.datasource_id, project=self._project, name=self.name)
+        assert found is not None
+        return str(server_version(found))
+
+    @cached_property
+    def _project(self) -> FoundProject:
+        return find_project(self.client, PROJECT)
+
+    # What people see
+
+    def _download(self) -> str:
+        target = self.place.folder / f"seen-{time.monotonic_ns()}"
+        return str(self.others.datasources.download(self.place.datasource_id, filepath=str(target)))
+
+    def published(self) -> Counter:
+        package = Path(self._download())
+        rows = self.looker.rows(package, 'SELECT "I", "K", "V", "W" FROM "Extract"."Extract"')
+        package.unlink()
+        return Counter(tuple(map(plain, row)) for row in rows)
+
+    def lost(self) -> str | None:
+        """What people had set on the datasource and do not find there any more."""
+        item = self.others.datasources.get_by_id(self.place.datasource_id)
+        found = (set(item.tags), item.description, item.owner_id)
+        return None if found == (TAGS, "Ask Ann.", self._owner) else f"tags, description or owner are lost: {found}"
+
+    def calls(self) -> list[dict[str, Any]]:
+        """What the server was asked since this was asked last."""
+        answer = requests.delete(f"{self.admin.url}/sandbox/calls", timeout=30)
+        return answer.json()["calls"]
+
+
+@dataclass
+class TriggerScene(Scene):
+    """The same, where Tableau's own refresh is all that happens."""
+
+    def _refresher(self) -> TriggerRefresher:
+        return TriggerRefresher(
+            self.place.spec(),
+            snowflake=SnowflakeAccess.from_environment(self.place.env),
+            tableau=TableauAccess.from_environment(self.place.env),
+            home=self.place.folder,
+            log=self.place.lines.append,
+        )
+
+    def first_load(self) -> None:
+        self.home.mkdir()
+        self._settle()
+
+    def _settle(self) -> str:
+        refresher = self._refresher()
+        with self.waiting():
+            watched = refresher.watch()
+            plan = plan_trigger(self.place.spec(), watched, self.confirmed, "changes")
+            if plan.decision != "none":
+                self.confirmed = refresher.refresh(plan, watched).confirmation
+        return plan.decision
+
+    def change(self) -> None:
+        """Rows that Tableau's own increment finds, too."""
+        self.place.act(("insert", "100", self.place.value(50), "'new'"))
+
+    def stage(self) -> None:
+        """There is nothing to stage."""
+
+    def play(self) -> None:
+        assert self._settle() != "none"
+
+    def heal(self) -> str:
+        decision = self._settle()
+        return "incremental" if decision == "full" and self._always_full else decision
+
+    @property
+    def _always_full(self) -> bool:
+        return self.place.spec().datasource.refresh == "full"
+
+
+# Where it is played
+
+
+@pytest.fixture(scope="module")
+def scenes(sandbox: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Scene]]:
+    """One scene per delivery, made when it is first asked for."""
+    made: dict[str, Scene] = {}
+    admin = Admin(sandbox.tableau_url)
+    admin.set(job_seconds=0.02)
+    with (
+        sandbox.tableau() as others,
+        _client(sandbox) as client,
+        HyperProcess(Telemetry.DO_NOT_SEND_USAGE_DATA_TO_TABLEAU, parameters={"log_config": ""}) as hyper,
+    ):
+
+        def scene(delivery: str) -> Scene:
+            if delivery not in made:
+                folder = tmp_path_factory.mktemp("faults")
+                place = make_place(delivery, sandbox, folder)
+                kind = TriggerScene if delivery.startswith("trigger") else Scene
+                made[delivery] = kind(place, admin, others, client, Looker(hyper.endpoint, folder))
+                made[delivery].prepare()
+            return made[delivery]
+
+        yield scene
+    for one in made.values():
+        one.place.close()
+    admin.clear_faults()
+    admin.set(**asdict(Settings()))
+
+
+def make_place(delivery: str, sandbox: Sandbox, folder: Path) -> Served:
+    kind, _, how = delivery.partition(" ")
+    if kind != "trigger":
+        return Served(sandbox, _spark(), folder, settings={"delivery": kind})
+    no_spark: Any = None
+    return Served(sandbox, no_spark, folder, settings={"delivery": kind}, datasource={"refresh": how or "full"})
+
+
+def _client(sandbox: Sandbox) -> TableauClient:
+    """Somebody who looks on."""
+    return TableauClient(TableauAccess(sandbox.tableau_url, sandbox.identity.site, TableauToken(*sandbox.new_token())))
+
+
+def _spark() -> SparkSession:
+    # The session that the other tests of this folder use, too.
+    return spark_session("tir tests", home=tir_home())
+
+
+@pytest.fixture(params=DELIVERIES)
+def scene(
+    request: pytest.FixtureRequest, scenes: Callable[[str], Scene], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Scene]:
+    if request.param == "republish":
+        # In pieces, as large files go; the delivery `server` sends its own whole.
+        monkeypatch.setenv("TSC_FILESIZE_LIMIT_MB", "0")
+    found = scenes(request.param)
+    found.rewind()
+    yield found
+    found.admin.clear_faults()
+
+
+@pytest.fixture(scope="module")
+def recorded(scenes: Callable[[str], Scene]) -> Callable[[Scene], list[Spot]]:
+    """The calls of one refresh without a fault."""
+    known: dict[str, list[Spot]] = {}
+
+    def record(scene: Scene) -> list[Spot]:
+        if scene.name not in known:
+            scene.rewind()
+            scene.calls()
+            scene.play()
+            known[scene.name] = spots_of(scene.calls())
+            assert scene.published() == scene.new
+            assert scene.lost() is None
+        return known[scene.name]
+
+    return record
+
+
+# What must hold
+
+
+def unclear(scene: Scene, error: Exception) -> str | None:
+    """What is wrong with this error's text."""
+    text = str(error)
+    secrets = (scene.place.env["TABLEAU_TOKEN_SECRET"], scene.place.env["SNOWFLAKE_PASSWORD"])
+    if not isinstance(error, TirError):
+        return f"not an error of ours: {error!r}"
+    if any(secret in text for secret in secrets):
+        return "it shows a secret"
+    if not (scene.name in text or scene.admin.url in text):
+        return "it names neither the datasource nor the server"
+    if not ADVICE.search(text) or not text.endswith(".") or "\n" in text or "  " in text:
+        return "it does not say what to do"
+    return None
+
+
+def wrong(scene: Scene, *, before_healing: Callable[[], None] = lambda: None) -> str | None:
+    """Play with the faults that were set; what does not hold, if anything."""
+    scene.told = ""
+    try:
+        scene.play()
+    except Exception as error:
+        scene.told = str(error)
+        if problem := unclear(scene, error):
+            return f"{problem}: {error}"
+        scene.admin.clear_faults()
+        before_healing()
+        return _not_healed(scene)
+    if scene.published() != scene.new:
+        return "succeeded, but people do not see the source"
+    if any("The next refresh puts back" in warning for warning in scene.place.refresher.warnings):
+        scene.admin.clear_faults()
+        scene.heal()
+    return scene.lost()
+
+
+def _not_healed(scene: Scene) -> str | None:
+    text = scene.told
+    seen = scene.published()
+    if seen not in (scene.old, scene.new) and "People do not see" not in text:
+        return f"failed, and the datasource is neither old nor new: {text}"
+    if (decision := scene.heal()) == "full":
+        return f"the next refresh was a full one, after: {text}"
+    if scene.published() != scene.new:
+        return f"the next refresh ({decision}) did not heal, after: {text}"
+    if scene.heal() != "none":
+        return f"a third refresh found something to do, after: {text}"
+    return scene.lost()
+
+
+def play_all(scene: Scene, spots: list[Spot], kind: str) -> list[str]:
+    """One play per call; the complaints."""
+    complaints = []
+    for spot in spots:
+        scene.rewind()
+        fault = spot.fault(kind)
+        scene.admin.fault(**fault)
+        problem = wrong(scene)
+        if problem is None and kind in PASSING:
+            problem = scene.told or ("the fault never struck" if scene.admin.faults() else None)
+        if problem:
+            complaints.append(f"{kind} at {spot}: {problem}")
+    return complaints
+
+
+calls = pytest.mark.parametrize("scene", DELIVERIES if EVERYTHING else DELIVERIES[:3], indirect=True)
+
+
+@calls
+@pytest.mark.parametrize("kind", PASSING)
+def test_what_passes_is_survived_at_every_call(
+    scene: Scene, recorded: Callable[[Scene], list[Spot]], kind: str
+) -> None:
+    turn = list(PASSING).index(kind)
+    spots = [spot for spot in recorded(scene) if EVERYTHING or spot.place % len(PASSING) == turn]
+    assert play_all(scene, spots, kind) == []
+
+
+@calls
+@pytest.mark.parametrize("kind", LASTING)
+def test_what_stays_is_told_and_the_next_refresh_heals(
+    scene: Scene, recorded: Callable[[Scene], list[Spot]], kind: str
+) -> None:
+    turn = list(LASTING).index(kind)
+    at_stake = [spot for spot in recorded(scene) if spot.route in AT_STAKE]
+    spots = recorded(scene) if EVERYTHING else at_stake[turn :: len(LASTING)] or at_stake
+    assert play_all(scene, spots, kind) == []
+
+
+@pytest.mark.parametrize("scene", ["republish", "server"], indirect=True)
+def test_a_server_in_trouble_is_not_taken_for_a_foreign_publish(scene: Scene) -> None:
+    scene.deliver()
+    # Nobody confirmed it: the next refresh compares the rows, and cannot get them.
+    scene.admin.fault("status", path="/content$", status=503, times=100_000)
+    with pytest.raises(TirError) as caught:
+        scene.heal()
+    assert unclear(scene, caught.value) is None
+    scene.admin.clear_faults()
+    assert scene.heal() == "none", "it had landed, which is confirmed late"
+    assert scene.published() == scene.new
+
+
+# Jobs
+
+
+jobs = pytest.mark.parametrize("scene", [one for one in DELIVERIES if one != "republish"], indirect=True)
+
+
+@jobs
+def test_a_slow_job_is_waited_for(scene: Scene) -> None:
+    scene.admin.fault("slow_job", path=f"/{scene.name}$", seconds=0.5)
+    assert (wrong(scene), scene.told) == (None, "")
+
+
+@jobs
+def test_a_job_that_outlasts_our_patience_is_told_and_the_next_refresh_heals(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Hours pass while the job takes seconds.
+    monkeypatch.setattr(scene.time, "nap_seconds", 0)
+    scene.admin.fault("slow_job", path=f"/{scene.name}$", seconds=60)
+    assert wrong(scene, before_healing=scene.end_jobs) is None
+    assert "still runs after" in scene.told
+
+
+@jobs
+def test_a_failed_job_is_told_with_its_notes(scene: Scene) -> None:
+    scene.admin.fault("fail_job", path=f"/{scene.name}$", notes="The warehouse is suspended.")
+    assert wrong(scene) is None
+    assert "failed on the server: The warehouse is suspended." in scene.told
+
+
+@jobs
+@pytest.mark.parametrize("code", ["404031", "400031"])
+def test_a_job_that_vanished_is_looked_for_in_the_data(scene: Scene, code: str) -> None:
+    scene.admin.fault("vanish_job", path="/jobs/", code=code)
+    assert wrong(scene) is None
+
+
+@jobs
+def test_a_job_that_vanished_and_goes_on_is_told_and_then_healed(scene: Scene) -> None:
+    scene.admin.fault("slow_job", path=f"/{scene.name}$", seconds=1)
+    scene.admin.fault("vanish_job", path="/jobs/")
+    with pytest.raises(TirError) as caught:
+        scene.play()
+    assert unclear(scene, caught.value) is None
+    # While it works unseen, a refresh may meet what it did.
+    wait_for(lambda: _healed(scene), "a refresh that the forgotten job does not disturb")
+    assert scene.published() == scene.new
+
+
+def _healed(scene: Scene) -> bool:
+    try:
+        return scene.heal() == "none"
+    except TirError as error:
+        if problem := unclear(scene, error):
+            pytest.fail(f"{problem}: {error}")
+        return False
+
+
+@jobs
+def test_a_refresh_of_somebody_else_is_waited_for(scene: Scene) -> None:
+    scene.admin.fault("slow_job", path=f"/{scene.name}$", seconds=1)
+    assert scene.others.datasources.refresh(scene.place.datasource_id) is not None
+    assert (wrong(scene), scene.told) == (None, "")
+
+
+# Servers that cannot
+
+
+@pytest.mark.parametrize("version", ["2.4", "2.7", "3.0"])
+def test_an_old_server_does_it_or_says_that_it_cannot(scene: Scene, version: str) -> None:
+    scene.admin.set(rest_version=version)
+    problem = None
+    try:
+        scene.play()
+    except Exception as error:
+        problem = unclear(scene, error)
+    finally:
+        scene.admin.set(rest_version=Settings().rest_version)
+    assert problem is None
+    assert scene.published() in (scene.old, scene.new)

@@ -1,0 +1,352 @@
+"""Loads by servers of every age: directly, by a task, by a schedule at its time and not before; never a full one in silence."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict
+from datetime import datetime, timedelta
+from types import SimpleNamespace
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+import tableauserverclient as TSC  # noqa: N812 - the name its own documentation uses
+from pyspark.sql import SparkSession
+
+from tir_dagster.datasource.suffix_load import LEAD_SECONDS
+from tir_dagster.errors import DatasourceError
+from tir_dagster.orchestration.home import tir_home
+from tir_dagster.sandbox.tableau.settings import Settings
+from tir_dagster.source.session import spark_session
+from tir_dagster_tests.conftest import Sandbox
+from tir_dagster_tests.datasource.test_increment_refresh import put_on_schedule
+from tir_dagster_tests.orchestration.served import Clock, Done, Served
+from tir_dagster_tests.sandbox.tableau.helpers import Admin
+
+# Longer than any pause between two looks: such a sleep is the wait for a schedule.
+LONG = 45.0
+BERLIN = "Europe/Berlin"
+SLICED = {"slices": {"column": "I", "by": "month", "start": "2025-03", "zone": BERLIN}}
+
+
+@pytest.fixture(scope="module")
+def spark() -> SparkSession:
+    return spark_session("tir tests", home=tir_home())
+
+
+@pytest.fixture(scope="module")
+def clock(sandbox: Sandbox) -> Clock:
+    return Clock(sandbox.tableau_url)
+
+
+@pytest.fixture(scope="module")
+def loaded(sandbox, spark, clock, tmp_path_factory) -> Iterator[Served]:
+    served = Served(sandbox, spark, tmp_path_factory.mktemp("ways"), settings=SLICED, server_clock=clock)
+    served.refresh()
+    yield served
+    served.close()
+
+
+@pytest.fixture
+def admin(sandbox: Sandbox, clock: Clock) -> Iterator[Admin]:
+    """The server's settings are back to normal after the test; its clock goes on."""
+    admin = Admin(sandbox.tableau_url)
+    yield admin
+    admin.clear_faults()
+    admin.set(**{**asdict(Settings()), "clock_offset_seconds": clock.ahead})
+
+
+@pytest.fixture(scope="module", autouse=True)
+def clock_back(sandbox: Sandbox) -> Iterator[None]:
+    yield
+    Admin(sandbox.tableau_url).set(clock_offset_seconds=0.0)
+
+
+@pytest.fixture
+def served(loaded: Served, clock: Clock, admin: Admin) -> Iterator[Served]:
+    """The same extract, equal to its source, without tasks on the server."""
+    remove_tasks(loaded)
+    loaded.declare(settings=SLICED)
+    loaded.refresh()
+    yield loaded
+    clock.listen = lambda _: None
+
+
+def remove_tasks(served: Served) -> None:
+    with served.sandbox.tableau() as server:
+        for task in TSC.Pager(server.tasks):
+            if task.target is not None and task.target.id == served.datasource_id:
+                server.tasks.delete(task.id)
+
+
+def schedule(served: Served, *, incremental: bool = True) -> Any:
+    """A task of the datasource on a schedule that is called like it, and would not run by itself within this test."""
+    assert served.server_clock is not None
+    start = (served.server_clock.now() + timedelta(hours=12)).time().replace(second=0, microsecond=0)
+    with served.sandbox.tableau() as server:
+        orders, found = SimpleNamespace(others=server), SimpleNamespace(id=served.datasource_id)
+        return put_on_schedule(orders, found, served.name, incremental=incremental, start=start)
+
+
+def change(served: Served) -> Counter:
+    """An update of the newest rows; what people see until it is loaded."""
+    seen = served.published_rows()
+    served.act(("update", 22, f"'change {served.clock}'"))
+    served.act(("update", 23, f"'change {served.clock}'"))
+    return seen
+
+
+def rests(served: Served) -> None:
+    assert served.published_rows() == served.source_rows()
+    assert served.refresh().decision == "none", "a second refresh found something to do"
+
+
+def newest_job(served: Served, admin: Admin) -> str:
+    admin.set(rest_version="3.26")
+    with served.sandbox.tableau() as server:
+        return next(iter(server.jobs.filter(title=served.name))).type
+
+
+def is_incremental(done: Done) -> bool:
+    return (done.decision, done.reason) == ("incremental", None)
+
+
+def test_an_older_server_runs_the_incremental_task(served, admin):
+    schedule(served)
+    change(served)
+    admin.set(rest_version="3.24")
+    assert is_incremental(served.refresh())
+    assert newest_job(served, admin) == "increment_extracts"
+    (warning,) = served.refresher.warnings
+    assert warning.endswith("Suspend its schedule: the task is run from here when it is needed.")
+    rests(served)
+
+
+def test_an_older_server_without_an_incremental_task_is_left_alone(served, admin):
+    schedule(served, incremental=False)
+    before = change(served)
+    admin.set(rest_version="3.24")
+    with pytest.raises(DatasourceError, match="no incremental refresh task"):
+        served.refresh()
+    assert served.published_rows() == before
+    admin.set(rest_version="3.26")
+    assert is_incremental(served.refresh())
+    (warning,) = served.refresher.warnings
+    assert "a full refresh of this datasource on its own" in warning
+    rests(served)
+
+
+def waits(served: Served, clock: Clock) -> list[tuple[datetime, Counter]]:
+    """Fills with the end of each long sleep and what people see when it begins."""
+    seen: list[tuple[datetime, Counter]] = []
+
+    def listen(seconds: float) -> None:
+        if seconds > LONG:
+            seen.append((clock.now() + timedelta(seconds=seconds), served.published_rows()))
+
+    clock.listen = listen
+    return seen
+
+
+@pytest.mark.parametrize("version", ["3.26", "3.0"])
+def test_where_runs_by_hand_are_forbidden_the_schedule_is_moved_and_awaited(served, clock, admin, version):
+    schedule(served)
+    before = change(served)
+    admin.set(run_now=False, rest_version=version)
+    waited = waits(served, clock)
+    assert is_incremental(served.refresh())
+    ((until, seen),) = waited
+    assert seen == before, "people see everything until the schedule's time"
+    assert (until + timedelta(seconds=LEAD_SECONDS + 2)).minute % 5 == 0
+    assert newest_job(served, admin) == "increment_extracts"
+    assert served.refresher.warnings == [], "a schedule that is moved from here is no surprise"
+    rests(served)
+
+
+def test_a_server_that_lists_no_tasks_is_served_by_its_schedule(served, clock, admin):
+    schedule(served)
+    before = change(served)
+    admin.set(rest_version="2.5")
+    waited = waits(served, clock)
+    assert is_incremental(served.refresh())
+    assert [seen for _, seen in waited] == [before]
+    assert newest_job(served, admin) == "increment_extracts"
+    rests(served)
+
+
+def asked_for(clock: Clock, *, hours: float) -> datetime:
+    return (clock.now() + timedelta(hours=hours)).replace(second=0, microsecond=0)
+
+
+def declare_schedule(served: Served, slot: datetime) -> None:
+    at = slot.astimezone(ZoneInfo(BERLIN)).strftime("%H:%M")
+    served.declare(settings=SLICED, datasource={"schedule": at})
+
+
+def test_a_time_asked_for_is_kept_to_whatever_the_servers_zone(served, clock, admin):
+    made = schedule(served)
+    admin.set(time_zone="Asia/Kolkata")
+    slot = asked_for(clock, hours=2)
+    declare_schedule(served, slot)
+    before = change(served)
+    waited = waits(served, clock)
+    assert is_incremental(served.refresh())
+    ((until, seen),) = waited
+    assert seen == before, "people see everything until the schedule's time"
+    assert abs(until + timedelta(seconds=LEAD_SECONDS) - slot) < timedelta(seconds=2)
+    assert newest_job(served, admin) == "increment_extracts"
+    rests(served)
+    with served.sandbox.tableau() as server:
+        assert server.schedules.get_by_id(made.id).next_run_at == slot + timedelta(days=1)
+    before = change(served)
+    assert is_incremental(served.refresh()), "the next one waits for the next day"
+    assert len(waited) == 2
+    assert waited[1][1] == before
+    assert clock.now() > slot + timedelta(days=1)
+    rests(served)
+
+
+def test_rows_that_are_only_new_come_by_schedule_without_a_publish(served, clock, admin):
+    schedule(served)
+    declare_schedule(served, asked_for(clock, hours=1))
+    served.act(("insert", 100 + served.clock, "'2026-01-01'::DATE", "'new'"))
+    assert is_incremental(served.refresh())
+    assert not [line for line in served.lines if "publishing" in line]
+    rests(served)
+    served.act(("delete from", "'2026-01-01'::DATE"))
+    assert is_incremental(served.refresh())
+    rests(served)
+
+
+def test_a_scheduled_refresh_that_fails_gives_people_their_rows_back(served, clock, admin):
+    schedule(served)
+    declare_schedule(served, asked_for(clock, hours=1))
+    before = change(served)
+    admin.fault("fail_job", path=f"/{served.name}$", notes="The warehouse is suspended.")
+    with pytest.raises(
+        DatasourceError, match=r"warehouse is suspended.*is as it was before: for \d+ s people did not see 2"
+    ):
+        served.refresh()
+    assert served.published_rows() == before
+    assert is_incremental(served.refresh())
+    rests(served)
+
+
+def test_a_time_asked_for_without_a_schedule_is_refused_before_anything_is_touched(served, clock):
+    declare_schedule(served, asked_for(clock, hours=1))
+    before = change(served)
+    # Schedules cannot be deleted: an earlier test may have left one without a task.
+    with pytest.raises(DatasourceError, match=f"There is no schedule '{served.name}'|has no refresh of"):
+        served.refresh()
+    schedule(served, incremental=False)
+    with pytest.raises(DatasourceError, match=r"has a full refresh of .* Put an incremental refresh"):
+        served.refresh()
+    assert served.published_rows() == before
+
+
+def test_a_publish_that_came_after_the_schedules_time_moves_it_again(served, clock, admin):
+    schedule(served)
+    slot = asked_for(clock, hours=1)
+    declare_schedule(served, slot)
+    change(served)
+
+    def slow(line: str) -> None:
+        if line.startswith("publishing without"):
+            clock.late = 120.0
+
+    assert is_incremental(served.refresh(listen=slow))
+    assert [line for line in served.lines if line.startswith("published after the schedule's time: moved to")]
+    rests(served)
+
+
+def test_a_refresh_of_the_schedule_before_our_publish_is_no_hole_and_no_false_alarm(served, clock, admin):
+    schedule(served)
+    declare_schedule(served, asked_for(clock, hours=1))
+    before = change(served)
+
+    def too_late(line: str) -> None:
+        if line.startswith("publishing without"):
+            clock.sleep(LEAD_SECONDS + 5)
+            while newest_status(served) != "Success":
+                clock.sleep(1)
+
+    with pytest.raises(DatasourceError, match="was left as it is now") as caught:
+        served.refresh(listen=too_late)
+    assert "do not see" not in str(caught.value)
+    assert served.published_rows() == before
+    assert is_incremental(served.refresh())
+    rests(served)
+
+
+def newest_status(served: Served) -> str:
+    with served.sandbox.tableau() as server:
+        job = next(iter(server.jobs.filter(title=served.name)))
+        return str(job.status) if job.type == "increment_extracts" else ""
+
+
+def test_a_full_refresh_begun_instead_is_stopped_and_people_get_their_rows_back(served, admin):
+    before = change(served)
+    admin.fault("slow_job", path=f"/{served.name}$", seconds=30, times=1)
+    admin.set(ignore_incremental=True)
+    with pytest.raises(DatasourceError, match=r"began a full refresh .* was told to stop.* is as it was before"):
+        served.refresh()
+    assert served.published_rows() == before
+    # Where the job was stopped before it began, the fault still waits for one.
+    admin.clear_faults()
+    admin.set(ignore_incremental=False)
+    assert is_incremental(served.refresh())
+    rests(served)
+
+
+def test_a_full_refresh_that_ended_before_it_could_be_stopped_is_told_and_found_by_the_next(served, admin):
+    change(served)
+    admin.fault("delay", method="GET", path="/jobs$", seconds=3)
+    admin.set(ignore_incremental=True)
+    with pytest.raises(DatasourceError, match=r"began a full refresh .* was left as it is now") as caught:
+        served.refresh()
+    assert "do not see" not in str(caught.value)
+    rests(served)
+    assert served.confirmed is not None
+
+
+def test_a_full_refresh_that_nobody_told_of_is_seen_in_the_datasource(served, admin):
+    change(served)
+    admin.set(ignore_incremental=True)
+    admin.fault("status", method="GET", path="/jobs$", status=403, code="403004", message="No.", times=9)
+    assert is_incremental(served.refresh())
+    (warning,) = served.refresher.warnings
+    assert "refreshed all of datasource" in warning
+    admin.clear_faults()
+    rests(served)
+
+
+def test_where_runs_by_hand_are_forbidden_a_full_refresh_is_an_error_that_says_so(served, admin):
+    schedule(served)
+    served.act(("insert", 100 + served.clock, "NULL", "'no date'"))
+    before = served.published_rows()
+    admin.set(run_now=False)
+    with pytest.raises(DatasourceError, match=r"NULL_INCREMENT.* lets nobody start that from outside"):
+        served.refresh()
+    assert served.published_rows() == before
+    admin.set(run_now=True)
+    done = served.refresh()
+    assert (done.decision, done.reason) == ("full", "NULL_INCREMENT")
+    rests(served)
+
+
+@pytest.mark.parametrize("old", [{"run_now": False}, {"rest_version": "2.5"}], ids=["forbidden", "very old"])
+def test_where_no_full_refresh_can_be_started_the_schedule_serves_from_the_first_load_on(
+    sandbox, spark, clock, admin, tmp_path, old
+):
+    served = Served(sandbox, spark, tmp_path, server_clock=clock)
+    schedule(served)
+    before = change(served)
+    admin.set(**old)
+    waited = waits(served, clock)
+    done = served.refresh()
+    clock.listen = lambda _: None
+    assert (done.reason, [seen for _, seen in waited]) == ("FIRST_LOAD", [before])
+    assert newest_job(served, admin) == "increment_extracts"
+    rests(served)
+    served.close()
