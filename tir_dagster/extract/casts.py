@@ -79,10 +79,9 @@ def _cast(source: Column, stored: FileColumn) -> str:
 
 
 def _integer(source: Column, stored: FileColumn) -> str | None:
-    if stored.type == "BIGINT":
-        return quoted(source.name)
-    narrower = stored.type in ("INTEGER", "SMALLINT", "DOUBLE PRECISION")
-    return _cast(source, stored) if narrower or stored.numeric else None
+    # A cast to BIGINT does nothing to what we staged; with it, the column of too large a value can be named.
+    fits = stored.type in ("BIGINT", "INTEGER", "SMALLINT", "DOUBLE PRECISION") or stored.numeric
+    return _cast(source, stored) if fits else None
 
 
 def _decimal(source: Column, stored: FileColumn) -> str | None:

@@ -12,7 +12,7 @@ from decimal import Decimal
 
 from tir_dagster.extract.casts import DOUBLE_DIGITS, FileColumn
 from tir_dagster.extract.engine import quoted
-from tir_dagster.source.columns import Column, Kind
+from tir_dagster.source.columns import HYPER_DECIMAL_DIGITS, Column, Kind
 
 _WIDE = "NUMERIC(38,0)"
 _TWO_53 = 2**53
@@ -129,11 +129,15 @@ def _decimal(column: Column, name: str) -> dict[str, str]:
     An extract holds wide decimals as doubles. Rounded to their own decimal places they are whole units again, up to
     the size at which a double loses units; larger values are only counted.
     """
-    units = f"CAST(ROUND({name} * {10**column.scale}) AS {_WIDE})"
+    value, factor = name, str(10**column.scale)
+    if column.scale > HYPER_DECIMAL_DIGITS:
+        # 10^19 is no integer of Hyper, and Snowflake's product would overflow.
+        value, factor = f"CAST({name} AS DOUBLE PRECISION)", f"CAST('1e{column.scale}' AS DOUBLE PRECISION)"
+    units = f"CAST(ROUND({value} * {factor}) AS {_WIDE})"
     if column.precision <= DOUBLE_DIGITS:
         return {"sum": f"SUM({units})"}
     limit = Decimal(_SAFE_UNITS).scaleb(-column.scale)
-    small = f"ABS({name}) < {limit:f}"
+    small = f"ABS({value}) < {limit:f}"
     return {"sum": f"SUM(CASE WHEN {small} THEN {units} END)", "large": _count(f"NOT {small}")}
 
 

@@ -22,6 +22,8 @@ _TYPES = {
     Kind.INSTANT: pa.timestamp("us", tz="UTC"),
     Kind.JSON: pa.string(),
 }
+# Integers of an extract lie between minus this and one less than this.
+_TWO_63 = 2**63
 
 
 def arrow_type(column: Column) -> pa.DataType:
@@ -81,7 +83,7 @@ def _converted(values: pa.ChunkedArray, column: Column) -> pa.ChunkedArray:
         # Only finer fractions of a second may be cut off; a number must keep its value.
         return values.cast(wanted, safe=not pa.types.is_timestamp(wanted))
     except pa.ArrowException as error:
-        raise _misfit(column, values.type, error) from None
+        raise _misfit(column, values, error) from None
 
 
 def _same_zonedness(arrived: pa.DataType, kind: Kind) -> bool:
@@ -94,13 +96,22 @@ def _time_text(values: pa.ChunkedArray) -> pa.ChunkedArray:
     return pc.cast(values.cast(pa.time64("us"), safe=False), pa.string())
 
 
-def _misfit(column: Column, arrived: pa.DataType, error: Exception) -> SourceError:
-    if column.kind is Kind.INTEGER:
+def _misfit(column: Column, values: pa.ChunkedArray, error: Exception) -> SourceError:
+    beyond = _beyond_64_bits(values) if column.kind is Kind.INTEGER else None
+    if beyond is not None:
         return SourceError(
-            f"Column {column.name} holds an integer beyond 64 bits, which a Tableau extract cannot hold. "
-            "Leave the column out, or read it from a view that casts it to VARCHAR."
+            f"Column {column.name} holds an integer beyond 64 bits, {beyond}, which a Tableau extract cannot hold. "
+            "Leave the column out, or cast it to VARCHAR or FLOAT in a `query:` or a view."
         )
     return SourceError(
-        f"Column {column.name} is declared as {column.spark} but arrives as {arrived} ({error}). "
+        f"Column {column.name} is declared as {column.spark} but arrives as {values.type} ({error}). "
         "Describe the table again; if it did not change, leave the column out."
     )
+
+
+def _beyond_64_bits(values: pa.ChunkedArray) -> int | None:
+    """The first such integer."""
+    if not pa.types.is_decimal(values.type):
+        return None
+    whole = (int(value) for value in values.drop_null().to_pylist())
+    return next((value for value in whole if not -_TWO_63 <= value < _TWO_63), None)

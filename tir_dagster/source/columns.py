@@ -1,4 +1,4 @@
-"""Column types across Snowflake, Spark, Parquet and Hyper: the one table that knows them."""
+"""Column types across Snowflake, Spark, Parquet and Hyper: the one table that knows them. docs/types.md shows it."""
 
 from __future__ import annotations
 
@@ -27,52 +27,89 @@ class Kind(Enum):
     JSON = "json"
 
 
-_KINDS = {
-    "NUMBER": Kind.INTEGER,
-    "FLOAT": Kind.FLOAT,
-    "REAL": Kind.FLOAT,
-    "DOUBLE": Kind.FLOAT,
-    "BOOLEAN": Kind.BOOLEAN,
-    "VARCHAR": Kind.TEXT,
-    "TEXT": Kind.TEXT,
-    "STRING": Kind.TEXT,
-    "CHAR": Kind.TEXT,
-    "DATE": Kind.DATE,
-    "TIME": Kind.TIME,
-    "TIMESTAMP_NTZ": Kind.TIMESTAMP,
-    "TIMESTAMP_LTZ": Kind.INSTANT,
-    "TIMESTAMP_TZ": Kind.INSTANT,
-    "VARIANT": Kind.JSON,
-    "OBJECT": Kind.JSON,
-    "ARRAY": Kind.JSON,
-}
+@dataclass(frozen=True)
+class Held:
+    """A type of Snowflake that an extract holds, under all its names; the first is the one DESCRIBE writes."""
+
+    kind: Kind
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A type that no extract holds; `cast` is what a query shows instead of the column."""
+
+    cast: str
+    names: tuple[str, ...]
+
+
+HELD = (
+    # With digits after the point it is a DECIMAL.
+    Held(
+        Kind.INTEGER,
+        (
+            *("NUMBER", "DECIMAL", "DEC", "NUMERIC", "INT", "INTEGER"),
+            *("BIGINT", "SMALLINT", "TINYINT", "BYTEINT"),
+        ),
+    ),
+    Held(Kind.FLOAT, ("FLOAT", "FLOAT4", "FLOAT8", "DOUBLE", "DOUBLE PRECISION", "REAL")),
+    Held(Kind.BOOLEAN, ("BOOLEAN",)),
+    Held(
+        Kind.TEXT,
+        (
+            *("VARCHAR", "CHAR", "CHARACTER", "NCHAR", "STRING", "TEXT", "NVARCHAR", "NVARCHAR2"),
+            *("CHAR VARYING", "NCHAR VARYING", "CHARACTER VARYING"),
+        ),
+    ),
+    Held(Kind.DATE, ("DATE",)),
+    Held(Kind.TIME, ("TIME",)),
+    Held(Kind.TIMESTAMP, ("TIMESTAMP_NTZ", "TIMESTAMPNTZ", "DATETIME", "TIMESTAMP")),
+    Held(Kind.INSTANT, ("TIMESTAMP_LTZ", "TIMESTAMPLTZ")),
+    Held(Kind.INSTANT, ("TIMESTAMP_TZ", "TIMESTAMPTZ")),
+    Held(Kind.JSON, ("VARIANT",)),
+    Held(Kind.JSON, ("OBJECT",)),
+    Held(Kind.JSON, ("ARRAY",)),
+)
+
+REFUSED = (
+    # Hyper has BYTEA, but Tableau has no fields of that type: a column that nobody can show, with no key and no fingerprint.
+    Refused("HEX_ENCODE({})", ("BINARY", "VARBINARY")),
+    Refused("CAST({} AS VARCHAR)", ("DECFLOAT",)),
+    Refused("CAST({} AS VARCHAR)", ("UUID",)),
+    Refused("ST_ASWKT({})", ("GEOGRAPHY",)),
+    Refused("ST_ASWKT({})", ("GEOMETRY",)),
+    Refused("CAST({} AS ARRAY)", ("VECTOR",)),
+    Refused("CAST({} AS OBJECT)", ("MAP",)),
+    Refused("FL_GET_RELATIVE_PATH({})", ("FILE",)),
+    Refused("CAST({} AS VARCHAR)", ("INTERVAL", "INTERVAL_YEAR_MONTH", "INTERVAL_DAY_TIME")),
+)
+
+_KINDS = {name: held.kind for held in HELD for name in held.names}
+_CASTS = {name: refused.cast for refused in REFUSED for name in refused.names}
+
+
+@dataclass(frozen=True)
+class _Forms:
+    spark: str
+    parquet: str
+    hyper: str
+
 
 # Spark has no time of day that Parquet and Hyper share, and no JSON: both travel as text.
-_SPARK = {
-    Kind.INTEGER: "bigint",
-    Kind.FLOAT: "double",
-    Kind.BOOLEAN: "boolean",
-    Kind.TEXT: "string",
-    Kind.DATE: "date",
-    Kind.TIME: "string",
-    Kind.TIMESTAMP: "timestamp_ntz",
-    Kind.INSTANT: "timestamp",
-    Kind.JSON: "string",
+_FORMS = {
+    Kind.INTEGER: _Forms("bigint", "INT64", "BIGINT"),
+    Kind.FLOAT: _Forms("double", "DOUBLE", "DOUBLE PRECISION"),
+    Kind.BOOLEAN: _Forms("boolean", "BOOLEAN", "BOOLEAN"),
+    Kind.TEXT: _Forms("string", "BYTE_ARRAY String", "TEXT"),
+    Kind.DATE: _Forms("date", "INT32 Date", "DATE"),
+    Kind.TIME: _Forms("string", "BYTE_ARRAY String", "TIME"),
+    Kind.TIMESTAMP: _Forms("timestamp_ntz", "INT64 Timestamp, microseconds, no zone", "TIMESTAMP"),
+    Kind.INSTANT: _Forms("timestamp", "INT64 Timestamp, microseconds, UTC", "TIMESTAMP"),
+    Kind.JSON: _Forms("string", "BYTE_ARRAY String", "TEXT"),
 }
 
-_HYPER = {
-    Kind.INTEGER: "BIGINT",
-    Kind.FLOAT: "DOUBLE PRECISION",
-    Kind.BOOLEAN: "BOOLEAN",
-    Kind.TEXT: "TEXT",
-    Kind.DATE: "DATE",
-    Kind.TIME: "TIME",
-    Kind.TIMESTAMP: "TIMESTAMP",
-    Kind.INSTANT: "TIMESTAMP",
-    Kind.JSON: "TEXT",
-}
-
-_DECLARED = re.compile(r"^([A-Z_]+)(?:\((\d+)(?:,\s*(\d+))?\))?")
+# A type's name, and its numbers; what a result of a type that the connector does not know says is no number.
+_DECLARED = re.compile(r"^([A-Z_0-9]+(?: PRECISION| VARYING)?)\s*(\(\s*(\d+)\s*(?:,\s*(\d+)\s*)?\))?")
 
 
 @dataclass(frozen=True)
@@ -88,23 +125,30 @@ class Column:
     @staticmethod
     def from_snowflake(name: str, declared: str, *, nullable: bool = True) -> Column:
         """The column for a declared type such as NUMBER(12,2); a type no extract can hold is an error."""
-        found = _DECLARED.match(declared.upper())
+        text = declared.strip().upper()
+        found = _DECLARED.match(text)
         kind = _KINDS.get(found[1]) if found else None
         if found is None or kind is None:
-            raise SourceError(
-                f"Column {name} is {declared}, which a Tableau extract cannot hold. "
-                "Leave it out: name the columns you want under `columns:` in the extract's spec."
-            )
-        precision, scale = int(found[2] or 38), int(found[3] or 0)
-        if kind is Kind.INTEGER and scale:
-            kind = Kind.DECIMAL
-        numeric = kind in (Kind.INTEGER, Kind.DECIMAL)
-        return Column(name, kind, precision if numeric else 0, scale if numeric else 0, nullable)
+            raise _refusal(name, declared, _CASTS.get(found[1], "") if found else "")
+        if kind is not Kind.INTEGER:
+            return Column(name, kind, nullable=nullable)
+        if found.end() < len(text):
+            raise _refusal(name, declared, "")
+        precision, scale = int(found[3] or 38), int(found[4] or 0)
+        return Column(name, Kind.DECIMAL if scale else kind, precision, scale, nullable)
 
     @property
     def spark(self) -> str:
         """Spark's type, as a DDL string; also what staged Parquet files hold."""
-        return f"decimal({self.precision},{self.scale})" if self.kind is Kind.DECIMAL else _SPARK[self.kind]
+        return f"decimal({self.precision},{self.scale})" if self.kind is Kind.DECIMAL else _FORMS[self.kind].spark
+
+    @property
+    def parquet(self) -> str:
+        """The type in staged Parquet files: how values are stored, and what they mean."""
+        if self.kind is not Kind.DECIMAL:
+            return _FORMS[self.kind].parquet
+        stored = "INT32" if self.precision <= 9 else "INT64" if self.precision <= 18 else "FIXED_LEN_BYTE_ARRAY"
+        return f"{stored} Decimal({self.precision},{self.scale})"
 
     @property
     def hyper(self) -> str:
@@ -112,4 +156,18 @@ class Column:
         if self.kind is Kind.DECIMAL:
             fits = self.precision <= HYPER_DECIMAL_DIGITS
             return f"NUMERIC({self.precision},{self.scale})" if fits else "DOUBLE PRECISION"
-        return _HYPER[self.kind]
+        return _FORMS[self.kind].hyper
+
+
+class UnheldTypeError(SourceError):
+    """A column of a type that no extract can hold."""
+
+
+def _refusal(name: str, declared: str, cast: str) -> UnheldTypeError:
+    quoted = '"' + name.replace('"', '""') + '"'
+    shown = (cast or "CAST({} AS VARCHAR)").format(quoted)
+    return UnheldTypeError(
+        f"Column {name} is {declared or 'of a type without a name'}, which a Tableau extract cannot hold. "
+        "Leave it out: name the columns you want under `columns:` in the extract's spec. "
+        f"Or show {shown} AS {quoted} in a `query:`, or in a view."
+    )
