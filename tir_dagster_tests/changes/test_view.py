@@ -1,0 +1,513 @@
+"""What an extract's query means: what can be refreshed by key, what only in full, and what is refused with a reason."""
+
+from __future__ import annotations
+
+import pytest
+import sqlglot
+
+from tir_dagster.changes.view import JoinKey, View, ViewError, analyse, base_sql, explain, tables_of, view_sql
+from tir_dagster.errors import SpecError
+from tir_dagster.source.names import TableName
+from tir_dagster.source.versions import SourceVersion
+
+SALES, PRODUCTS, MAKERS = (TableName("DB", "S", name) for name in ("SALES", "PRODUCTS", "MAKERS"))
+MIXED = TableName("DB", "My Schema", 'Odd "Table"')
+KNOWN = {
+    SALES: ["ID", "DATE", "PRODUCT", "QTY", "DETAILS", "UPDATED_AT"],
+    PRODUCTS: ["PRODUCT", "COLOR", "PRICE", "MAKER", "NOTE"],
+    MAKERS: ["MAKER", "TITLE", "NOTE"],
+    MIXED: ["id", "Mixed Case", "select", 'a"b', "ORDER"],
+}
+VERSION = SourceVersion.parse("2026-01-31T12:00:00+00:00")
+PIN = "AT(TIMESTAMP => '2026-01-31T12:00:00.000000+00:00'::TIMESTAMP_TZ)"
+JOINED = "FROM db.s.sales s LEFT JOIN db.s.products p ON p.product = s.product"
+
+
+def analysed(sql: str) -> View:
+    view = analyse(sql, KNOWN)
+    assert view.kind != "opaque", view.why_full
+    return view
+
+
+def outputs(sql: str) -> dict[str, str]:
+    return {column.name: column.sql for column in analysed(sql).columns}
+
+
+def refused(sql: str) -> ViewError:
+    with pytest.raises(ViewError) as refusal:
+        analyse(sql, KNOWN)
+    return refusal.value
+
+
+# Tables
+
+
+def test_tables_are_found_wherever_they_stand_each_once():
+    sql = """WITH recent AS (SELECT * FROM db.s.sales), products AS (SELECT 1 AS one)
+    SELECT id FROM recent WHERE product IN (SELECT product FROM "DB".s."PRODUCTS")
+    UNION ALL SELECT id FROM db."S".sales, products"""
+    assert tables_of(sql) == (SALES, PRODUCTS)
+
+
+def test_quoted_parts_of_a_name_keep_their_case():
+    assert tables_of('SELECT 1 AS one FROM db."My Schema"."Odd ""Table""" AS t') == (MIXED,)
+
+
+@pytest.mark.parametrize(
+    "name", ["sales", "s.sales", "db..sales", "@stage", "IDENTIFIER('db.s.sales')", "TABLE('db.s.sales')"]
+)
+def test_a_table_must_be_named_in_full(name):
+    with pytest.raises(ViewError, match=r"DATABASE\.SCHEMA\.TABLE"):
+        tables_of(f"SELECT id FROM {name}")
+
+
+def test_a_cte_hides_a_name_only_inside_its_own_query():
+    with pytest.raises(ViewError, match="recent is not a full table name") as refusal:
+        tables_of("SELECT id FROM (WITH recent AS (SELECT 1 AS id) SELECT id FROM recent) JOIN\n  recent")
+    assert (refusal.value.line, refusal.value.column) == (2, 3)
+
+
+@pytest.mark.parametrize(
+    "clause", ["AT(OFFSET => -60)", "BEFORE(STATEMENT => 'x')", "CHANGES(INFORMATION => DEFAULT) AT(OFFSET => -1)"]
+)
+@pytest.mark.parametrize(
+    "query", ["SELECT id FROM db.s.sales {} s", "SELECT 1 AS x FROM (SELECT id FROM db.s.sales {})"]
+)
+def test_a_version_written_by_hand_is_refused(query, clause):
+    with pytest.raises(ViewError, match="each refresh sets its own"):
+        tables_of(query.format(clause))
+
+
+# Errors
+
+
+@pytest.mark.parametrize(
+    ("sql", "line", "message"),
+    [
+        ("", None, "empty"),
+        ("-- nothing", None, "empty"),
+        ("SELECT 'open FROM db.s.sales", None, "never closed"),
+        ("SELECT id id2 id3 FROM db.s.sales", 1, "cannot be read"),
+        ("DELETE FROM db.s.sales", None, "not a SELECT"),
+        ("FROM db.s.sales", None, "not a SELECT"),
+        ("SELECT id INTO x FROM db.s.sales", None, "not a SELECT"),
+        ("SELECT id FROM db.s.sales; SELECT 1 AS x", None, "2 statements"),
+        ("SELECT 1 AS one", None, "reads no table"),
+        ("SELECT seq AS x FROM TABLE(GENERATOR(ROWCOUNT => 3))", None, "reads no table"),
+        ("SELECT id\nFROM db.s.other", 2, r"no table DB\.S\.OTHER"),
+        ("SELECT id,\n  colour FROM db.s.sales", 2, "no column COLOUR"),
+        ("SELECT id, qyt FROM db.s.sales", 1, "Did you mean QTY"),
+        ("SELECT x.id FROM db.s.sales s", 1, "X is no table of this query"),
+        ("SELECT sales.id FROM db.s.sales s", 1, "SALES is no table of this query"),
+        ('SELECT ID FROM db."My Schema"."Odd ""Table"""', 1, 'write "id", in double quotes'),
+        (f"SELECT product {JOINED}", 1, "PRODUCT is ambiguous: it is a column of S and P"),
+        ("SELECT s.id FROM db.s.sales s, db.s.products p", 1, "joined without a condition"),
+        ("SELECT s.id FROM db.s.sales s CROSS JOIN db.s.products p", 1, "CROSS join"),
+        ("SELECT s.id FROM db.s.sales s NATURAL JOIN db.s.products p", 1, "NATURAL join"),
+        ("SELECT s.id FROM db.s.sales s RIGHT JOIN db.s.products p ON s.product = p.product", 1, "RIGHT join"),
+        ("SELECT s.id FROM db.s.sales s FULL JOIN db.s.products p ON s.product = p.product", 1, "FULL join"),
+        ("SELECT s.id FROM db.s.sales s JOIN db.s.products p ON s.qty > p.price", 1, "without an equality"),
+        ("SELECT s.id FROM db.s.sales s JOIN db.s.products p ON TRUE", 1, "without an equality"),
+        ("SELECT s.id FROM db.s.sales s JOIN db.s.products p ON p.product = 'x'", 1, "without an equality"),
+        (f"SELECT s.id {JOINED} OR p.product = s.details", 1, "without an equality"),
+        ("SELECT s.id FROM db.s.sales s JOIN db.s.products p ON p.product = m.maker JOIN db.s.makers m ON 1 = 1", 1, "M is no table"),
+        ("SELECT s.id FROM db.s.sales s JOIN db.s.sales s ON s.id = s.id", 1, "two tables are called S"),
+        ("SELECT id, qty AS id FROM db.s.sales", 1, "two output columns are called ID"),
+        (f"SELECT s.*, p.* {JOINED}", 1, "two output columns are called PRODUCT"),
+        ("SELECT id,\n qty + 1 FROM db.s.sales", 2, "Give it a name with AS"),
+        ("SELECT id, MAX(qty) OVER () FROM db.s.sales", 1, "Give it a name with AS"),
+        ('SELECT id AS "__TIR_K0" FROM db.s.sales', 1, "names that begin with __TIR_ are taken"),
+        ("SELECT id, COUNT(*) AS n FROM db.s.sales GROUP BY 3", 1, "there are 2 output columns"),
+        ("SELECT id, COUNT(*) AS n FROM db.s.sales GROUP BY 1, 2", 1, "N, which is an aggregate"),
+        ("SELECT id, qty, COUNT(*) AS n FROM db.s.sales GROUP BY id", 1, r"SALES\.QTY is neither grouped nor aggregated"),
+        ("SELECT id, COUNT(*) AS n FROM db.s.sales WHERE SUM(qty) > 1 GROUP BY id", 1, "Use HAVING"),
+        ("SELECT * EXCLUDE (colour) FROM db.s.sales", 1, "names COLOUR, which there is not"),
+        ("SELECT a AS b, b AS a FROM db.s.sales", 1, "no column"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_an_extract_is_refused_with_its_place(sql, line, message):
+    refusal = refused(sql)
+    assert isinstance(refusal, SpecError)
+    assert refusal.line == line
+    with pytest.raises(ViewError, match=message):
+        raise refusal
+
+
+@pytest.mark.parametrize("depth", [1_000, 5_000])
+def test_a_query_that_is_nested_too_deeply_is_refused(depth):
+    refusal = refused(f"SELECT {'(' * depth}qty{')' * depth} AS x FROM db.s.sales")
+    assert "too deep" in str(refusal)
+
+
+# Names
+
+
+def test_unquoted_names_are_in_upper_case_and_quoted_ones_as_they_are():
+    sql = (
+        'SELECT "id", t."Mixed Case" AS "My Output", t."select", T."a""b", "ORDER" AS "group" '
+        'FROM db."My Schema"."Odd ""Table""" t'
+    )
+    view = analysed(sql)
+    assert [column.name for column in view.columns] == ["id", "My Output", "select", 'a"b', "group"]
+    assert view_sql(view, VERSION) == (
+        'SELECT "T"."id" AS "id", "T"."Mixed Case" AS "My Output", "T"."select" AS "select", "T"."a""b" AS "a""b", '
+        f'"T"."ORDER" AS "group" FROM "DB"."My Schema"."Odd ""Table""" {PIN} AS "T"'
+    )
+
+
+def test_a_table_without_an_alias_is_known_by_its_name():
+    sql = "SELECT id, sales.qty, s.sales.date, db.s.sales.details FROM db.s.sales"
+    assert outputs(sql)["DETAILS"] == '"SALES"."DETAILS"'
+
+
+def test_aliases_may_be_the_names_of_other_tables():
+    view = analysed(
+        "SELECT products.id, sales.color FROM db.s.sales products JOIN db.s.products sales ON sales.product = products.product"
+    )
+    assert [(table.alias, table.table) for table in view.tables] == [("PRODUCTS", SALES), ("SALES", PRODUCTS)]
+    assert view.tables[1].on == (JoinKey("PRODUCTS", "PRODUCT", "PRODUCT"),)
+
+
+def test_a_star_is_what_the_tables_have_now():
+    assert list(outputs("SELECT * FROM db.s.sales")) == KNOWN[SALES]
+    assert list(outputs("SELECT p.*, s.id, s.qty AS q " + JOINED)) == [*KNOWN[PRODUCTS], "ID", "Q"]
+    assert list(outputs("SELECT * EXCLUDE (details, updated_at) RENAME (qty AS quantity) FROM db.s.sales")) == [
+        "ID", "DATE", "PRODUCT", "QUANTITY",
+    ]  # fmt: skip
+
+
+def test_a_column_of_using_belongs_to_the_left_side_and_comes_once():
+    view = analysed(
+        "SELECT * EXCLUDE note FROM db.s.sales LEFT JOIN db.s.products USING (product) JOIN db.s.makers USING (maker)"
+    )
+    names = [column.name for column in view.columns]
+    assert names == [*KNOWN[SALES], "COLOR", "PRICE", "MAKER", "TITLE"]
+    assert view.columns[2].sql == '"SALES"."PRODUCT"'
+    assert [table.on for table in view.tables[1:]] == [
+        (JoinKey("SALES", "PRODUCT", "PRODUCT"),),
+        (JoinKey("PRODUCTS", "MAKER", "MAKER"),),
+    ]
+
+
+def test_the_name_of_an_output_stands_for_its_expression_unless_a_column_has_it():
+    found = analysed(
+        "SELECT qty * 2 AS twice, twice + 1 AS more, UPPER(details) AS details FROM db.s.sales WHERE twice > 4 AND details = 'x'"
+    )
+    assert found.columns[1].sql == '("SALES"."QTY" * 2) + 1'
+    assert found.where == '("SALES"."QTY" * 2) > 4 AND "SALES"."DETAILS" = \'x\''
+
+
+def test_a_date_part_is_not_a_column():
+    found = outputs(
+        "SELECT DATEADD(day, 1, date) AS d, DATE_TRUNC(month, date) AS m, TRUNC(date, year) AS y, EXTRACT(year FROM date) AS e FROM db.s.sales"
+    )
+    assert found == {
+        "D": 'DATEADD(day, 1, "SALES"."DATE")',
+        "M": 'DATE_TRUNC(month, "SALES"."DATE")',
+        "Y": 'TRUNC("SALES"."DATE", year)',
+        "E": 'DATE_PART(YEAR, "SALES"."DATE")',
+    }
+
+
+def test_words_of_the_language_may_be_columns():
+    known = {SALES: ["DATE", "YEAR", "LEFT", "TYPE", "KEY", "VALUE", "DAY"]}
+    view = analyse("SELECT date, year, left, type, key, value, DATEADD(day, day, date) AS next FROM db.s.sales", known)
+    assert view.columns[-1].sql == 'DATEADD(day, "SALES"."DAY", "SALES"."DATE")'
+    assert view.fact.used == tuple(known[SALES])
+
+
+# Texts and functions come out as they went in
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        r"'it''s'", r"'it\'s'", r"'a\\b'", r"'\d+'", r"'\\d+'", r"'tab\tnew\nline'", r"'\u00e9\x41\101\0'", "'é ☃'", "''",
+        "$$raw 'text' \\n$$", "'a -- b'", "'/* c */'", "'new\nline'", "'\"quoted\"'", "'; --'",
+        r"""REGEXP_REPLACE('x', '(\\w+)\\s', '\\1')""", "TO_CHAR('2024-01-01', 'YYYY-MM-DD\"T\"HH24:MI:SS.FF3')",
+        "TO_TIMESTAMP('1 Jan', 'DD MON')", "DIV0(1, 0)", "ZEROIFNULL(NULL)", "NVL2(1, 2, 3)", "DECODE(1, 1, 'a', 'b')",
+        "IFF(TRUE, 1.50, 0)", "SPLIT_PART('a.b', '.', -1)", "'x' LIKE 'a^%' ESCAPE '^'", "TRIM('  x ', ' ')",
+    ],
+)  # fmt: skip
+def test_texts_and_functions_come_out_as_they_went_in(expression):
+    assert outputs(f"SELECT id, {expression} AS x FROM db.s.sales")["X"] == expression
+
+
+def test_writing_a_view_again_changes_nothing():
+    sql = f"""SELECT s.id AS id, details:a.b[0]::STRING AS path, s.qty::NUMBER(10, 2) / 3 AS q, -qty % 2 AS r, CASE WHEN NOT qty IN (1, 2)
+    AND color ILIKE ANY ('r%', 'b%') OR price BETWEEN 1 AND 2 AND price IS NOT NULL THEN 'a' || color ELSE TRY_CAST(color AS DATE)::TEXT END AS c,
+    DATE '2024-01-01' + INTERVAL '1 day' AS d, color IS DISTINCT FROM s.details AS e {JOINED} WHERE (qty = 1 OR qty = 2) AND NOT (qty = 3)"""
+    once = view_sql(analysed(sql), None)
+    assert view_sql(analysed(once), None) == once
+
+
+def test_comments_and_a_semicolon_do_not_reach_the_sql():
+    view = analysed("-- all\nSELECT id /* key */, -- more\n qty FROM db.s.sales -- here\n; -- end")
+    assert (
+        view_sql(view, None) == 'SELECT "SALES"."ID" AS "ID", "SALES"."QTY" AS "QTY" FROM "DB"."S"."SALES" AS "SALES"'
+    )
+
+
+# Joins
+
+
+def test_joins_tell_role_key_and_chain():
+    view = analysed(
+        f"SELECT s.id, COALESCE(color, 'N/A') AS color, title {JOINED} INNER JOIN db.s.makers m ON (m.maker = p.maker)"
+    )
+    assert view.kind == "join"
+    assert [(table.alias, table.role, table.on) for table in view.tables] == [
+        ("S", "fact", ()),
+        ("P", "left", (JoinKey("S", "PRODUCT", "PRODUCT"),)),
+        ("M", "inner", (JoinKey("P", "MAKER", "MAKER"),)),
+    ]
+
+
+def test_used_columns_are_outputs_filters_keys_and_conditions_and_no_others():
+    view = analysed(
+        f"SELECT s.id {JOINED} AND p.price > 0 LEFT JOIN db.s.makers m ON m.maker = p.maker WHERE m.title <> 'x' AND s.qty > 0 ORDER BY details"
+    )
+    assert [table.used for table in view.tables] == [
+        ("ID", "PRODUCT", "QTY"),
+        ("PRODUCT", "PRICE", "MAKER"),
+        ("MAKER", "TITLE"),
+    ]
+
+
+def test_one_table_may_be_joined_twice():
+    view = analysed(
+        "SELECT s.id, a.color AS a, b.color AS b FROM db.s.sales s "
+        "LEFT JOIN db.s.products a ON a.product = s.product LEFT JOIN db.s.products b ON b.product = s.details AND b.price = s.qty"
+    )
+    assert [table.table for table in view.tables] == [SALES, PRODUCTS, PRODUCTS]
+    assert view.tables[2].on == (JoinKey("S", "DETAILS", "PRODUCT"), JoinKey("S", "QTY", "PRICE"))
+
+
+def test_a_further_condition_may_also_read_the_fact():
+    view = analysed(f"SELECT s.id, p.color {JOINED} AND s.date >= p.note AND s.qty = 1")
+    assert view.tables[1].on == (JoinKey("S", "PRODUCT", "PRODUCT"),)
+    assert view.fact.used == ("ID", "DATE", "PRODUCT", "QTY")
+
+
+# Groups
+
+
+@pytest.mark.parametrize(
+    "group", ["1, 2", "date, COALESCE(p.color, 'N/A')", "s.date, (shade)", "ALL", "shade, 1, date"]
+)
+def test_a_group_is_named_by_position_name_or_expression(group):
+    view = analysed(
+        f"SELECT date, COALESCE(color, 'N/A') AS shade, SUM(qty * price) AS total {JOINED} GROUP BY {group}"
+    )
+    assert view.kind == "aggregate"
+    assert sorted(view.group) == ["DATE", "SHADE"]
+    assert [column.aggregate for column in view.columns] == [False, False, True]
+    assert view.columns[2].reads == (("S", "QTY"), ("P", "PRICE"))
+
+
+def test_distinct_groups_by_all_outputs():
+    view = analysed("SELECT DISTINCT color, 1 AS one FROM db.s.products")
+    assert (view.kind, view.group) == ("aggregate", ("COLOR", "ONE"))
+    assert (
+        view_sql(view, None)
+        == 'SELECT DISTINCT "PRODUCTS"."COLOR" AS "COLOR", 1 AS "ONE" FROM "DB"."S"."PRODUCTS" AS "PRODUCTS"'
+    )
+
+
+def test_groups_are_written_by_position_so_that_no_column_is_meant_instead():
+    view = analysed("SELECT COUNT(*) AS n, COALESCE(color, '-') AS color FROM db.s.products GROUP BY 2 HAVING n > 1")
+    assert view_sql(view, None) == (
+        'SELECT COUNT(*) AS "N", COALESCE("PRODUCTS"."COLOR", \'-\') AS "COLOR" FROM "DB"."S"."PRODUCTS" AS "PRODUCTS" '
+        "GROUP BY 2 HAVING COUNT(*) > 1"
+    )
+
+
+def test_an_output_may_depend_on_the_group():
+    view = analysed(
+        "SELECT date, YEAR(date) AS year, LISTAGG(details, ',') WITHIN GROUP (ORDER BY id) AS l FROM db.s.sales GROUP BY date"
+    )
+    assert view.group == ("DATE",)
+    assert view.columns[2].reads == (("SALES", "DETAILS"), ("SALES", "ID"))
+
+
+# What is loaded in full
+
+
+@pytest.mark.parametrize(
+    ("sql", "why"),
+    [
+        ("SELECT id FROM (SELECT id FROM db.s.sales)", "subquery"),
+        ("SELECT id FROM db.s.sales WHERE product IN (SELECT product FROM db.s.products)", "subquery"),
+        ("SELECT id FROM db.s.sales s WHERE EXISTS (SELECT 1 FROM db.s.products p WHERE p.product = s.product)", "subquery"),
+        ("WITH t AS (SELECT id FROM db.s.sales) SELECT id FROM t", "WITH clause"),
+        ("SELECT id FROM db.s.sales UNION ALL SELECT product FROM db.s.products", "several SELECTs"),
+        ("(SELECT id FROM db.s.sales)", "several SELECTs"),
+        ("SELECT id, ROW_NUMBER() OVER (ORDER BY id) AS n FROM db.s.sales", "window function"),
+        ("SELECT id FROM db.s.sales QUALIFY ROW_NUMBER() OVER (PARTITION BY product ORDER BY id) = 1", "QUALIFY"),
+        ("SELECT id FROM db.s.sales ORDER BY id LIMIT 3", "LIMIT"),
+        ("SELECT TOP 3 id FROM db.s.sales", "TOP"),
+        ("SELECT id FROM db.s.sales LIMIT 3 OFFSET 2", "LIMIT"),
+        ("SELECT id FROM db.s.sales SAMPLE (10)", "SAMPLE"),
+        ("SELECT s.id, f.value AS v FROM db.s.sales s, LATERAL FLATTEN(input => s.details) f", "table function"),
+        ("SELECT s.id, f.value AS v FROM db.s.sales s, TABLE(FLATTEN(s.details)) f", "table function"),
+        ("SELECT a FROM db.s.sales AS t(a, b)", "other names"),
+        ("SELECT s.id FROM db.s.sales s LEFT JOIN (db.s.products p JOIN db.s.makers m ON m.maker = p.maker) ON p.product = s.product", "subquery|brackets"),
+        (f"SELECT s.id {JOINED} JOIN db.s.makers m ON m.maker = p.maker AND m.title = s.details", "columns of P and S"),
+        ("SELECT s.id FROM db.s.sales s JOIN db.s.products p ON UPPER(p.product) = UPPER(s.product)", "on expressions"),
+        ("SELECT s.id FROM db.s.sales s ASOF JOIN db.s.products p MATCH_CONDITION (s.qty >= p.price) ON p.product = s.product", "ASOF"),
+        ("SELECT COUNT(*) AS n FROM db.s.sales GROUP BY product", "not among its outputs"),
+        ("SELECT COALESCE(color, '-') AS color, COUNT(*) AS n FROM db.s.products GROUP BY color", "write its position"),
+        ("SELECT SUM(qty) AS q FROM db.s.sales", "one total"),
+        ("SELECT product, COUNT(*) AS n FROM db.s.sales GROUP BY ROLLUP (product)", "ROLLUP"),
+        ("SELECT product, COUNT(*) AS n FROM db.s.sales GROUP BY CUBE (product)", "ROLLUP"),
+        ("SELECT product, COUNT(*) AS n FROM db.s.sales GROUP BY GROUPING SETS ((product))", "ROLLUP"),
+        ("SELECT product, SUM(qty) AS qty FROM db.s.sales GROUP BY product HAVING qty > 1", "QTY in HAVING"),
+        ("SELECT product, ANY_VALUE(qty) AS q FROM db.s.sales GROUP BY product", "ANY_VALUE"),
+        ("SELECT product, APPROX_COUNT_DISTINCT(qty) AS q FROM db.s.sales GROUP BY product", "APPROX_COUNT_DISTINCT"),
+        ("SELECT product, LISTAGG(id, ',') AS q FROM db.s.sales GROUP BY product", "LISTAGG without WITHIN GROUP"),
+        ("SELECT product, ARRAY_AGG(id) AS q FROM db.s.sales GROUP BY product", "ARRAY_AGG without WITHIN GROUP"),
+        ("SELECT id, my_function(qty) AS q FROM db.s.sales", "MY_FUNCTION"),
+        ("SELECT id, db.s.my_function(qty) AS q FROM db.s.sales", "my_function"),
+        ('SELECT id, "upper"(qty) AS q FROM db.s.sales', "the function is not known"),
+        ("SELECT id, FILTER(details, x -> x > 1) AS q FROM db.s.sales", "FILTER"),
+        ("SELECT OBJECT_CONSTRUCT(*) AS o FROM db.s.sales", "inside an expression"),
+        ("SELECT id, $1 AS a FROM db.s.sales", "not analysed"),
+        ("SELECT * REPLACE (qty + 1 AS qty) FROM db.s.sales", "REPLACE"),
+        ("SELECT id FROM db.s.sales FOR UPDATE", "LOCKS"),
+        ("SELECT id FROM db.s.sales START WITH id = 1 CONNECT BY PRIOR id = qty", "CONNECT"),
+    ],
+)  # fmt: skip
+def test_what_is_loaded_in_full_and_why(sql, why):
+    view = analyse(sql, KNOWN)
+    assert view.kind == "opaque"
+    with pytest.raises(AssertionError, match=why):
+        raise AssertionError(view.why_full)
+    assert {table.table for table in view.tables} == set(tables_of(sql))
+    assert view_sql(view, VERSION).count(PIN) == len(tables_of(sql))
+
+
+@pytest.mark.parametrize(
+    "expression",
+    ["CURRENT_DATE", "CURRENT_DATE()", "current_timestamp(3)", "LOCALTIMESTAMP", "GETDATE()", "SYSDATE()", "RANDOM()", "UUID_STRING()",
+     "SEQ4()", "UNIFORM(1, 2, RANDOM())", "CURRENT_USER", "CURRENT_ROLE()", "CURRENT_SESSION()"],
+)  # fmt: skip
+def test_the_clock_chance_and_the_user_make_a_view_restless(expression):
+    assert analyse(f"SELECT id, {expression} AS x FROM db.s.sales", KNOWN).restless
+    hidden = analyse(f"SELECT id FROM (SELECT id FROM db.s.sales WHERE details > {expression})", KNOWN)
+    assert (hidden.kind, hidden.restless) == ("opaque", True)
+    assert "though no table changed" in "\n".join(explain(hidden))
+    assert not analyse("SELECT id FROM db.s.sales LIMIT 1", KNOWN).restless
+
+
+def test_an_opaque_query_keeps_its_words_and_every_table_in_it_is_pinned():
+    sql = r"""-- é: the latest
+WITH sales AS (SELECT * FROM db.s.sales WHERE details <> '\d;' /* db.s.sales */), x AS (SELECT id FROM sales)
+SELECT x.id, (SELECT MAX(price) FROM DB.S.PRODUCTS p) AS "Top", db.s.makers.title FROM x JOIN db.s.makers ON TRUE LIMIT 3 ; -- end"""
+    view = analyse(sql, KNOWN)
+    assert [column.name for column in view.columns] == ["ID", "Top", "TITLE"]
+    assert (
+        view_sql(view, VERSION)
+        == rf"""-- é: the latest
+WITH sales AS (SELECT * FROM "DB"."S"."SALES" {PIN} WHERE details <> '\d;' /* db.s.sales */), x AS (SELECT id FROM sales)
+SELECT x.id, (SELECT MAX(price) FROM "DB"."S"."PRODUCTS" {PIN} p) AS "Top", db.s.makers.title FROM x JOIN "DB"."S"."MAKERS" {PIN} ON TRUE LIMIT 3"""
+    )
+    with pytest.raises(ViewError, match="WITH clause"):
+        base_sql(view, row_key=["ID"], watermark=None, version=None)
+
+
+@pytest.mark.parametrize(
+    ("sql", "names"),
+    [
+        ("SELECT * FROM db.s.makers LIMIT 1", ["MAKER", "TITLE", "NOTE"]),
+        ("SELECT m.*, s.id FROM db.s.makers m JOIN db.s.sales s ON TRUE LIMIT 1", ["MAKER", "TITLE", "NOTE", "ID"]),
+        ("SELECT * FROM (SELECT id FROM db.s.sales)", []),
+        ("WITH m AS (SELECT * FROM db.s.makers) SELECT * FROM m", []),
+        ("SELECT (SELECT MAX(id) FROM db.s.sales) AS top", []),
+        ("(SELECT id AS a FROM db.s.sales) UNION SELECT product FROM db.s.products", ["A"]),
+    ],
+)
+def test_an_opaque_query_tells_its_outputs_if_it_can(sql, names):
+    view = analyse(sql, KNOWN)
+    assert (view.kind, [column.name for column in view.columns]) == ("opaque", names)
+
+
+# The SQL
+
+
+def test_every_table_is_pinned():
+    view = analysed(f"SELECT s.id, p.color {JOINED} WHERE p.color = 'red'")
+    assert view_sql(view, VERSION) == (
+        f'SELECT "S"."ID" AS "ID", "P"."COLOR" AS "COLOR" FROM "DB"."S"."SALES" {PIN} AS "S" '
+        f'LEFT JOIN "DB"."S"."PRODUCTS" {PIN} AS "P" ON "P"."PRODUCT" = "S"."PRODUCT" WHERE "P"."COLOR" = \'red\''
+    )
+    sqlglot.parse_one(view_sql(view, VERSION), dialect="snowflake")
+
+
+def test_the_base_of_a_join_shows_its_columns_and_hides_mark_and_references():
+    view = analysed(f"SELECT s.id, p.color, m.title {JOINED} LEFT JOIN db.s.makers m ON m.maker = p.maker")
+    base = base_sql(view, row_key=["id"], watermark="updated_at", version=VERSION)
+    assert (base.key, base.group, base.columns, base.mark) == (("ID",), (), ("ID", "COLOR", "TITLE"), "__TIR_MARK")
+    assert base.refers == {"P": ("__TIR_R0_0",)}, "M is referred to by P, not by the fact"
+    assert base.sql.startswith(
+        'SELECT "S"."ID" AS "ID", "P"."COLOR" AS "COLOR", "M"."TITLE" AS "TITLE", "S"."UPDATED_AT" AS "__TIR_MARK", '
+        f'"S"."PRODUCT" AS "__TIR_R0_0" FROM "DB"."S"."SALES" {PIN} AS "S" LEFT JOIN'
+    )
+
+
+def test_the_base_of_an_aggregate_shows_key_group_and_all_that_aggregates_read():
+    view = analysed(
+        f"SELECT date, COALESCE(color, '-') AS shade, SUM(qty * price) AS total, COUNT(*) AS n {JOINED} WHERE qty > 0 "
+        "GROUP BY 1, 2 HAVING MAX(p.note) > 'a' AND SUM(qty) > 1"
+    )
+    base = base_sql(view, row_key=["id", "Updated_At"], watermark=None, version=None)
+    assert base.sql == (
+        'SELECT "S"."ID" AS "__TIR_K0", "S"."UPDATED_AT" AS "__TIR_K1", "S"."DATE" AS "DATE", '
+        'COALESCE("P"."COLOR", \'-\') AS "SHADE", "S"."QTY" AS "__TIR_V0", "P"."PRICE" AS "__TIR_V1", "P"."NOTE" AS "__TIR_V2", '
+        '"S"."PRODUCT" AS "__TIR_R0_0" FROM "DB"."S"."SALES" AS "S" '
+        'LEFT JOIN "DB"."S"."PRODUCTS" AS "P" ON "P"."PRODUCT" = "S"."PRODUCT" WHERE "S"."QTY" > 0'
+    )
+    assert (base.key, base.group, base.mark) == (("__TIR_K0", "__TIR_K1"), ("DATE", "SHADE"), None)
+    assert base.columns == ("__TIR_K0", "__TIR_K1", "DATE", "SHADE", "__TIR_V0", "__TIR_V1", "__TIR_V2")
+
+
+@pytest.mark.parametrize(
+    ("sql", "key", "watermark", "message"),
+    [
+        (f"SELECT s.id, p.color {JOINED}", "sku", None, "row_key names SKU, which is no output column"),
+        (f"SELECT s.id, s.id || p.color AS k {JOINED}", "k", None, "which depends on P"),
+        (
+            f"SELECT s.id, p.color {JOINED}",
+            "id",
+            "note",
+            r"changes\.watermark names note, which DB\.S\.SALES does not have",
+        ),
+        (
+            f"SELECT p.color, COUNT(*) AS n {JOINED} GROUP BY 1",
+            "color",
+            None,
+            r"row_key names color, which DB\.S\.SALES",
+        ),
+    ],
+)
+def test_a_key_or_watermark_that_cannot_work_is_refused(sql, key, watermark, message):
+    with pytest.raises(ViewError, match=message):
+        base_sql(analysed(sql), row_key=[key], watermark=watermark, version=None)
+
+
+def test_a_view_is_explained_in_words():
+    view = analysed(f"SELECT date, title, COUNT(*) AS n {JOINED} JOIN db.s.makers m ON m.maker = p.maker GROUP BY ALL")
+    lines = explain(view)
+    assert lines[:9] == [
+        "An aggregate over DB.S.SALES joined to 2 more.",
+        "fact S: DB.S.SALES",
+        "  used: DATE, PRODUCT; not used: ID, QTY, DETAILS, UPDATED_AT",
+        "optional P: DB.S.PRODUCTS, joined on S.PRODUCT = P.PRODUCT",
+        "  used: PRODUCT, MAKER; not used: COLOR, PRICE, NOTE",
+        "mandatory M: DB.S.MAKERS, joined on P.MAKER = M.MAKER",
+        "  used: MAKER, TITLE; not used: NOTE",
+        "chain: S → P → M",
+        "group: DATE, TITLE",
+    ]
+    assert any("found through P.MAKER = M.MAKER, then S.PRODUCT = P.PRODUCT" in line for line in lines)
+    full = explain(analyse("SELECT id FROM db.s.sales LIMIT 3", KNOWN))
+    assert full[0].startswith("Loaded in full at each change. LIMIT")
