@@ -67,6 +67,17 @@ def _of_disk(error: OSError) -> str:
     return f"{said}. {folder} has {free:,} MB free: make room there, or set TIR_HOME to a larger disk, then run again."
 
 
+def _hints(_context: click.Context, _parameter: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
+    """Each as JSON; @FILE is the text of a file."""
+    texts = []
+    for text in given:
+        try:
+            texts.append(Path(text[1:]).read_text(encoding="utf-8") if text.startswith("@") else text)
+        except (OSError, UnicodeDecodeError) as error:
+            raise click.BadParameter(f"{text[1:]} cannot be read: {error}") from error
+    return tuple(texts)
+
+
 def _span(_: click.Context, __: click.Parameter, text: str | None) -> str | None:
     """An empty range is no range: a script's unset variable must not turn a re-sync into something else."""
     if text is not None and not re.fullmatch(r"[\w-]+(\.\.[\w-]+)?", text):
@@ -91,6 +102,14 @@ MODE_SLICES = click.option(
     help="Re-sync these slices whatever the watermark says.",
 )
 MODE_FULL = click.option("--full", is_flag=True, help="Read everything and build the extract anew.")
+HINTS = click.option(
+    "--hint",
+    "hints",
+    multiple=True,
+    metavar="JSON|@FILE",
+    callback=_hints,
+    help="What changed, as a change description; may be given several times.",
+)
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output.")
 
 
@@ -98,8 +117,9 @@ AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON o
 @click.argument("extract")
 @MODE_SLICES
 @MODE_FULL
+@click.option("--explain", is_flag=True, help="Show what the query means: tables, joins, and which changes go by key.")
 @AS_JSON
-def plan(extract: str, span: str | None, *, full: bool, as_json: bool) -> None:
+def plan(extract: str, span: str | None, *, full: bool, explain: bool, as_json: bool) -> None:
     """Show what a refresh of EXTRACT would do, and why; nothing is touched."""
     mode, specs = _mode(span, full=full), load_specs()
     from tir_dagster.orchestration.commands import chosen_slices, command, find_spec  # noqa: PLC0415 - seconds
@@ -108,12 +128,14 @@ def plan(extract: str, span: str | None, *, full: bool, as_json: bool) -> None:
     slices = chosen_slices(spec, span)
     with command(spec, _tell) as running:
         planned = running.plan(mode, slices)
+        told = running.explain() if explain else []
     if as_json:
         reason = planned.reason.name if planned.reason else None
         value = {"extract": extract, "mode": planned.mode, "decision": planned.decision, "reason": reason}
-        click.echo(json.dumps({**value, "slices": slices, "warnings": list(planned.warnings)}))
+        more = {"explain": told} if explain else {}
+        click.echo(json.dumps({**value, "slices": slices, "warnings": list(planned.warnings), **more}))
     else:
-        click.echo(planned.sentence())
+        click.echo("\n".join([planned.sentence(), *told]))
 
 
 @tir.command()
@@ -121,8 +143,11 @@ def plan(extract: str, span: str | None, *, full: bool, as_json: bool) -> None:
 @MODE_SLICES
 @MODE_FULL
 @click.option("--allow-empty", is_flag=True, help="Go on even if the source is empty or lost many rows.")
+@HINTS
 @AS_JSON
-def refresh(extract: str, span: str | None, *, full: bool, allow_empty: bool, as_json: bool) -> None:
+def refresh(
+    extract: str, span: str | None, *, full: bool, allow_empty: bool, hints: tuple[str, ...], as_json: bool
+) -> None:
     """Refresh EXTRACT: find what changed, replace those keys, publish. Exit code 1 if that failed."""
     mode, specs = _mode(span, full=full), load_specs()
     from tir_dagster.orchestration.commands import chosen_slices, command, find_spec  # noqa: PLC0415 - seconds
@@ -130,7 +155,7 @@ def refresh(extract: str, span: str | None, *, full: bool, allow_empty: bool, as
     spec = find_spec(specs, extract)
     slices = chosen_slices(spec, span)
     with command(spec, _tell) as running:
-        outcome = running.refresh(mode, slices, allow_empty=allow_empty)
+        outcome = running.refresh(mode, slices, allow_empty=allow_empty, hints=hints)
     if as_json:
         click.echo(json.dumps(outcome.as_dict()))
         return

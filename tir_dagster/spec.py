@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections.abc
 import dataclasses
 import difflib
 import os
@@ -9,6 +10,7 @@ import re
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
@@ -18,6 +20,7 @@ from zoneinfo import ZoneInfo
 import yaml
 
 from tir_dagster.errors import SpecError
+from tir_dagster.source.names import TableName
 
 T = TypeVar("T")
 SPECS_VARIABLE = "TIR_SPECS"
@@ -68,13 +71,49 @@ class Slices:
             return None
 
 
-@dataclass(frozen=True)
-class Changes:
-    """How changed rows are found."""
+Detector = Literal["watermark", "feed", "snapshot", "hint"]
 
+
+@dataclass(frozen=True)
+class TableChanges:
+    """How changed rows of one table are found."""
+
+    # Left out: by the watermark if there is one, else every row is compared.
+    detector: Detector | None = None
     watermark: str | None = None
     look_back: float = field(default=600.0, metadata={"duration": True})
     deletes: bool = True
+
+    @property
+    def by(self) -> Detector:
+        return self.detector or ("watermark" if self.watermark else "snapshot")
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        if self.by == "watermark" and not self.watermark:
+            yield (
+                "watermark",
+                "name the column that every change raises, or choose another detector: feed, snapshot or hint",
+            )
+        if self.by != "watermark" and self.watermark:
+            yield "detector", f"{self.by} uses no watermark; leave one of the two out"
+
+
+@dataclass(frozen=True)
+class Changes(TableChanges):
+    """How changes are found: in the source, or in a query's first table; and in a query's further ones."""
+
+    tables: Mapping[str, TableChanges] = field(default_factory=dict)
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        yield from super().problems()
+        for name, table in self.tables.items():
+            if not _TABLE.fullmatch(name):
+                yield f"tables.{name}", "give the table as DATABASE.SCHEMA.TABLE"
+            if table.by == "watermark":
+                yield (
+                    f"tables.{name}.watermark",
+                    "a joined table is found by snapshot, feed or hint; leave the watermark out",
+                )
 
 
 @dataclass(frozen=True)
@@ -142,8 +181,10 @@ class ExtractSpec:
     """One extract: its source, its keys and slices, how changes are found, and where it is published."""
 
     name: str
-    source: str
+    # One table as it is; or empty, and `query` is a SELECT: then this becomes the query's first table.
+    source: str = field(metadata={"unless": "query"})
     datasource: Datasource
+    query: str | None = None
     row_key: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
     slices: Slices = Slices()
@@ -155,10 +196,41 @@ class ExtractSpec:
     thresholds: Thresholds = Thresholds()
     snowflake: Snowflake = Snowflake()
 
+    def __post_init__(self) -> None:
+        if self.query is not None and not self.source:
+            # Here and not above: SQL is parsed by a library that a plain table does not need.
+            from tir_dagster.changes.view import ViewError, tables_of  # noqa: PLC0415
+
+            with suppress(ViewError):
+                object.__setattr__(self, "source", str(next(iter(tables_of(self.query)), "")))
+
+    def _query_problems(self) -> Iterator[tuple[str, str]]:
+        from tir_dagster.changes.view import ViewError, tables_of  # noqa: PLC0415
+
+        assert self.query is not None
+        try:
+            tables = {str(table) for table in tables_of(self.query)}
+        except ViewError as error:
+            yield "query", str(error).removeprefix("`query`").lstrip(",: ").rstrip(".")
+            return
+        if not tables:
+            yield "query", "it reads no table; select from one that an extract can follow"
+        elif self.source not in tables:
+            yield "source", "give a table as `source`, or a SELECT as `query`, not both"
+        if self.columns:
+            yield "columns", "a query names its columns itself"
+        for name in self.changes.tables:
+            if str(TableName.parse(name)) not in tables:
+                yield f"changes.tables.{name}", f"the query does not read it; it reads {', '.join(sorted(tables))}"
+
     def problems(self) -> Iterator[tuple[str, str]]:
         if not _NAME.match(self.name):
             yield "name", "use lower-case letters, digits and underscores: it names the assets"
-        if not _TABLE.fullmatch(self.source):
+        if self.query is not None:
+            yield from self._query_problems()
+        elif self.changes.tables:
+            yield "changes.tables", "only a `query` reads further tables"
+        elif not _TABLE.fullmatch(self.source):
             example = 'a part with small letters, spaces or points in double quotes: DATABASE.SCHEMA."My Table"'
             yield "source", f"give the table as DATABASE.SCHEMA.TABLE, {example}"
         if unfit := [table for table in self.watch if not _TABLE.fullmatch(table)]:
@@ -326,6 +398,8 @@ class _Reader:
         for name, item in fields.items():
             if name in value:
                 read[name] = self.value(hints[name], value[name], _join(path, name), item.metadata)
+            elif item.metadata.get("unless") in value:
+                read[name] = ""
             elif item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING:
                 self.complain(_join(path, name), "missing")
         if len(self.problems) > before:
@@ -347,9 +421,17 @@ class _Reader:
             return self.choice(arguments, value, path)
         if origin is tuple:
             return self.texts(value, path)
+        if origin is collections.abc.Mapping:
+            return self.mapping(arguments[1], value, path)
         if dataclasses.is_dataclass(hint):
             return self.dataclass(typing.cast("type[Any]", hint), value, path)
         return self.scalar(hint, value, path)
+
+    def mapping(self, hint: Any, value: Any, path: str) -> dict[str, Any]:
+        if not isinstance(value, Mapping):
+            self.complain(path, "give names and what belongs to them, `name: {…}`")
+            return {}
+        return {str(name): self.value(hint, inner, _join(path, name), {}) for name, inner in value.items()}
 
     def duration(self, value: Any, path: str) -> float:
         found = _DURATION.match(str(value).strip())

@@ -111,3 +111,33 @@ def test_a_disk_that_fills_up_half_way_is_told_with_the_folder_and_its_room(spec
 def test_another_failure_of_the_disk_is_told_with_the_file(specs):
     result = fails_with(PermissionError(errno.EACCES, "Permission denied", str(specs)))
     assert result.stderr == f"Error: {specs}: Permission denied. Check TIR_HOME and the disk.\n"
+
+
+@pytest.mark.parametrize(
+    ("query", "told"),
+    [
+        ("SELECT FROM WHERE", "this cannot be read as Snowflake's SQL"),
+        ("DELETE FROM MYDB.MYSCHEMA.MYTABLE", "it is not a SELECT"),
+        ("SELECT * FROM MYTABLE", "DATABASE.SCHEMA.TABLE"),
+    ],
+)
+def test_a_query_that_cannot_be_read_is_told_with_file_and_line(specs, query, told):
+    specs.write_text(GOOD.replace("source: MYDB.MYSCHEMA.MYTABLE", f"query: {query}"), encoding="utf-8")
+    error = refused("plan", "orders")
+    assert error.startswith(f"Error: {specs}:3: extracts[0].query: ")
+    assert told in error
+
+
+def test_a_table_and_a_query_exclude_each_other(specs):
+    both = "source: MYDB.MYSCHEMA.MYTABLE\n    query: SELECT ID FROM MYDB.MYSCHEMA.OTHER"
+    specs.write_text(GOOD.replace("source: MYDB.MYSCHEMA.MYTABLE", both), encoding="utf-8")
+    assert "give a table as `source`, or a SELECT as `query`, not both" in refused("plan", "orders")
+
+
+def test_detectors_that_contradict_each_other_are_refused(specs):
+    specs.write_text(GOOD.replace("watermark: UPDATED_AT", "watermark: UPDATED_AT, detector: feed"), encoding="utf-8")
+    assert "feed uses no watermark; leave one of the two out" in refused("plan", "orders")
+
+
+def test_a_hint_file_that_is_not_there_is_named(specs):
+    assert "nothing.json cannot be read" in refused("refresh", "orders", "--hint", "@nothing.json")

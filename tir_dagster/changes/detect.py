@@ -6,23 +6,28 @@ import hashlib
 import json
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, date, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tir_dagster.changes import sets
+from tir_dagster.changes.candidates import Candidates
 from tir_dagster.changes.changesets import ChangeSetStore
+from tir_dagster.changes.described import checked_hints
 from tir_dagster.changes.find import Question, Stats, find_changes
+from tir_dagster.changes.hints import Hint, partial_warning
 from tir_dagster.changes.plan import Known, Plan, check_guards, settle_plan
+from tir_dagster.changes.propose import highest_watermark, looks_for_deletes, propose
+from tir_dagster.changes.relation import Relation, relation_of
 from tir_dagster.changes.state import ChangeSet, Confirmation, counts_to_json, stats_to_json
-from tir_dagster.errors import GuardError, SourceError, SpecError
-from tir_dagster.source.columns import Column, Kind
+from tir_dagster.errors import GuardError, SourceError
+from tir_dagster.source.columns import Column
 from tir_dagster.source.connection import SnowflakeAccess
 from tir_dagster.source.names import TableName, quote
-from tir_dagster.source.pinned import PinnedTable, sql_literal
-from tir_dagster.source.slices import SliceBy, slice_column
-from tir_dagster.source.versions import SourceVersion, describe, probe, table_identity
+from tir_dagster.source.pinned import PinnedSource
+from tir_dagster.source.versions import Probe, SourceVersion, probe, table_identity
 from tir_dagster.spec import ExtractSpec
 
 if TYPE_CHECKING:
@@ -32,7 +37,8 @@ if TYPE_CHECKING:
 
 MARGIN_SECONDS = 1.0
 QUIET_TRIES = 30
-KEYS, ROWS, LEDGER, _WORK = "keys", "rows", "ledger", "work"
+# `keys` are purged from the extract; `ledger_keys` are those of the rows that the ledger knows, which differ if aggregated.
+KEYS, LEDGER_KEYS, ROWS, LEDGER, _WORK = "keys", "ledger_keys", "rows", "ledger", "work"
 
 Log = Callable[[str], None]
 
@@ -42,17 +48,31 @@ class Survey:
     """What the source looks like now, found without Spark and without reading a row."""
 
     spec: ExtractSpec
-    table: TableName
-    columns: tuple[Column, ...]
-    key: tuple[Column, ...]
-    slices: SliceBy
-    watermark: Column | None
+    relation: Relation
     known: Known
     version: SourceVersion
 
     @property
-    def source(self) -> PinnedTable:
-        return PinnedTable(self.table, self.columns, self.key, self.slices, self.watermark, self.version)
+    def columns(self) -> tuple[Column, ...]:
+        return self.relation.columns
+
+    @property
+    def source(self) -> PinnedSource:
+        return self.relation.base(self.version)
+
+    @property
+    def shown(self) -> PinnedSource:
+        """The rows that people see; where they are aggregated, not those that the ledger knows."""
+        relation = self.relation
+        return PinnedSource(
+            relation.shown(self.version), relation.columns, relation.key, relation.slices, None, self.version
+        )
+
+    def changed(self, since: Known) -> set[TableName]:
+        """The tables whose token is another one than then."""
+        before, now = since.token.split(","), self.known.token.split(",")
+        tables = self.relation.tables
+        return {table for table, one, other in zip(tables, before, now, strict=False) if one != other}
 
 
 @dataclass(frozen=True)
@@ -77,37 +97,20 @@ def survey(
     sleep: Callable[[float], None] = time.sleep,
 ) -> Survey:
     """Look at the source: its columns, its identity, its change token, and a quiet moment to pin."""
-    table = TableName.parse(spec.source)
-    shown = describe(access, table, tuple(columns) or spec.columns or None)
-    named = {column.name: column for column in shown}
-    key = tuple(_column(spec, named, name, "row_key") for name in spec.row_key)
-    watermark = _watermark(spec, access, table) if spec.changes.watermark else None
-    slice_name = _column(spec, named, spec.slices.column, "slices.column").name if spec.slices.column else None
-    slices = SliceBy(slice_name, spec.slices.by, spec.slices.zone)
-    slice_column(slices, shown)
-    token, version = quiet_moment(spec, access, table, log, sleep)
+    relation = relation_of(spec, access, columns=columns)
+    token, version = quiet_together(spec, access, relation.tables, log, sleep)
     known = Known(
         definition=definition_of(spec),
-        schema=_digest([(column.name, column.kind.value, column.precision, column.scale) for column in shown]),
-        identity=table_identity(access, table),
+        schema=_digest(
+            [
+                (one.name, one.kind.value, one.precision, one.scale)
+                for one in (*relation.columns, *relation.base_columns)
+            ]
+        ),
+        identity=",".join(table_identity(access, table) for table in relation.tables),
         token=token,
     )
-    return Survey(spec, table, shown, key, slices, watermark, known, version)
-
-
-# A watermark must grow with the changes; of these, texts and times of day do not.
-_WATERMARKS = (Kind.INTEGER, Kind.DECIMAL, Kind.FLOAT, Kind.DATE, Kind.TIMESTAMP, Kind.INSTANT)
-
-
-def _watermark(spec: ExtractSpec, access: SnowflakeAccess, table: TableName) -> Column:
-    """The watermark's column, which the extract itself may leave out."""
-    (column,) = describe(access, table, [spec.changes.watermark or ""])
-    if column.kind not in _WATERMARKS:
-        raise SpecError(
-            f"{spec.name}: changes.watermark names {column.name}, which holds {column.kind.value}. Name a number, date or "
-            "timestamp that every change raises, or leave it out: then every row is compared."
-        )
-    return column
+    return Survey(spec, relation, known, version)
 
 
 def definition_of(spec: ExtractSpec) -> str:
@@ -115,21 +118,44 @@ def definition_of(spec: ExtractSpec) -> str:
     value = asdict(spec) | {"watermark": spec.changes.watermark}
     # Tableau itself decides what a triggered refresh shows: here it counts what is watched, and what is refreshed.
     triggered = spec.delivery == "trigger"
-    names = ("source", "watch", "datasource") if triggered else ("source", "columns", "row_key", "slices", "watermark")
-    return _digest({name: value[name] for name in names})
+    names = ["source", "watch", "datasource"] if triggered else ["source", "columns", "row_key", "slices", "watermark"]
+    return _digest({name: value[name] for name in [*names, *(["query"] if spec.query else [])]})
 
 
 def _digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _column(spec: ExtractSpec, columns: dict[str, Column], name: str, field: str) -> Column:
-    found = columns.get(name) or columns.get(name.upper())
-    if found is None:
-        raise SpecError(
-            f"{spec.name}: {field} names {name}, which {spec.source} does not have. It has {', '.join(columns)}."
-        )
-    return found
+def quiet_together(
+    spec: ExtractSpec,
+    access: SnowflakeAccess,
+    tables: Sequence[TableName],
+    log: Log,
+    sleep: Callable[[float], None] = time.sleep,
+) -> tuple[str, SourceVersion]:
+    """One token for all tables, and a version that shows them all; what changes after it is seen next time."""
+    for _ in range(QUIET_TRIES):
+        moments = [quiet_moment(spec, access, table, log, sleep) for table in tables]
+        token = ",".join(one for one, _ in moments)
+        # While one was waited for, another may have begun to change.
+        if len(tables) == 1 or token == combined_token(probe(access, tables).items()):
+            # No table changed between its own moment and this one, so the last of them shows them all.
+            return token, max(version for _, version in moments)
+    raise GuardError(
+        f"{spec.name}: its tables keep changing: they were never quiet together. Nothing was touched. "
+        "Refresh when their loads are done, or lower thresholds.quiet_period in the spec."
+    )
+
+
+def combined_token(found: Iterable[tuple[TableName, Probe]]) -> str:
+    """One token that changes when any of the tables does; SourceError for a table that gives none."""
+    return ",".join(_token(table, probed) for table, probed in found)
+
+
+def _token(table: TableName, found: Probe) -> str:
+    if found.token is None:
+        raise SourceError(found.problem or f"{table} gives no change token.")
+    return found.token
 
 
 def quiet_moment(
@@ -179,6 +205,7 @@ def make_change_set(
     base: Base | None,
     confirmed: Confirmation | None,
     resync: Sequence[str | None] = (),
+    hints: Sequence[Hint] = (),
     allow_empty: bool = False,
     log: Log,
 ) -> tuple[Plan, ChangeSet | None]:
@@ -199,14 +226,25 @@ def make_change_set(
         try:
             if plan.decision == "incremental" and base is not None:
                 plan, stats, counts = _find(
-                    bench, surveyed, plan, base, store, pending, resync, folder, allow_empty=allow_empty
+                    bench,
+                    surveyed,
+                    plan,
+                    base,
+                    store,
+                    pending,
+                    resync,
+                    folder,
+                    access=access,
+                    hints=hints,
+                    allow_empty=allow_empty,
+                    log=log,
                 )
             if plan.decision == "none":
                 return plan, None
             if plan.decision == "full":
                 before = confirmed.rows if confirmed else 0
                 stats, counts = _read_all(bench, surveyed, base, folder, before=before, allow_empty=allow_empty)
-            watermark = _highest_watermark(access, surveyed.source)
+            watermark = highest_watermark(access, surveyed.source)
         finally:
             bench.close()
         shutil.rmtree(folder / _WORK, ignore_errors=True)
@@ -245,13 +283,18 @@ def _find(
     resync: Sequence[str | None],
     folder: Path,
     *,
+    access: SnowflakeAccess,
+    hints: Sequence[Hint],
     allow_empty: bool,
+    log: Log,
 ) -> tuple[Plan, Stats, Counts]:
     keyed = [one.id for one in pending if one.decision == "incremental"]
-    bench.load_pending([store.path(name) / KEYS for name in keyed])
+    bench.load_pending([store.path(name) / LEDGER_KEYS for name in keyed])
+    hints = checked_hints(hints, surveyed.relation, access)
+    candidates, told = propose(surveyed, base.confirmation, access, hints=hints, log=log)
     question = Question(
-        since=_since(surveyed, base.confirmation),
-        deletes=surveyed.spec.changes.deletes,
+        candidates=candidates,
+        deletes=looks_for_deletes(surveyed, candidates),
         resync=tuple(resync),
         pending=bool(keyed),
     )
@@ -268,78 +311,86 @@ def _find(
         allow_empty=allow_empty,
     )
     warnings = _key_warnings(bench, surveyed) if settled.decision == "incremental" else ()
-    settled = replace(settled, warnings=(*settled.warnings, *warnings))
+    partial = _partial(bench, surveyed, hints, candidates, found.keys)
+    settled = replace(settled, warnings=(*settled.warnings, *told, *partial, *warnings))
+    counts = (counts_to_json(found.purged), counts_to_json(found.appended))
     if settled.decision == "incremental":
-        bench.write_keys("changed", folder / KEYS)
-        bench.write_rows("changed", folder / ROWS)
+        bench.write_keys("changed", folder / LEDGER_KEYS)
         bench.write_ledger("ledger_after", folder / LEDGER, found.slices)
-    after = found.after(base.stats)
-    return settled, after, (counts_to_json(found.purged), counts_to_json(found.appended))
+        if surveyed.relation.aggregated:
+            counts = _write_groups(bench, surveyed, found.slices, folder)
+        else:
+            shutil.copytree(folder / LEDGER_KEYS, folder / KEYS)
+            bench.write_rows("changed", folder / ROWS)
+    return settled, found.after(base.stats), counts
+
+
+def _partial(
+    bench: SparkWorkbench, surveyed: Survey, hints: Sequence[Hint], candidates: Candidates, keys: int
+) -> tuple[str, ...]:
+    """A warning if more changed in the first table than its hints described."""
+    mine = [hint for hint in hints if hint.table == surveyed.relation.table]
+    detected = surveyed.spec.changes.by in ("watermark", "snapshot")
+    if not mine or not detected or not candidates.named or candidates.everything or candidates.referring:
+        return ()
+    bench.define("missed", sets.lacking_keys("touched_changed", "named_keys", bench.width))
+    told = partial_warning(mine, detected=keys, described=keys - bench.count("missed"), missed=bench.keys("missed"))
+    return (told,) if told else ()
+
+
+def _write_groups(bench: SparkWorkbench, surveyed: Survey, slices: Sequence[str | None], folder: Path) -> Counts:
+    """The groups that the changed rows were in and are in, and what the query shows of them now."""
+    width = len(surveyed.source.group)
+    staged = bench.write_groups(sets.groups_of(["gone", "fresh"], width), folder / KEYS, folder / ROWS, surveyed.shown)
+    purged = {name: (count, 0) for name, count in bench.group_counts("gone").items()}
+    appended = {name: (staged.slices.get(name, 0), 0) for name in slices}
+    return counts_to_json(purged), counts_to_json(appended)
 
 
 def _read_all(
     bench: SparkWorkbench, surveyed: Survey, base: Base | None, folder: Path, *, before: int, allow_empty: bool
 ) -> tuple[Stats, Counts]:
     staged = bench.read_all(ROWS)
+    if surveyed.relation.aggregated:
+        # The ledger knows the rows behind the groups that people see.
+        before = base.rows if base else 0
     if before and not allow_empty:
         # Also where our own version is lost: what people see now is known.
         share = surveyed.spec.thresholds.delete_share
         check_guards(surveyed.spec.name, rows=before, left=staged.rows, delete_share=share)
     if not before and staged.rows == 0 and not allow_empty:
         raise GuardError(
-            f"{surveyed.spec.name}: {surveyed.table} is empty. Nothing was touched. "
+            f"{surveyed.spec.name}: {_what(surveyed.spec)} is empty. Nothing was touched. "
             f"Load it first; if it is meant to be empty, say so: tir refresh {surveyed.spec.name} --allow-empty."
         )
     stats = bench.stats(ROWS)
     bench.write_ledger(ROWS, folder / LEDGER, None)
-    (folder / _WORK / ROWS).rename(folder / ROWS)
     purged = counts_to_json(base.stats) if base else {}
-    return stats, (purged, counts_to_json(stats))
+    if not surveyed.relation.aggregated:
+        (folder / _WORK / ROWS).rename(folder / ROWS)
+        return stats, (purged, counts_to_json(stats))
+    shown = bench.read_shown(folder / ROWS, surveyed.shown)
+    if shown.rows == 0 and not allow_empty:
+        raise GuardError(
+            f"{surveyed.spec.name}: the query shows nothing, though its tables have rows. Nothing was touched. "
+            f"If that is meant to be so, say it: tir refresh {surveyed.spec.name} --allow-empty."
+        )
+    purged = {}
+    return stats, (purged, counts_to_json({name: (count, 0) for name, count in shown.slices.items()}))
+
+
+def _what(spec: ExtractSpec) -> str:
+    return spec.source if spec.query is None else "the query's result"
 
 
 def _key_warnings(bench: SparkWorkbench, surveyed: Survey) -> tuple[str, ...]:
     """NULLs and duplicates in the row key are replaced null-safely and as bags; people should know of them."""
-    if not surveyed.key:
+    if not surveyed.spec.row_key:
         return ()
     nulls, repeated = bench.odd_keys("fresh")
     names = ", ".join(surveyed.spec.row_key)
     warnings = [f"{nulls:,} changed rows have a NULL in the row key ({names})."] if nulls else []
-    warnings += [f"{repeated:,} changed keys have more than one row ({names} is not unique)."] if repeated else []
+    if repeated:
+        why = "by a join, or because it is" if surveyed.relation.dimensions else f"{names} is"
+        warnings.append(f"{repeated:,} changed keys have more than one row ({why} not unique).")
     return tuple(warnings)
-
-
-# A time without a zone may be any wall clock's.
-_FURTHEST_CLOCK = timedelta(hours=14)
-
-
-def _since(surveyed: Survey, confirmed: Confirmation) -> str | None:
-    """From where on rows are candidates: the last confirmed watermark minus the look-back, as an SQL literal.
-
-    A stamp in the future would hide every update until then: it counts as the moment it was read at. A time without a
-    zone is in the future only where no clock on earth shows it yet.
-    """
-    column, highest = surveyed.watermark, confirmed.watermark
-    if column is None or highest is None:
-        return None
-    back = timedelta(seconds=surveyed.spec.changes.look_back)
-    read = SourceVersion.parse(confirmed.source_version).moment
-    wall = read.replace(tzinfo=None)
-    if column.kind is Kind.DATE:
-        day = date.fromisoformat(highest)
-        day = day if day <= (wall + _FURTHEST_CLOCK).date() else (wall - _FURTHEST_CLOCK).date()
-        return sql_literal(column, day - timedelta(days=-(-back // timedelta(days=1))))
-    if column.kind in (Kind.TIMESTAMP, Kind.INSTANT):
-        stamp = datetime.fromisoformat(highest)
-        if stamp.tzinfo:
-            return sql_literal(column, min(stamp, read) - back)
-        return sql_literal(column, (stamp if stamp <= wall + _FURTHEST_CLOCK else wall - _FURTHEST_CLOCK) - back)
-    return sql_literal(column, highest)
-
-
-def _highest_watermark(access: SnowflakeAccess, source: PinnedTable) -> str | None:
-    if source.watermark is None:
-        return None
-    value = access.query(f"SELECT MAX({quote(source.watermark.name)}) FROM {source.pinned}")[0][0]
-    if isinstance(value, datetime):
-        return (value.astimezone(UTC) if value.tzinfo else value).isoformat(timespec="microseconds")
-    return None if value is None else str(value)

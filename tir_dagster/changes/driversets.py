@@ -24,10 +24,12 @@ MEMORY = "2GB"
 
 
 class DriverSets:
-    """Named relations of keyed rows: k0, k1, …, slice, hash; relations of keys have the first ones only."""
+    """Named relations of keyed rows: k0, k1, …, slice, hash, g0, …; relations of keys have the first ones only."""
 
-    def __init__(self, key: Sequence[Column], folder: Path) -> None:
+    def __init__(self, key: Sequence[Column], folder: Path, group: Sequence[Column] = ()) -> None:
         self._key = tuple(key) or (Column("k0", Kind.TEXT),)
+        self._types = {"slice": pa.string(), "hash": pa.int64()}
+        self._types |= {f"g{at}": arrow_type(column) for at, column in enumerate(group)}
         self._counts_only = not key
         # Nothing is fetched from elsewhere, and what does not fit into memory goes beside what is staged.
         self._database = duckdb.connect(
@@ -57,7 +59,7 @@ class DriverSets:
         if files:
             self.show(name, f"SELECT {columns} FROM {parquet(files)}")
         else:
-            self.put(name, self.schema(*("slice", "hash")).empty_table())
+            self.put(name, self.schema(*self._types).empty_table())
 
     def define(self, name: str, sql: str) -> None:
         self._drop(name)
@@ -90,18 +92,26 @@ class DriverSets:
         table = self._arrow(f"SELECT {listed} FROM {name}").cast(self.schema())
         return list(zip(*(column.to_pylist() for column in table.columns), strict=True))
 
+    def groups(self, name: str) -> list[tuple[Any, ...]]:
+        """The groups of a relation, as Python values."""
+        names = [column for column in self._types if column.startswith("g")]
+        types = pa.schema([(column, self._types[column]) for column in names])
+        table = self._arrow(f"SELECT DISTINCT {', '.join(names)} FROM {name}").cast(types)
+        return list(zip(*(column.to_pylist() for column in table.columns), strict=True))
+
     def table(self, name: str) -> pa.Table:
         """A relation as Arrow, in the types that Spark gives its columns."""
         found = self._arrow(f"SELECT * FROM {name}")
-        return found.cast(self.schema(*found.column_names[len(self._key) :]))
+        types = {f"k{at}": arrow_type(column) for at, column in enumerate(self._key)} | self._types
+        return found.cast(pa.schema([(column, types[column]) for column in found.column_names]))
 
     def _arrow(self, sql: str) -> pa.Table:
         return self._database.execute(sql).to_arrow_table()
 
     def schema(self, *others: str) -> pa.Schema:
-        """The key's columns, and of the others `slice` as text and `hash` as a number."""
+        """The key's columns, and of the others those that are named."""
         keys = [(f"k{at}", arrow_type(column)) for at, column in enumerate(self._key)]
-        return pa.schema([*keys, *((name, pa.string() if name == "slice" else pa.int64()) for name in others)])
+        return pa.schema([*keys, *((name, self._types[name]) for name in others)])
 
     def stats(self, name: str) -> Stats:
         """Rows and key checksum by slice: the numbers that Snowflake and Spark give for the same keys."""
@@ -111,9 +121,9 @@ class DriverSets:
 
     # Files
 
-    def write_keys(self, relation: str, folder: Path, names: Sequence[str]) -> None:
-        listed = ", ".join(f"k{at} AS {quote(name)}" for at, name in enumerate(names))
-        self._copy(f"SELECT {listed} FROM {relation}", folder)
+    def write_keys(self, relation: str, folder: Path, names: Sequence[str], *, prefix: str = "k") -> None:
+        listed = ", ".join(f"{prefix}{at} AS {quote(name)}" for at, name in enumerate(names))
+        self._copy(f"SELECT DISTINCT {listed} FROM {relation}", folder)
 
     def write_rows(self, keys: str, folder: Path, *, staged: Sequence[Path], key: Sequence[str]) -> None:
         """The staged rows, with all their columns, whose key is among the keys."""

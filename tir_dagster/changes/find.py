@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from tir_dagster.changes import sets
 
@@ -16,17 +16,21 @@ Stats = Mapping[str | None, tuple[int, int]]
 
 
 class Workbench(Protocol):
-    """Named relations of keyed rows (k0…, slice, hash), read from the source at one pinned version."""
+    """Named relations of keyed rows (k0…, slice, hash, g0…), read from the source at one pinned version."""
 
     width: int
+    groups: int
 
     def define(self, name: str, sql: str) -> None:
         """Give a query over the relations a name; its result does not change afterwards."""
 
     def count(self, relation: str) -> int: ...
 
-    def read_touched(self, name: str, *, since: str | None, resync: Sequence[str | None]) -> None:
-        """Name ALL rows of every key that has a row at or after the watermark, without one, or in these slices."""
+    def read_touched(self, name: str, keys: str, candidates: Any, resync: Sequence[str | None]) -> None:
+        """Name ALL rows of every candidate key, and of every key with a row in these slices; and all these keys.
+
+        A candidate key may have no row any more.
+        """
 
     def read_keys(self, name: str, slices: Sequence[str | None]) -> None:
         """Name the keys (k0…, slice) of all rows in these slices."""
@@ -41,9 +45,9 @@ class Workbench(Protocol):
 
 @dataclass(frozen=True)
 class Question:
-    """What to look for. Without a watermark every row is a candidate; `resync` slices are compared whole."""
+    """What to look for: the detectors' candidates, as the workbench reads them; `resync` slices are compared whole."""
 
-    since: str | None = None
+    candidates: Any
     deletes: bool = True
     resync: tuple[str | None, ...] = ()
     pending: bool = False
@@ -71,8 +75,8 @@ class Found:
 def find_changes(bench: Workbench, question: Question, ledger_stats: Stats) -> Found:
     """Find S, the keys whose content differs; the relations `ledger` and, if asked for, `pending` exist already."""
     width = bench.width
-    bench.read_touched("touched", since=question.since, resync=question.resync)
-    bench.define("touched_ledger", sets.having_keys("ledger", "touched", width))
+    bench.read_touched("touched", "touched_keys", question.candidates, question.resync)
+    bench.define("touched_ledger", sets.having_keys("ledger", "touched_keys", width))
     bench.define("touched_changed", sets.differing_keys("touched", "touched_ledger", width))
     bench.define("touched_gone", sets.having_keys("touched_ledger", "touched_changed", width))
     bench.define("touched_fresh", sets.having_keys("touched", "touched_changed", width))
@@ -96,7 +100,7 @@ def find_changes(bench: Workbench, question: Question, ledger_stats: Stats) -> F
         bench.define("candidates", "SELECT * FROM touched")
     bench.define("gone", _gone(width, sought=sought))
     bench.define("fresh", sets.having_keys("candidates", "changed", width))
-    bench.define("ledger_after", sets.replaced("ledger", "changed", "fresh", width))
+    bench.define("ledger_after", sets.replaced("ledger", "changed", "fresh", width, bench.groups))
 
     purged, appended = bench.stats("gone"), bench.stats("fresh")
     found = Found(bench.count("changed"), purged, appended, source)
@@ -117,14 +121,14 @@ def _seek(bench: Workbench, question: Question, suspects: Sequence[str | None]) 
     among the source's keys of those, has no row anywhere: it is not asked for.
     """
     width = bench.width
-    bench.define("ledger_touched", sets.replaced("ledger", "touched_changed", "touched_fresh", width))
+    bench.define("ledger_touched", sets.replaced("ledger", "touched_changed", "touched_fresh", width, bench.groups))
     bench.read_keys("suspect_keys", suspects)
     bench.define("suspect_ledger", sets.in_slices("ledger_touched", suspects))
     bench.define("suspect_differing", sets.differing_keys("suspect_ledger", "suspect_keys", width, content=("slice",)))
     bench.define("resync_ledger", sets.in_slices("ledger", question.resync))
     anywhere = ["resync_ledger", *(["pending"] if question.pending else [])]
     bench.define("all_sought", sets.union_keys(["suspect_differing", *anywhere], width))
-    bench.define("sought", sets.lacking_keys("all_sought", "touched", width))
+    bench.define("sought", sets.lacking_keys("all_sought", "touched_keys", width))
     bench.define("sought_ledger", sets.having_keys("ledger", "sought", width))
     bench.define("elsewhere", sets.in_slices("sought_ledger", suspects, inside=False))
     bench.define("still_there", sets.having_keys("sought", "suspect_keys", width))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow.parquet as pq
 
+from tir_dagster.changes.sets import row_columns
 from tir_dagster.source.columns import Column, Kind
 
 if TYPE_CHECKING:
@@ -23,10 +24,11 @@ LEDGER_FILES = f"{PARTITION}=*/part-*.parquet"
 
 @dataclass(frozen=True)
 class Ledger:
-    """The ledger under a folder: k0, k1, … (without a row key the slice), slice, hash."""
+    """The ledger under a folder: k0, k1, … (without a row key the slice), slice, hash, and g0, g1, … for groups."""
 
     folder: Path
     key: tuple[Column, ...]
+    group: tuple[Column, ...] = ()
 
     @cached_property
     def files(self) -> tuple[Path, ...]:
@@ -38,7 +40,7 @@ class Ledger:
 
     @property
     def columns(self) -> str:
-        return ", ".join([*(f"k{at}" for at, _ in enumerate(self._keys)), "slice", "hash"])
+        return row_columns(len(self._keys), len(self.group))
 
     @property
     def _keys(self) -> tuple[Column, ...]:
@@ -46,7 +48,8 @@ class Ledger:
 
     def frame(self, spark: SparkSession) -> DataFrame:
         keys = [f"k{at} {column.spark}" for at, column in enumerate(self._keys)]
-        schema = ", ".join([*keys, "slice string", "hash bigint"])
+        groups = [f"g{at} {column.spark}" for at, column in enumerate(self.group)]
+        schema = ", ".join([*keys, "slice string", "hash bigint", *groups])
         # Without the folder's name, which Spark adds as a column.
         return spark.read.schema(schema).parquet(self.folder.absolute().as_uri()).drop(PARTITION)
 

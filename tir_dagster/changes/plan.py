@@ -22,7 +22,7 @@ class Reason(Enum):
     SOURCE_REPLACED = "the source table was recreated or swapped"
     RETENTION_EXCEEDED = "the source's history no longer reaches back far enough"
     ORTHOGONAL_UNRESOLVED = "a change description could not be resolved to keys"
-    NONDETERMINISTIC_VIEW = "the extract's query has no stable keys"
+    NONDETERMINISTIC_VIEW = "the extract's query cannot be refreshed by key"
     COST_THRESHOLD = "so many keys changed that reading everything is cheaper"
     DRIFT_UNREPAIRED = "the extract differs from the source in a way that replacing keys did not mend"
     FOREIGN_PUBLISH = "somebody else published the datasource"
@@ -57,6 +57,12 @@ class Situation:
     # Why a full refresh was begun that did not come to its end: it is still to be done.
     owed: Reason | None = None
     slices: tuple[str, ...] = ()
+    # Somebody told what changed: that is looked at, whatever the tokens say.
+    hinted: bool = False
+    # Why the query cannot be refreshed by key.
+    opaque: str | None = None
+    # And it may show something else though no table changed.
+    restless: bool = False
 
 
 @dataclass(frozen=True)
@@ -69,6 +75,9 @@ class Plan:
     reason: Reason | None = None
     slices: tuple[str | None, ...] = ()
     keys: int | None = None
+    # Rows that leave the extract and that come, as far as they are known.
+    purged: int | None = None
+    appended: int | None = None
     warnings: tuple[str, ...] = ()
 
     def sentence(self) -> str:
@@ -78,7 +87,8 @@ class Plan:
             return f"{self.extract}: full refresh, because {self.reason.value if self.reason else 'it was asked for'}."
         counted = "" if self.keys is None else f" of {self.keys:,} keys"
         where = f" in {len(self.slices)} slices" if self.slices else ""
-        return f"{self.extract}: incremental refresh{counted}{where}."
+        moved = "" if self.purged is None else f": {self.purged:,} rows go, {self.appended:,} come"
+        return f"{self.extract}: incremental refresh{counted}{where}{moved}."
 
 
 def plan_refresh(situation: Situation) -> Plan:
@@ -86,10 +96,11 @@ def plan_refresh(situation: Situation) -> Plan:
     reason = _full_reason(situation)
     if reason is None:
         unchanged = situation.confirmed is not None and situation.confirmed.token == situation.now.token
-        if situation.mode == "changes" and unchanged and not situation.pending:
+        if situation.mode == "changes" and unchanged and not situation.pending and not situation.hinted:
             return Plan(situation.extract, situation.mode, "none")
         return Plan(situation.extract, situation.mode, "incremental", slices=situation.slices)
-    return _full(Plan(situation.extract, situation.mode, "full"), reason, situation.policy)
+    told = (situation.opaque,) if situation.opaque and reason is Reason.NONDETERMINISTIC_VIEW else ()
+    return _full(Plan(situation.extract, situation.mode, "full", warnings=told), reason, situation.policy)
 
 
 def settle_plan(
@@ -109,7 +120,7 @@ def settle_plan(
     appended = sum(count for count, _ in found.appended.values())
     if not allow_empty:
         check_guards(plan.extract, rows=rows, left=rows - purged + appended, delete_share=delete_share)
-    settled = replace(plan, keys=found.keys, slices=found.slices)
+    settled = replace(plan, keys=found.keys, slices=found.slices, purged=purged, appended=appended)
     if found.unexplained:
         return _full(settled, Reason.DRIFT_UNREPAIRED, policy)
     if found.keys == 0 and not pending:
@@ -152,7 +163,11 @@ def _full_reason(situation: Situation) -> Reason | None:
         return Reason.DEFINITION_CHANGED
     if now.schema != confirmed.schema:
         return Reason.SCHEMA_CHANGED
-    return Reason.SOURCE_REPLACED if now.identity != confirmed.identity else situation.owed
+    if now.identity != confirmed.identity:
+        return Reason.SOURCE_REPLACED
+    unchanged = now.token == confirmed.token and not situation.restless
+    idle = situation.mode == "changes" and unchanged and not situation.pending
+    return Reason.NONDETERMINISTIC_VIEW if situation.opaque and not idle else situation.owed
 
 
 def _full(plan: Plan, reason: Reason, policy: str) -> Plan:
@@ -161,4 +176,4 @@ def _full(plan: Plan, reason: Reason, policy: str) -> Plan:
             f"{plan.extract}: a full refresh is needed, because {reason.value} ({reason.name}), and the policy is "
             "incremental_only. Nothing was touched. Run tir refresh --full, or set policy: auto."
         )
-    return replace(plan, decision="full", reason=reason, slices=(), keys=None)
+    return replace(plan, decision="full", reason=reason, slices=(), keys=None, purged=None, appended=None)

@@ -1,6 +1,7 @@
 """Set logic over keyed rows, as SQL text that Spark runs in a refresh and any other engine can run in a test.
 
-A relation of rows has the columns k0, k1, … (the row key), slice and hash. Bags, not sets: duplicates count.
+A relation of rows has the columns k0, k1, … (the row key), slice, hash, and g0, g1, … where rows are aggregated to groups.
+Bags, not sets: duplicates count.
 Every key test is null-safe.
 """
 
@@ -47,9 +48,19 @@ def differing_keys(one: str, other: str, width: int, *, content: Sequence[str] =
     )
 
 
-def replaced(ledger: str, keys: str, fresh: str, width: int) -> str:
+def row_columns(width: int, groups: int = 0) -> str:
+    return ", ".join([key_columns(width), "slice", "hash", *(f"g{at}" for at in range(groups))])
+
+
+def groups_of(relations: Sequence[str], groups: int) -> str:
+    """The groups of several relations of rows, each once, with the slice they are in."""
+    listed = ", ".join(["slice", *(f"g{at}" for at in range(groups))])
+    return " UNION ".join(f"SELECT {listed} FROM {relation}" for relation in relations)
+
+
+def replaced(ledger: str, keys: str, fresh: str, width: int, groups: int = 0) -> str:
     """The one rule, on the ledger: what is not among the keys stays, the fresh rows come."""
-    columns = f"{key_columns(width)}, slice, hash"
+    columns = row_columns(width, groups)
     return f"{lacking_keys(ledger, keys, width, columns=columns)} UNION ALL SELECT {columns} FROM {fresh}"
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tir_dagster.changes import sets
+from tir_dagster.changes.candidates import Candidates
 from tir_dagster.changes.driversets import DriverSets
 from tir_dagster.changes.find import Stats
 from tir_dagster.changes.ledger import Ledger, write_frame
@@ -15,11 +16,10 @@ from tir_dagster.source.columns import Column, Kind
 from tir_dagster.source.connection import SnowflakeAccess
 from tir_dagster.source.keychecks import check_ledger, check_source, check_sql
 from tir_dagster.source.names import quote, spark_quote
-from tir_dagster.source.pinned import PinnedTable, sql_literal
+from tir_dagster.source.pinned import PinnedSource, sql_literal
 from tir_dagster.source.reader import read, read_here, register, spark_failures
 from tir_dagster.source.slices import slice_filter_snowflake, slice_spark, slice_sql_snowflake
 from tir_dagster.source.staging import HASH, SLICE, Staged, stage
-from tir_dagster.source.versions import select
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 # Keys in one statement, and in all statements of one look-up; beyond that the whole table's keys are compared in Spark.
 KEYS_PER_QUERY = 2_000
 KEYS_BY_QUERY = 20_000
+# Letters of values in one statement; Snowflake takes a megabyte, with all that stands around them.
+TEXT_PER_QUERY = 200_000
 # Relations up to this size are settled in the driver: a second there, where Spark takes ten for its many small jobs.
 DRIVER_ROWS = 5_000_000
 # What Spark computed comes to the driver up to this size.
@@ -43,7 +45,7 @@ class SparkWorkbench:
         self,
         spark: SparkSession,
         access: SnowflakeAccess,
-        source: PinnedTable,
+        source: PinnedSource,
         *,
         folder: Path,
         ledger: Path | None,
@@ -53,7 +55,7 @@ class SparkWorkbench:
         self._spark = spark
         register(spark)
         self._views: dict[str, DataFrame] = {}
-        self._driver = DriverSets(source.key, folder)
+        self._driver = DriverSets(source.key, folder, source.group)
         self._access = access
         self._source = source
         self._folder = folder
@@ -61,7 +63,8 @@ class SparkWorkbench:
         self._staged: list[Staged] = []
         self._source_stats: Stats = {}
         self.width = len(source.key) or 1
-        self._ledger = Ledger(ledger, source.key) if ledger else None
+        self.groups = len(source.group)
+        self._ledger = Ledger(ledger, source.key, source.group) if ledger else None
         if self._ledger is not None and self._ledger.rows <= DRIVER_ROWS:
             self._driver.scan("ledger", self._ledger.files, self._ledger.columns)
         elif self._ledger is not None:
@@ -118,10 +121,10 @@ class SparkWorkbench:
         source = self._source
         if not source.key:
             slice_sql = slice_sql_snowflake(source.slices, source.columns)
-            rows = self._access.query(f"SELECT {slice_sql}, COUNT(*) FROM {source.pinned} GROUP BY 1")
+            rows = self._access.query(f"SELECT {slice_sql}, COUNT(*) FROM {source.sql} GROUP BY 1")
             self._source_stats = {row[0]: (int(row[1]), 0) for row in rows}
         else:
-            sql = check_sql(source.pinned, key=source.key, slices=source.slices, columns=source.columns)
+            sql = check_sql(source.sql, key=source.key, slices=source.slices, columns=source.columns)
             checks = check_source(self._access, sql)
             self._source_stats = {name: (check.rows, check.checksum) for name, check in checks.items()}
         return self._source_stats
@@ -129,31 +132,44 @@ class SparkWorkbench:
     # Reads
 
     def read_all(self, name: str) -> Staged:
-        return self._stage(name, self._select_all())
+        return self._stage(name, self._source.select())
 
-    def read_touched(self, name: str, *, since: str | None, resync: Sequence[str | None]) -> None:
-        """All rows of every key with a candidate row: a semi-join, so that a key's other rows come along."""
-        source = self._source
-        if since is None or source.watermark is None:
+    def read_touched(self, name: str, keys: str, candidates: Candidates, resync: Sequence[str | None]) -> None:
+        """All rows of every candidate key: a semi-join, so that a key's other rows come along."""
+        if candidates.everything or (candidates.named and not self._source.key):
             self.read_all(name)
+            self.define(keys, sets.distinct_keys(name, self.width))
             return
-        mark = quote(source.watermark.name)
-        tests = [f"{mark} >= {since}", f"{mark} IS NULL"]
+        tests = self._tests(candidates, resync)
+        present = f"SELECT * FROM {self._source.sql} WHERE {' OR '.join(tests) or 'FALSE'}"
+        if not candidates.named:
+            self._stage(name, self._rows_of(present))
+            self.define(keys, sets.distinct_keys(name, self.width))
+            return
+        listed = ", ".join(quote(column.name) for column in self._source.key)
+        named = " UNION ".join(f"SELECT {listed} FROM ({query})" for query in candidates.named)
+        self._stage(name, self._rows_of(f"SELECT {listed} FROM ({present}) UNION {named}"))
+        self._read_keys("named_keys", named, self._source.key, expected=None)
+        self.define(keys, sets.union_keys([name, "named_keys"], self.width))
+
+    def _tests(self, candidates: Candidates, resync: Sequence[str | None]) -> list[str]:
+        """Conditions for the candidates among the rows that are there."""
+        source, tests = self._source, [one.sql for one in candidates.referring if one.keys]
+        if candidates.since is not None and source.watermark is not None:
+            mark = quote(source.watermark.name)
+            tests += [f"{mark} >= {candidates.since}", f"{mark} IS NULL"]
         if resync:
             tests.append(slice_filter_snowflake(source.slices, source.columns, resync))
-        candidates = f"SELECT * FROM {source.pinned} WHERE {' OR '.join(tests)}"
-        self._stage(name, self._rows_of(candidates))
+        return tests
 
     def _rows_of(self, candidates: str) -> str:
         source = self._source
         listed = ", ".join(f"t.{quote(column.name)}" for column in source.columns)
         if source.key:
             same = " AND ".join(f"c.{quote(k.name)} IS NOT DISTINCT FROM t.{quote(k.name)}" for k in source.key)
-            return (
-                f"SELECT {listed} FROM {source.pinned} AS t WHERE EXISTS (SELECT 1 FROM ({candidates}) c WHERE {same})"
-            )
+            return f"SELECT {listed} FROM {source.sql} AS t WHERE EXISTS (SELECT 1 FROM ({candidates}) c WHERE {same})"
         slice_sql = slice_sql_snowflake(source.slices, source.columns)
-        inner = f"SELECT *, {slice_sql} AS TIR_SLICE FROM {source.pinned}"
+        inner = f"SELECT *, {slice_sql} AS TIR_SLICE FROM {source.sql}"
         return (
             f"SELECT {listed} FROM ({inner}) t WHERE EXISTS (SELECT 1 FROM (SELECT {slice_sql} AS TIR_SLICE "
             f"FROM ({candidates})) c WHERE c.TIR_SLICE IS NOT DISTINCT FROM t.TIR_SLICE)"
@@ -165,50 +181,46 @@ class SparkWorkbench:
         columns = [*source.key, Column("TIR_SLICE", Kind.TEXT)]
         listed = "".join(f"{quote(column.name)}, " for column in source.key)
         where = slice_filter_snowflake(source.slices, source.columns, slices) if slices else "FALSE"
-        query = f"SELECT {listed}{slice_sql} AS TIR_SLICE FROM {source.pinned} WHERE {where}"
+        query = f"SELECT {listed}{slice_sql} AS TIR_SLICE FROM {source.sql} WHERE {where}"
         expected = sum(self._source_stats.get(slice_name, (0, 0))[0] for slice_name in slices)
+        self._read_keys(name, query, columns, expected=expected)
+
+    def _read_keys(self, name: str, query: str, columns: Sequence[Column], *, expected: int | None) -> None:
+        """Keys as a relation, with their slices if those come last: in the driver if they fit, else on Spark."""
+        sliced = columns[-1].name == "TIR_SLICE"
+        if expected is None:
+            expected = int(self._access.query(f"SELECT COUNT(*) FROM ({query})")[0][0])
         if "ledger" in self._driver.names and expected <= DRIVER_ROWS:
             found = read_here(self._access, query, columns)
-            named = found if source.key else found.append_column("slice", found.column(0))
-            self._driver.put(name, named.rename_columns([*(f"k{at}" for at in range(self.width)), "slice"]))
+            named = found if self._source.key else found.append_column("slice", found.column(0))
+            names = [*(f"k{at}" for at in range(self.width)), *(["slice"] if sliced else [])]
+            self._driver.put(name, named.rename_columns(names))
             return
-        key = [f"{spark_quote(column.name)} AS k{at}" for at, column in enumerate(source.key)] or ["TIR_SLICE AS k0"]
+        key = [f"{spark_quote(column.name)} AS k{at}" for at, column in enumerate(self._source.key)]
         keys = read(self._spark, self._access, query, columns, split_by=[column.name for column in columns])
-        self._name(name, keys.selectExpr(*key, "TIR_SLICE AS slice"), keep=True)
+        shown = [*(key or ["TIR_SLICE AS k0"]), *(["TIR_SLICE AS slice"] if sliced else [])]
+        self._name(name, keys.selectExpr(*shown), keep=True)
 
     def read_rows(self, name: str, keys: str) -> None:
         count = self.count(keys)
         if count > KEYS_BY_QUERY:
             self._log(f"comparing {count:,} keys with the whole table's")
             self._on_spark(keys)
-            self._stage(name, self._select_all(), having=self._spark.table(keys))
+            self._stage(name, self._source.select(), having=self._spark.table(keys))
             return
         if count == 0:
             self.define(name, "SELECT * FROM touched WHERE 1 = 0")
             return
         self._in_driver(keys)
         values = self._driver.keys(keys)
-        parts = [values[at : at + KEYS_PER_QUERY] for at in range(0, len(values), KEYS_PER_QUERY)]
-        self._stage(name, *(self._rows_with(part) for part in parts))
-
-    def _select_all(self) -> str:
-        return select(self._source.table, self._source.columns, version=self._source.version)
+        self._stage(name, *(self._rows_with(part) for part in _parts(values)))
 
     def _rows_with(self, keys: list[tuple[Any, ...]]) -> str:
         """The rows of these keys, which stand in the statement as literals."""
         if not self._source.key:
             where = slice_filter_snowflake(self._source.slices, self._source.columns, [key[0] for key in keys])
-            return select(self._source.table, self._source.columns, version=self._source.version, where=where)
-        names = [quote(column.name) for column in self._source.key]
-        rows = " UNION ALL ".join(
-            "SELECT "
-            + ", ".join(
-                f"{sql_literal(column, value)} AS {name}"
-                for column, name, value in zip(self._source.key, names, key, strict=True)
-            )
-            for key in keys
-        )
-        return self._rows_of(rows)
+            return self._source.select(where)
+        return self._rows_of(_values(self._source.key, keys))
 
     def _stage(self, name: str, *queries: str, having: DataFrame | None = None) -> Staged:
         """Read once, write to Parquet, and name the key, slice and hash of what was written."""
@@ -234,20 +246,18 @@ class SparkWorkbench:
         return staged
 
     def _filtered(self, rows: DataFrame, keys: DataFrame) -> DataFrame:
-        keyed = keys.alias("s")
         if not self._source.key:
             slice_name = slice_spark(self._source.slices, self._source.columns)
-            return rows.join(keyed, slice_name.eqNullSafe(keyed["k0"]), "left_semi")
-        tests = [rows[column.name].eqNullSafe(keyed[f"k{at}"]) for at, column in enumerate(self._source.key)]
-        condition = tests[0]
-        for test in tests[1:]:
-            condition = condition & test
-        return rows.join(keyed, condition, "left_semi")
+            return rows.join(keys, slice_name.eqNullSafe(keys["k0"]), "left_semi")
+        names = [column.name for column in self._source.key]
+        named = keys.selectExpr(*(f"k{at} AS {spark_quote(name)}" for at, name in enumerate(names)))
+        return rows.join(named, _same(rows, named, names), "left_semi")
 
     def _keyed(self, quoted: Callable[[str], str]) -> list[str]:
         """The key, slice and hash of staged rows, as SQL."""
         key = [f"{quoted(column.name)} AS k{at}" for at, column in enumerate(self._source.key)]
-        return [*(key or [f"{SLICE} AS k0"]), f"{SLICE} AS slice", f"{HASH} AS hash"]
+        groups = [f"{quoted(column.name)} AS g{at}" for at, column in enumerate(self._source.group)]
+        return [*(key or [f"{SLICE} AS k0"]), f"{SLICE} AS slice", f"{HASH} AS hash", *groups]
 
     def load_pending(self, folders: Sequence[Path]) -> None:
         """Name the keys of pending change sets `pending`."""
@@ -255,6 +265,9 @@ class SparkWorkbench:
         if files:
             key = [f"{quote(column.name)} AS k{at}" for at, column in enumerate(self._source.key)] or ["k0"]
             self._driver.scan("pending", files, f"DISTINCT {', '.join(key)}")
+        elif folders:
+            # Pending without keys: they are applied, and yet the extract has to be looked at again.
+            self._driver.put("pending", self._driver.schema().empty_table())
 
     # Results
 
@@ -279,6 +292,57 @@ class SparkWorkbench:
             with spark_failures("counting keys"):
                 row = self._spark.sql(query).collect()[0]
         return row[0], row[1]
+
+    def keys(self, relation: str) -> list[tuple[Any, ...]]:
+        """A relation's keys, as Python values: not more than the driver settles."""
+        self._in_driver(relation)
+        return self._driver.keys(relation)
+
+    def write_groups(self, relation: str, folder: Path, rows: Path, shown: PinnedSource) -> Staged:
+        """The groups under their own names, for the purge; and what the query shows of them now."""
+        self.define("groups_touched", relation)
+        count = self.count("groups_touched")
+        names = [column.name for column in self._source.group]
+        if count > KEYS_BY_QUERY:
+            self._log(f"comparing {count:,} groups with all of them")
+            self._on_spark("groups_touched")
+            named = [f"g{at} AS {spark_quote(name)}" for at, name in enumerate(names)]
+            groups = self._spark.table("groups_touched").selectExpr(*named).distinct()
+            groups.coalesce(1).write.mode("overwrite").parquet(folder.absolute().as_uri())
+            found = read(self._spark, self._access, shown.select(), shown.columns, split_by=names)
+            return self._stage_shown(found.join(groups, _same(found, groups, names), "left_semi"), rows, shown)
+        self._in_driver("groups_touched")
+        self._driver.write_keys("groups_touched", folder, names, prefix="g")
+        values = self._driver.groups("groups_touched")
+        listed = ", ".join(f"t.{quote(column.name)}" for column in shown.columns)
+        same = " AND ".join(f"c.{quote(name)} IS NOT DISTINCT FROM t.{quote(name)}" for name in names)
+        found = self._spark.createDataFrame([], _schema(shown.columns))
+        for part in _parts(values):
+            query = (
+                f"SELECT {listed} FROM {shown.sql} AS t WHERE EXISTS "
+                f"(SELECT 1 FROM ({_values(self._source.group, part)}) c WHERE {same})"
+            )
+            found = found.unionByName(read(self._spark, self._access, query, shown.columns, split_by=names))
+        return self._stage_shown(found, rows, shown)
+
+    def group_counts(self, relation: str) -> dict[str | None, int]:
+        """How many groups the rows of a relation are in, by slice."""
+        groups = sets.groups_of([relation], self.groups)
+        query = f"SELECT slice, COUNT(*) FROM ({groups}) listed GROUP BY slice"
+        if relation in self._driver.names:
+            return {row[0]: int(row[1]) for row in self._driver.rows(query)}
+        with spark_failures("counting groups"):
+            return {row[0]: int(row[1]) for row in self._spark.sql(query).collect()}
+
+    def read_shown(self, rows: Path, shown: PinnedSource) -> Staged:
+        """All rows that the query shows, where the ledger knows other ones."""
+        # By the groups: sums of floats may differ from one query to the next.
+        split_by = [column.name for column in self._source.group]
+        found = read(self._spark, self._access, shown.select(), shown.columns, split_by=split_by)
+        return self._stage_shown(found, rows, shown)
+
+    def _stage_shown(self, found: DataFrame, rows: Path, shown: PinnedSource) -> Staged:
+        return stage(found, rows, key=[], slices=shown.slices, columns=shown.columns)
 
     def write_keys(self, relation: str, folder: Path) -> None:
         """The keys under their own names, for the purge."""
@@ -336,6 +400,38 @@ class SparkWorkbench:
         if not self._source.key:
             return ["k0"]
         return [f"k{at} AS {spark_quote(column.name)}" for at, column in enumerate(self._source.key)]
+
+
+def _values(columns: Sequence[Column], rows: Sequence[tuple[Any, ...]]) -> str:
+    """A query that gives these values, under the columns' names."""
+    return " UNION ALL ".join(
+        "SELECT "
+        + ", ".join(f"{sql_literal(c, value)} AS {quote(c.name)}" for c, value in zip(columns, row, strict=True))
+        for row in rows
+    )
+
+
+def _parts(values: Sequence[tuple[Any, ...]]) -> Iterator[list[tuple[Any, ...]]]:
+    """Values for one statement each: neither too many nor too long."""
+    part: list[tuple[Any, ...]] = []
+    length = 0
+    for value in values:
+        part.append(value)
+        length += sum(len(str(one)) for one in value)
+        if len(part) == KEYS_PER_QUERY or length > TEXT_PER_QUERY:
+            yield part
+            part, length = [], 0
+    if part:
+        yield part
+
+
+def _same(one: DataFrame, other: DataFrame, names: Sequence[str]) -> Any:
+    """A null-safe test that two frames have the same values in these columns."""
+    tests = [one[name].eqNullSafe(other[name]) for name in names]
+    condition = tests[0]
+    for test in tests[1:]:
+        condition = condition & test
+    return condition
 
 
 def _schema(columns: Sequence[Column]) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import NoReturn
 
+from tir_dagster.changes.view import same_query
 from tir_dagster.errors import DatasourceError
 from tir_dagster.extract.package import Package
 from tir_dagster.source.names import TableName
@@ -24,15 +26,43 @@ def check_agreement(
     """
     problems = [*_rows(package, table), *_columns(package, table, source_columns, wanted, only)]
     if problems:
-        raise DatasourceError(
-            f"The {shown} does not show what the spec says: {'; '.join(problems)}. Nothing was touched. "
-            "Change the spec, or change the datasource in Tableau and publish it again."
-        )
+        _refuse(shown, problems)
+
+
+def _refuse(shown: str, problems: Sequence[str]) -> NoReturn:
+    raise DatasourceError(
+        f"The {shown} does not show what the spec says: {'; '.join(problems)}. Nothing was touched. "
+        "Change the spec, or change the datasource in Tableau and publish it again."
+    )
+
+
+def check_query_agreement(package: Package, *, shown: str, query: str, columns: Sequence[str]) -> None:
+    """The same for a query: the datasource must read it as custom SQL, and show just its columns."""
+    problems = [*_custom_sql(package, query), *_limits(package)]
+    names = set(package.hyper_names) or {record.remote_name for record in package.columns}
+    if names != set(columns):
+        problems.append(f"it has the columns {', '.join(sorted(names))}, the query gives {', '.join(sorted(columns))}")
+    if problems:
+        _refuse(shown, problems)
+
+
+def _custom_sql(package: Package, query: str) -> Iterator[str]:
+    relation = package.relation
+    if relation is None:
+        return
+    if relation.kind != "text":
+        yield "it does not read custom SQL, the spec gives a query"
+    elif not same_query(relation.sql or "", query):
+        yield "its custom SQL is not the query in the spec"
 
 
 def _rows(package: Package, table: TableName) -> Iterator[str]:
     """Which rows the extract holds."""
     yield from _relation(package, table)
+    yield from _limits(package)
+
+
+def _limits(package: Package) -> Iterator[str]:
     if package.filters:
         yield f"its extract is filtered ({', '.join(package.filters)})"
     if package.aggregated:

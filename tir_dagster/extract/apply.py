@@ -26,6 +26,9 @@ from tir_dagster.source.slices import SliceBy, slice_range
 SHELL = "shell.tdsx"
 
 
+Prints = Mapping[str | None, Fingerprint]
+
+
 @dataclass(frozen=True)
 class Shape:
     """How the extract is laid out: its columns by source name, its key, its slices, and its own column names."""
@@ -34,6 +37,20 @@ class Shape:
     key: tuple[str, ...]
     slices: SliceBy
     names: Mapping[str, str] = field(default_factory=dict)
+    # Columns that may differ in the last digit each time the source is asked, so they tell nothing.
+    loose: frozenset[str] = frozenset()
+
+    def firm(self, prints: Prints) -> Prints:
+        """The fingerprints without what those columns say, but for how often they hold something."""
+        vague = tuple(f"{name} " for name in self.loose)
+        if not vague:
+            return prints
+        return {
+            name: Fingerprint(
+                {one: value for one, value in found.items() if not one.startswith(vague) or one.endswith(" nonnull")}
+            )
+            for name, found in prints.items()
+        }
 
 
 @contextmanager
@@ -128,12 +145,9 @@ def bring_ledger(
         shutil.copyfile(path, target)
 
 
-Prints = Mapping[str | None, Fingerprint]
-
-
 def content_fingerprints(extract: Path, shape: Shape) -> Prints:
     """What the extract holds, by slice."""
-    return extract_fingerprints(extract, shape.columns, shape.slices, names=shape.names or None)
+    return shape.firm(extract_fingerprints(extract, shape.columns, shape.slices, names=shape.names or None))
 
 
 def verify_touched(
@@ -147,13 +161,24 @@ def verify_touched(
     """Compare the touched slices (a full one: all) with the source at the same version; a difference stops the refresh."""
     only = None if change_set.decision == "full" else set(change_set.touched)
     ours = {name: found for name, found in prints.items() if only is None or name in only}
-    theirs = read_fingerprints(query(fingerprint_sql(shape.columns, table_sql, shape.slices, only=only)), shape.columns)
+    sql = fingerprint_sql(shape.columns, table_sql, shape.slices, only=only)
+    theirs = shape.firm(read_fingerprints(query(sql), shape.columns))
     if different := different_slices(ours, theirs):
         name, lines = next(iter(different.items()))
         raise ExtractError(
             f"{change_set.extract}: the new extract differs from the source in {len(different)} slices, in "
             f"{name or 'rows without a slice'} for example: {'; '.join(lines[:3])}. Nothing was published. "
             "Run tir refresh --full; if that differs too, report it."
+        )
+
+
+def verify_counts(prints: Prints, change_set: ChangeSet) -> None:
+    """Compare the number of rows by slice with what was read: all that can be said of a query that is not repeatable."""
+    ours = {name or NO_SLICE_KEY: found["rows"] for name, found in prints.items()}
+    if ours != {name: count for name, count in change_set.appended.items() if count}:
+        raise ExtractError(
+            f"{change_set.extract}: the new extract does not hold the rows that were read. Nothing was published. "
+            "Run the refresh again; if that differs too, report it."
         )
 
 

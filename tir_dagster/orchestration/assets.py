@@ -3,7 +3,7 @@
 No postponed annotations here: Dagster reads the types of config and resources from the functions.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +33,7 @@ from tir_dagster.spec import ExtractSpec
 
 if TYPE_CHECKING:
     from tir_dagster.changes.detect import Survey
+    from tir_dagster.changes.hints import Hint
     from tir_dagster.orchestration.flow import Looked, Refresher
 
 LEASE_WAIT_SECONDS = 3600.0
@@ -43,11 +44,12 @@ Events = Iterator[dg.Output[Any] | dg.AssetObservation | dg.AssetMaterialization
 
 
 class Detection(dg.Config):
-    """How to look for changes; `slices` are re-synced whatever the watermark says."""
+    """How to look for changes; `slices` are re-synced whatever the watermark says; `hints` are JSON texts."""
 
     mode: str = "changes"
     slices: list[str] = Field(default_factory=list)
     allow_empty: bool = False
+    hints: list[str] = Field(default_factory=list)
 
 
 class Application(dg.Config):
@@ -132,7 +134,9 @@ def _changed_keys(spec: ExtractSpec, keys: ExtractKeys) -> dg.AssetsDefinition:
         with refresher.leased(f"run {context.run_id}", wait_seconds=LEASE_WAIT_SECONDS):
             looked, surveyed = refresher.take_prepared() or (_look(context, refresher, keys), None)
             yield from _confirm_late(refresher, looked, keys)
-            surveyed, change_set, sentence = _detect(refresher, looked, config, context.partition_key, surveyed)
+            surveyed = surveyed or refresher.survey(looked)
+            hints = _hints(context, refresher, surveyed, looked, config.hints)
+            change_set, sentence = _detect(refresher, looked, config, context.partition_key, surveyed, hints)
             context.log.info(sentence)
             yield _observation(keys, surveyed, sentence)
             if change_set is not None:
@@ -161,13 +165,39 @@ def _observation(keys: ExtractKeys, surveyed: "Survey", sentence: str) -> dg.Ass
     )
 
 
+def _hints(
+    context: dg.AssetExecutionContext,
+    refresher: "Refresher",
+    surveyed: "Survey",
+    looked: "Looked",
+    given: Sequence[str] = (),
+) -> tuple["Hint", ...]:
+    """Those of the run, and those that were reported since the version that the extract shows."""
+    from tir_dagster.changes.hints import parse_hints  # noqa: PLC0415
+    from tir_dagster.orchestration.reported import reported_hints  # noqa: PLC0415
+    from tir_dagster.source.versions import SourceVersion  # noqa: PLC0415
+
+    hints = [hint for text in given for hint in parse_hints(text, "the run's hints")]
+    if looked.confirmed is None:
+        return tuple(hints)
+    since = SourceVersion.parse(looked.confirmed.source_version).moment
+    reported, warnings = reported_hints(context.instance, surveyed.relation, refresher.snowflake, since=since)
+    for warning in warnings:
+        context.log.warning(warning)
+    return (*hints, *reported)
+
+
 def _detect(
-    refresher: "Refresher", looked: "Looked", config: Detection, ident: str, surveyed: "Survey | None" = None
-) -> tuple["Survey", ChangeSet | None, str]:
-    surveyed = surveyed or refresher.survey(looked)
-    plan = refresher.plan(looked, surveyed, config.mode, config.slices)  # type: ignore[arg-type]
+    refresher: "Refresher",
+    looked: "Looked",
+    config: Detection,
+    ident: str,
+    surveyed: "Survey",
+    hints: Sequence["Hint"] = (),
+) -> tuple[ChangeSet | None, str]:
+    plan = refresher.plan(looked, surveyed, config.mode, config.slices, hinted=bool(hints))  # type: ignore[arg-type]
     if plan.decision == "none":
-        return surveyed, None, plan.sentence()
+        return None, plan.sentence()
     resync: list[str | None] = []
     if config.mode == "slices" and looked.base is not None:
         from tir_dagster.changes.state import stats_from_json  # noqa: PLC0415
@@ -175,9 +205,15 @@ def _detect(
         present = stats_from_json(looked.base.manifest["ledger_stats"])
         resync = [*config.slices, *rest_of(refresher.spec, config.slices, [None, *present])]
     plan, change_set = refresher.detect(
-        looked, surveyed, plan, ident=ident, resync=list(dict.fromkeys(resync)), allow_empty=config.allow_empty
+        looked,
+        surveyed,
+        plan,
+        ident=ident,
+        resync=list(dict.fromkeys(resync)),
+        allow_empty=config.allow_empty,
+        hints=hints,
     )
-    return surveyed, change_set, plan.sentence()
+    return change_set, plan.sentence()
 
 
 def _purged_extract(spec: ExtractSpec, keys: ExtractKeys) -> dg.AssetsDefinition:
@@ -208,7 +244,7 @@ def _purged_extract(spec: ExtractSpec, keys: ExtractKeys) -> dg.AssetsDefinition
         with refresher.leased(f"run {context.run_id}", wait_seconds=LEASE_WAIT_SECONDS):
             looked = _look(context, refresher, keys)
             yield from _confirm_late(refresher, looked, keys)
-            change_set, sentence = _chosen(refresher, looked, config, slices)
+            change_set, sentence = _chosen(context, refresher, looked, config, slices)
             context.log.info(sentence)
             version, shown = _apply(refresher, looked, change_set, sentence)
             for name in slices:
@@ -219,15 +255,20 @@ def _purged_extract(spec: ExtractSpec, keys: ExtractKeys) -> dg.AssetsDefinition
 
 
 def _chosen(
-    refresher: "Refresher", looked: "Looked", config: Application, slices: list[str]
+    context: dg.AssetExecutionContext,
+    refresher: "Refresher",
+    looked: "Looked",
+    config: Application,
+    slices: list[str],
 ) -> tuple[ChangeSet | None, str]:
     """The newest pending change set, if it starts from what is confirmed; by hand or too late, a new one."""
     pending = refresher.change_sets.pending()
     if config.change_set and pending and _usable(pending[-1], looked):
         return pending[-1], pending[-1].sentence
     detection = Detection(mode="slices" if slices and not config.change_set else "changes", slices=slices)
-    _, made, sentence = _detect(refresher, looked, detection, new_id())
-    return made, sentence
+    surveyed = refresher.survey(looked)
+    hints = _hints(context, refresher, surveyed, looked)
+    return _detect(refresher, looked, detection, new_id(), surveyed, hints)
 
 
 def _usable(change_set: ChangeSet, looked: "Looked") -> bool:

@@ -9,11 +9,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
-from tir_dagster.changes.detect import KEYS
+from tir_dagster.changes.detect import combined_token
 from tir_dagster.changes.plan import Reason
+from tir_dagster.changes.relation import read_tables
 from tir_dagster.changes.state import ChangeSet
 from tir_dagster.datasource.client import TableauClient
 from tir_dagster.datasource.overwrite import Place, put_back
@@ -26,8 +24,6 @@ from tir_dagster.extract.increment import least_difference
 from tir_dagster.extract.package import NO_VALUE, read_package
 from tir_dagster.extract.versions import Version
 from tir_dagster.orchestration.steps import Looked, Published, crash_after, known_of, remove, shape_of
-from tir_dagster.source.arrow import arrow_type
-from tir_dagster.source.names import TableName
 from tir_dagster.source.versions import probe
 
 if TYPE_CHECKING:
@@ -76,7 +72,7 @@ class ByServer:
         self._flow.warnings += loaded.warnings
         confirmation = self._flow.confirmation_of(settled, ServerLook(looked.server.project, loaded.found))
         if lag is not None:
-            self._keep_pending(change_set, shape)
+            self._keep_pending(change_set)
             kept = tuple(name for name in confirmation.change_sets if name != change_set.id)
             confirmation = replace(confirmation, fingerprint=digest, lag=lag, change_sets=kept)
         remove(self._flow.folder / "publish")
@@ -150,32 +146,29 @@ class ByServer:
         will change after the version, lies at or above the literal or among the changed keys. `%null%` where no literal
         is small enough: then everything is loaded again.
         """
-        table = TableName.parse(self._flow.spec.source)
+        tables = read_tables(self._flow.spec)
+        named = ", ".join(map(str, tables))
         before, after = read_package(load.shell), read_package(loaded.shell)
         if digest == self._hole and before.events[-1].started == after.events[-1].started:
             # A job that was forgotten, or began before our publish.
             self._put_back_and_tell(load, loaded, "Tableau's refresh ended without loading the rows that were purged.")
-        if probe(self._flow.snowflake, [table])[table].token == known_of(version).token:
-            what = f"what Tableau loaded differs from {table}, which has not changed since."
+        if combined_token(probe(self._flow.snowflake, tables).items()) == known_of(version).token:
+            what = f"what Tableau loaded differs from {named}, which has not changed since."
             self._put_back_and_tell(load, loaded, what)
         column = after.increment_column
         lag = (_first_difference(loaded.hyper, version, column) if column else None) or NO_VALUE
         again = "loads everything again" if lag == NO_VALUE else f"reads again from {lag} on"
-        self._flow.log(f"{table} changed while Tableau read it: the next refresh {again}")
+        self._flow.log(f"{named} changed while Tableau read it: the next refresh {again}")
         return lag
 
-    def _keep_pending(self, change_set: ChangeSet, shape: Shape) -> None:
+    def _keep_pending(self, change_set: ChangeSet) -> None:
         """The change set stays, without its keys, which are applied: so that the next refresh does not find nothing to do.
 
         What came and went while Tableau read is in nobody's ledger, and yet on the server.
         """
         store = self._flow.change_sets
-        kinds = {column.name: arrow_type(column) for column in shape.columns}
-        none = pa.schema([(name, kinds[name]) for name in shape.key] or [("k0", pa.string())]).empty_table()
         said = f"{self._flow.spec.name}: the source changed while Tableau read it."
         with store.staging(change_set.id) as folder:
-            (folder / KEYS).mkdir()
-            pq.write_table(none, folder / KEYS / "part-00000.parquet")
             store.commit(
                 replace(
                     change_set,

@@ -12,8 +12,13 @@ from typing import Any, cast
 import dagster as dg
 
 from tir_dagster.changes.changesets import new_id
+from tir_dagster.changes.described import checked_hints
+from tir_dagster.changes.detect import Survey
+from tir_dagster.changes.hints import parse_hints
 from tir_dagster.changes.plan import Mode, Plan
+from tir_dagster.changes.relation import relation_of
 from tir_dagster.changes.state import ChangeSet, slice_label
+from tir_dagster.changes.view import explain
 from tir_dagster.datasource.access import TableauAccess
 from tir_dagster.errors import SpecError, TirError
 from tir_dagster.orchestration.confirmations import last_confirmation
@@ -29,8 +34,10 @@ from tir_dagster.orchestration.names import (
     refresh_job_name,
 )
 from tir_dagster.orchestration.partitions import change_set_partitions, covering_range, slices_between
+from tir_dagster.orchestration.reported import newest_report
 from tir_dagster.orchestration.steps import remove
 from tir_dagster.source.connection import SnowflakeAccess
+from tir_dagster.source.versions import SourceVersion
 from tir_dagster.spec import ExtractSpec
 
 LEASE_WAIT_SECONDS = 600.0
@@ -98,36 +105,54 @@ class Command:
         finally:
             remove(self.refresher.folder / self.refresher.downloads)
 
-    def refresh(self, mode: Mode, slices: Sequence[str], *, allow_empty: bool) -> Outcome:
+    def explain(self) -> list[str]:
+        """What the extract's query means for a refresh."""
+        view = relation_of(self.spec, self.refresher.snowflake).view
+        return explain(view) if view else [f"A copy of {self.spec.source}: all its changes are refreshed by key."]
+
+    def refresh(self, mode: Mode, slices: Sequence[str], *, allow_empty: bool, hints: Sequence[str] = ()) -> Outcome:
         started = time.perf_counter()
         outcome = Outcome(self.spec.name, mode)
         self.refresher.begin()
         try:
             with self.refresher.leased("tir refresh", wait_seconds=LEASE_WAIT_SECONDS):
-                self._refresh(outcome, mode, slices, allow_empty=allow_empty)
+                self._refresh(outcome, mode, slices, allow_empty=allow_empty, hints=hints)
         finally:
             outcome.stages = dict(self.refresher.stages.seconds)
             outcome.seconds = round(time.perf_counter() - started, 3)
         return outcome
 
-    def _refresh(self, outcome: Outcome, mode: Mode, slices: Sequence[str], *, allow_empty: bool) -> None:
+    def _refresh(
+        self, outcome: Outcome, mode: Mode, slices: Sequence[str], *, allow_empty: bool, hints: Sequence[str]
+    ) -> None:
+        # Before anything is looked at: a hint that nobody can read.
+        given = [hint for text in hints for hint in parse_hints(text, "--hint")]
         looked = self._look()
         if looked.late is not None:
             self._confirm_late(looked.late)
         surveyed = self.refresher.survey(looked)
-        plan = self.refresher.plan(looked, surveyed, mode, slices)
+        checked_hints(given, surveyed.relation, self.refresher.snowflake)
+        hinted = bool(given) or self._is_reported(surveyed, looked)
+        plan = self.refresher.plan(looked, surveyed, mode, slices, hinted=hinted)
         if plan.decision == "none":
             outcome.source_version = looked.confirmed.source_version if looked.confirmed else None
             outcome.datasource_id = looked.confirmed.datasource_id if looked.confirmed else None
             return
         self._progress(plan.sentence())
         self.refresher.prepared = (replace(looked, late=None), surveyed)
-        change_set = self._detect(outcome, mode, slices, allow_empty=allow_empty)
+        change_set = self._detect(outcome, mode, slices, allow_empty=allow_empty, hints=hints)
         if change_set is None:
             self._progress(f"{self.spec.name}: nothing differs from the extract.")
             return
         self._fill(outcome, change_set)
         self._apply(outcome, change_set)
+
+    def _is_reported(self, surveyed: Survey, looked: Looked) -> bool:
+        """Whether somebody reported a change since the version that the extract shows."""
+        if looked.confirmed is None:
+            return False
+        since = SourceVersion.parse(looked.confirmed.source_version).moment
+        return newest_report(self._instance, surveyed.relation.tables, since=since) is not None
 
     def _look(self, *, mend: bool = True) -> Looked:
         named = f"datasource {self.spec.datasource.name!r}"
@@ -144,11 +169,13 @@ class Command:
             self._instance.report_runless_asset_event(event)
         self.refresher.settle(confirmation)
 
-    def _detect(self, outcome: Outcome, mode: Mode, slices: Sequence[str], *, allow_empty: bool) -> ChangeSet | None:
+    def _detect(
+        self, outcome: Outcome, mode: Mode, slices: Sequence[str], *, allow_empty: bool, hints: Sequence[str] = ()
+    ) -> ChangeSet | None:
         ident = new_id()
         partitions = change_set_partitions(self.spec)
         self._instance.add_dynamic_partitions(str(partitions.name), [ident])
-        config = detection_config(self.keys, mode=mode, slices=list(slices), allow_empty=allow_empty)
+        config = detection_config(self.keys, mode=mode, slices=list(slices), allow_empty=allow_empty, hints=list(hints))
         self._run(outcome, detect_job_name(self.spec), partition_key=ident, config=config)
         made = [one for one in self.refresher.change_sets.pending() if one.id == ident]
         if not made:

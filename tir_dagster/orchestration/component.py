@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections.abc
 import dataclasses
 import types
 import typing
@@ -110,14 +111,19 @@ def _schema_type(hint: Any, metadata: Mapping[str, Any]) -> Any:
         return _schema_type(inner[0], metadata) | None
     if origin is tuple:
         return str | list[str]
+    if origin is collections.abc.Mapping:
+        return dict[str, _schema_type(typing.get_args(hint)[1], {})]  # type: ignore[misc]
     if origin is Literal:
         return hint
     return _twin(hint) if dataclasses.is_dataclass(hint) and isinstance(hint, type) else hint
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:
+    if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+        # The spec's own reader asks for one of the two.
+        return Field(default="") if "unless" in field.metadata else Field()
     if field.default is dataclasses.MISSING:
-        return Field()
+        return Field(default=None)
     if dataclasses.is_dataclass(field.default) or isinstance(field.default, tuple):
         # Shown as optional; the spec's own defaults count.
         return Field(default=None)

@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING
 
 from tir_dagster.changes.changesets import ChangeSetStore
 from tir_dagster.changes.detect import Base, Survey, make_change_set, survey
+from tir_dagster.changes.hints import Hint
 from tir_dagster.changes.lease import lease
 from tir_dagster.changes.plan import Mode, Plan, Reason, Situation, plan_refresh
+from tir_dagster.changes.relation import Relation, relation_of
 from tir_dagster.changes.state import (
     Aftermath,
     ChangeSet,
@@ -27,7 +29,7 @@ from tir_dagster.changes.state import (
     stats_from_json,
 )
 from tir_dagster.datasource.access import TableauAccess
-from tir_dagster.datasource.agreement import check_agreement
+from tir_dagster.datasource.agreement import check_agreement, check_query_agreement
 from tir_dagster.datasource.client import TableauClient
 from tir_dagster.datasource.keep import forget
 from tir_dagster.datasource.republish import (
@@ -51,9 +53,10 @@ from tir_dagster.extract.apply import (
     content_digest,
     content_fingerprints,
     new_version,
+    verify_counts,
     verify_touched,
 )
-from tir_dagster.extract.package import read_package
+from tir_dagster.extract.package import Package, read_package
 from tir_dagster.extract.purge import Applied
 from tir_dagster.extract.versions import Version, VersionStore
 from tir_dagster.orchestration.by_server import ByServer
@@ -67,12 +70,10 @@ from tir_dagster.orchestration.steps import (
     shape_of,
     shape_to_json,
 )
-from tir_dagster.source.columns import Column
 from tir_dagster.source.connection import SnowflakeAccess
 from tir_dagster.source.java import require_java
 from tir_dagster.source.names import TableName, quote
-from tir_dagster.source.slices import SliceBy
-from tir_dagster.source.versions import SourceVersion, column_names, describe
+from tir_dagster.source.versions import SourceVersion, column_names
 from tir_dagster.spec import ExtractSpec, check_columns, needed_columns
 
 if TYPE_CHECKING:
@@ -212,6 +213,8 @@ class Refresher:
 
     def _columns(self, looked: Looked) -> tuple[str, ...]:
         """Which columns the extract has: the datasource's own if people built it, else the spec's, else all."""
+        if self.spec.query is not None:
+            return self._agree_on_query(looked)
         table = TableName.parse(self.spec.source)
         # Before the package is downloaded: it may be large, and a spec that does not fit the source needs no package.
         known = column_names(self.snowflake, table)
@@ -230,12 +233,32 @@ class Refresher:
             wanted=[name if name in names else name.upper() for name in needed_columns(self.spec)],
             only=[name if name in names else name.upper() for name in self.spec.columns],
         )
-        if self.spec.delivery == "server" and hyper is not None:
-            # Refused now rather than after Spark has read everything.
-            needed_increment(self.spec.name, package, hyper)
+        self._check_increment(package, hyper)
         return tuple(name for name in known if name in names)
 
-    def plan(self, looked: Looked, surveyed: Survey, mode: Mode, slices: Sequence[str] = ()) -> Plan:
+    def _agree_on_query(self, looked: Looked) -> tuple[str, ...]:
+        """A datasource that people built must show this very query, with all its columns."""
+        shell, hyper = self.shell(looked)
+        if shell is not None:
+            assert looked.server.found is not None, "a shell is downloaded from there"
+            relation, package = relation_of(self.spec, self.snowflake), read_package(shell)
+            check_query_agreement(
+                package,
+                shown=looked.server.found.shown,
+                query=self.spec.query or "",
+                columns=[column.name for column in relation.columns],
+            )
+            self._check_increment(package, hyper)
+        return ()
+
+    def _check_increment(self, package: Package, hyper: Path | None) -> None:
+        """Refused now rather than after Spark has read everything."""
+        if self.spec.delivery == "server" and hyper is not None:
+            needed_increment(self.spec.name, package, hyper)
+
+    def plan(
+        self, looked: Looked, surveyed: Survey, mode: Mode, slices: Sequence[str] = (), *, hinted: bool = False
+    ) -> Plan:
         pending = self.change_sets.pending()
         return plan_refresh(
             Situation(
@@ -249,6 +272,9 @@ class Refresher:
                 pending=tuple(one.id for one in pending),
                 owed=next((Reason[one.reason] for one in pending if one.decision == "full" and one.reason), None),
                 slices=tuple(slices),
+                hinted=hinted,
+                opaque=surveyed.relation.why_full,
+                restless=surveyed.relation.view is not None and surveyed.relation.view.restless,
             )
         )
 
@@ -263,6 +289,7 @@ class Refresher:
         ident: str,
         resync: Sequence[str | None],
         allow_empty: bool,
+        hints: Sequence[Hint] = (),
     ) -> tuple[Plan, ChangeSet | None]:
         """Read what changed and make it durable."""
         crash_after("planned")
@@ -286,6 +313,7 @@ class Refresher:
                 base=base,
                 confirmed=looked.confirmed,
                 resync=resync,
+                hints=hints,
                 allow_empty=allow_empty,
                 log=self.log,
             )
@@ -306,7 +334,8 @@ class Refresher:
         with new_version(self.versions) as workspace:
             with self.stages.timed("shell"):
                 shell, template = self.shell(looked)
-                shape = self._shape(looked, shell)
+                relation = relation_of(self.spec, self.snowflake, columns=self._columns(looked))
+                shape = _shape(relation, shell)
                 if shell is not None:
                     shutil.copyfile(shell, workspace.folder / SHELL)
             with self.stages.timed("apply"):
@@ -324,9 +353,13 @@ class Refresher:
             crash_after("applied")
             self.log(f"{applied.purged:,} rows purged, {applied.appended:,} appended: verifying against the source")
             with self.stages.timed("verify"):
-                pinned = f"{TableName.parse(self.spec.source).sql} {SourceVersion.parse(change_set.source_version).sql}"
+                pinned = relation.shown(SourceVersion.parse(change_set.source_version))
                 prints = content_fingerprints(workspace.extract, shape)
-                verify_touched(prints, change_set, shape=shape, table_sql=pinned, query=self.snowflake.query)
+                if relation.why_full is None:
+                    verify_touched(prints, change_set, shape=shape, table_sql=pinned, query=self.snowflake.query)
+                else:
+                    # Asked again, such a query may rightly answer something else.
+                    verify_counts(prints, change_set)
             manifest = {
                 "extract": self.spec.name,
                 "change_set": change_set.id,
@@ -372,16 +405,6 @@ class Refresher:
         """Whether the base and its shell are provably what the server holds, the refresh events included."""
         same = looked.confirmed is not None and looked.server.version_text == looked.confirmed.server_version
         return same and (self.spec.delivery != "server" or bool(base.manifest.get("from_server")))
-
-    def _shape(self, looked: Looked, shell: Path | None) -> Shape:
-        columns = describe(self.snowflake, TableName.parse(self.spec.source), self._columns(looked) or None)
-        slices = SliceBy(_upper(self.spec.slices.column, columns), self.spec.slices.by, self.spec.slices.zone)
-        key = tuple(name for name in (_upper(name, columns) for name in self.spec.row_key) if name)
-        if shell is None:
-            return Shape(columns, key, slices)
-        package = read_package(shell)
-        names = package.hyper_names or {record.remote_name: record.remote_name for record in package.columns}
-        return Shape(columns, key, slices, names)
 
     # Publish
 
@@ -458,7 +481,11 @@ def for_datasource(access: TableauAccess, spec: ExtractSpec) -> TableauAccess:
     )
 
 
-def _upper(name: str | None, columns: Sequence[Column]) -> str | None:
-    """The column's name as the source has it."""
-    known = {column.name for column in columns}
-    return name if name is None or name in known else name.upper()
+def _shape(relation: Relation, shell: Path | None) -> Shape:
+    key = tuple(column.name for column in relation.key)
+    loose = relation.unrepeatable
+    if shell is None:
+        return Shape(relation.columns, key, relation.slices, loose=loose)
+    package = read_package(shell)
+    names = package.hyper_names or {record.remote_name: record.remote_name for record in package.columns}
+    return Shape(relation.columns, key, relation.slices, names, loose)

@@ -156,7 +156,7 @@ def _source_sensor(spec: ExtractSpec, keys: ExtractKeys, detect_job: Any) -> dg.
             source = _Source(spec, snowflake)
             seen, waiting = watch_source(
                 replace(before, change_set=None) if empty else before,
-                token=source.state,
+                token=source.state + _reported(context.instance, spec, confirmed),
                 confirmed=_confirmed_state(confirmed),
                 last=last,
                 now=now,
@@ -222,6 +222,19 @@ def build_trigger_sensor(spec: ExtractSpec, refresh_job: Any) -> dg.SensorDefini
     return source_sensor
 
 
+def _reported(instance: dg.DagsterInstance, spec: ExtractSpec, confirmed: Confirmation | None) -> str:
+    """A hint that came after the version that the extract shows is news, even if the tables were looked at before."""
+    if confirmed is None:
+        return ""
+    from tir_dagster.changes.watched import watched_tables  # noqa: PLC0415
+    from tir_dagster.orchestration.reported import newest_report  # noqa: PLC0415
+    from tir_dagster.source.versions import SourceVersion  # noqa: PLC0415
+
+    since = SourceVersion.parse(confirmed.source_version).moment
+    newest = newest_report(instance, watched_tables(spec), since=since)
+    return f"/{newest}" if newest else ""
+
+
 def _confirmed_state(confirmed: Confirmation | None) -> str | None:
     return f"{confirmed.known.token}/{confirmed.known.definition}" if confirmed else None
 
@@ -230,8 +243,8 @@ class _Source:
     """The source table, and what is watched with it, at this tick; SourceError when it cannot be read. No Spark."""
 
     def __init__(self, spec: ExtractSpec, snowflake: SnowflakeResource) -> None:
-        from tir_dagster.changes.detect import definition_of  # noqa: PLC0415
-        from tir_dagster.changes.watched import combined_token, watched_tables  # noqa: PLC0415
+        from tir_dagster.changes.detect import combined_token, definition_of  # noqa: PLC0415
+        from tir_dagster.changes.watched import watched_tables  # noqa: PLC0415
         from tir_dagster.source.versions import probe  # noqa: PLC0415
 
         self._spec = spec
@@ -242,9 +255,10 @@ class _Source:
         self.state = f"{self.token}/{definition_of(spec)}"
 
     def metadata(self) -> dict[str, Any]:
-        from tir_dagster.source.versions import describe, table_facts  # noqa: PLC0415
+        from tir_dagster.source.versions import describe, describe_held, table_facts  # noqa: PLC0415
 
-        columns = describe(self._access, self._table, self._spec.columns or None)
+        named = self._spec.columns
+        columns = describe(self._access, self._table, named) if named else describe_held(self._access, self._table)
         return source_metadata(self.token, columns, rows=table_facts(self._access, self._table).rows)
 
 

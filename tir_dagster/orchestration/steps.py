@@ -69,13 +69,15 @@ def shape_to_json(shape: Shape) -> dict[str, Any]:
         "key": list(shape.key),
         "slices": [shape.slices.column, shape.slices.by, shape.slices.zone],
         "names": dict(shape.names),
+        "loose": sorted(shape.loose),
     }
 
 
 def shape_of(version: Version) -> Shape:
     value = version.manifest["shape"]
     columns = tuple(Column(name, Kind(kind), *rest) for name, kind, *rest in value["columns"])
-    return Shape(columns, tuple(value["key"]), SliceBy(*value["slices"]), value["names"])
+    loose = frozenset(value.get("loose", ()))
+    return Shape(columns, tuple(value["key"]), SliceBy(*value["slices"]), value["names"], loose)
 
 
 def remove(folder: Path) -> None:

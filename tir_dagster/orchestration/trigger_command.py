@@ -46,10 +46,20 @@ class TriggerCommand:
         plan, _ = self._plan(mode)
         return plan if plan.decision == "none" else replace(plan, warnings=self.refresher.warnings())
 
-    def refresh(self, mode: Mode, slices: Sequence[str], *, allow_empty: bool) -> Outcome:
+    def explain(self) -> list[str]:
+        """Which tables a refresh is started for."""
+        return [
+            f"Refreshed by Tableau itself when one of these changed: {', '.join([self.spec.source, *self.spec.watch])}."
+        ]
+
+    def refresh(self, mode: Mode, slices: Sequence[str], *, allow_empty: bool, hints: Sequence[str] = ()) -> Outcome:
         """Let the server refresh the datasource if its source changed; one run in the history."""
         del allow_empty  # what the server loads is its own business
         self._refuse(mode, slices)
+        if hints:
+            raise SpecError(
+                f"{self.spec.name} is refreshed by Tableau itself (delivery `trigger`), which takes no hints. Leave --hint out."
+            )
         started = time.perf_counter()
         outcome = Outcome(self.spec.name, mode)
         self.refresher.begin()

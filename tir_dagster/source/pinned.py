@@ -1,32 +1,37 @@
-"""A table at one version with all that a refresh asks of it, and values as Snowflake reads them."""
+"""What a refresh reads at one version, a table or a query, and values as Snowflake reads them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
+from decimal import Decimal
 from typing import Any
 
 from tir_dagster.errors import SourceError
 from tir_dagster.source.columns import Column, Kind
-from tir_dagster.source.names import TableName, literal
+from tir_dagster.source.names import literal, quote
 from tir_dagster.source.slices import SliceBy
 from tir_dagster.source.versions import SourceVersion
 
 
 @dataclass(frozen=True)
-class PinnedTable:
-    """What is read: a table's columns at a version, its row key, its slices and its watermark."""
+class PinnedSource:
+    """The rows that a ledger knows: what is read and hashed of them, their key, slices, groups and watermark."""
 
-    table: TableName
+    # What follows FROM: a table with its version, or a query in brackets whose tables have it.
+    sql: str
     columns: tuple[Column, ...]
     key: tuple[Column, ...]
     slices: SliceBy
     watermark: Column | None
     version: SourceVersion
+    # The columns of the groups that the rows are aggregated to; none: the rows are shown as they are.
+    group: tuple[Column, ...] = ()
 
-    @property
-    def pinned(self) -> str:
-        return f"{self.table.sql} {self.version.sql}"
+    def select(self, where: str | None = None) -> str:
+        """The query that reads the columns of all rows, or of those that meet a condition."""
+        listed = ", ".join(quote(column.name) for column in self.columns)
+        return f"SELECT {listed} FROM {self.sql}" + (f" WHERE {where}" if where else "")
 
 
 def sql_literal(column: Column, value: Any) -> str:
@@ -35,7 +40,8 @@ def sql_literal(column: Column, value: Any) -> str:
         return "NULL"
     match column.kind:
         case Kind.INTEGER | Kind.DECIMAL:
-            return str(value)
+            # Not 1E-8, which would be a float.
+            return format(value, "f") if isinstance(value, Decimal) else str(value)
         case Kind.FLOAT:
             return f"{literal(str(value))}::FLOAT"
         case Kind.BOOLEAN:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from snowflake.connector.constants import FIELD_ID_TO_NAME
+
 from tir_dagster.errors import SourceError
-from tir_dagster.source.columns import Column
+from tir_dagster.source.columns import Column, UnheldTypeError
 from tir_dagster.source.connection import MISSING_OBJECT, SnowflakeAccess, SnowflakeError
 from tir_dagster.source.names import TableName, literal, quote
 
@@ -100,6 +103,28 @@ def describe(access: SnowflakeAccess, table: TableName, names: Sequence[str] | N
         Column.from_snowflake(name, declared[name][0], nullable=declared[name][1])
         for name in _chosen(table, list(declared), names)
     )
+
+
+def describe_held(access: SnowflakeAccess, table: TableName) -> tuple[Column, ...]:
+    """The table's columns without those of a type that no extract can hold."""
+    held = []
+    for name, (declared, nullable) in _declared(access, table).items():
+        with suppress(UnheldTypeError):
+            held.append(Column.from_snowflake(name, declared, nullable=nullable))
+    return tuple(held)
+
+
+def describe_query(access: SnowflakeAccess, sql: str) -> tuple[Column, ...]:
+    """The columns of a query's result, without running it."""
+    with access.connect() as connection, connection.cursor() as cursor:
+        found = cursor.describe(sql)
+    return tuple(Column.from_snowflake(one.name, _declared_type(one), nullable=bool(one.is_nullable)) for one in found)
+
+
+def _declared_type(found: Any) -> str:
+    """The type as DESCRIBE TABLE would write it."""
+    name = FIELD_ID_TO_NAME[found.type_code]
+    return f"NUMBER({found.precision},{found.scale})" if name == "FIXED" else str(name)
 
 
 def column_names(access: SnowflakeAccess, table: TableName) -> list[str]:

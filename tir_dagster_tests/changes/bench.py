@@ -8,6 +8,8 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tir_dagster.changes.candidates import Candidates
+
 
 @dataclass(frozen=True)
 class Row:
@@ -32,6 +34,7 @@ class SmallBench:
 
     def __init__(self, source: Sequence[Row], ledger: Sequence[Row], pending: Sequence[object] = ()) -> None:
         self.width = 1
+        self.groups = 0
         self._database = sqlite3.connect(":memory:")
         self._source = list(source)
         self.reads: list[str] = []
@@ -55,11 +58,13 @@ class SmallBench:
     def keys(self, relation: str) -> set[object]:
         return {row[0] for row in self.rows(relation)}
 
-    def read_touched(self, name: str, *, since: str | None, resync: Sequence[str | None]) -> None:
+    def read_touched(self, name: str, keys: str, candidates: Candidates, resync: Sequence[str | None]) -> None:
         def touches(row: Row) -> bool:
-            return since is None or row.stamp is None or row.stamp >= int(since) or row.slice in resync
+            marked = candidates.since and (row.stamp is None or row.stamp >= int(candidates.since))
+            return candidates.everything or bool(marked) or row.slice in resync
 
         self._read(name, {row.key for row in self._source if touches(row)})
+        self.define(keys, f"SELECT DISTINCT k0 FROM {name}")
 
     def read_rows(self, name: str, keys: str) -> None:
         self._read(name, self.keys(keys))

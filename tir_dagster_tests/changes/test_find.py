@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tir_dagster.changes.candidates import Candidates
 from tir_dagster.changes.find import Question, find_changes
 from tir_dagster.changes.plan import Plan, settle_plan
 from tir_dagster.errors import GuardError
@@ -53,7 +54,8 @@ class History:
     def refresh(self, *, resync=(), since=True) -> SmallBench:
         """An incremental refresh; gives the workbench, to see what was read."""
         bench = SmallBench(self.source, self.extract)
-        question = Question(since=str(self.since) if since else None, resync=tuple(resync))
+        candidates = Candidates(since=str(self.since)) if since else Candidates(everything=True)
+        question = Question(candidates, resync=tuple(resync))
         ledger = stats_of([(row.key, row.slice) for row in self.extract])
         found = find_changes(bench, question, ledger)
         changed = bench.keys("changed")
@@ -160,7 +162,7 @@ def test_nothing_is_looked_up_when_counts_and_checksums_agree():
 def settled(history, **thresholds) -> Plan:
     bench = SmallBench(history.source, history.extract)
     ledger = stats_of([(row.key, row.slice) for row in history.extract])
-    found = find_changes(bench, Question(since=str(history.since)), ledger)
+    found = find_changes(bench, Question(Candidates(since=str(history.since))), ledger)
     limits = {"delete_share": 0.3, "full_share": 0.5, **thresholds}
     return settle_plan(Plan("e", "changes", "incremental"), found, ledger, policy="auto", pending=False, **limits)
 

@@ -11,10 +11,12 @@ from xml.etree.ElementTree import Element
 
 import pytest
 import tableauserverclient as TSC  # noqa: N812 - the name its own documentation uses
+from pyspark.sql import SparkSession
 
 from tir_dagster.orchestration.commands import Command, Outcome
-from tir_dagster.orchestration.home import dagster_instance
+from tir_dagster.orchestration.home import dagster_instance, tir_home
 from tir_dagster.sandbox import sample
+from tir_dagster.source.session import spark_session
 from tir_dagster.spec import ExtractSpec, parse_specs
 from tir_dagster_tests.conftest import Sandbox, running_sandbox
 from tir_dagster_tests.packages import check_package, document_of, plain
@@ -96,6 +98,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         (spec,) = parse_specs(text, "test.yaml")
         before = document_of(download(sandbox, spec.datasource.name, folder / "before"))
         yield Place(sandbox, spec, text, folder, before)
+
+
+@pytest.fixture(scope="session")
+def spark() -> SparkSession:
+    """The session that refreshes in this process use, too."""
+    return spark_session("tir tests", home=tir_home())
 
 
 def _months(sandbox: Sandbox) -> list[tuple[Any, ...]]:

@@ -423,3 +423,32 @@ def test_an_empty_source_is_no_first_load(loaded):
     error = loaded.tir("refresh", "others", edit=(("name: orders", "name: others"), ("mydatasource", "others"))).error
     assert error.startswith("Error: others: MYDB.MYSCHEMA.MYTABLE is empty. Nothing was touched. Load it first;")
     assert "others" not in {name for name, *_ in published(loaded.place).values()}
+
+
+def in_words(query: str) -> tuple[tuple[str, str], ...]:
+    return (("source: MYDB.MYSCHEMA.MYTABLE", f"query: {query}"), ("name: mydatasource", "name: by_query"))
+
+
+@pytest.mark.parametrize(
+    ("query", "told"),
+    [
+        ("SELECT ORDER_ID, ORDER_DAT FROM MYDB.MYSCHEMA.MYTABLE", "ORDER_DAT"),
+        ("SELECT ORDER_ID, ORDER_DATE FROM MYDB.MYSCHEMA.NOTABLE", "NOTABLE"),
+        (
+            "SELECT a.ORDER_ID, a.ORDER_DATE FROM MYDB.MYSCHEMA.MYTABLE a JOIN MYDB.MYSCHEMA.MYTABLE b ON a.ORDER_ID < b.ORDER_ID",
+            "equal",
+        ),
+        ("SELECT CUSTOMER, ORDER_DATE FROM MYDB.MYSCHEMA.MYTABLE", "ORDER_ID"),
+    ],
+)
+def test_a_query_that_does_not_fit_the_source_is_refused(shell, query, told):
+    assert told in shell.refused(edit=in_words(query), code=WRONG_USAGE if "NOTABLE" not in query else FAILED)
+
+
+def test_the_plan_of_a_query_is_explained(shell):
+    query = "SELECT ORDER_ID, ORDER_DATE, CUSTOMER FROM MYDB.MYSCHEMA.MYTABLE WHERE QUANTITY > 1"
+    said = shell.tir("plan", "orders", "--explain", edit=in_words(query))
+    assert said.code == 0, said.stderr
+    assert "A copy of MYDB.MYSCHEMA.MYTABLE." in said.stdout
+    assert "not used: " in said.stdout
+    assert "Refreshed by key:" in said.stdout

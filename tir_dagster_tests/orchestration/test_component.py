@@ -107,7 +107,7 @@ def test_a_component_without_attributes_says_which_ones_are_missing(project):
 def test_the_schema_that_editors_see_has_every_field_of_the_spec():
     schema = TableauExtractComponent.get_model_cls().model_json_schema()
     assert set(schema["properties"]) == set(tir_dagster.ExtractSpec.__dataclass_fields__)
-    assert schema["required"] == ["name", "source", "datasource"]
+    assert schema["required"] == ["name", "datasource"], "source or query: the reader asks for one of them"
     assert schema["properties"]["policy"]["enum"] == ["auto", "incremental_only", "full"]
     assert {one["type"] for one in schema["$defs"]["Changes"]["properties"]["look_back"]["anyOf"]} == {
         "number",

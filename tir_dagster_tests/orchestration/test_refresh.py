@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import dagster as dg
 import pytest
 
@@ -68,6 +70,32 @@ def test_an_event_reported_by_hand_does_not_hide_the_confirmation(place):
         before = last_confirmation(instance, key)
         instance.report_runless_asset_event(dg.AssetMaterialization(key, metadata={"note": "by hand"}))
         assert last_confirmation(instance, key) == before
+
+
+def behind_the_watermark(place, note: str) -> dict:
+    """A change that no stamp tells of; and the hint that does."""
+    ((key,),) = place.sql("SELECT MIN(ORDER_ID) FROM MYTABLE")
+    place.sql(f"UPDATE MYTABLE SET NOTE = '{note}' WHERE ORDER_ID = {key}")
+    return {"table": place.spec.source, "type": "UPDATE_ROWS", "scope": {"keys": [{"ORDER_ID": int(key)}]}}
+
+
+def test_a_hint_on_the_command_line_is_looked_at(place):
+    hint = behind_the_watermark(place, "hinted")
+    outcome = place.run(lambda command: command.refresh("changes", (), allow_empty=False, hints=[json.dumps(hint)]))
+    assert (outcome.decision, outcome.rows_appended) == ("incremental", 1)
+    assert place.published_rows() == place.source_rows()
+
+
+def test_a_hint_that_a_load_reported_to_dagster_reaches_the_next_refresh(place):
+    hint = behind_the_watermark(place, "reported")
+    with dagster_instance() as instance:
+        # At another extract's table: whoever reads it is reached.
+        event = dg.AssetMaterialization(["elsewhere", "source_table"], metadata={"tir/hint": hint})
+        instance.report_runless_asset_event(event)
+    outcome = place.refresh()
+    assert (outcome.decision, outcome.rows_appended) == ("incremental", 1)
+    assert place.published_rows() == place.source_rows()
+    assert place.refresh().decision == "none"
 
 
 def test_t11_a_source_that_lost_most_of_its_rows_stops_the_refresh_and_nothing_changes(place):

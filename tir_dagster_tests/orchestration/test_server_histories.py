@@ -11,11 +11,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, given, note, settings
 from hypothesis import strategies as st
-from pyspark.sql import SparkSession
 
 from tir_dagster.errors import DatasourceError
-from tir_dagster.orchestration.home import tir_home
-from tir_dagster.source.session import spark_session
 from tir_dagster_tests.conftest import Sandbox
 from tir_dagster_tests.orchestration.served import KEYS, Clock, Done, Served
 from tir_dagster_tests.sandbox.tableau.helpers import Admin
@@ -26,12 +23,6 @@ ROWS, VALUES = 8, 12
 # Larger than every value of the histories.
 BEYOND = 100
 LOADING = "waiting for jobs on the server"
-
-
-@pytest.fixture(scope="module")
-def spark() -> SparkSession:
-    # The session that the other tests of this folder use, too.
-    return spark_session("tir tests", home=tir_home())
 
 
 @pytest.fixture(scope="module")

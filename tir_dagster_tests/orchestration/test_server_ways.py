@@ -12,13 +12,10 @@ from zoneinfo import ZoneInfo
 
 import pytest
 import tableauserverclient as TSC  # noqa: N812 - the name its own documentation uses
-from pyspark.sql import SparkSession
 
 from tir_dagster.datasource.suffix_load import LEAD_SECONDS
 from tir_dagster.errors import DatasourceError
-from tir_dagster.orchestration.home import tir_home
 from tir_dagster.sandbox.tableau.settings import Settings
-from tir_dagster.source.session import spark_session
 from tir_dagster_tests.conftest import Sandbox
 from tir_dagster_tests.datasource.test_increment_refresh import put_on_schedule
 from tir_dagster_tests.orchestration.served import Clock, Done, Served
@@ -28,11 +25,6 @@ from tir_dagster_tests.sandbox.tableau.helpers import Admin
 LONG = 45.0
 BERLIN = "Europe/Berlin"
 SLICED = {"slices": {"column": "I", "by": "month", "start": "2025-03", "zone": BERLIN}}
-
-
-@pytest.fixture(scope="module")
-def spark() -> SparkSession:
-    return spark_session("tir tests", home=tir_home())
 
 
 @pytest.fixture(scope="module")

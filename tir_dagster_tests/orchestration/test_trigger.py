@@ -19,9 +19,10 @@ import tableauserverclient as TSC  # noqa: N812 - the name its own documentation
 from click.testing import CliRunner, Result
 from tableauhyperapi import HyperProcess, Telemetry
 
+from tir_dagster.changes.detect import combined_token
 from tir_dagster.changes.plan import Known, Reason
 from tir_dagster.changes.state import Confirmation
-from tir_dagster.changes.watched import Watched, combined_token, watch_tables, watched_tables
+from tir_dagster.changes.watched import Watched, watch_tables, watched_tables
 from tir_dagster.cli import tir
 from tir_dagster.datasource.access import TableauAccess
 from tir_dagster.definitions import build_defs

@@ -1,0 +1,139 @@
+"""Affected keys: which rows of the first table may show something else because a joined table changed.
+
+    K_D = join keys of changed rows of D (old image and new, minus NULL) + { d.key : d in D now, d refers to a key in K_G }
+
+Computed in the warehouse between two pinned versions, so that keys move and rows do not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+from tir_dagster.changes.candidates import Candidates, Referring, Values, matching
+from tir_dagster.changes.described import Described
+from tir_dagster.changes.relation import Dimension, Relation
+from tir_dagster.changes.span import Span
+from tir_dagster.source.columns import Column, Kind
+from tir_dagster.source.connection import BEYOND_TIME_TRAVEL, UNTRACKED, SnowflakeAccess, SnowflakeError
+from tir_dagster.source.names import TableName, quote
+
+# More changed keys than this are not named one by one: then every row is compared with the ledger.
+MOST_KEYS = 10_000
+
+# Beyond this the statement that names them would be too long for Snowflake.
+MOST_TEXT = 500_000
+# Snowflake keeps nanoseconds, Python microseconds.
+_FINE = (Kind.TIMESTAMP, Kind.INSTANT, Kind.TIME)
+
+Log = Callable[[str], None]
+
+
+class _Unknown(Exception):  # noqa: N818 - no error: an answer
+    """Which keys changed cannot be told; the text says why."""
+
+
+def affected(
+    relation: Relation,
+    access: SnowflakeAccess,
+    span: Span,
+    *,
+    changed: Collection[TableName],
+    described: Callable[[Dimension], Described] = lambda _: Described(),
+    log: Log,
+) -> tuple[Candidates, tuple[str, ...]]:
+    """Candidates for changes of joined tables, and warnings; every row is one where that cannot be told."""
+    keys: dict[str, set[tuple[Any, ...]]] = {}
+    warnings: tuple[str, ...] = ()
+    try:
+        # Those at the end of a chain first: what refers to them is affected, too.
+        for dimension in reversed(relation.dimensions):
+            told = described(dimension)
+            warnings += told.warnings
+            looked_at = dimension.changes.by != "hint" and dimension.table in changed
+            found = _changed_keys(access, dimension, span) if looked_at or told.anything else set()
+            for query in told.queries:
+                found |= _keys(access, dimension, query)
+            for child in relation.dimensions:
+                if child.parent == dimension.alias and keys[child.alias]:
+                    found |= _referring_keys(access, dimension, child, keys[child.alias], span)
+            if len(found) > MOST_KEYS:
+                raise _Unknown(f"{len(found):,} keys of {dimension.table} changed")
+            keys[dimension.alias] = found
+            if len(matching([column.name for column in dimension.key], dimension.key, _sorted(found))) > MOST_TEXT:
+                raise _Unknown(f"{len(found):,} long keys of {dimension.table} changed")
+            if found:
+                log(f"{len(found):,} keys of {dimension.table} changed")
+    except _Unknown as reason:
+        sentence = f"{reason}: every row is compared with the ledger."
+        log(sentence)
+        return Candidates(everything=True), (*warnings, sentence[0].upper() + sentence[1:])
+    referring = tuple(
+        Referring(relation.refers[one.alias], one.key, _sorted(keys[one.alias]))
+        for one in relation.dimensions
+        if one.alias in relation.refers and keys[one.alias]
+    )
+    return Candidates(referring=referring), warnings
+
+
+def _sorted(keys: set[tuple[Any, ...]]) -> Values:
+    # In one order, so that the same refresh asks the same question.
+    return tuple(sorted(keys, key=repr))
+
+
+def _changed_keys(access: SnowflakeAccess, dimension: Dimension, span: Span) -> set[tuple[Any, ...]]:
+    if any(column.kind in _FINE for column in dimension.key):
+        raise _Unknown(f"{dimension.table} is joined by a time, which may be finer than what can be named")
+    try:
+        if dimension.changes.by == "feed":
+            listed = _listed(dimension.key)
+            return _keys(access, dimension, f"SELECT DISTINCT {listed} FROM {span.changes(dimension.table)}")
+        return _keys(access, dimension, _differing(dimension, span))
+    except SnowflakeError as error:
+        if error.errno in UNTRACKED:
+            return _keys_by_comparison(access, dimension, span)
+        if error.errno in BEYOND_TIME_TRAVEL:
+            raise _Unknown(f"the history of {dimension.table} does not reach back to {span.old}") from error
+        raise
+
+
+def _keys_by_comparison(access: SnowflakeAccess, dimension: Dimension, span: Span) -> set[tuple[Any, ...]]:
+    """Without change tracking the two versions are compared."""
+    try:
+        return _keys(access, dimension, _differing(dimension, span))
+    except SnowflakeError as error:
+        if error.errno in BEYOND_TIME_TRAVEL:
+            raise _Unknown(f"{dimension.table} has no change tracking, and its history ends too early") from error
+        raise
+
+
+def _differing(dimension: Dimension, span: Span) -> str:
+    """Keys whose bags of used columns differ between the versions; duplicates count."""
+    key, used = _listed(dimension.key), _listed(dimension.columns)
+    sides = " UNION ALL ".join(
+        f"SELECT {used}, {sign} AS TIR_N FROM {dimension.table.sql} {version.sql}"
+        for version, sign in ((span.new, 1), (span.old, -1))
+    )
+    return f"SELECT DISTINCT {key} FROM (SELECT {used} FROM ({sides}) GROUP BY {used} HAVING SUM(TIR_N) <> 0)"
+
+
+def _referring_keys(
+    access: SnowflakeAccess, dimension: Dimension, child: Dimension, keys: set[tuple[Any, ...]], span: Span
+) -> set[tuple[Any, ...]]:
+    """Keys of rows that refer to one of the child's keys."""
+    where = matching([one.column for one in child.on], child.key, _sorted(keys))
+    pinned = f"{dimension.table.sql} {span.new.sql}"
+    return _keys(access, dimension, f"SELECT DISTINCT {_listed(dimension.key)} FROM {pinned} WHERE {where}")
+
+
+def _keys(access: SnowflakeAccess, dimension: Dimension, query: str) -> set[tuple[Any, ...]]:
+    """The keys without those that hold a NULL, which never join."""
+    rows = access.query(f"SELECT * FROM ({query}) LIMIT {MOST_KEYS + 1}")
+    if len(rows) > MOST_KEYS:
+        # Counted with the NULLs: behind the limit there may be any keys.
+        raise _Unknown(f"more than {MOST_KEYS:,} keys of {dimension.table} changed")
+    return {tuple(row) for row in rows if None not in row}
+
+
+def _listed(columns: Sequence[Column]) -> str:
+    return ", ".join(quote(column.name) for column in columns)

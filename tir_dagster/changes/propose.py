@@ -1,0 +1,130 @@
+"""What the detectors propose: candidates among the first table's rows, from watermarks, feeds, hints and joined tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, date, datetime, timedelta
+from typing import TYPE_CHECKING
+
+from tir_dagster.changes.affected import Log, affected
+from tir_dagster.changes.candidates import Candidates
+from tir_dagster.changes.described import described_keys, described_rows
+from tir_dagster.changes.hints import Hint
+from tir_dagster.changes.span import Span
+from tir_dagster.changes.state import Confirmation
+from tir_dagster.source.columns import Kind
+from tir_dagster.source.connection import BEYOND_TIME_TRAVEL, UNTRACKED, SnowflakeAccess, SnowflakeError
+from tir_dagster.source.names import quote
+from tir_dagster.source.pinned import PinnedSource, sql_literal
+from tir_dagster.source.versions import SourceVersion
+
+if TYPE_CHECKING:
+    from tir_dagster.changes.detect import Survey
+
+# A time without a zone may be any wall clock's.
+_FURTHEST_CLOCK = timedelta(hours=14)
+
+
+def propose(
+    surveyed: Survey, confirmed: Confirmation, access: SnowflakeAccess, *, hints: Sequence[Hint] = (), log: Log
+) -> tuple[Candidates, tuple[str, ...]]:
+    """The candidates of all detectors together; and warnings where one had to fall back, or a hint is doubtful."""
+    relation, detector = surveyed.relation, surveyed.spec.changes.by
+    span = Span(SourceVersion.parse(confirmed.source_version), surveyed.version)
+    changed = surveyed.changed(confirmed.known)
+    joined, warnings = affected(
+        relation,
+        access,
+        span,
+        changed=changed,
+        described=lambda dimension: described_keys(hints, dimension, access, span),
+        log=log,
+    )
+    told = described_rows(hints, relation, access, span)
+    joined = replace(joined, named=told.queries, everything=joined.everything or told.anything)
+    warnings += told.warnings
+    if joined.everything or relation.table not in changed or detector == "hint":
+        return joined, warnings
+    if detector == "watermark":
+        since = _since(surveyed, confirmed)
+        return replace(joined, since=since, everything=since is None), warnings
+    if detector == "feed":
+        query, problem = _feed(surveyed, access, span)
+        if problem:
+            log(problem)
+            return replace(joined, everything=True), (*warnings, problem)
+        return replace(joined, named=(*joined.named, query)), warnings
+    return replace(joined, everything=True), warnings
+
+
+def _feed(surveyed: Survey, access: SnowflakeAccess, span: Span) -> tuple[str, str | None]:
+    """The query for the keys that the table's own feed names; or why it cannot tell, and every row is compared."""
+    relation = surveyed.relation
+    if not relation.fact_key:
+        return (
+            "",
+            f"The feed of {relation.table} names no rows without a row key of its own columns: every row is compared.",
+        )
+    listed = ", ".join(
+        f"{quote(name)} AS {quote(column.name)}"
+        for name, column in zip(relation.fact_key, surveyed.source.key, strict=True)
+    )
+    query = f"SELECT DISTINCT {listed} FROM {span.changes(relation.table)}"
+    try:
+        access.query(f"{query} LIMIT 1")
+    except SnowflakeError as error:
+        if error.errno in UNTRACKED:
+            return (
+                query,
+                f"{relation.table} has no change tracking since {span.old}: every row is compared with the ledger.",
+            )
+        if error.errno in BEYOND_TIME_TRAVEL:
+            return (
+                query,
+                f"The history of {relation.table} does not reach back to {span.old}: every row is compared with the ledger.",
+            )
+        raise
+    return query, None
+
+
+def looks_for_deletes(surveyed: Survey, candidates: Candidates) -> bool:
+    """Whether counts and key checksums are compared; a feed names what was deleted from its own table."""
+    changes, relation = surveyed.spec.changes, surveyed.relation
+    named_all = changes.by == "feed" and not candidates.everything
+    # A row that lost its mandatory partner, is filtered out or moved to another group by it, and no feed says so.
+    hidden = relation.may_hide_rows and (bool(candidates.referring) or not named_all)
+    return hidden or (changes.deletes and not named_all)
+
+
+def _since(surveyed: Survey, confirmed: Confirmation) -> str | None:
+    """From where on rows are candidates: the last confirmed watermark minus the look-back, as an SQL literal.
+
+    A stamp in the future would hide every update until then: it counts as the moment it was read at. A time without a
+    zone is in the future only where no clock on earth shows it yet.
+    """
+    column, highest = surveyed.relation.watermark, confirmed.watermark
+    if column is None or highest is None:
+        return None
+    back = timedelta(seconds=surveyed.spec.changes.look_back)
+    read = SourceVersion.parse(confirmed.source_version).moment
+    wall = read.replace(tzinfo=None)
+    if column.kind is Kind.DATE:
+        day = date.fromisoformat(highest)
+        day = day if day <= (wall + _FURTHEST_CLOCK).date() else (wall - _FURTHEST_CLOCK).date()
+        return sql_literal(column, day - timedelta(days=-(-back // timedelta(days=1))))
+    if column.kind in (Kind.TIMESTAMP, Kind.INSTANT):
+        stamp = datetime.fromisoformat(highest)
+        if stamp.tzinfo:
+            return sql_literal(column, min(stamp, read) - back)
+        return sql_literal(column, (stamp if stamp <= wall + _FURTHEST_CLOCK else wall - _FURTHEST_CLOCK) - back)
+    return sql_literal(column, highest)
+
+
+def highest_watermark(access: SnowflakeAccess, source: PinnedSource) -> str | None:
+    if source.watermark is None:
+        return None
+    value = access.query(f"SELECT MAX({quote(source.watermark.name)}) FROM {source.sql}")[0][0]
+    if isinstance(value, datetime):
+        return (value.astimezone(UTC) if value.tzinfo else value).isoformat(timespec="microseconds")
+    return None if value is None else str(value)

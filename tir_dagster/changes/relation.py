@@ -1,0 +1,249 @@
+"""What an extract shows and what its ledger knows, as queries that can be pinned to a version. No row is read here."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from tir_dagster.changes.view import JoinKey, View, ViewError, ViewTable, analyse, base_sql, tables_of, view_sql
+from tir_dagster.errors import SpecError
+from tir_dagster.source.columns import Column, Kind, UnheldTypeError
+from tir_dagster.source.connection import SnowflakeAccess
+from tir_dagster.source.names import TableName, quote
+from tir_dagster.source.pinned import PinnedSource
+from tir_dagster.source.slices import SliceBy, slice_column
+from tir_dagster.source.versions import SourceVersion, column_names, describe, describe_query
+from tir_dagster.spec import ExtractSpec, TableChanges
+
+# Aggregates whose text follows an order that ties leave open.
+_ORDERED = re.compile(r"\b(LISTAGG|STRING_AGG|ARRAY_AGG|OBJECT_AGG)\b", re.IGNORECASE)
+# A watermark must grow with the changes; of these, texts and times of day do not.
+_WATERMARKS = (Kind.INTEGER, Kind.DECIMAL, Kind.FLOAT, Kind.DATE, Kind.TIMESTAMP, Kind.INSTANT)
+
+
+@dataclass(frozen=True)
+class Dimension:
+    """A joined table: which of its columns the extract depends on, and what it is joined to."""
+
+    alias: str
+    table: TableName
+    join: Literal["left", "inner"]
+    on: tuple[JoinKey, ...]
+    # All that the query reads of it; the key is what others refer to it by.
+    columns: tuple[Column, ...]
+    key: tuple[Column, ...]
+    changes: TableChanges
+
+    @property
+    def parent(self) -> str:
+        return self.on[0].parent
+
+
+@dataclass(frozen=True)
+class Relation:
+    """The extract's rows: its columns, the key that is purged by, its slices, and where they come from."""
+
+    spec: ExtractSpec
+    tables: tuple[TableName, ...]
+    columns: tuple[Column, ...]
+    key: tuple[Column, ...]
+    slices: SliceBy
+    watermark: Column | None
+    view: View | None = None
+    dimensions: tuple[Dimension, ...] = ()
+    base_columns: tuple[Column, ...] = ()
+    base_key: tuple[Column, ...] = ()
+    # By a dimension's alias: the columns of the base rows that refer to it.
+    refers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    # Where the key stands in the first table: its columns there, in the key's order.
+    fact_key: tuple[str, ...] = ()
+    # Why rows of this query cannot be told apart or kept track of, though its SQL could be.
+    unfit: str | None = None
+
+    @property
+    def table(self) -> TableName:
+        return self.tables[0]
+
+    @property
+    def aggregated(self) -> bool:
+        return self.view is not None and self.view.kind == "aggregate"
+
+    @property
+    def may_hide_rows(self) -> bool:
+        """Whether rows can leave their key though none was deleted: filtered out, without a partner, or moved away."""
+        if not self.spec.row_key:
+            # The key is the slice or the group: an update moves a row to another one, be it an update of its partner.
+            return True
+        view = self.view
+        return view is not None and (bool(view.where) or any(one.join == "inner" for one in self.dimensions))
+
+    @property
+    def why_full(self) -> str | None:
+        """Why only a full refresh is right, whatever changed."""
+        return self.unfit or (self.view.why_full if self.view else None)
+
+    @property
+    def unrepeatable(self) -> frozenset[str]:
+        """Columns that may differ in the last digit each time the query runs: floats are added up in any order."""
+        if self.view is None:
+            return frozenset()
+        kinds = {column.name: column.kind for column in self.columns}
+        return frozenset(
+            one.name
+            for one in self.view.columns
+            if one.aggregate and (kinds[one.name] is Kind.FLOAT or _ORDERED.search(one.sql))
+        )
+
+    def shown(self, version: SourceVersion) -> str:
+        """What follows FROM, for the rows that people see."""
+        return f"{self.table.sql} {version.sql}" if self.view is None else f"({view_sql(self.view, version)})"
+
+    def base(self, version: SourceVersion) -> PinnedSource:
+        """The rows that the ledger knows."""
+        if self.view is None or self.why_full is not None:
+            return PinnedSource(self.shown(version), self.columns, self.key, self.slices, self.watermark, version)
+        made = base_sql(self.view, row_key=self.spec.row_key, watermark=self.spec.changes.watermark, version=version)
+        group = self.key if self.aggregated else ()
+        return PinnedSource(
+            f"({made.sql})", self.base_columns, self.base_key, self.slices, self.watermark, version, group
+        )
+
+
+def relation_of(spec: ExtractSpec, access: SnowflakeAccess, *, columns: Sequence[str] = ()) -> Relation:
+    """Look the tables' columns up; `columns` are those of a datasource that people built, if they are fewer."""
+    if spec.query is None:
+        return _of_table(spec, access, columns)
+    try:
+        return _of_query(spec, access)
+    except ViewError as error:
+        raise SpecError(f"{spec.name}: {error}") from None
+
+
+def read_tables(spec: ExtractSpec) -> tuple[TableName, ...]:
+    """All tables that the extract reads, the one that rows come from first."""
+    return (TableName.parse(spec.source),) if spec.query is None else tables_of(spec.query)
+
+
+def _of_table(spec: ExtractSpec, access: SnowflakeAccess, columns: Sequence[str]) -> Relation:
+    table = TableName.parse(spec.source)
+    shown = describe(access, table, tuple(columns) or spec.columns or None)
+    key = tuple(_column(spec, shown, name, "row_key") for name in spec.row_key)
+    watermark = _watermark(spec, access, table)
+    names = tuple(column.name for column in key)
+    return Relation(spec, (table,), shown, key, _slices(spec, shown), watermark, fact_key=names)
+
+
+def _of_query(spec: ExtractSpec, access: SnowflakeAccess) -> Relation:
+    assert spec.query is not None
+    known = {table: column_names(access, table) for table in tables_of(spec.query)}
+    view = analyse(spec.query, known)
+    shown = describe_query(access, view_sql(view, None))
+    slices = _slices(spec, shown)
+    tables = tuple(dict.fromkeys(table.table for table in view.tables))
+    whole = Relation(spec, tables, shown, (), slices, None, view)
+    if view.kind == "opaque":
+        return whole
+    try:
+        return _by_key(spec, access, view, whole)
+    except _Unfit as reason:
+        return replace(whole, unfit=str(reason))
+
+
+class _Unfit(Exception):  # noqa: N818 - no error: such a query is loaded in full
+    """Why the rows of a query cannot be kept track of."""
+
+
+def _by_key(spec: ExtractSpec, access: SnowflakeAccess, view: View, whole: Relation) -> Relation:
+    """What a refresh by key needs to know of the query."""
+    shown, slices = whole.columns, whole.slices
+    fact, *others = view.tables
+    mark = _watermark(spec, access, fact.table)
+    made = base_sql(view, row_key=spec.row_key, watermark=spec.changes.watermark, version=None)
+    try:
+        base = {column.name: column for column in describe_query(access, made.sql)}
+    except UnheldTypeError as error:
+        raise _Unfit(f"it computes with a column that cannot be kept track of: {error}") from None
+    # Without a row key the rows of a group are replaced together.
+    base_key = tuple(base[name] for name in made.key or view.group)
+    group = tuple(_column(spec, shown, name, "query") for name in view.group)
+    for column in group:
+        if column.kind in (Kind.JSON, Kind.FLOAT) or column.hyper == "DOUBLE PRECISION":
+            raise _Unfit(f"it groups by {column.name}, which holds {column.kind.value} and cannot be a key")
+    if group and slices.column and slices.column not in view.group:
+        raise SpecError(
+            f"{spec.name}: slices.column names {slices.column}, which the query does not group by. Slice by a column of "
+            "GROUP BY, or leave the slices out."
+        )
+    return replace(
+        whole,
+        key=group or base_key,
+        watermark=Column("__TIR_MARK", mark.kind, mark.precision, mark.scale) if mark else None,
+        dimensions=tuple(_dimension(spec, access, one) for one in others),
+        base_columns=tuple(base[name] for name in made.columns),
+        base_key=base_key,
+        refers=made.refers,
+        fact_key=_fact_key(view, spec),
+    )
+
+
+def _fact_key(view: View, spec: ExtractSpec) -> tuple[str, ...]:
+    """The first table's columns behind the row key; none where the key is made of anything else."""
+    fact = view.tables[0].alias
+    if view.kind == "aggregate":
+        return tuple(name if name in view.fact.columns else name.upper() for name in spec.row_key)
+    plain = {column.name: column.reads[0][1] for column in view.columns if _is_plain(column.sql, column.reads, fact)}
+    names = [name if name in plain else name.upper() for name in spec.row_key]
+    return tuple(plain[name] for name in names) if all(name in plain for name in names) else ()
+
+
+def _is_plain(sql: str, reads: Sequence[tuple[str, str]], fact: str) -> bool:
+    """Whether the expression is one column of the first table and nothing else."""
+    return len(reads) == 1 and reads[0][0] == fact and sql == f"{quote(fact)}.{quote(reads[0][1])}"
+
+
+def _dimension(spec: ExtractSpec, access: SnowflakeAccess, table: ViewTable) -> Dimension:
+    given = {str(TableName.parse(name)): changes for name, changes in spec.changes.tables.items()}
+    changes = given.get(str(table.table), TableChanges())
+    try:
+        columns = describe(access, table.table, table.used)
+    except UnheldTypeError as error:
+        raise _Unfit(f"it reads a column of {table.table} that cannot be compared: {error}") from None
+    named = {column.name: column for column in columns}
+    key = tuple(named[one.key] for one in table.on)
+    if unfit := [column for column in key if column.kind is Kind.JSON]:
+        raise _Unfit(f"{table.table} is joined by {unfit[0].name}, which holds {unfit[0].kind.value}")
+    join: Literal["left", "inner"] = "inner" if table.role == "inner" else "left"
+    return Dimension(table.alias, table.table, join, table.on, columns, key, changes)
+
+
+def _slices(spec: ExtractSpec, shown: Sequence[Column]) -> SliceBy:
+    name = _column(spec, shown, spec.slices.column, "slices.column").name if spec.slices.column else None
+    slices = SliceBy(name, spec.slices.by, spec.slices.zone)
+    slice_column(slices, shown)
+    return slices
+
+
+def _watermark(spec: ExtractSpec, access: SnowflakeAccess, table: TableName) -> Column | None:
+    """The watermark's column, which the extract itself may leave out."""
+    if spec.changes.watermark is None:
+        return None
+    (column,) = describe(access, table, [spec.changes.watermark])
+    if column.kind not in _WATERMARKS:
+        raise SpecError(
+            f"{spec.name}: changes.watermark names {column.name}, which holds {column.kind.value}. Name a number, date or "
+            "timestamp that every change raises, or leave it out: then every row is compared."
+        )
+    return column
+
+
+def _column(spec: ExtractSpec, shown: Sequence[Column], name: str, field_name: str) -> Column:
+    columns = {column.name: column for column in shown}
+    found = columns.get(name) or columns.get(name.upper())
+    if found is None:
+        where = spec.source if spec.query is None else "the query"
+        raise SpecError(
+            f"{spec.name}: {field_name} names {name}, which {where} does not have. It has {', '.join(columns)}."
+        )
+    return found

@@ -1,0 +1,142 @@
+"""Random histories of extracts over joins and aggregates, through Spark, Hyper and the servers: always what the query shows."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+from random import Random
+
+import pytest
+
+from tir_dagster.changes.plan import Reason
+from tir_dagster_tests.conftest import Sandbox
+from tir_dagster_tests.orchestration.shown import Shown, prepare
+
+# Of each query below; `make soak` plays a hundred.
+HISTORIES = int(os.environ.get("TIR_HISTORIES", "5"))
+
+TABLES = {
+    "SALES": "ID NUMBER(38,0), DAY DATE, PRODUCT NUMBER(38,0), QTY NUMBER(12,2), NOTE VARCHAR, W TIMESTAMP_NTZ",
+    "PRODUCTS": "PRODUCT NUMBER(38,0), MAKER VARCHAR, COLOR VARCHAR, NOTE VARCHAR",
+    "MAKERS": "MAKER VARCHAR, SITE VARCHAR",
+}
+# So few values that keys meet, repeat and are missing all the time.
+VALUES = {
+    "ID": ["NULL", *map(str, range(12))],
+    "DAY": ["NULL", "'2025-03-05'::DATE", "'2025-04-01'::DATE", "'9999-12-31'::DATE"],
+    "PRODUCT": ["NULL", "0", "1", "2"],
+    "QTY": ["NULL", "0.00", "2.50", "-1.00"],
+    "NOTE": ["NULL", "''", "'a|~'", "'é'"],
+    "MAKER": ["NULL", "'m'", "'M'", "'n'"],
+    "COLOR": ["NULL", "'blue'", "'red'"],
+    "SITE": ["NULL", "'x'", "'y'"],
+}
+COLUMNS = {
+    "SALES": ("ID", "DAY", "PRODUCT", "QTY", "NOTE"),
+    "PRODUCTS": ("PRODUCT", "MAKER", "COLOR", "NOTE"),
+    "MAKERS": ("MAKER", "SITE"),
+}
+CHAIN = (
+    "FROM {s}.SALES s LEFT JOIN {s}.PRODUCTS p ON p.PRODUCT = s.PRODUCT {JOIN} JOIN {s}.MAKERS m ON m.MAKER = p.MAKER"
+)
+SLICES = {"column": "DAY", "by": "month", "start": "2025-03"}
+STAMPED = {"watermark": "W", "look_back": "1 second"}
+FEED = {"detector": "feed", "tables": {"{s}.PRODUCTS": {"detector": "feed"}, "{s}.MAKERS": {"detector": "feed"}}}
+QUERIES = {
+    "optional chain": (
+        "SELECT s.ID, s.DAY, s.QTY, COALESCE(p.COLOR, 'N/A') AS COLOR, m.SITE " + CHAIN.replace("{JOIN}", "LEFT"),
+        {"row_key": "ID", "slices": SLICES, "changes": STAMPED},
+    ),
+    "mandatory at the end": (
+        "SELECT s.ID, s.DAY, s.NOTE, m.SITE " + CHAIN.replace("{JOIN}", "INNER") + " WHERE COALESCE(s.QTY, 1) > 0",
+        {"row_key": "ID", "changes": FEED},
+    ),
+    "aggregate": (
+        "SELECT s.DAY, COALESCE(m.SITE, 'N/A') AS SITE, SUM(s.QTY) AS TOTAL, COUNT(*) AS N, COUNT(DISTINCT p.COLOR) AS COLORS "
+        + CHAIN.replace("{JOIN}", "LEFT")
+        + " GROUP BY 1, 2 HAVING COUNT(*) < 5",
+        {"row_key": "ID", "slices": SLICES, "changes": STAMPED},
+    ),
+    "aggregate without a row key": (
+        "SELECT p.COLOR, MAX(s.QTY) AS TOP " + CHAIN.replace("{JOIN}", "LEFT") + " GROUP BY p.COLOR",
+        {},
+    ),
+    "slices without a row key": (
+        "SELECT s.DAY, s.NOTE, p.COLOR FROM {s}.SALES s JOIN {s}.PRODUCTS p ON p.PRODUCT = s.PRODUCT",
+        {"slices": SLICES},
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def prepared(sandbox: Sandbox) -> Sandbox:
+    return prepare(sandbox)
+
+
+@pytest.fixture(params=QUERIES, scope="module")
+def shown(request, prepared, spark, tmp_path_factory) -> Iterator[Shown]:
+    query, settings = QUERIES[request.param]
+    made = Shown(prepared, spark, tmp_path_factory.mktemp("shown"), TABLES, query, settings)
+    for table in TABLES:
+        made.sql(f"ALTER TABLE {{s}}.{table} SET CHANGE_TRACKING = TRUE")
+    random = Random(request.param)
+    for table, rows in (("SALES", 12), ("PRODUCTS", 3), ("MAKERS", 2)):
+        for _ in range(rows):
+            change(made, random, table, "insert")
+    assert made.refresh().reason is Reason.FIRST_LOAD
+    assert made.published() == made.expected()
+    yield made
+    made.close()
+
+
+_stamps = itertools.count(1)
+
+
+def change(shown: Shown, random: Random, table: str, kind: str) -> None:
+    """One statement on one table; honest writers move the stamp."""
+    columns = COLUMNS[table]
+    value = {name: random.choice(VALUES[name]) for name in columns}
+    stamp = f"DATEADD('minute', {next(_stamps)}, '2025-01-01'::TIMESTAMP_NTZ)"
+    stamped = table == "SALES"
+    one = random.choice(columns)
+    which = f"{one} IS NOT DISTINCT FROM {random.choice(VALUES[one])}"
+    match kind:
+        case "insert":
+            listed = ", ".join([*value.values(), *([stamp] if stamped else [])])
+            shown.sql(f"INSERT INTO {{s}}.{table} SELECT {listed}")
+        case "update":
+            name = random.choice(columns)
+            more = f", W = {stamp}" if stamped else ""
+            shown.sql(f"UPDATE {{s}}.{table} SET {name} = {value[name]}{more} WHERE {which}")
+        case "delete":
+            shown.sql(f"DELETE FROM {{s}}.{table} WHERE {which}")
+        case "reload":
+            shown.sql(f"CREATE OR REPLACE TABLE {{s}}.KEPT AS SELECT * FROM {{s}}.{table}")
+            shown.sql(f"TRUNCATE TABLE {{s}}.{table}")
+            shown.sql(f"INSERT INTO {{s}}.{table} SELECT * FROM {{s}}.KEPT")
+
+
+def changes(shown: Shown, random: Random) -> list[str]:
+    """A few statements on any of the tables; rows come more often than they go, so that some are left."""
+    told = []
+    for _ in range(random.randint(1, 4)):
+        table = random.choice(["SALES", "SALES", "SALES", "PRODUCTS", "MAKERS"])
+        kind = random.choice(["insert", "insert", "update", "update", "delete", "reload"])
+        change(shown, random, table, kind)
+        told.append(f"{kind} {table}")
+    return told
+
+
+@pytest.mark.parametrize("seed", range(HISTORIES))
+def test_the_published_extract_is_what_the_query_shows_after_any_changes(shown, seed):
+    random = Random(f"{shown.query} {seed} {os.environ.get('TIR_SEED', '')}")
+    told = changes(shown, random)
+    if (crash := random.choice(["no", "no", "staged", "published"])) != "no":
+        told.append(f"crash after {crash}: {shown.refresh(until=crash).sentence()}")
+        told += changes(shown, random)
+    plan = shown.refresh()
+    told.append(plan.sentence())
+    assert shown.published() == shown.expected(), told
+    assert plan.reason in (None, Reason.COST_THRESHOLD), told
+    assert shown.refresh().decision == "none", told
