@@ -47,11 +47,17 @@ def reported_hints(
 def newest_report(instance: dg.DagsterInstance, tables: Collection[TableName], *, since: datetime) -> str | None:
     """A text that changes with each hint reported at one of the tables since that moment; None if there is none."""
     stamps = [
-        f"{key.to_user_string()}@{stamp}"
-        for key, value, stamp in _events(instance, since)
-        if any(str(table) in str(value) or table.name in str(value) for table in tables)
+        f"{key.to_user_string()}@{stamp}" for key, value, stamp in _events(instance, since) if _concerns(value, tables)
     ]
     return max(stamps, default=None)
+
+
+def _concerns(value: Any, tables: Collection[TableName]) -> bool:
+    try:
+        return any(hint.table in tables for hint in parse_hints(value, HINT))
+    except HintError:
+        # Nobody knows what it means: it may mean these.
+        return True
 
 
 def _reports(instance: dg.DagsterInstance, since: datetime) -> Iterator[tuple[dg.AssetKey, Any]]:

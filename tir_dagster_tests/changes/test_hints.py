@@ -34,14 +34,12 @@ from tir_dagster.changes.hints import (
     Scope,
     Unknown,
     check_hint,
-    columns_of,
     condition_sql,
     hint_to_json,
     meets,
     parse_hint,
     parse_hints,
     partial_warning,
-    split_scope,
     type_warnings,
 )
 from tir_dagster.errors import SpecError
@@ -622,21 +620,6 @@ def test_any_text_stays_one_literal(duck, text):
     assert statement is not None
     assert [found.this for found in statement.find_all(sqlglot.exp.Literal) if found.is_string] == [text]
     assert answers(duck, condition) == [row["PRODUCT"] == text for row in ROWS]
-
-
-def test_columns_are_named_once_in_the_order_asked():
-    scope = parsed({"or": [{"equal": {"B": 1, "A": 2}}, {"not": {"in": {"B": [3]}}}]})
-    assert columns_of(scope) == ("B", "A")
-    assert columns_of(KeyList(("X", "Y"), ((1, 2),))) == ("X", "Y")
-    assert columns_of(All()) == columns_of(Unknown()) == ()
-
-
-def test_a_long_list_falls_into_parts_that_make_up_the_whole():
-    keys = KeyList(("A",), tuple((at,) for at in range(5)))
-    assert split_scope(keys, 2) == tuple(KeyList(("A",), part) for part in (((0,), (1,)), ((2,), (3,)), ((4,),)))
-    assert split_scope(In("A", (1, None, 2)), 2) == (In("A", (1, None)), In("A", (2,)))
-    assert split_scope(Not(In("A", (1, 2, 3))), 2) == (Not(In("A", (1, 2, 3))),), "a part of it would say more"
-    assert split_scope(All(), 2) == (All(),)
 
 
 # Checks on the declared type

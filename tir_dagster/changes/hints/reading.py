@@ -1,0 +1,243 @@
+"""A hint read from JSON or from a mapping; whatever is doubtful in it is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
+from typing import Any, NoReturn
+
+from tir_dagster.changes.hints.model import (
+    MAX_DEPTH,
+    OPERATORS,
+    All,
+    And,
+    Between,
+    ChangeType,
+    Condition,
+    Equal,
+    Hint,
+    HintError,
+    In,
+    Key,
+    KeyList,
+    Not,
+    Or,
+    Scope,
+    Unknown,
+)
+from tir_dagster.changes.hints.values import Unfit, checked_text, close, is_number, scalar, shown
+from tir_dagster.errors import SourceError
+from tir_dagster.source.names import TableName
+
+MAX_CONDITIONS = 1_000
+MAX_VALUES = 100_000
+_LONGEST_NAME = 255
+
+
+def parse_hint(value: Mapping[str, Any] | str, where: str) -> Hint:
+    """The hint in a mapping or a JSON text. `where` says in errors where it comes from."""
+    reader = _Reader(where)
+    return reader.hint(reader.loaded(value), "")
+
+
+def parse_hints(value: Mapping[str, Any] | Sequence[Any] | str, where: str) -> tuple[Hint, ...]:
+    """The hints in one hint or a list of them, each as a mapping or a JSON text; their values are counted together."""
+    reader = _Reader(where)
+    given = reader.loaded(value)
+    if not isinstance(given, (list, tuple)):
+        return (reader.hint(given, ""),)
+    if len(given) > MAX_CONDITIONS:
+        reader.refuse("", f"{len(given):,} hints, supported are {MAX_CONDITIONS:,}; describe more rows in each")
+    return tuple(reader.hint(reader.loaded(item), f"[{at}]") for at, item in enumerate(given))
+
+
+_FIELDS = ("table", "type", "scope")
+_SCOPES = (
+    '"all", "unknown", {"keys": [{"COLUMN": value}]}, or a condition: {"equal": {"COLUMN": value}}, '
+    '{"in": {"COLUMN": [value, value]}}, {"between": {"COLUMN": [low, high]}}, {"and": […]}, {"or": […]}, {"not": …}'
+)
+
+
+class _Reader:
+    """Turns plain values into hints, counts what it reads, and knows the place of what it refuses."""
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+        self.values = 0
+        self.conditions = 0
+
+    def refuse(self, path: str, message: str) -> NoReturn:
+        place = path.lstrip(".")
+        raise HintError(f"{self.where}: {f'{place}: ' if place else ''}{message}.")
+
+    def loaded(self, value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        try:
+            return json.loads(value, parse_float=Decimal, parse_constant=_no_constant, object_pairs_hook=_each_once)
+        except Unfit as error:
+            self.refuse("", str(error))
+        except RecursionError:
+            self.refuse("", f"nested too deeply; conditions go {MAX_DEPTH} deep")
+        except (ValueError, ArithmeticError) as error:
+            self.refuse("", f"not JSON: {' '.join(str(error).split())}")
+
+    def hint(self, value: Any, path: str) -> Hint:
+        if not isinstance(value, Mapping):
+            self.refuse(path, f'{shown(value)} is not a hint; write {{"table": …, "type": …, "scope": …}}')
+        for unknown in [name for name in value if name not in _FIELDS]:
+            self.refuse(
+                path, f"unknown field {shown(unknown)}{close(unknown, _FIELDS)}; known are {', '.join(_FIELDS)}"
+            )
+        return Hint(
+            self.table(value.get("table"), f"{path}.table"),
+            self.type(value.get("type"), f"{path}.type"),
+            self.scope(value.get("scope"), f"{path}.scope"),
+        )
+
+    def table(self, value: Any, path: str) -> TableName:
+        text = self.value(value, path)
+        if not isinstance(text, str):
+            self.refuse(path, "give the table as DATABASE.SCHEMA.TABLE")
+        try:
+            return TableName.parse(text)
+        except SourceError:
+            self.refuse(path, f"{shown(text)} is not a full table name; write it as DATABASE.SCHEMA.TABLE")
+
+    def type(self, value: Any, path: str) -> ChangeType:
+        names = [change.name for change in ChangeType]
+        if isinstance(value, str) and value.upper() in names:
+            return ChangeType[value.upper()]
+        given = "missing" if value is None else f"{shown(value)} is unknown{close(value, names)}"
+        return self.refuse(path, f"{given}; supported are {', '.join(names)}")
+
+    def scope(self, value: Any, path: str) -> Scope:
+        if value is None:
+            return Unknown()
+        if isinstance(value, str):
+            words: dict[str, Scope] = {"all": All(), "unknown": Unknown()}
+            if value.lower() not in words:
+                self.refuse(path, f"{shown(value)} is not a scope{close(value, words)}; supported are {_SCOPES}")
+            return words[value.lower()]
+        if isinstance(value, Mapping) and set(value) == {"keys"}:
+            return self.keys(value["keys"], f"{path}.keys")
+        return self.condition(value, path, 1)
+
+    def condition(self, value: Any, path: str, depth: int) -> Condition:
+        """`depth` counts the and, or and not around it; every way down passes one of them."""
+        if not isinstance(value, Mapping) or len(value) != 1:
+            several = isinstance(value, Mapping) and len(value) > 1
+            asked = "several conditions side by side; put them into a list under `and`" if several else shown(value)
+            self.refuse(path, f"{asked}; supported are {_SCOPES}")
+        operator, given = next(iter(value.items()))
+        inner = f"{path}.{operator}"
+        if operator in ("equal", "in", "between"):
+            return self.leaves(operator, given, inner, depth)
+        if operator not in ("and", "or", "not"):
+            alone = "; a list of keys stands alone, use `in` inside a condition" if operator == "keys" else ""
+            self.refuse(
+                path,
+                f"unknown condition {shown(operator)}{close(operator, OPERATORS)}{alone}; supported are {_SCOPES}",
+            )
+        self.go_down(inner, depth)
+        if operator == "not":
+            return Not(self.condition(given, inner, depth + 1))
+        items = enumerate(self.listed(given, inner, "conditions"))
+        read = tuple(self.condition(item, f"{inner}[{at}]", depth + 1) for at, item in items)
+        return And(read) if operator == "and" else Or(read)
+
+    def go_down(self, path: str, depth: int) -> None:
+        if depth > MAX_DEPTH:
+            self.refuse(path, f"nested more than {MAX_DEPTH} deep; flatten it, or use `in` or keys")
+
+    def leaves(self, operator: str, given: Any, path: str, depth: int) -> Condition:
+        """One condition per column; several columns must all be met."""
+        if not isinstance(given, Mapping) or not given:
+            self.refuse(path, f'name the column: {{"{operator}": {{"COLUMN": …}}}}')
+        self.conditions += len(given)
+        if self.conditions > MAX_CONDITIONS:
+            self.refuse(path, f"more than {MAX_CONDITIONS:,} conditions; use `in`, `between` or keys")
+        read = {"equal": self.equal, "in": self.among, "between": self.between}[operator]
+        leaves = tuple(read(self.column(name, path), value, f"{path}.{name}") for name, value in given.items())
+        if len(leaves) == 1:
+            return leaves[0]
+        self.go_down(path, depth)
+        return And(leaves)
+
+    def column(self, name: Any, path: str) -> str:
+        try:
+            if isinstance(name, str) and 0 < len(name) <= _LONGEST_NAME:
+                return checked_text(name)
+        except Unfit:
+            pass
+        return self.refuse(path, f"{shown(name)} is not a column's name")
+
+    def equal(self, column: str, given: Any, path: str) -> Condition:
+        if isinstance(given, (list, tuple)):
+            self.refuse(path, "equal takes one value; use `in` for a list")
+        self.count(1, path)
+        return Equal(column, self.value(given, path))
+
+    def among(self, column: str, given: Any, path: str) -> Condition:
+        values = self.listed(given, path, "values")
+        self.count(len(values), path)
+        return In(column, tuple(self.value(value, f"{path}[{at}]") for at, value in enumerate(values)))
+
+    def between(self, column: str, given: Any, path: str) -> Condition:
+        if not isinstance(given, (list, tuple)) or len(given) != 2:
+            self.refuse(path, "between takes a list of two bounds, [low, high], both included")
+        self.count(2, path)
+        low, high = (self.value(value, f"{path}[{at}]") for at, value in enumerate(given))
+        if low is None or high is None:
+            self.refuse(path, "a bound cannot be null; for an open end give a value that no row exceeds")
+        if is_number(low) and is_number(high) and low > high:
+            self.refuse(path, f"the bounds are reversed; write [{shown(high)}, {shown(low)}]")
+        return Between(column, low, high)
+
+    def keys(self, given: Any, path: str) -> KeyList:
+        entries = self.listed(given, path, "keys")
+        first = entries[0]
+        if not isinstance(first, Mapping) or not first:
+            self.refuse(path, 'write every key as {"COLUMN": value}')
+        self.count(len(entries) * len(first), path)
+        columns = tuple(self.column(name, path) for name in first)
+        return KeyList(columns, tuple(self.key(entry, columns, f"{path}[{at}]") for at, entry in enumerate(entries)))
+
+    def key(self, entry: Any, columns: tuple[str, ...], path: str) -> Key:
+        if not isinstance(entry, Mapping) or set(entry) != set(columns):
+            self.refuse(path, f"every key has the columns of the first one: {', '.join(columns)}")
+        return tuple(self.value(entry[name], f"{path}.{name}") for name in columns)
+
+    def listed(self, given: Any, path: str, what: str) -> Sequence[Any]:
+        if not isinstance(given, (list, tuple)):
+            self.refuse(path, f"{shown(given)} is not a list of {what}")
+        if not given:
+            # Such a hint describes no row at all, which is more likely a job's mistake than meant.
+            self.refuse(path, f'the list of {what} is empty; leave the hint out if nothing changed, or write "unknown"')
+        return given
+
+    def count(self, values: int, path: str) -> None:
+        self.values += values
+        if self.values > MAX_VALUES:
+            self.refuse(path, f'more than {MAX_VALUES:,} values; describe the rows by a condition, or write "all"')
+
+    def value(self, given: Any, path: str) -> Any:
+        try:
+            return scalar(given)
+        except Unfit as error:
+            self.refuse(path, str(error))
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise Unfit(f"{name} is not supported as a value, nor is it JSON; leave such rows to MIXED_CHANGES")
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object. Python would keep the last of two equal names, and the hint would say less than was written."""
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise Unfit(f"{shown(name)} is given twice in one object; keep one, or use `in` or `or`")
+        found[name] = value
+    return found
