@@ -23,6 +23,7 @@ from tir_dagster.errors import SpecError
 from tir_dagster.source.names import TableName
 
 T = TypeVar("T")
+KEY_NEEDED = "give a row key, or slices: without both, nothing smaller than the extract can be replaced"
 SPECS_VARIABLE = "TIR_SPECS"
 
 _UNITS = {"second": 1, "minute": 60, "hour": 3600, "day": 86_400}
@@ -239,8 +240,10 @@ class ExtractSpec:
             yield "watch", "only the delivery `trigger` watches several tables"
         if self.datasource.schedule and self.delivery != "server":
             yield "datasource.schedule", "only the delivery `server` waits for a schedule"
-        if not self.row_key and self.slices.by == "none" and self.delivery != "trigger":
-            yield "row_key", "give a row key, or slices: without both, nothing smaller than the extract can be replaced"
+        # Of a query that aggregates the groups are keys enough.
+        whole = not self.row_key and self.slices.by == "none" and self.query is None
+        if whole and self.delivery != "trigger":
+            yield "row_key", KEY_NEEDED
 
 
 def check_columns(spec: ExtractSpec, known: Sequence[str]) -> None:

@@ -15,7 +15,7 @@ from tir_dagster.source.names import TableName, quote
 from tir_dagster.source.pinned import PinnedSource
 from tir_dagster.source.slices import SliceBy, slice_column
 from tir_dagster.source.versions import SourceVersion, column_names, describe, describe_query
-from tir_dagster.spec import ExtractSpec, TableChanges
+from tir_dagster.spec import KEY_NEEDED, ExtractSpec, TableChanges
 
 # Aggregates whose text follows an order that ties leave open.
 _ORDERED = re.compile(r"\b(LISTAGG|STRING_AGG|ARRAY_AGG|OBJECT_AGG)\b", re.IGNORECASE)
@@ -167,6 +167,8 @@ def _by_key(spec: ExtractSpec, access: SnowflakeAccess, view: View, whole: Relat
         raise _Unfit(f"it computes with a column that cannot be kept track of: {error}") from None
     # Without a row key the rows of a group are replaced together.
     base_key = tuple(base[name] for name in made.key or view.group)
+    if not base_key and slices.by == "none":
+        raise SpecError(f"{spec.name}: {KEY_NEEDED}.")
     group = tuple(_column(spec, shown, name, "query") for name in view.group)
     for column in group:
         if column.kind in (Kind.JSON, Kind.FLOAT) or column.hyper == "DOUBLE PRECISION":

@@ -69,7 +69,7 @@ class Shown:
         spec = spec_from_mapping(
             {
                 "name": self.name,
-                "query": self._in_schema(self.query),
+                "query": self.in_schema(self.query),
                 "datasource": {"project": PROJECT, "name": self.name},
                 "thresholds": {"quiet_period": "0 seconds", "full_share": 1.0, "delete_share": 1.0},
                 **self._settings(self.settings),
@@ -89,16 +89,16 @@ class Shown:
     def close(self) -> None:
         self.connection.close()
 
-    def _in_schema(self, text: str) -> str:
+    def in_schema(self, text: str) -> str:
         return text.replace("{s}", f"{DATABASE}.{self.name.upper()}")
 
     def _settings(self, value: Any) -> Any:
         if isinstance(value, Mapping):
-            return {self._in_schema(name): self._settings(inner) for name, inner in value.items()}
-        return self._in_schema(value) if isinstance(value, str) else value
+            return {self.in_schema(name): self._settings(inner) for name, inner in value.items()}
+        return self.in_schema(value) if isinstance(value, str) else value
 
     def sql(self, statement: str) -> list[tuple[Any, ...]]:
-        return self.connection.cursor().execute(self._in_schema(statement)).fetchall()
+        return self.connection.cursor().execute(self.in_schema(statement)).fetchall()
 
     def refresh(self, mode: Mode = "changes", *, hints: Sequence[Any] = (), until: str = "confirmed") -> Plan:
         """One refresh, ended after a step as a crash would end it; gives its plan."""
@@ -128,7 +128,7 @@ class Shown:
         return plan
 
     def _hints(self, hints: Sequence[Any]) -> list[Any]:
-        return [{**hint, "table": self._in_schema(hint["table"])} for hint in hints]
+        return [{**hint, "table": self.in_schema(hint["table"])} for hint in hints]
 
     # What people see
 
@@ -141,7 +141,7 @@ class Shown:
             found = look_at_server(client, self.refresher.spec).found
             assert found is not None, "nothing is published"
             _, hyper = fetch_shell(client, found, self.folder / "seen")
-        names = [row[0] for row in self.connection.cursor().describe(self._in_schema(self.query))]
+        names = [row[0] for row in self.connection.cursor().describe(self.in_schema(self.query))]
         listed = ", ".join(f'"{name}"' for name in names)
         with (
             HyperProcess(Telemetry.DO_NOT_SEND_USAGE_DATA_TO_TABLEAU, parameters={"log_config": ""}) as process,

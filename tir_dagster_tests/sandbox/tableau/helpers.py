@@ -54,6 +54,10 @@ class Admin:
     def clear_faults(self) -> None:
         requests.delete(f"{self.url}/sandbox/faults", timeout=30).raise_for_status()
 
+    def forget_calls(self) -> None:
+        """Only so many are kept: what is counted afterwards begins here."""
+        requests.delete(f"{self.url}/sandbox/calls", timeout=30).raise_for_status()
+
     def calls(self) -> list[dict[str, Any]]:
         return requests.get(f"{self.url}/sandbox/calls", timeout=30).json()["calls"]
 
