@@ -7,7 +7,7 @@ Computed in the warehouse between two pinned versions, so that keys move and row
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 from tir_dagster.changes.candidates import Candidates, Referring, Values, matching
@@ -64,6 +64,7 @@ def affected(
                 raise _Unknown(f"{len(found):,} long keys of {dimension.table} changed")
             if found:
                 log(f"{len(found):,} keys of {dimension.table} changed")
+                warnings += tuple(_contract_warnings(access, relation, dimension, found, span))
     except _Unknown as reason:
         sentence = f"{reason}: every row is compared with the ledger."
         log(sentence)
@@ -74,6 +75,25 @@ def affected(
         if one.alias in relation.refers and keys[one.alias]
     )
     return Candidates(referring=referring), warnings
+
+
+def _contract_warnings(
+    access: SnowflakeAccess, relation: Relation, dimension: Dimension, keys: set[tuple[Any, ...]], span: Span
+) -> Iterator[str]:
+    """Changed keys that are there more than once, or not at all though a mandatory join needs them: shown as they are, and told."""
+    key, pinned = _listed(dimension.key), f"{dimension.table.sql} {span.new.sql}"
+    where = matching([column.name for column in dimension.key], dimension.key, _sorted(keys))
+    there = access.query(f"SELECT {key}, COUNT(*) AS TIR_N FROM {pinned} WHERE {where} GROUP BY {key}")
+    if repeated := sum(int(row[-1]) > 1 for row in there):
+        yield f"{repeated:,} changed keys of {dimension.table} are there more than once: rows that refer to them are multiplied."
+    gone = keys - {tuple(row[:-1]) for row in there}
+    if dimension.join != "inner" or not gone or relation.view is None:
+        return
+    parent = next(one.table for one in relation.view.tables if one.alias == dimension.parent)
+    referring = matching([one.column for one in dimension.on], dimension.key, _sorted(gone))
+    count = int(access.query(f"SELECT COUNT(*) FROM {parent.sql} {span.new.sql} WHERE {referring}")[0][0])
+    if count:
+        yield f"{count:,} rows of {parent} refer to keys that {dimension.table} does not have any more: the query hides them."
 
 
 def _sorted(keys: set[tuple[Any, ...]]) -> Values:

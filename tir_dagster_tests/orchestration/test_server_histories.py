@@ -18,7 +18,7 @@ from tir_dagster_tests.orchestration.served import KEYS, Clock, Done, Served
 from tir_dagster_tests.sandbox.tableau.helpers import Admin
 
 # For each type of the increment key; `make soak` plays a hundred.
-HISTORIES = int(os.environ.get("TIR_HISTORIES", "2"))
+HISTORIES = int(os.environ.get("TIR_HISTORIES", "1"))
 ROWS, VALUES = 8, 12
 # Larger than every value of the histories.
 BEYOND = 100

@@ -168,6 +168,14 @@ def test_t9_null_keys_and_duplicate_partners_equal_the_rebuild(make):
     shop.sql("INSERT INTO {s}.SALES SELECT NULL, NULL, NULL, 7, NULL UNION ALL SELECT 1, NULL, 'P1', 1, NULL")
     stock(shop, "P1", "violet", 1.0)
     refreshes(shop)
+    assert any("PRODUCTS are there more than once" in warning for warning in shop.change_set.warnings)
+
+
+def test_a_mandatory_partner_that_went_though_rows_refer_to_it_is_told(make):
+    shop = make(INNER, (1, "P1", 10), (2, "P2", 20), (3, "P2", 5))
+    shop.sql("DELETE FROM {s}.PRODUCTS WHERE PRODUCT = 'P2'")
+    refreshes(shop)
+    assert any("2 rows of" in warning and "does not have any more" in warning for warning in shop.change_set.warnings)
 
 
 def test_a_column_of_a_partner_that_the_query_does_not_use_is_nothing_to_do(make):
