@@ -22,8 +22,8 @@ from tir_dagster.source import reader
 from tir_dagster_tests.conftest import Sandbox
 from tir_dagster_tests.orchestration.history import DATABASE, PROJECT, History, Layout
 
-# With those of queries more than 25 in a run of all tests; `make soak` plays a hundred.
-HISTORIES = int(os.environ.get("TIR_HISTORIES", "8"))
+# `make soak` plays a hundred.
+HISTORIES = int(os.environ.get("TIR_HISTORIES", "4"))
 
 LAYOUTS = [
     Layout(),
