@@ -58,11 +58,7 @@ def described_rows(hints: Sequence[Hint], relation: Relation, access: SnowflakeA
     if mine and not relation.fact_key:
         # Rows without a key of their own can only be compared all together.
         return Described(anything=True)
-    key = relation.base(span.new).key if mine else ()
-    listed = ", ".join(
-        f"{quote(name)} AS {quote(column.name)}" for name, column in zip(relation.fact_key, key, strict=False)
-    )
-    return _described(mine, listed, access, span)
+    return _described(mine, relation.fact_key_sql if mine else "", access, span)
 
 
 def described_keys(hints: Sequence[Hint], dimension: Dimension, access: SnowflakeAccess, span: Span) -> Described:

@@ -330,8 +330,8 @@ def _partial(
 ) -> tuple[str, ...]:
     """A warning if more changed in the first table than its hints described."""
     mine = [hint for hint in hints if hint.table == surveyed.relation.table]
-    detected = surveyed.spec.changes.by in ("watermark", "snapshot")
-    if not mine or not detected or not candidates.named or candidates.everything or candidates.referring:
+    detected = surveyed.spec.changes.by == "watermark" and not candidates.everything
+    if not mine or not detected or not candidates.named or candidates.referring:
         return ()
     bench.define("missed", sets.lacking_keys("touched_changed", "named_keys", bench.width))
     told = partial_warning(mine, detected=keys, described=keys - bench.count("missed"), missed=bench.keys("missed"))

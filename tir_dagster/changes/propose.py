@@ -66,11 +66,7 @@ def _feed(surveyed: Survey, access: SnowflakeAccess, span: Span) -> tuple[str, s
             "",
             f"The feed of {relation.table} names no rows without a row key of its own columns: every row is compared.",
         )
-    listed = ", ".join(
-        f"{quote(name)} AS {quote(column.name)}"
-        for name, column in zip(relation.fact_key, surveyed.source.key, strict=True)
-    )
-    query = f"SELECT DISTINCT {listed} FROM {span.changes(relation.table)}"
+    query = f"SELECT DISTINCT {relation.fact_key_sql} FROM {span.changes(relation.table)}"
     try:
         access.query(f"{query} LIMIT 1")
     except SnowflakeError as error:

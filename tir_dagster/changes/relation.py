@@ -80,6 +80,14 @@ class Relation:
         return view is not None and (bool(view.where) or any(one.join == "inner" for one in self.dimensions))
 
     @property
+    def fact_key_sql(self) -> str:
+        """The first table's key as what follows SELECT, under the names that it has in the ledger's rows."""
+        key = self.base_key or self.key
+        return ", ".join(
+            f"{quote(name)} AS {quote(column.name)}" for name, column in zip(self.fact_key, key, strict=True)
+        )
+
+    @property
     def why_full(self) -> str | None:
         """Why only a full refresh is right, whatever changed."""
         return self.unfit or (self.view.why_full if self.view else None)
