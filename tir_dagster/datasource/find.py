@@ -17,6 +17,7 @@ from tir_dagster.datasource.trouble import RefusedError
 from tir_dagster.errors import DatasourceError
 
 _PAGE = 1000
+_MOST_READS = 5
 # A filter expression has no way to quote these; what holds one is found by listing.
 _NOT_IN_FILTERS = frozenset(",:&[]*")
 # `updatedAt` has whole seconds: two changes further apart than this cannot show the same one.
@@ -99,11 +100,24 @@ def reread(client: TableauClient, found: FoundDatasource) -> FoundDatasource | N
 def read_datasource(
     client: TableauClient, datasource_id: str, *, project: FoundProject, name: str
 ) -> FoundDatasource | None:
-    """Everything about one datasource; None when there is none of that id. The name is for messages."""
+    """Everything about one datasource; None when there is none of that id. The name is for messages.
+
+    It takes several calls. A publish or a refresh between them would mix two versions, so they are made again until the
+    datasource's own entry is the same before and after them.
+    """
     doing = f"read datasource {name!r} in project {project.path!r}"
+
+    def read() -> Any:
+        return client.call(lambda server: server.datasources.get_by_id(datasource_id), doing=doing)
+
     try:
-        item = client.call(lambda server: server.datasources.get_by_id(datasource_id), doing=doing)
-        connections = client.call(lambda server: _connections(server, item), doing=f"{doing} and its connections")
+        item = read()
+        for _ in range(_MOST_READS):
+            connections = client.call(partial(_connections, item=item), doing=f"{doing} and its connections")
+            history = _history(client, item, doing)
+            before, item = item, read()
+            if (before.updated_at, before.size) == (item.updated_at, item.size):
+                break
     except RefusedError as error:
         if error.code == "404004":
             return None
@@ -122,7 +136,7 @@ def read_datasource(
         size_mb=item.size,
         connections=connections,
         webpage_url=item.webpage_url or "",
-        history=_history(client, item, doing),
+        history=history,
     )
 
 
