@@ -14,10 +14,10 @@ from typing import Any
 
 OWN_PATHS = "/sandbox/"
 CALLS_KEPT = 5000
-KINDS = ("status", "cut", "delay", "expire_session", "slow_job", "fail_job", "vanish_job")
+KINDS = ("status", "cut", "delay", "expire_session", "slow_job", "fail_job", "vanish_job", "late_job", "torn_job")
 CUTS = ("before", "after", "during")
 # The least and the greatest value of each whole number, and of each time in seconds.
-_COUNTS = {"times": (1, 1_000_000), "skip": (0, 1_000_000), "status": (400, 599)}
+_COUNTS = {"times": (1, 1_000_000), "skip": (0, 1_000_000), "status": (400, 599), "actions": (0, 1_000)}
 _SECONDS = {"retry_after": (0, 86_400), "seconds": (0, 86_400)}
 _OPTIONAL = ("method", "path", "code", "message", "retry_after")
 
@@ -46,6 +46,8 @@ class Fault:
     when: str = "before"
     notes: str = "The job was made to fail."
     seconds: float = 1.0
+    actions: int = 0
+    half: bool = False
 
     @staticmethod
     def from_json(value: Any) -> Fault:
@@ -84,9 +86,9 @@ class Fault:
 def _check_field(name: str, given: Any) -> None:
     if given is None and name in _OPTIONAL:
         return
-    kind: Any = int if name in _COUNTS else (int, float) if name in _SECONDS else str
-    if not isinstance(given, kind) or isinstance(given, bool):
-        raise ValueError(f"fault field {name} cannot be {given!r}")  # noqa: TRY004
+    kind: Any = int if name in _COUNTS else (int, float) if name in _SECONDS else bool if name == "half" else str
+    if not isinstance(given, kind) or isinstance(given, bool) != (kind is bool):
+        raise ValueError(f"fault field {name} cannot be {given!r}")
     if bounds := {**_COUNTS, **_SECONDS}.get(name):
         least, greatest = bounds
         # The other way round NaN, which JSON lets through here, would pass.

@@ -17,14 +17,21 @@ from starlette.routing import Route
 
 from tir_dagster.sandbox.faults import Fault, FaultMiddleware, handle_admin
 from tir_dagster.sandbox.tableau import people
-from tir_dagster.sandbox.tableau.api import auth, connections, content, jobs, publish, schedules
+from tir_dagster.sandbox.tableau.api import auth, connections, content, data, jobs, publish, schedules
 from tir_dagster.sandbox.tableau.api.call import Call, Download, Operation
 from tir_dagster.sandbox.tableau.jobs import JobQueue
-from tir_dagster.sandbox.tableau.multipart import MAX_XML_BYTES, boundary_of, read_bounded, spool, take_apart
+from tir_dagster.sandbox.tableau.multipart import (
+    MAX_JSON_BYTES,
+    MAX_XML_BYTES,
+    boundary_of,
+    read_bounded,
+    spool,
+    take_apart,
+)
 from tir_dagster.sandbox.tableau.server import Server, log
 from tir_dagster.sandbox.tableau.settings import parse_version
 from tir_dagster.sandbox.tableau.timetable import Timetable
-from tir_dagster.sandbox.tableau.wire import XML_HEADERS, ApiError, error_text, read_request
+from tir_dagster.sandbox.tableau.wire import XML_HEADERS, ApiError, error_text, read_json, read_request
 
 if TYPE_CHECKING:
     import argparse
@@ -37,6 +44,7 @@ OPERATIONS: list[Operation] = [
     *content.OPERATIONS,
     *connections.OPERATIONS,
     *publish.OPERATIONS,
+    *data.OPERATIONS,
     *jobs.OPERATIONS,
     *schedules.OPERATIONS,
 ]
@@ -116,11 +124,13 @@ class _Endpoint:
             request.url.path,
             request.path_params,
             dict(request.query_params),
+            request.headers,
         )
         if entry.multipart:
             return await self._multipart(request, entry, make)
-        body = await read_bounded(request.stream(), MAX_XML_BYTES)
-        return await run_in_threadpool(lambda: _response(entry.handler(make(read_request(body)))))
+        body = await read_bounded(request.stream(), MAX_JSON_BYTES if entry.json else MAX_XML_BYTES)
+        read = read_json if entry.json else read_request
+        return await run_in_threadpool(lambda: _response(entry.handler(make(read(body)))))
 
     async def _multipart(self, request: Request, entry: Operation, make: Any) -> Any:
         boundary = boundary_of(request.headers.get("content-type", ""))

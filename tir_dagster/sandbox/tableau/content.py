@@ -109,6 +109,18 @@ def check_publication(server: Server, session: Session, publication: Publication
     return existing
 
 
+def check_quota(server: Server, site_id: str, more: int) -> None:
+    """Refuse what would not fit into the site's storage; the code a real server answers is not documented."""
+    limit = server.settings.current.storage_quota_mb
+    used = server.store.rows(
+        "SELECT coalesce(sum(r.size), 0) AS bytes FROM revisions r JOIN datasources d ON d.id = r.datasource_id"
+        " WHERE d.site_id = ?",
+        site_id,
+    )[0]["bytes"]
+    if limit and used + more > limit * 1024 * 1024:
+        raise ApiError(403004, f"The site's storage quota of {limit} MB is used up.")
+
+
 def store_publication(
     server: Server,
     session: Session,
@@ -125,6 +137,7 @@ def store_publication(
     given and kept otherwise, and certification stays: neither was measured against a real server.
     """
     size = path.stat().st_size
+    check_quota(server, session.site_id, size)
     file = server.keep_package(path, suffix)
     dropped: list[str] = []
     try:

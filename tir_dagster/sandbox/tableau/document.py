@@ -125,6 +125,11 @@ class Document:
         return [connection.kind for connection in self.connections()] == ["hyper"]
 
     @property
+    def is_live_to_hyper(self) -> bool:
+        """The Hyper file is the source itself, and not an extract of anything, not even of another Hyper file."""
+        return self.is_bare_extract and first(self._root, "extract") is None
+
+    @property
     def _data(self) -> Any:
         """The connection element that describes the Hyper file."""
         if self._extract is not None or not self.is_bare_extract:

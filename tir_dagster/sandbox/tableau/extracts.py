@@ -12,7 +12,7 @@ from tableauhyperapi import Connection, CreateMode, HyperException, HyperProcess
 from tir_dagster.sandbox.tableau.document import NO_VALUE, ExtractColumn
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
 _DATE = re.compile(r"#(\d{4}-\d{2}-\d{2})#")
@@ -29,17 +29,26 @@ class Hyper:
 
     @contextlib.contextmanager
     def open(self, path: Path, *, create: bool = False) -> Iterator[Any]:
-        mode = CreateMode.CREATE if create else CreateMode.NONE
+        with self._connect(path, CreateMode.CREATE if create else CreateMode.NONE) as connection:
+            yield connection
+
+    @contextlib.contextmanager
+    def attached(self, files: Mapping[str, Path]) -> Iterator[Any]:
+        """Several files at once, each under a name: then Hyper wants that name before every schema."""
+        with self._connect() as connection:
+            for name, path in files.items():
+                connection.catalog.attach_database(path, name)
+            yield connection
+
+    def _connect(self, *which: Any) -> Any:
         try:
-            connection = Connection(self._endpoint(), path, mode)
+            return Connection(self._endpoint(), *which)
         except HyperException:
             if self._is_alive():
                 raise
             # Somebody ended the process; the file was not touched yet, so trying again is safe.
             self.close()
-            connection = Connection(self._endpoint(), path, mode)
-        with connection:
-            yield connection
+            return Connection(self._endpoint(), *which)
 
     def _endpoint(self) -> Any:
         with self._lock:

@@ -8,9 +8,12 @@ import time
 import uuid
 from contextlib import closing
 from dataclasses import asdict
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
+from tir_dagster.sandbox.tableau.batches import BatchError
 from tir_dagster.sandbox.tableau.content import replace_extract
+from tir_dagster.sandbox.tableau.patching import Torn, patched_package
 from tir_dagster.sandbox.tableau.people import Session
 from tir_dagster.sandbox.tableau.publishing import StagedPublish, publish_staged
 from tir_dagster.sandbox.tableau.refresh import RefreshFailedError, refreshed_package
@@ -18,9 +21,14 @@ from tir_dagster.sandbox.tableau.server import Server, log
 from tir_dagster.sandbox.tableau.store import Row, insert
 from tir_dagster.sandbox.tableau.wire import ApiError
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 PENDING, RUNNING, SUCCESS, FAILED, CANCELLED = "Pending", "InProgress", "Success", "Failed", "Cancelled"
 FINISH_CODES = {SUCCESS: 0, FAILED: 1, CANCELLED: 2}
-REFRESH, PUBLISH = "RefreshExtract", "PublishDatasource"
+REFRESH, PUBLISH, PATCH = "RefreshExtract", "PublishDatasource", "UpdateUploadedFile"
+# For so long a request id counts as the same request.
+REQUEST_SECONDS = 24 * 3600
 # A real server answers 404 or 400031 for a job it has forgotten; the sub-code of the 404 is not documented.
 GONE_CODE = 404031
 WORKERS = 2
@@ -91,6 +99,41 @@ class JobQueue:
                 payload=json.dumps(payload),
             )
 
+    def queue_patch(self, datasource: Row, request_id: str, actions: Any, stage: Callable[[], str | None]) -> Row:
+        """A batch of changes; the job of an earlier request with this id, which is not carried out again.
+
+        `stage` makes sure of the payload and gives its file; it is not asked for a repeated request.
+        """
+        wanted = json.dumps([datasource["id"], actions], sort_keys=True)
+        with self._server.store.transaction() as db:
+            earlier = self._same_request(db, datasource["site_id"], request_id, wanted)
+            if earlier is not None:
+                return earlier
+            job = self._queue(
+                db,
+                site_id=datasource["site_id"],
+                kind=PATCH,
+                datasource_id=datasource["id"],
+                title=datasource["name"],
+                payload=json.dumps({"actions": actions, "file": stage()}),
+            )
+            db.execute(
+                "INSERT OR REPLACE INTO data_requests VALUES (?, ?, ?, ?, ?)",
+                (datasource["site_id"], request_id, wanted, job["id"], self._server.now()),
+            )
+            return job
+
+    def _same_request(self, db: Any, site_id: str, request_id: str, wanted: str) -> Row | None:
+        found = db.execute(
+            "SELECT r.content, j.* FROM data_requests r JOIN jobs j ON j.id = r.job_id"
+            " WHERE r.site_id = ? AND r.request_id = ? AND r.created > ?",
+            (site_id, request_id, self._server.now() - REQUEST_SECONDS),
+        ).fetchone()
+        if found is not None and found["content"] != wanted:
+            raise ApiError(409006, f"The RequestID {request_id!r} was used for another request already.")
+        row: Row | None = found
+        return row
+
     def _queue(self, db: Any, **values: Any) -> Row:
         job_id = str(uuid.uuid4())
         insert(db, "jobs", id=job_id, state=PENDING, created=self._server.now(), notes="", **values)
@@ -144,12 +187,13 @@ class JobQueue:
                 pass
             except ApiError as error:
                 self._finish(job["id"], FAILED, error.detail)
-            except RefreshFailedError as error:
+            except (RefreshFailedError, BatchError) as error:
                 self._finish(job["id"], FAILED, str(error))
             except Exception as error:
                 log.exception("job %s failed unexpectedly", job["id"])
                 self._finish(job["id"], FAILED, f"Unexpected error: {error}")
             finally:
+                self._drop_payload(job)
                 with self._busy_lock:
                     self._busy.discard(_subject(job))
 
@@ -163,7 +207,8 @@ class JobQueue:
         now, wait = self._server.now(), self._server.settings.current.job_seconds / 4
         with self._server.store.transaction() as db, self._busy_lock:
             waiting = db.execute(
-                "SELECT * FROM jobs WHERE state = ? AND abs(? - created) >= ? ORDER BY created", (PENDING, now, wait)
+                "SELECT * FROM jobs WHERE state = ? AND abs(? - created) >= ? ORDER BY created, rowid",
+                (PENDING, now, wait),
             )
             with closing(waiting):
                 job: Row | None = next((row for row in waiting if _subject(row) not in self._busy), None)
@@ -182,6 +227,8 @@ class JobQueue:
             raise RefreshFailedError(failing.notes)
         if job["kind"] == PUBLISH:
             self._publish(job)
+        elif job["kind"] == PATCH:
+            self._patch(job, aim)
         else:
             self._refresh(job)
 
@@ -216,6 +263,44 @@ class JobQueue:
                 f"The data source {job['title']!r} was published again while it was being refreshed."
             )
 
+    def _patch(self, job: Row, aim: str) -> None:
+        asked = json.loads(job["payload"])
+        # The change is there, and its end was not told yet when the server went down.
+        if "note" not in asked:
+            asked["note"] = self._change_data(job, asked, aim)
+            late = self._server.faults.strike(("late_job",), path=aim)
+            self._sleep(job, late.seconds if late else 0)
+        self._finish(job["id"], SUCCESS, asked["note"])
+
+    def _change_data(self, job: Row, asked: dict[str, Any], aim: str) -> str:
+        fault = self._server.faults.strike(("torn_job",), path=aim)
+        torn = Torn(fault.actions, fault.half) if fault else None
+        payload = self._server.incoming(asked["file"]) if asked["file"] else None
+        check = partial(self._check, job)
+        with patched_package(
+            self._server, job["datasource_id"], asked["actions"], payload, torn=torn, check=check
+        ) as result:
+            replaced = replace_extract(
+                self._server,
+                job["datasource_id"],
+                generation=result.generation,
+                path=result.path,
+                also=lambda db: _write_change(db, job["id"], {**asked, "note": result.note}),
+            )
+        if not replaced:
+            self._check(job)
+            raise BatchError(f"The data source {job['title']!r} was published again while its data was being changed.")
+        if fault is not None:
+            raise BatchError(fault.notes)
+        return result.note
+
+    def _drop_payload(self, job: Row) -> None:
+        """The payload of a change that is over; one that runs again after a restart needs it."""
+        row = self._server.store.row("SELECT 1 FROM jobs WHERE id = ? AND completed IS NOT NULL", job["id"])
+        file = json.loads(job["payload"]).get("file") if job["kind"] == PATCH else None
+        if row is not None and file:
+            self._server.incoming(file).unlink(missing_ok=True)
+
     def _publish(self, job: Row) -> None:
         payload = json.loads(job["payload"])
         publish_staged(
@@ -245,6 +330,14 @@ def _write_end(db: Any, job_id: str, state: str, note: str, *, now: float) -> bo
             " WHERE id = (SELECT task_id FROM jobs WHERE id = ?)",
             (state == SUCCESS, job_id),
         )
+    return bool(done)
+
+
+def _write_change(db: Any, job_id: str, payload: dict[str, Any]) -> bool:
+    """Write down that the data is changed; False when the job was cancelled meanwhile."""
+    done: int = db.execute(
+        "UPDATE jobs SET payload = ? WHERE id = ? AND state = ?", (json.dumps(payload), job_id, RUNNING)
+    ).rowcount
     return bool(done)
 
 

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 # One request carries at most 64 MB on a real server; larger files come in pieces.
 MAX_REQUEST_BYTES = 65 * 1024 * 1024
 MAX_XML_BYTES = 1024 * 1024
+# A batch of changes may name many constants.
+MAX_JSON_BYTES = 8 * 1024 * 1024
 _MAX_HEADER_BYTES = 8192
 _CHUNK = 1024 * 1024
 

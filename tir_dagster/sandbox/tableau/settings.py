@@ -34,6 +34,10 @@ class Settings:
     time_zone: str = "UTC"
     # A site may forbid to run refreshes by hand; only schedules start them then.
     run_now: bool = True
+    # The largest payload of a change to live-to-Hyper data.
+    max_payload_mb: int = 100
+    # How much a site's published files may take together; 0 is no limit.
+    storage_quota_mb: int = 0
     # A server that is asked for an increment, says nothing, and refreshes everything.
     ignore_incremental: bool = False
 

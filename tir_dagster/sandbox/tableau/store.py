@@ -49,6 +49,9 @@ CREATE TABLE IF NOT EXISTS jobs (
     task_id TEXT, payload TEXT NOT NULL, state TEXT NOT NULL, created REAL NOT NULL, started REAL, completed REAL,
     finish_code INTEGER, notes TEXT NOT NULL, gone_code INTEGER);
 CREATE INDEX IF NOT EXISTS jobs_by_state ON jobs (state, created);
+CREATE TABLE IF NOT EXISTS data_requests (
+    site_id TEXT NOT NULL, request_id TEXT NOT NULL, content TEXT NOT NULL, job_id TEXT NOT NULL, created REAL NOT NULL,
+    PRIMARY KEY (site_id, request_id));
 CREATE TABLE IF NOT EXISTS schedules (
     id TEXT PRIMARY KEY, name TEXT NOT NULL UNIQUE, priority INTEGER NOT NULL, kind TEXT NOT NULL, state TEXT NOT NULL,
     execution_order TEXT NOT NULL, frequency TEXT NOT NULL, details TEXT NOT NULL, created REAL NOT NULL,

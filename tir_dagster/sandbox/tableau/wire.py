@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import xml.etree.ElementTree as ET
 from dataclasses import dataclass, field
@@ -112,6 +113,14 @@ def read_request(body: bytes) -> Any:
     if bare(root.tag) != "tsRequest":
         raise ApiError(400000, f"Payload is either malformed or incomplete. Unexpected element {bare(root.tag)!r}")
     return root
+
+
+def read_json(body: bytes) -> Any:
+    """The request's JSON value; nesting without end is as bad as no JSON at all."""
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise ApiError(400000, f"Payload is either malformed or incomplete. {error}") from error
 
 
 def find(root: Any, *tags: str) -> Any:

@@ -29,7 +29,8 @@ class Download:
 class Call:
     """One authenticated call.
 
-    `address` is where it reached the server, `request` the root of its XML, `file` the uploaded part's, if any.
+    `address` is where it reached the server, `request` the root of its XML or its JSON value, `file` the uploaded part's,
+    if any.
     """
 
     server: Server
@@ -41,6 +42,7 @@ class Call:
     url: str
     path: Mapping[str, str]
     query: Mapping[str, str]
+    headers: Mapping[str, str]
     request: Any
     file: Path | None = None
 
@@ -63,6 +65,8 @@ class Operation:
     handler: Handler
     signed_in: bool = True
     multipart: bool = False
+    # The body is JSON, not XML.
+    json: bool = False
     # The first REST version that knows the call.
     since: tuple[int, int] = (2, 0)
 
@@ -78,13 +82,14 @@ def operation(
     *,
     signed_in: bool = True,
     multipart: bool = False,
+    json: bool = False,
     since: tuple[int, int] = (2, 0),
 ) -> Callable[[Handler], Handler]:
     """Enter a handler into its module's table; `S/` stands for a site's address."""
 
     def enter(handler: Handler) -> Handler:
         address = path.replace("S/", "/sites/{site}/", 1) if path.startswith("S/") else path
-        table.append(Operation(method, f"/api/{{version}}{address}", handler, signed_in, multipart, since))
+        table.append(Operation(method, f"/api/{{version}}{address}", handler, signed_in, multipart, json, since))
         return handler
 
     return enter

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tir_dagster.sandbox.tableau import content
 from tir_dagster.sandbox.tableau.api.call import Call, Operation, operation
-from tir_dagster.sandbox.tableau.jobs import GONE_CODE, REFRESH
+from tir_dagster.sandbox.tableau.jobs import GONE_CODE, PATCH, REFRESH
 from tir_dagster.sandbox.tableau.listing import page
 from tir_dagster.sandbox.tableau.wire import Answer, ApiError, find, is_true, moment, node, text_node
 from tir_dagster.sandbox.tableau.xmltree import attribute
@@ -90,7 +90,7 @@ def cancel_job(call: Call) -> Answer:
 
 def _background_job_row(row: Row) -> dict[str, Any]:
     incremental = row["kind"] == REFRESH and json.loads(row["payload"]).get("incremental")
-    kinds = {REFRESH: "increment_extracts" if incremental else "refresh_extracts"}
+    kinds = {REFRESH: "increment_extracts" if incremental else "refresh_extracts", PATCH: "update_uploaded_file"}
     return {
         "id": row["id"],
         "status": row["state"],

@@ -44,7 +44,7 @@ def start_upload(call: Call) -> Answer:
     return Answer(201, (node("fileUpload", {"uploadSessionId": upload_id, "fileSize": 0}),))
 
 
-def _upload(call: Call, upload_id: str) -> Row:
+def find_upload(call: Call, upload_id: str) -> Row:
     row = call.server.store.row(
         "SELECT * FROM uploads WHERE id = ? AND site_id = ? AND user_id = ?",
         upload_id,
@@ -62,7 +62,7 @@ def append_upload(call: Call) -> Answer:
         raise ApiError(400000, "The request has no part named 'tableau_file'.")
     # Two pieces sent at once would both be written at the same place: only the first one counts.
     with call.server.uploads.alone(call.path["upload"]):
-        row = _upload(call, call.path["upload"])
+        row = find_upload(call, call.path["upload"])
         size = row["size"] + call.file.stat().st_size
         if size > call.server.max_bytes:
             raise ApiError(413000, "The uploaded file is too large.")
@@ -162,7 +162,7 @@ def _stage(call: Call) -> str:
         return staged.name
     # The session is used up: a publish that failed starts with a new upload.
     with call.server.uploads.alone(upload_id):
-        row = _upload(call, upload_id)
+        row = find_upload(call, upload_id)
         call.server.store.run("DELETE FROM uploads WHERE id = ?", upload_id)
     file: str = row["file"]
     return file

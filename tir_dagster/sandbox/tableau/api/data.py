@@ -1,0 +1,70 @@
+"""Changing the data of a live-to-Hyper datasource in place."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tir_dagster.sandbox.tableau import content
+from tir_dagster.sandbox.tableau.api.call import Call, Operation, operation
+from tir_dagster.sandbox.tableau.api.jobs import job_element
+from tir_dagster.sandbox.tableau.api.publish import find_upload
+from tir_dagster.sandbox.tableau.patching import is_live_to_hyper
+from tir_dagster.sandbox.tableau.wire import Answer, ApiError
+
+if TYPE_CHECKING:
+    from tir_dagster.sandbox.tableau.store import Row
+
+OPERATIONS: list[Operation] = []
+SINCE = (3, 13)
+_MB = 1024 * 1024
+
+
+@operation(OPERATIONS, "PATCH", "S/datasources/{datasource}/data", json=True, since=SINCE)
+def update_data(call: Call) -> Answer:
+    return _queued(call, content.datasource(call.server, call.session, call.path["datasource"]))
+
+
+@operation(OPERATIONS, "PATCH", "S/datasources/{datasource}/connections/{connection}/data", json=True, since=SINCE)
+def update_connection_data(call: Call) -> Answer:
+    source = content.datasource(call.server, call.session, call.path["datasource"])
+    known = "SELECT 1 FROM connections WHERE id = ? AND datasource_id = ?"
+    if call.server.store.row(known, call.path["connection"], source["id"]) is None:
+        raise ApiError(404004, f"The connection {call.path['connection']!r} could not be found.")
+    return _queued(call, source)
+
+
+def _queued(call: Call, source: Row) -> Answer:
+    call.session.must_write("change the data of datasources")
+    request_id = call.headers.get("requestid", "").strip()
+    if not request_id:
+        raise ApiError(400000, "The header RequestID is missing.")
+    actions = _actions(call.request)
+    # Which code a real server answers here is not documented.
+    if not is_live_to_hyper(call.server, content.current_revision(call.server, source["id"])["file"]):
+        raise ApiError(400000, f"The data source {source['name']!r} has no live-to-Hyper connection.")
+    upload_id = call.query.get("uploadSessionId")
+    if upload_id is None:
+        job = call.jobs.queue_patch(source, request_id, actions, lambda: None)
+    else:
+        with call.server.uploads.alone(upload_id):
+            upload = find_upload(call, upload_id)
+            job = call.jobs.queue_patch(source, request_id, actions, lambda: _stage(call, upload))
+    return Answer(202, (job_element(job),))
+
+
+def _actions(body: Any) -> list[dict[str, Any]]:
+    actions = body.get("actions") if isinstance(body, dict) else None
+    if not isinstance(actions, list) or not actions or not all(isinstance(action, dict) for action in actions):
+        raise ApiError(400000, "The request's body is not {'actions': [...]} with at least one action.")
+    return actions
+
+
+def _stage(call: Call, upload: Row) -> str:
+    """The payload, taken from its upload session, which is used up."""
+    limit = call.server.settings.current.max_payload_mb
+    if upload["size"] > limit * _MB:
+        raise ApiError(413000, f"The payload has {upload['size']} bytes; the limit is {limit} MB.")
+    content.check_quota(call.server, call.session.site_id, upload["size"])
+    call.server.store.run("DELETE FROM uploads WHERE id = ?", upload["id"])
+    file: str = upload["file"]
+    return file
