@@ -17,7 +17,7 @@ from starlette.routing import Route
 
 from tir_dagster.sandbox.faults import Fault, FaultMiddleware, handle_admin
 from tir_dagster.sandbox.tableau import people
-from tir_dagster.sandbox.tableau.api import auth, connections, content, data, jobs, publish, schedules
+from tir_dagster.sandbox.tableau.api import auth, connections, content, data, jobs, publish, schedules, webhooks
 from tir_dagster.sandbox.tableau.api.call import Call, Download, Operation
 from tir_dagster.sandbox.tableau.jobs import JobQueue
 from tir_dagster.sandbox.tableau.multipart import (
@@ -31,6 +31,7 @@ from tir_dagster.sandbox.tableau.multipart import (
 from tir_dagster.sandbox.tableau.server import Server, log
 from tir_dagster.sandbox.tableau.settings import parse_version
 from tir_dagster.sandbox.tableau.timetable import Timetable
+from tir_dagster.sandbox.tableau.webhooks import Courier
 from tir_dagster.sandbox.tableau.wire import XML_HEADERS, ApiError, error_text, read_json, read_request
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ OPERATIONS: list[Operation] = [
     *data.OPERATIONS,
     *jobs.OPERATIONS,
     *schedules.OPERATIONS,
+    *webhooks.OPERATIONS,
 ]
 _CHUNK = 256 * 1024
 
@@ -57,16 +59,19 @@ def build_app(home: SandboxHome, options: argparse.Namespace) -> Any:
     people.seed(server.store, server.identity)
     queue = JobQueue(server)
     timetable = Timetable(server, queue)
+    courier = Courier(server)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         queue.start()
         timetable.start()
+        courier.start()
         try:
             yield
         finally:
             await run_in_threadpool(timetable.stop)
             await run_in_threadpool(queue.stop)
+            await run_in_threadpool(courier.stop)
             server.close()
 
     routes = [

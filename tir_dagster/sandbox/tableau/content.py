@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tir_dagster.sandbox.tableau.store import Row, insert, update
+from tir_dagster.sandbox.tableau.webhooks import CREATED, UPDATED, announce
 from tir_dagster.sandbox.tableau.wire import ApiError
 
 if TYPE_CHECKING:
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
     from tir_dagster.sandbox.tableau.document import Document
     from tir_dagster.sandbox.tableau.people import Session
     from tir_dagster.sandbox.tableau.server import Server
-
-REVISIONS_KEPT = 25
 
 
 @dataclass(frozen=True)
@@ -161,7 +160,12 @@ def store_publication(
                 published=server.now(),
             )
             _replace_connections(db, datasource_id, document, publication)
-            dropped = _forget_old_revisions(db, datasource_id, revision)
+            if existing is not None and server.settings.current.overwrite_loses_tasks:
+                db.execute("DELETE FROM tasks WHERE datasource_id = ?", (datasource_id,))
+            dropped = _settle_revision(server, db, datasource_id, revision - 1)
+            kept = max(1, server.settings.current.revisions_kept)
+            dropped += _forget_old_revisions(db, datasource_id, revision - kept)
+            announce(server, db, CREATED if existing is None else UPDATED, datasource_id)
             if also is not None and not also(db, datasource_id):
                 raise ApiError(409006, "The publish was cancelled.")
     except BaseException:
@@ -250,14 +254,53 @@ def _replace_connections(db: Any, datasource_id: str, document: Document, public
         )
 
 
-def _forget_old_revisions(db: Any, datasource_id: str, current: int) -> list[str]:
-    old = db.execute(
-        "SELECT number, file FROM revisions WHERE datasource_id = ? AND number <= ?",
-        (datasource_id, current - REVISIONS_KEPT),
-    ).fetchall()
-    for row in old:
-        db.execute("DELETE FROM revisions WHERE datasource_id = ? AND number = ?", (datasource_id, row["number"]))
+def _settle_revision(server: Server, db: Any, datasource_id: str, number: int) -> list[str]:
+    """A revision that is the current one no longer holds what was published, without what refreshes made of it."""
+    where = (datasource_id, number)
+    row = db.execute(
+        "SELECT file, published_file FROM revisions WHERE datasource_id = ? AND number = ?"
+        " AND published_file IS NOT NULL",
+        where,
+    ).fetchone()
+    if row is None:
+        return []
+    size = server.package(row["published_file"]).stat().st_size
+    db.execute(
+        "UPDATE revisions SET file = published_file, published_file = NULL, size = ?"
+        " WHERE datasource_id = ? AND number = ?",
+        (size, *where),
+    )
+    return [row["file"]]
+
+
+def _forget_old_revisions(db: Any, datasource_id: str, last: int) -> list[str]:
+    where = "WHERE datasource_id = ? AND number <= ?"
+    old = db.execute(f"SELECT file FROM revisions {where}", (datasource_id, last)).fetchall()
+    db.execute(f"DELETE FROM revisions {where}", (datasource_id, last))
     return [row["file"] for row in old]
+
+
+def delete_revision(server: Server, source: Row, number: int) -> None:
+    """Take away a revision's content; it stays in the list. What a real server says to the current one is not known."""
+    with server.store.transaction() as db:
+        row = revision(db, source["id"], number)
+        if number == current_revision(server, source["id"])["number"]:
+            raise ApiError(400000, f"Revision {number} is the current one and cannot be removed.")
+        db.execute(
+            "UPDATE revisions SET deleted = 1, size = 0, file = '' WHERE datasource_id = ? AND number = ?",
+            (source["id"], number),
+        )
+    server.drop_packages([row["file"]])
+
+
+def revision(db: Any, datasource_id: str, number: int) -> Row:
+    """A revision that can still be downloaded."""
+    row: Row | None = db.execute(
+        "SELECT * FROM revisions WHERE datasource_id = ? AND number = ? AND NOT deleted", (datasource_id, number)
+    ).fetchone()
+    if row is None:
+        raise ApiError(404004, f"Revision {number} of the datasource could not be found.")
+    return row
 
 
 def current_revision(server: Server, datasource_id: str) -> Row:
@@ -281,16 +324,25 @@ def replace_extract(
     """
     size = path.stat().st_size
     file = server.keep_package(path, ".tdsx")
-    old: list[Row] = []
+    old: list[str] = []
     with server.store.transaction() as db:
         row = db.execute("SELECT revision, generation FROM datasources WHERE id = ?", (datasource_id,)).fetchone()
         fits = row is not None and row["generation"] == generation and also(db)
         if fits:
-            where = (datasource_id, row["revision"])
-            old = db.execute("SELECT file FROM revisions WHERE datasource_id = ? AND number = ?", where).fetchall()
-            db.execute(
-                "UPDATE revisions SET file = ?, size = ? WHERE datasource_id = ? AND number = ?", (file, size, *where)
-            )
+            old = _swap_file(db, (datasource_id, row["revision"]), file, size)
             update(db, "datasources", datasource_id, updated=server.now(), generation=generation + 1)
-    server.drop_packages([row["file"] for row in old] if fits else [file])
+    server.drop_packages(old if fits else [file])
     return fits
+
+
+def _swap_file(db: Any, where: tuple[str, int], file: str, size: int) -> list[str]:
+    """Give the revision new content, and keep what was published; the files that nobody needs any more."""
+    row = db.execute(
+        "SELECT file, published_file FROM revisions WHERE datasource_id = ? AND number = ?", where
+    ).fetchone()
+    db.execute(
+        "UPDATE revisions SET file = ?, size = ?, published_file = coalesce(published_file, file)"
+        " WHERE datasource_id = ? AND number = ?",
+        (file, size, *where),
+    )
+    return [] if row["published_file"] is None else [row["file"]]

@@ -11,6 +11,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from tir_dagster.sandbox.tableau import webhooks
 from tir_dagster.sandbox.tableau.batches import BatchError
 from tir_dagster.sandbox.tableau.content import replace_extract
 from tir_dagster.sandbox.tableau.patching import Torn, patched_package
@@ -19,6 +20,7 @@ from tir_dagster.sandbox.tableau.publishing import StagedPublish, publish_staged
 from tir_dagster.sandbox.tableau.refresh import RefreshFailedError, refreshed_package
 from tir_dagster.sandbox.tableau.server import Server, log
 from tir_dagster.sandbox.tableau.store import Row, insert
+from tir_dagster.sandbox.tableau.webhooks import announce
 from tir_dagster.sandbox.tableau.wire import ApiError
 
 if TYPE_CHECKING:
@@ -172,7 +174,7 @@ class JobQueue:
 
     def _finish(self, job_id: str, state: str, note: str) -> bool:
         with self._server.store.transaction() as db:
-            return _write_end(db, job_id, state, note, now=self._server.now())
+            return _write_end(self._server, db, job_id, state, note)
 
     def _work(self) -> None:
         while not self._stopping.is_set():
@@ -215,6 +217,8 @@ class JobQueue:
             if job is not None:
                 self._busy.add(_subject(job))
                 db.execute("UPDATE jobs SET state = ?, started = ? WHERE id = ?", (RUNNING, now, job["id"]))
+                if job["kind"] == REFRESH:
+                    announce(self._server, db, webhooks.STARTED, job["datasource_id"])
             return job
 
     def _run(self, job: Row) -> None:
@@ -255,7 +259,7 @@ class JobQueue:
                 datasource_id,
                 generation=result.generation,
                 path=result.path,
-                also=lambda db: _write_end(db, job["id"], SUCCESS, result.note, now=self._server.now()),
+                also=lambda db: _write_end(self._server, db, job["id"], SUCCESS, result.note),
             )
         if not replaced:
             self._check(job)
@@ -307,7 +311,7 @@ class JobQueue:
             self._server,
             Session(**payload["session"]),
             StagedPublish.from_json(payload),
-            also=lambda db, datasource_id: _end_publish(db, job["id"], datasource_id, now=self._server.now()),
+            also=lambda db, datasource_id: _end_publish(self._server, db, job["id"], datasource_id),
         )
 
 
@@ -316,21 +320,28 @@ def _subject(job: Row) -> str:
     return subject
 
 
-def _write_end(db: Any, job_id: str, state: str, note: str, *, now: float) -> bool:
+def _write_end(server: Server, db: Any, job_id: str, state: str, note: str) -> bool:
     """Write down the end of a job that has none yet; False when it was over already."""
     done: int = db.execute(
         "UPDATE jobs SET state = ?, finish_code = ?, notes = ?, completed = ? WHERE id = ? AND state IN (?, ?)",
-        (state, FINISH_CODES[state], note, now, job_id, PENDING, RUNNING),
+        (state, FINISH_CODES[state], note, server.now(), job_id, PENDING, RUNNING),
     ).rowcount
     # A publish carries passwords until it is over.
     db.execute("UPDATE jobs SET payload = '{}' WHERE id = ? AND kind = ? AND completed IS NOT NULL", (job_id, PUBLISH))
     if done and state != CANCELLED:
+        _announce_end(server, db, job_id, state)
         db.execute(
             "UPDATE tasks SET failed_count = CASE WHEN ? THEN 0 ELSE failed_count + 1 END"
             " WHERE id = (SELECT task_id FROM jobs WHERE id = ?)",
             (state == SUCCESS, job_id),
         )
     return bool(done)
+
+
+def _announce_end(server: Server, db: Any, job_id: str, state: str) -> None:
+    job = db.execute("SELECT kind, datasource_id FROM jobs WHERE id = ?", (job_id,)).fetchone()
+    if job["kind"] == REFRESH:
+        announce(server, db, webhooks.SUCCEEDED if state == SUCCESS else webhooks.FAILED, job["datasource_id"])
 
 
 def _write_change(db: Any, job_id: str, payload: dict[str, Any]) -> bool:
@@ -341,6 +352,6 @@ def _write_change(db: Any, job_id: str, payload: dict[str, Any]) -> bool:
     return bool(done)
 
 
-def _end_publish(db: Any, job_id: str, datasource_id: str, *, now: float) -> bool:
+def _end_publish(server: Server, db: Any, job_id: str, datasource_id: str) -> bool:
     db.execute("UPDATE jobs SET datasource_id = ? WHERE id = ?", (datasource_id, job_id))
-    return _write_end(db, job_id, SUCCESS, "", now=now)
+    return _write_end(server, db, job_id, SUCCESS, "")

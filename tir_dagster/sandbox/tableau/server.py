@@ -62,6 +62,8 @@ class Server:
     hyper: Hyper
     uploads: Uploads
     warehouse_port: int
+    # Set when an event waits to be delivered to a webhook.
+    mail: threading.Event
 
     @staticmethod
     def open(home: SandboxHome, warehouse_port: int) -> Server:
@@ -79,6 +81,7 @@ class Server:
             Hyper(),
             Uploads(),
             warehouse_port,
+            threading.Event(),
         )
         server._sweep()
         return server
@@ -147,7 +150,7 @@ class Server:
         """Remove what a crash left behind: files no row names."""
         shutil.rmtree(self.scratch, ignore_errors=True)
         self.scratch.mkdir(parents=True, exist_ok=True)
-        named = {row["file"] for row in self.store.rows("SELECT file FROM revisions")}
+        named = {file for row in self.store.rows("SELECT file, published_file FROM revisions") for file in row}
         for path in (self.root / "packages").iterdir():
             if path.name not in named:
                 path.unlink(missing_ok=True)

@@ -38,6 +38,12 @@ class Settings:
     max_payload_mb: int = 100
     # How much a site's published files may take together; 0 is no limit.
     storage_quota_mb: int = 0
+    # How many revisions of a datasource are kept; 1 keeps nothing but the current one.
+    revisions_kept: int = 25
+    # Overwriting a datasource deletes its extract refresh tasks, which a real server keeps.
+    overwrite_loses_tasks: bool = False
+    # How long a webhook's second attempt waits; the third and fourth wait three and nine times as long.
+    webhook_retry_seconds: float = 1.0
     # A server that is asked for an increment, says nothing, and refreshes everything.
     ignore_incremental: bool = False
 

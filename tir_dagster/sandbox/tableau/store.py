@@ -36,7 +36,8 @@ CREATE TABLE IF NOT EXISTS datasources (
     generation INTEGER NOT NULL, created REAL NOT NULL, updated REAL NOT NULL, UNIQUE (project_id, name));
 CREATE TABLE IF NOT EXISTS revisions (
     datasource_id TEXT NOT NULL REFERENCES datasources ON DELETE CASCADE, number INTEGER NOT NULL, file TEXT NOT NULL,
-    size INTEGER NOT NULL, publisher_id TEXT NOT NULL, published REAL NOT NULL, PRIMARY KEY (datasource_id, number));
+    size INTEGER NOT NULL, publisher_id TEXT NOT NULL, published REAL NOT NULL, published_file TEXT,
+    deleted INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (datasource_id, number));
 CREATE TABLE IF NOT EXISTS connections (
     id TEXT PRIMARY KEY, datasource_id TEXT NOT NULL REFERENCES datasources ON DELETE CASCADE, position INTEGER NOT NULL,
     name TEXT NOT NULL, kind TEXT NOT NULL, server TEXT, port TEXT, dbname TEXT, username TEXT, password TEXT,
@@ -52,6 +53,12 @@ CREATE INDEX IF NOT EXISTS jobs_by_state ON jobs (state, created);
 CREATE TABLE IF NOT EXISTS data_requests (
     site_id TEXT NOT NULL, request_id TEXT NOT NULL, content TEXT NOT NULL, job_id TEXT NOT NULL, created REAL NOT NULL,
     PRIMARY KEY (site_id, request_id));
+CREATE TABLE IF NOT EXISTS webhooks (
+    id TEXT PRIMARY KEY, site_id TEXT NOT NULL, name TEXT NOT NULL, event TEXT NOT NULL, url TEXT NOT NULL,
+    owner_id TEXT NOT NULL REFERENCES users, enabled INTEGER NOT NULL, reason TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS deliveries (
+    id INTEGER PRIMARY KEY, webhook_id TEXT NOT NULL REFERENCES webhooks ON DELETE CASCADE, body TEXT NOT NULL,
+    attempts INTEGER NOT NULL, due REAL NOT NULL);
 CREATE TABLE IF NOT EXISTS schedules (
     id TEXT PRIMARY KEY, name TEXT NOT NULL UNIQUE, priority INTEGER NOT NULL, kind TEXT NOT NULL, state TEXT NOT NULL,
     execution_order TEXT NOT NULL, frequency TEXT NOT NULL, details TEXT NOT NULL, created REAL NOT NULL,
@@ -63,7 +70,12 @@ CREATE TABLE IF NOT EXISTS tasks (
     next_run REAL);
 """
 # Columns that a file of an earlier version does not have yet.
-_LATER = (("schedules", "next_run", "REAL"), ("tasks", "next_run", "REAL"))
+_LATER = (
+    ("schedules", "next_run", "REAL"),
+    ("tasks", "next_run", "REAL"),
+    ("revisions", "published_file", "TEXT"),
+    ("revisions", "deleted", "INTEGER NOT NULL DEFAULT 0"),
+)
 
 Row = sqlite3.Row
 

@@ -25,6 +25,7 @@ from tir_dagster.sandbox.tableau.packages import Column
 from tir_dagster.sandbox.tableau.settings import Settings
 from tir_dagster_tests.conftest import Sandbox
 from tir_dagster_tests.sandbox.tableau.helpers import OVERWRITE, Admin, Looker, Publisher, Source, wait_for
+from tir_dagster_tests.sandbox.tableau.live import LiveData, action
 
 
 class LoneServer:
@@ -188,7 +189,8 @@ def test_a_kill_in_the_middle_of_refreshes_never_tears_a_package(
         after = publisher.download(datasource)
         # Each increment took effect once, however often it was begun.
         assert [row[0] for row in look.rows(after)] == list(range(1, number + 1))
-    assert len(set(lone.files("packages")) - before) == 1
+    # What was published, and what it has become.
+    assert len(set(lone.files("packages")) - before) == 2
     assert lone.files("scratch") == []
 
 
@@ -228,3 +230,45 @@ def test_a_dead_hyper_process_is_replaced(lone: LoneServer, publisher: Publisher
     assert len(hyper) == 1
     os.kill(hyper[0], signal.SIGKILL)
     assert publisher.refresh(datasource).finish_code == TSC.JobItem.FinishCode.Success
+
+
+@pytest.mark.parametrize("fault", ["slow_job", "late_job"])
+def test_a_change_of_data_that_was_interrupted_happens_once(
+    lone: LoneServer, publisher: Publisher, look: Looker, fault: str
+) -> None:
+    live = LiveData.publish(publisher, look, [(1, "a")])
+    admin = Admin(lone.url)
+    admin.set(job_seconds=0.1)
+    admin.fault(fault, seconds=60)
+    job = live.send(action("insert"), request_id=fault, payload=live.payload([(2, "b")]))
+    if fault == "late_job":
+        wait_for(lambda: len(live.rows()) == 2, "the change")
+    else:
+        wait_for(lambda: publisher.server.jobs.get_by_id(job.id).started_at, "the job to run")
+    lone.end(signal.SIGKILL)
+    lone.start()
+    assert live.send(action("insert"), request_id=fault, payload=live.payload([(2, "b")])).id == job.id
+    finished = publisher.finished(job.id)
+    assert (finished.finish_code, finished.notes) == (TSC.JobItem.FinishCode.Success, ["1 rows inserted"])
+    assert live.rows() == [[1, "a"], [2, "b"]]
+    live.endpoint.delete(live.datasource.id)
+
+
+def test_an_event_that_nobody_took_is_delivered_after_a_restart(lone: LoneServer, publisher: Publisher) -> None:
+    hook = TSC.WebhookItem()
+    hook.name, hook.event, port = "hook", "datasource-created", _free_port()
+    hook.url = f"http://127.0.0.1:{port}/"
+    made = publisher.server.webhooks.create(hook)
+    Admin(lone.url).set(webhook_retry_seconds=0.5)
+    datasource = publisher.publish_live("Announced")
+    lone.end(signal.SIGKILL)
+    with socket.create_server(("127.0.0.1", port)) as receiver:
+        receiver.settimeout(30)
+        lone.start()
+        with receiver.accept()[0] as call:
+            call.settimeout(30)
+            text = b""
+            while datasource.id.encode() not in text:
+                text += call.recv(65536)
+            call.sendall(b"HTTP/1.1 204 No Content\r\n\r\n")
+    publisher.server.webhooks.delete(made.id)

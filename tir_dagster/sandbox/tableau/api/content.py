@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from tir_dagster.sandbox.tableau import content
 from tir_dagster.sandbox.tableau.api.call import Call, Download, Operation, operation
 from tir_dagster.sandbox.tableau.archive import Package
 from tir_dagster.sandbox.tableau.listing import page
 from tir_dagster.sandbox.tableau.store import Row, update
+from tir_dagster.sandbox.tableau.webhooks import DELETED, UPDATED, announce
 from tir_dagster.sandbox.tableau.wire import Answer, ApiError, find, is_true, moment, node, required, whole_number
 from tir_dagster.sandbox.tableau.xmltree import attribute, children
 
@@ -158,6 +160,7 @@ def update_datasource(call: Call) -> Answer:
         if db.execute("SELECT 1 FROM datasources WHERE project_id = ? AND name = ? AND id <> ?", place).fetchone():
             raise ApiError(409006, f"A datasource named {place[1]!r} already exists in the project.")
         update(db, "datasources", row["id"], **changes)
+        announce(call.server, db, UPDATED, row["id"])
     return Answer(content=(datasource_element(call, row["id"]),))
 
 
@@ -174,10 +177,12 @@ def delete_datasource(call: Call) -> Answer:
     call.session.must_write("delete datasources")
     row = _wanted(call)
     with call.server.store.transaction() as db:
-        files = db.execute("SELECT file FROM revisions WHERE datasource_id = ?", (row["id"],)).fetchall()
+        named = "SELECT file, published_file FROM revisions WHERE datasource_id = ?"
+        files = [file for entry in db.execute(named, (row["id"],)) for file in entry if file]
         call.jobs.fail_jobs_of(row["id"], f"The data source {row['name']!r} was deleted.")
+        announce(call.server, db, DELETED, row["id"])
         db.execute("DELETE FROM datasources WHERE id = ?", (row["id"],))
-    call.server.drop_packages([entry["file"] for entry in files])
+    call.server.drop_packages(files)
     return Answer(204)
 
 
@@ -214,7 +219,7 @@ def list_revisions(call: Call) -> Answer:
         {
             "revisionNumber": row["number"],
             "publishedAt": moment(row["published"]),
-            "deleted": False,
+            "deleted": bool(row["deleted"]),
             "current": row["number"] == source["revision"],
             "sizeInBytes": row["size"],
             "publisher": (row["publisher_id"], row["name"]),
@@ -231,31 +236,43 @@ def _revision(row: Any) -> ET.Element:
 
 @operation(OPERATIONS, "GET", "S/datasources/{datasource}/content")
 def download(call: Call) -> Download:
-    return _download(call, _wanted(call)["revision"])
+    source = _wanted(call)
+    # Looked up and opened under the lock: a refresh removes the file it replaced.
+    with call.server.store.transaction() as db:
+        path = call.server.package(content.revision(db, source["id"], _wanted(call)["revision"])["file"])
+        stream = path.open("rb")
+    return _download(call, source["name"], path, stream)
 
 
 @operation(OPERATIONS, "GET", "S/datasources/{datasource}/revisions/{revision}/content")
 def download_revision(call: Call) -> Download:
+    """What was published, without what refreshes made of it since."""
+    source = _wanted(call)
+    with call.server.store.transaction() as db:
+        row = content.revision(db, source["id"], _revision_number(call))
+        path = call.server.package(row["published_file"] or row["file"])
+        stream = path.open("rb")
+    return _download(call, source["name"], path, stream)
+
+
+@operation(OPERATIONS, "DELETE", "S/datasources/{datasource}/revisions/{revision}", since=(2, 3))
+def delete_revision(call: Call) -> Answer:
+    call.session.must_write("remove revisions")
+    content.delete_revision(call.server, _wanted(call), _revision_number(call))
+    return Answer(204)
+
+
+def _revision_number(call: Call) -> int:
     number = whole_number(call.path["revision"])
     if number is None:
         raise ApiError(400000, f"Not a revision number: {call.path['revision']!r}")
-    return _download(call, number)
+    return number
 
 
-def _download(call: Call, revision: int) -> Download:
-    source = _wanted(call)
-    # Looked up and opened under the lock: a refresh removes the file it replaced.
-    with call.server.store.transaction() as db:
-        row = db.execute(
-            "SELECT file, size FROM revisions WHERE datasource_id = ? AND number = ?", (source["id"], revision)
-        ).fetchone()
-        if row is None:
-            raise ApiError(404004, f"Revision {revision} of the datasource could not be found.")
-        path = call.server.package(row["file"])
-        stream = path.open("rb")
-    file_name = f"{source['name']}{path.suffix}"
+def _download(call: Call, name: str, path: Path, stream: IO[bytes]) -> Download:
+    file_name = f"{name}{path.suffix}"
     if is_true(call.query.get("includeExtract", "true")) or path.suffix != ".tdsx":
-        return Download(stream, row["size"], file_name)
+        return Download(stream, os.fstat(stream.fileno()).st_size, file_name)
     with stream, tempfile.TemporaryDirectory(dir=call.server.scratch, prefix="download.") as folder:
         target = Path(folder) / "package.tdsx"
         with Package(path, max_bytes=call.server.max_bytes) as package:
