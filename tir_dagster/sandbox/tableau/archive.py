@@ -24,11 +24,10 @@ class BadPackageError(ValueError):
 class Package:
     """An opened .tdsx whose member names and declared sizes have been checked."""
 
-    def __init__(self, path: Path, *, max_bytes: int) -> None:
-        self.path = path
+    def __init__(self, file: Path | IO[bytes], *, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         try:
-            self._zip = zipfile.ZipFile(path)
+            self._zip = zipfile.ZipFile(file)
             members = self._zip.infolist()
         except (zipfile.BadZipFile, ValueError, NotImplementedError, EOFError) as error:
             raise BadPackageError("The file is not a zip archive, or it is damaged.") from error

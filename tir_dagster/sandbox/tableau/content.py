@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 import uuid
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from tir_dagster.sandbox.tableau.store import Row, insert, update
 from tir_dagster.sandbox.tableau.webhooks import CREATED, UPDATED, announce
 from tir_dagster.sandbox.tableau.wire import ApiError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from tir_dagster.sandbox.tableau.document import Document
@@ -312,6 +313,16 @@ def current_revision(server: Server, datasource_id: str) -> Row:
     if row is None:
         raise ApiError(404004, f"Datasource {datasource_id!r} could not be found.")
     return row
+
+
+@contextlib.contextmanager
+def open_current(server: Server, datasource_id: str) -> Iterator[tuple[Row, IO[bytes]]]:
+    """The current revision and its file, opened under the lock: whoever replaces it removes the file."""
+    with server.store.transaction():
+        row = current_revision(server, datasource_id)
+        stream = server.package(row["file"]).open("rb")
+    with stream:
+        yield row, stream
 
 
 def replace_extract(

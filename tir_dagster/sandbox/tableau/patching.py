@@ -6,7 +6,7 @@ import contextlib
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from tableauhyperapi import HyperException, SchemaName, TableName
 
@@ -21,7 +21,7 @@ from tir_dagster.sandbox.tableau.batches import (
     Junction,
     read_actions,
 )
-from tir_dagster.sandbox.tableau.content import current_revision
+from tir_dagster.sandbox.tableau.content import open_current
 from tir_dagster.sandbox.tableau.document import Document
 from tir_dagster.sandbox.tableau.extracts import Hyper, quoted
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from tir_dagster.sandbox.tableau.server import Server
+    from tir_dagster.sandbox.tableau.store import Row
 
 _TARGET, _PAYLOAD = "target", "payload"
 
@@ -50,12 +51,21 @@ class Patched:
     note: str
 
 
-def is_live_to_hyper(server: Server, file: str) -> bool:
-    """Whether the package is a Hyper file and nothing else, with no source its data is an extract of."""
-    if not file.endswith(".tdsx"):
-        return False
-    with Package(server.package(file), max_bytes=server.max_bytes) as package:
-        return Document(package.document()).is_live_to_hyper
+def check_live_to_hyper(server: Server, datasource_id: str) -> None:
+    """BatchError for a datasource whose data cannot be changed in place."""
+    with open_current(server, datasource_id) as (revision, file):
+        _live_package(server, revision, file)
+
+
+def _live_package(server: Server, revision: Row, file: IO[bytes]) -> tuple[Package, str]:
+    """The package, and the member of it that is the data."""
+    if revision["file"].endswith(".tdsx"):
+        package = Package(file, max_bytes=server.max_bytes)
+        document = Document(package.document())
+        member = package.member_at(document.extract_member)
+        if document.is_live_to_hyper and member is not None:
+            return package, member
+    raise BatchError(f"The data source {revision['name']!r} has no live-to-Hyper connection.")
 
 
 @contextlib.contextmanager
@@ -69,16 +79,13 @@ def patched_package(
     check: Callable[[], None],
 ) -> Iterator[Patched]:
     """The changed package; its scratch files are gone afterwards. BatchError says why there is none."""
-    revision = current_revision(server, datasource_id)
-    if not is_live_to_hyper(server, revision["file"]):
-        raise BatchError(f"The data source {revision['name']!r} has no live-to-Hyper connection.")
     steps = read_actions(actions)
     try:
         with (
             tempfile.TemporaryDirectory(dir=server.scratch, prefix="patch.") as folder,
-            Package(server.package(revision["file"]), max_bytes=server.max_bytes) as package,
+            open_current(server, datasource_id) as (revision, file),
         ):
-            member = package.member_at(Document(package.document()).extract_member) or ""
+            package, member = _live_package(server, revision, file)
             extract, target = Path(folder) / "extract.hyper", Path(folder) / "patched.tdsx"
             package.extract_to(member, extract)
             note = apply_batch(server.hyper, extract, payload, steps, torn)

@@ -13,7 +13,7 @@ from tableauhyperapi import HyperException
 
 from tir_dagster.sandbox.tableau import extracts
 from tir_dagster.sandbox.tableau.archive import BadPackageError, Package
-from tir_dagster.sandbox.tableau.content import current_revision
+from tir_dagster.sandbox.tableau.content import open_current
 from tir_dagster.sandbox.tableau.document import NO_VALUE, Document, ExtractColumn, LiveConnection, LogicalTable
 from tir_dagster.sandbox.tableau.source import (
     SourceColumn,
@@ -63,14 +63,14 @@ def refreshed_package(
     server: Server, datasource_id: str, *, incremental: bool, check: Callable[[], None]
 ) -> Iterator[Refreshed]:
     """The refreshed package; its scratch files are gone afterwards. `check` may raise to stop the work."""
-    revision = current_revision(server, datasource_id)
-    if not revision["file"].endswith(".tdsx"):
-        raise RefreshFailedError(f"The data source {revision['name']!r} has no extract to refresh.")
     try:
         with (
             tempfile.TemporaryDirectory(dir=server.scratch, prefix="refresh.") as folder,
-            Package(server.package(revision["file"]), max_bytes=server.max_bytes) as package,
+            open_current(server, datasource_id) as (revision, file),
         ):
+            if not revision["file"].endswith(".tdsx"):
+                raise RefreshFailedError(f"The data source {revision['name']!r} has no extract to refresh.")
+            package = Package(file, max_bytes=server.max_bytes)
             document = Document(package.document())
             work = _Work(server, document, package, Path(folder), revision["name"], _moment(server), check)
             note = _refresh(work, datasource_id, incremental=incremental)

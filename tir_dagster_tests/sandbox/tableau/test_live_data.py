@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import uuid
+import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import tableauserverclient as TSC  # noqa: N812 - the name its own documentation
 from tableauhyperapi import Connection
 from tableauserverclient.server.endpoint.exceptions import ServerResponseError
 
+from tir_dagster.sandbox.tableau.document import Document
 from tir_dagster.sandbox.tableau.packages import Column
 from tir_dagster_tests.conftest import Sandbox
 from tir_dagster_tests.sandbox.tableau.helpers import OVERWRITE, Admin, Looker, Publisher, Source, wait_for
@@ -234,3 +237,64 @@ def test_the_list_of_jobs_names_the_change(live: LiveData) -> None:
     job = live.change(action("delete", EUROPE, source=False))
     found = {item.id: item for item in live.publisher.server.jobs.get()[0]}[job.id]
     assert (found.type, found.status) == ("update_uploaded_file", "Success")
+
+
+def test_changes_publishes_and_downloads_side_by_side_all_count(live: LiveData, look: Looker) -> None:
+    payloads = [live.payload([(number, "new")]) for number in range(100, 106)]
+
+    def change(payload: str) -> Any:
+        job = live.change(action("insert"), payload=payload)
+        assert {tuple(row) for row in live.rows()} >= {(1, "a"), (2, "b"), (None, "n")}
+        return job
+
+    with ThreadPoolExecutor(4) as pool:
+        jobs = list(pool.map(change, payloads))
+    assert all(succeeded(job) for job in jobs), [job.notes for job in jobs]
+    assert [row[0] for row in live.rows()] == [1, 2, *range(100, 106), None]
+    with ThreadPoolExecutor(4) as pool:
+        running = pool.map(change, payloads[:3])
+        LiveData.publish(live.publisher, look, [(1, "a"), (2, "b"), (None, "n")])
+    assert {job.notes[0][:30] for job in running} <= {"1 rows inserted", "The data source 'Live' was publ"}
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("POST", "fileUploads"), ("PUT", "fileUploads"), ("PATCH", "/data"), ("GET", "/jobs/")],
+    ids=["start of the upload", "piece", "batch", "question for the job"],
+)
+def test_a_call_that_fails_changes_nothing_and_can_be_repeated(
+    live: LiveData, admin: Admin, method: str, path: str
+) -> None:
+    request_id, payload = str(uuid.uuid4()), live.payload([(5, "e")])
+    admin.fault("status", method=method, path=path, status=403, code="403004")
+
+    def attempt() -> Any:
+        return live.publisher.finished(live.send(action("insert"), request_id=request_id, payload=payload).id)
+
+    with pytest.raises(ServerResponseError, match="403004"):
+        attempt()
+    assert succeeded(attempt())
+    assert [row for row in live.rows() if row[0] == 5] == [[5, "e"]]
+
+
+def test_a_job_that_vanished_was_carried_out_all_the_same(live: LiveData, admin: Admin) -> None:
+    admin.fault("vanish_job")
+    job = live.send(action("delete", EUROPE, source=False))
+    with pytest.raises(ServerResponseError, match="404031"):
+        live.publisher.server.jobs.get_by_id(job.id)
+    wait_for(lambda: live.rows() == [[1, "a"], [None, "n"]], "the change")
+
+
+def test_a_package_is_live_to_hyper_when_its_one_connection_is_a_hyper_file_without_an_extract(live: LiveData) -> None:
+    """What the server made of a .hyper file can be published again as a package, and changed still."""
+    package = live.publisher.download(live.datasource)
+    live.publisher.publish(package, "Live", OVERWRITE)
+    assert succeeded(live.change(action("delete", EUROPE, source=False)))
+    with zipfile.ZipFile(package) as archive:
+        text = archive.read("datasource.tds")
+    assert Document(text).is_live_to_hyper
+    extracted = text.replace(
+        b"</datasource>", b"<extract enabled='true'><connection class='hyper'/></extract></datasource>"
+    )
+    assert not Document(extracted).is_live_to_hyper
+    assert not Document(text.replace(b'class="hyper"', b'class="postgres"')).is_live_to_hyper

@@ -7,7 +7,7 @@ import os
 import tempfile
 from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from tir_dagster.sandbox.tableau import content
 from tir_dagster.sandbox.tableau.api.call import Call, Download, Operation, operation
@@ -236,23 +236,13 @@ def _revision(row: Any) -> ET.Element:
 
 @operation(OPERATIONS, "GET", "S/datasources/{datasource}/content")
 def download(call: Call) -> Download:
-    source = _wanted(call)
-    # Looked up and opened under the lock: a refresh removes the file it replaced.
-    with call.server.store.transaction() as db:
-        path = call.server.package(content.revision(db, source["id"], _wanted(call)["revision"])["file"])
-        stream = path.open("rb")
-    return _download(call, source["name"], path, stream)
+    return _download(call, None)
 
 
 @operation(OPERATIONS, "GET", "S/datasources/{datasource}/revisions/{revision}/content")
 def download_revision(call: Call) -> Download:
     """What was published, without what refreshes made of it since."""
-    source = _wanted(call)
-    with call.server.store.transaction() as db:
-        row = content.revision(db, source["id"], _revision_number(call))
-        path = call.server.package(row["published_file"] or row["file"])
-        stream = path.open("rb")
-    return _download(call, source["name"], path, stream)
+    return _download(call, _revision_number(call))
 
 
 @operation(OPERATIONS, "DELETE", "S/datasources/{datasource}/revisions/{revision}", since=(2, 3))
@@ -269,12 +259,17 @@ def _revision_number(call: Call) -> int:
     return number
 
 
-def _download(call: Call, name: str, path: Path, stream: IO[bytes]) -> Download:
-    file_name = f"{name}{path.suffix}"
+def _download(call: Call, number: int | None) -> Download:
+    source = _wanted(call)
+    # Looked up and opened under the lock: a refresh removes the file it replaced.
+    with call.server.store.transaction() as db:
+        row = content.revision(db, source["id"], _wanted(call)["revision"] if number is None else number)
+        path = call.server.package((number and row["published_file"]) or row["file"])
+        stream = path.open("rb")
+    file_name = f"{source['name']}{path.suffix}"
     if is_true(call.query.get("includeExtract", "true")) or path.suffix != ".tdsx":
         return Download(stream, os.fstat(stream.fileno()).st_size, file_name)
     with stream, tempfile.TemporaryDirectory(dir=call.server.scratch, prefix="download.") as folder:
         target = Path(folder) / "package.tdsx"
-        with Package(path, max_bytes=call.server.max_bytes) as package:
-            package.without_extracts(target)
+        Package(stream, max_bytes=call.server.max_bytes).without_extracts(target)
         return Download(target.open("rb"), target.stat().st_size, file_name)

@@ -8,7 +8,8 @@ from tir_dagster.sandbox.tableau import content
 from tir_dagster.sandbox.tableau.api.call import Call, Operation, operation
 from tir_dagster.sandbox.tableau.api.jobs import job_element
 from tir_dagster.sandbox.tableau.api.publish import find_upload
-from tir_dagster.sandbox.tableau.patching import is_live_to_hyper
+from tir_dagster.sandbox.tableau.batches import BatchError
+from tir_dagster.sandbox.tableau.patching import check_live_to_hyper
 from tir_dagster.sandbox.tableau.wire import Answer, ApiError
 
 if TYPE_CHECKING:
@@ -39,9 +40,11 @@ def _queued(call: Call, source: Row) -> Answer:
     if not request_id:
         raise ApiError(400000, "The header RequestID is missing.")
     actions = _actions(call.request)
-    # Which code a real server answers here is not documented.
-    if not is_live_to_hyper(call.server, content.current_revision(call.server, source["id"])["file"]):
-        raise ApiError(400000, f"The data source {source['name']!r} has no live-to-Hyper connection.")
+    try:
+        check_live_to_hyper(call.server, source["id"])
+    except BatchError as error:
+        # Which code a real server answers here is not documented.
+        raise ApiError(400000, str(error)) from error
     upload_id = call.query.get("uploadSessionId")
     if upload_id is None:
         job = call.jobs.queue_patch(source, request_id, actions, lambda: None)
