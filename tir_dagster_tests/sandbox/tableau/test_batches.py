@@ -107,7 +107,9 @@ steps = st.one_of(
 )
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(target=tables, source=tables, batch=st.lists(steps, min_size=1, max_size=3))
 def test_every_batch_does_what_the_model_says(
     hyper: Any, engine: Hyper, tmp_path: Path, target: Rows, source: Rows, batch: Any
@@ -131,6 +133,22 @@ def test_every_batch_does_what_the_model_says(
 
 def as_set(rows: Any) -> list[tuple[str, ...]]:
     return sorted(tuple(map(repr, row)) for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("kind", "condition"),
+    [("insert", None), ("replace", None), ("delete", BOTH), ("update", BY_KEY), ("upsert", BY_KEY), ("upsert", BOTH)],
+    ids=itertools.count(),
+)
+def test_an_action_meets_nulls_and_rows_that_are_there_twice(
+    hyper: Any, engine: Hyper, tmp_path: Path, kind: str, condition: Any
+) -> None:
+    target = [(1, "a"), (2, "b"), (2, "b"), (2, "other"), (None, "n"), (3, None)]
+    source = [(2, "b"), (None, "n"), (3, None), (9, "new"), (9, "new")]
+    expected = model(kind, condition, target, source)
+    assert as_set(expected) != as_set(target)
+    found = changed(hyper, engine, tmp_path, target, source, [action(kind, condition)], (K, V))
+    assert as_set(found) == as_set(expected)
 
 
 def test_a_null_key_is_equal_to_nothing(hyper: Any, engine: Hyper, tmp_path: Path) -> None:
