@@ -27,6 +27,7 @@ KEY_NEEDED = "give a row key, or slices: without both, nothing smaller than the 
 SPECS_VARIABLE = "TIR_SPECS"
 
 _UNITS = {"second": 1, "minute": 60, "hour": 3600, "day": 86_400}
+_LARGEST_PATCH_MB = 100_000
 _DURATION = re.compile(r"^(\d+(?:\.\d+)?)\s*(second|minute|hour|day)s?$")
 _NAME = re.compile(r"^[a-z][a-z0-9_]*$")
 _STARTS = {"month": r"\d{4}-\d{2}(-01)?", "week": r"\d{4}-\d{2}-\d{2}", "day": r"\d{4}-\d{2}-\d{2}"}
@@ -145,8 +146,12 @@ class Datasource:
     refresh: Literal["full", "incremental"] = "full"
     # The delivery `server`: not at once but at this time of day (HH:MM, in the slices' zone), by the server's schedule.
     schedule: str | None = None
+    # The delivery `patch`: how much the server takes in one request.
+    patch_limit_mb: float = 90.0
 
     def problems(self) -> Iterator[tuple[str, str]]:
+        if not 1 <= self.patch_limit_mb <= _LARGEST_PATCH_MB:
+            yield "patch_limit_mb", f"give a number of megabytes between 1 and {_LARGEST_PATCH_MB:,}"
         if self.schedule is not None and not re.fullmatch(r"([01]\d|2[0-3]):[0-5]\d", self.schedule):
             yield "schedule", f"{self.schedule!r} is no time of day; write one such as '06:30', in quotes"
 
@@ -190,7 +195,7 @@ class ExtractSpec:
     columns: tuple[str, ...] = ()
     slices: Slices = Slices()
     changes: Changes = Changes()
-    delivery: Literal["republish", "server", "trigger"] = "republish"
+    delivery: Literal["republish", "server", "patch", "trigger"] = "republish"
     # Further tables whose change starts the refresh of the delivery `trigger`.
     watch: tuple[str, ...] = ()
     policy: Literal["auto", "incremental_only", "full"] = "auto"

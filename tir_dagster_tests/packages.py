@@ -54,6 +54,20 @@ def check_package(package: Path, folder: Path, *, before: ET.Element) -> list[li
         return opened.execute_list_query(f"SELECT {listed} FROM {EXTRACT}")
 
 
+def rows_of(package: Path, folder: Path, *, without: str = "") -> list[list[Any]]:
+    """The extract's rows, in the order of its columns by name, of any package with one Hyper file."""
+    with zipfile.ZipFile(package) as archive:
+        (member,) = [name for name in archive.namelist() if name.endswith(".hyper")]
+        hyper = Path(archive.extract(member, folder))
+    with (
+        HyperProcess(Telemetry.DO_NOT_SEND_USAGE_DATA_TO_TABLEAU, parameters={"log_config": ""}) as process,
+        Connection(process.endpoint, str(hyper)) as opened,
+    ):
+        names = [column.name.unescaped for column in opened.catalog.get_table_definition(EXTRACT).columns]
+        listed = ", ".join(f'"{name}"' for name in sorted(names) if name != without)
+        return opened.execute_list_query(f"SELECT {listed} FROM {EXTRACT}")
+
+
 def _untouched(document: ET.Element) -> str:
     """The document without what a refresh writes, in canonical form."""
     copy = ET.fromstring(ET.tostring(document))

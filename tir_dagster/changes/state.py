@@ -81,6 +81,9 @@ class Intent(Record):
     known: Known
     # The delivery `server`: what people see until Tableau has loaded the rest.
     hole: str | None = None
+    # The delivery `patch`: only the change set is sent; and whether the server's rows carry a key column of ours.
+    patch: bool = False
+    keyed: bool = False
 
 
 @dataclass(frozen=True)
@@ -100,6 +103,8 @@ class Confirmation(Record):
     # The delivery `server`: the source changed while Tableau read it, so from this increment value on the server shows
     # a later moment than `source_version`; the next refresh reads it again.
     lag: str | None = None
+    # The delivery `patch`: the server's rows carry a key column of ours.
+    keyed: bool = False
 
 
 class Aftermath(Enum):
@@ -109,13 +114,22 @@ class Aftermath(Enum):
     LANDED = "the publish landed: confirm it late"
     NOT_LANDED = "the server still holds what it held before: publish again"
     HOLE = "a refresh on the server did not end: the kept package is published back first"
+    PARTIAL = "a part of the change arrived on the server: it is sent again"
     FOREIGN = "the server holds something that is not ours"
 
 
 def aftermath(
-    *, intent: Intent | None, confirmed: Confirmation | None, server_version: str | None, server_fingerprint: str | None
+    *,
+    intent: Intent | None,
+    confirmed: Confirmation | None,
+    server_version: str | None,
+    server_fingerprint: str | None,
+    heals: bool = False,
 ) -> Aftermath:
-    """Decide what happened to the last publish; the fingerprint is that of the server's content, if it was looked at."""
+    """Decide what happened to the last publish; the fingerprint is that of the server's content, if it was looked at.
+
+    `heals` tells that the same change, sent again to that content, would give what was intended.
+    """
     if intent is not None:
         if server_version == intent.base_server_version:
             return Aftermath.NOT_LANDED
@@ -124,6 +138,8 @@ def aftermath(
             return Aftermath.NOT_LANDED
         if server_fingerprint is not None and server_fingerprint == intent.hole:
             return Aftermath.HOLE
+        if intent.patch and heals and server_fingerprint != intent.fingerprint:
+            return Aftermath.PARTIAL
         return Aftermath.LANDED if server_fingerprint == intent.fingerprint else Aftermath.FOREIGN
     if confirmed is not None and server_version != confirmed.server_version:
         # A refresh that Tableau itself ran may have left the rows as they were.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -84,19 +84,18 @@ def apply_change_set(
         return Applied(purged, purged, made.rows, made.rows, made.bytes)
     if base is None:
         raise ExtractError(f"{change_set.extract}: the version that change set {change_set.id} starts from is gone.")
-    applied = _replace(base.extract, workspace.extract, change_set, folder, rows, shape)
+    applied = replace_change(base.extract, workspace.extract, change_set, folder, shape)
     per_row = float(base.manifest.get("bytes_per_row") or 0)
     if per_row and needs_rebuild(workspace.extract, rows=applied.after, bytes_per_row=per_row, limit=rebuild_factor):
         rebuild(workspace.extract, workspace.extract)
     return applied
 
 
-def _replace(
-    base: Path, target: Path, change_set: ChangeSet, folder: Path, rows: Sequence[Path], shape: Shape
-) -> Applied:
-    names = shape.names or None
+def replace_change(base: Path, target: Path, change_set: ChangeSet, folder: Path, shape: Shape) -> Applied:
+    """A copy of the extract with the change set's keys, or slices, replaced."""
+    names, rows = shape.names or None, _parts(folder / "rows")
     if shape.key:
-        keys = _parts(folder / "keys")
+        keys = staged_keys(folder)
         return replace_keys(base, target, key=shape.key, keys=keys, rows=rows, columns=shape.columns, names=names)
     return replace_slices(
         base, target, ranges=_ranges(change_set, shape), rows=rows, columns=shape.columns, names=names
@@ -122,7 +121,7 @@ def least_changed(
     """The smallest value of a Hyper column among the rows that the change set replaces, and how many have none."""
     names = shape.names or None
     if shape.key:
-        keys = _parts(folder / "keys")
+        keys = staged_keys(folder)
         return least_of_keys(extract, column, key=shape.key, keys=keys, columns=shape.columns, names=names)
     return least_of_slices(extract, column, ranges=_ranges(change_set, shape), columns=shape.columns, names=names)
 
@@ -194,6 +193,11 @@ def bytes_per_row(extract: Path, base: Version | None, change_set: ChangeSet) ->
         return float(base.manifest["bytes_per_row"])
     table = describe(extract)
     return table.bytes / table.rows if table.rows else 0.0
+
+
+def staged_keys(folder: Path) -> list[Path]:
+    """The files with a change set's keys."""
+    return _parts(folder / "keys")
 
 
 def _parts(folder: Path) -> list[Path]:

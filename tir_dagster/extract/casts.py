@@ -15,6 +15,8 @@ from tir_dagster.source.columns import Column, Kind
 DOUBLE_DIGITS = 15
 # 'HH:MM:SS.ffffff': Hyper rounds what comes after; timestamps are cut, so times are cut as well.
 _TIME_LETTERS = 15
+# A column that only the published file has, where the server needs one to find rows by: each row's purge key as text.
+PURGE_KEY = "tir_purge_key"
 _NUMERIC = re.compile(r"NUMERIC\((\d+),(\d+)\)")
 
 
@@ -128,7 +130,7 @@ def pair_columns(
     by_name = {column.name: column for column in stored}
     wanted = {renamed.get(column.name, column.name): column for column in columns}
     _refuse_missing(f"The extract {path}", [name for name in wanted if name not in by_name], "the source")
-    _refuse_missing("The source", [name for name in by_name if name not in wanted], f"the extract {path}")
+    _refuse_missing("The source", [name for name in by_name if name not in {*wanted, PURGE_KEY}], f"the extract {path}")
     return tuple(Loaded(column, by_name[name]) for name, column in wanted.items())
 
 

@@ -215,29 +215,41 @@ def check_count(path: Path, found: int, expected: int) -> None:
         )
 
 
-def rebuild(base: Path, target: Path) -> ExtractTable:
+@dataclass(frozen=True)
+class Added:
+    """A column that a copy has beyond its base, and its value in Hyper's SQL."""
+
+    name: str
+    type: str
+    value: str
+
+
+def rebuild(base: Path, target: Path, *, added: Added | None = None) -> ExtractTable:
     """The same rows, columns, types, nullability and file version in a new file without the space of purged rows."""
     table = describe(base)
     need_space(target.parent, table.bytes)
     with replaced_file(target) as beside:
         with connect(beside, create=True, file_version=table.file_version) as connection:
-            _copy_table(connection, table, base=base, beside=beside)
+            _copy_table(connection, table, base=base, beside=beside, added=added)
         made = describe(beside)
         check_count(target, made.rows, table.rows)
     return made
 
 
-def _copy_table(connection: Any, table: ExtractTable, *, base: Path, beside: Path) -> None:
+def _copy_table(connection: Any, table: ExtractTable, *, base: Path, beside: Path, added: Added | None) -> None:
     """With two databases attached every name says its database."""
     new, old = beside.stem, f"{beside.stem}.old"
     connection.catalog.attach_database(str(base), alias=old)
     connection.catalog.create_schema_if_not_exists(_schema(new, table.schema))
-    create = _create_table(table.schema, table.name, table.columns)
+    more = (FileColumn(added.name, added.type),) if added else ()
+    create = _create_table(table.schema, table.name, (*table.columns, *more))
     connection.execute_command(create.replace(table.sql, quoted(new, table.schema, table.name), 1))
-    names = ", ".join(quoted(column.name) for column in table.columns)
-    source = quoted(old, table.schema, table.name)
+    names = [quoted(column.name) for column in table.columns]
+    into = ", ".join([*names, *(quoted(column.name) for column in more)])
+    values = ", ".join([*names, *([added.value] if added else [])])
     connection.execute_command(
-        f"INSERT INTO {quoted(new, table.schema, table.name)} ({names}) SELECT {names} FROM {source}"
+        f"INSERT INTO {quoted(new, table.schema, table.name)} ({into})"
+        f" SELECT {values} FROM {quoted(old, table.schema, table.name)}"
     )
     connection.catalog.detach_database(old)
 

@@ -339,6 +339,7 @@ def _published(spec: ExtractSpec, keys: ExtractKeys) -> dg.AssetsDefinition:
                 published.confirmation,
                 version=version,
                 stages=refresher.stages.seconds,
+                sent_bytes=refresher.sent_bytes,
                 uri=published.found.webpage_url or "",
                 reason=refresher.full_reason,
             )

@@ -32,6 +32,7 @@ from tir_dagster.datasource.access import TableauAccess
 from tir_dagster.datasource.agreement import check_agreement, check_query_agreement
 from tir_dagster.datasource.client import TableauClient
 from tir_dagster.datasource.keep import forget
+from tir_dagster.datasource.patch import check_patchable
 from tir_dagster.datasource.republish import (
     ServerLook,
     credentials_for,
@@ -59,6 +60,7 @@ from tir_dagster.extract.apply import (
 from tir_dagster.extract.package import Package, read_package
 from tir_dagster.extract.purge import Applied
 from tir_dagster.extract.versions import Version, VersionStore
+from tir_dagster.orchestration.by_patch import ByPatch
 from tir_dagster.orchestration.by_server import ByServer
 from tir_dagster.orchestration.steps import (
     Looked,
@@ -108,17 +110,20 @@ class Refresher:
         self.log = log
         self.env = os.environ if env is None else env
         self._by_server = ByServer(self)
+        self._by_patch = ByPatch(self)
         self._fetched: tuple[str, Path | None, Path] | None = None
         self.downloads = "download"
         self.warnings: list[str] = []
         # Set where the server itself had to load everything.
         self.full_reason: str | None = None
+        # What the last publish sent to the server.
+        self.sent_bytes = 0
         # What whoever planned under the same lease already knows: detection goes on from there.
         self.prepared: tuple[Looked, Survey] | None = None
 
     def begin(self) -> None:
         """A new refresh by the same refresher: times and warnings start anew."""
-        self.stages, self.warnings, self.prepared, self.full_reason = Stages(), [], None, None
+        self.stages, self.warnings, self.prepared, self.full_reason, self.sent_bytes = Stages(), [], None, None, 0
 
     def lend(self, log: Log, spark: Callable[[], SparkSession]) -> None:
         """From here on, tell this log, and use this Spark."""
@@ -143,18 +148,23 @@ class Refresher:
         with self.stages.timed("look"), TableauClient(self.tableau) as client:
             server = look_at_server(client, self.spec)
             credentials_for(self.spec, server.found, self.env)
+            if self.spec.delivery == "patch":
+                check_patchable(client, self.spec.name, server.found)
             intent = self.change_sets.intent()
             late = None
             verdict = self._aftermath(client, server, intent, confirmed)
             if mend and verdict is Aftermath.HOLE and confirmed is not None:
                 server = self._by_server.put_back(client, server, self.versions.get(confirmed.version))
                 verdict = Aftermath.NOT_LANDED
+            resend = intent is not None and intent.patch and verdict in (Aftermath.NOT_LANDED, Aftermath.PARTIAL)
+            if mend and resend and intent is not None:
+                verdict, server = self._by_patch.finish(client, server, intent)
             if mend:
                 server = self._finish(client, server, verdict)
             if verdict is Aftermath.LANDED and intent is not None and server.found is not None:
-                late = self.confirmation_of(self.versions.get(intent.version), server)
+                late = self.confirmation_of(self.versions.get(intent.version), server, keyed=intent.keyed)
                 confirmed = late
-            elif mend and intent is not None:
+            elif mend and intent is not None and not resend:
                 self.change_sets.drop_intent()
             base = self._version(confirmed.version) if confirmed else None
             return Looked(server, confirmed, base, verdict is Aftermath.FOREIGN, late)
@@ -173,32 +183,37 @@ class Refresher:
         self, client: TableauClient, server: ServerLook, intent: Intent | None, confirmed: Confirmation | None
     ) -> Aftermath:
         before = intent.base_server_version if intent else (confirmed.server_version if confirmed else None)
-        fingerprint = None
+        fingerprint, heals = None, False
         if (intent or confirmed) and server.found is not None and server.version_text != before:
             version = self._version(intent.version if intent else confirmed.version if confirmed else "")
             if version is not None:
                 self.log("the server holds another version than the last confirmed one: comparing its rows")
-                fingerprint = self._server_fingerprint(client, server, version)
+                fingerprint, heals = self._compared(client, server, version, intent)
         verdict = aftermath(
             intent=intent,
             confirmed=confirmed,
             server_version=server.version_text,
             server_fingerprint=fingerprint,
+            heals=heals,
         )
         if verdict is not Aftermath.CLEAN:
             self.log(verdict.value)
         return verdict
 
-    def _server_fingerprint(self, client: TableauClient, server: ServerLook, version: Version) -> str | None:
+    def _compared(
+        self, client: TableauClient, server: ServerLook, version: Version, intent: Intent | None
+    ) -> tuple[str | None, bool]:
+        """The fingerprint of what the server holds, and whether an interrupted patch, sent again, makes it right."""
         assert server.found is not None
         folder = self.folder / f"look-{self.downloads}"
         try:
             _, hyper = fetch_shell(client, server.found, folder)
-            return content_digest(content_fingerprints(hyper, shape_of(version)))
+            digest = content_digest(content_fingerprints(hyper, shape_of(version)))
+            return digest, intent is not None and intent.patch and self._by_patch.heals(hyper, intent, version)
         except (ExtractError, NoExtractError) as error:
             # Not even the columns fit: whatever it is, it is not ours.
             self.log(f"the server's extract cannot be compared: {error}")
-            return None
+            return None, False
         finally:
             remove(folder)
 
@@ -412,14 +427,22 @@ class Refresher:
         """Bring the version to the server over exactly what was looked at; intent before, confirmation after."""
         if self.spec.delivery == "server":
             return self._by_server.publish(looked, version)
-        self.intend(looked, version)
+        if self._by_patch.fits(looked, version):
+            return self._by_patch.publish(looked, version)
+        keyed = self._by_patch.keyed(version)
+        self.intend(looked, version, keyed=keyed)
         shell = version.folder / SHELL
-        with self.stages.timed("publish"), TableauClient(self.tableau) as client:
+        with (
+            self.stages.timed("publish"),
+            self._by_patch.whole(version) as hyper,
+            TableauClient(self.tableau) as client,
+        ):
+            self.sent_bytes = hyper.stat().st_size
             found, warnings = deliver(
                 client,
                 self.spec,
                 looked.server,
-                hyper=version.extract,
+                hyper=hyper,
                 shell=shell if shell.is_file() else None,
                 rows=version.manifest["rows"],
                 credentials=credentials_for(self.spec, looked.server.found, self.env),
@@ -428,9 +451,12 @@ class Refresher:
             )
         crash_after("published")
         self.warnings += warnings
-        return Published(self.confirmation_of(version, ServerLook(looked.server.project, found)), found, warnings)
+        confirmation = self.confirmation_of(version, ServerLook(looked.server.project, found), keyed=keyed)
+        return Published(confirmation, found, warnings)
 
-    def intend(self, looked: Looked, version: Version, *, hole: str | None = None) -> None:
+    def intend(
+        self, looked: Looked, version: Version, *, hole: str | None = None, patch: bool = False, keyed: bool = False
+    ) -> None:
         intent = Intent(
             extract=self.spec.name,
             change_set=version.manifest["change_set"],
@@ -439,10 +465,12 @@ class Refresher:
             fingerprint=version.manifest["fingerprint"],
             known=known_of(version),
             hole=hole,
+            patch=patch,
+            keyed=keyed,
         )
         self.change_sets.intend(intent)
 
-    def confirmation_of(self, version: Version, server: ServerLook) -> Confirmation:
+    def confirmation_of(self, version: Version, server: ServerLook, *, keyed: bool = False) -> Confirmation:
         assert server.found is not None
         manifest = version.manifest
         return Confirmation(
@@ -456,6 +484,7 @@ class Refresher:
             fingerprint=manifest["fingerprint"],
             rows=manifest["rows"],
             change_sets=tuple(manifest["change_sets"]),
+            keyed=keyed,
         )
 
     def settle(self, confirmation: Confirmation) -> None:

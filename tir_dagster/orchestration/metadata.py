@@ -89,6 +89,7 @@ def confirmation_metadata(
     *,
     version: Version | None = None,
     stages: Mapping[str, float] | None = None,
+    sent_bytes: int = 0,
     uri: str = "",
     reason: str | None = None,
 ) -> dict[str, Any]:
@@ -100,6 +101,7 @@ def confirmation_metadata(
         "tir/datasource_id": confirmation.datasource_id,
         "tir/change_sets": list(confirmation.change_sets),
         "tir/stages": dict(stages or {}),
+        **({"tir/bytes_sent": sent_bytes} if sent_bytes else {}),
         **(_content_of(version) if version else {}),
         "tir/version": confirmation.version,
         "dagster/row_count": confirmation.rows,

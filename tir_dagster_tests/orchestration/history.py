@@ -20,6 +20,8 @@ from tir_dagster.datasource.access import TableauAccess
 from tir_dagster.datasource.client import TableauClient
 from tir_dagster.datasource.republish import fetch_shell, look_at_server
 from tir_dagster.orchestration.flow import Refresher
+from tir_dagster.sandbox.tableau.packages import Column as PackageColumn
+from tir_dagster.sandbox.tableau.packages import SnowflakeConnection, build_tdsx
 from tir_dagster.source.connection import SnowflakeAccess
 from tir_dagster.spec import spec_from_mapping
 from tir_dagster_tests.conftest import Sandbox
@@ -27,6 +29,7 @@ from tir_dagster_tests.packages import plain
 
 DATABASE, PROJECT = "HISTORIES", "histories"
 COLUMNS = "K, L, D, V, W"
+COLUMN_TYPES = '"K" BIGINT, "L" TEXT, "D" DATE, "V" TEXT, "W" TIMESTAMP'
 _numbers = itertools.count(1)
 
 
@@ -39,6 +42,9 @@ class Layout:
     row_key: tuple[str, ...] = ("K",)
     by: str = "month"
     watermark: bool = True
+    delivery: str = "republish"
+    # Whether the key's columns are declared NOT NULL.
+    whole_key: bool = False
 
 
 @dataclass
@@ -55,9 +61,9 @@ class History:
 
     def __post_init__(self) -> None:
         self.connection = self.sandbox.snowflake(database=DATABASE, schema="PUBLIC")
-        kind = self.layout
+        kind, never = self.layout, " NOT NULL" if self.layout.whole_key else ""
         self.sql(
-            f"CREATE TABLE {self.name} (K {kind.key_type}, L VARCHAR, D {kind.date_type}, V VARCHAR, W TIMESTAMP_NTZ)"
+            f"CREATE TABLE {self.name} (K {kind.key_type}{never}, L VARCHAR, D {kind.date_type}, V VARCHAR, W TIMESTAMP_NTZ)"
         )
         name, secret = self.sandbox.new_token()
         self.env = {**self.sandbox.env, "TABLEAU_TOKEN_NAME": name, "TABLEAU_TOKEN_SECRET": secret}
@@ -78,6 +84,7 @@ class History:
                 **({"row_key": list(layout.row_key)} if layout.row_key else {}),
                 **({"slices": slices} if slices else {}),
                 "changes": {"watermark": "W", "look_back": "1 second"} if layout.watermark else {},
+                "delivery": layout.delivery,
                 "datasource": {"project": PROJECT, "name": self.name},
                 "thresholds": {"quiet_period": "0 seconds", "full_share": 1.0},
             },
@@ -146,7 +153,7 @@ class History:
         refresher.settle(confirmation)
         return plan
 
-    def publish_foreign(self) -> None:
+    def publish_foreign(self, columns: str = COLUMN_TYPES) -> None:
         """Somebody else puts a file of their own in the extract's place."""
         hyper = self.folder / f"{self.name}.hyper"
         with (
@@ -154,13 +161,28 @@ class History:
             Connection(process.endpoint, str(hyper), CreateMode.CREATE_AND_REPLACE) as connection,
         ):
             connection.execute_command('CREATE SCHEMA "Extract"')
-            connection.execute_command(
-                'CREATE TABLE "Extract"."Extract" ("K" BIGINT, "L" TEXT, "D" DATE, "V" TEXT, "W" TIMESTAMP)'
-            )
+            connection.execute_command(f'CREATE TABLE "Extract"."Extract" ({columns})')
+        self._publish(hyper)
+
+    def publish_database_extract(self) -> None:
+        """A datasource as people build it, on the table itself."""
+        connection = SnowflakeConnection(
+            server=f"{self.env['SNOWFLAKE_ACCOUNT']}.snowflakecomputing.com",
+            dbname=DATABASE,
+            schema="PUBLIC",
+            warehouse="WH",
+            role="SYSADMIN",
+            username=self.env["SNOWFLAKE_USER"],
+        )
+        columns = [PackageColumn("K", "NUMBER(38,0)"), PackageColumn("V", "VARCHAR")]
+        target = self.folder / f"{self.name}.tdsx"
+        build_tdsx(target, caption=self.name, columns=columns, snowflake=connection, table=self.name.upper())
+        self._publish(target)
+
+    def _publish(self, file: Path) -> None:
         with self.sandbox.tableau() as server:
             (project,) = [one for one in TSC.Pager(server.projects) if one.name == PROJECT]
-            item = TSC.DatasourceItem(project.id, name=self.name)
-            server.datasources.publish(item, str(hyper), mode="Overwrite")
+            server.datasources.publish(TSC.DatasourceItem(project.id, name=self.name), str(file), mode="Overwrite")
 
     def _slices(self) -> list[str]:
         if self.layout.by == "none":
@@ -174,6 +196,15 @@ class History:
         return Counter(tuple(map(plain, row)) for row in self.sql(f"SELECT {COLUMNS} FROM {self.name}"))
 
     def published_rows(self) -> Counter:
+        listed = ", ".join(f'"{name}"' for name in COLUMNS.split(", "))
+        rows = self._published(f'SELECT {listed} FROM "Extract"."Extract"')
+        return Counter(tuple(map(plain, row)) for row in rows)
+
+    def published_columns(self) -> list[str]:
+        """The names of the published table's columns."""
+        return [name for (name,) in self._published("SELECT attname FROM pg_catalog.pg_attribute WHERE attnum > 0")]
+
+    def _published(self, query: str) -> list[Any]:
         with TableauClient(TableauAccess.from_environment(self.env)) as client:
             found = look_at_server(client, self.refresher.spec).found
             assert found is not None, "nothing is published"
@@ -182,6 +213,4 @@ class History:
             HyperProcess(Telemetry.DO_NOT_SEND_USAGE_DATA_TO_TABLEAU, parameters={"log_config": ""}) as process,
             Connection(process.endpoint, str(hyper)) as connection,
         ):
-            listed = ", ".join(f'"{name}"' for name in COLUMNS.split(", "))
-            rows = connection.execute_list_query(f'SELECT {listed} FROM "Extract"."Extract"')
-        return Counter(tuple(map(plain, row)) for row in rows)
+            return connection.execute_list_query(query)

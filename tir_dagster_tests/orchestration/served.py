@@ -127,6 +127,8 @@ class Served:
     datasource: Mapping[str, Any] = field(default_factory=dict)
     # Whether Tableau has loaded the datasource once, as it has when people built it.
     extracted: bool = True
+    # Whether people built it; else the first refresh creates it.
+    built: bool = True
     server_clock: Clock | None = None
     name: str = field(default_factory=lambda: f"s{next(_numbers)}")
     confirmed: Confirmation | None = None
@@ -139,9 +141,10 @@ class Served:
         name, secret = self.sandbox.new_token()
         self.env = {**self.sandbox.env, "TABLEAU_TOKEN_NAME": name, "TABLEAU_TOKEN_SECRET": secret}
         self._make_table()
-        self._make_datasource()
-        self.before = document_of(download(self.sandbox, self.name, self.folder / "before"))
         self.refresher = self._refresher()
+        if self.built:
+            self._make_datasource()
+            self.before = document_of(download(self.sandbox, self.name, self.folder / "before"))
 
     def close(self) -> None:
         self.connection.close()

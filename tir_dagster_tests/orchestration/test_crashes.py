@@ -5,21 +5,46 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections import Counter
 
 import pytest
 
 from tir_dagster.changes.plan import Mode
+from tir_dagster.extract.casts import PURGE_KEY
 from tir_dagster.orchestration.commands import Command, Outcome
+from tir_dagster.spec import parse_specs
+from tir_dagster_tests.orchestration.conftest import Place, download
+from tir_dagster_tests.packages import plain, rows_of
 
 # `make soak` kills three times after each step; here the two steps whose aftermath differs most are enough.
 TIMES = int(os.environ.get("TIR_CRASHES", "1"))
 STEPS = ["applied", "verified", "published", "confirmed"] if TIMES > 1 else ["verified", "published"]
+PATCH_STEPS = ["applied", "verified", "sent", "published", "confirmed"] if TIMES > 1 else ["sent"]
 
 
 @pytest.fixture(scope="module")
 def loaded(place):
     assert place.refresh().published
     return place
+
+
+class Patched(Place):
+    """The same table in a published Hyper file of which only changes are sent."""
+
+    def published_rows(self) -> Counter:
+        package = download(self.sandbox, self.spec.datasource.name, self.folder / "seen")
+        return Counter(tuple(map(plain, row)) for row in rows_of(package, self.folder / "seen", without=PURGE_KEY))
+
+
+@pytest.fixture(scope="module")
+def patched(place):
+    text = place.spec_text.replace("name: orders", "name: orders_patch\n    delivery: patch").replace(
+        "mydatasource", "patched"
+    )
+    (spec,) = parse_specs(text, "patched.yaml")
+    made = Patched(place.sandbox, spec, text, place.folder, place.before)
+    assert made.refresh().published
+    return made
 
 
 def stage(place, mode: Mode = "changes"):
@@ -96,6 +121,15 @@ def test_killed_after(loaded, step, time):
     stage(loaded)
     apply_and_die(loaded, step)
     heals(loaded)
+
+
+@pytest.mark.parametrize("time", range(TIMES))
+@pytest.mark.parametrize("step", PATCH_STEPS)
+def test_killed_while_only_the_change_is_sent_after(patched, step, time):
+    touch(patched, f"patch {step} {time}")
+    stage(patched)
+    apply_and_die(patched, step)
+    heals(patched)
 
 
 def test_t6_a_row_inserted_before_a_crash_and_deleted_after_it_is_gone(loaded):

@@ -58,9 +58,9 @@ LASTING: dict[str, dict[str, Any]] = {
     "broken": {"kind": "status", "status": 500, "times": 100_000},
     "down": {"kind": "status", "status": 503, "times": 100_000},
 }
-DELIVERIES = ["republish", "server", "trigger", "trigger incremental"]
+DELIVERIES = ["republish", "server", "patch", "trigger", "trigger incremental"]
 # Where a refresh that ends half-way leaves most behind.
-AT_STAKE = ("publish", "add_tags", "refresh")
+AT_STAKE = ("publish", "add_tags", "refresh", "update_data")
 TAGS = {"kept", "dear to people"}
 ADVICE = re.compile(
     r"\b([Rr]un|[Ll]ook|Check|Compare|Create|Choose|[Gg]ive|Mend|Open|Refresh|Upgrade|Wait|next refresh)\b"
@@ -163,6 +163,8 @@ class Scene:
         with self.waiting():
             self.place.refresh()
         self.confirmed = self.place.confirmed
+        assert self.confirmed is not None
+        self.place.datasource_id = self.confirmed.datasource_id
 
     def change(self) -> None:
         """The last rows only: the delivery `server` goes on from them, and something remains before them."""
@@ -232,6 +234,7 @@ class Scene:
     def _publish_old(self) -> None:
         env = self.place.env
         credentials = TSC.ConnectionCredentials(env["SNOWFLAKE_USER"], env["SNOWFLAKE_PASSWORD"], embed=True)
+        credentials = credentials if self.place.built else None
         now = self.others.datasources.get_by_id(self.place.datasource_id)
         item = TSC.DatasourceItem(now.project_id, self.name)
         self.others.datasources.publish(item, str(self.package), "Overwrite", connection_credentials=credentials)
@@ -357,7 +360,7 @@ def scenes(sandbox: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 def make_place(delivery: str, sandbox: Sandbox, folder: Path) -> Served:
     kind, _, how = delivery.partition(" ")
     if kind != "trigger":
-        return Served(sandbox, _spark(), folder, settings={"delivery": kind})
+        return Served(sandbox, _spark(), folder, settings={"delivery": kind}, built=kind != "patch")
     no_spark: Any = None
     return Served(sandbox, no_spark, folder, settings={"delivery": kind}, datasource={"refresh": how or "full"})
 
@@ -470,7 +473,7 @@ def play_all(scene: Scene, spots: list[Spot], kind: str) -> list[str]:
     return complaints
 
 
-calls = pytest.mark.parametrize("scene", DELIVERIES if EVERYTHING else DELIVERIES[:3], indirect=True)
+calls = pytest.mark.parametrize("scene", DELIVERIES if EVERYTHING else DELIVERIES[:4], indirect=True)
 
 
 @calls
@@ -511,6 +514,9 @@ def test_a_server_in_trouble_is_not_taken_for_a_foreign_publish(scene: Scene) ->
 
 
 jobs = pytest.mark.parametrize("scene", [one for one in DELIVERIES if one != "republish"], indirect=True)
+refreshes = pytest.mark.parametrize(
+    "scene", [one for one in DELIVERIES if one not in ("republish", "patch")], indirect=True
+)
 
 
 @jobs
@@ -525,14 +531,15 @@ def test_a_job_that_outlasts_our_patience_is_told_and_the_next_refresh_heals(
 ) -> None:
     # Hours pass while the job takes seconds.
     monkeypatch.setattr(scene.time, "nap_seconds", 0)
-    scene.admin.fault("slow_job", path=f"/{scene.name}$", seconds=60)
+    scene.admin.fault("slow_job", path=f"/{scene.name}$", seconds=600)
     assert wrong(scene, before_healing=scene.end_jobs) is None
     assert "still runs after" in scene.told
 
 
 @jobs
 def test_a_failed_job_is_told_with_its_notes(scene: Scene) -> None:
-    scene.admin.fault("fail_job", path=f"/{scene.name}$", notes="The warehouse is suspended.")
+    # A change that is sent alone is sent twice before it counts as failed.
+    scene.admin.fault("fail_job", path=f"/{scene.name}$", times=2, notes="The warehouse is suspended.")
     assert wrong(scene) is None
     assert "failed on the server: The warehouse is suspended." in scene.told
 
@@ -565,7 +572,7 @@ def _healed(scene: Scene) -> bool:
         return False
 
 
-@jobs
+@refreshes
 def test_a_refresh_of_somebody_else_is_waited_for(scene: Scene) -> None:
     scene.admin.fault("slow_job", path=f"/{scene.name}$", seconds=1)
     assert scene.others.datasources.refresh(scene.place.datasource_id) is not None

@@ -52,10 +52,14 @@ DATES = st.sampled_from(
 )
 
 
+def keys_of(layout: Layout) -> list[str]:
+    return [key for key in KEYS[layout.key_type] if key != "NULL" or not layout.whole_key]
+
+
 @st.composite
-def histories(draw):
-    layout = draw(st.sampled_from(LAYOUTS))
-    keys = st.sampled_from(KEYS[layout.key_type])
+def histories(draw, layouts=LAYOUTS):
+    layout = draw(st.sampled_from(layouts))
+    keys = st.sampled_from(keys_of(layout))
     values = st.sampled_from(["NULL", "'a'", "'b'"])
     dates = DATES.map(lambda text: text if text == "NULL" else f"{text}::{layout.date_type}")
     insert = st.tuples(st.sampled_from(["insert", "insert", "insert unstamped"]), keys, OTHERS, dates, values)
@@ -106,7 +110,7 @@ class Extracts:
     def of(self, layout: Layout) -> History:
         if layout not in self._made:
             history = History(self._sandbox, self._spark, self._folders.mktemp("history"), layout)
-            for number, key in enumerate([*KEYS[layout.key_type], *KEYS[layout.key_type]]):
+            for number, key in enumerate([*keys_of(layout), *keys_of(layout)]):
                 date = f"'2025-0{3 + number % 3}-0{1 + number % 9}'::{layout.date_type}"
                 history.act(("insert", key, "'x'", "NULL" if number == 1 else date, "'a'"))
             assert history.refresh().reason is Reason.FIRST_LOAD

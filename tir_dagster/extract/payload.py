@@ -1,0 +1,184 @@
+"""What the delivery `patch` sends: the keys to purge and the fresh rows, in small Hyper files of whole keys."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tir_dagster.changes.state import ChangeSet
+from tir_dagster.errors import ExtractError
+from tir_dagster.extract.apply import Shape, staged_keys
+from tir_dagster.extract.casts import PURGE_KEY, Loaded, pair_columns
+from tir_dagster.extract.engine import connect, literal, parquet, quoted
+from tir_dagster.extract.hyperfile import Added, ExtractTable, describe, rebuild
+from tir_dagster.extract.slices import slice_sql_hyper
+from tir_dagster.source.columns import Kind
+
+KEYS_TABLE = "keys"
+ROWS_TABLE = "rows"
+PAYLOAD_SCHEMA = "Extract"
+# Kinds whose values are equal exactly if a server's `=` says so, and that have no value which equals nothing.
+_PLAIN = (Kind.INTEGER, Kind.DECIMAL, Kind.TEXT, Kind.DATE, Kind.TIMESTAMP, Kind.BOOLEAN)
+_SPARE = 1.25
+
+
+@dataclass(frozen=True)
+class Payload:
+    """One file to send, with how much it holds."""
+
+    path: Path
+    keys: int
+    rows: int
+    bytes: int
+
+
+def needs_key_column(shape: Shape) -> bool:
+    """Whether rows must carry a text key of their own: a condition on the server finds no NULL, and no slice."""
+    by_name = {column.name: column for column in shape.columns}
+    parts = [by_name[name] for name in shape.key]
+    return not parts or any(part.nullable or part.kind not in _PLAIN for part in parts)
+
+
+def with_key_column(extract: Path, target: Path, shape: Shape) -> None:
+    """The extract again, each row with its purge key as text: what is published where later changes are patched in."""
+    table = describe(extract)
+    rebuild(extract, target, added=Added(PURGE_KEY, "TEXT", _text_key(_pairs(table, shape, extract), shape)))
+
+
+def write_payloads(
+    extract: Path, folder: Path, change_set: ChangeSet, staged: Path, *, shape: Shape, keyed: bool, most_bytes: int
+) -> list[Payload]:
+    """The change set as files of at most that size, each with all rows of its keys as the new extract holds them.
+
+    `keyed` tells that the published rows carry the key column.
+    """
+    if not (staged_keys(staged) if shape.key else change_set.touched):
+        return []
+    maker = _Maker(extract, folder, change_set, staged, shape, keyed=keyed)
+    parts = 1
+    while True:
+        made = [maker.write(number, parts) for number in range(parts)]
+        largest = max(made, key=lambda payload: payload.bytes)
+        if largest.bytes <= most_bytes:
+            return [payload for payload in made if payload.keys]
+        if largest.keys <= 1:
+            raise ExtractError(
+                f"{change_set.extract}: the {largest.rows:,} rows of one key take {largest.bytes / 1e6:,.0f} MB, and the server takes"
+                f" {most_bytes / 1e6:,.0f} MB at once. Choose a finer row key or smaller slices, raise `datasource.patch_limit_mb`"
+                " if the server allows more, or use the delivery `republish`."
+            )
+        for payload in made:
+            payload.path.unlink(missing_ok=True)
+        parts = min(maker.keys, max(parts * 2, math.ceil(_SPARE * parts * largest.bytes / most_bytes)))
+
+
+class _Maker:
+    """Writes the parts of one change set."""
+
+    def __init__(
+        self, extract: Path, folder: Path, change_set: ChangeSet, staged: Path, shape: Shape, *, keyed: bool
+    ) -> None:
+        self._extract = extract
+        self._folder = folder
+        self._table = describe(extract)
+        self._pairs = _pairs(self._table, shape, extract)
+        self._text_key = _text_key(self._pairs, shape)
+        self._keyed = keyed
+        self._own = _own_parts(self._pairs, shape) if not needs_key_column(shape) else []
+        self._source = _keys_source(change_set, staged, shape, self._pairs, self._own)
+        self.keys = 0
+
+    def write(self, number: int, parts: int) -> Payload:
+        path = self._folder / f"payload-{number + 1}-of-{parts}.hyper"
+        path.unlink(missing_ok=True)
+        with connect(path, create=True, file_version=self._table.file_version) as connection:
+            new, old = path.stem, f"{path.stem}.old"
+            connection.catalog.attach_database(str(self._extract), alias=old)
+            connection.execute_command(f"CREATE SCHEMA {quoted(new, PAYLOAD_SCHEMA)}")
+            self.keys = int(connection.execute_scalar_query(f"SELECT COUNT(*) FROM ({self._source}) AS k"))
+            keys = self._make(connection, quoted(new, PAYLOAD_SCHEMA, KEYS_TABLE), self._part_of_keys(number, parts))
+            rows = self._make(connection, quoted(new, PAYLOAD_SCHEMA, ROWS_TABLE), self._rows_of(new, old))
+            connection.catalog.detach_database(old)
+        return Payload(path, keys, rows, path.stat().st_size)
+
+    def _make(self, connection: Any, table: str, select: str) -> int:
+        connection.execute_command(f"CREATE TABLE {table} AS ({select})")
+        return int(connection.execute_scalar_query(f"SELECT COUNT(*) FROM {table}"))
+
+    @property
+    def _key_names(self) -> list[str]:
+        return [part.stored.name for part in self._own] or [PURGE_KEY]
+
+    def _part_of_keys(self, number: int, parts: int) -> str:
+        names = ", ".join(quoted(name) for name in self._key_names)
+        numbered = f"SELECT {names}, ROW_NUMBER() OVER (ORDER BY {names}) AS n FROM ({self._source}) AS k"
+        return f"SELECT {names} FROM ({numbered}) AS numbered WHERE MOD(n, {parts}) = {number}"
+
+    def _rows_of(self, new: str, old: str) -> str:
+        """The rows of the part's keys, straight from the new extract: what the mirror holds is what is sent."""
+        values = [quoted(column.name) for column in self._table.columns]
+        inner = ", ".join([*values, f"{self._text_key} AS {quoted(PURGE_KEY)}"])
+        sent = ", ".join([*values, *([quoted(PURGE_KEY)] if self._keyed else [])])
+        same = " AND ".join(f"k.{quoted(name)} = t.{quoted(name)}" for name in self._key_names)
+        return (
+            f"SELECT {sent} FROM (SELECT {inner} FROM {quoted(old, self._table.schema, self._table.name)}) AS t WHERE EXISTS"
+            f" (SELECT 1 FROM {quoted(new, PAYLOAD_SCHEMA, KEYS_TABLE)} AS k WHERE {same})"
+        )
+
+
+def key_names(extract: Path, shape: Shape) -> list[str]:
+    """The columns by which the server finds the rows to purge, as the published extract names them."""
+    if needs_key_column(shape):
+        return [PURGE_KEY]
+    return [part.stored.name for part in _own_parts(_pairs(describe(extract), shape, extract), shape)]
+
+
+def _pairs(table: ExtractTable, shape: Shape, path: Path) -> tuple[Loaded, ...]:
+    return pair_columns(shape.columns, table.columns, path=path, names=shape.names or None)
+
+
+def _own_parts(pairs: Sequence[Loaded], shape: Shape) -> list[Loaded]:
+    by_name = {pair.source.name: pair for pair in pairs}
+    return [by_name[name] for name in shape.key]
+
+
+def _text_key(pairs: Sequence[Loaded], shape: Shape) -> str:
+    """The purge key of a row of the extract as text that is never NULL, and differs where keys differ."""
+    if not shape.key:
+        stored = {pair.source.name: pair.stored for pair in pairs}
+        return f"COALESCE({slice_sql_hyper(shape.slices, shape.columns, stored)}, '')"
+    return _joined([_text(pair, quoted(pair.stored.name)) for pair in _own_parts(pairs, shape)])
+
+
+def _keys_source(
+    change_set: ChangeSet, staged: Path, shape: Shape, pairs: Sequence[Loaded], own: Sequence[Loaded]
+) -> str:
+    """A SELECT of the change set's purge keys, each once."""
+    if not shape.key:
+        named = [f"SELECT {literal(name or '')} AS {quoted(PURGE_KEY)}" for name in change_set.touched]
+        return " UNION ".join(named)
+    files = parquet(staged_keys(staged))
+    if own:
+        values = ", ".join(f"{part.key} AS {quoted(part.stored.name)}" for part in own)
+    else:
+        values = f"{_joined([_text(part, part.key) for part in _own_parts(pairs, shape)])} AS {quoted(PURGE_KEY)}"
+    return f"SELECT DISTINCT {values} FROM {files}"
+
+
+def _joined(parts: Sequence[str]) -> str:
+    """Each part with its length before it, so that no two different keys give one text; NULL is a dash."""
+    return " || ".join(f"COALESCE(CAST(CHAR_LENGTH({part}) AS TEXT) || ':' || {part}, '-')" for part in parts)
+
+
+def _text(pair: Loaded, value: str) -> str:
+    if pair.stored.type == "TEXT":
+        return f"({value})"
+    if pair.stored.type == "TIMESTAMPTZ":
+        return f"CAST({value} AT TIME ZONE 'UTC' AS TEXT)"
+    if pair.stored.type == "DOUBLE PRECISION":
+        # Zero has two signs, which are equal and do not look so.
+        return f"CASE WHEN {value} = 0 THEN '0' ELSE CAST({value} AS TEXT) END"
+    return f"CAST({value} AS TEXT)"

@@ -1,0 +1,196 @@
+"""What `patch` sends: applied as a server does, with a plain `=`, it turns the published file into the new extract."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from datetime import date
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tableauhyperapi import Date
+
+from tir_dagster.changes.plan import Known
+from tir_dagster.changes.state import NO_SLICE_KEY, ChangeSet
+from tir_dagster.errors import ExtractError
+from tir_dagster.extract.apply import Shape, content_digest, content_fingerprints, replace_change
+from tir_dagster.extract.casts import PURGE_KEY
+from tir_dagster.extract.engine import connect, quoted
+from tir_dagster.extract.hyperfile import create_extract, describe
+from tir_dagster.extract.payload import (
+    KEYS_TABLE,
+    ROWS_TABLE,
+    Payload,
+    key_names,
+    needs_key_column,
+    with_key_column,
+    write_payloads,
+)
+from tir_dagster.source.slices import SliceBy
+from tir_dagster_tests.extract.helpers import bag, columns_of, stage
+
+LARGE = 1 << 30
+COLUMNS = columns_of({"ID": "NUMBER(38,0)", "F": "FLOAT", "S": "VARCHAR", "D": "DATE", "V": "VARCHAR"})
+WHOLE = [replace(COLUMNS[0], nullable=False), *COLUMNS[1:]]
+MONTHS = SliceBy("D", "month")
+SHAPES = {
+    "a key that is never NULL": Shape(tuple(WHOLE), ("ID",), MONTHS),
+    "a key that may be NULL": Shape(tuple(COLUMNS), ("ID",), MONTHS),
+    "a key of several columns": Shape(tuple(COLUMNS), ("S", "F", "ID"), SliceBy()),
+    "no key but months": Shape(tuple(COLUMNS), (), MONTHS),
+}
+Rows = Sequence[tuple[Any, ...]]
+
+
+def key_of(shape: Shape, row: tuple[Any, ...]) -> tuple[Any, ...]:
+    by_name = dict(zip([column.name for column in shape.columns], row, strict=True))
+    if not shape.key:
+        return (by_name["D"].strftime("%Y-%m") if by_name["D"] else None,)
+    return tuple(by_name[name] for name in shape.key)
+
+
+class Case:
+    """An extract, what it becomes, and the change set between them."""
+
+    def __init__(self, folder: Path, shape: Shape, before: Rows, after: Rows) -> None:
+        folder.mkdir()
+        self.folder, self.shape, self.after = folder, shape, after
+        old, new = by_key(shape, before), by_key(shape, after)
+        changed = [key for key in {*old, *new} if old[key] != new[key]]
+        fresh = [row for key in changed for row in new[key].elements()]
+        stage(folder / "rows" / "part-0.parquet", list(shape.columns), fresh)
+        if shape.key:
+            parts = [column for name in shape.key for column in shape.columns if column.name == name]
+            stage(folder / "keys" / "part-0.parquet", parts, changed, bookkeeping=False)
+        touched = {NO_SLICE_KEY if key[0] is None else str(key[0]): 1 for key in changed} if not shape.key else {}
+        known = Known("t", "d", "s", "w")
+        self.change_set = ChangeSet(
+            "one", "orders", None, "t", known, "changes", "incremental", None, len(changed), 0, touched, {}, {}, None
+        )
+        self.base, self.new, self.server = (folder / f"{name}.hyper" for name in ("base", "new", "server"))
+        create_extract(self.base, shape.columns, stage(folder / "base.parquet", list(shape.columns), before))
+        replace_change(self.base, self.new, self.change_set, folder, shape)
+
+    def publish(self) -> bool:
+        """The base as it is published; whether its rows carry a key column."""
+        if keyed := needs_key_column(self.shape):
+            with_key_column(self.base, self.server, self.shape)
+        else:
+            self.server.write_bytes(self.base.read_bytes())
+        return keyed
+
+    def payloads(self, *, keyed: bool, most_bytes: int = LARGE) -> list[Payload]:
+        return write_payloads(
+            self.new, self.folder, self.change_set, self.folder, shape=self.shape, keyed=keyed, most_bytes=most_bytes
+        )
+
+    def apply(self, payload: Payload) -> None:
+        """What a server does with a batch of ours."""
+        with connect(self.server) as connection:
+            connection.catalog.attach_database(str(payload.path), alias="p")
+            target = quoted("server", "Extract", "Extract")
+            keys, rows = (quoted("p", "Extract", name) for name in (KEYS_TABLE, ROWS_TABLE))
+            same = " AND ".join(f"k.{quoted(name)} = t.{quoted(name)}" for name in key_names(self.new, self.shape))
+            connection.execute_command(
+                f"DELETE FROM {target} AS t WHERE EXISTS (SELECT 1 FROM {keys} AS k WHERE {same})"
+            )
+            listed = ", ".join(quoted(name) for name in _names(connection, rows))
+            connection.execute_command(f"INSERT INTO {target} ({listed}) SELECT {listed} FROM {rows}")
+
+    def is_right(self) -> bool:
+        prints = [content_digest(content_fingerprints(path, self.shape)) for path in (self.server, self.new)]
+        return prints[0] == prints[1] and seen(self.new) == Counter(self.after)
+
+
+def seen(path: Path) -> Counter[tuple[Any, ...]]:
+    """The rows without our own column, days as Python's."""
+    listed = ", ".join(quoted(column.name) for column in COLUMNS)
+    rows = bag(path, columns=listed).elements()
+    return Counter(tuple(value.to_date() if isinstance(value, Date) else value for value in row) for row in rows)
+
+
+def by_key(shape: Shape, rows: Iterable[tuple[Any, ...]]) -> dict[tuple[Any, ...], Counter[tuple[Any, ...]]]:
+    found: dict[tuple[Any, ...], Counter[tuple[Any, ...]]] = defaultdict(Counter)
+    for row in rows:
+        found[key_of(shape, row)][row] += 1
+    return found
+
+
+def _names(connection: Any, table: str) -> list[str]:
+    with connection.execute_query(f"SELECT * FROM {table} LIMIT 0") as result:
+        return [column.name.unescaped for column in result.schema.columns]
+
+
+ROW = st.tuples(
+    st.sampled_from([None, 0, 1, 12]),
+    st.sampled_from([None, 0.0, -0.0, 0.1, 0.1 + 0.2, 1e300]),
+    st.sampled_from([None, "", "-", "1:a", "a", "A"]),
+    st.sampled_from([None, date(2025, 3, 1), date(2025, 3, 31), date(2025, 4, 1), date(9999, 12, 31)]),
+    st.sampled_from([None, "x", "y"]),
+)
+_numbers = count(1)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(before=st.lists(ROW, max_size=8), after=st.lists(ROW, max_size=8))
+def test_the_published_file_becomes_the_new_extract(tmp_path: Path, name: str, before: Rows, after: Rows):
+    shape = SHAPES[name]
+    if not needs_key_column(shape):
+        before, after = ([row for row in rows if row[0] is not None] for rows in (before, after))
+    case = Case(tmp_path / str(next(_numbers)), shape, before, after)
+    for payload in case.payloads(keyed=case.publish()):
+        case.apply(payload)
+    assert case.is_right()
+
+
+def orders(numbers: Sequence[int], value: str) -> list[tuple[Any, ...]]:
+    return [(number, None, value * 50 + str(number * 7919), date(2025, 3, 1), value) for number in numbers]
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_over_the_limit_each_part_has_whole_keys(tmp_path: Path, name: str):
+    shape = SHAPES[name]
+    before, after = orders(range(4000), "x"), [*orders(range(10), "x"), *orders(range(10, 5000), "y")]
+    after = [(*row[:3], date(2025, 1 + row[0] % 12, 1), row[4]) for row in after]
+    case = Case(tmp_path / "case", shape, before, after)
+    old, new = by_key(shape, before), by_key(shape, after)
+    keyed = case.publish()
+    whole = case.payloads(keyed=keyed)
+    limit = whole[0].bytes // 2
+    parts = case.payloads(keyed=keyed, most_bytes=limit)
+    assert len(whole) == 1
+    assert len(parts) > 1
+    assert all(part.bytes <= limit for part in parts)
+    assert sum(part.rows for part in parts) == whole[0].rows
+    for part in parts:
+        case.apply(part)
+        now = by_key(shape, seen(case.server).elements())
+        assert all(now[key] in (old[key], new[key]) for key in {*old, *new, *now})
+    assert case.is_right()
+
+
+def test_a_key_that_is_too_large_for_the_server_is_told(tmp_path: Path):
+    case = Case(tmp_path / "case", SHAPES["no key but months"], [], orders(range(4000), "x"))
+    with pytest.raises(ExtractError, match=r"orders: the 4,000 rows of one key take \d+ MB, and the server takes 0 MB"):
+        case.payloads(keyed=case.publish(), most_bytes=100_000)
+
+
+def test_only_a_key_that_equals_itself_is_left_to_the_server():
+    assert [needs_key_column(shape) for shape in SHAPES.values()] == [False, True, True, True]
+    floats = replace(SHAPES["a key that is never NULL"], key=("F",), columns=(replace(COLUMNS[1], nullable=False),))
+    assert needs_key_column(floats)
+
+
+def test_the_key_column_is_ours_alone(tmp_path: Path):
+    """What is compared and kept is the extract without it."""
+    case = Case(tmp_path / "case", SHAPES["a key that may be NULL"], orders([1], "x"), orders([1], "y"))
+    case.publish()
+    assert [column.name for column in describe(case.server).columns][-1] == PURGE_KEY
+    assert [column.name for column in describe(case.new).columns] == [column.name for column in COLUMNS]
+    assert bag(case.server, columns=quoted(PURGE_KEY)) == Counter([("1:1",)])

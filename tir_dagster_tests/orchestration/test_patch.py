@@ -1,0 +1,242 @@
+"""The delivery `patch` through Spark, Hyper and the servers: only the change travels, and nothing is ever lost."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import requests
+import tableauserverclient as TSC  # noqa: N812 - the name its own documentation uses
+from hypothesis import given
+
+from tir_dagster.changes.changesets import new_id
+from tir_dagster.changes.plan import Reason
+from tir_dagster.errors import DatasourceError
+from tir_dagster.extract.casts import PURGE_KEY
+from tir_dagster_tests.conftest import Sandbox
+from tir_dagster_tests.orchestration.history import COLUMN_TYPES, DATABASE, PROJECT, History, Layout
+from tir_dagster_tests.orchestration.test_histories import Extracts, histories, play, random_histories
+from tir_dagster_tests.sandbox.tableau.helpers import Admin
+
+HISTORIES = int(os.environ.get("TIR_HISTORIES", "4"))
+# `make soak` goes on to five million.
+SIZES = [100_000, 5_000_000] if "TIR_HISTORIES" in os.environ else [5_000, 50_000]
+PATCHED = [
+    Layout(delivery="patch", whole_key=True),
+    Layout(delivery="patch", key_type="VARCHAR", by="week"),
+    Layout(delivery="patch", key_type="TIMESTAMP_NTZ", row_key=("K", "L")),
+    Layout(delivery="patch", row_key=(), by="month"),
+]
+
+
+@pytest.fixture(scope="module")
+def prepared(sandbox: Sandbox) -> Sandbox:
+    with sandbox.snowflake() as connection:
+        connection.cursor().execute(f"CREATE DATABASE IF NOT EXISTS {DATABASE}")
+    with sandbox.tableau() as server:
+        if not [one for one in TSC.Pager(server.projects) if one.name == PROJECT]:
+            server.projects.create(TSC.ProjectItem(PROJECT))
+    return sandbox
+
+
+@pytest.fixture
+def admin(prepared: Sandbox) -> Iterator[Admin]:
+    found = Admin(prepared.tableau_url)
+    found.forget_calls()
+    yield found
+    found.clear_faults()
+
+
+@pytest.fixture(scope="module")
+def extracts(prepared, spark, tmp_path_factory) -> Iterator[Extracts]:
+    made = Extracts(prepared, spark, tmp_path_factory)
+    yield made
+    made.close()
+
+
+@random_histories(HISTORIES)
+@given(drawn=histories(PATCHED))
+def test_the_published_extract_equals_the_source_after_any_history(extracts, drawn):
+    play(extracts.of(drawn[0]), *drawn[1:])
+
+
+@pytest.fixture(params=[True, False], ids=["a key that is never NULL", "a key that may be NULL"])
+def loaded(request, prepared, spark, tmp_path) -> Iterator[History]:
+    yield from load(prepared, spark, tmp_path, Layout(delivery="patch", whole_key=request.param))
+
+
+@pytest.fixture
+def one(prepared, spark, tmp_path) -> Iterator[History]:
+    yield from load(prepared, spark, tmp_path, Layout(delivery="patch"))
+
+
+def load(prepared, spark, folder: Path, layout: Layout) -> Iterator[History]:
+    history = History(prepared, spark, folder, layout)
+    for key in range(1, 6):
+        history.act(("insert", str(key), "'x'", "'2025-03-05'::DATE", "'a'"))
+    history.refresh()
+    yield history
+    history.close()
+
+
+def routes(admin: Admin) -> list[str]:
+    calls = requests.delete(f"{admin.url}/sandbox/calls", timeout=30).json()["calls"]
+    return [call["route"] for call in calls]
+
+
+def test_only_the_change_travels(loaded, admin):
+    loaded.act(("update", "1", "'b'"))
+    loaded.act(("delete", "2"))
+    admin.forget_calls()
+    loaded.refresh()
+    asked = routes(admin)
+    assert asked.count("update_data") == 1
+    assert not {"download", "publish"} & set(asked), asked
+    assert loaded.published_rows() == loaded.source_rows()
+    assert loaded.refresh().decision == "none"
+
+
+def test_the_same_bytes_travel_whatever_the_extracts_size(one):
+    """The payload is all that grows, and it holds the change alone."""
+    sizes = []
+    stamp = "'2025-02-0{}'::TIMESTAMP_NTZ"
+    for number, rows in enumerate(SIZES, 1):
+        made = f"SELECT RANGE + 1000, 'x', '2025-04-01'::DATE, MD5(RANGE::VARCHAR), {stamp.format(2 * number)}"
+        one.sql(f"INSERT INTO {one.name} {made} FROM RANGE({rows})")
+        one.refresh("full")
+        one.sql(f"UPDATE {one.name} SET V = MD5(V), W = {stamp.format(2 * number + 1)} WHERE K >= 1000 AND K < 2000")
+        assert one.refresh().decision == "incremental"
+        sizes.append(one.refresher.sent_bytes)
+        one.sql(f"DELETE FROM {one.name} WHERE K >= 1000")
+    assert 0 < max(sizes) <= 1.1 * min(sizes)
+
+
+def test_deliveries_can_be_switched_on_one_datasource(one, admin):
+    for number, delivery in enumerate(["republish", "patch", "patch", "republish", "patch"]):
+        one.layout = replace(one.layout, delivery=delivery)
+        one.refresher = one.new_refresher()
+        one.act(("update", "1", f"'{number}'"))
+        one.act(("rekey", "3", "NULL") if number == 1 else ("rekey", "NULL", "3"))
+        admin.forget_calls()
+        plan = one.refresh()
+        assert (plan.decision, plan.reason) == ("incremental", None)
+        # After a whole publish without our key column, a whole one brings it back; then the changes travel alone.
+        assert ("update_data" in routes(admin)) == (number == 2)
+        assert one.published_rows() == one.source_rows()
+
+
+def test_part_of_a_batch_is_healed_in_the_same_run(one, admin):
+    one.act(("update", "1", "'b'"))
+    admin.fault("torn_job", path=f"/{one.name}$", actions=1)
+    one.refresh()
+    assert admin.faults() == []
+    assert one.published_rows() == one.source_rows()
+
+
+def test_part_of_a_batch_is_healed_by_the_next_run(loaded, admin):
+    torn = {"half": True} if loaded.layout.whole_key else {"actions": 1}
+    loaded.act(("update", "1", "'b'"))
+    loaded.act(("insert", "9", "'z'", "NULL", "'new'"))
+    admin.fault("torn_job", path=f"/{loaded.name}$", times=2, **torn)
+    with pytest.raises(DatasourceError, match="failed on the server"):
+        loaded.refresh()
+    assert loaded.published_rows() != loaded.source_rows()
+    loaded.act(("delete", "1"))
+    plan = loaded.refresh()
+    assert plan.decision == "incremental"
+    assert loaded.published_rows() == loaded.source_rows()
+    assert loaded.refresh().decision == "none"
+
+
+def test_what_a_crash_interrupted_is_sent_again_and_runs_once(one):
+    one.act(("update", "1", "'b'"))
+    one.refresh(until="published")
+    assert one.refresh().decision == "none", "it had landed, which is confirmed late"
+    assert one.published_rows() == one.source_rows()
+
+
+def test_what_somebody_published_is_not_changed(one):
+    one.act(("update", "1", "'ours'"))
+    looked = one.refresher.look(one.confirmed)
+    surveyed = one.refresher.survey(looked)
+    plan = one.refresher.plan(looked, surveyed, "changes")
+    _, made = one.refresher.detect(looked, surveyed, plan, ident=new_id(), resync=[], allow_empty=False)
+    version, _ = one.refresher.apply(looked, made)
+    one.publish_foreign()
+    theirs = one.published_rows()
+    with pytest.raises(DatasourceError, match="Nothing was changed"):
+        one.refresher.publish(looked, version)
+    assert one.published_rows() == theirs
+    assert one.refresh().reason is Reason.FOREIGN_PUBLISH
+    assert one.published_rows() == one.source_rows()
+
+
+@pytest.mark.parametrize(
+    ("columns", "told"),
+    [
+        (COLUMN_TYPES, "while its data was changed"),
+        (COLUMN_TYPES.replace('"V" TEXT', '"V" BIGINT'), r"failed on the server: .*V"),
+    ],
+    ids=["the same columns", "a column of another type"],
+)
+def test_what_somebody_published_while_we_sent_is_noticed(prepared, spark, tmp_path, columns, told):
+    layout = Layout(delivery="patch", whole_key=True)
+    history = next(loading := load(prepared, spark, tmp_path, layout))
+    history.act(("update", "1", "'ours'"))
+    history.refresher.lend(lambda line: line.startswith("sending") and history.publish_foreign(columns), lambda: spark)
+    with pytest.raises(DatasourceError, match=told):
+        history.refresh()
+    history.refresher.lend(lambda _: None, lambda: spark)
+    assert history.refresh().reason is Reason.FOREIGN_PUBLISH
+    assert history.published_rows() == history.source_rows()
+    loading.close()
+
+
+def test_an_extract_of_a_database_is_refused_before_anything_is_read(prepared, spark, tmp_path, admin):
+    history = History(prepared, spark, tmp_path, Layout(delivery="patch"))
+    history.publish_database_extract()
+    admin.forget_calls()
+    with pytest.raises(
+        DatasourceError, match=r"is an extract of a snowflake connection.*Choose the delivery `republish`"
+    ):
+        history.refresh()
+    assert not {"download", "publish", "update_data"} & set(routes(admin))
+    history.close()
+
+
+def test_a_server_that_cannot_change_data_is_told(one, admin):
+    admin.set(rest_version="3.12")
+    try:
+        with pytest.raises(
+            DatasourceError, match=r"takes REST 3\.13 .* speaks 3\.12\. Choose the delivery `republish`"
+        ):
+            one.refresh()
+    finally:
+        admin.set(rest_version="3.26")
+
+
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        ({"status": 403, "code": "403004"}, r"change the data of datasource .* refused \(403004\).* Give the user"),
+        ({"status": 413, "code": "413000"}, r"refused \(413000\).* datasource\.patch_limit_mb"),
+    ],
+)
+def test_a_refused_change_is_told_and_nothing_changes(one, admin, fault, told):
+    before = one.published_rows()
+    one.act(("update", "1", "'b'"))
+    admin.fault("status", method="PATCH", path="/data$", times=10, **fault)
+    with pytest.raises(DatasourceError, match=told):
+        one.refresh()
+    assert one.published_rows() == before
+    admin.clear_faults()
+    assert one.refresh().decision == "none", "what was about to be sent is sent first, and confirmed late"
+    assert one.published_rows() == one.source_rows()
+
+
+def test_the_key_column_is_there_only_where_it_is_needed(loaded):
+    names = loaded.published_columns()
+    assert (PURGE_KEY in names) == (not loaded.layout.whole_key)
