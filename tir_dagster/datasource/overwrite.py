@@ -16,6 +16,7 @@ from tir_dagster.datasource.keep import (
     put_back_remembered,
     remember,
 )
+from tir_dagster.datasource.publishing import Check, always
 from tir_dagster.datasource.republish import ServerLook
 from tir_dagster.datasource.transfer import publish
 from tir_dagster.extract.package import RefreshChange, greatest_increment, read_package, write_package
@@ -30,6 +31,8 @@ class Place:
     look: ServerLook
     credentials: Sequence[ConnectionCredential]
     folder: Path
+    # Asked right before every request that publishes.
+    check: Check = always
 
 
 def put_back(client: TableauClient, place: Place, found: FoundDatasource, *, shell: Path, hyper: Path) -> None:
@@ -59,6 +62,7 @@ def publish_over(
             overwrite=True,
             expected=expected,
             connections=place.credentials,
+            check=place.check,
         )
     finally:
         target.unlink(missing_ok=True)

@@ -16,6 +16,7 @@ from tir_dagster.datasource.keep import (
     put_back_remembered,
     remember,
 )
+from tir_dagster.datasource.publishing import Check, always
 from tir_dagster.datasource.transfer import NoExtractError, download, publish
 from tir_dagster.durable import need_space
 from tir_dagster.errors import DatasourceError, ExtractError
@@ -103,6 +104,7 @@ def deliver(
     credentials: Sequence[ConnectionCredential],
     folder: Path,
     log: Log,
+    check: Check = always,
 ) -> tuple[FoundDatasource, tuple[str, ...]]:
     """Publish over exactly what was looked at, and put back what overwriting loses; gives warnings about the rest."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -126,6 +128,7 @@ def deliver(
             overwrite=look.found is not None,
             expected=look.version,
             connections=credentials,
+            check=check,
         )
     finally:
         target.unlink(missing_ok=True)

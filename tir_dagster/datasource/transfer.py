@@ -15,7 +15,7 @@ from typing import IO, Any
 from tir_dagster.datasource.client import TableauClient
 from tir_dagster.datasource.found import FoundDatasource, FoundProject, ServerVersion
 from tir_dagster.datasource.keep import ConnectionCredential
-from tir_dagster.datasource.publishing import Publishing
+from tir_dagster.datasource.publishing import Check, Publishing, always
 from tir_dagster.datasource.upload import Parcel, Progress
 from tir_dagster.errors import DatasourceError
 
@@ -105,17 +105,18 @@ def publish(
     as_job: bool = False,
     job_timeout: float = 3600.0,
     progress: Progress | None = None,
+    check: Check = always,
 ) -> FoundDatasource:
     """Publish a .tdsx or .hyper file; the datasource as it is afterwards.
 
     With `expected`, a datasource that is no longer that version is left alone: ForeignPublishError. Without it,
     `overwrite` replaces whatever is there at the start. A publish whose answer is lost is looked for on the server,
-    and sent again only when it is not there.
+    and sent again only when it is not there. `check` may still say no, right before every such request.
     """
     if package.suffix not in _KINDS or not package.is_file():
         raise DatasourceError(
             f"Could not publish {package} as datasource {name!r}: it must be a {' or '.join(_KINDS)} file that exists."
         )
     parcel = Parcel(package, project.id, name, overwrite, tuple(connections), as_job)
-    publishing = Publishing(client, parcel, project, job_timeout=job_timeout, progress=progress)
+    publishing = Publishing(client, parcel, project, job_timeout=job_timeout, progress=progress, check=check)
     return publishing.run(expected)

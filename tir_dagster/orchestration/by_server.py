@@ -123,7 +123,7 @@ class ByServer:
         folder = self._flow.folder / "publish"
         folder.mkdir(parents=True, exist_ok=True)
         credentials = credentials_for(self._flow.spec, server.found, self._flow.env)
-        return Place(self._flow.spec, server, credentials, folder)
+        return Place(self._flow.spec, server, credentials, folder, self._flow.check_lease)
 
     def _servers_files(self, looked: Looked) -> tuple[Path, Path]:
         """The package and the Hyper file as the server holds them: its own, if it shows later rows than ours."""

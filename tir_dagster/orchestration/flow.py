@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from tir_dagster.changes.changesets import ChangeSetStore
 from tir_dagster.changes.detect import Base, Survey, make_change_set, survey
 from tir_dagster.changes.hints import Hint
-from tir_dagster.changes.lease import lease
+from tir_dagster.changes.lease import Lease, lease
 from tir_dagster.changes.plan import Mode, Plan, Reason, Situation, plan_refresh
 from tir_dagster.changes.relation import Relation, relation_of
 from tir_dagster.changes.state import (
@@ -109,6 +109,7 @@ class Refresher:
         self.env = os.environ if env is None else env
         self._by_server = ByServer(self)
         self._fetched: tuple[str, Path | None, Path] | None = None
+        self._lease: Lease | None = None
         self.downloads = "download"
         self.warnings: list[str] = []
         # Set where the server itself had to load everything.
@@ -130,8 +131,18 @@ class Refresher:
 
     @contextmanager
     def leased(self, purpose: str, *, wait_seconds: float) -> Iterator[None]:
-        with lease(self.folder / "lease.json", purpose=purpose, wait_seconds=wait_seconds, on_wait=self.log):
-            yield
+        path, outer = self.folder / "lease.json", self._lease
+        with lease(path, purpose=purpose, wait_seconds=wait_seconds, on_wait=self.log) as held:
+            self._lease = held
+            try:
+                yield
+            finally:
+                self._lease = outer
+
+    def check_lease(self) -> None:
+        """Right before anything is published: a process that slept for a minute may have lost its turn."""
+        if self._lease is not None:
+            self._lease.check()
 
     # Look
 
@@ -425,12 +436,14 @@ class Refresher:
                 credentials=credentials_for(self.spec, looked.server.found, self.env),
                 folder=self.folder / "publish",
                 log=self.log,
+                check=self.check_lease,
             )
         crash_after("published")
         self.warnings += warnings
         return Published(self.confirmation_of(version, ServerLook(looked.server.project, found)), found, warnings)
 
     def intend(self, looked: Looked, version: Version, *, hole: str | None = None) -> None:
+        self.check_lease()
         intent = Intent(
             extract=self.spec.name,
             change_set=version.manifest["change_set"],
