@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tir_dagster.datasource.beside import look_beside
 from tir_dagster.datasource.client import TableauClient
+from tir_dagster.datasource.credentials import ConnectionCredential
 from tir_dagster.datasource.find import reread
 from tir_dagster.datasource.found import FoundDatasource, ServerVersion, server_version
 from tir_dagster.datasource.keep import (
-    ConnectionCredential,
     Restored,
     is_remembered,
     put_back_remembered,
@@ -52,7 +53,7 @@ def publish_over(
 ) -> Restored:
     """Publish, and put back what overwriting loses: what an earlier publish of this run wrote down, else what is there."""
     if not is_remembered(place.folder):
-        remember(found, place.folder)
+        remember(found, place.folder, look_beside(client, found))
     try:
         published = publish(
             client,
@@ -66,4 +67,4 @@ def publish_over(
         )
     finally:
         target.unlink(missing_ok=True)
-    return put_back_remembered(client, published, place.folder)
+    return put_back_remembered(client, published, place.folder, place.credentials)

@@ -6,15 +6,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from tir_dagster.datasource.beside import look_beside
 from tir_dagster.datasource.client import TableauClient
+from tir_dagster.datasource.credentials import ConnectionCredential
 from tir_dagster.datasource.find import find_project, look_for_datasource, settled
-from tir_dagster.datasource.found import FoundDatasource, FoundProject, ServerVersion, server_version
+from tir_dagster.datasource.found import Connection, FoundDatasource, FoundProject, ServerVersion, server_version
 from tir_dagster.datasource.keep import (
-    ConnectionCredential,
     check_credentials,
     is_remembered,
     put_back_remembered,
     remember,
+    remembered_connections,
 )
 from tir_dagster.datasource.publishing import Check, always
 from tir_dagster.datasource.transfer import NoExtractError, download, publish
@@ -55,15 +57,19 @@ def credentials_for(
     """The credentials the spec names, for every connection that has embedded ones; refused here if they are missing."""
     if found is None:
         return []
-    embedded = [connection for connection in found.connections if connection.embed_password]
-    named: list[ConnectionCredential] = []
-    given = spec.datasource.credentials
-    if given is not None and embedded:
-        username = given.username or _variable(spec, given.username_env, env)
-        password = _variable(spec, given.password_env, env)
-        named = [ConnectionCredential(one.server_address, username, password, one.server_port) for one in embedded]
+    named = _named(spec, found.connections, env)
     check_credentials(found, named)
     return named
+
+
+def _named(spec: ExtractSpec, connections: Sequence[Connection], env: Mapping[str, str]) -> list[ConnectionCredential]:
+    embedded = [connection for connection in connections if connection.embed_password]
+    given = spec.datasource.credentials
+    if given is None or not embedded:
+        return []
+    username = given.username or _variable(spec, given.username_env, env)
+    password = _variable(spec, given.password_env, env)
+    return [ConnectionCredential(one.server_address, username, password, one.server_port) for one in embedded]
 
 
 def _variable(spec: ExtractSpec, name: str | None, env: Mapping[str, str]) -> str:
@@ -117,7 +123,7 @@ def deliver(
         package = read_package(shell)
         write_package(package, target, hyper=hyper, refresh=refresh_change(package, hyper, rows=rows))
     if look.found is not None:
-        remember(look.found, folder)
+        remember(look.found, folder, look_beside(client, look.found))
     log(f"publishing {target.stat().st_size / 1e6:,.1f} MB")
     try:
         found = publish(
@@ -132,13 +138,16 @@ def deliver(
         )
     finally:
         target.unlink(missing_ok=True)
-    restored = put_back_remembered(client, found, folder)
+    restored = put_back_remembered(client, found, folder, credentials)
     return settled(client, restored.found), restored.warnings
 
 
-def finish_delivery(client: TableauClient, look: ServerLook, folder: Path) -> tuple[ServerLook, tuple[str, ...]]:
+def finish_delivery(
+    client: TableauClient, spec: ExtractSpec, look: ServerLook, *, folder: Path, env: Mapping[str, str]
+) -> tuple[ServerLook, tuple[str, ...]]:
     """Put back what an earlier publish of ours took from the datasource, if that run ended before it could."""
     if look.found is None or not is_remembered(folder):
         return look, ()
-    restored = put_back_remembered(client, look.found, folder)
+    credentials = _named(spec, remembered_connections(folder), env)
+    restored = put_back_remembered(client, look.found, folder, credentials)
     return replace(look, found=settled(client, restored.found)), restored.warnings

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from tir_dagster.datasource.client import TableauClient
+from tir_dagster.datasource.credentials import ConnectionCredential
 from tir_dagster.datasource.found import FoundDatasource, FoundProject, ServerVersion
-from tir_dagster.datasource.keep import ConnectionCredential
 from tir_dagster.datasource.publishing import Check, Publishing, always
 from tir_dagster.datasource.upload import Parcel, Progress
 from tir_dagster.errors import DatasourceError

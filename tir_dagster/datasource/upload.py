@@ -12,7 +12,7 @@ from tableauserverclient.config import BYTES_PER_MB, config
 from tableauserverclient.server import RequestFactory
 
 from tir_dagster.datasource.client import TableauClient
-from tir_dagster.datasource.keep import ConnectionCredential
+from tir_dagster.datasource.credentials import ConnectionCredential
 from tir_dagster.datasource.transport import patience
 from tir_dagster.datasource.trouble import UnknownOutcomeError
 

@@ -176,7 +176,7 @@ class Refresher:
         if verdict is Aftermath.FOREIGN:
             forget(folder)
             return server
-        server, warnings = finish_delivery(client, server, folder)
+        server, warnings = finish_delivery(client, self.spec, server, folder=folder, env=self.env)
         self.warnings += warnings
         return server
 

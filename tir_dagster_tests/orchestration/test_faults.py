@@ -239,6 +239,7 @@ class Scene:
         self.others.datasources.publish(item, str(self.package), "Overwrite", connection_credentials=credentials)
         now = self.others.datasources.get_by_id(self.place.datasource_id)
         now.description, now.owner_id = "Ask Ann.", self._owner
+        now.certified, now.certification_note = True, "by Ann"
         self.others.datasources.update(now)
         self.others.datasources.add_tags(now, TAGS)
 
@@ -271,8 +272,11 @@ class Scene:
     def lost(self) -> str | None:
         """What people had set on the datasource and do not find there any more."""
         item = self.others.datasources.get_by_id(self.place.datasource_id)
-        found = (set(item.tags), item.description, item.owner_id)
-        return None if found == (TAGS, "Ask Ann.", self._owner) else f"tags, description or owner are lost: {found}"
+        self.others.datasources.populate_connections(item)
+        embedded = [(one.username, bool(one.embed_password)) for one in item.connections]
+        found = (set(item.tags), item.description, item.owner_id, item.certified, item.certification_note, embedded)
+        set_up = (TAGS, "Ask Ann.", self._owner, True, "by Ann", [(self.place.env["SNOWFLAKE_USER"], True)])
+        return None if found == set_up else f"something that people set is lost: {found}"
 
     def calls(self) -> list[dict[str, Any]]:
         """What the server was asked since this was asked last."""

@@ -17,7 +17,7 @@ from starlette.routing import Route
 
 from tir_dagster.sandbox.faults import Fault, FaultMiddleware, handle_admin
 from tir_dagster.sandbox.tableau import people
-from tir_dagster.sandbox.tableau.api import auth, connections, content, jobs, publish, schedules
+from tir_dagster.sandbox.tableau.api import auth, connections, content, jobs, publish, schedules, subscriptions
 from tir_dagster.sandbox.tableau.api.call import Call, Download, Operation
 from tir_dagster.sandbox.tableau.jobs import JobQueue
 from tir_dagster.sandbox.tableau.multipart import MAX_XML_BYTES, boundary_of, read_bounded, spool, take_apart
@@ -39,6 +39,7 @@ OPERATIONS: list[Operation] = [
     *publish.OPERATIONS,
     *jobs.OPERATIONS,
     *schedules.OPERATIONS,
+    *subscriptions.OPERATIONS,
 ]
 _CHUNK = 256 * 1024
 
