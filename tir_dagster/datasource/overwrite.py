@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from tir_dagster.datasource.keep import (
     put_back_remembered,
     remember,
 )
+from tir_dagster.datasource.progress import tell_progress
 from tir_dagster.datasource.publishing import Check, always
 from tir_dagster.datasource.republish import ServerLook
 from tir_dagster.datasource.transfer import publish
@@ -34,6 +35,7 @@ class Place:
     folder: Path
     # Asked right before every request that publishes.
     check: Check = always
+    log: Callable[[str], None] = lambda _: None
 
 
 def put_back(client: TableauClient, place: Place, found: FoundDatasource, *, shell: Path, hyper: Path) -> None:
@@ -63,6 +65,7 @@ def publish_over(
             overwrite=True,
             expected=expected,
             connections=place.credentials,
+            progress=tell_progress(place.log, "uploading", clock=client.retry.clock),
             check=place.check,
         )
     finally:

@@ -10,8 +10,9 @@ from tir_dagster.datasource.found import FoundDatasource, FoundProject, ServerVe
 from tir_dagster.datasource.jobs import JobVanishedError, wait_for_job
 from tir_dagster.datasource.keep import check_credentials
 from tir_dagster.datasource.outcome import ForeignPublishError, Landing, PublishUnknownError, landing
+from tir_dagster.datasource.progress import Progress
 from tir_dagster.datasource.trouble import RefusedError, UnknownOutcomeError
-from tir_dagster.datasource.upload import UPLOAD_GONE, Parcel, Progress, send
+from tir_dagster.datasource.upload import UPLOAD_GONE, Parcel, send
 from tir_dagster.errors import DatasourceError
 
 # Asked right before a request that publishes: an error from it, and nothing is sent.
@@ -113,7 +114,9 @@ class Publishing:
         except RefusedError as error:
             if error.code == UPLOAD_GONE:
                 return None
-            raise
+            if self._sends:
+                raise
+            raise RefusedError(f"{error} Nothing was published.", code=error.code) from error
         now = self._look()
         if now is None or self._landing(now) is Landing.FOREIGN:
             raise self._foreign(now, was=self._was, landed=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from tir_dagster.datasource.keep import (
     remember,
     remembered_connections,
 )
+from tir_dagster.datasource.progress import tell_progress
 from tir_dagster.datasource.publishing import Check, always
 from tir_dagster.datasource.transfer import NoExtractError, download, publish
 from tir_dagster.durable import need_space
@@ -82,10 +84,14 @@ def _variable(spec: ExtractSpec, name: str | None, env: Mapping[str, str]) -> st
     return value
 
 
-def fetch_shell(client: TableauClient, found: FoundDatasource, folder: Path) -> tuple[Path, Path]:
+def fetch_shell(
+    client: TableauClient, found: FoundDatasource, folder: Path, *, log: Log = lambda _: None
+) -> tuple[Path, Path]:
     """Download the package and take it apart: the shell (everything but the rows), and the Hyper file."""
-    need_space(folder, (found.size_mb or 0) * 1_000_000)
-    package = read_package(download(client, found, folder / "download.tdsx"))
+    # The package, and the Hyper file out of it.
+    need_space(folder, 2 * (found.size_mb or 0) * 1_000_000)
+    target, progress = folder / "download.tdsx", tell_progress(log, "downloading", clock=client.retry.clock)
+    package = read_package(download(client, found, target, progress=progress))
     hyper = extract_hyper(package, folder / "download.hyper")
     try:
         describe(hyper)
@@ -118,7 +124,7 @@ def deliver(
     target.unlink(missing_ok=True)
     if shell is None:
         # A publish names the file; the version's own file must not be renamed or touched.
-        target.hardlink_to(hyper)
+        _link(hyper, target)
     else:
         package = read_package(shell)
         write_package(package, target, hyper=hyper, refresh=refresh_change(package, hyper, rows=rows))
@@ -134,12 +140,22 @@ def deliver(
             overwrite=look.found is not None,
             expected=look.version,
             connections=credentials,
+            progress=tell_progress(log, "uploading", clock=client.retry.clock),
             check=check,
         )
     finally:
         target.unlink(missing_ok=True)
     restored = put_back_remembered(client, found, folder, credentials)
     return settled(client, restored.found), restored.warnings
+
+
+def _link(hyper: Path, target: Path) -> None:
+    try:
+        target.hardlink_to(hyper)
+    except OSError:
+        # Some file systems know no hard links.
+        need_space(target.parent, hyper.stat().st_size)
+        shutil.copyfile(hyper, target)
 
 
 def finish_delivery(

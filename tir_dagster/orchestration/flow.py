@@ -204,7 +204,7 @@ class Refresher:
         assert server.found is not None
         folder = self.folder / f"look-{self.downloads}"
         try:
-            _, hyper = fetch_shell(client, server.found, folder)
+            _, hyper = fetch_shell(client, server.found, folder, log=self.log)
             return content_digest(content_fingerprints(hyper, shape_of(version)))
         except (ExtractError, NoExtractError) as error:
             # Not even the columns fit: whatever it is, it is not ours.
@@ -405,7 +405,7 @@ class Refresher:
         if self._fetched is None or self._fetched[0] != version:
             self.log("downloading the datasource's package")
             with TableauClient(self.tableau) as client:
-                shell, hyper = fetch_shell(client, found, self.folder / self.downloads)
+                shell, hyper = fetch_shell(client, found, self.folder / self.downloads, log=self.log)
             package = read_package(shell)
             # What a server makes of a bare Hyper file, such as ours: there is no document to keep.
             bare = package.relation is None and not package.columns

@@ -255,7 +255,7 @@ def _download(call: Call, revision: int) -> Download:
         stream = path.open("rb")
     file_name = f"{source['name']}{path.suffix}"
     if is_true(call.query.get("includeExtract", "true")) or path.suffix != ".tdsx":
-        return Download(stream, row["size"], file_name)
+        return Download(stream, row["size"], file_name, f'"{row["file"]}"')
     with stream, tempfile.TemporaryDirectory(dir=call.server.scratch, prefix="download.") as folder:
         target = Path(folder) / "package.tdsx"
         with Package(path, max_bytes=call.server.max_bytes) as package:
