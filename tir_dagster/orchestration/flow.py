@@ -79,7 +79,6 @@ from tir_dagster.spec import ExtractSpec, check_columns, needed_columns
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-KEEP_VERSIONS = 3
 Log = Callable[[str], None]
 
 
@@ -475,7 +474,8 @@ class Refresher:
         """After the confirmation is on record: its change sets are no longer pending, old versions go."""
         crash_after("confirmed")
         self.change_sets.settle(confirmation.change_sets)
-        self.versions.prune(KEEP_VERSIONS, protected={confirmation.version})
+        keep = self.spec.keep
+        self.versions.prune(keep.versions, protected={confirmation.version}, most_bytes=keep.size)
         remove(self.folder / self.downloads)
         self._fetched = None
 
