@@ -58,9 +58,7 @@ class Fetching:
             if part is None:
                 # All of it: of another version, or because the server gives no parts.
                 self._begin(answer)
-            elif not self._fits(part, start, answer.headers.get("ETag", "")):
-                self._mark = ""
-            if part is None or self._mark:
+            if part is None or self._fits(part, start, answer.headers.get("ETag", "")):
                 self._take(answer)
                 return
         self._fetch_all(server)

@@ -106,8 +106,9 @@ def put_back_remembered(
 
     What the server was only in trouble with stays written down for the next refresh.
     """
-    note, restored = _remembered(folder), Restored(found)
-    if note is not None and note.version.datasource_id == found.id and note.version != server_version(found):
+    note, restored, now = _remembered(folder), Restored(found), server_version(found)
+    # As texts: they have whole seconds.
+    if note is not None and note.version.datasource_id == found.id and str(note.version) != str(now):
         restored = restore(client, found, note.kept, credentials)
         missing = gone(note.beside, look_beside(client, found), found)
         restored = replace(restored, warnings=restored.warnings + missing)

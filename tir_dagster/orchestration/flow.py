@@ -139,7 +139,7 @@ class Refresher:
                 self._lease = outer
 
     def check_lease(self) -> None:
-        """Right before anything is published: a process that slept for a minute may have lost its turn."""
+        """Before anything that others would see: a process that slept for a minute may have lost its turn."""
         if self._lease is not None:
             self._lease.check()
 
@@ -303,6 +303,7 @@ class Refresher:
     ) -> tuple[Plan, ChangeSet | None]:
         """Read what changed and make it durable."""
         crash_after("planned")
+        self.check_lease()
         self.change_sets.clean()
         base = None
         if looked.base is not None and looked.confirmed is not None:
@@ -341,6 +342,7 @@ class Refresher:
     def apply(self, looked: Looked, change_set: ChangeSet) -> tuple[Version, Applied]:
         """A new version of the extract, verified against the source at the change set's own version."""
         folder = self.change_sets.path(change_set.id)
+        self.check_lease()
         with new_version(self.versions) as workspace:
             with self.stages.timed("shell"):
                 shell, template = self.shell(looked)
