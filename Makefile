@@ -44,10 +44,10 @@ bench: setup ## a full refresh and one by key, each stage beside its bare limit;
 	@$(WITH_JAVA) $(BIN)/tir bench
 	@$(BIN)/tir bench package --gb $(GB)
 
-LONG = histories crashes faults server_histories view_histories
+LONG = histories crashes twice faults server_histories view_histories
 
-soak: setup ## the long forms of the tests: more random histories, every crash three times, every fault at every call
-	$(WITH_JAVA) TIR_HISTORIES=$(HISTORIES) TIR_CRASHES=3 TIR_FAULTS=all $(BIN)/python -m pytest $(LONG:%=tir_dagster_tests/orchestration/test_%.py)
+soak: setup ## the long forms of the tests: more random histories, every crash three times, two refreshes at once, every fault at every call
+	$(WITH_JAVA) TIR_HISTORIES=$(HISTORIES) TIR_CRASHES=3 TIR_TWICE=20 TIR_FAULTS=all $(BIN)/python -m pytest $(LONG:%=tir_dagster_tests/orchestration/test_%.py)
 
 clean: ## remove the virtual environment and caches (not the sandbox's data)
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info

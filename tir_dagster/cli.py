@@ -21,6 +21,7 @@ import click
 
 from tir_dagster.bench import bench
 from tir_dagster.errors import SpecError, TirError
+from tir_dagster.revisions_command import revisions
 from tir_dagster.sandbox import processes
 from tir_dagster.sandbox.home import SandboxError, SandboxHome
 from tir_dagster.spec import load_specs
@@ -205,6 +206,7 @@ def dev(port: int, host: str) -> None:
 
 
 tir.add_command(bench)
+tir.add_command(revisions)
 
 
 @tir.command("warm-up")

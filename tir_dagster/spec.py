@@ -29,6 +29,8 @@ SPECS_VARIABLE = "TIR_SPECS"
 _UNITS = {"second": 1, "minute": 60, "hour": 3600, "day": 86_400}
 _LARGEST_PATCH_MB = 100_000
 _DURATION = re.compile(r"^(\d+(?:\.\d+)?)\s*(second|minute|hour|day)s?$")
+_BYTES = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_SIZE = re.compile(r"^(\d+(?:\.\d+)?)\s*(KB|MB|GB|TB)$", re.IGNORECASE)
 _NAME = re.compile(r"^[a-z][a-z0-9_]*$")
 _STARTS = {"month": r"\d{4}-\d{2}(-01)?", "week": r"\d{4}-\d{2}-\d{2}", "day": r"\d{4}-\d{2}-\d{2}"}
 _PART = r'\s*(?:"(?:[^"]|"")+"|[A-Za-z_][A-Za-z0-9_$]*)\s*'
@@ -183,6 +185,19 @@ class Snowflake:
 
 
 @dataclass(frozen=True)
+class Keep:
+    """How many of the last verified versions stay on the disk. The confirmed one always does."""
+
+    versions: int = 3
+    # Bytes of all of them together; the oldest go first.
+    size: int | None = field(default=None, metadata={"size": True})
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        if self.versions < 1:
+            yield "versions", "give a number of at least 1: the confirmed version always stays"
+
+
+@dataclass(frozen=True)
 class ExtractSpec:
     """One extract: its source, its keys and slices, how changes are found, and where it is published."""
 
@@ -200,6 +215,7 @@ class ExtractSpec:
     watch: tuple[str, ...] = ()
     policy: Literal["auto", "incremental_only", "full"] = "auto"
     thresholds: Thresholds = Thresholds()
+    keep: Keep = Keep()
     snowflake: Snowflake = Snowflake()
 
     def __post_init__(self) -> None:
@@ -420,6 +436,8 @@ class _Reader:
     def value(self, hint: Any, value: Any, path: str, metadata: Mapping[str, Any]) -> Any:
         if metadata.get("duration"):
             return self.duration(value, path)
+        if metadata.get("size") and value is not None:
+            return self.size(value, path)
         origin, arguments = typing.get_origin(hint), typing.get_args(hint)
         if origin in (typing.Union, types.UnionType):
             if value is None:
@@ -450,6 +468,12 @@ class _Reader:
         self.complain(path, f"{value!r} is no duration; write one such as `30 seconds`, `10 minutes` or `1 day`")
         return 0.0
 
+    def size(self, value: Any, path: str) -> int:
+        if found := _SIZE.match(str(value).strip()):
+            return int(float(found[1]) * _BYTES[found[2].upper()])
+        self.complain(path, f"{value!r} is no size; write one such as `500 MB` or `20 GB`")
+        return 0
+
     def choice(self, options: Sequence[str], value: Any, path: str) -> Any:
         # YAML 1.1 reads a bare `none` as text but `no` and `off` as false; nobody means that here.
         if value not in options:
@@ -466,8 +490,8 @@ class _Reader:
     def scalar(self, hint: type, value: Any, path: str) -> Any:
         if hint is float and isinstance(value, int) and not isinstance(value, bool):
             return float(value)
-        if not isinstance(value, hint):
-            kind = {str: "text", float: "a number", bool: "true or false"}[hint]
+        if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
+            kind = {str: "text", float: "a number", int: "a whole number", bool: "true or false"}[hint]
             self.complain(path, f"{value!r} is not {kind}")
         return value
 

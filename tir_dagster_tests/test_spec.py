@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tir_dagster.errors import SpecError
-from tir_dagster.spec import Changes, ExtractSpec, check_columns, load_specs, parse_specs, spec_from_mapping
+from tir_dagster.spec import Changes, ExtractSpec, Keep, check_columns, load_specs, parse_specs, spec_from_mapping
 
 GOOD = """\
 extracts:
@@ -37,6 +37,12 @@ def test_a_file_becomes_specs():
     assert (spec.delivery, spec.policy) == ("republish", "auto")
 
 
+def test_how_much_is_kept_is_a_number_of_versions_and_a_size():
+    (spec,) = parse_specs(GOOD + "    keep: {versions: 7, size: 1.5 gb}\n", "tir.yaml")
+    assert spec.keep == Keep(versions=7, size=1_500_000_000)
+    assert parse_specs(GOOD, "tir.yaml")[0].keep == Keep(versions=3, size=None)
+
+
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
@@ -59,6 +65,14 @@ def test_a_file_becomes_specs():
         (("MYDB.MYSCHEMA.MYTABLE", "MYDB.MY SCHEMA.MYTABLE"), 'in double quotes: DATABASE.SCHEMA."My Table"'),
         (("MYDB.MYSCHEMA.MYTABLE", "'A.\"B'"), "extracts[0].source: give the table as"),
         (("row_key: ORDER_ID", "row_key: A\n    row_key: B"), "tir.yaml:5: extracts[0].row_key: given twice; keep one"),
+        (
+            ("0.5}", "0.5}\n    keep: {size: much}"),
+            "extracts[0].keep.size: 'much' is no size; write one such as `500 MB`",
+        ),
+        (("0.5}", "0.5}\n    keep: {size: 20}"), "extracts[0].keep.size: 20 is no size"),
+        (("0.5}", "0.5}\n    keep: {versions: 0}"), "extracts[0].keep.versions: give a number of at least 1"),
+        (("0.5}", "0.5}\n    keep: {versions: 2.5}"), "extracts[0].keep.versions: 2.5 is not a whole number"),
+        (("0.5}", "0.5}\n    keep: {versions: true}"), "extracts[0].keep.versions: True is not a whole number"),
         (("row_key: ORDER_ID", "row_key: 5"), "tir.yaml:4: extracts[0].row_key: give a name or a list of names"),
     ],
 )

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import os
 import socket
+import subprocess
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
+from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 
 from tir_dagster.errors import TirError
@@ -20,47 +23,114 @@ RENEW_SECONDS = 5.0
 EXPIRE_SECONDS = 30.0
 
 
-_held: set[tuple[Path, int]] = set()
-
-
 class LeaseHeldError(TirError):
     """Somebody else is refreshing the extract."""
 
 
+class LeaseLostError(TirError):
+    """This process did not renew its lease in time, and somebody else has taken it."""
+
+
 @dataclass(frozen=True)
 class Holder:
-    """Who holds the lease, and until when it counts."""
+    """Who holds the lease. Since when is for people: it is of the holder's own clock, and no two clocks are compared."""
 
     id: str
     host: str
     pid: int
     purpose: str
-    renewed: float
+    since: str = ""
+    # Among whom the process id means anything; empty where nobody can tell.
+    space: str = ""
 
-    def alive(self, now: float) -> bool:
-        if self.host == socket.gethostname() and not _process_exists(self.pid):
+    def alive(self, age: float) -> bool:
+        """Whether it may still be at work, when it last renewed so many seconds ago."""
+        here = bool(self.space) and (self.host, self.space) == (socket.gethostname(), _process_space())
+        if here and not _process_exists(self.pid):
             return False
-        return now - self.renewed < EXPIRE_SECONDS
+        return age < EXPIRE_SECONDS
 
     def __str__(self) -> str:
-        return f"process {self.pid} on {self.host} ({self.purpose})"
+        since = f", since {self.since}" if self.since else ""
+        return f"process {self.pid} on {self.host} ({self.purpose}{since})"
+
+
+class Lease:
+    """The lease while it is held; whoever slept too long finds out here, before anything is published."""
+
+    def __init__(self, path: Path, me: Holder) -> None:
+        self._path = path
+        self._me = me
+
+    def check(self) -> None:
+        """Renew it, so that it counts for a while from now on; LeaseLostError names who has taken it."""
+        with _guard(self._path):
+            holder = _read(self._path)
+            if holder is not None and holder.id == self._me.id:
+                _write(self._path, self._me)
+                return
+        by = f"and {holder} has taken over" if holder else "and somebody else took over and is done already"
+        raise LeaseLostError(
+            f"{self._path.parent.name}: this process did not renew its lease for more than {EXPIRE_SECONDS:.0f} seconds, {by}. "
+            "Nothing was published from here. Run again when that refresh is done."
+        )
+
+    def keep(self, stop: threading.Event) -> None:
+        """Renew it until told to stop; one that was lost stays lost."""
+        while not stop.wait(RENEW_SECONDS):
+            # A full disk or a shared one that stutters: tried again, for a lease that is not renewed is lost.
+            with suppress(OSError), _guard(self._path):
+                holder = _read(self._path)
+                if holder is not None and holder.id == self._me.id:
+                    _write(self._path, self._me)
+
+    def release(self) -> None:
+        with _guard(self._path):
+            holder = _read(self._path)
+            if holder is not None and holder.id == self._me.id:
+                self._path.unlink(missing_ok=True)
+
+
+_held: dict[tuple[Path, int], Lease] = {}
 
 
 @contextmanager
 def lease(
     path: Path, *, purpose: str, wait_seconds: float = 0.0, on_wait: Callable[[str], None] = lambda _: None
-) -> Iterator[None]:
+) -> Iterator[Lease]:
     """Hold the lease for the block; waits for another holder, then refuses with its name."""
-    me = (path.absolute(), threading.get_ident())
-    if me in _held:
+    key = (path.absolute(), threading.get_ident())
+    if key in _held:
         # The caller's caller holds it already: a command around the runs it starts.
-        yield
+        yield _held[key]
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    mine = uuid.uuid4().hex
+    me = Holder(
+        uuid.uuid4().hex,
+        socket.gethostname(),
+        os.getpid(),
+        purpose,
+        f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC",
+        _process_space(),
+    )
+    _wait_for(path, me, wait_seconds, on_wait)
+    held, stop = Lease(path, me), threading.Event()
+    renewal = threading.Thread(target=held.keep, args=(stop,), daemon=True)
+    renewal.start()
+    _held[key] = held
+    try:
+        yield held
+    finally:
+        del _held[key]
+        stop.set()
+        renewal.join()
+        held.release()
+
+
+def _wait_for(path: Path, me: Holder, wait_seconds: float, on_wait: Callable[[str], None]) -> None:
     deadline = time.monotonic() + wait_seconds
     told = False
-    while (holder := _take(path, mine, purpose)) is not None:
+    while (holder := _take(path, me)) is not None:
         if time.monotonic() >= deadline:
             raise LeaseHeldError(
                 f"{path.parent.name}: {holder} is refreshing this extract. Wait until it is done, or end that process; "
@@ -70,48 +140,22 @@ def lease(
             on_wait(f"waiting for {holder}")
             told = True
         time.sleep(0.2)
-    stop = threading.Event()
-    renewal = threading.Thread(target=_keep, args=(path, mine, purpose, stop), daemon=True)
-    renewal.start()
-    _held.add(me)
-    try:
-        yield
-    finally:
-        _held.discard(me)
-        stop.set()
-        renewal.join()
-        _release(path, mine)
 
 
-def _take(path: Path, mine: str, purpose: str) -> Holder | None:
+def _take(path: Path, me: Holder) -> Holder | None:
     """Take the lease if it is free; gives its holder if not. A guard file makes looking and taking one step."""
     with _guard(path):
         holder = _read(path)
-        if holder is not None and holder.id != mine and holder.alive(time.time()):
+        if holder is not None and holder.alive(_age(path)):
             return holder
-        _write(path, Holder(mine, socket.gethostname(), os.getpid(), purpose, time.time()))
+        _write(path, me)
         return None
-
-
-def _keep(path: Path, mine: str, purpose: str, stop: threading.Event) -> None:
-    while not stop.wait(RENEW_SECONDS):
-        # A full disk or a shared one that stutters: tried again, for a lease that is not renewed is lost.
-        with suppress(OSError), _guard(path):
-            holder = _read(path)
-            if holder is not None and holder.id == mine:
-                _write(path, Holder(mine, socket.gethostname(), os.getpid(), purpose, time.time()))
-
-
-def _release(path: Path, mine: str) -> None:
-    with _guard(path):
-        holder = _read(path)
-        if holder is not None and holder.id == mine:
-            path.unlink(missing_ok=True)
 
 
 def _read(path: Path) -> Holder | None:
     try:
-        return Holder(**json.loads(path.read_text(encoding="utf-8")))
+        value = json.loads(path.read_text(encoding="utf-8"))
+        return Holder(**{field.name: value[field.name] for field in fields(Holder) if field.name in value})
     except (FileNotFoundError, ValueError, TypeError):
         return None
 
@@ -122,16 +166,39 @@ def _write(path: Path, holder: Holder) -> None:
     beside.replace(path)
 
 
+def _age(path: Path) -> float:
+    """How long ago a file or folder was written, by the file system's own clock.
+
+    This machine's clock may be minutes ahead of the one that wrote it. A file made just now is stamped by whoever stamps
+    that one, too: the disk's machine, where it is shared.
+    """
+    probe = path.with_name(f".{path.name}.now.{uuid.uuid4().hex}")
+    try:
+        probe.write_text(".", encoding="utf-8")
+        now = probe.stat().st_mtime
+    finally:
+        probe.unlink(missing_ok=True)
+    # Through an open file: a shared file system may answer about a name from memory, about that only from the disk.
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        return now - os.fstat(handle).st_mtime
+    finally:
+        os.close(handle)
+
+
 @contextmanager
 def _guard(path: Path) -> Iterator[None]:
     """A folder can be made by one process only, also on a shared file system where locks may not work."""
     guard = path.with_name(f"{path.name}.guard")
+    tries = 0
     while True:
         try:
             guard.mkdir()
             break
         except FileExistsError:
-            _remove_old(guard)
+            if tries % 100 == 0:
+                _remove_old(guard)
+            tries += 1
             time.sleep(0.01)
     try:
         yield
@@ -143,10 +210,30 @@ def _guard(path: Path) -> Iterator[None]:
 def _remove_old(guard: Path) -> None:
     """Its maker died between two lines if it is this old; by a rename, so that only one of those who wait removes it."""
     with suppress(OSError):
-        if time.time() - guard.stat().st_mtime > EXPIRE_SECONDS:
+        if _age(guard) > EXPIRE_SECONDS:
             going = guard.with_name(f"{guard.name}.{uuid.uuid4().hex}")
             guard.rename(going)
             going.rmdir()
+
+
+@cache
+def _process_space() -> str:
+    """Among whom a process id names one process: this boot of this machine, and in it this container's own ids.
+
+    Two containers can have one host name and not see each other's processes. Empty where it cannot be told: then only
+    the time of the last renewal counts.
+    """
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
+    except OSError:
+        pass
+    try:
+        # macOS, where processes of one boot all see each other.
+        asked = ["sysctl", "-n", "kern.bootsessionuuid"]
+        return subprocess.run(asked, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return ""
 
 
 def _process_exists(pid: int) -> bool:

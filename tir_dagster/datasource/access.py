@@ -31,6 +31,7 @@ _SCOPES = (
     "tableau:hyper_data:update",
     "tableau:jobs:*",
     "tableau:tasks:*",
+    "tableau:subscriptions:read",
 )
 # The server refuses tokens that live for more than ten minutes.
 _JWT_SECONDS = 300

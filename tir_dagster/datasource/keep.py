@@ -5,44 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import tableauserverclient as TSC  # noqa: N812 - the name its own documentation uses
-
+from tir_dagster.datasource.beside import Beside, gone, look_beside
 from tir_dagster.datasource.client import TableauClient
+from tir_dagster.datasource.credentials import ConnectionCredential, lost_connections, mend_connection
 from tir_dagster.datasource.find import reread
 from tir_dagster.datasource.found import Connection, FoundDatasource, ServerVersion, server_version
 from tir_dagster.datasource.trouble import RefusedError
 from tir_dagster.durable import replaced_file
 from tir_dagster.errors import DatasourceError
-
-
-@dataclass(frozen=True)
-class ConnectionCredential:
-    """What a published datasource signs in to its source with; matched to a connection by server address."""
-
-    server_address: str
-    username: str
-    password: str = field(repr=False)
-    server_port: str = ""
-    embed: bool = True
-    oauth: bool = False
-
-    def fits(self, connection: Connection) -> bool:
-        ports = {self.server_port, connection.server_port} - {""}
-        return len(ports) <= 1 and self.server_address.casefold() == connection.server_address.casefold()
-
-    def as_item(self) -> Any:
-        """The connection as a publish sends it."""
-        item = TSC.ConnectionItem()
-        item.server_address = self.server_address
-        item.server_port = self.server_port or None
-        item.connection_credentials = TSC.ConnectionCredentials(
-            self.username, self.password, embed=self.embed, oauth=self.oauth
-        )
-        return item
 
 
 def check_credentials(found: FoundDatasource, named: Sequence[ConnectionCredential]) -> None:
@@ -70,18 +45,23 @@ class Kept:
     certified: bool
     certification_note: str
     owner_id: str
+    # Without their ids: every publish makes new ones.
+    connections: tuple[Connection, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         return {**asdict(self), "tags": sorted(self.tags)}
 
     @staticmethod
     def from_json(value: dict[str, Any]) -> Kept:
-        return Kept(**{**value, "tags": frozenset(value["tags"])})
+        connections = tuple(Connection(**each) for each in value.get("connections", ()))
+        return Kept(**{**value, "tags": frozenset(value["tags"]), "connections": connections})
 
 
 def keep(found: FoundDatasource) -> Kept:
     """What to put back after this datasource was overwritten."""
-    return Kept(found.tags, found.description, found.certified, found.certification_note, found.owner_id)
+    connections = tuple(replace(connection, id="") for connection in found.connections)
+    texts = (found.description, found.certified, found.certification_note)
+    return Kept(found.tags, *texts, found.owner_id, connections)
 
 
 def _note(folder: Path) -> Path:
@@ -89,15 +69,19 @@ def _note(folder: Path) -> Path:
     return folder.with_name("kept.json")
 
 
-def remember(found: FoundDatasource, folder: Path) -> None:
+def remember(found: FoundDatasource, folder: Path, beside: Beside | None = None) -> None:
     """Write it down before a publish: a run that ends before it has put everything back leaves that to the next one."""
-    earlier, _ = _remembered(folder)
-    if earlier is not None and earlier.datasource_id == found.id:
+    earlier = _remembered(folder)
+    if earlier is not None and earlier.version.datasource_id == found.id:
         # Of a publish that took it away: what is there now is already without it.
         return
-    note = {"version": str(server_version(found)), "kept": keep(found).as_json()}
-    with replaced_file(_note(folder)) as beside:
-        beside.write_text(json.dumps(note), encoding="utf-8")
+    note = {
+        "version": str(server_version(found)),
+        "kept": keep(found).as_json(),
+        "beside": (beside or Beside()).as_json(),
+    }
+    with replaced_file(_note(folder)) as beside_it:
+        beside_it.write_text(json.dumps(note), encoding="utf-8")
 
 
 def is_remembered(folder: Path) -> bool:
@@ -109,24 +93,45 @@ def forget(folder: Path) -> None:
     _note(folder).unlink(missing_ok=True)
 
 
-def put_back_remembered(client: TableauClient, found: FoundDatasource, folder: Path) -> Restored:
+def remembered_connections(folder: Path) -> tuple[Connection, ...]:
+    """The connections as they were before a publish that has not been cleaned up after."""
+    note = _remembered(folder)
+    return note.kept.connections if note is not None else ()
+
+
+def put_back_remembered(
+    client: TableauClient, found: FoundDatasource, folder: Path, credentials: Sequence[ConnectionCredential] = ()
+) -> Restored:
     """Put back what was written down before the last publish; nothing if that publish never landed.
 
     What the server was only in trouble with stays written down for the next refresh.
     """
-    version, kept = _remembered(folder)
-    lost = version is not None and version.datasource_id == found.id and str(version) != str(server_version(found))
-    restored = restore(client, found, kept) if lost and kept is not None else Restored(found)
+    note, restored, now = _remembered(folder), Restored(found), server_version(found)
+    # As texts: they have whole seconds.
+    if note is not None and note.version.datasource_id == found.id and str(note.version) != str(now):
+        restored = restore(client, found, note.kept, credentials)
+        missing = gone(note.beside, look_beside(client, found), found)
+        restored = replace(restored, warnings=restored.warnings + missing)
     if not restored.again:
         forget(folder)
     return restored
 
 
-def _remembered(folder: Path) -> tuple[ServerVersion | None, Kept | None]:
+@dataclass(frozen=True)
+class _Note:
+    """What was written down: which version of which datasource had it."""
+
+    version: ServerVersion
+    kept: Kept
+    beside: Beside
+
+
+def _remembered(folder: Path) -> _Note | None:
     with suppress(FileNotFoundError, ValueError, KeyError, TypeError):
         note = json.loads(_note(folder).read_text(encoding="utf-8"))
-        return ServerVersion.parse(note["version"]), Kept.from_json(note["kept"])
-    return None, None
+        beside = Beside.from_json(note.get("beside", {}))
+        return _Note(ServerVersion.parse(note["version"]), Kept.from_json(note["kept"]), beside)
+    return None
 
 
 @dataclass(frozen=True)
@@ -138,41 +143,61 @@ class Restored:
     again: bool = False
 
 
-def restore(client: TableauClient, found: FoundDatasource, kept: Kept) -> Restored:
-    """Put back what differs. Nothing here stops a refresh: the rows are published, and the rest is warned about.
+@dataclass(frozen=True)
+class _Step:
+    """One thing that differs from what was kept, and how to mend it."""
+
+    what: str
+    value: str
+    action: Callable[[Any], Any]
+
+
+def restore(
+    client: TableauClient, found: FoundDatasource, kept: Kept, credentials: Sequence[ConnectionCredential] = ()
+) -> Restored:
+    """Put back what differs, and look whether it is there. Nothing here stops a refresh: the rest is warned about.
 
     It moves the server's version: take that from the datasource returned here.
     """
-    steps: list[tuple[str, str, Callable[[Any], Any]]] = []
-    if missing := kept.tags - found.tags:
-        steps.append(
-            ("tags", ", ".join(sorted(missing)), lambda server: server.datasources.add_tags(found.id, missing))
-        )
-    if _texts(kept) != _texts(keep(found)):
-        steps.append(("description and certification", "", lambda server: _update(server, found, kept)))
-    if kept.owner_id and kept.owner_id != found.owner_id:
-        steps.append(("owner", kept.owner_id, lambda server: _update(server, found, kept, owner_id=kept.owner_id)))
-    tried = [(what, _step(client, found, what, value, action)) for what, value, action in steps]
-    errors = [(what, error) for what, error in tried if error is not None]
+    steps = _steps(found, kept, credentials)
+    tried = [(step.what, _try(client, found, step)) for step in steps]
+    errors = {what: error for what, error in tried if error is not None}
     now = reread(client, found) if steps else found
     if now is None:
         raise DatasourceError(
             f"{found.shown} on {client.where} was deleted just after it was published. Run again to publish it anew."
         )
-    again = any(not isinstance(error, RefusedError) for _, error in errors)
-    return Restored(now, tuple(_warning(found, what, error) for what, error in errors), again)
+    again = any(not isinstance(error, RefusedError) for error in errors.values())
+    warnings = [_warning(found, what, error) for what, error in errors.items()]
+    left = {step.what for step in _steps(now, kept, credentials)} - errors.keys() if steps else set()
+    warnings += [_unmoved(found, what) for what in sorted(left)]
+    return Restored(now, tuple(warnings), again)
+
+
+def _steps(found: FoundDatasource, kept: Kept, credentials: Sequence[ConnectionCredential]) -> list[_Step]:
+    steps: list[_Step] = []
+    if missing := kept.tags - found.tags:
+        shown = ", ".join(sorted(missing))
+        steps.append(_Step("tags", shown, lambda server: server.datasources.add_tags(found.id, missing)))
+    if _texts(kept) != _texts(keep(found)):
+        steps.append(_Step("description and certification", "", lambda server: _update(server, found, kept)))
+    if kept.owner_id and kept.owner_id != found.owner_id:
+        owner = kept.owner_id
+        steps.append(_Step("owner", owner, lambda server: _update(server, found, kept, owner_id=owner)))
+    lost = lost_connections(found.connections, kept.connections, credentials)
+    return steps + [
+        _Step(f"connection to {one.wanted.server_address}", "", partial(mend_connection, found, one)) for one in lost
+    ]
 
 
 def _texts(kept: Kept) -> tuple[str, bool, str]:
     return kept.description, kept.certified, kept.certification_note
 
 
-def _step(
-    client: TableauClient, found: FoundDatasource, what: str, value: str, action: Callable[[Any], Any]
-) -> DatasourceError | None:
-    shown = f"{what} ({value})" if value else what
+def _try(client: TableauClient, found: FoundDatasource, step: _Step) -> DatasourceError | None:
+    shown = f"{step.what} ({step.value})" if step.value else step.what
     try:
-        client.call(action, doing=f"put back the {shown} of {found.shown}")
+        client.call(step.action, doing=f"put back the {shown} of {found.shown}")
     except DatasourceError as error:
         return error
     return None
@@ -182,6 +207,13 @@ def _warning(found: FoundDatasource, what: str, error: DatasourceError) -> str:
     if isinstance(error, RefusedError):
         return f"{error} The {what} of {found.shown} must be set again by hand."
     return f"{error} The next refresh puts back the {what} of {found.shown}."
+
+
+def _unmoved(found: FoundDatasource, what: str) -> str:
+    return (
+        f"The {what} of {found.shown} must be set again by hand: publishing took it away, and the server does not show it"
+        " although it took what was put back."
+    )
 
 
 def _update(server: Any, found: FoundDatasource, kept: Kept, *, owner_id: str | None = None) -> None:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tir_dagster.datasource.beside import look_beside
 from tir_dagster.datasource.client import TableauClient
+from tir_dagster.datasource.credentials import ConnectionCredential
 from tir_dagster.datasource.find import reread
 from tir_dagster.datasource.found import FoundDatasource, ServerVersion, server_version
 from tir_dagster.datasource.keep import (
-    ConnectionCredential,
     Restored,
     is_remembered,
     put_back_remembered,
     remember,
 )
+from tir_dagster.datasource.progress import tell_progress
+from tir_dagster.datasource.publishing import Check, always
 from tir_dagster.datasource.republish import ServerLook
 from tir_dagster.datasource.transfer import publish
 from tir_dagster.extract.package import RefreshChange, greatest_increment, read_package, write_package
@@ -30,6 +33,9 @@ class Place:
     look: ServerLook
     credentials: Sequence[ConnectionCredential]
     folder: Path
+    # Asked right before every request that publishes.
+    check: Check = always
+    log: Callable[[str], None] = lambda _: None
 
 
 def put_back(client: TableauClient, place: Place, found: FoundDatasource, *, shell: Path, hyper: Path) -> None:
@@ -49,7 +55,7 @@ def publish_over(
 ) -> Restored:
     """Publish, and put back what overwriting loses: what an earlier publish of this run wrote down, else what is there."""
     if not is_remembered(place.folder):
-        remember(found, place.folder)
+        remember(found, place.folder, look_beside(client, found))
     try:
         published = publish(
             client,
@@ -59,7 +65,9 @@ def publish_over(
             overwrite=True,
             expected=expected,
             connections=place.credentials,
+            progress=tell_progress(place.log, "uploading", clock=client.retry.clock),
+            check=place.check,
         )
     finally:
         target.unlink(missing_ok=True)
-    return put_back_remembered(client, published, place.folder)
+    return put_back_remembered(client, published, place.folder, place.credentials)

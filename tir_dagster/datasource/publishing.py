@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tir_dagster.datasource.client import TableauClient
 from tir_dagster.datasource.find import look_for_datasource, reread
 from tir_dagster.datasource.found import FoundDatasource, FoundProject, ServerVersion, server_version
 from tir_dagster.datasource.jobs import JobVanishedError, wait_for_job
 from tir_dagster.datasource.keep import check_credentials
 from tir_dagster.datasource.outcome import ForeignPublishError, Landing, PublishUnknownError, landing
+from tir_dagster.datasource.progress import Progress
 from tir_dagster.datasource.trouble import RefusedError, UnknownOutcomeError
-from tir_dagster.datasource.upload import UPLOAD_GONE, Parcel, Progress, send
+from tir_dagster.datasource.upload import UPLOAD_GONE, Parcel, send
 from tir_dagster.errors import DatasourceError
+
+# Asked right before a request that publishes: an error from it, and nothing is sent.
+Check = Callable[[], None]
+
+
+def always() -> None:
+    """Nothing speaks against it."""
 
 
 class _ChangedError(Exception):
@@ -32,12 +42,14 @@ class Publishing:
         *,
         job_timeout: float,
         progress: Progress | None,
+        check: Check = always,
     ) -> None:
         self._client = client
         self._parcel = parcel
         self._project = project
         self._job_timeout = job_timeout
         self._progress = progress
+        self._check = check
         self._doing = f"publish {parcel.package.name} as datasource {parcel.name!r} in project {project.path!r}"
         self._before: FoundDatasource | None = None
         self._sends = 0
@@ -78,6 +90,7 @@ class Publishing:
         return landing(self._before, now, user_id=self._client.user_id, sends=self._sends)
 
     def _check_unchanged(self) -> None:
+        self._check()
         if self._landing(now := self._look()) is not Landing.NOT_LANDED:
             raise _ChangedError(now)
 
@@ -101,7 +114,9 @@ class Publishing:
         except RefusedError as error:
             if error.code == UPLOAD_GONE:
                 return None
-            raise
+            if self._sends:
+                raise
+            raise RefusedError(f"{error} Nothing was published.", code=error.code) from error
         now = self._look()
         if now is None or self._landing(now) is Landing.FOREIGN:
             raise self._foreign(now, was=self._was, landed=True)

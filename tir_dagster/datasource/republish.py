@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from tir_dagster.datasource.beside import look_beside
 from tir_dagster.datasource.client import TableauClient
+from tir_dagster.datasource.credentials import ConnectionCredential
 from tir_dagster.datasource.find import find_project, look_for_datasource, settled
-from tir_dagster.datasource.found import FoundDatasource, FoundProject, ServerVersion, server_version
+from tir_dagster.datasource.found import Connection, FoundDatasource, FoundProject, ServerVersion, server_version
 from tir_dagster.datasource.keep import (
-    ConnectionCredential,
     check_credentials,
     is_remembered,
     put_back_remembered,
     remember,
+    remembered_connections,
 )
+from tir_dagster.datasource.progress import tell_progress
+from tir_dagster.datasource.publishing import Check, always
 from tir_dagster.datasource.transfer import NoExtractError, download, publish
 from tir_dagster.durable import need_space
 from tir_dagster.errors import DatasourceError, ExtractError
@@ -54,15 +59,19 @@ def credentials_for(
     """The credentials the spec names, for every connection that has embedded ones; refused here if they are missing."""
     if found is None:
         return []
-    embedded = [connection for connection in found.connections if connection.embed_password]
-    named: list[ConnectionCredential] = []
-    given = spec.datasource.credentials
-    if given is not None and embedded:
-        username = given.username or _variable(spec, given.username_env, env)
-        password = _variable(spec, given.password_env, env)
-        named = [ConnectionCredential(one.server_address, username, password, one.server_port) for one in embedded]
+    named = _named(spec, found.connections, env)
     check_credentials(found, named)
     return named
+
+
+def _named(spec: ExtractSpec, connections: Sequence[Connection], env: Mapping[str, str]) -> list[ConnectionCredential]:
+    embedded = [connection for connection in connections if connection.embed_password]
+    given = spec.datasource.credentials
+    if given is None or not embedded:
+        return []
+    username = given.username or _variable(spec, given.username_env, env)
+    password = _variable(spec, given.password_env, env)
+    return [ConnectionCredential(one.server_address, username, password, one.server_port) for one in embedded]
 
 
 def _variable(spec: ExtractSpec, name: str | None, env: Mapping[str, str]) -> str:
@@ -75,10 +84,14 @@ def _variable(spec: ExtractSpec, name: str | None, env: Mapping[str, str]) -> st
     return value
 
 
-def fetch_shell(client: TableauClient, found: FoundDatasource, folder: Path) -> tuple[Path, Path]:
+def fetch_shell(
+    client: TableauClient, found: FoundDatasource, folder: Path, *, log: Log = lambda _: None
+) -> tuple[Path, Path]:
     """Download the package and take it apart: the shell (everything but the rows), and the Hyper file."""
-    need_space(folder, (found.size_mb or 0) * 1_000_000)
-    package = read_package(download(client, found, folder / "download.tdsx"))
+    # The package, and the Hyper file out of it.
+    need_space(folder, 2 * (found.size_mb or 0) * 1_000_000)
+    target, progress = folder / "download.tdsx", tell_progress(log, "downloading", clock=client.retry.clock)
+    package = read_package(download(client, found, target, progress=progress))
     hyper = extract_hyper(package, folder / "download.hyper")
     try:
         describe(hyper)
@@ -103,6 +116,7 @@ def deliver(
     credentials: Sequence[ConnectionCredential],
     folder: Path,
     log: Log,
+    check: Check = always,
 ) -> tuple[FoundDatasource, tuple[str, ...]]:
     """Publish over exactly what was looked at, and put back what overwriting loses; gives warnings about the rest."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -110,12 +124,12 @@ def deliver(
     target.unlink(missing_ok=True)
     if shell is None:
         # A publish names the file; the version's own file must not be renamed or touched.
-        target.hardlink_to(hyper)
+        _link(hyper, target)
     else:
         package = read_package(shell)
         write_package(package, target, hyper=hyper, refresh=refresh_change(package, hyper, rows=rows))
     if look.found is not None:
-        remember(look.found, folder)
+        remember(look.found, folder, look_beside(client, look.found))
     log(f"publishing {target.stat().st_size / 1e6:,.1f} MB")
     try:
         found = publish(
@@ -126,16 +140,30 @@ def deliver(
             overwrite=look.found is not None,
             expected=look.version,
             connections=credentials,
+            progress=tell_progress(log, "uploading", clock=client.retry.clock),
+            check=check,
         )
     finally:
         target.unlink(missing_ok=True)
-    restored = put_back_remembered(client, found, folder)
+    restored = put_back_remembered(client, found, folder, credentials)
     return settled(client, restored.found), restored.warnings
 
 
-def finish_delivery(client: TableauClient, look: ServerLook, folder: Path) -> tuple[ServerLook, tuple[str, ...]]:
+def _link(hyper: Path, target: Path) -> None:
+    try:
+        target.hardlink_to(hyper)
+    except OSError:
+        # Some file systems know no hard links.
+        need_space(target.parent, hyper.stat().st_size)
+        shutil.copyfile(hyper, target)
+
+
+def finish_delivery(
+    client: TableauClient, spec: ExtractSpec, look: ServerLook, *, folder: Path, env: Mapping[str, str]
+) -> tuple[ServerLook, tuple[str, ...]]:
     """Put back what an earlier publish of ours took from the datasource, if that run ended before it could."""
     if look.found is None or not is_remembered(folder):
         return look, ()
-    restored = put_back_remembered(client, look.found, folder)
+    credentials = _named(spec, remembered_connections(folder), env)
+    restored = put_back_remembered(client, look.found, folder, credentials)
     return replace(look, found=settled(client, restored.found)), restored.warnings

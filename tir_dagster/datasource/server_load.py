@@ -134,5 +134,5 @@ def _download(
     *,
     reason: Reason | None = None,
 ) -> Loaded:
-    shell, hyper = fetch_shell(client, found, load.place.folder / "loaded")
+    shell, hyper = fetch_shell(client, found, load.place.folder / "loaded", log=load.place.log)
     return Loaded(found, shell, hyper, warnings, reason)

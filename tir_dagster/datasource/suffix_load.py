@@ -253,7 +253,7 @@ class SuffixLoad:
             return _Back.UNTOUCHED
         if now is not None and version != server_version(self._found):
             # The answer to our publish got lost, or somebody else came after us: the content tells.
-            _, hyper = fetch_shell(self._client, now, place.folder / "restored")
+            _, hyper = fetch_shell(self._client, now, place.folder / "restored", log=place.log)
             if not self._load.is_hole(hyper):
                 return _Back.OTHERS
         put_back(self._client, place, self._found, shell=self._load.shell, hyper=self._load.hyper)

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
 import zipfile
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
-from functools import partial
+from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from tir_dagster.datasource.client import TableauClient
+from tir_dagster.datasource.credentials import ConnectionCredential
+from tir_dagster.datasource.fetching import Fetching
 from tir_dagster.datasource.found import FoundDatasource, FoundProject, ServerVersion
-from tir_dagster.datasource.keep import ConnectionCredential
-from tir_dagster.datasource.publishing import Publishing
-from tir_dagster.datasource.upload import Parcel, Progress
+from tir_dagster.datasource.progress import Progress
+from tir_dagster.datasource.publishing import Check, Publishing, always
+from tir_dagster.datasource.upload import Parcel
 from tir_dagster.errors import DatasourceError
 
-_BLOCK = 1024 * 1024
-_SPARE_BYTES = 16 * 1024 * 1024
 _KINDS = (".tdsx", ".hyper")
 
 
@@ -36,13 +34,26 @@ def _what_it_is(file: Path) -> str:
     return "did not come as a package. Check that no proxy answers in the server's place, then run again."
 
 
-def download(client: TableauClient, found: FoundDatasource, target: Path, *, progress: Progress | None = None) -> Path:
-    """The datasource's package at exactly this path, whole or not at all; the path again."""
-    doing = f"download {found.shown}"
+def download(
+    client: TableauClient,
+    found: FoundDatasource,
+    target: Path,
+    *,
+    revision: int | None = None,
+    progress: Progress | None = None,
+) -> Path:
+    """The datasource's package at exactly this path, whole or not at all; the path again.
+
+    `revision` is one of its history; without it, and for the newest one, which servers do not give by its number, what
+    the datasource shows now.
+    """
+    older = revision is not None and revision != found.revision
+    what = f"revisions/{revision}/content" if older else "content"
+    doing = f"download revision {revision} of {found.shown}" if older else f"download {found.shown}"
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with _beside(target) as (out, part):
-            client.call(partial(_fetch, found=found, out=out, folder=part.parent, progress=progress), doing=doing)
+            client.call(Fetching(found, what, out, part.parent, client.timeouts, progress), doing=doing)
             if target.suffix.lower() == ".tdsx" and not zipfile.is_zipfile(part):
                 raise NoExtractError(f"{found.shown} on {client.where} {_what_it_is(part)}")
     except OSError as error:
@@ -68,31 +79,6 @@ def _beside(target: Path) -> Iterator[tuple[IO[bytes], Path]]:
         raise
 
 
-def _fetch(server: Any, *, found: FoundDatasource, out: IO[bytes], folder: Path, progress: Progress | None) -> None:
-    """One try, from the first byte. The client's own download appends a suffix and moves a kilobyte at a time."""
-    out.seek(0)
-    out.truncate()
-    endpoint = server.datasources
-    with closing(endpoint.get_request(f"{endpoint.baseurl}/{found.id}/content", parameters={"stream": True})) as answer:
-        length = answer.headers.get("Content-Length", "")
-        total = int(length) if length.isdigit() else (found.size_mb or 0) * _BLOCK
-        _check_room(folder, total, found)
-        for block in answer.iter_content(_BLOCK):
-            out.write(block)
-            if progress is not None:
-                progress(out.tell(), max(total, out.tell()))
-    out.flush()
-
-
-def _check_room(folder: Path, wanted: int, found: FoundDatasource) -> None:
-    free = shutil.disk_usage(folder).free
-    if free < wanted + _SPARE_BYTES:
-        raise DatasourceError(
-            f"No room to download {found.shown}: it has {wanted / 1e6:.0f} MB, and {folder} has {free / 1e6:.0f} MB"
-            " free. Free some space or move TIR_HOME to a larger disk."
-        )
-
-
 def publish(
     client: TableauClient,
     package: Path,
@@ -105,17 +91,18 @@ def publish(
     as_job: bool = False,
     job_timeout: float = 3600.0,
     progress: Progress | None = None,
+    check: Check = always,
 ) -> FoundDatasource:
     """Publish a .tdsx or .hyper file; the datasource as it is afterwards.
 
     With `expected`, a datasource that is no longer that version is left alone: ForeignPublishError. Without it,
     `overwrite` replaces whatever is there at the start. A publish whose answer is lost is looked for on the server,
-    and sent again only when it is not there.
+    and sent again only when it is not there. `check` may still say no, right before every such request.
     """
     if package.suffix not in _KINDS or not package.is_file():
         raise DatasourceError(
             f"Could not publish {package} as datasource {name!r}: it must be a {' or '.join(_KINDS)} file that exists."
         )
     parcel = Parcel(package, project.id, name, overwrite, tuple(connections), as_job)
-    publishing = Publishing(client, parcel, project, job_timeout=job_timeout, progress=progress)
+    publishing = Publishing(client, parcel, project, job_timeout=job_timeout, progress=progress, check=check)
     return publishing.run(expected)

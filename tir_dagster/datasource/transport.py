@@ -67,6 +67,9 @@ class TimedSession(requests.Session):
         if response.status_code == 429 or response.status_code >= 500:
             with response:
                 raise BadAnswerError(response.status_code, _detail(response), _retry_after(response))
+        if response.status_code == 206:
+            # The client takes a part of a file for an error. That it is one still shows in its Content-Range.
+            response.status_code = 200
         if kwargs.get("stream"):
             # For its log the client loads every answer with an encoding into memory, even a package of gigabytes
             # whose content type is `application/octet-stream;charset=UTF-8`.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import Enum
 from xml.etree.ElementTree import ParseError
@@ -22,6 +23,10 @@ from tir_dagster.errors import DatasourceError
 
 # The server's REST version does not know the call. The client says so before it asks, a server by this code.
 TOO_OLD = "404950"
+
+
+# Servers say it with one code or another, and always in words.
+_NO_ROOM = re.compile(r"\b(quota|storage limit|disk space|too large)\b", re.IGNORECASE)
 
 
 class UnknownOutcomeError(DatasourceError):
@@ -155,7 +160,7 @@ def as_error(trouble: Trouble, *, access: TableauAccess, doing: str, repeated: b
         )
     return RefusedError(
         f"Could not {doing}: {at} refused{f' ({trouble.code})' if trouble.code else ''}, {trouble.reason}."
-        f" {_hint(trouble.code, access)}",
+        f" {_hint(trouble.code, trouble.reason, access)}",
         code=trouble.code,
     )
 
@@ -170,7 +175,9 @@ def _session_sentence(access: TableauAccess) -> str:
     return f"{at} Check that the user is active and may use the REST API, and run again."
 
 
-def _hint(code: str, access: TableauAccess) -> str:
+def _hint(code: str, reason: str, access: TableauAccess) -> str:
+    if code.startswith("413") or _NO_ROOM.search(reason):
+        return "Make room on the site, or ask its administrator for more."
     if code == "401001":
         return (
             f"Check that {access.identity.shown} exists, has not expired and belongs to a user of the site,"

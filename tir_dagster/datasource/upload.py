@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import tableauserverclient as TSC  # noqa: N812 - the name its own documentation uses
+from defusedxml.ElementTree import fromstring
 from tableauserverclient.config import BYTES_PER_MB, config
 from tableauserverclient.server import RequestFactory
 
 from tir_dagster.datasource.client import TableauClient
-from tir_dagster.datasource.keep import ConnectionCredential
+from tir_dagster.datasource.credentials import ConnectionCredential
+from tir_dagster.datasource.progress import Progress
 from tir_dagster.datasource.transport import patience
-from tir_dagster.datasource.trouble import UnknownOutcomeError
+from tir_dagster.datasource.trouble import RefusedError, UnknownOutcomeError
 
-# (bytes so far, bytes in all)
-Progress = Callable[[int, int], None]
 UPLOAD_GONE = "404015"
 # In one request the client holds the whole file several times.
 _MOST_AT_ONCE_MB = 8
@@ -97,26 +97,95 @@ def _publish_uploaded(server: Any, parcel: Parcel, upload_id: str) -> str | None
 def upload(client: TableauClient, file: Path, *, doing: str, progress: Progress | None = None) -> str:
     """All bytes of the file on the server; the id of the upload session.
 
-    A piece is sent again only when the server has surely not taken it: pieces carry no offset, and one taken twice
-    would break the file. When nobody knows, a new session starts over.
+    A piece is sent again only when the server has not taken it: pieces carry no offset, and one taken twice would break
+    the file. When nobody can tell, a new session starts over.
     """
     for number in range(1, client.retry.tries):
         try:
-            return _upload_once(client, file, doing=doing, progress=progress)
+            return _Upload(client, file, doing, progress).run()
         except UnknownOutcomeError:
             client.retry.sleep(client.retry.pause(number))
-    return _upload_once(client, file, doing=doing, progress=progress)
+    return _Upload(client, file, doing, progress).run()
 
 
-def _upload_once(client: TableauClient, file: Path, *, doing: str, progress: Progress | None) -> str:
-    total, most = file.stat().st_size, config.CHUNK_SIZE_MB * BYTES_PER_MB
-    upload_id = str(client.call(lambda server: server.fileuploads.initiate(), doing=f"start the upload to {doing}"))
-    for start in range(0, total, most):
-        size = min(most, total - start)
-        _append(client, upload_id, _Piece(file, start, size), doing=doing)
-        if progress is not None:
-            progress(start + size, total)
-    return upload_id
+class _Upload:
+    """One upload session, and how much the server says that it has.
+
+    It says so in megabytes after each piece, rounded in a way that nobody documents. So only what it said before is
+    compared: a whole piece makes it say so much more as the first one did.
+    """
+
+    def __init__(self, client: TableauClient, file: Path, doing: str, progress: Progress | None) -> None:
+        self._client, self._file, self._doing, self._progress = client, file, doing, progress
+        self._total, self._most = file.stat().st_size, config.CHUNK_SIZE_MB * BYTES_PER_MB
+        self._id = ""
+        self._said = 0
+        self._growth: int | None = None
+        self._repeated = False
+
+    def run(self) -> str:
+        doing = f"start the upload to {self._doing}"
+        self._id = str(self._client.call(lambda server: server.fileuploads.initiate(), doing=doing))
+        for start in range(0, self._total, self._most):
+            self._bring(_Piece(self._file, start, min(self._most, self._total - start), self._tell))
+        if self._repeated and self._ask() != self._said:
+            # The first one came late after all.
+            raise UnknownOutcomeError(f"Could not {self._doing}: the server has a piece of the file twice. Run again.")
+        return self._id
+
+    def _tell(self, done: int) -> None:
+        if self._progress is not None:
+            self._progress(done, self._total)
+
+    def _bring(self, piece: _Piece) -> None:
+        whole = piece.size == self._most
+        try:
+            said = self._append(piece)
+        except UnknownOutcomeError:
+            if not whole or not self._growth:
+                raise
+            said = self._bring_again(piece)
+        if whole and self._growth is None:
+            self._growth = said - self._said
+        self._said = said
+
+    def _bring_again(self, piece: _Piece) -> int:
+        """Nobody answered: what the server says that it has tells whether it took the piece."""
+        assert self._growth is not None
+        expected, said = self._said + self._growth, self._ask()
+        if said == self._said:
+            self._repeated = True
+            said = self._append(piece)
+        if said != expected:
+            raise UnknownOutcomeError(
+                f"Could not {self._doing}: the server has {said} MB of the file instead of {expected}. Run again."
+            )
+        return said
+
+    def _ask(self) -> int:
+        """How much the server says that it has, by a piece of nothing; one that takes none says nothing."""
+        try:
+            return self._append(_Piece(self._file, 0, 0))
+        except RefusedError:
+            return -1
+
+    def _append(self, piece: _Piece) -> int:
+        body, content_type = _in_wrapping(piece)
+
+        def put(server: Any) -> int:
+            endpoint = server.fileuploads
+            # As data and not as content: of that the client parses the beginning for its log, and the error that this
+            # raises keeps the whole piece in memory until the garbage is collected.
+            answer = endpoint.put_request(
+                f"{endpoint.baseurl}/{self._id}", None, content_type, parameters={"data": body}
+            )
+            said = fromstring(answer.content).find(".//t:fileUpload", namespaces=server.namespace)
+            size = said.get("fileSize", "") if said is not None else ""
+            return int(size) if size.isdigit() else 0
+
+        with patience(self._client.timeouts.for_bytes(piece.size)):
+            said: int = self._client.call(put, doing=f"upload a piece of the file to {self._doing}", repeat=False)
+        return said
 
 
 @dataclass(frozen=True)
@@ -126,6 +195,8 @@ class _Piece:
     file: Path
     start: int
     size: int
+    # Told how many bytes of the file have gone out.
+    tell: Callable[[int], None] = lambda _: None
 
     def blocks(self) -> Iterator[bytes]:
         with self.file.open("rb") as source:
@@ -134,6 +205,7 @@ class _Piece:
             while left and (block := source.read(min(left, _BLOCK))):
                 left -= len(block)
                 yield block
+                self.tell(self.start + self.size - left)
 
 
 @dataclass(frozen=True)
@@ -153,17 +225,8 @@ class _Body:
         yield self.after
 
 
-def _append(client: TableauClient, upload_id: str, piece: _Piece, *, doing: str) -> None:
+def _in_wrapping(piece: _Piece) -> tuple[_Body, str]:
     empty, content_type = RequestFactory.Fileupload.chunk_req(b"")
     # A part's content ends where the line of the next boundary begins.
     end = empty.rindex(b"\r\n--", 0, -len(b"--\r\n"))
-    body = _Body(empty[:end], piece, empty[end:])
-
-    def put(server: Any) -> None:
-        endpoint = server.fileuploads
-        # As data and not as content: of that the client parses the beginning for its log, and the error that this
-        # raises keeps the whole piece in memory until the garbage is collected.
-        endpoint.put_request(f"{endpoint.baseurl}/{upload_id}", None, content_type, parameters={"data": body})
-
-    with patience(client.timeouts.for_bytes(piece.size)):
-        client.call(put, doing=f"upload a piece of the file to {doing}", repeat=False)
+    return _Body(empty[:end], piece, empty[end:]), content_type

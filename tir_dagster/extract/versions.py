@@ -141,10 +141,16 @@ class VersionStore:
             )
         return found
 
-    def prune(self, keep: int = 3, *, protected: Collection[str] = ()) -> list[str]:
-        """Remove all but the newest versions, never the newest of all and never a protected one; tells which went."""
+    def prune(self, keep: int = 3, *, protected: Collection[str] = (), most_bytes: int | None = None) -> list[str]:
+        """Remove all but the newest versions, of these the oldest until they fit; tells which went.
+
+        Never the newest of all and never a protected one.
+        """
         complete = self.versions()
-        going = [version for version in complete[: -max(keep, 1)] if version.id not in protected]
+        staying = {version.id for version in complete[-max(keep, 1) :]} | set(protected)
+        if most_bytes is not None:
+            staying &= _fitting(complete, most_bytes, protected)
+        going = [version for version in complete if version.id not in staying]
         for version in going:
             self._remove(version.folder)
         return [version.id for version in going]
@@ -167,6 +173,21 @@ class VersionStore:
         if not self.folder.is_dir():
             return []
         return [path for path in self.folder.iterdir() if _NAME.fullmatch(path.name)]
+
+
+def _fitting(versions: Sequence[Version], most_bytes: int, protected: Collection[str]) -> set[str]:
+    """Which versions fit, the newest and the protected ones first; a file that several of them share counts once."""
+    kept: set[str] = set()
+    seen: dict[int, int] = {}
+    must = {version.id for version in versions[-1:]} | set(protected)
+    for version in sorted(versions, key=lambda one: (one.id in must, one.number), reverse=True):
+        found = [path.stat() for path in version.folder.rglob("*") if path.is_file()]
+        more = {entry.st_ino: entry.st_size for entry in found if entry.st_ino not in seen}
+        if version.id not in must and sum(seen.values()) + sum(more.values()) > most_bytes:
+            break
+        kept.add(version.id)
+        seen |= more
+    return kept
 
 
 def _number(path: Path) -> int:

@@ -123,13 +123,13 @@ class ByServer:
         folder = self._flow.folder / "publish"
         folder.mkdir(parents=True, exist_ok=True)
         credentials = credentials_for(self._flow.spec, server.found, self._flow.env)
-        return Place(self._flow.spec, server, credentials, folder)
+        return Place(self._flow.spec, server, credentials, folder, self._flow.check_lease, self._flow.log)
 
     def _servers_files(self, looked: Looked) -> tuple[Path, Path]:
         """The package and the Hyper file as the server holds them: its own, if it shows later rows than ours."""
         if looked.confirmed is not None and looked.confirmed.lag is not None and looked.server.found is not None:
             with TableauClient(self._flow.tableau) as client:
-                return fetch_shell(client, looked.server.found, self._flow.folder / "download")
+                return fetch_shell(client, looked.server.found, self._flow.folder / "download", log=self._flow.log)
         shell, hyper = self._flow.shell(looked)
         if shell is None or hyper is None:
             raise DatasourceError(

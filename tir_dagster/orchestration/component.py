@@ -105,6 +105,8 @@ def _twin(cls: type[Any]) -> type[BaseModel]:
 def _schema_type(hint: Any, metadata: Mapping[str, Any]) -> Any:
     if metadata.get("duration"):
         return float | str
+    if metadata.get("size"):
+        return str | None
     origin = typing.get_origin(hint)
     if origin in (typing.Union, types.UnionType):
         inner = [one for one in typing.get_args(hint) if one is not type(None)]

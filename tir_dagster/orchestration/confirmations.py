@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import suppress
+
 import dagster as dg
 
 from tir_dagster.changes.state import Confirmation
@@ -13,14 +16,15 @@ _LOOK_BACK = 200
 
 def last_confirmation(instance: dg.DagsterInstance, asset_key: dg.AssetKey) -> Confirmation | None:
     """The newest event with complete metadata, whatever became of its run; None when there is none."""
-    records = instance.fetch_materializations(asset_key, limit=_LOOK_BACK).records
-    for record in records:
+    return next(confirmations(instance, asset_key), None)
+
+
+def confirmations(instance: dg.DagsterInstance, asset_key: dg.AssetKey) -> Iterator[Confirmation]:
+    """The newest ones, the newest first."""
+    for record in instance.fetch_materializations(asset_key, limit=_LOOK_BACK).records:
         materialization = record.asset_materialization
         entry = materialization.metadata.get(CONFIRMATION) if materialization else None
         text = getattr(entry, "value", None)
         if isinstance(text, str):
-            try:
-                return Confirmation.from_json(text)
-            except (ValueError, TypeError):
-                continue
-    return None
+            with suppress(ValueError, TypeError):
+                yield Confirmation.from_json(text)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from tir_dagster.changes.changesets import ChangeSetStore
 from tir_dagster.changes.detect import Base, Survey, make_change_set, survey
 from tir_dagster.changes.hints import Hint
-from tir_dagster.changes.lease import lease
+from tir_dagster.changes.lease import Lease, lease
 from tir_dagster.changes.plan import Mode, Plan, Reason, Situation, plan_refresh
 from tir_dagster.changes.relation import Relation, relation_of
 from tir_dagster.changes.state import (
@@ -81,7 +81,6 @@ from tir_dagster.spec import ExtractSpec, check_columns, needed_columns
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-KEEP_VERSIONS = 3
 Log = Callable[[str], None]
 
 
@@ -112,6 +111,7 @@ class Refresher:
         self._by_server = ByServer(self)
         self._by_patch = ByPatch(self)
         self._fetched: tuple[str, Path | None, Path] | None = None
+        self._lease: Lease | None = None
         self.downloads = "download"
         self.warnings: list[str] = []
         # Set where the server itself had to load everything.
@@ -135,8 +135,18 @@ class Refresher:
 
     @contextmanager
     def leased(self, purpose: str, *, wait_seconds: float) -> Iterator[None]:
-        with lease(self.folder / "lease.json", purpose=purpose, wait_seconds=wait_seconds, on_wait=self.log):
-            yield
+        path, outer = self.folder / "lease.json", self._lease
+        with lease(path, purpose=purpose, wait_seconds=wait_seconds, on_wait=self.log) as held:
+            self._lease = held
+            try:
+                yield
+            finally:
+                self._lease = outer
+
+    def check_lease(self) -> None:
+        """Before anything that others would see: a process that slept for a minute may have lost its turn."""
+        if self._lease is not None:
+            self._lease.check()
 
     # Look
 
@@ -175,7 +185,7 @@ class Refresher:
         if verdict is Aftermath.FOREIGN:
             forget(folder)
             return server
-        server, warnings = finish_delivery(client, server, folder)
+        server, warnings = finish_delivery(client, self.spec, server, folder=folder, env=self.env)
         self.warnings += warnings
         return server
 
@@ -207,7 +217,7 @@ class Refresher:
         assert server.found is not None
         folder = self.folder / f"look-{self.downloads}"
         try:
-            _, hyper = fetch_shell(client, server.found, folder)
+            _, hyper = fetch_shell(client, server.found, folder, log=self.log)
             digest = content_digest(content_fingerprints(hyper, shape_of(version)))
             return digest, intent is not None and intent.patch and self._by_patch.heals(hyper, intent, version)
         except (ExtractError, NoExtractError) as error:
@@ -308,6 +318,7 @@ class Refresher:
     ) -> tuple[Plan, ChangeSet | None]:
         """Read what changed and make it durable."""
         crash_after("planned")
+        self.check_lease()
         self.change_sets.clean()
         base = None
         if looked.base is not None and looked.confirmed is not None:
@@ -346,6 +357,7 @@ class Refresher:
     def apply(self, looked: Looked, change_set: ChangeSet) -> tuple[Version, Applied]:
         """A new version of the extract, verified against the source at the change set's own version."""
         folder = self.change_sets.path(change_set.id)
+        self.check_lease()
         with new_version(self.versions) as workspace:
             with self.stages.timed("shell"):
                 shell, template = self.shell(looked)
@@ -409,7 +421,7 @@ class Refresher:
         if self._fetched is None or self._fetched[0] != version:
             self.log("downloading the datasource's package")
             with TableauClient(self.tableau) as client:
-                shell, hyper = fetch_shell(client, found, self.folder / self.downloads)
+                shell, hyper = fetch_shell(client, found, self.folder / self.downloads, log=self.log)
             package = read_package(shell)
             # What a server makes of a bare Hyper file, such as ours: there is no document to keep.
             bare = package.relation is None and not package.columns
@@ -448,6 +460,7 @@ class Refresher:
                 credentials=credentials_for(self.spec, looked.server.found, self.env),
                 folder=self.folder / "publish",
                 log=self.log,
+                check=self.check_lease,
             )
         crash_after("published")
         self.warnings += warnings
@@ -457,6 +470,7 @@ class Refresher:
     def intend(
         self, looked: Looked, version: Version, *, hole: str | None = None, patch: bool = False, keyed: bool = False
     ) -> None:
+        self.check_lease()
         intent = Intent(
             extract=self.spec.name,
             change_set=version.manifest["change_set"],
@@ -491,7 +505,8 @@ class Refresher:
         """After the confirmation is on record: its change sets are no longer pending, old versions go."""
         crash_after("confirmed")
         self.change_sets.settle(confirmation.change_sets)
-        self.versions.prune(KEEP_VERSIONS, protected={confirmation.version})
+        keep = self.spec.keep
+        self.versions.prune(keep.versions, protected={confirmation.version}, most_bytes=keep.size)
         remove(self.folder / self.downloads)
         self._fetched = None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ import dagster as dg
 import yaml
 from sqlalchemy.exc import SQLAlchemyError
 
+from tir_dagster.durable import replaced_file
 from tir_dagster.errors import TirError
 
 HOME_VARIABLE = "TIR_HOME"
@@ -33,8 +35,17 @@ def dagster_home() -> Path:
     os.environ["DAGSTER_HOME"] = str(home)
     home.mkdir(parents=True, exist_ok=True)
     if not (home / "dagster.yaml").exists():
-        (home / "dagster.yaml").write_text(_DAGSTER_YAML, encoding="utf-8")
+        with replaced_file(home / "dagster.yaml") as written:
+            written.write_text(_DAGSTER_YAML, encoding="utf-8")
     return home
+
+
+@contextmanager
+def _alone(home: Path) -> Iterator[None]:
+    """Dagster makes its tables when it first opens them: of two commands that do so at once, one would fail."""
+    with (home / ".opening").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 @contextmanager
@@ -42,7 +53,8 @@ def dagster_instance() -> Iterator[dg.DagsterInstance]:
     """The instance that the command line, the UI and the daemon share."""
     home = dagster_home()
     try:
-        opened = dg.DagsterInstance.get()
+        with _alone(home):
+            opened = dg.DagsterInstance.get()
     except (dg.DagsterError, yaml.YAMLError, SQLAlchemyError) as error:
         # Without its text, which may quote the configuration and with it a database's password.
         raise TirError(

@@ -229,16 +229,21 @@ async def _no_answer(message: Any) -> None:
 
 
 def _half_answer(send: Any) -> Any:
-    bodies = 0
+    """Half of the bytes that the answer announces, or of its first ones where it announces none."""
+    left: int | None = None
 
     async def send_half(message: Any) -> None:
-        nonlocal bodies
+        nonlocal left
         if message["type"] == "http.response.start":
+            length = dict(message["headers"]).get(b"content-length")
+            left = int(length) // 2 if length is not None else None
             await send(message)
-        elif not bodies:
-            body = message.get("body", b"")
-            await send({**message, "body": body[: len(body) // 2], "more_body": True})
-        bodies += message["type"] == "http.response.body"
+            return
+        body = message.get("body", b"")
+        part = body[: len(body) // 2 if left is None else left]
+        left = 0 if left is None else left - len(part)
+        if part:
+            await send({**message, "body": part, "more_body": True})
 
     return send_half
 

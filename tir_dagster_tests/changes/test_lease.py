@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tir_dagster.changes.lease import EXPIRE_SECONDS, LeaseHeldError, lease
+from tir_dagster.changes.lease import EXPIRE_SECONDS, LeaseHeldError, LeaseLostError, _age, lease
 
 HOLD = """
 import sys
@@ -41,16 +42,24 @@ def other(path: Path):
         process.kill()
 
 
-def held_by(path: Path, *, host: str, pid: int, age: float) -> None:
+def held_by(path: Path, *, age: float, **holder: Any) -> None:
+    """The lease of somebody who renewed it so many seconds ago by the disk's clock, whatever his own clock said."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    holder = {"id": "x", "host": host, "pid": pid, "purpose": "a run", "renewed": time.time() - age}
-    path.write_text(json.dumps(holder), encoding="utf-8")
+    known = {"id": "x", "host": "elsewhere", "pid": 1, "purpose": "a run", "since": "1999-12-31 23:59:59 UTC"}
+    path.write_text(json.dumps({**known, **holder}), encoding="utf-8")
+    grow_old(path, age)
+
+
+def grow_old(path: Path, seconds: float) -> None:
+    written = path.stat().st_mtime - seconds
+    os.utime(path, (written, written))
 
 
 def test_a_second_holder_is_refused_and_told_who_holds_it(path, other):
     with pytest.raises(LeaseHeldError) as caught, lease(path, purpose="me"):
         pass
-    assert f"orders: process {other.pid} on {socket.gethostname()} (a nightly run)" in str(caught.value)
+    told = re.escape(f"orders: process {other.pid} on {socket.gethostname()} (a nightly run, since ")
+    assert re.match(told + r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC\) is refreshing this extract", str(caught.value))
 
 
 def test_one_who_waits_gets_it_when_the_other_is_done(path, other):
@@ -58,7 +67,8 @@ def test_one_who_waits_gets_it_when_the_other_is_done(path, other):
     threading.Timer(0.5, other.stdin.close).start()
     with lease(path, purpose="me", wait_seconds=60, on_wait=told.append):
         assert other.wait(60) == 0
-    assert told == [f"waiting for process {other.pid} on {socket.gethostname()} (a nightly run)"], "told once"
+    (line,) = told
+    assert line.startswith(f"waiting for process {other.pid} on {socket.gethostname()} (a nightly run, since ")
 
 
 def test_the_lease_of_a_killed_process_is_free_at_once(path, other):
@@ -70,12 +80,74 @@ def test_the_lease_of_a_killed_process_is_free_at_once(path, other):
 
 
 def test_on_another_machine_the_last_renewal_counts(path):
-    held_by(path, host="elsewhere", pid=1, age=EXPIRE_SECONDS - 5)
+    held_by(path, age=EXPIRE_SECONDS - 5)
     with pytest.raises(LeaseHeldError, match="process 1 on elsewhere"), lease(path, purpose="me"):
         pass
-    held_by(path, host="elsewhere", pid=1, age=EXPIRE_SECONDS + 1)
+    held_by(path, age=EXPIRE_SECONDS + 1)
     with lease(path, purpose="me"):
         pass
+
+
+@pytest.mark.parametrize("space", ["", "another boot pid:[1]"])
+def test_a_process_that_cannot_be_seen_from_here_is_not_taken_for_dead(path, space):
+    # Another container of the same host name, and none here has such a process.
+    held_by(path, age=1, host=socket.gethostname(), pid=2**22 + 1, space=space)
+    with pytest.raises(LeaseHeldError), lease(path, purpose="me"):
+        pass
+
+
+def test_a_guard_is_old_by_the_disks_clock(path):
+    guard = path.with_name(f"{path.name}.guard")
+    guard.mkdir(parents=True)
+    grow_old(guard, EXPIRE_SECONDS + 1)
+    with lease(path, purpose="me"):
+        pass
+    assert sorted(path.parent.iterdir()) == [], "nothing is left behind"
+
+
+def test_one_who_slept_too_long_is_told_who_took_over(path):
+    with lease(path, purpose="me") as mine:
+        mine.check()
+        grow_old(path, EXPIRE_SECONDS + 1)
+        with subprocess.Popen(
+            [sys.executable, "-c", HOLD, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as thief:
+            assert thief.stdout.readline() == "held\n"
+            with pytest.raises(LeaseLostError, match=rf"and process {thief.pid} on .* \(a nightly run, since"):
+                mine.check()
+            thief.stdin.close()
+        with pytest.raises(LeaseLostError, match="somebody else took over and is done already"):
+            mine.check()
+
+
+def test_a_lease_that_grew_old_but_that_nobody_took_is_renewed_by_looking(path):
+    with lease(path, purpose="me") as mine:
+        grow_old(path, EXPIRE_SECONDS + 1)
+        mine.check()
+        assert _age(path) < EXPIRE_SECONDS / 2
+
+
+TURNS = """
+import sys, time
+from pathlib import Path
+from tir_dagster.changes.lease import lease
+folder, me = Path(sys.argv[1]), sys.argv[2]
+for turn in range(10):
+    with lease(folder / "lease.json", purpose=me, wait_seconds=60) as held, (folder / "log").open("a") as log:
+        print(me, file=log, flush=True)
+        time.sleep(0.01)
+        held.check()
+        print(me, file=log, flush=True)
+"""
+
+
+def test_two_processes_take_twenty_turns_and_never_at_once(path):
+    path.parent.mkdir()
+    both = [subprocess.Popen([sys.executable, "-c", TURNS, str(path.parent), name]) for name in "ab"]
+    assert [process.wait(60) for process in both] == [0, 0]
+    turns = (path.parent / "log").read_text(encoding="utf-8").split()
+    assert turns[0::2] == turns[1::2], "each begins and ends alone"
+    assert sorted(turns) == ["a"] * 20 + ["b"] * 20
 
 
 def test_the_same_thread_may_take_it_again_and_another_thread_may_not(path):

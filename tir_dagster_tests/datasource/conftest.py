@@ -15,9 +15,9 @@ from tableauhyperapi import HyperProcess, Telemetry
 
 from tir_dagster.datasource.access import TableauAccess, TableauToken
 from tir_dagster.datasource.client import TableauClient
+from tir_dagster.datasource.credentials import ConnectionCredential
 from tir_dagster.datasource.find import find_datasource
 from tir_dagster.datasource.found import FoundDatasource, FoundProject
-from tir_dagster.datasource.keep import ConnectionCredential
 from tir_dagster.datasource.retry import Backoff, RetryPolicy
 from tir_dagster.datasource.transfer import publish
 from tir_dagster.sandbox.tableau.packages import Column, SnowflakeConnection, build_tdsx

@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import errno
 import os
+import random
 import shutil
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import requests
 import tableauserverclient as TSC  # noqa: N812 - the name its own documentation uses
 
-from tir_dagster.datasource.transfer import download
+from tir_dagster.datasource.client import TableauClient
+from tir_dagster.datasource.fetching import Fetching
+from tir_dagster.datasource.found import FoundDatasource, FoundProject
+from tir_dagster.datasource.progress import tell_progress
+from tir_dagster.datasource.transfer import download, publish
+from tir_dagster.datasource.transport import Timeouts
 from tir_dagster.errors import DatasourceError
-from tir_dagster_tests.datasource.conftest import Orders
+from tir_dagster_tests.datasource.conftest import OTHERS_PACKAGE, Orders
 from tir_dagster_tests.datasource.test_find import PASSING
-from tir_dagster_tests.sandbox.tableau.helpers import LIVE_ONLY, Admin
+from tir_dagster_tests.sandbox.tableau.helpers import LIVE_ONLY, Admin, rewritten
 
 
 def test_a_package_lands_at_exactly_the_path_asked_for(orders: Orders, tmp_path: Path) -> None:
@@ -34,6 +44,135 @@ def test_a_download_survives_what_passes(orders: Orders, admin: Admin, tmp_path:
     target = download(orders.client, found, tmp_path / "orders.tdsx")
     assert target.read_bytes() == (orders.packages / "ours.tdsx").read_bytes()
     assert admin.faults() == []
+
+
+@pytest.fixture
+def large(orders: Orders, tmp_path_factory: pytest.TempPathFactory) -> tuple[FoundDatasource, bytes]:
+    """A datasource of 6 MB, and its package."""
+    image = random.Random(1).randbytes(6 * 2**20)
+    file = tmp_path_factory.mktemp("large") / "large.tdsx"
+    rewritten(orders.packages / "ours.tdsx", file, add=[("Image/logo.png", image)])
+    found = publish(orders.client, file, project=orders.project, name="Orders")
+    return found, file.read_bytes()
+
+
+def downloads(admin: Admin) -> list[tuple[int, int]]:
+    """Status and megabytes of each."""
+    return [(call["status"], call["bytes_out"] // 2**20) for call in admin.calls() if "/content" in call["path"]]
+
+
+def test_a_download_that_was_cut_goes_on_where_it_ended(
+    orders: Orders, large: tuple[FoundDatasource, bytes], admin: Admin, tmp_path: Path
+) -> None:
+    admin.fault("cut", path="/content$", when="during")
+    admin.forget_calls()
+    target = download(orders.client, large[0], tmp_path / "orders.tdsx")
+    assert target.read_bytes() == large[1]
+    (first, _), (second, rest) = downloads(admin)
+    assert (first, second) == (200, 206)
+    assert rest < 6, "the first half came once"
+
+
+class Meanwhile(TableauClient):
+    """Something happens on the server between two tries of a download."""
+
+    happens: Any
+
+    def _once(self, action: Any) -> Any:
+        try:
+            return super()._once(action)
+        except requests.RequestException:
+            self.happens()
+            raise
+
+
+def test_two_versions_never_mix_in_one_file(
+    orders: Orders, large: tuple[FoundDatasource, bytes], admin: Admin, tmp_path: Path
+) -> None:
+    admin.fault("cut", path="/content$", when="during")
+    with Meanwhile(orders.client.access, retry=orders.client.retry) as client:
+        client.happens = orders.publish_by_others
+        target = download(client, large[0], tmp_path / "orders.tdsx")
+    assert target.read_bytes() == (orders.packages / OTHERS_PACKAGE).read_bytes()
+
+
+def test_a_server_that_gives_no_parts_is_asked_from_the_first_byte(tmp_path: Path) -> None:
+    whole = random.Random(2).randbytes(4 * 2**20)
+    answers = [Answer(whole[: 3 * 2**20], {}, cut=True), Answer(whole, {})]
+    assert fetched(tmp_path, whole, answers) == [{}, {}], "no ETag: nothing to go on from"
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"Content-Range": "bytes 0-4194303/4194304", "ETag": '"a"'},
+        {"Content-Range": "bytes 3145728-4194303/4194305", "ETag": '"a"'},
+        {"Content-Range": "bytes 3145728-4194303/4194304", "ETag": '"b"'},
+        {"Content-Range": "nonsense", "ETag": '"a"'},
+    ],
+)
+def test_a_part_that_does_not_fit_is_not_used(tmp_path: Path, part: dict[str, str]) -> None:
+    whole = random.Random(2).randbytes(4 * 2**20)
+    answers = [Answer(whole[: 3 * 2**20], {"ETag": '"a"'}, cut=True), Answer(b"x" * 2**20, part), Answer(whole, {})]
+    asked = fetched(tmp_path, whole, answers)
+    assert asked == [{}, {"Range": "bytes=3145728-", "If-Range": '"a"'}, {}]
+
+
+@dataclass
+class Answer:
+    """What a server of another make might answer."""
+
+    content: bytes
+    more: dict[str, str]
+    cut: bool = False
+    total: int = 4 * 2**20
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"Content-Length": str(self.total), **self.more}
+
+    def iter_content(self, size: int) -> Iterator[bytes]:
+        for start in range(0, len(self.content), size):
+            yield self.content[start : start + size]
+        if self.cut:
+            raise requests.ConnectionError("cut")
+
+    def close(self) -> None: ...
+
+
+def fetched(folder: Path, whole: bytes, answers: list[Answer]) -> list[dict[str, str]]:
+    """The headers of each request until the whole file was there."""
+    asked: list[dict[str, str]] = []
+
+    class Endpoint:
+        baseurl = "http://elsewhere"
+
+        def get_request(self, _: str, *, parameters: dict[str, Any]) -> Answer:
+            asked.append({name: value for name, value in parameters["headers"].items() if name != "Accept-Encoding"})
+            return answers[len(asked) - 1]
+
+    class Server:
+        datasources = Endpoint()
+
+    found = FoundDatasource(
+        "1", "Orders", FoundProject("p", "p", "p"), "", frozenset(), "", False, "", None, True, 4, (), "", None
+    )
+    with (folder / "file").open("w+b") as out:
+        fetching = Fetching(found, "content", out, folder, Timeouts())
+        with suppress(requests.ConnectionError):
+            fetching(Server())
+        fetching(Server())
+    assert (folder / "file").read_bytes() == whole
+    return asked
+
+
+def test_progress_is_told_every_few_seconds_and_not_at_all_for_what_is_done_at_once() -> None:
+    lines: list[str] = []
+    times = iter([0.0, 1.0, 5.0, 5.0, 9.9, 10.0, 10.0])
+    tell = tell_progress(lines.append, "downloading", every=5, clock=lambda: next(times))
+    for megabytes in (20, 120, 300, 1400):
+        tell(megabytes * 1_000_000, 1_400_000_000)
+    assert lines == ["downloading 120 of 1,400 MB", "downloading 1,400 of 1,400 MB"]
 
 
 def test_a_download_that_keeps_breaking_leaves_the_old_file_and_nothing_else(

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from tir_dagster.datasource.client import TableauClient
+from tir_dagster.datasource.credentials import ConnectionCredential
 from tir_dagster.datasource.find import settled
 from tir_dagster.datasource.found import FoundDatasource, FoundProject, server_version
 from tir_dagster.datasource.increment_refresh import start_incremental_refresh
 from tir_dagster.datasource.jobs import start_refresh, wait_for_job
-from tir_dagster.datasource.keep import ConnectionCredential
 from tir_dagster.datasource.transfer import download, publish
 from tir_dagster.extract.engine import connect
 from tir_dagster.extract.increment import Increment, find_increment, purge_from, set_increment_value

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree as ET
 
 import pytest
+import tableauserverclient as TSC  # noqa: N812 - the name its own documentation uses
 
+from tir_dagster.datasource.beside import look_beside
 from tir_dagster.datasource.client import TableauClient
+from tir_dagster.datasource.credentials import ConnectionCredential
 from tir_dagster.datasource.found import FoundDatasource, server_version
 from tir_dagster.datasource.keep import (
-    ConnectionCredential,
     Kept,
     check_credentials,
     forget,
@@ -119,6 +124,91 @@ def test_what_the_server_is_only_in_trouble_with_is_put_back_later(
     assert warning.endswith(f"The next refresh puts back the tags of {loved.shown}.")
     assert put_back_remembered(orders.client, orders.now(), folder).warnings == ()
     assert keep(orders.now()) == keep(loved)
+
+
+class Forgetful(TableauClient):
+    """Somebody takes the tags away as soon as they are back."""
+
+    others: Any
+
+    def call(self, action: Any, *, doing: str, repeat: bool = True) -> Any:
+        answer = super().call(action, doing=doing, repeat=repeat)
+        if doing.startswith("put back the tags"):
+            self.others(doing)
+        return answer
+
+
+def test_what_the_server_does_not_show_afterwards_is_named(orders: Orders, loved: FoundDatasource) -> None:
+    published = orders.overwrite(expected=server_version(loved), connections=[orders.credential])
+    with Forgetful(orders.client.access, retry=orders.client.retry) as client:
+        client.others = lambda _: orders.others.datasources.delete_tags(loved.id, "nightly")
+        restored = restore(client, published, keep(loved))
+    (warning,) = restored.warnings
+    assert warning.startswith(f"The tags of {loved.shown} must be set again by hand")
+
+
+def test_a_connection_that_people_pointed_elsewhere_comes_back_with_its_password(
+    orders: Orders, loved: FoundDatasource, tmp_path: Path
+) -> None:
+    item = orders.others.datasources.get_by_id(loved.id)
+    orders.others.datasources.populate_connections(item)
+    connection = item.connections[0]
+    connection.server_address, connection.username, connection.password = "proxy.example.com", "PROXY_USER", "x"
+    connection.embed_password = True
+    orders.others.datasources.update_connection(item, connection)
+    pointed = orders.now()
+    named = ConnectionCredential("proxy.example.com", "PROXY_USER", "y")
+    remember(pointed, tmp_path / "publish")
+    assert "password" not in json.loads((tmp_path / "kept.json").read_text())["kept"]["connections"][0]
+    published = orders.overwrite(expected=server_version(pointed), connections=[named])
+    assert not published.connections[0].embed_password, "the package names another address: the server drops it unsaid"
+    restored = put_back_remembered(orders.client, published, tmp_path / "publish", [named])
+    assert restored.warnings == ()
+    assert keep(orders.now()).connections == keep(pointed).connections
+
+
+def test_a_password_that_nobody_names_any_more_is_warned_about(orders: Orders, loved: FoundDatasource) -> None:
+    orders.others.datasources.delete(loved.id)
+    restored = restore(orders.client, orders.create(), keep(loved))
+    assert not restored.again
+    (warning,) = [one for one in restored.warnings if "connection" in one]
+    assert "no credentials are named for it" in warning
+    assert "must be set again by hand" in warning
+
+
+def test_tasks_and_subscriptions_that_are_gone_after_the_publish_are_named(
+    orders: Orders, loved: FoundDatasource, tmp_path: Path
+) -> None:
+    others, folder = orders.others, tmp_path / "publish"
+    tasks = [schedule_refresh(others, loved, kind) for kind in ("FullRefresh", "IncrementalRefresh")]
+    target = TSC.Target(loved.id, "Workbook")
+    subscription = others.subscriptions.create(TSC.SubscriptionItem("Daily", "schedule", others.user_id, target))
+    remember(loved, folder, look_beside(orders.client, loved))
+    published = orders.overwrite(expected=server_version(loved), connections=[orders.credential])
+    others.tasks.delete(tasks[1])
+    others.subscriptions.delete(subscription.id)
+    task, subscribed = put_back_remembered(orders.client, published, folder).warnings
+    assert task.startswith(f"{loved.shown} lost its incremental refresh on a schedule of its own when")
+    assert subscribed.startswith(f"The subscription 'Daily' is gone since {loved.shown} was published over.")
+
+
+def schedule_refresh(others: TSC.Server, found: FoundDatasource, kind: str) -> str:
+    """The id of a daily refresh with a time of its own."""
+    interval = TSC.DailyInterval(dt.time(3, 0))
+    schedule = TSC.ScheduleItem(None, None, None, None, interval)  # type: ignore[arg-type]
+    item = TSC.TaskItem(None, kind, None, schedule_item=schedule, target=TSC.Target(found.id, "datasource"))  # type: ignore[arg-type]
+    answer = others.tasks.create(item)
+    return str(ET.fromstring(answer).find(".//{*}extractRefresh").get("id"))  # type: ignore[union-attr]
+
+
+def test_what_nobody_may_look_at_is_not_said_to_be_gone(
+    orders: Orders, loved: FoundDatasource, admin: Admin, tmp_path: Path
+) -> None:
+    remember(loved, tmp_path / "publish", look_beside(orders.client, loved))
+    published = orders.overwrite(expected=server_version(loved), connections=[orders.credential])
+    admin.fault("status", path="/(subscriptions|tasks/extractRefreshes)$", status=403, code="403004", times=2)
+    assert put_back_remembered(orders.client, published, tmp_path / "publish").warnings == ()
+    assert admin.faults() == []
 
 
 def test_what_was_written_down_of_another_datasource_is_left_alone(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 import traceback
 from pathlib import Path
@@ -18,7 +19,7 @@ from tir_dagster.datasource.transfer import publish
 from tir_dagster.errors import DatasourceError
 from tir_dagster_tests.datasource.conftest import Naps, Orders
 from tir_dagster_tests.datasource.test_find import PASSING
-from tir_dagster_tests.sandbox.tableau.helpers import Admin
+from tir_dagster_tests.sandbox.tableau.helpers import Admin, rewritten
 
 PUBLISH = {"method": "POST", "path": "/datasources$"}
 
@@ -146,6 +147,42 @@ def test_an_upload_survives_what_passes_and_arrives_whole(
     orders.create()
     assert admin.faults() == []
     assert orders.holds_ours(), "a piece that was taken before the cut must not be in the file twice"
+
+
+@pytest.fixture
+def large(packages: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A package of a little more than three pieces of 1 MB."""
+    monkeypatch.setenv("TSC_FILESIZE_LIMIT_MB", "0")
+    monkeypatch.setenv("TSC_CHUNK_SIZE_MB", "1")
+    image = random.Random(1).randbytes(3 * 2**20)
+    return rewritten(packages / "ours.tdsx", tmp_path / "large.tdsx", add=[("Image/logo.png", image)])
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_only_the_piece_that_was_cut_is_sent_again_and_only_if_the_server_lacks_it(
+    orders: Orders, admin: Admin, large: Path, when: str
+) -> None:
+    admin.fault("cut", method="PUT", path="/fileUploads/", when=when, skip=1)
+    admin.forget_calls()
+    publish(orders.client, large, project=orders.project, name="Orders")
+    calls = [call for call in admin.calls() if "/fileUploads" in call["path"]]
+    assert sum(call["method"] == "POST" for call in calls) == 1, "one session"
+    taken = [call["bytes_in"] // 2**20 for call in calls if call["method"] == "PUT" and call["status"] == 200]
+    assert sum(taken) == (3 if when == "before" else 2), (
+        "the second piece was taken, though nobody was told, or once more"
+    )
+    assert orders.content() == large.read_bytes()
+
+
+def test_where_the_server_tells_nothing_a_cut_piece_starts_a_new_session(
+    orders: Orders, admin: Admin, large: Path
+) -> None:
+    admin.fault("cut", method="PUT", path="/fileUploads/", when="after", skip=1)
+    admin.fault("status", method="PUT", path="/fileUploads/", status=400, code="400000", skip=1)
+    admin.forget_calls()
+    publish(orders.client, large, project=orders.project, name="Orders")
+    assert sum(call["route"] == "start_upload" for call in admin.calls()) == 2
+    assert orders.content() == large.read_bytes()
 
 
 def test_an_upload_session_that_is_gone_is_started_over(orders: Orders, admin: Admin, in_pieces: None) -> None:

@@ -79,6 +79,21 @@ def test_pruning_keeps_the_newest_and_the_protected(store: VersionStore):
     assert committed(store).number == 7
 
 
+def test_pruning_by_size_removes_the_oldest_and_counts_shared_files_once(store: VersionStore):
+    first = committed(store, "x" * 100)
+    for _ in range(3):
+        workspace = store.begin()
+        workspace.extract.write_text("x" * 100)
+        store.adopt(workspace, first, ["ledger/2024-01.parquet"])
+        store.commit(workspace, {})
+    files = [path.stat() for path in store.folder.rglob("*") if path.is_file()]
+    together = sum({file.st_ino: file.st_size for file in files}.values())
+    assert together < sum(file.st_size for file in files), "one ledger for all"
+    assert store.prune(keep=9, most_bytes=together) == []
+    assert store.prune(keep=9, most_bytes=together - 1) == ["v00000001"]
+    assert store.prune(keep=9, most_bytes=1, protected={"v00000002"}) == ["v00000003"], "not the newest, nor that one"
+
+
 def test_a_version_that_is_not_there_is_told_by_name(store: VersionStore):
     with pytest.raises(ExtractError, match="no complete version v00000009"):
         store.get("v00000009")

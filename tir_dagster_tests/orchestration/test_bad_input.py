@@ -279,8 +279,12 @@ def test_columns_of_the_datasource_that_the_spec_leaves_out_are_refused(shell, b
     assert "it also has the columns CATEGORY, CUSTOMER," in error
 
 
-def test_a_password_that_publishing_would_lose_is_asked_for(shell):
+def test_a_password_that_publishing_would_lose_is_asked_for_before_anything_is_downloaded(shell, admin):
     assert "would lose the password embedded" in shell.refused(edit=((CREDENTIALS, ""),))
+    admin.forget_calls()
+    assert shell.tir("refresh", "orders", edit=((CREDENTIALS, ""),)).code == FAILED
+    assert {"list_connections"} <= (routes := {call["route"] for call in admin.calls()})
+    assert not routes & {"download", "download_revision", "publish", "start_upload"}
     error = shell.refused(edit=(("password_env: SNOWFLAKE_PASSWORD", "password_env: NOT_SET"),))
     assert (
         "the environment variable NOT_SET, which the spec names for the datasource's credentials, is not set" in error

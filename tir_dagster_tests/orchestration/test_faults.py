@@ -8,6 +8,7 @@ every call meets every kind. Waiting passes on a clock of its own, so nothing he
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -26,6 +27,7 @@ from pyspark.sql import SparkSession
 from tableauhyperapi import HyperProcess, Telemetry
 
 from tir_dagster.changes.changesets import new_id
+from tir_dagster.changes.lease import LeaseLostError
 from tir_dagster.changes.state import Confirmation
 from tir_dagster.datasource.access import TableauAccess, TableauToken
 from tir_dagster.datasource.client import TableauClient, paced
@@ -240,6 +242,7 @@ class Scene:
         self.others.datasources.publish(item, str(self.package), "Overwrite", connection_credentials=credentials)
         now = self.others.datasources.get_by_id(self.place.datasource_id)
         now.description, now.owner_id = "Ask Ann.", self._owner
+        now.certified, now.certification_note = True, "by Ann"
         self.others.datasources.update(now)
         self.others.datasources.add_tags(now, TAGS)
 
@@ -272,8 +275,11 @@ class Scene:
     def lost(self) -> str | None:
         """What people had set on the datasource and do not find there any more."""
         item = self.others.datasources.get_by_id(self.place.datasource_id)
-        found = (set(item.tags), item.description, item.owner_id)
-        return None if found == (TAGS, "Ask Ann.", self._owner) else f"tags, description or owner are lost: {found}"
+        self.others.datasources.populate_connections(item)
+        embedded = [(one.username, bool(one.embed_password)) for one in item.connections]
+        found = (set(item.tags), item.description, item.owner_id, item.certified, item.certification_note, embedded)
+        set_up = (TAGS, "Ask Ann.", self._owner, True, "by Ann", [(self.place.env["SNOWFLAKE_USER"], True)])
+        return None if found == set_up else f"something that people set is lost: {found}"
 
     def calls(self) -> list[dict[str, Any]]:
         """What the server was asked since this was asked last."""
@@ -508,6 +514,24 @@ def test_a_server_in_trouble_is_not_taken_for_a_foreign_publish(scene: Scene) ->
     scene.admin.clear_faults()
     assert scene.heal() == "none", "it had landed, which is confirmed late"
     assert scene.published() == scene.new
+
+
+@pytest.mark.parametrize("scene", ["republish", "server"], indirect=True)
+def test_one_who_lost_the_lease_stops_right_before_the_publish(scene: Scene) -> None:
+    refresher = scene.place.refresher = scene.place._refresher()
+
+    def take_over(line: str) -> None:
+        if line.startswith("publishing"):
+            other = {"id": "another", "host": "elsewhere", "pid": 7, "purpose": "tir refresh"}
+            (refresher.folder / "lease.json").write_text(json.dumps(other), encoding="utf-8")
+
+    refresher.log = take_over
+    with scene.waiting(), refresher.leased("a slow run", wait_seconds=0):
+        looked = refresher.look(scene.confirmed)
+        with pytest.raises(LeaseLostError, match=r"process 7 on elsewhere \(tir refresh\) has taken over"):
+            refresher.publish(looked, refresher.versions.get(scene.version))
+        assert json.loads((refresher.folder / "lease.json").read_text(encoding="utf-8"))["id"] == "another"
+        assert (scene.published(), scene.lost()) == (scene.old, None)
 
 
 # Jobs

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import urllib.parse
 from dataclasses import asdict
 from functools import partial
@@ -11,13 +12,24 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from tir_dagster.sandbox.faults import Fault, FaultMiddleware, handle_admin
 from tir_dagster.sandbox.tableau import people
-from tir_dagster.sandbox.tableau.api import auth, connections, content, data, jobs, publish, schedules, webhooks
+from tir_dagster.sandbox.tableau.api import (
+    auth,
+    connections,
+    content,
+    data,
+    jobs,
+    publish,
+    schedules,
+    subscriptions,
+    webhooks,
+)
 from tir_dagster.sandbox.tableau.api.call import Call, Download, Operation
 from tir_dagster.sandbox.tableau.jobs import JobQueue
 from tir_dagster.sandbox.tableau.multipart import (
@@ -49,6 +61,7 @@ OPERATIONS: list[Operation] = [
     *jobs.OPERATIONS,
     *schedules.OPERATIONS,
     *webhooks.OPERATIONS,
+    *subscriptions.OPERATIONS,
 ]
 _CHUNK = 256 * 1024
 
@@ -187,12 +200,21 @@ def _response(result: Any) -> Any:
 
 
 class _FileAnswer:
-    """Streams an open file with its length and name."""
+    """Streams an open file, or the rest of it from a byte on, with its length and name."""
 
     def __init__(self, download: Download) -> None:
         self._download = download
 
+    def _start(self, asked: Mapping[str, str]) -> int:
+        """The byte to begin with: another than the first only if the client has the bytes before it of this very file."""
+        wanted = re.fullmatch(r"bytes=([0-9]{1,15})-", asked.get("range", ""))
+        etag = self._download.etag
+        if etag is None or wanted is None or asked.get("if-range", etag) != etag:
+            return 0
+        return int(wanted[1]) if int(wanted[1]) < self._download.size else 0
+
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:  # noqa: ARG002
+        size, start = self._download.size, self._start(Headers(scope=scope))
         plain = "".join(
             letter if letter.isascii() and letter.isprintable() and letter not in '"\\' else "_"
             for letter in self._download.file_name
@@ -202,12 +224,15 @@ class _FileAnswer:
             disposition += f"; filename*=UTF-8''{urllib.parse.quote(self._download.file_name)}"
         headers = {
             "content-type": "application/octet-stream",
-            "content-length": str(self._download.size),
+            "content-length": str(size - start),
             "content-disposition": disposition,
+            **({"etag": self._download.etag, "accept-ranges": "bytes"} if self._download.etag else {}),
+            **({"content-range": f"bytes {start}-{size - 1}/{size}"} if start else {}),
         }
         raw = [(name.encode(), value.encode()) for name, value in headers.items()]
         with self._download.stream as stream:
-            await send({"type": "http.response.start", "status": 200, "headers": raw})
+            stream.seek(start)
+            await send({"type": "http.response.start", "status": 206 if start else 200, "headers": raw})
             while block := await run_in_threadpool(stream.read, _CHUNK):
                 await send({"type": "http.response.body", "body": block, "more_body": True})
             await send({"type": "http.response.body", "body": b""})

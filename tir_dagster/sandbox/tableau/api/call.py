@@ -23,6 +23,8 @@ class Download:
     stream: IO[bytes]
     size: int
     file_name: str
+    # Names these very bytes; only a file that has one is given in parts.
+    etag: str | None = None
 
 
 @dataclass(frozen=True)

@@ -268,7 +268,8 @@ def _download(call: Call, number: int | None) -> Download:
         stream = path.open("rb")
     file_name = f"{source['name']}{path.suffix}"
     if is_true(call.query.get("includeExtract", "true")) or path.suffix != ".tdsx":
-        return Download(stream, os.fstat(stream.fileno()).st_size, file_name)
+        size = os.fstat(stream.fileno()).st_size
+        return Download(stream, size, file_name, f'"{path.name}"')
     with stream, tempfile.TemporaryDirectory(dir=call.server.scratch, prefix="download.") as folder:
         target = Path(folder) / "package.tdsx"
         Package(stream, max_bytes=call.server.max_bytes).without_extracts(target)

@@ -1,0 +1,139 @@
+"""A package there and back again: progress is told, everything around it stays, and a server that says no changes nothing."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tir_dagster.datasource.client import TableauClient
+from tir_dagster.datasource.found import FoundDatasource, server_version
+from tir_dagster.datasource.keep import is_remembered, keep
+from tir_dagster.datasource.overwrite import Place, publish_over
+from tir_dagster.datasource.republish import ServerLook, deliver, fetch_shell
+from tir_dagster.datasource.retry import RetryPolicy
+from tir_dagster.datasource.transfer import publish
+from tir_dagster.datasource.trouble import RefusedError
+from tir_dagster.spec import ExtractSpec, spec_from_mapping
+from tir_dagster_tests.datasource.conftest import Orders
+from tir_dagster_tests.sandbox.tableau.helpers import Admin, rewritten
+
+MEGABYTES = 9
+
+
+@pytest.fixture
+def spec(orders: Orders) -> ExtractSpec:
+    datasource = {"name": "Orders", "project": orders.project.path}
+    value = {"name": "orders", "source": "A.B.C", "row_key": "ID", "datasource": datasource}
+    return spec_from_mapping(value, "a test")
+
+
+@pytest.fixture
+def look(orders: Orders, tmp_path: Path) -> ServerLook:
+    """A datasource that is large enough for an upload in pieces, tagged and certified."""
+    image = random.Random(1).randbytes(MEGABYTES * 2**20)
+    file = rewritten(orders.packages / "ours.tdsx", tmp_path / "large.tdsx", add=[("Image/logo.png", image)])
+    made = publish(orders.client, file, project=orders.project, name="Orders", connections=[orders.credential])
+    orders.others.datasources.add_tags(made.id, ["nightly"])
+    item = orders.others.datasources.get_by_id(made.id)
+    item.description, item.certified, item.certification_note = "All orders", True, "checked"
+    orders.others.datasources.update(item)
+    return ServerLook(orders.project, orders.now())
+
+
+@pytest.fixture
+def client(access: Any, quick: RetryPolicy) -> Any:
+    """One on whose clock six seconds pass between any two looks."""
+    retry = RetryPolicy(tries=3, backoff=quick.backoff, sleep=quick.sleep, clock=itertools.count(0, 6).__next__)
+    with TableauClient(access, retry=retry) as client:
+        yield client
+
+
+def found_in(look: ServerLook) -> FoundDatasource:
+    assert look.found is not None
+    return look.found
+
+
+def test_a_republish_tells_how_far_it_is_and_keeps_everything(
+    orders: Orders, spec: ExtractSpec, look: ServerLook, tmp_path: Path
+) -> None:
+    lines: list[str] = []
+    shell, hyper = fetch_shell(orders.client, found_in(look), tmp_path / "download", log=lines.append)
+    found, warnings = deliver(
+        orders.client,
+        spec,
+        look,
+        hyper=hyper,
+        shell=shell,
+        rows=0,
+        credentials=[orders.credential],
+        folder=tmp_path / "publish",
+        log=lines.append,
+    )
+    assert warnings == ()
+    assert (found.revision, keep(found)) == (2, keep(found_in(look)))
+    verbs = [line.split()[0] for line in lines]
+    assert list(dict.fromkeys(verbs)) == ["downloading", "publishing", "uploading"]
+    assert lines[0].endswith(" of 10 MB")
+
+
+def test_a_publish_over_tells_how_far_it_is(
+    orders: Orders, spec: ExtractSpec, look: ServerLook, tmp_path: Path
+) -> None:
+    lines: list[str] = []
+    place = Place(spec, look, [orders.credential], tmp_path / "publish", log=lines.append)
+    done = publish_over(orders.client, tmp_path / "large.tdsx", place, found_in(look), expected=look.version)
+    assert (done.warnings, keep(done.found)) == ((), keep(found_in(look)))
+    assert lines
+    assert all(line.startswith("uploading ") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "message", "told"),
+    [
+        (403, "403004", "User has no write permission on the project", "Give the user behind token"),
+        (403, "403132", "The site is over its storage quota", "Make room on the site"),
+        (413, "413000", "The file exceeds the limit", "Make room on the site"),
+        (400, "400011", "The datasource's type is not allowed", "Mend what it says"),
+    ],
+)
+@pytest.mark.parametrize("call", ["/datasources$", "/fileUploads$", "/fileUploads/"])
+def test_a_server_that_says_no_is_told_with_datasource_and_cause_and_nothing_changed(
+    orders: Orders,
+    spec: ExtractSpec,
+    look: ServerLook,
+    admin: Admin,
+    tmp_path: Path,
+    status: int,
+    code: str,
+    message: str,
+    told: str,
+    call: str,
+) -> None:
+    shell, hyper = fetch_shell(orders.client, found_in(look), tmp_path / "download")
+    for method in ("POST", "PUT"):
+        admin.fault("status", method=method, path=call, status=status, code=code, message=message)
+    with pytest.raises(RefusedError) as error:
+        deliver(
+            orders.client,
+            spec,
+            look,
+            hyper=hyper,
+            shell=shell,
+            rows=0,
+            credentials=[orders.credential],
+            folder=tmp_path / "publish",
+            log=lambda _: None,
+        )
+    text = str(error.value)
+    assert f"datasource 'Orders' in project {orders.project.path!r}" in text
+    assert f"refused ({code}), {message}. {told}" in text
+    assert text.endswith(" Nothing was published.")
+    admin.clear_faults()
+    assert server_version(orders.now()) == look.version
+    assert keep(orders.now()) == keep(found_in(look))
+    assert is_remembered(tmp_path / "publish"), "the next refresh looks whether the publish took anything away"
+    assert [file.name for file in (tmp_path / "publish").iterdir()] == [], "and no package is left behind"
