@@ -65,9 +65,10 @@ class ChangeSetStore:
 
     def settle(self, change_sets: tuple[str, ...]) -> None:
         """A confirmation covers these: they are no longer pending. Repeating it is harmless."""
+        # First: an intent speaks of a change set.
+        self.drop_intent()
         for name in change_sets:
             self._take_away(name)
-        self.drop_intent()
 
     def _take_away(self, change_set: str) -> None:
         """In one step: half a change set would be pending and could not be read."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
 from typing import Any, NoReturn
 
@@ -60,6 +61,7 @@ class FinishedJob:
     id: str
     kind: str
     notes: tuple[str, ...]
+    ended_at: datetime | None = None
 
 
 @dataclass(frozen=True)
@@ -140,7 +142,7 @@ def _is_over(job: Any) -> bool:
 def _ending(job: Any, what: str) -> FinishedJob:
     notes = _notes(job)
     if job.finish_code in _DONE:
-        return FinishedJob(job.id, job.type or "", notes)
+        return FinishedJob(job.id, job.type or "", notes, job.completed_at)
     said = f": {' '.join(notes)}" if notes else ", without a note"
     if job.finish_code == _CANCELLED:
         raise JobCancelledError(f"Job {job.id} ({what}) was cancelled on the server{said}. Run again when it may run.")

@@ -14,7 +14,7 @@ import tableauserverclient as TSC  # noqa: N812 - the name its own documentation
 from tir_dagster.datasource.client import TableauClient
 from tir_dagster.datasource.find import reread
 from tir_dagster.datasource.found import FoundDatasource, server_version
-from tir_dagster.datasource.jobs import JobFailedError, wait_for_job
+from tir_dagster.datasource.jobs import FinishedJob, JobFailedError, wait_for_job
 from tir_dagster.datasource.outcome import ForeignPublishError
 from tir_dagster.datasource.trouble import RefusedError
 from tir_dagster.datasource.upload import UPLOAD_GONE, Progress, upload
@@ -92,20 +92,22 @@ def send_batch(
     *,
     attempts: int,
     timeout: float,
+    check: Callable[[], None],
     sent: Callable[[], None],
     progress: Progress | None = None,
-) -> tuple[str, ...]:
-    """Send one batch and wait for its end; the job's notes.
+) -> FinishedJob:
+    """Send one batch and wait for its end.
 
-    A batch replaces keys, so a job that failed may be followed by a second attempt whatever it had done. `sent` is
-    told when the server has taken the request.
+    A batch replaces keys, so a job that failed may be followed by a second attempt whatever it had done. `check` runs
+    right before the first request that changes anything, `sent` when the server has taken it.
     """
     what = f"change the data of {found.shown}"
     for attempt in range(1, attempts + 1):
-        job_id = _start(client, found, batch, attempt, what, progress)
+        first = attempt == 1
+        job_id = _start(client, found, batch, attempt, what, check=check if first else None, progress=progress)
         sent()
         try:
-            return wait_for_job(client, job_id, what=what, timeout=timeout).notes
+            return wait_for_job(client, job_id, what=what, timeout=timeout)
         except JobFailedError:
             if attempt == attempts:
                 raise
@@ -113,7 +115,14 @@ def send_batch(
 
 
 def _start(
-    client: TableauClient, found: FoundDatasource, batch: Batch, attempt: int, what: str, progress: Progress | None
+    client: TableauClient,
+    found: FoundDatasource,
+    batch: Batch,
+    attempt: int,
+    what: str,
+    *,
+    check: Callable[[], None] | None,
+    progress: Progress | None,
 ) -> str:
     """The job's id. Repeated when the answer is lost: the server knows the request again by its id."""
 
@@ -129,6 +138,8 @@ def _start(
 
     for last in (False, True):
         upload_id = upload(client, batch.payload, doing=what, progress=progress)
+        if check is not None and not last:
+            check()
         try:
             return client.call(lambda server, upload_id=upload_id: patch(server, upload_id), doing=what)  # type: ignore[misc]
         except RefusedError as error:
@@ -141,7 +152,7 @@ def _start(
 
 
 def still_the_same(client: TableauClient, found: FoundDatasource) -> None:
-    """Right before the first byte that changes anything: it must be what was looked at."""
+    """Right before the request that changes it: it must be what was looked at."""
     now = reread(client, found)
     if now is None or server_version(now) != server_version(found):
         state = f"it is now {server_version(now)}" if now is not None else "it is gone"
@@ -156,6 +167,7 @@ def check_undisturbed(client: TableauClient, before: FoundDatasource, now: Found
     if now.revision != before.revision:
         raise ForeignPublishError(
             f"Somebody else published {before.shown} on {client.where} while its data was changed (revision {before.revision},"
-            f" now {now.revision}). Nothing is confirmed. Run again: the next refresh compares what is there.",
+            f" now {now.revision}); the change may be in their rows, too. Nothing is confirmed. Run again: the next refresh"
+            " compares what is there.",
             landed=True,
         )

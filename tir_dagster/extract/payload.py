@@ -87,7 +87,8 @@ class _Maker:
         self._pairs = _pairs(self._table, shape, extract)
         self._text_key = _text_key(self._pairs, shape)
         self._keyed = keyed
-        self._own = _own_parts(self._pairs, shape) if not needs_key_column(shape) else []
+        # What is published decides: rows with a key column are found by it, also if their own would do by now.
+        self._own = [] if keyed else _own_parts(self._pairs, shape)
         self._source = _keys_source(change_set, staged, shape, self._pairs, self._own)
         self.keys = 0
 
@@ -120,20 +121,31 @@ class _Maker:
     def _rows_of(self, new: str, old: str) -> str:
         """The rows of the part's keys, straight from the new extract: what the mirror holds is what is sent."""
         values = [quoted(column.name) for column in self._table.columns]
-        inner = ", ".join([*values, f"{self._text_key} AS {quoted(PURGE_KEY)}"])
-        sent = ", ".join([*values, *([quoted(PURGE_KEY)] if self._keyed else [])])
+        key = [f"{self._text_key} AS {quoted(PURGE_KEY)}"] if self._keyed else []
+        inner = ", ".join([*values, *key])
         same = " AND ".join(f"k.{quoted(name)} = t.{quoted(name)}" for name in self._key_names)
         return (
-            f"SELECT {sent} FROM (SELECT {inner} FROM {quoted(old, self._table.schema, self._table.name)}) AS t WHERE EXISTS"
+            f"SELECT * FROM (SELECT {inner} FROM {quoted(old, self._table.schema, self._table.name)}) AS t WHERE EXISTS"
             f" (SELECT 1 FROM {quoted(new, PAYLOAD_SCHEMA, KEYS_TABLE)} AS k WHERE {same})"
         )
 
 
-def key_names(extract: Path, shape: Shape) -> list[str]:
+def key_names(extract: Path, shape: Shape, *, keyed: bool) -> list[str]:
     """The columns by which the server finds the rows to purge, as the published extract names them."""
-    if needs_key_column(shape):
+    if keyed:
         return [PURGE_KEY]
     return [part.stored.name for part in _own_parts(_pairs(describe(extract), shape, extract), shape)]
+
+
+def carries_keys(extract: Path, shape: Shape) -> bool:
+    """Whether every row of a published file carries its purge key."""
+    table = describe(extract)
+    if PURGE_KEY not in {column.name for column in table.columns}:
+        return False
+    right = _text_key(_pairs(table, shape, extract), shape)
+    with connect(extract) as connection:
+        wrong = f"SELECT COUNT(*) FROM {table.sql} WHERE {quoted(PURGE_KEY)} IS DISTINCT FROM {right}"
+        return int(connection.execute_scalar_query(wrong)) == 0
 
 
 def _pairs(table: ExtractTable, shape: Shape, path: Path) -> tuple[Loaded, ...]:

@@ -4,24 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tir_dagster.changes.state import Aftermath, ChangeSet, Intent
 from tir_dagster.datasource.client import TableauClient
 from tir_dagster.datasource.find import settled
-from tir_dagster.datasource.found import FoundDatasource, server_version
+from tir_dagster.datasource.found import FoundDatasource
 from tir_dagster.datasource.jobs import JobCancelledError, JobFailedError, JobVanishedError
 from tir_dagster.datasource.patch import Batch, Table, check_undisturbed, send_batch, still_the_same
-from tir_dagster.datasource.republish import ServerLook, fetch_shell
-from tir_dagster.errors import ExtractError
-from tir_dagster.extract.apply import content_digest, content_fingerprints, replace_change
+from tir_dagster.datasource.republish import ServerLook, fetch_shell, look_at_server
+from tir_dagster.datasource.trouble import RefusedError
+from tir_dagster.errors import DatasourceError, ExtractError
+from tir_dagster.extract.apply import SHELL, Shape, content_digest, content_fingerprints, replace_change
 from tir_dagster.extract.hyperfile import describe
 from tir_dagster.extract.payload import (
     KEYS_TABLE,
     PAYLOAD_SCHEMA,
     ROWS_TABLE,
     Payload,
+    carries_keys,
     key_names,
     needs_key_column,
     with_key_column,
@@ -35,13 +39,43 @@ if TYPE_CHECKING:
 
 # A job that failed is sent once more: the batch replaces keys, so it heals whatever part of it was done.
 _ATTEMPTS = 2
-_JOB_SECONDS = 3600.0
+_JOB_SECONDS = 4 * 3600.0
+# A datasource that changed so much later than our job ended was changed by somebody else, too.
+_LATER = timedelta(seconds=5)
+
+
+class NotAsIntendedError(DatasourceError):
+    """The change was sent, and the server's rows are not what they must be."""
+
+
+# Why a change cannot be sent again: a whole publish brings it instead.
+_IN_VAIN = (JobFailedError, JobCancelledError, JobVanishedError, RefusedError, ExtractError, NotAsIntendedError)
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What the server says after all parts: the datasource, and whether its rows must be compared to be sure."""
+
+    found: FoundDatasource
+    doubtful: bool
+
+
+@dataclass(frozen=True)
+class Compared:
+    """What the server's file holds, beside a version of ours."""
+
+    fingerprint: str | None = None
+    # An interrupted change, sent again, would make it right.
+    heals: bool = False
+    # Every row carries its purge key.
+    keyed: bool = False
 
 
 class ByPatch:
     """The steps of a refresher that differ where only the change is sent.
 
-    The version is applied and verified locally as for any delivery: it is what the server must come to.
+    The version is applied and verified locally as for any delivery: it is what the server must come to. Only content
+    that is known is patched: where a change may have arrived in part, the whole version is published instead.
     """
 
     def __init__(self, flow: Refresher) -> None:
@@ -49,7 +83,11 @@ class ByPatch:
 
     def keyed(self, version: Version) -> bool:
         """Whether a whole publish gives the rows a key column, so that later changes can be sent alone."""
-        return self._flow.spec.delivery == "patch" and needs_key_column(shape_of(version))
+        return self._flow.spec.delivery == "patch" and self._needs_key(shape_of(version))
+
+    def _needs_key(self, shape: Shape) -> bool:
+        # What a query gives is NOT NULL only as far as somebody's reasoning about it goes.
+        return self._flow.spec.query is not None or needs_key_column(shape)
 
     @contextmanager
     def whole(self, version: Version) -> Iterator[Path]:
@@ -65,43 +103,50 @@ class ByPatch:
         finally:
             remove(folder)
 
+    def refuse_document(self, shell: Path | None, looked: Looked) -> None:
+        """A document that people made names its columns, so ours cannot be among them."""
+        if shell is not None and self._flow.spec.delivery == "patch" and looked.server.found is not None:
+            raise DatasourceError(
+                f"{self._flow.spec.name}: {looked.server.found.shown} has a document that people made, and the delivery `patch`"
+                " keeps none. Choose the delivery `republish`, or publish under another name: then a Hyper file is created."
+            )
+
     def fits(self, looked: Looked, version: Version) -> bool:
         """Whether the change alone can be sent; otherwise the whole file is, once."""
-        if self._flow.spec.delivery != "patch" or looked.server.found is None:
+        confirmed, base = looked.confirmed, looked.base
+        if self._flow.spec.delivery != "patch" or looked.server.found is None or confirmed is None or base is None:
             return False
-        change_set = self._flow.change_sets.get(version.manifest["change_set"])
-        if change_set.decision == "full" or looked.confirmed is None or change_set.base != looked.confirmed.version:
+        change_set = self._change_set(version)
+        if change_set.decision == "full" or change_set.base != confirmed.version:
             return False
-        if needs_key_column(shape_of(version)) and not looked.confirmed.keyed:
+        if looked.in_doubt:
+            self._flow.log("a change may have arrived in part: publishing all rows")
+            return False
+        # Old rows may have had no key where the new ones always do.
+        if not confirmed.keyed and any(self._needs_key(shape_of(one)) for one in (base, version)):
             self._flow.log("the published rows have no key that the server can test: publishing all of them, with one")
             return False
-        return True
+        return not (version.folder / SHELL).is_file()
 
     def publish(self, looked: Looked, version: Version) -> Published:
         """Send the change set over exactly what was looked at."""
         assert looked.server.found is not None
         assert looked.confirmed is not None
-        keyed = looked.confirmed.keyed
-        self._flow.intend(looked, version, patch=True, keyed=keyed)
+        keyed, folder = looked.confirmed.keyed, self._folder()
         with self._flow.stages.timed("publish"), TableauClient(self._flow.tableau) as client:
-            still_the_same(client, looked.server.found)
-            found = self._send(client, looked.server.found, version, keyed=keyed)
+            try:
+                # Before the intent: what cannot be sent at all leaves nothing behind.
+                payloads = self._payloads(version, folder, keyed=keyed)
+                self._flow.intend(looked, version, patch=True, keyed=keyed)
+                base = str(looked.server.version)
+                sent = self._send(client, looked.server.found, version, payloads, base=base, keyed=keyed)
+                if sent.doubtful:
+                    self._check(client, sent.found, version, folder)
+            finally:
+                remove(folder)
         crash_after("published")
-        confirmation = self._flow.confirmation_of(version, ServerLook(looked.server.project, found), keyed=keyed)
-        return Published(confirmation, found, ())
-
-    def _send(self, client: TableauClient, found: FoundDatasource, version: Version, *, keyed: bool) -> FoundDatasource:
-        folder = self._folder()
-        try:
-            payloads = self._payloads(version, folder, keyed=keyed)
-            self._flow.sent_bytes = sum(payload.bytes for payload in payloads)
-            for number, payload in enumerate(payloads, 1):
-                self._send_one(client, found, version, payload, f"{number} of {len(payloads)}", folder)
-        finally:
-            remove(folder)
-        now = settled(client, found)
-        check_undisturbed(client, found, now)
-        return now
+        confirmation = self._flow.confirmation_of(version, ServerLook(looked.server.project, sent.found), keyed=keyed)
+        return Published(confirmation, sent.found, ())
 
     def _payloads(self, version: Version, folder: Path, *, keyed: bool) -> list[Payload]:
         change_set = self._change_set(version)
@@ -115,88 +160,142 @@ class ByPatch:
             most_bytes=int(self._flow.spec.datasource.patch_limit_mb * 1_000_000),
         )
 
-    def _send_one(
-        self, client: TableauClient, found: FoundDatasource, version: Version, payload: Payload, part: str, folder: Path
-    ) -> None:
-        table = describe(version.extract)
-        batch = Batch(
-            payload=payload.path,
-            target=Table(table.schema, table.name),
-            keys=Table(PAYLOAD_SCHEMA, KEYS_TABLE),
-            rows=Table(PAYLOAD_SCHEMA, ROWS_TABLE),
-            key_columns=key_names(version.extract, shape_of(version)),
-            # Which content it changes belongs to it: what somebody put back meanwhile must be changed again.
-            identity=f"{self._flow.spec.name} {version.id} {version.manifest['change_set']} {part} {server_version(found)}",
+    def _send(
+        self,
+        client: TableauClient,
+        found: FoundDatasource,
+        version: Version,
+        payloads: list[Payload],
+        *,
+        base: str,
+        keyed: bool,
+    ) -> Sent:
+        """All parts, one after the other. `base` is the server's version that they change: it belongs to their ids."""
+        self._flow.sent_bytes = sum(payload.bytes for payload in payloads)
+        table, columns = describe(version.extract), key_names(version.extract, shape_of(version), keyed=keyed)
+        now, doubtful, ended = found, False, None
+        for number, payload in enumerate(payloads, 1):
+            part = f"{number} of {len(payloads)}"
+            batch = Batch(
+                payload=payload.path,
+                target=Table(table.schema, table.name),
+                keys=Table(PAYLOAD_SCHEMA, KEYS_TABLE),
+                rows=Table(PAYLOAD_SCHEMA, ROWS_TABLE),
+                key_columns=columns,
+                identity=f"{self._flow.spec.name} {version.id} {version.manifest['change_set']} {part} {base}",
+            )
+            self._flow.log(
+                f"sending {payload.keys:,} keys and {payload.rows:,} rows, {payload.bytes / 1e6:,.1f} MB ({part})"
+            )
+            try:
+                ended = self._send_one(client, now, batch)
+            except JobVanishedError:
+                self._flow.log("the server forgot the job: its rows are compared at the end")
+                doubtful = True
+            now = settled(client, now)
+            check_undisturbed(client, found, now)
+        return Sent(now, doubtful or _changed_later(now, ended) or now.revision is None)
+
+    def _send_one(self, client: TableauClient, now: FoundDatasource, batch: Batch) -> datetime | None:
+        def check() -> None:
+            self._flow.check_lease()
+            still_the_same(client, now)
+
+        job = send_batch(
+            client,
+            now,
+            batch,
+            attempts=_ATTEMPTS,
+            timeout=_JOB_SECONDS,
+            check=check,
+            sent=lambda: crash_after("sent"),
         )
-        sentence = f"sending {payload.keys:,} keys and {payload.rows:,} rows, {payload.bytes / 1e6:,.1f} MB ({part})"
-        self._flow.log(sentence)
-        try:
-            notes = send_batch(
-                client,
-                found,
-                batch,
-                attempts=_ATTEMPTS,
-                timeout=_JOB_SECONDS,
-                sent=lambda: crash_after("sent"),
-            )
-        except JobVanishedError:
-            self._flow.log("the server forgot the job: comparing its rows")
-            self._compare(client, found, version, folder)
-        else:
-            self._flow.log(" ".join(["done on the server", *notes]))
+        self._flow.log(" ".join(["done on the server", *job.notes]))
+        return job.ended_at
 
-    def _compare(self, client: TableauClient, found: FoundDatasource, version: Version, folder: Path) -> None:
-        _, hyper = fetch_shell(client, found, folder / "compared")
-        if content_digest(content_fingerprints(hyper, shape_of(version))) != version.manifest["fingerprint"]:
-            raise JobVanishedError(
-                f"{self._flow.spec.name}: the server forgot the job that changed {found.shown}, and its rows are not what they must"
-                " be. Nothing is confirmed; the next refresh sends the same keys again."
+    def _check(self, client: TableauClient, found: FoundDatasource, version: Version, folder: Path) -> None:
+        """Compare; what is not as it must be is not confirmed."""
+        if self.compare(client, found, version, folder / "compared").fingerprint != version.manifest["fingerprint"]:
+            raise NotAsIntendedError(
+                f"{self._flow.spec.name}: the rows of {found.shown} on {client.where} are not what they must be after the change."
+                " Nothing is confirmed. Run again: the next refresh compares what is there, and brings the same keys."
             )
 
-    # After a crash
-
-    def heals(self, server_hyper: Path, intent: Intent, version: Version) -> bool:
-        """Whether sending the same keys again to what the server holds gives what was intended."""
-        folder = self._folder()
+    def compare(
+        self,
+        client: TableauClient,
+        found: FoundDatasource,
+        version: Version,
+        folder: Path,
+        intent: Intent | None = None,
+    ) -> Compared:
+        """Download what the server holds and look at it."""
         try:
-            change_set = self._change_set(version)
-            staged = self._flow.change_sets.path(change_set.id)
-            healed = folder / "healed.hyper"
+            _, hyper = fetch_shell(client, found, folder, log=self._flow.log)
             shape = shape_of(version)
-            replace_change(server_hyper, healed, change_set, staged, shape)
-            return content_digest(content_fingerprints(healed, shape)) == intent.fingerprint
-        except ExtractError:
-            return False
+            digest = content_digest(content_fingerprints(hyper, shape))
+            heals = intent is not None and intent.patch and self._heals(hyper, intent, version, folder)
+            return Compared(digest, heals, carries_keys(hyper, shape))
         finally:
             remove(folder)
 
-    def finish(self, client: TableauClient, server: ServerLook, intent: Intent) -> tuple[Aftermath, ServerLook]:
-        """Send again what a crash interrupted: under the same request id if the server still holds what it held then.
-
-        A job that runs by now is joined so. Known to be over either way, it cannot come late and undo what the next
-        refresh sends.
-        """
-        version = self._version(intent)
-        if version is None or server.found is None:
-            return Aftermath.NOT_LANDED, server
+    def _heals(self, hyper: Path, intent: Intent, version: Version, folder: Path) -> bool:
+        """Whether sending the same keys again to what the server holds gives what was intended."""
+        if not self._is_of(intent, version):
+            return False
+        change_set, shape, healed = self._change_set(version), shape_of(version), folder / "healed.hyper"
         try:
-            found = self._send(client, server.found, version, keyed=intent.keyed)
-        except (JobFailedError, JobCancelledError, JobVanishedError) as error:
-            self._flow.log(f"{error} The next change set brings these keys again.")
-            return Aftermath.NOT_LANDED, server
-        return Aftermath.LANDED, ServerLook(server.project, found)
+            replace_change(hyper, healed, change_set, self._flow.change_sets.path(change_set.id), shape)
+            return content_digest(content_fingerprints(healed, shape)) == intent.fingerprint
+        except ExtractError:
+            return False
 
-    def _version(self, intent: Intent) -> Version | None:
-        """The version that was about to be sent, if it and its change set are still there."""
-        found = next((one for one in self._flow.versions.versions() if one.id == intent.version), None)
-        known = {one.id for one in self._flow.change_sets.pending()}
-        return found if found is not None and intent.change_set in known else None
+    # After a crash
+
+    def finish(
+        self, client: TableauClient, server: ServerLook, intent: Intent, verdict: Aftermath
+    ) -> tuple[Aftermath, ServerLook]:
+        """Send again what a crash interrupted, under the same request ids, so that a job at work is joined.
+
+        Known to be over, it cannot come late and undo what the next refresh brings. PARTIAL where that is all that is
+        known.
+        """
+        version = self._flow.known_version(intent.version)
+        if version is None or server.found is None or not self._is_of(intent, version):
+            return Aftermath.PARTIAL, server
+        folder = self._folder()
+        try:
+            payloads = self._payloads(version, folder, keyed=intent.keyed)
+            base = intent.base_server_version or ""
+            sent = self._send(client, server.found, version, payloads, base=base, keyed=intent.keyed)
+            # Where the server had moved before, its request ids may be of content that is gone.
+            if sent.doubtful or verdict is Aftermath.PARTIAL or server.version_text != intent.base_server_version:
+                self._check(client, sent.found, version, folder)
+        except _IN_VAIN as error:
+            self._flow.log(f"what was interrupted could not be sent again: {error}")
+        else:
+            return Aftermath.LANDED, ServerLook(server.project, sent.found)
+        finally:
+            remove(folder)
+        return Aftermath.PARTIAL, look_at_server(client, self._flow.spec)
+
+    def _is_of(self, intent: Intent, version: Version) -> bool:
+        """Whether the change set is there as it was when the version was made of it; a run may have replaced it."""
+        made = next((one for one in self._flow.change_sets.pending() if one.id == intent.change_set), None)
+        if made is None or made.decision != "incremental":
+            return False
+        return made.source_version == version.manifest["source_version"]
 
     def _change_set(self, version: Version) -> ChangeSet:
         return self._flow.change_sets.get(version.manifest["change_set"])
 
     def _folder(self) -> Path:
+        """A place for what is sent; only the holder of the lease works in it."""
         folder = self._flow.folder / "patch"
         remove(folder)
         folder.mkdir(parents=True, exist_ok=True)
         return folder
+
+
+def _changed_later(now: FoundDatasource, ended: datetime | None) -> bool:
+    return now.updated_at is not None and ended is not None and now.updated_at > ended + _LATER

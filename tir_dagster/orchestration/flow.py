@@ -21,30 +21,22 @@ from tir_dagster.changes.lease import Lease, lease
 from tir_dagster.changes.plan import Mode, Plan, Reason, Situation, plan_refresh
 from tir_dagster.changes.relation import Relation, relation_of
 from tir_dagster.changes.state import (
-    Aftermath,
     ChangeSet,
     Confirmation,
     Intent,
-    aftermath,
     stats_from_json,
 )
 from tir_dagster.datasource.access import TableauAccess
 from tir_dagster.datasource.agreement import check_agreement, check_query_agreement
 from tir_dagster.datasource.client import TableauClient
-from tir_dagster.datasource.keep import forget
-from tir_dagster.datasource.patch import check_patchable
 from tir_dagster.datasource.republish import (
     ServerLook,
     credentials_for,
     deliver,
     fetch_shell,
-    finish_delivery,
-    look_at_server,
 )
 from tir_dagster.datasource.server_load import needed_increment
-from tir_dagster.datasource.transfer import NoExtractError
 from tir_dagster.durable import need_space
-from tir_dagster.errors import ExtractError
 from tir_dagster.extract.apply import (
     SHELL,
     Shape,
@@ -62,6 +54,7 @@ from tir_dagster.extract.purge import Applied
 from tir_dagster.extract.versions import Version, VersionStore
 from tir_dagster.orchestration.by_patch import ByPatch
 from tir_dagster.orchestration.by_server import ByServer
+from tir_dagster.orchestration.looking import Looking
 from tir_dagster.orchestration.steps import (
     Looked,
     Published,
@@ -69,7 +62,6 @@ from tir_dagster.orchestration.steps import (
     crash_after,
     known_of,
     remove,
-    shape_of,
     shape_to_json,
 )
 from tir_dagster.source.connection import SnowflakeAccess
@@ -156,78 +148,10 @@ class Refresher:
         Without the lease nothing may be mended: what looks like a crash can be a run at work.
         """
         with self.stages.timed("look"), TableauClient(self.tableau) as client:
-            server = look_at_server(client, self.spec)
-            credentials_for(self.spec, server.found, self.env)
-            if self.spec.delivery == "patch":
-                check_patchable(client, self.spec.name, server.found)
-            intent = self.change_sets.intent()
-            late = None
-            verdict = self._aftermath(client, server, intent, confirmed)
-            if mend and verdict is Aftermath.HOLE and confirmed is not None:
-                server = self._by_server.put_back(client, server, self.versions.get(confirmed.version))
-                verdict = Aftermath.NOT_LANDED
-            resend = intent is not None and intent.patch and verdict in (Aftermath.NOT_LANDED, Aftermath.PARTIAL)
-            if mend and resend and intent is not None:
-                verdict, server = self._by_patch.finish(client, server, intent)
-            if mend:
-                server = self._finish(client, server, verdict)
-            if verdict is Aftermath.LANDED and intent is not None and server.found is not None:
-                late = self.confirmation_of(self.versions.get(intent.version), server, keyed=intent.keyed)
-                confirmed = late
-            elif mend and intent is not None and not resend:
-                self.change_sets.drop_intent()
-            base = self._version(confirmed.version) if confirmed else None
-            return Looked(server, confirmed, base, verdict is Aftermath.FOREIGN, late)
+            return Looking(self, client, self._by_server, self._by_patch, mend=mend).look(confirmed)
 
-    def _finish(self, client: TableauClient, server: ServerLook, verdict: Aftermath) -> ServerLook:
-        """Tags and the like that a publish of ours took away come back; what somebody else published is left alone."""
-        folder = self.folder / "publish"
-        if verdict is Aftermath.FOREIGN:
-            forget(folder)
-            return server
-        server, warnings = finish_delivery(client, self.spec, server, folder=folder, env=self.env)
-        self.warnings += warnings
-        return server
-
-    def _aftermath(
-        self, client: TableauClient, server: ServerLook, intent: Intent | None, confirmed: Confirmation | None
-    ) -> Aftermath:
-        before = intent.base_server_version if intent else (confirmed.server_version if confirmed else None)
-        fingerprint, heals = None, False
-        if (intent or confirmed) and server.found is not None and server.version_text != before:
-            version = self._version(intent.version if intent else confirmed.version if confirmed else "")
-            if version is not None:
-                self.log("the server holds another version than the last confirmed one: comparing its rows")
-                fingerprint, heals = self._compared(client, server, version, intent)
-        verdict = aftermath(
-            intent=intent,
-            confirmed=confirmed,
-            server_version=server.version_text,
-            server_fingerprint=fingerprint,
-            heals=heals,
-        )
-        if verdict is not Aftermath.CLEAN:
-            self.log(verdict.value)
-        return verdict
-
-    def _compared(
-        self, client: TableauClient, server: ServerLook, version: Version, intent: Intent | None
-    ) -> tuple[str | None, bool]:
-        """The fingerprint of what the server holds, and whether an interrupted patch, sent again, makes it right."""
-        assert server.found is not None
-        folder = self.folder / f"look-{self.downloads}"
-        try:
-            _, hyper = fetch_shell(client, server.found, folder, log=self.log)
-            digest = content_digest(content_fingerprints(hyper, shape_of(version)))
-            return digest, intent is not None and intent.patch and self._by_patch.heals(hyper, intent, version)
-        except (ExtractError, NoExtractError) as error:
-            # Not even the columns fit: whatever it is, it is not ours.
-            self.log(f"the server's extract cannot be compared: {error}")
-            return None, False
-        finally:
-            remove(folder)
-
-    def _version(self, version_id: str) -> Version | None:
+    def known_version(self, version_id: str) -> Version | None:
+        """The version, if it is still there."""
         return next((version for version in self.versions.versions() if version.id == version_id), None)
 
     # Plan
@@ -245,6 +169,7 @@ class Refresher:
         known = column_names(self.snowflake, table)
         check_columns(self.spec, known)
         shell, hyper = self.shell(looked)
+        self._by_patch.refuse_document(shell, looked)
         if shell is None:
             return self.spec.columns
         package = read_package(shell)
@@ -264,6 +189,7 @@ class Refresher:
     def _agree_on_query(self, looked: Looked) -> tuple[str, ...]:
         """A datasource that people built must show this very query, with all its columns."""
         shell, hyper = self.shell(looked)
+        self._by_patch.refuse_document(shell, looked)
         if shell is not None:
             assert looked.server.found is not None, "a shell is downloaded from there"
             relation, package = relation_of(self.spec, self.snowflake), read_package(shell)

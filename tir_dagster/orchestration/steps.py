@@ -33,6 +33,8 @@ class Looked:
     base: Version | None
     foreign: bool = False
     late: Confirmation | None = None
+    # A change may have arrived on the server in part.
+    in_doubt: bool = False
 
 
 @dataclass(frozen=True)

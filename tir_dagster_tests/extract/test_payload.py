@@ -26,13 +26,14 @@ from tir_dagster.extract.payload import (
     KEYS_TABLE,
     ROWS_TABLE,
     Payload,
+    carries_keys,
     key_names,
     needs_key_column,
     with_key_column,
     write_payloads,
 )
 from tir_dagster.source.slices import SliceBy
-from tir_dagster_tests.extract.helpers import bag, columns_of, stage
+from tir_dagster_tests.extract.helpers import bag, columns_of, run, stage
 
 LARGE = 1 << 30
 COLUMNS = columns_of({"ID": "NUMBER(38,0)", "F": "FLOAT", "S": "VARCHAR", "D": "DATE", "V": "VARCHAR"})
@@ -57,8 +58,9 @@ def key_of(shape: Shape, row: tuple[Any, ...]) -> tuple[Any, ...]:
 class Case:
     """An extract, what it becomes, and the change set between them."""
 
-    def __init__(self, folder: Path, shape: Shape, before: Rows, after: Rows) -> None:
+    def __init__(self, folder: Path, shape: Shape, before: Rows, after: Rows, *, keyed: bool = False) -> None:
         folder.mkdir()
+        self.keyed = keyed
         self.folder, self.shape, self.after = folder, shape, after
         old, new = by_key(shape, before), by_key(shape, after)
         changed = [key for key in {*old, *new} if old[key] != new[key]]
@@ -78,11 +80,12 @@ class Case:
 
     def publish(self) -> bool:
         """The base as it is published; whether its rows carry a key column."""
-        if keyed := needs_key_column(self.shape):
+        self.keyed = needs_key_column(self.shape) or self.keyed
+        if self.keyed:
             with_key_column(self.base, self.server, self.shape)
         else:
             self.server.write_bytes(self.base.read_bytes())
-        return keyed
+        return self.keyed
 
     def payloads(self, *, keyed: bool, most_bytes: int = LARGE) -> list[Payload]:
         return write_payloads(
@@ -95,7 +98,9 @@ class Case:
             connection.catalog.attach_database(str(payload.path), alias="p")
             target = quoted("server", "Extract", "Extract")
             keys, rows = (quoted("p", "Extract", name) for name in (KEYS_TABLE, ROWS_TABLE))
-            same = " AND ".join(f"k.{quoted(name)} = t.{quoted(name)}" for name in key_names(self.new, self.shape))
+            same = " AND ".join(
+                f"k.{quoted(name)} = t.{quoted(name)}" for name in key_names(self.new, self.shape, keyed=self.keyed)
+            )
             connection.execute_command(
                 f"DELETE FROM {target} AS t WHERE EXISTS (SELECT 1 FROM {keys} AS k WHERE {same})"
             )
@@ -137,7 +142,7 @@ _numbers = count(1)
 
 
 @pytest.mark.parametrize("name", SHAPES)
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(before=st.lists(ROW, max_size=8), after=st.lists(ROW, max_size=8))
 def test_the_published_file_becomes_the_new_extract(tmp_path: Path, name: str, before: Rows, after: Rows):
     shape = SHAPES[name]
@@ -147,6 +152,26 @@ def test_the_published_file_becomes_the_new_extract(tmp_path: Path, name: str, b
     for payload in case.payloads(keyed=case.publish()):
         case.apply(payload)
     assert case.is_right()
+
+
+def test_rows_that_carry_a_key_are_found_by_it_also_when_their_own_is_never_null_any_more(tmp_path: Path):
+    row = (None, None, "s", date(2025, 3, 1), "v")
+    case = Case(tmp_path / "case", SHAPES["a key that is never NULL"], [row], [(1, *row[1:])], keyed=True)
+    assert case.publish()
+    assert carries_keys(case.server, case.shape)
+    for payload in case.payloads(keyed=True):
+        case.apply(payload)
+    assert case.is_right()
+    assert carries_keys(case.server, case.shape)
+
+
+def test_a_file_whose_key_column_lies_is_noticed(tmp_path: Path):
+    case = Case(tmp_path / "case", SHAPES["a key that may be NULL"], orders([1, 2], "x"), [])
+    case.publish()
+    assert carries_keys(case.server, case.shape)
+    assert not carries_keys(case.base, case.shape)
+    run(case.server, f'UPDATE "Extract"."Extract" SET {quoted(PURGE_KEY)} = NULL WHERE "ID" = 1')
+    assert not carries_keys(case.server, case.shape)
 
 
 def orders(numbers: Sequence[int], value: str) -> list[tuple[Any, ...]]:

@@ -45,6 +45,7 @@ class Layout:
     delivery: str = "republish"
     # Whether the key's columns are declared NOT NULL.
     whole_key: bool = False
+    limit_mb: float = 90.0
 
 
 @dataclass
@@ -85,7 +86,7 @@ class History:
                 **({"slices": slices} if slices else {}),
                 "changes": {"watermark": "W", "look_back": "1 second"} if layout.watermark else {},
                 "delivery": layout.delivery,
-                "datasource": {"project": PROJECT, "name": self.name},
+                "datasource": {"project": PROJECT, "name": self.name, "patch_limit_mb": layout.limit_mb},
                 "thresholds": {"quiet_period": "0 seconds", "full_share": 1.0},
             },
             "a history",
@@ -162,7 +163,7 @@ class History:
         ):
             connection.execute_command('CREATE SCHEMA "Extract"')
             connection.execute_command(f'CREATE TABLE "Extract"."Extract" ({columns})')
-        self._publish(hyper)
+        self.publish(hyper)
 
     def publish_database_extract(self) -> None:
         """A datasource as people build it, on the table itself."""
@@ -177,9 +178,10 @@ class History:
         columns = [PackageColumn("K", "NUMBER(38,0)"), PackageColumn("V", "VARCHAR")]
         target = self.folder / f"{self.name}.tdsx"
         build_tdsx(target, caption=self.name, columns=columns, snowflake=connection, table=self.name.upper())
-        self._publish(target)
+        self.publish(target)
 
-    def _publish(self, file: Path) -> None:
+    def publish(self, file: Path) -> None:
+        """Somebody else publishes that file under the extract's name."""
         with self.sandbox.tableau() as server:
             (project,) = [one for one in TSC.Pager(server.projects) if one.name == PROJECT]
             server.datasources.publish(TSC.DatasourceItem(project.id, name=self.name), str(file), mode="Overwrite")

@@ -128,8 +128,16 @@ def test_killed_after(loaded, step, time):
 def test_killed_while_only_the_change_is_sent_after(patched, step, time):
     touch(patched, f"patch {step} {time}")
     stage(patched)
+    before = changes_on_the_server(patched)
     apply_and_die(patched, step)
     heals(patched)
+    assert changes_on_the_server(patched) == before + 1, "sent again, it runs once"
+
+
+def changes_on_the_server(place: Place) -> int:
+    with place.sandbox.tableau() as server:
+        jobs = server.jobs.filter(title=place.spec.datasource.name)
+        return len({job.id for job in jobs if job.type == "update_uploaded_file"})
 
 
 def test_t6_a_row_inserted_before_a_crash_and_deleted_after_it_is_gone(loaded):

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import requests
@@ -82,9 +83,13 @@ def load(prepared, spark, folder: Path, layout: Layout) -> Iterator[History]:
     history.close()
 
 
+def calls(admin: Admin) -> list[dict[str, Any]]:
+    """What the server was asked since this was asked last."""
+    return requests.delete(f"{admin.url}/sandbox/calls", timeout=30).json()["calls"]
+
+
 def routes(admin: Admin) -> list[str]:
-    calls = requests.delete(f"{admin.url}/sandbox/calls", timeout=30).json()["calls"]
-    return [call["route"] for call in calls]
+    return [call["route"] for call in calls(admin)]
 
 
 def test_only_the_change_travels(loaded, admin):
@@ -99,8 +104,7 @@ def test_only_the_change_travels(loaded, admin):
     assert loaded.refresh().decision == "none"
 
 
-def test_the_same_bytes_travel_whatever_the_extracts_size(one):
-    """The payload is all that grows, and it holds the change alone."""
+def test_the_same_bytes_travel_whatever_the_extracts_size(one, admin):
     sizes = []
     stamp = "'2025-02-0{}'::TIMESTAMP_NTZ"
     for number, rows in enumerate(SIZES, 1):
@@ -108,10 +112,47 @@ def test_the_same_bytes_travel_whatever_the_extracts_size(one):
         one.sql(f"INSERT INTO {one.name} {made} FROM RANGE({rows})")
         one.refresh("full")
         one.sql(f"UPDATE {one.name} SET V = MD5(V), W = {stamp.format(2 * number + 1)} WHERE K >= 1000 AND K < 2000")
+        admin.forget_calls()
         assert one.refresh().decision == "incremental"
-        sizes.append(one.refresher.sent_bytes)
+        asked = calls(admin)
+        assert not {"download", "publish"} & {call["route"] for call in asked}
+        sizes.append(sum(call["bytes_in"] for call in asked))
         one.sql(f"DELETE FROM {one.name} WHERE K >= 1000")
     assert 0 < max(sizes) <= 1.1 * min(sizes)
+
+
+def test_a_large_change_travels_in_parts(prepared, spark, tmp_path, admin):
+    history = next(loading := load(prepared, spark, tmp_path, Layout(delivery="patch", limit_mb=1)))
+    made = "SELECT RANGE + 1000, 'x', '2025-04-01'::DATE, MD5(RANGE::VARCHAR), '2025-02-01'::TIMESTAMP_NTZ"
+    history.sql(f"INSERT INTO {history.name} {made} FROM RANGE(20000)")
+    history.refresh("full")
+    longer = "V = V || MD5(V) || MD5(V || 'x'), W = '2025-02-02'::TIMESTAMP_NTZ"
+    history.sql(f"UPDATE {history.name} SET {longer} WHERE K >= 1000")
+    admin.forget_calls()
+    history.refresh()
+    assert routes(admin).count("update_data") > 1
+    assert history.published_rows() == history.source_rows()
+    loading.close()
+
+
+def test_rows_without_our_key_are_published_whole_once(one, admin):
+    """Somebody published the very same rows, without our column."""
+    one.publish(one.refresher.versions.latest().extract)
+    for sent in ("publish", "update_data"):
+        one.act(("update", "1", f"'{sent}'"))
+        admin.forget_calls()
+        assert one.refresh().decision == "incremental"
+        assert {"publish", "update_data"} & set(routes(admin)) == {sent}
+        assert one.published_rows() == one.source_rows()
+
+
+def test_where_changes_are_always_refused_the_next_refresh_publishes_all(one, admin):
+    one.act(("update", "1", "'b'"))
+    admin.fault("status", method="PATCH", path="/data$", times=100, status=403, code="403004")
+    with pytest.raises(DatasourceError, match="403004"):
+        one.refresh()
+    assert one.refresh().decision == "incremental"
+    assert one.published_rows() == one.source_rows()
 
 
 def test_deliveries_can_be_switched_on_one_datasource(one, admin):

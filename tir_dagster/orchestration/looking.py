@@ -1,0 +1,141 @@
+"""The first step of a refresh: what the server holds, what a crash may have left, and what of it is mended at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from tir_dagster.changes.state import Aftermath, Confirmation, Intent, aftermath
+from tir_dagster.datasource.client import TableauClient
+from tir_dagster.datasource.keep import forget
+from tir_dagster.datasource.outcome import ForeignPublishError
+from tir_dagster.datasource.patch import check_patchable
+from tir_dagster.datasource.republish import ServerLook, credentials_for, finish_delivery, look_at_server
+from tir_dagster.datasource.transfer import NoExtractError
+from tir_dagster.errors import ExtractError
+from tir_dagster.extract.versions import Version
+from tir_dagster.orchestration.by_patch import ByPatch, Compared
+from tir_dagster.orchestration.by_server import ByServer
+from tir_dagster.orchestration.steps import Looked
+
+if TYPE_CHECKING:
+    from tir_dagster.orchestration.flow import Refresher
+
+_MENDABLE = (Aftermath.NOT_LANDED, Aftermath.PARTIAL)
+
+
+@dataclass(frozen=True)
+class _Judged:
+    """What became of the last publish, and what the server holds after it was mended."""
+
+    verdict: Aftermath
+    server: ServerLook
+    # None where the rows were not looked at.
+    compared: Compared | None = None
+
+    @property
+    def keyed(self) -> bool:
+        return self.compared is None or self.compared.keyed
+
+
+class Looking:
+    """One look of a refresher, signed in; without the lease nothing may be mended: a crash can be a run at work."""
+
+    def __init__(
+        self, flow: Refresher, client: TableauClient, by_server: ByServer, by_patch: ByPatch, *, mend: bool
+    ) -> None:
+        self._flow = flow
+        self._client = client
+        self._by_server = by_server
+        self._by_patch = by_patch
+        self._mend = mend
+
+    def look(self, confirmed: Confirmation | None) -> Looked:
+        """A publish that landed unnoticed is confirmed late."""
+        intent = self._intent(confirmed)
+        judged = self._judge(intent, confirmed)
+        server, verdict = judged.server, judged.verdict
+        if self._mend:
+            server = self._put_back_around(server, verdict)
+        late = None
+        if verdict is Aftermath.LANDED and intent is not None and server.found is not None:
+            version = self._flow.versions.get(intent.version)
+            late = self._flow.confirmation_of(version, server, keyed=intent.keyed and judged.keyed)
+        elif self._mend and intent is not None and verdict is not Aftermath.PARTIAL:
+            self._flow.change_sets.drop_intent()
+        known = late or (replace(confirmed, keyed=confirmed.keyed and judged.keyed) if confirmed else None)
+        base = self._flow.known_version(known.version) if known else None
+        in_doubt = verdict is Aftermath.PARTIAL
+        return Looked(server, known, base, verdict is Aftermath.FOREIGN, late, in_doubt)
+
+    def _intent(self, confirmed: Confirmation | None) -> Intent | None:
+        """What was about to be published, unless that is confirmed already: then only its end was interrupted."""
+        intent = self._flow.change_sets.intent()
+        if intent is None or confirmed is None or intent.version != confirmed.version:
+            return intent
+        if self._mend:
+            self._flow.change_sets.drop_intent()
+        return None
+
+    def _judge(self, intent: Intent | None, confirmed: Confirmation | None) -> _Judged:
+        spec, client = self._flow.spec, self._client
+        server = look_at_server(client, spec)
+        credentials_for(spec, server.found, self._flow.env)
+        if spec.delivery == "patch":
+            check_patchable(client, spec.name, server.found)
+        judged = self._aftermath(server, intent, confirmed)
+        if not self._mend:
+            return judged
+        if judged.verdict is Aftermath.HOLE and confirmed is not None:
+            kept = self._flow.versions.get(confirmed.version)
+            return _Judged(Aftermath.NOT_LANDED, self._by_server.put_back(client, server, kept))
+        if intent is None or not intent.patch or judged.verdict not in _MENDABLE:
+            return judged
+        return self._sent_again(judged, intent, confirmed)
+
+    def _sent_again(self, judged: _Judged, intent: Intent, confirmed: Confirmation | None) -> _Judged:
+        """A change that was interrupted; where its job ended between two looks, what is there now decides."""
+        try:
+            verdict, server = self._by_patch.finish(self._client, judged.server, intent, judged.verdict)
+        except ForeignPublishError:
+            return self._aftermath(look_at_server(self._client, self._flow.spec), intent, confirmed)
+        return _Judged(verdict, server, judged.compared)
+
+    def _put_back_around(self, server: ServerLook, verdict: Aftermath) -> ServerLook:
+        """Tags and the like that a publish of ours took away come back; what somebody else published is left alone."""
+        flow, folder = self._flow, self._flow.folder / "publish"
+        if verdict is Aftermath.FOREIGN:
+            forget(folder)
+            return server
+        server, warnings = finish_delivery(self._client, flow.spec, server, folder=folder, env=flow.env)
+        flow.warnings += warnings
+        return server
+
+    def _aftermath(self, server: ServerLook, intent: Intent | None, confirmed: Confirmation | None) -> _Judged:
+        before = intent.base_server_version if intent else (confirmed.server_version if confirmed else None)
+        compared = None
+        if (intent or confirmed) and server.found is not None and server.version_text != before:
+            version = self._flow.known_version(intent.version if intent else confirmed.version if confirmed else "")
+            if version is not None:
+                self._flow.log("the server holds another version than the last confirmed one: comparing its rows")
+                compared = self._compared(server, version, intent)
+        verdict = aftermath(
+            intent=intent,
+            confirmed=confirmed,
+            server_version=server.version_text,
+            server_fingerprint=compared.fingerprint if compared else None,
+            heals=compared is not None and compared.heals,
+        )
+        if verdict is not Aftermath.CLEAN:
+            self._flow.log(verdict.value)
+        return _Judged(verdict, server, compared)
+
+    def _compared(self, server: ServerLook, version: Version, intent: Intent | None) -> Compared:
+        assert server.found is not None
+        folder = self._flow.folder / f"look-{self._flow.downloads}"
+        try:
+            return self._by_patch.compare(self._client, server.found, version, folder, intent)
+        except (ExtractError, NoExtractError) as error:
+            # Not even the columns fit: whatever it is, it is not ours.
+            self._flow.log(f"the server's extract cannot be compared: {error}")
+            return Compared()
