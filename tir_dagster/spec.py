@@ -107,14 +107,9 @@ class Changes(TableChanges):
 
     def problems(self) -> Iterator[tuple[str, str]]:
         yield from super().problems()
-        for name, table in self.tables.items():
+        for name in self.tables:
             if not _TABLE.fullmatch(name):
                 yield f"tables.{name}", "give the table as DATABASE.SCHEMA.TABLE"
-            if table.by == "watermark":
-                yield (
-                    f"tables.{name}.watermark",
-                    "a joined table is found by snapshot, feed or hint; leave the watermark out",
-                )
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,9 @@ from tir_dagster.changes.changesets import ChangeSetStore
 from tir_dagster.changes.described import checked_hints
 from tir_dagster.changes.find import Question, Stats, find_changes
 from tir_dagster.changes.hints import Hint, partial_warning
+from tir_dagster.changes.marks import highest_mark
 from tir_dagster.changes.plan import Known, Plan, check_guards, settle_plan
-from tir_dagster.changes.propose import highest_watermark, looks_for_deletes, propose
+from tir_dagster.changes.propose import looks_for_deletes, propose
 from tir_dagster.changes.relation import Relation, relation_of
 from tir_dagster.changes.state import ChangeSet, Confirmation, counts_to_json, stats_to_json
 from tir_dagster.errors import GuardError, SourceError
@@ -244,7 +245,7 @@ def make_change_set(
             if plan.decision == "full":
                 before = confirmed.rows if confirmed else 0
                 stats, counts = _read_all(bench, surveyed, base, folder, before=before, allow_empty=allow_empty)
-            watermark = highest_watermark(access, surveyed.source)
+            watermark = highest_mark(access, surveyed.source.watermark, surveyed.source.sql)
         finally:
             bench.close()
         shutil.rmtree(folder / _WORK, ignore_errors=True)

@@ -35,6 +35,8 @@ class Dimension:
     columns: tuple[Column, ...]
     key: tuple[Column, ...]
     changes: TableChanges
+    # The watermark's column, where changes are found by one.
+    mark: Column | None = None
 
     @property
     def parent(self) -> str:
@@ -78,6 +80,22 @@ class Relation:
             return True
         view = self.view
         return view is not None and (bool(view.where) or any(one.join == "inner" for one in self.dimensions))
+
+    @property
+    def unsought(self) -> tuple[str, ...]:
+        """What nobody looks for, because the spec says so: a plan tells it."""
+        fact = self.spec.changes
+        whole = "stay in the extract until a full refresh, or until their slices are re-synced"
+        told = []
+        if not fact.deletes and fact.by != "feed" and not self.may_hide_rows:
+            told.append(f"Rows deleted from {self.table} are not looked for (changes.deletes is false): they {whole}.")
+        told += [
+            f"Rows that are deleted from {one.table}, or get another key there, are not looked for "
+            f"(changes.tables.{one.table}.deletes is false): what referred to them keeps what they showed."
+            for one in self.dimensions
+            if one.mark is not None and not one.changes.deletes
+        ]
+        return tuple(dict.fromkeys(told))
 
     @property
     def fact_key_sql(self) -> str:
@@ -138,7 +156,7 @@ def _of_table(spec: ExtractSpec, access: SnowflakeAccess, columns: Sequence[str]
     table = TableName.parse(spec.source)
     shown = describe(access, table, tuple(columns) or spec.columns or None)
     key = tuple(_column(spec, shown, name, "row_key") for name in spec.row_key)
-    watermark = _watermark(spec, access, table)
+    watermark = _watermark(spec, access, table, spec.changes, "changes.watermark")
     names = tuple(column.name for column in key)
     return Relation(spec, (table,), shown, key, _slices(spec, shown), watermark, fact_key=names)
 
@@ -167,7 +185,7 @@ def _by_key(spec: ExtractSpec, access: SnowflakeAccess, view: View, whole: Relat
     """What a refresh by key needs to know of the query."""
     shown, slices = whole.columns, whole.slices
     fact, *others = view.tables
-    mark = _watermark(spec, access, fact.table)
+    mark = _watermark(spec, access, fact.table, spec.changes, "changes.watermark")
     made = base_sql(view, row_key=spec.row_key, watermark=spec.changes.watermark, version=None)
     try:
         base = {column.name: column for column in describe_query(access, made.sql)}
@@ -214,8 +232,8 @@ def _is_plain(sql: str, reads: Sequence[tuple[str, str]], fact: str) -> bool:
 
 
 def _dimension(spec: ExtractSpec, access: SnowflakeAccess, table: ViewTable) -> Dimension:
-    given = {str(TableName.parse(name)): changes for name, changes in spec.changes.tables.items()}
-    changes = given.get(str(table.table), TableChanges())
+    given = {TableName.parse(name): (name, changes) for name, changes in spec.changes.tables.items()}
+    written, changes = given.get(table.table, ("", TableChanges()))
     try:
         columns = describe(access, table.table, table.used)
     except UnheldTypeError as error:
@@ -225,7 +243,8 @@ def _dimension(spec: ExtractSpec, access: SnowflakeAccess, table: ViewTable) -> 
     if unfit := [column for column in key if column.kind is Kind.JSON]:
         raise _Unfit(f"{table.table} is joined by {unfit[0].name}, which holds {unfit[0].kind.value}")
     join: Literal["left", "inner"] = "inner" if table.role == "inner" else "left"
-    return Dimension(table.alias, table.table, join, table.on, columns, key, changes)
+    mark = _watermark(spec, access, table.table, changes, f"changes.tables.{written}.watermark")
+    return Dimension(table.alias, table.table, join, table.on, columns, key, changes, mark)
 
 
 def _slices(spec: ExtractSpec, shown: Sequence[Column]) -> SliceBy:
@@ -235,14 +254,21 @@ def _slices(spec: ExtractSpec, shown: Sequence[Column]) -> SliceBy:
     return slices
 
 
-def _watermark(spec: ExtractSpec, access: SnowflakeAccess, table: TableName) -> Column | None:
+def _watermark(
+    spec: ExtractSpec, access: SnowflakeAccess, table: TableName, changes: TableChanges, field_name: str
+) -> Column | None:
     """The watermark's column, which the extract itself may leave out."""
-    if spec.changes.watermark is None:
+    if changes.watermark is None:
         return None
-    (column,) = describe(access, table, [spec.changes.watermark])
+    known = column_names(access, table)
+    if not {changes.watermark, changes.watermark.upper()} & set(known):
+        raise SpecError(
+            f"{spec.name}: {field_name} names {changes.watermark}, which {table} does not have. It has {', '.join(known)}."
+        )
+    (column,) = describe(access, table, [changes.watermark])
     if column.kind not in _WATERMARKS:
         raise SpecError(
-            f"{spec.name}: changes.watermark names {column.name}, which holds {column.kind.value}. Name a number, date or "
+            f"{spec.name}: {field_name} names {column.name}, which holds {column.kind.value}. Name a number, date or "
             "timestamp that every change raises, or leave it out: then every row is compared."
         )
     return column

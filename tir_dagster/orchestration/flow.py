@@ -275,6 +275,7 @@ class Refresher:
                 hinted=hinted,
                 opaque=surveyed.relation.why_full,
                 restless=surveyed.relation.view is not None and surveyed.relation.view.restless,
+                unsought=surveyed.relation.unsought,
             )
         )
 

@@ -28,8 +28,8 @@ DAY = (None, date(2025, 3, 5), date(2025, 3, 31), date(2025, 4, 7))
 STAMP = "STAMP"
 COLUMNS: dict[TableName, dict[str, tuple[Any, ...]]] = {
     SALES: {"ID": KEY, "DAY": DAY, "PRODUCT": INT, "OTHER": INT, "QTY": INT, "NOTE": TEXT, STAMP: ()},
-    PRODUCTS: {"PRODUCT": INT, "COLOR": TEXT, "PRICE": INT, "MAKER": INT, "SINCE": INT, "NOTE": TEXT},
-    MAKERS: {"MAKER": INT, "TITLE": TEXT, "NOTE": TEXT},
+    PRODUCTS: {"PRODUCT": INT, "COLOR": TEXT, "PRICE": INT, "MAKER": INT, "SINCE": INT, "NOTE": TEXT, STAMP: ()},
+    MAKERS: {"MAKER": INT, "TITLE": TEXT, "NOTE": TEXT, STAMP: ()},
 }
 BEGINNING = datetime(2025, 5, 1, tzinfo=UTC)
 
