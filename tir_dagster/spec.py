@@ -100,10 +100,18 @@ class TableChanges:
 
 
 @dataclass(frozen=True)
+class JoinedChanges(TableChanges):
+    """How changed rows of a joined table are found, and what a key means that it has more than once."""
+
+    # Rows that refer to such a key are multiplied: that is told, or no refresh is done.
+    duplicates: Literal["warn", "fail"] = "warn"
+
+
+@dataclass(frozen=True)
 class Changes(TableChanges):
     """How changes are found: in the source, or in a query's first table; and in a query's further ones."""
 
-    tables: Mapping[str, TableChanges] = field(default_factory=dict)
+    tables: Mapping[str, JoinedChanges] = field(default_factory=dict)
 
     def problems(self) -> Iterator[tuple[str, str]]:
         yield from super().problems()

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from tir_dagster.changes import sets
 from tir_dagster.changes.candidates import Candidates
 from tir_dagster.changes.changesets import ChangeSetStore
+from tir_dagster.changes.contracts import refuse_duplicates
 from tir_dagster.changes.described import checked_hints
 from tir_dagster.changes.find import Question, Stats, find_changes
 from tir_dagster.changes.hints import Hint, partial_warning
@@ -214,6 +215,7 @@ def make_change_set(
     # Here and not above: a plan needs no Spark, and importing it takes seconds.
     from tir_dagster.changes.workbench import SparkWorkbench  # noqa: PLC0415
 
+    refuse_duplicates(surveyed.relation, access, surveyed.version)
     pending = store.pending()
     with store.staging(ident) as folder:
         bench = SparkWorkbench(

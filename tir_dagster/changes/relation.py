@@ -15,7 +15,7 @@ from tir_dagster.source.names import TableName, quote
 from tir_dagster.source.pinned import PinnedSource
 from tir_dagster.source.slices import SliceBy, slice_column
 from tir_dagster.source.versions import SourceVersion, column_names, describe, describe_query
-from tir_dagster.spec import KEY_NEEDED, ExtractSpec, TableChanges
+from tir_dagster.spec import KEY_NEEDED, ExtractSpec, JoinedChanges, TableChanges
 
 # Aggregates whose text follows an order that ties leave open.
 _ORDERED = re.compile(r"\b(LISTAGG|STRING_AGG|ARRAY_AGG|OBJECT_AGG)\b", re.IGNORECASE)
@@ -34,7 +34,7 @@ class Dimension:
     # All that the query reads of it; the key is what others refer to it by.
     columns: tuple[Column, ...]
     key: tuple[Column, ...]
-    changes: TableChanges
+    changes: JoinedChanges
     # The watermark's column, where changes are found by one.
     mark: Column | None = None
 
@@ -233,7 +233,7 @@ def _is_plain(sql: str, reads: Sequence[tuple[str, str]], fact: str) -> bool:
 
 def _dimension(spec: ExtractSpec, access: SnowflakeAccess, table: ViewTable) -> Dimension:
     given = {TableName.parse(name): (name, changes) for name, changes in spec.changes.tables.items()}
-    written, changes = given.get(table.table, ("", TableChanges()))
+    written, changes = given.get(table.table, ("", JoinedChanges()))
     try:
         columns = describe(access, table.table, table.used)
     except UnheldTypeError as error:

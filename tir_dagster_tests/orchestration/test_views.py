@@ -8,7 +8,7 @@ import pytest
 
 from tir_dagster.changes.hints import HintError
 from tir_dagster.changes.plan import Reason
-from tir_dagster.errors import SpecError
+from tir_dagster.errors import GuardError, SpecError
 from tir_dagster_tests.conftest import Sandbox
 from tir_dagster_tests.orchestration.shown import Shown, prepare
 
@@ -169,6 +169,18 @@ def test_t9_null_keys_and_duplicate_partners_equal_the_rebuild(make):
     stock(shop, "P1", "violet", 1.0)
     refreshes(shop)
     assert any("PRODUCTS are there more than once" in warning for warning in shop.change_set.warnings)
+
+
+def test_duplicate_partners_may_be_set_to_fail_before_anything_is_touched(make):
+    shop = make(DETAIL, (1, "P1", 10), changes={"tables": {"{s}.PRODUCTS": {"duplicates": "fail"}}})
+    before, published = shop.confirmed, shop.published()
+    stock(shop, "P1", "violet", 1.0)
+    for mode in ("changes", "full"):
+        with pytest.raises(GuardError, match=r"PRODUCTS has keys \(PRODUCT\) more than once: P1 \(2 rows\)"):
+            shop.refresh(mode)
+    assert (shop.confirmed, shop.published()) == (before, published)
+    shop.sql("DELETE FROM {s}.PRODUCTS WHERE COLOR = 'violet'")
+    assert shop.refresh().decision == "none"
 
 
 def test_a_mandatory_partner_that_went_though_rows_refer_to_it_is_told(make):
