@@ -62,6 +62,7 @@ from tir_dagster.extract.versions import Version, VersionStore
 from tir_dagster.orchestration.by_server import ByServer
 from tir_dagster.orchestration.steps import (
     Looked,
+    Prepared,
     Published,
     Stages,
     crash_after,
@@ -114,7 +115,7 @@ class Refresher:
         # Set where the server itself had to load everything.
         self.full_reason: str | None = None
         # What whoever planned under the same lease already knows: detection goes on from there.
-        self.prepared: tuple[Looked, Survey] | None = None
+        self.prepared: Prepared | None = None
 
     def begin(self) -> None:
         """A new refresh by the same refresher: times and warnings start anew."""
@@ -124,7 +125,7 @@ class Refresher:
         """From here on, tell this log, and use this Spark."""
         self.log, self._spark = log, spark
 
-    def take_prepared(self) -> tuple[Looked, Survey] | None:
+    def take_prepared(self) -> Prepared | None:
         taken, self.prepared = self.prepared, None
         return taken
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tir_dagster.changes.detect import Survey
 from tir_dagster.changes.plan import Known
 from tir_dagster.changes.state import Confirmation
 from tir_dagster.datasource.found import FoundDatasource
@@ -33,6 +34,15 @@ class Looked:
     base: Version | None
     foreign: bool = False
     late: Confirmation | None = None
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What a detection starts from: what was looked at, the source at a version, and reported hints that are in it."""
+
+    looked: Looked
+    surveyed: Survey
+    reports: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import dagster as dg
 import pytest
 
 from tir_dagster.definitions import build_defs
-from tir_dagster.errors import GuardError
+from tir_dagster.errors import GuardError, TirError
 from tir_dagster.orchestration.confirmations import last_confirmation
 from tir_dagster.orchestration.home import dagster_instance
 from tir_dagster.orchestration.resources import environment_resources
@@ -125,6 +125,20 @@ def test_hints_that_loads_report_to_dagster_reach_the_next_refresh(place, webser
     assert (outcome.decision, outcome.rows_appended) == ("incremental", 3)
     assert place.published_rows() == place.source_rows()
     assert place.refresh().decision == "none"
+
+
+def test_a_reported_hint_that_finds_nothing_is_looked_at_once(place, monkeypatch):
+    hint = {"table": place.spec.source, "type": "MIXED_CHANGES", "scope": {"equal": {"NOTE": "reported"}}}
+    with dagster_instance() as instance:
+        event = dg.AssetMaterialization(["orders", "source_table"], metadata={"tir/hint": hint})
+        instance.report_runless_asset_event(event)
+    with monkeypatch.context() as broken:
+        broken.setenv("JAVA_HOME", str(place.folder / "nowhere"))
+        with pytest.raises(TirError, match="JAVA_HOME"):
+            place.refresh()
+    after_the_failure, once_more = place.refresh(), place.refresh()
+    assert (after_the_failure.decision, "spark" in after_the_failure.stages) == ("none", True), "it was not lost"
+    assert (once_more.decision, once_more.run_ids) == ("none", [])
 
 
 def test_t11_a_source_that_lost_most_of_its_rows_stops_the_refresh_and_nothing_changes(place):
