@@ -53,6 +53,7 @@ from tir_dagster.extract.apply import (
     content_digest,
     content_fingerprints,
     new_version,
+    slice_rows,
     verify_counts,
     verify_touched,
 )
@@ -298,7 +299,9 @@ class Refresher:
         self.change_sets.clean()
         base = None
         if looked.base is not None and looked.confirmed is not None:
-            base = Base(looked.confirmed, looked.base.ledger, stats_from_json(looked.base.manifest["ledger_stats"]))
+            manifest = looked.base.manifest
+            stats, shown = stats_from_json(manifest["ledger_stats"]), manifest.get("slice_rows", {})
+            base = Base(looked.confirmed, looked.base.ledger, stats, shown)
         self._need_room(looked)
         with self.stages.timed("spark"):
             require_java(os.environ)
@@ -374,6 +377,7 @@ class Refresher:
                 "ledger_stats": change_set.ledger_stats,
                 "fingerprint": content_digest(prints),
                 "rows": applied.after,
+                "slice_rows": slice_rows(prints),
                 "bytes_per_row": bytes_per_row(workspace.extract, looked.base, change_set),
                 "shape": shape_to_json(shape),
             }
