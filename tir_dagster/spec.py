@@ -115,9 +115,12 @@ class Changes(TableChanges):
 
     def problems(self) -> Iterator[tuple[str, str]]:
         yield from super().problems()
+        seen: dict[TableName, str] = {}
         for name in self.tables:
             if not _TABLE.fullmatch(name):
                 yield f"tables.{name}", "give the table as DATABASE.SCHEMA.TABLE"
+            elif (other := seen.setdefault(TableName.parse(name), name)) != name:
+                yield f"tables.{name}", f"the same table as {other}; keep one of the two"
 
 
 @dataclass(frozen=True)

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from tir_dagster.changes.view import JoinKey, View, ViewError, ViewTable, analyse, base_sql, tables_of, view_sql
-from tir_dagster.errors import SpecError
+from tir_dagster.changes.view import (
+    JoinKey,
+    View,
+    ViewError,
+    ViewTable,
+    analyse,
+    base_sql,
+    parse_query,
+    tables_of,
+    view_sql,
+)
+from tir_dagster.errors import SourceError, SpecError
 from tir_dagster.source.columns import Column, Kind, UnheldTypeError
-from tir_dagster.source.connection import SnowflakeAccess
+from tir_dagster.source.connection import MISSING_OBJECT, SnowflakeAccess, SnowflakeError
 from tir_dagster.source.names import TableName, quote
 from tir_dagster.source.pinned import PinnedSource
 from tir_dagster.source.slices import SliceBy, slice_column
@@ -84,6 +94,8 @@ class Relation:
     @property
     def unsought(self) -> tuple[str, ...]:
         """What nobody looks for, because the spec says so: a plan tells it."""
+        if self.why_full is not None:
+            return ()
         fact = self.spec.changes
         whole = "stay in the extract until a full refresh, or until their slices are re-synced"
         told = []
@@ -163,7 +175,7 @@ def _of_table(spec: ExtractSpec, access: SnowflakeAccess, columns: Sequence[str]
 
 def _of_query(spec: ExtractSpec, access: SnowflakeAccess) -> Relation:
     assert spec.query is not None
-    known = {table: column_names(access, table) for table in tables_of(spec.query)}
+    known = {table: _known(spec, access, table) for table in tables_of(spec.query)}
     view = analyse(spec.query, known)
     shown = describe_query(access, view_sql(view, None))
     slices = _slices(spec, shown)
@@ -177,6 +189,18 @@ def _of_query(spec: ExtractSpec, access: SnowflakeAccess) -> Relation:
         return replace(whole, unfit=str(reason))
 
 
+def _known(spec: ExtractSpec, access: SnowflakeAccess, table: TableName) -> list[str]:
+    """The table's columns; where it is not there, the error says where the query names it."""
+    try:
+        return column_names(access, table)
+    except SnowflakeError as failure:
+        if failure.errno not in MISSING_OBJECT:
+            raise
+        missing = f"{table} does not exist in Snowflake account {access.account}, or the role may not see it."
+        place = parse_query(spec.query or "").error_at_table(table, missing)
+        raise SourceError(f"{spec.name}: {place} Correct the query, or grant SELECT on the table.") from failure
+
+
 class _Unfit(Exception):  # noqa: N818 - no error: such a query is loaded in full
     """Why the rows of a query cannot be kept track of."""
 
@@ -185,6 +209,7 @@ def _by_key(spec: ExtractSpec, access: SnowflakeAccess, view: View, whole: Relat
     """What a refresh by key needs to know of the query."""
     shown, slices = whole.columns, whole.slices
     fact, *others = view.tables
+    _check_joined(spec, fact.table, {one.table for one in others})
     mark = _watermark(spec, access, fact.table, spec.changes, "changes.watermark")
     made = base_sql(view, row_key=spec.row_key, watermark=spec.changes.watermark, version=None)
     try:
@@ -214,6 +239,16 @@ def _by_key(spec: ExtractSpec, access: SnowflakeAccess, view: View, whole: Relat
         refers=made.refers,
         fact_key=_fact_key(view, spec),
     )
+
+
+def _check_joined(spec: ExtractSpec, fact: TableName, joined: Collection[TableName]) -> None:
+    """How changes of the first table are found is said in one place."""
+    for name in spec.changes.tables:
+        if TableName.parse(name) == fact and fact not in joined:
+            raise SpecError(
+                f"{spec.name}: changes.tables.{name}: it is the query's first table, not a joined one. Say in `changes` itself "
+                "how its changes are found."
+            )
 
 
 def _fact_key(view: View, spec: ExtractSpec) -> tuple[str, ...]:
@@ -250,7 +285,10 @@ def _dimension(spec: ExtractSpec, access: SnowflakeAccess, table: ViewTable) -> 
 def _slices(spec: ExtractSpec, shown: Sequence[Column]) -> SliceBy:
     name = _column(spec, shown, spec.slices.column, "slices.column").name if spec.slices.column else None
     slices = SliceBy(name, spec.slices.by, spec.slices.zone)
-    slice_column(slices, shown)
+    try:
+        slice_column(slices, shown)
+    except SourceError as error:
+        raise SpecError(f"{spec.name}: slices.column: {error}") from None
     return slices
 
 
