@@ -134,9 +134,11 @@ def plan(extract: str, span: str | None, *, full: bool, explain: bool, as_json: 
         reason = planned.reason.name if planned.reason else None
         value = {"extract": extract, "mode": planned.mode, "decision": planned.decision, "reason": reason}
         more = {"explain": told} if explain else {}
-        click.echo(json.dumps({**value, "slices": slices, "warnings": list(planned.warnings), **more}))
+        said = {"warnings": list(planned.warnings), "notes": list(planned.notes)}
+        click.echo(json.dumps({**value, "slices": slices, **said, **more}))
     else:
-        click.echo("\n".join([planned.sentence(), *told]))
+        warned = [f"warning: {warning}" for warning in planned.warnings]
+        click.echo("\n".join([planned.sentence(), *warned, *planned.notes, *told]))
 
 
 @tir.command()

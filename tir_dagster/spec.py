@@ -103,21 +103,27 @@ class TableChanges:
 
 
 @dataclass(frozen=True)
+class JoinedChanges(TableChanges):
+    """How changed rows of a joined table are found, and what a key means that it has more than once."""
+
+    # Rows that refer to such a key are multiplied: that is told, or no refresh is done.
+    duplicates: Literal["warn", "fail"] = "warn"
+
+
+@dataclass(frozen=True)
 class Changes(TableChanges):
     """How changes are found: in the source, or in a query's first table; and in a query's further ones."""
 
-    tables: Mapping[str, TableChanges] = field(default_factory=dict)
+    tables: Mapping[str, JoinedChanges] = field(default_factory=dict)
 
     def problems(self) -> Iterator[tuple[str, str]]:
         yield from super().problems()
-        for name, table in self.tables.items():
+        seen: dict[TableName, str] = {}
+        for name in self.tables:
             if not _TABLE.fullmatch(name):
                 yield f"tables.{name}", "give the table as DATABASE.SCHEMA.TABLE"
-            if table.by == "watermark":
-                yield (
-                    f"tables.{name}.watermark",
-                    "a joined table is found by snapshot, feed or hint; leave the watermark out",
-                )
+            elif (other := seen.setdefault(TableName.parse(name), name)) != name:
+                yield f"tables.{name}", f"the same table as {other}; keep one of the two"
 
 
 @dataclass(frozen=True)

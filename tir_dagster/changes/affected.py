@@ -12,6 +12,7 @@ from typing import Any
 
 from tir_dagster.changes.candidates import Candidates, Referring, Values, matching
 from tir_dagster.changes.described import Described
+from tir_dagster.changes.marks import highest_mark, lower_bound
 from tir_dagster.changes.relation import Dimension, Relation
 from tir_dagster.changes.span import Span
 from tir_dagster.source.columns import Column, Kind
@@ -51,7 +52,8 @@ def affected(
             told = described(dimension)
             warnings += told.warnings
             looked_at = dimension.changes.by != "hint" and dimension.table in changed
-            found = _changed_keys(access, dimension, span) if looked_at or told.anything else set()
+            anything = told.anything
+            found = _changed_keys(access, dimension, span, anything=anything) if looked_at or anything else set()
             for query in told.queries:
                 found |= _keys(access, dimension, query)
             for child in relation.dimensions:
@@ -101,13 +103,16 @@ def _sorted(keys: set[tuple[Any, ...]]) -> Values:
     return tuple(sorted(keys, key=repr))
 
 
-def _changed_keys(access: SnowflakeAccess, dimension: Dimension, span: Span) -> set[tuple[Any, ...]]:
+def _changed_keys(access: SnowflakeAccess, dimension: Dimension, span: Span, *, anything: bool) -> set[tuple[Any, ...]]:
+    """By the table's own detector; one who says that anything may have changed does not mean what a watermark tells."""
     if any(column.kind in _FINE for column in dimension.key):
         raise _Unknown(f"{dimension.table} is joined by a time, which may be finer than what can be named")
     try:
         if dimension.changes.by == "feed":
             listed = _listed(dimension.key)
             return _keys(access, dimension, f"SELECT DISTINCT {listed} FROM {span.changes(dimension.table)}")
+        if dimension.mark is not None and not anything:
+            return _keys(access, dimension, _marked(access, dimension, dimension.mark, span))
         return _keys(access, dimension, _differing(dimension, span))
     except SnowflakeError as error:
         if error.errno in UNTRACKED:
@@ -135,6 +140,24 @@ def _differing(dimension: Dimension, span: Span) -> str:
         for version, sign in ((span.new, 1), (span.old, -1))
     )
     return f"SELECT DISTINCT {key} FROM (SELECT {used} FROM ({sides}) GROUP BY {used} HAVING SUM(TIR_N) <> 0)"
+
+
+def _marked(access: SnowflakeAccess, dimension: Dimension, mark: Column, span: Span) -> str:
+    """Keys of rows at or after the highest mark of the old version minus the look-back, and of rows without a mark."""
+    new, old = (f"{dimension.table.sql} {version.sql}" for version in (span.new, span.old))
+    found = f"SELECT DISTINCT {_listed(dimension.key)} FROM {new}"
+    highest = highest_mark(access, mark, old)
+    if highest is not None:
+        since = lower_bound(mark, highest, read=span.old.moment, look_back=dimension.changes.look_back)
+        found += f" WHERE {quote(mark.name)} >= {since} OR {quote(mark.name)} IS NULL"
+    return f"{found} UNION {_recounted(dimension, new, old)}" if dimension.changes.deletes else found
+
+
+def _recounted(dimension: Dimension, new: str, old: str) -> str:
+    """Keys with more or fewer rows than before: a row that went, or moved to another key, left no mark behind."""
+    key = _listed(dimension.key)
+    sides = f"SELECT {key}, 1 AS TIR_N FROM {new} UNION ALL SELECT {key}, -1 AS TIR_N FROM {old}"
+    return f"SELECT {key} FROM ({sides}) GROUP BY {key} HAVING SUM(TIR_N) <> 0"
 
 
 def _referring_keys(

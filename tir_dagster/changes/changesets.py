@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,6 +28,7 @@ class ChangeSetStore:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._intent = folder / "intent.json"
+        self._looked = folder / "looked.json"
 
     def path(self, change_set: str) -> Path:
         return self._folder / change_set
@@ -93,3 +95,18 @@ class ChangeSetStore:
 
     def drop_intent(self) -> None:
         self._intent.unlink(missing_ok=True)
+
+    def looked_at(self, base: str) -> frozenset[int]:
+        """The reported hints that made no change set of what is confirmed; another confirmation asks anew."""
+        with suppress(FileNotFoundError, ValueError, KeyError, TypeError):
+            # Lost or unreadable: then they are looked at once more.
+            value = json.loads(self._looked.read_text(encoding="utf-8"))
+            return frozenset(value["reports"]) if value["base"] == base else frozenset()
+        return frozenset()
+
+    def remember_looked_at(self, base: str, reports: Iterable[int]) -> None:
+        """Only once all that they tell of was compared with the base, and nothing differed."""
+        known = sorted({*self.looked_at(base), *reports})
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with replaced_file(self._looked) as beside:
+            beside.write_text(json.dumps({"base": base, "reports": known}), encoding="utf-8")

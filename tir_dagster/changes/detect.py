@@ -6,20 +6,22 @@ import hashlib
 import json
 import shutil
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tir_dagster.changes import sets
-from tir_dagster.changes.candidates import Candidates
 from tir_dagster.changes.changesets import ChangeSetStore
+from tir_dagster.changes.contracts import refuse_duplicates
 from tir_dagster.changes.described import checked_hints
+from tir_dagster.changes.doubts import key_warnings, partial_warnings
 from tir_dagster.changes.find import Question, Stats, find_changes
-from tir_dagster.changes.hints import Hint, partial_warning
+from tir_dagster.changes.hints import Hint
+from tir_dagster.changes.marks import highest_mark
 from tir_dagster.changes.plan import Known, Plan, check_guards, settle_plan
-from tir_dagster.changes.propose import highest_watermark, looks_for_deletes, propose
+from tir_dagster.changes.propose import looks_for_deletes, propose
 from tir_dagster.changes.relation import Relation, relation_of
 from tir_dagster.changes.state import ChangeSet, Confirmation, counts_to_json, stats_to_json
 from tir_dagster.errors import GuardError, SourceError
@@ -82,6 +84,8 @@ class Base:
     confirmation: Confirmation
     ledger: Path
     stats: Stats
+    # Rows that people see by slice, as JSON names them; where they are aggregated, not those that the ledger knows.
+    shown: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def rows(self) -> int:
@@ -213,6 +217,7 @@ def make_change_set(
     # Here and not above: a plan needs no Spark, and importing it takes seconds.
     from tir_dagster.changes.workbench import SparkWorkbench  # noqa: PLC0415
 
+    refuse_duplicates(surveyed.relation, access, surveyed.version)
     pending = store.pending()
     with store.staging(ident) as folder:
         bench = SparkWorkbench(
@@ -244,7 +249,7 @@ def make_change_set(
             if plan.decision == "full":
                 before = confirmed.rows if confirmed else 0
                 stats, counts = _read_all(bench, surveyed, base, folder, before=before, allow_empty=allow_empty)
-            watermark = highest_watermark(access, surveyed.source)
+            watermark = highest_mark(access, surveyed.source.watermark, surveyed.source.sql)
         finally:
             bench.close()
         shutil.rmtree(folder / _WORK, ignore_errors=True)
@@ -310,8 +315,12 @@ def _find(
         pending=bool(keyed),
         allow_empty=allow_empty,
     )
-    warnings = _key_warnings(bench, surveyed) if settled.decision == "incremental" else ()
-    partial = _partial(bench, surveyed, hints, candidates, found.keys)
+    warnings = (
+        key_warnings(bench, surveyed.spec, joined=bool(surveyed.relation.dimensions))
+        if settled.decision == "incremental"
+        else ()
+    )
+    partial = partial_warnings(bench, surveyed.relation, hints, candidates, found.keys)
     settled = replace(settled, warnings=(*settled.warnings, *told, *partial, *warnings))
     counts = (counts_to_json(found.purged), counts_to_json(found.appended))
     if settled.decision == "incremental":
@@ -323,19 +332,6 @@ def _find(
             shutil.copytree(folder / LEDGER_KEYS, folder / KEYS)
             bench.write_rows("changed", folder / ROWS)
     return settled, found.after(base.stats), counts
-
-
-def _partial(
-    bench: SparkWorkbench, surveyed: Survey, hints: Sequence[Hint], candidates: Candidates, keys: int
-) -> tuple[str, ...]:
-    """A warning if more changed in the first table than its hints described."""
-    mine = [hint for hint in hints if hint.table == surveyed.relation.table]
-    detected = surveyed.spec.changes.by == "watermark" and not candidates.everything
-    if not mine or not detected or not candidates.named or candidates.referring:
-        return ()
-    bench.define("missed", sets.lacking_keys("touched_changed", "named_keys", bench.width))
-    told = partial_warning(mine, detected=keys, described=keys - bench.count("missed"), missed=bench.keys("missed"))
-    return (told,) if told else ()
 
 
 def _write_groups(bench: SparkWorkbench, surveyed: Survey, slices: Sequence[str | None], folder: Path) -> Counts:
@@ -351,46 +347,42 @@ def _read_all(
     bench: SparkWorkbench, surveyed: Survey, base: Base | None, folder: Path, *, before: int, allow_empty: bool
 ) -> tuple[Stats, Counts]:
     staged = bench.read_all(ROWS)
-    if surveyed.relation.aggregated:
+    aggregated = surveyed.relation.aggregated
+    if not allow_empty:
         # The ledger knows the rows behind the groups that people see.
-        before = base.rows if base else 0
-    if before and not allow_empty:
-        # Also where our own version is lost: what people see now is known.
-        share = surveyed.spec.thresholds.delete_share
-        check_guards(surveyed.spec.name, rows=before, left=staged.rows, delete_share=share)
-    if not before and staged.rows == 0 and not allow_empty:
-        raise GuardError(
-            f"{surveyed.spec.name}: {_what(surveyed.spec)} is empty. Nothing was touched. "
-            f"Load it first; if it is meant to be empty, say so: tir refresh {surveyed.spec.name} --allow-empty."
-        )
+        _check_left(surveyed.spec, (base.rows if base else 0) if aggregated else before, staged.rows)
     stats = bench.stats(ROWS)
     bench.write_ledger(ROWS, folder / LEDGER, None)
-    purged = counts_to_json(base.stats) if base else {}
-    if not surveyed.relation.aggregated:
+    if not aggregated:
         (folder / _WORK / ROWS).rename(folder / ROWS)
-        return stats, (purged, counts_to_json(stats))
+        return stats, (counts_to_json(base.stats) if base else {}, counts_to_json(stats))
     shown = bench.read_shown(folder / ROWS, surveyed.shown)
-    if shown.rows == 0 and not allow_empty:
+    if not allow_empty:
+        _check_shown(surveyed.spec, 0 if base else before, shown.rows)
+    appended = {name: (count, 0) for name, count in shown.slices.items()}
+    return stats, (dict(base.shown) if base else {}, counts_to_json(appended))
+
+
+def _check_left(spec: ExtractSpec, before: int, left: int) -> None:
+    if before:
+        # Also where our own version is lost: what people see now is known.
+        check_guards(spec.name, rows=before, left=left, delete_share=spec.thresholds.delete_share)
+    elif left == 0:
         raise GuardError(
-            f"{surveyed.spec.name}: the query shows nothing, though its tables have rows. Nothing was touched. "
-            f"If that is meant to be so, say it: tir refresh {surveyed.spec.name} --allow-empty."
+            f"{spec.name}: {_what(spec)} is empty. Nothing was touched. "
+            f"Load it first; if it is meant to be empty, say so: tir refresh {spec.name} --allow-empty."
         )
-    purged = {}
-    return stats, (purged, counts_to_json({name: (count, 0) for name, count in shown.slices.items()}))
+
+
+def _check_shown(spec: ExtractSpec, before: int, left: int) -> None:
+    """The groups that people see; `before` is how many they see now, where our ledger of the rows behind them is lost."""
+    if left == 0:
+        raise GuardError(
+            f"{spec.name}: the query shows nothing, though its tables have rows. Nothing was touched. "
+            f"If that is meant to be so, say it: tir refresh {spec.name} --allow-empty."
+        )
+    check_guards(spec.name, rows=before, left=left, delete_share=spec.thresholds.delete_share)
 
 
 def _what(spec: ExtractSpec) -> str:
     return spec.source if spec.query is None else "the query's result"
-
-
-def _key_warnings(bench: SparkWorkbench, surveyed: Survey) -> tuple[str, ...]:
-    """NULLs and duplicates in the row key are replaced null-safely and as bags; people should know of them."""
-    if not surveyed.spec.row_key:
-        return ()
-    nulls, repeated = bench.odd_keys("fresh")
-    names = ", ".join(surveyed.spec.row_key)
-    warnings = [f"{nulls:,} changed rows have a NULL in the row key ({names})."] if nulls else []
-    if repeated:
-        why = "by a join, or because it is" if surveyed.relation.dimensions else f"{names} is"
-        warnings.append(f"{repeated:,} changed keys have more than one row ({why} not unique).")
-    return tuple(warnings)

@@ -63,6 +63,8 @@ class Situation:
     opaque: str | None = None
     # And it may show something else though no table changed.
     restless: bool = False
+    # What the spec lets nobody look for.
+    unsought: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,8 @@ class Plan:
     purged: int | None = None
     appended: int | None = None
     warnings: tuple[str, ...] = ()
+    # What a refresh by key does not look for: no news, so no warning.
+    notes: tuple[str, ...] = ()
 
     def sentence(self) -> str:
         if self.decision == "none":
@@ -93,14 +97,15 @@ class Plan:
 
 def plan_refresh(situation: Situation) -> Plan:
     """Decide from tokens and definitions alone; `incremental` still means: look which keys differ."""
+    plan = Plan(situation.extract, situation.mode, "none", notes=situation.unsought)
     reason = _full_reason(situation)
     if reason is None:
         unchanged = situation.confirmed is not None and situation.confirmed.token == situation.now.token
         if situation.mode == "changes" and unchanged and not situation.pending and not situation.hinted:
-            return Plan(situation.extract, situation.mode, "none")
-        return Plan(situation.extract, situation.mode, "incremental", slices=situation.slices)
+            return plan
+        return replace(plan, decision="incremental", slices=situation.slices)
     told = (situation.opaque,) if situation.opaque and reason is Reason.NONDETERMINISTIC_VIEW else ()
-    return _full(Plan(situation.extract, situation.mode, "full", warnings=told), reason, situation.policy)
+    return _full(replace(plan, warnings=told), reason, situation.policy)
 
 
 def settle_plan(

@@ -4,26 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import UTC, date, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from tir_dagster.changes.affected import Log, affected
 from tir_dagster.changes.candidates import Candidates
 from tir_dagster.changes.described import described_keys, described_rows
 from tir_dagster.changes.hints import Hint
+from tir_dagster.changes.marks import lower_bound
 from tir_dagster.changes.span import Span
 from tir_dagster.changes.state import Confirmation
-from tir_dagster.source.columns import Kind
 from tir_dagster.source.connection import BEYOND_TIME_TRAVEL, UNTRACKED, SnowflakeAccess, SnowflakeError
-from tir_dagster.source.names import quote
-from tir_dagster.source.pinned import PinnedSource, sql_literal
 from tir_dagster.source.versions import SourceVersion
 
 if TYPE_CHECKING:
     from tir_dagster.changes.detect import Survey
-
-# A time without a zone may be any wall clock's.
-_FURTHEST_CLOCK = timedelta(hours=14)
 
 
 def propose(
@@ -94,33 +88,9 @@ def looks_for_deletes(surveyed: Survey, candidates: Candidates) -> bool:
 
 
 def _since(surveyed: Survey, confirmed: Confirmation) -> str | None:
-    """From where on rows are candidates: the last confirmed watermark minus the look-back, as an SQL literal.
-
-    A stamp in the future would hide every update until then: it counts as the moment it was read at. A time without a
-    zone is in the future only where no clock on earth shows it yet.
-    """
+    """From where on rows are candidates, as an SQL literal: the last confirmed watermark minus the look-back."""
     column, highest = surveyed.relation.watermark, confirmed.watermark
     if column is None or highest is None:
         return None
-    back = timedelta(seconds=surveyed.spec.changes.look_back)
     read = SourceVersion.parse(confirmed.source_version).moment
-    wall = read.replace(tzinfo=None)
-    if column.kind is Kind.DATE:
-        day = date.fromisoformat(highest)
-        day = day if day <= (wall + _FURTHEST_CLOCK).date() else (wall - _FURTHEST_CLOCK).date()
-        return sql_literal(column, day - timedelta(days=-(-back // timedelta(days=1))))
-    if column.kind in (Kind.TIMESTAMP, Kind.INSTANT):
-        stamp = datetime.fromisoformat(highest)
-        if stamp.tzinfo:
-            return sql_literal(column, min(stamp, read) - back)
-        return sql_literal(column, (stamp if stamp <= wall + _FURTHEST_CLOCK else wall - _FURTHEST_CLOCK) - back)
-    return sql_literal(column, highest)
-
-
-def highest_watermark(access: SnowflakeAccess, source: PinnedSource) -> str | None:
-    if source.watermark is None:
-        return None
-    value = access.query(f"SELECT MAX({quote(source.watermark.name)}) FROM {source.sql}")[0][0]
-    if isinstance(value, datetime):
-        return (value.astimezone(UTC) if value.tzinfo else value).isoformat(timespec="microseconds")
-    return None if value is None else str(value)
+    return lower_bound(column, highest, read=read, look_back=surveyed.spec.changes.look_back)

@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from tir_dagster.changes.view import JoinKey, View, ViewError, ViewTable, analyse, base_sql, tables_of, view_sql
-from tir_dagster.errors import SpecError
+from tir_dagster.changes.view import (
+    JoinKey,
+    View,
+    ViewError,
+    ViewTable,
+    analyse,
+    base_sql,
+    parse_query,
+    tables_of,
+    view_sql,
+)
+from tir_dagster.errors import SourceError, SpecError
 from tir_dagster.source.columns import Column, Kind, UnheldTypeError
-from tir_dagster.source.connection import SnowflakeAccess
+from tir_dagster.source.connection import MISSING_OBJECT, SnowflakeAccess, SnowflakeError
 from tir_dagster.source.names import TableName, quote
 from tir_dagster.source.pinned import PinnedSource
 from tir_dagster.source.slices import SliceBy, slice_column
 from tir_dagster.source.versions import SourceVersion, column_names, describe, describe_query
-from tir_dagster.spec import KEY_NEEDED, ExtractSpec, TableChanges
+from tir_dagster.spec import KEY_NEEDED, ExtractSpec, JoinedChanges, TableChanges
 
 # Aggregates whose text follows an order that ties leave open.
 _ORDERED = re.compile(r"\b(LISTAGG|STRING_AGG|ARRAY_AGG|OBJECT_AGG)\b", re.IGNORECASE)
@@ -34,7 +44,9 @@ class Dimension:
     # All that the query reads of it; the key is what others refer to it by.
     columns: tuple[Column, ...]
     key: tuple[Column, ...]
-    changes: TableChanges
+    changes: JoinedChanges
+    # The watermark's column, where changes are found by one.
+    mark: Column | None = None
 
     @property
     def parent(self) -> str:
@@ -78,6 +90,24 @@ class Relation:
             return True
         view = self.view
         return view is not None and (bool(view.where) or any(one.join == "inner" for one in self.dimensions))
+
+    @property
+    def unsought(self) -> tuple[str, ...]:
+        """What nobody looks for, because the spec says so: a plan tells it."""
+        if self.why_full is not None:
+            return ()
+        fact = self.spec.changes
+        whole = "stay in the extract until a full refresh, or until their slices are re-synced"
+        told = []
+        if not fact.deletes and fact.by != "feed" and not self.may_hide_rows:
+            told.append(f"Rows deleted from {self.table} are not looked for (changes.deletes is false): they {whole}.")
+        told += [
+            f"Rows that are deleted from {one.table}, or get another key there, are not looked for "
+            f"(changes.tables.{one.table}.deletes is false): what referred to them keeps what they showed."
+            for one in self.dimensions
+            if one.mark is not None and not one.changes.deletes
+        ]
+        return tuple(dict.fromkeys(told))
 
     @property
     def fact_key_sql(self) -> str:
@@ -138,14 +168,14 @@ def _of_table(spec: ExtractSpec, access: SnowflakeAccess, columns: Sequence[str]
     table = TableName.parse(spec.source)
     shown = describe(access, table, tuple(columns) or spec.columns or None)
     key = tuple(_column(spec, shown, name, "row_key") for name in spec.row_key)
-    watermark = _watermark(spec, access, table)
+    watermark = _watermark(spec, access, table, spec.changes, "changes.watermark")
     names = tuple(column.name for column in key)
     return Relation(spec, (table,), shown, key, _slices(spec, shown), watermark, fact_key=names)
 
 
 def _of_query(spec: ExtractSpec, access: SnowflakeAccess) -> Relation:
     assert spec.query is not None
-    known = {table: column_names(access, table) for table in tables_of(spec.query)}
+    known = {table: _known(spec, access, table) for table in tables_of(spec.query)}
     view = analyse(spec.query, known)
     shown = describe_query(access, view_sql(view, None))
     slices = _slices(spec, shown)
@@ -159,6 +189,18 @@ def _of_query(spec: ExtractSpec, access: SnowflakeAccess) -> Relation:
         return replace(whole, unfit=str(reason))
 
 
+def _known(spec: ExtractSpec, access: SnowflakeAccess, table: TableName) -> list[str]:
+    """The table's columns; where it is not there, the error says where the query names it."""
+    try:
+        return column_names(access, table)
+    except SnowflakeError as failure:
+        if failure.errno not in MISSING_OBJECT:
+            raise
+        missing = f"{table} does not exist in Snowflake account {access.account}, or the role may not see it."
+        place = parse_query(spec.query or "").error_at_table(table, missing)
+        raise SourceError(f"{spec.name}: {place} Correct the query, or grant SELECT on the table.") from failure
+
+
 class _Unfit(Exception):  # noqa: N818 - no error: such a query is loaded in full
     """Why the rows of a query cannot be kept track of."""
 
@@ -167,7 +209,8 @@ def _by_key(spec: ExtractSpec, access: SnowflakeAccess, view: View, whole: Relat
     """What a refresh by key needs to know of the query."""
     shown, slices = whole.columns, whole.slices
     fact, *others = view.tables
-    mark = _watermark(spec, access, fact.table)
+    _check_joined(spec, fact.table, {one.table for one in others})
+    mark = _watermark(spec, access, fact.table, spec.changes, "changes.watermark")
     made = base_sql(view, row_key=spec.row_key, watermark=spec.changes.watermark, version=None)
     try:
         base = {column.name: column for column in describe_query(access, made.sql)}
@@ -198,6 +241,16 @@ def _by_key(spec: ExtractSpec, access: SnowflakeAccess, view: View, whole: Relat
     )
 
 
+def _check_joined(spec: ExtractSpec, fact: TableName, joined: Collection[TableName]) -> None:
+    """How changes of the first table are found is said in one place."""
+    for name in spec.changes.tables:
+        if TableName.parse(name) == fact and fact not in joined:
+            raise SpecError(
+                f"{spec.name}: changes.tables.{name}: it is the query's first table, not a joined one. Say in `changes` itself "
+                "how its changes are found."
+            )
+
+
 def _fact_key(view: View, spec: ExtractSpec) -> tuple[str, ...]:
     """The first table's columns behind the row key; none where the key is made of anything else."""
     fact = view.tables[0].alias
@@ -214,8 +267,8 @@ def _is_plain(sql: str, reads: Sequence[tuple[str, str]], fact: str) -> bool:
 
 
 def _dimension(spec: ExtractSpec, access: SnowflakeAccess, table: ViewTable) -> Dimension:
-    given = {str(TableName.parse(name)): changes for name, changes in spec.changes.tables.items()}
-    changes = given.get(str(table.table), TableChanges())
+    given = {TableName.parse(name): (name, changes) for name, changes in spec.changes.tables.items()}
+    written, changes = given.get(table.table, ("", JoinedChanges()))
     try:
         columns = describe(access, table.table, table.used)
     except UnheldTypeError as error:
@@ -225,24 +278,35 @@ def _dimension(spec: ExtractSpec, access: SnowflakeAccess, table: ViewTable) -> 
     if unfit := [column for column in key if column.kind is Kind.JSON]:
         raise _Unfit(f"{table.table} is joined by {unfit[0].name}, which holds {unfit[0].kind.value}")
     join: Literal["left", "inner"] = "inner" if table.role == "inner" else "left"
-    return Dimension(table.alias, table.table, join, table.on, columns, key, changes)
+    mark = _watermark(spec, access, table.table, changes, f"changes.tables.{written}.watermark")
+    return Dimension(table.alias, table.table, join, table.on, columns, key, changes, mark)
 
 
 def _slices(spec: ExtractSpec, shown: Sequence[Column]) -> SliceBy:
     name = _column(spec, shown, spec.slices.column, "slices.column").name if spec.slices.column else None
     slices = SliceBy(name, spec.slices.by, spec.slices.zone)
-    slice_column(slices, shown)
+    try:
+        slice_column(slices, shown)
+    except SourceError as error:
+        raise SpecError(f"{spec.name}: slices.column: {error}") from None
     return slices
 
 
-def _watermark(spec: ExtractSpec, access: SnowflakeAccess, table: TableName) -> Column | None:
+def _watermark(
+    spec: ExtractSpec, access: SnowflakeAccess, table: TableName, changes: TableChanges, field_name: str
+) -> Column | None:
     """The watermark's column, which the extract itself may leave out."""
-    if spec.changes.watermark is None:
+    if changes.watermark is None:
         return None
-    (column,) = describe(access, table, [spec.changes.watermark])
+    known = column_names(access, table)
+    if not {changes.watermark, changes.watermark.upper()} & set(known):
+        raise SpecError(
+            f"{spec.name}: {field_name} names {changes.watermark}, which {table} does not have. It has {', '.join(known)}."
+        )
+    (column,) = describe(access, table, [changes.watermark])
     if column.kind not in _WATERMARKS:
         raise SpecError(
-            f"{spec.name}: changes.watermark names {column.name}, which holds {column.kind.value}. Name a number, date or "
+            f"{spec.name}: {field_name} names {column.name}, which holds {column.kind.value}. Name a number, date or "
             "timestamp that every change raises, or leave it out: then every row is compared."
         )
     return column

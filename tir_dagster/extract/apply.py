@@ -173,12 +173,16 @@ def verify_touched(
 
 def verify_counts(prints: Prints, change_set: ChangeSet) -> None:
     """Compare the number of rows by slice with what was read: all that can be said of a query that is not repeatable."""
-    ours = {name or NO_SLICE_KEY: found["rows"] for name, found in prints.items()}
-    if ours != {name: count for name, count in change_set.appended.items() if count}:
+    if slice_rows(prints) != {name: count for name, count in change_set.appended.items() if count}:
         raise ExtractError(
             f"{change_set.extract}: the new extract does not hold the rows that were read. Nothing was published. "
             "Run the refresh again; if that differs too, report it."
         )
+
+
+def slice_rows(prints: Prints) -> dict[str, int]:
+    """The number of rows by slice, as JSON names them."""
+    return {name or NO_SLICE_KEY: int(found["rows"]) for name, found in prints.items()}
 
 
 def content_digest(prints: Prints) -> str:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from tir_dagster.changes.detect import Survey
     from tir_dagster.changes.hints import Hint
     from tir_dagster.orchestration.flow import Looked, Refresher
+    from tir_dagster.orchestration.steps import Prepared
 
 LEASE_WAIT_SECONDS = 3600.0
 # A change set older than this is made anew: Time Travel may no longer reach its version.
@@ -132,15 +133,16 @@ def _changed_keys(spec: ExtractSpec, keys: ExtractKeys) -> dg.AssetsDefinition:
         )
         # Events are yielded inside the lease: outside of it, somebody else might already have settled the change set.
         with refresher.leased(f"run {context.run_id}", wait_seconds=LEASE_WAIT_SECONDS):
-            looked, surveyed = refresher.take_prepared() or (_look(context, refresher, keys), None)
+            prepared = refresher.take_prepared()
+            looked = prepared.looked if prepared else _look(context, refresher, keys)
             yield from _confirm_late(refresher, looked, keys)
-            surveyed = surveyed or refresher.survey(looked)
-            hints = _hints(context, refresher, surveyed, looked, config.hints)
-            change_set, sentence = _detect(refresher, looked, config, context.partition_key, surveyed, hints)
+            prepared = prepared or _prepare(context, refresher, looked)
+            change_set, sentence = _detect(context, refresher, prepared, config, context.partition_key)
             context.log.info(sentence)
-            yield _observation(keys, surveyed, sentence)
+            yield _observation(keys, prepared.surveyed, sentence)
             if change_set is not None:
-                shown = metadata.change_set_metadata(change_set, surveyed.columns, refresher.stages.seconds)
+                columns = prepared.surveyed.columns
+                shown = metadata.change_set_metadata(change_set, columns, refresher.stages.seconds)
                 yield dg.Output(change_set, metadata=shown)
 
     return changed_keys
@@ -165,12 +167,14 @@ def _observation(keys: ExtractKeys, surveyed: "Survey", sentence: str) -> dg.Ass
     )
 
 
+def _prepare(context: dg.AssetExecutionContext, refresher: "Refresher", looked: "Looked") -> "Prepared":
+    from tir_dagster.orchestration.preparing import prepare_detection  # noqa: PLC0415
+
+    return prepare_detection(refresher, looked, context.instance)
+
+
 def _hints(
-    context: dg.AssetExecutionContext,
-    refresher: "Refresher",
-    surveyed: "Survey",
-    looked: "Looked",
-    given: Sequence[str] = (),
+    context: dg.AssetExecutionContext, refresher: "Refresher", prepared: "Prepared", given: Sequence[str]
 ) -> tuple["Hint", ...]:
     """Those of the run, and those that were reported since the version that the extract shows."""
     from tir_dagster.changes.hints import parse_hints  # noqa: PLC0415
@@ -178,24 +182,22 @@ def _hints(
     from tir_dagster.source.versions import SourceVersion  # noqa: PLC0415
 
     hints = [hint for text in given for hint in parse_hints(text, "the run's hints")]
-    if looked.confirmed is None:
+    confirmed, relation = prepared.looked.confirmed, prepared.surveyed.relation
+    if confirmed is None:
         return tuple(hints)
-    since = SourceVersion.parse(looked.confirmed.source_version).moment
-    reported, warnings = reported_hints(context.instance, surveyed.relation, refresher.snowflake, since=since)
+    since = SourceVersion.parse(confirmed.source_version).moment
+    reported, warnings = reported_hints(context.instance, relation, refresher.snowflake, since=since)
     for warning in warnings:
         context.log.warning(warning)
     return (*hints, *reported)
 
 
 def _detect(
-    refresher: "Refresher",
-    looked: "Looked",
-    config: Detection,
-    ident: str,
-    surveyed: "Survey",
-    hints: Sequence["Hint"] = (),
+    context: dg.AssetExecutionContext, refresher: "Refresher", prepared: "Prepared", config: Detection, ident: str
 ) -> tuple[ChangeSet | None, str]:
-    plan = refresher.plan(looked, surveyed, config.mode, config.slices, hinted=bool(hints))  # type: ignore[arg-type]
+    looked, surveyed = prepared.looked, prepared.surveyed
+    hinted = bool(config.hints or prepared.reports)
+    plan = refresher.plan(looked, surveyed, config.mode, config.slices, hinted=hinted)  # type: ignore[arg-type]
     if plan.decision == "none":
         return None, plan.sentence()
     resync: list[str | None] = []
@@ -211,8 +213,11 @@ def _detect(
         ident=ident,
         resync=list(dict.fromkeys(resync)),
         allow_empty=config.allow_empty,
-        hints=hints,
+        hints=_hints(context, refresher, prepared, config.hints),
     )
+    if change_set is None and looked.confirmed is not None and prepared.reports:
+        # Not before: a crash until here lets them be looked at again.
+        refresher.change_sets.remember_looked_at(looked.confirmed.version, prepared.reports)
     return change_set, plan.sentence()
 
 
@@ -266,9 +271,7 @@ def _chosen(
     if config.change_set and pending and _usable(pending[-1], looked):
         return pending[-1], pending[-1].sentence
     detection = Detection(mode="slices" if slices and not config.change_set else "changes", slices=slices)
-    surveyed = refresher.survey(looked)
-    hints = _hints(context, refresher, surveyed, looked)
-    return _detect(refresher, looked, detection, new_id(), surveyed, hints)
+    return _detect(context, refresher, _prepare(context, refresher, looked), detection, new_id())
 
 
 def _usable(change_set: ChangeSet, looked: "Looked") -> bool:

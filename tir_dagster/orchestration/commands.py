@@ -13,7 +13,6 @@ import dagster as dg
 
 from tir_dagster.changes.changesets import new_id
 from tir_dagster.changes.described import checked_hints
-from tir_dagster.changes.detect import Survey
 from tir_dagster.changes.hints import parse_hints
 from tir_dagster.changes.plan import Mode, Plan
 from tir_dagster.changes.relation import relation_of
@@ -34,10 +33,9 @@ from tir_dagster.orchestration.names import (
     refresh_job_name,
 )
 from tir_dagster.orchestration.partitions import change_set_partitions, covering_range, slices_between
-from tir_dagster.orchestration.reported import newest_report
+from tir_dagster.orchestration.preparing import prepare_detection
 from tir_dagster.orchestration.steps import remove
 from tir_dagster.source.connection import SnowflakeAccess
-from tir_dagster.source.versions import SourceVersion
 from tir_dagster.spec import ExtractSpec
 
 LEASE_WAIT_SECONDS = 600.0
@@ -130,29 +128,23 @@ class Command:
         looked = self._look()
         if looked.late is not None:
             self._confirm_late(looked.late)
-        surveyed = self.refresher.survey(looked)
+        prepared = prepare_detection(self.refresher, looked, self._instance)
+        surveyed = prepared.surveyed
         checked_hints(given, surveyed.relation, self.refresher.snowflake)
-        hinted = bool(given) or self._is_reported(surveyed, looked)
+        hinted = bool(given or prepared.reports)
         plan = self.refresher.plan(looked, surveyed, mode, slices, hinted=hinted)
         if plan.decision == "none":
             outcome.source_version = looked.confirmed.source_version if looked.confirmed else None
             outcome.datasource_id = looked.confirmed.datasource_id if looked.confirmed else None
             return
         self._progress(plan.sentence())
-        self.refresher.prepared = (replace(looked, late=None), surveyed)
+        self.refresher.prepared = replace(prepared, looked=replace(looked, late=None))
         change_set = self._detect(outcome, mode, slices, allow_empty=allow_empty, hints=hints)
         if change_set is None:
             self._progress(f"{self.spec.name}: nothing differs from the extract.")
             return
         self._fill(outcome, change_set)
         self._apply(outcome, change_set)
-
-    def _is_reported(self, surveyed: Survey, looked: Looked) -> bool:
-        """Whether somebody reported a change since the version that the extract shows."""
-        if looked.confirmed is None:
-            return False
-        since = SourceVersion.parse(looked.confirmed.source_version).moment
-        return newest_report(self._instance, surveyed.relation.tables, since=since) is not None
 
     def _look(self, *, mend: bool = True) -> Looked:
         named = f"datasource {self.spec.datasource.name!r}"

@@ -46,6 +46,7 @@ from tir_dagster.extract.apply import (
     content_digest,
     content_fingerprints,
     new_version,
+    slice_rows,
     verify_counts,
     verify_touched,
 )
@@ -57,6 +58,7 @@ from tir_dagster.orchestration.by_server import ByServer
 from tir_dagster.orchestration.looking import Looking
 from tir_dagster.orchestration.steps import (
     Looked,
+    Prepared,
     Published,
     Stages,
     crash_after,
@@ -111,7 +113,7 @@ class Refresher:
         # What the last publish sent to the server.
         self.sent_bytes = 0
         # What whoever planned under the same lease already knows: detection goes on from there.
-        self.prepared: tuple[Looked, Survey] | None = None
+        self.prepared: Prepared | None = None
 
     def begin(self) -> None:
         """A new refresh by the same refresher: times and warnings start anew."""
@@ -121,7 +123,7 @@ class Refresher:
         """From here on, tell this log, and use this Spark."""
         self.log, self._spark = log, spark
 
-    def take_prepared(self) -> tuple[Looked, Survey] | None:
+    def take_prepared(self) -> Prepared | None:
         taken, self.prepared = self.prepared, None
         return taken
 
@@ -226,6 +228,7 @@ class Refresher:
                 hinted=hinted,
                 opaque=surveyed.relation.why_full,
                 restless=surveyed.relation.view is not None and surveyed.relation.view.restless,
+                unsought=surveyed.relation.unsought,
             )
         )
 
@@ -248,7 +251,9 @@ class Refresher:
         self.change_sets.clean()
         base = None
         if looked.base is not None and looked.confirmed is not None:
-            base = Base(looked.confirmed, looked.base.ledger, stats_from_json(looked.base.manifest["ledger_stats"]))
+            manifest = looked.base.manifest
+            stats, shown = stats_from_json(manifest["ledger_stats"]), manifest.get("slice_rows", {})
+            base = Base(looked.confirmed, looked.base.ledger, stats, shown)
         self._need_room(looked)
         with self.stages.timed("spark"):
             require_java(os.environ)
@@ -325,6 +330,7 @@ class Refresher:
                 "ledger_stats": change_set.ledger_stats,
                 "fingerprint": content_digest(prints),
                 "rows": applied.after,
+                "slice_rows": slice_rows(prints),
                 "bytes_per_row": bytes_per_row(workspace.extract, looked.base, change_set),
                 "shape": shape_to_json(shape),
             }

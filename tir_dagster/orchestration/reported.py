@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -33,10 +34,10 @@ def reported_hints(
     """
     hints: list[Hint] = []
     warnings: list[str] = []
-    for key, value in _reports(instance, since - _CLOCKS):
-        where = f"{HINT} at {key.to_user_string()}"
+    for report in _reports(instance, since - _CLOCKS):
+        where = f"{HINT} at {report.key.to_user_string()}"
         try:
-            mine = [hint for hint in parse_hints(value, where) if hint.table in relation.tables]
+            mine = [hint for hint in parse_hints(report.value, where) if hint.table in relation.tables]
             hints += checked_hints(mine, relation, access)
         except HintError as error:
             warnings.append(f"A reported hint was not understood, so every row is compared: {error}")
@@ -47,9 +48,25 @@ def reported_hints(
 def newest_report(instance: dg.DagsterInstance, tables: Collection[TableName], *, since: datetime) -> str | None:
     """A text that changes with each hint reported at one of the tables since that moment; None if there is none."""
     stamps = [
-        f"{key.to_user_string()}@{stamp}" for key, value, stamp in _events(instance, since) if _concerns(value, tables)
+        f"{report.key.to_user_string()}@{report.stamp}"
+        for report in _reports(instance, since)
+        if _concerns(report.value, tables)
     ]
     return max(stamps, default=None)
+
+
+def fresh_reports(
+    instance: dg.DagsterInstance, tables: Collection[TableName], *, since: datetime, looked: Collection[int]
+) -> frozenset[int]:
+    """The numbers of the hints reported at one of the tables since that moment, without those that were looked at.
+
+    Ask before a version is pinned: then what they tell of is in it.
+    """
+    return frozenset(
+        report.number
+        for report in _reports(instance, since)
+        if report.number not in looked and _concerns(report.value, tables)
+    )
 
 
 def _concerns(value: Any, tables: Collection[TableName]) -> bool:
@@ -60,12 +77,17 @@ def _concerns(value: Any, tables: Collection[TableName]) -> bool:
         return True
 
 
-def _reports(instance: dg.DagsterInstance, since: datetime) -> Iterator[tuple[dg.AssetKey, Any]]:
-    for key, value, _ in _events(instance, since):
-        yield key, value
+@dataclass(frozen=True)
+class _Report:
+    """A hint in Dagster's log: where it was reported, what it says, when, and its number there."""
+
+    key: dg.AssetKey
+    value: Any
+    stamp: float
+    number: int
 
 
-def _events(instance: dg.DagsterInstance, since: datetime) -> Iterator[tuple[dg.AssetKey, Any, float]]:
+def _reports(instance: dg.DagsterInstance, since: datetime) -> Iterator[_Report]:
     for key in instance.all_asset_keys():
         if key.path[-1] != _SOURCE_TABLE:
             continue
@@ -78,4 +100,4 @@ def _events(instance: dg.DagsterInstance, since: datetime) -> Iterator[tuple[dg.
                 event = record.asset_materialization
                 entry = event.metadata.get(HINT) if event else None
                 if entry is not None:
-                    yield key, entry.value, record.timestamp
+                    yield _Report(key, entry.value, record.timestamp, record.storage_id)

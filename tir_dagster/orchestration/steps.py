@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tir_dagster.changes.detect import Survey
 from tir_dagster.changes.plan import Known
 from tir_dagster.changes.state import Confirmation
 from tir_dagster.datasource.found import FoundDatasource
@@ -35,6 +36,15 @@ class Looked:
     late: Confirmation | None = None
     # A change may have arrived on the server in part.
     in_doubt: bool = False
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What a detection starts from: what was looked at, the source at a version, and reported hints that are in it."""
+
+    looked: Looked
+    surveyed: Survey
+    reports: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,12 @@ def test_incremental_only_refuses_a_full_refresh_that_nobody_asked_for():
     assert plan_refresh(replace(strict, pending=("a",), owed=Reason.REQUESTED)).decision == "full"
 
 
+@pytest.mark.parametrize("mode", ["changes", "full"])
+def test_what_nobody_looks_for_is_said_whatever_is_done(mode):
+    plan = plan_refresh(replace(QUIET, mode=mode, unsought=("deleted rows are not looked for",)))
+    assert plan.notes == ("deleted rows are not looked for",)
+
+
 LEDGER = {"2025-01": (60, 1), "2025-02": (40, 2)}
 
 

@@ -95,6 +95,20 @@ def test_what_is_settled_is_pending_no_more_even_if_its_files_could_not_be_remov
     assert store.pending() == ()
 
 
+def test_reports_that_were_looked_at_count_for_the_base_they_were_compared_with(tmp_path):
+    store = ChangeSetStore(tmp_path / "change_sets")
+    assert store.looked_at("v1") == frozenset()
+    store.remember_looked_at("v1", [7])
+    store.remember_looked_at("v1", [9, 8])
+    assert store.looked_at("v1") == {7, 8, 9}
+    assert store.looked_at("v2") == frozenset()
+    store.remember_looked_at("v2", [10])
+    assert store.looked_at("v2") == {10}, "an earlier base's are forgotten"
+    for unreadable in ("", "[]", '{"base": "v2"}'):
+        (tmp_path / "change_sets" / "looked.json").write_text(unreadable)
+        assert store.looked_at("v2") == frozenset(), "looked at once more"
+
+
 def test_a_guard_that_a_dead_process_left_is_removed_and_a_young_one_is_waited_for(tmp_path):
     path = tmp_path / "lease.json"
     guard = tmp_path / "lease.json.guard"

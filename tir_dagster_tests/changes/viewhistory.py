@@ -15,6 +15,7 @@ from tir_dagster.changes.described import checked_hints
 from tir_dagster.changes.detect import Survey
 from tir_dagster.changes.find import Found, Question, Stats
 from tir_dagster.changes.hints import Hint
+from tir_dagster.changes.marks import highest_mark
 from tir_dagster.changes.plan import Known, Mode, Plan, Reason, Situation, plan_refresh, settle_plan
 from tir_dagster.changes.relation import Relation, relation_of
 from tir_dagster.changes.state import Aftermath, Confirmation, Intent, aftermath
@@ -45,9 +46,12 @@ class Detectors:
     joined: str = "snapshot"
 
     def settings(self, query: str) -> dict[str, Any]:
-        tables = {str(table): {"detector": self.joined} for table in (PRODUCTS, MAKERS) if str(table) in query.upper()}
-        marked = {"watermark": STAMP, "look_back": "30 seconds"} if self.first == "watermark" else {}
-        return {"detector": self.first, "tables": tables, **marked}
+        joined = {"detector": self.joined, **self._marked(self.joined)}
+        tables = {str(table): joined for table in (PRODUCTS, MAKERS) if str(table) in query.upper()}
+        return {"detector": self.first, "tables": tables, **self._marked(self.first)}
+
+    def _marked(self, detector: str) -> dict[str, Any]:
+        return {"watermark": STAMP, "look_back": "30 seconds"} if detector == "watermark" else {}
 
 
 @cache
@@ -259,7 +263,7 @@ class History:
             version=str(self.runs),
             source_version=str(surveyed.version),
             known=surveyed.known,
-            watermark=propose.highest_watermark(self.warehouse, surveyed.source),
+            watermark=highest_mark(self.warehouse, surveyed.source.watermark, surveyed.source.sql),
             datasource_id="",
             server_version="",
             fingerprint=fingerprint(extract),

@@ -15,7 +15,7 @@ import duckdb
 import sqlglot
 from snowflake.connector.constants import FIELD_ID_TO_NAME
 
-from tir_dagster.source.connection import BEYOND_TIME_TRAVEL, UNTRACKED, SnowflakeError
+from tir_dagster.source.connection import BEYOND_TIME_TRAVEL, MISSING_OBJECT, UNTRACKED, SnowflakeError
 from tir_dagster.source.names import TableName
 from tir_dagster.source.versions import SourceVersion
 
@@ -28,8 +28,8 @@ DAY = (None, date(2025, 3, 5), date(2025, 3, 31), date(2025, 4, 7))
 STAMP = "STAMP"
 COLUMNS: dict[TableName, dict[str, tuple[Any, ...]]] = {
     SALES: {"ID": KEY, "DAY": DAY, "PRODUCT": INT, "OTHER": INT, "QTY": INT, "NOTE": TEXT, STAMP: ()},
-    PRODUCTS: {"PRODUCT": INT, "COLOR": TEXT, "PRICE": INT, "MAKER": INT, "SINCE": INT, "NOTE": TEXT},
-    MAKERS: {"MAKER": INT, "TITLE": TEXT, "NOTE": TEXT},
+    PRODUCTS: {"PRODUCT": INT, "COLOR": TEXT, "PRICE": INT, "MAKER": INT, "SINCE": INT, "NOTE": TEXT, STAMP: ()},
+    MAKERS: {"MAKER": INT, "TITLE": TEXT, "NOTE": TEXT, STAMP: ()},
 }
 BEGINNING = datetime(2025, 5, 1, tzinfo=UTC)
 
@@ -116,7 +116,9 @@ class Warehouse:
     def query(self, sql: str, params: Sequence[Any] | None = None) -> list[tuple[Any, ...]]:
         if sql.startswith("DESCRIBE TABLE"):
             name = sql.rsplit('"', 2)[1]
-            table = next(table for table in COLUMNS if table.name == name)
+            table = next((table for table in COLUMNS if table.name == name), None)
+            if table is None:
+                raise SnowflakeError(f"Object '{name}' does not exist.", errno=min(MISSING_OBJECT))
             return [(column, _DECLARED[kind], "COLUMN", "Y") for column, kind in types(table).items()]
         return self.rows(self.translated(sql))
 

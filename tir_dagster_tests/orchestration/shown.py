@@ -100,7 +100,14 @@ class Shown:
     def sql(self, statement: str) -> list[tuple[Any, ...]]:
         return self.connection.cursor().execute(self.in_schema(statement)).fetchall()
 
-    def refresh(self, mode: Mode = "changes", *, hints: Sequence[Any] = (), until: str = "confirmed") -> Plan:
+    def refresh(
+        self,
+        mode: Mode = "changes",
+        *,
+        hints: Sequence[Any] = (),
+        until: str = "confirmed",
+        allow_empty: bool = True,
+    ) -> Plan:
         """One refresh, ended after a step as a crash would end it; gives its plan."""
         refresher = self.refresher
         self.lines.clear()
@@ -113,7 +120,9 @@ class Shown:
         plan = refresher.plan(looked, surveyed, mode, hinted=bool(given))
         if plan.decision == "none":
             return plan
-        plan, made = refresher.detect(looked, surveyed, plan, ident=new_id(), resync=[], allow_empty=True, hints=given)
+        plan, made = refresher.detect(
+            looked, surveyed, plan, ident=new_id(), resync=[], allow_empty=allow_empty, hints=given
+        )
         self.change_set = made
         if made is None or until == "staged":
             return plan

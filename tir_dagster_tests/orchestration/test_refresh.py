@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from dataclasses import replace
 
 import dagster as dg
 import pytest
 
-from tir_dagster.errors import GuardError
+from tir_dagster.definitions import build_defs
+from tir_dagster.errors import GuardError, TirError
 from tir_dagster.orchestration.confirmations import last_confirmation
 from tir_dagster.orchestration.home import dagster_instance
+from tir_dagster.orchestration.resources import environment_resources
+from tir_dagster.orchestration.sensors import Watch
 from tir_dagster.sandbox import sample
+from tir_dagster_tests.orchestration.reporting import post_as_curl_would, post_by_python, serving, shown_request
 
 
 def test_the_first_refresh_loads_everything_and_says_why(place):
@@ -86,16 +92,53 @@ def test_a_hint_on_the_command_line_is_looked_at(place):
     assert place.published_rows() == place.source_rows()
 
 
-def test_a_hint_that_a_load_reported_to_dagster_reaches_the_next_refresh(place):
-    hint = behind_the_watermark(place, "reported")
+@pytest.fixture(scope="module")
+def webserver(place) -> Iterator[str]:
+    with serving(place.spec_text, place.folder) as url:
+        yield url
+
+
+def asked_of_the_sensor(place, instance) -> str:
+    """The run key that a tick asks for, once the source was quiet for long."""
+    sensor = build_defs(specs=(place.spec,)).get_repository_def().get_sensor_def("orders_source")
+    resources = {"snowflake": environment_resources()["snowflake"]}
+    first = sensor(dg.build_sensor_context(instance=instance, resources=resources))
+    cursor = replace(Watch.parse(first.cursor), since=0.0).to_cursor()
+    (request,) = sensor(dg.build_sensor_context(instance=instance, resources=resources, cursor=cursor)).run_requests
+    return str(request.run_key)
+
+
+def test_hints_that_loads_report_to_dagster_reach_the_next_refresh(place, webserver):
+    keys = [str(row[0]) for row in place.sql("SELECT DISTINCT ORDER_ID FROM MYTABLE ORDER BY 1 LIMIT 3")]
+    # No stamp tells of it.
+    place.sql(f"UPDATE MYTABLE SET NOTE = 'reported' WHERE ORDER_ID IN ({', '.join(keys)})")
+    post_as_curl_would(shown_request("curl ").replace("17", keys[0]), webserver)
+    post_by_python(shown_request("import os, requests").replace("18", keys[1]), webserver)
     with dagster_instance() as instance:
         # At another extract's table: whoever reads it is reached.
-        event = dg.AssetMaterialization(["elsewhere", "source_table"], metadata={"tir/hint": hint})
-        instance.report_runless_asset_event(event)
+        hint = {"table": place.spec.source, "type": "UPDATE_ROWS", "scope": {"equal": {"ORDER_ID": int(keys[2])}}}
+        instance.report_runless_asset_event(
+            dg.AssetMaterialization(["elsewhere", "source_table"], metadata={"tir/hint": hint})
+        )
+        assert "orders/source_table@" in asked_of_the_sensor(place, instance), "a hint is news"
     outcome = place.refresh()
-    assert (outcome.decision, outcome.rows_appended) == ("incremental", 1)
+    assert (outcome.decision, outcome.rows_appended) == ("incremental", 3)
     assert place.published_rows() == place.source_rows()
     assert place.refresh().decision == "none"
+
+
+def test_a_reported_hint_that_finds_nothing_is_looked_at_once(place, monkeypatch):
+    hint = {"table": place.spec.source, "type": "MIXED_CHANGES", "scope": {"equal": {"NOTE": "reported"}}}
+    with dagster_instance() as instance:
+        event = dg.AssetMaterialization(["orders", "source_table"], metadata={"tir/hint": hint})
+        instance.report_runless_asset_event(event)
+    with monkeypatch.context() as broken:
+        broken.setenv("JAVA_HOME", str(place.folder / "nowhere"))
+        with pytest.raises(TirError, match="JAVA_HOME"):
+            place.refresh()
+    after_the_failure, once_more = place.refresh(), place.refresh()
+    assert (after_the_failure.decision, "spark" in after_the_failure.stages) == ("none", True), "it was not lost"
+    assert (once_more.decision, once_more.run_ids) == ("none", [])
 
 
 def test_t11_a_source_that_lost_most_of_its_rows_stops_the_refresh_and_nothing_changes(place):

@@ -18,8 +18,8 @@ HISTORIES = int(os.environ.get("TIR_HISTORIES", "3"))
 
 TABLES = {
     "SALES": "ID NUMBER(38,0), DAY DATE, PRODUCT NUMBER(38,0), QTY NUMBER(12,2), NOTE VARCHAR, W TIMESTAMP_NTZ",
-    "PRODUCTS": "PRODUCT NUMBER(38,0), MAKER VARCHAR, COLOR VARCHAR, NOTE VARCHAR",
-    "MAKERS": "MAKER VARCHAR, SITE VARCHAR",
+    "PRODUCTS": "PRODUCT NUMBER(38,0), MAKER VARCHAR, COLOR VARCHAR, NOTE VARCHAR, W TIMESTAMP_NTZ",
+    "MAKERS": "MAKER VARCHAR, SITE VARCHAR, W TIMESTAMP_NTZ",
 }
 # So few values that keys meet, repeat and are missing all the time.
 VALUES = {
@@ -42,6 +42,7 @@ CHAIN = (
 )
 SLICES = {"column": "DAY", "by": "month", "start": "2025-03"}
 STAMPED = {"watermark": "W", "look_back": "1 second"}
+MARKED = {**STAMPED, "tables": {"{s}.PRODUCTS": STAMPED, "{s}.MAKERS": STAMPED}}
 FEED = {"detector": "feed", "tables": {"{s}.PRODUCTS": {"detector": "feed"}, "{s}.MAKERS": {"detector": "feed"}}}
 QUERIES = {
     "optional chain": (
@@ -56,7 +57,7 @@ QUERIES = {
         "SELECT s.DAY, COALESCE(m.SITE, 'N/A') AS SITE, SUM(s.QTY) AS TOTAL, COUNT(*) AS N, COUNT(DISTINCT p.COLOR) AS COLORS "
         + CHAIN.replace("{JOIN}", "LEFT")
         + " GROUP BY 1, 2 HAVING COUNT(*) < 5",
-        {"row_key": "ID", "slices": SLICES, "changes": STAMPED},
+        {"row_key": "ID", "slices": SLICES, "changes": MARKED},
     ),
     "aggregate without a row key": (
         "SELECT p.COLOR, MAX(s.QTY) AS TOP " + CHAIN.replace("{JOIN}", "LEFT") + " GROUP BY p.COLOR",
@@ -98,17 +99,15 @@ def change(shown: Shown, random: Random, table: str, kind: str) -> None:
     columns = COLUMNS[table]
     value = {name: random.choice(VALUES[name]) for name in columns}
     stamp = f"DATEADD('minute', {next(_stamps)}, '2025-01-01'::TIMESTAMP_NTZ)"
-    stamped = table == "SALES"
     one = random.choice(columns)
     which = f"{one} IS NOT DISTINCT FROM {random.choice(VALUES[one])}"
     match kind:
         case "insert":
-            listed = ", ".join([*value.values(), *([stamp] if stamped else [])])
+            listed = ", ".join([*value.values(), stamp])
             shown.sql(f"INSERT INTO {{s}}.{table} SELECT {listed}")
         case "update":
             name = random.choice(columns)
-            more = f", W = {stamp}" if stamped else ""
-            shown.sql(f"UPDATE {{s}}.{table} SET {name} = {value[name]}{more} WHERE {which}")
+            shown.sql(f"UPDATE {{s}}.{table} SET {name} = {value[name]}, W = {stamp} WHERE {which}")
         case "delete":
             shown.sql(f"DELETE FROM {{s}}.{table} WHERE {which}")
         case "reload":

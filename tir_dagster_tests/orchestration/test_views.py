@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import pytest
 
+from tir_dagster.changes.detect import survey
 from tir_dagster.changes.hints import HintError
 from tir_dagster.changes.plan import Reason
-from tir_dagster.errors import SpecError
+from tir_dagster.errors import GuardError, SpecError
 from tir_dagster_tests.conftest import Sandbox
 from tir_dagster_tests.orchestration.shown import Shown, prepare
 
@@ -26,25 +29,31 @@ DETAIL = """
 INNER = DETAIL.replace("LEFT JOIN", "JOIN")
 BY_ID = {"row_key": "ID"}
 
+Make = Callable[..., Shown]
+
 
 @pytest.fixture(scope="module")
 def prepared(sandbox: Sandbox) -> Sandbox:
     return prepare(sandbox)
 
 
-@pytest.fixture
-def make(prepared, spark, tmp_path) -> Iterator[Callable[..., Shown]]:
+@pytest.fixture(scope="module")
+def make(prepared, spark, tmp_path_factory) -> Iterator[Make]:
     made: list[Shown] = []
 
-    def shop(query: str, *sales: tuple, products=(("P1", "blue", 5.0), ("P2", "red", 10.0)), **settings) -> Shown:
-        one = Shown(prepared, spark, tmp_path / str(len(made)), TABLES, query, {**BY_ID, **settings})
+    def shop(query: str, *sales: tuple, products: Sequence[tuple] = (), filled: str = "", **settings) -> Shown:
+        """An extract and its first load."""
+        one = Shown(prepared, spark, tmp_path_factory.mktemp("shop"), TABLES, query, {**BY_ID, **settings})
         made.append(one)
+        for table in TABLES:
+            one.sql(f"ALTER TABLE {{s}}.{table} SET CHANGE_TRACKING = TRUE")
         for row in sales:
             sell(one, *row)
         for row in products:
             stock(one, *row)
+        for statement in filter(None, filled.split(";")):
+            one.sql(statement)
         assert one.refresh().reason is Reason.FIRST_LOAD
-        assert one.published() == one.expected()
         return one
 
     yield shop
@@ -66,137 +75,217 @@ def hint(kind: str, table: str = "SALES", **condition: object) -> dict:
     return {"table": f"{{s}}.{table}", "type": kind, "scope": {"equal": condition} if condition else "unknown"}
 
 
-def amounts(shop: Shown) -> dict[str, tuple[float, int]]:
-    """By color: the amount and the number of sales, as people see them."""
+def amounts(shop: Shown, day: str) -> dict[str, tuple[float, int]]:
+    """By color: the amount and the number of sales of a day, as people see them."""
     number = shop.published()
     assert set(number.values()) <= {1}, "a group is there once"
     return {
         row[1].removeprefix("str "): (float(row[2].removeprefix("number ")), int(float(row[3].removeprefix("number "))))
         for row in number
+        if day in str(row[0])
     }
 
 
 def refreshes(shop: Shown, **options) -> None:
-    """Incrementally, and once."""
+    """By key, and to what the query shows."""
     plan = shop.refresh(**options)
     assert plan.decision == "incremental", plan.sentence()
     assert shop.published() == shop.expected()
-    assert shop.refresh().decision == "none"
 
 
-def test_t1_a_hint_too_broad_and_of_the_wrong_type_gives_the_right_rows_and_a_warning(make):
-    shop = make(BY_COLOR, (1, "P1", 10), (2, "P2", 20), changes={"detector": "hint"})
-    sell(shop, 3, "P1", 30)
+# Each extract here is loaded once and shared: its tests have days and products of their own.
+
+T1, T2, T3, T9, LAST = "2024-01-01", "2024-02-02", "2024-03-03", "2024-09-09", "2024-12-12"
+P1, P2, P3 = ("P1", "blue", 5.0), ("P2", "red", 10.0), ("P3", "green", 15.0)
+
+
+# An aggregate, of whose sales only hints tell
+
+
+@pytest.fixture(scope="module")
+def told_sums(make: Make) -> Shown:
+    sales = [(1, "P1", 10, "x", T1), (2, "P2", 20, "x", T1)]
+    sellers = [
+        (11, "P1", 10, "microsoft"),
+        (12, "P2", 20, "amazon"),
+        (13, "P1", 30, "google"),
+        (14, "P3", 30, "google"),
+    ]
+    sales += [(*row, T2) for row in sellers]
+    return make(BY_COLOR, *sales, products=[P1, P2, P3], changes={"detector": "hint"})
+
+
+def test_t1_a_hint_too_broad_and_of_the_wrong_type_gives_the_right_rows_and_a_warning(told_sums):
+    shop = told_sums
+    sell(shop, 3, "P1", 30, "x", T1)
     refreshes(shop, hints=[hint("ADD_ROWS", PRODUCT="P1")])
-    assert amounts(shop) == {"blue": (200, 2), "red": (200, 1)}
-    assert any("ADD_ROWS" in warning and "(1)" in warning for warning in shop.change_set.warnings), "key 1 was there"
+    assert amounts(shop, T1) == {"blue": (200, 2), "red": (200, 1)}
+    assert any("ADD_ROWS" in warning and "(1, " in warning for warning in shop.change_set.warnings), "key 1 was there"
     assert shop.refresh(hints=[hint("ADD_ROWS", PRODUCT="P1")]).decision == "none", "the hint repeated changes nothing"
 
 
-def test_t1_without_a_key_of_its_own_the_rows_of_day_and_product_are_replaced_together(make):
-    shop = make(DETAIL, (1, "P1", 10), (2, "P2", 20), row_key=["DAY", "PRODUCT"], changes={"detector": "hint"})
-    sell(shop, 3, "P1", 30)
-    refreshes(shop, hints=[hint("ADD_ROWS", PRODUCT="P1")])
-
-
-def test_t2_an_orthogonal_condition_needs_no_full_refresh(make):
-    sales = [(1, "P1", 10, "microsoft"), (2, "P2", 20, "amazon"), (3, "P1", 30, "google"), (4, "P3", 30, "google")]
-    products = [("P1", "blue", 5.0), ("P2", "red", 10.0), ("P3", "green", 15.0)]
-    shop = make(BY_COLOR, *sales, products=products, changes={"detector": "hint"})
-    assert amounts(shop) == {"blue": (200, 2), "red": (200, 1), "green": (450, 1)}
+def test_t2_an_orthogonal_condition_needs_no_full_refresh(told_sums):
+    shop = told_sums
+    assert amounts(shop, T2) == {"blue": (200, 2), "red": (200, 1), "green": (450, 1)}
     shop.sql("DELETE FROM {s}.SALES WHERE SELLER = 'google'")
     refreshes(shop, hints=[hint("REMOVE_ROWS", SELLER="google")])
-    assert amounts(shop) == {"blue": (50, 1), "red": (200, 1)}
+    assert amounts(shop, T2) == {"blue": (50, 1), "red": (200, 1)}
 
 
-def test_t3_an_optional_partner_that_comes_and_goes_and_changes(make):
-    shop = make(BY_COLOR, (1, "P1", 10), (2, "P2", 20), (3, "P3", 30))
-    assert amounts(shop) == {"blue": (50, 1), "red": (200, 1), "N/A": (0, 1)}
-    stock(shop, "P3", "green", 15.0)
-    refreshes(shop)
-    assert amounts(shop) == {"blue": (50, 1), "red": (200, 1), "green": (450, 1)}
-    shop.sql("DELETE FROM {s}.PRODUCTS WHERE PRODUCT = 'P3'")
-    refreshes(shop)
-    assert amounts(shop) == {"blue": (50, 1), "red": (200, 1), "N/A": (0, 1)}
-    shop.sql("UPDATE {s}.PRODUCTS SET COLOR = 'red' WHERE PRODUCT = 'P1'")
-    refreshes(shop)
-    assert amounts(shop)["red"] == (250, 2)
-    assert "blue" not in amounts(shop)
+# An aggregate by a watermark, its products compared; the last day is the one that the watermark still looks at
 
 
-def test_t3_in_the_detail_one_row_is_read_again(make):
-    shop = make(DETAIL, (1, "P1", 10), (2, "P2", 20), (3, "P3", 30), changes={"detector": "feed"})
-    stock(shop, "P3", "green", 15.0)
-    assert shop.refresh().decision == "incremental"
-    assert "read 1 rows" in shop.lines
-    assert (shop.change_set.keys, shop.change_set.rows) == (1, 1)
-    assert shop.published() == shop.expected()
+@pytest.fixture(scope="module")
+def sums(make: Make) -> Shown:
+    sales = [(1, "P1", 10, "x", T3), (2, "P2", 20, "x", T3), (3, "P3", 30, "x", T3)]
+    sales += [(number, "Q1" if number == 11 else "Q2", number, "x", T9) for number in range(11, 18)]
+    sales += [(21, "Q1", 10, "x", LAST), (22, "Q2", 20, "x", LAST)]
+    return make(
+        BY_COLOR,
+        *sales,
+        products=[P1, P2, ("Q1", "blue", 5.0), ("Q2", "red", 10.0)],
+        changes={"watermark": "DAY", "look_back": "0 seconds"},
+        thresholds={"quiet_period": "0 seconds", "full_share": 1.0, "delete_share": 0.3},
+    )
 
 
-@pytest.mark.parametrize(("query", "before", "after"), [(DETAIL, 3, 3), (INNER, 2, 3)], ids=["optional", "mandatory"])
-def test_t4_a_fact_before_its_dimension_and_the_same_hint_three_times(make, query, before, after):
-    shop = make(query, (1, "P1", 10), (2, "P2", 20), changes={"detector": "hint"})
-    sell(shop, 3, "P9", 30)
-    whole_day = hint("MIXED_CHANGES", DAY="2024-01-01")
-    for _ in range(3):
-        shop.refresh(hints=[whole_day])
-        assert shop.published() == shop.expected()
-        assert shop.published().total() == before
-    stock(shop, "P9", "black", 1.0)
-    refreshes(shop)
-    assert shop.published().total() == after
+def test_t3_an_optional_partner_that_comes_and_goes_and_changes(sums):
+    assert amounts(sums, T3) == {"blue": (50, 1), "red": (200, 1), "N/A": (0, 1)}
+    stock(sums, *P3)
+    refreshes(sums)
+    assert amounts(sums, T3) == {"blue": (50, 1), "red": (200, 1), "green": (450, 1)}
+    sums.sql("DELETE FROM {s}.PRODUCTS WHERE PRODUCT = 'P3'")
+    refreshes(sums)
+    assert amounts(sums, T3) == {"blue": (50, 1), "red": (200, 1), "N/A": (0, 1)}
+    sums.sql("UPDATE {s}.PRODUCTS SET COLOR = 'red' WHERE PRODUCT = 'P1'")
+    refreshes(sums)
+    assert amounts(sums, T3) == {"red": (250, 2), "N/A": (0, 1)}
+    assert sums.refresh().decision == "none"
 
 
-def test_t5_a_fact_moves_to_another_partner_while_both_partners_go(make):
-    shop = make(DETAIL, (1, "P1", 10), (2, "P2", 20))
-    shop.sql("UPDATE {s}.SALES SET PRODUCT = 'P2' WHERE ID = 1")
-    shop.sql("DELETE FROM {s}.PRODUCTS")
-    refreshes(shop)
-    assert all(row[4] == "str N/A" for row in shop.published())
+def test_t9_null_keys_and_duplicate_partners_equal_the_rebuild(sums):
+    sums.sql(
+        f"INSERT INTO {{s}}.SALES SELECT NULL, NULL, NULL, 7, NULL UNION ALL SELECT 11, '{T9}'::DATE, 'Q1', 1, NULL"
+    )
+    stock(sums, "Q1", "violet", 1.0)
+    refreshes(sums)
+    assert any("PRODUCTS are there more than once" in warning for warning in sums.change_set.warnings)
 
 
-def test_t8_a_removal_that_did_not_happen_changes_nothing_and_is_told(make):
-    shop = make(DETAIL, (1, "P1", 10), (2, "P2", 20), changes={"detector": "hint"})
-    plan = shop.refresh(hints=[hint("REMOVE_ROWS", PRODUCT="P1")])
+def test_what_a_hint_leaves_out_is_detected_all_the_same_and_told(sums):
+    sums.sql("UPDATE {s}.SALES SET QUANTITY = 99 WHERE ID IN (21, 22)")
+    refreshes(sums, hints=[{"table": "{s}.SALES", "type": "UPDATE_ROWS", "scope": {"keys": [{"ID": 21}]}}])
+    (told,) = [warning for warning in sums.change_set.warnings if "partial" in warning]
+    assert "2 changed keys were found, 1 were described, and 1 key (22) in no hint is refreshed all the same" in told
+
+
+def test_a_full_refresh_of_an_aggregate_counts_the_rows_that_people_saw(sums):
+    seen = sums.published().total()
+    assert sums.refresh("full").reason is Reason.REQUESTED
+    counted = sums.change_set
+    assert (sum(counted.purged.values()), sum(counted.appended.values())) == (seen, seen)
+
+
+def test_nothing_of_an_aggregate_is_touched_while_a_table_is_not_quiet(sums):
+    spec, waited = sums.refresher.spec, []
+    patient = replace(spec, thresholds=replace(spec.thresholds, quiet_period=3600.0))
+    told = pytest.raises(GuardError, match=r"SALES keeps changing: it was never quiet for 3600 seconds\. Nothing was")
+    with sums.refresher.snowflake.kept_open(), told:
+        survey(patient, sums.refresher.snowflake, log=lambda _: None, sleep=waited.append)
+    assert min(waited) > 3000
+
+
+def test_a_full_refresh_of_an_aggregate_stops_where_too_much_would_vanish(sums):
+    before, published = sums.confirmed, sums.published()
+    sums.sql(f"DELETE FROM {{s}}.SALES WHERE DAY IN ('{T9}', '{LAST}')")
+    with pytest.raises(GuardError, match=r"\d+ of \d+ rows would vanish, more than the 30%"):
+        sums.refresh("full", allow_empty=False)
+    # Without our own version, what people see is what can vanish.
+    shutil.rmtree(sums.folder / "extracts" / sums.name / "versions")
+    with pytest.raises(GuardError, match=rf"of {published.total()} rows would vanish"):
+        sums.refresh(allow_empty=False)
+    sums.sql("TRUNCATE TABLE {s}.SALES")
+    with pytest.raises(GuardError, match=r"the query's result is empty\. Nothing was touched"):
+        sums.refresh(allow_empty=False)
+    assert (sums.confirmed, sums.published()) == (before, published)
+
+
+# Rows with an optional partner, of which only hints tell; those of a day and product are replaced together
+
+
+def whole_day(day: str) -> list[dict]:
+    return [hint("MIXED_CHANGES", DAY=day)]
+
+
+@pytest.fixture(scope="module")
+def told_rows(make: Make) -> Shown:
+    sales = [(1, "P1", 10, "x", T1), (2, "P2", 20, "x", T1), (11, "P1", 10, "x", T2), (12, "P2", 20, "x", T2)]
+    changes = {"detector": "hint", "tables": {"{s}.PRODUCTS": {"detector": "hint"}}}
+    return make(DETAIL, *sales, products=[P1, P2], row_key=["DAY", "PRODUCT"], changes=changes)
+
+
+def test_t1_without_a_key_of_its_own_the_rows_of_day_and_product_are_replaced_together(told_rows):
+    sell(told_rows, 3, "P1", 30, "x", T1)
+    refreshes(told_rows, hints=[hint("ADD_ROWS", PRODUCT="P1")])
+
+
+def test_t8_a_removal_that_did_not_happen_changes_nothing_and_is_told(told_rows):
+    plan = told_rows.refresh(hints=[hint("REMOVE_ROWS", PRODUCT="P1")])
     assert plan.decision == "none"
     assert any("REMOVE_ROWS" in warning for warning in plan.warnings)
-    assert shop.published() == shop.expected()
+    assert told_rows.published() == told_rows.expected()
 
 
-def test_t9_null_keys_and_duplicate_partners_equal_the_rebuild(make):
-    shop = make(BY_COLOR, *((number, "P2", number) for number in range(5, 12)), (1, "P1", 10))
-    shop.sql("INSERT INTO {s}.SALES SELECT NULL, NULL, NULL, 7, NULL UNION ALL SELECT 1, NULL, 'P1', 1, NULL")
-    stock(shop, "P1", "violet", 1.0)
-    refreshes(shop)
-    assert any("PRODUCTS are there more than once" in warning for warning in shop.change_set.warnings)
+def test_t4_a_fact_before_its_optional_dimension_and_the_same_hint_three_times(told_rows):
+    arrive_before_the_partner(told_rows, counts=(3, 3), partner=[hint("ADD_ROWS", "PRODUCTS", PRODUCT="P9")])
 
 
-def test_a_mandatory_partner_that_went_though_rows_refer_to_it_is_told(make):
-    shop = make(INNER, (1, "P1", 10), (2, "P2", 20), (3, "P2", 5))
-    shop.sql("DELETE FROM {s}.PRODUCTS WHERE PRODUCT = 'P2'")
-    refreshes(shop)
-    assert any("2 rows of" in warning and "does not have any more" in warning for warning in shop.change_set.warnings)
+def arrive_before_the_partner(shop: Shown, *, counts: tuple[int, int], partner: list[dict]) -> None:
+    sell(shop, 13, "P9", 30, "x", T2)
+    for _ in range(3):
+        shop.refresh(hints=whole_day(T2))
+        assert shop.published() == shop.expected()
+        assert of_day(shop, T2) == counts[0]
+    stock(shop, "P9", "black", 1.0)
+    refreshes(shop, hints=partner)
+    assert of_day(shop, T2) == counts[1]
 
 
-def test_a_column_of_a_partner_that_the_query_does_not_use_is_nothing_to_do(make):
-    shop = make(DETAIL, (1, "P1", 10))
-    shop.sql("UPDATE {s}.PRODUCTS SET REMARK = 'new'")
-    assert shop.refresh().decision == "none"
+def of_day(shop: Shown, day: str) -> int:
+    return sum(count for row, count in shop.published().items() if day in str(row[1]))
 
 
-@pytest.mark.parametrize(
-    ("query", "detector"), [(INNER, "snapshot"), (BY_COLOR, "feed")], ids=["inner by snapshot", "aggregate by feed"]
-)
-def test_changes_of_all_kinds_on_all_tables(make, query, detector):
-    shop = make(
-        query, (1, "P1", 10), (2, "P2", 20), (3, "P3", 30), (4, "P1", 1, "x", "2024-02-01"),
-        changes={"detector": detector, "tables": {"{s}.PRODUCTS": {"detector": detector}}},
-    )  # fmt: skip
-    if detector == "feed":
-        for table in TABLES:
-            shop.sql(f"ALTER TABLE {{s}}.{table} SET CHANGE_TRACKING = TRUE")
-        sell(shop, 9, "P1", 1)
-        shop.refresh()
+def test_a_hint_at_a_joined_table_reaches_the_rows_that_refer_to_it(told_rows):
+    told_rows.sql("UPDATE {s}.PRODUCTS SET COLOR = 'gold' WHERE PRODUCT = 'P2'")
+    refreshes(told_rows, hints=[hint("UPDATE_ROWS", "PRODUCTS", PRODUCT="P2")])
+
+
+def test_a_hint_that_fits_no_table_or_column_is_refused_before_anything_is_touched(told_rows):
+    before = told_rows.confirmed
+    for wrong, told in (
+        (hint("ADD_ROWS", "ELSEWHERE", ID=1), "does not read"),
+        (hint("ADD_ROWS", IDD=1), "did you mean ID"),
+        (hint("ADD_ROWS", QUANTITY="many"), "QUANTITY"),
+    ):
+        with pytest.raises(HintError, match=told):
+            told_rows.refresh(hints=[wrong])
+    assert told_rows.confirmed == before
+
+
+# Rows with a mandatory partner
+
+
+def test_t4_a_fact_before_its_mandatory_dimension_and_the_same_hint_three_times(make):
+    sales = [(11, "P1", 10, "x", T2), (12, "P2", 20, "x", T2)]
+    shop = make(INNER, *sales, products=[P1, P2], changes={"detector": "hint"})
+    arrive_before_the_partner(shop, counts=(2, 3), partner=[])
+
+
+SEVERAL = [(1, "P1", 10), (2, "P2", 20), (3, "P3", 30), (4, "P1", 1, "x", "2024-02-01"), (9, "P1", 1)]
+
+
+def change_all_tables(shop: Shown) -> None:
+    """Rows move to other partners, go and come on both sides, and partners get other keys."""
     shop.sql("UPDATE {s}.SALES SET PRODUCT = 'P3' WHERE ID = 2")
     shop.sql("DELETE FROM {s}.SALES WHERE ID = 1")
     sell(shop, 5, "P4", 3)
@@ -205,35 +294,91 @@ def test_changes_of_all_kinds_on_all_tables(make, query, detector):
     refreshes(shop)
     shop.sql("DELETE FROM {s}.PRODUCTS WHERE PRODUCT = 'P3'")
     refreshes(shop)
+    assert shop.refresh().decision == "none"
+
+
+def test_changes_of_all_kinds_on_all_tables_by_snapshots_and_what_a_mandatory_partner_hides_is_told(make):
+    shop = make(INNER, *SEVERAL, products=[P1, P2])
+    change_all_tables(shop)
+    assert any("2 rows of" in warning and "does not have any more" in warning for warning in shop.change_set.warnings)
+
+
+def test_changes_of_all_kinds_on_all_tables_by_feeds(make):
+    feed = {"detector": "feed"}
+    shop = make(BY_COLOR, *SEVERAL, products=[P1, P2], changes={**feed, "tables": {"{s}.PRODUCTS": feed}})
+    change_all_tables(shop)
+
+
+# Rows with an optional partner, by the feed of the first table; the partners' keys must be unique
+
+
+@pytest.fixture(scope="module")
+def rows(make: Make) -> Shown:
+    sales = [(1, "P1", 10), (2, "P2", 20), (3, "P3", 30), (4, "A", 1), (5, "B", 2)]
+    partners = [P1, P2, ("A", "blue", 1.0), ("B", "red", 1.0)]
+    changes = {"detector": "feed", "tables": {"{s}.PRODUCTS": {"duplicates": "fail"}}}
+    return make(DETAIL, *sales, products=partners, changes=changes)
+
+
+def test_t3_in_the_detail_one_row_is_read_again(rows):
+    stock(rows, *P3)
+    refreshes(rows)
+    assert "read 1 rows" in rows.lines
+    assert (rows.change_set.keys, rows.change_set.rows) == (1, 1)
+
+
+def test_t5_a_fact_moves_to_another_partner_while_both_partners_go(rows):
+    rows.sql("UPDATE {s}.SALES SET PRODUCT = 'B' WHERE ID = 4")
+    rows.sql("DELETE FROM {s}.PRODUCTS WHERE PRODUCT IN ('A', 'B')")
+    refreshes(rows)
+    assert [row[4] for row in rows.published() if row[2] == "str B"] == ["str N/A", "str N/A"]
+
+
+def test_a_column_of_a_partner_that_the_query_does_not_use_is_nothing_to_do(rows):
+    rows.sql("UPDATE {s}.PRODUCTS SET REMARK = 'new'")
+    assert rows.refresh().decision == "none"
+
+
+def test_duplicate_partners_may_be_set_to_fail_before_anything_is_touched(rows):
+    before, published = rows.confirmed, rows.published()
+    stock(rows, "P1", "violet", 1.0)
+    for mode in ("changes", "full"):
+        with pytest.raises(GuardError, match=r"PRODUCTS has keys \(PRODUCT\) more than once: P1 \(2 rows\)"):
+            rows.refresh(mode)
+    assert (rows.confirmed, rows.published()) == (before, published)
+    rows.sql("DELETE FROM {s}.PRODUCTS WHERE COLOR = 'violet'")
+
+
+def test_a_look_at_the_columns_comes_before_anything_is_purged(rows):
+    rows.sql("ALTER TABLE {s}.PRODUCTS ADD COLUMN SIZE NUMBER(3,0)")
+    rows.sql("UPDATE {s}.PRODUCTS SET COLOR = 'pink' WHERE PRODUCT = 'P1'")
+    refreshes(rows)
+    rows.sql("ALTER TABLE {s}.SALES DROP COLUMN QUANTITY")
+    before = rows.confirmed
+    with pytest.raises(SpecError, match="QUANTITY"):
+        rows.refresh()
+    assert rows.confirmed == before
+    rows.sql("ALTER TABLE {s}.SALES ADD COLUMN QUANTITY VARCHAR")
+    assert rows.refresh().reason is Reason.SCHEMA_CHANGED
+    assert rows.published() == rows.expected()
+
+
+# By themselves
 
 
 def test_one_changed_partner_of_a_million_rows_reads_its_own_rows_only(make):
-    rows = "SELECT SEQ4(), DATEADD('day', MOD(SEQ4(), 365), '2024-01-01'::DATE), 'P' || MOD(SEQ4(), 1000), 1, 'x'"
-    shop = make(DETAIL, products=())
-    shop.sql(f"INSERT INTO {{s}}.SALES {rows} FROM TABLE(GENERATOR(ROWCOUNT => 1000000))")
-    shop.sql("INSERT INTO {s}.PRODUCTS SELECT 'P' || SEQ4(), 'blue', 1, NULL FROM TABLE(GENERATOR(ROWCOUNT => 1000))")
-    shop.refresh()
+    row = "SEQ4(), DATEADD('day', MOD(SEQ4(), 365), '2024-01-01'::DATE), 'P' || MOD(SEQ4(), 1000), 1, 'x'"
+    shop = make(
+        DETAIL,
+        filled=f"INSERT INTO {{s}}.SALES SELECT {row} FROM TABLE(GENERATOR(ROWCOUNT => 1000000));"
+        "INSERT INTO {s}.PRODUCTS SELECT 'P' || SEQ4(), 'blue', 1, NULL FROM TABLE(GENERATOR(ROWCOUNT => 1000))",
+    )
     assert shop.confirmed.rows == 1_000_000
     shop.sql("UPDATE {s}.PRODUCTS SET COLOR = 'red' WHERE PRODUCT = 'P7'")
     assert shop.refresh().decision == "incremental"
     assert [line for line in shop.lines if line.startswith("read ")] == ["read 1,000 rows"]
     assert (shop.change_set.keys, shop.change_set.rows) == (1_000, 1_000)
     assert shop.confirmed.rows == 1_000_000
-
-
-def test_a_look_at_the_columns_comes_before_anything_is_purged(make):
-    shop = make(DETAIL, (1, "P1", 10), (2, "P2", 20))
-    shop.sql("ALTER TABLE {s}.PRODUCTS ADD COLUMN SIZE NUMBER(3,0)")
-    shop.sql("UPDATE {s}.PRODUCTS SET COLOR = 'pink' WHERE PRODUCT = 'P1'")
-    refreshes(shop)
-    shop.sql("ALTER TABLE {s}.SALES DROP COLUMN QUANTITY")
-    before = shop.confirmed
-    with pytest.raises(SpecError, match="QUANTITY"):
-        shop.refresh()
-    assert shop.confirmed == before
-    shop.sql("ALTER TABLE {s}.SALES ADD COLUMN QUANTITY VARCHAR")
-    assert shop.refresh().reason is Reason.SCHEMA_CHANGED
-    assert shop.published() == shop.expected()
 
 
 def test_a_query_that_cannot_be_refreshed_by_key_is_loaded_in_full_when_its_tables_change(make):
@@ -243,31 +388,3 @@ def test_a_query_that_cannot_be_refreshed_by_key_is_loaded_in_full_when_its_tabl
     plan = shop.refresh()
     assert plan.reason is Reason.NONDETERMINISTIC_VIEW
     assert shop.published() == shop.expected()
-
-
-def test_what_a_hint_leaves_out_is_detected_all_the_same_and_told(make):
-    shop = make(DETAIL, (1, "P1", 10), (2, "P2", 20), (3, "P1", 5))
-    # One statement tells of key 1 only; both changed. The detector is the snapshot.
-    shop.sql("UPDATE {s}.SALES SET QUANTITY = 99 WHERE ID IN (1, 2)")
-    hints = [{"table": "{s}.SALES", "type": "UPDATE_ROWS", "scope": {"keys": [{"ID": 1}]}}]
-    refreshes(shop, hints=hints)
-
-
-def test_a_hint_at_a_joined_table_reaches_the_rows_that_refer_to_it(make):
-    tables = {"{s}.PRODUCTS": {"detector": "hint"}}
-    shop = make(DETAIL, (1, "P1", 10), (2, "P2", 20), changes={"detector": "hint", "tables": tables})
-    shop.sql("UPDATE {s}.PRODUCTS SET COLOR = 'gold' WHERE PRODUCT = 'P1'")
-    refreshes(shop, hints=[hint("UPDATE_ROWS", "PRODUCTS", PRODUCT="P1")])
-
-
-def test_a_hint_that_fits_no_table_or_column_is_refused_before_anything_is_touched(make):
-    shop = make(DETAIL, (1, "P1", 10))
-    sell(shop, 2, "P1", 1)
-    for wrong, told in (
-        (hint("ADD_ROWS", "ELSEWHERE", ID=1), "does not read"),
-        (hint("ADD_ROWS", IDD=1), "did you mean ID"),
-        (hint("ADD_ROWS", QUANTITY="many"), "QUANTITY"),
-    ):
-        with pytest.raises(HintError, match=told):
-            shop.refresh(hints=[wrong])
-    refreshes(shop)

@@ -12,3 +12,4 @@ from tir_dagster.changes.view.sql import BaseSelect as BaseSelect
 from tir_dagster.changes.view.sql import base_sql as base_sql
 from tir_dagster.changes.view.sql import view_sql as view_sql
 from tir_dagster.changes.view.text import ViewError as ViewError
+from tir_dagster.changes.view.text import parse_query as parse_query

@@ -88,6 +88,11 @@ class Query:
             at = reference.end
         yield self.text[at:]
 
+    def error_at_table(self, table: TableName, problem: str) -> ViewError:
+        """The error about a table, with the place where the query names it first."""
+        starts = [reference.start for reference in self.references if reference.table == table]
+        return self.error_at(starts[0], problem) if starts else ViewError(problem)
+
     def error(self, node: exp.Expr | None, problem: str) -> ViewError:
         """The error about a part of the query, with the place where that part begins."""
         starts = [part.meta["start"] for part in node.walk() if "start" in part.meta] if node else []

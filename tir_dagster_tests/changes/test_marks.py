@@ -1,0 +1,115 @@
+"""A watermark as the detector of a joined table: which of its keys are proposed, and what a plan says of those that are not."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any
+
+import duckdb
+import pytest
+
+from tir_dagster.changes.affected import affected
+from tir_dagster.changes.candidates import Candidates
+from tir_dagster.changes.described import Described
+from tir_dagster.changes.relation import Relation, relation_of
+from tir_dagster.changes.span import Span
+from tir_dagster.errors import SpecError
+from tir_dagster.spec import spec_from_mapping
+from tir_dagster_tests.changes.warehouse import COLUMNS, PRODUCTS, STAMP, Row, Warehouse
+
+OLD = datetime(2025, 1, 1)  # noqa: DTZ001 - a time without a zone
+
+
+@pytest.fixture
+def warehouse() -> Warehouse:
+    return Warehouse(duckdb.connect(config={"threads": 1}))
+
+
+def relation(warehouse: Warehouse, *, first: dict[str, Any] | None = None, **joined: Any) -> Relation:
+    query = "SELECT s.id, p.color FROM db.s.sales s LEFT JOIN db.s.products p ON p.product = s.product"
+    changes = {**(first or {}), "tables": {str(PRODUCTS): {"watermark": STAMP, "look_back": "30 seconds", **joined}}}
+    written = {"name": "shown", "query": query, "row_key": "ID", "changes": changes}
+    return relation_of(
+        spec_from_mapping({**written, "datasource": {"project": "p", "name": "shown"}}, "a test"), warehouse
+    )
+
+
+def product(number: int | None, color: str = "a", stamp: datetime | None = OLD) -> Row:
+    return dict.fromkeys(COLUMNS[PRODUCTS]) | {"PRODUCT": number, "COLOR": color, STAMP: stamp}
+
+
+def proposed(
+    warehouse: Warehouse, before: list[Row], after: list[Row], *, anything: bool = False, **joined: Any
+) -> Candidates:
+    warehouse.write(PRODUCTS, before)
+    old = warehouse.pin()
+    warehouse.write(PRODUCTS, after)
+    span, told = Span(old, warehouse.pin()), Described(anything=anything)
+    made = relation(warehouse, **joined)
+    return affected(made, warehouse, span, changed=[PRODUCTS], described=lambda _: told, log=lambda _: None)[0]
+
+
+def keys(found: Candidates) -> list[Any]:
+    assert not found.everything
+    return [key for referring in found.referring for (key,) in referring.keys]
+
+
+@pytest.mark.parametrize(
+    ("after", "told"),
+    [
+        (product(0, "b", OLD + timedelta(minutes=1)), "a later mark"),
+        (product(0, "b", OLD), "the same mark as the highest"),
+        (product(0, "b", OLD - timedelta(seconds=30)), "a mark as old as the look-back"),
+        (product(0, "b", None), "no mark"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_row_that_changed_is_proposed(warehouse, after, told):
+    older = product(1, stamp=OLD - timedelta(hours=1))
+    assert keys(proposed(warehouse, [product(0), older], [after, older])) == [0], told
+
+
+def test_a_row_that_went_and_one_that_got_another_key_are_proposed_by_the_keys_they_had(warehouse):
+    older = [product(number, stamp=OLD - timedelta(hours=1)) for number in range(3)]
+    moved = older[1] | {"PRODUCT": 7, STAMP: OLD}
+    assert keys(proposed(warehouse, [*older, product(3)], [moved, older[2], product(3)])) == [0, 1, 3, 7]
+
+
+def test_without_deletes_they_are_not_and_the_plan_says_so(warehouse):
+    older = [product(number, stamp=OLD - timedelta(hours=1)) for number in range(2)]
+    assert keys(proposed(warehouse, [*older, product(3)], [older[0], product(3)], deletes=False)) == [3]
+    (said,) = relation(warehouse, deletes=False).unsought
+    assert f"changes.tables.{PRODUCTS}.deletes is false" in said
+    assert relation(warehouse).unsought == ()
+
+
+def test_deleted_rows_of_the_first_table_that_nobody_looks_for_are_told(warehouse):
+    (said,) = relation(warehouse, first={"watermark": STAMP, "deletes": False}).unsought
+    assert "changes.deletes is false" in said
+    assert relation(warehouse, first={"detector": "feed", "deletes": False}).unsought == (), "a feed names them"
+
+
+def test_of_a_table_that_had_no_mark_every_row_is_proposed(warehouse):
+    assert keys(proposed(warehouse, [], [product(0), product(None), product(1, stamp=None)])) == [0, 1]
+
+
+def test_one_who_says_that_anything_changed_is_believed_more_than_the_marks(warehouse):
+    older = product(0, stamp=OLD - timedelta(hours=1))
+    assert keys(proposed(warehouse, [older, product(1)], [older | {"COLOR": "b"}, product(1)], anything=True)) == [0]
+
+
+def test_where_the_history_is_too_short_every_row_is_compared(warehouse):
+    old = warehouse.pin()
+    warehouse.forget()
+    span = Span(old, warehouse.pin())
+    found, warnings = affected(relation(warehouse), warehouse, span, changed=[PRODUCTS], log=lambda _: None)
+    assert found.everything
+    assert "does not reach back" in warnings[0]
+
+
+@pytest.mark.parametrize(("name", "told"), [("STAMPS", "does not have. It has PRODUCT, "), ("COLOR", "holds text")])
+def test_a_mark_that_is_not_there_or_does_not_grow_is_told_with_its_place(warehouse, name, told):
+    with pytest.raises(SpecError) as error:
+        relation(warehouse, watermark=name)
+    assert f"changes.tables.{PRODUCTS}.watermark names {name}" in str(error.value)
+    assert told in str(error.value)
