@@ -83,6 +83,12 @@ def lease(
         _release(path, mine)
 
 
+def lease_holder(path: Path) -> Holder | None:
+    """Who holds the lease at this moment; None if it is free or its holder died."""
+    holder = _read(path)
+    return holder if holder is not None and holder.alive(time.time()) else None
+
+
 def _take(path: Path, mine: str, purpose: str) -> Holder | None:
     """Take the lease if it is free; gives its holder if not. A guard file makes looking and taking one step."""
     with _guard(path):
