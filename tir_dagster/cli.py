@@ -25,6 +25,7 @@ from tir_dagster.revisions_command import revisions
 from tir_dagster.sandbox import processes
 from tir_dagster.sandbox.home import SandboxError, SandboxHome
 from tir_dagster.spec import load_specs
+from tir_dagster.webhooks_command import webhooks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -209,6 +210,7 @@ def dev(port: int, host: str) -> None:
 
 tir.add_command(bench)
 tir.add_command(revisions)
+tir.add_command(webhooks)
 
 
 @tir.command("warm-up")

@@ -14,6 +14,7 @@ import tableauserverclient as TSC  # noqa: N812 - the name its own documentation
 
 from tir_dagster.sandbox import processes, sample
 from tir_dagster.sandbox.home import Identity, SandboxHome
+from tir_dagster_tests.rest_calls import check_product
 
 SEEDED_ROWS = 5_000
 
@@ -62,11 +63,13 @@ def _next_number() -> int:
 
 @contextmanager
 def running_sandbox(folder: Path) -> Iterator[Sandbox]:
-    """A sandbox in this folder, stopped at the end whatever happens."""
+    """A sandbox in this folder, stopped at the end whatever happens; the product made no call there that it does not list."""
     home = SandboxHome(folder / "sandbox")
     try:
         processes.start(home)
-        yield Sandbox(home, processes.environment(home))
+        running = Sandbox(home, processes.environment(home))
+        yield running
+        check_product(running.tableau_url)
     finally:
         processes.stop(home)
 

@@ -142,6 +142,14 @@ def _wait_for(path: Path, me: Holder, wait_seconds: float, on_wait: Callable[[st
         time.sleep(0.2)
 
 
+def lease_holder(path: Path) -> Holder | None:
+    """Who holds the lease at this moment; None if it is free or its holder died."""
+    with suppress(FileNotFoundError):
+        holder = _read(path)
+        return holder if holder is not None and holder.alive(_age(path)) else None
+    return None
+
+
 def _take(path: Path, me: Holder) -> Holder | None:
     """Take the lease if it is free; gives its holder if not. A guard file makes looking and taking one step."""
     with _guard(path):

@@ -1,4 +1,4 @@
-"""The HTTP session under tableauserverclient: a timeout on every call, and the answers that the client tells too little about."""
+"""The HTTP session under tableauserverclient: a timeout and our name on every call, and the answers that the client tells too little about."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from importlib.metadata import version
 from typing import Any
 from xml.etree.ElementTree import ParseError
 
@@ -15,6 +16,8 @@ import requests
 from defusedxml import DefusedXmlException
 from defusedxml.ElementTree import fromstring
 
+# A server's log then tells who called; the client's own name would be that of many tools.
+USER_AGENT = f"tir_dagster/{version('tir_dagster')} tableauserverclient/{version('tableauserverclient')}"
 _read_seconds: ContextVar[float | None] = ContextVar("read_seconds", default=None)
 
 
@@ -53,7 +56,7 @@ class BadAnswerError(Exception):
 
 
 class TimedSession(requests.Session):
-    """A session whose calls all end."""
+    """A session whose calls all end, and say who makes them."""
 
     def __init__(self, timeouts: Timeouts) -> None:
         super().__init__()
@@ -63,6 +66,7 @@ class TimedSession(requests.Session):
         kwargs.setdefault(
             "timeout", (self._timeouts.connect_seconds, _read_seconds.get() or self._timeouts.read_seconds)
         )
+        kwargs["headers"] = {**(kwargs.get("headers") or {}), "User-Agent": USER_AGENT}
         response = super().request(*args, **kwargs)
         if response.status_code == 429 or response.status_code >= 500:
             with response:

@@ -223,16 +223,23 @@ def build_trigger_sensor(spec: ExtractSpec, refresh_job: Any) -> dg.SensorDefini
 
 
 def _reported(instance: dg.DagsterInstance, spec: ExtractSpec, confirmed: Confirmation | None) -> str:
-    """A hint that came after the version that the extract shows is news, even if the tables were looked at before."""
+    """What came after the version that the extract shows is news, even if the tables were looked at before.
+
+    A hint, or a refresh by Tableau that a webhook told of: the detection compares what the server shows since then.
+    """
     if confirmed is None:
         return ""
     from tir_dagster.changes.watched import watched_tables  # noqa: PLC0415
     from tir_dagster.orchestration.reported import newest_report  # noqa: PLC0415
+    from tir_dagster.orchestration.webhooks import refreshed_elsewhere  # noqa: PLC0415
     from tir_dagster.source.versions import SourceVersion  # noqa: PLC0415
 
     since = SourceVersion.parse(confirmed.source_version).moment
-    newest = newest_report(instance, watched_tables(spec), since=since)
-    return f"/{newest}" if newest else ""
+    news = (
+        newest_report(instance, watched_tables(spec), since=since),
+        refreshed_elsewhere(instance, spec, since=since),
+    )
+    return "".join(f"/{one}" for one in news if one)
 
 
 def _confirmed_state(confirmed: Confirmation | None) -> str | None:

@@ -14,6 +14,7 @@ from typing import Any
 
 OWN_PATHS = "/sandbox/"
 CALLS_KEPT = 5000
+AGENTS_KEPT = 50
 KINDS = ("status", "cut", "delay", "expire_session", "slow_job", "fail_job", "vanish_job", "late_job", "torn_job")
 CUTS = ("before", "after", "during")
 # The least and the greatest value of each whole number, and of each time in seconds.
@@ -144,18 +145,29 @@ class Call:
     route: str = ""
     fault: str = ""
     seconds: float = 0.0
+    # What the client calls itself.
+    agent: str = ""
 
 
 class CallLog:
-    """The last calls, bounded."""
+    """The last calls, bounded; and, for as long as the server runs, which client made which kind of call at all."""
 
     def __init__(self) -> None:
         self._calls: deque[Call] = deque(maxlen=CALLS_KEPT)
+        self._routes: dict[str, set[str]] = {}
         self._lock = threading.Lock()
 
     def add(self, call: Call) -> None:
+        name = call.agent.partition("/")[0]
         with self._lock:
             self._calls.append(call)
+            if call.route and (name in self._routes or len(self._routes) < AGENTS_KEPT):
+                self._routes.setdefault(name, set()).add(call.route)
+
+    def routes(self) -> dict[str, list[str]]:
+        """By the client's name, without its version."""
+        with self._lock:
+            return {name: sorted(routes) for name, routes in self._routes.items()}
 
     def clear(self) -> None:
         with self._lock:
@@ -179,7 +191,7 @@ class FaultMiddleware:
         if scope["type"] != "http" or scope["path"].startswith(OWN_PATHS):
             await self._app(scope, receive, send)
             return
-        call = Call(scope["method"], scope["path"])
+        call = Call(scope["method"], scope["path"], agent=_agent(scope))
         # The application may write its route's name here.
         scope["sandbox_call"] = call
         started = time.monotonic()
@@ -222,6 +234,11 @@ class FaultMiddleware:
         _abort(send)
         # Let the server notice that the connection is gone, or it complains about the missing answer.
         await asyncio.sleep(0)
+
+
+def _agent(scope: Mapping[str, Any]) -> str:
+    given = dict(scope["headers"]).get(b"user-agent", b"")
+    return given[:200].decode("latin-1")
 
 
 async def _no_answer(message: Any) -> None:
@@ -276,7 +293,9 @@ def _abort(send: Any) -> None:
 
 
 def handle_admin(path: str, method: str, body: bytes, *, book: FaultBook, log: CallLog) -> tuple[int, Any]:
-    """Serve `/sandbox/faults` and `/sandbox/calls`: status and JSON value."""
+    """Serve `/sandbox/faults`, `/sandbox/calls` and `/sandbox/routes`: status and JSON value."""
+    if path == f"{OWN_PATHS}routes" and method == "GET":
+        return 200, {"routes": log.routes()}
     if path == f"{OWN_PATHS}calls" and method in ("GET", "DELETE"):
         calls = log.as_json()
         if method == "DELETE":

@@ -43,6 +43,7 @@ from tir_dagster.source.session import spark_session
 from tir_dagster_tests.conftest import Sandbox
 from tir_dagster_tests.orchestration.served import PROJECT, Served
 from tir_dagster_tests.packages import plain
+from tir_dagster_tests.rest_calls import check_played
 from tir_dagster_tests.sandbox.tableau.helpers import Admin, Looker, wait_for
 
 EVERYTHING = os.environ.get("TIR_FAULTS") == "all"
@@ -480,6 +481,13 @@ def play_all(scene: Scene, spots: list[Spot], kind: str) -> list[str]:
 
 
 calls = pytest.mark.parametrize("scene", DELIVERIES if EVERYTHING else DELIVERIES[:4], indirect=True)
+
+
+@calls
+def test_the_table_of_rest_calls_says_what_is_played_at(
+    request: pytest.FixtureRequest, scene: Scene, recorded: Callable[[Scene], list[Spot]]
+) -> None:
+    check_played(request.node.callspec.params["scene"], {spot.route for spot in recorded(scene)})
 
 
 @calls

@@ -249,6 +249,19 @@ def test_a_confirmed_source_asks_for_nothing(warehouse, instance):
     assert "has not changed since the last confirmation" in result.skip_reason.skip_message
 
 
+def test_a_refresh_that_tableau_told_of_asks_for_one_detection_though_the_source_is_the_same(warehouse, instance):
+    token, _, definition = str(Watch.parse(source_tick(instance, an_extract()).cursor).token).partition("/")
+    said = confirmation("cs1", token=token, definition=definition).to_json()
+    instance.report_runless_asset_event(dg.AssetMaterialization(PUBLISHED, metadata={CONFIRMATION: said}))
+    told = {"tir/webhook_event": "DatasourceRefreshSucceeded", "tir/webhook_at": moment(9)}
+    instance.report_runless_asset_event(dg.AssetObservation(PUBLISHED, metadata=told))
+    result = source_tick(instance, an_extract())
+    assert [one.run_key for one in result.run_requests] == [f"orders-{token}/{definition}/refreshed@{moment(9)}"]
+    looked_at = replace(Watch.parse(result.cursor), change_set=None)
+    again = source_tick(instance, an_extract(), looked_at.to_cursor())
+    assert "already looked at" in again.skip_reason.skip_message
+
+
 def test_a_changed_spec_asks_for_a_detection_though_the_source_is_the_same(warehouse, instance):
     token, _, _ = str(Watch.parse(source_tick(instance, an_extract()).cursor).token).partition("/")
     said = confirmation("cs1", token=token, definition="another").to_json()

@@ -1,0 +1,106 @@
+"""Refreshes that Tableau tells of: observations of `published_datasource`, and what the source sensor makes of them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+
+from tir_dagster.changes.lease import lease_holder
+from tir_dagster.changes.state import Confirmation
+from tir_dagster.datasource.refresh_events import SUCCEEDED, RefreshEvent
+from tir_dagster.orchestration.confirmations import last_confirmation
+from tir_dagster.orchestration.names import extract_keys
+from tir_dagster.spec import ExtractSpec
+
+EVENT, AT, DURING = "tir/webhook_event", "tir/webhook_at", "tir/during_our_refresh"
+_URI = "dagster/uri"
+_PUBLISHED = "published_datasource"
+# Tableau repeats an event within hours, and a datasource is not refreshed more often than this meanwhile.
+_LOOK_BACK = 200
+
+
+def instance_label(instance: dg.DagsterInstance) -> str:
+    """A few letters that tell this Dagster history from others; everyone who shares it finds the same ones."""
+    # Only SQL storages have an id, and all that one runs by oneself are such.
+    ask = getattr(instance.run_storage, "get_run_storage_id", None)
+    return str(ask())[:8] if ask is not None else "dagster"
+
+
+class Observer:
+    """Turns the events into observations; one at a time, so that an event that comes twice at once is noted once."""
+
+    def __init__(self, instance: dg.DagsterInstance, home: Path) -> None:
+        self._instance = instance
+        self._home = home
+        self._lock = threading.Lock()
+
+    def note(self, event: RefreshEvent) -> str:
+        """What became of the event, for a log."""
+        with self._lock:
+            concerned = list(self._concerned(event.datasource_id))
+            if not concerned:
+                return f"{event.name!r} is no datasource of an extract here"
+            return "; ".join(self._note(key, confirmed, event) for key, confirmed in concerned)
+
+    def _concerned(self, datasource_id: str) -> Iterator[tuple[dg.AssetKey, Confirmation]]:
+        """By what was confirmed last, so that every extract is known, in whichever file or project it is declared."""
+        for key in self._instance.all_asset_keys():
+            if key.path[-1] == _PUBLISHED:
+                confirmed = last_confirmation(self._instance, key)
+                if confirmed is not None and confirmed.datasource_id == datasource_id:
+                    yield key, confirmed
+
+    def _note(self, key: dg.AssetKey, confirmed: Confirmation, event: RefreshEvent) -> str:
+        said = {EVENT: event.kind, AT: event.at.isoformat()}
+        if any(said.items() <= known.items() for known in _observed(self._instance, key)):
+            return f"{key.to_user_string()}: {event.kind} of {event.at:%H:%M:%S} was noted before"
+        lease = self._home / "extracts" / confirmed.extract / "lease.json"
+        more = {"tir/resource_name": event.name, "tir/datasource_id": event.datasource_id}
+        link = _link(self._instance, key)
+        self._instance.report_runless_asset_event(
+            dg.AssetObservation(
+                key,
+                description=f"Tableau {'refreshed' if event.succeeded else 'failed to refresh'} the datasource.",
+                metadata={**said, **more, **link, DURING: lease_holder(lease) is not None},
+            )
+        )
+        return f"{key.to_user_string()}: {event.kind} noted"
+
+
+def refreshed_elsewhere(instance: dg.DagsterInstance, spec: ExtractSpec, *, since: datetime) -> str | None:
+    """A text that changes with each refresh by Tableau since then that may have changed what people see; None without one.
+
+    A refresh of ours by the delivery `server` is told of, too; those while we were at work are taken for that. The other
+    deliveries refresh nothing on the server, and of `trigger` every refresh is welcome.
+    """
+    if spec.delivery == "trigger":
+        return None
+    key = extract_keys(spec).published_datasource
+    wanted = dg.AssetRecordsFilter(asset_key=key, after_timestamp=since.timestamp())
+    for known in _observed(instance, wanted):
+        ours = spec.delivery == "server" and known.get(DURING) is True
+        if known.get(EVENT) == SUCCEEDED and not ours:
+            return f"refreshed@{known.get(AT)}"
+    return None
+
+
+def _observed(instance: dg.DagsterInstance, wanted: dg.AssetKey | dg.AssetRecordsFilter) -> Iterator[dict[str, Any]]:
+    """What the newest observations say, newest first."""
+    for record in instance.fetch_observations(wanted, limit=_LOOK_BACK).records:
+        event = record.asset_observation
+        if event is not None:
+            yield {name: value.value for name, value in event.metadata.items()}
+
+
+def _link(instance: dg.DagsterInstance, key: dg.AssetKey) -> dict[str, Any]:
+    """The datasource's page, as the last event with one shows it."""
+    for record in instance.fetch_materializations(key, limit=_LOOK_BACK).records:
+        event = record.asset_materialization
+        if event is not None and _URI in event.metadata:
+            return {_URI: event.metadata[_URI]}
+    return {}

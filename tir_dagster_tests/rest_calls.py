@@ -1,0 +1,119 @@
+"""docs/rest-calls.md: REST calls by served by the stand-in, made by the product, fault-tested; and how each is measured.
+
+The stand-in's table says what it serves. What the product makes is said in `datasource/calls.py`; the tests hold that against the
+calls that the stand-in saw, which tells the product by its User-Agent. What faults were played at is said here, and held
+against the calls of the very refreshes at which they are played.
+
+Write the file anew with `python -m tir_dagster_tests.rest_calls --write`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import requests
+
+from tir_dagster.datasource.calls import CALLS
+from tir_dagster.sandbox.tableau.api.call import Operation
+from tir_dagster.sandbox.tableau.app import OPERATIONS
+
+FILE = Path(__file__).parents[1] / "docs" / "rest-calls.md"
+COMMAND = "python -m tir_dagster_tests.rest_calls --write"
+PRODUCT = "tir_dagster"
+SITE = "/sites/{site}/"
+# By delivery: every call of one refresh, at each of which test_faults.py plays its faults.
+_LOOKING = ("server_info", "sign_in", "sign_out", "list_projects", "list_datasources", "get_datasource")
+_ABOUT_IT = ("list_connections", "list_revisions")
+_PUBLISHING = ("publish", "add_tags", "update_datasource", "list_tasks", "list_subscriptions")
+_UPLOADING = ("start_upload", "append_upload")
+_REFRESHING = ("list_tasks", "refresh", "get_job")
+PLAYED: dict[str, frozenset[str]] = {
+    "republish": frozenset({*_LOOKING, *_ABOUT_IT, *_PUBLISHING, *_UPLOADING}),
+    "patch": frozenset({*_LOOKING, *_ABOUT_IT, *_UPLOADING, "update_data", "get_job"}),
+    "server": frozenset({*_LOOKING, *_ABOUT_IT, *_PUBLISHING, *_REFRESHING, "get_site", "list_jobs", "download"}),
+    "trigger": frozenset({*_LOOKING, *_ABOUT_IT, *_REFRESHING}),
+}
+# At these test_rest_calls.py plays one: no refresh makes them unless it must.
+PLAYED_ALONE = frozenset(
+    {
+        *("cancel_job", "run_task", "list_schedules", "list_extracts", "update_schedule"),
+        *("update_connection", "download_revision"),
+        *("list_webhooks", "create_webhook", "delete_webhook"),
+    }
+)
+
+HEAD = f"""\
+# REST calls to Tableau Server
+
+Which calls the sandbox's stand-in serves, which of them tir_dagster makes and for what, and in which refreshes faults are played at them.
+Written by `{COMMAND}`; a test fails when it is out of date. `S` stands for `/api/{{version}}/sites/{{site}}`, other
+paths follow `/api/{{version}}`.
+
+| call | since REST | served | made by tir_dagster, to | fault-tested in |
+|---|---|---|---|---|
+"""
+
+
+def served() -> dict[str, Operation]:
+    """By the name that the stand-in's log gives them; of two spellings of one call the client's."""
+    found: dict[str, Operation] = {}
+    for one in OPERATIONS:
+        found.setdefault(one.name, one)
+    return found
+
+
+def address(one: Operation) -> str:
+    """The call as the product writes it."""
+    path = one.path.removeprefix("/api/{version}").replace(":path}", "}")
+    return f"{one.method} {path.replace(SITE, 'S/', 1)}"
+
+
+def made() -> set[str]:
+    """The names of the calls that the product says it makes."""
+    names = {address(one): name for name, one in served().items()}
+    return {names.get(call.shown, f"not served: {call.shown}") for call in CALLS}
+
+
+def check_played(delivery: str, routes: Iterable[str]) -> None:
+    """Hold a refresh's calls against what is said of it here; variants of a delivery are not always played."""
+    if " " in delivery:
+        return
+    seen, said = set(routes), PLAYED.get(delivery, frozenset())
+    assert seen == said, (
+        f"PLAYED[{delivery!r}] in tir_dagster_tests/rest_calls.py is out of date: it lacks {sorted(seen - said)} and has"
+        f" {sorted(said - seen)} too many. Mend it, then run `{COMMAND}`."
+    )
+
+
+def check_product(url: str) -> None:
+    """Hold everything that the product asked this server against what it says it makes."""
+    try:
+        routes = requests.get(f"{url}/sandbox/routes", timeout=30).json()["routes"]
+    except requests.ConnectionError:
+        return  # a test stopped it
+    unknown = set(routes.get(PRODUCT, ())) - made()
+    assert not unknown, (
+        f"tir_dagster makes calls that tir_dagster/datasource/calls.py does not list: {sorted(unknown)}. Add them, then"
+        f" run `{COMMAND}`."
+    )
+
+
+def text() -> str:
+    why = {call.shown: call.why for call in CALLS}
+    return HEAD + "".join(_row(name, one, why.get(address(one), "")) for name, one in served().items())
+
+
+def _row(name: str, one: Operation, why: str) -> str:
+    places = [f"`{delivery}`" for delivery, routes in PLAYED.items() if name in routes]
+    places += ["by itself"] if name in PLAYED_ALONE else []
+    since = ".".join(map(str, one.since))
+    return f"| `{address(one)}` | {since} | yes | {why} | {', '.join(places)} |\n"
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] != ["--write"]:
+        sys.exit(f"Usage: {COMMAND}")
+    FILE.write_text(text(), encoding="utf-8")
+    print(f"{FILE} is written.")
