@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,9 @@ from tir_dagster.changes.plan import Reason
 from tir_dagster.errors import DatasourceError
 from tir_dagster.extract.casts import PURGE_KEY
 from tir_dagster_tests.conftest import Sandbox
-from tir_dagster_tests.orchestration.history import COLUMN_TYPES, DATABASE, PROJECT, History, Layout
+from tir_dagster_tests.orchestration.history import DATABASE, PROJECT, History, Layout
 from tir_dagster_tests.orchestration.test_histories import Extracts, histories, play, random_histories
-from tir_dagster_tests.sandbox.tableau.helpers import Admin
+from tir_dagster_tests.sandbox.tableau.helpers import Admin, wait_for
 
 HISTORIES = int(os.environ.get("TIR_HISTORIES", "4"))
 # `make soak` goes on to five million.
@@ -215,25 +216,35 @@ def test_what_somebody_published_is_not_changed(one):
     assert one.published_rows() == one.source_rows()
 
 
-@pytest.mark.parametrize(
-    ("columns", "told"),
-    [
-        (COLUMN_TYPES, "while its data was changed"),
-        (COLUMN_TYPES.replace('"V" TEXT', '"V" BIGINT'), r"failed on the server: .*V"),
-    ],
-    ids=["the same columns", "a column of another type"],
-)
-def test_what_somebody_published_while_we_sent_is_noticed(prepared, spark, tmp_path, columns, told):
-    layout = Layout(delivery="patch", whole_key=True)
-    history = next(loading := load(prepared, spark, tmp_path, layout))
+def test_what_somebody_published_right_before_we_sent_is_left_alone(one):
+    one.act(("update", "1", "'ours'"))
+    one.refresher.lend(lambda line: one.publish_foreign() if line.startswith("sending") else None, lambda: one.spark)
+    with pytest.raises(DatasourceError, match="Nothing was changed"):
+        one.refresh()
+    assert not one.published_rows()
+    one.refresher.lend(lambda _: None, lambda: one.spark)
+    assert one.refresh().reason is Reason.FOREIGN_PUBLISH
+    assert one.published_rows() == one.source_rows()
+
+
+def test_what_somebody_published_while_the_server_worked_is_noticed(prepared, spark, tmp_path, admin):
+    history = next(loading := load(prepared, spark, tmp_path, Layout(delivery="patch", whole_key=True)))
     history.act(("update", "1", "'ours'"))
-    history.refresher.lend(lambda line: line.startswith("sending") and history.publish_foreign(columns), lambda: spark)
-    with pytest.raises(DatasourceError, match=told):
-        history.refresh()
-    history.refresher.lend(lambda _: None, lambda: spark)
+    admin.forget_calls()
+    admin.fault("slow_job", path=f"/{history.name}$", seconds=2)
+    with ThreadPoolExecutor(1) as others:
+        published = others.submit(_publish_meanwhile, history, admin)
+        with pytest.raises(DatasourceError, match=r"while its data was changed|failed on the server"):
+            history.refresh()
+        published.result()
     assert history.refresh().reason is Reason.FOREIGN_PUBLISH
     assert history.published_rows() == history.source_rows()
     loading.close()
+
+
+def _publish_meanwhile(history: History, admin: Admin) -> None:
+    wait_for(lambda: [call for call in admin.calls() if call["route"] == "update_data"], "the change to be sent")
+    history.publish_foreign()
 
 
 def test_an_extract_of_a_database_is_refused_before_anything_is_read(prepared, spark, tmp_path, admin):
@@ -263,7 +274,7 @@ def test_a_server_that_cannot_change_data_is_told(one, admin):
     ("fault", "told"),
     [
         ({"status": 403, "code": "403004"}, r"change the data of datasource .* refused \(403004\).* Give the user"),
-        ({"status": 413, "code": "413000"}, r"refused \(413000\).* datasource\.patch_limit_mb"),
+        ({"status": 413, "code": "413000"}, r"refused \(413000\).*lower `datasource\.patch_limit_mb`"),
     ],
 )
 def test_a_refused_change_is_told_and_nothing_changes(one, admin, fault, told):
