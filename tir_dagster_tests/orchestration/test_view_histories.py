@@ -57,15 +57,15 @@ QUERIES = {
         "SELECT s.DAY, COALESCE(m.SITE, 'N/A') AS SITE, SUM(s.QTY) AS TOTAL, COUNT(*) AS N, COUNT(DISTINCT p.COLOR) AS COLORS "
         + CHAIN.replace("{JOIN}", "LEFT")
         + " GROUP BY 1, 2 HAVING COUNT(*) < 5",
-        {"row_key": "ID", "slices": SLICES, "changes": MARKED},
+        {"row_key": "ID", "slices": SLICES, "changes": MARKED, "delivery": "patch"},
     ),
     "aggregate without a row key": (
         "SELECT p.COLOR, MAX(s.QTY) AS TOP " + CHAIN.replace("{JOIN}", "LEFT") + " GROUP BY p.COLOR",
-        {},
+        {"delivery": "patch"},
     ),
     "slices without a row key": (
         "SELECT s.DAY, s.NOTE, p.COLOR FROM {s}.SALES s JOIN {s}.PRODUCTS p ON p.PRODUCT = s.PRODUCT",
-        {"slices": SLICES},
+        {"slices": SLICES, "delivery": "patch"},
     ),
 }
 
