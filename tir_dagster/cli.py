@@ -238,7 +238,7 @@ def _tell(line: str) -> None:
 
 @tir.group()
 def sandbox() -> None:
-    """The embedded Snowflake and Tableau Server, on this machine only.
+    """The embedded Snowflake, Tableau Server, Slack and ServiceNow, on this machine only.
 
     TIR_HOME (default: .tir in this folder) chooses the sandbox; two homes are two sandboxes.
     """
@@ -247,13 +247,18 @@ def sandbox() -> None:
 @sandbox.command(short_help="Start the servers in the background.")
 @click.option("--warehouse-port", type=PORT, help="Port of the warehouse.  [default: the last one, else a free one]")
 @click.option("--tableau-port", type=PORT, help="Port of Tableau Server.  [default: the last one, else a free one]")
-def up(warehouse_port: int | None, tableau_port: int | None) -> None:
+@click.option(
+    "--people-port", type=PORT, help="Port of Slack and ServiceNow.  [default: the last one, else a free one]"
+)
+def up(**ports: int | None) -> None:
     """Start the servers in the background; harmless when they already run."""
-    if warehouse_port and warehouse_port == tableau_port:
-        raise click.UsageError(f"--warehouse-port and --tableau-port are both {warehouse_port}: choose two ports.")
+    asked = {name.removesuffix("_port"): port for name, port in ports.items() if port}
+    for server, port in asked.items():
+        if other := next((name for name in asked if name != server and asked[name] == port), None):
+            raise click.UsageError(f"--{server}-port and --{other}-port are both {port}: choose two ports.")
     begun = time.monotonic()
     home = SandboxHome.from_environment()
-    states = processes.start(home, {"warehouse": warehouse_port, "tableau": tableau_port})
+    states = processes.start(home, asked)
     for state in states.values():
         word = "started" if state.started_now else "already running"
         click.echo(f"{state.server}: {word}, {state.url} (pid {state.pid})")
