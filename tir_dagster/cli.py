@@ -181,12 +181,15 @@ def _told(spec: ExtractSpec, outcome: Outcome) -> str:
 @click.option("--rows", type=click.IntRange(min=1000), default=200_000, show_default=True, help="Orders in the sample.")
 @click.option("--seed", type=SEED, default=1, show_default=True, help="Another seed makes other orders and changes.")
 @click.option("--verbose", is_flag=True, help="Also show the progress of each refresh.")
-def demo(rows: int, seed: int, *, verbose: bool) -> None:
+@click.option("--fail", "failing", is_flag=True, help="Play a refresh that fails instead, and what people hear of it.")
+def demo(rows: int, seed: int, *, verbose: bool, failing: bool) -> None:
     """Play a change and its refresh on the sandbox; exit code 0 only if every slice is equal."""
-    from tir_dagster.demo import run_demo  # noqa: PLC0415
+    from tir_dagster.demo import run_demo, run_failing_demo  # noqa: PLC0415
 
-    if not run_demo(rows=rows, seed=seed, say=click.echo, progress=_tell if verbose else lambda _: None):
-        raise click.ClickException("the refreshed datasource differs from the source.")
+    play = run_failing_demo if failing else run_demo
+    if not play(rows=rows, seed=seed, say=click.echo, progress=_tell if verbose else lambda _: None):
+        wrong = "the incident was not resolved." if failing else "the refreshed datasource differs from the source."
+        raise click.ClickException(wrong)
 
 
 @tir.command()
@@ -200,6 +203,8 @@ def dev(port: int, host: str) -> None:
     from tir_dagster.dev import prepare_sandbox, run_dagster  # noqa: PLC0415 - Dagster, the clients: seconds
 
     prepare_sandbox(click.echo)
+    os.environ.setdefault("TIR_DAGSTER_URL", f"http://{host}:{port}")
+    click.echo(f"Slack and ServiceNow: {os.environ['SERVICENOW_URL']} (what people are told)")
     click.echo(f"Dagster's UI: http://{host}:{port} (turn the sensors on under Automation)")
     run_dagster(port, host)
 

@@ -17,6 +17,8 @@ from tir_dagster.datasource.access import TableauAccess
 from tir_dagster.datasource.client import TableauClient
 from tir_dagster.datasource.jobs import start_refresh, wait_for_job
 from tir_dagster.datasource.republish import look_at_server
+from tir_dagster.demo_people import is_resolved, last_incident, last_message, refusing_publishes
+from tir_dagster.errors import TirError
 from tir_dagster.extract.engine import connect
 from tir_dagster.orchestration.commands import Command, Outcome
 from tir_dagster.orchestration.home import dagster_instance
@@ -43,6 +45,9 @@ extracts:
       project: myproject
       name: mydatasource
       credentials: {{username_env: SNOWFLAKE_USER, password_env: SNOWFLAKE_PASSWORD}}
+    alerts:
+      slack: {{channel: "#mychannel"}}
+      servicenow: {{group: mygroup}}
 """
 _SERVED = """\
   - name: orders_by_server
@@ -64,7 +69,7 @@ def run_demo(*, rows: int, seed: int, say: Say, progress: Say) -> bool:
     """Play the demo; True if both refreshed datasources equal the source in every slice."""
     begun = time.monotonic()
     home = SandboxHome.from_environment()
-    say("1. The sandbox: an embedded Snowflake and a Tableau Server stand-in")
+    say("1. The sandbox: an embedded Snowflake, and stand-ins for Tableau Server, Slack and ServiceNow")
     processes.start(home)
     env = processes.environment(home)
     os.environ.update(env)
@@ -99,17 +104,52 @@ def run_demo(*, rows: int, seed: int, say: Say, progress: Say) -> bool:
     say("6. Beside a full refresh of the same data by the same pipeline")
     say(_indented(_beside(by_key, _refresh(spec, "full", progress))))
     both_equal = _by_server(spec, served, env, seed=seed, say=say, progress=progress)
+    say(f"8. And people were told: the last message in #mychannel ({env['SERVICENOW_URL']} shows them all)")
+    say(_indented(last_message(env)))
     say(f"Done in {time.monotonic() - begun:.0f} s. Where to look next:")
     for line in (
         "make dev                          the runs of this demo in Dagster's UI",
         'eval "$(tir sandbox env)"         point this shell at the sandbox, then',
         "tir sandbox change --seed 7       change the table again",
         f"tir --specs {spec_file(home)} refresh orders",
-        "tir sandbox down                  stop the two servers",
+        "tir demo --fail                   a refresh that fails: who hears of it, and how it ends",
+        "tir sandbox down                  stop the servers",
     ):
         say(f"   {line}")
     found, wrong = ours
     return found.equal and wrong == 0 and both_equal
+
+
+def run_failing_demo(*, rows: int, seed: int, say: Say, progress: Say) -> bool:
+    """Play a refresh that fails and one that mends it; True if the incident opened and was resolved."""
+    home = SandboxHome.from_environment()
+    say("1. The sandbox, and a refresh that works")
+    processes.start(home)
+    env = processes.environment(home)
+    os.environ.update(env)
+    sample.seed_table(env, rows=rows, seed=seed, until=sample.parse_month(None))
+    sample.seed_datasource(env, timeout=900)
+    (spec,) = _declare(env, home.root.parent / "demo.yaml", _SPEC)
+    _refresh(spec, "full", progress)
+    say(_indented(last_message(env)))
+    sample.change_table(env, seed=seed + 1, mix=sample.Mix())
+    time.sleep(spec.thresholds.quiet_period)
+
+    say("2. Tableau Server takes no publishes any more; the next refresh fails")
+    with refusing_publishes(env):
+        try:
+            _refresh(spec, "changes", progress)
+        except TirError as error:
+            say(f"   tir refresh: {error}")
+    say(_indented(last_message(env)))
+    say(_indented(last_incident(env)))
+
+    say("3. It takes them again; the same refresh once more")
+    _refresh(spec, "changes", progress)
+    say(_indented(last_message(env)))
+    say(_indented(last_incident(env)))
+    say(f"   All of it: {env['SERVICENOW_URL']}")
+    return is_resolved(env)
 
 
 def _by_server(

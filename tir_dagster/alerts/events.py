@@ -78,6 +78,8 @@ class Success:
     published: bool = False
     decision: str = "none"
     reason: str = ""
+    # The reason in words.
+    why: str = ""
     rows_purged: int = 0
     rows_appended: int = 0
     rows: int | None = None

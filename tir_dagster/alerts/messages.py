@@ -119,7 +119,7 @@ def success_facts(success: Success, full_seconds: float | None) -> dict[str, str
             "Slices": slices,
             "Took": f"{span(success.seconds)}{beside}" if success.seconds else "",
             "Data as of": moment(success.as_of) if success.as_of else "",
-            "Full because": success.reason if success.decision == "full" else "",
+            "Full because": (success.why or success.reason) if success.decision == "full" else "",
             "Warnings": shortened("; ".join(success.warnings), LONGEST_SENTENCE),
         }
     )

@@ -23,6 +23,7 @@ _SIGNS = {
 }
 # Slack refuses longer ones with invalid_blocks.
 _SECTION, _FIELD, _FIELDS = 3000, 2000, 10
+_PASSING = ("internal_error", "fatal_error", "service_unavailable", "ratelimited", "request_timeout")
 _HINTS = {
     "invalid_auth": "check SLACK_BOT_TOKEN",
     "not_authed": "set SLACK_BOT_TOKEN",
@@ -108,9 +109,10 @@ def _of_answer(error: SlackApiError) -> ChannelError:
         headers = getattr(response, "headers", None) or {}
         wait = next((value for name, value in headers.items() if name.lower() == "retry-after"), None)
         return ChannelError("Slack asks for fewer calls (429)", passing=True, wait=_seconds(wait))
-    if isinstance(said, str) and said and "<" not in said:
-        return ChannelError(f"Slack refused: {said}{_hint(said)}")
-    return ChannelError(f"Slack did not answer the way Slack does ({status})", passing=True)
+    if not isinstance(said, str) or not said or "<" in said:
+        return ChannelError(f"Slack did not answer the way Slack does ({status})", passing=True)
+    passing = said in _PASSING or (isinstance(status, int) and status >= 500)
+    return ChannelError(f"Slack {'failed' if passing else 'refused'}: {said}{_hint(said)}", passing=passing)
 
 
 def _hint(said: str) -> str:

@@ -18,8 +18,9 @@ from tir_dagster.alerts.text import one_line, scrub, shortened, span
 
 # How often people hear again of a sensor that is still blind, and of further extracts on a server that is down.
 SENSOR_REPEAT_SECONDS, SERVER_REPEAT_SECONDS = 3600.0, 600.0
-# Of the time for telling, the part in which channels may answer; the rest is for writing down what they said.
-_SHARE = 0.8
+# Of the time for telling, the part in which channels may answer, and the part in which they may try; the rest is for
+# writing down what they said.
+_ANSWER_SHARE, _TRY_SHARE = 0.8, 0.7
 _ENDED_BY_SUCCESS = ("refresh", "freshness", "sensor")
 
 # Makes a channel when it is used: one that cannot be made must not keep the others from being told.
@@ -104,7 +105,7 @@ class Teller:
         self._connect = connect
         self._env = env
         self._clock = clock
-        self._deadline = time.monotonic() + seconds * 0.9
+        self._deadline = time.monotonic() + seconds * _ANSWER_SHARE
         self._notes: list[Note] = []
         # Who did not answer once is not waited for again by this teller.
         self._silent: dict[str, str] = {}
@@ -121,7 +122,8 @@ class Teller:
                 self._tell_daily()
         except BusyError:
             for report in reports:
-                self._book.put(report)
+                if report.extract in self._alerts:
+                    self._book.put(self._clean(report))
             self._notes.append(Note("another process is telling people; this is told by it or by the sensor"))
         return self._notes
 
@@ -247,7 +249,7 @@ class Teller:
                 thread = threading.Thread(target=_told, args=(name, make, event, answers), daemon=True)
                 thread.start()
                 threads.append((name, thread))
-        deadline = time.monotonic() + min(self._left(), self._alerts[extract].timeout * 0.9)
+        deadline = time.monotonic() + min(self._left(), self._alerts[extract].timeout * _ANSWER_SHARE)
         for name, thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
             if name not in answers or isinstance(answers[name], str):
@@ -294,7 +296,7 @@ class Teller:
 
     def _persistence(self, extract: str) -> Persistence:
         alerts = self._alerts[extract]
-        seconds = max(0.1, min(alerts.timeout * _SHARE, self._left() * _SHARE))
+        seconds = max(0.1, min(alerts.timeout * _TRY_SHARE, self._left() * _TRY_SHARE / _ANSWER_SHARE))
         return Persistence(attempts=int(alerts.attempts), seconds=seconds)
 
     def _left(self) -> float:

@@ -20,6 +20,7 @@ from dagster import DagsterEventType
 from tir_dagster.alerts.book import Book
 from tir_dagster.alerts.events import Cause, Failure, Recovered, Report, Success, Topic
 from tir_dagster.alerts.telling import Note, Teller
+from tir_dagster.alerts.text import scrub
 from tir_dagster.errors import SpecError, TirError
 from tir_dagster.orchestration.home import tir_home
 from tir_dagster.orchestration.names import TOLD_BY_COMMAND
@@ -35,6 +36,7 @@ from tir_dagster.orchestration.run_reports import (
     error_names,
     failure,
     failures_of_run,
+    in_words,
     scope_of,
     sentence_of,
     success_of_run,
@@ -69,7 +71,7 @@ def report(spec: ExtractSpec, cause: Cause, sentence: str, *, ident: str, topic:
         id=ident,
         extract=spec.name,
         cause=cause,
-        sentence=sentence,
+        sentence=scrub(sentence, os.environ, show_values=spec.alerts.show_values),
         at=time.time(),
         scope=scope_of(cause, spec, os.environ),
         datasource=f"{spec.datasource.project}/{spec.datasource.name}",
@@ -316,5 +318,12 @@ def _succeeded(spec: ExtractSpec, instance: dg.DagsterInstance, outcome: Any) ->
     success = success_of_run(instance, spec, record, tir_home())
     if success is None:
         return None
-    reason, decision = outcome.reason or "", outcome.decision
-    return replace(success, decision=decision, reason=reason, warnings=tuple(outcome.warnings), seconds=outcome.seconds)
+    reason = outcome.reason or ""
+    return replace(
+        success,
+        decision=outcome.decision,
+        reason=reason,
+        why=in_words(reason),
+        warnings=tuple(outcome.warnings),
+        seconds=outcome.seconds,
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import urllib.request
 from typing import Any
@@ -30,12 +31,21 @@ class SlackAppResource(SlackResource):
         """A client that tries once: how often and how long is the spec's business."""
         if not self.token:
             raise ChannelError("Slack is not configured: set SLACK_BOT_TOKEN")
-        client = WebClient(self.token, base_url=self.api_url, retry_handlers=[])
+        client = WebClient(self.token, base_url=self.api_url, retry_handlers=[], logger=_silent())
         host = urlsplit(self.api_url).hostname or ""
         # slack_sdk takes the proxy of the environment and does not look at NO_PROXY.
         if host in _LOOPBACK or urllib.request.proxy_bypass(host):
             client.proxy = None
         return client
+
+
+def _silent() -> logging.Logger:
+    """The client would log whole pages of HTML; what went wrong is told in a sentence elsewhere."""
+    logger = logging.getLogger("tir_dagster.slack")
+    logger.propagate = False
+    if not logger.handlers:
+        logger.addHandler(logging.NullHandler())
+    return logger
 
 
 class ServiceNowResource(dg.ConfigurableResource):

@@ -14,6 +14,7 @@ from dagster import DagsterEventType
 from tir_dagster.alerts.events import Cause, Failure, Success
 from tir_dagster.alerts.text import moment
 from tir_dagster.changes.changesets import ChangeSetStore
+from tir_dagster.changes.plan import Reason
 from tir_dagster.errors import TirError
 from tir_dagster.orchestration.confirmations import last_confirmation
 from tir_dagster.orchestration.metadata import SOURCE_VERSION
@@ -211,6 +212,7 @@ def _published(
     applied: Mapping[str, Any],
 ) -> Success:
     shown = {**applied, **published}
+    reason = str(shown.get("tir/reason") or applied.get("tir/reason") or "")
     staged, detection = _staged(instance, spec, str(applied.get("tir/change_set", "")))
     return Success(
         **{
@@ -218,7 +220,8 @@ def _published(
             "published": True,
             "datasource_url": _link(shown.get("dagster/uri")),
             "decision": str(shown.get("tir/decision") or "incremental"),
-            "reason": str(shown.get("tir/reason") or applied.get("tir/reason") or ""),
+            "reason": reason,
+            "why": in_words(reason),
             "rows_purged": int(applied.get("tir/rows_purged", 0)),
             "rows_appended": int(shown.get("tir/rows_appended", 0)),
             "rows": shown.get("dagster/row_count"),
@@ -228,6 +231,11 @@ def _published(
             "as_of": str(shown.get(SOURCE_VERSION, "")),
         }
     )
+
+
+def in_words(reason: str) -> str:
+    """Why a refresh was a full one, as the plan says it."""
+    return Reason[reason].value if reason in Reason.__members__ else ""
 
 
 def _link(uri: Any) -> str:

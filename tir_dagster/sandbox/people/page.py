@@ -7,11 +7,12 @@ import re
 from datetime import UTC, datetime
 from typing import Any
 
+# Drawn, because many machines have no font with emoji.
 _SIGNS = {
-    ":white_check_mark:": "✅",
-    ":red_circle:": "🔴",
-    ":large_green_circle:": "🟢",
-    ":calendar:": "📅",
+    ":white_check_mark:": '<i class="sign good">✓</i>',
+    ":red_circle:": '<i class="sign bad">!</i>',
+    ":large_green_circle:": '<i class="sign good">↑</i>',
+    ":calendar:": '<i class="sign">≡</i>',
 }
 _STATES = {"1": "New", "2": "In Progress", "3": "On Hold", "6": "Resolved", "7": "Closed", "8": "Canceled"}
 _LEVELS = {"1": "1 - High", "2": "2 - Medium", "3": "3 - Low"}
@@ -25,6 +26,8 @@ section.card { background: #fff; border: 1px solid #dcdce0; border-radius: 8px; 
 h2 { font-size: 1.05rem; border-bottom: 1px solid #e8e8ec; padding-bottom: .5rem; margin: .6rem 0 .4rem; }
 .message { display: grid; grid-template-columns: 36px minmax(0, 1fr); gap: .7rem; padding: .7rem 0; border-bottom: 1px solid #f0f0f3; }
 .avatar { width: 36px; height: 36px; border-radius: 7px; background: #2e7d6b; color: #fff; display: grid; place-items: center; font-weight: 700; font-size: .8rem; }
+.sign { display: inline-grid; place-items: center; width: 1.25em; height: 1.25em; border-radius: 50%; background: #5b6b7b; color: #fff; font: 700 .8em/1 sans-serif; margin-right: .15em; }
+.sign.good { background: #2e9e5b; } .sign.bad { background: #c0392b; }
 .who { font-weight: 700; } time { color: #6b6a6e; font-size: .8rem; margin-left: .4rem; font-weight: 400; }
 .block { margin: .25rem 0; overflow-wrap: anywhere; white-space: pre-line; }
 .fields { display: grid; grid-template-columns: 1fr 1fr; gap: .35rem 1.2rem; margin: .4rem 0; }
