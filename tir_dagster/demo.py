@@ -23,12 +23,15 @@ from tir_dagster.extract.engine import connect
 from tir_dagster.orchestration.commands import Command, Outcome
 from tir_dagster.orchestration.home import dagster_instance
 from tir_dagster.orchestration.names import extract_keys
+from tir_dagster.orchestration.run_reports import URL_VARIABLE
 from tir_dagster.sandbox import processes, sample
 from tir_dagster.sandbox.home import SandboxHome
 from tir_dagster.source.connection import SnowflakeAccess
 from tir_dagster.source.names import TableName
 from tir_dagster.spec import ExtractSpec, parse_specs
 
+# Where `make dev` opens Dagster's UI, for the links in messages.
+DEV_URL = "http://127.0.0.1:3000"
 TWIN = "mydatasource_by_tableau"
 SERVED = "mydatasource_by_server"
 # What the delivery `server` is made for: a change of the newest months, where every row has its date.
@@ -73,6 +76,7 @@ def run_demo(*, rows: int, seed: int, say: Say, progress: Say) -> bool:
     processes.start(home)
     env = processes.environment(home)
     os.environ.update(env)
+    os.environ.setdefault(URL_VARIABLE, DEV_URL)
     sample.seed_table(env, rows=rows, seed=seed, until=sample.parse_month(None))
     for name in (sample.DATASOURCE, SERVED, TWIN):
         sample.seed_datasource(env, timeout=900, name=name)
@@ -127,6 +131,7 @@ def run_failing_demo(*, rows: int, seed: int, say: Say, progress: Say) -> bool:
     processes.start(home)
     env = processes.environment(home)
     os.environ.update(env)
+    os.environ.setdefault(URL_VARIABLE, DEV_URL)
     sample.seed_table(env, rows=rows, seed=seed, until=sample.parse_month(None))
     sample.seed_datasource(env, timeout=900)
     (spec,) = _declare(env, home.root.parent / "demo.yaml", _SPEC)

@@ -294,7 +294,7 @@ def _failed(spec: ExtractSpec, instance: dg.DagsterInstance, outcome: Any, error
         spec,
         tir_home(),
         ident=f"{run_id or started}/{spec.name}",
-        cause=cause_of(error_names(error)),
+        names=error_names(error),
         sentence=sentence_of(error),
         at=time.time(),
         # Before the first run it looks at the server and the source.

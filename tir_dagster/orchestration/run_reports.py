@@ -68,14 +68,14 @@ def run_url(run_id: str, env: Mapping[str, str]) -> str:
     return f"{base}/runs/{run_id}" if base and run_id else ""
 
 
-def unaffected(instance: dg.DagsterInstance, spec: ExtractSpec, home: Path) -> str:
-    """What still stands after a failure, as far as it is known."""
+def unaffected(instance: dg.DagsterInstance, spec: ExtractSpec, home: Path, names: Sequence[str]) -> str:
+    """What still stands after a failure by these errors, as far as it is known."""
     confirmed = last_confirmation(instance, extract_keys(spec).published_datasource)
     as_of = f", data as of {moment(confirmed.source_version)}" if confirmed else ""
     intent = ChangeSetStore(home / "extracts" / spec.name / "change_sets").intent()
     if intent is not None and intent.hole is not None:
         return f"the datasource may lack rows until the next refresh puts them back; before{as_of or ', not refreshed'}"
-    if intent is not None:
+    if intent is not None and "RefusedError" not in names:
         return (
             f"a publish was under way, and the next refresh finds out if it landed; before{as_of or ', not refreshed'}"
         )
@@ -88,13 +88,14 @@ def failure(
     home: Path,
     *,
     ident: str,
-    cause: Cause,
+    names: Sequence[str],
     sentence: str,
     at: float,
     step: str = "",
     run_id: str = "",
 ) -> Failure:
-    """A failure with everything around it that people want to know."""
+    """A failure with everything around it that people want to know; `names` are those of its errors."""
+    cause = cause_of(names)
     return Failure(
         id=ident,
         extract=spec.name,
@@ -106,7 +107,7 @@ def failure(
         run_id=run_id,
         run_url=run_url(run_id, os.environ),
         datasource=f"{spec.datasource.project}/{spec.datasource.name}",
-        unaffected=unaffected(instance, spec, home),
+        unaffected=unaffected(instance, spec, home, names),
     )
 
 
@@ -128,7 +129,7 @@ def failures_of_run(
                     spec,
                     home,
                     ident=f"{run_id}/{spec.name}",
-                    cause=cause_of(names),
+                    names=names,
                     sentence=sentence,
                     at=at,
                     step=step.replace("__", " / "),

@@ -14,9 +14,12 @@ from click.testing import CliRunner, Result
 
 from tir_dagster.alerts.book import Book, Trouble
 from tir_dagster.alerts.events import Cause
+from tir_dagster.changes.changesets import ChangeSetStore
+from tir_dagster.changes.plan import Known
+from tir_dagster.changes.state import Intent
 from tir_dagster.cli import tir
 from tir_dagster.datasource.jobs import JobFailedError
-from tir_dagster.datasource.trouble import ServerDownError
+from tir_dagster.datasource.trouble import RefusedError, ServerDownError
 from tir_dagster.definitions import build_defs
 from tir_dagster.errors import DatasourceError, GuardError
 from tir_dagster.orchestration.alerting import build_alert_sensor, report, report_recovery
@@ -280,6 +283,25 @@ def test_what_could_not_be_told_is_a_note_on_the_run(instance, people: People):
     assert sum("was not told of 'orders: a Tableau job failed'" in message for message in events) == 2
 
 
+@pytest.mark.parametrize(
+    ("hole", "error", "told"),
+    [
+        (None, DatasourceError("The connection broke."), "a publish was under way, and the next refresh finds out"),
+        (None, RefusedError("No.", code="403004"), "the published datasource is unchanged"),
+        ("2025-03-01", RefusedError("No.", code="403004"), "the datasource may lack rows until the next refresh"),
+    ],
+)
+def test_a_publish_that_was_under_way_is_not_called_unchanged(instance, people: People, hole, error, told):
+    store = ChangeSetStore(tir_home() / "extracts" / "orders" / "change_sets")
+    known = Known(definition="d", schema="s", identity="i", token="t")
+    store.intend(Intent("orders", "cs", "v", None, "f", known, hole))
+    watcher = Watcher(instance)
+    a_run(instance, error=error)
+    watcher.tick()
+    (message,) = people.messages()
+    assert told in json.dumps(message["blocks"])
+
+
 # What others report
 
 
@@ -313,8 +335,7 @@ def test_a_sensor_that_cannot_read_is_told_and_so_is_that_it_reads_again(instanc
 
 
 def source_tick(instance: dg.DagsterInstance, spec: ExtractSpec) -> None:
-    definitions = build_defs(specs=(spec,))
-    sensor = definitions.get_sensor_def("orders_source")
+    sensor = build_defs(specs=(spec,)).get_repository_def().get_sensor_def("orders_source")
     sensor(dg.build_sensor_context(instance=instance, resources={"snowflake": environment_resources()["snowflake"]}))
 
 
