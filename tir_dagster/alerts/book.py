@@ -119,16 +119,21 @@ class Book:
     def has_report(self, slot: str) -> bool:
         return self._file("inbox", slot).exists()
 
-    def take_reports(self, extracts: Collection[str]) -> list[Report]:
-        """Those of these extracts; the files go once they are read, so take them where they are told at once."""
-        found = []
+    def reports(self, extracts: Collection[str]) -> dict[str, Report]:
+        """Those of these extracts, by slot."""
+        found = {}
         for value in _all(self.folder / "inbox"):
             with suppress(KeyError, TypeError, ValueError):
                 report = from_json(value)
                 if report.extract in extracts:
-                    found.append(report)
-                    self._file("inbox", value["slot"]).unlink(missing_ok=True)
+                    found[str(value["slot"])] = report
         return found
+
+    def drop_report(self, slot: str, ident: str) -> None:
+        """Once it is told; a newer one that came into its slot meanwhile stays."""
+        value = _read(self._file("inbox", slot))
+        if isinstance(value, dict) and value.get("id") == ident:
+            self._file("inbox", slot).unlink(missing_ok=True)
 
     # Events that could not be told
 

@@ -44,14 +44,23 @@ class ServiceNowAccess:
         )
 
 
+class _Bearer(requests.auth.AuthBase):
+    """As `auth` and not as a header, which an entry of .netrc for the host would replace."""
+
+    def __init__(self, token: str) -> None:
+        self._token = token
+
+    def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
+        request.headers["Authorization"] = f"Bearer {self._token}"
+        return request
+
+
 class ServiceNowClient:
     """Find, create and change incidents; every call ends within its seconds."""
 
     def __init__(self, access: ServiceNowAccess, session: requests.Session | None = None) -> None:
         self._access = access
         self._session = session or requests.Session()
-        # A .netrc entry must not take the place of the credentials given here.
-        self._session.trust_env = self._session.trust_env and not access.token
         self._bearer = access.token
 
     def find(self, correlation_id: str, seconds: float) -> dict[str, Any] | None:
@@ -84,13 +93,12 @@ class ServiceNowClient:
             raise ChannelError("ServiceNow did not answer the way its table API does", passing=True) from None
 
     def _send(self, method: str, path: str, seconds: float, **options: Any) -> requests.Response:
-        headers = {"Accept": "application/json", **options.pop("headers", {})}
         try:
             return self._session.request(
                 method,
                 self._access.url.rstrip("/") + path,
                 timeout=seconds,
-                headers=headers,
+                headers={"Accept": "application/json"},
                 # A login page must not pass for an answer.
                 allow_redirects=False,
                 **options,
@@ -106,7 +114,7 @@ class ServiceNowClient:
         if not self._bearer and access.client_id:
             self._bearer = self._fetch_token(seconds)
         if self._bearer:
-            return {"headers": {"Authorization": f"Bearer {self._bearer}"}}
+            return {"auth": _Bearer(self._bearer)}
         return {"auth": (access.username or "", access.password or "")}
 
     def _fetch_token(self, seconds: float) -> str:

@@ -117,7 +117,10 @@ class Teller:
         """
         try:
             with self._book.locked(self._left() / 2):
-                self._tell([*reports, *self._book.take_reports(self._alerts)])
+                left = self._book.reports(self._alerts)
+                self._tell([*reports, *left.values()])
+                for slot, report in left.items():
+                    self._book.drop_report(slot, report.id)
                 self._try_again()
                 self._tell_daily()
         except BusyError:
@@ -219,6 +222,7 @@ class Teller:
         *,
         skipped: Sequence[str] = (),
         only: str | None = None,
+        last_try: bool = False,
     ) -> Trouble:
         """Tell the extract's channels side by side; the trouble comes back with what they want to be reminded of."""
         memory = trouble.memory if trouble else {}
@@ -232,7 +236,7 @@ class Teller:
         kept = trouble or Trouble(event.key, "", "", 0.0, 0.0)
         for name, answer in answers.items():
             if isinstance(answer, str):
-                self._not_told(name, events[name], extract, answer, again=only is None)
+                self._not_told(name, events[name], extract, answer, again=not last_try)
                 continue
             self._book.drop_pending(name, event.key)
             kept = kept.remembering(name, answer) if answer else kept
@@ -240,6 +244,9 @@ class Teller:
 
     def _ask(self, asked: Mapping[str, tuple[MakeChannel, Event]], extract: str) -> dict[str, Mapping[str, str] | str]:
         """What each channel returned, or why it was not told; each in a thread, because any of them may hang."""
+        if self._left() <= 0:
+            # Not even begun: what is on its way when nobody listens any more would be told twice.
+            return dict.fromkeys(asked, "there was no time left")
         answers: dict[str, Mapping[str, str] | str] = {
             name: self._silent[name] for name in asked if name in self._silent
         }
@@ -278,7 +285,7 @@ class Teller:
                 self._book.give_up(pending, "the spec no longer names this channel")
                 continue
             trouble = self._book.trouble(pending.event.key)
-            told = self._deliver(pending.event, pending.extract, trouble, only=pending.channel)
+            told = self._deliver(pending.event, pending.extract, trouble, only=pending.channel, last_try=True)
             if trouble is not None:
                 self._book.keep(told)
 

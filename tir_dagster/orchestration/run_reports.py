@@ -59,7 +59,8 @@ def sentence_of(error: BaseException) -> str:
 def scope_of(cause: Cause, spec: ExtractSpec, env: Mapping[str, str]) -> str:
     """Which server is down."""
     if cause is Cause.SERVER_DOWN:
-        return urlsplit(spec.datasource.server or env.get("TABLEAU_SERVER_URL", "")).netloc or "Tableau Server"
+        address = urlsplit(spec.datasource.server or env.get("TABLEAU_SERVER_URL", "")).netloc
+        return address.rpartition("@")[2] or "Tableau Server"
     return f"Snowflake {env.get('SNOWFLAKE_ACCOUNT', '')}".strip() if cause is Cause.WAREHOUSE_DOWN else ""
 
 

@@ -158,6 +158,19 @@ def test_a_days_successes_are_one_message_at_its_time(desk):
     assert len(desk.listener.heard) == 1
 
 
+def test_a_days_message_that_could_not_be_told_is_tried_once_more_like_any_other(desk):
+    desk.alerts = replace(desk.alerts, slack=SlackAlerts("#mychannel", on_success="daily"))
+    desk.tell(refreshed("a"))
+    desk.now += 86_400
+    desk.listener.trouble = "no network"
+    (note,) = desk.tell()
+    assert "It is tried once more" in note.text
+    desk.listener.trouble = ""
+    desk.now += desk.alerts.retry_after
+    desk.tell()
+    assert desk.listener.kinds == ["digest"]
+
+
 def test_a_full_refresh_is_what_later_ones_are_compared_with(desk):
     desk.tell(refreshed("a", decision="full", seconds=60.0))
     desk.tell(refreshed("b", at=NOON + 1))
@@ -224,6 +237,16 @@ def test_while_another_process_tells_people_a_report_is_left_to_it(desk):
     assert not [file for file in desk.folder.rglob("*.json") if "hunter2" in file.read_text()]
     desk.tell()
     assert [event.id for event in desk.listener.heard] == ["run-1"]
+
+
+def test_a_report_that_was_left_stays_until_it_is_told(desk):
+    desk.book.put(failed("run-1"))
+    desk.book.put(failed("run-2", at=NOON + 1), slot="slot")
+    (newer,) = [slot for slot in desk.book.reports(desk.extracts) if slot == "slot"]
+    desk.book.drop_report(newer, "run-1")
+    assert len(desk.book.reports(desk.extracts)) == 2, "another one came into the slot"
+    desk.tell()
+    assert (desk.listener.kinds, desk.book.reports(desk.extracts)) == (["failure", "repeat"], {})
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"key": 1}', '{"report": "Failure"}', '{"report": 5}'])
