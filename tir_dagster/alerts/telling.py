@@ -246,7 +246,7 @@ class Teller:
         """What each channel returned, or why it was not told; each in a thread, because any of them may hang."""
         if self._left() <= 0:
             # Not even begun: what is on its way when nobody listens any more would be told twice.
-            return dict.fromkeys(asked, "there was no time left")
+            return {name: self._silent.get(name, "there was no time left") for name in asked}
         answers: dict[str, Mapping[str, str] | str] = {
             name: self._silent[name] for name in asked if name in self._silent
         }
