@@ -120,9 +120,7 @@ def failures_of_run(
     steps = _failed_steps(instance, run_id)
     found = []
     for spec in specs:
-        own = [one for one in steps if one[0].partition("__")[0] == spec.name] or (
-            [] if steps else _ending(instance, run_id)
-        )
+        own = [one for one in steps if _is_step_of(spec, one[0])] or ([] if steps else _ending(instance, run_id))
         for step, names, sentence in own[:1]:
             found.append(
                 failure(
@@ -138,6 +136,11 @@ def failures_of_run(
                 )
             )
     return found
+
+
+def _is_step_of(spec: ExtractSpec, step: str) -> bool:
+    """A check of an asset is a step, too; its name begins with the asset's."""
+    return step.startswith(tuple(key.to_python_identifier() for key in vars(extract_keys(spec)).values()))
 
 
 Ending = tuple[str, list[str], str]
