@@ -131,7 +131,8 @@ def saved_sentence(success: Success, full_seconds: float | None) -> str:
         return f"The datasource holds {success.rows:,} rows." if success.rows is not None else "The refresh is through."
     moved = max(success.rows_purged, success.rows_appended)
     share = f"{moved:,} of {success.rows:,} rows moved"
-    saved = max(0.0, 1 - moved / success.rows) if success.rows else 0.0
+    # Rounded, a few rows of many would look like none.
+    saved = min(0.999 if moved else 1.0, max(0.0, 1 - moved / success.rows)) if success.rows else 0.0
     faster = ""
     if full_seconds and success.seconds and full_seconds > success.seconds:
         faster = f" and {span(full_seconds - success.seconds)}"
