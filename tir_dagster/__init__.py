@@ -6,10 +6,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tir_dagster.alerts.events import Cause as Cause
+    from tir_dagster.alerts.events import Channel as Channel
+    from tir_dagster.alerts.events import Event as Event
     from tir_dagster.definitions import build_defs as build_defs
     from tir_dagster.errors import SpecError as SpecError
     from tir_dagster.errors import TirError as TirError
     from tir_dagster.extract.versions import Version as Version
+    from tir_dagster.orchestration.alerting import build_alert_sensor as build_alert_sensor
+    from tir_dagster.orchestration.alerting import report as report
+    from tir_dagster.orchestration.alerting import report_recovery as report_recovery
     from tir_dagster.orchestration.component import TableauExtractComponent as TableauExtractComponent
     from tir_dagster.orchestration.extracts import build_extract_defs as build_extract_defs
     from tir_dagster.orchestration.io_managers import ChangeSetIOManager as ChangeSetIOManager
@@ -23,7 +29,10 @@ if TYPE_CHECKING:
 
 # Loaded when they are first used: Dagster and the connectors take seconds, `import tir_dagster` must not.
 _HOMES = {
+    "Cause": "alerts.events",
+    "Channel": "alerts.events",
     "ChangeSetIOManager": "orchestration.io_managers",
+    "Event": "alerts.events",
     "ExtractSpec": "spec",
     "HyperIOManager": "orchestration.io_managers",
     "SpecError": "errors",
@@ -33,10 +42,13 @@ _HOMES = {
     "TableauResource": "orchestration.resources",
     "TirError": "errors",
     "Version": "extract.versions",
+    "build_alert_sensor": "orchestration.alerting",
     "build_defs": "definitions",
     "build_extract_defs": "orchestration.extracts",
     "environment_resources": "orchestration.resources",
     "load_specs": "spec",
+    "report": "orchestration.alerting",
+    "report_recovery": "orchestration.alerting",
 }
 
 __all__ = sorted(_HOMES)  # noqa: PLE0605

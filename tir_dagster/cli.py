@@ -185,12 +185,15 @@ def _told(spec: ExtractSpec, outcome: Outcome) -> str:
 @click.option("--rows", type=click.IntRange(min=1000), default=200_000, show_default=True, help="Orders in the sample.")
 @click.option("--seed", type=SEED, default=1, show_default=True, help="Another seed makes other orders and changes.")
 @click.option("--verbose", is_flag=True, help="Also show the progress of each refresh.")
-def demo(rows: int, seed: int, *, verbose: bool) -> None:
+@click.option("--fail", "failing", is_flag=True, help="Play a refresh that fails instead, and what people hear of it.")
+def demo(rows: int, seed: int, *, verbose: bool, failing: bool) -> None:
     """Play a change and its refresh on the sandbox; exit code 0 only if every slice is equal."""
-    from tir_dagster.demo import run_demo  # noqa: PLC0415
+    from tir_dagster.demo import run_demo, run_failing_demo  # noqa: PLC0415
 
-    if not run_demo(rows=rows, seed=seed, say=click.echo, progress=_tell if verbose else lambda _: None):
-        raise click.ClickException("the refreshed datasource differs from the source.")
+    play = run_failing_demo if failing else run_demo
+    if not play(rows=rows, seed=seed, say=click.echo, progress=_tell if verbose else lambda _: None):
+        wrong = "the incident was not resolved." if failing else "the refreshed datasource differs from the source."
+        raise click.ClickException(wrong)
 
 
 @tir.command()
@@ -204,6 +207,8 @@ def dev(port: int, host: str) -> None:
     from tir_dagster.dev import prepare_sandbox, run_dagster  # noqa: PLC0415 - Dagster, the clients: seconds
 
     prepare_sandbox(click.echo)
+    os.environ.setdefault("TIR_DAGSTER_URL", f"http://{host}:{port}")
+    click.echo(f"Slack and ServiceNow: {os.environ['SERVICENOW_URL']} (what people are told)")
     click.echo(f"Dagster's UI: http://{host}:{port} (turn the sensors on under Automation)")
     run_dagster(port, host)
 
@@ -244,7 +249,7 @@ def _tell(line: str) -> None:
 
 @tir.group()
 def sandbox() -> None:
-    """The embedded Snowflake and Tableau Server, on this machine only.
+    """The embedded Snowflake, Tableau Server, Slack and ServiceNow, on this machine only.
 
     TIR_HOME (default: .tir in this folder) chooses the sandbox; two homes are two sandboxes.
     """
@@ -253,13 +258,18 @@ def sandbox() -> None:
 @sandbox.command(short_help="Start the servers in the background.")
 @click.option("--warehouse-port", type=PORT, help="Port of the warehouse.  [default: the last one, else a free one]")
 @click.option("--tableau-port", type=PORT, help="Port of Tableau Server.  [default: the last one, else a free one]")
-def up(warehouse_port: int | None, tableau_port: int | None) -> None:
+@click.option(
+    "--people-port", type=PORT, help="Port of Slack and ServiceNow.  [default: the last one, else a free one]"
+)
+def up(**ports: int | None) -> None:
     """Start the servers in the background; harmless when they already run."""
-    if warehouse_port and warehouse_port == tableau_port:
-        raise click.UsageError(f"--warehouse-port and --tableau-port are both {warehouse_port}: choose two ports.")
+    asked = {name.removesuffix("_port"): port for name, port in ports.items() if port}
+    for server, port in asked.items():
+        if other := next((name for name in asked if name != server and asked[name] == port), None):
+            raise click.UsageError(f"--{server}-port and --{other}-port are both {port}: choose two ports.")
     begun = time.monotonic()
     home = SandboxHome.from_environment()
-    states = processes.start(home, {"warehouse": warehouse_port, "tableau": tableau_port})
+    states = processes.start(home, asked)
     for state in states.values():
         word = "started" if state.started_now else "already running"
         click.echo(f"{state.server}: {word}, {state.url} (pid {state.pid})")

@@ -7,6 +7,7 @@ from typing import Any
 
 import dagster as dg
 
+from tir_dagster.orchestration.alerting import build_alert_sensor
 from tir_dagster.orchestration.extracts import build_extract_defs
 from tir_dagster.orchestration.resources import environment_resources
 from tir_dagster.spec import ExtractSpec, load_specs
@@ -21,7 +22,10 @@ def build_defs(
     common = dg.Definitions(
         resources={**environment_resources(), **(resource_overrides or {})}, executor=dg.in_process_executor
     )
-    return dg.Definitions.merge(common, *(build_extract_defs(spec) for spec in declared))
+    people = [build_alert_sensor(declared)] if any(spec.alerts for spec in declared) else []
+    return dg.Definitions.merge(
+        common, dg.Definitions(sensors=people), *(build_extract_defs(spec, alerts=False) for spec in declared)
+    )
 
 
 defs = build_defs()

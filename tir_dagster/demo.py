@@ -17,16 +17,21 @@ from tir_dagster.datasource.access import TableauAccess
 from tir_dagster.datasource.client import TableauClient
 from tir_dagster.datasource.jobs import start_refresh, wait_for_job
 from tir_dagster.datasource.republish import look_at_server
+from tir_dagster.demo_people import is_resolved, last_incident, last_message, refusing_publishes
+from tir_dagster.errors import TirError
 from tir_dagster.extract.engine import connect
 from tir_dagster.orchestration.commands import Command, Outcome
 from tir_dagster.orchestration.home import dagster_instance
 from tir_dagster.orchestration.names import extract_keys
+from tir_dagster.orchestration.run_reports import URL_VARIABLE
 from tir_dagster.sandbox import processes, sample
 from tir_dagster.sandbox.home import SandboxHome
 from tir_dagster.source.connection import SnowflakeAccess
 from tir_dagster.source.names import TableName
 from tir_dagster.spec import ExtractSpec, parse_specs
 
+# Where `make dev` opens Dagster's UI, for the links in messages.
+DEV_URL = "http://127.0.0.1:3000"
 TWIN = "mydatasource_by_tableau"
 SERVED = "mydatasource_by_server"
 # What the delivery `server` is made for: a change of the newest months, where every row has its date.
@@ -43,6 +48,9 @@ extracts:
       project: myproject
       name: mydatasource
       credentials: {{username_env: SNOWFLAKE_USER, password_env: SNOWFLAKE_PASSWORD}}
+    alerts:
+      slack: {{channel: "#mychannel"}}
+      servicenow: {{group: mygroup}}
 """
 _SERVED = """\
   - name: orders_by_server
@@ -64,10 +72,11 @@ def run_demo(*, rows: int, seed: int, say: Say, progress: Say) -> bool:
     """Play the demo; True if both refreshed datasources equal the source in every slice."""
     begun = time.monotonic()
     home = SandboxHome.from_environment()
-    say("1. The sandbox: an embedded Snowflake and a Tableau Server stand-in")
+    say("1. The sandbox: an embedded Snowflake, and stand-ins for Tableau Server, Slack and ServiceNow")
     processes.start(home)
     env = processes.environment(home)
     os.environ.update(env)
+    os.environ.setdefault(URL_VARIABLE, DEV_URL)
     sample.seed_table(env, rows=rows, seed=seed, until=sample.parse_month(None))
     for name in (sample.DATASOURCE, SERVED, TWIN):
         sample.seed_datasource(env, timeout=900, name=name)
@@ -75,7 +84,8 @@ def run_demo(*, rows: int, seed: int, say: Say, progress: Say) -> bool:
     spec, served = _declare(env, home.root.parent / "demo.yaml", _SPEC + _SERVED)
 
     say(f"2. First load: {sample.DATASOURCE} is taken over; Spark starts")
-    first = _refresh(spec, "full", progress)
+    # An earlier demo may have left a larger table; that this one is smaller is meant.
+    first = _refresh(spec, "full", progress, allow_empty=True)
     say(f"   {first.outcome.rows_appended:,} rows in {first.outcome.seconds:.1f} s ({first.outcome.reason})")
 
     say("3. A day of business, in one transaction")
@@ -99,17 +109,54 @@ def run_demo(*, rows: int, seed: int, say: Say, progress: Say) -> bool:
     say("6. Beside a full refresh of the same data by the same pipeline")
     say(_indented(_beside(by_key, _refresh(spec, "full", progress))))
     both_equal = _by_server(spec, served, env, seed=seed, say=say, progress=progress)
+    say(f"8. And people were told: the last message in #mychannel ({env['SERVICENOW_URL']} shows them all)")
+    say(_indented(last_message(env)))
     say(f"Done in {time.monotonic() - begun:.0f} s. Where to look next:")
     for line in (
         "make dev                          the runs of this demo in Dagster's UI",
         'eval "$(tir sandbox env)"         point this shell at the sandbox, then',
         "tir sandbox change --seed 7       change the table again",
         f"tir --specs {spec_file(home)} refresh orders",
-        "tir sandbox down                  stop the two servers",
+        "tir demo --fail                   a refresh that fails: who hears of it, and how it ends",
+        "tir sandbox down                  stop the servers",
     ):
         say(f"   {line}")
     found, wrong = ours
     return found.equal and wrong == 0 and both_equal
+
+
+def run_failing_demo(*, rows: int, seed: int, say: Say, progress: Say) -> bool:
+    """Play a refresh that fails and one that mends it; True if the incident opened and was resolved."""
+    home = SandboxHome.from_environment()
+    say("1. The sandbox, and a refresh that works")
+    processes.start(home)
+    env = processes.environment(home)
+    os.environ.update(env)
+    os.environ.setdefault(URL_VARIABLE, DEV_URL)
+    sample.seed_table(env, rows=rows, seed=seed, until=sample.parse_month(None))
+    sample.seed_datasource(env, timeout=900)
+    (spec,) = _declare(env, home.root.parent / "demo.yaml", _SPEC)
+    # An earlier demo may have left a larger table; that this one is smaller is meant.
+    _refresh(spec, "full", progress, allow_empty=True)
+    say(_indented(last_message(env)))
+    sample.change_table(env, seed=seed + 1, mix=sample.Mix())
+    time.sleep(spec.thresholds.quiet_period)
+
+    say("2. Tableau Server takes no publishes any more; the next refresh fails")
+    with refusing_publishes(env):
+        try:
+            _refresh(spec, "changes", progress)
+        except TirError as error:
+            say(f"   tir refresh: {error}")
+    say(_indented(last_message(env)))
+    say(_indented(last_incident(env)))
+
+    say("3. It takes them again; the same refresh once more")
+    _refresh(spec, "changes", progress)
+    say(_indented(last_message(env)))
+    say(_indented(last_incident(env)))
+    say(f"   All of it: {env['SERVICENOW_URL']}")
+    return is_resolved(env)
 
 
 def _by_server(
@@ -178,9 +225,9 @@ class _Refreshed:
     extract_bytes: int
 
 
-def _refresh(spec: ExtractSpec, mode: Any, progress: Say) -> _Refreshed:
+def _refresh(spec: ExtractSpec, mode: Any, progress: Say, *, allow_empty: bool = False) -> _Refreshed:
     with dagster_instance() as instance:
-        outcome = Command(spec, instance, progress).refresh(mode, (), allow_empty=False)
+        outcome = Command(spec, instance, progress).refresh(mode, (), allow_empty=allow_empty)
         keys = extract_keys(spec)
         staged, extract = (_last_metadata(instance, key) for key in (keys.changed_keys, keys.purged_extract))
     return _Refreshed(outcome, staged["tir/slices"], staged["tir/bytes"], extract["tir/bytes"])

@@ -19,6 +19,7 @@ from zoneinfo import ZoneInfo
 
 import yaml
 
+from tir_dagster.alerts.policy import Alerts
 from tir_dagster.errors import SpecError
 from tir_dagster.source.names import TableName
 
@@ -223,6 +224,7 @@ class ExtractSpec:
     thresholds: Thresholds = Thresholds()
     keep: Keep = Keep()
     snowflake: Snowflake = Snowflake()
+    alerts: Alerts | None = None
 
     def __post_init__(self) -> None:
         if self.query is not None and not self.source:

@@ -34,6 +34,10 @@ class Sandbox:
     def tableau_url(self) -> str:
         return self.env["TABLEAU_SERVER_URL"]
 
+    @property
+    def people_url(self) -> str:
+        return self.env["SERVICENOW_URL"]
+
     def snowflake(self, **overrides: Any) -> Any:
         """An open connection of the real connector; the caller closes it."""
         return sample.connect(self.env, **overrides)
@@ -87,3 +91,40 @@ def seeded(sandbox: Sandbox) -> Sandbox:
     sample.seed_table(sandbox.env, rows=SEEDED_ROWS, seed=1, until=sample.parse_month(None))
     sample.seed_datasource(sandbox.env, timeout=120)
     return sandbox
+
+
+@dataclass(frozen=True)
+class People:
+    """What the sandbox's Slack and ServiceNow got, and how to make them fail."""
+
+    url: str
+
+    def messages(self) -> list[dict[str, Any]]:
+        return requests.get(f"{self.url}/sandbox/messages", timeout=30).json()["messages"]
+
+    def incidents(self) -> list[dict[str, Any]]:
+        return requests.get(f"{self.url}/sandbox/incidents", timeout=30).json()["incidents"]
+
+    def calls(self) -> list[tuple[str, str]]:
+        calls = requests.get(f"{self.url}/sandbox/calls", timeout=30).json()["calls"]
+        return [(call["method"], call["path"]) for call in calls]
+
+    def fault(self, kind: str, **more: Any) -> None:
+        answer = requests.post(f"{self.url}/sandbox/faults", json={"kind": kind, **more}, timeout=30)
+        assert answer.ok, answer.text
+
+    def heal(self) -> None:
+        requests.delete(f"{self.url}/sandbox/faults", timeout=30)
+
+    def forget(self) -> None:
+        self.heal()
+        for path in ("people", "calls"):
+            requests.delete(f"{self.url}/sandbox/{path}", timeout=30)
+
+
+@pytest.fixture
+def people(sandbox: Sandbox) -> People:
+    """The people of this test run's sandbox, who have heard of nothing yet."""
+    found = People(sandbox.people_url)
+    found.forget()
+    return found

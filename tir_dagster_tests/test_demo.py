@@ -27,7 +27,10 @@ def home(tmp_path_factory: pytest.TempPathFactory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TIR_HOME", str(folder))
         for name in [
-            name for name in os.environ if name.startswith(("SNOWFLAKE_", "TABLEAU_", "TIR_SPECS", "DAGSTER_HOME"))
+            name
+            for name in os.environ
+            if name.startswith(("SNOWFLAKE_", "TABLEAU_", "SLACK_", "SERVICENOW_", "TIR_", "DAGSTER_HOME"))
+            and name != "TIR_HOME"
         ]:
             patch.delenv(name)
         # What the demo sets is gone afterwards, too.
@@ -51,6 +54,7 @@ def test_the_demo_ends_equal_and_shows_where_tableaus_own_increment_is_wrong(hom
     assert re.search(r"seconds +[\d.]+ +[\d.]+ +[\d.]+x", done.output), "beside a full refresh"
     assert re.search(r"mydatasource_by_server  .* rows, +0 of them wrong or missing: equal in every slice", done.output)
     assert re.search(r"server +[\d.]+ s +published without [\d,]+ rows from 20\d\d-\d\d-\d\d on", done.output)
+    assert re.search(r"#mychannel:\n +\| orders: refreshed \(incremental\)\n", done.output), "people were told"
 
 
 def test_dev_shows_the_extract_and_the_history_of_the_demo(home, tmp_path: Path):
@@ -70,6 +74,7 @@ def test_dev_shows_the_extract_and_the_history_of_the_demo(home, tmp_path: Path)
             # `dagster dev` may leave its children behind; they are in our group.
             if group_lives(running.pid):
                 os.killpg(running.pid, signal.SIGKILL)
+    assert "Slack and ServiceNow: http://127.0.0.1:" in (tmp_path / "dev.log").read_text()
     keys = {tuple(node["assetKey"]["path"]): node for node in nodes}
     assert set(keys) == {
         (extract, name)
@@ -77,6 +82,16 @@ def test_dev_shows_the_extract_and_the_history_of_the_demo(home, tmp_path: Path)
         for name in ("source_table", "changed_keys", "purged_extract", "published_datasource")
     }
     assert keys["orders", "published_datasource"]["assetMaterializations"], "what the demo published is in the history"
+
+
+def test_the_failing_demo_opens_an_incident_and_resolves_it(home):
+    done = CliRunner().invoke(tir, ["demo", "--fail", "--rows", "1000"], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    assert re.search(r"#mychannel:\n +\| orders: the refresh failed\n", done.output)
+    assert "the published datasource is unchanged, data as of" in done.output
+    assert re.search(r"INC\d+ for mygroup: orders: the refresh failed \(open\)", done.output)
+    assert "in the thread of the failure" in done.output
+    assert re.search(r"INC\d+ for mygroup: orders: the refresh failed \(resolved, ", done.output)
 
 
 QUERY = "{ assetNodes { assetKey { path } assetMaterializations(limit: 1) { runId } } }"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tir_dagster.changes.detect import definition_of
 from tir_dagster.errors import SpecError
 from tir_dagster.spec import Changes, ExtractSpec, Keep, check_columns, load_specs, parse_specs, spec_from_mapping
 
@@ -172,3 +173,48 @@ def test_attributes_from_elsewhere_make_the_same_spec():
     }
     assert spec_from_mapping(value, "component") == from_file
     assert isinstance(from_file, ExtractSpec)
+
+
+ALERTS = """\
+    alerts:
+      slack: {channel: "#mychannel", on_success: daily}
+      servicenow: {group: mygroup, urgency: low, by_cause: {server_down: {urgency: high}}, fields: {u_name: "{extract}"}}
+      timeout: 5 seconds
+"""
+
+
+def test_who_is_told_is_declared_with_the_extract():
+    (spec,) = parse_specs(GOOD + ALERTS, "tir.yaml")
+    assert spec.alerts is not None
+    assert (spec.alerts.slack.channel, spec.alerts.slack.on_success) == ("#mychannel", "daily")
+    assert spec.alerts.servicenow.severity("server_down").urgency == "high"
+    assert spec.alerts.servicenow.severity("guard").urgency == "low"
+    assert (spec.alerts.timeout, spec.alerts.show_values) == (5.0, False)
+
+
+def test_who_is_told_is_no_part_of_what_the_extract_shows():
+    (told,), (untold,) = parse_specs(GOOD + ALERTS, "tir.yaml"), parse_specs(GOOD, "tir.yaml")
+    assert definition_of(told) == definition_of(untold), "to add alerts must not cost a full refresh"
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (("#mychannel", "# my channel"), "extracts[0].alerts.slack.channel: '# my channel' is no channel"),
+        (("on_success: daily", "daily_at: noon"), "alerts.slack.daily_at: 'noon' is no time of day"),
+        (("daily", "sometimes"), "'sometimes' is not one of always, changed, daily, never"),
+        (("group: mygroup, ", ""), "alerts.servicenow.group: name the assignment group"),
+        (("server_down", "weather"), "alerts.servicenow.by_cause.weather: unknown cause; known are step_failed"),
+        (("{extract}", "{secret}"), "alerts.servicenow.fields.u_name: {secret} is not known"),
+        (("u_name", "state"), "alerts.servicenow.fields.state: an incident says this itself"),
+        (("5 seconds", "5 minutes"), "alerts.timeout: give from 1 to 40 seconds"),
+        (("timeout: 5 seconds", "attempts: 1.5"), "alerts.attempts: give a whole number"),
+        (("timeout: 5 seconds", "channels: [Mail]"), "alerts.channels: 'Mail' names no class; write module:name"),
+    ],
+)
+def test_alerts_that_cannot_work_are_told_with_their_place(change, expected):
+    assert expected in complaint(GOOD + ALERTS.replace(*change))
+
+
+def test_alerts_that_reach_nobody_are_refused():
+    assert "alerts.slack: name somebody to tell" in complaint(GOOD + "    alerts: {timeout: 5 seconds}\n")

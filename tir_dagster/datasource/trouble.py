@@ -33,6 +33,10 @@ class UnknownOutcomeError(DatasourceError):
     """A call broke off, and the server may have acted on it or not: look before it is sent again."""
 
 
+class ServerDownError(DatasourceError):
+    """The server as a whole cannot be reached, or only a proxy in front of it answers."""
+
+
 class RefusedError(DatasourceError):
     """The server understood and said no; `code` is Tableau's, such as 403007."""
 
@@ -143,7 +147,7 @@ def as_error(trouble: Trouble, *, access: TableauAccess, doing: str, repeated: b
     """
     at = f"Tableau Server {access.where}"
     if trouble.unreachable:
-        return DatasourceError(
+        return ServerDownError(
             f"Could not {doing}: {at} cannot be reached, {trouble.reason}."
             " Check TABLEAU_SERVER_URL, that the server runs, and that this machine may connect to it."
         )
@@ -154,7 +158,8 @@ def as_error(trouble: Trouble, *, access: TableauAccess, doing: str, repeated: b
             f"Could not {doing}: {at} still asks for fewer calls. Run fewer refreshes at once, or run again later."
         )
     if trouble.fate is Fate.UNKNOWN:
-        kind = DatasourceError if repeated else UnknownOutcomeError
+        down = trouble.code in ("502", "503", "504")
+        kind = UnknownOutcomeError if not repeated else ServerDownError if down else DatasourceError
         return kind(
             f"Could not {doing}: {at} is in trouble, {trouble.reason}. Look at the server's status and run again."
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -26,6 +27,7 @@ from tir_dagster.orchestration.home import dagster_instance, tir_home
 from tir_dagster.orchestration.hosting import Host, hosting
 from tir_dagster.orchestration.metadata import late_events
 from tir_dagster.orchestration.names import (
+    TOLD_BY_COMMAND,
     application_config,
     detect_job_name,
     detection_config,
@@ -109,15 +111,18 @@ class Command:
         return explain(view) if view else [f"A copy of {self.spec.source}: all its changes are refreshed by key."]
 
     def refresh(self, mode: Mode, slices: Sequence[str], *, allow_empty: bool, hints: Sequence[str] = ()) -> Outcome:
+        from tir_dagster.orchestration.alerting import telling  # noqa: PLC0415 - with dagster-snowflake, seconds
+
         started = time.perf_counter()
         outcome = Outcome(self.spec.name, mode)
         self.refresher.begin()
-        try:
-            with self.refresher.leased("tir refresh", wait_seconds=LEASE_WAIT_SECONDS):
-                self._refresh(outcome, mode, slices, allow_empty=allow_empty, hints=hints)
-        finally:
-            outcome.stages = dict(self.refresher.stages.seconds)
-            outcome.seconds = round(time.perf_counter() - started, 3)
+        with telling(self.spec, self._instance, outcome, self._progress):
+            try:
+                with self.refresher.leased("tir refresh", wait_seconds=LEASE_WAIT_SECONDS):
+                    self._refresh(outcome, mode, slices, allow_empty=allow_empty, hints=hints)
+            finally:
+                outcome.stages = dict(self.refresher.stages.seconds)
+                outcome.seconds = round(time.perf_counter() - started, 3)
         return outcome
 
     def _refresh(
@@ -233,15 +238,17 @@ def run_here(
     from tir_dagster.definitions import build_defs  # noqa: PLC0415
 
     definition = build_defs(specs=(spec,)).resolve_job_def(job)
+    run_id = str(uuid.uuid4())
+    outcome.run_ids.append(run_id)
     with hosting(host):
-        result = definition.execute_in_process(
+        definition.execute_in_process(
             run_config={**config, **_QUIET},
             instance=instance,
             partition_key=partition_key,
-            tags=tags or {},
+            tags={**(tags or {}), TOLD_BY_COMMAND: run_id},
+            run_id=run_id,
             raise_on_error=True,
         )
-    outcome.run_ids.append(result.run_id)
 
 
 @contextmanager

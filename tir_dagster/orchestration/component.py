@@ -50,7 +50,7 @@ class ExtractScaffolder(dg.Scaffolder[Any]):
 class TableauExtractComponent(dg.Component, dg.Resolvable):
     """A Tableau extract that stays equal to its Snowflake table while only the changed keys move.
 
-    Gives four assets, two jobs and two sensors (for the delivery `trigger` two, one and one). The resources are the project's own, once for all extracts:
+    Gives four assets, two jobs and two sensors (for the delivery `trigger` two, one and one), and a sensor more with `alerts`. The resources are the project's own, once for all extracts:
     `dg.Definitions(resources=tir_dagster.environment_resources())`.
     """
 

@@ -6,6 +6,7 @@ import warnings
 
 import dagster as dg
 
+from tir_dagster.orchestration.alerting import build_alert_sensor
 from tir_dagster.orchestration.assets import build_assets
 from tir_dagster.orchestration.names import detect_job_name, extract_keys, refresh_job_name
 from tir_dagster.orchestration.partitions import change_set_partitions, slice_partitions
@@ -14,8 +15,18 @@ from tir_dagster.orchestration.trigger import build_trigger_defs
 from tir_dagster.spec import ExtractSpec
 
 
-def build_extract_defs(spec: ExtractSpec) -> dg.Definitions:
-    """The definitions of one extract; merge them with a project's own, and with resources by environment."""
+def build_extract_defs(spec: ExtractSpec, *, alerts: bool = True) -> dg.Definitions:
+    """The definitions of one extract; merge them with a project's own, and with resources by environment.
+
+    Without `alerts` the project has one sensor for all its extracts: `build_alert_sensor(specs)`.
+    """
+    made = _extract_defs(spec)
+    if not alerts or spec.alerts is None:
+        return made
+    return dg.Definitions.merge(made, dg.Definitions(sensors=[build_alert_sensor([spec], f"{spec.name}_alerts")]))
+
+
+def _extract_defs(spec: ExtractSpec) -> dg.Definitions:
     # Dagster calls backfill policies beta in every process that loads them; users can do nothing about it.
     warnings.filterwarnings("ignore", category=dg.BetaWarning)
     if spec.delivery == "trigger":

@@ -9,6 +9,9 @@ import dagster as dg
 
 from tir_dagster.spec import ExtractSpec
 
+# The run whose command tells people itself; a re-execution copies the tag, but has another id.
+TOLD_BY_COMMAND = "tir/told_by_command"
+
 
 @dataclass(frozen=True)
 class ExtractKeys:

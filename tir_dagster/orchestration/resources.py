@@ -76,6 +76,7 @@ class StateFolder(dg.ConfigurableResource):
 def environment_resources() -> dict[str, Any]:
     """All resources by environment variables; a value that is not set is left out, a secret is never read here."""
     from tir_dagster.orchestration import io_managers  # noqa: PLC0415 - it needs the folder's class from here
+    from tir_dagster.orchestration.people import people_resources  # noqa: PLC0415
 
     state = StateFolder(path=str(tir_home()))
     return {
@@ -83,6 +84,7 @@ def environment_resources() -> dict[str, Any]:
         "tableau": TableauResource(**_set_variables(TABLEAU_VARIABLES)),
         "pyspark": LazyPySparkResource(spark_config={}),
         "state": state,
+        **people_resources(),
         io_managers.CHANGE_SET_IO: io_managers.ChangeSetIOManager(state=state),
         io_managers.HYPER_IO: io_managers.HyperIOManager(state=state),
     }

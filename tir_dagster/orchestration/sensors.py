@@ -16,6 +16,7 @@ from dagster_snowflake import SnowflakeResource
 from tir_dagster.changes.changesets import new_id
 from tir_dagster.changes.state import Confirmation
 from tir_dagster.errors import TirError
+from tir_dagster.orchestration.alerting import report_blind, report_reading
 from tir_dagster.orchestration.confirmations import last_confirmation
 from tir_dagster.orchestration.metadata import SOURCE_VERSION, TOUCHED, source_metadata
 from tir_dagster.orchestration.names import ExtractKeys, application_config, extract_keys
@@ -164,7 +165,9 @@ def _source_sensor(spec: ExtractSpec, keys: ExtractKeys, detect_job: Any) -> dg.
             )
             observed = [] if waiting else [dg.AssetObservation(keys.source_table, metadata=source.metadata())]
         except TirError as error:
+            report_blind(spec, error)
             return dg.SkipReason(f"the source could not be read: {error}")
+        report_reading(spec)
         # Not deleted by the detection itself: its own run is still on the partition then.
         partitions = change_set_partitions(spec)
         deleted = [partitions.build_delete_request([empty])] if empty else []
@@ -208,7 +211,9 @@ def build_trigger_sensor(spec: ExtractSpec, refresh_job: Any) -> dg.SensorDefini
                 what="refresh",
             )
         except TirError as error:
+            report_blind(spec, error)
             return dg.SkipReason(f"the source could not be read: {error}")
+        report_reading(spec)
         if waiting:
             return dg.SensorResult(skip_reason=waiting, cursor=seen.to_cursor())
         key = _detection_key(spec, seen)

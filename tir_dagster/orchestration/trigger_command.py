@@ -60,15 +60,18 @@ class TriggerCommand:
             raise SpecError(
                 f"{self.spec.name} is refreshed by Tableau itself (delivery `trigger`), which takes no hints. Leave --hint out."
             )
+        from tir_dagster.orchestration.alerting import telling  # noqa: PLC0415 - with dagster-snowflake, seconds
+
         started = time.perf_counter()
         outcome = Outcome(self.spec.name, mode)
         self.refresher.begin()
-        try:
-            with self.refresher.leased("tir refresh", wait_seconds=LEASE_WAIT_SECONDS):
-                self._refresh(outcome, mode)
-        finally:
-            outcome.stages = dict(self.refresher.stages.seconds)
-            outcome.seconds = round(time.perf_counter() - started, 3)
+        with telling(self.spec, self._instance, outcome, self._progress):
+            try:
+                with self.refresher.leased("tir refresh", wait_seconds=LEASE_WAIT_SECONDS):
+                    self._refresh(outcome, mode)
+            finally:
+                outcome.stages = dict(self.refresher.stages.seconds)
+                outcome.seconds = round(time.perf_counter() - started, 3)
         return outcome
 
     def _refuse(self, mode: Mode, slices: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""The embedded Snowflake and Tableau Server: stand-ins that speak the real protocols over HTTP on loopback.
+"""The embedded Snowflake, Tableau Server, Slack and ServiceNow: stand-ins that speak the real protocols over HTTP on loopback.
 
 Nothing here is imported by the product; it reaches these servers over HTTP like the real ones, by
 configuration alone.

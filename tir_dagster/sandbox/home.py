@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-SERVERS = ("warehouse", "tableau")
+SERVERS = ("warehouse", "tableau", "people")
 LOOPBACK = "127.0.0.1"
 HEALTH_PATH = "/sandbox/health"
 
@@ -48,6 +48,11 @@ class Identity:
     connected_app_client_id: str = field(default_factory=lambda: secrets.token_hex(16))
     connected_app_secret_id: str = field(default_factory=lambda: secrets.token_hex(16))
     connected_app_secret_value: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
+    slack_token: str = field(default_factory=lambda: f"xoxb-{secrets.token_urlsafe(24)}", repr=False)
+    servicenow_user: str = "tir"
+    servicenow_password: str = field(default_factory=lambda: secrets.token_urlsafe(18), repr=False)
+    servicenow_client_id: str = field(default_factory=lambda: secrets.token_hex(16))
+    servicenow_client_secret: str = field(default_factory=lambda: secrets.token_urlsafe(24), repr=False)
 
 
 @dataclass(frozen=True)

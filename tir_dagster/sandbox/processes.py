@@ -95,6 +95,11 @@ def environment(home: SandboxHome) -> dict[str, str]:
         "TABLEAU_SITE": identity.site,
         "TABLEAU_TOKEN_NAME": identity.token_name,
         "TABLEAU_TOKEN_SECRET": identity.token_secret,
+        "SLACK_API_URL": f"{states['people'].url}/slack/api/",
+        "SLACK_BOT_TOKEN": identity.slack_token,
+        "SERVICENOW_URL": str(states["people"].url),
+        "SERVICENOW_USERNAME": identity.servicenow_user,
+        "SERVICENOW_PASSWORD": identity.servicenow_password,
     }
 
 

@@ -174,7 +174,8 @@ class SnowflakeAccess:
         where = f"Snowflake account {self.account}" + (f" at {self.host}:{self.port}" if self.host else "")
         said = self.scrub(" ".join(str(error.raw_msg or error.msg or error).split()))
         # The original may quote a signed address or what was sent: it must not travel along as the cause.
-        raise SnowflakeError(f"{where}: {said.rstrip('.')}. {_hint(error)}", errno=error.errno) from None
+        kind = SnowflakeDownError if error.errno in UNREACHABLE else SnowflakeError
+        raise kind(f"{where}: {said.rstrip('.')}. {_hint(error)}", errno=error.errno) from None
 
     def scrub(self, text: str) -> str:
         """The text without any secret of this access, and without the signatures in addresses."""
@@ -193,7 +194,11 @@ class SnowflakeError(SourceError):
         self.errno = errno
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _failure, (str(self), self.errno)
+        return _failure, (type(self), str(self), self.errno)
+
+
+class SnowflakeDownError(SnowflakeError):
+    """Snowflake as a whole cannot be reached."""
 
 
 def _whole_number(name: str, value: Any) -> int:
@@ -203,17 +208,18 @@ def _whole_number(name: str, value: Any) -> int:
         raise SourceError(f"SNOWFLAKE_{name.upper()} is {value!r}, which is no whole number. Correct it.") from None
 
 
-def _failure(message: str, errno: int | None) -> SnowflakeError:
-    return SnowflakeError(message, errno=errno)
+def _failure(kind: type[SnowflakeError], message: str, errno: int | None) -> SnowflakeError:
+    return kind(message, errno=errno)
 
 
 MISSING_OBJECT = frozenset({2003, 2043})
 BEYOND_TIME_TRAVEL = frozenset({707})
 UNTRACKED = frozenset({91930})
+UNREACHABLE = frozenset({250001, 250003, 251001, 251007, 290404})
 
 _HINTS = {
     **dict.fromkeys(
-        (250001, 250003, 251001, 251007, 290404),
+        UNREACHABLE,
         "Check host, network and proxy, and whether the server is up; then run again.",
     ),
     **dict.fromkeys((390100, 390144, 390303, 390318, 394300), "Check user and credential, and their expiry."),

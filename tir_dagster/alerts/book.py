@@ -1,0 +1,209 @@
+"""What telling people must remember, as small files: open troubles, what was told, what waits to be told."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import time
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from tir_dagster.alerts.events import Event, Report, Topic, event_from_json, from_json, to_json
+from tir_dagster.durable import replaced_file
+
+TOLD_KEPT = 2000
+GIVEN_UP_KEPT = 200
+
+
+class BusyError(Exception):
+    """Another process is telling people right now."""
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """Something that is wrong and was not yet seen to be right again."""
+
+    key: str
+    cause: str
+    sentence: str
+    since: float
+    last: float
+    # How often people were told; 0 while a sensor's patience lasts.
+    count: int = 0
+    # Which extracts it hits, and what ends it for each.
+    affected: Mapping[str, Topic] = field(default_factory=dict)
+    # What each channel wants to be reminded of: a thread, an incident.
+    memory: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+    def without(self, extract: str) -> Trouble:
+        return replace(self, affected={name: topic for name, topic in self.affected.items() if name != extract})
+
+    def remembering(self, channel: str, memory: Mapping[str, str]) -> Trouble:
+        return replace(self, memory={**self.memory, channel: {**self.memory.get(channel, {}), **memory}})
+
+
+@dataclass(frozen=True)
+class Pending:
+    """An event that a channel could not be told; it is tried once more."""
+
+    channel: str
+    event: Event
+    due: float
+    # Whose settings name the channel.
+    extract: str
+
+
+class Book:
+    """The folder of all this; every change is a file written beside and renamed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @contextmanager
+    def locked(self, seconds: float) -> Iterator[None]:
+        """One process at a time; BusyError when another one does not end in time."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        deadline = time.monotonic() + seconds
+        with (self.folder / "lock").open("a") as lock:
+            while True:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() >= deadline:
+                        raise BusyError from None
+                    time.sleep(0.05)
+            yield  # freed by the system when this process ends, however it ends
+
+    # Troubles
+
+    def troubles(self) -> list[Trouble]:
+        found = []
+        for value in _all(self.folder / "open"):
+            with suppress(TypeError):
+                found.append(Trouble(**value))
+        return sorted(found, key=lambda one: one.since)
+
+    def trouble(self, key: str) -> Trouble | None:
+        return next((one for one in self.troubles() if one.key == key), None)
+
+    def keep(self, trouble: Trouble) -> None:
+        _write(self._file("open", trouble.key), asdict(trouble))
+
+    def close(self, key: str) -> None:
+        self._file("open", key).unlink(missing_ok=True)
+
+    # What was told
+
+    def is_told(self, ident: str) -> bool:
+        return ident in self._told()
+
+    def mark_told(self, *idents: str) -> None:
+        told = [*(one for one in self._told() if one not in idents), *idents]
+        _write(self.folder / "told.json", told[-TOLD_KEPT:])
+
+    def _told(self) -> list[str]:
+        told = _read(self.folder / "told.json")
+        return told if isinstance(told, list) else []
+
+    # Reports that wait for somebody to tell them
+
+    def put(self, report: Report, *, slot: str = "") -> None:
+        """Leave a report for the sensor; safe from any process, without the lock. Of one slot only the newest stays."""
+        _write(self._file("inbox", slot or report.id), {"slot": slot or report.id, **to_json(report)})
+
+    def has_report(self, slot: str) -> bool:
+        return self._file("inbox", slot).exists()
+
+    def reports(self, extracts: Collection[str]) -> dict[str, Report]:
+        """Those of these extracts, by slot."""
+        found = {}
+        for value in _all(self.folder / "inbox"):
+            with suppress(KeyError, TypeError, ValueError):
+                report = from_json(value)
+                if report.extract in extracts:
+                    found[str(value["slot"])] = report
+        return found
+
+    def drop_report(self, slot: str, ident: str) -> None:
+        """Once it is told; a newer one that came into its slot meanwhile stays."""
+        value = _read(self._file("inbox", slot))
+        if isinstance(value, dict) and value.get("id") == ident:
+            self._file("inbox", slot).unlink(missing_ok=True)
+
+    # Events that could not be told
+
+    def postpone(self, pending: Pending) -> None:
+        """In the place of an earlier one of the same trouble: the newest says it all."""
+        _write(self._pending_file(pending.channel, pending.event.key), asdict(pending))
+
+    def pending(self) -> list[Pending]:
+        found = []
+        for value in _all(self.folder / "pending"):
+            with suppress(KeyError, TypeError):
+                found.append(Pending(**{**value, "event": event_from_json(value["event"])}))
+        return sorted(found, key=lambda one: one.due)
+
+    def drop_pending(self, channel: str, key: str) -> None:
+        self._pending_file(channel, key).unlink(missing_ok=True)
+
+    def give_up(self, pending: Pending, why: str) -> None:
+        """Never told: what remains is a line that says so."""
+        lines = self.given_up()
+        lines.append({"channel": pending.channel, "title": pending.event.title, "why": why, "at": time.time()})
+        _write(self.folder / "given_up.json", lines[-GIVEN_UP_KEPT:])
+        self.drop_pending(pending.channel, pending.event.key)
+
+    def given_up(self) -> list[dict[str, Any]]:
+        lines = _read(self.folder / "given_up.json")
+        return lines if isinstance(lines, list) else []
+
+    # Successes of a day, and the last full refresh, which others are compared with
+
+    def collect(self, destination: str, success: Report) -> None:
+        _write(self._file("daily", f"{destination}\0{success.id}"), {"to": destination, **to_json(success)})
+
+    def collected(self, destination: str) -> list[Report]:
+        values = [value for value in _all(self.folder / "daily") if value.get("to") == destination]
+        return sorted((from_json(value) for value in values), key=lambda one: one.at)
+
+    def sent(self, destination: str, successes: list[Report]) -> None:
+        for success in successes:
+            self._file("daily", f"{destination}\0{success.id}").unlink(missing_ok=True)
+
+    def full_seconds(self, extract: str) -> float | None:
+        value = _read(self.folder / "full.json")
+        found = value.get(extract) if isinstance(value, dict) else None
+        return float(found) if isinstance(found, (int, float)) else None
+
+    def note_full(self, extract: str, seconds: float) -> None:
+        value = _read(self.folder / "full.json")
+        _write(self.folder / "full.json", {**(value if isinstance(value, dict) else {}), extract: seconds})
+
+    def _file(self, kind: str, key: str) -> Path:
+        return self.folder / kind / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.json"
+
+    def _pending_file(self, channel: str, key: str) -> Path:
+        return self._file("pending", f"{channel}\0{key}")
+
+
+def _all(folder: Path) -> list[dict[str, Any]]:
+    values = [_read(path) for path in sorted(folder.glob("[!.]*.json"))]
+    return [value for value in values if isinstance(value, dict)]
+
+
+def _read(path: Path) -> Any:
+    """None for a file that is missing or damaged: at worst something is told twice."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+def _write(path: Path, value: Any) -> None:
+    with replaced_file(path) as beside:
+        beside.write_text(json.dumps(value, ensure_ascii=False), encoding="utf-8")

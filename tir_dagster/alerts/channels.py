@@ -1,0 +1,53 @@
+"""An extract's channels by the names in its spec; the clients are passed in."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import cast
+
+from slack_sdk import WebClient
+
+from tir_dagster.alerts.events import Channel
+from tir_dagster.alerts.persistence import ChannelError, Persistence
+from tir_dagster.alerts.policy import Alerts, ServiceNowAlerts
+from tir_dagster.alerts.servicenow import ServiceNowAccess, ServiceNowChannel, ServiceNowClient
+from tir_dagster.alerts.slack import SlackChannel
+from tir_dagster.alerts.telling import MakeChannel
+
+
+def channels_of(
+    alerts: Alerts,
+    persistence: Persistence,
+    *,
+    slack: Callable[[], WebClient],
+    servicenow: ServiceNowAccess,
+) -> Mapping[str, MakeChannel]:
+    """How each channel is made: what is wrong with one shows when it is used, and hurts no other."""
+    made: dict[str, MakeChannel] = {}
+    if alerts.slack is not None:
+        made[f"slack:{alerts.slack.channel}"] = partial(_slack, slack, alerts.slack.channel, persistence)
+    if alerts.servicenow is not None:
+        made[f"servicenow:{alerts.servicenow.group}"] = partial(_servicenow, servicenow, alerts.servicenow, persistence)
+    return {**made, **{f"channel:{name}": partial(_own, name) for name in alerts.channels}}
+
+
+def _slack(client: Callable[[], WebClient], channel: str, persistence: Persistence) -> Channel:
+    return SlackChannel(client(), channel, persistence)
+
+
+def _servicenow(access: ServiceNowAccess, alerts: ServiceNowAlerts, persistence: Persistence) -> Channel:
+    if problem := access.problem():
+        raise ChannelError(f"ServiceNow is not configured: {problem}")
+    return ServiceNowChannel(ServiceNowClient(access), alerts, persistence)
+
+
+def _own(name: str) -> Channel:
+    """A class, or a function without arguments, that the project's own code has: module:name."""
+    module, _, attribute = name.partition(":")
+    try:
+        make = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ChannelError(f"{name} cannot be loaded: {error}") from error
+    return cast("Channel", make())

@@ -1,0 +1,176 @@
+"""From reports to events: what people read, in words; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from tir_dagster.alerts.book import Trouble
+from tir_dagster.alerts.events import Cause, Event, Failure, Recovered, Success
+from tir_dagster.alerts.text import joined, moment, one_line, shortened, span
+
+LONGEST_SENTENCE = 600
+_LOOK = "Look at the run, mend the cause, and refresh again."
+_NEXT = {
+    Cause.SERVER_DOWN: "Check that Tableau Server runs and can be reached from here; the sensors try again by themselves.",
+    Cause.WAREHOUSE_DOWN: "Check Snowflake's status, the network and the credentials; the sensors try again by themselves.",
+    Cause.GUARD: "Look at the source. If it is as it should be, run tir refresh --allow-empty.",
+    Cause.SENSOR_BLIND: "Check the table's name, the role's grants and the network; the sensor tries again by itself.",
+    Cause.JOB_FAILED: "Look at the job on Tableau Server, mend the cause, and refresh again.",
+    Cause.DRIFT: "Re-sync the slices that differ: tir refresh EXTRACT --slices FROM..TO.",
+    Cause.STALE: "Look why no refresh came through: the extract's sensors and its last runs.",
+}
+
+
+def failure_event(key: str, failures: Sequence[Failure], before: Trouble | None) -> Event:
+    """One event for all extracts that the same cause hits."""
+    last = failures[-1]
+    extracts = tuple(dict.fromkeys([*(before.affected if before else ()), *(one.extract for one in failures)]))
+    told = before.count if before else 0
+    again = f" again (failure {told + 1} since {_time(before.since)})" if before and told else ""
+    return Event(
+        kind="repeat" if told else "failure",
+        id=last.id,
+        key=key,
+        extracts=extracts,
+        title=shortened(f"{_subject(last, extracts)}: {last.cause.value}{again}", 140),
+        text=shortened(one_line(last.sentence), LONGEST_SENTENCE),
+        cause=last.cause.name.lower(),
+        facts=_filled(
+            {
+                "Affected": joined(extracts) if len(extracts) > 1 else "",
+                "Datasource": last.datasource if len(extracts) == 1 else "",
+                "Step": last.step,
+                "Unaffected": last.unaffected if len(extracts) == 1 else "the published datasources are unchanged",
+                "Run": last.run_id[:8],
+            }
+        ),
+        links=_filled({"Open the run": last.run_url}),
+        next_step=last.next_step or _NEXT.get(last.cause, _LOOK),
+        datasource=last.datasource,
+        run_id=last.run_id,
+    )
+
+
+def _subject(failure: Failure, extracts: tuple[str, ...]) -> str:
+    if failure.cause.is_whole_server:
+        return failure.scope or ("Tableau Server" if failure.cause is Cause.SERVER_DOWN else "Snowflake")
+    return joined(extracts)
+
+
+def recovery_event(trouble: Trouble, by: Success | Recovered, full_seconds: float | None = None) -> Event:
+    """The end of a trouble, by a success or by a good read."""
+    cause = Cause[trouble.cause]
+    lasted = span(max(0.0, by.at - trouble.since))
+    works = {
+        "refresh": "the refresh works again",
+        "sensor": "the sensor reads again",
+        "drift": "the extract equals its source again",
+        "freshness": "the extract is fresh again",
+    }
+    ended = "the server answers again" if cause.is_whole_server else works[cause.topic]
+    times = "once" if trouble.count == 1 else f"{trouble.count} times"
+    name = trouble.key.split("/")[1] if cause.is_whole_server else by.extract
+    success = by if isinstance(by, Success) else None
+    return Event(
+        kind="recovery",
+        id=f"{by.id}/end",
+        key=trouble.key,
+        extracts=(by.extract,),
+        title=shortened(f"{name}: {ended}", 140),
+        text=f"It had failed {times} since {_time(trouble.since)}, for {lasted}.",
+        cause=trouble.cause.lower(),
+        facts=success_facts(success, full_seconds) if success else {},
+        links=_links(success) if success else {},
+        datasource=success.datasource if success else "",
+        run_id=success.run_id if success else "",
+    )
+
+
+def success_event(success: Success, full_seconds: float | None) -> Event:
+    if success.published:
+        why = f", {success.reason}" if success.reason else ""
+        title, text = f"{success.extract}: refreshed ({success.decision}{why})", saved_sentence(success, full_seconds)
+    else:
+        title, text = f"{success.extract}: nothing to do", "The source has not changed since the last refresh."
+    return Event(
+        kind="success",
+        id=success.id,
+        key=f"{success.extract}/success/{success.id}",
+        extracts=(success.extract,),
+        title=shortened(title, 140),
+        text=text,
+        facts=success_facts(success, full_seconds),
+        links=_links(success),
+        datasource=success.datasource,
+        run_id=success.run_id,
+    )
+
+
+def success_facts(success: Success, full_seconds: float | None) -> dict[str, str]:
+    moved = f"{success.rows_purged:,} rows purged, {success.rows_appended:,} appended" if success.published else ""
+    slices = f"{len(success.slices)}: {joined(success.slices)}" if success.slices else ""
+    compared = full_seconds is not None and success.decision == "incremental"
+    beside = f" (the last full refresh took {span(full_seconds or 0)})" if compared else ""
+    return _filled(
+        {
+            "Datasource": success.datasource,
+            "Changed": moved,
+            "Slices": slices,
+            "Took": f"{span(success.seconds)}{beside}" if success.seconds else "",
+            "Data as of": moment(success.as_of) if success.as_of else "",
+            "Full because": (success.why or success.reason) if success.decision == "full" else "",
+            "Warnings": shortened("; ".join(success.warnings), LONGEST_SENTENCE),
+        }
+    )
+
+
+def saved_sentence(success: Success, full_seconds: float | None) -> str:
+    """What going by key saved against a full refresh, as far as that is known."""
+    if success.decision != "incremental" or success.rows is None:
+        return f"The datasource holds {success.rows:,} rows." if success.rows is not None else "The refresh is through."
+    moved = max(success.rows_purged, success.rows_appended)
+    share = f"{moved:,} of {success.rows:,} rows moved"
+    # Rounded, a few rows of many would look like none.
+    saved = min(0.999 if moved else 1.0, max(0.0, 1 - moved / success.rows)) if success.rows else 0.0
+    faster = ""
+    if full_seconds and success.seconds and full_seconds > success.seconds:
+        faster = f" and {span(full_seconds - success.seconds)}"
+    return f"{share}: {saved:.1%} of the rows{faster} saved against a full refresh."
+
+
+def digest_event(successes: Sequence[Success], day: str) -> Event:
+    """One message for a day's refreshes."""
+    by_extract: dict[str, list[Success]] = {}
+    for success in successes:
+        by_extract.setdefault(success.extract, []).append(success)
+    facts = {name: _of_a_day(list(some)) for name, some in list(by_extract.items())[:40]}
+    return Event(
+        kind="digest",
+        id=f"digest/{day}/{successes[-1].id}",
+        key=f"digest/{day}/{successes[-1].id}",
+        extracts=tuple(by_extract),
+        title=f"{len(successes)} refreshes of {len(by_extract)} extracts until {day}",
+        text="All of them ended well; failures are told when they happen.",
+        facts=facts,
+    )
+
+
+def _of_a_day(some: list[Success]) -> str:
+    published = [one for one in some if one.published]
+    full = sum(one.decision == "full" for one in published)
+    purged, appended = sum(one.rows_purged for one in published), sum(one.rows_appended for one in published)
+    fulls = f", {full} of them full" if full else ""
+    return f"{len(published)} of {len(some)} published{fulls}; {purged:,} rows purged, {appended:,} appended"
+
+
+def _links(success: Success) -> dict[str, str]:
+    return _filled({"Open the datasource": success.datasource_url, "Open the run": success.run_url})
+
+
+def _filled(values: dict[str, str]) -> dict[str, str]:
+    return {name: value for name, value in values.items() if value}
+
+
+def _time(at: float) -> str:
+    return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M} UTC"

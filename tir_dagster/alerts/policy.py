@@ -1,0 +1,108 @@
+"""The `alerts` block of an extract spec: who is told, of what, how urgently, and how long that may take."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+Level = Literal["high", "medium", "low"]
+OnSuccess = Literal["always", "changed", "daily", "never"]
+
+_CLASS = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+# What an incident says itself; a custom field must not take its place.
+_OURS = ("short_description", "description", "correlation_id", "correlation_display", "work_notes", "state")
+
+
+@dataclass(frozen=True)
+class SlackAlerts:
+    """Which channel hears of it, and of which successes; a failure and its end are always told."""
+
+    channel: str
+    on_success: OnSuccess = "changed"
+    # When the messages of `daily` are sent, in UTC.
+    daily_at: str = "06:00"
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        if not re.fullmatch(r"#?[^\s#@<>&]{1,80}", self.channel):
+            yield "channel", f"{self.channel!r} is no channel; write its name or id, such as '#mychannel', in quotes"
+        if not re.fullmatch(r"([01]\d|2[0-3]):[0-5]\d", self.daily_at):
+            yield "daily_at", f"{self.daily_at!r} is no time of day; write one such as '06:00', in quotes"
+
+
+@dataclass(frozen=True)
+class Severity:
+    """How ServiceNow ranks an incident."""
+
+    urgency: Level = "medium"
+    impact: Level = "medium"
+
+
+@dataclass(frozen=True)
+class ServiceNowAlerts(Severity):
+    """Which group gets incidents, and how they are filled in."""
+
+    group: str = ""
+    # By cause, such as `server_down`, where it differs from the above.
+    by_cause: Mapping[str, Severity] = field(default_factory=dict)
+    # Custom fields by name; {extract}, {datasource}, {cause} and {run_id} are filled in.
+    fields: Mapping[str, str] = field(default_factory=dict)
+    close_code: str = "Solution provided"
+
+    def severity(self, cause: str) -> Severity:
+        return self.by_cause.get(cause, self)
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        if not self.group:
+            yield "group", "name the assignment group that gets the incidents"
+        for name, text in self.fields.items():
+            if name in _OURS:
+                yield f"fields.{name}", "an incident says this itself; choose another field"
+            elif unknown := set(re.findall(r"\{(\w*)\}", text)) - {"extract", "datasource", "cause", "run_id"}:
+                yield (
+                    f"fields.{name}",
+                    f"{{{min(unknown)}}} is not known; known are {{extract}}, {{datasource}}, {{cause}} and {{run_id}}",
+                )
+
+
+@dataclass(frozen=True)
+class Alerts:
+    """Who is told of an extract's refreshes."""
+
+    slack: SlackAlerts | None = None
+    servicenow: ServiceNowAlerts | None = None
+    # Own channels as module:name, each made without arguments.
+    channels: tuple[str, ...] = ()
+    # All that telling people may add to a refresh.
+    timeout: float = field(default=10.0, metadata={"duration": True})
+    attempts: float = 2.0
+    # When the sensor tries once more what could not be told.
+    retry_after: float = field(default=300.0, metadata={"duration": True})
+    # How long a sensor may be unable to read before people hear of it.
+    patience: float = field(default=300.0, metadata={"duration": True})
+    # Values in SQL that errors quote may be customers' keys.
+    show_values: bool = False
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        from tir_dagster.alerts.events import Cause  # noqa: PLC0415 - it needs this module
+
+        for name in self.channels:
+            if not _CLASS.fullmatch(name):
+                yield "channels", f"{name!r} names no class; write module:name, such as my_alerts:Teams"
+        if not 1 <= self.attempts <= 10 or self.attempts != int(self.attempts):
+            yield "attempts", "give a whole number from 1 to 10"
+        if not 1 <= self.timeout <= 40:
+            yield "timeout", "give from 1 to 40 seconds: Dagster ends a sensor's tick after 60"
+        if not (self.slack or self.servicenow or self.channels):
+            yield "slack", "name somebody to tell: slack, servicenow or channels"
+        known = [cause.name.lower() for cause in Cause]
+        for cause in self.servicenow.by_cause if self.servicenow else ():
+            if cause not in known:
+                yield f"servicenow.by_cause.{cause}", f"unknown cause; known are {', '.join(known)}"
+
+    @property
+    def destination(self) -> tuple[str, ...]:
+        """Whom this reaches: extracts of one destination share the message about a server that is down."""
+        slack, group = self.slack.channel if self.slack else "", self.servicenow.group if self.servicenow else ""
+        return (slack, group, *self.channels)

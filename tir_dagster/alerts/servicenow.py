@@ -1,0 +1,224 @@
+"""ServiceNow: one incident per trouble, by three plain HTTP calls; notes while it lasts, resolved when it ends."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import requests
+
+from tir_dagster.alerts.events import Event
+from tir_dagster.alerts.persistence import ChannelError, Persistence
+from tir_dagster.alerts.policy import ServiceNowAlerts
+from tir_dagster.alerts.text import shortened
+
+INCIDENTS = "/api/now/table/incident"
+RESOLVED = "6"
+_LEVELS = {"high": "1", "medium": "2", "low": "3"}
+_LONGEST_KEY = 100
+
+
+@dataclass(frozen=True)
+class ServiceNowAccess:
+    """An instance and one way to sign in: a token, a client with or without a user (OAuth), or a user (basic)."""
+
+    url: str
+    username: str | None = None
+    password: str | None = field(default=None, repr=False)
+    client_id: str | None = None
+    client_secret: str | None = field(default=None, repr=False)
+    token: str | None = field(default=None, repr=False)
+
+    def problem(self) -> str | None:
+        """What is missing to sign in."""
+        if not self.url:
+            return "set SERVICENOW_URL"
+        if self.token or (self.client_id and self.client_secret) or (self.username and self.password):
+            return None
+        return (
+            "set SERVICENOW_USERNAME and SERVICENOW_PASSWORD, or SERVICENOW_CLIENT_ID and SERVICENOW_CLIENT_SECRET, "
+            "or SERVICENOW_TOKEN"
+        )
+
+
+class _Bearer(requests.auth.AuthBase):
+    """As `auth` and not as a header, which an entry of .netrc for the host would replace."""
+
+    def __init__(self, token: str) -> None:
+        self._token = token
+
+    def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
+        request.headers["Authorization"] = f"Bearer {self._token}"
+        return request
+
+
+class ServiceNowClient:
+    """Find, create and change incidents; every call ends within its seconds."""
+
+    def __init__(self, access: ServiceNowAccess, session: requests.Session | None = None) -> None:
+        self._access = access
+        self._session = session or requests.Session()
+        self._bearer = access.token
+
+    def find(self, correlation_id: str, seconds: float) -> dict[str, Any] | None:
+        """The open incident of this trouble."""
+        asked = {"sysparm_query": f"correlation_id={correlation_id}^active=true", "sysparm_limit": "1"}
+        found = self._call("GET", INCIDENTS, seconds, params=asked)
+        return found[0] if isinstance(found, list) and found else None
+
+    def create(self, fields: Mapping[str, str], seconds: float) -> dict[str, Any]:
+        return self._one(self._call("POST", INCIDENTS, seconds, json=dict(fields)))
+
+    def change(self, sys_id: str, fields: Mapping[str, str], seconds: float) -> dict[str, Any]:
+        return self._one(self._call("PATCH", f"{INCIDENTS}/{sys_id}", seconds, json=dict(fields)))
+
+    def _one(self, result: Any) -> dict[str, Any]:
+        if not isinstance(result, dict) or not result.get("sys_id"):
+            raise ChannelError("ServiceNow did not answer the way its table API does", passing=True)
+        return result
+
+    def _call(self, method: str, path: str, seconds: float, **options: Any) -> Any:
+        answer = self._send(method, path, seconds, **self._signed(seconds), **options)
+        if answer.status_code == 401 and self._bearer and not self._access.token:
+            self._bearer = None
+            answer = self._send(method, path, seconds, **self._signed(seconds), **options)
+        if answer.status_code not in (200, 201):
+            raise _refused(answer)
+        try:
+            return answer.json()["result"]
+        except (ValueError, KeyError, TypeError):
+            raise ChannelError("ServiceNow did not answer the way its table API does", passing=True) from None
+
+    def _send(self, method: str, path: str, seconds: float, **options: Any) -> requests.Response:
+        try:
+            return self._session.request(
+                method,
+                self._access.url.rstrip("/") + path,
+                timeout=seconds,
+                headers={"Accept": "application/json"},
+                # A login page must not pass for an answer.
+                allow_redirects=False,
+                **options,
+            )
+        except requests.Timeout:
+            raise ChannelError("ServiceNow did not answer in time", passing=True) from None
+        except requests.RequestException as error:
+            # Without its text, which may hold the address with its credentials.
+            raise ChannelError(f"ServiceNow cannot be reached: {type(error).__name__}", passing=True) from None
+
+    def _signed(self, seconds: float) -> dict[str, Any]:
+        access = self._access
+        if not self._bearer and access.client_id:
+            self._bearer = self._fetch_token(seconds)
+        if self._bearer:
+            return {"auth": _Bearer(self._bearer)}
+        return {"auth": (access.username or "", access.password or "")}
+
+    def _fetch_token(self, seconds: float) -> str:
+        access = self._access
+        asked = {"client_id": access.client_id, "client_secret": access.client_secret}
+        if access.username:
+            asked |= {"grant_type": "password", "username": access.username, "password": access.password}
+        else:
+            asked |= {"grant_type": "client_credentials"}
+        answer = self._send("POST", "/oauth_token.do", seconds, data=asked)
+        try:
+            return str(answer.json()["access_token"])
+        except (ValueError, KeyError, TypeError):
+            raise _refused(answer) from None
+
+
+def _refused(answer: requests.Response) -> ChannelError:
+    status = answer.status_code
+    if status == 429:
+        try:
+            wait = max(0.0, float(answer.headers.get("Retry-After", "")))
+        except ValueError:
+            wait = None
+        return ChannelError("ServiceNow asks for fewer calls (429)", passing=True, wait=wait)
+    if status in (401, 403):
+        return ChannelError(f"ServiceNow refused ({status}); check SERVICENOW_USERNAME and its roles, or the token")
+    return ChannelError(f"ServiceNow failed ({status})", passing=status >= 500)
+
+
+def correlation_id(key: str) -> str:
+    """The trouble's name in ServiceNow; `^` would end the query that looks for it."""
+    name = f"tir/{key.replace('^', '_')}"
+    if len(name) <= _LONGEST_KEY:
+        return name
+    return f"{name[: _LONGEST_KEY - 9]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+
+
+def incident_fields(event: Event, alerts: ServiceNowAlerts) -> dict[str, str]:
+    """A new incident; custom fields come last and cannot replace ours."""
+    severity = alerts.severity(event.cause)
+    known = {"extract": event.extracts[0], "datasource": event.datasource, "cause": event.cause, "run_id": event.run_id}
+    return {
+        **{name: _fill(text, known) for name, text in alerts.fields.items()},
+        "short_description": shortened(event.title, 160),
+        "description": description(event),
+        "urgency": _LEVELS[severity.urgency],
+        "impact": _LEVELS[severity.impact],
+        "assignment_group": alerts.group,
+        "correlation_id": correlation_id(event.key),
+        "correlation_display": "tir_dagster",
+    }
+
+
+def _fill(text: str, known: Mapping[str, str]) -> str:
+    for name, value in known.items():
+        text = text.replace(f"{{{name}}}", value)
+    return text
+
+
+def description(event: Event) -> str:
+    """Cause, facts, next steps and links, one per line."""
+    lines = [event.text, "", *(f"{name}: {value}" for name, value in event.facts.items())]
+    lines += ["", f"What to do: {event.next_step}"] if event.next_step else []
+    return "\n".join([*lines, *(f"{label}: {url}" for label, url in event.links.items())]).strip()
+
+
+class ServiceNowChannel:
+    """Incidents for one group."""
+
+    def __init__(self, client: ServiceNowClient, alerts: ServiceNowAlerts, persistence: Persistence) -> None:
+        self._client = client
+        self._alerts = alerts
+        self._persistence = persistence
+
+    def told(self, event: Event) -> Mapping[str, str] | None:
+        """Open, add to or resolve the trouble's incident; successes are no business of an incident."""
+        if event.kind in ("success", "digest"):
+            return None
+        return self._persistence.run(lambda seconds: self._once(event, _Clock(seconds)))
+
+    def _once(self, event: Event, clock: _Clock) -> Mapping[str, str] | None:
+        """Looks first, every time: an answer that got lost, or a person who closed it, makes no second incident."""
+        found = self._client.find(correlation_id(event.key), clock.left())
+        if event.kind == "recovery":
+            if found is not None:
+                self._client.change(str(found["sys_id"]), self._resolved(event), clock.left())
+            return None
+        if found is not None:
+            notes = f"{event.title}\n{description(event)}"
+            kept = self._client.change(str(found["sys_id"]), {"work_notes": notes}, clock.left())
+        else:
+            kept = self._client.create(incident_fields(event, self._alerts), clock.left())
+        return {"sys_id": str(kept["sys_id"]), "number": str(kept.get("number", ""))}
+
+    def _resolved(self, event: Event) -> dict[str, str]:
+        notes = f"{event.title}. {event.text}"
+        return {"state": RESOLVED, "close_code": self._alerts.close_code, "close_notes": notes}
+
+
+class _Clock:
+    """The seconds that are left of some."""
+
+    def __init__(self, seconds: float) -> None:
+        self._deadline = time.monotonic() + seconds
+
+    def left(self) -> float:
+        return max(0.1, self._deadline - time.monotonic())

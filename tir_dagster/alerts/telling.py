@@ -1,0 +1,317 @@
+"""Telling people: which report opens, continues or ends a story, who hears of it, and what to do if they do not."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import cast
+
+from tir_dagster.alerts.book import Book, BusyError, Pending, Trouble
+from tir_dagster.alerts.events import Channel, Event, Failure, Recovered, Report, Success, Topic, trouble_key
+from tir_dagster.alerts.messages import digest_event, failure_event, recovery_event, success_event
+from tir_dagster.alerts.persistence import Persistence
+from tir_dagster.alerts.policy import Alerts
+from tir_dagster.alerts.text import one_line, scrub, shortened, span
+
+# How often people hear again of a sensor that is still blind, and of further extracts on a server that is down.
+SENSOR_REPEAT_SECONDS, SERVER_REPEAT_SECONDS = 3600.0, 600.0
+# Of the time for telling, the part in which channels may answer, and the part in which they may try; the rest is for
+# writing down what they said.
+_ANSWER_SHARE, _TRY_SHARE = 0.8, 0.7
+_ENDED_BY_SUCCESS = ("refresh", "freshness", "sensor")
+
+# Makes a channel when it is used: one that cannot be made must not keep the others from being told.
+MakeChannel = Callable[[], Channel]
+Connect = Callable[[Alerts, Persistence], Mapping[str, MakeChannel]]
+
+
+@dataclass(frozen=True)
+class Note:
+    """Something about the telling itself that people should be able to see, and the run it belongs to."""
+
+    text: str
+    run_id: str = ""
+
+
+def in_groups(reports: Sequence[Report], key_of: Callable[[Failure], str]) -> list[list[Report]]:
+    """In the order of time; failures of several extracts by one cause together, unless a success stands between."""
+    groups: list[list[Report]] = []
+    open_groups: dict[str, list[Report]] = {}
+    for report in sorted(reports, key=lambda one: one.at):
+        if not isinstance(report, Failure):
+            groups.append([report])
+            open_groups = {}
+            continue
+        key = key_of(report)
+        group = open_groups.get(key)
+        if group is not None and report.extract not in {one.extract for one in group}:
+            group.append(report)
+        else:
+            open_groups[key] = [report]
+            groups.append(open_groups[key])
+    return groups
+
+
+def is_due(failures: Sequence[Failure], before: Trouble | None, *, patience: float, now: float) -> bool:
+    """Whether people hear of it now: each failure of an extract, but not each extract of a server that is down."""
+    blind = all(one.ends_with == "sensor" for one in failures)
+    if before is None or before.count == 0:
+        since = min([one.at for one in failures] + ([before.since] if before else []))
+        return not blind or now - since >= patience
+    if blind:
+        return now - before.last >= SENSOR_REPEAT_SECONDS
+    if failures[0].cause.is_whole_server:
+        # The extract that was hit first speaks for all of them.
+        speaks = next(iter(before.affected), "") in {one.extract for one in failures}
+        return speaks or now - before.last >= SERVER_REPEAT_SECONDS
+    return True
+
+
+def _affected(before: Trouble | None, failures: Sequence[Failure]) -> dict[str, Topic]:
+    """Where a refresh failed, only a refresh that works ends it, whatever the sensor reads meanwhile."""
+    affected = dict(before.affected) if before else {}
+    for one in failures:
+        if affected.get(one.extract) != "refresh":
+            affected[one.extract] = one.ends_with
+    return affected
+
+
+def last_boundary(now: float, at: str) -> float:
+    """The newest moment that was this time of day, in UTC."""
+    moment = datetime.fromtimestamp(now, UTC)
+    hour, minute = map(int, at.split(":"))
+    today = moment.replace(hour=hour, minute=minute, second=0, microsecond=0)
+    return (today if today <= moment else today - timedelta(days=1)).timestamp()
+
+
+class Teller:
+    """Tells people about some extracts, in bounded time, and remembers what it must."""
+
+    def __init__(
+        self,
+        book: Book,
+        alerts: Mapping[str, Alerts],
+        connect: Connect,
+        *,
+        seconds: float,
+        env: Mapping[str, str],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._book = book
+        self._alerts = alerts
+        self._connect = connect
+        self._env = env
+        self._clock = clock
+        self._deadline = time.monotonic() + seconds * _ANSWER_SHARE
+        self._notes: list[Note] = []
+        # Who did not answer once is not waited for again by this teller.
+        self._silent: dict[str, str] = {}
+
+    def tell(self, reports: Sequence[Report]) -> list[Note]:
+        """Tell what was not told before, what others left to be told, and what is due once more.
+
+        Never raises for a channel: what could not be told is noted, and tried once more later.
+        """
+        try:
+            with self._book.locked(self._left() / 2):
+                left = self._book.reports(self._alerts)
+                self._tell([*reports, *left.values()])
+                for slot, report in left.items():
+                    self._book.drop_report(slot, report.id)
+                self._try_again()
+                self._tell_daily()
+        except BusyError:
+            for report in reports:
+                if report.extract in self._alerts:
+                    self._book.put(self._clean(report))
+            self._notes.append(Note("another process is telling people; this is told by it or by the sensor"))
+        return self._notes
+
+    def _tell(self, reports: Sequence[Report]) -> None:
+        known = [one for one in reports if one.extract in self._alerts and not self._book.is_told(one.id)]
+        for group in in_groups([self._clean(one) for one in known], self._key):
+            if isinstance(group[0], Failure):
+                self._failed(cast("list[Failure]", group))
+            else:
+                self._ended(group[0])
+
+    def _key(self, failure: Failure) -> str:
+        return trouble_key(failure, self._alerts[failure.extract].destination)
+
+    def _clean(self, report: Report) -> Report:
+        """Without secrets and, unless asked for, without values: from here on the text reaches people and files."""
+        show = self._alerts[report.extract].show_values
+
+        def clean(text: str) -> str:
+            return scrub(text, self._env, show_values=show)
+
+        if isinstance(report, Failure):
+            return replace(report, sentence=clean(report.sentence), next_step=clean(report.next_step))
+        if isinstance(report, Success):
+            return replace(report, warnings=tuple(map(clean, report.warnings)))
+        return report
+
+    def _failed(self, failures: list[Failure]) -> None:
+        key, last = self._key(failures[-1]), failures[-1]
+        alerts, before = self._alerts[last.extract], self._book.trouble(key)
+        due = is_due(failures, before, patience=alerts.patience, now=last.at)
+        trouble = Trouble(
+            key=key,
+            cause=last.cause.name,
+            sentence=last.sentence,
+            since=before.since if before else failures[0].at,
+            last=last.at if due or before is None else before.last,
+            count=(before.count if before else 0) + due,
+            affected=_affected(before, failures),
+            memory=before.memory if before else {},
+        )
+        if due:
+            trouble = self._deliver(failure_event(key, failures, before), last.extract, trouble)
+        self._book.keep(trouble)
+        # A blind sensor reports at every tick: those ids need not be remembered, the reports are gone once read.
+        self._book.mark_told(*(one.id for one in failures if one.ends_with != "sensor"))
+
+    def _ended(self, report: Success | Recovered) -> None:
+        recovered = [self._left_by(report, trouble) for trouble in self._book.troubles()]
+        if isinstance(report, Success):
+            full = self._book.full_seconds(report.extract)
+            if report.published and report.decision == "full":
+                self._book.note_full(report.extract, report.seconds)
+            if not any(recovered):
+                self._succeeded(report, full)
+            self._book.mark_told(report.id)
+
+    def _left_by(self, report: Success | Recovered, trouble: Trouble) -> bool:
+        """Whether the report ended this trouble, and people know."""
+        topic = trouble.affected.get(report.extract)
+        by_success = isinstance(report, Success) and (topic in _ENDED_BY_SUCCESS or report.decision == "full")
+        if topic is None or not (by_success or (isinstance(report, Recovered) and topic == report.topic)):
+            return False
+        left = trouble.without(report.extract)
+        if left.affected:
+            self._book.keep(left)
+            return False
+        if trouble.count:
+            self._deliver(
+                recovery_event(trouble, report, self._book.full_seconds(report.extract)), report.extract, trouble
+            )
+        self._book.close(trouble.key)
+        return trouble.count > 0
+
+    def _succeeded(self, success: Success, full: float | None) -> None:
+        slack = self._alerts[success.extract].slack
+        wanted = slack is not None and (
+            slack.on_success == "always" or (slack.on_success == "changed" and success.changed)
+        )
+        if slack is not None and slack.on_success == "daily":
+            self._book.collect(slack.channel, success)
+        skipped = [] if wanted else ["slack"]
+        if wanted or success.changed:
+            self._deliver(success_event(success, full), success.extract, None, skipped=skipped)
+
+    # Delivery
+
+    def _deliver(
+        self,
+        event: Event,
+        extract: str,
+        trouble: Trouble | None,
+        *,
+        skipped: Sequence[str] = (),
+        only: str | None = None,
+        last_try: bool = False,
+    ) -> Trouble:
+        """Tell the extract's channels side by side; the trouble comes back with what they want to be reminded of."""
+        memory = trouble.memory if trouble else {}
+        makers = {
+            name: make
+            for name, make in self._connect(self._alerts[extract], self._persistence(extract)).items()
+            if name.partition(":")[0] not in skipped and only in (None, name)
+        }
+        events = {name: replace(event, remembered=memory.get(name, event.remembered)) for name in makers}
+        answers = self._ask({name: (makers[name], events[name]) for name in makers}, extract)
+        kept = trouble or Trouble(event.key, "", "", 0.0, 0.0)
+        for name, answer in answers.items():
+            if isinstance(answer, str):
+                self._not_told(name, events[name], extract, answer, again=not last_try)
+                continue
+            self._book.drop_pending(name, event.key)
+            kept = kept.remembering(name, answer) if answer else kept
+        return kept
+
+    def _ask(self, asked: Mapping[str, tuple[MakeChannel, Event]], extract: str) -> dict[str, Mapping[str, str] | str]:
+        """What each channel returned, or why it was not told; each in a thread, because any of them may hang."""
+        if self._left() <= 0:
+            # Not even begun: what is on its way when nobody listens any more would be told twice.
+            return {name: self._silent.get(name, "there was no time left") for name in asked}
+        answers: dict[str, Mapping[str, str] | str] = {
+            name: self._silent[name] for name in asked if name in self._silent
+        }
+        threads = []
+        for name, (make, event) in asked.items():
+            if name not in answers:
+                thread = threading.Thread(target=_told, args=(name, make, event, answers), daemon=True)
+                thread.start()
+                threads.append((name, thread))
+        deadline = time.monotonic() + min(self._left(), self._alerts[extract].timeout * _ANSWER_SHARE)
+        for name, thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+            if name not in answers or isinstance(answers[name], str):
+                self._silent[name] = str(answers.get(name, "it did not answer in time"))
+        # A copy: a thread that is late must not add to what was already read.
+        return {name: self._silent.get(name) or answers[name] for name in asked}
+
+    def _not_told(self, name: str, event: Event, extract: str, why: str, *, again: bool) -> None:
+        why = shortened(one_line(scrub(why, self._env)), 300)
+        pending = Pending(name, event, self._clock() + self._alerts[extract].retry_after, extract)
+        if again:
+            self._book.postpone(pending)
+            more = f"It is tried once more in {span(self._alerts[extract].retry_after)}, by the alerts sensor."
+        else:
+            self._book.give_up(pending, why)
+            more = "It is not tried again."
+        self._notes.append(Note(f"{name} was not told of {event.title!r}: {why}. {more}", event.run_id))
+
+    def _try_again(self) -> None:
+        """Once more, what could not be told; after that it stays in the list of what was given up."""
+        for pending in self._book.pending():
+            if pending.due > self._clock() or pending.extract not in self._alerts or self._left() <= 0:
+                continue
+            names = self._connect(self._alerts[pending.extract], self._persistence(pending.extract))
+            if pending.channel not in names:
+                self._book.give_up(pending, "the spec no longer names this channel")
+                continue
+            trouble = self._book.trouble(pending.event.key)
+            told = self._deliver(pending.event, pending.extract, trouble, only=pending.channel, last_try=True)
+            if trouble is not None:
+                self._book.keep(told)
+
+    def _tell_daily(self) -> None:
+        for extract, alerts in self._alerts.items():
+            slack = alerts.slack
+            if slack is None or slack.on_success != "daily":
+                continue
+            until = last_boundary(self._clock(), slack.daily_at)
+            due = [one for one in self._book.collected(slack.channel) if one.at < until]
+            if due:
+                event = digest_event(cast("list[Success]", due), f"{datetime.fromtimestamp(until, UTC):%Y-%m-%d %H:%M}")
+                self._deliver(event, extract, None, only=f"slack:{slack.channel}")
+                self._book.sent(slack.channel, due)
+
+    def _persistence(self, extract: str) -> Persistence:
+        alerts = self._alerts[extract]
+        seconds = max(0.1, min(alerts.timeout * _TRY_SHARE, self._left() * _TRY_SHARE / _ANSWER_SHARE))
+        return Persistence(attempts=int(alerts.attempts), seconds=seconds)
+
+    def _left(self) -> float:
+        return max(0.0, self._deadline - time.monotonic())
+
+
+def _told(name: str, make: MakeChannel, event: Event, answers: dict[str, Mapping[str, str] | str]) -> None:
+    try:
+        answers[name] = dict(make().told(event) or {})
+    except Exception as error:
+        answers[name] = str(error) or type(error).__name__

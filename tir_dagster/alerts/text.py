@@ -1,0 +1,73 @@
+"""Text that people read: without secrets, without values they should not see, escaped for Slack, short enough."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+
+# Names, ids and addresses of secrets are none themselves.
+_SECRET_NAME = re.compile(r"(?:PASSWORD|SECRET|TOKEN|PRIVATE_KEY|PASSPHRASE|API_KEY)(?!.*_(?:NAME|ID|URL|PATH|FILE)$)")
+_USER_IN_ADDRESS = re.compile(r"(\w+://)[^\s/@]+@")
+_QUERY_OF_ADDRESS = re.compile(r"(https?://[^\s?'\"<>|]+)\?[^\s'\"<>|]+")
+_NAMED_SECRET = re.compile(r"(?i)\b(password|passwd|pwd|secret|token|authorization)(\s*[=:]\s*)(bearer\s+)?[^\s,;&]+")
+_LITERAL = r"(?:'(?:[^']|'')*'|-?\d[\w.:-]*)"
+# Only after what compares or lists in SQL: names in quotes elsewhere are what a reader needs.
+_COMPARED = re.compile(rf"(?i)((?:=|<>|!=|<=|>=|<|>|\blike|\bbetween)\s*)({_LITERAL})")
+_BETWEEN = re.compile(rf"(?i)(\bbetween\s+\S+\s+and\s+)({_LITERAL})")
+_LISTED = re.compile(rf"(?i)(\b(?:in|values)\s*\()\s*{_LITERAL}(?:\s*,\s*(?:{_LITERAL}|null))*\s*(?=\))")
+
+
+def scrub(text: str, env: Mapping[str, str], *, show_values: bool = False) -> str:
+    """The text without secrets of the environment, and, unless asked for, without values in SQL."""
+    for name, value in env.items():
+        if len(value) > 3 and _SECRET_NAME.search(name):
+            text = text.replace(value, "…")
+    text = _USER_IN_ADDRESS.sub(r"\1…@", text)
+    text = _QUERY_OF_ADDRESS.sub(r"\1?…", text)
+    text = _NAMED_SECRET.sub(r"\1\2…", text)
+    return text if show_values else hide_values(text)
+
+
+def hide_values(text: str) -> str:
+    """Literals that SQL compares with or lists, which may be keys of customers, become `?`."""
+    text = _LISTED.sub(r"\1?", text)
+    text = _BETWEEN.sub(r"\1?", text)
+    return _COMPARED.sub(r"\1?", text)
+
+
+def mrkdwn(text: str) -> str:
+    """Escaped for Slack: nobody is mentioned and nothing is linked by a table's name or an error's text."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def shortened(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def moment(value: str) -> str:
+    """A source version as people read a time."""
+    try:
+        parsed = datetime.fromisoformat(value)
+    except ValueError:
+        return value
+    return f"{parsed.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
+
+
+def span(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.0f} h"
+
+
+def joined(names: tuple[str, ...]) -> str:
+    """A few names in full, of many the first ones."""
+    if len(names) <= 5:
+        return ", ".join(names)
+    return f"{', '.join(names[:4])} and {len(names) - 4} more"

@@ -1,0 +1,97 @@
+"""Dagster resources for those who are told: Slack through dagster-slack, and ServiceNow, by environment variables."""
+
+from __future__ import annotations
+
+import logging
+import os
+import urllib.request
+from typing import Any
+from urllib.parse import urlsplit
+
+import dagster as dg
+from dagster_slack import SlackResource
+from slack_sdk import WebClient
+
+from tir_dagster.alerts.channels import channels_of
+from tir_dagster.alerts.persistence import ChannelError, Persistence
+from tir_dagster.alerts.policy import Alerts
+from tir_dagster.alerts.servicenow import ServiceNowAccess
+from tir_dagster.alerts.telling import Connect
+
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+class SlackAppResource(SlackResource):
+    """dagster-slack's resource with an address, so that configuration alone tells Slack from a stand-in."""
+
+    token: str = ""
+    api_url: str = WebClient.BASE_URL
+
+    def get_client(self) -> WebClient:
+        """A client that tries once: how often and how long is the spec's business."""
+        if not self.token:
+            raise ChannelError("Slack is not configured: set SLACK_BOT_TOKEN")
+        client = WebClient(self.token, base_url=self.api_url, retry_handlers=[], logger=_silent())
+        host = urlsplit(self.api_url).hostname or ""
+        # slack_sdk takes the proxy of the environment and does not look at NO_PROXY.
+        if host in _LOOPBACK or urllib.request.proxy_bypass(host):
+            client.proxy = None
+        return client
+
+
+def _silent() -> logging.Logger:
+    """The client would log whole pages of HTML; what went wrong is told in a sentence elsewhere."""
+    logger = logging.getLogger("tir_dagster.slack")
+    logger.propagate = False
+    if not logger.handlers:
+        logger.addHandler(logging.NullHandler())
+    return logger
+
+
+class ServiceNowResource(dg.ConfigurableResource):
+    """A ServiceNow instance: a user (basic), a client with or without a user (OAuth), or a token."""
+
+    url: str = ""
+    username: str | None = None
+    password: str | None = None
+    client_id: str | None = None
+    client_secret: str | None = None
+    token: str | None = None
+
+    def access(self) -> ServiceNowAccess:
+        return ServiceNowAccess(**{name: getattr(self, name) for name in SERVICENOW_VARIABLES})
+
+
+SERVICENOW_VARIABLES = {name: f"SERVICENOW_{name.upper()}" for name in ServiceNowResource.model_fields}
+SLACK_VARIABLES = {"token": "SLACK_BOT_TOKEN", "api_url": "SLACK_API_URL"}
+
+
+def people_resources() -> dict[str, Any]:
+    """By environment variables; a value that is not set is left out, and missed only by who uses it."""
+    return {
+        "slack": SlackAppResource(**_set_variables(SLACK_VARIABLES)),
+        "servicenow": ServiceNowResource(**_set_variables(SERVICENOW_VARIABLES)),
+    }
+
+
+def _set_variables(names: dict[str, str]) -> dict[str, Any]:
+    return {name: dg.EnvVar(variable) for name, variable in names.items() if os.environ.get(variable)}
+
+
+def people_of_environment() -> Connect:
+    """The same for a command, where no run resolves resources."""
+    slack = SlackAppResource(**_given(SLACK_VARIABLES))
+    return connect_by(slack, ServiceNowResource(**_given(SERVICENOW_VARIABLES)))
+
+
+def _given(names: dict[str, str]) -> dict[str, Any]:
+    return {name: os.environ[variable] for name, variable in names.items() if os.environ.get(variable)}
+
+
+def connect_by(slack: SlackAppResource, servicenow: ServiceNowResource) -> Connect:
+    """How the alerts room reaches people: plain clients of these resources."""
+
+    def connect(alerts: Alerts, persistence: Persistence) -> Any:
+        return channels_of(alerts, persistence, slack=slack.get_client, servicenow=servicenow.access())
+
+    return connect

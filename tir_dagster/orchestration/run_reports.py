@@ -1,0 +1,276 @@
+"""From Dagster's history to reports: what a finished run means for people. Reads, decides nothing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import dagster as dg
+from dagster import DagsterEventType
+
+from tir_dagster.alerts.events import Cause, Failure, Success
+from tir_dagster.alerts.text import moment
+from tir_dagster.changes.changesets import ChangeSetStore
+from tir_dagster.changes.plan import Reason
+from tir_dagster.errors import TirError
+from tir_dagster.orchestration.confirmations import last_confirmation
+from tir_dagster.orchestration.metadata import SOURCE_VERSION
+from tir_dagster.orchestration.names import extract_keys
+from tir_dagster.spec import ExtractSpec
+
+URL_VARIABLE = "TIR_DAGSTER_URL"
+_CAUSES = {
+    "ServerDownError": Cause.SERVER_DOWN,
+    "SnowflakeDownError": Cause.WAREHOUSE_DOWN,
+    "GuardError": Cause.GUARD,
+    "DagsterAssetCheckFailedError": Cause.CHECK_FAILED,
+    **dict.fromkeys(
+        ("JobFailedError", "JobCancelledError", "JobTimeoutError", "JobVanishedError"),
+        Cause.JOB_FAILED,
+    ),
+}
+# Dagster's own wrappers say nothing that the error inside does not say better.
+_WRAPPERS = ("DagsterExecutionStepExecutionError", "DagsterSubprocessError", "RetryRequested")
+
+
+def cause_of(names: Iterable[str]) -> Cause:
+    """By the names of the error and of what it was made from."""
+    return next((_CAUSES[name] for name in names if name in _CAUSES), Cause.STEP_FAILED)
+
+
+def error_names(error: BaseException) -> list[str]:
+    names: list[str] = []
+    current: BaseException | None = error
+    while current is not None and len(names) < 50:
+        names += [cls.__name__ for cls in type(current).__mro__]
+        current = current.__cause__ or current.__context__
+    return names
+
+
+def sentence_of(error: BaseException) -> str:
+    """Our own errors are sentences; of others the kind belongs to it."""
+    said = str(error).strip()
+    return said if isinstance(error, TirError) else f"{type(error).__name__}: {said}".rstrip(": ")
+
+
+def scope_of(cause: Cause, spec: ExtractSpec, env: Mapping[str, str]) -> str:
+    """Which server is down."""
+    if cause is Cause.SERVER_DOWN:
+        address = urlsplit(spec.datasource.server or env.get("TABLEAU_SERVER_URL", "")).netloc
+        return address.rpartition("@")[2] or "Tableau Server"
+    return f"Snowflake {env.get('SNOWFLAKE_ACCOUNT', '')}".strip() if cause is Cause.WAREHOUSE_DOWN else ""
+
+
+def run_url(run_id: str, env: Mapping[str, str]) -> str:
+    base = env.get(URL_VARIABLE, "").rstrip("/")
+    return f"{base}/runs/{run_id}" if base and run_id else ""
+
+
+def unaffected(instance: dg.DagsterInstance, spec: ExtractSpec, home: Path, names: Sequence[str]) -> str:
+    """What still stands after a failure by these errors, as far as it is known."""
+    confirmed = last_confirmation(instance, extract_keys(spec).published_datasource)
+    as_of = f", data as of {moment(confirmed.source_version)}" if confirmed else ""
+    intent = ChangeSetStore(home / "extracts" / spec.name / "change_sets").intent()
+    if intent is not None and intent.hole is not None:
+        return f"the datasource may lack rows until the next refresh puts them back; before{as_of or ', not refreshed'}"
+    if intent is not None and "RefusedError" not in names:
+        return (
+            f"a publish was under way, and the next refresh finds out if it landed; before{as_of or ', not refreshed'}"
+        )
+    return f"the published datasource is unchanged{as_of}"
+
+
+def failure(
+    instance: dg.DagsterInstance,
+    spec: ExtractSpec,
+    home: Path,
+    *,
+    ident: str,
+    names: Sequence[str],
+    sentence: str,
+    at: float,
+    step: str = "",
+    run_id: str = "",
+) -> Failure:
+    """A failure with everything around it that people want to know; `names` are those of its errors."""
+    cause = cause_of(names)
+    return Failure(
+        id=ident,
+        extract=spec.name,
+        cause=cause,
+        sentence=sentence,
+        at=at,
+        step=step,
+        scope=scope_of(cause, spec, os.environ),
+        run_id=run_id,
+        run_url=run_url(run_id, os.environ),
+        datasource=f"{spec.datasource.project}/{spec.datasource.name}",
+        unaffected=unaffected(instance, spec, home, names),
+    )
+
+
+def failures_of_run(
+    instance: dg.DagsterInstance, specs: Sequence[ExtractSpec], record: dg.RunRecord, home: Path
+) -> list[Failure]:
+    """One for each extract whose step failed; for all of the run's extracts if it ended without such a step."""
+    run_id, at = record.dagster_run.run_id, record.end_time or record.update_timestamp.timestamp()
+    steps = _failed_steps(instance, run_id)
+    found = []
+    for spec in specs:
+        own = [one for one in steps if _is_step_of(spec, one[0])] or ([] if steps else _ending(instance, run_id))
+        for step, names, sentence in own[:1]:
+            found.append(
+                failure(
+                    instance,
+                    spec,
+                    home,
+                    ident=f"{run_id}/{spec.name}",
+                    names=names,
+                    sentence=sentence,
+                    at=at,
+                    step=step.replace("__", " / "),
+                    run_id=run_id,
+                )
+            )
+    return found
+
+
+def _is_step_of(spec: ExtractSpec, step: str) -> bool:
+    """A check of an asset is a step, too; its name begins with the asset's."""
+    return step.startswith(tuple(key.to_python_identifier() for key in vars(extract_keys(spec)).values()))
+
+
+Ending = tuple[str, list[str], str]
+
+
+def _failed_steps(instance: dg.DagsterInstance, run_id: str) -> list[Ending]:
+    """Step, names of its errors, sentence."""
+    found = []
+    for event in _events(instance, run_id, DagsterEventType.STEP_FAILURE):
+        chain = _chain(event.step_failure_data.error)
+        told = next((one for one in chain if one.cls_name not in _WRAPPERS), None)
+        names = [one.cls_name or "" for one in chain]
+        found.append((event.step_key or "", names, _said(told) if told else event.message or ""))
+    return found
+
+
+def _ending(instance: dg.DagsterInstance, run_id: str) -> list[Ending]:
+    """A run that failed outside of its steps: a process that died, a check that blocks, a launch that failed."""
+    for event in _events(instance, run_id, DagsterEventType.RUN_FAILURE):
+        chain = _chain(getattr(event.event_specific_data, "error", None))
+        sentence = _said(chain[-1]) if chain else event.message
+        return [("", [one.cls_name or "" for one in chain], sentence or "the run ended without saying why")]
+    return [("", [], "the run ended without saying why")]
+
+
+def _chain(error: Any) -> list[Any]:
+    found: list[Any] = []
+    while error is not None and len(found) < 10:
+        found.append(error)
+        error = error.cause or error.context
+    return found
+
+
+def _said(error: Any) -> str:
+    """`package.GuardError: orders: …` without the class, unless it is somebody else's."""
+    said = str(error.message).strip()
+    head, _, rest = said.partition(f"{error.cls_name}: ")
+    return rest if rest and head.startswith("tir_dagster.") else f"{error.cls_name}: {rest or said}"
+
+
+def _events(instance: dg.DagsterInstance, run_id: str, kind: DagsterEventType) -> list[Any]:
+    records = instance.get_records_for_run(run_id, of_type=kind).records
+    return [record.event_log_entry.dagster_event for record in records if record.event_log_entry.dagster_event]
+
+
+def success_of_run(instance: dg.DagsterInstance, spec: ExtractSpec, record: dg.RunRecord, home: Path) -> Success | None:
+    """A publish, or the certainty that there was nothing to publish; None where more is to come."""
+    run_id, keys = record.dagster_run.run_id, extract_keys(spec)
+    made = _materialized(instance, run_id)
+    at = record.end_time or record.update_timestamp.timestamp()
+    success = Success(
+        id=f"{run_id}/{spec.name}",
+        extract=spec.name,
+        at=at,
+        datasource=f"{spec.datasource.project}/{spec.datasource.name}",
+        run_id=run_id,
+        run_url=run_url(run_id, os.environ),
+        seconds=_seconds(record),
+    )
+    published = made.get(keys.published_datasource)
+    if published is not None:
+        return _published(instance, spec, success, published, made.get(keys.purged_extract, {}))
+    detected = keys.changed_keys in made and keys.purged_extract not in made
+    pending = ChangeSetStore(home / "extracts" / spec.name / "change_sets").pending()
+    # A detection that found something is only the half of it: the refresh follows.
+    return None if detected or pending else success
+
+
+def _published(
+    instance: dg.DagsterInstance,
+    spec: ExtractSpec,
+    success: Success,
+    published: Mapping[str, Any],
+    applied: Mapping[str, Any],
+) -> Success:
+    shown = {**applied, **published}
+    reason = str(shown.get("tir/reason") or applied.get("tir/reason") or "")
+    staged, detection = _staged(instance, spec, str(applied.get("tir/change_set", "")))
+    return Success(
+        **{
+            **vars(success),
+            "published": True,
+            "datasource_url": _link(shown.get("dagster/uri")),
+            "decision": str(shown.get("tir/decision") or "incremental"),
+            "reason": reason,
+            "why": in_words(reason),
+            "rows_purged": int(applied.get("tir/rows_purged", 0)),
+            "rows_appended": int(shown.get("tir/rows_appended", 0)),
+            "rows": shown.get("dagster/row_count"),
+            "slices": tuple(staged.get("tir/slices") or ()),
+            "warnings": tuple(staged.get("tir/warnings") or shown.get("tir/warnings") or ()),
+            "seconds": success.seconds + detection,
+            "as_of": str(shown.get(SOURCE_VERSION, "")),
+        }
+    )
+
+
+def in_words(reason: str) -> str:
+    """Why a refresh was a full one, as the plan says it."""
+    return Reason[reason].value if reason in Reason.__members__ else ""
+
+
+def _link(uri: Any) -> str:
+    return uri if isinstance(uri, str) and uri.startswith(("http://", "https://")) else ""
+
+
+def _staged(instance: dg.DagsterInstance, spec: ExtractSpec, change_set: str) -> tuple[Mapping[str, Any], float]:
+    """What the detection said of the change set, and how long its run took."""
+    if not change_set:
+        return {}, 0.0
+    wanted = dg.AssetRecordsFilter(asset_key=extract_keys(spec).changed_keys, asset_partitions=[change_set])
+    records = instance.fetch_materializations(wanted, limit=1).records
+    if not records or records[0].asset_materialization is None:
+        return {}, 0.0
+    run = instance.get_run_record_by_id(records[0].run_id)
+    return _plain(records[0].asset_materialization), _seconds(run) if run else 0.0
+
+
+def _materialized(instance: dg.DagsterInstance, run_id: str) -> dict[dg.AssetKey, dict[str, Any]]:
+    """The metadata of each asset; of a partitioned one that of its first partition with the output's metadata."""
+    found: dict[dg.AssetKey, dict[str, Any]] = {}
+    for event in _events(instance, run_id, DagsterEventType.ASSET_MATERIALIZATION):
+        materialization = event.step_materialization_data.materialization
+        found[materialization.asset_key] = {**found.get(materialization.asset_key, {}), **_plain(materialization)}
+    return found
+
+
+def _plain(materialization: dg.AssetMaterialization) -> dict[str, Any]:
+    return {name: getattr(entry, "value", None) for name, entry in materialization.metadata.items()}
+
+
+def _seconds(record: dg.RunRecord) -> float:
+    return round(record.end_time - record.start_time, 3) if record.end_time and record.start_time else 0.0
