@@ -25,6 +25,7 @@ from tir_dagster.sandbox.tableau.packages import SnowflakeConnection, build_tdsx
 from tir_dagster.source.connection import SnowflakeAccess
 from tir_dagster.spec import spec_from_mapping
 from tir_dagster_tests.conftest import Sandbox
+from tir_dagster_tests.orchestration.pace import quickly
 from tir_dagster_tests.packages import plain
 
 DATABASE, PROJECT = "HISTORIES", "histories"
@@ -131,6 +132,10 @@ class History:
 
     def refresh(self, mode: Mode = "changes", *, until: str = "confirmed") -> Plan:
         """One refresh, ended after a step as a crash would end it; gives its plan."""
+        with quickly(self.sandbox.tableau_url):
+            return self._refresh(mode, until)
+
+    def _refresh(self, mode: Mode, until: str) -> Plan:
         refresher = self.refresher
         looked = refresher.look(self.confirmed)
         if looked.late is not None:

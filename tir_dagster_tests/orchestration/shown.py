@@ -25,6 +25,7 @@ from tir_dagster.orchestration.flow import Refresher
 from tir_dagster.source.connection import SnowflakeAccess
 from tir_dagster.spec import spec_from_mapping
 from tir_dagster_tests.conftest import Sandbox
+from tir_dagster_tests.orchestration.pace import quickly
 from tir_dagster_tests.packages import plain
 
 DATABASE, PROJECT = "SHOWN", "shown"
@@ -109,6 +110,10 @@ class Shown:
         allow_empty: bool = True,
     ) -> Plan:
         """One refresh, ended after a step as a crash would end it; gives its plan."""
+        with quickly(self.sandbox.tableau_url):
+            return self._refresh(mode, hints, until, allow_empty=allow_empty)
+
+    def _refresh(self, mode: Mode, hints: Sequence[Any], until: str, *, allow_empty: bool) -> Plan:
         refresher = self.refresher
         self.lines.clear()
         looked = refresher.look(self.confirmed)

@@ -1,0 +1,37 @@
+"""Waiting for Tableau without waiting: a sleep moves the stand-in's clock ahead instead of taking its time."""
+
+from __future__ import annotations
+
+import time
+from contextlib import AbstractContextManager
+
+import requests
+
+from tir_dagster.datasource.client import paced
+from tir_dagster.datasource.retry import RetryPolicy
+from tir_dagster_tests.sandbox.tableau.helpers import Admin
+
+# The server's jobs do their work in real time.
+_NAP_SECONDS = 0.05
+
+
+class _Pace:
+    def __init__(self, url: str) -> None:
+        self._admin = Admin(url)
+        self._ahead = 0.0
+
+    def sleep(self, seconds: float) -> None:
+        self._ahead += max(seconds, 0.0)
+        # Others of this run move it, too, and it never goes back.
+        known = requests.get(f"{self._admin.url}/sandbox/settings", timeout=30).json()["clock_offset_seconds"]
+        self._admin.set(clock_offset_seconds=known + max(seconds, 0.0))
+        time.sleep(min(max(seconds, 0.0), _NAP_SECONDS))
+
+    def clock(self) -> float:
+        return time.monotonic() + self._ahead
+
+
+def quickly(url: str) -> AbstractContextManager[None]:
+    """Clients made inside wait on the stand-in's own clock."""
+    pace = _Pace(url)
+    return paced(RetryPolicy(sleep=pace.sleep, clock=pace.clock))
