@@ -42,13 +42,13 @@ def choose(
     files: Sequence[LandedFile],
     known: Mapping[str, Known],
     *,
-    digest: Callable[[str], str],
+    digest: Callable[[LandedFile], str],
     newest: str | None,
 ) -> list[Chosen]:
     """What a load does with the files, which are in their order; `newest` is the largest order key loaded so far."""
     chosen = []
     for file in news(files, known):
-        before, content = known.get(file.path), digest(file.path)
+        before, content = known.get(file.path), digest(file)
         status: Status = "REPEATED" if before is not None and before.digest == content else "LOADED"
         chosen.append(_entry(spec, file, status, content, known))
     return chosen if spec.mode != "truncate" else _only_newest(spec, chosen, files, known, digest, newest)
@@ -70,7 +70,7 @@ def _only_newest(
     chosen: list[Chosen],
     files: Sequence[LandedFile],
     known: Mapping[str, Known],
-    digest: Callable[[str], str],
+    digest: Callable[[LandedFile], str],
     newest: str | None,
 ) -> list[Chosen]:
     """Of several whole contents only the newest counts, and none that is older than the one loaded."""
@@ -88,4 +88,4 @@ def _only_newest(
     listed = {one.file.path for one in kept if one.status == "LOADED"}
     again = [file for file in files if file.folder == winner and file.path not in listed]
     kept = [one for one in kept if one.file.path not in {file.path for file in again}]
-    return kept + [_entry(spec, file, "LOADED", digest(file.path), known) for file in again]
+    return kept + [_entry(spec, file, "LOADED", digest(file), known) for file in again]

@@ -48,10 +48,13 @@ class Committer:
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 return self._commit(plan, staged)
-            except SnowflakeError as failure:
-                if failure.errno not in LOST or attempt == ATTEMPTS:
+            except (SnowflakeError, OSError) as failure:
+                # Half an answer comes as the HTTP client's own error, which is an OSError.
+                known = getattr(failure, "errno", None) in LOST or not isinstance(failure, SnowflakeError)
+                if not known or attempt == ATTEMPTS:
                     raise
-                self._log(f"the connection was lost ({failure.errno}); looking whether the load is in the table")
+                said = self.access.scrub(str(failure))[:200]
+                self._log(f"the connection was lost; looking whether the load is in the table ({said})")
                 if found := committed(self.access, self.books, only=self.places.load_id):
                     return found[0]
         raise AssertionError("the last attempt returns or raises")

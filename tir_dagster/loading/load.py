@@ -79,8 +79,13 @@ class Loader:
         """What a load would do with each new file; nothing is touched."""
         return self._plan(read_ledger(self.access, self.books))
 
-    def _plan(self, ledger: Ledger) -> list[Chosen]:
-        files = self._settled(self.listed(), lambda files: news(files, ledger.known))
+    def _plan(self, ledger: Ledger, only: Sequence[str] = ()) -> list[Chosen]:
+        if only:
+            # Whoever names them has seen that they are complete.
+            named = set(only)
+            files = [file for file in self.listed() if file.path in named]
+        else:
+            files = self._settled(self.listed(), lambda files: news(files, ledger.known))
         return choose(self.spec, files, ledger.known, digest=self.place.digest, newest=ledger.newest)
 
     def _settled(
@@ -101,13 +106,13 @@ class Loader:
 
     # The load
 
-    def run(self) -> Loaded:
-        """Load what is new. LoadError says why nothing was."""
+    def run(self, only: Sequence[str] = ()) -> Loaded:
+        """Load what is new, or only these of it. LoadError says why nothing was."""
         # For what comes before the commit; that one has a connection of its own, which may be opened again.
         with self.access.kept_open():
             with self._timed("look"):
                 ledger = read_ledger(self.access, self.books)
-                plan = self._plan(ledger)
+                plan = self._plan(ledger, only)
             if not plan:
                 return Loaded(seconds=self._seconds)
             self._log(f"{len(plan)} new files: {_named(plan)}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 
 import dagster as dg
 
@@ -14,12 +15,15 @@ from tir_dagster.orchestration.trigger import build_trigger_defs
 from tir_dagster.spec import ExtractSpec
 
 
-def build_extract_defs(spec: ExtractSpec) -> dg.Definitions:
-    """The definitions of one extract; merge them with a project's own, and with resources by environment."""
+def build_extract_defs(spec: ExtractSpec, *, filled_by: Sequence[dg.AssetKey] = ()) -> dg.Definitions:
+    """The definitions of one extract; merge them with a project's own, and with resources by environment.
+
+    `filled_by` are the assets after which its source is there: those of loads.
+    """
     # Dagster calls backfill policies beta in every process that loads them; users can do nothing about it.
     warnings.filterwarnings("ignore", category=dg.BetaWarning)
     if spec.delivery == "trigger":
-        return build_trigger_defs(spec)
+        return build_trigger_defs(spec, filled_by=filled_by)
     keys = extract_keys(spec)
     # In process: a JVM and ten seconds of imports per step would cost more than most refreshes.
     detect = dg.define_asset_job(
@@ -37,5 +41,7 @@ def build_extract_defs(spec: ExtractSpec) -> dg.Definitions:
         description=f"Apply the newest change set and publish {spec.datasource.name!r}.",
     )
     return dg.Definitions(
-        assets=build_assets(spec), jobs=[detect, refresh], sensors=build_sensors(spec, detect, refresh)
+        assets=build_assets(spec, filled_by=filled_by),
+        jobs=[detect, refresh],
+        sensors=build_sensors(spec, detect, refresh),
     )

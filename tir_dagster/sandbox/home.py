@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-SERVERS = ("warehouse", "tableau")
+SERVERS = ("warehouse", "tableau", "storage")
+# Where files land, and what clients call the place that the stand-in is in.
+S3_BUCKET, S3_REGION = "landing", "us-east-1"
 LOOPBACK = "127.0.0.1"
 HEALTH_PATH = "/sandbox/health"
 
@@ -48,6 +50,8 @@ class Identity:
     connected_app_client_id: str = field(default_factory=lambda: secrets.token_hex(16))
     connected_app_secret_id: str = field(default_factory=lambda: secrets.token_hex(16))
     connected_app_secret_value: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
+    s3_access_key: str = field(default_factory=lambda: f"SANDBOX{secrets.token_hex(6).upper()}")
+    s3_secret_key: str = field(default_factory=lambda: secrets.token_urlsafe(30), repr=False)
 
 
 @dataclass(frozen=True)
