@@ -5,15 +5,17 @@ Plain functions: Spark runs them by `by_spark`, a test or a tool may run them ri
 
 from __future__ import annotations
 
+import io
 import json
 import pickle
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -130,12 +132,38 @@ def by_spark(spark: Callable[[], SparkSession]) -> Stager:
         from tir_dagster.source.reader import spark_failures  # noqa: PLC0415 - Spark is imported by who uses it
 
         session = spark()
+        if plan.files.through == "spark":
+            return _through_spark(session, plan, units)
         given = session.createDataFrame([(pickle.dumps(unit),) for unit in units], "unit binary")
         with spark_failures("staging files"):
             told = given.repartition(min(len(units), _TASKS)).mapInArrow(_task(plan), "told string").collect()
         return [_back(row["told"]) for row in told]
 
     return stage
+
+
+def _through_spark(session: SparkSession, plan: StagePlan, units: Sequence[Unit]) -> list[Staged]:
+    """Spark itself reads the files, by whatever client the cluster has for them; each as a whole, in a task's memory."""
+    from tir_dagster.source.reader import spark_failures  # noqa: PLC0415
+
+    numbers = {_bare(unit.path): Unit(unit.number, unit.path) for unit in units}
+    paths = [unit.path.replace("s3://", "s3a://", 1) for unit in numbers.values()]
+
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with _putting(plan) as put:
+            for batch in batches:
+                for path, content in zip(*(batch.column(at).to_pylist() for at in range(2)), strict=True):
+                    staged = stage_unit(plan, numbers[_bare(path)], put, content)
+                    yield pa.RecordBatch.from_pydict({"told": [json.dumps(asdict(staged))]})
+
+    with spark_failures("staging files"):
+        read = session.read.format("binaryFile").load(paths).select("path", "content")
+        return [_back(row["told"]) for row in read.mapInArrow(run, "told string").collect()]
+
+
+def _bare(path: str) -> str:
+    """The path without its scheme, which Hadoop writes its own way: file:/a for file:///a, s3a for s3."""
+    return path.partition(":")[2].lstrip("/")
 
 
 def _task(plan: StagePlan) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
@@ -177,7 +205,7 @@ def _putting(plan: StagePlan) -> Iterator[Put]:
         yield put
 
 
-def stage_unit(plan: StagePlan, unit: Unit, put: Put) -> Staged:
+def stage_unit(plan: StagePlan, unit: Unit, put: Put, content: bytes | None = None) -> Staged:
     """Read, check and stage one unit. What is wrong with the file is told, not raised: the driver says it of all files."""
     shape, counted = Shape(), _Counted()
     with tempfile.TemporaryDirectory(prefix="tir-stage-") as scratch:
@@ -185,7 +213,7 @@ def stage_unit(plan: StagePlan, unit: Unit, put: Put) -> Staged:
         rows, bad = Path(scratch) / name, Path(scratch) / f"bad-{name}"
         try:
             with pq.ParquetWriter(rows, plan.schema) as good, pq.ParquetWriter(bad, _SCHEMA_BAD) as rejected:
-                for piece in _pieces(plan, unit, shape):
+                for piece in _pieces(plan, unit, shape, content):
                     _write(plan, unit, piece, good, rejected, counted)
         except LoadError as error:
             return Staged(unit.number, 0, 0, problem=str(error))
@@ -210,8 +238,8 @@ class _Counted:
     samples: list[Bad] = field(default_factory=list)
 
 
-def _pieces(plan: StagePlan, unit: Unit, shape: Shape) -> Iterator[Piece]:
-    with plan.place.opened(unit.path) as raw:
+def _pieces(plan: StagePlan, unit: Unit, shape: Shape, content: bytes | None) -> Iterator[Piece]:
+    with plan.place.opened(unit.path) if content is None else nullcontext(io.BytesIO(content)) as raw:
         if plan.files.format == "csv":
             yield from csv_pieces(raw, unit.path, plan.wanted, shape, delimiter=plan.files.delimiter)
         elif plan.files.format == "json":
@@ -250,16 +278,18 @@ def _null_places(values: pa.Array) -> list[int]:
 
 def _rows(plan: StagePlan, unit: Unit, piece: Piece, columns: list[pa.Array]) -> pa.Table:
     count = len(piece.lines)
-    lines = pa.array(piece.lines, pa.int64())
+    first = piece.lines[0] if count else 0
+    counted = np.arange(first, first + count) if isinstance(piece.lines, range) else piece.lines
+    lines = pa.array(counted, pa.int64())
     return pa.Table.from_arrays(
-        [pa.array([unit.number] * count, pa.int64()), lines, _deleted(plan, columns, count), *columns],
+        [pa.repeat(pa.scalar(unit.number, pa.int64()), count), lines, _deleted(plan, columns, count), *columns],
         schema=plan.schema,
     )
 
 
 def _deleted(plan: StagePlan, columns: list[pa.Array], count: int) -> pa.Array:
     if plan.flag is None:
-        return pa.array([False] * count, pa.bool_())
+        return pa.repeat(pa.scalar(value=False, type=pa.bool_()), count)
     known = {value.upper() for value in plan.flag_values}
     return pa.array([str(value).strip().upper() in known for value in columns[plan.flag].to_pylist()], pa.bool_())
 

@@ -23,7 +23,6 @@ from tir_dagster.errors import TirError
 from tir_dagster.loading.declared import LoadSpec
 from tir_dagster.orchestration.resources import StateFolder, snowflake_access, spark_session
 from tir_dagster.orchestration.sensors import ASKED_TAG, INTERVAL_SECONDS, Watch, _tried, watch_source
-from tir_dagster.orchestration.steps import crash_after
 
 if TYPE_CHECKING:
     from tir_dagster.loading.landing import LandedFile
@@ -159,6 +158,7 @@ def loader_for(spec: LoadSpec, access: Any, *, spark: Callable[[], Any], log: Ca
     """The load with plain objects; its room knows nothing of Dagster."""
     from tir_dagster.loading.load import Loader  # noqa: PLC0415
     from tir_dagster.loading.staging import by_spark  # noqa: PLC0415
+    from tir_dagster.orchestration.steps import crash_after  # noqa: PLC0415 - with it come the clients of a refresh
 
     return Loader(spec, access=access, stager=by_spark(spark), log=log, after=crash_after)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
 import json
-import time
 from datetime import UTC, datetime
 
 import boto3
@@ -13,9 +13,10 @@ from click.testing import CliRunner
 
 from tir_dagster.cli import tir
 from tir_dagster.definitions import build_defs
+from tir_dagster.demo_files import SensorRunner
 from tir_dagster.loading.landing import LandedFile
 from tir_dagster.loading.load import Loader
-from tir_dagster.loading.staging import right_here
+from tir_dagster.loading.staging import by_spark, right_here
 from tir_dagster.orchestration.home import dagster_instance
 from tir_dagster.orchestration.loading import Arrivals, settled
 from tir_dagster.orchestration.sensors import Watch
@@ -66,45 +67,6 @@ def newest(place) -> str:
     return str(place.sql("SELECT DATEADD('second', 1, MAX(UPDATED_AT)) FROM MYTABLE")[0][0])
 
 
-class Daemon:
-    """What Dagster's daemon does with one sensor: keeps its cursor, runs what it asks for, stores its events."""
-
-    def __init__(self, declared, instance):
-        self.defs = build_defs(specs=declared.extracts, loads=declared.loads)
-        self.instance = instance
-        self.cursors = {}
-
-    def tick(self, name: str) -> str:
-        """Why nothing was asked for; an empty text if something ran."""
-        sensor = self.defs.resolve_sensor_def(name)
-        context = dg.build_sensor_context(
-            instance=self.instance,
-            cursor=self.cursors.get(name),
-            resources={"snowflake": self.defs.resources["snowflake"]} if name.endswith(("arrival", "source")) else {},
-        )
-        # Not evaluate_tick: it cannot resolve a partition that is added in the same tick; the daemon can.
-        found = sensor(context)
-        if isinstance(found, dg.RunRequest):
-            found = dg.SensorResult(run_requests=[found])
-        elif isinstance(found, dg.SkipReason):
-            found = dg.SensorResult(skip_reason=found)
-        self.cursors[name] = found.cursor or self.cursors.get(name)
-        for event in found.asset_events:
-            self.instance.report_runless_asset_event(event)
-        for request in found.dynamic_partitions_requests or []:
-            if isinstance(request, dg.AddDynamicPartitionsRequest):
-                self.instance.add_dynamic_partitions(request.partitions_def_name, request.partition_keys)
-        for request in found.run_requests or []:
-            job = self.defs.resolve_job_def(sensor.job_name)
-            job.execute_in_process(
-                instance=self.instance,
-                run_config=request.run_config,
-                tags=request.tags,
-                partition_key=request.partition_key,
-            )
-        return found.skip_reason.skip_message if found.skip_reason else ""
-
-
 def test_a_file_in_the_bucket_becomes_a_refreshed_datasource_by_sensors_alone(place, s3, declared):
     place = type(place)(place.sandbox, declared.extracts[0], place.spec_text, place.folder, place.before)
     assert place.refresh().published
@@ -118,24 +80,34 @@ def test_a_file_in_the_bucket_becomes_a_refreshed_datasource_by_sensors_alone(pl
         f"{kept},2026-01-06,moved,7,{stamp},",
     )
     with dagster_instance() as instance:
-        daemon = Daemon(declared, instance)
+        daemon = SensorRunner(declared.extracts, declared.loads, instance)
         assert daemon.tick("order_files_arrival") == ""
         told = instance.get_latest_materialization_event(SOURCE).asset_materialization.metadata
         assert told["tir/hint"].value["type"] == "MIXED_CHANGES"
         keys = {key["ORDER_ID"] for key in told["tir/hint"].value["scope"]["keys"]}
         assert keys == {99000001, int(gone), int(kept)}
         assert daemon.tick("order_files_arrival") == "there are no new files"
-        wait_for(lambda: daemon.tick("orders_source") == "")
+        daemon.until_it_asks("orders_source")
         assert daemon.tick("orders_refresh") == ""
     assert place.published_rows() == place.source_rows()
     assert place.sql("SELECT CUSTOMER FROM MYTABLE WHERE ORDER_ID = 99000001") == [("new",)]
 
 
-def wait_for(condition, seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come true in time"
-        time.sleep(0.2)
+def test_spark_may_read_the_files_itself(place, spark, tmp_path):
+    place.sql("CREATE OR REPLACE TABLE BY_SPARK (ID NUMBER, NAME VARCHAR)")
+    (tmp_path / "a b.csv").write_text("ID,NAME\n1,x\n", encoding="utf-8")
+    (tmp_path / "c.csv.gz").write_bytes(gzip.compress(b"ID,NAME\n2,y\n"))
+    text = f"""
+loads:
+  - name: by_spark
+    table: MYDB.MYSCHEMA.BY_SPARK
+    files: {{path: "file://{tmp_path}", format: csv, settle: 0 seconds, through: spark}}
+    mode: append
+"""
+    (spec,) = parse_declared(text, "test.yaml").loads
+    access = SnowflakeAccess.from_environment(place.sandbox.env)
+    assert Loader(spec, access=access, stager=by_spark(lambda: spark)).run().inserted == 2
+    assert place.sql("SELECT ID, NAME FROM BY_SPARK ORDER BY ID") == [(1, "x"), (2, "y")]
 
 
 def test_a_load_whose_process_died_after_its_commit_is_reported_by_the_next_run(place, s3, declared):
