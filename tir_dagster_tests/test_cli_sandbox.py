@@ -42,6 +42,10 @@ VARIABLES = {
     "TABLEAU_SITE",
     "TABLEAU_TOKEN_NAME",
     "TABLEAU_TOKEN_SECRET",
+    "AWS_ENDPOINT_URL_S3",
+    "AWS_REGION",
+    "AWS_ACCESS_KEY_ID",
+    "AWS_SECRET_ACCESS_KEY",
 }
 COMMAND = [sys.executable, "-m", "tir_dagster.cli", "sandbox"]
 

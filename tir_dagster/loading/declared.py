@@ -102,5 +102,9 @@ class LoadSpec:
             yield "delete_flag", f"{self.mode} deletes no single rows; use merge or scd2"
         if self.order_by and not self.key:
             yield "order_by", "versions belong to a key; name the `key`"
+        if self.snapshot == "folder" and self.mode != "truncate":
+            yield "snapshot", f"only truncate loads whole contents, {self.mode} does not"
+        elif self.snapshot == "folder" and self.files.complete != "marker":
+            yield "snapshot", "a folder is whole when its marker is there; set `complete: marker` under `files`"
         if self.mode == "append" and self.order_by:
             yield "order_by", "append takes every row as it is; use merge to keep the newest version"

@@ -82,11 +82,16 @@ class Loader:
     def _plan(self, ledger: Ledger, only: Sequence[str] = ()) -> list[Chosen]:
         if only:
             # Whoever names them has seen that they are complete.
-            named = set(only)
-            files = [file for file in self.listed() if file.path in named]
+            files = self._named_files(set(only))
         else:
             files = self._settled(self.listed(), lambda files: news(files, ledger.known))
         return choose(self.spec, files, ledger.known, digest=self.place.digest, newest=ledger.newest)
+
+    def _named_files(self, paths: set[str]) -> list[LandedFile]:
+        """These files; where a folder is the whole content, with the others in their folders."""
+        whole = self.spec.mode == "truncate" and self.spec.snapshot == "folder"
+        folders = {path.rpartition("/")[0] for path in paths} if whole else set()
+        return [file for file in self.listed() if file.path in paths or file.folder in folders]
 
     def _settled(
         self, files: list[LandedFile], new: Callable[[list[LandedFile]], list[LandedFile]]
