@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 import dagster as dg
@@ -126,7 +127,8 @@ def _land(access: SnowflakeAccess, env: Mapping[str, str]) -> str:
     rows += [f"{one},{day},Changed by a file,2,{stamp}," for one in ids[:40]]
     rows += [f"{one},,,,{stamp},D" for one in ids[40:]]
     text = "\n".join(["ORDER_ID,ORDER_DATE,CUSTOMER,QUANTITY,UPDATED_AT,OP", *rows, ""])
-    key = f"orders/{stamp:%Y%m%dT%H%M%S}.csv"
+    # A name of its own: a demo that is played again sends the same rows.
+    key = f"orders/{datetime.now(UTC):%Y%m%dT%H%M%S}.csv"
     client = boto3.Session().client("s3", endpoint_url=env["AWS_ENDPOINT_URL_S3"])
     client.put_object(Bucket=S3_BUCKET, Key=key, Body=text.encode())
     return f"s3://{S3_BUCKET}/{key} ({len(rows)} rows)"
