@@ -76,9 +76,8 @@ class Committer:
                 done = self._change(run, plan, rows, rejected)
                 self._after("changed")
                 run("COMMIT")
-            except SnowflakeError:
-                raise
             except LoadError:
+                # What Snowflake itself refuses ends with the session, and the transaction with it.
                 run("ROLLBACK")
                 raise
             return done

@@ -14,7 +14,7 @@ from tir_dagster.loading.choosing import Chosen, choose, news
 from tir_dagster.loading.committing import Committer
 from tir_dagster.loading.declared import LoadSpec
 from tir_dagster.loading.landing import LandedFile, Place, chosen, complete
-from tir_dagster.loading.ledger import Changed, Ledger, prepare, read_ledger
+from tir_dagster.loading.ledger import Changed, Committed, Ledger, prepare, read_ledger
 from tir_dagster.loading.merging import Places
 from tir_dagster.loading.staging import Staged, StagePlan, Stager, units_of
 from tir_dagster.loading.tables import Bookkeeping, Target, check_supported, target_of
@@ -115,47 +115,54 @@ class Loader:
         """Load what is new, or only these of it. LoadError says why nothing was."""
         # For what comes before the commit; that one has a connection of its own, which may be opened again.
         with self.access.kept_open():
-            with self._timed("look"):
-                ledger = read_ledger(self.access, self.books)
-                plan = self._plan(ledger, only)
-            if not plan:
-                return Loaded(seconds=self._seconds)
-            self._log(f"{len(plan)} new files: {_named(plan)}")
-            target = self._target()
-            with self._told():
-                prepare(self.access.query, self.books, target, exists=ledger.exists, graves=self._graves(target))
-            if ledger.exists and any(one.status == "LOADED" for one in plan):
-                # What loads that died have left; another one at work would find rows missing and stop.
-                self._remove(self.spec.name)
+            plan, target = self._prepared(only)
+        if target is None:
+            return Loaded(seconds=self._seconds)
         places = Places(target, self.books, new_load_id())
         staged = self._stage(places, plan)
         self._after("staged")
         with self._timed("commit"):
-            committer = Committer(
-                self.spec,
-                places,
-                access=self.access,
-                graves=self._graves(target),
-                log=self._log,
-                after=self._after,
-            )
-            done = committer.commit(plan, staged)
+            done = self._committer(places).commit(plan, staged)
         self._after("committed")
         self._remove(f"{self.spec.name}/{places.load_id}")
-        self._log(
-            f"{done.inserted:,} rows inserted, {done.updated:,} updated, {done.deleted:,} deleted, {done.rejected:,} rejected"
-        )
+        return self._loaded(done, plan, staged)
+
+    def _prepared(self, only: Sequence[str]) -> tuple[list[Chosen], Target | None]:
+        """The files to load and where to; no target if there are none."""
+        with self._timed("look"):
+            ledger = read_ledger(self.access, self.books)
+            plan = self._plan(ledger, only)
+        if not plan:
+            return [], None
+        self._log(f"{len(plan)} new files: {_named(plan)}")
+        target = self._target()
+        with self._told():
+            prepare(self.access.query, self.books, target, exists=ledger.exists, graves=self._graves(target))
+        if ledger.exists and any(one.status == "LOADED" for one in plan):
+            # What loads that died have left; another one at work would find rows missing and stop.
+            self._remove(self.spec.name)
+        return plan, target
+
+    def _committer(self, places: Places) -> Committer:
+        graves = self._graves(places.target)
+        return Committer(self.spec, places, access=self.access, graves=graves, log=self._log, after=self._after)
+
+    def _loaded(self, done: Committed, plan: Sequence[Chosen], staged: Sequence[Staged]) -> Loaded:
+        counts = {
+            "inserted": done.inserted,
+            "updated": done.updated,
+            "deleted": done.deleted,
+            "rejected": done.rejected,
+        }
+        self._log(", ".join(f"{count:,} {what}" for what, count in counts.items()))
         return Loaded(
             done.load_id,
             tuple(plan),
-            done.rows,
-            done.rejected,
-            done.inserted,
-            done.updated,
-            done.deleted,
-            done.changed,
-            tuple(self._warnings(plan, staged)),
-            self._seconds,
+            rows=done.rows,
+            changed=done.changed,
+            warnings=tuple(self._warnings(plan, staged)),
+            seconds=self._seconds,
+            **counts,
         )
 
     def _target(self) -> Target:

@@ -126,32 +126,41 @@ def _source_table(spec: LoadSpec, keys: LoadKeys) -> dg.AssetsDefinition:
         pyspark: LazyPySparkResource,
         state: StateFolder,
     ) -> Iterator[dg.Output[Any] | dg.AssetMaterialization | dg.AssetObservation]:
-        heard = _listener.get()
-
-        def tell(line: str) -> None:
-            context.log.info(line)
-            if heard:
-                heard.tell(line)
-
-        loader = loader_for(
-            spec,
-            snowflake_access(snowflake),
-            spark=lambda: spark_session(pyspark, state.folder, quiet=heard is not None),
-            log=tell,
-        )
+        loader = _loader(context, spec, snowflake=snowflake, pyspark=pyspark, state=state)
         with _leased(spec, state, f"run {context.run_id}"):
             yield from _late_reports(context.instance, loader, keys)
             loaded = loader.run(config.files)
-            if heard:
+            if heard := _listener.get():
                 heard.loaded.append(loaded)
             for warning in loaded.warnings:
                 context.log.warning(warning)
-            if not loaded.load_id:
+            if loaded.load_id:
+                yield dg.Output(None, metadata=load_metadata(spec, loaded))
+            else:
                 context.log.info("no new files")
-                return
-            yield dg.Output(None, metadata=load_metadata(spec, loaded))
 
     return source_table
+
+
+def _loader(
+    context: dg.AssetExecutionContext,
+    spec: LoadSpec,
+    *,
+    snowflake: SnowflakeResource,
+    pyspark: LazyPySparkResource,
+    state: StateFolder,
+) -> "Loader":
+    """The load of this run: its lines go to the run's log, and to a command that listens."""
+    heard = _listener.get()
+
+    def tell(line: str) -> None:
+        context.log.info(line)
+        if heard:
+            heard.tell(line)
+
+    # On a terminal, what the JVM prints would stand between our lines.
+    spark = lambda: spark_session(pyspark, state.folder, quiet=heard is not None)  # noqa: E731
+    return loader_for(spec, snowflake_access(snowflake), spark=spark, log=tell)
 
 
 def loader_for(spec: LoadSpec, access: Any, *, spark: Callable[[], Any], log: Callable[[str], None]) -> "Loader":
