@@ -278,7 +278,7 @@ def test_a_missing_extra_is_named_with_the_command_that_installs_it(shell):
 
 def test_two_ups_at_once_start_one_sandbox(started):
     shell, outputs = started
-    assert sorted(output.count(": started, http://127.0.0.1:") for output in outputs) == [0, 2]
+    assert sorted(output.count(": started, http://127.0.0.1:") for output in outputs) == [0, len(SERVERS)]
     assert all(server["running"] for server in shell.servers().values())
 
 
@@ -302,7 +302,7 @@ def test_status_and_env_tell_where_everything_is(up):
 
 
 def test_down_and_up_again(stubbed):
-    assert stubbed.succeed("up").count("started, http://127.0.0.1:") == 2
+    assert stubbed.succeed("up").count("started, http://127.0.0.1:") == len(SERVERS)
     pids, ports = stubbed.pids(), stubbed.ports()
     stubbed.succeed("down")
     assert not any(is_alive(pid) for pid in pids.values())
@@ -327,7 +327,7 @@ def test_before_the_first_up_everything_is_stopped_and_no_folder_is_made(shell):
 def test_up_twice_is_harmless(stubbed):
     stubbed.succeed("up")
     before = stubbed.pids()
-    assert stubbed.succeed("up").count("already running") == 2
+    assert stubbed.succeed("up").count("already running") == len(SERVERS)
     assert stubbed.pids() == before
 
 
@@ -344,7 +344,7 @@ def test_two_homes_are_two_sandboxes(up, sandbox):
 def test_stopping_one_home_leaves_the_other_running(stubbed, other_stubbed):
     stubbed.succeed("up")
     other_stubbed.succeed("up")
-    assert len({*stubbed.ports().values(), *other_stubbed.ports().values()}) == 4
+    assert len({*stubbed.ports().values(), *other_stubbed.ports().values()}) == 2 * len(SERVERS)
     other_stubbed.succeed("down")
     assert all(server["running"] for server in stubbed.servers().values())
 
@@ -443,7 +443,7 @@ def test_a_pid_file_of_a_dead_process_is_replaced(stubbed):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps({"pid": gone.pid, "port": free_port(), "started": "long ago"}))
     assert stubbed.pids() == dict.fromkeys(SERVERS)
-    assert stubbed.succeed("up").count(": started,") == 2
+    assert stubbed.succeed("up").count(": started,") == len(SERVERS)
 
 
 def test_a_pid_that_now_belongs_to_another_program_is_left_alone(stubbed):
@@ -519,7 +519,7 @@ def test_a_hung_server_is_shown_as_not_answering(stubbed, hung):
     assert told.returncode == 1
     assert "tableau: not answering" in told.stdout
     os.kill(hung, signal.SIGCONT)
-    assert stubbed.succeed("up").count("already running") == 2
+    assert stubbed.succeed("up").count("already running") == len(SERVERS)
 
 
 def test_a_server_that_hangs_for_good_is_replaced_by_up(stubbed, hung, monkeypatch):
