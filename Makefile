@@ -40,14 +40,16 @@ demo: setup ## a change and its refresh on the sandbox, slice by slice beside th
 dev: setup ## Dagster's UI on the sandbox, with the history of what ran here
 	@$(WITH_JAVA) $(BIN)/tir dev
 
-bench: setup ## a full refresh and one by key, each stage beside its bare limit; a package of GB=1 repacked beside a plain script
+bench: setup ## a full refresh and one by key, each stage beside its bare limit; a package of GB=1 repacked beside a plain script; a load of files
 	@$(WITH_JAVA) $(BIN)/tir bench
 	@$(BIN)/tir bench package --gb $(GB)
+	@$(WITH_JAVA) $(BIN)/tir bench load
 
 LONG = histories crashes twice faults server_histories view_histories
 
 soak: setup ## the long forms of the tests: more random histories, every crash three times, two refreshes at once, every fault at every call
 	$(WITH_JAVA) TIR_HISTORIES=$(HISTORIES) TIR_CRASHES=3 TIR_TWICE=20 TIR_FAULTS=all $(BIN)/python -m pytest $(LONG:%=tir_dagster_tests/orchestration/test_%.py)
+	TIR_HISTORIES=$(HISTORIES) TIR_CRASHES=5 $(BIN)/python -m pytest tir_dagster_tests/loading
 
 clean: ## remove the virtual environment and caches (not the sandbox's data)
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info

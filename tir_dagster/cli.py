@@ -24,7 +24,7 @@ from tir_dagster.errors import SpecError, TirError
 from tir_dagster.revisions_command import revisions
 from tir_dagster.sandbox import processes
 from tir_dagster.sandbox.home import SandboxError, SandboxHome
-from tir_dagster.spec import load_specs
+from tir_dagster.spec import load_declared, load_specs
 from tir_dagster.webhooks_command import webhooks
 
 if TYPE_CHECKING:
@@ -182,6 +182,34 @@ def _told(spec: ExtractSpec, outcome: Outcome) -> str:
 
 
 @tir.command()
+@click.argument("name")
+@click.option("--dry-run", is_flag=True, help="Only show what would be done with each new file; nothing is touched.")
+@AS_JSON
+def load(name: str, *, dry_run: bool, as_json: bool) -> None:
+    """Load the new files of the load NAME into its table. Exit code 1 if that failed; then the table is as it was."""
+    declared = load_declared()
+    from dataclasses import asdict  # noqa: PLC0415
+
+    from tir_dagster.orchestration import load_command as command  # noqa: PLC0415 - seconds
+
+    spec = command.find_load(declared, name)
+    if dry_run:
+        chosen = command.planned_load(spec, _tell)
+        files = [{"path": one.file.path, "bytes": one.file.size, "status": one.status} for one in chosen]
+        click.echo(
+            json.dumps({"load": name, "files": files}) if as_json else "\n".join(command.told_plan(spec, chosen))
+        )
+        return
+    outcome = command.run_load(spec, _tell)
+    if as_json:
+        click.echo(json.dumps(asdict(outcome)))
+        return
+    for warning in outcome.warnings:
+        click.echo(f"warning: {warning}")
+    click.echo(command.told(outcome))
+
+
+@tir.command()
 @click.option("--rows", type=click.IntRange(min=1000), default=200_000, show_default=True, help="Orders in the sample.")
 @click.option("--seed", type=SEED, default=1, show_default=True, help="Another seed makes other orders and changes.")
 @click.option("--verbose", is_flag=True, help="Also show the progress of each refresh.")
@@ -249,7 +277,7 @@ def _tell(line: str) -> None:
 
 @tir.group()
 def sandbox() -> None:
-    """The embedded Snowflake, Tableau Server, Slack and ServiceNow, on this machine only.
+    """The embedded Snowflake, Tableau Server, Slack, ServiceNow and S3, on this machine only.
 
     TIR_HOME (default: .tir in this folder) chooses the sandbox; two homes are two sandboxes.
     """
@@ -261,6 +289,7 @@ def sandbox() -> None:
 @click.option(
     "--people-port", type=PORT, help="Port of Slack and ServiceNow.  [default: the last one, else a free one]"
 )
+@click.option("--storage-port", type=PORT, help="Port of the S3 stand-in.  [default: the last one, else a free one]")
 def up(**ports: int | None) -> None:
     """Start the servers in the background; harmless when they already run."""
     asked = {name.removesuffix("_port"): port for name, port in ports.items() if port}

@@ -1,4 +1,4 @@
-"""`tir demo`: the sandbox, two changes, and their refreshes side by side; ends well only if every slice is equal."""
+"""`tir demo`: the sandbox, a file, two changes, and their refreshes side by side; ends well only if every slice is equal."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from tir_dagster.datasource.access import TableauAccess
 from tir_dagster.datasource.client import TableauClient
 from tir_dagster.datasource.jobs import start_refresh, wait_for_job
 from tir_dagster.datasource.republish import look_at_server
+from tir_dagster.demo_files import LOADS, play_files
 from tir_dagster.demo_people import is_resolved, last_incident, last_message, refusing_publishes
 from tir_dagster.errors import TirError
 from tir_dagster.extract.engine import connect
@@ -28,7 +29,7 @@ from tir_dagster.sandbox import processes, sample
 from tir_dagster.sandbox.home import SandboxHome
 from tir_dagster.source.connection import SnowflakeAccess
 from tir_dagster.source.names import TableName
-from tir_dagster.spec import ExtractSpec, parse_specs
+from tir_dagster.spec import ExtractSpec, load_declared, parse_specs
 
 # Where `make dev` opens Dagster's UI, for the links in messages.
 DEV_URL = "http://127.0.0.1:3000"
@@ -72,7 +73,7 @@ def run_demo(*, rows: int, seed: int, say: Say, progress: Say) -> bool:
     """Play the demo; True if both refreshed datasources equal the source in every slice."""
     begun = time.monotonic()
     home = SandboxHome.from_environment()
-    say("1. The sandbox: an embedded Snowflake, and stand-ins for Tableau Server, Slack and ServiceNow")
+    say("1. The sandbox: an embedded Snowflake, and stand-ins for Tableau Server, S3, Slack and ServiceNow")
     processes.start(home)
     env = processes.environment(home)
     os.environ.update(env)
@@ -81,32 +82,36 @@ def run_demo(*, rows: int, seed: int, say: Say, progress: Say) -> bool:
     for name in (sample.DATASOURCE, SERVED, TWIN):
         sample.seed_datasource(env, timeout=900, name=name)
     say(f"   {rows:,} orders in {sample.TABLE}; {sample.DATASOURCE}, {SERVED} and {TWIN} show them")
-    spec, served = _declare(env, home.root.parent / "demo.yaml", _SPEC + _SERVED)
+    spec, served = _declare(env, home.root.parent / "demo.yaml", _SPEC + _SERVED + LOADS)
 
     say(f"2. First load: {sample.DATASOURCE} is taken over; Spark starts")
     # An earlier demo may have left a larger table; that this one is smaller is meant.
     first = _refresh(spec, "full", progress, allow_empty=True)
     say(f"   {first.outcome.rows_appended:,} rows in {first.outcome.seconds:.1f} s ({first.outcome.reason})")
 
-    say("3. A day of business, in one transaction")
+    say("3. A file lands in the bucket; sensors load it and refresh the datasource")
+    (load,) = load_declared().loads
+    play_files(spec, load, SnowflakeAccess.from_environment(env), env, say=say, progress=progress)
+
+    say("4. A day of business, in one transaction")
     account = sample.change_table(env, seed=seed + 1, mix=sample.Mix())
     say(_indented(account.as_text()))
     # A refresh waits until the source has been quiet; here that would only blur the comparison with the full one.
     time.sleep(spec.thresholds.quiet_period)
 
-    say("4. Refresh by key: only what changed moves")
+    say("5. Refresh by key: only what changed moves")
     by_key = _refresh(spec, "changes", progress)
     say(_indented(_slices_text(by_key)))
     say(f"   {by_key.outcome.seconds:.1f} s, of which {_stages(by_key.outcome)}")
     say(f"   {TWIN} gets Tableau's own incremental refresh instead: {_tableau_increment(spec):.1f} s")
 
-    say("5. What do people see? Every slice of the published extracts, downloaded, beside the source")
+    say("6. What do people see? Every slice of the published extracts, downloaded, beside the source")
     ours = _compare(spec, env)
     twin = _compare(replace(spec, datasource=replace(spec.datasource, name=TWIN)), env)
     for name, seen in ((sample.DATASOURCE, ours), (TWIN, twin)):
         say(_verdict(name, *seen))
 
-    say("6. Beside a full refresh of the same data by the same pipeline")
+    say("7. Beside a full refresh of the same data by the same pipeline")
     say(_indented(_beside(by_key, _refresh(spec, "full", progress))))
     both_equal = _by_server(spec, served, env, seed=seed, say=say, progress=progress)
     say(f"8. And people were told: the last message in #mychannel ({env['SERVICENOW_URL']} shows them all)")
@@ -163,7 +168,7 @@ def _by_server(
     spec: ExtractSpec, served: ExtractSpec, env: Mapping[str, str], *, seed: int, say: Say, progress: Say
 ) -> bool:
     """The delivery `server` beside `republish`, on a change of the newest months."""
-    say(f"7. Let Tableau do the loading: {SERVED} is delivered by `server`, {sample.DATASOURCE} by `republish`")
+    say(f"8. Let Tableau do the loading: {SERVED} is delivered by `server`, {sample.DATASOURCE} by `republish`")
     first = _refresh(served, "changes", progress)
     say(f"   {SERVED} is taken over: loaded by Tableau in {first.outcome.seconds:.1f} s ({first.outcome.reason})")
     account = sample.change_table(env, seed=seed + 2, mix=RECENT_MIX, recent=RECENT)

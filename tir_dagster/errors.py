@@ -28,3 +28,7 @@ class DatasourceError(TirError):
 
 class GuardError(TirError):
     """A refresh stopped before it touched anything, because what it saw looked wrong."""
+
+
+class LoadError(TirError):
+    """Files that cannot become rows: unreadable, of another shape, too many bad rows; the table is as it was."""

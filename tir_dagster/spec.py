@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from zoneinfo import ZoneInfo
 
 import yaml
@@ -22,6 +22,9 @@ import yaml
 from tir_dagster.alerts.policy import Alerts
 from tir_dagster.errors import SpecError
 from tir_dagster.source.names import TableName
+
+if TYPE_CHECKING:
+    from tir_dagster.loading.declared import LoadSpec
 
 T = TypeVar("T")
 KEY_NEEDED = "give a row key, or slices: without both, nothing smaller than the extract can be replaced"
@@ -32,10 +35,10 @@ _LARGEST_PATCH_MB = 100_000
 _DURATION = re.compile(r"^(\d+(?:\.\d+)?)\s*(second|minute|hour|day)s?$")
 _BYTES = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _SIZE = re.compile(r"^(\d+(?:\.\d+)?)\s*(KB|MB|GB|TB)$", re.IGNORECASE)
-_NAME = re.compile(r"^[a-z][a-z0-9_]*$")
+NAME_FORM = re.compile(r"^[a-z][a-z0-9_]*$")
 _STARTS = {"month": r"\d{4}-\d{2}(-01)?", "week": r"\d{4}-\d{2}-\d{2}", "day": r"\d{4}-\d{2}-\d{2}"}
 _PART = r'\s*(?:"(?:[^"]|"")+"|[A-Za-z_][A-Za-z0-9_$]*)\s*'
-_TABLE = re.compile(rf"{_PART}\.{_PART}\.{_PART}")
+TABLE_FORM = re.compile(rf"{_PART}\.{_PART}\.{_PART}")
 
 
 @dataclass(frozen=True)
@@ -121,7 +124,7 @@ class Changes(TableChanges):
         yield from super().problems()
         seen: dict[TableName, str] = {}
         for name in self.tables:
-            if not _TABLE.fullmatch(name):
+            if not TABLE_FORM.fullmatch(name):
                 yield f"tables.{name}", "give the table as DATABASE.SCHEMA.TABLE"
             elif (other := seen.setdefault(TableName.parse(name), name)) != name:
                 yield f"tables.{name}", f"the same table as {other}; keep one of the two"
@@ -254,16 +257,16 @@ class ExtractSpec:
                 yield f"changes.tables.{name}", f"the query does not read it; it reads {', '.join(sorted(tables))}"
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        if not _NAME.match(self.name):
+        if not NAME_FORM.match(self.name):
             yield "name", "use lower-case letters, digits and underscores: it names the assets"
         if self.query is not None:
             yield from self._query_problems()
         elif self.changes.tables:
             yield "changes.tables", "only a `query` reads further tables"
-        elif not _TABLE.fullmatch(self.source):
+        elif not TABLE_FORM.fullmatch(self.source):
             example = 'a part with small letters, spaces or points in double quotes: DATABASE.SCHEMA."My Table"'
             yield "source", f"give the table as DATABASE.SCHEMA.TABLE, {example}"
-        if unfit := [table for table in self.watch if not _TABLE.fullmatch(table)]:
+        if unfit := [table for table in self.watch if not TABLE_FORM.fullmatch(table)]:
             yield "watch", f"{', '.join(unfit)}: give tables as DATABASE.SCHEMA.TABLE"
         if self.watch and self.delivery != "trigger":
             yield "watch", "only the delivery `trigger` watches several tables"
@@ -314,11 +317,24 @@ def _close(wanted: str, known: Sequence[str]) -> str:
     return f" (did you mean {close[0]}?)" if close else ""
 
 
+@dataclass(frozen=True)
+class Declared:
+    """What a spec file declares."""
+
+    extracts: tuple[ExtractSpec, ...] = ()
+    loads: tuple[LoadSpec, ...] = ()
+
+
 def load_specs(path: str | os.PathLike[str] | None = None) -> tuple[ExtractSpec, ...]:
     """The extracts declared in a YAML file (default: the one TIR_SPECS names); SpecError says what to mend, and where."""
+    return load_declared(path).extracts
+
+
+def load_declared(path: str | os.PathLike[str] | None = None) -> Declared:
+    """All that a YAML file declares (default: the one TIR_SPECS names); SpecError says what to mend, and where."""
     chosen = path or os.environ.get(SPECS_VARIABLE)
     if not chosen:
-        return ()
+        return Declared()
     file = Path(chosen)
     try:
         text = file.read_text(encoding="utf-8")
@@ -328,10 +344,14 @@ def load_specs(path: str | os.PathLike[str] | None = None) -> tuple[ExtractSpec,
         ) from error
     except UnicodeDecodeError as error:
         raise SpecError(f"{file}: not text in UTF-8. Save the spec file as UTF-8.") from error
-    return parse_specs(text, str(file))
+    return parse_declared(text, str(file))
 
 
 def parse_specs(text: str, file: str) -> tuple[ExtractSpec, ...]:
+    return parse_declared(text, file).extracts
+
+
+def parse_declared(text: str, file: str) -> Declared:
     lines: dict[str, int] = {}
     twice: list[str] = []
     try:
@@ -344,10 +364,10 @@ def parse_specs(text: str, file: str) -> tuple[ExtractSpec, ...]:
     reader = _Reader(file, lines)
     for path in twice:
         reader.complain(path, "given twice; keep one")
-    specs = reader.extracts(document)
+    declared = reader.document(document)
     if reader.problems:
         raise SpecError("\n".join(reader.problems))
-    return specs
+    return declared
 
 
 def spec_from_mapping(value: Mapping[str, Any], where: str, *, lines: Mapping[str, int] | None = None) -> ExtractSpec:
@@ -400,20 +420,38 @@ class _Reader:
         place = f"{self.file}:{line}" if line else self.file
         self.problems.append(f"{place}: {path or 'the file'}: {message}.")
 
-    def extracts(self, document: Any) -> tuple[ExtractSpec, ...]:
-        if not isinstance(document, dict) or not isinstance(document.get("extracts"), list):
+    def document(self, document: Any) -> Declared:
+        # Here and not above: it uses what is declared above.
+        from tir_dagster.loading.declared import LoadSpec  # noqa: PLC0415
+
+        known = ("extracts", "loads")
+        if not isinstance(document, dict) or not any(isinstance(document.get(name), list) for name in known):
             self.complain("", "start with `extracts:` and a list of extracts below it")
-            return ()
-        for unknown in document.keys() - {"extracts"}:
-            self.complain(unknown, "unknown here; only `extracts:` is known")
-        read = [self.dataclass(ExtractSpec, item, f"extracts[{at}]") for at, item in enumerate(document["extracts"])]
-        specs = tuple(spec for spec in read if spec is not None)
+            return Declared()
+        for unknown in [name for name in document if name not in known]:
+            self.complain(unknown, "unknown here; known are `extracts:` and `loads:`")
         seen: set[str] = set()
-        for at, spec in enumerate(specs):
-            if spec.name in seen:
-                self.complain(f"extracts[{at}].name", f"a second extract is named {spec.name!r}; names are unique")
-            seen.add(spec.name)
-        return specs
+        return Declared(
+            self.named(ExtractSpec, document.get("extracts", []), "extracts", seen),
+            self.named(LoadSpec, document.get("loads", []), "loads", seen),
+        )
+
+    def named(self, cls: type[T], items: Any, where: str, seen: set[str]) -> tuple[T, ...]:
+        """The list's items; a name is given once in the whole file, for it names assets."""
+        if not isinstance(items, list):
+            self.complain(where, "give a list")
+            return ()
+        read = [self.dataclass(cls, item, f"{where}[{at}]") for at, item in enumerate(items)]
+        for at, name in enumerate(getattr(spec, "name", None) for spec in read):
+            if name in seen:
+                self.complain(
+                    f"{where}[{at}].name",
+                    f"a second {where[:-1]} is named {name!r}; names are unique"
+                    if where == "extracts"
+                    else f"{name!r} is another's name; names are unique in the file",
+                )
+            seen |= {name} if name else set()
+        return tuple(spec for spec in read if spec is not None)
 
     def dataclass(self, cls: type[T], value: Any, path: str) -> T | None:
         if not isinstance(value, Mapping):

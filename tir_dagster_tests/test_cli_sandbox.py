@@ -47,6 +47,10 @@ VARIABLES = {
     "SERVICENOW_URL",
     "SERVICENOW_USERNAME",
     "SERVICENOW_PASSWORD",
+    "AWS_ENDPOINT_URL_S3",
+    "AWS_REGION",
+    "AWS_ACCESS_KEY_ID",
+    "AWS_SECRET_ACCESS_KEY",
 }
 COMMAND = [sys.executable, "-m", "tir_dagster.cli", "sandbox"]
 

@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import click
 
 from tir_dagster.bench.package_report import PackageReport
 from tir_dagster.bench.place import own_place
 from tir_dagster.bench.report import Report
+
+if TYPE_CHECKING:
+    from tir_dagster.bench.load_run import LoadReport
 
 # By estimate: the lake, two packages, three versions and what is staged come to less than this for each order.
 _BYTES_PER_ROW = 1_000
@@ -74,7 +78,26 @@ def package(gb: float, *, keep: bool, as_json: bool) -> None:
     conclude(report, as_json=as_json)
 
 
-def conclude(report: Report | PackageReport, *, as_json: bool) -> None:
+@bench.command()
+@click.option(
+    "--rows", type=click.IntRange(min=1_000), default=5_000_000, show_default=True, help="Orders in the Parquet files."
+)
+@click.option("--keep", is_flag=True, help="Keep the folder of the run: the files, the servers' data and logs.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output.")
+def load(rows: int, *, keep: bool, as_json: bool) -> None:
+    """Measure a load of Parquet files by Spark beside PUT and COPY of the same files by one process.
+
+    Exit code 1 if both tables differ.
+    """
+    progress = _progress()
+    with own_place(rows * _BYTES_PER_ROW, keep=keep, progress=progress) as folder:
+        from tir_dagster.bench.load_run import run_load_bench  # noqa: PLC0415 - Spark, the clients: seconds
+
+        report = run_load_bench(folder, rows=rows, progress=progress)
+    conclude(report, as_json=as_json)
+
+
+def conclude(report: Report | PackageReport | LoadReport, *, as_json: bool) -> None:
     """Print the numbers; they count for nothing if the extract is wrong."""
     click.echo(json.dumps(report.as_dict(), indent=2) if as_json else report.as_text())
     if not report.equal:

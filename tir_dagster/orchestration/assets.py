@@ -91,15 +91,21 @@ def refresher_for(
     return host.refresher
 
 
-def build_assets(spec: ExtractSpec) -> list[Any]:
-    """All assets of the extract, in the order the data flows."""
+def build_assets(spec: ExtractSpec, *, filled_by: Sequence[dg.AssetKey] = ()) -> list[Any]:
+    """All assets of the extract, in the order the data flows; `filled_by` are the loads of the tables it reads."""
     keys = extract_keys(spec)
-    return [_source_table(spec, keys), _changed_keys(spec, keys), _purged_extract(spec, keys), _published(spec, keys)]
+    return [
+        _source_table(spec, keys, filled_by),
+        _changed_keys(spec, keys),
+        _purged_extract(spec, keys),
+        _published(spec, keys),
+    ]
 
 
-def _source_table(spec: ExtractSpec, keys: ExtractKeys) -> dg.AssetSpec:
+def _source_table(spec: ExtractSpec, keys: ExtractKeys, filled_by: Sequence[dg.AssetKey]) -> dg.AssetSpec:
     return dg.AssetSpec(
         key=keys.source_table,
+        deps=filled_by,
         group_name=spec.name,
         kinds={"snowflake"},
         description=f"The Snowflake table {spec.source}, as the source sensor observes it.",

@@ -3,7 +3,7 @@
 No postponed annotations here: Dagster reads the types of config and resources from the functions.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import dagster as dg
@@ -30,7 +30,7 @@ class Triggering(dg.Config):
     mode: str = "changes"
 
 
-def build_trigger_defs(spec: ExtractSpec) -> dg.Definitions:
+def build_trigger_defs(spec: ExtractSpec, *, filled_by: Sequence[dg.AssetKey] = ()) -> dg.Definitions:
     """The definitions of one extract that the server refreshes."""
     keys = extract_keys(spec)
     job = dg.define_asset_job(
@@ -40,16 +40,17 @@ def build_trigger_defs(spec: ExtractSpec) -> dg.Definitions:
         description=f"Let Tableau refresh {spec.datasource.name!r} if its source changed, and wait for it.",
     )
     return dg.Definitions(
-        assets=[_source_table(spec, keys), _published(spec, keys)],
+        assets=[_source_table(spec, keys, filled_by), _published(spec, keys)],
         jobs=[job],
         sensors=[build_trigger_sensor(spec, job)],
     )
 
 
-def _source_table(spec: ExtractSpec, keys: ExtractKeys) -> dg.AssetSpec:
+def _source_table(spec: ExtractSpec, keys: ExtractKeys, filled_by: Sequence[dg.AssetKey]) -> dg.AssetSpec:
     further = f" Watched with it: {', '.join(spec.watch)}." if spec.watch else ""
     return dg.AssetSpec(
         key=keys.source_table,
+        deps=filled_by,
         group_name=spec.name,
         kinds={"snowflake"},
         description=f"The Snowflake table {spec.source}, as the source sensor observes it.{further}",

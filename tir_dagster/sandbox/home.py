@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-SERVERS = ("warehouse", "tableau", "people")
+SERVERS = ("warehouse", "tableau", "people", "storage")
+# Where files land, and what clients call the place that the stand-in is in.
+S3_BUCKET, S3_REGION = "landing", "us-east-1"
 LOOPBACK = "127.0.0.1"
 HEALTH_PATH = "/sandbox/health"
 
@@ -53,6 +55,8 @@ class Identity:
     servicenow_password: str = field(default_factory=lambda: secrets.token_urlsafe(18), repr=False)
     servicenow_client_id: str = field(default_factory=lambda: secrets.token_hex(16))
     servicenow_client_secret: str = field(default_factory=lambda: secrets.token_urlsafe(24), repr=False)
+    s3_access_key: str = field(default_factory=lambda: f"SANDBOX{secrets.token_hex(6).upper()}")
+    s3_secret_key: str = field(default_factory=lambda: secrets.token_urlsafe(30), repr=False)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from tir_dagster.sandbox.daemon import LOOPBACK, Daemon, end, find, launch, wait
-from tir_dagster.sandbox.home import SERVERS, SandboxError, SandboxHome, is_identity, read_json
+from tir_dagster.sandbox.home import S3_REGION, SERVERS, SandboxError, SandboxHome, is_identity, read_json
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
@@ -26,7 +26,7 @@ PATIENCE_SECONDS = 20.0
 PEERS: Mapping[str, tuple[str, ...]] = {"tableau": ("warehouse",)}
 
 # What the `sandbox` extra brings; the servers cannot start without any of them.
-NEEDED_MODULES = ("defusedxml", "duckdb", "duckdb_extensions", "fakesnow", "starlette", "uvicorn")
+NEEDED_MODULES = ("defusedxml", "duckdb", "duckdb_extensions", "fakesnow", "moto", "starlette", "uvicorn")
 
 
 @dataclass(frozen=True)
@@ -100,6 +100,10 @@ def environment(home: SandboxHome) -> dict[str, str]:
         "SERVICENOW_URL": str(states["people"].url),
         "SERVICENOW_USERNAME": identity.servicenow_user,
         "SERVICENOW_PASSWORD": identity.servicenow_password,
+        "AWS_ENDPOINT_URL_S3": str(states["storage"].url),
+        "AWS_REGION": S3_REGION,
+        "AWS_ACCESS_KEY_ID": identity.s3_access_key,
+        "AWS_SECRET_ACCESS_KEY": identity.s3_secret_key,
     }
 
 

@@ -20,7 +20,7 @@ from fakesnow.cursor import FakeSnowflakeCursor
 from fakesnow.statement_type import DML_TYPE_IDS, statement_type_id
 from sqlglot import exp
 
-from tir_dagster.sandbox.warehouse import catalog, merge, references, temporary
+from tir_dagster.sandbox.warehouse import catalog, merge, references, stages, temporary
 from tir_dagster.sandbox.warehouse.dialect import bind_identifiers, duckdb_text, name_columns, name_stages
 from tir_dagster.sandbox.warehouse.errors import SnowflakeError, cancelled, from_exception, unsupported
 from tir_dagster.sandbox.warehouse.lake import Lake
@@ -228,6 +228,12 @@ class Session:
             return self._status("Statement executed successfully.", query_id, tree)
         if (special := catalog.run(self, tree)) is not None:
             return self._table(special, query_id, tree)
+        if (upload := stages.put(self, tree)) is not None:
+            return Answer(Result(query_id, [], rows=[]), 0, upload)
+        if (removed := stages.remove(self, tree)) is not None:
+            names = pa.array(removed, pa.string())
+            results = pa.array(["removed"] * len(removed), pa.string())
+            return self._table(pa.table({"name": names, "result": results}), query_id, tree)
         if isinstance(tree, exp.Query):
             return self._query(name_columns(tree, sql), query_id, params)
         if isinstance(tree, (exp.Insert, exp.Update, exp.Delete, exp.Merge, exp.TruncateTable, exp.Copy)):
@@ -325,6 +331,8 @@ class Session:
 
     def _change(self, tree: exp.Expr, query_id: str, params: Any, batch: Sequence[tuple[Any, ...]] | None) -> Answer:
         target = self._target(tree)
+        if (folder := stages.copied_folder(self, tree)) is not None:
+            return self._copy(tree, target, folder, query_id)
         if isinstance(tree, exp.Copy):
             name_stages(tree)
             # fakesnow knows COPY's options in upper case only.
@@ -346,6 +354,21 @@ class Session:
         columns = [(f"number of rows {operation}", "BIGINT") for operation in answer]
         kept = self._results.keep(query_id, columns, iter(()))
         return Answer(Result(query_id, kept.rowtype, 1, rows=rows), statement_type_id(tree))
+
+    def _copy(self, tree: exp.Expr, target: TableName, folder: stages.StagedFolder, query_id: str) -> Answer:
+        assert isinstance(tree, exp.Copy)
+        is_temporary = target in self.temporary_tables()
+        if not is_temporary:
+            self.lake.table_id(target)
+        place = self._duck_name(target, temporary=is_temporary)
+        rows = self._changing(lambda: stages.copy(self, tree, place, folder))
+        if not rows:
+            return self._status("Copy executed with 0 files processed.", query_id, tree)
+        kept = self._results.keep(query_id, [(name, "VARCHAR") for name in stages.REPORT], iter(()))
+        return Answer(Result(query_id, kept.rowtype, len(rows), rows=rows), statement_type_id(tree))
+
+    def _duck_name(self, target: TableName, *, temporary: bool) -> str:
+        return f"temp.main.{quote(temporary_name(target))}" if temporary else target.quoted
 
     def _target(self, tree: exp.Expr) -> TableName:
         table = tree.expressions[0] if isinstance(tree, exp.TruncateTable) else tree.this
@@ -373,8 +396,7 @@ class Session:
         # fakesnow takes the parameters it uses out of the list; a change that is made again needs them again.
         params = params.copy() if isinstance(params, list) else params
         overwrites = isinstance(tree, exp.Insert) and bool(tree.args.get("overwrite"))
-        is_temporary = target in self.temporary_tables()
-        quoted = f"temp.main.{quote(temporary_name(target))}" if is_temporary else target.quoted
+        quoted = self._duck_name(target, temporary=target in self.temporary_tables())
         with self._looking_into(target.database if isinstance(tree, exp.Copy) else ""):
             if isinstance(tree, exp.Merge):
                 with references.resolved(self, tree, params) as resolved:

@@ -1,0 +1,91 @@
+"""Which of the files that are there a load takes, and what becomes of the others. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from tir_dagster.loading.declared import LoadSpec
+from tir_dagster.loading.landing import LandedFile, order_key
+
+Status = Literal["LOADED", "REPEATED", "SUPERSEDED"]
+
+
+@dataclass(frozen=True)
+class Known:
+    """The ledger's newest entry of a path; `times` is how often the path is in the ledger."""
+
+    times: int
+    stamp: str
+    digest: str
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A file, what becomes of it, and its next number in the ledger."""
+
+    file: LandedFile
+    status: Status
+    digest: str
+    order_key: str
+    times: int
+
+
+def news(files: Iterable[LandedFile], known: Mapping[str, Known]) -> list[LandedFile]:
+    """The files that the ledger does not know as they are."""
+    return [file for file in files if file.path not in known or known[file.path].stamp != file.stamp]
+
+
+def choose(
+    spec: LoadSpec,
+    files: Sequence[LandedFile],
+    known: Mapping[str, Known],
+    *,
+    digest: Callable[[LandedFile], str],
+    newest: str | None,
+) -> list[Chosen]:
+    """What a load does with the files, which are in their order; `newest` is the largest order key loaded so far."""
+    chosen = []
+    for file in news(files, known):
+        before, content = known.get(file.path), digest(file)
+        status: Status = "REPEATED" if before is not None and before.digest == content else "LOADED"
+        chosen.append(_entry(spec, file, status, content, known))
+    return chosen if spec.mode != "truncate" else _only_newest(spec, chosen, files, known, digest, newest)
+
+
+def _entry(spec: LoadSpec, file: LandedFile, status: Status, digest: str, known: Mapping[str, Known]) -> Chosen:
+    before = known.get(file.path)
+    return Chosen(file, status, digest, _order(spec, file), before.times if before else 0)
+
+
+def _order(spec: LoadSpec, file: LandedFile) -> str:
+    """What whole contents sort by: the file, or the folder that holds their parts."""
+    by_folder = spec.mode == "truncate" and spec.snapshot == "folder"
+    return file.folder if by_folder else order_key(file, spec.files)
+
+
+def _only_newest(
+    spec: LoadSpec,
+    chosen: list[Chosen],
+    files: Sequence[LandedFile],
+    known: Mapping[str, Known],
+    digest: Callable[[LandedFile], str],
+    newest: str | None,
+) -> list[Chosen]:
+    """Of several whole contents only the newest counts, and none that is older than the one loaded."""
+    fresh = {one.order_key for one in chosen if one.status == "LOADED"}
+    winner = max(fresh, default=None)
+    if winner is not None and newest is not None and winner < newest:
+        winner = None
+    kept = []
+    for one in chosen:
+        stays = one.status != "LOADED" or one.order_key == winner
+        kept.append(one if stays else Chosen(one.file, "SUPERSEDED", one.digest, one.order_key, one.times))
+    if winner is None or spec.snapshot == "file":
+        return kept
+    # A folder's content is all its files, also those that came and were loaded earlier.
+    listed = {one.file.path for one in kept if one.status == "LOADED"}
+    again = [file for file in files if file.folder == winner and file.path not in listed]
+    kept = [one for one in kept if one.file.path not in {file.path for file in again}]
+    return kept + [_entry(spec, file, "LOADED", digest(file), known) for file in again]

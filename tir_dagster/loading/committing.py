@@ -1,0 +1,227 @@
+"""The commit of a load: what is staged comes into the session's tables, is checked, and one transaction changes the table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tir_dagster.errors import LoadError
+from tir_dagster.loading import merging, versions
+from tir_dagster.loading.choosing import Chosen
+from tir_dagster.loading.declared import LoadSpec
+from tir_dagster.loading.ledger import Changed, Committed, Run, changed_keys, check_claimed, committed, remember
+from tir_dagster.loading.merging import Places
+from tir_dagster.loading.staging import REJECTED, ROWS, Staged
+from tir_dagster.loading.tables import LEDGER_COLUMNS, create, stage_type
+from tir_dagster.source.connection import SnowflakeAccess, SnowflakeError
+from tir_dagster.source.names import literal
+
+# What the connector says when the server or the session is gone: the rows are still staged, so the commit is tried again.
+LOST = frozenset({250001, 250003, 251001, 251007, 290404, 390104, 390111, 390112, 390114, 625})
+ATTEMPTS = 3
+_FORMAT = "FILE_FORMAT=(TYPE=PARQUET USE_LOGICAL_TYPE=TRUE) MATCH_BY_COLUMN_NAME=CASE_INSENSITIVE"
+_SHOWN = 5
+# A statement's text and its bound values have limits; more files are listed by several statements.
+_FILES_AT_ONCE = 500
+
+Counts = tuple[int, int, int]
+
+
+class Committer:
+    """One load's way into the table."""
+
+    def __init__(
+        self,
+        spec: LoadSpec,
+        places: Places,
+        *,
+        access: SnowflakeAccess,
+        graves: bool,
+        log: Callable[[str], None],
+        after: Callable[[str], None],
+    ) -> None:
+        self.spec, self.places, self.access, self.books = spec, places, access, places.books
+        self._graves, self._log, self._after = graves, log, after
+
+    def commit(self, plan: Sequence[Chosen], staged: Sequence[Staged]) -> Committed:
+        """Commit; after a lost connection look whether it was, and if not, do it again from what is staged."""
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                return self._commit(plan, staged)
+            except (SnowflakeError, OSError) as failure:
+                # Half an answer comes as the HTTP client's own error, which is an OSError.
+                known = getattr(failure, "errno", None) in LOST or not isinstance(failure, SnowflakeError)
+                if not known or attempt == ATTEMPTS:
+                    raise
+                said = self.access.scrub(str(failure))[:200]
+                self._log(f"the connection was lost; looking whether the load is in the table ({said})")
+                if found := committed(self.access, self.books, only=self.places.load_id):
+                    return found[0]
+        raise AssertionError("the last attempt returns or raises")
+
+    def _commit(self, plan: Sequence[Chosen], staged: Sequence[Staged]) -> Committed:
+        with self.access.connect() as connection:
+
+            def run(sql: str, params: Sequence[Any] | None = None) -> list[tuple[Any, ...]]:
+                with connection.cursor() as cursor:
+                    return [tuple(row) for row in cursor.execute(sql, params).fetchall()]
+
+            self._make_temporary(run)
+            rows, rejected = self._copy(run, staged)
+            self._check_share(plan, staged, sum(rows.values()), sum(rejected.values()))
+            self._list_files(run, plan, rows, rejected)
+            self._after("copied")
+            run("BEGIN")
+            try:
+                done = self._change(run, plan, rows, rejected)
+                self._after("changed")
+                run("COMMIT")
+            except LoadError:
+                # What Snowflake itself refuses ends with the session, and the transaction with it.
+                run("ROLLBACK")
+                raise
+            return done
+
+    def _make_temporary(self, run: Run) -> None:
+        kinds = {f"C{at}": stage_type(column) for at, column in enumerate(self.places.target.wanted)}
+        numbers = {"FILE_NO": "NUMBER(38,0)", "LINE_NO": "NUMBER(38,0)"}
+        run(create(self.places.staged, {**numbers, "IS_DELETED": "BOOLEAN", **kinds}, temporary=True))
+        run(create(self.places.rejected, {**numbers, "REASON": "VARCHAR", "ROW_TEXT": "VARCHAR"}, temporary=True))
+        run(create(self.places.files, LEDGER_COLUMNS, temporary=True))
+        run(create(self.places.changed, {"ACTION": "VARCHAR", **kinds}, temporary=True))
+        if self.places.target.order is not None and self.places.target.history is not None:
+            moment = kinds[f"C{self.places.target.order}"]
+            marks = {"AT_TIME": moment, "NEXT_TIME": moment, "IS_DELETED": "BOOLEAN", "FRESH": "BOOLEAN"}
+            run(create(self.places.timeline, {**kinds, **marks}, temporary=True))
+
+    def _copy(self, run: Run, staged: Sequence[Staged]) -> tuple[dict[int, int], dict[int, int]]:
+        """Bring what is staged into the session's tables; good and bad rows by file."""
+        folder = f"@{self.books.stage.sql}/{self.spec.name}/{self.places.load_id}"
+        for table, name, count in (
+            (self.places.staged, ROWS, sum(one.rows for one in staged)),
+            (self.places.rejected, REJECTED, sum(one.rejected for one in staged)),
+        ):
+            if not count:
+                continue
+            run(f"COPY INTO {table.sql} FROM {literal(f'{folder}/{name}/')} {_FORMAT}")
+            arrived = int(run(f"SELECT COUNT(*) FROM {table.sql}")[0][0])
+            if arrived != count:
+                raise LoadError(
+                    f"{self.spec.name}: {arrived:,} of {count:,} staged rows arrived. Nothing was loaded; run again."
+                )
+        if self.spec.duplicates == "reject" and self.spec.key:
+            for statement in merging.rejecting_duplicates(self.places):
+                run(statement)
+        counts = [
+            {int(row[0]): int(row[1]) for row in run(f"SELECT FILE_NO, COUNT(*) FROM {table.sql} GROUP BY FILE_NO")}
+            for table in (self.places.staged, self.places.rejected)
+        ]
+        return counts[0], counts[1]
+
+    def _check_share(self, plan: Sequence[Chosen], staged: Sequence[Staged], good: int, bad: int) -> None:
+        total = good + bad
+        if bad and bad / total > self.spec.reject_share:
+            samples = [said for one in staged for said in one.samples][:_SHOWN]
+            raise LoadError(
+                f"{self.spec.name}: {bad:,} of {total:,} rows cannot be loaded, more than reject_share = "
+                f"{self.spec.reject_share:g} allows: {'; '.join(samples) or 'keys that are twice in one file'}. Nothing was "
+                "loaded; mend the files, or raise reject_share."
+            )
+        replaces = self.spec.mode == "truncate" and any(one.status == "LOADED" for one in plan)
+        if replaces and not good and not self.spec.allow_empty:
+            raise LoadError(
+                f"{self.spec.name}: the new content has no rows; {self.spec.table} would be empty. Nothing was loaded; set "
+                "`allow_empty: true` if that is meant."
+            )
+
+    def _list_files(
+        self,
+        run: Run,
+        plan: Sequence[Chosen],
+        rows: dict[int, int],
+        rejected: dict[int, int],
+    ) -> None:
+        names = [name for name in LEDGER_COLUMNS if name != "LOADED_AT"]
+        entries = []
+        for number, one in enumerate(plan):
+            texts = [one.file.stamp, one.digest, one.order_key, one.status]
+            counts = [one.file.size, rows.get(number, 0), rejected.get(number, 0)]
+            entries.append([self.spec.name, self.places.load_id, one.file.path, one.times, number, *texts, *counts])
+        row = f"({', '.join(['%s'] * len(names))})"
+        for at in range(0, len(entries), _FILES_AT_ONCE):
+            some = entries[at : at + _FILES_AT_ONCE]
+            listed = ", ".join([row] * len(some))
+            values = [value for entry in some for value in entry]
+            run(f"INSERT INTO {self.places.files.sql} ({', '.join(names)}) VALUES {listed}", values)
+
+    def _change(
+        self,
+        run: Run,
+        plan: Sequence[Chosen],
+        rows: dict[int, int],
+        rejected: dict[int, int],
+    ) -> Committed:
+        claimed = run(merging.claim(self.places))
+        check_claimed(int(claimed[0][0]), len(plan), self.spec.name)
+        changed, counts = self._write(run) if rows or self._empties(plan) else (None, (0, 0, 0))
+        if rejected:
+            run(merging.rejects(self.places))
+        done = Committed(
+            self.places.load_id,
+            len(plan),
+            sum(rows.values()) + sum(rejected.values()),
+            sum(rejected.values()),
+            *counts,
+            changed,
+        )
+        remember(run, self.places, self.spec.mode, done)
+        return done
+
+    def _empties(self, plan: Sequence[Chosen]) -> bool:
+        return self.spec.mode == "truncate" and any(one.status == "LOADED" for one in plan)
+
+    def _write(self, run: Run) -> tuple[Changed | None, Counts]:
+        """Change the table as the mode says; which keys changed, and rows inserted, updated, deleted."""
+        graves = self._graves
+        if self.spec.mode == "append":
+            return self._append(run)
+        if self.spec.mode == "truncate":
+            return self._replace(run)
+        if self.spec.mode == "merge":
+            run(merging.merged_rows(self.places, graves=graves))
+            statements = merging.merge(self.places, graves=graves)
+        else:
+            run(versions.timeline(self.places, graves=graves))
+            run(versions.changed_versions(self.places))
+            statements = versions.write_versions(self.places, graves=graves)
+        changed = changed_keys(run, self.places)
+        counts = (0, 0, 0)
+        # A merge that changes nothing would still be a version of the table to look at.
+        if changed is not None:
+            counts = _merge_counts(run(statements[0]), has_update="THEN UPDATE" in statements[0])
+        for statement in statements[1:]:
+            run(statement)
+        return changed, counts
+
+    def _append(self, run: Run) -> tuple[Changed | None, Counts]:
+        inserted = int(run(merging.append(self.places)[0])[0][0])
+        if not self.places.keys:
+            return Changed("ADD_ROWS") if inserted else None, (inserted, 0, 0)
+        run(merging.appended_keys(self.places))
+        return changed_keys(run, self.places), (inserted, 0, 0)
+
+    def _replace(self, run: Run) -> tuple[Changed | None, Counts]:
+        changed: Changed | None = Changed("MIXED_CHANGES")
+        if self.places.keys:
+            run(merging.replaced_keys(self.places))
+            changed = changed_keys(run, self.places)
+        if changed is None:
+            return None, (0, 0, 0)
+        deleted, inserted = (int(run(statement)[0][0]) for statement in merging.replace(self.places))
+        return changed, (inserted, 0, deleted)
+
+
+def _merge_counts(answer: list[tuple[Any, ...]], *, has_update: bool) -> Counts:
+    """MERGE answers with inserted, updated, deleted, of those that it has clauses for."""
+    counts = [int(count) for count in answer[0]]
+    return (counts[0], counts[1], counts[2]) if has_update else (counts[0], 0, counts[1])

@@ -1,0 +1,222 @@
+"""Where files land: a folder or an S3 prefix, listed and opened by pyarrow's own filesystems; no jars."""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cached_property
+from typing import Any, NoReturn
+from urllib.parse import unquote, urlparse
+
+from pyarrow import fs
+
+from tir_dagster.errors import LoadError
+from tir_dagster.loading.declared import Files
+
+_CHUNK = 8 << 20
+_HIDDEN = ("_", ".")
+_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+
+
+@dataclass(frozen=True)
+class LandedFile:
+    """A file as the listing shows it; `stamp` changes whenever it is written again."""
+
+    path: str
+    size: int
+    modified: datetime
+    stamp: str
+
+    @property
+    def folder(self) -> str:
+        return self.path.rpartition("/")[0]
+
+
+@dataclass(frozen=True)
+class Place:
+    """The filesystem that an address means, and the path in it. It can be pickled: tasks open files by it."""
+
+    address: str
+    # How S3 is reached besides the environment's own AWS variables; no secret is in here.
+    options: tuple[tuple[str, str], ...] = ()
+
+    @staticmethod
+    def of(address: str, env: Mapping[str, str] = os.environ) -> Place:
+        options: dict[str, str] = {}
+        if endpoint := next((env[name] for name in _ENDPOINTS if env.get(name)), None):
+            found = urlparse(endpoint)
+            options = {"endpoint_override": found.netloc, "scheme": found.scheme}
+        if region := env.get("AWS_REGION") or env.get("AWS_DEFAULT_REGION"):
+            options["region"] = region
+        return Place(address.rstrip("/"), tuple(sorted(options.items())))
+
+    @property
+    def is_s3(self) -> bool:
+        return self.address.startswith("s3://")
+
+    @cached_property
+    def filesystem(self) -> Any:
+        if self.is_s3:
+            # A region that is not given would be asked of a real AWS, also where the endpoint is another one.
+            given = {"region": "us-east-1", **dict(self.options)} if self.options else {}
+            return fs.S3FileSystem(connect_timeout=10, request_timeout=60, **given)
+        return fs.LocalFileSystem()
+
+    @cached_property
+    def root(self) -> str:
+        return self.inner(self.address)
+
+    @staticmethod
+    def inner(address: str) -> str:
+        """The path that the filesystem understands."""
+        if address.startswith("s3://"):
+            return address.removeprefix("s3://")
+        return unquote(address.removeprefix("file://")) or "/"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"address": self.address, "options": self.options}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        for name, value in state.items():
+            object.__setattr__(self, name, value)
+
+    @cached_property
+    def _s3(self) -> Any:
+        """Lists objects with their ETags, which pyarrow does not tell; it finds credentials and endpoint the same ways."""
+        import boto3  # noqa: PLC0415 - half a second, for who has files there
+        from botocore.config import Config  # noqa: PLC0415
+
+        region = dict(self.options).get("region")
+        return boto3.Session().client("s3", region_name=region, config=Config(connect_timeout=10, read_timeout=60))
+
+    def listed(self) -> list[LandedFile]:
+        """Every file below the address; the address must be there."""
+        with self.told(self.address):
+            if self.is_s3:
+                return self._objects()
+            if self.filesystem.get_file_info(self.root).type is not fs.FileType.Directory:
+                raise LoadError(f"{self.address} is no folder. Create it, or correct `files.path` in the load's spec.")
+            found = self.filesystem.get_file_info(fs.FileSelector(self.root, recursive=True))
+        return [_local(info) for info in found if info.type is fs.FileType.File]
+
+    def _objects(self) -> list[LandedFile]:
+        bucket, _, prefix = self.root.partition("/")
+        pages = self._s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=f"{prefix}/" if prefix else "")
+        return [
+            LandedFile(f"s3://{bucket}/{one['Key']}", one["Size"], one["LastModified"], _etag(one))
+            for page in pages
+            for one in page.get("Contents", ())
+            if not one["Key"].endswith("/")
+        ]
+
+    def look(self, path: str) -> LandedFile | None:
+        """The file as it is now; None if it is gone."""
+        with self.told(path):
+            if not self.is_s3:
+                info = self.filesystem.get_file_info(self.inner(path))
+                return _local(info) if info.type is fs.FileType.File else None
+            bucket, _, key = self.inner(path).partition("/")
+            try:
+                one = self._s3.head_object(Bucket=bucket, Key=key)
+            except self._s3.exceptions.ClientError as error:
+                if error.response["ResponseMetadata"]["HTTPStatusCode"] == 404:
+                    return None
+                raise
+            return LandedFile(path, one["ContentLength"], one["LastModified"], _etag(one))
+
+    @contextmanager
+    def opened(self, path: str) -> Iterator[Any]:
+        with self.told(path), self.filesystem.open_input_file(self.inner(path)) as file:
+            yield file
+
+    def digest(self, file: LandedFile) -> str:
+        """The file's content in a few letters: S3 knows it as the ETag, a local file is read once."""
+        if self.is_s3:
+            return file.stamp
+        known = hashlib.md5(usedforsecurity=False)
+        with self.opened(file.path) as opened:
+            while chunk := opened.read(_CHUNK):
+                known.update(chunk)
+        return f"md5 {known.hexdigest()}"
+
+    @contextmanager
+    def told(self, path: str) -> Iterator[None]:
+        """What the filesystem says becomes an error that says which file and what to do."""
+        try:
+            yield
+        except OSError as error:
+            _fail(path, error)
+        except Exception as error:
+            # boto3's errors are known only where it is imported.
+            if not type(error).__module__.startswith("botocore"):
+                raise
+            _fail(path, error)
+
+
+def _local(info: Any) -> LandedFile:
+    modified = datetime.fromtimestamp((info.mtime_ns or 0) / 1e9, UTC)
+    return LandedFile(f"file://{info.path}", info.size, modified, f"{info.size}/{info.mtime_ns}")
+
+
+def _etag(found: Mapping[str, Any]) -> str:
+    return f"etag {found['ETag'].strip(chr(34))}"
+
+
+_FORBIDDEN = re.compile(r"ACCESS_?DENIED|ACCESS DENIED|FORBIDDEN|INVALID_?ACCESS_?KEY|SIGNATURE_?DOES_?NOT|CREDENTIALS")
+
+
+def _fail(path: str, error: Exception) -> NoReturn:
+    said = " ".join(str(error).split())[:300]
+    low = said.upper()
+    if _FORBIDDEN.search(low) or isinstance(error, PermissionError):
+        raise LoadError(
+            f"{path}: reading it is forbidden. Check the AWS credentials and the bucket's policy, or the folder's rights."
+        ) from None
+    if "NOSUCHBUCKET" in low or "NO_SUCH_BUCKET" in low or "BUCKET DOES NOT EXIST" in low:
+        raise LoadError(f"{path}: the bucket does not exist. Correct `files.path` in the load's spec.") from None
+    if isinstance(error, FileNotFoundError):
+        raise LoadError(
+            f"{path}: it is not there, or no longer. Nothing was loaded; look for who removes files, then run again."
+        ) from None
+    raise LoadError(f"{path}: it cannot be read: {said}. Nothing was loaded; mend it, then run again.") from None
+
+
+def chosen(files: list[LandedFile], place: Place, declared: Files) -> list[LandedFile]:
+    """Those that the pattern means, without markers and hidden files, in the order in which they are loaded."""
+    root = f"{place.address}/"
+    wanted = [
+        file
+        for file in files
+        if not file.path.rpartition("/")[2].startswith(_HIDDEN)
+        and not _is_marker(file.path, declared)
+        and (
+            fnmatch.fnmatch(file.path.removeprefix(root), declared.pattern)
+            or fnmatch.fnmatch(file.path.rpartition("/")[2], declared.pattern)
+        )
+    ]
+    return sorted(wanted, key=lambda file: order_key(file, declared))
+
+
+def order_key(file: LandedFile, declared: Files) -> str:
+    """Files sort by this text."""
+    if declared.order == "modified":
+        return f"{file.modified:%Y-%m-%dT%H:%M:%S.%f} {file.path}"
+    return file.path
+
+
+def complete(files: list[LandedFile], everything: list[LandedFile], declared: Files) -> list[LandedFile]:
+    """Those whose marker is there; by size and time only a second look can tell."""
+    if declared.complete == "stable":
+        return files
+    there = {file.path for file in everything}
+    return [file for file in files if {f"{file.path}{declared.marker}", f"{file.folder}/{declared.marker}"} & there]
+
+
+def _is_marker(path: str, declared: Files) -> bool:
+    return declared.complete == "marker" and path.endswith(declared.marker)

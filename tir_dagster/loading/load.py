@@ -1,0 +1,282 @@
+"""One load from the listing to the commit: choose files, stage them, check, and change the table in one transaction."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+
+from tir_dagster.errors import LoadError
+from tir_dagster.loading.choosing import Chosen, choose, news
+from tir_dagster.loading.committing import Committer
+from tir_dagster.loading.declared import LoadSpec
+from tir_dagster.loading.landing import LandedFile, Place, chosen, complete
+from tir_dagster.loading.ledger import Changed, Committed, Ledger, prepare, read_ledger
+from tir_dagster.loading.merging import Places
+from tir_dagster.loading.staging import Staged, StagePlan, Stager, units_of
+from tir_dagster.loading.tables import Bookkeeping, Target, check_supported, target_of
+from tir_dagster.source.connection import MISSING_OBJECT, SnowflakeAccess, SnowflakeError
+from tir_dagster.source.names import TableName, literal
+
+_SHOWN_FILES = 5
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What a load did. Without an id there was nothing to do."""
+
+    load_id: str = ""
+    files: tuple[Chosen, ...] = ()
+    rows: int = 0
+    rejected: int = 0
+    inserted: int = 0
+    updated: int = 0
+    deleted: int = 0
+    changed: Changed | None = None
+    warnings: tuple[str, ...] = ()
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def of(self, status: str) -> list[str]:
+        return [one.file.path for one in self.files if one.status == status]
+
+
+def new_load_id() -> str:
+    """Ids sort by the moment they were made."""
+    return f"{datetime.now(UTC):%Y%m%dt%H%M%S%f}-{secrets.token_hex(3)}"
+
+
+class Loader:
+    """One load spec with plain objects; `after` is told each step that is done."""
+
+    def __init__(
+        self,
+        spec: LoadSpec,
+        *,
+        access: SnowflakeAccess,
+        stager: Stager,
+        log: Callable[[str], None] = lambda _: None,
+        after: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        asked = {name: value for name, value in vars(spec.snowflake).items() if value}
+        self.spec = spec
+        self.access = replace(access, **asked)
+        self.books = Bookkeeping.of(spec)
+        self.place = Place.of(spec.files.path)
+        self._stager, self._log, self._after = stager, log, after
+        self._seconds: dict[str, float] = {}
+
+    # Which files
+
+    def listed(self) -> list[LandedFile]:
+        """The files that are there and complete, as far as one look can tell."""
+        everything = self.place.listed()
+        return complete(chosen(everything, self.place, self.spec.files), everything, self.spec.files)
+
+    def plan(self) -> list[Chosen]:
+        """What a load would do with each new file; nothing is touched."""
+        return self._plan(read_ledger(self.access, self.books))
+
+    def _plan(self, ledger: Ledger, only: Sequence[str] = ()) -> list[Chosen]:
+        if only:
+            # Whoever names them has seen that they are complete.
+            files = self._named_files(set(only))
+        else:
+            files = self._settled(self.listed(), lambda files: news(files, ledger.known))
+        return choose(self.spec, files, ledger.known, digest=self.place.digest, newest=ledger.newest)
+
+    def _named_files(self, paths: set[str]) -> list[LandedFile]:
+        """These files; where a folder is the whole content, with the others in their folders."""
+        whole = self.spec.mode == "truncate" and self.spec.snapshot == "folder"
+        folders = {path.rpartition("/")[0] for path in paths} if whole else set()
+        return [file for file in self.listed() if file.path in paths or file.folder in folders]
+
+    def _settled(
+        self, files: list[LandedFile], new: Callable[[list[LandedFile]], list[LandedFile]]
+    ) -> list[LandedFile]:
+        """Without those that are still being written; S3 shows an object only when it is whole."""
+        if self.spec.files.complete == "marker" or self.place.is_s3:
+            return files
+        now = datetime.now(UTC)
+        ages = [(now - file.modified).total_seconds() for file in new(files)]
+        young = [age for age in ages if 0 <= age < self.spec.files.settle]
+        if not young:
+            return files
+        self._log(f"waiting {self.spec.files.settle - min(young):.1f} s until the newest files have settled")
+        time.sleep(self.spec.files.settle - min(young))
+        before = {file.path: file.stamp for file in files}
+        return [file for file in self.listed() if before.get(file.path) == file.stamp]
+
+    # The load
+
+    def run(self, only: Sequence[str] = ()) -> Loaded:
+        """Load what is new, or only these of it. LoadError says why nothing was."""
+        # For what comes before the commit; that one has a connection of its own, which may be opened again.
+        with self.access.kept_open():
+            plan, target = self._prepared(only)
+        if target is None:
+            return Loaded(seconds=self._seconds)
+        places = Places(target, self.books, new_load_id())
+        staged = self._stage(places, plan)
+        self._after("staged")
+        with self._timed("commit"):
+            done = self._committer(places).commit(plan, staged)
+        self._after("committed")
+        self._remove(f"{self.spec.name}/{places.load_id}")
+        return self._loaded(done, plan, staged)
+
+    def _prepared(self, only: Sequence[str]) -> tuple[list[Chosen], Target | None]:
+        """The files to load and where to; no target if there are none."""
+        with self._timed("look"):
+            ledger = read_ledger(self.access, self.books)
+            plan = self._plan(ledger, only)
+        if not plan:
+            return [], None
+        self._log(f"{len(plan)} new files: {_named(plan)}")
+        target = self._target()
+        with self._told():
+            prepare(self.access.query, self.books, target, exists=ledger.exists, graves=self._graves(target))
+        if ledger.exists and any(one.status == "LOADED" for one in plan):
+            # What loads that died have left; another one at work would find rows missing and stop.
+            self._remove(self.spec.name)
+        return plan, target
+
+    def _committer(self, places: Places) -> Committer:
+        graves = self._graves(places.target)
+        return Committer(self.spec, places, access=self.access, graves=graves, log=self._log, after=self._after)
+
+    def _loaded(self, done: Committed, plan: Sequence[Chosen], staged: Sequence[Staged]) -> Loaded:
+        counts = {
+            "inserted": done.inserted,
+            "updated": done.updated,
+            "deleted": done.deleted,
+            "rejected": done.rejected,
+        }
+        self._log(", ".join(f"{count:,} {what}" for what, count in counts.items()))
+        return Loaded(
+            done.load_id,
+            tuple(plan),
+            rows=done.rows,
+            changed=done.changed,
+            warnings=tuple(self._warnings(plan, staged)),
+            seconds=self._seconds,
+            **counts,
+        )
+
+    def _target(self) -> Target:
+        table = TableName.parse(self.spec.table)
+        try:
+            rows = self.access.query(f"DESCRIBE TABLE {table.sql}")
+        except SnowflakeError as failure:
+            if failure.errno not in MISSING_OBJECT:
+                raise
+            body = ", ".join(f"{name} {kind}" for name, kind in self.spec.columns.items()) or "…"
+            raise LoadError(
+                f"{self.spec.name}: {table} does not exist, or the role may not see it. Create it: CREATE TABLE {table.sql} ({body})."
+            ) from None
+        target = target_of(self.spec, [(str(row[0]), str(row[1])) for row in rows if str(row[2]).upper() == "COLUMN"])
+        check_supported(target)
+        return target
+
+    def _graves(self, target: Target) -> bool:
+        return self.spec.delete_flag is not None and target.order is not None
+
+    # Staging
+
+    def _stage(self, places: Places, plan: Sequence[Chosen]) -> list[Staged]:
+        wanted = [(number, one) for number, one in enumerate(plan) if one.status == "LOADED"]
+        if not wanted:
+            return []
+        stage_plan = StagePlan(
+            self.access,
+            self.place,
+            self.spec.files,
+            places.target.wanted,
+            f"@{self.books.stage.sql}/{self.spec.name}/{places.load_id}",
+            places.target.needed(),
+            places.target.flag,
+            self.spec.delete_values,
+        )
+        is_parquet = self.spec.files.format == "parquet"
+        with self._timed("stage"):
+            units = [
+                unit
+                for number, one in wanted
+                for unit in units_of(self.place, number, one.file.path, is_parquet=is_parquet and one.file.size > 0)
+            ]
+            self._log(f"staging {len(units)} parts")
+            staged = self._stager(stage_plan, units)
+        self._check_files(plan, staged)
+        return staged
+
+    def _check_files(self, plan: Sequence[Chosen], staged: Sequence[Staged]) -> None:
+        """Nothing is loaded of files that could not be read, look different, or changed meanwhile."""
+        if problems := list(dict.fromkeys(one.problem for one in staged if one.problem)):
+            raise LoadError(f"{self.spec.name}: {' '.join(problems[:_SHOWN_FILES])}")
+        drifted = {plan[one.number].file.path: one.drift for one in staged if self._stops(one)}
+        if drifted:
+            said = "; ".join(f"{path}: {', '.join(drift)}" for path, drift in list(drifted.items())[:_SHOWN_FILES])
+            raise LoadError(
+                f"{self.spec.name}: {said}. Nothing was loaded. Mend the file, change `columns` in the load's spec, or "
+                "set `drift: tolerate` to leave out what is not expected and take NULL for what is missing."
+            )
+        for one in plan:
+            now = self.place.look(one.file.path)
+            if now is None or now.stamp != one.file.stamp:
+                how = "was removed" if now is None else "changed"
+                raise LoadError(
+                    f"{self.spec.name}: {one.file.path} {how} while it was read. Nothing was loaded; run again when it is whole."
+                )
+
+    def _stops(self, staged: Staged) -> bool:
+        if not staged.drift:
+            return False
+        # A key cannot be tolerated away, nor can a column of a type that holds no such values.
+        named = [*self.spec.key, *([self.spec.order_by] if self.spec.order_by else [])]
+        needed = {name.casefold() for name in named} & {name.casefold() for name in staged.missing}
+        types = [said for said in staged.drift if not said.endswith((" is missing", " is not expected"))]
+        return self.spec.drift == "stop" or bool(types) or bool(needed)
+
+    def _warnings(self, plan: Sequence[Chosen], staged: Sequence[Staged]) -> Iterator[str]:
+        for one in staged:
+            path = plan[one.number].file.path
+            if one.drift:
+                yield f"{path}: {', '.join(one.drift)}"
+            yield from one.samples
+        for file in plan:
+            if file.status == "LOADED" and file.file.size == 0:
+                yield f"{file.file.path}: it is empty (0 bytes); no row came from it"
+
+    # Edges
+
+    def _remove(self, folder: str) -> None:
+        """What is left in the stage costs room, nothing else: a failure here is no failure of the load."""
+        try:
+            self.access.query(f"REMOVE {literal(f'@{self.books.stage.sql}/{folder}/')}")
+        except SnowflakeError as failure:
+            self._log(f"the staged files of {folder} were not removed: {failure}")
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except SnowflakeError as failure:
+            raise LoadError(
+                f"{self.spec.name}: the tables that loads are listed in cannot be made: {failure} The role needs CREATE TABLE "
+                f"and CREATE STAGE in {self.books.database}.{self.books.schema}, or name another schema as `bookkeeping`."
+            ) from None
+
+    @contextmanager
+    def _timed(self, name: str) -> Iterator[None]:
+        begun = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._seconds[name] = round(self._seconds.get(name, 0.0) + time.perf_counter() - begun, 3)
+
+
+def _named(plan: Sequence[Chosen]) -> str:
+    shown = [one.file.path.rpartition("/")[2] for one in plan[:_SHOWN_FILES]]
+    return ", ".join(shown) + (" …" if len(plan) > _SHOWN_FILES else "")

@@ -1,0 +1,249 @@
+"""The SQL of each load mode, as text: which keys change, and the change itself. Pure: nothing here asks the warehouse.
+
+Staged columns are C0, C1, … in the order of `Target.wanted`; rows count only if their file is claimed in the ledger.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tir_dagster.loading.tables import Bookkeeping, Target, stored_value
+from tir_dagster.source.columns import Kind
+from tir_dagster.source.names import TableName, literal, quote
+
+
+@dataclass(frozen=True)
+class Places:
+    """All tables that one load's statements speak of."""
+
+    target: Target
+    books: Bookkeeping
+    load_id: str
+
+    @property
+    def staged(self) -> TableName:
+        return self.books.temporary("STAGED", self.load_id)
+
+    @property
+    def rejected(self) -> TableName:
+        return self.books.temporary("REJECTED", self.load_id)
+
+    @property
+    def files(self) -> TableName:
+        return self.books.temporary("FILES", self.load_id)
+
+    @property
+    def changed(self) -> TableName:
+        return self.books.temporary("CHANGED", self.load_id)
+
+    @property
+    def timeline(self) -> TableName:
+        return self.books.temporary("TIMELINE", self.load_id)
+
+    @property
+    def columns(self) -> list[str]:
+        return [f"C{at}" for at in range(len(self.target.wanted))]
+
+    @property
+    def keys(self) -> list[str]:
+        return [f"C{at}" for at in self.target.key]
+
+
+def rejecting_duplicates(places: Places) -> tuple[str, str]:
+    """Rows whose key is more than once in their file: listed among the rejected, then taken out."""
+    keys = ", ".join(["FILE_NO", *places.keys])
+    twice = f"SELECT {keys} FROM {places.staged.sql} GROUP BY {keys} HAVING COUNT(*) > 1"
+    same = " AND ".join(f"s.{name} = d.{name}" for name in ["FILE_NO", *places.keys])
+    shown = " || ', ' || ".join(f"TO_VARCHAR(s.{name})" for name in places.keys)
+    named = ", ".join(places.target.name(place) for place in places.target.key)
+    reason = f"{literal(f'key {named} = ')} || {shown} || ' is more than once in the file'"
+    return (
+        (
+            f"INSERT INTO {places.rejected.sql} (FILE_NO, LINE_NO, REASON, ROW_TEXT) "
+            f"SELECT s.FILE_NO, s.LINE_NO, {reason}, NULL FROM {places.staged.sql} s JOIN ({twice}) d ON {same}"
+        ),
+        f"DELETE FROM {places.staged.sql} s USING ({twice}) d WHERE {same}",
+    )
+
+
+def claim(places: Places) -> str:
+    """Enter the files into the ledger, unless somebody else has; the number of rows says how many are ours."""
+    names = ("LOAD", "LOAD_ID", "PATH", "SEQ", "FILE_NO", "STAMP", "DIGEST", "ORDER_KEY", "STATUS", "BYTES")
+    counted = ("ROWS_LOADED", "ROWS_REJECTED")
+    listed = ", ".join([*names, *counted, "LOADED_AT"])
+    values = ", ".join([*(f"f.{name}" for name in (*names, *counted)), "CURRENT_TIMESTAMP()::TIMESTAMP_TZ"])
+    return (
+        f"MERGE INTO {places.books.ledger.sql} l USING {places.files.sql} f "
+        "ON l.LOAD = f.LOAD AND l.PATH = f.PATH AND l.SEQ = f.SEQ "
+        f"WHEN NOT MATCHED THEN INSERT ({listed}) VALUES ({values})"
+    )
+
+
+def rejects(places: Places) -> str:
+    """The rejected rows of claimed files, for good."""
+    return (
+        f"INSERT INTO {places.books.rejects.sql} (LOAD, LOAD_ID, PATH, LINE, REASON, ROW_TEXT, REJECTED_AT) "
+        f"SELECT l.LOAD, l.LOAD_ID, l.PATH, r.LINE_NO, r.REASON, r.ROW_TEXT, CURRENT_TIMESTAMP()::TIMESTAMP_TZ "
+        f"FROM {places.rejected.sql} r JOIN {places.books.ledger.sql} l ON {_claimed(places, 'r')}"
+    )
+
+
+def _claimed(places: Places, alias: str) -> str:
+    return f"l.LOAD_ID = {literal(places.load_id)} AND l.FILE_NO = {alias}.FILE_NO"
+
+
+def incoming(places: Places, *, newest: Sequence[str] = ()) -> str:
+    """The rows of claimed files; of those that agree in `newest` only the last one: by version, file and line."""
+    listed = ", ".join(f"s.{name}" for name in ("FILE_NO", "LINE_NO", "IS_DELETED", *places.columns))
+    rows = f"SELECT {listed} FROM {places.staged.sql} s JOIN {places.books.ledger.sql} l ON {_claimed(places, 's')}"
+    if not newest:
+        return rows
+    order = places.target.order
+    by = [*([f"s.C{order} DESC"] if order is not None else []), "s.FILE_NO DESC", "s.LINE_NO DESC"]
+    parts = ", ".join(f"s.{name}" for name in newest)
+    return f"{rows} QUALIFY ROW_NUMBER() OVER (PARTITION BY {parts} ORDER BY {', '.join(by)}) = 1"
+
+
+def stored_names(target: Target) -> str:
+    return ", ".join(quote(target.name(place)) for place in target.stored)
+
+
+def stored_values(target: Target, alias: str) -> str:
+    return ", ".join(stored_value(target.wanted[place], f"{alias}.C{place}") for place in target.stored)
+
+
+def assignments(target: Target, alias: str) -> str:
+    """What an update sets: every stored column that is no key."""
+    return ", ".join(
+        f"{quote(target.name(place))} = {stored_value(target.wanted[place], f'{alias}.C{place}')}"
+        for place in target.stored
+        if place not in target.key
+    )
+
+
+def same_key(target: Target, left: str, right: str) -> str:
+    return " AND ".join(f"{left}.{quote(target.name(place))} = {right}.C{place}" for place in target.key)
+
+
+def differs(target: Target, left: str, right: str) -> str:
+    """Whether any stored column that is no key differs, NULL being a value."""
+    others = [place for place in target.stored if place not in target.key]
+    tests = [
+        f"{_compared(target, place, f'{left}.{quote(target.name(place))}')} IS DISTINCT FROM "
+        f"{_compared(target, place, stored_value(target.wanted[place], f'{right}.C{place}'))}"
+        for place in others
+    ]
+    return f"({' OR '.join(tests)})" if tests else "FALSE"
+
+
+def _compared(target: Target, place: int, expression: str) -> str:
+    """JSON is compared by its text: Snowflake compares no variants of objects."""
+    return f"TO_JSON({expression})" if target.wanted[place].column.kind is Kind.JSON else expression
+
+
+def append(places: Places) -> list[str]:
+    target = places.target
+    return [
+        (
+            f"INSERT INTO {target.table.sql} ({stored_names(target)}) "
+            f"SELECT {stored_values(target, 's')} FROM ({incoming(places)}) s"
+        )
+    ]
+
+
+def appended_keys(places: Places) -> str:
+    listed = ", ".join(f"s.{name}" for name in places.keys)
+    return f"INSERT INTO {places.changed.sql} (ACTION, {', '.join(places.keys)}) SELECT DISTINCT 'I', {listed} FROM ({incoming(places)}) s"
+
+
+def replaced_keys(places: Places) -> str:
+    """What a new content of the whole table changes, key by key."""
+    target = places.target
+    keys = ", ".join(f"COALESCE(s.C{place}, t.{quote(target.name(place))})" for place in target.key)
+    first = target.key[0]
+    gone, new = f"s.C{first} IS NULL", f"t.{quote(target.name(first))} IS NULL"
+    return (
+        f"INSERT INTO {places.changed.sql} (ACTION, {', '.join(places.keys)}) "
+        f"SELECT DISTINCT CASE WHEN {gone} THEN 'D' WHEN {new} THEN 'I' ELSE 'U' END, {keys} "
+        f"FROM ({incoming(places, newest=places.keys)}) s FULL OUTER JOIN {target.table.sql} t "
+        f"ON {same_key(target, 't', 's')} WHERE {gone} OR {new} OR {differs(target, 't', 's')}"
+    )
+
+
+def replace(places: Places) -> list[str]:
+    """All rows go and come in one transaction; TRUNCATE would commit it."""
+    target = places.target
+    return [
+        f"DELETE FROM {target.table.sql}",
+        (
+            f"INSERT INTO {target.table.sql} ({stored_names(target)}) "
+            f"SELECT {stored_values(target, 's')} FROM ({incoming(places, newest=places.keys)}) s"
+        ),
+    ]
+
+
+def merged_rows(places: Places, *, graves: bool) -> str:
+    """The rows that change something: not older than what is there or was deleted, and different from it."""
+    target, there = places.target, f"t.{quote(places.target.name(places.target.key[0]))}"
+    columns = ", ".join(f"s.{name}" for name in places.columns)
+    tests = [
+        f"({there} IS NOT NULL OR NOT s.IS_DELETED)",
+        f"(s.IS_DELETED OR {there} IS NULL OR {differs(target, 't', 's')})",
+    ]
+    joined = ""
+    if target.order is not None:
+        current = f"t.{quote(target.name(target.order))}"
+        tests.append(f"({there} IS NULL OR {current} IS NULL OR s.C{target.order} >= {current})")
+        if graves:
+            joined = f"LEFT JOIN {places.books.graves.sql} g ON {same_key(target, 'g', 's')}"
+            buried = f"g.{quote(target.name(target.order))}"
+            tests.append(f"({buried} IS NULL OR s.C{target.order} >= {buried})")
+    parts = ", ".join(f"s.{name}" for name in places.keys)
+    return (
+        f"INSERT INTO {places.changed.sql} (ACTION, {', '.join(places.columns)}) "
+        f"SELECT CASE WHEN s.IS_DELETED THEN 'D' WHEN {there} IS NULL THEN 'I' ELSE 'U' END, {columns} "
+        f"FROM ({incoming(places, newest=places.keys)}) s "
+        f"LEFT JOIN {target.table.sql} t ON {same_key(target, 't', 's')} {joined} "
+        # A table that has a key twice gets one change for it.
+        f"WHERE {' AND '.join(tests)} QUALIFY ROW_NUMBER() OVER (PARTITION BY {parts} ORDER BY {parts}) = 1"
+    )
+
+
+def merge(places: Places, *, graves: bool) -> list[str]:
+    target = places.target
+    changes = assignments(target, "c")
+    update = f"WHEN MATCHED AND c.ACTION = 'U' THEN UPDATE SET {changes} " if changes else ""
+    statements = [
+        (
+            f"MERGE INTO {target.table.sql} t USING {places.changed.sql} c ON {same_key(target, 't', 'c')} "
+            f"WHEN MATCHED AND c.ACTION = 'D' THEN DELETE {update}"
+            f"WHEN NOT MATCHED AND c.ACTION = 'I' THEN INSERT ({stored_names(target)}) VALUES ({stored_values(target, 'c')})"
+        )
+    ]
+    return [*statements, _bury(places)] if graves else statements
+
+
+def _bury(places: Places) -> str:
+    """Remember the newest deletion of each key: a late older version must not bring it back."""
+    target = places.target
+    assert target.order is not None
+    order = quote(target.name(target.order))
+    names = ", ".join([*(quote(target.name(place)) for place in target.key), order])
+    values = ", ".join(f"s.C{place}" for place in (*target.key, target.order))
+    return (
+        f"MERGE INTO {places.books.graves.sql} g USING "
+        f"(SELECT * FROM ({incoming(places, newest=places.keys)}) WHERE IS_DELETED) s ON {same_key(target, 'g', 's')} "
+        f"WHEN MATCHED AND s.C{target.order} > g.{order} THEN UPDATE SET {order} = s.C{target.order} "
+        f"WHEN NOT MATCHED THEN INSERT ({names}) VALUES ({values})"
+    )
+
+
+def grave_columns(target: Target) -> str:
+    """The statement's SELECT from which the table of deleted keys takes its types."""
+    assert target.order is not None
+    listed = [quote(target.name(place)) for place in target.key]
+    order = quote(target.history[0]) if target.history else quote(target.name(target.order))
+    return (
+        f"SELECT {', '.join(listed)}, {order} AS {quote(target.name(target.order))} FROM {target.table.sql} WHERE 1 = 0"
+    )

@@ -1,0 +1,306 @@
+"""What one task does: read its part of a file, check every row, put good and bad ones as Parquet into the load's folder.
+
+Plain functions: Spark runs them by `by_spark`, a test or a tool may run them right here by `right_here`.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tir_dagster.errors import LoadError, SourceError
+from tir_dagster.loading.declared import Files
+from tir_dagster.loading.formats import (
+    Bad,
+    Piece,
+    Shape,
+    csv_pieces,
+    json_pieces,
+    parquet_groups,
+    parquet_pieces,
+)
+from tir_dagster.loading.landing import Place
+from tir_dagster.loading.values import Wanted, converted
+from tir_dagster.source.connection import SnowflakeAccess
+from tir_dagster.source.names import literal
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# A Parquet file of more rows is shared by several tasks.
+ROWS_PER_UNIT = 500_000
+_PUT_ATTEMPTS = 3
+# Each task opens a connection of its own.
+_TASKS = 64
+_SCHEMA_BAD = pa.schema(
+    [("FILE_NO", pa.int64()), ("LINE_NO", pa.int64()), ("REASON", pa.string()), ("ROW_TEXT", pa.string())]
+)
+ROWS, REJECTED = "rows", "rejected"
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What a task reads: a file, or some row groups of one; `number` is the file's place in the load."""
+
+    number: int
+    path: str
+    part: int = 0
+    groups: tuple[int, ...] | None = None
+    first: int = 1
+
+
+@dataclass(frozen=True)
+class StagePlan:
+    """What all tasks of a load know; it can be pickled."""
+
+    access: SnowflakeAccess
+    place: Place
+    files: Files
+    wanted: tuple[Wanted, ...]
+    # The stage's folder of this load, as PUT and COPY name it.
+    folder: str
+    # Places in `wanted` that may not be NULL, with what to say then.
+    needed: tuple[tuple[int, str], ...] = ()
+    flag: int | None = None
+    flag_values: tuple[str, ...] = ()
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Good rows in staged files: plain names, whatever the table's columns are called."""
+        fields = [("FILE_NO", pa.int64()), ("LINE_NO", pa.int64()), ("IS_DELETED", pa.bool_())]
+        return pa.schema([*fields, *((f"C{at}", column.arrow) for at, column in enumerate(self.wanted))])
+
+
+@dataclass(frozen=True)
+class Staged:
+    """What became of a unit."""
+
+    number: int
+    rows: int
+    rejected: int
+    drift: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    # The first bad rows, for a message.
+    samples: tuple[str, ...] = ()
+    problem: str = ""
+
+
+Stager = Callable[[StagePlan, Sequence[Unit]], list[Staged]]
+
+
+def units_of(place: Place, number: int, path: str, *, is_parquet: bool) -> list[Unit]:
+    """A file as one unit, a large Parquet file as several."""
+    if not is_parquet:
+        return [Unit(number, path)]
+    with place.opened(path) as raw:
+        counts = parquet_groups(raw, path)
+    units: list[Unit] = []
+    groups: list[int] = []
+    first = done = 1
+    for at, rows in enumerate(counts):
+        groups.append(at)
+        done += rows
+        if done - first >= ROWS_PER_UNIT:
+            units.append(Unit(number, path, len(units), tuple(groups), first))
+            groups, first = [], done
+    if groups or not units:
+        units.append(Unit(number, path, len(units), tuple(groups), first))
+    return units
+
+
+def right_here(plan: StagePlan, units: Sequence[Unit]) -> list[Staged]:
+    """All units one after the other in this process."""
+    with _putting(plan) as put:
+        return [stage_unit(plan, unit, put) for unit in units]
+
+
+def by_spark(spark: Callable[[], SparkSession]) -> Stager:
+    """Units as Spark's tasks; each opens its own connection, and tells what became of it."""
+
+    def stage(plan: StagePlan, units: Sequence[Unit]) -> list[Staged]:
+        from tir_dagster.source.reader import spark_failures  # noqa: PLC0415 - Spark is imported by who uses it
+
+        session = spark()
+        if plan.files.through == "spark":
+            return _through_spark(session, plan, units)
+        given = session.createDataFrame([(pickle.dumps(unit),) for unit in units], "unit binary")
+        with spark_failures("staging files"):
+            told = given.repartition(min(len(units), _TASKS)).mapInArrow(_task(plan), "told string").collect()
+        return [_back(row["told"]) for row in told]
+
+    return stage
+
+
+def _through_spark(session: SparkSession, plan: StagePlan, units: Sequence[Unit]) -> list[Staged]:
+    """Spark itself reads the files, by whatever client the cluster has for them; each as a whole, in a task's memory."""
+    from tir_dagster.source.reader import spark_failures  # noqa: PLC0415
+
+    numbers = {_bare(unit.path): Unit(unit.number, unit.path) for unit in units}
+    paths = [unit.path.replace("s3://", "s3a://", 1) for unit in numbers.values()]
+
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with _putting(plan) as put:
+            for batch in batches:
+                for path, content in zip(*(batch.column(at).to_pylist() for at in range(2)), strict=True):
+                    staged = stage_unit(plan, numbers[_bare(path)], put, content)
+                    yield pa.RecordBatch.from_pydict({"told": [json.dumps(asdict(staged))]})
+
+    with spark_failures("staging files"):
+        read = session.read.format("binaryFile").load(paths).select("path", "content")
+        return [_back(row["told"]) for row in read.mapInArrow(run, "told string").collect()]
+
+
+def _bare(path: str) -> str:
+    """The path without its scheme, which Hadoop writes its own way: file:/a for file:///a, s3a for s3."""
+    return path.partition(":")[2].lstrip("/")
+
+
+def _task(plan: StagePlan) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with _putting(plan) as put:
+            for batch in batches:
+                units = [pickle.loads(one) for one in batch.column("unit").to_pylist()]  # noqa: S301 - the driver's own
+                told = [json.dumps(asdict(stage_unit(plan, unit, put))) for unit in units]
+                yield pa.RecordBatch.from_pydict({"told": told})
+
+    return run
+
+
+def _back(told: str) -> Staged:
+    values: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in json.loads(told).items()
+    }
+    return Staged(**values)
+
+
+Put = Callable[[Path, str], None]
+
+
+@contextmanager
+def _putting(plan: StagePlan) -> Iterator[Put]:
+    """Brings files into the load's folder; the same name again replaces the file, so a second try is harmless."""
+    with plan.access.connect() as connection:
+
+        def put(file: Path, folder: str) -> None:
+            target = f"{plan.folder}/{folder}/"
+            statement = f"PUT {literal(f'file://{file}')} {literal(target)} AUTO_COMPRESS=FALSE OVERWRITE=TRUE"
+            for attempt in range(_PUT_ATTEMPTS):
+                report = connection.cursor().execute(statement).fetchall()
+                if report and str(report[0][6]).upper() in ("UPLOADED", "SKIPPED"):
+                    return
+                if attempt + 1 == _PUT_ATTEMPTS:
+                    raise SourceError(f"{file.name} did not arrive in {plan.folder}. Check the stage, then run again.")
+
+        yield put
+
+
+def stage_unit(plan: StagePlan, unit: Unit, put: Put, content: bytes | None = None) -> Staged:
+    """Read, check and stage one unit. What is wrong with the file is told, not raised: the driver says it of all files."""
+    shape, counted = Shape(), _Counted()
+    with tempfile.TemporaryDirectory(prefix="tir-stage-") as scratch:
+        name = f"{unit.number:06d}-{unit.part:04d}.parquet"
+        rows, bad = Path(scratch) / name, Path(scratch) / f"bad-{name}"
+        try:
+            with pq.ParquetWriter(rows, plan.schema) as good, pq.ParquetWriter(bad, _SCHEMA_BAD) as rejected:
+                for piece in _pieces(plan, unit, shape, content):
+                    _write(plan, unit, piece, good, rejected, counted)
+        except LoadError as error:
+            return Staged(unit.number, 0, 0, problem=str(error))
+        if counted.rows:
+            put(rows, ROWS)
+        if counted.rejected:
+            put(bad, REJECTED)
+    return Staged(
+        unit.number,
+        counted.rows,
+        counted.rejected,
+        tuple(shape.sentences()),
+        tuple(shape.missing),
+        tuple(f"{unit.path}:{one.line}: {one.reason}" for one in counted.samples),
+    )
+
+
+@dataclass
+class _Counted:
+    rows: int = 0
+    rejected: int = 0
+    samples: list[Bad] = field(default_factory=list)
+
+
+def _pieces(plan: StagePlan, unit: Unit, shape: Shape, content: bytes | None) -> Iterator[Piece]:
+    with plan.place.opened(unit.path) if content is None else nullcontext(io.BytesIO(content)) as raw:
+        if plan.files.format == "csv":
+            yield from csv_pieces(raw, unit.path, plan.wanted, shape, delimiter=plan.files.delimiter)
+        elif plan.files.format == "json":
+            yield from json_pieces(raw, unit.path, plan.wanted, shape)
+        else:
+            yield from parquet_pieces(raw, unit.path, plan.wanted, shape, groups=unit.groups, first=unit.first)
+
+
+def _write(plan: StagePlan, unit: Unit, piece: Piece, good: Any, rejected: Any, counted: _Counted) -> None:
+    columns: list[pa.Array] = []
+    reasons: dict[int, str] = {}
+    for values, column in zip(piece.columns, plan.wanted, strict=True):
+        made, unfit = converted(values, column)
+        columns.append(made)
+        for at, reason in unfit.items():
+            reasons.setdefault(at, reason)
+    for place, reason in plan.needed:
+        for at in _null_places(columns[place]):
+            reasons.setdefault(at, reason)
+    bad = [*piece.bad, *(Bad(piece.lines[at], reason, piece.shown(at)) for at, reason in sorted(reasons.items()))]
+    table = _rows(plan, unit, piece, columns)
+    if reasons:
+        table = table.filter(pa.array([at not in reasons for at in range(table.num_rows)]))
+    if table.num_rows:
+        good.write_table(table)
+    if bad:
+        rejected.write_table(_bad_rows(unit, bad))
+    counted.rows += table.num_rows
+    counted.rejected += len(bad)
+    counted.samples += bad[: 3 - len(counted.samples)]
+
+
+def _null_places(values: pa.Array) -> list[int]:
+    return [at for at, is_null in enumerate(values.is_null().to_pylist()) if is_null] if values.null_count else []
+
+
+def _rows(plan: StagePlan, unit: Unit, piece: Piece, columns: list[pa.Array]) -> pa.Table:
+    count = len(piece.lines)
+    first = piece.lines[0] if count else 0
+    counted = np.arange(first, first + count) if isinstance(piece.lines, range) else piece.lines
+    lines = pa.array(counted, pa.int64())
+    return pa.Table.from_arrays(
+        [pa.repeat(pa.scalar(unit.number, pa.int64()), count), lines, _deleted(plan, columns, count), *columns],
+        schema=plan.schema,
+    )
+
+
+def _deleted(plan: StagePlan, columns: list[pa.Array], count: int) -> pa.Array:
+    if plan.flag is None:
+        return pa.repeat(pa.scalar(value=False, type=pa.bool_()), count)
+    known = {value.upper() for value in plan.flag_values}
+    return pa.array([str(value).strip().upper() in known for value in columns[plan.flag].to_pylist()], pa.bool_())
+
+
+def _bad_rows(unit: Unit, bad: Sequence[Bad]) -> pa.Table:
+    return pa.Table.from_pydict(
+        {
+            "FILE_NO": [unit.number] * len(bad),
+            "LINE_NO": [one.line for one in bad],
+            "REASON": [one.reason[:1_000] for one in bad],
+            "ROW_TEXT": [one.text for one in bad],
+        },
+        schema=_SCHEMA_BAD,
+    )

@@ -1,0 +1,207 @@
+"""The tables of a load: the target with its columns, the bookkeeping beside it, and the session's temporary ones."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tir_dagster.errors import LoadError, SpecError
+from tir_dagster.loading.declared import LoadSpec
+from tir_dagster.loading.values import Wanted
+from tir_dagster.source.columns import Column, Kind
+from tir_dagster.source.names import TableName, quote
+
+_LENGTH = re.compile(r"^[A-Z ]*(?:CHAR|CHARACTER|STRING|TEXT)[A-Z0-9 ]*\(\s*(\d+)\s*\)")
+_UNBOUNDED = 16_777_216
+LEDGER_COLUMNS = {
+    **dict.fromkeys(("LOAD", "LOAD_ID", "PATH"), "VARCHAR"),
+    "SEQ": "NUMBER(38,0)",
+    "FILE_NO": "NUMBER(38,0)",
+    **dict.fromkeys(("STAMP", "DIGEST", "ORDER_KEY", "STATUS"), "VARCHAR"),
+    **dict.fromkeys(("BYTES", "ROWS_LOADED", "ROWS_REJECTED"), "NUMBER(38,0)"),
+    "LOADED_AT": "TIMESTAMP_TZ",
+}
+LOADS_COLUMNS = {
+    **dict.fromkeys(("LOAD", "LOAD_ID", "TARGET", "MODE"), "VARCHAR"),
+    **dict.fromkeys(("FILES", "ROWS_READ", "ROWS_REJECTED"), "NUMBER(38,0)"),
+    **dict.fromkeys(("ROWS_INSERTED", "ROWS_UPDATED", "ROWS_DELETED"), "NUMBER(38,0)"),
+    "CHANGED": "VARCHAR",
+    "LOADED_AT": "TIMESTAMP_TZ",
+}
+REJECTS_COLUMNS = {
+    **dict.fromkeys(("LOAD", "LOAD_ID", "PATH"), "VARCHAR"),
+    "LINE": "NUMBER(38,0)",
+    "REASON": "VARCHAR",
+    "ROW_TEXT": "VARCHAR",
+    "REJECTED_AT": "TIMESTAMP_TZ",
+}
+
+
+@dataclass(frozen=True)
+class Bookkeeping:
+    """Where the lists of loads, files and rejected rows are, and the stage that loads pass through."""
+
+    database: str
+    schema: str
+    load: str
+
+    @staticmethod
+    def of(spec: LoadSpec) -> Bookkeeping:
+        target = TableName.parse(spec.table)
+        if spec.bookkeeping is None:
+            return Bookkeeping(target.database, target.schema, spec.name)
+        home = TableName.parse(f"{spec.bookkeeping}.X")
+        return Bookkeeping(home.database, home.schema, spec.name)
+
+    def _named(self, name: str) -> TableName:
+        return TableName(self.database, self.schema, name)
+
+    @property
+    def ledger(self) -> TableName:
+        return self._named("TIR_LOADED_FILES")
+
+    @property
+    def loads(self) -> TableName:
+        return self._named("TIR_LOADS")
+
+    @property
+    def rejects(self) -> TableName:
+        return self._named("TIR_REJECTED_ROWS")
+
+    @property
+    def graves(self) -> TableName:
+        return self._named(f"TIR_DELETED_{self.load.upper()}")
+
+    @property
+    def stage(self) -> TableName:
+        return self._named("TIR_STAGE")
+
+    def temporary(self, what: str, load_id: str) -> TableName:
+        return self._named(f"TIR_{what}_{load_id.replace('-', '_').upper()}")
+
+
+@dataclass(frozen=True)
+class Target:
+    """The table, the columns that files bring, and which of these play a part; places count in `wanted`."""
+
+    table: TableName
+    wanted: tuple[Wanted, ...]
+    # Places of the columns that the table has.
+    stored: tuple[int, ...]
+    key: tuple[int, ...] = ()
+    order: int | None = None
+    flag: int | None = None
+    # Of a table that keeps versions: valid_from, valid_to, is_current as the table calls them.
+    history: tuple[str, str, str] | None = None
+
+    def name(self, place: int) -> str:
+        return self.wanted[place].column.name
+
+    def needed(self) -> tuple[tuple[int, str], ...]:
+        """What may not be NULL, and what is said of a row where it is."""
+        said = [(place, f"key column {self.name(place)} is NULL") for place in self.key]
+        if self.order is not None:
+            said.append((self.order, f"order column {self.name(self.order)} is NULL"))
+        return tuple(said)
+
+
+def target_of(spec: LoadSpec, described: Sequence[tuple[str, str]]) -> Target:
+    """The spec beside the table's columns (name and declared type); SpecError says what does not fit."""
+    table, known = TableName.parse(spec.table), dict(described)
+    history = _history(spec, known)
+    if spec.columns:
+        declared = {_named(name, known): (name, kind) for name, kind in spec.columns.items()}
+    else:
+        declared = {name: (name, kind) for name, kind in known.items() if name not in (history or ())}
+    for special in (spec.order_by, spec.delete_flag):
+        if special and _named(special, known) not in declared and special not in declared:
+            # Not a column of the table: it comes with the files only.
+            kind = known[history[0]] if history and special == spec.order_by else "VARCHAR"
+            declared[special] = (special, kind)
+    wanted = tuple(_wanted(name, file_name, kind, known) for name, (file_name, kind) in declared.items())
+    places = {column.column.name: at for at, column in enumerate(wanted)}
+    return Target(
+        table,
+        wanted,
+        tuple(at for name, at in places.items() if name in known),
+        tuple(_place(spec, "key", name, places, known) for name in spec.key),
+        None if spec.order_by is None else _order_place(spec, places, known),
+        None if spec.delete_flag is None else _place(spec, "delete_flag", spec.delete_flag, places),
+        history,
+    )
+
+
+def _named(name: str, known: dict[str, str]) -> str:
+    """The table's own name for it: exact, or else in upper case."""
+    return name if name in known or name.upper() not in known else name.upper()
+
+
+def _wanted(name: str, file_name: str, kind: str, known: dict[str, str]) -> Wanted:
+    # The table's own type counts where it has the column: what is staged must fit there.
+    declared = known.get(name, kind)
+    length = _LENGTH.match(declared.upper())
+    limit = int(length[1]) if length and int(length[1]) < _UNBOUNDED else None
+    return Wanted(file_name, Column.from_snowflake(name, declared), limit)
+
+
+def _place(spec: LoadSpec, field: str, name: str, places: dict[str, int], known: dict[str, str] | None = None) -> int:
+    found = places.get(name, places.get(name.upper()))
+    if found is None or (known is not None and not {name, name.upper()} & known.keys()):
+        has = ", ".join(known if known is not None else places)
+        raise SpecError(
+            f"{spec.name}: {field} names {name}, which {spec.table} does not have. It has {has}: correct the spec."
+        )
+    return found
+
+
+def _order_place(spec: LoadSpec, places: dict[str, int], known: dict[str, str]) -> int:
+    assert spec.order_by is not None
+    # Only a merge compares with the table; scd2 keeps a version's time in valid_from.
+    return _place(spec, "order_by", spec.order_by, places, known if spec.mode == "merge" else None)
+
+
+def _history(spec: LoadSpec, known: dict[str, str]) -> tuple[str, str, str] | None:
+    if spec.mode != "scd2":
+        return None
+    names = [_named(name, known) for name in (spec.history.valid_from, spec.history.valid_to, spec.history.is_current)]
+    if missing := [name for name in names if name not in known]:
+        raise SpecError(
+            f"{spec.name}: {spec.table} has no column {', '.join(missing)}, which scd2 needs. Add it, or name it under `history`."
+        )
+    return names[0], names[1], names[2]
+
+
+def stage_type(wanted: Wanted) -> str:
+    """The type of a staged column; times and JSON are texts until they are stored."""
+    column = wanted.column
+    return {
+        Kind.INTEGER: f"NUMBER({column.precision or 38},0)",
+        Kind.DECIMAL: f"NUMBER({column.precision},{column.scale})",
+        Kind.FLOAT: "FLOAT",
+        Kind.BOOLEAN: "BOOLEAN",
+        Kind.DATE: "DATE",
+        Kind.TIMESTAMP: "TIMESTAMP_NTZ",
+        Kind.INSTANT: "TIMESTAMP_TZ",
+    }.get(column.kind, "VARCHAR")
+
+
+def stored_value(wanted: Wanted, expression: str) -> str:
+    """A staged column as the table stores it."""
+    return {
+        Kind.TIME: f"{expression}::TIME",
+        Kind.JSON: f"PARSE_JSON({expression})",
+    }.get(wanted.column.kind, expression)
+
+
+def create(table: TableName, columns: dict[str, str], *, temporary: bool = False) -> str:
+    body = ", ".join(f"{quote(name)} {kind}" for name, kind in columns.items())
+    words = "CREATE OR REPLACE TEMPORARY TABLE" if temporary else "CREATE TABLE IF NOT EXISTS"
+    return f"{words} {table.sql} ({body})"
+
+
+def check_supported(target: Target) -> None:
+    """A key of JSON has no equality that a load could rely on."""
+    for place in target.key:
+        if target.wanted[place].column.kind is Kind.JSON:
+            raise LoadError(f"{target.table}: {target.name(place)} holds JSON and cannot be a key. Choose another key.")

@@ -1,0 +1,117 @@
+"""The SQL of `scd2`: every version of a row with from when to when it was valid.
+
+The table is a function of the versions ever received: for each key and time the last one received counts; a deletion is a
+version without a row. A late version therefore only takes its place between its neighbours.
+"""
+
+from __future__ import annotations
+
+from tir_dagster.loading.merging import Places, assignments, differs, incoming, same_key, stored_names, stored_values
+from tir_dagster.loading.tables import Target
+from tir_dagster.source.names import quote
+
+
+def _order(target: Target) -> str:
+    assert target.order is not None
+    return f"C{target.order}"
+
+
+def _valid(target: Target) -> tuple[str, str, str]:
+    assert target.history is not None
+    valid_from, valid_to, is_current = (quote(name) for name in target.history)
+    return valid_from, valid_to, is_current
+
+
+def timeline(places: Places, *, graves: bool) -> str:
+    """All versions of the keys that files speak of, each with the time of the next one."""
+    target, order = places.target, _order(places.target)
+    keys = ", ".join(places.keys)
+    rows = incoming(places, newest=[*dict.fromkeys([*places.keys, order])])
+    events = [
+        f"SELECT {', '.join(places.columns)}, {order} AS AT_TIME, IS_DELETED, TRUE AS FRESH FROM inc",
+        (
+            f"SELECT {_from_table(places)}, t.{_valid(target)[0]}, FALSE, FALSE FROM {target.table.sql} t "
+            f"JOIN touched k ON {same_key(target, 't', 'k')} WHERE NOT EXISTS "
+            f"(SELECT 1 FROM inc s WHERE {same_key(target, 't', 's')} AND s.{order} = t.{_valid(target)[0]})"
+        ),
+    ]
+    if graves:
+        buried = f"g.{quote(target.name(target.order or 0))}"
+        events.append(
+            f"SELECT {_from_graves(places)}, {buried}, TRUE, FALSE FROM {places.books.graves.sql} g "
+            f"JOIN touched k ON {same_key(target, 'g', 'k')} WHERE NOT EXISTS "
+            f"(SELECT 1 FROM inc s WHERE {same_key(target, 'g', 's')} AND s.{order} = {buried})"
+        )
+    listed = ", ".join([*places.columns, "AT_TIME", "IS_DELETED", "FRESH", "NEXT_TIME"])
+    return (
+        f"INSERT INTO {places.timeline.sql} ({listed}) WITH inc AS ({rows}), "
+        f"touched AS (SELECT DISTINCT {keys} FROM inc), events AS ({' UNION ALL '.join(events)}) "
+        f"SELECT {', '.join(places.columns)}, AT_TIME, IS_DELETED, FRESH, "
+        f"LEAD(AT_TIME) OVER (PARTITION BY {keys} ORDER BY AT_TIME) FROM events"
+    )
+
+
+def _from_table(places: Places) -> str:
+    """The keys suffice: what the table holds of an old version stays as it is."""
+    target = places.target
+    return ", ".join(f"t.{quote(target.name(at))}" if at in target.key else "NULL" for at in range(len(target.wanted)))
+
+
+def _from_graves(places: Places) -> str:
+    target = places.target
+    return ", ".join(f"g.{quote(target.name(at))}" if at in target.key else "NULL" for at in range(len(target.wanted)))
+
+
+def _moved(target: Target) -> str:
+    """Whether a version that is there gets other values, or another end."""
+    _, valid_to, is_current = _valid(target)
+    ended = f"t.{valid_to} IS DISTINCT FROM c.NEXT_TIME OR t.{is_current} IS DISTINCT FROM (c.NEXT_TIME IS NULL)"
+    return f"((c.FRESH AND {differs(target, 't', 'c')}) OR {ended})"
+
+
+def _same_version(target: Target) -> str:
+    return f"{same_key(target, 't', 'c')} AND t.{_valid(target)[0]} = c.AT_TIME"
+
+
+def changed_versions(places: Places) -> str:
+    """The keys of which any version changes."""
+    target = places.target
+    there = f"t.{_valid(target)[0]}"
+    keys = ", ".join(f"c.{name}" for name in places.keys)
+    return (
+        f"INSERT INTO {places.changed.sql} (ACTION, {', '.join(places.keys)}) SELECT DISTINCT 'U', {keys} "
+        f"FROM {places.timeline.sql} c LEFT JOIN {target.table.sql} t ON {_same_version(target)} "
+        f"WHERE ({there} IS NULL AND NOT c.IS_DELETED) OR ({there} IS NOT NULL AND (c.IS_DELETED OR {_moved(target)}))"
+    )
+
+
+def write_versions(places: Places, *, graves: bool) -> list[str]:
+    target = places.target
+    valid_from, valid_to, is_current = _valid(target)
+    ended = f"{valid_to} = c.NEXT_TIME, {is_current} = (c.NEXT_TIME IS NULL)"
+    fresh = ", ".join(part for part in (assignments(target, "c"), ended) if part)
+    statements = [
+        (
+            f"MERGE INTO {target.table.sql} t USING {places.timeline.sql} c ON {_same_version(target)} "
+            "WHEN MATCHED AND c.IS_DELETED THEN DELETE "
+            f"WHEN MATCHED AND c.FRESH AND {_moved(target)} THEN UPDATE SET {fresh} "
+            f"WHEN MATCHED AND {_moved(target)} THEN UPDATE SET {ended} "
+            f"WHEN NOT MATCHED AND NOT c.IS_DELETED THEN INSERT ({stored_names(target)}, {valid_from}, {valid_to}, {is_current}) "
+            f"VALUES ({stored_values(target, 'c')}, c.AT_TIME, c.NEXT_TIME, c.NEXT_TIME IS NULL)"
+        )
+    ]
+    return [*statements, _bury(places)] if graves else statements
+
+
+def _bury(places: Places) -> str:
+    """Keep each deletion with its time, until a version of the same time comes."""
+    target = places.target
+    order = quote(target.name(target.order or 0))
+    names = ", ".join([*(quote(target.name(place)) for place in target.key), order])
+    values = ", ".join([*(f"c.C{place}" for place in target.key), "c.AT_TIME"])
+    return (
+        f"MERGE INTO {places.books.graves.sql} g USING (SELECT * FROM {places.timeline.sql} WHERE FRESH) c "
+        f"ON {same_key(target, 'g', 'c')} AND g.{order} = c.AT_TIME "
+        f"WHEN MATCHED AND NOT c.IS_DELETED THEN DELETE "
+        f"WHEN NOT MATCHED AND c.IS_DELETED THEN INSERT ({names}) VALUES ({values})"
+    )

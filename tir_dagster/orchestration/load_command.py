@@ -1,0 +1,116 @@
+"""What `tir load` does: the load's Dagster job in this process, so that every load is in the history."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from tir_dagster.errors import SpecError
+from tir_dagster.loading.declared import LoadSpec
+from tir_dagster.orchestration.commands import _QUIET
+from tir_dagster.orchestration.home import dagster_instance
+from tir_dagster.orchestration.loading import Listener, listening, load_job_name, loader_for
+from tir_dagster.source.connection import SnowflakeAccess
+from tir_dagster.spec import Declared
+
+if TYPE_CHECKING:
+    from tir_dagster.loading.choosing import Chosen
+
+
+@dataclass
+class LoadOutcome:
+    """What the command did, as `--json` prints it."""
+
+    load: str
+    load_id: str | None = None
+    files: dict[str, list[str]] = field(default_factory=dict)
+    rows_read: int = 0
+    rows_rejected: int = 0
+    rows_inserted: int = 0
+    rows_updated: int = 0
+    rows_deleted: int = 0
+    keys_changed: int | None = None
+    run_id: str | None = None
+    seconds: float = 0.0
+    stages: dict[str, float] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+
+
+def find_load(declared: Declared, name: str) -> LoadSpec:
+    found = next((load for load in declared.loads if load.name == name), None)
+    if found is None:
+        known = ", ".join(load.name for load in declared.loads)
+        hint = (
+            f"The spec file declares {known}"
+            if known
+            else "Name a spec file that has `loads:` with --specs or TIR_SPECS"
+        )
+        raise SpecError(f"There is no load {name!r}. {hint}.")
+    return found
+
+
+def planned_load(spec: LoadSpec, progress: Callable[[str], None]) -> list[Chosen]:
+    """What a load would do with each new file; nothing is touched, no Spark, no run."""
+    access = SnowflakeAccess.from_environment(os.environ)
+    return loader_for(spec, access, spark=_no_spark, log=progress).plan()
+
+
+def run_load(spec: LoadSpec, progress: Callable[[str], None]) -> LoadOutcome:
+    """Run the load's job here; its error is the run's."""
+    # Here and not above: dagster-snowflake takes seconds to import, and a plan needs no job.
+    from tir_dagster.definitions import build_defs  # noqa: PLC0415
+
+    begun = time.perf_counter()
+    heard = Listener(progress)
+    job = build_defs(specs=(), loads=(spec,)).resolve_job_def(load_job_name(spec))
+    with dagster_instance() as instance, listening(heard):
+        result = job.execute_in_process(run_config=_QUIET, instance=instance, raise_on_error=True)
+    outcome = LoadOutcome(spec.name, run_id=result.run_id)
+    if heard.loaded:
+        _fill(outcome, heard.loaded[-1])
+    outcome.seconds = round(time.perf_counter() - begun, 3)
+    return outcome
+
+
+def _fill(outcome: LoadOutcome, loaded: Any) -> None:
+    outcome.load_id = loaded.load_id or None
+    outcome.files = {status.lower(): loaded.of(status) for status in ("LOADED", "REPEATED", "SUPERSEDED")}
+    outcome.rows_read, outcome.rows_rejected = loaded.rows, loaded.rejected
+    outcome.rows_inserted, outcome.rows_updated = loaded.inserted, loaded.updated
+    outcome.rows_deleted = loaded.deleted
+    keys = loaded.changed.keys if loaded.changed else ()
+    outcome.keys_changed = None if keys is None else len(keys)
+    outcome.stages, outcome.warnings = dict(loaded.seconds), list(loaded.warnings)
+
+
+def told(outcome: LoadOutcome) -> str:
+    if outcome.load_id is None:
+        return f"{outcome.load}: no new files ({outcome.seconds:.1f} s)."
+    files = {status: len(paths) for status, paths in outcome.files.items() if paths}
+    listed = ", ".join(f"{count} {status}" for status, count in files.items())
+    changed = [
+        f"{outcome.rows_inserted:,} rows inserted",
+        f"{outcome.rows_updated:,} updated",
+        f"{outcome.rows_deleted:,} deleted",
+        f"{outcome.rows_rejected:,} rejected",
+    ]
+    return f"{outcome.load}: files {listed}; {', '.join(changed)} ({outcome.seconds:.1f} s)."
+
+
+def told_plan(spec: LoadSpec, chosen: Sequence[Chosen]) -> list[str]:
+    words = {
+        "LOADED": "load",
+        "REPEATED": "pass over: the same content again",
+        "SUPERSEDED": "pass over: a newer one counts",
+    }
+    if not chosen:
+        return [f"{spec.name}: no new files under {spec.files.path}."]
+    head = f"{spec.name}: {len(chosen)} new files for {spec.table} ({spec.mode})"
+    return [head, *(f"  {one.file.path}  {one.file.size:,} bytes  {words[one.status]}" for one in chosen)]
+
+
+def _no_spark() -> Any:
+    raise AssertionError("Spark starts inside a run, never for a plan")

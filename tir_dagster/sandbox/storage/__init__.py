@@ -1,0 +1,1 @@
+"""The S3 stand-in: moto's server, with the bucket `landing` in it."""

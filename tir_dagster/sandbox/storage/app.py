@@ -1,0 +1,66 @@
+"""S3 over HTTP by moto, for the sandbox's own key only. Objects are in memory: they live as long as the server."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from starlette.responses import Response
+
+from tir_dagster.sandbox.home import S3_BUCKET, S3_REGION, SandboxHome
+
+_KEY = re.compile(rb"Credential=([^/,\s]+)/")
+_DENIED = (
+    '<?xml version="1.0" encoding="UTF-8"?><Error><Code>{code}</Code><Message>{message}</Message>'
+    "<Resource>{path}</Resource><RequestId>sandbox</RequestId></Error>"
+)
+
+
+def build_app(home: SandboxHome, options: argparse.Namespace) -> Any:
+    """The stand-in; a request without the sandbox's key is denied, as S3 would."""
+    del options
+    # moto takes the account of a request from the environment of real AWS, too.
+    os.environ.update({"AWS_DEFAULT_REGION": S3_REGION, "AWS_ACCESS_KEY_ID": "moto", "AWS_SECRET_ACCESS_KEY": "moto"})
+    known = home.identity().s3_access_key.encode()
+    moto = _moto()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            await _lifespan(receive, send)
+            return
+        header = dict(scope["headers"]).get(b"authorization", b"")
+        found = _KEY.search(header)
+        if found is None or found[1] != known:
+            code = "AccessDenied" if found is None else "InvalidAccessKeyId"
+            message = "The AWS access key is not the sandbox's: take it from tir sandbox env."
+            body = _DENIED.format(code=code, message=message, path=scope["path"])
+            await Response(body, status_code=403, media_type="application/xml")(scope, receive, send)
+        else:
+            await moto(scope, receive, send)
+
+    return app
+
+
+def _moto() -> Callable[..., Any]:
+    from moto.backends import get_backend  # noqa: PLC0415 - a second of imports, in this process only
+    from moto.core import DEFAULT_ACCOUNT_ID  # noqa: PLC0415
+    from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app  # noqa: PLC0415
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from starlette.middleware.wsgi import WSGIMiddleware  # noqa: PLC0415
+
+    get_backend("s3")[DEFAULT_ACCOUNT_ID]["aws"].create_bucket(S3_BUCKET, S3_REGION)
+    return WSGIMiddleware(DomainDispatcherApplication(create_backend_app))
+
+
+async def _lifespan(receive: Any, send: Any) -> None:
+    while True:
+        message = await receive()
+        await send({"type": f"{message['type']}.complete"})
+        if message["type"] == "lifespan.shutdown":
+            return
