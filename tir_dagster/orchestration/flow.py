@@ -53,6 +53,7 @@ from tir_dagster.extract.apply import (
     content_digest,
     content_fingerprints,
     new_version,
+    slice_digests,
     verify_counts,
     verify_touched,
 )
@@ -371,6 +372,7 @@ class Refresher:
                 "watermark": change_set.watermark,
                 "ledger_stats": change_set.ledger_stats,
                 "fingerprint": content_digest(prints),
+                "slice_digests": slice_digests(prints),
                 "rows": applied.after,
                 "bytes_per_row": bytes_per_row(workspace.extract, looked.base, change_set),
                 "shape": shape_to_json(shape),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,13 +15,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from tir_dagster.errors import TirError
 
 HOME_VARIABLE = "TIR_HOME"
-_DAGSTER_YAML = """\
-# Written by tir_dagster; change it as you like.
-telemetry:
-  enabled: false
-nux:
-  enabled: false
-"""
+# What a new DAGSTER_HOME begins with, and an example for others.
+DAGSTER_YAML = Path(__file__).with_name("dagster.yaml")
 
 
 def tir_home(env: Mapping[str, str] | None = None) -> Path:
@@ -33,7 +29,7 @@ def dagster_home() -> Path:
     os.environ["DAGSTER_HOME"] = str(home)
     home.mkdir(parents=True, exist_ok=True)
     if not (home / "dagster.yaml").exists():
-        (home / "dagster.yaml").write_text(_DAGSTER_YAML, encoding="utf-8")
+        shutil.copyfile(DAGSTER_YAML, home / "dagster.yaml")
     return home
 
 
