@@ -88,6 +88,8 @@ def test_a_slice_changed_behind_the_watermarks_back_is_repaired_by_a_run_on_a_ra
     assert published["dagster/uri"].startswith("http")
     for shown in (purged[april], published):
         assert "ORDER_ID" in [column.name for column in shown["dagster/column_schema"].columns]
+    lineage = published["dagster/column_lineage"].deps_by_column["ORDER_ID"]
+    assert lineage == [dg.TableColumnDep(extract_keys(loaded.spec).purged_extract, "ORDER_ID")]
     assert checked(result) == {"rows_add_up": True, "equals_source": True}, "the gate, not the verification"
     prints = {purged[name]["tir/slice_fingerprint"] for name in (march, april, may)}
     assert len(prints) == 3
@@ -149,6 +151,8 @@ def test_a_change_reaches_tableau_by_the_sensors_alone(loaded, defs, instance):
     (found,) = events(result, "changed_keys").values()
     assert found["tir/keys"] == found["dagster/partition_row_count"] > 0
     assert "ORDER_ID" in [column.name for column in found["dagster/column_schema"].columns]
+    lineage = found["dagster/column_lineage"].deps_by_column["ORDER_ID"]
+    assert lineage == [dg.TableColumnDep(extract_keys(loaded.spec).source_table, "ORDER_ID")]
     (refresh,) = refresh_tick(defs, instance).run_requests
     assert refresh.run_key == request.partition_key
     done = run(defs, instance, "orders_refresh", tags=refresh.tags, config=refresh.run_config)
