@@ -59,7 +59,7 @@ def gate_results(
         sums = f"nothing was applied; version {version.id} has {rows:,} rows"
     else:
         sums = f"{applied.before:,} - {applied.purged:,} + {applied.appended:,} = {applied.after:,}"
-    said = {ROWS_ADD_UP: sums, EQUALS_SOURCE: f"equal to the source at {version.manifest['source_version']}"}
+    said = {ROWS_ADD_UP: sums, EQUALS_SOURCE: f"verified against the source at {version.manifest['source_version']}"}
     for name in _GATE:
         yield dg.AssetCheckResult(passed=True, check_name=name, description=said[name])
     if spec.checks.row_jump is not None:
