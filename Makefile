@@ -6,7 +6,7 @@ GB ?= 1
 HISTORIES ?= 100
 WITH_JAVA = JAVA_HOME="$$(scripts/find-java)" && export JAVA_HOME &&
 
-.PHONY: help setup java lint format test demo dev bench soak clean
+.PHONY: help setup java chromium lint format test demo dev bench soak clean
 .DEFAULT_GOAL := help
 
 help: ## what there is
@@ -22,6 +22,9 @@ $(READY): pyproject.toml constraints.txt
 java:
 	@scripts/find-java >/dev/null
 
+chromium:
+	@scripts/find-chromium >/dev/null
+
 lint: $(READY) ## ruff and mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -31,7 +34,7 @@ format: $(READY) ## let ruff format and fix
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-test: setup lint ## lint and all tests
+test: setup chromium lint ## lint and all tests
 	$(WITH_JAVA) $(BIN)/python -m pytest --numprocesses 3 --dist loadfile
 
 demo: setup ## a change and its refresh on the sandbox, slice by slice beside the source

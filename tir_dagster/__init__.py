@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from tir_dagster.orchestration.resources import StateFolder as StateFolder
     from tir_dagster.orchestration.resources import TableauResource as TableauResource
     from tir_dagster.orchestration.resources import environment_resources as environment_resources
+    from tir_dagster.orchestration.translation import ExtractTranslator as ExtractTranslator
     from tir_dagster.spec import ExtractSpec as ExtractSpec
     from tir_dagster.spec import load_specs as load_specs
 
@@ -34,6 +35,7 @@ _HOMES = {
     "ChangeSetIOManager": "orchestration.io_managers",
     "Event": "alerts.events",
     "ExtractSpec": "spec",
+    "ExtractTranslator": "orchestration.translation",
     "HyperIOManager": "orchestration.io_managers",
     "SpecError": "errors",
     "StagedChangeSet": "orchestration.io_managers",

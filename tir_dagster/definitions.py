@@ -12,6 +12,7 @@ from tir_dagster.orchestration.alerting import build_alert_sensor
 from tir_dagster.orchestration.extracts import build_extract_defs
 from tir_dagster.orchestration.loading import build_load_defs, load_keys
 from tir_dagster.orchestration.resources import environment_resources
+from tir_dagster.orchestration.translation import ExtractTranslator
 from tir_dagster.source.names import TableName
 from tir_dagster.spec import ExtractSpec, load_declared
 
@@ -21,6 +22,7 @@ def build_defs(
     specs: Sequence[ExtractSpec] | None = None,
     loads: Sequence[LoadSpec] | None = None,
     resource_overrides: Mapping[str, Any] | None = None,
+    translator: ExtractTranslator | None = None,
 ) -> dg.Definitions:
     """All declared extracts and loads (default: those of TIR_SPECS) and resources by environment."""
     if specs is None and loads is None:
@@ -31,21 +33,21 @@ def build_defs(
         resources={**environment_resources(), **(resource_overrides or {})}, executor=dg.in_process_executor
     )
     people = [build_alert_sensor(tuple(specs))] if specs and any(spec.alerts for spec in specs) else []
-    extracts = [_after_loads(spec, loads or ()) for spec in specs or ()]
+    extracts = [_after_loads(spec, loads or (), translator) for spec in specs or ()]
     return dg.Definitions.merge(
         common, dg.Definitions(sensors=people), *extracts, *(build_load_defs(load) for load in loads or ())
     )
 
 
-def _after_loads(spec: ExtractSpec, loads: Sequence[LoadSpec]) -> dg.Definitions:
+def _after_loads(spec: ExtractSpec, loads: Sequence[LoadSpec], translator: ExtractTranslator | None) -> dg.Definitions:
     """The extract, its source below the loads that fill the tables it reads."""
     if not loads:
-        return build_extract_defs(spec, alerts=False)
+        return build_extract_defs(spec, alerts=False, translator=translator)
     from tir_dagster.changes.watched import watched_tables  # noqa: PLC0415 - it parses the extract's query
 
     tables = set(watched_tables(spec))
     filled = [load_keys(load).source_table for load in loads if TableName.parse(load.table) in tables]
-    return build_extract_defs(spec, alerts=False, filled_by=filled)
+    return build_extract_defs(spec, alerts=False, translator=translator, filled_by=filled)
 
 
 defs = build_defs()

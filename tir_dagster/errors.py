@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
+# The checks of a new version, by the names under which Dagster shows them.
+ROWS_ADD_UP, EQUALS_SOURCE = "rows_add_up", "equals_source"
+
 
 class TirError(Exception):
     """Something a user can cause or mend. Its text is one or two sentences that end with what to do next.
@@ -20,6 +25,16 @@ class SourceError(TirError):
 
 class ExtractError(TirError):
     """The Hyper file or its package: broken, of the wrong shape, no room on the disk."""
+
+
+class VerificationError(ExtractError):
+    """A new version that is not what it must be; `check` names the check that found it. Nothing was published."""
+
+    def __init__(self, message: str, *, check: str, slices: Mapping[str, Sequence[str]] | None = None) -> None:
+        super().__init__(message)
+        self.check = check
+        # What differs, by slice.
+        self.slices = dict(slices or {})
 
 
 class DatasourceError(TirError):

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 KEY_NEEDED = "give a row key, or slices: without both, nothing smaller than the extract can be replaced"
 SPECS_VARIABLE = "TIR_SPECS"
+ASSETS = ("source_table", "changed_keys", "purged_extract", "published_datasource")
 
 _UNITS = {"second": 1, "minute": 60, "hour": 3600, "day": 86_400}
 _LARGEST_PATCH_MB = 100_000
@@ -39,6 +40,7 @@ NAME_FORM = re.compile(r"^[a-z][a-z0-9_]*$")
 _STARTS = {"month": r"\d{4}-\d{2}(-01)?", "week": r"\d{4}-\d{2}-\d{2}", "day": r"\d{4}-\d{2}-\d{2}"}
 _PART = r'\s*(?:"(?:[^"]|"")+"|[A-Za-z_][A-Za-z0-9_$]*)\s*'
 TABLE_FORM = re.compile(rf"{_PART}\.{_PART}\.{_PART}")
+_CRON_LIMITS = (59, 23, 31, 12, 7)
 
 
 @dataclass(frozen=True)
@@ -186,6 +188,42 @@ class Thresholds:
 
 
 @dataclass(frozen=True)
+class Checks:
+    """What is looked at besides each refresh's own verification."""
+
+    # Warn when the rows grow or shrink by more than this share from one refresh to the next.
+    row_jump: float | None = None
+    # A verification downloads the datasource, too, and compares what the server holds.
+    server: bool = False
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        if self.row_jump is not None and self.row_jump <= 0:
+            yield "row_jump", "give a share above 0, such as 0.5: half of the rows more or less"
+
+
+@dataclass(frozen=True)
+class Schedules:
+    """When everything is verified, and when everything is loaded anew: cron expressions, in the slices' time zone."""
+
+    verify: str | None = None
+    full_refresh: str | None = None
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        for name, cron in vars(self).items():
+            if cron is not None and not _is_cron(cron):
+                yield name, f"{cron!r} is no cron expression; write one such as '0 3 * * *': every day at three"
+
+
+def _is_cron(text: str) -> bool:
+    """Whether the five fields look like a cron expression's and no number is beyond its field's greatest."""
+    fields = text.split()
+    return len(fields) == len(_CRON_LIMITS) and all(
+        re.fullmatch(r"[0-9A-Za-z*/,\-]+", one) and all(int(number) <= most for number in re.findall(r"\d+", one))
+        for one, most in zip(fields, _CRON_LIMITS, strict=True)
+    )
+
+
+@dataclass(frozen=True)
 class Snowflake:
     """How the extract's queries run; what is not given comes from the connection."""
 
@@ -228,6 +266,14 @@ class ExtractSpec:
     keep: Keep = Keep()
     snowflake: Snowflake = Snowflake()
     alerts: Alerts | None = None
+    # The datasource is stale when nothing was published for so long.
+    freshness: float | None = field(default=None, metadata={"duration": True})
+    checks: Checks = Checks()
+    schedules: Schedules = Schedules()
+    # Who starts refreshes: the sensors, or Dagster's automation conditions.
+    automation: Literal["sensor", "condition"] = "sensor"
+    # Other keys for the assets, parts divided by slashes. A `source_table` named here is somebody else's asset.
+    asset_keys: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.query is not None and not self.source:
@@ -272,10 +318,24 @@ class ExtractSpec:
             yield "watch", "only the delivery `trigger` watches several tables"
         if self.datasource.schedule and self.delivery != "server":
             yield "datasource.schedule", "only the delivery `server` waits for a schedule"
+        if self.delivery == "trigger":
+            yield from self._trigger_problems()
+        for name, key in self.asset_keys.items():
+            if name not in ASSETS:
+                yield f"asset_keys.{name}", f"unknown asset; known are {', '.join(ASSETS)}"
+            elif not all(key.split("/")):
+                yield f"asset_keys.{name}", f"{key!r} has an empty part; write parts divided by single slashes"
         # Of a query that aggregates the groups are keys enough.
         whole = not self.row_key and self.slices.by == "none" and self.query is None
         if whole and self.delivery != "trigger":
             yield "row_key", KEY_NEEDED
+
+    def _trigger_problems(self) -> Iterator[tuple[str, str]]:
+        """What only a version of our own can be asked."""
+        if self.schedules.verify:
+            yield "schedules.verify", "the delivery `trigger` keeps no version to verify; leave it out"
+        if self.checks != Checks():
+            yield "checks", "the delivery `trigger` keeps no version to check; leave them out"
 
 
 def check_columns(spec: ExtractSpec, known: Sequence[str]) -> None:
@@ -480,7 +540,7 @@ class _Reader:
         return made
 
     def value(self, hint: Any, value: Any, path: str, metadata: Mapping[str, Any]) -> Any:
-        if metadata.get("duration"):
+        if metadata.get("duration") and value is not None:
             return self.duration(value, path)
         if metadata.get("size") and value is not None:
             return self.size(value, path)

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from tir_dagster.changes.ledger import LEDGER_FILES, slice_folder
-from tir_dagster.changes.state import NO_SLICE_KEY, ChangeSet
-from tir_dagster.errors import ExtractError
+from tir_dagster.changes.state import NO_SLICE_KEY, ChangeSet, slice_label
+from tir_dagster.errors import EQUALS_SOURCE, ExtractError, VerificationError
 from tir_dagster.extract.fingerprints import Fingerprint, different_slices, extract_fingerprints, read_fingerprints
 from tir_dagster.extract.fingerprints import snowflake_sql as fingerprint_sql
 from tir_dagster.extract.hyperfile import create_extract, create_like, describe, needs_rebuild, rebuild
@@ -164,19 +164,22 @@ def verify_touched(
     theirs = shape.firm(read_fingerprints(query(sql), shape.columns))
     if different := different_slices(ours, theirs):
         name, lines = next(iter(different.items()))
-        raise ExtractError(
+        raise VerificationError(
             f"{change_set.extract}: the new extract differs from the source in {len(different)} slices, in "
             f"{name or 'rows without a slice'} for example: {'; '.join(lines[:3])}. Nothing was published. "
-            "Run tir refresh --full; if that differs too, report it."
+            "Run tir refresh --full; if that differs too, report it.",
+            check=EQUALS_SOURCE,
+            slices={slice_label(one or NO_SLICE_KEY): found for one, found in different.items()},
         )
 
 
 def verify_counts(prints: Prints, change_set: ChangeSet) -> None:
     """Compare the number of rows by slice with what was read: all that can be said of a query that is not repeatable."""
     if slice_rows(prints) != {name: count for name, count in change_set.appended.items() if count}:
-        raise ExtractError(
+        raise VerificationError(
             f"{change_set.extract}: the new extract does not hold the rows that were read. Nothing was published. "
-            "Run the refresh again; if that differs too, report it."
+            "Run the refresh again; if that differs too, report it.",
+            check=EQUALS_SOURCE,
         )
 
 
@@ -189,6 +192,11 @@ def content_digest(prints: Prints) -> str:
     """A digest of an extract's rows, the same for equal rows in any order and in any file."""
     value = {name or NO_SLICE_KEY: dict(found) for name, found in prints.items()}
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def slice_digests(prints: Prints) -> dict[str, str]:
+    """A short digest of each slice's rows, for people and for a look at which slice changed."""
+    return {name or NO_SLICE_KEY: content_digest({name: found})[:16] for name, found in prints.items()}
 
 
 def bytes_per_row(extract: Path, base: Version | None, change_set: ChangeSet) -> float:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tir_dagster.durable import need_space, replaced_file, total_bytes
-from tir_dagster.errors import ExtractError
+from tir_dagster.errors import ROWS_ADD_UP, ExtractError, VerificationError
 from tir_dagster.extract.casts import FileColumn, Loaded, check_staged, pair_columns
 from tir_dagster.extract.engine import DEFAULT_FILE_VERSION, connect, first_line, parquet, quoted
 from tir_dagster.source.columns import Column
@@ -210,9 +210,27 @@ def _unfit(connection: Any, loaded: Sequence[Loaded], rows: Sequence[Path]) -> s
 
 def check_count(path: Path, found: int, expected: int) -> None:
     if found != expected:
-        raise ExtractError(
-            f"{path}: {found} rows were read back where {expected} were written. Nothing was replaced; run the refresh again."
+        raise VerificationError(
+            f"{path}: {found} rows were read back where {expected} were written. Nothing was replaced; run the refresh again.",
+            check=ROWS_ADD_UP,
         )
+
+
+def odd_keys(
+    path: Path, key: Sequence[str], columns: Sequence[Column], *, names: Mapping[str, str] | None = None
+) -> tuple[int, int]:
+    """How many rows have a NULL in the key, and how many keys without one have several rows."""
+    table = describe(path)
+    stored = {one.source.name: one.stored.name for one in pair_columns(columns, table.columns, path=path, names=names)}
+    listed = [quoted(stored[name]) for name in key]
+    missing = " OR ".join(f"{name} IS NULL" for name in listed)
+    together = ", ".join(listed)
+    with connect(path) as connection:
+        nulls = connection.execute_scalar_query(f"SELECT COUNT(*) FROM {table.sql} WHERE {missing}")
+        repeated = connection.execute_scalar_query(
+            f"SELECT COUNT(*) FROM (SELECT 1 FROM {table.sql} WHERE NOT ({missing}) GROUP BY {together} HAVING COUNT(*) > 1) AS odd"
+        )
+    return int(nulls), int(repeated)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ No postponed annotations here: Dagster reads the types of config and resources f
 
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import dagster as dg
 from dagster_pyspark import LazyPySparkResource
@@ -14,13 +14,14 @@ from pydantic import Field
 
 from tir_dagster.changes.changesets import new_id
 from tir_dagster.changes.state import ChangeSet
-from tir_dagster.errors import TirError
+from tir_dagster.errors import TirError, VerificationError
 from tir_dagster.extract.versions import Version
 from tir_dagster.orchestration import metadata
+from tir_dagster.orchestration.checks import gate_failure, gate_results, gate_specs
 from tir_dagster.orchestration.confirmations import last_confirmation
 from tir_dagster.orchestration.hosting import host_of
 from tir_dagster.orchestration.io_managers import CHANGE_SET_IO, HYPER_IO
-from tir_dagster.orchestration.names import ExtractKeys, extract_keys
+from tir_dagster.orchestration.names import ExtractKeys, pool_name
 from tir_dagster.orchestration.partitions import (
     change_set_partitions,
     rest_of,
@@ -28,12 +29,15 @@ from tir_dagster.orchestration.partitions import (
     slice_partitions,
     slices_of_run,
 )
+from tir_dagster.orchestration.pictures import snowflake_url
 from tir_dagster.orchestration.resources import StateFolder, TableauResource, snowflake_access, spark_session
+from tir_dagster.orchestration.translation import ExtractAssets
 from tir_dagster.spec import ExtractSpec
 
 if TYPE_CHECKING:
     from tir_dagster.changes.detect import Survey
     from tir_dagster.changes.hints import Hint
+    from tir_dagster.extract.purge import Applied
     from tir_dagster.orchestration.flow import Looked, Refresher
     from tir_dagster.orchestration.steps import Prepared
 
@@ -41,7 +45,7 @@ LEASE_WAIT_SECONDS = 3600.0
 # A change set older than this is made anew: Time Travel may no longer reach its version.
 STALE = timedelta(hours=6)
 
-Events = Iterator[dg.Output[Any] | dg.AssetObservation | dg.AssetMaterialization]
+Events = Iterator[dg.Output[Any] | dg.AssetObservation | dg.AssetMaterialization | dg.AssetCheckResult]
 
 
 class Detection(dg.Config):
@@ -54,9 +58,10 @@ class Detection(dg.Config):
 
 
 class Application(dg.Config):
-    """Which change set to apply; without one the run's slices are re-synced."""
+    """Which change set to apply; without one the run's slices are re-synced, or everything is loaded anew."""
 
     change_set: str = ""
+    full: bool = False
 
 
 def refresher_for(
@@ -91,40 +96,21 @@ def refresher_for(
     return host.refresher
 
 
-def build_assets(spec: ExtractSpec, *, filled_by: Sequence[dg.AssetKey] = ()) -> list[Any]:
-    """All assets of the extract, in the order the data flows; `filled_by` are the loads of the tables it reads."""
-    keys = extract_keys(spec)
-    return [
-        _source_table(spec, keys, filled_by),
-        _changed_keys(spec, keys),
-        _purged_extract(spec, keys),
-        _published(spec, keys),
-    ]
+def build_assets(shown: ExtractAssets) -> list[Any]:
+    """All assets of the extract, in the order the data flows."""
+    return [*shown.external(), _changed_keys(shown), _purged_extract(shown), _published(shown)]
 
 
-def _source_table(spec: ExtractSpec, keys: ExtractKeys, filled_by: Sequence[dg.AssetKey]) -> dg.AssetSpec:
-    return dg.AssetSpec(
-        key=keys.source_table,
-        deps=filled_by,
-        group_name=spec.name,
-        kinds={"snowflake"},
-        description=f"The Snowflake table {spec.source}, as the source sensor observes it.",
-        metadata=metadata.table_name(spec),
-    )
+def _changed_keys(shown: ExtractAssets) -> dg.AssetsDefinition:
+    spec, keys = shown.spec, shown.keys
 
-
-def _changed_keys(spec: ExtractSpec, keys: ExtractKeys) -> dg.AssetsDefinition:
     @dg.asset(
-        key=keys.changed_keys,
+        **shown.attributes("changed_keys"),
         deps=[keys.source_table],
-        group_name=spec.name,
-        kinds={"pyspark", "parquet"},
         partitions_def=change_set_partitions(spec),
         io_manager_key=CHANGE_SET_IO,
         output_required=False,
-        description=f"Keys of {spec.source} whose rows differ from the extract's, with their fresh rows: one partition "
-        "per change set, pending until a publish confirms it.",
-        metadata=metadata.table_name(spec),
+        pool=pool_name(spec),
     )
     def changed_keys(
         context: dg.AssetExecutionContext,
@@ -145,11 +131,11 @@ def _changed_keys(spec: ExtractSpec, keys: ExtractKeys) -> dg.AssetsDefinition:
             prepared = prepared or _prepare(context, refresher, looked)
             change_set, sentence = _detect(context, refresher, prepared, config, context.partition_key)
             context.log.info(sentence)
-            yield _observation(keys, prepared.surveyed, sentence)
+            yield _observation(refresher, keys, prepared.surveyed, sentence)
             if change_set is not None:
-                columns = prepared.surveyed.columns
-                shown = metadata.change_set_metadata(change_set, columns, refresher.stages.seconds)
-                yield dg.Output(change_set, metadata=shown)
+                told = metadata.change_set_metadata(change_set, prepared.surveyed.columns, refresher.stages.seconds)
+                lineage = metadata.lineage_from_source(prepared.surveyed.relation, keys.source_table)
+                yield dg.Output(change_set, metadata={**told, **lineage})
 
     return changed_keys
 
@@ -165,8 +151,9 @@ def _confirm_late(refresher: "Refresher", looked: "Looked", keys: ExtractKeys) -
         refresher.settle(looked.late)
 
 
-def _observation(keys: ExtractKeys, surveyed: "Survey", sentence: str) -> dg.AssetObservation:
-    shown = metadata.source_metadata(surveyed.known.token, surveyed.columns)
+def _observation(refresher: "Refresher", keys: ExtractKeys, surveyed: "Survey", sentence: str) -> dg.AssetObservation:
+    url = snowflake_url(refresher.snowflake.account, refresher.snowflake.host, surveyed.relation.table)
+    shown = metadata.source_metadata(surveyed.known.token, surveyed.columns, url=url)
     return dg.AssetObservation(
         keys.source_table,
         metadata={metadata.PLAN: sentence, metadata.SOURCE_VERSION: str(surveyed.version), **shown},
@@ -227,18 +214,21 @@ def _detect(
     return change_set, plan.sentence()
 
 
-def _purged_extract(spec: ExtractSpec, keys: ExtractKeys) -> dg.AssetsDefinition:
+def _purged_extract(shown: ExtractAssets) -> dg.AssetsDefinition:
+    spec, keys = shown.spec, shown.keys
+    deps: list[Any] = [dg.AssetDep(keys.changed_keys, partition_mapping=dg.AllPartitionMapping())]
+    if spec.automation == "condition":
+        # What the condition looks at; a run by condition detects by itself.
+        deps.append(keys.source_table)
+
     @dg.asset(
-        key=keys.purged_extract,
-        deps=[dg.AssetDep(keys.changed_keys, partition_mapping=dg.AllPartitionMapping())],
-        group_name=spec.name,
-        kinds={"tableau"},
+        **shown.attributes("purged_extract"),
+        deps=deps,
         partitions_def=slice_partitions(spec.slices),
         backfill_policy=dg.BackfillPolicy.single_run() if slice_partitions(spec.slices) else None,
         io_manager_key=HYPER_IO,
-        description="The Hyper extract, purged of the changed keys, with their fresh rows in place, verified against the "
-        "source. A run by hand on slices re-syncs them.",
-        metadata=metadata.table_name(spec),
+        check_specs=gate_specs(spec, keys.purged_extract),
+        pool=pool_name(spec),
     )
     def purged_extract(
         context: dg.AssetExecutionContext,
@@ -257,10 +247,17 @@ def _purged_extract(spec: ExtractSpec, keys: ExtractKeys) -> dg.AssetsDefinition
             yield from _confirm_late(refresher, looked, keys)
             change_set, sentence = _chosen(context, refresher, looked, config, slices)
             context.log.info(sentence)
-            version, shown = _apply(refresher, looked, change_set, sentence)
+            try:
+                version, applied, told = _apply(refresher, looked, change_set, sentence)
+            except VerificationError as error:
+                # On record as a failed check, and then as the failed run that it is: no version was made.
+                yield gate_failure(error)
+                raise
             for name in slices:
                 context.add_asset_metadata(metadata.slice_metadata(version, change_set, name), partition_key=name)
-            yield dg.Output(version, metadata=shown)
+            yield dg.Output(version, metadata={**told, **metadata.same_columns(told, keys.changed_keys)})
+            before = looked.base.manifest["rows"] if looked.base else None
+            yield from gate_results(spec, version, applied, before)
 
     return purged_extract
 
@@ -274,9 +271,10 @@ def _chosen(
 ) -> tuple[ChangeSet | None, str]:
     """The newest pending change set, if it starts from what is confirmed; by hand or too late, a new one."""
     pending = refresher.change_sets.pending()
-    if config.change_set and pending and _usable(pending[-1], looked):
+    if config.change_set and not config.full and pending and _usable(pending[-1], looked):
         return pending[-1], pending[-1].sentence
-    detection = Detection(mode="slices" if slices and not config.change_set else "changes", slices=slices)
+    mode = "full" if config.full else "slices" if slices and not config.change_set else "changes"
+    detection = Detection(mode=mode, slices=[] if config.full else slices)
     return _detect(context, refresher, _prepare(context, refresher, looked), detection, new_id())
 
 
@@ -292,34 +290,31 @@ def _usable(change_set: ChangeSet, looked: "Looked") -> bool:
 
 def _apply(
     refresher: "Refresher", looked: "Looked", change_set: ChangeSet | None, sentence: str
-) -> tuple[Version, dict[str, Any]]:
+) -> tuple[Version, "Applied | None", dict[str, Any]]:
     """The version with the change set in it; without one, the version that is published, so that nothing follows."""
     if change_set is not None:
         version, applied = refresher.apply(looked, change_set)
-        return version, metadata.version_metadata(version, change_set, applied, refresher.stages.seconds)
+        return version, applied, metadata.version_metadata(version, change_set, applied, refresher.stages.seconds)
     if looked.base is None:
         # Unreachable as plans are made today: without a base there is always a reason for a full refresh.
         raise TirError(f"{refresher.spec.name}: there is no extract yet and nothing to load. Run tir refresh --full.")
-    return looked.base, metadata.unchanged_metadata(looked.base, sentence, refresher.stages.seconds)
+    return looked.base, None, metadata.unchanged_metadata(looked.base, sentence, refresher.stages.seconds)
 
 
-def _published(spec: ExtractSpec, keys: ExtractKeys) -> dg.AssetsDefinition:
+def _published(shown: ExtractAssets) -> dg.AssetsDefinition:
+    spec, keys = shown.spec, shown.keys
     sliced = slice_partitions(spec.slices) is not None
     mapping = dg.AllPartitionMapping() if sliced else None
 
-    @dg.asset(  # type: ignore[call-overload]
-        key=keys.published_datasource,
+    @dg.asset(
+        **shown.attributes("published_datasource"),
         ins={"purged_extract": dg.AssetIn(keys.purged_extract, partition_mapping=mapping)},
-        group_name=spec.name,
-        kinds={"tableau"},
         # It has no partitions, but `dagster asset materialize --partition-range` asks it of every selected asset.
         backfill_policy=dg.BackfillPolicy.single_run() if sliced else None,
         # The confirmation is the event itself; there is nothing to store beside it. Checkers see Nothing as None.
         dagster_type=dg.Nothing,
         output_required=False,
-        description=f"The datasource {spec.datasource.name!r} in project {spec.datasource.project!r} on Tableau Server. "
-        "One event is one confirmation: what the server shows, and from which version of the source.",
-        metadata=metadata.table_name(spec),
+        pool=pool_name(spec),
     )
     def published_datasource(
         context: dg.AssetExecutionContext,
@@ -344,7 +339,7 @@ def _published(spec: ExtractSpec, keys: ExtractKeys) -> dg.AssetsDefinition:
             published = refresher.publish(looked, version)
             for warning in published.warnings:
                 context.log.warning(warning)
-            shown = metadata.confirmation_metadata(
+            told = metadata.confirmation_metadata(
                 published.confirmation,
                 version=version,
                 stages=refresher.stages.seconds,
@@ -352,11 +347,11 @@ def _published(spec: ExtractSpec, keys: ExtractKeys) -> dg.AssetsDefinition:
                 uri=published.found.webpage_url or "",
                 reason=refresher.full_reason,
             )
-            yield dg.Output(None, metadata=shown)
+            yield dg.Output(None, metadata={**told, **metadata.same_columns(told, keys.purged_extract)})
             refresher.settle(published.confirmation)
             _retire(context, refresher)
 
-    return published_datasource
+    return cast("dg.AssetsDefinition", published_datasource)
 
 
 def _to_publish(refresher: "Refresher", looked: "Looked", given: Version) -> Version | None:

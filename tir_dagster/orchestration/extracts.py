@@ -4,38 +4,53 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from importlib.metadata import version
 
 import dagster as dg
+from dagster_shared.libraries import DagsterLibraryRegistry
 
 from tir_dagster.orchestration.alerting import build_alert_sensor
-from tir_dagster.orchestration.assets import build_assets
-from tir_dagster.orchestration.names import detect_job_name, extract_keys, refresh_job_name
-from tir_dagster.orchestration.partitions import change_set_partitions, slice_partitions
+from tir_dagster.orchestration.assets import build_assets, refresher_for
+from tir_dagster.orchestration.checks import build_verification
+from tir_dagster.orchestration.names import detect_job_name, refresh_job_name
+from tir_dagster.orchestration.partitions import change_set_partitions, slice_partitions, warn_of_many_slices
 from tir_dagster.orchestration.sensors import build_sensors
+from tir_dagster.orchestration.timetable import build_schedules, refresh_selection, verify_job
+from tir_dagster.orchestration.translation import ExtractAssets, ExtractTranslator, extract_assets
 from tir_dagster.orchestration.trigger import build_trigger_defs
 from tir_dagster.spec import ExtractSpec
 
+# Dagster shows which libraries made the definitions; here, because `import tir_dagster` loads no Dagster.
+DagsterLibraryRegistry.register("tir_dagster", version("tir_dagster"), is_dagster_package=False)
+
 
 def build_extract_defs(
-    spec: ExtractSpec, *, alerts: bool = True, filled_by: Sequence[dg.AssetKey] = ()
+    spec: ExtractSpec,
+    *,
+    translator: ExtractTranslator | None = None,
+    alerts: bool = True,
+    filled_by: Sequence[dg.AssetKey] = (),
 ) -> dg.Definitions:
     """The definitions of one extract; merge them with a project's own, and with resources by environment.
 
-    Without `alerts` the project has one sensor for all its extracts: `build_alert_sensor(specs)`. `filled_by` are the assets
-    after which its source is there: those of loads.
+    A translator changes how the assets look: keys, groups, owners, tags, descriptions. Without `alerts` the project has one
+    sensor for all its extracts: `build_alert_sensor(specs)`. `filled_by` are the assets after which its source is there: those
+    of loads.
     """
-    made = _extract_defs(spec, filled_by)
+    made = _extract_defs(extract_assets(spec, translator, filled_by))
     if not alerts or spec.alerts is None:
         return made
     return dg.Definitions.merge(made, dg.Definitions(sensors=[build_alert_sensor([spec], f"{spec.name}_alerts")]))
 
 
-def _extract_defs(spec: ExtractSpec, filled_by: Sequence[dg.AssetKey]) -> dg.Definitions:
+def _extract_defs(shown: ExtractAssets) -> dg.Definitions:
+    spec = shown.spec
     # Dagster calls backfill policies beta in every process that loads them; users can do nothing about it.
     warnings.filterwarnings("ignore", category=dg.BetaWarning)
+    warn_of_many_slices(spec)
     if spec.delivery == "trigger":
-        return build_trigger_defs(spec, filled_by=filled_by)
-    keys = extract_keys(spec)
+        return build_trigger_defs(shown)
+    keys = shown.keys
     # In process: a JVM and ten seconds of imports per step would cost more than most refreshes.
     detect = dg.define_asset_job(
         detect_job_name(spec),
@@ -46,13 +61,16 @@ def _extract_defs(spec: ExtractSpec, filled_by: Sequence[dg.AssetKey]) -> dg.Def
     )
     refresh = dg.define_asset_job(
         refresh_job_name(spec),
-        selection=[keys.purged_extract, keys.published_datasource],
+        selection=refresh_selection(spec, keys),
         partitions_def=slice_partitions(spec.slices),
         executor_def=dg.in_process_executor,
         description=f"Apply the newest change set and publish {spec.datasource.name!r}.",
     )
+    verify = verify_job(spec, keys)
     return dg.Definitions(
-        assets=build_assets(spec, filled_by=filled_by),
-        jobs=[detect, refresh],
-        sensors=build_sensors(spec, detect, refresh),
+        assets=build_assets(shown),
+        asset_checks=[build_verification(spec, keys, refresher_for)],
+        jobs=[detect, refresh, verify],
+        sensors=build_sensors(spec, keys, detect, refresh),
+        schedules=build_schedules(spec, keys, refresh=refresh, verify=verify),
     )

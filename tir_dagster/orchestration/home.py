@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,13 +17,8 @@ from tir_dagster.durable import replaced_file
 from tir_dagster.errors import TirError
 
 HOME_VARIABLE = "TIR_HOME"
-_DAGSTER_YAML = """\
-# Written by tir_dagster; change it as you like.
-telemetry:
-  enabled: false
-nux:
-  enabled: false
-"""
+# What a new DAGSTER_HOME begins with, and an example for others.
+DAGSTER_YAML = Path(__file__).with_name("dagster.yaml")
 
 
 def tir_home(env: Mapping[str, str] | None = None) -> Path:
@@ -36,7 +32,7 @@ def dagster_home() -> Path:
     home.mkdir(parents=True, exist_ok=True)
     if not (home / "dagster.yaml").exists():
         with replaced_file(home / "dagster.yaml") as written:
-            written.write_text(_DAGSTER_YAML, encoding="utf-8")
+            shutil.copyfile(DAGSTER_YAML, written)
     return home
 
 

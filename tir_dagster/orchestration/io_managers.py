@@ -1,8 +1,8 @@
 """IO managers: steps exchange handles of change sets and extract versions, never rows.
 
 The data itself is made durable inside the step, under the extract's lease; these check that it is there, say where, and
-find it again for the next step, in whatever process that runs. Asset keys are [extract, asset], so the key tells which
-extract's folder is meant. No postponed annotations here: Dagster reads the fields' types.
+find it again for the next step, in whatever process that runs. The asset's own metadata tells which extract's folder is
+meant; without it the last but one part of its key does. No postponed annotations here: Dagster reads the fields' types.
 """
 
 from collections.abc import Mapping
@@ -15,6 +15,7 @@ from tir_dagster.changes.changesets import MANIFEST
 from tir_dagster.changes.state import ChangeSet
 from tir_dagster.errors import ExtractError, TirError
 from tir_dagster.extract.versions import Version
+from tir_dagster.orchestration.metadata import EXTRACT
 from tir_dagster.orchestration.resources import StateFolder
 
 CHANGE_SET_IO, HYPER_IO = "change_set_io_manager", "hyper_io_manager"
@@ -38,7 +39,7 @@ class ChangeSetIOManager(dg.ConfigurableIOManager):
     state: dg.ResourceDependency[StateFolder]
 
     def handle_output(self, context: dg.OutputContext, obj: ChangeSet) -> None:
-        store = self.state.change_sets(extract_of(context.asset_key))
+        store = self.state.change_sets(extract_of(context))
         folder = store.path(obj.id)
         if not (folder / MANIFEST).is_file():
             raise TirError(
@@ -47,7 +48,7 @@ class ChangeSetIOManager(dg.ConfigurableIOManager):
         context.add_output_metadata(_whereabouts(folder, sum(_sizes(folder))))
 
     def load_input(self, context: dg.InputContext) -> StagedChangeSet | Mapping[str, StagedChangeSet]:
-        extract = extract_of(context.asset_key)
+        extract = extract_of(context)
         store = self.state.change_sets(extract)
         pending = {one.id: StagedChangeSet(one, store.path(one.id)) for one in store.pending()}
         wanted = list(context.asset_partition_keys)
@@ -71,7 +72,7 @@ class HyperIOManager(dg.ConfigurableIOManager):
     state: dg.ResourceDependency[StateFolder]
 
     def handle_output(self, context: dg.OutputContext, obj: Version) -> None:
-        found = self.state.versions(extract_of(context.asset_key)).get(obj.id)
+        found = self.state.versions(extract_of(context)).get(obj.id)
         if found.folder != obj.folder:
             raise ExtractError(
                 f"The version {obj.id} is in {obj.folder}, but the IO manager looks in {found.folder}. "
@@ -80,7 +81,7 @@ class HyperIOManager(dg.ConfigurableIOManager):
         context.add_output_metadata(_whereabouts(found.extract, found.extract.stat().st_size))
 
     def load_input(self, context: dg.InputContext) -> Version:
-        extract = extract_of(context.asset_key)
+        extract = extract_of(context)
         store = self.state.versions(extract)
         newest = store.latest()
         if newest is None:
@@ -91,8 +92,17 @@ class HyperIOManager(dg.ConfigurableIOManager):
         return newest
 
 
-def extract_of(key: dg.AssetKey) -> str:
-    return key.path[-2]
+def extract_of(context: dg.OutputContext | dg.InputContext) -> str:
+    made = context.upstream_output if isinstance(context, dg.InputContext) else context
+    name = (made.definition_metadata or {}).get(EXTRACT) if made is not None else None
+    if name is not None:
+        return str(getattr(name, "value", name))
+    if len(context.asset_key.path) > 1:
+        return context.asset_key.path[-2]
+    raise TirError(
+        f"{context.asset_key.to_user_string()} is no asset of an extract. Use this IO manager for changed_keys and "
+        "purged_extract, and for assets that take them."
+    )
 
 
 def _whereabouts(path: Path, size: int) -> dict[str, dg.MetadataValue]:

@@ -11,19 +11,49 @@ from tir_dagster.changes.state import ChangeSet, Confirmation, slice_label
 from tir_dagster.extract.versions import Version
 from tir_dagster.orchestration.confirmations import CONFIRMATION
 from tir_dagster.orchestration.names import ExtractKeys
+from tir_dagster.orchestration.pictures import plan_markdown
 from tir_dagster.spec import ExtractSpec
 
 if TYPE_CHECKING:
+    from tir_dagster.changes.relation import Relation
     from tir_dagster.extract.purge import Applied
     from tir_dagster.source.columns import Column
 
-PLAN, TOUCHED, SOURCE_VERSION = "tir/plan", "tir/touched", "tir/source_version"
+PLAN, TOUCHED, SOURCE_VERSION, EXTRACT = "tir/plan", "tir/touched", "tir/source_version", "tir/extract"
 
 
-def source_metadata(token: str, columns: Sequence[Column], *, rows: int | None = None) -> dict[str, Any]:
+def source_metadata(
+    token: str, columns: Sequence[Column], *, rows: int | None = None, url: str | None = None
+) -> dict[str, Any]:
     """An observation of the source table."""
     counted = {} if rows is None else {"dagster/row_count": rows}
-    return {"tir/token": token, "dagster/column_schema": table_schema(columns), **counted}
+    linked = {} if url is None else {"dagster/uri": dg.MetadataValue.url(url)}
+    return {"tir/token": token, "dagster/column_schema": table_schema(columns), **counted, **linked}
+
+
+def lineage_from_source(relation: Relation, source_table: dg.AssetKey) -> dict[str, Any]:
+    """Which columns of the source's tables each column comes from; joined tables are named as Snowflake does."""
+    view = relation.view
+    if view is None:
+        return _lineage({column.name: [(source_table, column.name)] for column in relation.columns})
+    tables = {
+        one.alias: source_table
+        if one.table == relation.table
+        else dg.AssetKey([one.table.database, one.table.schema, one.table.name])
+        for one in view.tables
+    }
+    return _lineage({one.name: [(tables[alias], name) for alias, name in one.reads] for one in view.columns})
+
+
+def same_columns(shown: Mapping[str, Any], upstream: dg.AssetKey) -> dict[str, Any]:
+    """The lineage of an asset that hands on the columns of the one before."""
+    schema = shown.get("dagster/column_schema")
+    return _lineage({one.name: [(upstream, one.name)] for one in schema.columns}) if schema else {}
+
+
+def _lineage(reads: Mapping[str, Sequence[tuple[dg.AssetKey, str]]]) -> dict[str, Any]:
+    deps = {name: [dg.TableColumnDep(key, column) for key, column in found] for name, found in reads.items()}
+    return {"dagster/column_lineage": dg.TableColumnLineage(deps)}
 
 
 def change_set_metadata(
@@ -35,6 +65,7 @@ def change_set_metadata(
     }
     return {
         **_plan_of(change_set),
+        "tir/changes": dg.MetadataValue.md(plan_markdown(change_set)),
         "tir/keys": change_set.keys,
         "tir/rows": change_set.rows,
         "dagster/partition_row_count": change_set.rows,
@@ -54,6 +85,7 @@ def version_metadata(
     return {
         **_plan_of(change_set),
         **_content_of(version),
+        "tir/changes": dg.MetadataValue.md(plan_markdown(change_set)),
         "tir/change_set": change_set.id,
         "tir/base": change_set.base or "",
         "tir/rows_purged": applied.purged,
@@ -81,6 +113,7 @@ def slice_metadata(version: Version, change_set: ChangeSet | None, name: str) ->
         "tir/slice_purged": change_set.purged.get(name, 0) if change_set else 0,
         "tir/slice_appended": change_set.appended.get(name, 0) if change_set else 0,
         "dagster/partition_row_count": int(held),
+        "tir/slice_fingerprint": version.manifest.get("slice_digests", {}).get(name, ""),
     }
 
 
@@ -121,8 +154,9 @@ def late_events(late: Confirmation | None, keys: ExtractKeys) -> Iterator[dg.Ass
         )
 
 
-def table_name(spec: ExtractSpec) -> dict[str, Any]:
-    return {"dagster/table_name": spec.source}
+def definition_metadata(spec: ExtractSpec) -> dict[str, Any]:
+    """What an asset says of itself before anything ran; IO managers read the extract's name here."""
+    return {"dagster/table_name": spec.source, EXTRACT: spec.name}
 
 
 def table_schema(columns: Sequence[Column]) -> dg.TableSchema:

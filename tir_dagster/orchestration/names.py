@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
 import dagster as dg
 
-from tir_dagster.spec import ExtractSpec
+from tir_dagster.spec import ASSETS, ExtractSpec
 
 # The run whose command tells people itself; a re-execution copies the tag, but has another id.
 TOLD_BY_COMMAND = "tir/told_by_command"
@@ -24,8 +25,19 @@ class ExtractKeys:
 
 
 def extract_keys(spec: ExtractSpec) -> ExtractKeys:
-    names = ("source_table", "changed_keys", "purged_extract", "published_datasource")
-    return ExtractKeys(*(dg.AssetKey([spec.name, name]) for name in names))
+    """The spec's own keys; where it names none, the extract's name and the asset's."""
+    return ExtractKeys(
+        *(
+            dg.AssetKey(spec.asset_keys[name].split("/") if name in spec.asset_keys else [spec.name, name])
+            for name in ASSETS
+        )
+    )
+
+
+def pool_name(spec: ExtractSpec) -> str:
+    """One pool for each datasource, whoever refreshes it; Dagster allows letters, digits and a few signs."""
+    place = f"{spec.datasource.project}/{spec.datasource.name}"
+    return "tableau_" + re.sub(r"[^A-Za-z0-9_]+", "_", place).strip("_").lower()
 
 
 def detect_job_name(spec: ExtractSpec) -> str:
@@ -34,6 +46,17 @@ def detect_job_name(spec: ExtractSpec) -> str:
 
 def refresh_job_name(spec: ExtractSpec) -> str:
     return f"{spec.name}_refresh"
+
+
+def verify_job_name(spec: ExtractSpec) -> str:
+    return f"{spec.name}_verify"
+
+
+def full_config(spec: ExtractSpec, keys: ExtractKeys) -> dict[str, Any]:
+    """What a run of the refresh job is told to load everything."""
+    if spec.delivery == "trigger":
+        return {"ops": {keys.published_datasource.to_python_identifier(): {"config": {"mode": "full"}}}}
+    return {"ops": {keys.purged_extract.to_python_identifier(): {"config": {"full": True}}}}
 
 
 def detection_config(keys: ExtractKeys, **config: Any) -> dict[str, Any]:

@@ -19,8 +19,10 @@ from tir_dagster.errors import TirError
 from tir_dagster.orchestration.alerting import report_blind, report_reading
 from tir_dagster.orchestration.confirmations import last_confirmation
 from tir_dagster.orchestration.metadata import SOURCE_VERSION, TOUCHED, source_metadata
-from tir_dagster.orchestration.names import ExtractKeys, application_config, extract_keys
+from tir_dagster.orchestration.names import ExtractKeys, application_config
 from tir_dagster.orchestration.partitions import PARTITION, UNFINISHED, change_set_partitions, covering_range
+from tir_dagster.orchestration.pictures import snowflake_url
+from tir_dagster.orchestration.probing import SHARED
 from tir_dagster.orchestration.resources import probing_access
 from tir_dagster.spec import ExtractSpec
 
@@ -137,9 +139,48 @@ def _covers(confirmed: Confirmation, ready: Ready) -> bool:
     return ready.change_set in confirmed.change_sets or confirmed.source_version >= ready.source_version
 
 
-def build_sensors(spec: ExtractSpec, detect_job: Any, refresh_job: Any) -> list[Any]:
-    keys = extract_keys(spec)
+def build_sensors(spec: ExtractSpec, keys: ExtractKeys, detect_job: Any, refresh_job: Any) -> list[Any]:
+    """The two that start detection and refresh; with automation conditions only one that reports changes."""
+    if spec.automation == "condition":
+        return _reporting_sensors(spec, keys)
     return [_source_sensor(spec, keys, detect_job), _refresh_sensor(spec, keys, refresh_job)]
+
+
+def _reporting_sensors(spec: ExtractSpec, keys: ExtractKeys) -> list[Any]:
+    """None where the source is somebody else's asset: whoever loads it materializes it."""
+    return [] if "source_table" in spec.asset_keys else [_reporting_sensor(spec, keys)]
+
+
+def _reporting_sensor(spec: ExtractSpec, keys: ExtractKeys) -> dg.SensorDefinition:
+    @dg.sensor(
+        name=f"{spec.name}_source",
+        minimum_interval_seconds=INTERVAL_SECONDS,
+        description=f"Probes {spec.source} by one cheap query; reports its update when it changed and has been quiet.",
+    )
+    def source_sensor(context: dg.SensorEvaluationContext, snowflake: SnowflakeResource) -> Any:
+        before, now = Watch.parse(context.cursor), time.time()
+        confirmed = last_confirmation(context.instance, keys.published_datasource)
+        try:
+            source = _Source(spec, snowflake)
+            seen, waiting = watch_source(
+                before,
+                token=source.state + _reported(context.instance, spec, confirmed),
+                confirmed=_confirmed_state(confirmed),
+                # A failed run is Dagster's to retry: what was reported is not reported again.
+                last="done",
+                now=now,
+                quiet=spec.thresholds.quiet_period,
+                what="refresh",
+            )
+            shown = {} if waiting else source.metadata()
+        except TirError as error:
+            return dg.SkipReason(f"the source could not be read: {error}")
+        if waiting:
+            return dg.SensorResult(skip_reason=waiting, cursor=seen.to_cursor())
+        updated = dg.AssetMaterialization(keys.source_table, metadata=shown)
+        return dg.SensorResult(asset_events=[updated], cursor=seen.to_cursor())
+
+    return source_sensor
 
 
 def _source_sensor(spec: ExtractSpec, keys: ExtractKeys, detect_job: Any) -> dg.SensorDefinition:
@@ -184,9 +225,14 @@ def _source_sensor(spec: ExtractSpec, keys: ExtractKeys, detect_job: Any) -> dg.
     return source_sensor
 
 
-def build_trigger_sensor(spec: ExtractSpec, refresh_job: Any) -> dg.SensorDefinition:
+def build_trigger_sensors(spec: ExtractSpec, keys: ExtractKeys, refresh_job: Any) -> list[Any]:
     """The only sensor of an extract that Tableau refreshes itself."""
-    keys = extract_keys(spec)
+    if spec.automation == "condition":
+        return _reporting_sensors(spec, keys)
+    return [_trigger_sensor(spec, keys, refresh_job)]
+
+
+def _trigger_sensor(spec: ExtractSpec, keys: ExtractKeys, refresh_job: Any) -> dg.SensorDefinition:
 
     @dg.sensor(
         name=f"{spec.name}_source",
@@ -257,12 +303,12 @@ class _Source:
     def __init__(self, spec: ExtractSpec, snowflake: SnowflakeResource) -> None:
         from tir_dagster.changes.detect import combined_token, definition_of  # noqa: PLC0415
         from tir_dagster.changes.watched import watched_tables  # noqa: PLC0415
-        from tir_dagster.source.versions import probe  # noqa: PLC0415
 
         self._spec = spec
         self._access = probing_access(snowflake, spec)
         self._table, *further = watched_tables(spec)
-        self.token = combined_token(probe(self._access, [self._table, *further]).items())
+        probes = SHARED.probe(self._access, [self._table, *further], asker=spec.name)
+        self.token = combined_token(probes.items())
         # A spec that changed is a change, too.
         self.state = f"{self.token}/{definition_of(spec)}"
 
@@ -271,7 +317,8 @@ class _Source:
 
         named = self._spec.columns
         columns = describe(self._access, self._table, named) if named else describe_held(self._access, self._table)
-        return source_metadata(self.token, columns, rows=table_facts(self._access, self._table).rows)
+        url = snowflake_url(self._access.account, self._access.host, self._table)
+        return source_metadata(self.token, columns, rows=table_facts(self._access, self._table).rows, url=url)
 
 
 def _detection_key(spec: ExtractSpec, seen: Watch) -> str:

@@ -3,7 +3,7 @@
 No postponed annotations here: Dagster reads the types of config and resources from the functions.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 import dagster as dg
@@ -13,9 +13,11 @@ from tir_dagster.orchestration import metadata
 from tir_dagster.orchestration.assets import LEASE_WAIT_SECONDS, Events
 from tir_dagster.orchestration.confirmations import last_confirmation
 from tir_dagster.orchestration.hosting import host_of
-from tir_dagster.orchestration.names import ExtractKeys, extract_keys, refresh_job_name
+from tir_dagster.orchestration.names import pool_name, refresh_job_name
 from tir_dagster.orchestration.resources import StateFolder, TableauResource, snowflake_access
-from tir_dagster.orchestration.sensors import build_trigger_sensor
+from tir_dagster.orchestration.sensors import build_trigger_sensors
+from tir_dagster.orchestration.timetable import build_schedules
+from tir_dagster.orchestration.translation import ExtractAssets
 from tir_dagster.spec import ExtractSpec
 
 if TYPE_CHECKING:
@@ -30,9 +32,9 @@ class Triggering(dg.Config):
     mode: str = "changes"
 
 
-def build_trigger_defs(spec: ExtractSpec, *, filled_by: Sequence[dg.AssetKey] = ()) -> dg.Definitions:
+def build_trigger_defs(shown: ExtractAssets) -> dg.Definitions:
     """The definitions of one extract that the server refreshes."""
-    keys = extract_keys(spec)
+    spec, keys = shown.spec, shown.keys
     job = dg.define_asset_job(
         refresh_job_name(spec),
         selection=[keys.published_datasource],
@@ -40,36 +42,23 @@ def build_trigger_defs(spec: ExtractSpec, *, filled_by: Sequence[dg.AssetKey] = 
         description=f"Let Tableau refresh {spec.datasource.name!r} if its source changed, and wait for it.",
     )
     return dg.Definitions(
-        assets=[_source_table(spec, keys, filled_by), _published(spec, keys)],
+        assets=[*shown.external(), _published(shown)],
         jobs=[job],
-        sensors=[build_trigger_sensor(spec, job)],
+        sensors=build_trigger_sensors(spec, keys, job),
+        schedules=build_schedules(spec, keys, refresh=job, verify=None),
     )
 
 
-def _source_table(spec: ExtractSpec, keys: ExtractKeys, filled_by: Sequence[dg.AssetKey]) -> dg.AssetSpec:
-    further = f" Watched with it: {', '.join(spec.watch)}." if spec.watch else ""
-    return dg.AssetSpec(
-        key=keys.source_table,
-        deps=filled_by,
-        group_name=spec.name,
-        kinds={"snowflake"},
-        description=f"The Snowflake table {spec.source}, as the source sensor observes it.{further}",
-        metadata=metadata.table_name(spec),
-    )
+def _published(shown: ExtractAssets) -> dg.AssetsDefinition:
+    spec, keys = shown.spec, shown.keys
 
-
-def _published(spec: ExtractSpec, keys: ExtractKeys) -> dg.AssetsDefinition:
-    @dg.asset(  # type: ignore[call-overload]
-        key=keys.published_datasource,
+    @dg.asset(
+        **shown.attributes("published_datasource"),
         deps=[keys.source_table],
-        group_name=spec.name,
-        kinds={"tableau"},
         # The confirmation is the event itself; there is nothing to store beside it.
         dagster_type=dg.Nothing,
         output_required=False,
-        description=f"The datasource {spec.datasource.name!r} in project {spec.datasource.project!r} on Tableau Server, "
-        f"refreshed by its own {spec.datasource.refresh} refresh. One event is one confirmation.",
-        metadata=metadata.table_name(spec),
+        pool=pool_name(spec),
     )
     def published_datasource(
         context: dg.AssetExecutionContext,
@@ -95,7 +84,7 @@ def _published(spec: ExtractSpec, keys: ExtractKeys) -> dg.AssetsDefinition:
                 context.log.warning(warning)
             yield dg.Output(None, metadata=_shown(plan, done, refresher.stages.seconds))
 
-    return published_datasource
+    return cast("dg.AssetsDefinition", published_datasource)
 
 
 def _refresher_for(

@@ -10,6 +10,7 @@ import pytest
 
 from tir_dagster.definitions import build_defs
 from tir_dagster.errors import SpecError
+from tir_dagster.extract.engine import connect
 from tir_dagster.orchestration.assets import build_assets
 from tir_dagster.orchestration.confirmations import last_confirmation
 from tir_dagster.orchestration.home import dagster_instance
@@ -17,7 +18,13 @@ from tir_dagster.orchestration.names import application_config, extract_keys
 from tir_dagster.orchestration.partitions import RANGE_END, RANGE_START
 from tir_dagster.orchestration.resources import environment_resources
 from tir_dagster.orchestration.sensors import Watch
+from tir_dagster.orchestration.translation import extract_assets
+from tir_dagster.orchestration.verification import Verification
+from tir_dagster.spec import Checks
+from tir_dagster_tests.orchestration.shown import Shown, prepare
 
+# Every change moves the watermark, unless a test means one that does not.
+STAMP = "UPDATED_AT = DATEADD('second', 1, (SELECT MAX(UPDATED_AT) FROM MYTABLE))"
 QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
 
 
@@ -81,6 +88,16 @@ def test_a_slice_changed_behind_the_watermarks_back_is_repaired_by_a_run_on_a_ra
     assert published["dagster/uri"].startswith("http")
     for shown in (purged[april], published):
         assert "ORDER_ID" in [column.name for column in shown["dagster/column_schema"].columns]
+    lineage = published["dagster/column_lineage"].deps_by_column["ORDER_ID"]
+    assert lineage == [dg.TableColumnDep(extract_keys(loaded.spec).purged_extract, "ORDER_ID")]
+    assert checked(result) == {"rows_add_up": True, "equals_source": True}, "the gate, not the verification"
+    prints = {purged[name]["tir/slice_fingerprint"] for name in (march, april, may)}
+    assert len(prints) == 3
+    assert all(prints)
+
+
+def checked(result) -> dict[str, bool]:
+    return {one.check_name: one.passed for one in result.get_asset_check_evaluations()}
 
 
 def test_a_reversed_range_is_refused_and_nothing_is_touched(loaded, defs, instance):
@@ -129,12 +146,13 @@ def detect(defs, instance):
 
 
 def test_a_change_reaches_tableau_by_the_sensors_alone(loaded, defs, instance):
-    stamp = "UPDATED_AT = DATEADD('second', 1, (SELECT MAX(UPDATED_AT) FROM MYTABLE))"
-    loaded.sql(f"UPDATE MYTABLE SET NOTE = 'sensed', {stamp} WHERE ORDER_ID % 50 = 0")
+    loaded.sql(f"UPDATE MYTABLE SET NOTE = 'sensed', {STAMP} WHERE ORDER_ID % 50 = 0")
     asked, request, result = detect(defs, instance)
     (found,) = events(result, "changed_keys").values()
     assert found["tir/keys"] == found["dagster/partition_row_count"] > 0
     assert "ORDER_ID" in [column.name for column in found["dagster/column_schema"].columns]
+    lineage = found["dagster/column_lineage"].deps_by_column["ORDER_ID"]
+    assert lineage == [dg.TableColumnDep(extract_keys(loaded.spec).source_table, "ORDER_ID")]
     (refresh,) = refresh_tick(defs, instance).run_requests
     assert refresh.run_key == request.partition_key
     done = run(defs, instance, "orders_refresh", tags=refresh.tags, config=refresh.run_config)
@@ -171,7 +189,91 @@ def test_another_asset_reads_the_extract_by_its_handle(loaded, instance):
     def report(extract) -> None:
         seen.append(extract)
 
-    every = [*build_assets(loaded.spec), report]
+    every = [*build_assets(extract_assets(loaded.spec)), report]
     dg.materialize(every, selection=[report], instance=instance, resources=environment_resources())
     assert seen[0].id == last_confirmation(instance, keys.published_datasource).version
     assert seen[0].extract.stat().st_size > 0
+
+
+# Checks
+
+
+def lose_a_row(loaded, instance, month: str) -> None:
+    """Somebody's disk or hand: the local version lacks a row that the ledger knows and the source has."""
+    confirmed = last_confirmation(instance, extract_keys(loaded.spec).published_datasource)
+    extract = loaded.folder / "state" / "extracts" / "orders" / "versions" / confirmed.version / "extract.hyper"
+    with connect(extract) as connection:
+        where = f"TO_CHAR(\"ORDER_DATE\", 'YYYY-MM') = '{month}'"
+        found = f'SELECT MIN("ORDER_ID") FROM "Extract"."Extract" WHERE {where}'
+        assert connection.execute_command(f'DELETE FROM "Extract"."Extract" WHERE "ORDER_ID" = ({found})') == 1
+
+
+def verified(defs, instance) -> dict[str, dg.AssetCheckEvaluation]:
+    return {one.check_name: one for one in run(defs, instance, "orders_verify").get_asset_check_evaluations()}
+
+
+def test_what_is_published_is_verified_slice_by_slice_at_its_own_version(loaded, defs, instance):
+    # Later than what the extract shows: a lag is no drift.
+    loaded.sql(f"UPDATE MYTABLE SET NOTE = 'later', {STAMP} WHERE ORDER_ID % 70 = 0")
+    found = verified(defs, instance)
+    assert {name: one.passed for name, one in found.items()} == {"equals_source": True, "unique_row_key": True}
+    rows = last_confirmation(instance, extract_keys(loaded.spec).published_datasource).rows
+    assert found["equals_source"].metadata["dagster/row_count"].value == rows
+
+
+def test_drift_is_a_failed_check_that_names_the_slice_stops_a_publish_and_is_mended_by_a_resync(loaded, instance):
+    defs = build_defs(specs=(replace(loaded.spec, checks=Checks(row_jump=0.0001, server=True)),))
+    month = months(loaded)[7]
+    lose_a_row(loaded, instance, month)
+    found = verified(defs, instance)
+    assert not found["equals_source"].passed
+    assert found["equals_source"].severity is dg.AssetCheckSeverity.ERROR
+    assert found["equals_source"].metadata["tir/different_slices"].value == [month]
+    assert f"tir refresh orders --slices {month}..{month}" in found["equals_source"].description
+    assert "rows: extract" in found["equals_source"].metadata["tir/different"].value
+    assert found["server_holds_it"].passed, "only the local version lost something"
+    # A change in the same slice: the gate compares the whole slice with the source.
+    keys = extract_keys(loaded.spec)
+    before = last_confirmation(instance, keys.published_datasource)
+    last = f"SELECT MAX(ORDER_ID) FROM MYTABLE WHERE TO_CHAR(ORDER_DATE::DATE, 'YYYY-MM') = '{month}'"
+    loaded.sql(f"UPDATE MYTABLE SET NOTE = 'gated', {STAMP} WHERE ORDER_ID = ({last})")
+    config, tags = application_config(keys, "none is pending"), {RANGE_START: month, RANGE_END: month}
+    stopped = run(defs, instance, "orders_refresh", config=config, tags=tags, raise_on_error=False)
+    assert not stopped.success
+    (failed,) = stopped.get_asset_check_evaluations()
+    assert (failed.check_name, failed.passed, failed.blocking) == ("equals_source", False, True)
+    assert f"in {month} for example" in failed.description
+    assert last_confirmation(instance, keys.published_datasource) == before, "nothing was published"
+    mended = run(defs, instance, "orders_refresh", tags=tags)
+    assert loaded.published_rows() == loaded.source_rows()
+    assert checked(mended) == {"rows_add_up": True, "equals_source": True, "row_count_jump": True}
+
+
+def test_many_more_rows_than_before_are_told_and_published(loaded, instance):
+    defs = build_defs(specs=(replace(loaded.spec, checks=Checks(row_jump=0.0001)),))
+    stamp = "DATEADD('second', 1, (SELECT MAX(UPDATED_AT) FROM MYTABLE))"
+    loaded.sql(
+        f"INSERT INTO MYTABLE (ORDER_ID, ORDER_DATE, CUSTOMER, QUANTITY, UPDATED_AT) SELECT ORDER_ID + 9000000, ORDER_DATE, 'new', 1, {stamp} "
+        "FROM MYTABLE WHERE ORDER_DATE IS NOT NULL LIMIT 10"
+    )
+    month = months(loaded)[-1]
+    config = application_config(extract_keys(loaded.spec), "none is pending")
+    done = run(defs, instance, "orders_refresh", config=config, tags={RANGE_START: month, RANGE_END: month})
+    assert checked(done) == {"rows_add_up": True, "equals_source": True, "row_count_jump": False}
+    assert loaded.published_rows() == loaded.source_rows()
+
+
+def test_rows_that_a_mandatory_join_hides_are_counted(loaded, tmp_path, spark):
+    tables = {"SALES": "ID INT, PRODUCT INT", "PRODUCTS": "PRODUCT INT, COLOR VARCHAR"}
+    query = "SELECT S.ID, P.COLOR FROM {s}.SALES AS S JOIN {s}.PRODUCTS AS P ON P.PRODUCT = S.PRODUCT"
+    shown = Shown(prepare(loaded.sandbox), spark, tmp_path, tables, query, {"row_key": "ID"})
+    shown.sql("INSERT INTO {s}.PRODUCTS VALUES (1, 'blue'), (1, 'red')")
+    shown.sql("INSERT INTO {s}.SALES VALUES (10, 1), (11, NULL), (12, 2), (13, 2)")
+    shown.refresh()
+    verification = Verification(shown.refresher, shown.confirmed)
+    assert verification.equals_source().passed
+    joins = verification.mandatory_joins()
+    assert not joins.passed
+    assert "2 rows refer to keys that SHOWN." in joins.sentence
+    assert verification.unique_row_key().counted == {"tir/null_keys": 0, "tir/repeated_keys": 1}
+    shown.close()

@@ -84,7 +84,7 @@ def test_a_component_gives_the_definitions_of_its_twin_in_a_spec_file(project):
         made = overview(dg.Definitions.merge(defs, resources))
     assert made == overview(dg.Definitions.merge(build_extract_defs(twin()), resources))
     assert len(made[0]) == 4
-    assert made[1:] == (["orders_detect", "orders_refresh"], ["orders_refresh", "orders_source"])
+    assert made[1:] == (["orders_detect", "orders_refresh", "orders_verify"], ["orders_refresh", "orders_source"])
 
 
 def test_a_wrong_field_gives_the_same_sentence_as_a_spec_file_and_names_file_and_line(project):

@@ -8,8 +8,10 @@ from itertools import pairwise
 
 import dagster as dg
 import pytest
+import requests
 from hypothesis import given
 from hypothesis import strategies as st
+from pyspark import SparkContext
 
 from tir_dagster.changes.plan import Known
 from tir_dagster.changes.state import Confirmation
@@ -28,6 +30,7 @@ from tir_dagster.orchestration.sensors import (
     watch_source,
 )
 from tir_dagster.spec import parse_specs
+from tir_dagster_tests.sandbox.tableau.helpers import Admin
 
 SOURCE_TABLE, CHANGED_KEYS, PUBLISHED = (
     dg.AssetKey(["orders", name]) for name in ("source_table", "changed_keys", "published_datasource")
@@ -242,9 +245,7 @@ def test_a_source_that_just_changed_is_waited_for(warehouse, instance):
 
 
 def test_a_confirmed_source_asks_for_nothing(warehouse, instance):
-    token, _, definition = str(Watch.parse(source_tick(instance, an_extract()).cursor).token).partition("/")
-    said = confirmation("cs1", token=token, definition=definition).to_json()
-    instance.report_runless_asset_event(dg.AssetMaterialization(PUBLISHED, metadata={CONFIRMATION: said}))
+    confirm_what_is_there(instance, an_extract())
     result = source_tick(instance, an_extract())
     assert "has not changed since the last confirmation" in result.skip_reason.skip_message
 
@@ -259,6 +260,66 @@ def test_a_refresh_that_tableau_told_of_asks_for_one_detection_though_the_source
     assert [one.run_key for one in result.run_requests] == [f"orders-{token}/{definition}/refreshed@{moment(9)}"]
     looked_at = replace(Watch.parse(result.cursor), change_set=None)
     again = source_tick(instance, an_extract(), looked_at.to_cursor())
+    assert "already looked at" in again.skip_reason.skip_message
+
+
+def confirm_what_is_there(instance, spec) -> None:
+    token, _, definition = str(Watch.parse(source_tick(instance, spec).cursor).token).partition("/")
+    said = confirmation("cs1", token=token, definition=definition).to_json()
+    instance.report_runless_asset_event(dg.AssetMaterialization(PUBLISHED, metadata={CONFIRMATION: said}))
+
+
+def asked_of_the_warehouse(sandbox) -> list[str]:
+    url = f"http://{sandbox.env['SNOWFLAKE_HOST']}:{sandbox.env['SNOWFLAKE_PORT']}/sandbox/queries"
+    asked = [row["sql"] for row in requests.get(url, timeout=30).json()["queries"]]
+    requests.delete(url, timeout=30).raise_for_status()
+    return asked
+
+
+def test_a_hundred_ticks_without_a_change_ask_one_query_each_and_nobody_else(seeded, warehouse, instance):
+    spec = an_extract()
+    confirm_what_is_there(instance, spec)
+    sensor = build_defs(specs=(spec,)).get_repository_def().get_sensor_def("orders_source")
+    resources = {"snowflake": environment_resources()["snowflake"]}
+    tableau, spark = Admin(seeded.tableau_url), SparkContext._active_spark_context
+    tableau.forget_calls()
+    asked_of_the_warehouse(seeded)
+    cursor = None
+    for _ in range(100):
+        result = sensor(dg.build_sensor_context(instance=instance, cursor=cursor, resources=resources))
+        assert "has not changed since the last confirmation" in result.skip_reason.skip_message
+        cursor = result.cursor
+    asked = asked_of_the_warehouse(seeded)
+    assert len(asked) == 100
+    assert all("SYSTEM$LAST_CHANGE_COMMIT_TIME" in sql for sql in asked)
+    assert tableau.calls() == []
+    assert SparkContext._active_spark_context is spark
+
+
+def test_two_extracts_of_one_table_probe_it_once_and_both_learn_of_a_change(seeded, warehouse, instance):
+    spec = an_extract()
+    both = (spec, replace(spec, name="orders_too"))
+    repository = build_defs(specs=both).get_repository_def()
+    resources = {"snowflake": environment_resources()["snowflake"]}
+    for _ in range(2):
+        asked_of_the_warehouse(seeded)
+        warehouse.execute("INSERT INTO SENSED VALUES (3, NULL, 'c')")
+        for name in ("orders", "orders_too"):
+            sensor = repository.get_sensor_def(f"{name}_source")
+            result = sensor(dg.build_sensor_context(instance=instance, resources=resources))
+            assert len(result.run_requests) == 1
+        probes = [sql for sql in asked_of_the_warehouse(seeded) if "SYSTEM$LAST_CHANGE_COMMIT_TIME" in sql]
+        assert len(probes) == 1, "and each round sees its own change"
+
+
+def test_by_condition_a_change_is_reported_as_an_update_of_the_source_once(warehouse, instance):
+    spec = replace(an_extract(), automation="condition")
+    first = source_tick(instance, spec)
+    (event,) = first.asset_events
+    assert isinstance(event, dg.AssetMaterialization)
+    assert (event.asset_key, event.metadata["dagster/row_count"].value) == (SOURCE_TABLE, 2)
+    assert (first.run_requests or []) == []
+    again = source_tick(instance, spec, first.cursor)
     assert "already looked at" in again.skip_reason.skip_message
 
 

@@ -1,0 +1,173 @@
+"""Asset checks: the gate before a publish, the verification of what is published, and what the spec takes for granted.
+
+No postponed annotations here: Dagster reads the resources' types.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+from dagster_pyspark import LazyPySparkResource
+from dagster_snowflake import SnowflakeResource
+
+from tir_dagster.errors import EQUALS_SOURCE, ROWS_ADD_UP, TirError, VerificationError
+from tir_dagster.orchestration.confirmations import last_confirmation
+from tir_dagster.orchestration.names import ExtractKeys
+from tir_dagster.orchestration.resources import StateFolder, TableauResource
+from tir_dagster.spec import ExtractSpec
+
+if TYPE_CHECKING:
+    from tir_dagster.extract.purge import Applied
+    from tir_dagster.extract.versions import Version
+    from tir_dagster.orchestration.verification import Finding, Verification
+
+ROW_JUMP = "row_count_jump"
+SERVER, UNIQUE_KEY, JOINS = "server_holds_it", "unique_row_key", "mandatory_joins"
+# As many differing slices as a page shows.
+_SHOWN_SLICES = 50
+
+_WORDS = {
+    ROWS_ADD_UP: "Rows after the refresh = rows before - purged + appended, read back from the closed file.",
+    EQUALS_SOURCE: "The touched slices equal the source at the change set's own version: counts, sums, extremes, digests.",
+    ROW_JUMP: "The extract did not grow or shrink by more than `checks.row_jump` allows.",
+    SERVER: "What the server holds, downloaded, is what was confirmed.",
+    UNIQUE_KEY: "Every row of the extract has a row key of its own, without NULLs.",
+    JOINS: "No row is hidden because its partner in an inner join is missing.",
+}
+_EVERY_SLICE = "Every slice of the published version equals the source at that version's own moment."
+
+
+# The gate before a publish
+
+
+def gate_specs(spec: ExtractSpec, key: dg.AssetKey) -> list[dg.AssetCheckSpec]:
+    """The checks that every refresh makes; a version that fails one is neither kept nor published."""
+    gate = [dg.AssetCheckSpec(name, asset=key, blocking=True, description=_WORDS[name]) for name in _GATE]
+    jump = dg.AssetCheckSpec(ROW_JUMP, asset=key, description=_WORDS[ROW_JUMP])
+    return [*gate, *([jump] if spec.checks.row_jump is not None else [])]
+
+
+_GATE = (ROWS_ADD_UP, EQUALS_SOURCE)
+
+
+def gate_results(
+    spec: ExtractSpec, version: "Version", applied: "Applied | None", before: int | None
+) -> Iterator[dg.AssetCheckResult]:
+    """What the gate found; without something applied, the version that is there passed it when it was made."""
+    rows = version.manifest["rows"]
+    if applied is None:
+        sums = f"nothing was applied; version {version.id} has {rows:,} rows"
+    else:
+        sums = f"{applied.before:,} - {applied.purged:,} + {applied.appended:,} = {applied.after:,}"
+    said = {ROWS_ADD_UP: sums, EQUALS_SOURCE: f"verified against the source at {version.manifest['source_version']}"}
+    for name in _GATE:
+        yield dg.AssetCheckResult(passed=True, check_name=name, description=said[name])
+    if spec.checks.row_jump is not None:
+        from tir_dagster.orchestration.verification import row_jump  # noqa: PLC0415
+
+        yield _result(ROW_JUMP, row_jump(before, rows, spec.checks.row_jump), dg.AssetCheckSeverity.WARN)
+
+
+def gate_failure(error: VerificationError) -> dg.AssetCheckResult:
+    """The check that stopped the refresh, in red; the run fails with the same words."""
+    return dg.AssetCheckResult(
+        passed=False, check_name=error.check, description=str(error), metadata=_slices_shown(error.slices)
+    )
+
+
+# The verification of what is published
+
+
+def verification_names(spec: ExtractSpec) -> list[str]:
+    """Which checks `published_datasource` has."""
+    return [
+        EQUALS_SOURCE,
+        *([UNIQUE_KEY] if spec.row_key else []),
+        *([JOINS] if spec.query is not None else []),
+        *([SERVER] if spec.checks.server else []),
+    ]
+
+
+def build_verification(
+    spec: ExtractSpec, keys: ExtractKeys, refresher_for: Callable[..., Any]
+) -> dg.AssetChecksDefinition:
+    """One step that makes the chosen checks, none of which blocks anything: what they look at is published."""
+    words = {**_WORDS, EQUALS_SOURCE: _EVERY_SLICE}
+    specs = [
+        dg.AssetCheckSpec(name, asset=keys.published_datasource, description=words[name])
+        for name in verification_names(spec)
+    ]
+
+    @dg.multi_asset_check(specs=specs, name=f"{spec.name}_verification", can_subset=True)
+    def verification(
+        context: dg.AssetCheckExecutionContext,
+        snowflake: SnowflakeResource,
+        tableau: TableauResource,
+        pyspark: LazyPySparkResource,
+        state: StateFolder,
+    ) -> Iterator[dg.AssetCheckResult]:
+        refresher = refresher_for(
+            spec, snowflake=snowflake, tableau=tableau, pyspark=pyspark, state=state, log=context.log.info
+        )
+        wanted = sorted(key.name for key in context.selected_asset_check_keys)
+        # A run at work may remove the version that is looked at.
+        with refresher.leased(f"run {context.run.run_id}", wait_seconds=_LEASE_WAIT_SECONDS):
+            confirmed = last_confirmation(context.instance, keys.published_datasource)
+            yield from _verify(refresher, confirmed, wanted)
+
+    return verification
+
+
+_LEASE_WAIT_SECONDS = 3600.0
+
+
+def _verify(refresher: Any, confirmed: Any, wanted: Sequence[str]) -> Iterator[dg.AssetCheckResult]:
+    from tir_dagster.orchestration.verification import Finding, Verification, not_told  # noqa: PLC0415
+
+    if confirmed is None:
+        nothing = Finding(False, f"Nothing is published yet: tir refresh {refresher.spec.name}.", open=True)
+        yield from (_result(name, nothing, dg.AssetCheckSeverity.WARN) for name in wanted)
+        return
+    try:
+        verification = Verification(refresher, confirmed)
+    except TirError as error:
+        yield from (_result(name, not_told(error), dg.AssetCheckSeverity.WARN) for name in wanted)
+        return
+    for name in wanted:
+        severity = dg.AssetCheckSeverity.ERROR if name in (EQUALS_SOURCE, SERVER) else dg.AssetCheckSeverity.WARN
+        yield _result(name, _found(verification, name), severity)
+
+
+def _found(verification: "Verification", name: str) -> "Finding":
+    from tir_dagster.orchestration.verification import not_told  # noqa: PLC0415
+
+    checks = {
+        EQUALS_SOURCE: verification.equals_source,
+        SERVER: verification.server_holds_it,
+        UNIQUE_KEY: verification.unique_row_key,
+        JOINS: verification.mandatory_joins,
+    }
+    try:
+        return checks[name]()
+    except TirError as error:
+        return not_told(error)
+
+
+def _result(name: str, found: "Finding", severity: dg.AssetCheckSeverity) -> dg.AssetCheckResult:
+    return dg.AssetCheckResult(
+        passed=found.passed,
+        check_name=name,
+        description=found.sentence,
+        # What could not be asked is no drift.
+        severity=dg.AssetCheckSeverity.WARN if found.open else severity,
+        metadata={**found.counted, **_slices_shown(found.slices)},
+    )
+
+
+def _slices_shown(slices: Any) -> dict[str, Any]:
+    """What differs by slice, as a table."""
+    if not slices:
+        return {}
+    lines = [f"| {name} | {'; '.join(slices[name][:3])} |" for name in sorted(slices)[:_SHOWN_SLICES]]
+    table = "\n".join(["| slice | what differs |", "|---|---|", *lines])
+    return {"tir/different": dg.MetadataValue.md(table), "tir/different_slices": sorted(slices)}

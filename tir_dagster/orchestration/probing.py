@@ -1,0 +1,59 @@
+"""Probes that sensors of several extracts share: a table that two of them read is asked about once.
+
+Ticks of one code location run in one process. A sensor never sees a probe twice, so it never waits longer for a change.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tir_dagster.source.connection import SnowflakeAccess
+    from tir_dagster.source.names import TableName
+    from tir_dagster.source.versions import Probe
+
+# Half of what sensors wait between ticks: older than that, somebody else's answer is no news.
+FRESH_SECONDS = 15.0
+
+
+@dataclass
+class _Answer:
+    """What one query told, and who has heard it."""
+
+    probes: dict[TableName, Probe]
+    at: float
+    heard: set[str] = field(default_factory=set)
+
+
+class SharedProbes:
+    """The last answer for each way of reaching Snowflake."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._answers: dict[Hashable, _Answer] = {}
+
+    def probe(self, access: SnowflakeAccess, tables: Sequence[TableName], *, asker: str) -> dict[TableName, Probe]:
+        """The tables' probes: those that another asker just got, if they tell all and this asker has not heard them."""
+        from tir_dagster.source.versions import probe  # noqa: PLC0415 - the connector takes seconds
+
+        # Another role may see other tables.
+        way = (access.account, access.host, access.port, access.user, access.role)
+        with self._lock:
+            known = self._answers.get(way)
+            if known is None or not self._is_news(known, tables, asker):
+                known = _Answer(probe(access, tables), self._clock())
+                self._answers[way] = known
+            known.heard.add(asker)
+            return {table: known.probes[table] for table in tables}
+
+    def _is_news(self, answer: _Answer, tables: Sequence[TableName], asker: str) -> bool:
+        fresh = self._clock() - answer.at < FRESH_SECONDS
+        return fresh and asker not in answer.heard and set(tables) <= answer.probes.keys()
+
+
+SHARED = SharedProbes()

@@ -1,0 +1,120 @@
+"""How an extract's assets look: key, group, kinds, description, owners, tags; and the hook to change it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Literal, get_args
+
+import dagster as dg
+
+from tir_dagster.orchestration.automation import published_condition, purged_condition
+from tir_dagster.orchestration.metadata import definition_metadata
+from tir_dagster.orchestration.names import ExtractKeys, extract_keys
+from tir_dagster.spec import ExtractSpec
+
+Part = Literal["source_table", "changed_keys", "purged_extract", "published_datasource"]
+PARTS: tuple[Part, ...] = get_args(Part)
+
+_KINDS: Mapping[Part, set[str]] = {
+    "source_table": {"snowflake", "table"},
+    "changed_keys": {"pyspark", "parquet"},
+    "purged_extract": {"tableau", "hyper"},
+    "published_datasource": {"tableau", "datasource"},
+}
+
+
+class ExtractTranslator:
+    """Override `get_asset_spec` to change what Dagster shows of an extract's assets, or under which keys.
+
+    `default` is what it would be; give it back changed: `default.replace_attributes(owners=["team:sales"])`. The command
+    line knows only the keys of the spec (`asset_keys`): change keys there if `tir refresh` shall see the same history.
+    """
+
+    def get_asset_spec(self, extract: ExtractSpec, part: Part, default: dg.AssetSpec) -> dg.AssetSpec:
+        del extract, part
+        return default
+
+
+@dataclass(frozen=True)
+class ExtractAssets:
+    """The assets of one extract as they are shown."""
+
+    spec: ExtractSpec
+    by_part: Mapping[Part, dg.AssetSpec]
+
+    @property
+    def keys(self) -> ExtractKeys:
+        return ExtractKeys(*(self.by_part[part].key for part in PARTS))
+
+    def attributes(self, part: Part) -> dict[str, Any]:
+        """The arguments of `@dg.asset` that say how the asset looks."""
+        shown = self.by_part[part]
+        return {
+            "key": shown.key,
+            "group_name": shown.group_name,
+            "description": shown.description,
+            "metadata": dict(shown.metadata),
+            "tags": dict(shown.tags),
+            "owners": list(shown.owners),
+            "freshness_policy": shown.freshness_policy,
+            "automation_condition": shown.automation_condition,
+        }
+
+    def external(self) -> list[dg.AssetSpec]:
+        """The source table, unless the spec names an asset that somebody else defines."""
+        return [] if "source_table" in self.spec.asset_keys else [self.by_part["source_table"]]
+
+
+def extract_assets(
+    spec: ExtractSpec, translator: ExtractTranslator | None = None, filled_by: Sequence[dg.AssetKey] = ()
+) -> ExtractAssets:
+    """The assets as they are shown; `filled_by` are the loads of the tables that the extract reads."""
+    hook = translator or ExtractTranslator()
+    made = {part: hook.get_asset_spec(spec, part, _default(spec, part, filled_by)) for part in PARTS}
+    return ExtractAssets(spec, made)
+
+
+def _default(spec: ExtractSpec, part: Part, filled_by: Sequence[dg.AssetKey]) -> dg.AssetSpec:
+    keys = extract_keys(spec)
+    return dg.AssetSpec(
+        key=getattr(keys, part),
+        deps=filled_by if part == "source_table" else (),
+        group_name=spec.name,
+        kinds=_KINDS[part],
+        description=_description(spec, part),
+        metadata=definition_metadata(spec),
+        freshness_policy=_freshness(spec) if part == "published_datasource" else None,
+        automation_condition=_condition(spec, part, keys),
+    )
+
+
+def _freshness(spec: ExtractSpec) -> dg.FreshnessPolicy | None:
+    if spec.freshness is None:
+        return None
+    return dg.FreshnessPolicy.time_window(fail_window=timedelta(seconds=spec.freshness))
+
+
+def _condition(spec: ExtractSpec, part: Part, keys: ExtractKeys) -> dg.AutomationCondition[Any] | None:
+    if spec.automation != "condition":
+        return None
+    if part == "purged_extract" and spec.delivery != "trigger":
+        return purged_condition(spec, keys)
+    return published_condition() if part == "published_datasource" else None
+
+
+def _description(spec: ExtractSpec, part: Part) -> str:
+    datasource = f"The datasource {spec.datasource.name!r} in project {spec.datasource.project!r} on Tableau Server"
+    further = f" Watched with it: {', '.join(spec.watch)}." if spec.watch else ""
+    if spec.delivery == "trigger" and part == "published_datasource":
+        return f"{datasource}, refreshed by its own {spec.datasource.refresh} refresh. One event is one confirmation."
+    return {
+        "source_table": f"The Snowflake table {spec.source}, as the source sensor observes it.{further}",
+        "changed_keys": f"Keys of {spec.source} whose rows differ from the extract's, with their fresh rows: one "
+        "partition per change set, pending until a publish confirms it.",
+        "purged_extract": "The Hyper extract, purged of the changed keys, with their fresh rows in place, verified "
+        "against the source. A run by hand on slices re-syncs them.",
+        "published_datasource": f"{datasource}. One event is one confirmation: what the server shows, and from which "
+        "version of the source.",
+    }[part]

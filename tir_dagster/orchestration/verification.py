@@ -1,0 +1,153 @@
+"""Verification of everything that is published (L2), and of what the spec takes for granted. No Dagster in here.
+
+Always at the extract's own source version, never "now": a lag is no drift.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from tir_dagster.changes.relation import Dimension, Relation, relation_of
+from tir_dagster.changes.state import NO_SLICE_KEY, Confirmation, slice_label
+from tir_dagster.datasource.client import TableauClient
+from tir_dagster.datasource.republish import fetch_shell, look_at_server
+from tir_dagster.errors import TirError
+from tir_dagster.extract.apply import Shape, content_digest, content_fingerprints
+from tir_dagster.extract.fingerprints import different_slices, read_fingerprints
+from tir_dagster.extract.fingerprints import snowflake_sql as fingerprint_sql
+from tir_dagster.extract.hyperfile import odd_keys
+from tir_dagster.extract.versions import Version
+from tir_dagster.orchestration.steps import remove, shape_of
+from tir_dagster.source.names import quote
+from tir_dagster.source.versions import SourceVersion
+
+if TYPE_CHECKING:
+    from tir_dagster.orchestration.flow import Refresher
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a check found: all right, wrong, or not to be told (`open`), and a sentence that says which."""
+
+    passed: bool
+    sentence: str
+    open: bool = False
+    # What is wrong, by slice.
+    slices: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    counted: Mapping[str, int] = field(default_factory=dict)
+
+
+class Verification:
+    """The published version of one extract, with everything it is compared with."""
+
+    def __init__(self, refresher: Refresher, confirmed: Confirmation) -> None:
+        self._refresher = refresher
+        self._confirmed = confirmed
+        self._name = refresher.spec.name
+        self._version: Version = refresher.versions.get(confirmed.version)
+        self._shape: Shape = shape_of(self._version)
+
+    def equals_source(self) -> Finding:
+        """Every slice of the local version against the source at the version's own moment."""
+        relation = self._relation()
+        if relation.why_full is not None:
+            return Finding(True, f"Asked again, the query may rightly answer something else: {relation.why_full}.")
+        ours = content_fingerprints(self._version.extract, self._shape)
+        pinned = relation.shown(SourceVersion.parse(self._confirmed.source_version))
+        sql = fingerprint_sql(self._shape.columns, pinned, self._shape.slices)
+        theirs = self._shape.firm(read_fingerprints(self._refresher.snowflake.query(sql), self._shape.columns))
+        different = {slice_label(one or NO_SLICE_KEY): lines for one, lines in different_slices(ours, theirs).items()}
+        rows = sum(one["rows"] for one in ours.values())
+        counted = {"tir/slices_compared": len({*ours, *theirs}), "dagster/row_count": rows}
+        if not different:
+            return Finding(True, f"All {len(ours)} slices equal the source at {self._moment}.", counted=counted)
+        said = f"{len(different)} slices differ from the source at {self._moment}. {self._mend(sorted(different))}"
+        return Finding(False, said, slices=different, counted=counted)
+
+    @property
+    def _moment(self) -> str:
+        return self._confirmed.source_version
+
+    def _mend(self, names: Sequence[str]) -> str:
+        dated = [name for name in names if name != slice_label(NO_SLICE_KEY)]
+        if self._shape.slices.by == "none" or not dated:
+            return f"Mend it: tir refresh {self._name} --full."
+        return f"Mend them: tir refresh {self._name} --slices {dated[0]}..{dated[-1]}."
+
+    def server_holds_it(self) -> Finding:
+        """What the server holds, downloaded, against what was confirmed."""
+        refresher = self._refresher
+        folder = refresher.folder / "verify"
+        try:
+            with TableauClient(refresher.tableau) as client:
+                found = look_at_server(client, refresher.spec).found
+                if found is None:
+                    return Finding(False, f"The datasource {refresher.spec.datasource.name!r} is gone. Refresh again.")
+                _, hyper = fetch_shell(client, found, folder)
+            same = content_digest(content_fingerprints(hyper, self._shape)) == self._confirmed.fingerprint
+        finally:
+            remove(folder)
+        if same:
+            return Finding(True, "The server holds what was confirmed.")
+        return Finding(False, f"The server holds other rows than were confirmed. Mend it: tir refresh {self._name}.")
+
+    def unique_row_key(self) -> Finding:
+        """Whether every row of the extract has a key of its own; the refresh copes, people may not."""
+        nulls, repeated = odd_keys(
+            self._version.extract, self._shape.key, self._shape.columns, names=self._shape.names or None
+        )
+        counted = {"tir/null_keys": nulls, "tir/repeated_keys": repeated}
+        names = ", ".join(self._shape.key)
+        if not nulls and not repeated:
+            return Finding(True, f"Every row has its own {names}.", counted=counted)
+        said = f"{repeated:,} values of {names} are there more than once, {nulls:,} rows have a NULL in it."
+        return Finding(False, f"{said} Check the source, or name another row_key in the spec.", counted=counted)
+
+    def mandatory_joins(self) -> Finding:
+        """Whether inner joins hide rows whose partner is missing."""
+        relation = self._relation()
+        hidden = {str(one.table): self._unmatched(relation, one) for one in relation.dimensions if one.join == "inner"}
+        wrong = {table: count for table, count in hidden.items() if count}
+        if not wrong:
+            return Finding(True, f"{len(hidden)} mandatory joins: every row finds its partner.")
+        said = "; ".join(f"{count:,} rows refer to keys that {table} does not have" for table, count in wrong.items())
+        return Finding(False, f"{said}: the query hides them. Load the partners, or make the join a LEFT JOIN.")
+
+    def _unmatched(self, relation: Relation, dimension: Dimension) -> int:
+        assert relation.view is not None, "only a query joins"
+        pinned = SourceVersion.parse(self._confirmed.source_version).sql
+        parent = next(one.table for one in relation.view.tables if one.alias == dimension.parent)
+        pairs = list(_pairs(dimension))
+        given = " AND ".join(f"P.{column} IS NOT NULL" for column, _ in pairs)
+        same = " AND ".join(f"D.{key} = P.{column}" for column, key in pairs)
+        sql = (
+            f"SELECT COUNT(*) FROM {parent.sql} {pinned} AS P WHERE {given} AND NOT EXISTS "
+            f"(SELECT 1 FROM {dimension.table.sql} {pinned} AS D WHERE {same})"
+        )
+        return int(self._refresher.snowflake.query(sql)[0][0])
+
+    def _relation(self) -> Relation:
+        names = [column.name for column in self._shape.columns]
+        return relation_of(self._refresher.spec, self._refresher.snowflake, columns=names)
+
+
+def _pairs(dimension: Dimension) -> Iterator[tuple[str, str]]:
+    for one in dimension.on:
+        yield quote(one.column), quote(one.key)
+
+
+def row_jump(before: int | None, after: int, share: float) -> Finding:
+    """Whether the rows grew or shrank by more than the share that the spec allows."""
+    counted = {"tir/rows_before": before or 0, "tir/rows_after": after}
+    if not before:
+        return Finding(True, f"{after:,} rows; there were none before.", counted=counted)
+    moved = (after - before) / before
+    said = f"{before:,} rows before, {after:,} now ({moved:+.1%}); checks.row_jump allows {share:.1%}."
+    return Finding(abs(moved) <= share, said, counted=counted)
+
+
+def not_told(error: TirError) -> Finding:
+    """The check could not be made: no drift is known, and none is excluded."""
+    return Finding(False, f"Not verified: {error}", open=True)

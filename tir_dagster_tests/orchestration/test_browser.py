@@ -1,0 +1,249 @@
+"""What people see and click: Dagster's real webserver and daemon in a real browser. The tests tell one story.
+
+Screenshots of each step are kept in build/screenshots.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+import requests
+from playwright.sync_api import Page, expect, sync_playwright
+
+from tir_dagster.extract.engine import connect
+from tir_dagster.orchestration.confirmations import last_confirmation
+from tir_dagster.orchestration.home import dagster_instance, tir_home
+from tir_dagster.orchestration.names import extract_keys
+from tir_dagster.orchestration.partitions import slice_partitions
+
+ROOT = Path(__file__).parents[2]
+# Three of the runs start a Spark of their own, on machines that may have little to spare.
+PATIENCE_SECONDS = 600
+LOCATION = "extracts"
+
+
+@dataclass(frozen=True)
+class Screen:
+    """A page of the browser on the UI, and the history behind it."""
+
+    page: Page
+    url: str
+    instance: dg.DagsterInstance
+
+    def open(self, path: str) -> Page:
+        self.page.goto(f"{self.url}{path}")
+        return self.page
+
+    def keep(self, name: str) -> None:
+        self.page.screenshot(path=ROOT / "build" / "screenshots" / f"{name}.png")
+
+    def runs(self, job: str, status: dg.DagsterRunStatus = dg.DagsterRunStatus.SUCCESS) -> list[dg.DagsterRun]:
+        return list(self.instance.get_runs(dg.RunsFilter(job_name=job, statuses=[status])))
+
+
+def wait_until(condition: Callable[[], Any], what: str) -> Any:
+    end = time.monotonic() + PATIENCE_SECONDS
+    while time.monotonic() < end:
+        if found := condition():
+            return found
+        time.sleep(0.5)
+    raise AssertionError(f"{what}: not within {PATIENCE_SECONDS} seconds")
+
+
+def free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return taken.getsockname()[1]
+
+
+@contextmanager
+def running(folder: Path, *command: str) -> Iterator[None]:
+    """A server of Dagster's, with all its children ended at the end."""
+    program = str(Path(sys.executable).with_name(command[0]))
+    with (folder / f"{'-'.join(command[:2])}.log").open("w") as log:
+        started = subprocess.Popen([program, *command[1:]], stdout=log, stderr=log, start_new_session=True, cwd=folder)
+    try:
+        yield
+    finally:
+        os.killpg(started.pid, signal.SIGTERM)
+        try:
+            started.wait(20)
+        except subprocess.TimeoutExpired:
+            os.killpg(started.pid, signal.SIGKILL)
+            started.wait(20)
+
+
+@contextmanager
+def listening(port: int) -> Iterator[None]:
+    """The code server answers: those that ask it would otherwise try again, later and later."""
+    with socket.socket() as probe:
+        wait_until(lambda: probe.connect_ex(("127.0.0.1", port)) == 0, "the code server answers")
+    yield
+
+
+def answers(url: str) -> bool:
+    try:
+        return requests.get(f"{url}/server_info", timeout=5).ok
+    except requests.RequestException:
+        return False
+
+
+@pytest.fixture(scope="module")
+def url(place) -> Iterator[str]:
+    """Webserver and daemon, as `tir dev` starts them; both ask one code server, which loads the definitions once."""
+    (place.folder / "specs.yaml").write_text(place.spec_text.replace("1 second}\n", "0 seconds}\n"), encoding="utf-8")
+    code, web = free_port(), free_port()
+    workspace = f"load_from: [{{grpc_server: {{host: 127.0.0.1, port: {code}, location_name: {LOCATION}}}}}]\n"
+    (place.folder / "workspace.yaml").write_text(workspace, encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TIR_SPECS", str(place.folder / "specs.yaml"))
+        with dagster_instance() as instance:
+            # Two servers that make the same new database at the same time break it.
+            instance.get_runs(limit=1)
+        with (
+            running(place.folder, "dagster", "api", "grpc", "-p", str(code), "-m", "tir_dagster.definitions"),
+            listening(code),
+            running(place.folder, "dagster-webserver", "-p", str(web), "-w", "workspace.yaml"),
+            running(place.folder, "dagster-daemon", "run", "-w", "workspace.yaml"),
+        ):
+            made = f"http://127.0.0.1:{web}"
+            wait_until(lambda: answers(made), "the webserver answers")
+            yield made
+
+
+@pytest.fixture(scope="module")
+def screen(place, url) -> Iterator[Screen]:
+    found = subprocess.run([ROOT / "scripts" / "find-chromium"], capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stderr
+    (ROOT / "build" / "screenshots").mkdir(parents=True, exist_ok=True)
+    with sync_playwright() as driver, dagster_instance() as instance:
+        browser = driver.chromium.launch(executable_path=found.stdout.strip(), args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 1400, "height": 760})
+        page.set_default_timeout(PATIENCE_SECONDS * 1000)
+        expect.set_options(timeout=PATIENCE_SECONDS * 1000)
+        yield Screen(page, url, instance)
+        browser.close()
+
+
+def months(place) -> list[str]:
+    return list(slice_partitions(place.spec.slices).get_partition_keys())
+
+
+def launch(screen: Screen, chosen: str) -> None:
+    """The dialog that materializes slices, as anybody would fill it in."""
+    page = screen.open(f"/locations/{LOCATION}/jobs/orders_refresh")
+    page.get_by_role("button", name="Materialize").first.click()
+    confirm, slices = page.get_by_role("button", name="Confirm"), page.get_by_text("Partition selection")
+    expect(confirm.or_(slices).first).to_be_visible()
+    if confirm.is_visible():
+        # Dagster warns that no change set was materialized before; a run by hand makes its own.
+        confirm.click()
+    dialog = page.get_by_role("dialog")
+    field = dialog.get_by_placeholder("ex: ")
+    field.fill(chosen)
+    field.press("Enter")
+    screen.keep(f"launch {chosen}")
+    dialog.get_by_role("button", name="Launch backfill").click()
+    expect(dialog).to_have_count(0)
+
+
+def published_rows(place, screen: Screen) -> int | None:
+    confirmed = last_confirmation(screen.instance, extract_keys(place.spec).published_datasource)
+    return confirmed.rows if confirmed else None
+
+
+def source_rows(place) -> int:
+    return int(place.sql("SELECT COUNT(*) FROM MYTABLE")[0][0])
+
+
+def filled(screen: Screen, count: int) -> None:
+    page = screen.open("/assets/orders/purged_extract?view=partitions")
+    expect(page.get_by_text(f"Materialized ({count})")).to_be_visible()
+
+
+def test_the_lineage_shows_the_four_assets(screen):
+    page = screen.open(f"/locations/{LOCATION}/asset-groups/orders/lineage")
+    for name in ("source_table", "changed_keys", "purged_extract", "published_datasource"):
+        expect(page.get_by_text(name, exact=True).first).to_be_visible()
+    screen.keep("lineage")
+
+
+def test_two_slices_are_materialized_by_clicking_in_one_run_and_are_seen_filled(place, screen):
+    first, second = months(place)[-2:]
+    launch(screen, f"{first}, {second}")
+    wait_until(lambda: screen.runs("orders_refresh"), "the run of two slices")
+    assert len(screen.runs("orders_refresh")) == 1
+    filled(screen, 2)
+    screen.keep("two slices")
+    assert published_rows(place, screen) == source_rows(place)
+
+
+def test_a_backfill_over_a_range_is_one_run(place, screen):
+    first, *_, last = months(place)[-5:-1]
+    launch(screen, f"[{first}...{last}]")
+    wait_until(lambda: len(screen.runs("orders_refresh")) == 2, "the backfill")
+    filled(screen, 5)
+    page = screen.open("/overview/backfills")
+    expect(page.get_by_text("4 partitions").first).to_be_visible()
+    expect(page.get_by_text("Success")).to_have_count(2)
+    screen.keep("backfills")
+
+
+def switch_on(screen: Screen, sensor: str) -> None:
+    page = screen.open(f"/locations/{LOCATION}/sensors/{sensor}")
+    expect(page.get_by_text("Preview tick").first).to_be_visible()
+    # The switch itself is drawn by its label.
+    page.locator("input[type=checkbox]").first.dispatch_event("click")
+
+    def is_on() -> bool:
+        return any(one.name == sensor and one.is_running for one in screen.instance.all_instigator_state())
+
+    wait_until(is_on, f"{sensor} is on")
+
+
+def test_a_change_in_the_source_starts_its_runs_by_the_sensors(place, screen):
+    stamp = "DATEADD('second', 1, (SELECT MAX(UPDATED_AT) FROM MYTABLE))"
+    columns = "ORDER_ID, ORDER_DATE, CUSTOMER, QUANTITY, UPDATED_AT"
+    place.sql(
+        f"INSERT INTO MYTABLE ({columns}) SELECT MAX(ORDER_ID) + 1, MAX(ORDER_DATE), 'new', 1, {stamp} FROM MYTABLE"
+    )
+    for sensor in ("orders_source", "orders_refresh"):
+        switch_on(screen, sensor)
+    wait_until(lambda: published_rows(place, screen) == source_rows(place), "the change is published")
+    assert len(screen.runs("orders_detect")) == 1
+    page = screen.open(f"/locations/{LOCATION}/sensors/orders_source")
+    expect(page.get_by_text("1 run requested").or_(page.get_by_text("Requested")).first).to_be_visible()
+    screen.keep("sensor")
+
+
+def test_a_failed_check_is_seen_in_red(place, screen):
+    confirmed = last_confirmation(screen.instance, extract_keys(place.spec).published_datasource)
+    extract = tir_home() / "extracts" / "orders" / "versions" / confirmed.version / "extract.hyper"
+    with connect(extract) as connection:
+        connection.execute_command(
+            'DELETE FROM "Extract"."Extract" WHERE "ORDER_ID" = (SELECT MAX("ORDER_ID") FROM "Extract"."Extract")'
+        )
+    page = screen.open("/assets/orders/published_datasource?view=checks")
+    page.get_by_role("button", name="Execute all").click()
+    key = dg.AssetCheckKey(extract_keys(place.spec).published_datasource, "equals_source")
+
+    def failed() -> bool:
+        found = screen.instance.event_log_storage.get_latest_asset_check_execution_by_key([key])
+        return key in found and found[key].status.value == "FAILED"
+
+    wait_until(failed, "the check finds the lost row")
+    page = screen.open("/assets/orders/published_datasource?view=checks&checkDetail=equals_source")
+    expect(page.get_by_text("1 slices differ from the source").first).to_be_visible()
+    screen.keep("failed check")

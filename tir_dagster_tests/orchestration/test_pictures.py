@@ -1,0 +1,81 @@
+"""What people look at: plans with bars, links, and where columns come from."""
+
+from __future__ import annotations
+
+import dagster as dg
+import pytest
+
+from tir_dagster.changes.plan import Known
+from tir_dagster.changes.state import NO_SLICE_KEY, ChangeSet
+from tir_dagster.orchestration.metadata import same_columns
+from tir_dagster.orchestration.pictures import plan_markdown, snowflake_url
+from tir_dagster.source.names import TableName
+
+
+def a_change_set(purged: dict[str, int], appended: dict[str, int], *warnings: str) -> ChangeSet:
+    return ChangeSet(
+        id="cs1",
+        extract="orders",
+        base="v1",
+        source_version="2025-01-01T00:00:00+00:00",
+        known=Known("d", "s", "i", "t"),
+        mode="changes",
+        decision="incremental",
+        reason=None,
+        keys=1,
+        rows=1,
+        purged=purged,
+        appended=appended,
+        ledger_stats={},
+        watermark=None,
+        warnings=warnings,
+        sentence="orders: incremental refresh of 31 keys.",
+    )
+
+
+def test_a_plan_is_a_sentence_its_warnings_and_a_bar_for_each_slice():
+    made = a_change_set({"2025-01": 10, NO_SLICE_KEY: 1}, {"2025-01": 20, "2025-02": 0, "2025-03": 5}, "odd keys")
+    assert plan_markdown(made).splitlines() == [
+        "**orders: incremental refresh of 31 keys.**",
+        "",
+        "- odd keys",
+        "",
+        "| slice | purged | appended | |",
+        "|---|---:|---:|---|",
+        "| (no date) | 1 | 0 | █ |",
+        f"| 2025-01 | 10 | 20 | {'█' * 20} |",
+        "| 2025-02 | 0 | 0 |  |",
+        f"| 2025-03 | 0 | 5 | {'█' * 5} |",
+    ]
+
+
+def test_of_very_many_slices_the_busiest_are_shown_in_their_order_and_the_others_counted():
+    shown = plan_markdown(a_change_set({}, {f"20{at:02d}-01": at for at in range(1, 60)}))
+    assert "2060" not in shown
+    assert "2023-01" not in shown
+    assert shown.index("2024-01") < shown.index("2059-01")
+    assert shown.endswith("*and 23 slices with fewer rows*")
+
+
+def test_a_plan_that_moves_nothing_has_no_table():
+    assert plan_markdown(a_change_set({}, {})) == "**orders: incremental refresh of 31 keys.**"
+
+
+@pytest.mark.parametrize(
+    ("account", "host", "expected"),
+    [
+        ("ACME-SALES", None, "https://app.snowflake.com/acme/sales/#/data/databases/DB/schemas/S/table/My%20Table"),
+        ("xy12345", None, None),
+        ("ACME-SALES", "127.0.0.1", None),
+    ],
+)
+def test_a_table_is_linked_where_the_account_tells_its_page(account, host, expected):
+    assert snowflake_url(account, host, TableName.parse('DB.S."My Table"')) == expected
+
+
+def test_columns_that_are_handed_on_come_from_the_same_columns_before():
+    schema = dg.TableSchema([dg.TableColumn("A"), dg.TableColumn("B")])
+    shown = same_columns({"dagster/column_schema": schema}, dg.AssetKey("before"))
+    deps = shown["dagster/column_lineage"].deps_by_column
+    assert deps == {name: [dg.TableColumnDep(dg.AssetKey("before"), name)] for name in ("A", "B")}
+    assert same_columns({}, dg.AssetKey("before")) == {}
