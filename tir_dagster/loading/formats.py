@@ -94,10 +94,10 @@ def csv_pieces(raw: Any, path: str, wanted: Sequence[Wanted], shape: Shape, *, d
                 f"{path}: column {', '.join(twice)} is twice in the header. Nothing was loaded; mend the file."
             )
         places = matched(header, wanted, shape)
-        yield from _csv_rows(reader, len(header), places)
+        yield from _csv_rows(reader, len(header), places, path)
 
 
-def _csv_rows(reader: Any, width: int, places: Sequence[int | None]) -> Iterator[Piece]:
+def _csv_rows(reader: Any, width: int, places: Sequence[int | None], path: str) -> Iterator[Piece]:
     rows: list[list[str]] = []
     lines: list[int] = []
     bad: list[Bad] = []
@@ -109,8 +109,13 @@ def _csv_rows(reader: Any, width: int, places: Sequence[int | None]) -> Iterator
         except StopIteration:
             ended = True
         except csv.Error as error:
+            if reader.line_num > begun or "unexpected end of data" in str(error):
+                # A quote that is never closed takes all that follows with it: those are not one bad row.
+                raise LoadError(
+                    f"{path}: line {begun}: a quote opens there and does not close as it should ({error}), up to line"
+                    f" {reader.line_num}. Nothing was loaded; mend the file."
+                ) from error
             bad.append(Bad(begun, f"not CSV: {error}", ""))
-            ended = "unexpected end of data" in str(error)
         else:
             if not row:
                 continue

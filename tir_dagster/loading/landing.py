@@ -193,7 +193,8 @@ def chosen(files: list[LandedFile], place: Place, declared: Files) -> list[Lande
     wanted = [
         file
         for file in files
-        if not file.path.rpartition("/")[2].startswith(_HIDDEN)
+        # Folders, too: what a job has not committed yet lies in `_temporary`.
+        if not any(part.startswith(_HIDDEN) for part in file.path.removeprefix(root).split("/"))
         and not _is_marker(file.path, declared)
         and (
             fnmatch.fnmatch(file.path.removeprefix(root), declared.pattern)
@@ -214,8 +215,14 @@ def complete(files: list[LandedFile], everything: list[LandedFile], declared: Fi
     """Those whose marker is there; by size and time only a second look can tell."""
     if declared.complete == "stable":
         return files
-    there = {file.path for file in everything}
-    return [file for file in files if {f"{file.path}{declared.marker}", f"{file.folder}/{declared.marker}"} & there]
+    there = {file.path: file.modified for file in everything}
+
+    def marked(file: LandedFile) -> bool:
+        """A marker that is older than its file is of an earlier one of that name."""
+        names = (f"{file.path}{declared.marker}", f"{file.folder}/{declared.marker}")
+        return any(name in there and there[name] >= file.modified for name in names)
+
+    return [file for file in files if marked(file)]
 
 
 def _is_marker(path: str, declared: Files) -> bool:

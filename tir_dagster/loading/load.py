@@ -234,7 +234,7 @@ class Loader:
         if not staged.drift:
             return False
         # A key cannot be tolerated away, nor can a column of a type that holds no such values.
-        named = [*self.spec.key, *([self.spec.order_by] if self.spec.order_by else [])]
+        named = [*self.spec.key, *filter(None, (self.spec.order_by, self.spec.delete_flag))]
         needed = {name.casefold() for name in named} & {name.casefold() for name in staged.missing}
         types = [said for said in staged.drift if not said.endswith((" is missing", " is not expected"))]
         return self.spec.drift == "stop" or bool(types) or bool(needed)
@@ -255,7 +255,7 @@ class Loader:
         """What is left in the stage costs room, nothing else: a failure here is no failure of the load."""
         try:
             self.access.query(f"REMOVE {literal(f'@{self.books.stage.sql}/{folder}/')}")
-        except SnowflakeError as failure:
+        except (SnowflakeError, OSError) as failure:
             self._log(f"the staged files of {folder} were not removed: {failure}")
 
     @contextmanager
