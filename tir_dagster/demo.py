@@ -114,7 +114,7 @@ def run_demo(*, rows: int, seed: int, say: Say, progress: Say) -> bool:
     say("7. Beside a full refresh of the same data by the same pipeline")
     say(_indented(_beside(by_key, _refresh(spec, "full", progress))))
     both_equal = _by_server(spec, served, env, seed=seed, say=say, progress=progress)
-    say(f"8. And people were told: the last message in #mychannel ({env['SERVICENOW_URL']} shows them all)")
+    say(f"9. And people were told: the last message in #mychannel ({env['SERVICENOW_URL']} shows them all)")
     say(_indented(last_message(env)))
     say(f"Done in {time.monotonic() - begun:.0f} s. Where to look next:")
     for line in (

@@ -80,7 +80,7 @@ def test_dev_shows_the_extract_and_the_history_of_the_demo(home, tmp_path: Path)
         (extract, name)
         for extract in ("orders", "orders_by_server")
         for name in ("source_table", "changed_keys", "purged_extract", "published_datasource")
-    }
+    } | {("order_files", "landed_files"), ("order_files", "source_table")}
     assert keys["orders", "published_datasource"]["assetMaterializations"], "what the demo published is in the history"
 
 

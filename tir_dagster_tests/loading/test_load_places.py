@@ -67,6 +67,8 @@ def test_a_folder_is_the_whole_table_and_an_older_one_that_comes_late_is_passed_
     assert (len(late.of("SUPERSEDED")), late.changed, len(place.rows())) == (1, None, 2)
     # One part is sent again: the content is still both parts.
     place.write("2025-01-02/b.csv", "ID,NAME\n3,z\n")
+    assert not place.load(spec).load_id, "the marker is of what was there before"
+    place.write("2025-01-02/_SUCCESS", "")
     place.loader(spec).run([f"file://{place.folder}/2025-01-02/b.csv"])
     assert place.rows() == [(1, "x"), (3, "z")]
 
