@@ -43,13 +43,13 @@ def last_incident(env: Mapping[str, str]) -> str:
     if not incidents:
         return "(there is no incident)"
     one = incidents[-1]
-    state = f"resolved, {one['close_notes']}" if one["active"] == "false" else "open"
+    state = f"resolved, {one['close_notes']}" if one["resolved_at"] else "open"
     return f"{one['number']} for {one['assignment_group']}: {one['short_description']} ({state})"
 
 
 def is_resolved(env: Mapping[str, str]) -> bool:
     incidents = _kept(env, "incidents")
-    return bool(incidents) and incidents[-1]["active"] == "false"
+    return bool(incidents) and bool(incidents[-1]["resolved_at"])
 
 
 def _kept(env: Mapping[str, str], what: str) -> list[dict[str, Any]]:

@@ -55,6 +55,8 @@ class Pending:
     due: float
     # Whose settings name the channel.
     extract: str
+    # When it could not be told for the first time.
+    since: float = 0.0
 
 
 class Book:

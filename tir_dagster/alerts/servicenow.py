@@ -13,7 +13,7 @@ import requests
 from tir_dagster.alerts.events import Event
 from tir_dagster.alerts.persistence import ChannelError, Persistence
 from tir_dagster.alerts.policy import ServiceNowAlerts
-from tir_dagster.alerts.text import shortened
+from tir_dagster.alerts.text import one_line, shortened
 
 INCIDENTS = "/api/now/table/incident"
 RESOLVED = "6"
@@ -65,7 +65,8 @@ class ServiceNowClient:
 
     def find(self, correlation_id: str, seconds: float) -> dict[str, Any] | None:
         """The open incident of this trouble."""
-        asked = {"sysparm_query": f"correlation_id={correlation_id}^active=true", "sysparm_limit": "1"}
+        # A resolved one is active until it is closed, days later: a new failure deserves a new one.
+        asked = {"sysparm_query": f"correlation_id={correlation_id}^active=true^state!=6", "sysparm_limit": "1"}
         found = self._call("GET", INCIDENTS, seconds, params=asked)
         return found[0] if isinstance(found, list) and found else None
 
@@ -140,8 +141,19 @@ def _refused(answer: requests.Response) -> ChannelError:
             wait = None
         return ChannelError("ServiceNow asks for fewer calls (429)", passing=True, wait=wait)
     if status in (401, 403):
-        return ChannelError(f"ServiceNow refused ({status}); check SERVICENOW_USERNAME and its roles, or the token")
-    return ChannelError(f"ServiceNow failed ({status})", passing=status >= 500)
+        check = "check SERVICENOW_USERNAME and its roles, or the token; a rule may want more fields: servicenow.fields"
+        return ChannelError(f"ServiceNow refused ({status}){_said(answer)}; {check}")
+    return ChannelError(f"ServiceNow failed ({status}){_said(answer)}", passing=status >= 500)
+
+
+def _said(answer: requests.Response) -> str:
+    """What its error says, in one short line."""
+    try:
+        error = answer.json()["error"]
+        words = [error.get("message"), error.get("detail")] if isinstance(error, dict) else [error]
+    except (ValueError, KeyError, TypeError):
+        return ""
+    return f": {shortened(one_line(' '.join(str(word) for word in words if word)), 200)}"
 
 
 def correlation_id(key: str) -> str:

@@ -21,6 +21,7 @@ SENSOR_REPEAT_SECONDS, SERVER_REPEAT_SECONDS = 3600.0, 600.0
 # Of the time for telling, the part in which channels may answer, and the part in which they may try; the rest is for
 # writing down what they said.
 _ANSWER_SHARE, _TRY_SHARE = 0.8, 0.7
+_DAY_SECONDS = 86_400.0
 _ENDED_BY_SUCCESS = ("refresh", "freshness", "sensor")
 
 # Makes a channel when it is used: one that cannot be made must not keep the others from being told.
@@ -266,7 +267,9 @@ class Teller:
 
     def _not_told(self, name: str, event: Event, extract: str, why: str, *, again: bool) -> None:
         why = shortened(one_line(scrub(why, self._env)), 300)
-        pending = Pending(name, event, self._clock() + self._alerts[extract].retry_after, extract)
+        now = self._clock()
+        waits = [one.since for one in self._book.pending() if (one.channel, one.event.id) == (name, event.id)]
+        pending = Pending(name, event, now + self._alerts[extract].retry_after, extract, min(waits, default=now))
         if again:
             self._book.postpone(pending)
             more = f"It is tried once more in {span(self._alerts[extract].retry_after)}, by the alerts sensor."
@@ -280,12 +283,18 @@ class Teller:
         for pending in self._book.pending():
             if pending.due > self._clock() or pending.extract not in self._alerts or self._left() <= 0:
                 continue
+            if pending.channel in self._silent:
+                # It has just failed with something else: this one still has its try.
+                continue
             names = self._connect(self._alerts[pending.extract], self._persistence(pending.extract))
             if pending.channel not in names:
                 self._book.give_up(pending, "the spec no longer names this channel")
                 continue
             trouble = self._book.trouble(pending.event.key)
-            told = self._deliver(pending.event, pending.extract, trouble, only=pending.channel, last_try=True)
+            # An end that nobody hears of leaves an incident open for ever: it is tried again for a day.
+            late = self._clock() - pending.since > _DAY_SECONDS
+            last = pending.event.kind != "recovery" or late
+            told = self._deliver(pending.event, pending.extract, trouble, only=pending.channel, last_try=last)
             if trouble is not None:
                 self._book.keep(told)
 

@@ -10,12 +10,21 @@ from datetime import UTC, datetime
 _SECRET_NAME = re.compile(r"(?:PASSWORD|SECRET|TOKEN|PRIVATE_KEY|PASSPHRASE|API_KEY)(?!.*_(?:NAME|ID|URL|PATH|FILE)$)")
 _USER_IN_ADDRESS = re.compile(r"(\w+://)[^\s/@]+@")
 _QUERY_OF_ADDRESS = re.compile(r"(https?://[^\s?'\"<>|]+)\?[^\s'\"<>|]+")
-_NAMED_SECRET = re.compile(r"(?i)\b(password|passwd|pwd|secret|token|authorization)(\s*[=:]\s*)(bearer\s+)?[^\s,;&]+")
+_NAMED_SECRET = re.compile(
+    r"(?i)([\w-]*(?:password|passwd|pwd|secret|token|authorization|api_?key)[\"']?\s*[=:]\s*)"
+    r"(?:(?:basic|bearer)\s+)?(?:\"[^\"]*\"|'[^']*'|[^\s,;&}]+)"
+)
 _LITERAL = r"(?:'(?:[^']|'')*'|-?\d[\w.:-]*)"
 # Only after what compares or lists in SQL: names in quotes elsewhere are what a reader needs.
 _COMPARED = re.compile(rf"(?i)((?:=|<>|!=|<=|>=|<|>|\blike|\bbetween)\s*)({_LITERAL})")
 _BETWEEN = re.compile(rf"(?i)(\bbetween\s+\S+\s+and\s+)({_LITERAL})")
-_LISTED = re.compile(rf"(?i)(\b(?:in|values)\s*\()\s*{_LITERAL}(?:\s*,\s*(?:{_LITERAL}|null))*\s*(?=\))")
+# Whatever a list holds, tuples and casts too, also where the text was cut before its end.
+_LISTED = re.compile(
+    rf"(?i)(\b(?:in|values)\s*)\((?=[\s(]*(?:{_LITERAL}|null\b|\$\$))(?:[^()']|'(?:[^']|'')*'?|\([^()]*\)?)*(\)|$)"
+)
+_MORE_TUPLES = re.compile(r"(?i)(\bvalues\s*\(\?\))(?:\s*,\s*\([^()]*\))+")
+# What Snowflake quotes when it cannot read a value.
+_NOT_READ = re.compile(r"(?i)(\bvalue\s+)'(?:[^']|'')*'")
 
 
 def scrub(text: str, env: Mapping[str, str], *, show_values: bool = False) -> str:
@@ -25,13 +34,14 @@ def scrub(text: str, env: Mapping[str, str], *, show_values: bool = False) -> st
             text = text.replace(value, "…")
     text = _USER_IN_ADDRESS.sub(r"\1…@", text)
     text = _QUERY_OF_ADDRESS.sub(r"\1?…", text)
-    text = _NAMED_SECRET.sub(r"\1\2…", text)
+    text = _NAMED_SECRET.sub(r"\1…", text)
     return text if show_values else hide_values(text)
 
 
 def hide_values(text: str) -> str:
     """Literals that SQL compares with or lists, which may be keys of customers, become `?`."""
-    text = _LISTED.sub(r"\1?", text)
+    text = _MORE_TUPLES.sub(r"\1", _LISTED.sub(r"\1(?)", text))
+    text = _NOT_READ.sub(r"\1?", text)
     text = _BETWEEN.sub(r"\1?", text)
     return _COMPARED.sub(r"\1?", text)
 

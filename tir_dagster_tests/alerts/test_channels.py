@@ -61,7 +61,7 @@ def test_three_failures_and_a_recovery_are_one_thread_and_one_incident(desk: Des
     assert [answer["thread_ts"] for answer in answers] == [first["ts"]] * 3
     assert [answer["reply_broadcast"] for answer in answers] == [False, False, True]
     (incident,) = people.incidents()
-    assert (incident["state"], incident["active"], len(incident["notes"])) == ("6", "false", 2)
+    assert (incident["state"], bool(incident["resolved_at"]), len(incident["notes"])) == ("6", True, 2)
     assert incident["close_code"] == "Solution provided"
     assert "failed 3 times" in incident["close_notes"]
 
@@ -69,7 +69,7 @@ def test_three_failures_and_a_recovery_are_one_thread_and_one_incident(desk: Des
 def test_a_second_story_is_a_second_incident(desk: Desk, people: People):
     desk.tell(failed("run-1"), refreshed("run-2", at=NOON + 1))
     desk.tell(failed("run-3", at=NOON + 2))
-    assert [incident["active"] for incident in people.incidents()] == ["false", "true"]
+    assert [bool(incident["resolved_at"]) for incident in people.incidents()] == [True, False]
 
 
 def test_an_incident_is_found_again_where_all_memory_is_lost(

@@ -132,12 +132,32 @@ def test_long_names_of_troubles_stay_apart_and_fit_the_field():
         ("ID IN (1, 2, NULL, 'x')", "ID IN (?)"),
         ("D BETWEEN '2024-01-01' AND '2024-02-01'", "D BETWEEN ? AND ?"),
         ("VALUES ('Ann', 5)", "VALUES (?)"),
+        ("(A, B) IN ((1, 'Ann'), (2, 'Bob'))", "(A, B) IN (?)"),
+        ("NAME IN ('Ann'::VARCHAR, 'Bob')", "NAME IN (?)"),
+        ("NAME IN ('Ann', 'Bo", "NAME IN (?)"),
+        ("VALUES (1, 'Ann'), (2, 'Bob') x", "VALUES (?) x"),
+        ("Numeric value 'Ann' is not recognized", "Numeric value ? is not recognized"),
+        ("IN (SELECT ID FROM T)", "IN (SELECT ID FROM T)"),
         ("datasource 'Orders' in project 'sales'", "datasource 'Orders' in project 'sales'"),
         ("3 of 5 slices", "3 of 5 slices"),
     ],
 )
 def test_values_in_sql_are_hidden_and_names_are_not(sql, shown):
     assert hide_values(sql) == shown
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ("Authorization: Basic dXNlcjpwdw==", "Authorization: …"),
+        ("SNOWFLAKE_PASSWORD=hunter2 failed", "SNOWFLAKE_PASSWORD=… failed"),
+        ("client_secret=abc&x=1", "client_secret=…&x=1"),
+        ('{"password": "hunter2"}', '{"password": …}'),
+        ("password='two words' now", "password=… now"),
+    ],
+)
+def test_what_is_named_like_a_secret_is_taken_out(said, shown):
+    assert scrub(said, {}, show_values=True) == shown
 
 
 def test_an_address_keeps_its_host_and_loses_what_may_be_secret():

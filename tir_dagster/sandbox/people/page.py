@@ -101,7 +101,7 @@ def mrkdwn(text: str) -> str:
 
 
 def _incident(incident: dict[str, Any]) -> str:
-    ended = incident.get("active") == "false"
+    ended = bool(incident.get("resolved_at"))
     state = _STATES.get(str(incident["state"]), str(incident["state"]))
     facts = {
         "Assigned to": incident.get("assignment_group", ""),

@@ -59,10 +59,11 @@ class ServiceNow:
         return _error(405, "Method not supported", f"{method} is not supported here")
 
     def _find(self, query: Any) -> Answer:
-        terms = [term.split("=", 1) for term in str(query.get("sysparm_query", "")).split("^") if term]
-        if any(len(term) != 2 for term in terms):
-            return _error(400, "Invalid query", "The sandbox knows terms of the form name=value only")
-        found = self.store.find(dict(terms), int(query.get("sysparm_limit") or 10_000))
+        terms = [term.partition("=") for term in str(query.get("sysparm_query", "")).split("^") if term]
+        if not all(sign for _, sign, _ in terms):
+            return _error(400, "Invalid query", "The sandbox knows terms of the form name=value and name!=value only")
+        wanted = [(name.removesuffix("!"), not name.endswith("!"), text) for name, _, text in terms]
+        found = self.store.find(wanted, int(query.get("sysparm_limit") or 10_000))
         return 200, {"result": [_shown(one) for one in found]}
 
     def _change(self, sys_id: str, fields: dict[str, Any]) -> Answer:

@@ -12,8 +12,9 @@ from typing import Any
 from tir_dagster.sandbox.home import read_json, write_json
 
 KEPT = 500
-# A resolved incident closes later, as ServiceNow does after days; both are no longer active.
-ENDED = ("6", "7", "8")
+# A resolved incident (6) is active until it closes, as in ServiceNow after days.
+ENDED = ("7", "8")
+RESOLVED = "6"
 
 
 class Store:
@@ -89,12 +90,15 @@ class Store:
         note = fields.get("work_notes")
         notes = [*incident["notes"], {"at": _now(), "text": note}] if note else incident["notes"]
         active = "false" if str(incident["state"]) in ENDED else "true"
-        ended = _now() if active == "false" else ""
+        ended = _now() if str(incident["state"]) in (RESOLVED, *ENDED) else ""
         return {**incident, "work_notes": "", "notes": notes, "active": active, "resolved_at": ended}
 
-    def find(self, wanted: dict[str, str], limit: int) -> list[dict[str, Any]]:
+    def find(self, wanted: list[tuple[str, bool, str]], limit: int) -> list[dict[str, Any]]:
+        """Incidents by terms: a field's name, whether it must equal or must not, and the text."""
         found = [
-            one for one in self.incidents() if all(str(one.get(name, "")) == text for name, text in wanted.items())
+            one
+            for one in self.incidents()
+            if all((str(one.get(name, "")) == text) == equal for name, equal, text in wanted)
         ]
         return found[:limit]
 
