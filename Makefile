@@ -32,7 +32,7 @@ format: $(READY) ## let ruff format and fix
 	$(BIN)/ruff check --fix .
 
 test: setup lint ## lint and all tests
-	$(WITH_JAVA) $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+	$(WITH_JAVA) $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 demo: setup ## a change and its refresh on the sandbox, slice by slice beside the source
 	@$(WITH_JAVA) $(BIN)/tir demo

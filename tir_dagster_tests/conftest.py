@@ -17,6 +17,27 @@ from tir_dagster.sandbox.home import Identity, SandboxHome
 from tir_dagster_tests.rest_calls import check_product
 
 SEEDED_ROWS = 5_000
+# Files that take minutes begin first: processes share the files out in this order, and none shall wait at the end for one of them.
+LONG = (
+    "test_faults",
+    "test_views",
+    "test_time_travel",
+    "test_view_histories",
+    "test_crashes",
+    "test_demo",
+    "test_patch",
+    "test_bench",
+    "test_histories",
+    "test_server_histories",
+    "test_server_delivery",
+    "test_server_ways",
+    "test_size",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    places = {name: place for place, name in enumerate(LONG)}
+    items.sort(key=lambda item: places.get(item.path.stem, len(places)))
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from tir_dagster.bench.report import REST, Limit, Refresh, Report, staged
 from tir_dagster.bench.run import change_mix
 from tir_dagster.extract.engine import connect
 from tir_dagster.sandbox import processes
-from tir_dagster.sandbox.home import SandboxHome
+from tir_dagster.sandbox.home import SERVERS, SandboxHome
 
 ROWS = 3_000
 COMMAND = [sys.executable, "-c", "from tir_dagster.bench import bench; bench()"]
@@ -135,7 +135,7 @@ def test_a_terminated_run_leaves_neither_servers_nor_files_behind(tmp_path: Path
     running.communicate(timeout=120)
     assert running.returncode == 143
     assert list(tmp_path.iterdir()) == []
-    assert len(pids) == 2
+    assert len(pids) == len(SERVERS)
     for pid in pids:
         assert pid is not None
         with pytest.raises(ProcessLookupError):

@@ -141,8 +141,8 @@ def _refused(answer: requests.Response) -> ChannelError:
             wait = None
         return ChannelError("ServiceNow asks for fewer calls (429)", passing=True, wait=wait)
     if status in (401, 403):
-        check = "check SERVICENOW_USERNAME and its roles, or the token; a rule may want more fields: servicenow.fields"
-        return ChannelError(f"ServiceNow refused ({status}){_said(answer)}; {check}")
+        check = "check SERVICENOW_USERNAME and its roles, or the token, or which fields a rule wants"
+        return ChannelError(f"ServiceNow refused ({status}); {check}{_said(answer)}")
     return ChannelError(f"ServiceNow failed ({status}){_said(answer)}", passing=status >= 500)
 
 
