@@ -23,9 +23,9 @@ from tir_dagster_tests.orchestration.history import DATABASE, PROJECT, History, 
 from tir_dagster_tests.orchestration.test_histories import Extracts, histories, play, random_histories
 from tir_dagster_tests.sandbox.tableau.helpers import Admin, wait_for
 
-HISTORIES = int(os.environ.get("TIR_HISTORIES", "4"))
+HISTORIES = int(os.environ.get("TIR_HISTORIES", "3"))
 # `make soak` goes on to five million.
-SIZES = [100_000, 5_000_000] if "TIR_HISTORIES" in os.environ else [5_000, 50_000]
+SIZES = [100_000, 5_000_000] if "TIR_HISTORIES" in os.environ else [2_000, 20_000]
 PATCHED = [
     Layout(delivery="patch", whole_key=True),
     Layout(delivery="patch", key_type="VARCHAR", by="week"),

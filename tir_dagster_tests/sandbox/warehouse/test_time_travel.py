@@ -183,7 +183,7 @@ def expected_changes(old, new):
 @settings(
     max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 )
-@given(steps=st.lists(STEP, min_size=1, max_size=5), data=st.data())
+@given(steps=st.lists(STEP, min_size=1, max_size=4), data=st.data())
 def test_at_and_changes_equal_the_model(sql, history_table, steps, data):
     table = history_table
     sql(f"TRUNCATE TABLE {table}")
