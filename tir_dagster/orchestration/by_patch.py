@@ -15,7 +15,9 @@ from tir_dagster.datasource.find import settled
 from tir_dagster.datasource.found import FoundDatasource
 from tir_dagster.datasource.jobs import JobCancelledError, JobFailedError, JobVanishedError
 from tir_dagster.datasource.patch import Batch, Table, check_undisturbed, send_batch, still_the_same
+from tir_dagster.datasource.progress import tell_progress
 from tir_dagster.datasource.republish import ServerLook, fetch_shell, look_at_server
+from tir_dagster.datasource.trigger import JOB_SECONDS
 from tir_dagster.datasource.trouble import RefusedError
 from tir_dagster.errors import DatasourceError, ExtractError
 from tir_dagster.extract.apply import SHELL, Shape, content_digest, content_fingerprints, replace_change
@@ -39,7 +41,6 @@ if TYPE_CHECKING:
 
 # A job that failed is sent once more: the batch replaces keys, so it heals whatever part of it was done.
 _ATTEMPTS = 2
-_JOB_SECONDS = 4 * 3600.0
 # A datasource that changed so much later than our job ended was changed by somebody else, too.
 _LATER = timedelta(seconds=5)
 
@@ -206,9 +207,10 @@ class ByPatch:
             now,
             batch,
             attempts=_ATTEMPTS,
-            timeout=_JOB_SECONDS,
+            timeout=JOB_SECONDS,
             check=check,
             sent=lambda: crash_after("sent"),
+            progress=tell_progress(self._flow.log, "uploading", clock=client.retry.clock),
         )
         self._flow.log(" ".join(["done on the server", *job.notes]))
         return job.ended_at

@@ -19,7 +19,9 @@ from tir_dagster.changes.state import Confirmation
 from tir_dagster.datasource.access import TableauAccess
 from tir_dagster.datasource.client import TableauClient
 from tir_dagster.datasource.republish import fetch_shell, look_at_server
+from tir_dagster.extract.versions import Version
 from tir_dagster.orchestration.flow import Refresher
+from tir_dagster.orchestration.steps import Looked
 from tir_dagster.sandbox.tableau.packages import Column as PackageColumn
 from tir_dagster.sandbox.tableau.packages import SnowflakeConnection, build_tdsx
 from tir_dagster.source.connection import SnowflakeAccess
@@ -158,6 +160,15 @@ class History:
         self.confirmed = confirmation
         refresher.settle(confirmation)
         return plan
+
+    def ready_to_publish(self) -> tuple[Looked, Version]:
+        """A version that is verified and not published yet, and what the server held before."""
+        looked = self.refresher.look(self.confirmed)
+        surveyed = self.refresher.survey(looked)
+        plan = self.refresher.plan(looked, surveyed, "changes")
+        _, made = self.refresher.detect(looked, surveyed, plan, ident=new_id(), resync=[], allow_empty=False)
+        assert made is not None
+        return looked, self.refresher.apply(looked, made)[0]
 
     def publish_foreign(self, columns: str = COLUMN_TYPES) -> None:
         """Somebody else puts a file of their own in the extract's place."""

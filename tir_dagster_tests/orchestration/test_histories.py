@@ -15,7 +15,6 @@ from pyspark.sql import SparkSession
 from tableauhyperapi import Connection, HyperProcess, Telemetry
 
 from tir_dagster.changes import workbench
-from tir_dagster.changes.changesets import new_id
 from tir_dagster.changes.plan import Reason
 from tir_dagster.errors import DatasourceError
 from tir_dagster.source import reader
@@ -213,11 +212,7 @@ def test_a_resync_mends_a_file_that_drifted_from_its_ledger(loaded):
 
 def test_what_somebody_published_between_two_steps_is_not_overwritten(loaded):
     loaded.act(("update", "1", "'ours'"))
-    looked = loaded.refresher.look(loaded.confirmed)
-    surveyed = loaded.refresher.survey(looked)
-    plan = loaded.refresher.plan(looked, surveyed, "changes")
-    _, made = loaded.refresher.detect(looked, surveyed, plan, ident=new_id(), resync=[], allow_empty=False)
-    version, _ = loaded.refresher.apply(looked, made)
+    looked, version = loaded.ready_to_publish()
     loaded.publish_foreign()
     theirs = loaded.published_rows()
 

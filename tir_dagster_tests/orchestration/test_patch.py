@@ -14,7 +14,6 @@ import requests
 import tableauserverclient as TSC  # noqa: N812 - the name its own documentation uses
 from hypothesis import given
 
-from tir_dagster.changes.changesets import new_id
 from tir_dagster.changes.plan import Reason
 from tir_dagster.errors import DatasourceError
 from tir_dagster.extract.casts import PURGE_KEY
@@ -193,7 +192,7 @@ def test_part_of_a_batch_is_healed_by_the_next_run(loaded, admin):
     assert loaded.refresh().decision == "none"
 
 
-def test_what_a_crash_interrupted_is_sent_again_and_runs_once(one):
+def test_a_change_that_landed_before_a_crash_is_confirmed_late(one):
     one.act(("update", "1", "'b'"))
     one.refresh(until="published")
     assert one.refresh().decision == "none", "it had landed, which is confirmed late"
@@ -202,11 +201,7 @@ def test_what_a_crash_interrupted_is_sent_again_and_runs_once(one):
 
 def test_what_somebody_published_is_not_changed(one):
     one.act(("update", "1", "'ours'"))
-    looked = one.refresher.look(one.confirmed)
-    surveyed = one.refresher.survey(looked)
-    plan = one.refresher.plan(looked, surveyed, "changes")
-    _, made = one.refresher.detect(looked, surveyed, plan, ident=new_id(), resync=[], allow_empty=False)
-    version, _ = one.refresher.apply(looked, made)
+    looked, version = one.ready_to_publish()
     one.publish_foreign()
     theirs = one.published_rows()
     with pytest.raises(DatasourceError, match="Nothing was changed"):

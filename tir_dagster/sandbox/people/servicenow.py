@@ -11,10 +11,9 @@ from typing import Any
 from urllib.parse import parse_qs
 
 from tir_dagster.sandbox.home import Identity
-from tir_dagster.sandbox.people.store import Store
+from tir_dagster.sandbox.people.store import RESOLVED, Store
 
 TABLE = "/api/now/table/incident"
-RESOLVED = "6"
 
 Answer = tuple[int, dict[str, Any]]
 
