@@ -74,6 +74,14 @@ class Sandbox:
         with server.auth.sign_in(auth):
             yield server
 
+    def prepare(self, database: str, project: str) -> None:
+        """Make the database and the project that several files of tests share, unless they are there."""
+        with self.snowflake() as connection:
+            connection.cursor().execute(f"CREATE DATABASE IF NOT EXISTS {database}")
+        with self.tableau() as server:
+            if not list(server.projects.filter(name=project)):
+                server.projects.create(TSC.ProjectItem(project))
+
     def new_token(self, user: str | None = None) -> tuple[str, str]:
         wanted = {"user": user or self.identity.tableau_user, "name": f"test-{_next_number()}"}
         answer = requests.post(f"{self.tableau_url}/sandbox/tokens", json=wanted, timeout=30)

@@ -136,7 +136,7 @@ class Served:
     lines: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        _prepare(self.sandbox)
+        self.sandbox.prepare(DATABASE, PROJECT)
         self.connection = self.sandbox.snowflake(database=DATABASE, schema="PUBLIC")
         name, secret = self.sandbox.new_token()
         self.env = {**self.sandbox.env, "TABLEAU_TOKEN_NAME": name, "TABLEAU_TOKEN_SECRET": secret}
@@ -326,12 +326,3 @@ class Served:
         package = download(self.sandbox, self.name, self.folder / "seen")
         rows = check_package(package, self.folder / "seen", before=self.before)
         return Counter(tuple(map(plain, row)) for row in rows)
-
-
-def _prepare(sandbox: Sandbox) -> None:
-    """The database and the project, made once."""
-    with sandbox.snowflake() as connection:
-        connection.cursor().execute(f"CREATE DATABASE IF NOT EXISTS {DATABASE}")
-    with sandbox.tableau() as server:
-        if not list(server.projects.filter(name=PROJECT)):
-            server.projects.create(TSC.ProjectItem(PROJECT))

@@ -10,7 +10,6 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-import tableauserverclient as TSC  # noqa: N812 - the name its own documentation uses
 from pyspark.sql import SparkSession
 from tableauhyperapi import Connection, HyperProcess, Telemetry
 
@@ -34,11 +33,7 @@ _numbers = itertools.count(1)
 
 def prepare(sandbox: Sandbox) -> Sandbox:
     """Make the database and the project, once."""
-    with sandbox.snowflake() as connection:
-        connection.cursor().execute(f"CREATE DATABASE IF NOT EXISTS {DATABASE}")
-    with sandbox.tableau() as server:
-        if not server.projects.filter(name=PROJECT):
-            server.projects.create(TSC.ProjectItem(PROJECT))
+    sandbox.prepare(DATABASE, PROJECT)
     return sandbox
 
 

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-import tableauserverclient as TSC  # noqa: N812 - the name its own documentation uses
 from hypothesis import HealthCheck, Phase, given, note, settings
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
@@ -80,11 +79,8 @@ def histories(draw, layouts=LAYOUTS):
 
 
 @pytest.fixture(scope="module")
-def prepared(sandbox: Sandbox) -> Iterator[Sandbox]:
-    with sandbox.snowflake() as connection:
-        connection.cursor().execute(f"CREATE DATABASE IF NOT EXISTS {DATABASE}")
-    with sandbox.tableau() as server:
-        server.projects.create(TSC.ProjectItem(PROJECT))
+def prepared(sandbox: Sandbox) -> Sandbox:
+    sandbox.prepare(DATABASE, PROJECT)
     return sandbox
 
 

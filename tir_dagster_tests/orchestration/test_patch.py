@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import requests
-import tableauserverclient as TSC  # noqa: N812 - the name its own documentation uses
 from hypothesis import given
 
 from tir_dagster.changes.plan import Reason
@@ -35,11 +34,7 @@ PATCHED = [
 
 @pytest.fixture(scope="module")
 def prepared(sandbox: Sandbox) -> Sandbox:
-    with sandbox.snowflake() as connection:
-        connection.cursor().execute(f"CREATE DATABASE IF NOT EXISTS {DATABASE}")
-    with sandbox.tableau() as server:
-        if not [one for one in TSC.Pager(server.projects) if one.name == PROJECT]:
-            server.projects.create(TSC.ProjectItem(PROJECT))
+    sandbox.prepare(DATABASE, PROJECT)
     return sandbox
 
 
