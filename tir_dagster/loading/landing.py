@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any, NoReturn
@@ -22,6 +22,12 @@ from tir_dagster.loading.declared import Files
 _CHUNK = 8 << 20
 _HIDDEN = ("_", ".")
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+# What the environment calls the access, and pyarrow; a role or a profile is found by AWS's own ways wherever a file is read.
+_ACCESS = {
+    "access_key": "AWS_ACCESS_KEY_ID",
+    "secret_key": "AWS_SECRET_ACCESS_KEY",
+    "session_token": "AWS_SESSION_TOKEN",
+}
 
 
 @dataclass(frozen=True)
@@ -43,8 +49,10 @@ class Place:
     """The filesystem that an address means, and the path in it. It can be pickled: tasks open files by it."""
 
     address: str
-    # How S3 is reached besides the environment's own AWS variables; no secret is in here.
+    # Where S3 is, unless it is AWS's own.
     options: tuple[tuple[str, str], ...] = ()
+    # Spark's workers keep the environment in which Spark began, perhaps with older keys, or on another machine with none.
+    access: tuple[tuple[str, str], ...] = field(default=(), repr=False)
 
     @staticmethod
     def of(address: str, env: Mapping[str, str] = os.environ) -> Place:
@@ -54,7 +62,9 @@ class Place:
             options = {"endpoint_override": found.netloc, "scheme": found.scheme}
         if region := env.get("AWS_REGION") or env.get("AWS_DEFAULT_REGION"):
             options["region"] = region
-        return Place(address.rstrip("/"), tuple(sorted(options.items())))
+        access = {name: env[variable] for name, variable in _ACCESS.items() if env.get(variable)}
+        known = access.items() if {"access_key", "secret_key"} <= access.keys() else ()
+        return Place(address.rstrip("/"), tuple(sorted(options.items())), tuple(known))
 
     @property
     def is_s3(self) -> bool:
@@ -65,7 +75,7 @@ class Place:
         if self.is_s3:
             # A region that is not given would be asked of a real AWS, also where the endpoint is another one.
             given = {"region": "us-east-1", **dict(self.options)} if self.options else {}
-            return fs.S3FileSystem(connect_timeout=10, request_timeout=60, **given)
+            return fs.S3FileSystem(connect_timeout=10, request_timeout=60, **given, **dict(self.access))
         return fs.LocalFileSystem()
 
     @cached_property
@@ -80,7 +90,7 @@ class Place:
         return unquote(address.removeprefix("file://")) or "/"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"address": self.address, "options": self.options}
+        return {"address": self.address, "options": self.options, "access": self.access}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         for name, value in state.items():
