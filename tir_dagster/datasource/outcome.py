@@ -9,11 +9,7 @@ from tir_dagster.errors import DatasourceError
 
 
 class ForeignPublishError(DatasourceError):
-    """Somebody else changed the datasource; `landed` tells whether ours was published nevertheless."""
-
-    def __init__(self, message: str, *, landed: bool = False) -> None:
-        super().__init__(message)
-        self.landed = landed
+    """Somebody else changed the datasource; the message says whether ours was published nevertheless."""
 
 
 class PublishUnknownError(DatasourceError):

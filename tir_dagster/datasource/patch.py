@@ -168,6 +168,5 @@ def check_undisturbed(client: TableauClient, before: FoundDatasource, now: Found
         raise ForeignPublishError(
             f"Somebody else published {before.shown} on {client.where} while its data was changed (revision {before.revision},"
             f" now {now.revision}); the change may be in their rows, too. Nothing is confirmed. Run again: the next refresh"
-            " compares what is there.",
-            landed=True,
+            " compares what is there."
         )

@@ -161,6 +161,5 @@ class Publishing:
         )
         return ForeignPublishError(
             f"Could not {self._doing} undisturbed: somebody else changed it on {self._client.where}"
-            f" (expected {was}, {state}). {end}",
-            landed=landed,
+            f" (expected {was}, {state}). {end}"
         )
