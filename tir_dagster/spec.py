@@ -32,6 +32,7 @@ SPECS_VARIABLE = "TIR_SPECS"
 ASSETS = ("source_table", "changed_keys", "purged_extract", "published_datasource")
 
 _UNITS = {"second": 1, "minute": 60, "hour": 3600, "day": 86_400}
+_SHORTEST_JOB_SECONDS = 60
 _LARGEST_PATCH_MB = 100_000
 _DURATION = re.compile(r"^(\d+(?:\.\d+)?)\s*(second|minute|hour|day)s?$")
 _BYTES = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
@@ -162,10 +163,14 @@ class Datasource:
     schedule: str | None = None
     # The delivery `patch`: how much the server takes in one request.
     patch_limit_mb: float = 90.0
+    # Servers end a refresh after two hours unless they are told otherwise; and it may have to queue before.
+    job_timeout: float = field(default=4 * 3600.0, metadata={"duration": True})
 
     def problems(self) -> Iterator[tuple[str, str]]:
         if not 1 <= self.patch_limit_mb <= _LARGEST_PATCH_MB:
             yield "patch_limit_mb", f"give a number of megabytes between 1 and {_LARGEST_PATCH_MB:,}"
+        if self.job_timeout < _SHORTEST_JOB_SECONDS:
+            yield "job_timeout", "give at least a minute: a job that runs on after its time is not cancelled"
         if self.schedule is not None and not re.fullmatch(r"([01]\d|2[0-3]):[0-5]\d", self.schedule):
             yield "schedule", f"{self.schedule!r} is no time of day; write one such as '06:30', in quotes"
 

@@ -175,6 +175,14 @@ def test_attributes_from_elsewhere_make_the_same_spec():
     assert isinstance(from_file, ExtractSpec)
 
 
+def test_a_servers_jobs_are_waited_for_as_long_as_the_spec_says():
+    text = GOOD.replace("name: Orders", "name: Orders\n      job_timeout: 90 minutes")
+    (spec,) = parse_specs(text, "tir.yaml")
+    assert spec.datasource.job_timeout == 5400
+    with pytest.raises(SpecError, match=r"job_timeout: give at least a minute"):
+        parse_specs(text.replace("90 minutes", "5 seconds"), "tir.yaml")
+
+
 ALERTS = """\
     alerts:
       slack: {channel: "#mychannel", on_success: daily}

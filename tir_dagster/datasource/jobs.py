@@ -114,7 +114,7 @@ def wait_for_job(
         if waited >= timeout:
             raise JobTimeoutError(
                 f"Job {job_id} ({what}) on {client.where} still runs after {waited:.0f} s. It goes on without us:"
-                " look at it on the server's jobs page, and allow more time if it always takes that long."
+                " look at it on the server's jobs page, and raise `datasource.job_timeout` in the spec if it always takes that long."
             )
         number += 1
         pause = client.poll.seconds(number, chance=client.retry.chance())

@@ -104,7 +104,9 @@ def _load_all(client: TableauClient, load: Load, found: FoundDatasource, reason:
         )
     log(f"a full refresh on the server, because {reason.value}")
     warnings = own_refreshes(client, found)
-    return _download(client, load, refreshed(client, found, log, incremental=False), warnings, reason=reason)
+    patience = load.place.spec.datasource.job_timeout
+    now = refreshed(client, found, log, incremental=False, timeout=patience)
+    return _download(client, load, now, warnings, reason=reason)
 
 
 def _full_instead(client: TableauClient, before: Package, loaded: Loaded) -> tuple[str, ...]:

@@ -30,7 +30,7 @@ from tir_dagster.datasource.schedules import (
     wait_for_scheduled_run,
 )
 from tir_dagster.datasource.tasks import scheduled_refreshes
-from tir_dagster.datasource.trigger import JOB_SECONDS, refresh_by_server
+from tir_dagster.datasource.trigger import refresh_by_server
 from tir_dagster.errors import DatasourceError, TirError
 from tir_dagster.extract.increment import Increment, IncrementValue, Purged, purge_from, set_increment_value
 from tir_dagster.extract.package import Package
@@ -84,12 +84,14 @@ class Suffix:
     smallest: IncrementValue
 
 
-def refreshed(client: TableauClient, found: FoundDatasource, log: Log, *, incremental: bool) -> FoundDatasource:
+def refreshed(
+    client: TableauClient, found: FoundDatasource, log: Log, *, incremental: bool, timeout: float
+) -> FoundDatasource:
     """The datasource after a refresh that began after this call: one that runs already may have read too early."""
     kind = "incremental" if incremental else "full"
     log(f"waiting for jobs on the server: {kind} refresh of {found.shown}")
     try:
-        return refresh_by_server(client, found, incremental=incremental, log=log).found
+        return refresh_by_server(client, found, incremental=incremental, log=log, timeout=timeout).found
     except JobVanishedError as error:
         # Servers forget jobs; what it did shows in the data, which the caller compares.
         log(str(error))
@@ -123,6 +125,7 @@ class SuffixLoad:
         self._found, self._log = found, log
         self._hole = load.place.folder / "purged.hyper"
         self._target = load.place.folder / f"{load.place.spec.name}.tdsx"
+        self._patience = load.place.spec.datasource.job_timeout
         self._hole_since: float | None = None
         self._missing = 0
         self.warnings: tuple[str, ...] = ()
@@ -170,7 +173,7 @@ class SuffixLoad:
         if needed:
             self._publish(purged)
         if schedule is None or slot is None:
-            return refreshed(self._client, self._found, self._log, incremental=True)
+            return refreshed(self._client, self._found, self._log, incremental=True, timeout=self._patience)
         if self._load.now() >= slot:
             # The upload took longer than thought, and the schedule may have come to nothing.
             slot = self._moved(schedule, soon=True)
@@ -219,7 +222,7 @@ class SuffixLoad:
 
     def _refreshed_at(self, slot: datetime) -> FoundDatasource:
         before = server_version(self._found)
-        wait_for_scheduled_run(self._client, self._found, slot=slot, before=before, job_timeout=JOB_SECONDS)
+        wait_for_scheduled_run(self._client, self._found, slot=slot, before=before, job_timeout=self._patience)
         return settled(self._client, self._found)
 
     def _put_back(self, error: DatasourceError) -> DatasourceError:

@@ -14,8 +14,6 @@ from tir_dagster.datasource.jobs import JobVanishedError, wait_for_job
 from tir_dagster.datasource.own_refresh import start_own_refresh
 from tir_dagster.datasource.tasks import RefreshTask, scheduled_refreshes
 
-# Servers end a refresh after two hours unless they are told otherwise; and it may have to queue before.
-JOB_SECONDS = 4 * 3600.0
 _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
 _ROWS = re.compile(r"\b(\d[\d,]*) rows\b")
 
@@ -37,7 +35,7 @@ class TriggeredRefresh:
 
 
 def refresh_by_server(
-    client: TableauClient, found: FoundDatasource, *, incremental: bool, log: Log, timeout: float = JOB_SECONDS
+    client: TableauClient, found: FoundDatasource, *, incremental: bool, log: Log, timeout: float
 ) -> TriggeredRefresh:
     """Start the server's own refresh of this kind and wait for its end; every other end is an error with the job's notes."""
     clock = client.retry.clock

@@ -17,7 +17,6 @@ from tir_dagster.datasource.jobs import JobCancelledError, JobFailedError, JobVa
 from tir_dagster.datasource.patch import Batch, Table, check_undisturbed, send_batch, still_the_same
 from tir_dagster.datasource.progress import tell_progress
 from tir_dagster.datasource.republish import ServerLook, fetch_shell, look_at_server
-from tir_dagster.datasource.trigger import JOB_SECONDS
 from tir_dagster.datasource.trouble import RefusedError
 from tir_dagster.errors import DatasourceError, ExtractError
 from tir_dagster.extract.apply import SHELL, Shape, content_digest, content_fingerprints, replace_change
@@ -207,7 +206,7 @@ class ByPatch:
             now,
             batch,
             attempts=_ATTEMPTS,
-            timeout=JOB_SECONDS,
+            timeout=self._flow.spec.datasource.job_timeout,
             check=check,
             sent=lambda: crash_after("sent"),
             progress=tell_progress(self._flow.log, "uploading", clock=client.retry.clock),

@@ -106,7 +106,13 @@ class TriggerRefresher:
                 warnings = schedule_warnings(client, found)
             incremental = plan.decision == "incremental"
             with self.stages.timed("refresh"):
-                triggered = refresh_by_server(client, found, incremental=incremental, log=self._log)
+                triggered = refresh_by_server(
+                    client,
+                    found,
+                    incremental=incremental,
+                    log=self._log,
+                    timeout=self.spec.datasource.job_timeout,
+                )
         # After an increment the server tells what it appended, not how many rows there are.
         row_count = None if incremental else triggered.rows
         self.done = Done(triggered, self._confirmation(watched, triggered.found, row_count), row_count, warnings)

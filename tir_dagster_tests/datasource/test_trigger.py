@@ -25,7 +25,7 @@ def found(orders: Orders) -> FoundDatasource:
 
 
 def refreshed(orders: Orders, found: FoundDatasource, *, incremental: bool = False) -> TriggeredRefresh:
-    return refresh_by_server(orders.client, found, incremental=incremental, log=lambda _: None)
+    return refresh_by_server(orders.client, found, incremental=incremental, log=lambda _: None, timeout=3600)
 
 
 def test_a_full_refresh_tells_its_job_its_rows_and_what_the_server_holds_now(
@@ -62,7 +62,7 @@ def test_a_job_that_vanished_after_its_work_is_known_by_the_datasource(
 
     admin.fault("vanish_job", path="/jobs/")
     with TableauClient(access, retry=RetryPolicy(sleep=pause)) as client:
-        done = refresh_by_server(client, found, incremental=False, log=lambda _: None)
+        done = refresh_by_server(client, found, incremental=False, log=lambda _: None, timeout=3600)
     assert admin.faults() == []
     assert done.rows is None
     assert server_version(done.found) != server_version(found)
