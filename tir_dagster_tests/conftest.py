@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from tir_dagster.sandbox.home import Identity, SandboxHome
 from tir_dagster_tests.rest_calls import check_product
 
 SEEDED_ROWS = 5_000
+# For every Spark that tests start: small data in short-lived JVMs, where compiling well takes longer than it saves.
+os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 # Files that take minutes begin first: processes share the files out in this order, and none shall wait at the end for one of them.
 LONG = (
     "test_faults",
