@@ -80,11 +80,19 @@ def download(sandbox: Sandbox, name: str, folder: Path) -> Path:
         return Path(server.datasources.download(found.id, filepath=str(folder / "package")))
 
 
+@pytest.fixture(scope="session")
+def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
+    """The sandbox on which one file of tests after the other changes the sample."""
+    with running_sandbox(tmp_path_factory.mktemp("places")) as sandbox:
+        yield sandbox
+
+
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    """The sample of 3,000 orders, and the extract declared on its datasource."""
-    folder = tmp_path_factory.mktemp("place")
-    with running_sandbox(folder / "home") as sandbox, pytest.MonkeyPatch.context() as patch:
+def place(places: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    """The sample of 3,000 orders as new, and the extract declared on its datasource."""
+    folder, sandbox = tmp_path_factory.mktemp("place"), places
+    _clear(sandbox)
+    with pytest.MonkeyPatch.context() as patch:
         until = sample.parse_month(None)
         sample.seed_table(sandbox.env, rows=3_000, seed=1, until=until)
         sample.seed_datasource(sandbox.env, timeout=120)
@@ -98,6 +106,15 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         (spec,) = parse_specs(text, "test.yaml")
         before = document_of(download(sandbox, spec.datasource.name, folder / "before"))
         yield Place(sandbox, spec, text, folder, before)
+
+
+def _clear(sandbox: Sandbox) -> None:
+    """What other files of tests left there."""
+    with sandbox.snowflake() as connection:
+        connection.cursor().execute("DROP DATABASE IF EXISTS MYDB")
+    with sandbox.tableau() as server:
+        for found in list(TSC.Pager(server.datasources)):
+            server.datasources.delete(found.id)
 
 
 @pytest.fixture(scope="session")

@@ -1,15 +1,16 @@
-"""The warehouse stays small when the data is not: two million rows in, out again four times at once, wide rows."""
+"""The warehouse stays small when the data is not: many rows in, out again four times at once, wide rows."""
 
 from __future__ import annotations
 
+import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tir_dagster.sandbox import processes, sample
 from tir_dagster_tests.conftest import running_sandbox
 
-ROWS = 2_000_000
-LIMIT = 3 << 30
+# The short form has as much room as it needs and little more; the long one (`make soak`) shows that 3 GB are enough.
+ROWS, LIMIT = (2_000_000, 3 << 30) if "TIR_SIZE" in os.environ else (250_000, 1 << 30)
 
 
 def peak_memory(pid: int) -> int:
@@ -29,7 +30,7 @@ def read_all(sandbox) -> tuple[int, int]:
     return rows, keys
 
 
-def test_two_million_rows_are_seeded_and_read_by_four_at_once_within_three_gigabytes(tmp_path):
+def test_many_rows_are_seeded_and_read_by_four_at_once_in_bounded_memory(tmp_path):
     with running_sandbox(tmp_path) as sandbox:
         sample.seed_table(sandbox.env, rows=ROWS, seed=1, until=sample.parse_month(None))
         with ThreadPoolExecutor(4) as readers:

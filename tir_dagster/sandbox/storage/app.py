@@ -7,6 +7,7 @@ import os
 import re
 import warnings
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from starlette.responses import Response
@@ -26,7 +27,6 @@ def build_app(home: SandboxHome, options: argparse.Namespace) -> Any:
     # moto takes the account of a request from the environment of real AWS, too.
     os.environ.update({"AWS_DEFAULT_REGION": S3_REGION, "AWS_ACCESS_KEY_ID": "moto", "AWS_SECRET_ACCESS_KEY": "moto"})
     known = home.identity().s3_access_key.encode()
-    moto = _moto()
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
@@ -40,13 +40,15 @@ def build_app(home: SandboxHome, options: argparse.Namespace) -> Any:
             body = _DENIED.format(code=code, message=message, path=scope["path"])
             await Response(body, status_code=403, media_type="application/xml")(scope, receive, send)
         else:
-            await moto(scope, receive, send)
+            await _moto()(scope, receive, send)
 
     return app
 
 
+@cache
 def _moto() -> Callable[..., Any]:
-    from moto.backends import get_backend  # noqa: PLC0415 - a second of imports, in this process only
+    """Made when it is first asked for: its imports take seconds, and most who start a sandbox have no files."""
+    from moto.backends import get_backend  # noqa: PLC0415
     from moto.core import DEFAULT_ACCOUNT_ID  # noqa: PLC0415
     from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app  # noqa: PLC0415
 
