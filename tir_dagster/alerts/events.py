@@ -19,6 +19,7 @@ class Cause(Enum):
     JOB_FAILED = "a Tableau job failed"
     CHECK_FAILED = "a blocking check failed"
     GUARD = "the refresh stopped before it touched anything"
+    SPEC_UNFIT = "the spec and its source do not fit"
     SERVER_DOWN = "Tableau Server cannot be reached"
     WAREHOUSE_DOWN = "Snowflake cannot be reached or lets nobody in"
     DRIFT = "the extract drifted from its source"

@@ -16,6 +16,7 @@ _NEXT = {
     Cause.WAREHOUSE_DOWN: "Check Snowflake's status, the network and the credentials; the sensors try again by themselves.",
     Cause.GUARD: "Look at the source. Only if it is meant to be empty, or to have lost that many rows: "
     "tir refresh EXTRACT --allow-empty.",
+    Cause.SPEC_UNFIT: "Look what changed in the source, correct the spec or the source, and refresh again.",
     Cause.SENSOR_BLIND: "Check the table's name, the role's grants and the network; the sensor tries again by itself.",
     Cause.JOB_FAILED: "Look at the job on Tableau Server, mend the cause, and refresh again.",
     Cause.DRIFT: "Re-sync the slices that differ: tir refresh EXTRACT --slices FROM..TO.",
