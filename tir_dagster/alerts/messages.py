@@ -14,8 +14,8 @@ _LOOK = "Look at the run, mend the cause, and refresh again."
 _NEXT = {
     Cause.SERVER_DOWN: "Check that Tableau Server runs and can be reached from here; the sensors try again by themselves.",
     Cause.WAREHOUSE_DOWN: "Check Snowflake's status, the network and the credentials; the sensors try again by themselves.",
-    Cause.GUARD: "Look at the source. Only if it is meant to be empty, or to have lost that many rows: "
-    "tir refresh EXTRACT --allow-empty.",
+    # Each guard says itself what to do if it is wrong; --allow-empty helps against some of them only.
+    Cause.GUARD: "Look at the source. Only if it is right as it is, do what the message says.",
     Cause.SPEC_UNFIT: "Look what changed in the source, correct the spec or the source, and refresh again.",
     Cause.SENSOR_BLIND: "Check the table's name, the role's grants and the network; the sensor tries again by itself.",
     Cause.JOB_FAILED: "Look at the job on Tableau Server, mend the cause, and refresh again.",
