@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from tir_dagster.changes.lease import lease, lease_holder
+from tir_dagster.changes.lease import LeaseHeldError, lease, lease_holder
 
 _FORM = re.compile(r"([a-z][a-z0-9_]*)@(\d+\.\d+)")
 
@@ -30,7 +30,7 @@ def under_way(folder: Path, extract: str, started: float) -> Iterator[None]:
     """Say that a command works on the extract (or load) as long as the block lasts."""
     with ExitStack() as stack:
         # A disk that is full, or that nobody may write to, must not stop the command.
-        with suppress(OSError):
+        with suppress(OSError, LeaseHeldError):
             stack.enter_context(lease(folder / f"{extract}@{started:.3f}", purpose="a command"))
         yield
 

@@ -27,8 +27,8 @@ from tir_dagster.orchestration.standing import standing
 from tir_dagster.spec import ExtractSpec
 
 INTERVAL_SECONDS = 30
-# Dagster ends a tick after 60 seconds.
-TICK_SECONDS = 45.0
+# Dagster ends a tick after 60 seconds; reading and telling share these.
+TICK_SECONDS, LEAST_SECONDS = 45.0, 10.0
 
 
 # What others report: checks, sensors, a project's own code
@@ -128,7 +128,7 @@ def build_alert_sensor(
             book,
             {one.name: one.alerts for one in told if one.alerts is not None},
             connect_by(slack, servicenow),
-            seconds=TICK_SECONDS,
+            seconds=max(LEAST_SECONDS, now + TICK_SECONDS - time.time()),
             env=os.environ,
         )
         notes = teller.tell([*reports, *_standing(context.instance, told, book, before.start)])

@@ -38,7 +38,7 @@ RETRY_NEWS_SECONDS, RETRY_WAIT_SECONDS = 30.0, 900.0
 # A command tells people of its own runs within its `timeout`; one that was killed does not.
 COMMAND_NEWS_SECONDS = 120.0
 # After a long outage the next tick goes on.
-MOST_RUNS = 200
+MOST_RUNS = 100
 _WILL_RETRY, _RETRIED_BY = "dagster/will_retry", "dagster/auto_retry_run_id"
 _ENDED = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE]
 

@@ -12,7 +12,7 @@ from tir_dagster.alerts.book import Trouble
 from tir_dagster.alerts.events import Cause, Failure, Recovered, Report, Topic
 from tir_dagster.alerts.text import span
 from tir_dagster.errors import EQUALS_SOURCE
-from tir_dagster.orchestration.checks import SERVER
+from tir_dagster.orchestration.checks import SERVER, verification_names
 from tir_dagster.orchestration.names import extract_keys
 from tir_dagster.orchestration.run_reports import run_url
 from tir_dagster.spec import ExtractSpec
@@ -42,7 +42,9 @@ def _drift(
     instance: dg.DagsterInstance, spec: ExtractSpec, troubles: Sequence[Trouble], since: float
 ) -> Iterator[Report]:
     """One report for all that the last checks say; a check that could not be made says nothing."""
-    found = [one for name in (EQUALS_SOURCE, SERVER) if (one := _evaluated(instance, spec, name)) is not None]
+    # A check that the spec no longer asks for is never made again: its last word counts for nothing.
+    names = {EQUALS_SOURCE, SERVER} & set(verification_names(spec))
+    found = [one for name in sorted(names) if (one := _evaluated(instance, spec, name)) is not None]
     wrong = [one for one in found if not one.passed]
     newest = max((one.at for one in wrong or found), default=0.0)
     trouble = _open(spec, "drift", troubles)
