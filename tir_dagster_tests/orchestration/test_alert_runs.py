@@ -159,6 +159,14 @@ def test_a_source_that_changed_and_a_gate_that_stopped_it_have_causes_of_their_o
     assert failure.cause is cause
 
 
+def test_an_extract_is_known_by_keys_of_its_own(instance):
+    named = replace(ORDERS, asset_keys={"published_datasource": "sales_all"})
+    before = Watermark.parse(None, time.time() - 1)
+    a_run(instance, "sales_all", error=ValueError("no"))
+    (failure,), _ = finished(instance, [named], before, time.time(), tir_home())
+    assert (failure.extract, failure.step) == ("orders", "sales_all")
+
+
 def test_runs_of_a_long_outage_are_read_in_parts_and_none_twice(instance):
     reader = Reader(instance)
     runs = [a_run(instance, error=ValueError("no")) for _ in range(5)]
@@ -199,12 +207,7 @@ def test_a_failed_run_of_a_command_that_died_before_it_told_is_told_in_its_place
 
 def test_a_command_that_was_killed_is_told_with_its_run(instance, home):
     """Its process is gone, and Dagster takes its run for one at work, for ever."""
-    holds = (
-        "import sys, os, time, pathlib; from tir_dagster.alerts.under_way import under_way\n"
-        "with under_way(pathlib.Path(sys.argv[1]), 'orders', time.time()): os._exit(9)"
-    )
-    folder = home / "alerts" / "commands"
-    assert subprocess.run([sys.executable, "-c", holds, str(folder)], check=False, timeout=60).returncode == 9
+    killed_command(home)
     run = instance.create_run_for_job(
         dg.job(name="orders_refresh")(lambda: None), status=dg.DagsterRunStatus.STARTED, tags={TOLD_BY_COMMAND: "x"}
     )
@@ -213,6 +216,16 @@ def test_a_command_that_was_killed_is_told_with_its_run(instance, home):
     assert "killed" in failure.sentence
     killed.forget()
     assert killed_reports(instance, [ORDERS, LOAD], home) == []
+
+
+def killed_command(home: Path) -> None:
+    """Leaves behind what a command does whose process ends without a word."""
+    holds = (
+        "import sys, os, time, pathlib; from tir_dagster.alerts.under_way import under_way\n"
+        "with under_way(pathlib.Path(sys.argv[1]), 'orders', time.time()): os._exit(9)"
+    )
+    command = [sys.executable, "-c", holds, str(home / "alerts" / "commands")]
+    assert subprocess.run(command, check=False, timeout=60).returncode == 9
 
 
 def test_a_command_that_is_at_work_or_ended_by_itself_was_not_killed(tmp_path):
@@ -355,14 +368,42 @@ def test_one_good_read_shows_that_snowflake_answers_all(instance):
     down = SnowflakeDownError("Snowflake cannot be reached.")
     report_blind(ORDERS, down)
     report_blind(LOAD, down)
-    sensor = build_alert_sensor([ORDERS], loads=[LOAD])
-    assert tick(instance, sensor) == [{"order_files": "sensor", "orders": "sensor"}]
+    sensor = Sensor(instance)
+    assert sensor.tick() == [{"order_files": "sensor", "orders": "sensor"}]
     report_reading(LOAD)
-    assert tick(instance, sensor) == []
+    assert sensor.tick() == []
 
 
-def tick(instance: dg.DagsterInstance, sensor: Any) -> list[dict[str, str]]:
-    """Whom troubles affect after a tick; the state is elsewhere, the alerts are where everybody looks for them."""
-    people = {name: one for name, one in people_resources().items() if name in ("slack", "servicenow")}
-    sensor(dg.build_sensor_context(instance=instance, resources={**people, "state": StateFolder(path="/elsewhere")}))
-    return [dict(sorted(one.affected.items())) for one in book_of(tir_home()).troubles()]
+# All of it, by the sensor
+
+
+class Sensor:
+    """The alerts sensor. The state is elsewhere; the alerts are where commands and other sensors look for them."""
+
+    def __init__(self, instance: dg.DagsterInstance) -> None:
+        self._sensor = build_alert_sensor([ORDERS], loads=[LOAD])
+        self._instance = instance
+        self._cursor: str | None = None
+        self._resources = {**people_resources(), "state": StateFolder(path="/elsewhere")}
+
+    def tick(self) -> list[dict[str, str]]:
+        """Whom troubles affect after it, and what ends them."""
+        context = dg.build_sensor_context(instance=self._instance, cursor=self._cursor, resources=self._resources)
+        result: Any = self._sensor(context)
+        self._cursor = result.cursor
+        return [dict(sorted(one.affected.items())) for one in book_of(tir_home()).troubles()]
+
+
+def test_the_sensor_takes_failed_loads_killed_commands_and_what_stands(instance, home):
+    sensor = Sensor(instance)
+    assert sensor.tick() == []
+    a_run(instance, "order_files/source_table", error=LoadError("a.csv: not CSV. Send it again."))
+    checked(instance, EQUALS_SOURCE, passed=False)
+    killed_command(home)
+    wrong = [{"order_files": "load"}, {"orders": "drift"}, {"orders": "refresh"}]
+    assert sorted(map(str, sensor.tick())) == sorted(map(str, wrong))
+    assert killed_commands(home / "alerts" / "commands", ["orders"]) == []
+    a_run(instance, "order_files/source_table")
+    checked(instance, EQUALS_SOURCE, passed=True)
+    a_run(instance)
+    assert sensor.tick() == []

@@ -433,6 +433,24 @@ def test_a_good_command_is_told_with_its_run_and_the_sensor_adds_nothing(specs, 
     assert "myproject/told" in text
 
 
+def test_a_load_that_fails_is_told_by_its_command_and_ended_by_the_next(specs, seeded: Sandbox, people: People):
+    """Without people of its own: those of the extract on its table hear of failures and their end."""
+    folder = specs.parent / "landing"
+    files = {"path": f"file://{folder}", "format": "csv"}
+    load = {"name": "order_files", "table": sample.TABLE, "files": files, "mode": "append"}
+    specs.write_text(json.dumps({**json.loads(specs.read_text()), "loads": [load]}), encoding="utf-8")
+    assert CliRunner().invoke(tir, ["load", "order_files"]).exit_code == 1
+    folder.mkdir()
+    for _ in range(2):
+        done = CliRunner().invoke(tir, ["load", "order_files"])
+        assert done.exit_code == 0, done.output
+    failure, recovery = people.messages()
+    assert "order_files: the load failed" in failure["text"]
+    assert "is no folder" in failure["text"]
+    assert (recovery["thread_ts"], "the load works again" in recovery["text"]) == (failure["ts"], True)
+    assert [one["correlation_id"] for one in people.incidents()] == ["tir/order_files/load"]
+
+
 def test_a_wrong_command_is_nobody_elses_business(specs, tableau: Admin, people: People):
     assert refresh("--slices", "2025-03").exit_code == 2
     assert people.messages() == []
