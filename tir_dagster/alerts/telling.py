@@ -206,7 +206,8 @@ class Teller:
         if trouble.count:
             self._deliver(recovery_event(trouble, report, self._book.full_seconds(report.extract)), speaks, trouble)
         self._book.close(trouble.key)
-        return trouble.count > 0
+        told = self._alerts[speaks].destination == self._alerts[report.extract].destination
+        return trouble.count > 0 and told
 
     def _succeeded(self, success: Success, full: float | None) -> None:
         slack = self._alerts[success.extract].slack

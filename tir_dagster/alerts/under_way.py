@@ -19,6 +19,8 @@ class Killed:
 
     extract: str
     started: float
+    # When it was last seen alive.
+    last: float
     path: Path
 
     def forget(self) -> None:
@@ -40,6 +42,7 @@ def killed_commands(folder: Path, extracts: Collection[str]) -> list[Killed]:
     found = []
     for path in sorted(folder.glob("*@*")):
         named = _FORM.fullmatch(path.name)
-        if named and named[1] in extracts and lease_holder(path) is None and path.exists():
-            found.append(Killed(named[1], float(named[2]), path))
+        with suppress(FileNotFoundError):
+            if named and named[1] in extracts and lease_holder(path) is None:
+                found.append(Killed(named[1], float(named[2]), path.stat().st_mtime, path))
     return found

@@ -179,7 +179,8 @@ def _killed(instance: dg.DagsterInstance, spec: Told, one: Killed) -> Failure:
         "ident": f"{run_id or one.started}/{spec.name}",
         "names": [],
         "sentence": _KILLED,
-        "at": time.time(),
+        # Not now: a later command may have worked meanwhile.
+        "at": one.last,
         "run_id": run_id,
     }
     return load_failure(spec, **given) if isinstance(spec, LoadSpec) else failure(instance, spec, tir_home(), **given)

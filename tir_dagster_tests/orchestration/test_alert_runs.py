@@ -214,6 +214,7 @@ def test_a_command_that_was_killed_is_told_with_its_run(instance, home):
     ((killed, failure),) = killed_reports(instance, [ORDERS, LOAD], home)
     assert (failure.extract, failure.run_id, failure.id) == ("orders", run.run_id, f"{run.run_id}/orders")
     assert "killed" in failure.sentence
+    assert abs(failure.at - time.time()) < 60
     killed.forget()
     assert killed_reports(instance, [ORDERS, LOAD], home) == []
 
