@@ -21,8 +21,9 @@ from tir_dagster.alerts.under_way import killed_commands, under_way
 from tir_dagster.changes.hints import HintError
 from tir_dagster.changes.plan import Known
 from tir_dagster.changes.state import Confirmation
+from tir_dagster.datasource.trouble import ServerDownError
 from tir_dagster.definitions import build_defs
-from tir_dagster.errors import EQUALS_SOURCE, LoadError, SpecError, VerificationError
+from tir_dagster.errors import EQUALS_SOURCE, DatasourceError, GuardError, LoadError, SpecError, VerificationError
 from tir_dagster.orchestration.alerting import build_alert_sensor, report_blind, report_reading
 from tir_dagster.orchestration.checks import SERVER
 from tir_dagster.orchestration.command_reports import book_of, killed_reports, telling
@@ -145,18 +146,22 @@ def test_a_load_has_its_own_people_or_those_of_the_extract_that_reads_its_table(
 # Runs
 
 
-@pytest.mark.parametrize(
-    ("error", "cause"),
-    [
-        (SpecError("orders: changes.watermark names X, which T does not have."), Cause.SPEC_UNFIT),
-        (VerificationError("slice 2025-03 differs", check=EQUALS_SOURCE), Cause.CHECK_FAILED),
-    ],
-)
-def test_a_source_that_changed_and_a_gate_that_stopped_it_have_causes_of_their_own(instance, error, cause):
+def test_the_cause_is_known_from_the_errors_type_and_the_sentence_is_its_own(instance):
+    causes = {
+        GuardError("The source is empty."): Cause.GUARD,
+        DatasourceError("Refused."): Cause.STEP_FAILED,
+        SpecError("orders: changes.watermark names X, which T does not have."): Cause.SPEC_UNFIT,
+        VerificationError("slice 2025-03 differs", check=EQUALS_SOURCE): Cause.CHECK_FAILED,
+        ServerDownError("Cannot be reached."): Cause.SERVER_DOWN,
+        SnowflakeDownError("Cannot be reached."): Cause.WAREHOUSE_DOWN,
+    }
     reader = Reader(instance)
-    a_run(instance, error=error)
-    (failure,) = reader.tick()
-    assert failure.cause is cause
+    for error in [*causes, ValueError("a bug")]:
+        a_run(instance, error=error)
+    *failures, bug = reader.tick()
+    assert [(one.cause, one.sentence) for one in failures] == [(cause, str(error)) for error, cause in causes.items()]
+    assert (bug.cause, bug.sentence) == (Cause.STEP_FAILED, "ValueError: a bug")
+    assert [one.scope for one in failures[-2:]] == ["tableau.example.com", "Snowflake acme"]
 
 
 def test_an_extract_is_known_by_keys_of_its_own(instance):

@@ -21,7 +21,7 @@ from tir_dagster.cli import tir
 from tir_dagster.datasource.jobs import JobFailedError
 from tir_dagster.datasource.trouble import RefusedError, ServerDownError
 from tir_dagster.definitions import build_defs
-from tir_dagster.errors import DatasourceError, GuardError
+from tir_dagster.errors import DatasourceError
 from tir_dagster.orchestration.alerting import build_alert_sensor, report, report_recovery
 from tir_dagster.orchestration.ended_runs import RETRY_WAIT_SECONDS, Watermark, finished
 from tir_dagster.orchestration.extracts import build_extract_defs
@@ -30,7 +30,6 @@ from tir_dagster.orchestration.names import TOLD_BY_COMMAND
 from tir_dagster.orchestration.resources import environment_resources
 from tir_dagster.orchestration.trigger_command import TriggerCommand
 from tir_dagster.sandbox import sample
-from tir_dagster.source.connection import SnowflakeDownError
 from tir_dagster.spec import ExtractSpec, spec_from_mapping
 from tir_dagster_tests.conftest import People, Sandbox
 from tir_dagster_tests.sandbox.tableau.helpers import Admin
@@ -139,25 +138,6 @@ def test_a_failed_run_is_told_with_cause_step_what_is_unaffected_and_its_link(in
     (incident,) = people.incidents()
     assert (incident["assignment_group"], incident["correlation_id"]) == ("mygroup", "tir/orders/refresh")
     assert SENTENCE in incident["description"]
-
-
-@pytest.mark.parametrize(
-    ("error", "told"),
-    [
-        (GuardError("The source is empty."), Cause.GUARD),
-        (DatasourceError("Refused."), Cause.STEP_FAILED),
-        (ValueError("a bug"), Cause.STEP_FAILED),
-        (ServerDownError("Cannot be reached."), Cause.SERVER_DOWN),
-        (SnowflakeDownError("Cannot be reached."), Cause.WAREHOUSE_DOWN),
-    ],
-)
-def test_the_cause_is_known_from_the_errors_type(instance, people: People, error, told):
-    watcher = Watcher(instance)
-    a_run(instance, error=error)
-    watcher.tick()
-    (message,) = people.messages()
-    assert told.value in message["text"]
-    assert str(error) in message["text"]
 
 
 def test_a_blocking_check_that_fails_is_told_as_one(instance, people: People):
