@@ -249,8 +249,15 @@ class Ended:
 
 
 def troubles_after(spec: ExtractSpec, instance: dg.DagsterInstance, error: Exception) -> list[str]:
-    with pytest.raises(type(error)), telling(spec, instance, Ended(), lambda _: None):
+    under = tir_home() / "alerts" / "commands"
+
+    def fail() -> None:
+        assert list(under.glob(f"{spec.name}@*")), "killed here, it would be told by the sensor"
         raise error
+
+    with pytest.raises(type(error)), telling(spec, instance, Ended(), lambda _: None):
+        fail()
+    assert list(under.glob("*")) == []
     return [one.cause for one in book_of(tir_home()).troubles()]
 
 
