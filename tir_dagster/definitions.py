@@ -10,7 +10,9 @@ import dagster as dg
 from tir_dagster.loading.declared import LoadSpec
 from tir_dagster.orchestration.alerting import build_alert_sensor
 from tir_dagster.orchestration.extracts import build_extract_defs
-from tir_dagster.orchestration.loading import build_load_defs, load_keys
+from tir_dagster.orchestration.load_reports import with_people
+from tir_dagster.orchestration.loading import build_load_defs
+from tir_dagster.orchestration.names import load_keys
 from tir_dagster.orchestration.resources import environment_resources
 from tir_dagster.orchestration.translation import ExtractTranslator
 from tir_dagster.source.names import TableName
@@ -32,10 +34,12 @@ def build_defs(
     common = dg.Definitions(
         resources={**environment_resources(), **(resource_overrides or {})}, executor=dg.in_process_executor
     )
-    people = [build_alert_sensor(tuple(specs))] if specs and any(spec.alerts for spec in specs) else []
-    extracts = [_after_loads(spec, loads or (), translator) for spec in specs or ()]
+    loads = [with_people(load, specs or ()) for load in loads or ()]
+    told = any(spec.alerts for spec in specs or ()) or any(load.alerts for load in loads)
+    people = [build_alert_sensor(tuple(specs or ()), loads=loads)] if told else []
+    extracts = [_after_loads(spec, loads, translator) for spec in specs or ()]
     return dg.Definitions.merge(
-        common, dg.Definitions(sensors=people), *extracts, *(build_load_defs(load) for load in loads or ())
+        common, dg.Definitions(sensors=people), *extracts, *(build_load_defs(load) for load in loads)
     )
 
 

@@ -18,7 +18,7 @@ from tir_dagster.datasource.client import TableauClient
 from tir_dagster.datasource.jobs import start_refresh, wait_for_job
 from tir_dagster.datasource.republish import look_at_server
 from tir_dagster.demo_files import LOADS, play_files
-from tir_dagster.demo_people import is_resolved, last_incident, last_message, refusing_publishes
+from tir_dagster.demo_people import is_resolved, last_incident, last_message, open_incident, refusing_publishes
 from tir_dagster.errors import TirError
 from tir_dagster.extract.engine import connect
 from tir_dagster.orchestration.commands import Command, Outcome
@@ -155,13 +155,14 @@ def run_failing_demo(*, rows: int, seed: int, say: Say, progress: Say) -> bool:
             say(f"   tir refresh: {error}")
     say(_indented(last_message(env)))
     say(_indented(last_incident(env)))
+    opened = open_incident(env)
 
     say("3. It takes them again; the same refresh once more")
     _refresh(spec, "changes", progress)
     say(_indented(last_message(env)))
     say(_indented(last_incident(env)))
     say(f"   All of it: {env['SERVICENOW_URL']}")
-    return is_resolved(env)
+    return is_resolved(env, opened)
 
 
 def _by_server(

@@ -47,9 +47,14 @@ def last_incident(env: Mapping[str, str]) -> str:
     return f"{one['number']} for {one['assignment_group']}: {one['short_description']} ({state})"
 
 
-def is_resolved(env: Mapping[str, str]) -> bool:
-    incidents = _kept(env, "incidents")
-    return bool(incidents) and bool(incidents[-1]["resolved_at"])
+def open_incident(env: Mapping[str, str]) -> str | None:
+    """The number of the newest incident that is not resolved."""
+    return next((one["number"] for one in reversed(_kept(env, "incidents")) if not one["resolved_at"]), None)
+
+
+def is_resolved(env: Mapping[str, str], number: str | None) -> bool:
+    """Whether this very incident is: an earlier demo may have left others."""
+    return any(one["number"] == number and one["resolved_at"] for one in _kept(env, "incidents"))
 
 
 def _kept(env: Mapping[str, str], what: str) -> list[dict[str, Any]]:

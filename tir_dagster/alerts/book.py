@@ -12,7 +12,17 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tir_dagster.alerts.events import Event, Report, Topic, event_from_json, from_json, to_json
+from tir_dagster.alerts.events import (
+    TOPICS,
+    Event,
+    Recovered,
+    Report,
+    Success,
+    Topic,
+    event_from_json,
+    from_json,
+    to_json,
+)
 from tir_dagster.durable import replaced_file
 
 TOLD_KEPT = 2000
@@ -38,9 +48,27 @@ class Trouble:
     affected: Mapping[str, Topic] = field(default_factory=dict)
     # What each channel wants to be reminded of: a thread, an incident.
     memory: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    # Which server is down, if one is.
+    scope: str = ""
+    # The newest failure, told or not: a success from before it ends nothing.
+    latest: float = 0.0
 
-    def without(self, extract: str) -> Trouble:
-        return replace(self, affected={name: topic for name, topic in self.affected.items() if name != extract})
+    def left_by(self, report: Success | Recovered) -> Mapping[str, Topic]:
+        """For whom it goes on after this report.
+
+        A refresh that reached the server shows that it is back, whoever's it was. A sensor's read shows it only to those
+        who know by a sensor: a refresh may sign in as somebody else.
+        """
+        if report.at < self.latest:
+            return self.affected
+        answers = bool(self.scope) and self.scope in report.scopes
+        if answers and isinstance(report, Success):
+            return {}
+        return {
+            name: topic
+            for name, topic in self.affected.items()
+            if not (name == report.extract and report.ends(topic)) and not (answers and topic == "sensor")
+        }
 
     def remembering(self, channel: str, memory: Mapping[str, str]) -> Trouble:
         return replace(self, memory={**self.memory, channel: {**self.memory.get(channel, {}), **memory}})
@@ -111,6 +139,21 @@ class Book:
     def _told(self) -> list[str]:
         told = _read(self.folder / "told.json")
         return told if isinstance(told, list) else []
+
+    # When things last worked: a failure from before that is no news
+
+    def worked_at(self, extract: str, topic: Topic) -> float:
+        return self._worked().get(extract, {}).get(topic, 0.0)
+
+    def note_worked(self, report: Success | Recovered) -> None:
+        worked = self._worked()
+        known = worked.get(report.extract, {})
+        now = {topic: max(report.at, known.get(topic, 0.0)) for topic in TOPICS if report.ends(topic)}
+        _write(self.folder / "worked.json", {**worked, report.extract: {**known, **now}})
+
+    def _worked(self) -> dict[str, dict[str, float]]:
+        worked = _read(self.folder / "worked.json")
+        return worked if isinstance(worked, dict) and all(isinstance(one, dict) for one in worked.values()) else {}
 
     # Reports that wait for somebody to tell them
 

@@ -6,9 +6,10 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from enum import Enum
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias, get_args
 
-Topic = Literal["refresh", "sensor", "drift", "freshness"]
+Topic = Literal["refresh", "load", "sensor", "drift", "freshness", "verification"]
+TOPICS: tuple[Topic, ...] = get_args(Topic)
 
 
 class Cause(Enum):
@@ -18,11 +19,14 @@ class Cause(Enum):
     JOB_FAILED = "a Tableau job failed"
     CHECK_FAILED = "a blocking check failed"
     GUARD = "the refresh stopped before it touched anything"
+    SPEC_UNFIT = "the spec and its source do not fit"
     SERVER_DOWN = "Tableau Server cannot be reached"
     WAREHOUSE_DOWN = "Snowflake cannot be reached or lets nobody in"
     DRIFT = "the extract drifted from its source"
     STALE = "the extract is not as fresh as promised"
     SENSOR_BLIND = "the sensor cannot read the source"
+    LOAD_FAILED = "the load failed"
+    UNVERIFIED = "the verification could not be made"
 
     @property
     def topic(self) -> Topic:
@@ -31,6 +35,8 @@ class Cause(Enum):
             Cause.DRIFT: "drift",
             Cause.STALE: "freshness",
             Cause.SENSOR_BLIND: "sensor",
+            Cause.LOAD_FAILED: "load",
+            Cause.UNVERIFIED: "verification",
         }
         return topics.get(self, "refresh")
 
@@ -41,7 +47,7 @@ class Cause(Enum):
 
 @dataclass(frozen=True)
 class Failure:
-    """One extract's failure. `id` is the run's, or anything else that is the same when it is reported twice."""
+    """One extract's failure, or one load's. `id` is the run's, or anything else that is the same when it is reported twice."""
 
     id: str
     extract: str
@@ -66,7 +72,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Success:
-    """One extract's refresh that ended well; `published` is false when there was nothing to do."""
+    """A refresh, or a load, that ended well; `published` is false when there was nothing to do."""
 
     id: str
     extract: str
@@ -87,10 +93,24 @@ class Success:
     seconds: float = 0.0
     as_of: str = ""
     warnings: tuple[str, ...] = ()
+    of: Literal["refresh", "load"] = "refresh"
+    # What a load tells instead of rows purged and appended.
+    facts: Mapping[str, str] = field(default_factory=dict)
+    # The servers that answered on the way.
+    scopes: tuple[str, ...] = ()
 
     @property
     def changed(self) -> bool:
         return self.published
+
+    def ends(self, topic: Topic) -> bool:
+        """Whether trouble of this kind is over with it, for its own extract."""
+        if self.of == "load":
+            return topic in ("load", "sensor")
+        if topic in ("drift", "freshness"):
+            # What is not published anew is neither fresher nor another one.
+            return self.published and (topic == "freshness" or self.decision == "full")
+        return topic in ("refresh", "sensor")
 
 
 @dataclass(frozen=True)
@@ -101,6 +121,10 @@ class Recovered:
     extract: str
     topic: Topic
     at: float
+    scopes: tuple[str, ...] = ()
+
+    def ends(self, topic: Topic) -> bool:
+        return topic == self.topic
 
 
 Report: TypeAlias = Failure | Success | Recovered
@@ -157,7 +181,7 @@ def from_json(value: Mapping[str, Any]) -> Report:
     given = {name: value[name] for name in {one.name for one in fields(cls)} & value.keys()}
     if cls is Failure:
         given["cause"] = Cause[given["cause"]]
-    for name in {"slices", "warnings"} & given.keys():
+    for name in {"slices", "warnings", "scopes"} & given.keys():
         given[name] = tuple(given[name])
     made: Report = cls(**given)
     return made

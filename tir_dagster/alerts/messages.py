@@ -14,10 +14,14 @@ _LOOK = "Look at the run, mend the cause, and refresh again."
 _NEXT = {
     Cause.SERVER_DOWN: "Check that Tableau Server runs and can be reached from here; the sensors try again by themselves.",
     Cause.WAREHOUSE_DOWN: "Check Snowflake's status, the network and the credentials; the sensors try again by themselves.",
-    Cause.GUARD: "Look at the source. If it is as it should be, run tir refresh --allow-empty.",
+    # Each guard says itself what to do if it is wrong; --allow-empty helps against some of them only.
+    Cause.GUARD: "Look at the source. Only if it is right as it is, do what the message says.",
+    Cause.SPEC_UNFIT: "Look what changed in the source, correct the spec or the source, and refresh again.",
     Cause.SENSOR_BLIND: "Check the table's name, the role's grants and the network; the sensor tries again by itself.",
     Cause.JOB_FAILED: "Look at the job on Tableau Server, mend the cause, and refresh again.",
     Cause.DRIFT: "Re-sync the slices that differ: tir refresh EXTRACT --slices FROM..TO.",
+    Cause.LOAD_FAILED: "Look at the run, mend the file or the table, and load again: tir load EXTRACT.",
+    Cause.UNVERIFIED: "Look at the run and mend the cause. Until then nobody knows if the extract equals its source.",
     Cause.STALE: "Look why no refresh came through: the extract's sensors and its last runs.",
 }
 
@@ -39,17 +43,24 @@ def failure_event(key: str, failures: Sequence[Failure], before: Trouble | None)
         facts=_filled(
             {
                 "Affected": joined(extracts) if len(extracts) > 1 else "",
-                "Datasource": last.datasource if len(extracts) == 1 else "",
+                "Table" if last.ends_with == "load" else "Datasource": last.datasource if len(extracts) == 1 else "",
                 "Step": last.step,
-                "Unaffected": last.unaffected if len(extracts) == 1 else "the published datasources are unchanged",
+                "Unaffected": shortened(_unaffected(failures, extracts), LONGEST_SENTENCE),
                 "Run": last.run_id[:8],
             }
         ),
         links=_filled({"Open the run": last.run_url}),
-        next_step=last.next_step or _NEXT.get(last.cause, _LOOK),
+        next_step=last.next_step or _NEXT.get(last.cause, _LOOK).replace("EXTRACT", last.extract),
         datasource=last.datasource,
         run_id=last.run_id,
     )
+
+
+def _unaffected(failures: Sequence[Failure], extracts: tuple[str, ...]) -> str:
+    """What is known of each; of those that failed earlier nothing is known by now."""
+    if len(extracts) == 1:
+        return failures[-1].unaffected
+    return "; ".join(f"{one.extract}: {one.unaffected}" for one in failures if one.unaffected)
 
 
 def _subject(failure: Failure, extracts: tuple[str, ...]) -> str:
@@ -67,10 +78,12 @@ def recovery_event(trouble: Trouble, by: Success | Recovered, full_seconds: floa
         "sensor": "the sensor reads again",
         "drift": "the extract equals its source again",
         "freshness": "the extract is fresh again",
+        "load": "the load works again",
+        "verification": "the verification works again",
     }
     ended = "the server answers again" if cause.is_whole_server else works[cause.topic]
     times = "once" if trouble.count == 1 else f"{trouble.count} times"
-    name = trouble.key.split("/")[1] if cause.is_whole_server else by.extract
+    name = (trouble.scope or trouble.key.split("/")[1]) if cause.is_whole_server else by.extract
     success = by if isinstance(by, Success) else None
     return Event(
         kind="recovery",
@@ -88,7 +101,10 @@ def recovery_event(trouble: Trouble, by: Success | Recovered, full_seconds: floa
 
 
 def success_event(success: Success, full_seconds: float | None) -> Event:
-    if success.published:
+    if success.of == "load":
+        title = f"{success.extract}: {'loaded' if success.published else 'nothing to load'}"
+        text = "The files are in the table." if success.published else "There were no new files."
+    elif success.published:
         why = f", {success.reason}" if success.reason else ""
         title, text = f"{success.extract}: refreshed ({success.decision}{why})", saved_sentence(success, full_seconds)
     else:
@@ -108,6 +124,10 @@ def success_event(success: Success, full_seconds: float | None) -> Event:
 
 
 def success_facts(success: Success, full_seconds: float | None) -> dict[str, str]:
+    warnings = shortened("; ".join(success.warnings), LONGEST_SENTENCE)
+    if success.of == "load":
+        took = span(success.seconds) if success.seconds else ""
+        return _filled({"Table": success.datasource, **success.facts, "Took": took, "Warnings": warnings})
     moved = f"{success.rows_purged:,} rows purged, {success.rows_appended:,} appended" if success.published else ""
     slices = f"{len(success.slices)}: {joined(success.slices)}" if success.slices else ""
     compared = full_seconds is not None and success.decision == "incremental"
@@ -120,7 +140,7 @@ def success_facts(success: Success, full_seconds: float | None) -> dict[str, str
             "Took": f"{span(success.seconds)}{beside}" if success.seconds else "",
             "Data as of": moment(success.as_of) if success.as_of else "",
             "Full because": (success.why or success.reason) if success.decision == "full" else "",
-            "Warnings": shortened("; ".join(success.warnings), LONGEST_SENTENCE),
+            "Warnings": warnings,
         }
     )
 
@@ -158,6 +178,8 @@ def digest_event(successes: Sequence[Success], day: str) -> Event:
 
 def _of_a_day(some: list[Success]) -> str:
     published = [one for one in some if one.published]
+    if some[0].of == "load":
+        return f"{len(published)} of {len(some)} loads brought rows"
     full = sum(one.decision == "full" for one in published)
     purged, appended = sum(one.rows_purged for one in published), sum(one.rows_appended for one in published)
     fulls = f", {full} of them full" if full else ""

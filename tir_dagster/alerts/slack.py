@@ -24,6 +24,12 @@ _SIGNS = {
 # Slack refuses longer ones with invalid_blocks.
 _SECTION, _FIELD, _FIELDS = 3000, 2000, 10
 _PASSING = ("internal_error", "fatal_error", "service_unavailable", "ratelimited", "request_timeout")
+_THREAD_GONE = (
+    "thread_not_found",
+    "message_not_found",
+    "cannot_reply_to_message",
+    "restricted_action_thread_locked",
+)
 _HINTS = {
     "invalid_auth": "check SLACK_BOT_TOKEN",
     "not_authed": "set SLACK_BOT_TOKEN",
@@ -64,6 +70,10 @@ def _address(url: str) -> str:
     return url.replace("|", "%7C").replace(" ", "%20").replace("<", "%3C").replace(">", "%3E").replace("&", "&amp;")
 
 
+class _ThreadGoneError(ChannelError):
+    """The message that was to be answered is not there, or takes no answers."""
+
+
 class SlackChannel:
     """One channel of a workspace; the client is dagster-slack's."""
 
@@ -74,15 +84,20 @@ class SlackChannel:
 
     def told(self, event: Event) -> Mapping[str, str] | None:
         """Post it: a new message, or an answer in the thread of the failure it belongs to."""
-        answer = self._persistence.run(lambda seconds: self._post(event, seconds))
+        thread = event.remembered.get("thread_ts")
+        try:
+            answer = self._persistence.run(lambda seconds: self._post(event, thread, seconds))
+        except _ThreadGoneError:
+            # Somebody deleted or locked it: told anew, and what follows goes there.
+            thread = None
+            answer = self._persistence.run(lambda seconds: self._post(event, None, seconds))
         if event.kind in ("failure", "repeat"):
             # What comes later answers the first message, never an answer.
-            return {"thread_ts": event.remembered.get("thread_ts") or answer, "channel": self._channel}
+            return {"thread_ts": thread or answer, "channel": self._channel}
         return None
 
-    def _post(self, event: Event, seconds: float) -> str:
+    def _post(self, event: Event, thread: str | None, seconds: float) -> str:
         self._client.timeout = max(1, int(seconds))
-        thread = event.remembered.get("thread_ts")
         try:
             answer = self._client.chat_postMessage(
                 channel=self._channel,
@@ -111,6 +126,8 @@ def _of_answer(error: SlackApiError) -> ChannelError:
         return ChannelError("Slack asks for fewer calls (429)", passing=True, wait=_seconds(wait))
     if not isinstance(said, str) or not said or "<" in said:
         return ChannelError(f"Slack did not answer the way Slack does ({status})", passing=True)
+    if said in _THREAD_GONE:
+        return _ThreadGoneError(f"Slack refused: {said}")
     passing = said in _PASSING or (isinstance(status, int) and status >= 500)
     return ChannelError(f"Slack {'failed' if passing else 'refused'}: {said}{_hint(said)}", passing=passing)
 

@@ -22,7 +22,6 @@ SENSOR_REPEAT_SECONDS, SERVER_REPEAT_SECONDS = 3600.0, 600.0
 # writing down what they said.
 _ANSWER_SHARE, _TRY_SHARE = 0.8, 0.7
 _DAY_SECONDS = 86_400.0
-_ENDED_BY_SUCCESS = ("refresh", "freshness", "sensor")
 
 # Makes a channel when it is used: one that cannot be made must not keep the others from being told.
 MakeChannel = Callable[[], Channel]
@@ -155,7 +154,15 @@ class Teller:
             return replace(report, warnings=tuple(map(clean, report.warnings)))
         return report
 
-    def _failed(self, failures: list[Failure]) -> None:
+    def _failed(self, reported: list[Failure]) -> None:
+        # Told late, when it works again already: nobody need hear of it.
+        failures = [one for one in reported if one.at >= self._book.worked_at(one.extract, one.ends_with)]
+        if failures:
+            self._keep_failed(failures)
+        # A blind sensor reports at every tick: those ids need not be remembered, the reports are gone once read.
+        self._book.mark_told(*(one.id for one in reported if one.ends_with != "sensor"))
+
+    def _keep_failed(self, failures: list[Failure]) -> None:
         key, last = self._key(failures[-1]), failures[-1]
         alerts, before = self._alerts[last.extract], self._book.trouble(key)
         due = is_due(failures, before, patience=alerts.patience, now=last.at)
@@ -168,15 +175,16 @@ class Teller:
             count=(before.count if before else 0) + due,
             affected=_affected(before, failures),
             memory=before.memory if before else {},
+            scope=last.scope if last.cause.is_whole_server else "",
+            latest=max(last.at, before.latest if before else 0.0),
         )
         if due:
             trouble = self._deliver(failure_event(key, failures, before), last.extract, trouble)
         self._book.keep(trouble)
-        # A blind sensor reports at every tick: those ids need not be remembered, the reports are gone once read.
-        self._book.mark_told(*(one.id for one in failures if one.ends_with != "sensor"))
 
     def _ended(self, report: Success | Recovered) -> None:
         recovered = [self._left_by(report, trouble) for trouble in self._book.troubles()]
+        self._book.note_worked(report)
         if isinstance(report, Success):
             full = self._book.full_seconds(report.extract)
             if report.published and report.decision == "full":
@@ -187,20 +195,19 @@ class Teller:
 
     def _left_by(self, report: Success | Recovered, trouble: Trouble) -> bool:
         """Whether the report ended this trouble, and people know."""
-        topic = trouble.affected.get(report.extract)
-        by_success = isinstance(report, Success) and (topic in _ENDED_BY_SUCCESS or report.decision == "full")
-        if topic is None or not (by_success or (isinstance(report, Recovered) and topic == report.topic)):
+        left = trouble.left_by(report)
+        # A server that is back concerns those whom it hit; who is not of ours is told by another teller.
+        speaks = next((name for name in trouble.affected if name in self._alerts), None)
+        if left == trouble.affected or speaks is None:
             return False
-        left = trouble.without(report.extract)
-        if left.affected:
-            self._book.keep(left)
+        if left:
+            self._book.keep(replace(trouble, affected=left))
             return False
         if trouble.count:
-            self._deliver(
-                recovery_event(trouble, report, self._book.full_seconds(report.extract)), report.extract, trouble
-            )
+            self._deliver(recovery_event(trouble, report, self._book.full_seconds(report.extract)), speaks, trouble)
         self._book.close(trouble.key)
-        return trouble.count > 0
+        told = self._alerts[speaks].destination == self._alerts[report.extract].destination
+        return trouble.count > 0 and told
 
     def _succeeded(self, success: Success, full: float | None) -> None:
         slack = self._alerts[success.extract].slack
@@ -209,7 +216,8 @@ class Teller:
         )
         if slack is not None and slack.on_success == "daily":
             self._book.collect(slack.channel, success)
-        skipped = [] if wanted else ["slack"]
+        # Incidents are of failures: that ServiceNow is out of reach is no news then.
+        skipped = ["servicenow", *([] if wanted else ["slack"])]
         if wanted or success.changed:
             self._deliver(success_event(success, full), success.extract, None, skipped=skipped)
 
@@ -299,16 +307,16 @@ class Teller:
                 self._book.keep(told)
 
     def _tell_daily(self) -> None:
-        for extract, alerts in self._alerts.items():
-            slack = alerts.slack
-            if slack is None or slack.on_success != "daily":
-                continue
-            until = last_boundary(self._clock(), slack.daily_at)
-            due = [one for one in self._book.collected(slack.channel) if one.at < until]
+        """One message for each channel, of all whose time of day has come."""
+        daily = {name: one.slack for name, one in self._alerts.items() if one.slack and one.slack.on_success == "daily"}
+        for channel in sorted({slack.channel for slack in daily.values()}):
+            until = {name: last_boundary(self._clock(), slack.daily_at) for name, slack in daily.items()}
+            due = [one for one in self._book.collected(channel) if one.at < until.get(one.extract, 0.0)]
             if due:
-                event = digest_event(cast("list[Success]", due), f"{datetime.fromtimestamp(until, UTC):%Y-%m-%d %H:%M}")
-                self._deliver(event, extract, None, only=f"slack:{slack.channel}")
-                self._book.sent(slack.channel, due)
+                day = datetime.fromtimestamp(max(until[one.extract] for one in due), UTC)
+                event = digest_event(cast("list[Success]", due), f"{day:%Y-%m-%d %H:%M}")
+                self._deliver(event, due[0].extract, None, only=f"slack:{channel}")
+                self._book.sent(channel, due)
 
     def _persistence(self, extract: str) -> Persistence:
         alerts = self._alerts[extract]

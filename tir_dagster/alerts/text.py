@@ -25,6 +25,11 @@ _LISTED = re.compile(
 _MORE_TUPLES = re.compile(r"(?i)(\bvalues\s*\(\?\))(?:\s*,\s*\([^()]*\))+")
 # What Snowflake quotes when it cannot read a value.
 _NOT_READ = re.compile(r"(?i)(\bvalue\s+)'(?:[^']|'')*'")
+# What our own errors quote: a value of a file that does not fit its column, keys that are there more than once.
+_UNFIT = re.compile(
+    r"(: )(?:'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")( (?:is no|is neither|has more than|is longer than)\b)"
+)
+_REPEATED = re.compile(r"(\bmore than once: ).+?(?= and more\.|\. Rows that\b|$)", re.DOTALL)
 
 
 def scrub(text: str, env: Mapping[str, str], *, show_values: bool = False) -> str:
@@ -39,9 +44,9 @@ def scrub(text: str, env: Mapping[str, str], *, show_values: bool = False) -> st
 
 
 def hide_values(text: str) -> str:
-    """Literals that SQL compares with or lists, which may be keys of customers, become `?`."""
+    """Values that SQL compares with or lists, or that errors quote, may be customers' keys: they become `?`."""
     text = _MORE_TUPLES.sub(r"\1", _LISTED.sub(r"\1(?)", text))
-    text = _NOT_READ.sub(r"\1?", text)
+    text = _REPEATED.sub(r"\1?", _UNFIT.sub(r"\1?\2", _NOT_READ.sub(r"\1?", text)))
     text = _BETWEEN.sub(r"\1?", text)
     return _COMPARED.sub(r"\1?", text)
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from tir_dagster.alerts.policy import Alerts
 from tir_dagster.spec import NAME_FORM, TABLE_FORM, Snowflake
 
 Mode = Literal["truncate", "append", "merge", "scd2"]
@@ -79,6 +80,8 @@ class LoadSpec:
     # When to look for files besides the sensor, as cron writes it.
     schedule: str | None = None
     snowflake: Snowflake = field(default_factory=Snowflake)
+    # Who is told how loads ended; left out, the people of an extract that reads the table hear of failures.
+    alerts: Alerts | None = None
 
     def problems(self) -> Iterator[tuple[str, str]]:
         if not NAME_FORM.match(self.name):

@@ -111,7 +111,7 @@ class Command:
         return explain(view) if view else [f"A copy of {self.spec.source}: all its changes are refreshed by key."]
 
     def refresh(self, mode: Mode, slices: Sequence[str], *, allow_empty: bool, hints: Sequence[str] = ()) -> Outcome:
-        from tir_dagster.orchestration.alerting import telling  # noqa: PLC0415 - with dagster-snowflake, seconds
+        from tir_dagster.orchestration.command_reports import telling  # noqa: PLC0415 - with dagster-snowflake, seconds
 
         started = time.perf_counter()
         outcome = Outcome(self.spec.name, mode)

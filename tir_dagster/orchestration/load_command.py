@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,9 @@ from tir_dagster.errors import SpecError
 from tir_dagster.loading.declared import LoadSpec
 from tir_dagster.orchestration.commands import _QUIET
 from tir_dagster.orchestration.home import dagster_instance
-from tir_dagster.orchestration.loading import Listener, listening, load_job_name, loader_for
+from tir_dagster.orchestration.load_reports import with_people
+from tir_dagster.orchestration.loading import Listener, listening, loader_for
+from tir_dagster.orchestration.names import TOLD_BY_COMMAND, load_job_name
 from tir_dagster.source.connection import SnowflakeAccess
 from tir_dagster.spec import Declared
 
@@ -38,6 +41,10 @@ class LoadOutcome:
     stages: dict[str, float] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
 
+    @property
+    def run_ids(self) -> list[str]:
+        return [self.run_id] if self.run_id else []
+
 
 def find_load(declared: Declared, name: str) -> LoadSpec:
     found = next((load for load in declared.loads if load.name == name), None)
@@ -49,7 +56,7 @@ def find_load(declared: Declared, name: str) -> LoadSpec:
             else "Name a spec file that has `loads:` with --specs or TIR_SPECS"
         )
         raise SpecError(f"There is no load {name!r}. {hint}.")
-    return found
+    return with_people(found, declared.extracts)
 
 
 def planned_load(spec: LoadSpec, progress: Callable[[str], None]) -> list[Chosen]:
@@ -62,17 +69,28 @@ def run_load(spec: LoadSpec, progress: Callable[[str], None]) -> LoadOutcome:
     """Run the load's job here; its error is the run's."""
     # Here and not above: dagster-snowflake takes seconds to import, and a plan needs no job.
     from tir_dagster.definitions import build_defs  # noqa: PLC0415
+    from tir_dagster.orchestration.command_reports import telling  # noqa: PLC0415
 
     begun = time.perf_counter()
-    heard = Listener(progress)
+    outcome = LoadOutcome(spec.name, run_id=str(uuid.uuid4()))
     job = build_defs(specs=(), loads=(spec,)).resolve_job_def(load_job_name(spec))
-    with dagster_instance() as instance, listening(heard):
-        result = job.execute_in_process(run_config=_QUIET, instance=instance, raise_on_error=True)
-    outcome = LoadOutcome(spec.name, run_id=result.run_id)
+    with dagster_instance() as instance, telling(spec, instance, outcome, progress):
+        _run(job, instance, outcome, Listener(progress))
+        outcome.seconds = round(time.perf_counter() - begun, 3)
+    return outcome
+
+
+def _run(job: Any, instance: Any, outcome: LoadOutcome, heard: Listener) -> None:
+    with listening(heard):
+        job.execute_in_process(
+            run_config=_QUIET,
+            instance=instance,
+            run_id=outcome.run_id,
+            tags={TOLD_BY_COMMAND: outcome.run_id},
+            raise_on_error=True,
+        )
     if heard.loaded:
         _fill(outcome, heard.loaded[-1])
-    outcome.seconds = round(time.perf_counter() - begun, 3)
-    return outcome
 
 
 def _fill(outcome: LoadOutcome, loaded: Any) -> None:

@@ -21,6 +21,9 @@ from pydantic import Field
 from tir_dagster.changes.lease import LeaseHeldError, lease
 from tir_dagster.errors import TirError
 from tir_dagster.loading.declared import LoadSpec
+from tir_dagster.orchestration.alerting import report_blind, report_reading
+from tir_dagster.orchestration.names import LoadKeys, load_job_name, load_keys
+from tir_dagster.orchestration.probing import in_time
 from tir_dagster.orchestration.resources import StateFolder, snowflake_access, spark_session
 from tir_dagster.orchestration.sensors import ASKED_TAG, INTERVAL_SECONDS, Watch, _tried, watch_source
 
@@ -36,22 +39,6 @@ MOST_FILES = 500
 # Loads that were committed and never reported; more of them are told as a change of anything.
 _MOST_LATE = 20
 _LOOK_BACK = 50
-
-
-@dataclass(frozen=True)
-class LoadKeys:
-    """The asset keys of one load."""
-
-    landed_files: dg.AssetKey
-    source_table: dg.AssetKey
-
-
-def load_keys(spec: LoadSpec) -> LoadKeys:
-    return LoadKeys(dg.AssetKey([spec.name, "landed_files"]), dg.AssetKey([spec.name, "source_table"]))
-
-
-def load_job_name(spec: LoadSpec) -> str:
-    return f"{spec.name}_load"
 
 
 class Landed(dg.Config):
@@ -292,9 +279,11 @@ def _arrival_sensor(spec: LoadSpec, keys: LoadKeys, job: Any) -> dg.SensorDefini
     def arrival_sensor(context: dg.SensorEvaluationContext, snowflake: SnowflakeResource) -> Any:
         before, now = Arrivals.parse(context.cursor), time.time()
         try:
-            new = _new_files(spec, snowflake_access(snowflake))
+            new = in_time(lambda: _new_files(spec, snowflake_access(snowflake)))
         except TirError as error:
+            report_blind(spec, error)
             return dg.SkipReason(f"the files could not be looked at: {error}")
+        report_reading(spec)
         seen, ready = settled(before, new, now=now, settle=_settle(spec))
         if not ready:
             waiting = f"{len(new)} new files are not complete yet" if new else "there are no new files"

@@ -1,4 +1,4 @@
-"""The names that an extract's Dagster objects have: asset keys, jobs, and the op config that runs are started with."""
+"""The names that an extract's, or a load's, Dagster objects have: asset keys, jobs, and the op config that runs are started with."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import dagster as dg
 
+from tir_dagster.loading.declared import LoadSpec
 from tir_dagster.spec import ASSETS, ExtractSpec
 
 # The run whose command tells people itself; a re-execution copies the tag, but has another id.
@@ -32,6 +33,22 @@ def extract_keys(spec: ExtractSpec) -> ExtractKeys:
             for name in ASSETS
         )
     )
+
+
+@dataclass(frozen=True)
+class LoadKeys:
+    """The asset keys of one load."""
+
+    landed_files: dg.AssetKey
+    source_table: dg.AssetKey
+
+
+def load_keys(spec: LoadSpec) -> LoadKeys:
+    return LoadKeys(dg.AssetKey([spec.name, "landed_files"]), dg.AssetKey([spec.name, "source_table"]))
+
+
+def load_job_name(spec: LoadSpec) -> str:
+    return f"{spec.name}_load"
 
 
 def pool_name(spec: ExtractSpec) -> str:

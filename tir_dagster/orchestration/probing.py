@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from tir_dagster.source.connection import SnowflakeAccess
@@ -18,6 +18,36 @@ if TYPE_CHECKING:
 
 # Half of what sensors wait between ticks: older than that, somebody else's answer is no news.
 FRESH_SECONDS = 15.0
+# Dagster ends a tick after 60 seconds, without a word to anybody; a tick reads twice.
+READ_SECONDS = 25.0
+
+T = TypeVar("T")
+
+
+def in_time(action: Callable[[], T], seconds: float = READ_SECONDS) -> T:
+    """What the action returns or raises; SnowflakeDownError if it takes longer, so that the tick can still tell people."""
+    from tir_dagster.source.connection import SnowflakeDownError  # noqa: PLC0415 - the connector takes seconds
+
+    ended: list[tuple[bool, Any]] = []
+
+    def act() -> None:
+        try:
+            ended.append((True, action()))
+        except Exception as error:
+            ended.append((False, error))
+
+    thread = threading.Thread(target=act, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if not ended:
+        raise SnowflakeDownError(
+            f"Snowflake did not answer within {seconds:g} seconds. Check its status and the network."
+        )
+    well, what = ended[0]
+    if not well:
+        raise what
+    result: T = what
+    return result
 
 
 @dataclass

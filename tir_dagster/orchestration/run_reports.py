@@ -26,6 +26,8 @@ _CAUSES = {
     "ServerDownError": Cause.SERVER_DOWN,
     "SnowflakeDownError": Cause.WAREHOUSE_DOWN,
     "GuardError": Cause.GUARD,
+    "SpecError": Cause.SPEC_UNFIT,
+    "VerificationError": Cause.CHECK_FAILED,
     "DagsterAssetCheckFailedError": Cause.CHECK_FAILED,
     **dict.fromkeys(
         ("JobFailedError", "JobCancelledError", "JobTimeoutError", "JobVanishedError"),
@@ -59,9 +61,23 @@ def sentence_of(error: BaseException) -> str:
 def scope_of(cause: Cause, spec: ExtractSpec, env: Mapping[str, str]) -> str:
     """Which server is down."""
     if cause is Cause.SERVER_DOWN:
-        address = urlsplit(spec.datasource.server or env.get("TABLEAU_SERVER_URL", "")).netloc
-        return address.rpartition("@")[2] or "Tableau Server"
-    return f"Snowflake {env.get('SNOWFLAKE_ACCOUNT', '')}".strip() if cause is Cause.WAREHOUSE_DOWN else ""
+        return tableau_scope(spec, env)
+    return snowflake_scope(env) if cause is Cause.WAREHOUSE_DOWN else ""
+
+
+def tableau_scope(spec: ExtractSpec, env: Mapping[str, str]) -> str:
+    address = urlsplit(spec.datasource.server or env.get("TABLEAU_SERVER_URL", "")).netloc
+    return address.rpartition("@")[2] or "Tableau Server"
+
+
+def snowflake_scope(env: Mapping[str, str]) -> str:
+    return f"Snowflake {env.get('SNOWFLAKE_ACCOUNT', '')}".strip()
+
+
+def reached(spec: ExtractSpec, *, published: bool) -> tuple[str, ...]:
+    """The servers that a refresh was answered by; without a publish, `trigger` asks the source only."""
+    source, target = snowflake_scope(os.environ), tableau_scope(spec, os.environ)
+    return (source, target) if published or spec.delivery != "trigger" else (source,)
 
 
 def run_url(run_id: str, env: Mapping[str, str]) -> str:
@@ -117,10 +133,10 @@ def failures_of_run(
 ) -> list[Failure]:
     """One for each extract whose step failed; for all of the run's extracts if it ended without such a step."""
     run_id, at = record.dagster_run.run_id, record.end_time or record.update_timestamp.timestamp()
-    steps = _failed_steps(instance, run_id)
+    steps = failed_steps(instance, run_id)
     found = []
     for spec in specs:
-        own = [one for one in steps if _is_step_of(spec, one[0])] or ([] if steps else _ending(instance, run_id))
+        own = [one for one in steps if _is_step_of(spec, one[0])] or ([] if steps else run_ending(instance, run_id))
         for step, names, sentence in own[:1]:
             found.append(
                 failure(
@@ -139,14 +155,15 @@ def failures_of_run(
 
 
 def _is_step_of(spec: ExtractSpec, step: str) -> bool:
-    """A check of an asset is a step, too; its name begins with the asset's."""
-    return step.startswith(tuple(key.to_python_identifier() for key in vars(extract_keys(spec)).values()))
+    """A check of an asset is a step, too; its name begins with the asset's, or says that it verifies the extract."""
+    keys = tuple(key.to_python_identifier() for key in vars(extract_keys(spec)).values())
+    return step == f"{spec.name}_verification" or step.startswith(keys)
 
 
 Ending = tuple[str, list[str], str]
 
 
-def _failed_steps(instance: dg.DagsterInstance, run_id: str) -> list[Ending]:
+def failed_steps(instance: dg.DagsterInstance, run_id: str) -> list[Ending]:
     """Step, names of its errors, sentence."""
     found = []
     for event in _events(instance, run_id, DagsterEventType.STEP_FAILURE):
@@ -157,7 +174,7 @@ def _failed_steps(instance: dg.DagsterInstance, run_id: str) -> list[Ending]:
     return found
 
 
-def _ending(instance: dg.DagsterInstance, run_id: str) -> list[Ending]:
+def run_ending(instance: dg.DagsterInstance, run_id: str) -> list[Ending]:
     """A run that failed outside of its steps: a process that died, a check that blocks, a launch that failed."""
     for event in _events(instance, run_id, DagsterEventType.RUN_FAILURE):
         chain = _chain(getattr(event.event_specific_data, "error", None))
@@ -189,7 +206,7 @@ def _events(instance: dg.DagsterInstance, run_id: str, kind: DagsterEventType) -
 def success_of_run(instance: dg.DagsterInstance, spec: ExtractSpec, record: dg.RunRecord, home: Path) -> Success | None:
     """A publish, or the certainty that there was nothing to publish; None where more is to come."""
     run_id, keys = record.dagster_run.run_id, extract_keys(spec)
-    made = _materialized(instance, run_id)
+    made = materialized(instance, run_id)
     at = record.end_time or record.update_timestamp.timestamp()
     success = Success(
         id=f"{run_id}/{spec.name}",
@@ -198,7 +215,8 @@ def success_of_run(instance: dg.DagsterInstance, spec: ExtractSpec, record: dg.R
         datasource=f"{spec.datasource.project}/{spec.datasource.name}",
         run_id=run_id,
         run_url=run_url(run_id, os.environ),
-        seconds=_seconds(record),
+        seconds=seconds_of(record),
+        scopes=reached(spec, published=False),
     )
     published = made.get(keys.published_datasource)
     if published is not None:
@@ -223,6 +241,7 @@ def _published(
         **{
             **vars(success),
             "published": True,
+            "scopes": reached(spec, published=True),
             "datasource_url": _link(shown.get("dagster/uri")),
             "decision": str(shown.get("tir/decision") or "incremental"),
             "reason": reason,
@@ -256,10 +275,10 @@ def _staged(instance: dg.DagsterInstance, spec: ExtractSpec, change_set: str) ->
     if not records or records[0].asset_materialization is None:
         return {}, 0.0
     run = instance.get_run_record_by_id(records[0].run_id)
-    return _plain(records[0].asset_materialization), _seconds(run) if run else 0.0
+    return _plain(records[0].asset_materialization), seconds_of(run) if run else 0.0
 
 
-def _materialized(instance: dg.DagsterInstance, run_id: str) -> dict[dg.AssetKey, dict[str, Any]]:
+def materialized(instance: dg.DagsterInstance, run_id: str) -> dict[dg.AssetKey, dict[str, Any]]:
     """The metadata of each asset; of a partitioned one that of its first partition with the output's metadata."""
     found: dict[dg.AssetKey, dict[str, Any]] = {}
     for event in _events(instance, run_id, DagsterEventType.ASSET_MATERIALIZATION):
@@ -272,5 +291,5 @@ def _plain(materialization: dg.AssetMaterialization) -> dict[str, Any]:
     return {name: getattr(entry, "value", None) for name, entry in materialization.metadata.items()}
 
 
-def _seconds(record: dg.RunRecord) -> float:
+def seconds_of(record: dg.RunRecord) -> float:
     return round(record.end_time - record.start_time, 3) if record.end_time and record.start_time else 0.0

@@ -22,7 +22,7 @@ from tir_dagster.orchestration.metadata import SOURCE_VERSION, TOUCHED, source_m
 from tir_dagster.orchestration.names import ExtractKeys, application_config
 from tir_dagster.orchestration.partitions import PARTITION, UNFINISHED, change_set_partitions, covering_range
 from tir_dagster.orchestration.pictures import snowflake_url
-from tir_dagster.orchestration.probing import SHARED
+from tir_dagster.orchestration.probing import SHARED, in_time
 from tir_dagster.orchestration.resources import probing_access
 from tir_dagster.spec import ExtractSpec
 
@@ -161,7 +161,7 @@ def _reporting_sensor(spec: ExtractSpec, keys: ExtractKeys) -> dg.SensorDefiniti
         before, now = Watch.parse(context.cursor), time.time()
         confirmed = last_confirmation(context.instance, keys.published_datasource)
         try:
-            source = _Source(spec, snowflake)
+            source = in_time(lambda: _Source(spec, snowflake))
             seen, waiting = watch_source(
                 before,
                 token=source.state + _reported(context.instance, spec, confirmed),
@@ -172,9 +172,11 @@ def _reporting_sensor(spec: ExtractSpec, keys: ExtractKeys) -> dg.SensorDefiniti
                 quiet=spec.thresholds.quiet_period,
                 what="refresh",
             )
-            shown = {} if waiting else source.metadata()
+            shown = {} if waiting else in_time(source.metadata)
         except TirError as error:
+            report_blind(spec, error)
             return dg.SkipReason(f"the source could not be read: {error}")
+        report_reading(spec)
         if waiting:
             return dg.SensorResult(skip_reason=waiting, cursor=seen.to_cursor())
         updated = dg.AssetMaterialization(keys.source_table, metadata=shown)
@@ -195,7 +197,7 @@ def _source_sensor(spec: ExtractSpec, keys: ExtractKeys, detect_job: Any) -> dg.
         confirmed = last_confirmation(context.instance, keys.published_datasource)
         last, empty = _last_detection(context.instance, keys, detect_job.name, before, now)
         try:
-            source = _Source(spec, snowflake)
+            source = in_time(lambda: _Source(spec, snowflake))
             seen, waiting = watch_source(
                 replace(before, change_set=None) if empty else before,
                 token=source.state + _reported(context.instance, spec, confirmed),
@@ -204,7 +206,7 @@ def _source_sensor(spec: ExtractSpec, keys: ExtractKeys, detect_job: Any) -> dg.
                 now=now,
                 quiet=spec.thresholds.quiet_period,
             )
-            observed = [] if waiting else [dg.AssetObservation(keys.source_table, metadata=source.metadata())]
+            shown = {} if waiting else in_time(source.metadata)
         except TirError as error:
             report_blind(spec, error)
             return dg.SkipReason(f"the source could not be read: {error}")
@@ -218,7 +220,7 @@ def _source_sensor(spec: ExtractSpec, keys: ExtractKeys, detect_job: Any) -> dg.
         return dg.SensorResult(
             run_requests=[dg.RunRequest(run_key=_detection_key(spec, seen), partition_key=ident)],
             dynamic_partitions_requests=[*deleted, partitions.build_add_request([ident])],
-            asset_events=observed,
+            asset_events=[dg.AssetObservation(keys.source_table, metadata=shown)],
             cursor=replace(seen, change_set=ident).to_cursor(),
         )
 
@@ -233,7 +235,6 @@ def build_trigger_sensors(spec: ExtractSpec, keys: ExtractKeys, refresh_job: Any
 
 
 def _trigger_sensor(spec: ExtractSpec, keys: ExtractKeys, refresh_job: Any) -> dg.SensorDefinition:
-
     @dg.sensor(
         name=f"{spec.name}_source",
         job=refresh_job,
@@ -246,7 +247,7 @@ def _trigger_sensor(spec: ExtractSpec, keys: ExtractKeys, refresh_job: Any) -> d
         confirmed = last_confirmation(context.instance, keys.published_datasource)
         asked = {ASKED_TAG: _detection_key(spec, replace(before, token=before.requested))}
         try:
-            source = _Source(spec, snowflake)
+            source = in_time(lambda: _Source(spec, snowflake))
             seen, waiting = watch_source(
                 before,
                 token=source.state,

@@ -67,6 +67,8 @@ class Desk:
     alerts: Alerts = field(default_factory=lambda: Alerts(slack=SlackAlerts("#mychannel"), timeout=2.0))
     env: dict[str, str] = field(default_factory=dict)
     extracts: tuple[str, ...] = ("orders", "customers", "items")
+    by_name: dict[str, Alerts] = field(default_factory=dict)
+    channels: tuple[str, ...] = ("slack:#mychannel",)
 
     @property
     def book(self) -> Book:
@@ -75,8 +77,8 @@ class Desk:
     def tell(self, *reports: Report) -> list[Note]:
         return Teller(
             self.book,
-            dict.fromkeys(self.extracts, self.alerts),
-            lambda _, __: {"slack:#mychannel": lambda: self.listener},
+            {**dict.fromkeys(self.extracts, self.alerts), **self.by_name},
+            lambda _, __: dict.fromkeys(self.channels, lambda: self.listener),
             seconds=self.alerts.timeout,
             env=self.env,
             clock=lambda: self.now,

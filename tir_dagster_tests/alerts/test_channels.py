@@ -66,6 +66,15 @@ def test_three_failures_and_a_recovery_are_one_thread_and_one_incident(desk: Des
     assert "failed 3 times" in incident["close_notes"]
 
 
+def test_where_somebody_deleted_the_thread_a_new_one_begins(desk: Desk, people: People):
+    desk.tell(failed("run-1"))
+    people.forget()
+    for n in (2, 3):
+        assert desk.tell(failed(f"run-{n}", at=NOON + n)) == []
+    first, answer = people.messages()
+    assert (first["thread_ts"], answer["thread_ts"]) == (None, first["ts"])
+
+
 def test_a_second_story_is_a_second_incident(desk: Desk, people: People):
     desk.tell(failed("run-1"), refreshed("run-2", at=NOON + 1))
     desk.tell(failed("run-3", at=NOON + 2))

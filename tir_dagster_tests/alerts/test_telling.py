@@ -68,6 +68,39 @@ def test_drift_is_ended_by_its_own_recovery_or_a_full_refresh_only(desk):
     assert desk.listener.kinds[3:] == ["failure", "recovery"]
 
 
+def test_a_failure_that_is_told_after_a_newer_success_is_no_news(desk):
+    desk.tell(refreshed("run-2", at=NOON + 10))
+    desk.tell(failed("run-1", at=NOON))
+    assert (desk.listener.kinds, desk.book.troubles()) == (["success"], [])
+    desk.tell(failed("run-3", at=NOON + 11))
+    assert desk.listener.kinds == ["success", "failure"]
+
+
+def test_a_success_that_is_told_after_a_newer_failure_ends_nothing(desk):
+    desk.tell(failed("run-2", at=NOON + 10))
+    desk.tell(refreshed("run-1", at=NOON))
+    assert [trouble.key for trouble in desk.book.troubles()] == ["orders/refresh"]
+    assert "recovery" not in desk.listener.kinds
+
+
+def test_what_was_not_published_ends_no_staleness(desk):
+    desk.tell(failed("stale", cause=Cause.STALE))
+    desk.tell(refreshed("run-1", at=NOON + 1, published=False, decision="none"))
+    assert desk.listener.kinds == ["failure"]
+    desk.tell(refreshed("run-2", at=NOON + 2))
+    assert desk.listener.kinds == ["failure", "recovery"]
+
+
+def test_a_load_has_a_story_of_its_own_which_a_load_ends(desk):
+    desk.tell(failed("run-1", cause=Cause.LOAD_FAILED, datasource="DB.S.T"), refreshed("run-2", at=NOON + 1))
+    assert desk.listener.heard[0].facts["Table"] == "DB.S.T"
+    assert desk.listener.heard[0].next_step.endswith("tir load orders.")
+    desk.tell(refreshed("run-3", at=NOON + 2, of="load", facts={"Files": "2"}))
+    assert desk.listener.kinds == ["failure", "success", "recovery"]
+    assert desk.listener.heard[-1].title == "orders: the load works again"
+    assert desk.listener.heard[-1].facts["Files"] == "2"
+
+
 # A whole server
 
 
@@ -92,12 +125,30 @@ def test_the_extract_that_was_hit_first_speaks_at_each_failure(desk):
     assert desk.listener.kinds == ["failure", "repeat"]
 
 
-def test_a_server_is_back_when_the_last_of_its_extracts_is(desk):
+def test_a_server_is_back_with_the_first_refresh_that_reaches_it_whoevers_it_is(desk):
+    desk.tell(down("run-1", "orders"), down("run-2", "customers"))
+    desk.tell(refreshed("run-3", "items", NOON + 1, scopes=("another.example.com",)))
+    desk.tell(refreshed("run-4", "items", NOON + 2, scopes=("tableau.example.com",)))
+    assert desk.listener.kinds == ["failure", "success", "recovery"]
+    assert desk.listener.heard[-1].title == "tableau.example.com: the server answers again"
+    assert desk.book.troubles() == []
+
+
+def test_where_nobody_knows_which_server_answered_each_extract_ends_it_for_itself(desk):
     desk.tell(down("run-1", "orders"), down("run-2", "customers"))
     desk.tell(refreshed("run-3", "orders", NOON + 1))
     assert "recovery" not in desk.listener.kinds
     desk.tell(refreshed("run-4", "customers", NOON + 2))
     assert desk.listener.kinds == ["failure", "success", "recovery"]
+
+
+def test_of_a_server_that_is_down_each_extract_says_what_it_knows_and_no_more(desk):
+    desk.tell(
+        down("run-1", "orders", unaffected="unchanged"), down("run-2", "items", unaffected="a publish was under way")
+    )
+    assert desk.listener.heard[0].facts["Unaffected"] == "orders: unchanged; items: a publish was under way"
+    desk.tell(down("run-3", "orders", NOON + 1, unaffected="unchanged"))
+    assert desk.listener.heard[1].facts["Unaffected"] == "orders: unchanged", "of the other one nothing is known by now"
 
 
 def test_other_people_hear_of_a_server_by_themselves():
@@ -156,6 +207,26 @@ def test_a_days_successes_are_one_message_at_its_time(desk):
     assert event.facts["orders"] == "1 of 2 published; 5 rows purged, 7 appended"
     desk.tell()
     assert len(desk.listener.heard) == 1
+
+
+def test_extracts_of_one_channel_with_times_of_their_own_are_told_together_when_both_are_due(desk):
+    slack = SlackAlerts("#mychannel", on_success="daily", daily_at="06:00")
+    evening = replace(desk.alerts, slack=replace(slack, daily_at="18:00"))
+    desk.alerts = replace(desk.alerts, slack=slack)
+    desk.by_name = {"customers": evening}
+    desk.tell(refreshed("a"), refreshed("b", "customers", NOON + 1))
+    desk.now = last_boundary(NOON + 86_400, "18:00") + 60
+    desk.tell(refreshed("c", "customers", at=desk.now))
+    assert [event.extracts for event in desk.listener.heard] == [("customers",)], "the other one's time has not come"
+    desk.now += 86_400
+    desk.tell()
+    assert [event.extracts for event in desk.listener.heard[1:]] == [("orders", "customers")]
+
+
+def test_a_success_is_no_business_of_servicenow_even_if_it_is_out_of_reach(desk):
+    desk.channels = ("servicenow:mygroup",)
+    desk.listener.trouble = "not configured"
+    assert desk.tell(refreshed("a")) == []
 
 
 def test_a_days_message_that_could_not_be_told_is_tried_once_more_like_any_other(desk):

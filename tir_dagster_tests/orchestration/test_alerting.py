@@ -21,15 +21,15 @@ from tir_dagster.cli import tir
 from tir_dagster.datasource.jobs import JobFailedError
 from tir_dagster.datasource.trouble import RefusedError, ServerDownError
 from tir_dagster.definitions import build_defs
-from tir_dagster.errors import DatasourceError, GuardError
+from tir_dagster.errors import DatasourceError
 from tir_dagster.orchestration.alerting import build_alert_sensor, report, report_recovery
+from tir_dagster.orchestration.ended_runs import RETRY_WAIT_SECONDS, Watermark, finished
 from tir_dagster.orchestration.extracts import build_extract_defs
 from tir_dagster.orchestration.home import dagster_instance, tir_home
 from tir_dagster.orchestration.names import TOLD_BY_COMMAND
 from tir_dagster.orchestration.resources import environment_resources
 from tir_dagster.orchestration.trigger_command import TriggerCommand
 from tir_dagster.sandbox import sample
-from tir_dagster.source.connection import SnowflakeDownError
 from tir_dagster.spec import ExtractSpec, spec_from_mapping
 from tir_dagster_tests.conftest import People, Sandbox
 from tir_dagster_tests.sandbox.tableau.helpers import Admin
@@ -140,25 +140,6 @@ def test_a_failed_run_is_told_with_cause_step_what_is_unaffected_and_its_link(in
     assert SENTENCE in incident["description"]
 
 
-@pytest.mark.parametrize(
-    ("error", "told"),
-    [
-        (GuardError("The source is empty."), Cause.GUARD),
-        (DatasourceError("Refused."), Cause.STEP_FAILED),
-        (ValueError("a bug"), Cause.STEP_FAILED),
-        (ServerDownError("Cannot be reached."), Cause.SERVER_DOWN),
-        (SnowflakeDownError("Cannot be reached."), Cause.WAREHOUSE_DOWN),
-    ],
-)
-def test_the_cause_is_known_from_the_errors_type(instance, people: People, error, told):
-    watcher = Watcher(instance)
-    a_run(instance, error=error)
-    watcher.tick()
-    (message,) = people.messages()
-    assert told.value in message["text"]
-    assert str(error) in message["text"]
-
-
 def test_a_blocking_check_that_fails_is_told_as_one(instance, people: People):
     @dg.asset(key=["orders", "purged_extract"])
     def purged_extract() -> None: ...
@@ -260,6 +241,15 @@ def test_a_retry_that_dagster_could_not_start_is_told_after_all(retrying, people
     watcher.tick()
     watcher.tick()
     assert len(people.messages()) == 1
+
+
+def test_a_run_that_nobody_retries_though_dagster_said_so_is_told_after_a_while(retrying):
+    mark, specs = Watermark.parse(None, time.time() - 1), [an_extract()]
+    run_id = a_run(retrying, error=JobFailedError(SENTENCE), dagster__max_retries="1")
+    early, mark = finished(retrying, specs, mark, time.time() + RETRY_WAIT_SECONDS - 60, tir_home())
+    late, _ = finished(retrying, specs, mark, time.time() + RETRY_WAIT_SECONDS + 1, tir_home())
+    assert run_id not in [one.run_id for one in early]
+    assert run_id in [one.run_id for one in late]
 
 
 def test_a_run_of_a_command_is_left_to_it_but_its_re_execution_is_not(instance, people: People):
@@ -398,17 +388,17 @@ def refresh(*options: str) -> Result:
     return CliRunner().invoke(tir, ["refresh", "orders", *options])
 
 
-def test_three_failed_commands_and_a_good_one_are_one_thread_and_one_incident(specs, tableau: Admin, people: People):
-    tableau.fault("fail_job", notes="The disk is <full> & more.", times=3)
-    assert [refresh("--full").exit_code for _ in range(3)] == [1, 1, 1]
+def test_a_failed_command_and_a_good_one_are_one_thread_and_one_incident(specs, tableau: Admin, people: People):
+    tableau.fault("fail_job", notes="The disk is <full> & more.")
+    assert refresh("--full").exit_code == 1
     done = refresh("--full")
     assert done.exit_code == 0, done.output
-    first, *answers = people.messages()
-    assert [answer["thread_ts"] for answer in answers] == [first["ts"]] * 3
+    first, answer = people.messages()
+    assert answer["thread_ts"] == first["ts"]
     assert "The disk is &lt;full&gt; &amp; more" in first["text"]
     assert "orders / published_datasource" in json.dumps(first["blocks"])
     (incident,) = people.incidents()
-    assert (len(incident["notes"]), incident["state"], incident["active"]) == (2, "6", "false")
+    assert (incident["notes"], incident["state"], bool(incident["resolved_at"])) == ([], "6", True)
 
 
 def test_a_good_command_is_told_with_its_run_and_the_sensor_adds_nothing(specs, tableau: Admin, people: People):
@@ -423,17 +413,36 @@ def test_a_good_command_is_told_with_its_run_and_the_sensor_adds_nothing(specs, 
     assert "myproject/told" in text
 
 
+def test_a_load_that_fails_is_told_by_its_command_and_ended_by_the_next(specs, seeded: Sandbox, people: People):
+    """Without people of its own: those of the extract on its table hear of failures and their end."""
+    folder = specs.parent / "landing"
+    files = {"path": f"file://{folder}", "format": "csv"}
+    load = {"name": "order_files", "table": sample.TABLE, "files": files, "mode": "append"}
+    specs.write_text(json.dumps({**json.loads(specs.read_text()), "loads": [load]}), encoding="utf-8")
+    assert CliRunner().invoke(tir, ["load", "order_files"]).exit_code == 1
+    folder.mkdir()
+    for _ in range(2):
+        done = CliRunner().invoke(tir, ["load", "order_files"])
+        assert done.exit_code == 0, done.output
+    failure, recovery = people.messages()
+    assert "order_files: the load failed" in failure["text"]
+    assert "is no folder" in failure["text"]
+    assert (recovery["thread_ts"], "the load works again" in recovery["text"]) == (failure["ts"], True)
+    assert [one["correlation_id"] for one in people.incidents()] == ["tir/order_files/load"]
+
+
 def test_a_wrong_command_is_nobody_elses_business(specs, tableau: Admin, people: People):
     assert refresh("--slices", "2025-03").exit_code == 2
     assert people.messages() == []
 
 
-TROUBLES = {
-    "down": None,
-    "slow": {"kind": "delay", "seconds": 30},
-    "429": {"kind": "status", "status": 429, "retry_after": 60},
-    "500": {"kind": "status", "status": 500},
-    "html": {"kind": "status", "status": 502, "message": "<html>bad gateway</html>"},
+# What both endpoints do, at their first and their second try.
+HTML = {"kind": "status", "status": 502, "message": "<html>bad gateway</html>"}
+BUSY, BROKEN = {"kind": "status", "status": 429, "retry_after": 0.1}, {"kind": "status", "status": 500}
+TROUBLES: dict[str, dict[str, list[dict[str, Any]]]] = {
+    "down": {},
+    "slow": {"^/(slack|api)/": [{"kind": "delay", "seconds": 30}] * 9},
+    "answering 429, 500 and HTML": {"^/slack/": [BUSY, BROKEN], "^/api/": [BROKEN, HTML]},
 }
 
 
@@ -441,9 +450,10 @@ TROUBLES = {
 def test_people_who_cannot_be_reached_change_nothing_about_a_refresh(
     specs, tableau: Admin, people: People, monkeypatch, trouble: str
 ):
-    if fault := TROUBLES[trouble]:
-        people.fault(**fault, path="^/(slack|api)/", times=50)
-    else:
+    for path, faults in TROUBLES[trouble].items():
+        for fault in faults:
+            people.fault(**fault, path=path)
+    if trouble == "down":
         monkeypatch.setenv("SLACK_API_URL", "http://127.0.0.1:9/")
         monkeypatch.setenv("SERVICENOW_URL", "http://127.0.0.1:9")
     # A recovery concerns both of them.

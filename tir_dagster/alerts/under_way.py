@@ -1,0 +1,48 @@
+"""Commands that are under way, a lease each: one that is over without a word was killed, and people shall hear of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from tir_dagster.changes.lease import LeaseHeldError, lease, lease_holder
+
+_FORM = re.compile(r"([a-z][a-z0-9_]*)@(\d+\.\d+)")
+
+
+@dataclass(frozen=True)
+class Killed:
+    """A command that ended without saying how."""
+
+    extract: str
+    started: float
+    # When it was last seen alive.
+    last: float
+    path: Path
+
+    def forget(self) -> None:
+        self.path.unlink(missing_ok=True)
+
+
+@contextmanager
+def under_way(folder: Path, extract: str, started: float) -> Iterator[None]:
+    """Say that a command works on the extract (or load) as long as the block lasts."""
+    with ExitStack() as stack:
+        # A disk that is full, or that nobody may write to, must not stop the command.
+        with suppress(OSError, LeaseHeldError):
+            stack.enter_context(lease(folder / f"{extract}@{started:.3f}", purpose="a command"))
+        yield
+
+
+def killed_commands(folder: Path, extracts: Collection[str]) -> list[Killed]:
+    """Those of these extracts whose process is gone."""
+    found = []
+    for path in sorted(folder.glob("*@*")):
+        named = _FORM.fullmatch(path.name)
+        with suppress(FileNotFoundError):
+            if named and named[1] in extracts and lease_holder(path) is None:
+                found.append(Killed(named[1], float(named[2]), path.stat().st_mtime, path))
+    return found

@@ -1,0 +1,195 @@
+"""What becomes of a command, for people: told at its end, or by the alerts sensor where it was killed."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+
+from tir_dagster.alerts.book import Book
+from tir_dagster.alerts.events import Failure, Report, Success
+from tir_dagster.alerts.telling import Note, Teller
+from tir_dagster.alerts.text import one_line, scrub, shortened
+from tir_dagster.alerts.under_way import Killed, killed_commands, under_way
+from tir_dagster.changes.hints import HintError
+from tir_dagster.errors import SpecError
+from tir_dagster.loading.declared import LoadSpec
+from tir_dagster.orchestration.confirmations import last_confirmation
+from tir_dagster.orchestration.ended_runs import Told
+from tir_dagster.orchestration.home import tir_home
+from tir_dagster.orchestration.load_reports import load_failure, load_failure_of_run, load_success_of_run
+from tir_dagster.orchestration.names import TOLD_BY_COMMAND, extract_keys
+from tir_dagster.orchestration.partitions import UNFINISHED
+from tir_dagster.orchestration.people import people_of_environment
+from tir_dagster.orchestration.run_reports import (
+    error_names,
+    failure,
+    failures_of_run,
+    in_words,
+    reached,
+    sentence_of,
+    success_of_run,
+)
+
+_KILLED = "The command that worked on it ended without a word: its process was killed, or its machine stopped."
+
+
+def book_of(home: Path) -> Book:
+    """One for commands, sensors and a project's own reports, wherever the rest of the state is: below TIR_HOME."""
+    return Book(home / "alerts")
+
+
+def _commands(home: Path) -> Path:
+    return home / "alerts" / "commands"
+
+
+@contextmanager
+def telling(spec: Told, instance: dg.DagsterInstance, outcome: Any, progress: Callable[[str], None]) -> Iterator[None]:
+    """Tell people how the block ended, within the time that the spec allows, whatever becomes of the telling."""
+    if spec.alerts is None:
+        yield
+        return
+    started = time.time()
+    with under_way(_commands(tir_home()), spec.name, started):
+        try:
+            yield
+        except Exception as error:
+            if not _is_typists(spec, instance, error):
+                _tell(spec, instance, outcome, progress, partial(_failed, spec, instance, outcome, error, started))
+            raise
+        _tell(spec, instance, outcome, progress, partial(_succeeded, spec, instance, outcome))
+
+
+def _is_typists(spec: Told, instance: dg.DagsterInstance, error: Exception) -> bool:
+    """A wrong command is the business of who typed it, and so is a spec that never worked.
+
+    One that did work is everybody's: its source lost a column, and the command runs by itself at night.
+    """
+    if isinstance(error, HintError):
+        return True
+    if not isinstance(error, SpecError) or isinstance(spec, LoadSpec):
+        return False
+    return last_confirmation(instance, extract_keys(spec).published_datasource) is None
+
+
+def _tell(
+    spec: Told,
+    instance: dg.DagsterInstance,
+    outcome: Any,
+    progress: Callable[[str], None],
+    made: Callable[[], Report | None],
+) -> None:
+    assert spec.alerts is not None, "who has nobody to tell does not come here"
+    try:
+        teller = Teller(
+            book_of(tir_home()),
+            {spec.name: spec.alerts},
+            people_of_environment(),
+            seconds=spec.alerts.timeout,
+            env=os.environ,
+        )
+        reports = [one for one in [made()] if one is not None]
+        notes = teller.tell(reports)
+        leave_notes(instance, notes, progress)
+        outcome.warnings += [note.text for note in notes]
+    except Exception as error:
+        # Nothing about the telling may turn a refresh that is through into one that failed.
+        said = shortened(one_line(scrub(str(error), os.environ)), 300)
+        progress(f"people were not told: {type(error).__name__}: {said}")
+
+
+def leave_notes(instance: dg.DagsterInstance, notes: Sequence[Note], warn: Callable[[str], Any]) -> None:
+    """What could not be told is visible: in the log here, and on the run that it was about."""
+    for note in notes:
+        warn(note.text)
+        run = instance.get_run_by_id(note.run_id) if note.run_id else None
+        if run is not None:
+            instance.report_engine_event(note.text, run)
+
+
+def _failed(spec: Told, instance: dg.DagsterInstance, outcome: Any, error: Exception, started: float) -> Failure:
+    run_id = outcome.run_ids[-1] if outcome.run_ids else ""
+    record = instance.get_run_record_by_id(run_id) if run_id else None
+    given: dict[str, Any] = {
+        "ident": f"{run_id or started}/{spec.name}",
+        "names": error_names(error),
+        "sentence": sentence_of(error),
+        "at": time.time(),
+        "run_id": run_id,
+    }
+    if isinstance(spec, LoadSpec):
+        step = load_failure_of_run(instance, spec, record) if record is not None else None
+        return load_failure(spec, **given, step=step.step if step else "")
+    found = failures_of_run(instance, [spec], record, tir_home()) if record is not None else []
+    # Before the first run it looks at the server and the source.
+    step_name = found[0].step if found else "looking at the datasource and its source"
+    return failure(instance, spec, tir_home(), **given, step=step_name)
+
+
+def _succeeded(spec: Told, instance: dg.DagsterInstance, outcome: Any) -> Success | None:
+    run_id = outcome.run_ids[-1] if outcome.run_ids else ""
+    record = instance.get_run_record_by_id(run_id) if run_id else None
+    if isinstance(spec, LoadSpec):
+        done = load_success_of_run(instance, spec, record) if record is not None else None
+        return replace(done, warnings=tuple(outcome.warnings), seconds=outcome.seconds) if done else None
+    if record is None:
+        return Success(
+            id=f"{time.time():.3f}/{spec.name}",
+            extract=spec.name,
+            at=time.time(),
+            datasource=f"{spec.datasource.project}/{spec.datasource.name}",
+            seconds=outcome.seconds,
+            as_of=outcome.source_version or "",
+            scopes=reached(spec, published=False),
+        )
+    success = success_of_run(instance, spec, record, tir_home())
+    if success is None:
+        return None
+    reason = outcome.reason or ""
+    return replace(
+        success,
+        decision=outcome.decision,
+        reason=reason,
+        why=in_words(reason),
+        warnings=tuple(outcome.warnings),
+        seconds=outcome.seconds,
+    )
+
+
+# A command that was killed
+
+
+def killed_reports(instance: dg.DagsterInstance, told: Sequence[Told], home: Path) -> list[tuple[Killed, Failure]]:
+    """What the commands would have said that can say nothing any more."""
+    by_name = {one.name: one for one in told}
+    return [(one, _killed(instance, by_name[one.extract], one)) for one in killed_commands(_commands(home), by_name)]
+
+
+def _killed(instance: dg.DagsterInstance, spec: Told, one: Killed) -> Failure:
+    run_id = _run_of(instance, spec, one.started)
+    given: dict[str, Any] = {
+        "ident": f"{run_id or one.started}/{spec.name}",
+        "names": [],
+        "sentence": _KILLED,
+        # Not now: a later command may have worked meanwhile.
+        "at": one.last,
+        "run_id": run_id,
+    }
+    return load_failure(spec, **given) if isinstance(spec, LoadSpec) else failure(instance, spec, tir_home(), **given)
+
+
+def _run_of(instance: dg.DagsterInstance, spec: Told, started: float) -> str:
+    """The run that the command was in; Dagster still takes it for one at work."""
+    since = datetime.fromtimestamp(started, UTC)
+    for run in instance.get_runs(dg.RunsFilter(statuses=UNFINISHED, created_after=since), limit=50):
+        if TOLD_BY_COMMAND in run.tags and run.job_name.startswith(f"{spec.name}_"):
+            return run.run_id
+    return ""

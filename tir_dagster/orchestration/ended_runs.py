@@ -1,0 +1,188 @@
+"""Dagster's history as the alerts sensor reads it: which runs ended since its last tick, and what they mean for people."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TypeAlias
+
+import dagster as dg
+from dagster import DagsterEventType
+
+from tir_dagster.alerts.events import Cause, Failure, Recovered, Report
+from tir_dagster.loading.declared import LoadSpec
+from tir_dagster.orchestration.load_reports import load_failure_of_run, load_success_of_run
+from tir_dagster.orchestration.names import (
+    TOLD_BY_COMMAND,
+    detect_job_name,
+    extract_keys,
+    load_job_name,
+    load_keys,
+    refresh_job_name,
+    verify_job_name,
+)
+from tir_dagster.orchestration.run_reports import failures_of_run, success_of_run
+from tir_dagster.spec import ExtractSpec
+
+Told: TypeAlias = ExtractSpec | LoadSpec
+
+# A run may be on record a little later than its end says.
+OVERLAP_SECONDS = 300.0
+# A run's tags may change after its end: it comes up again, and who has heard of it need not hear it again.
+OLDEST_SECONDS = 86_400.0
+# Whether Dagster retries a failed run is on record right after its failure; that nobody does, is not.
+RETRY_NEWS_SECONDS, RETRY_WAIT_SECONDS = 30.0, 900.0
+# A command tells people of its own runs within its `timeout`; one that was killed does not.
+COMMAND_NEWS_SECONDS = 120.0
+# After a long outage the next tick goes on.
+MOST_RUNS = 100
+_WILL_RETRY, _RETRIED_BY = "dagster/will_retry", "dagster/auto_retry_run_id"
+_ENDED = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE]
+
+
+@dataclass(frozen=True)
+class Watermark:
+    """Up to where ended runs were looked at, which ones around there, and which wait for Dagster's retry."""
+
+    # When the sensor first looked: what ended before people asked to be told is history.
+    start: float
+    after: float
+    # By when they came on record.
+    seen: dict[str, float] = field(default_factory=dict)
+    waiting: list[str] = field(default_factory=list)
+
+    @staticmethod
+    def parse(cursor: str | None, now: float) -> Watermark:
+        try:
+            found = Watermark(**json.loads(cursor or ""))
+        except (ValueError, TypeError):
+            return Watermark(start=now, after=now)
+        # A list, as an earlier release kept it.
+        seen = found.seen if isinstance(found.seen, dict) else dict.fromkeys(found.seen, found.after)
+        return replace(found, seen=seen)
+
+
+def finished(
+    instance: dg.DagsterInstance,
+    told: Sequence[Told],
+    before: Watermark,
+    now: float,
+    home: Path,
+    *,
+    most: int = MOST_RUNS,
+) -> tuple[list[Report], Watermark]:
+    """Reports of the runs that ended since, the longest ago first, and where to go on."""
+    records = _ended_since(instance, before, most)
+    oldest = max(before.start, before.after - OLDEST_SECONDS)
+    fresh = {one.dagster_run.run_id: one for one in records if _end(one) >= oldest} | {
+        ident: record for ident in before.waiting if (record := instance.get_run_record_by_id(ident)) is not None
+    }
+    waiting = [ident for ident, one in fresh.items() if _is_early(instance, one, now)]
+    reports = [
+        report
+        for ident, one in sorted(fresh.items(), key=lambda item: _end(item[1]))
+        if ident not in waiting and _RETRIED_BY not in one.dagster_run.tags
+        for report in reports_of(instance, told, one, home)
+    ]
+    after = max([before.after, *map(_updated, records)])
+    seen = {**before.seen, **{one.dagster_run.run_id: _updated(one) for one in records}}
+    seen = {ident: at for ident, at in seen.items() if at > after - OVERLAP_SECONDS}
+    return reports, Watermark(before.start, after, seen, waiting)
+
+
+def _ended_since(instance: dg.DagsterInstance, before: Watermark, most: int) -> list[dg.RunRecord]:
+    """Those that were not seen, in the order in which they came on record: however many there are, the next tick goes on."""
+    since = max(before.start, before.after - OVERLAP_SECONDS)
+    wanted = dg.RunsFilter(statuses=_ENDED, updated_after=datetime.fromtimestamp(since, UTC))
+    found = instance.get_run_records(wanted, limit=most + len(before.seen), order_by="update_timestamp", ascending=True)
+    return [one for one in found if one.dagster_run.run_id not in before.seen][:most]
+
+
+def _updated(record: dg.RunRecord) -> float:
+    return record.update_timestamp.timestamp()
+
+
+def _end(record: dg.RunRecord) -> float:
+    return record.end_time or _updated(record)
+
+
+def _is_early(instance: dg.DagsterInstance, record: dg.RunRecord, now: float) -> bool:
+    return _is_left_to_command(record, now) or _may_be_retried(instance, record, now)
+
+
+def _is_left_to_command(record: dg.RunRecord, now: float) -> bool:
+    """What the command has told by then is not told again: its reports have the same ids."""
+    run = record.dagster_run
+    return run.tags.get(TOLD_BY_COMMAND) == run.run_id and now - _end(record) < COMMAND_NEWS_SECONDS
+
+
+def _may_be_retried(instance: dg.DagsterInstance, record: dg.RunRecord, now: float) -> bool:
+    """Whether Dagster may still run it again: people hear of the last try only, but they do hear of it."""
+    run = record.dagster_run
+    if run.status is not dg.DagsterRunStatus.FAILURE or _RETRIED_BY in run.tags or not instance.run_retries_enabled:
+        return False
+    said, since = run.tags.get(_WILL_RETRY), now - _end(record)
+    if said is None:
+        return since < RETRY_NEWS_SECONDS
+    # The daemon that retries may be down, or the run's code gone.
+    return said.lower() == "true" and since < RETRY_WAIT_SECONDS
+
+
+def reports_of(instance: dg.DagsterInstance, told: Sequence[Told], record: dg.RunRecord, home: Path) -> list[Report]:
+    run = record.dagster_run
+    keys = _asset_keys(instance, run)
+    own = [one for one in told if _concerns(one, run, keys)]
+    loads = [one for one in own if isinstance(one, LoadSpec)]
+    extracts = [one for one in own if isinstance(one, ExtractSpec)]
+    if _only_verifies(run, keys, extracts):
+        return _verified(instance, extracts, record, home)
+    if run.status is dg.DagsterRunStatus.FAILURE:
+        failed = [load_failure_of_run(instance, load, record) for load in loads]
+        return [*failures_of_run(instance, extracts, record, home), *filter(None, failed)]
+    done = [success_of_run(instance, spec, record, home) for spec in extracts]
+    return [*filter(None, done), *(load_success_of_run(instance, load, record) for load in loads)]
+
+
+def _only_verifies(run: dg.DagsterRun, keys: set[dg.AssetKey], specs: Sequence[ExtractSpec]) -> bool:
+    by_job = any(run.job_name == verify_job_name(spec) for spec in specs)
+    return not keys and (by_job or bool(run.asset_check_selection))
+
+
+def _verified(
+    instance: dg.DagsterInstance, specs: Sequence[ExtractSpec], record: dg.RunRecord, home: Path
+) -> list[Report]:
+    """Of a run that made checks and no asset: whether they could be made. What they found is told elsewhere."""
+    ident, ended = record.dagster_run.run_id, _end(record)
+    if record.dagster_run.status is dg.DagsterRunStatus.FAILURE:
+        return [_unverified(one) for one in failures_of_run(instance, specs, record, home)]
+    return [Recovered(f"{ident}/{spec.name}/verified", spec.name, "verification", ended) for spec in specs]
+
+
+def _unverified(failure: Failure) -> Failure:
+    whole = failure.cause.is_whole_server
+    return replace(failure, topic="verification", cause=failure.cause if whole else Cause.UNVERIFIED)
+
+
+def _asset_keys(instance: dg.DagsterInstance, run: dg.DagsterRun) -> set[dg.AssetKey]:
+    """In runs of the extracts' jobs, of assets picked by hand, of a user's job."""
+    if run.asset_selection:
+        return set(run.asset_selection)
+    planned = instance.get_records_for_run(run.run_id, of_type=DagsterEventType.ASSET_MATERIALIZATION_PLANNED)
+    return {record.asset_key for record in planned.records if record.asset_key is not None}
+
+
+def _concerns(one: Told, run: dg.DagsterRun, keys: set[dg.AssetKey]) -> bool:
+    """By its job or its assets; of a translator's keys the first part is still the extract's name."""
+    if isinstance(one, LoadSpec):
+        return run.job_name == load_job_name(one) or load_keys(one).source_table in keys
+    made = extract_keys(one)
+    jobs = (detect_job_name(one), refresh_job_name(one), verify_job_name(one))
+    return (
+        run.job_name in jobs
+        or bool(keys & {made.changed_keys, made.purged_extract, made.published_datasource})
+        or any(key.path[0] == one.name and len(key.path) == 2 for key in keys)
+        or any(key.asset_key == made.published_datasource for key in run.asset_check_selection or ())
+    )

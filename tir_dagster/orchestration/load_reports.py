@@ -1,0 +1,125 @@
+"""What a finished load means for people, and who they are. Reads, decides nothing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import dagster as dg
+
+from tir_dagster.alerts.events import Cause, Failure, Success
+from tir_dagster.loading.declared import LoadSpec
+from tir_dagster.orchestration.names import load_keys
+from tir_dagster.orchestration.run_reports import (
+    cause_of,
+    failed_steps,
+    materialized,
+    run_ending,
+    run_url,
+    seconds_of,
+    snowflake_scope,
+)
+from tir_dagster.source.names import TableName
+from tir_dagster.spec import ExtractSpec
+
+UNAFFECTED = "a load is one transaction: the table has all of it or nothing"
+
+
+def with_people(load: LoadSpec, extracts: Sequence[ExtractSpec]) -> LoadSpec:
+    """The load with somebody to tell: its own people, else those of the first extract that reads its table.
+
+    The latter hear of failures and their end only: a load that works shows in their extract.
+    """
+    if load.alerts is not None:
+        return load
+    from tir_dagster.changes.watched import watched_tables  # noqa: PLC0415 - it parses the extract's query
+
+    table = TableName.parse(load.table)
+    found = next((one.alerts for one in extracts if one.alerts and table in watched_tables(one)), None)
+    if found is not None and found.slack is not None:
+        found = replace(found, slack=replace(found.slack, on_success="never"))
+    return replace(load, alerts=found)
+
+
+def load_failure(
+    load: LoadSpec,
+    *,
+    ident: str,
+    names: Sequence[str],
+    sentence: str,
+    at: float,
+    step: str = "",
+    run_id: str = "",
+) -> Failure:
+    down = cause_of(names) is Cause.WAREHOUSE_DOWN
+    return Failure(
+        id=ident,
+        extract=load.name,
+        cause=Cause.WAREHOUSE_DOWN if down else Cause.LOAD_FAILED,
+        sentence=sentence,
+        at=at,
+        step=step,
+        scope=snowflake_scope(os.environ) if down else "",
+        run_id=run_id,
+        run_url=run_url(run_id, os.environ),
+        datasource=load.table,
+        unaffected=UNAFFECTED,
+        topic="load",
+    )
+
+
+def load_failure_of_run(instance: dg.DagsterInstance, load: LoadSpec, record: dg.RunRecord) -> Failure | None:
+    """None if other steps of the run failed, and not the load's."""
+    run_id, steps = record.dagster_run.run_id, failed_steps(instance, record.dagster_run.run_id)
+    own = [one for one in steps if one[0] == load_keys(load).source_table.to_python_identifier()]
+    for step, names, sentence in own or ([] if steps else run_ending(instance, run_id)):
+        return load_failure(
+            load,
+            ident=f"{run_id}/{load.name}",
+            names=names,
+            sentence=sentence,
+            at=record.end_time or record.update_timestamp.timestamp(),
+            step=step.replace("__", " / "),
+            run_id=run_id,
+        )
+    return None
+
+
+def load_success_of_run(instance: dg.DagsterInstance, load: LoadSpec, record: dg.RunRecord) -> Success:
+    run_id = record.dagster_run.run_id
+    made = materialized(instance, run_id).get(load_keys(load).source_table)
+    return Success(
+        id=f"{run_id}/{load.name}",
+        extract=load.name,
+        at=record.end_time or record.update_timestamp.timestamp(),
+        datasource=load.table,
+        run_id=run_id,
+        run_url=run_url(run_id, os.environ),
+        published=made is not None,
+        decision="load" if made else "none",
+        seconds=seconds_of(record),
+        of="load",
+        facts=_facts(made or {}),
+        # It reads the list of loads, whatever it finds.
+        scopes=(snowflake_scope(os.environ),),
+    )
+
+
+def _facts(made: Mapping[str, Any]) -> dict[str, str]:
+    rows = [
+        f"{int(made[name]):,} {what}"
+        for name, what in (
+            ("tir/rows_inserted", "inserted"),
+            ("tir/rows_updated", "updated"),
+            ("tir/rows_deleted", "deleted"),
+            ("tir/rows_rejected", "rejected"),
+        )
+        if made.get(name)
+    ]
+    files = made.get("tir/files")
+    return {
+        **({"Files": str(len(files))} if isinstance(files, list) else {}),
+        **({"Rows": ", ".join(rows)} if rows else {}),
+    }

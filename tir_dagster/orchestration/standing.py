@@ -1,0 +1,121 @@
+"""What stands now, whoever found it: drift by the verification's last checks, and a datasource that is stale."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+
+import dagster as dg
+
+from tir_dagster.alerts.book import Trouble
+from tir_dagster.alerts.events import Cause, Failure, Recovered, Report, Topic
+from tir_dagster.alerts.text import span
+from tir_dagster.errors import EQUALS_SOURCE
+from tir_dagster.orchestration.checks import SERVER, verification_names
+from tir_dagster.orchestration.names import extract_keys
+from tir_dagster.orchestration.run_reports import run_url
+from tir_dagster.spec import ExtractSpec
+
+
+def standing(
+    instance: dg.DagsterInstance,
+    specs: Sequence[ExtractSpec],
+    troubles: Sequence[Trouble],
+    *,
+    since: float,
+    now: float,
+) -> list[Report]:
+    """Reports of what these extracts' checks found since then, and of those that are not as fresh as promised."""
+    return [
+        report
+        for spec in specs
+        for report in (*_drift(instance, spec, troubles, since), *_freshness(instance, spec, troubles, now))
+    ]
+
+
+def _open(spec: ExtractSpec, topic: Topic, troubles: Sequence[Trouble]) -> Trouble | None:
+    return next((one for one in troubles if one.affected.get(spec.name) == topic), None)
+
+
+def _drift(
+    instance: dg.DagsterInstance, spec: ExtractSpec, troubles: Sequence[Trouble], since: float
+) -> Iterator[Report]:
+    """One report for all that the last checks say; a check that could not be made says nothing."""
+    # A check that the spec no longer asks for is never made again: its last word counts for nothing.
+    names = {EQUALS_SOURCE, SERVER} & set(verification_names(spec))
+    found = [one for name in sorted(names) if (one := _evaluated(instance, spec, name)) is not None]
+    wrong = [one for one in found if not one.passed]
+    newest = max((one.at for one in wrong or found), default=0.0)
+    trouble = _open(spec, "drift", troubles)
+    if newest <= (trouble.latest if trouble else since):
+        return
+    if wrong:
+        yield _drifted(spec, wrong)
+    elif trouble:
+        yield Recovered(f"{found[-1].run_id}/{spec.name}/no-drift", spec.name, "drift", newest)
+
+
+class _Evaluated:
+    """A check's last result."""
+
+    def __init__(self, record: dg.AssetCheckExecutionRecord, evaluation: dg.AssetCheckEvaluation) -> None:
+        self.run_id = record.run_id
+        self.at = record.event.timestamp if record.event else record.create_timestamp
+        self.passed = evaluation.passed
+        self.sentence = evaluation.description or f"the check {evaluation.check_name} failed"
+
+
+def _evaluated(instance: dg.DagsterInstance, spec: ExtractSpec, name: str) -> _Evaluated | None:
+    key = dg.AssetCheckKey(extract_keys(spec).published_datasource, name)
+    record = instance.get_latest_asset_check_evaluation_record(key)
+    evaluation = record.evaluation if record is not None and record.event is not None else None
+    if record is None or not isinstance(evaluation, dg.AssetCheckEvaluation):
+        return None
+    # What failed as a warning could not be looked at: neither drift nor its end.
+    unknown = not evaluation.passed and evaluation.severity is not dg.AssetCheckSeverity.ERROR
+    return None if unknown else _Evaluated(record, evaluation)
+
+
+def _drifted(spec: ExtractSpec, wrong: Sequence[_Evaluated]) -> Failure:
+    last = max(wrong, key=lambda one: one.at)
+    return Failure(
+        id=f"{last.run_id}/{spec.name}/drift",
+        extract=spec.name,
+        cause=Cause.DRIFT,
+        sentence=" ".join(one.sentence for one in wrong),
+        at=last.at,
+        run_id=last.run_id,
+        run_url=run_url(last.run_id, os.environ),
+        datasource=f"{spec.datasource.project}/{spec.datasource.name}",
+    )
+
+
+def _freshness(
+    instance: dg.DagsterInstance, spec: ExtractSpec, troubles: Sequence[Trouble], now: float
+) -> Iterator[Report]:
+    """By the rule of the asset's freshness policy, also where Dagster's daemon does not look at those."""
+    if spec.freshness is None:
+        return
+    last = instance.get_latest_materialization_event(extract_keys(spec).published_datasource)
+    trouble = _open(spec, "freshness", troubles)
+    if last is None:
+        return
+    if now - last.timestamp > spec.freshness:
+        # Told once, until something is published.
+        if trouble is None:
+            yield _stale(spec, last.timestamp, now)
+    elif trouble is not None and last.timestamp > trouble.latest:
+        yield Recovered(f"{spec.name}/fresh/{last.timestamp:.3f}", spec.name, "freshness", last.timestamp)
+
+
+def _stale(spec: ExtractSpec, published: float, now: float) -> Failure:
+    moment = f"{datetime.fromtimestamp(published, UTC):%Y-%m-%d %H:%M} UTC"
+    return Failure(
+        id=f"{spec.name}/stale/{published:.3f}",
+        extract=spec.name,
+        cause=Cause.STALE,
+        sentence=f"Nothing was published since {moment}; `freshness` allows {span(spec.freshness or 0)}.",
+        at=now,
+        datasource=f"{spec.datasource.project}/{spec.datasource.name}",
+    )

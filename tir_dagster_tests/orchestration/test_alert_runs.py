@@ -1,0 +1,422 @@
+"""Which runs, checks and commands become reports to people, and when. Dagster's history alone: no servers, no Spark."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from tir_dagster.alerts.book import Book
+from tir_dagster.alerts.events import Cause, Failure, Recovered, Report, Success
+from tir_dagster.alerts.policy import Alerts, SlackAlerts
+from tir_dagster.alerts.under_way import killed_commands, under_way
+from tir_dagster.changes.hints import HintError
+from tir_dagster.changes.plan import Known
+from tir_dagster.changes.state import Confirmation
+from tir_dagster.datasource.trouble import ServerDownError
+from tir_dagster.definitions import build_defs
+from tir_dagster.errors import EQUALS_SOURCE, DatasourceError, GuardError, LoadError, SpecError, VerificationError
+from tir_dagster.orchestration.alerting import build_alert_sensor, report_blind, report_reading
+from tir_dagster.orchestration.checks import SERVER
+from tir_dagster.orchestration.command_reports import book_of, killed_reports, telling
+from tir_dagster.orchestration.confirmations import CONFIRMATION
+from tir_dagster.orchestration.ended_runs import (
+    COMMAND_NEWS_SECONDS,
+    Watermark,
+    finished,
+)
+from tir_dagster.orchestration.home import tir_home
+from tir_dagster.orchestration.load_reports import with_people
+from tir_dagster.orchestration.names import TOLD_BY_COMMAND, extract_keys
+from tir_dagster.orchestration.people import people_resources
+from tir_dagster.orchestration.probing import in_time
+from tir_dagster.orchestration.resources import StateFolder
+from tir_dagster.orchestration.standing import standing
+from tir_dagster.source.connection import SnowflakeDownError
+from tir_dagster.spec import ExtractSpec, parse_declared
+from tir_dagster_tests.alerts.reports import Desk
+
+SPECS = """\
+extracts:
+  - name: orders
+    source: MYDB.MYSCHEMA.MYTABLE
+    row_key: ORDER_ID
+    datasource: {project: myproject, name: told}
+    freshness: 1 hour
+    checks: {server: true}
+    alerts: {channels: [no:Body], patience: 0 seconds, slack: {channel: "#mychannel", on_success: always}}
+loads:
+  - name: order_files
+    table: MYDB.MYSCHEMA.MYTABLE
+    files: {path: "s3://landing/orders", format: csv}
+    mode: append
+"""
+DECLARED = parse_declared(SPECS, "test.yaml")
+(ORDERS,) = DECLARED.extracts
+LOAD = with_people(DECLARED.loads[0], DECLARED.extracts)
+PUBLISHED = extract_keys(ORDERS).published_datasource
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TIR_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("SNOWFLAKE_ACCOUNT", "acme")
+    monkeypatch.setenv("TABLEAU_SERVER_URL", "https://tableau.example.com")
+    return tmp_path / "state"
+
+
+@pytest.fixture
+def instance() -> Iterator[dg.DagsterInstance]:
+    with dg.DagsterInstance.ephemeral() as made:
+        yield made
+
+
+class Reader:
+    """The sensor's reading of the history, tick by tick."""
+
+    def __init__(self, instance: dg.DagsterInstance) -> None:
+        self.instance = instance
+        self.mark = Watermark.parse(None, time.time() - 1)
+
+    def tick(self, later: float = 0.0, most: int = 200) -> list[Report]:
+        told = (ORDERS, LOAD)
+        now = time.time() + later
+        reports, self.mark = finished(self.instance, told, self.mark, now, tir_home(), most=most)
+        return reports
+
+
+def a_run(instance: dg.DagsterInstance, *keys: str, error: Exception | None = None, **tags: str) -> str:
+    def made(key: str) -> Any:
+        @dg.asset(key=key.split("/"))
+        def asset() -> dg.MaterializeResult:
+            if error is not None:
+                raise error
+            return dg.MaterializeResult(metadata={"tir/files": ["a", "b"], "tir/rows_inserted": 1200})
+
+        return asset
+
+    return dg.materialize(
+        [made(key) for key in keys or ("orders/published_datasource",)],
+        instance=instance,
+        raise_on_error=False,
+        tags={name.replace("__", "/"): text for name, text in tags.items()},
+    ).run_id
+
+
+# Loads
+
+
+def test_a_load_that_fails_is_told_to_its_people_and_so_is_one_that_works(instance):
+    reader = Reader(instance)
+    a_run(instance, "order_files/source_table", error=LoadError("day1.csv: 5 of 6 rows are bad. Send it again."))
+    a_run(instance, "order_files/source_table")
+    failure, success = reader.tick()
+    assert isinstance(failure, Failure)
+    assert (failure.extract, failure.cause, failure.ends_with) == ("order_files", Cause.LOAD_FAILED, "load")
+    assert failure.sentence == "day1.csv: 5 of 6 rows are bad. Send it again."
+    assert (failure.step, failure.datasource) == ("order_files / source_table", "MYDB.MYSCHEMA.MYTABLE")
+    assert isinstance(success, Success)
+    assert success.facts == {"Files": "2", "Rows": "1,200 inserted"}
+
+
+def test_a_load_that_cannot_reach_snowflake_belongs_to_the_servers_story(instance):
+    reader = Reader(instance)
+    a_run(instance, "order_files/source_table", error=SnowflakeDownError("Snowflake cannot be reached."))
+    (failure,) = reader.tick()
+    assert (failure.cause, failure.scope) == (Cause.WAREHOUSE_DOWN, "Snowflake acme")
+
+
+def test_a_load_has_its_own_people_or_those_of_the_extract_that_reads_its_table():
+    assert LOAD.alerts == replace(ORDERS.alerts, slack=SlackAlerts("#mychannel", on_success="never"))
+    own = replace(LOAD, alerts=Alerts(channels=("my:Own",)))
+    assert with_people(own, DECLARED.extracts) == own
+    assert with_people(replace(LOAD, alerts=None, table="A.B.C"), DECLARED.extracts).alerts is None
+    made = build_defs(specs=(), loads=(own,))
+    assert "alerts" in [sensor.name for sensor in made.sensors]
+
+
+# Runs
+
+
+def test_the_cause_is_known_from_the_errors_type_and_the_sentence_is_its_own(instance):
+    causes = {
+        GuardError("The source is empty."): Cause.GUARD,
+        DatasourceError("Refused."): Cause.STEP_FAILED,
+        SpecError("orders: changes.watermark names X, which T does not have."): Cause.SPEC_UNFIT,
+        VerificationError("slice 2025-03 differs", check=EQUALS_SOURCE): Cause.CHECK_FAILED,
+        ServerDownError("Cannot be reached."): Cause.SERVER_DOWN,
+        SnowflakeDownError("Cannot be reached."): Cause.WAREHOUSE_DOWN,
+    }
+    reader = Reader(instance)
+    for error in [*causes, ValueError("a bug")]:
+        a_run(instance, error=error)
+    *failures, bug = reader.tick()
+    assert [(one.cause, one.sentence) for one in failures] == [(cause, str(error)) for error, cause in causes.items()]
+    assert (bug.cause, bug.sentence) == (Cause.STEP_FAILED, "ValueError: a bug")
+    assert [one.scope for one in failures[-2:]] == ["tableau.example.com", "Snowflake acme"]
+
+
+def test_an_extract_is_known_by_keys_of_its_own(instance):
+    named = replace(ORDERS, asset_keys={"published_datasource": "sales_all"})
+    before = Watermark.parse(None, time.time() - 1)
+    a_run(instance, "sales_all", error=ValueError("no"))
+    (failure,), _ = finished(instance, [named], before, time.time(), tir_home())
+    assert (failure.extract, failure.step) == ("orders", "sales_all")
+
+
+def test_runs_of_a_long_outage_are_read_in_parts_and_none_twice(instance):
+    reader = Reader(instance)
+    runs = [a_run(instance, error=ValueError("no")) for _ in range(5)]
+    parts = [reader.tick(most=2) for _ in range(4)]
+    assert [[one.run_id for one in part] for part in parts] == [runs[:2], runs[2:4], runs[4:], []]
+
+
+def test_the_cursor_of_an_earlier_release_is_understood():
+    mark = Watermark.parse('{"start": 1.0, "after": 5.0, "seen": ["a"], "waiting": []}', 9.0)
+    assert (mark.start, mark.seen) == (1.0, {"a": 5.0})
+
+
+def test_where_retries_are_off_a_tag_that_promises_one_is_not_waited_for(instance):
+    reader = Reader(instance)
+    a_run(instance, error=ValueError("no"), dagster__will_retry="true")
+    assert len(reader.tick()) == 1
+
+
+def test_a_run_that_could_not_even_be_started_is_told(instance):
+    reader = Reader(instance)
+    run = instance.create_run_for_job(dg.job(name="orders_detect")(lambda: None))
+    instance.report_run_failed(run, "The code location did not answer.")
+    (failure,) = reader.tick()
+    assert (failure.extract, failure.run_id) == ("orders", run.run_id)
+
+
+def test_a_failed_run_of_a_command_that_died_before_it_told_is_told_in_its_place(instance):
+    reader = Reader(instance)
+    run_id = a_run(instance, error=ValueError("no"))
+    instance.add_run_tags(run_id, {TOLD_BY_COMMAND: run_id})
+    assert reader.tick() == []
+    (failure,) = reader.tick(later=COMMAND_NEWS_SECONDS + 1)
+    assert failure.id == f"{run_id}/orders", "the command's own report has the same id, and is not told twice"
+
+
+# Commands
+
+
+def test_a_command_that_was_killed_is_told_with_its_run(instance, home):
+    """Its process is gone, and Dagster takes its run for one at work, for ever."""
+    killed_command(home)
+    run = instance.create_run_for_job(
+        dg.job(name="orders_refresh")(lambda: None), status=dg.DagsterRunStatus.STARTED, tags={TOLD_BY_COMMAND: "x"}
+    )
+    ((killed, failure),) = killed_reports(instance, [ORDERS, LOAD], home)
+    assert (failure.extract, failure.run_id, failure.id) == ("orders", run.run_id, f"{run.run_id}/orders")
+    assert "killed" in failure.sentence
+    assert abs(failure.at - time.time()) < 60
+    killed.forget()
+    assert killed_reports(instance, [ORDERS, LOAD], home) == []
+
+
+def killed_command(home: Path) -> None:
+    """Leaves behind what a command does whose process ends without a word."""
+    holds = (
+        "import sys, os, time, pathlib; from tir_dagster.alerts.under_way import under_way\n"
+        "with under_way(pathlib.Path(sys.argv[1]), 'orders', time.time()): os._exit(9)"
+    )
+    command = [sys.executable, "-c", holds, str(home / "alerts" / "commands")]
+    assert subprocess.run(command, check=False, timeout=60).returncode == 9
+
+
+def test_a_command_that_is_at_work_or_ended_by_itself_was_not_killed(tmp_path):
+    with under_way(tmp_path, "orders", 1.5):
+        assert killed_commands(tmp_path, ["orders"]) == []
+    assert killed_commands(tmp_path, ["orders"]) == []
+
+
+@dataclass
+class Ended:
+    """A command's outcome as far as people are concerned."""
+
+    run_ids: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+
+def troubles_after(spec: ExtractSpec, instance: dg.DagsterInstance, error: Exception) -> list[str]:
+    under = tir_home() / "alerts" / "commands"
+
+    def fail() -> None:
+        assert list(under.glob(f"{spec.name}@*")), "killed here, it would be told by the sensor"
+        raise error
+
+    with pytest.raises(type(error)), telling(spec, instance, Ended(), lambda _: None):
+        fail()
+    assert list(under.glob("*")) == []
+    return [one.cause for one in book_of(tir_home()).troubles()]
+
+
+def test_a_spec_that_worked_and_does_not_fit_its_source_any_more_is_told(instance):
+    gone = SpecError("orders: changes.watermark names X, which T does not have.")
+    assert troubles_after(ORDERS, instance, gone) == [], "who writes a new spec sees it"
+    confirm(instance)
+    assert troubles_after(ORDERS, instance, gone) == ["SPEC_UNFIT"]
+
+
+def test_a_hint_that_nobody_can_read_is_the_business_of_who_typed_it(instance):
+    confirm(instance)
+    assert troubles_after(ORDERS, instance, HintError("--hint: not JSON.")) == []
+
+
+def confirm(instance: dg.DagsterInstance) -> None:
+    known = Known(definition="d", schema="s", identity="i", token="t")
+    made = Confirmation("orders", "v", "2025-03-01T00:00:00+00:00", known, None, "ds", "1", "f", 1, ())
+    event = dg.AssetMaterialization(PUBLISHED, metadata={CONFIRMATION: made.to_json()})
+    instance.report_runless_asset_event(event)
+
+
+# What stands
+
+
+def checked(instance: dg.DagsterInstance, name: str, *, passed: bool, warn: bool = False) -> None:
+    severity = dg.AssetCheckSeverity.WARN if warn else dg.AssetCheckSeverity.ERROR
+    instance.report_runless_asset_event(
+        dg.AssetCheckEvaluation(
+            asset_key=PUBLISHED, check_name=name, passed=passed, severity=severity, metadata={}, description=f"{name}!"
+        )
+    )
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Desk:
+    return Desk(tmp_path / "desk", extracts=("orders",), now=time.time())
+
+
+def stands(instance: dg.DagsterInstance, book: Book, later: float = 0.0) -> list[Report]:
+    return standing(instance, [ORDERS], book.troubles(), since=0.0, now=time.time() + later)
+
+
+def test_drift_that_the_verification_found_is_one_report_until_it_finds_none(instance, desk):
+    checked(instance, EQUALS_SOURCE, passed=False)
+    checked(instance, SERVER, passed=False)
+    (drift,) = stands(instance, desk.book)
+    assert (drift.cause, drift.sentence) == (Cause.DRIFT, "equals_source! server_holds_it!")
+    desk.tell(drift)
+    assert stands(instance, desk.book) == []
+    checked(instance, EQUALS_SOURCE, passed=True)
+    assert stands(instance, desk.book) == [], "the other check still fails"
+    checked(instance, SERVER, passed=True)
+    (recovered,) = stands(instance, desk.book)
+    desk.tell(recovered)
+    assert desk.listener.kinds == ["failure", "recovery"]
+    assert stands(instance, desk.book) == []
+
+
+def test_a_check_that_could_not_be_made_is_neither_drift_nor_its_end(instance, desk):
+    checked(instance, EQUALS_SOURCE, passed=False, warn=True)
+    assert stands(instance, desk.book) == []
+
+
+def test_drift_from_before_people_asked_to_be_told_is_history(instance, desk):
+    checked(instance, EQUALS_SOURCE, passed=False)
+    assert standing(instance, [ORDERS], [], since=time.time() + 1, now=time.time()) == []
+
+
+def test_a_verification_that_could_not_be_made_is_told_and_so_is_one_that_could(instance):
+    reader = Reader(instance)
+    for error in (OSError("no room on the disk"), None):
+        verify(instance, error)
+    failure, recovered = reader.tick()
+    assert (failure.cause, failure.ends_with, failure.extract) == (Cause.UNVERIFIED, "verification", "orders")
+    assert isinstance(recovered, Recovered)
+    assert recovered.topic == "verification"
+
+
+def verify(instance: dg.DagsterInstance, error: Exception | None) -> None:
+    """The verification's job, with a step that fails or finds nothing wrong."""
+
+    @dg.multi_asset_check(specs=[dg.AssetCheckSpec(EQUALS_SOURCE, asset=PUBLISHED)], name="orders_verification")
+    def verification() -> Iterator[dg.AssetCheckResult]:
+        if error is not None:
+            raise error
+        yield dg.AssetCheckResult(passed=True, check_name=EQUALS_SOURCE)
+
+    job = dg.define_asset_job("orders_verify", selection=dg.AssetSelection.checks_for_assets(PUBLISHED))
+    made = dg.Definitions(assets=[dg.AssetSpec(PUBLISHED)], asset_checks=[verification], jobs=[job])
+    made.resolve_job_def("orders_verify").execute_in_process(instance=instance, raise_on_error=False)
+
+
+def test_a_datasource_that_is_not_as_fresh_as_promised_is_told_once_until_something_is_published(instance, desk):
+    assert stands(instance, desk.book) == [], "nothing is known of what was never published"
+    instance.report_runless_asset_event(dg.AssetMaterialization(PUBLISHED))
+    assert stands(instance, desk.book, later=3500) == []
+    (stale,) = stands(instance, desk.book, later=3700)
+    assert (stale.cause, stale.sentence.endswith("`freshness` allows 60 min.")) == (Cause.STALE, True)
+    desk.tell(replace(stale, at=time.time()))
+    assert stands(instance, desk.book, later=3800) == []
+    instance.report_runless_asset_event(dg.AssetMaterialization(PUBLISHED))
+    desk.tell(*stands(instance, desk.book))
+    assert desk.listener.kinds == ["failure", "recovery"]
+
+
+# Sensors that cannot read
+
+
+def test_a_snowflake_that_hangs_is_told_before_dagster_ends_the_tick():
+    released = threading.Event()
+    with pytest.raises(SnowflakeDownError, match=r"did not answer within 0\.05 seconds"):
+        in_time(lambda: released.wait(30), seconds=0.05)
+    released.set()
+    assert in_time(lambda: 7) == 7
+    with pytest.raises(ZeroDivisionError):
+        in_time(lambda: 1 // 0)
+
+
+def test_one_good_read_shows_that_snowflake_answers_all(instance):
+    down = SnowflakeDownError("Snowflake cannot be reached.")
+    report_blind(ORDERS, down)
+    report_blind(LOAD, down)
+    sensor = Sensor(instance)
+    assert sensor.tick() == [{"order_files": "sensor", "orders": "sensor"}]
+    report_reading(LOAD)
+    assert sensor.tick() == []
+
+
+# All of it, by the sensor
+
+
+class Sensor:
+    """The alerts sensor. The state is elsewhere; the alerts are where commands and other sensors look for them."""
+
+    def __init__(self, instance: dg.DagsterInstance) -> None:
+        self._sensor = build_alert_sensor([ORDERS], loads=[LOAD])
+        self._instance = instance
+        self._cursor: str | None = None
+        self._resources = {**people_resources(), "state": StateFolder(path="/elsewhere")}
+
+    def tick(self) -> list[dict[str, str]]:
+        """Whom troubles affect after it, and what ends them."""
+        context = dg.build_sensor_context(instance=self._instance, cursor=self._cursor, resources=self._resources)
+        result: Any = self._sensor(context)
+        self._cursor = result.cursor
+        return [dict(sorted(one.affected.items())) for one in book_of(tir_home()).troubles()]
+
+
+def test_the_sensor_takes_failed_loads_killed_commands_and_what_stands(instance, home):
+    sensor = Sensor(instance)
+    assert sensor.tick() == []
+    a_run(instance, "order_files/source_table", error=LoadError("a.csv: not CSV. Send it again."))
+    checked(instance, EQUALS_SOURCE, passed=False)
+    killed_command(home)
+    wrong = [{"order_files": "load"}, {"orders": "drift"}, {"orders": "refresh"}]
+    assert sorted(map(str, sensor.tick())) == sorted(map(str, wrong))
+    assert killed_commands(home / "alerts" / "commands", ["orders"]) == []
+    a_run(instance, "order_files/source_table")
+    checked(instance, EQUALS_SOURCE, passed=True)
+    a_run(instance)
+    assert sensor.tick() == []
