@@ -27,10 +27,10 @@ def parquet(**columns) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def shared(access, tmp_path_factory):
+def shared(access, own, tmp_path_factory):
     """One table for all loads that are refused: it stays empty."""
     access.query(f"CREATE OR REPLACE TABLE {SCHEMA}.REFUSED ({COLUMNS})")
-    return Landing(access, tmp_path_factory.mktemp("refused"), f"{SCHEMA}.REFUSED", "refused")
+    return Landing(access, own, tmp_path_factory.mktemp("refused"), f"{SCHEMA}.REFUSED", "refused")
 
 
 @pytest.fixture
