@@ -17,6 +17,7 @@ from tir_dagster.loading.ledger import (
     changed_keys,
     check_claimed,
     committed,
+    found_actions,
     newest_loaded,
     remember,
 )
@@ -24,7 +25,7 @@ from tir_dagster.loading.merging import Places
 from tir_dagster.loading.staging import REJECTED, ROWS, Staged
 from tir_dagster.loading.tables import LEDGER_COLUMNS, create, stage_type
 from tir_dagster.source.connection import SnowflakeAccess, SnowflakeError
-from tir_dagster.source.names import literal
+from tir_dagster.source.names import TableName, literal
 
 # What the connector says when the server or the session is gone: the rows are still staged, so the commit is tried again.
 LOST = frozenset({250001, 250003, 251001, 251007, 290404, 390104, 390111, 390112, 390114, 625})
@@ -84,7 +85,7 @@ class Committer:
                 with connection.cursor() as cursor:
                     return [tuple(row) for row in cursor.execute(sql, params).fetchall()]
 
-            self._make_temporary(run)
+            self._make_temporary(run, staged)
             rows, rejected = self._copy(run, staged)
             self._check_share(plan, staged, sum(rows.values()), sum(rejected.values()))
             self._list_files(run, plan, rows, rejected)
@@ -100,11 +101,12 @@ class Committer:
                 raise
             return done
 
-    def _make_temporary(self, run: Run) -> None:
+    def _make_temporary(self, run: Run, staged: Sequence[Staged]) -> None:
         kinds = {f"C{at}": stage_type(column) for at, column in enumerate(self.places.target.wanted)}
         numbers = {"FILE_NO": "NUMBER(38,0)", "LINE_NO": "NUMBER(38,0)"}
         run(create(self.places.staged, {**numbers, "IS_DELETED": "BOOLEAN", **kinds}, temporary=True))
-        run(create(self.places.rejected, {**numbers, "REASON": "VARCHAR", "ROW_TEXT": "VARCHAR"}, temporary=True))
+        if self.spec.duplicates == "reject" or any(one.rejected for one in staged):
+            run(create(self.places.rejected, {**numbers, "REASON": "VARCHAR", "ROW_TEXT": "VARCHAR"}, temporary=True))
         run(create(self.places.files, LEDGER_COLUMNS, temporary=True))
         run(create(self.places.changed, {"ACTION": "VARCHAR", **kinds}, temporary=True))
         if self.places.target.order is not None and self.places.target.history is not None:
@@ -114,28 +116,28 @@ class Committer:
 
     def _copy(self, run: Run, staged: Sequence[Staged]) -> tuple[dict[int, int], dict[int, int]]:
         """Bring what is staged into the session's tables; good and bad rows by file."""
-        folder = f"@{self.books.stage.sql}/{self.spec.name}/{self.places.load_id}"
-        for table, name, count in (
-            (self.places.staged, ROWS, sum(one.rows for one in staged)),
-            (self.places.rejected, REJECTED, sum(one.rejected for one in staged)),
-        ):
-            if not count:
-                continue
-            run(f"COPY INTO {table.sql} FROM {literal(f'{folder}/{name}/')} {_FORMAT}")
-            arrived = int(run(f"SELECT COUNT(*) FROM {table.sql}")[0][0])
-            if arrived != count:
-                raise LoadError(
-                    f"{self.spec.name}: {arrived:,} of {count:,} staged rows arrived. Nothing was loaded; run again."
-                )
-        if self.spec.duplicates == "reject" and self.spec.key:
+        good = self._copied(run, self.places.staged, ROWS, sum(one.rows for one in staged))
+        bad = self._copied(run, self.places.rejected, REJECTED, sum(one.rejected for one in staged))
+        if self.spec.duplicates == "reject" and self.spec.key and good:
             # The files of a folder that is the whole table are one content.
             for statement in merging.rejecting_duplicates(self.places, together=self.spec.snapshot == "folder"):
                 run(statement)
-        counts = [
-            {int(row[0]): int(row[1]) for row in run(f"SELECT FILE_NO, COUNT(*) FROM {table.sql} GROUP BY FILE_NO")}
-            for table in (self.places.staged, self.places.rejected)
-        ]
-        return counts[0], counts[1]
+            good, bad = (_by_file(run, table) for table in (self.places.staged, self.places.rejected))
+        return good, bad
+
+    def _copied(self, run: Run, table: TableName, name: str, count: int) -> dict[int, int]:
+        """Rows by file in one of the session's tables, all that were staged for it."""
+        if not count:
+            return {}
+        folder = f"@{self.books.stage.sql}/{self.spec.name}/{self.places.load_id}/{name}/"
+        run(f"COPY INTO {table.sql} FROM {literal(folder)} {_FORMAT}")
+        found = _by_file(run, table)
+        if sum(found.values()) != count:
+            arrived = sum(found.values())
+            raise LoadError(
+                f"{self.spec.name}: {arrived:,} of {count:,} staged rows arrived. Nothing was loaded; run again."
+            )
+        return found
 
     def _check_share(self, plan: Sequence[Chosen], staged: Sequence[Staged], good: int, bad: int) -> None:
         total = good + bad
@@ -216,18 +218,17 @@ class Committer:
             return self._replace(run)
         if self.spec.mode == "merge":
             run(merging.merged_rows(self.places, graves=graves))
-            count = merging.planned(self.places)
             statements = merging.merge(self.places, graves=graves)
         else:
             run(versions.timeline(self.places, graves=graves))
             run(versions.changed_versions(self.places))
-            count = versions.planned_versions(self.places)
             statements = versions.write_versions(self.places, graves=graves)
-        changed = changed_keys(run, self.places)
-        counts = (0, 0, 0)
+        actions = found_actions(run, self.places)
+        changed, counts = changed_keys(run, self.places, actions), (0, 0, 0)
         # A merge that changes nothing would still be a version of the table to look at.
         if changed is not None:
-            planned = run(count)[0]
+            by_key = tuple(actions.get(action, 0) for action in "IUD")
+            planned = by_key if self.spec.mode == "merge" else run(versions.planned_versions(self.places))[0]
             counts = _merge_counts(run(statements[0]), has_update="THEN UPDATE" in statements[0])
             check_undisturbed(self.spec, planned, counts)
         for statement in statements[1:]:
@@ -239,19 +240,23 @@ class Committer:
         if not self.places.keys:
             return Changed("ADD_ROWS") if inserted else None, (inserted, 0, 0)
         run(merging.appended_keys(self.places))
-        return changed_keys(run, self.places), (inserted, 0, 0)
+        return changed_keys(run, self.places, found_actions(run, self.places)), (inserted, 0, 0)
 
     def _replace(self, run: Run) -> tuple[Changed | None, Counts]:
         changed: Changed | None = Changed("MIXED_CHANGES")
         ((before,),) = run(f"SELECT COUNT(*) FROM {self.places.target.table.sql}")
         if self.places.keys:
             run(merging.replaced_keys(self.places))
-            changed = changed_keys(run, self.places)
+            changed = changed_keys(run, self.places, found_actions(run, self.places))
         if changed is None:
             return None, (0, 0, 0)
         deleted, inserted = (int(run(statement)[0][0]) for statement in merging.replace(self.places))
         check_undisturbed(self.spec, (0, 0, before), (0, 0, deleted), exactly=True)
         return changed, (inserted, 0, deleted)
+
+
+def _by_file(run: Run, table: TableName) -> dict[int, int]:
+    return {int(row[0]): int(row[1]) for row in run(f"SELECT FILE_NO, COUNT(*) FROM {table.sql} GROUP BY FILE_NO")}
 
 
 def _passing(failure: Exception) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date, datetime, time
 from decimal import Decimal
@@ -117,13 +117,18 @@ def prepare(run: Run, books: Bookkeeping, target: Target, *, exists: bool, grave
         run(create(books.ledger, LEDGER_COLUMNS))
 
 
-def changed_keys(run: Run, places: Places) -> Changed | None:
+def found_actions(run: Run, places: Places) -> dict[str, int]:
+    """How many keys the transaction has found to insert, update, delete: I, U, D."""
+    found = run(f"SELECT ACTION, COUNT(*) FROM {places.changed.sql} GROUP BY ACTION")
+    return {str(action): int(count) for action, count in found}
+
+
+def changed_keys(run: Run, places: Places, actions: Mapping[str, int]) -> Changed | None:
     """What the transaction has found to change; None if nothing."""
     target = places.target
-    actions = [str(row[0]) for row in run(f"SELECT DISTINCT ACTION FROM {places.changed.sql}")]
     if not actions:
         return None
-    kind = _KINDS[actions[0]] if len(actions) == 1 and target.history is None else "MIXED_CHANGES"
+    kind = _KINDS[next(iter(actions))] if len(actions) == 1 and target.history is None else "MIXED_CHANGES"
     keys = ", ".join(places.keys)
     found = run(f"SELECT DISTINCT {keys} FROM {places.changed.sql} ORDER BY {keys} LIMIT {MOST_KEYS + 1}")
     columns = tuple(target.name(place) for place in target.key)

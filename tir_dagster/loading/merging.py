@@ -221,12 +221,6 @@ def _not_older(target: Target, alias: str) -> str:
     return f"{current} IS NULL OR {alias}.C{target.order} >= {current}"
 
 
-def planned(places: Places) -> str:
-    """How many keys are to be inserted, updated, deleted."""
-    counts = ", ".join(f"COUNT_IF(ACTION = '{action}')" for action in "IUD")
-    return f"SELECT {counts} FROM {places.changed.sql}"
-
-
 def merge(places: Places, *, graves: bool) -> list[str]:
     target = places.target
     changes = assignments(target, "c")
@@ -240,7 +234,7 @@ def merge(places: Places, *, graves: bool) -> list[str]:
             f"WHEN NOT MATCHED AND c.ACTION = 'I' THEN INSERT ({stored_names(target)}) VALUES ({stored_values(target, 'c')})"
         )
     ]
-    return [*statements, _bury(places)] if graves else statements
+    return [*statements, _bury(places)] if graves and target.flag is not None else statements
 
 
 def _bury(places: Places) -> str:
