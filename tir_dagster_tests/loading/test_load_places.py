@@ -124,8 +124,10 @@ def test_a_file_comes_into_a_table_once_whichever_load_brings_it_and_into_anothe
     place, other = landing(COLUMNS), landing(COLUMNS)
     place.write("a.csv", "ID,NAME\n1,x\n")
     spec = place.spec(mode="append")
-    place.load(spec)
-    assert not place.load(replace(spec, name="renamed")).load_id
+    renamed = replace(spec, name="renamed")
+    with pytest.raises(LoadError, match=r"another load took 1 of 1 files at the same time\. Nothing was loaded twice"):
+        place.load(spec, stager=lambda plan, units: [right_here(plan, units), place.load(renamed)][0])
+    assert not place.load(spec).load_id
     assert place.load(replace(spec, table=other.table)).inserted == 1
     assert (place.rows(), other.rows()) == ([(1, "x")], [(1, "x")])
 
