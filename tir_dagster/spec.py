@@ -487,7 +487,7 @@ class _Reader:
 
     def document(self, document: Any) -> Declared:
         # Here and not above: it uses what is declared above.
-        from tir_dagster.loading.declared import LoadSpec  # noqa: PLC0415
+        from tir_dagster.loading.declared import LoadSpec, problems_between  # noqa: PLC0415
 
         known = ("extracts", "loads")
         if not isinstance(document, dict) or not any(isinstance(document.get(name), list) for name in known):
@@ -496,10 +496,11 @@ class _Reader:
         for unknown in [name for name in document if name not in known]:
             self.complain(unknown, "unknown here; known are `extracts:` and `loads:`")
         seen: set[str] = set()
-        return Declared(
-            self.named(ExtractSpec, document.get("extracts", []), "extracts", seen),
-            self.named(LoadSpec, document.get("loads", []), "loads", seen),
-        )
+        extracts = self.named(ExtractSpec, document.get("extracts", []), "extracts", seen)
+        loads = self.named(LoadSpec, document.get("loads", []), "loads", seen)
+        for message in problems_between(loads):
+            self.complain("loads", message)
+        return Declared(extracts, loads)
 
     def named(self, cls: type[T], items: Any, where: str, seen: set[str]) -> tuple[T, ...]:
         """The list's items; a name is given once in the whole file, for it names assets."""

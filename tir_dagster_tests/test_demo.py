@@ -46,6 +46,14 @@ def home(tmp_path_factory: pytest.TempPathFactory):
 def test_the_demo_ends_equal_and_shows_where_tableaus_own_increment_is_wrong(home):
     done = CliRunner().invoke(tir, ["demo", "--rows", "2000"], catch_exceptions=False)
     assert done.exit_code == 0, done.output
+    steps = (
+        "lands in the bucket",
+        "order_files_arrival saw it; loaded",
+        "orders_source saw",
+        "orders_refresh published",
+    )
+    timed = ".*".join(rf" [\d.]+ s  [^\n]*{step}" for step in steps)
+    assert re.search(timed, done.output, re.DOTALL), "by sensors, from the file on"
     assert re.search(r"mydatasource  .* rows, +0 of them wrong or missing: equal in every slice", done.output)
     twin = re.search(r"mydatasource_by_tableau .* rows, +([\d,]+) of them wrong or missing: wrong in", done.output)
     assert twin is not None, done.output

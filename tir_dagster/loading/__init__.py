@@ -7,19 +7,22 @@ folder of its own load in an internal stage. The driver COPYs that folder into t
 nothing that anybody else reads has changed. Then one transaction claims the files in the ledger, changes the table, adds
 the rejected rows and says which keys changed. DDL would commit it half way: all tables are there before it begins.
 
-Loading twice. The ledger (TIR_LOADED_FILES) knows each file by its path and its content: the ETag of an S3 object, the MD5
-of a local file. The same content again under the same path is noted as REPEATED and changes nothing. Another content
+Loading twice. The ledger (TIR_LOADED_FILES) knows each file of a table by its path and its content's MD5, whichever load
+brought it. The same content again under the same path is noted as REPEATED and changes nothing. Another content
 under the same path is loaded again. The same content under another path is another file: a switch that went on, off and
-on again is described by equal files, too. A claim is a MERGE on (load, path, how often the path was loaded), and only
-rows of claimed files go into the table: of two loads at once, one loads the file and the other stops.
+on again is described by equal files, too. A claim is a MERGE on (table, path, how often the path was loaded), and only
+rows of claimed files go into the table: of two loads at once, one loads the file and the other stops. The claim's lock on
+the ledger also lets loads commit one after the other. Others who write into the table take no such lock: what is found to
+change is compared with what was changed, and the transaction made again if they differ.
 
-Order. Files go by name, or by the time of their last change; rows in a file by line. Where the spec names `order_by`, that
-column decides first, also against what is in the table: a late file does not undo a newer version. For that, deleted keys
-are remembered with their version (TIR_DELETED_…). Without `order_by` the later file wins.
+Order. Files go by name, or by the time of their last change; rows in a file by line; no file overtakes one that is not
+complete where both may speak of one row. Where the spec names `order_by`, that column decides first, also against what is in
+the table: a late file does not undo a newer version. For that, deleted keys are remembered with their version
+(TIR_DELETED_…), for the table. Without `order_by` the later file wins.
 
 Bad rows are rejected one by one, with file, line and reason, into TIR_REJECTED_ROWS, in the same transaction; if their share
 is above `reject_share`, the load stops before it. A file that cannot be read stops the load.
 
 Which keys changed is read in the transaction, by comparing with the table, and kept with the load (TIR_LOADS): a process that
-dies after the commit has not lost what it had to report.
+dies after the commit has not lost what it had to report: whoever looks next compares the loads with those reported.
 """

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Literal
 
 from tir_dagster.loading.declared import LoadSpec
-from tir_dagster.loading.landing import LandedFile, order_key
+from tir_dagster.loading.landing import LandedFile, Listing, order_key
 
 Status = Literal["LOADED", "REPEATED", "SUPERSEDED"]
 
@@ -37,6 +38,13 @@ def news(files: Iterable[LandedFile], known: Mapping[str, Known]) -> list[Landed
     return [file for file in files if file.path not in known or known[file.path].stamp != file.stamp]
 
 
+def in_turn(spec: LoadSpec, found: Listing, known: Mapping[str, Known]) -> list[LandedFile]:
+    """The complete files; where the order matters, only up to the first new one that is not complete."""
+    waiting = {file.path for file in news(found.files, known)} & found.unfinished if spec.in_order else set()
+    turn = takewhile(lambda file: file.path not in waiting, found.files)
+    return [file for file in turn if file.path not in found.unfinished]
+
+
 def choose(
     spec: LoadSpec,
     files: Sequence[LandedFile],
@@ -45,16 +53,20 @@ def choose(
     digest: Callable[[LandedFile], str],
     newest: str | None,
 ) -> list[Chosen]:
-    """What a load does with the files, which are in their order; `newest` is the largest order key loaded so far."""
+    """What a load does with the files, which are in their order; `newest` is the largest order key loaded so far.
+
+    The digest is asked for only where something depends on it: whoever reads the rows of a file tells it, too.
+    """
     chosen = []
     for file in news(files, known):
-        before, content = known.get(file.path), digest(file)
+        before = known.get(file.path)
+        content = digest(file) if before is not None else ""
         status: Status = "REPEATED" if before is not None and before.digest == content else "LOADED"
-        chosen.append(_entry(spec, file, status, content, known))
-    return chosen if spec.mode != "truncate" else _only_newest(spec, chosen, files, known, digest, newest)
+        chosen.append(_entry(spec, file, status, known, content))
+    return chosen if spec.mode != "truncate" else _only_newest(spec, chosen, files, known, newest)
 
 
-def _entry(spec: LoadSpec, file: LandedFile, status: Status, digest: str, known: Mapping[str, Known]) -> Chosen:
+def _entry(spec: LoadSpec, file: LandedFile, status: Status, known: Mapping[str, Known], digest: str = "") -> Chosen:
     before = known.get(file.path)
     return Chosen(file, status, digest, _order(spec, file), before.times if before else 0)
 
@@ -70,7 +82,6 @@ def _only_newest(
     chosen: list[Chosen],
     files: Sequence[LandedFile],
     known: Mapping[str, Known],
-    digest: Callable[[LandedFile], str],
     newest: str | None,
 ) -> list[Chosen]:
     """Of several whole contents only the newest counts, and none that is older than the one loaded."""
@@ -81,11 +92,14 @@ def _only_newest(
     kept = []
     for one in chosen:
         stays = one.status != "LOADED" or one.order_key == winner
-        kept.append(one if stays else Chosen(one.file, "SUPERSEDED", one.digest, one.order_key, one.times))
+        kept.append(one if stays else replace(one, status="SUPERSEDED"))
     if winner is None or spec.snapshot == "file":
         return kept
     # A folder's content is all its files, also those that came and were loaded earlier.
     listed = {one.file.path for one in kept if one.status == "LOADED"}
     again = [file for file in files if file.folder == winner and file.path not in listed]
     kept = [one for one in kept if one.file.path not in {file.path for file in again}]
-    return kept + [_entry(spec, file, "LOADED", digest(file), known) for file in again]
+    kept += [_entry(spec, file, "LOADED", known) for file in again]
+    # Of a key that is in several parts the later part's row counts, whichever part came again.
+    places = {file.path: place for place, file in enumerate(files)}
+    return sorted(kept, key=lambda one: places[one.file.path])

@@ -2,29 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from tir_dagster.errors import LoadError
 from tir_dagster.loading import merging, versions
 from tir_dagster.loading.choosing import Chosen
 from tir_dagster.loading.declared import LoadSpec
-from tir_dagster.loading.ledger import Changed, Committed, Run, changed_keys, check_claimed, committed, remember
+from tir_dagster.loading.ledger import (
+    Changed,
+    Committed,
+    Run,
+    beside_values,
+    changed_keys,
+    check_claimed,
+    committed,
+    found_actions,
+    newest_loaded,
+    remember,
+)
 from tir_dagster.loading.merging import Places
 from tir_dagster.loading.staging import REJECTED, ROWS, Staged
 from tir_dagster.loading.tables import LEDGER_COLUMNS, create, stage_type
 from tir_dagster.source.connection import SnowflakeAccess, SnowflakeError
-from tir_dagster.source.names import literal
+from tir_dagster.source.names import TableName, literal
 
 # What the connector says when the server or the session is gone: the rows are still staged, so the commit is tried again.
 LOST = frozenset({250001, 250003, 251001, 251007, 290404, 390104, 390111, 390112, 390114, 625})
 ATTEMPTS = 3
 _FORMAT = "FILE_FORMAT=(TYPE=PARQUET USE_LOGICAL_TYPE=TRUE) MATCH_BY_COLUMN_NAME=CASE_INSENSITIVE"
 _SHOWN = 5
-# A statement's text and its bound values have limits; more files are listed by several statements.
-_FILES_AT_ONCE = 500
+# A statement's text has a limit, and values are part of it; more files are listed by several statements.
+_BYTES_AT_ONCE = 200_000
 
 Counts = tuple[int, int, int]
+
+
+class DisturbedError(LoadError):
+    """Somebody else changed the table between looking at it and changing it."""
 
 
 class Committer:
@@ -36,27 +51,31 @@ class Committer:
         places: Places,
         *,
         access: SnowflakeAccess,
-        graves: bool,
+        newest: str | None,
+        below: str,
         log: Callable[[str], None],
         after: Callable[[str], None],
     ) -> None:
         self.spec, self.places, self.access, self.books = spec, places, access, places.books
-        self._graves, self._log, self._after = graves, log, after
+        # The largest order key when the files were chosen, of those whose paths begin like this.
+        self._newest, self._below = newest, below
+        self._log, self._after = log, after
 
     def commit(self, plan: Sequence[Chosen], staged: Sequence[Staged]) -> Committed:
         """Commit; after a lost connection look whether it was, and if not, do it again from what is staged."""
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 return self._commit(plan, staged)
-            except (SnowflakeError, OSError) as failure:
-                # Half an answer comes as the HTTP client's own error, which is an OSError.
-                known = getattr(failure, "errno", None) in LOST or not isinstance(failure, SnowflakeError)
-                if not known or attempt == ATTEMPTS:
+            except (SnowflakeError, OSError, LoadError) as failure:
+                if not _passing(failure) and attempt == 1:
                     raise
                 said = self.access.scrub(str(failure))[:200]
-                self._log(f"the connection was lost; looking whether the load is in the table ({said})")
-                if found := committed(self.access, self.books, only=self.places.load_id):
+                self._log(f"the commit did not end; looking whether the load is in the table ({said})")
+                # Also after a refusal: what an earlier attempt sent may have arrived later than it was looked for.
+                if found := committed(self.access, self.books, [self.places.load_id]):
                     return found[0]
+                if not _passing(failure) or attempt == ATTEMPTS:
+                    raise
         raise AssertionError("the last attempt returns or raises")
 
     def _commit(self, plan: Sequence[Chosen], staged: Sequence[Staged]) -> Committed:
@@ -66,7 +85,7 @@ class Committer:
                 with connection.cursor() as cursor:
                     return [tuple(row) for row in cursor.execute(sql, params).fetchall()]
 
-            self._make_temporary(run)
+            self._make_temporary(run, staged)
             rows, rejected = self._copy(run, staged)
             self._check_share(plan, staged, sum(rows.values()), sum(rejected.values()))
             self._list_files(run, plan, rows, rejected)
@@ -82,11 +101,12 @@ class Committer:
                 raise
             return done
 
-    def _make_temporary(self, run: Run) -> None:
+    def _make_temporary(self, run: Run, staged: Sequence[Staged]) -> None:
         kinds = {f"C{at}": stage_type(column) for at, column in enumerate(self.places.target.wanted)}
         numbers = {"FILE_NO": "NUMBER(38,0)", "LINE_NO": "NUMBER(38,0)"}
         run(create(self.places.staged, {**numbers, "IS_DELETED": "BOOLEAN", **kinds}, temporary=True))
-        run(create(self.places.rejected, {**numbers, "REASON": "VARCHAR", "ROW_TEXT": "VARCHAR"}, temporary=True))
+        if self.spec.duplicates == "reject" or any(one.rejected for one in staged):
+            run(create(self.places.rejected, {**numbers, "REASON": "VARCHAR", "ROW_TEXT": "VARCHAR"}, temporary=True))
         run(create(self.places.files, LEDGER_COLUMNS, temporary=True))
         run(create(self.places.changed, {"ACTION": "VARCHAR", **kinds}, temporary=True))
         if self.places.target.order is not None and self.places.target.history is not None:
@@ -96,27 +116,28 @@ class Committer:
 
     def _copy(self, run: Run, staged: Sequence[Staged]) -> tuple[dict[int, int], dict[int, int]]:
         """Bring what is staged into the session's tables; good and bad rows by file."""
-        folder = f"@{self.books.stage.sql}/{self.spec.name}/{self.places.load_id}"
-        for table, name, count in (
-            (self.places.staged, ROWS, sum(one.rows for one in staged)),
-            (self.places.rejected, REJECTED, sum(one.rejected for one in staged)),
-        ):
-            if not count:
-                continue
-            run(f"COPY INTO {table.sql} FROM {literal(f'{folder}/{name}/')} {_FORMAT}")
-            arrived = int(run(f"SELECT COUNT(*) FROM {table.sql}")[0][0])
-            if arrived != count:
-                raise LoadError(
-                    f"{self.spec.name}: {arrived:,} of {count:,} staged rows arrived. Nothing was loaded; run again."
-                )
-        if self.spec.duplicates == "reject" and self.spec.key:
-            for statement in merging.rejecting_duplicates(self.places):
+        good = self._copied(run, self.places.staged, ROWS, sum(one.rows for one in staged))
+        bad = self._copied(run, self.places.rejected, REJECTED, sum(one.rejected for one in staged))
+        if self.spec.duplicates == "reject" and self.spec.key and good:
+            # The files of a folder that is the whole table are one content.
+            for statement in merging.rejecting_duplicates(self.places, together=self.spec.snapshot == "folder"):
                 run(statement)
-        counts = [
-            {int(row[0]): int(row[1]) for row in run(f"SELECT FILE_NO, COUNT(*) FROM {table.sql} GROUP BY FILE_NO")}
-            for table in (self.places.staged, self.places.rejected)
-        ]
-        return counts[0], counts[1]
+            good, bad = (_by_file(run, table) for table in (self.places.staged, self.places.rejected))
+        return good, bad
+
+    def _copied(self, run: Run, table: TableName, name: str, count: int) -> dict[int, int]:
+        """Rows by file in one of the session's tables, all that were staged for it."""
+        if not count:
+            return {}
+        folder = f"@{self.books.stage.sql}/{self.spec.name}/{self.places.load_id}/{name}/"
+        run(f"COPY INTO {table.sql} FROM {literal(folder)} {_FORMAT}")
+        found = _by_file(run, table)
+        if sum(found.values()) != count:
+            arrived = sum(found.values())
+            raise LoadError(
+                f"{self.spec.name}: {arrived:,} of {count:,} staged rows arrived. Nothing was loaded; run again."
+            )
+        return found
 
     def _check_share(self, plan: Sequence[Chosen], staged: Sequence[Staged], good: int, bad: int) -> None:
         total = good + bad
@@ -146,13 +167,13 @@ class Committer:
         for number, one in enumerate(plan):
             texts = [one.file.stamp, one.digest, one.order_key, one.status]
             counts = [one.file.size, rows.get(number, 0), rejected.get(number, 0)]
-            entries.append([self.spec.name, self.places.load_id, one.file.path, one.times, number, *texts, *counts])
+            whose = [str(self.books.table), self.spec.name, self.places.load_id]
+            entries.append([*whose, one.file.path, one.times, number, *texts, *counts])
         row = f"({', '.join(['%s'] * len(names))})"
-        for at in range(0, len(entries), _FILES_AT_ONCE):
-            some = entries[at : at + _FILES_AT_ONCE]
+        for some in in_batches(entries):
             listed = ", ".join([row] * len(some))
             values = [value for entry in some for value in entry]
-            run(f"INSERT INTO {self.places.files.sql} ({', '.join(names)}) VALUES {listed}", values)
+            run(f"INSERT INTO {beside_values(self.places.files)} ({', '.join(names)}) VALUES {listed}", values)
 
     def _change(
         self,
@@ -163,6 +184,7 @@ class Committer:
     ) -> Committed:
         claimed = run(merging.claim(self.places))
         check_claimed(int(claimed[0][0]), len(plan), self.spec.name)
+        self._check_newest(run)
         changed, counts = self._write(run) if rows or self._empties(plan) else (None, (0, 0, 0))
         if rejected:
             run(merging.rejects(self.places))
@@ -177,12 +199,19 @@ class Committer:
         remember(run, self.places, self.spec.mode, done)
         return done
 
+    def _check_newest(self, run: Run) -> None:
+        """Of two whole contents at the same time the older one must not come last."""
+        if self.spec.mode == "truncate" and newest_loaded(run, self.places, below=self._below) != self._newest:
+            raise LoadError(
+                f"{self.spec.name}: another load brought a content of {self.spec.table} meanwhile. Nothing was loaded; run again."
+            )
+
     def _empties(self, plan: Sequence[Chosen]) -> bool:
         return self.spec.mode == "truncate" and any(one.status == "LOADED" for one in plan)
 
     def _write(self, run: Run) -> tuple[Changed | None, Counts]:
         """Change the table as the mode says; which keys changed, and rows inserted, updated, deleted."""
-        graves = self._graves
+        graves = self.places.target.order is not None
         if self.spec.mode == "append":
             return self._append(run)
         if self.spec.mode == "truncate":
@@ -194,11 +223,14 @@ class Committer:
             run(versions.timeline(self.places, graves=graves))
             run(versions.changed_versions(self.places))
             statements = versions.write_versions(self.places, graves=graves)
-        changed = changed_keys(run, self.places)
-        counts = (0, 0, 0)
+        actions = found_actions(run, self.places)
+        changed, counts = changed_keys(run, self.places, actions), (0, 0, 0)
         # A merge that changes nothing would still be a version of the table to look at.
         if changed is not None:
+            by_key = tuple(actions.get(action, 0) for action in "IUD")
+            planned = by_key if self.spec.mode == "merge" else run(versions.planned_versions(self.places))[0]
             counts = _merge_counts(run(statements[0]), has_update="THEN UPDATE" in statements[0])
+            check_undisturbed(self.spec, planned, counts)
         for statement in statements[1:]:
             run(statement)
         return changed, counts
@@ -208,17 +240,59 @@ class Committer:
         if not self.places.keys:
             return Changed("ADD_ROWS") if inserted else None, (inserted, 0, 0)
         run(merging.appended_keys(self.places))
-        return changed_keys(run, self.places), (inserted, 0, 0)
+        return changed_keys(run, self.places, found_actions(run, self.places)), (inserted, 0, 0)
 
     def _replace(self, run: Run) -> tuple[Changed | None, Counts]:
         changed: Changed | None = Changed("MIXED_CHANGES")
+        ((before,),) = run(f"SELECT COUNT(*) FROM {self.places.target.table.sql}")
         if self.places.keys:
             run(merging.replaced_keys(self.places))
-            changed = changed_keys(run, self.places)
+            changed = changed_keys(run, self.places, found_actions(run, self.places))
         if changed is None:
             return None, (0, 0, 0)
         deleted, inserted = (int(run(statement)[0][0]) for statement in merging.replace(self.places))
+        check_undisturbed(self.spec, (0, 0, before), (0, 0, deleted), exactly=True)
         return changed, (inserted, 0, deleted)
+
+
+def _by_file(run: Run, table: TableName) -> dict[int, int]:
+    return {int(row[0]): int(row[1]) for row in run(f"SELECT FILE_NO, COUNT(*) FROM {table.sql} GROUP BY FILE_NO")}
+
+
+def _passing(failure: Exception) -> bool:
+    """Whether the next attempt may succeed. Half an answer comes as the HTTP client's own error, which is an OSError."""
+    if isinstance(failure, SnowflakeError):
+        return failure.errno in LOST
+    return isinstance(failure, (OSError, DisturbedError))
+
+
+def in_batches(entries: Sequence[list[Any]]) -> Iterator[list[list[Any]]]:
+    """Entries for one statement each."""
+    some: list[list[Any]] = []
+    size = 0
+    for entry in entries:
+        # A value's quotes and backslashes are doubled.
+        long = sum(2 * len(str(value).encode()) + 4 for value in entry)
+        if some and size + long > _BYTES_AT_ONCE:
+            yield some
+            some, size = [], 0
+        some.append(entry)
+        size += long
+    if some:
+        yield some
+
+
+def check_undisturbed(spec: LoadSpec, planned: Sequence[Any], counts: Counts, *, exactly: bool = False) -> None:
+    """What was changed is what was found to change; a table that has a key twice has more rows than keys.
+
+    Each statement sees what others have committed before it, so a row may have come or gone between two of them.
+    """
+    wanted = tuple(int(count) for count in planned)
+    if wanted == counts or (not exactly and all(done >= want for done, want in zip(counts, wanted, strict=True))):
+        return
+    raise DisturbedError(
+        f"{spec.name}: somebody else changed {spec.table} during the commit. Nothing was loaded; run again when it is quiet."
+    )
 
 
 def _merge_counts(answer: list[tuple[Any, ...]], *, has_update: bool) -> Counts:

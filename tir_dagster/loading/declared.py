@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -83,6 +83,11 @@ class LoadSpec:
     # Who is told how loads ended; left out, the people of an extract that reads the table hear of failures.
     alerts: Alerts | None = None
 
+    @property
+    def in_order(self) -> bool:
+        """Whether a later file must not overtake an earlier one: both may speak of the same row."""
+        return self.mode in ("merge", "scd2")
+
     def problems(self) -> Iterator[tuple[str, str]]:
         if not NAME_FORM.match(self.name):
             yield "name", "use lower-case letters, digits and underscores: it names the assets"
@@ -111,3 +116,15 @@ class LoadSpec:
             yield "snapshot", "a folder is whole when its marker is there; set `complete: marker` under `files`"
         if self.mode == "append" and self.order_by:
             yield "order_by", "append takes every row as it is; use merge to keep the newest version"
+
+
+def problems_between(loads: Sequence[LoadSpec]) -> Iterator[str]:
+    """What does not fit between loads, each by itself being right."""
+    first: dict[str, LoadSpec] = {}
+    for load in loads:
+        other = first.setdefault(load.table, load)
+        if other.bookkeeping != load.bookkeeping:
+            yield (
+                f"{other.name} and {load.name} load {load.table}, each with its own list of loaded files, so a file might be "
+                "loaded twice; give both the same `bookkeeping`"
+            )

@@ -16,6 +16,7 @@ from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tir_dagster.errors import LoadError
@@ -239,10 +240,24 @@ def _as_text(column: Wanted) -> bool:
 
 def _plain(values: pa.Array, column: Wanted) -> pa.Array:
     if pa.types.is_dictionary(values.type):
-        return values.dictionary_decode()
+        values = values.dictionary_decode()
+    if _is_binary(values.type):
+        return _texts(values)
     if _as_text(column) and not pa.types.is_string(values.type):
         return pa.array([_told(_jsonable(value)) for value in values.to_pylist()], pa.string())
     return values
+
+
+def _is_binary(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind))
+
+
+def _texts(values: pa.Array) -> pa.Array:
+    """Bytes as texts, as some writers mean them; as they are if some are not, which is then said row by row."""
+    try:
+        return pc.cast(values, pa.string())
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        return values
 
 
 def _jsonable(value: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import hashlib
+import io
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -80,14 +81,18 @@ class Place:
 
     @cached_property
     def root(self) -> str:
-        return self.inner(self.address)
+        """The address as the filesystem understands it. Only here something is decoded: a file may be called 5%25.csv."""
+        return self.inner(self.address) if self.is_s3 else unquote(self.inner(self.address)) or "/"
+
+    @property
+    def below(self) -> str:
+        """How the path of every file below the address begins."""
+        return f"{'s3' if self.is_s3 else 'file'}://{self.root.rstrip('/')}/"
 
     @staticmethod
-    def inner(address: str) -> str:
-        """The path that the filesystem understands."""
-        if address.startswith("s3://"):
-            return address.removeprefix("s3://")
-        return unquote(address.removeprefix("file://")) or "/"
+    def inner(path: str) -> str:
+        """A file's path as the filesystem understands it."""
+        return path.partition("://")[2]
 
     def __getstate__(self) -> dict[str, Any]:
         return {"address": self.address, "options": self.options, "access": self.access}
@@ -119,7 +124,7 @@ class Place:
         bucket, _, prefix = self.root.partition("/")
         pages = self._s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=f"{prefix}/" if prefix else "")
         return [
-            LandedFile(f"s3://{bucket}/{one['Key']}", one["Size"], one["LastModified"], _etag(one))
+            LandedFile(f"s3://{bucket}/{one['Key']}", one["Size"], one["LastModified"], _stamp(one))
             for page in pages
             for one in page.get("Contents", ())
             if not one["Key"].endswith("/")
@@ -138,7 +143,7 @@ class Place:
                 if error.response["ResponseMetadata"]["HTTPStatusCode"] == 404:
                     return None
                 raise
-            return LandedFile(path, one["ContentLength"], one["LastModified"], _etag(one))
+            return LandedFile(path, one["ContentLength"], one["LastModified"], _stamp(one))
 
     @contextmanager
     def opened(self, path: str) -> Iterator[Any]:
@@ -146,14 +151,9 @@ class Place:
             yield file
 
     def digest(self, file: LandedFile) -> str:
-        """The file's content in a few letters: S3 knows it as the ETag, a local file is read once."""
-        if self.is_s3:
-            return file.stamp
-        known = hashlib.md5(usedforsecurity=False)
+        """The file's content in a few letters. It is read: S3's ETag follows the parts and the key of an upload, too."""
         with self.opened(file.path) as opened:
-            while chunk := opened.read(_CHUNK):
-                known.update(chunk)
-        return f"md5 {known.hexdigest()}"
+            return Hashed(opened).digest()
 
     @contextmanager
     def told(self, path: str) -> Iterator[None]:
@@ -169,13 +169,38 @@ class Place:
             _fail(path, error)
 
 
+class Hashed(io.RawIOBase):
+    """A file that is read once, for its rows and for its digest."""
+
+    def __init__(self, raw: Any) -> None:
+        self._raw = raw
+        self._known = hashlib.md5(usedforsecurity=False)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._raw.read(len(buffer))
+        self._known.update(data)
+        buffer[: len(data)] = data
+        return len(data)
+
+    def digest(self) -> str:
+        """The whole content's, also of what nobody has read."""
+        # Not by this object: whoever unpacked it may have closed it.
+        while chunk := self._raw.read(_CHUNK):
+            self._known.update(chunk)
+        return f"md5 {self._known.hexdigest()}"
+
+
 def _local(info: Any) -> LandedFile:
     modified = datetime.fromtimestamp((info.mtime_ns or 0) / 1e9, UTC)
     return LandedFile(f"file://{info.path}", info.size, modified, f"{info.size}/{info.mtime_ns}")
 
 
-def _etag(found: Mapping[str, Any]) -> str:
-    return f"etag {found['ETag'].strip(chr(34))}"
+def _stamp(found: Mapping[str, Any]) -> str:
+    """With the time: a content that comes back after another one is news. A listing may know more of it than a look."""
+    return f"etag {found['ETag'].strip(chr(34))} {found['LastModified']:%Y-%m-%dT%H:%M:%S}"
 
 
 _FORBIDDEN = re.compile(r"ACCESS_?DENIED|ACCESS DENIED|FORBIDDEN|INVALID_?ACCESS_?KEY|SIGNATURE_?DOES_?NOT|CREDENTIALS")
@@ -199,7 +224,7 @@ def _fail(path: str, error: Exception) -> NoReturn:
 
 def chosen(files: list[LandedFile], place: Place, declared: Files) -> list[LandedFile]:
     """Those that the pattern means, without markers and hidden files, in the order in which they are loaded."""
-    root = f"{place.address}/"
+    root = place.below
     wanted = [
         file
         for file in files
@@ -221,10 +246,18 @@ def order_key(file: LandedFile, declared: Files) -> str:
     return file.path
 
 
-def complete(files: list[LandedFile], everything: list[LandedFile], declared: Files) -> list[LandedFile]:
-    """Those whose marker is there; by size and time only a second look can tell."""
+@dataclass(frozen=True)
+class Listing:
+    """The files that are meant, in their order, and the paths of those that are not complete yet."""
+
+    files: list[LandedFile]
+    unfinished: frozenset[str] = frozenset()
+
+
+def unfinished(files: list[LandedFile], everything: list[LandedFile], declared: Files) -> frozenset[str]:
+    """Those whose marker is missing; by size and time only a second look can tell."""
     if declared.complete == "stable":
-        return files
+        return frozenset()
     there = {file.path: file.modified for file in everything}
 
     def marked(file: LandedFile) -> bool:
@@ -232,7 +265,7 @@ def complete(files: list[LandedFile], everything: list[LandedFile], declared: Fi
         names = (f"{file.path}{declared.marker}", f"{file.folder}/{declared.marker}")
         return any(name in there and there[name] >= file.modified for name in names)
 
-    return [file for file in files if marked(file)]
+    return frozenset(file.path for file in files if not marked(file))
 
 
 def _is_marker(path: str, declared: Files) -> bool:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import date, datetime, time
 from decimal import Decimal
 from typing import Any, Literal
@@ -14,12 +14,14 @@ from tir_dagster.loading.choosing import Known
 from tir_dagster.loading.merging import Places, grave_columns
 from tir_dagster.loading.tables import LEDGER_COLUMNS, LOADS_COLUMNS, REJECTS_COLUMNS, Bookkeeping, Target, create
 from tir_dagster.source.connection import MISSING_OBJECT, SnowflakeAccess, SnowflakeError
-from tir_dagster.source.names import literal
+from tir_dagster.source.names import TableName, literal
 
 Run = Callable[..., list[tuple[Any, ...]]]
 ChangeKind = Literal["ADD_ROWS", "UPDATE_ROWS", "REMOVE_ROWS", "MIXED_CHANGES"]
 # More keys are told as "many": a list of them would cost more than looking for them.
 MOST_KEYS = 10_000
+# Long keys count by their text: Snowflake takes statements of up to a million bytes.
+MOST_KEY_BYTES = 400_000
 _KINDS: dict[str, ChangeKind] = {"I": "ADD_ROWS", "U": "UPDATE_ROWS", "D": "REMOVE_ROWS"}
 
 
@@ -67,17 +69,21 @@ class Committed:
 
 @dataclass(frozen=True)
 class Ledger:
-    """The newest entry of every path, and the largest order key loaded; `exists` if anything was ever loaded."""
+    """The newest entry of every path that came into the table, whichever load brought it.
+
+    `newest` is the largest order key loaded from this load's place; `exists` if anything was ever loaded.
+    """
 
     known: dict[str, Known]
     newest: str | None = None
     exists: bool = True
 
 
-def read_ledger(access: SnowflakeAccess, books: Bookkeeping) -> Ledger:
+def read_ledger(access: SnowflakeAccess, books: Bookkeeping, *, below: str) -> Ledger:
+    """`below` is how paths of this load's own place begin."""
     query = (
         f"SELECT PATH, SEQ, STAMP, DIGEST, ORDER_KEY, STATUS FROM {books.ledger.sql} "
-        f"WHERE LOAD = {literal(books.load)} ORDER BY SEQ"
+        f"WHERE TARGET = {literal(str(books.table))} ORDER BY SEQ"
     )
     try:
         rows = access.query(query)
@@ -86,13 +92,23 @@ def read_ledger(access: SnowflakeAccess, books: Bookkeeping) -> Ledger:
             raise
         return Ledger({}, exists=False)
     known = {str(path): Known(int(seq) + 1, stamp, digest) for path, seq, stamp, digest, _, _ in rows}
-    return Ledger(known, max((row[4] for row in rows if row[5] == "LOADED"), default=None))
+    mine = [row for row in rows if row[5] == "LOADED" and str(row[0]).startswith(below)]
+    return Ledger(known, max((row[4] for row in mine), default=None))
+
+
+def newest_loaded(run: Run, places: Places, *, below: str) -> str | None:
+    """The largest order key that other loads have loaded by now, asked inside the transaction."""
+    found = run(
+        f"SELECT MAX(ORDER_KEY) FROM {places.books.ledger.sql} WHERE TARGET = {literal(str(places.books.table))} "
+        f"AND STATUS = 'LOADED' AND STARTSWITH(PATH, {literal(below)}) AND LOAD_ID <> {literal(places.load_id)}"
+    )
+    return None if found[0][0] is None else str(found[0][0])
 
 
 def prepare(run: Run, books: Bookkeeping, target: Target, *, exists: bool, graves: bool) -> None:
     """Make the tables and the stage that are not there yet; DDL, so never inside a load's transaction."""
     if graves:
-        run(f"CREATE TABLE IF NOT EXISTS {books.graves.sql} AS {grave_columns(target)}")
+        run(f"CREATE TABLE IF NOT EXISTS {books.graves(target.grave()).sql} AS {grave_columns(target)}")
     if not exists:
         run(create(books.loads, LOADS_COLUMNS))
         run(create(books.rejects, REJECTS_COLUMNS))
@@ -101,17 +117,28 @@ def prepare(run: Run, books: Bookkeeping, target: Target, *, exists: bool, grave
         run(create(books.ledger, LEDGER_COLUMNS))
 
 
-def changed_keys(run: Run, places: Places) -> Changed | None:
+def found_actions(run: Run, places: Places) -> dict[str, int]:
+    """How many keys the transaction has found to insert, update, delete: I, U, D."""
+    found = run(f"SELECT ACTION, COUNT(*) FROM {places.changed.sql} GROUP BY ACTION")
+    return {str(action): int(count) for action, count in found}
+
+
+def changed_keys(run: Run, places: Places, actions: Mapping[str, int]) -> Changed | None:
     """What the transaction has found to change; None if nothing."""
     target = places.target
-    actions = [str(row[0]) for row in run(f"SELECT DISTINCT ACTION FROM {places.changed.sql}")]
     if not actions:
         return None
-    kind = _KINDS[actions[0]] if len(actions) == 1 and target.history is None else "MIXED_CHANGES"
+    kind = _KINDS[next(iter(actions))] if len(actions) == 1 and target.history is None else "MIXED_CHANGES"
     keys = ", ".join(places.keys)
     found = run(f"SELECT DISTINCT {keys} FROM {places.changed.sql} ORDER BY {keys} LIMIT {MOST_KEYS + 1}")
     columns = tuple(target.name(place) for place in target.key)
-    return Changed(kind, columns, tuple(tuple(row) for row in found) if len(found) <= MOST_KEYS else None)
+    return listed(Changed(kind, columns, tuple(tuple(row) for row in found)))
+
+
+def listed(changed: Changed) -> Changed:
+    """The same with its keys, or without them if there are too many to list."""
+    few = changed.keys is not None and len(changed.keys) <= MOST_KEYS
+    return changed if few and len(changed.to_json().encode()) <= MOST_KEY_BYTES else replace(changed, keys=None)
 
 
 def remember(run: Run, places: Places, mode: str, done: Committed) -> None:
@@ -120,26 +147,42 @@ def remember(run: Run, places: Places, mode: str, done: Committed) -> None:
     counts = [done.files, done.rows, done.rejected, done.inserted, done.updated, done.deleted]
     changed = done.changed.to_json() if done.changed else None
     run(
-        f"INSERT INTO {places.books.loads.sql} ({', '.join(LOADS_COLUMNS)}) SELECT "
+        f"INSERT INTO {beside_values(places.books.loads)} ({', '.join(LOADS_COLUMNS)}) SELECT "
         f"{', '.join(['%s'] * (len(texts) + len(counts) + 1))}, CURRENT_TIMESTAMP()::TIMESTAMP_TZ",
         [*texts, *counts, changed],
     )
 
 
-def committed(
-    access: SnowflakeAccess, books: Bookkeeping, *, since: str = "", only: str | None = None
-) -> list[Committed]:
-    """The loads after this one, the oldest first; or only this one, if it is there."""
-    test = f"LOAD_ID = {literal(only)}" if only else f"LOAD_ID > {literal(since)}"
-    listed = "LOAD_ID, FILES, ROWS_READ, ROWS_REJECTED, ROWS_INSERTED, ROWS_UPDATED, ROWS_DELETED, CHANGED"
-    query = f"SELECT {listed} FROM {books.loads.sql} WHERE LOAD = {literal(books.load)} AND {test} ORDER BY LOAD_ID"
+def beside_values(table: TableName) -> str:
+    """The table's name in a statement with values, where the connector reads a percent sign as the place of one."""
+    return table.sql.replace("%", "%%")
+
+
+def recent(access: SnowflakeAccess, books: Bookkeeping, *, most: int) -> list[str]:
+    """The ids of the newest loads, the oldest of them first: in the order of their commits, by the warehouse's clock."""
+    rows = _of_loads(
+        access, books, f"LOAD_ID FROM {books.loads.sql}", f"ORDER BY LOADED_AT DESC, LOAD_ID DESC LIMIT {most}"
+    )
+    return [str(row[0]) for row in reversed(rows)]
+
+
+def committed(access: SnowflakeAccess, books: Bookkeeping, ids: Sequence[str]) -> list[Committed]:
+    """Those of these loads that are there, in the order of their commits."""
+    if not ids:
+        return []
+    columns = "LOAD_ID, FILES, ROWS_READ, ROWS_REJECTED, ROWS_INSERTED, ROWS_UPDATED, ROWS_DELETED, CHANGED"
+    test = f"AND LOAD_ID IN ({', '.join(literal(one) for one in ids)}) ORDER BY LOADED_AT, LOAD_ID"
+    return [_committed(row) for row in _of_loads(access, books, f"{columns} FROM {books.loads.sql}", test)]
+
+
+def _of_loads(access: SnowflakeAccess, books: Bookkeeping, selected: str, test: str) -> list[tuple[Any, ...]]:
+    target = literal(str(books.table))
     try:
-        rows = access.query(query)
+        return access.query(f"SELECT {selected} WHERE LOAD = {literal(books.load)} AND TARGET = {target} {test}")
     except SnowflakeError as failure:
         if failure.errno not in MISSING_OBJECT:
             raise
         return []
-    return [_committed(row) for row in rows]
 
 
 def _committed(row: Sequence[Any]) -> Committed:

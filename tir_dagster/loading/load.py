@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from tir_dagster.errors import LoadError
-from tir_dagster.loading.choosing import Chosen, choose, news
+from tir_dagster.loading.choosing import Chosen, Known, choose, in_turn, news
 from tir_dagster.loading.committing import Committer
 from tir_dagster.loading.declared import LoadSpec
-from tir_dagster.loading.landing import LandedFile, Place, chosen, complete
+from tir_dagster.loading.landing import Listing, Place, chosen, unfinished
 from tir_dagster.loading.ledger import Changed, Committed, Ledger, prepare, read_ledger
 from tir_dagster.loading.merging import Places
-from tir_dagster.loading.staging import Staged, StagePlan, Stager, units_of
+from tir_dagster.loading.staging import Staged, StagePlan, Stager, Unit, units_of
 from tir_dagster.loading.tables import Bookkeeping, Target, check_supported, target_of
 from tir_dagster.source.connection import MISSING_OBJECT, SnowflakeAccess, SnowflakeError
 from tir_dagster.source.names import TableName, literal
@@ -70,82 +70,101 @@ class Loader:
 
     # Which files
 
-    def listed(self) -> list[LandedFile]:
-        """The files that are there and complete, as far as one look can tell."""
+    def listing(self) -> Listing:
+        """The files that are there, and which of them are not complete, as far as one look can tell."""
         everything = self.place.listed()
-        return complete(chosen(everything, self.place, self.spec.files), everything, self.spec.files)
+        files = chosen(everything, self.place, self.spec.files)
+        return Listing(files, unfinished(files, everything, self.spec.files))
+
+    def ledger(self) -> Ledger:
+        return read_ledger(self.access, self.books, below=self.place.below)
 
     def plan(self) -> list[Chosen]:
         """What a load would do with each new file; nothing is touched."""
-        return self._plan(read_ledger(self.access, self.books))
+        return self._plan(self.ledger(), {})
 
-    def _plan(self, ledger: Ledger, only: Sequence[str] = ()) -> list[Chosen]:
-        if only:
-            # Whoever names them has seen that they are complete.
-            files = self._named_files(set(only))
-        else:
-            files = self._settled(self.listed(), lambda files: news(files, ledger.known))
+    def _plan(self, ledger: Ledger, only: Mapping[str, str]) -> list[Chosen]:
+        found = self.listing()
+        # Whoever names files has seen that they are complete.
+        found = self._named(found, only) if only else self._settled(found, ledger.known)
+        files = in_turn(self.spec, found, ledger.known)
+        if waiting := len(news(found.files, ledger.known)) - len(news(files, ledger.known)):
+            self._log(f"{waiting} new files wait: they are not complete, or must not overtake one that is not")
         return choose(self.spec, files, ledger.known, digest=self.place.digest, newest=ledger.newest)
 
-    def _named_files(self, paths: set[str]) -> list[LandedFile]:
-        """These files; where a folder is the whole content, with the others in their folders."""
-        whole = self.spec.mode == "truncate" and self.spec.snapshot == "folder"
-        folders = {path.rpartition("/")[0] for path in paths} if whole else set()
-        return [file for file in self.listed() if file.path in paths or file.folder in folders]
+    def _named(self, found: Listing, only: Mapping[str, str]) -> Listing:
+        """These files; where a folder is the whole content, with the others in their folders.
 
-    def _settled(
-        self, files: list[LandedFile], new: Callable[[list[LandedFile]], list[LandedFile]]
-    ) -> list[LandedFile]:
-        """Without those that are still being written; S3 shows an object only when it is whole."""
+        One that no longer looks as it did when it was named may be half written.
+        """
+        whole = self.spec.mode == "truncate" and self.spec.snapshot == "folder"
+        folders = {path.rpartition("/")[0] for path in only} if whole else set()
+        files = [file for file in found.files if file.path in only or file.folder in folders]
+        other = frozenset(file.path for file in files if only.get(file.path, "") not in ("", file.stamp))
+        return Listing(files, found.unfinished | other)
+
+    def _settled(self, found: Listing, known: Mapping[str, Known]) -> Listing:
+        """With those as unfinished that are still being written; S3 shows an object only when it is whole."""
         if self.spec.files.complete == "marker" or self.place.is_s3:
-            return files
+            return found
         now = datetime.now(UTC)
-        ages = [(now - file.modified).total_seconds() for file in new(files)]
+        ages = [(now - file.modified).total_seconds() for file in news(found.files, known)]
         young = [age for age in ages if 0 <= age < self.spec.files.settle]
         if not young:
-            return files
+            return found
         self._log(f"waiting {self.spec.files.settle - min(young):.1f} s until the newest files have settled")
         time.sleep(self.spec.files.settle - min(young))
-        before = {file.path: file.stamp for file in files}
-        return [file for file in self.listed() if before.get(file.path) == file.stamp]
+        before = {file.path: file.stamp for file in found.files}
+        again = self.listing()
+        return Listing(again.files, frozenset(file.path for file in again.files if before.get(file.path) != file.stamp))
 
     # The load
 
-    def run(self, only: Sequence[str] = ()) -> Loaded:
-        """Load what is new, or only these of it. LoadError says why nothing was."""
+    def run(self, only: Mapping[str, str] | Sequence[str] = ()) -> Loaded:
+        """Load what is new, or only these of it, each if its stamp is still the one named. LoadError says why nothing was."""
+        named = only if isinstance(only, Mapping) else dict.fromkeys(only, "")
         # For what comes before the commit; that one has a connection of its own, which may be opened again.
         with self.access.kept_open():
-            plan, target = self._prepared(only)
+            plan, target, newest = self._prepared(named)
         if target is None:
             return Loaded(seconds=self._seconds)
         places = Places(target, self.books, new_load_id())
         staged = self._stage(places, plan)
+        plan = _with_digests(plan, staged)
         self._after("staged")
         with self._timed("commit"):
-            done = self._committer(places).commit(plan, staged)
+            done = self._committer(places, newest).commit(plan, staged)
         self._after("committed")
         self._remove(f"{self.spec.name}/{places.load_id}")
         return self._loaded(done, plan, staged)
 
-    def _prepared(self, only: Sequence[str]) -> tuple[list[Chosen], Target | None]:
-        """The files to load and where to; no target if there are none."""
+    def _prepared(self, only: Mapping[str, str]) -> tuple[list[Chosen], Target | None, str | None]:
+        """The files to load, where to, and the newest one loaded so far; no target if there are none."""
         with self._timed("look"):
-            ledger = read_ledger(self.access, self.books)
+            ledger = self.ledger()
             plan = self._plan(ledger, only)
         if not plan:
-            return [], None
+            return [], None, None
         self._log(f"{len(plan)} new files: {_named(plan)}")
         target = self._target()
         with self._told():
-            prepare(self.access.query, self.books, target, exists=ledger.exists, graves=self._graves(target))
+            graves = self.spec.in_order and target.order is not None
+            prepare(self.access.query, self.books, target, exists=ledger.exists, graves=graves)
         if ledger.exists and any(one.status == "LOADED" for one in plan):
             # What loads that died have left; another one at work would find rows missing and stop.
             self._remove(self.spec.name)
-        return plan, target
+        return plan, target, ledger.newest
 
-    def _committer(self, places: Places) -> Committer:
-        graves = self._graves(places.target)
-        return Committer(self.spec, places, access=self.access, graves=graves, log=self._log, after=self._after)
+    def _committer(self, places: Places, newest: str | None) -> Committer:
+        return Committer(
+            self.spec,
+            places,
+            access=self.access,
+            newest=newest,
+            below=self.place.below,
+            log=self._log,
+            after=self._after,
+        )
 
     def _loaded(self, done: Committed, plan: Sequence[Chosen], staged: Sequence[Staged]) -> Loaded:
         counts = {
@@ -180,9 +199,6 @@ class Loader:
         check_supported(target)
         return target
 
-    def _graves(self, target: Target) -> bool:
-        return self.spec.delete_flag is not None and target.order is not None
-
     # Staging
 
     def _stage(self, places: Places, plan: Sequence[Chosen]) -> list[Staged]:
@@ -199,17 +215,29 @@ class Loader:
             places.target.flag,
             self.spec.delete_values,
         )
-        is_parquet = self.spec.files.format == "parquet"
         with self._timed("stage"):
+            # Spark itself reads whole files only.
+            parts = self.spec.files.format == "parquet" and self.spec.files.through == "pyarrow"
             units = [
                 unit
                 for number, one in wanted
-                for unit in units_of(self.place, number, one.file.path, is_parquet=is_parquet and one.file.size > 0)
+                for unit in units_of(self.place, number, one.file.path, is_parquet=parts and one.file.size > 0)
             ]
             self._log(f"staging {len(units)} parts")
             staged = self._stager(stage_plan, units)
         self._check_files(plan, staged)
+        self._check_units(units, staged)
         return staged
+
+    def _check_units(self, units: Sequence[Unit], staged: Sequence[Staged]) -> None:
+        """A part of which nobody told anything is not an empty one."""
+        wanted = sorted((unit.number, unit.part) for unit in units)
+        if wanted == sorted((one.number, one.part) for one in staged):
+            return
+        raise LoadError(
+            f"{self.spec.name}: {len(wanted)} parts of files were to be staged, and {len(staged)} were told of, not the same "
+            "ones. Nothing was loaded; look for lost tasks in Spark's log, then run again."
+        )
 
     def _check_files(self, plan: Sequence[Chosen], staged: Sequence[Staged]) -> None:
         """Nothing is loaded of files that could not be read, look different, or changed meanwhile."""
@@ -275,6 +303,11 @@ class Loader:
             yield
         finally:
             self._seconds[name] = round(self._seconds.get(name, 0.0) + time.perf_counter() - begun, 3)
+
+
+def _with_digests(plan: Sequence[Chosen], staged: Sequence[Staged]) -> list[Chosen]:
+    told = {one.number: one.digest for one in staged if one.digest}
+    return [replace(one, digest=told.get(number, one.digest)) for number, one in enumerate(plan)]
 
 
 def _named(plan: Sequence[Chosen]) -> str:

@@ -42,6 +42,10 @@ class Places:
         return self.books.temporary("TIMELINE", self.load_id)
 
     @property
+    def graves(self) -> TableName:
+        return self.books.graves(self.target.grave())
+
+    @property
     def columns(self) -> list[str]:
         return [f"C{at}" for at in range(len(self.target.wanted))]
 
@@ -50,14 +54,16 @@ class Places:
         return [f"C{at}" for at in self.target.key]
 
 
-def rejecting_duplicates(places: Places) -> tuple[str, str]:
-    """Rows whose key is more than once in their file: listed among the rejected, then taken out."""
-    keys = ", ".join(["FILE_NO", *places.keys])
+def rejecting_duplicates(places: Places, *, together: bool) -> tuple[str, str]:
+    """Rows whose key is more than once in their file, or in all of them: listed among the rejected, then taken out."""
+    within = places.keys if together else ["FILE_NO", *places.keys]
+    keys = ", ".join(within)
     twice = f"SELECT {keys} FROM {places.staged.sql} GROUP BY {keys} HAVING COUNT(*) > 1"
-    same = " AND ".join(f"s.{name} = d.{name}" for name in ["FILE_NO", *places.keys])
+    same = " AND ".join(f"s.{name} = d.{name}" for name in within)
     shown = " || ', ' || ".join(f"TO_VARCHAR(s.{name})" for name in places.keys)
     named = ", ".join(places.target.name(place) for place in places.target.key)
-    reason = f"{literal(f'key {named} = ')} || {shown} || ' is more than once in the file'"
+    where = "folder" if together else "file"
+    reason = f"{literal(f'key {named} = ')} || {shown} || {literal(f' is more than once in the {where}')}"
     return (
         (
             f"INSERT INTO {places.rejected.sql} (FILE_NO, LINE_NO, REASON, ROW_TEXT) "
@@ -69,13 +75,13 @@ def rejecting_duplicates(places: Places) -> tuple[str, str]:
 
 def claim(places: Places) -> str:
     """Enter the files into the ledger, unless somebody else has; the number of rows says how many are ours."""
-    names = ("LOAD", "LOAD_ID", "PATH", "SEQ", "FILE_NO", "STAMP", "DIGEST", "ORDER_KEY", "STATUS", "BYTES")
+    names = ("TARGET", "LOAD", "LOAD_ID", "PATH", "SEQ", "FILE_NO", "STAMP", "DIGEST", "ORDER_KEY", "STATUS", "BYTES")
     counted = ("ROWS_LOADED", "ROWS_REJECTED")
     listed = ", ".join([*names, *counted, "LOADED_AT"])
     values = ", ".join([*(f"f.{name}" for name in (*names, *counted)), "CURRENT_TIMESTAMP()::TIMESTAMP_TZ"])
     return (
         f"MERGE INTO {places.books.ledger.sql} l USING {places.files.sql} f "
-        "ON l.LOAD = f.LOAD AND l.PATH = f.PATH AND l.SEQ = f.SEQ "
+        "ON l.TARGET = f.TARGET AND l.PATH = f.PATH AND l.SEQ = f.SEQ "
         f"WHEN NOT MATCHED THEN INSERT ({listed}) VALUES ({values})"
     )
 
@@ -193,10 +199,9 @@ def merged_rows(places: Places, *, graves: bool) -> str:
     ]
     joined = ""
     if target.order is not None:
-        current = f"t.{quote(target.name(target.order))}"
-        tests.append(f"({there} IS NULL OR {current} IS NULL OR s.C{target.order} >= {current})")
+        tests.append(f"({there} IS NULL OR {_not_older(target, 's')})")
         if graves:
-            joined = f"LEFT JOIN {places.books.graves.sql} g ON {same_key(target, 'g', 's')}"
+            joined = f"LEFT JOIN {places.graves.sql} g ON {same_key(target, 'g', 's')}"
             buried = f"g.{quote(target.name(target.order))}"
             tests.append(f"({buried} IS NULL OR s.C{target.order} >= {buried})")
     parts = ", ".join(f"s.{name}" for name in places.keys)
@@ -210,18 +215,26 @@ def merged_rows(places: Places, *, graves: bool) -> str:
     )
 
 
+def _not_older(target: Target, alias: str) -> str:
+    """Whether the incoming version may take the place of the one that is there."""
+    current = f"t.{quote(target.name(target.order or 0))}"
+    return f"{current} IS NULL OR {alias}.C{target.order} >= {current}"
+
+
 def merge(places: Places, *, graves: bool) -> list[str]:
     target = places.target
     changes = assignments(target, "c")
-    update = f"WHEN MATCHED AND c.ACTION = 'U' THEN UPDATE SET {changes} " if changes else ""
+    # Once more: somebody else may have written a newer version since it was looked at.
+    newer = "" if target.order is None else f" AND ({_not_older(target, 'c')})"
+    update = f"WHEN MATCHED AND c.ACTION = 'U'{newer} THEN UPDATE SET {changes} " if changes else ""
     statements = [
         (
             f"MERGE INTO {target.table.sql} t USING {places.changed.sql} c ON {same_key(target, 't', 'c')} "
-            f"WHEN MATCHED AND c.ACTION = 'D' THEN DELETE {update}"
+            f"WHEN MATCHED AND c.ACTION = 'D'{newer} THEN DELETE {update}"
             f"WHEN NOT MATCHED AND c.ACTION = 'I' THEN INSERT ({stored_names(target)}) VALUES ({stored_values(target, 'c')})"
         )
     ]
-    return [*statements, _bury(places)] if graves else statements
+    return [*statements, _bury(places)] if graves and target.flag is not None else statements
 
 
 def _bury(places: Places) -> str:
@@ -232,7 +245,7 @@ def _bury(places: Places) -> str:
     names = ", ".join([*(quote(target.name(place)) for place in target.key), order])
     values = ", ".join(f"s.C{place}" for place in (*target.key, target.order))
     return (
-        f"MERGE INTO {places.books.graves.sql} g USING "
+        f"MERGE INTO {places.graves.sql} g USING "
         f"(SELECT * FROM ({incoming(places, newest=places.keys)}) WHERE IS_DELETED) s ON {same_key(target, 'g', 's')} "
         f"WHEN MATCHED AND s.C{target.order} > g.{order} THEN UPDATE SET {order} = s.C{target.order} "
         f"WHEN NOT MATCHED THEN INSERT ({names}) VALUES ({values})"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import json
 import pickle
+import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -30,7 +31,7 @@ from tir_dagster.loading.formats import (
     parquet_groups,
     parquet_pieces,
 )
-from tir_dagster.loading.landing import Place
+from tir_dagster.loading.landing import Hashed, Place
 from tir_dagster.loading.values import Wanted, converted
 from tir_dagster.source.connection import SnowflakeAccess
 from tir_dagster.source.names import literal
@@ -43,6 +44,8 @@ ROWS_PER_UNIT = 500_000
 _PUT_ATTEMPTS = 3
 # Each task opens a connection of its own.
 _TASKS = 64
+# Spark reads these in a path as a pattern.
+_GLOB = re.compile(r"([\\{}\[\]*?])")
 _SCHEMA_BAD = pa.schema(
     [("FILE_NO", pa.int64()), ("LINE_NO", pa.int64()), ("REASON", pa.string()), ("ROW_TEXT", pa.string())]
 )
@@ -84,11 +87,13 @@ class StagePlan:
 
 @dataclass(frozen=True)
 class Staged:
-    """What became of a unit."""
+    """What became of a unit; its first part tells the digest of the whole file."""
 
     number: int
     rows: int
     rejected: int
+    part: int = 0
+    digest: str = ""
     drift: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
     # The first bad rows, for a message.
@@ -146,8 +151,8 @@ def _through_spark(session: SparkSession, plan: StagePlan, units: Sequence[Unit]
     """Spark itself reads the files, by whatever client the cluster has for them; each as a whole, in a task's memory."""
     from tir_dagster.source.reader import spark_failures  # noqa: PLC0415
 
-    numbers = {_bare(unit.path): Unit(unit.number, unit.path) for unit in units}
-    paths = [unit.path.replace("s3://", "s3a://", 1) for unit in numbers.values()]
+    numbers = {_bare(unit.path): unit for unit in units}
+    paths = [_GLOB.sub(r"\\\1", unit.path.replace("s3://", "s3a://", 1)) for unit in units]
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with _putting(plan) as put:
@@ -207,16 +212,16 @@ def _putting(plan: StagePlan) -> Iterator[Put]:
 
 def stage_unit(plan: StagePlan, unit: Unit, put: Put, content: bytes | None = None) -> Staged:
     """Read, check and stage one unit. What is wrong with the file is told, not raised: the driver says it of all files."""
-    shape, counted = Shape(), _Counted()
+    shape, counted, told = Shape(), _Counted(), _Told()
     with tempfile.TemporaryDirectory(prefix="tir-stage-") as scratch:
         name = f"{unit.number:06d}-{unit.part:04d}.parquet"
         rows, bad = Path(scratch) / name, Path(scratch) / f"bad-{name}"
         try:
             with pq.ParquetWriter(rows, plan.schema) as good, pq.ParquetWriter(bad, _SCHEMA_BAD) as rejected:
-                for piece in _pieces(plan, unit, shape, content):
+                for piece in _pieces(plan, unit, shape, content, told):
                     _write(plan, unit, piece, good, rejected, counted)
         except LoadError as error:
-            return Staged(unit.number, 0, 0, problem=str(error))
+            return Staged(unit.number, 0, 0, unit.part, problem=str(error))
         if counted.rows:
             put(rows, ROWS)
         if counted.rejected:
@@ -225,6 +230,8 @@ def stage_unit(plan: StagePlan, unit: Unit, put: Put, content: bytes | None = No
         unit.number,
         counted.rows,
         counted.rejected,
+        unit.part,
+        told.digest,
         tuple(shape.sentences()),
         tuple(shape.missing),
         tuple(f"{unit.path}:{one.line}: {one.reason}" for one in counted.samples),
@@ -238,14 +245,26 @@ class _Counted:
     samples: list[Bad] = field(default_factory=list)
 
 
-def _pieces(plan: StagePlan, unit: Unit, shape: Shape, content: bytes | None) -> Iterator[Piece]:
+@dataclass
+class _Told:
+    digest: str = ""
+
+
+def _pieces(plan: StagePlan, unit: Unit, shape: Shape, content: bytes | None, told: _Told) -> Iterator[Piece]:
+    """The unit's rows; what was read tells the digest at the end."""
     with plan.place.opened(unit.path) if content is None else nullcontext(io.BytesIO(content)) as raw:
-        if plan.files.format == "csv":
-            yield from csv_pieces(raw, unit.path, plan.wanted, shape, delimiter=plan.files.delimiter)
-        elif plan.files.format == "json":
-            yield from json_pieces(raw, unit.path, plan.wanted, shape)
-        else:
+        if plan.files.format == "parquet":
+            # It is read here and there, its digest from one end to the other.
+            told.digest = Hashed(raw).digest() if unit.part == 0 else ""
+            raw.seek(0)
             yield from parquet_pieces(raw, unit.path, plan.wanted, shape, groups=unit.groups, first=unit.first)
+            return
+        hashed = Hashed(raw)
+        if plan.files.format == "csv":
+            yield from csv_pieces(hashed, unit.path, plan.wanted, shape, delimiter=plan.files.delimiter)
+        else:
+            yield from json_pieces(hashed, unit.path, plan.wanted, shape)
+        told.digest = hashed.digest()
 
 
 def _write(plan: StagePlan, unit: Unit, piece: Piece, good: Any, rejected: Any, counted: _Counted) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,13 +10,14 @@ from dataclasses import dataclass
 from tir_dagster.errors import LoadError, SpecError
 from tir_dagster.loading.declared import LoadSpec
 from tir_dagster.loading.values import Wanted
-from tir_dagster.source.columns import Column, Kind
+from tir_dagster.source.columns import Column, Kind, UnheldTypeError
 from tir_dagster.source.names import TableName, quote
 
 _LENGTH = re.compile(r"^[A-Z ]*(?:CHAR|CHARACTER|STRING|TEXT)[A-Z0-9 ]*\(\s*(\d+)\s*\)")
+_MOMENT = re.compile(r"^(?:TIMESTAMP|DATETIME)[A-Z_]*\s*\(\s*([0-8])\s*\)")
 _UNBOUNDED = 16_777_216
 LEDGER_COLUMNS = {
-    **dict.fromkeys(("LOAD", "LOAD_ID", "PATH"), "VARCHAR"),
+    **dict.fromkeys(("TARGET", "LOAD", "LOAD_ID", "PATH"), "VARCHAR"),
     "SEQ": "NUMBER(38,0)",
     "FILE_NO": "NUMBER(38,0)",
     **dict.fromkeys(("STAMP", "DIGEST", "ORDER_KEY", "STATUS"), "VARCHAR"),
@@ -40,19 +42,23 @@ REJECTS_COLUMNS = {
 
 @dataclass(frozen=True)
 class Bookkeeping:
-    """Where the lists of loads, files and rejected rows are, and the stage that loads pass through."""
+    """Where the lists of loads, files and rejected rows are, and the stage that loads pass through.
+
+    What is known of a table's files and deleted rows belongs to the table: a load may be renamed, or be one of several.
+    """
 
     database: str
     schema: str
     load: str
+    table: TableName
 
     @staticmethod
     def of(spec: LoadSpec) -> Bookkeeping:
         target = TableName.parse(spec.table)
         if spec.bookkeeping is None:
-            return Bookkeeping(target.database, target.schema, spec.name)
+            return Bookkeeping(target.database, target.schema, spec.name, target)
         home = TableName.parse(f"{spec.bookkeeping}.X")
-        return Bookkeeping(home.database, home.schema, spec.name)
+        return Bookkeeping(home.database, home.schema, spec.name, target)
 
     def _named(self, name: str) -> TableName:
         return TableName(self.database, self.schema, name)
@@ -69,9 +75,11 @@ class Bookkeeping:
     def rejects(self) -> TableName:
         return self._named("TIR_REJECTED_ROWS")
 
-    @property
-    def graves(self) -> TableName:
-        return self._named(f"TIR_DELETED_{self.load.upper()}")
+    def graves(self, columns: Sequence[str]) -> TableName:
+        """The deleted keys of the table; `columns` are the key's and the version's."""
+        # Tables of other schemas may share the name and this place; another key has other columns.
+        told = hashlib.sha1("\n".join([str(self.table), *columns]).encode(), usedforsecurity=False).hexdigest()[:8]
+        return self._named(f"TIR_DELETED_{self.table.name[:200]}_{told.upper()}")
 
     @property
     def stage(self) -> TableName:
@@ -98,6 +106,10 @@ class Target:
     def name(self, place: int) -> str:
         return self.wanted[place].column.name
 
+    def grave(self) -> list[str]:
+        """The columns that a deletion is remembered by."""
+        return [self.name(place) for place in (*self.key, *([] if self.order is None else [self.order]))]
+
     def needed(self) -> tuple[tuple[int, str], ...]:
         """What may not be NULL, and what is said of a row where it is."""
         said = [(place, f"key column {self.name(place)} is NULL") for place in self.key]
@@ -119,7 +131,10 @@ def target_of(spec: LoadSpec, described: Sequence[tuple[str, str]]) -> Target:
             # Not a column of the table: it comes with the files only.
             kind = known[history[0]] if history and special == spec.order_by else "VARCHAR"
             declared[special] = (special, kind)
-    wanted = tuple(_wanted(name, file_name, kind, known) for name, (file_name, kind) in declared.items())
+    try:
+        wanted = tuple(_wanted(name, file_name, kind, known) for name, (file_name, kind) in declared.items())
+    except UnheldTypeError as error:
+        raise SpecError(f"{spec.name}: {spec.table}: {_unheld(error)}") from None
     places = {column.column.name: at for at, column in enumerate(wanted)}
     return Target(
         table,
@@ -142,7 +157,17 @@ def _wanted(name: str, file_name: str, kind: str, known: dict[str, str]) -> Want
     declared = known.get(name, kind)
     length = _LENGTH.match(declared.upper())
     limit = int(length[1]) if length and int(length[1]) < _UNBOUNDED else None
-    return Wanted(file_name, Column.from_snowflake(name, declared), limit)
+    # Nine, Snowflake's own, are more than a staged moment has.
+    digits = _MOMENT.match(declared.upper())
+    return Wanted(file_name, Column.from_snowflake(name, declared), limit, int(digits[1]) if digits else None)
+
+
+def _unheld(error: UnheldTypeError) -> str:
+    """The extract's error in a load's words."""
+    said = str(error).partition(", which")[0]
+    return (
+        f"{said}, which no load brings. Name the other columns, with their types, under `columns` in the load's spec."
+    )
 
 
 def _place(spec: LoadSpec, field: str, name: str, places: dict[str, int], known: dict[str, str] | None = None) -> int:
@@ -175,14 +200,16 @@ def _history(spec: LoadSpec, known: dict[str, str]) -> tuple[str, str, str] | No
 def stage_type(wanted: Wanted) -> str:
     """The type of a staged column; times and JSON are texts until they are stored."""
     column = wanted.column
+    # As exact as the table's own: a version that is cut only there would look newer than itself.
+    digits = "" if wanted.digits is None else f"({wanted.digits})"
     return {
         Kind.INTEGER: f"NUMBER({column.precision or 38},0)",
         Kind.DECIMAL: f"NUMBER({column.precision},{column.scale})",
         Kind.FLOAT: "FLOAT",
         Kind.BOOLEAN: "BOOLEAN",
         Kind.DATE: "DATE",
-        Kind.TIMESTAMP: "TIMESTAMP_NTZ",
-        Kind.INSTANT: "TIMESTAMP_TZ",
+        Kind.TIMESTAMP: f"TIMESTAMP_NTZ{digits}",
+        Kind.INSTANT: f"TIMESTAMP_TZ{digits}",
     }.get(column.kind, "VARCHAR")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time
@@ -19,6 +20,8 @@ _BOOLEANS = {
     **dict.fromkeys(("false", "f", "no", "n", "off", "0"), False),
 }
 _SHOWN = 60
+# Staged moments hold microseconds.
+_FINER = re.compile(r"\.\d{6}\d*[1-9]")
 _LONG = 18
 
 # Which of a file's own types fit a column without reading each value; a text always may.
@@ -38,11 +41,15 @@ _FAMILIES: dict[Kind, Callable[[pa.DataType], bool]] = {
 
 @dataclass(frozen=True)
 class Wanted:
-    """A column that files bring: its name there, the table's column (or what stands for it), and how long texts may be."""
+    """A column that files bring: its name there, and the table's column (or what stands for it).
+
+    `length` is how long texts may be, `digits` how many digits of a second a moment has.
+    """
 
     name: str
     column: Column
     length: int | None = None
+    digits: int | None = None
 
     @property
     def arrow(self) -> pa.DataType:
@@ -167,14 +174,25 @@ def _boolean(value: Any, _: Wanted) -> bool:
 
 
 def _text(value: Any, wanted: Wanted) -> str:
-    text = str(value)
+    text = _decoded(value) if isinstance(value, bytes) else str(value)
     if wanted.length is not None and len(text) > wanted.length:
         raise Unfit(f"is longer than {wanted.length} characters")
     return text
 
 
+def _decoded(value: bytes) -> str:
+    """Some writers call texts binary."""
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        raise Unfit("is no text in UTF-8") from None
+
+
 def _moment(value: Any, wanted: Wanted) -> datetime:
     """A moment without a zone is one in UTC; one with a zone is shown in UTC."""
+    # Not cut, as a number is not: two versions of a row could become one.
+    if _FINER.search(str(value)):
+        raise Unfit("has more than 6 digits of a second")
     found = value if isinstance(value, datetime) else datetime.fromisoformat(str(value).strip())
     moment = found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
     return moment if wanted.column.kind is Kind.INSTANT else moment.replace(tzinfo=None)
@@ -191,8 +209,9 @@ def _time(value: Any, _: Wanted) -> str:
 
 
 def _json(value: Any, _: Wanted) -> str:
-    json.loads(str(value))
-    return str(value)
+    text = _decoded(value) if isinstance(value, bytes) else str(value)
+    json.loads(text)
+    return text
 
 
 _READERS: dict[Kind, Callable[[Any, Wanted], Any]] = {

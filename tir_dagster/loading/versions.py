@@ -38,7 +38,7 @@ def timeline(places: Places, *, graves: bool) -> str:
     if graves:
         buried = f"g.{quote(target.name(target.order or 0))}"
         events.append(
-            f"SELECT {_from_graves(places)}, {buried}, TRUE, FALSE FROM {places.books.graves.sql} g "
+            f"SELECT {_from_graves(places)}, {buried}, TRUE, FALSE FROM {places.graves.sql} g "
             f"JOIN touched k ON {same_key(target, 'g', 'k')} WHERE NOT EXISTS "
             f"(SELECT 1 FROM inc s WHERE {same_key(target, 'g', 's')} AND s.{order} = {buried})"
         )
@@ -85,6 +85,17 @@ def changed_versions(places: Places) -> str:
     )
 
 
+def planned_versions(places: Places) -> str:
+    """How many versions are to be inserted, updated, deleted."""
+    target = places.target
+    there = f"t.{_valid(target)[0]} IS NOT NULL"
+    return (
+        f"SELECT COUNT_IF(NOT {there} AND NOT c.IS_DELETED), COUNT_IF({there} AND NOT c.IS_DELETED AND {_moved(target)}), "
+        f"COUNT_IF({there} AND c.IS_DELETED) "
+        f"FROM {places.timeline.sql} c LEFT JOIN {target.table.sql} t ON {_same_version(target)}"
+    )
+
+
 def write_versions(places: Places, *, graves: bool) -> list[str]:
     target = places.target
     valid_from, valid_to, is_current = _valid(target)
@@ -110,7 +121,7 @@ def _bury(places: Places) -> str:
     names = ", ".join([*(quote(target.name(place)) for place in target.key), order])
     values = ", ".join([*(f"c.C{place}" for place in target.key), "c.AT_TIME"])
     return (
-        f"MERGE INTO {places.books.graves.sql} g USING (SELECT * FROM {places.timeline.sql} WHERE FRESH) c "
+        f"MERGE INTO {places.graves.sql} g USING (SELECT * FROM {places.timeline.sql} WHERE FRESH) c "
         f"ON {same_key(target, 'g', 'c')} AND g.{order} = c.AT_TIME "
         f"WHEN MATCHED AND NOT c.IS_DELETED THEN DELETE "
         f"WHEN NOT MATCHED AND c.IS_DELETED THEN INSERT ({names}) VALUES ({values})"

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
@@ -18,10 +19,11 @@ from dagster_pyspark import LazyPySparkResource
 from dagster_snowflake import SnowflakeResource
 from pydantic import Field
 
-from tir_dagster.changes.lease import LeaseHeldError, lease
+from tir_dagster.changes.lease import LeaseHeldError, lease, lease_holder
 from tir_dagster.errors import TirError
 from tir_dagster.loading.declared import LoadSpec
 from tir_dagster.orchestration.alerting import report_blind, report_reading
+from tir_dagster.orchestration.late_loads import LOAD_ID, hint_metadata, late_reports, recent_loads
 from tir_dagster.orchestration.names import LoadKeys, load_job_name, load_keys
 from tir_dagster.orchestration.probing import in_time
 from tir_dagster.orchestration.resources import StateFolder, snowflake_access, spark_session
@@ -29,22 +31,21 @@ from tir_dagster.orchestration.sensors import ASKED_TAG, INTERVAL_SECONDS, Watch
 
 if TYPE_CHECKING:
     from tir_dagster.loading.landing import LandedFile
-    from tir_dagster.loading.ledger import Changed, Committed
     from tir_dagster.loading.load import Loaded, Loader
 
-LOAD_ID, HINT = "tir/load_id", "tir/hint"
 LEASE_WAIT_SECONDS = 600.0
 # A run's configuration names its files; the next run takes the others.
 MOST_FILES = 500
-# Loads that were committed and never reported; more of them are told as a change of anything.
-_MOST_LATE = 20
-_LOOK_BACK = 50
 
 
 class Landed(dg.Config):
-    """Which files to load; none named means all that are there, complete and new."""
+    """Which files to load; none named means all that are there, complete and new.
+
+    A file with a stamp is loaded only if it still looks like that.
+    """
 
     files: list[str] = Field(default_factory=list)
+    stamps: dict[str, str] = Field(default_factory=dict)
 
 
 @dataclass
@@ -115,8 +116,8 @@ def _source_table(spec: LoadSpec, keys: LoadKeys) -> dg.AssetsDefinition:
     ) -> Iterator[dg.Output[Any] | dg.AssetMaterialization | dg.AssetObservation]:
         loader = _loader(context, spec, snowflake=snowflake, pyspark=pyspark, state=state)
         with _leased(spec, state, f"run {context.run_id}"):
-            yield from _late_reports(context.instance, loader, keys)
-            loaded = loader.run(config.files)
+            yield from late_reports(context.instance, loader, keys.source_table, recent_loads(loader))
+            loaded = loader.run({path: config.stamps.get(path, "") for path in config.files})
             if heard := _listener.get():
                 heard.loaded.append(loaded)
             for warning in loaded.warnings:
@@ -159,11 +160,14 @@ def loader_for(spec: LoadSpec, access: Any, *, spark: Callable[[], Any], log: Ca
     return Loader(spec, access=access, stager=by_spark(spark), log=log, after=crash_after)
 
 
+def _lease_path(spec: LoadSpec, state: StateFolder) -> Path:
+    return state.folder / "loads" / spec.name / "lease"
+
+
 @contextmanager
 def _leased(spec: LoadSpec, state: StateFolder, purpose: str) -> Iterator[None]:
-    path = state.folder / "loads" / spec.name / "lease"
     try:
-        with lease(path, purpose=purpose, wait_seconds=LEASE_WAIT_SECONDS):
+        with lease(_lease_path(spec, state), purpose=purpose, wait_seconds=LEASE_WAIT_SECONDS):
             yield
     except LeaseHeldError as error:
         raise TirError(f"{spec.name}: another run is loading these files. Wait until it is done. ({error})") from None
@@ -189,73 +193,42 @@ def load_metadata(spec: LoadSpec, loaded: "Loaded") -> dict[str, Any]:
     }
 
 
-def hint_metadata(spec: LoadSpec, changed: "Changed | None") -> dict[str, Any]:
-    """What changed, as every extract on the table understands it; nothing if nothing did."""
-    from tir_dagster.changes.hints import ChangeType, Hint, KeyList, Unknown, hint_to_json  # noqa: PLC0415
-    from tir_dagster.source.names import TableName  # noqa: PLC0415
-
-    if changed is None:
-        return {}
-    scope = Unknown() if changed.keys is None else KeyList(changed.columns, changed.keys)
-    hint = Hint(TableName.parse(spec.table), ChangeType[changed.kind], scope)
-    return {HINT: dg.MetadataValue.json(hint_to_json(hint))}
-
-
-def _late_reports(instance: dg.DagsterInstance, loader: "Loader", keys: LoadKeys) -> Iterator[dg.AssetMaterialization]:
-    """Loads that were committed by a run that died before it could say so."""
-    from tir_dagster.loading.ledger import Changed, committed  # noqa: PLC0415
-
-    late = committed(loader.access, loader.books, since=_last_reported(instance, keys))
-    if len(late) > _MOST_LATE:
-        newest = late[-1]
-        yield _late_event(loader.spec, keys, newest, Changed("MIXED_CHANGES"))
-        return
-    for one in late:
-        yield _late_event(loader.spec, keys, one, one.changed)
-
-
-def _late_event(spec: LoadSpec, keys: LoadKeys, one: "Committed", changed: "Changed | None") -> dg.AssetMaterialization:
-    shown = {"tir/rows_read": one.rows, "tir/rows_inserted": one.inserted, "tir/rows_updated": one.updated}
-    told: dict[str, Any] = {LOAD_ID: one.load_id, "tir/late": True, **shown, "tir/rows_deleted": one.deleted}
-    return dg.AssetMaterialization(keys.source_table, metadata={**told, **hint_metadata(spec, changed)})
-
-
-def _last_reported(instance: dg.DagsterInstance, keys: LoadKeys) -> str:
-    records = instance.fetch_materializations(keys.source_table, limit=_LOOK_BACK).records
-    events = [record.asset_materialization for record in records]
-    found = [event.metadata[LOAD_ID].value for event in events if event and LOAD_ID in event.metadata]
-    return max((str(one) for one in found), default="")
-
-
 # Arrival
 
 
 @dataclass(frozen=True)
 class Arrivals:
-    """What the sensor remembers: since when each new file has looked as it does, and what it asked for."""
+    """What the sensor remembers: since when each new file has looked as it does, what it asked for, which loads are reported."""
 
     seen: Mapping[str, tuple[str, float]] = field(default_factory=dict)
     watch: Watch = field(default_factory=Watch)
+    told: tuple[str, ...] = ()
 
     @staticmethod
     def parse(cursor: str | None) -> "Arrivals":
         try:
             read = json.loads(cursor or "{}")
             seen = {path: (str(stamp), float(since)) for path, (stamp, since) in read.get("seen", {}).items()}
-            return Arrivals(seen, Watch(**read.get("watch", {})))
+            return Arrivals(seen, Watch(**read.get("watch", {})), tuple(read.get("told", ())))
         except (ValueError, TypeError, AttributeError):
             return Arrivals()
 
     def to_cursor(self) -> str:
-        return json.dumps({"seen": dict(self.seen), "watch": asdict(self.watch)})
+        return json.dumps({"seen": dict(self.seen), "watch": asdict(self.watch), "told": self.told})
 
 
 def settled(
-    before: Arrivals, new: "Sequence[LandedFile]", *, now: float, settle: float
+    before: Arrivals,
+    new: "Sequence[LandedFile]",
+    *,
+    now: float,
+    settle: float,
+    unfinished: frozenset[str] = frozenset(),
+    in_order: bool = True,
 ) -> "tuple[dict[str, tuple[str, float]], list[LandedFile]]":
-    """Since when each new file is unchanged, and the files to load now: in their order, up to the first unfinished one.
+    """Since when each new file is unchanged, and the complete files to load now, in their order.
 
-    A later file must not overtake an earlier one that is still being written.
+    Where the order matters, a later file must not overtake an earlier one that is not complete.
     """
     seen: dict[str, tuple[str, float]] = {}
     for file in new:
@@ -263,10 +236,12 @@ def settled(
         seen[file.path] = (file.stamp, since if stamp == file.stamp else now)
     ready: list[LandedFile] = []
     for file in new:
-        if now - seen[file.path][1] < settle:
+        if file.path not in unfinished and now - seen[file.path][1] >= settle:
+            ready.append(file)
+        elif in_order:
             break
-        ready.append(file)
-    return seen, ready[:MOST_FILES]
+    # Where nobody waits, nothing is to be remembered of what may be many files.
+    return (seen if settle else {}), ready[:MOST_FILES]
 
 
 def _arrival_sensor(spec: LoadSpec, keys: LoadKeys, job: Any) -> dg.SensorDefinition:
@@ -276,47 +251,75 @@ def _arrival_sensor(spec: LoadSpec, keys: LoadKeys, job: Any) -> dg.SensorDefini
         minimum_interval_seconds=INTERVAL_SECONDS,
         description=f"Looks for new, complete files under {spec.files.path}; loads them in their order, each once, many per run.",
     )
-    def arrival_sensor(context: dg.SensorEvaluationContext, snowflake: SnowflakeResource) -> Any:
+    def arrival_sensor(context: dg.SensorEvaluationContext, snowflake: SnowflakeResource, state: StateFolder) -> Any:
         before, now = Arrivals.parse(context.cursor), time.time()
+        # Before the files: what a run that is done has loaded is in the ledger then.
+        asked = _tried(context.instance, job.name, {ASKED_TAG: _run_key(spec, before.watch)}, now).state
         try:
-            new = in_time(lambda: _new_files(spec, snowflake_access(snowflake)))
+            access, lease_path = snowflake_access(snowflake), _lease_path(spec, state)
+            look = in_time(lambda: _look(spec, access, before, context.instance, lease_path))
         except TirError as error:
             report_blind(spec, error)
             return dg.SkipReason(f"the files could not be looked at: {error}")
         report_reading(spec)
-        seen, ready = settled(before, new, now=now, settle=_settle(spec))
+        seen, ready = settled(
+            before, look.new, now=now, settle=_settle(spec), unfinished=look.unfinished, in_order=spec.in_order
+        )
         if not ready:
-            waiting = f"{len(new)} new files are not complete yet" if new else "there are no new files"
-            return dg.SensorResult(skip_reason=waiting, cursor=Arrivals(seen, before.watch).to_cursor())
-        asked = {ASKED_TAG: _run_key(spec, before.watch)}
+            cursor = Arrivals(seen, before.watch, look.told).to_cursor()
+            return dg.SensorResult(skip_reason=_waiting(look.new), cursor=cursor, asset_events=look.late)
         watch, waiting = watch_source(
             before.watch,
             token=_token(ready),
             confirmed=None,
-            last=_tried(context.instance, job.name, asked, now).state,
+            # Files that are still new were not loaded, whatever became of the run.
+            last="failed" if asked == "done" else asked,
             now=now,
             quiet=0.0,
             what="load",
         )
-        cursor = Arrivals(seen, watch).to_cursor()
+        cursor = Arrivals(seen, watch, look.told).to_cursor()
         if waiting:
-            return dg.SensorResult(skip_reason=waiting, cursor=cursor)
+            return dg.SensorResult(skip_reason=waiting, cursor=cursor, asset_events=look.late)
         key = _run_key(spec, watch)
+        landed = dg.AssetMaterialization(keys.landed_files, metadata=_landed_metadata(ready))
         return dg.SensorResult(
             run_requests=[dg.RunRequest(run_key=key, tags={ASKED_TAG: key}, run_config=load_config(keys, ready))],
-            asset_events=[dg.AssetMaterialization(keys.landed_files, metadata=_landed_metadata(ready))],
+            asset_events=[*look.late, landed],
             cursor=cursor,
         )
 
     return arrival_sensor
 
 
-def _new_files(spec: LoadSpec, access: Any) -> "list[LandedFile]":
+@dataclass(frozen=True)
+class _Look:
+    """New files in their order, those of them that are not complete, loads that nobody reported, and all that now are."""
+
+    new: "list[LandedFile]"
+    unfinished: frozenset[str]
+    late: list[dg.AssetMaterialization]
+    told: tuple[str, ...]
+
+
+def _look(spec: LoadSpec, access: Any, before: Arrivals, instance: dg.DagsterInstance, lease_path: Path) -> _Look:
     from tir_dagster.loading.choosing import news  # noqa: PLC0415
-    from tir_dagster.loading.ledger import read_ledger  # noqa: PLC0415
 
     loader = loader_for(spec, access, spark=_no_spark, log=lambda _: None)
-    return news(loader.listed(), read_ledger(loader.access, loader.books).known)
+    with loader.access.kept_open():
+        loads = recent_loads(loader)
+        late: list[dg.AssetMaterialization] = []
+        told = tuple(one for one in loads if one in before.told)
+        # Who is at work reports what it has committed, before it gives its lease back: so the lease is looked at in between.
+        if len(told) < len(loads) and lease_holder(lease_path) is None:
+            untold = [one for one in loads if one not in told]
+            late, told = list(late_reports(instance, loader, load_keys(spec).source_table, untold)), tuple(loads)
+        found, ledger = loader.listing(), loader.ledger()
+    return _Look(news(found.files, ledger.known), found.unfinished, late, told)
+
+
+def _waiting(new: "Sequence[LandedFile]") -> str:
+    return f"{len(new)} new files are not complete yet, the first is {new[0].path}" if new else "there are no new files"
 
 
 def _no_spark() -> Any:
@@ -330,7 +333,7 @@ def _settle(spec: LoadSpec) -> float:
 
 
 def load_config(keys: LoadKeys, files: "Sequence[LandedFile]") -> dict[str, Any]:
-    config = {"files": [file.path for file in files]}
+    config = {"files": [file.path for file in files], "stamps": {file.path: file.stamp for file in files}}
     return {"ops": {keys.source_table.to_python_identifier(): {"config": config}}}
 
 

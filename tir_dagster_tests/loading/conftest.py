@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,10 @@ SCHEMA = "MYDB.LOADING"
 
 @dataclass
 class Landing:
-    """A table, a folder of files, and the load between them."""
+    """A table, a folder of files, and the load between them; what tests ask for themselves goes by `own`."""
 
     access: SnowflakeAccess
+    own: SnowflakeAccess
     folder: Path
     table: str
     name: str
@@ -59,18 +60,18 @@ class Landing:
         return file
 
     def rows(self, listed: str = "*", table: str = "") -> list[tuple[Any, ...]]:
-        return sorted(self.access.query(f"SELECT {listed} FROM {table or self.table}"), key=str)
+        return sorted(self.own.query(f"SELECT {listed} FROM {table or self.table}"), key=str)
 
     def ledger(self) -> list[tuple[Any, ...]]:
         """Name, status, loaded and rejected rows of every file that the ledger knows."""
         query = f"SELECT PATH, STATUS, ROWS_LOADED, ROWS_REJECTED FROM {SCHEMA}.TIR_LOADED_FILES WHERE LOAD = '{self.name}' ORDER BY LOADED_AT, FILE_NO"
-        return [(row[0].rpartition("/")[2], row[1], int(row[2]), int(row[3])) for row in self.access.query(query)]
+        return [(row[0].rpartition("/")[2], row[1], int(row[2]), int(row[3])) for row in self.own.query(query)]
 
     def rejects(self) -> list[tuple[Any, ...]]:
         query = (
             f"SELECT PATH, LINE, REASON FROM {SCHEMA}.TIR_REJECTED_ROWS WHERE LOAD = '{self.name}' ORDER BY PATH, LINE"
         )
-        return [(row[0].rpartition("/")[2], int(row[1]), row[2]) for row in self.access.query(query)]
+        return [(row[0].rpartition("/")[2], int(row[1]), row[2]) for row in self.own.query(query)]
 
 
 @pytest.fixture(scope="session")
@@ -81,16 +82,24 @@ def access(sandbox) -> SnowflakeAccess:
     return found
 
 
+@pytest.fixture(scope="session")
+def own(access) -> Iterator[SnowflakeAccess]:
+    """One connection for what tests ask themselves; loads open theirs as ever."""
+    asked = replace(access, query_tag="tests")
+    with asked.kept_open():
+        yield asked
+
+
 @pytest.fixture
-def landing(access, tmp_path) -> Callable[..., Landing]:
+def landing(access, own, tmp_path) -> Callable[..., Landing]:
     """Makes a table with these columns, and a folder for its files."""
 
     def make(columns: str, *, table: str = "") -> Landing:
         number = next(_numbers)
         name = table or f"{SCHEMA}.T{number}"
-        access.query(f"CREATE OR REPLACE TABLE {name} ({columns})")
+        own.query(f"CREATE OR REPLACE TABLE {name} ({columns})")
         folder = tmp_path / f"landing{number}"
         folder.mkdir()
-        return Landing(access, folder, name, f"load{number}")
+        return Landing(access, own, folder, name, f"load{number}")
 
     return make

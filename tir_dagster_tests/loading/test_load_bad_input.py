@@ -12,6 +12,7 @@ import pytest
 import requests
 
 from tir_dagster.errors import LoadError, SpecError
+from tir_dagster.loading.staging import right_here
 from tir_dagster.spec import parse_declared
 from tir_dagster_tests.loading.conftest import SCHEMA, Landing
 
@@ -26,10 +27,10 @@ def parquet(**columns) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def shared(access, tmp_path_factory):
+def shared(access, own, tmp_path_factory):
     """One table for all loads that are refused: it stays empty."""
     access.query(f"CREATE OR REPLACE TABLE {SCHEMA}.REFUSED ({COLUMNS})")
-    return Landing(access, tmp_path_factory.mktemp("refused"), f"{SCHEMA}.REFUSED", "refused")
+    return Landing(access, own, tmp_path_factory.mktemp("refused"), f"{SCHEMA}.REFUSED", "refused")
 
 
 @pytest.fixture
@@ -74,6 +75,13 @@ def test_a_file_that_is_removed_or_changed_while_it_is_read_stops_the_load(refus
         refused.load(refused.spec(mode="append"), stager=lambda *_: meanwhile(file.write_text(HEADER)))
     with pytest.raises(LoadError, match=r"a.csv was removed while it was read"):
         refused.load(refused.spec(mode="append"), stager=lambda *_: meanwhile(file.unlink()))
+
+
+def test_a_part_of_which_no_task_told_anything_stops_the_load(refused):
+    refused.write("a.csv", HEADER + "1,a,,\n")
+    refused.write("b.csv", HEADER + "2,a,,\n")
+    with pytest.raises(LoadError, match=r"2 parts of files were to be staged, and 1 were told of"):
+        refused.load(refused.spec(mode="append"), stager=lambda plan, units: right_here(plan, units)[:1])
 
 
 def meanwhile(_) -> list:
@@ -174,6 +182,13 @@ def test_quoted_and_mixed_case_names_warehouse_role_and_query_tag_reach_snowflak
     queries = requests.get(f"http://{access.host}:{access.port}/sandbox/queries", timeout=20).json()["queries"]
     (copied,) = [one for one in queries if one["sql"].startswith("COPY INTO") and one["query_tag"] == "from files"]
     assert (copied["warehouse"], copied["role"]) == ("LOADING_WH", "LOADER")
+
+
+def test_loads_into_one_table_share_their_lists():
+    one = "{{name: {}, table: A.B.C, mode: append, files: {{path: 's3://b/p', format: csv}}{}}}"
+    text = f"loads:\n  - {one.format('a', '')}\n  - {one.format('b', ', bookkeeping: A.LISTS')}\n"
+    with pytest.raises(SpecError, match=r"tir.yaml:1: loads: a and b load A\.B\.C, each with its own list"):
+        parse_declared(text, "tir.yaml")
 
 
 @pytest.mark.parametrize(

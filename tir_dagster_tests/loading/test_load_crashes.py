@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from contextlib import contextmanager
 
 import pytest
 import requests
@@ -46,7 +47,8 @@ def test_killed_at_any_step_the_table_is_as_before_or_after_and_the_next_run_com
         kill(place, sandbox, step)
         loaded = [entry for entry in place.ledger() if entry[0] in (f"a{time}.csv", f"b{time}.csv")]
         assert (place.rows("ID") == before, len(loaded)) == ((False, 2) if step == "committed" else (True, 0))
-        place.load(place.spec(mode="append", reject_share=0.5))
+        with short_waits(place.access):
+            place.load(place.spec(mode="append", reject_share=0.5))
         assert len(place.rows("ID")) == len(before) + 3
         assert len(place.ledger()) == len(set(place.ledger())) == 2 * (time + 1)
         assert len(place.rejects()) == time + 1
@@ -66,6 +68,7 @@ def test_a_commit_whose_answer_is_lost_is_not_made_twice(landing, sandbox):
     loaded = place.load(place.spec(mode="append"), after=cut)
     requests.delete(f"{url}/sandbox/faults", timeout=20)
     assert (loaded.inserted, place.rows()) == (1, [(1, "x")])
+    assert [line for line in place.told if line.startswith("the commit did not end")], "the answer was lost"
 
 
 def test_a_session_that_ends_before_the_commit_is_opened_again_from_what_is_staged(landing, access):
@@ -81,14 +84,22 @@ def test_a_session_that_ends_before_the_commit_is_opened_again_from_what_is_stag
     loaded = place.load(place.spec(mode="append"), after=end_session)
     assert ended == [0], "nothing was to be seen before the commit"
     assert (loaded.inserted, place.rows(), len(place.ledger())) == (1, [(1, "x")], 1)
+    assert [line for line in place.told if line.startswith("the commit did not end")], "the session was lost"
 
 
 def abort_sessions(access) -> None:
     """Whoever waits for a table held by an idle transaction has that one rolled back, as in Snowflake."""
+    with short_waits(access):
+        access.query(f"UPDATE {SCHEMA}.TIR_LOADED_FILES SET STATUS = STATUS")
+
+
+@contextmanager
+def short_waits(access):
+    """The transaction of a process that is gone blocks others for a moment only."""
     url = f"http://{access.host}:{access.port}/sandbox/settings"
     before = requests.get(url, timeout=20).json()
     requests.put(url, json={"idle_transaction_seconds": 0.2}, timeout=20).raise_for_status()
     try:
-        access.query(f"UPDATE {SCHEMA}.TIR_LOADED_FILES SET STATUS = STATUS")
+        yield
     finally:
         requests.put(url, json=before, timeout=20).raise_for_status()

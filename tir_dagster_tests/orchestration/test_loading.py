@@ -11,13 +11,15 @@ import dagster as dg
 import pytest
 from click.testing import CliRunner
 
+from tir_dagster.changes.lease import lease
 from tir_dagster.cli import tir
 from tir_dagster.definitions import build_defs
 from tir_dagster.demo_files import SensorRunner
 from tir_dagster.loading.landing import LandedFile
 from tir_dagster.loading.load import Loader
 from tir_dagster.loading.staging import by_spark, right_here
-from tir_dagster.orchestration.home import dagster_instance
+from tir_dagster.orchestration.home import dagster_instance, tir_home
+from tir_dagster.orchestration.late_loads import unreported
 from tir_dagster.orchestration.loading import Arrivals, settled
 from tir_dagster.orchestration.sensors import Watch
 from tir_dagster.source.connection import SnowflakeAccess
@@ -87,6 +89,10 @@ def test_a_file_in_the_bucket_becomes_a_refreshed_datasource_by_sensors_alone(pl
         keys = {key["ORDER_ID"] for key in told["tir/hint"].value["scope"]["keys"]}
         assert keys == {99000001, int(gone), int(kept)}
         assert daemon.tick("order_files_arrival") == "there are no new files"
+        # Whoever changes the ledger by hand wants it loaded again: that a run of these files is done settles nothing.
+        place.sql("UPDATE TIR_LOADED_FILES SET STAMP = STAMP || '-'")
+        assert "it is asked for again in" in daemon.tick("order_files_arrival")
+        place.sql("UPDATE TIR_LOADED_FILES SET STAMP = LEFT(STAMP, LENGTH(STAMP) - 1)")
         daemon.until_it_asks("orders_source")
         assert daemon.tick("orders_refresh") == ""
     assert place.published_rows() == place.source_rows()
@@ -95,7 +101,7 @@ def test_a_file_in_the_bucket_becomes_a_refreshed_datasource_by_sensors_alone(pl
 
 def test_spark_may_read_the_files_itself(place, spark, tmp_path):
     place.sql("CREATE OR REPLACE TABLE BY_SPARK (ID NUMBER, NAME VARCHAR)")
-    (tmp_path / "a b.csv").write_text("ID,NAME\n1,x\n", encoding="utf-8")
+    (tmp_path / "a b%20[1].csv").write_text("ID,NAME\n1,x\n", encoding="utf-8")
     (tmp_path / "c.csv.gz").write_bytes(gzip.compress(b"ID,NAME\n2,y\n"))
     text = f"""
 loads:
@@ -110,19 +116,29 @@ loads:
     assert place.sql("SELECT ID, NAME FROM BY_SPARK ORDER BY ID") == [(1, "x"), (2, "y")]
 
 
-def test_a_load_whose_process_died_after_its_commit_is_reported_by_the_next_run(place, s3, declared):
+def test_a_load_whose_process_died_after_its_commit_is_reported_by_the_sensors_next_tick(place, s3, declared):
     land(s3, "late.csv", f"98000001,2026-01-05,late,1,{newest(place)},")
     access = SnowflakeAccess.from_environment(place.sandbox.env)
     assert Loader(declared.loads[0], access=access, stager=right_here).run().inserted == 1
     with dagster_instance() as instance:
-        # Nothing is new, so the run needs no Spark; it only tells what it finds untold.
-        job = build_defs(specs=(), loads=declared.loads).resolve_job_def("order_files_load")
-        assert job.execute_in_process(instance=instance).success
-        told = instance.get_latest_materialization_event(SOURCE).asset_materialization.metadata
+        daemon = SensorRunner((), declared.loads, instance)
+        with lease(tir_home() / "loads" / "order_files" / "lease", purpose="a load at work, which will report itself"):
+            daemon.tick("order_files_arrival")
+            assert "98000001" not in str(last_told(instance))
+        assert daemon.tick("order_files_arrival") == "there are no new files"
+        told = last_told(instance)
         assert (told["tir/late"].value, "98000001" in str(told["tir/hint"].value)) == (True, True)
-        assert (
-            job.execute_in_process(instance=instance).asset_materializations_for_node("order_files__source_table") == []
-        )
+        events = instance.fetch_materializations(SOURCE, limit=100).records
+        daemon.tick("order_files_arrival")
+        daemon.cursors.clear()
+        daemon.tick("order_files_arrival")
+        job = daemon.defs.resolve_job_def("order_files_load")
+        assert job.execute_in_process(instance=instance).success
+        assert len(instance.fetch_materializations(SOURCE, limit=100).records) == len(events), "told once"
+
+
+def last_told(instance) -> dict:
+    return instance.get_latest_materialization_event(SOURCE).asset_materialization.metadata
 
 
 def test_the_loads_table_is_above_the_extract_that_reads_it(declared):
@@ -161,11 +177,24 @@ def test_a_file_is_loaded_once_it_has_looked_the_same_for_long_enough():
 
 def test_no_file_overtakes_an_earlier_one_that_is_still_being_written():
     seen, _ = settled(Arrivals(), [landed("a"), landed("b")], now=100.0, settle=5)
-    _, ready = settled(Arrivals(seen), [landed("a", "2"), landed("b")], now=110.0, settle=5)
+    files = [landed("a", "2"), landed("b")]
+    _, ready = settled(Arrivals(seen), files, now=110.0, settle=5)
     assert ready == []
+    _, ready = settled(Arrivals(seen), files, now=110.0, settle=5, in_order=False)
+    assert ready == files[1:], "rows of files that are only appended do not meet"
+    _, ready = settled(Arrivals(), files, now=110.0, settle=0, unfinished=frozenset({files[1].path}))
+    assert ready == files[:1], "without its marker"
+
+
+def test_loads_are_reported_by_their_ids_whichever_ended_first():
+    """The id tells when a load began: one that began first may end last."""
+    with dg.DagsterInstance.ephemeral() as instance:
+        for ids in ({"tir/load_id": "2"}, {"tir/load_id": "4", "tir/load_ids": ["3", "4"]}, {}):
+            instance.report_runless_asset_event(dg.AssetMaterialization(SOURCE, metadata=ids))
+        assert unreported(instance, SOURCE, ["2", "1", "3", "4"]) == ["1"]
 
 
 def test_what_the_sensor_remembers_survives_its_cursor_and_a_broken_one_is_forgotten():
-    known = Arrivals({"a": ("1", 2.0)}, Watch(token="t", requested="t", attempt=2))
+    known = Arrivals({"a": ("1", 2.0)}, Watch(token="t", requested="t", attempt=2), ("load",))
     assert Arrivals.parse(known.to_cursor()) == known
     assert Arrivals.parse("{") == Arrivals.parse('{"seen": 5}') == Arrivals()

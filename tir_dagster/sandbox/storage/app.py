@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable
 from functools import cache
 from typing import Any
+from urllib.parse import quote
 
 from starlette.responses import Response
 
@@ -57,7 +58,16 @@ def _moto() -> Callable[..., Any]:
         from starlette.middleware.wsgi import WSGIMiddleware  # noqa: PLC0415
 
     get_backend("s3")[DEFAULT_ACCOUNT_ID]["aws"].create_bucket(S3_BUCKET, S3_REGION)
-    return WSGIMiddleware(DomainDispatcherApplication(create_backend_app))
+    return WSGIMiddleware(_with_raw_path(DomainDispatcherApplication(create_backend_app)))
+
+
+def _with_raw_path(app: Callable[..., Any]) -> Callable[..., Any]:
+    """Moto decodes the path as it was sent; given only the decoded one, it would decode a name like 5%25.csv twice."""
+
+    def run(environ: dict[str, Any], start_response: Any) -> Any:
+        return app({**environ, "RAW_URI": quote(environ["PATH_INFO"].encode("latin1"))}, start_response)
+
+    return run
 
 
 async def _lifespan(receive: Any, send: Any) -> None:

@@ -1,0 +1,204 @@
+"""What a load decides without the warehouse: which files, in which order, how much at once, and what a file's rows are."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import hashlib
+import io
+import lzma
+from datetime import UTC, datetime
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tir_dagster.errors import SpecError
+from tir_dagster.loading.choosing import Known, choose, in_turn
+from tir_dagster.loading.committing import DisturbedError, check_undisturbed, in_batches
+from tir_dagster.loading.landing import LandedFile, Listing, Place, chosen
+from tir_dagster.loading.ledger import Changed, listed
+from tir_dagster.loading.staging import StagePlan, stage_unit, units_of
+from tir_dagster.loading.tables import Bookkeeping, stage_type, target_of
+from tir_dagster.source.connection import SnowflakeAccess
+from tir_dagster.spec import parse_declared
+
+PATH = "s3://bucket/in"
+
+
+def spec_of(mode: str, more: str = "", *, name: str = "a", files: str = "", form: str = "csv"):
+    text = f"loads:\n  - {{name: {name}, table: A.B.C, mode: {mode}{more}, files: {{path: '{PATH}', format: {form}{files}}}}}\n"
+    return parse_declared(text, "test.yaml").loads[0]
+
+
+MERGE = spec_of("merge", ", key: ID")
+FOLDER = spec_of("truncate", ", snapshot: folder", files=", complete: marker")
+
+
+def landed(name: str, stamp: str = "1") -> LandedFile:
+    return LandedFile(f"{PATH}/{name}", 1, datetime.now(UTC), stamp)
+
+
+def names(files) -> list[str]:
+    return [file.path.removeprefix(f"{PATH}/") for file in files]
+
+
+def test_where_the_order_matters_no_file_overtakes_a_new_one_that_is_not_complete():
+    found = Listing([landed("a"), landed("b"), landed("c")], frozenset({f"{PATH}/b"}))
+    assert names(in_turn(MERGE, found, {})) == ["a"]
+    assert names(in_turn(spec_of("append"), found, {})) == ["a", "c"]
+    loaded = {f"{PATH}/b": Known(1, "1", "md5 b")}
+    assert names(in_turn(MERGE, found, loaded)) == ["a", "c"], "its marker may be gone when it is loaded"
+
+
+def test_the_parts_of_a_folder_keep_their_order_when_one_comes_again():
+    files = [landed("d/a"), landed("d/b", "new"), landed("d/c")]
+    known = {file.path: Known(1, "1", "md5 old") for file in files}
+    plan = choose(FOLDER, files, known, digest=lambda _: "md5 new", newest=f"{PATH}/d")
+    assert [(*names([one.file]), one.status, one.times) for one in plan] == [
+        ("d/a", "LOADED", 1),
+        ("d/b", "LOADED", 1),
+        ("d/c", "LOADED", 1),
+    ]
+
+
+def test_only_a_path_that_is_known_is_read_for_its_digest():
+    asked: list[LandedFile] = []
+    files = [landed("a", "2"), landed("b")]
+    known = {f"{PATH}/a": Known(3, "1", "md5 same")}
+    plan = choose(MERGE, files, known, digest=lambda file: asked.append(file) or "md5 same", newest=None)
+    assert names(asked) == ["a"]
+    assert [(one.status, one.times) for one in plan] == [("REPEATED", 3), ("LOADED", 0)]
+
+
+# Sizes
+
+
+def test_many_files_with_long_names_are_listed_by_several_statements():
+    entries = [["x" * 1000, number] for number in range(500)]
+    batches = list(in_batches(entries))
+    assert [entry for batch in batches for entry in batch] == entries
+    assert all(len(str(batch).encode()) < 1_000_000 for batch in batches)
+    assert len(batches) > 1
+    assert list(in_batches([])) == []
+
+
+def test_keys_are_listed_as_long_as_their_text_fits_into_a_statement():
+    few = Changed("ADD_ROWS", ("ID",), tuple((number,) for number in range(10_000)))
+    assert listed(few) is few
+    assert listed(Changed("ADD_ROWS", ("ID",), (*(few.keys or ()), (-1,)))).keys is None
+    assert listed(Changed("ADD_ROWS", ("ID",), tuple(("k" * 500 + str(at),) for at in range(1_000)))).keys is None
+
+
+# What others do meanwhile
+
+
+def test_a_table_that_others_changed_between_two_statements_is_noticed():
+    check_undisturbed(MERGE, (1, 2, 3), (1, 2, 3))
+    check_undisturbed(MERGE, (1, 2, 3), (1, 4, 3))  # two rows of one key
+    with pytest.raises(DisturbedError, match=r"somebody else changed A\.B\.C during the commit\. Nothing was loaded"):
+        check_undisturbed(MERGE, (1, 2, 3), (0, 2, 3))
+    with pytest.raises(DisturbedError):
+        check_undisturbed(MERGE, (0, 0, 3), (0, 0, 4), exactly=True)
+
+
+# What is known of a table
+
+
+def test_deleted_keys_belong_to_the_table_and_its_key_whatever_the_load_is_called():
+    columns = ["ID", "TS"]
+    graves = Bookkeeping.of(MERGE).graves(columns)
+    assert Bookkeeping.of(spec_of("merge", ", key: ID", name="renamed")).graves(columns) == graves
+    assert Bookkeeping.of(MERGE).graves(["NO", "TS"]) != graves
+    assert (graves.schema, graves.name[:14]) == ("B", "TIR_DELETED_C_")
+
+
+def test_versions_are_staged_as_exactly_as_the_table_keeps_them_and_binary_columns_are_refused():
+    described = [("ID", "NUMBER(38,0)"), ("TS", "TIMESTAMP_NTZ(3)"), ("AT", "TIMESTAMP_TZ(0)")]
+    target = target_of(MERGE, described)
+    assert [stage_type(column) for column in target.wanted] == ["NUMBER(38,0)", "TIMESTAMP_NTZ(3)", "TIMESTAMP_TZ(0)"]
+    with pytest.raises(
+        SpecError, match=r"a: A\.B\.C: Column PHOTO is BINARY\(8388608\), which no load brings\. Name the other"
+    ):
+        target_of(MERGE, [*described, ("PHOTO", "BINARY(8388608)")])
+
+
+# A file's rows
+
+
+def staged(folder, name: str, content: bytes, *, form: str = "csv", columns: str = "ID NUMBER, NAME VARCHAR"):
+    """What becomes of the file in a task, and the tables that it would bring into the stage."""
+    (folder / name).write_bytes(content)
+    place = Place.of(f"file://{folder}")
+    described = [tuple(column.split()) for column in columns.split(", ")]
+    spec = spec_of("append", form=form)
+    target = target_of(spec, described)
+    access = SnowflakeAccess("account", "user", "password")
+    plan = StagePlan(access, place, spec.files, target.wanted, "@stage", target.needed())
+    tables = {}
+    (file,) = [file for file in chosen(place.listed(), place, spec.files) if file.path.endswith(name)]
+    units = units_of(place, 0, file.path, is_parquet=form == "parquet")
+    told = [
+        stage_unit(plan, unit, lambda put, kind: tables.update({kind: pq.read_table(put).to_pylist()}))
+        for unit in units
+    ]
+    return told, tables
+
+
+CSV = b"ID,NAME\n1,x\n"
+
+
+def zstd(content: bytes) -> bytes:
+    out = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(out, "zstd") as packed:
+        packed.write(content)
+    return out.getvalue().to_pybytes()
+
+
+PACKED = {
+    "a.csv": CSV,
+    "5%25 off [1].csv": CSV,
+    "a.csv.gz": gzip.compress(CSV),
+    "a.csv.bz2": bz2.compress(CSV),
+    "a.csv.xz": lzma.compress(CSV),
+    "a.csv.zst": zstd(CSV),
+}
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_a_file_is_known_by_its_bytes_whatever_it_is_called_or_packed_with(tmp_path, name):
+    ((told,), tables) = staged(tmp_path, name, PACKED[name])
+    assert told.problem == ""
+    assert [(row["C0"], row["C1"]) for row in tables["rows"]] == [(1, "x")]
+    assert told.digest == f"md5 {hashlib.md5(PACKED[name]).hexdigest()}"
+
+
+def parquet(columns: dict, **options) -> bytes:
+    out = io.BytesIO()
+    pq.write_table(pa.table(columns), out, **options)
+    return out.getvalue()
+
+
+def test_texts_that_a_writer_called_binary_are_texts_and_other_bytes_are_rejected(tmp_path):
+    content = parquet({"ID": [1, 2], "NAME": pa.array(["é".encode(), b"\xff"], pa.binary())})
+    ((told,), tables) = staged(tmp_path, "a.parquet", content, form="parquet")
+    assert [(row["C0"], row["C1"]) for row in tables["rows"]] == [(1, "é")]
+    assert (told.rejected, [row["REASON"] for row in tables["rejected"]]) == (
+        1,
+        ["NAME: \"b'\\\\xff'\" is no text in UTF-8"],
+    )
+    assert told.digest == f"md5 {hashlib.md5(content).hexdigest()}"
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+def test_moments_finer_than_microseconds_are_rejected_not_cut(tmp_path, form):
+    moments = ["2025-01-01T00:00:00.123456000", "2025-01-01T00:00:00.123456001", "9999-12-31T00:00:00"]
+    content = "TS\n" + "\n".join(moments) + "\n"
+    if form == "parquet":
+        moments = moments[:2]
+        content = parquet({"TS": pa.array(moments).cast(pa.timestamp("ns"))})
+    content = content.encode() if isinstance(content, str) else content
+    ((told,), tables) = staged(tmp_path, f"a.{form}", content, form=form, columns="TS TIMESTAMP_NTZ(9)")
+    assert told.rejected == 1
+    assert tables["rejected"][0]["REASON"].endswith("has more than 6 digits of a second")
+    assert tables["rows"][0]["C0"] == datetime(2025, 1, 1, 0, 0, 0, 123456)  # noqa: DTZ001
