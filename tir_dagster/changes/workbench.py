@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow.parquet as pq
+
 from tir_dagster.changes import sets
 from tir_dagster.changes.candidates import Candidates
 from tir_dagster.changes.driversets import DriverSets
@@ -22,6 +24,7 @@ from tir_dagster.source.slices import slice_filter_snowflake, slice_spark, slice
 from tir_dagster.source.staging import HASH, SLICE, Staged, stage
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
 # Keys in one statement, and in all statements of one look-up; beyond that the whole table's keys are compared in Spark.
@@ -97,7 +100,17 @@ class SparkWorkbench:
         if relation == "ledger" and self._ledger is not None:
             self._name(relation, self._ledger.frame(self._spark))
         else:
-            self._name(relation, self._spark.createDataFrame(self._driver.table(relation)))
+            self._name(relation, self._lent(relation, self._driver.table(relation)))
+
+    def _lent(self, relation: str, table: pa.Table) -> DataFrame:
+        """Large ones by a file: what is handed over in memory is held several times there."""
+        if table.num_rows <= SMALL_ROWS:
+            return self._spark.createDataFrame(table)
+        file = self._folder / f"lent-{relation}.parquet"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(table, file)
+        schema = self._spark.createDataFrame(table.slice(0, 0)).schema
+        return self._spark.read.schema(schema).parquet(file.absolute().as_uri())
 
     def count(self, relation: str) -> int:
         if relation in self._driver.names:

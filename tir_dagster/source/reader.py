@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pyarrow as pa
+from py4j.protocol import Py4JNetworkError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from snowflake.connector.result_batch import ArrowResultBatch
@@ -136,6 +137,11 @@ def spark_failures(action: str) -> Iterator[None]:
     except Exception as error:
         if told := _TOLD.search(str(error)):
             raise SourceError(told[1]) from None
+        if isinstance(error, Py4JNetworkError | ConnectionError):
+            raise SourceError(
+                f"Spark's Java process ended while {action}, most likely for want of memory. Give it more, by the variable"
+                " SPARK_DRIVER_MEMORY=4g or the setting spark.driver.memory, and run again. Nothing was published."
+            ) from error
         if not isinstance(error, PySparkException):
             raise
         first = str(error).strip().split("\n", 1)[0][:300]

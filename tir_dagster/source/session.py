@@ -52,7 +52,9 @@ def spark_conf(*, home: Path, conf: Mapping[str, Any] | None = None) -> dict[str
         "spark.sql.warehouse.dir": (home / "spark" / "warehouse").absolute().as_uri(),
     }
     given = {name: str(value) for name, value in (conf or {}).items()}
-    options = f"-Dderby.system.home={home / 'spark'} -XX:+IgnoreUnrecognizedVMOptions {_archive_options(home)}".strip()
+    # Without memory the JVM ends: one that lives on half dead never answers, and the refresh would wait for ever.
+    flags = "-XX:+IgnoreUnrecognizedVMOptions -XX:+ExitOnOutOfMemoryError"
+    options = f"-Dderby.system.home={home / 'spark'} {flags} {_archive_options(home)}".strip()
     return {**_SMALL, **folders, "spark.driver.extraJavaOptions": options, **given, **_REQUIRED}
 
 

@@ -5,6 +5,7 @@ from datetime import UTC, date, datetime
 from decimal import Decimal
 
 import pytest
+from py4j.protocol import Py4JNetworkError
 from pyspark.sql import functions as F  # noqa: N812 - the name its own documentation uses
 
 from tir_dagster.errors import SourceError
@@ -190,3 +191,11 @@ def test_what_a_task_finds_wrong_is_told_by_the_driver(spark, access, make_table
 def test_names_that_spark_cannot_tell_apart_are_refused(spark, access):
     with pytest.raises(SourceError, match="Column A is there more than once"):
         read(spark, access, "SELECT 1", [Column("a", Kind.TEXT), Column("A", Kind.TEXT)])
+
+
+def test_a_java_process_that_ended_is_told_with_what_to_do():
+    with (
+        pytest.raises(SourceError, match=r"ended while counting rows.*SPARK_DRIVER_MEMORY"),
+        spark_failures("counting rows"),
+    ):
+        raise Py4JNetworkError("Answer from Java side is empty")
