@@ -129,7 +129,6 @@ def test_a_load_whose_process_died_after_its_commit_is_reported_by_the_sensors_n
         told = last_told(instance)
         assert (told["tir/late"].value, "98000001" in str(told["tir/hint"].value)) == (True, True)
         events = instance.fetch_materializations(SOURCE, limit=100).records
-        daemon.tick("order_files_arrival")
         daemon.cursors.clear()
         daemon.tick("order_files_arrival")
         job = daemon.defs.resolve_job_def("order_files_load")
