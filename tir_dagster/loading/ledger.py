@@ -22,6 +22,7 @@ ChangeKind = Literal["ADD_ROWS", "UPDATE_ROWS", "REMOVE_ROWS", "MIXED_CHANGES"]
 MOST_KEYS = 10_000
 # Long keys count by their text: Snowflake takes statements of up to a million bytes.
 MOST_KEY_BYTES = 400_000
+_NO_COLUMN = 904
 _KINDS: dict[str, ChangeKind] = {"I": "ADD_ROWS", "U": "UPDATE_ROWS", "D": "REMOVE_ROWS"}
 
 
@@ -88,6 +89,11 @@ def read_ledger(access: SnowflakeAccess, books: Bookkeeping, *, below: str) -> L
     try:
         rows = access.query(query)
     except SnowflakeError as failure:
+        if failure.errno == _NO_COLUMN:
+            raise LoadError(
+                f"{books.load}: {books.ledger} was made by an earlier version and does not say which table a file came into. "
+                f"Run ALTER TABLE {books.ledger.sql} ADD COLUMN TARGET VARCHAR, then UPDATE it from LOAD_ID in {books.loads}."
+            ) from None
         if failure.errno not in MISSING_OBJECT:
             raise
         return Ledger({}, exists=False)
