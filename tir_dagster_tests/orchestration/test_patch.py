@@ -103,10 +103,14 @@ def test_the_same_bytes_travel_whatever_the_extracts_size(one, admin):
     sizes = []
     stamp = "'2025-02-0{}'::TIMESTAMP_NTZ"
     for number, rows in enumerate(SIZES, 1):
-        made = f"SELECT RANGE + 1000, 'x', '2025-04-01'::DATE, MD5(RANGE::VARCHAR), {stamp.format(2 * number)}"
+        # The last one is a day younger: the others are no longer looked back at.
+        made = (
+            "SELECT RANGE + 1000, 'x', '2025-04-01'::DATE, MD5(RANGE::VARCHAR),"
+            f" IFF(RANGE = {rows} - 1, {stamp.format(3 * number - 1)}, {stamp.format(3 * number - 2)})"
+        )
         one.sql(f"INSERT INTO {one.name} {made} FROM RANGE({rows})")
         one.refresh("full")
-        one.sql(f"UPDATE {one.name} SET V = MD5(V), W = {stamp.format(2 * number + 1)} WHERE K >= 1000 AND K < 2000")
+        one.sql(f"UPDATE {one.name} SET V = MD5(V), W = {stamp.format(3 * number)} WHERE K >= 1000 AND K < 2000")
         admin.forget_calls()
         assert one.refresh().decision == "incremental"
         asked = calls(admin)
