@@ -8,8 +8,6 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, cast
 
 import dagster as dg
-from dagster_pyspark import LazyPySparkResource
-from dagster_snowflake import SnowflakeResource
 from pydantic import Field
 
 from tir_dagster.changes.changesets import new_id
@@ -30,7 +28,14 @@ from tir_dagster.orchestration.partitions import (
     slices_of_run,
 )
 from tir_dagster.orchestration.pictures import snowflake_url
-from tir_dagster.orchestration.resources import StateFolder, TableauResource, snowflake_access, spark_session
+from tir_dagster.orchestration.resources import (
+    SnowflakeParam,
+    SparkParam,
+    StateFolder,
+    TableauResource,
+    snowflake_access,
+    spark_session,
+)
 from tir_dagster.orchestration.translation import ExtractAssets
 from tir_dagster.spec import ExtractSpec
 
@@ -67,9 +72,9 @@ class Application(dg.Config):
 def refresher_for(
     spec: ExtractSpec,
     *,
-    snowflake: SnowflakeResource,
+    snowflake: SnowflakeParam,
     tableau: TableauResource,
-    pyspark: LazyPySparkResource,
+    pyspark: SparkParam,
     state: StateFolder,
     log: Callable[[str], None],
 ) -> "Refresher":
@@ -115,9 +120,9 @@ def _changed_keys(shown: ExtractAssets) -> dg.AssetsDefinition:
     def changed_keys(
         context: dg.AssetExecutionContext,
         config: Detection,
-        snowflake: SnowflakeResource,
+        snowflake: SnowflakeParam,
         tableau: TableauResource,
-        pyspark: LazyPySparkResource,
+        pyspark: SparkParam,
         state: StateFolder,
     ) -> Events:
         refresher = refresher_for(
@@ -233,9 +238,9 @@ def _purged_extract(shown: ExtractAssets) -> dg.AssetsDefinition:
     def purged_extract(
         context: dg.AssetExecutionContext,
         config: Application,
-        snowflake: SnowflakeResource,
+        snowflake: SnowflakeParam,
         tableau: TableauResource,
-        pyspark: LazyPySparkResource,
+        pyspark: SparkParam,
         state: StateFolder,
     ) -> Events:
         slices = slices_of_run(spec, context.run.tags)
@@ -319,9 +324,9 @@ def _published(shown: ExtractAssets) -> dg.AssetsDefinition:
     def published_datasource(
         context: dg.AssetExecutionContext,
         purged_extract: Version,
-        snowflake: SnowflakeResource,
+        snowflake: SnowflakeParam,
         tableau: TableauResource,
-        pyspark: LazyPySparkResource,
+        pyspark: SparkParam,
         state: StateFolder,
     ) -> Events:
         refresher = refresher_for(

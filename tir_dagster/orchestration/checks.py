@@ -7,13 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
-from dagster_pyspark import LazyPySparkResource
-from dagster_snowflake import SnowflakeResource
 
 from tir_dagster.errors import EQUALS_SOURCE, ROWS_ADD_UP, TirError, VerificationError
 from tir_dagster.orchestration.confirmations import last_confirmation
 from tir_dagster.orchestration.names import ExtractKeys
-from tir_dagster.orchestration.resources import StateFolder, TableauResource
+from tir_dagster.orchestration.resources import SnowflakeParam, SparkParam, StateFolder, TableauResource
 from tir_dagster.spec import ExtractSpec
 
 if TYPE_CHECKING:
@@ -101,9 +99,9 @@ def build_verification(
     @dg.multi_asset_check(specs=specs, name=f"{spec.name}_verification", can_subset=True)
     def verification(
         context: dg.AssetCheckExecutionContext,
-        snowflake: SnowflakeResource,
+        snowflake: SnowflakeParam,
         tableau: TableauResource,
-        pyspark: LazyPySparkResource,
+        pyspark: SparkParam,
         state: StateFolder,
     ) -> Iterator[dg.AssetCheckResult]:
         refresher = refresher_for(

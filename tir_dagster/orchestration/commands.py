@@ -111,7 +111,7 @@ class Command:
         return explain(view) if view else [f"A copy of {self.spec.source}: all its changes are refreshed by key."]
 
     def refresh(self, mode: Mode, slices: Sequence[str], *, allow_empty: bool, hints: Sequence[str] = ()) -> Outcome:
-        from tir_dagster.orchestration.alerting import telling  # noqa: PLC0415 - with dagster-snowflake, seconds
+        from tir_dagster.orchestration.alerting import telling  # noqa: PLC0415 - a plan tells nobody
 
         started = time.perf_counter()
         outcome = Outcome(self.spec.name, mode)
@@ -234,7 +234,7 @@ def run_here(
     tags: dict[str, str] | None = None,
 ) -> None:
     """Run the extract's job in this process, with the command's own refresher; its error is the run's."""
-    # Here and not above: dagster-snowflake takes seconds to import, and a plan needs no job.
+    # Here and not above: a plan needs no job.
     from tir_dagster.definitions import build_defs  # noqa: PLC0415
 
     definition = build_defs(specs=(spec,)).resolve_job_def(job)

@@ -14,14 +14,12 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
-from dagster_pyspark import LazyPySparkResource
-from dagster_snowflake import SnowflakeResource
 from pydantic import Field
 
 from tir_dagster.changes.lease import LeaseHeldError, lease
 from tir_dagster.errors import TirError
 from tir_dagster.loading.declared import LoadSpec
-from tir_dagster.orchestration.resources import StateFolder, snowflake_access, spark_session
+from tir_dagster.orchestration.resources import SnowflakeParam, SparkParam, StateFolder, snowflake_access, spark_session
 from tir_dagster.orchestration.sensors import ASKED_TAG, INTERVAL_SECONDS, Watch, _tried, watch_source
 
 if TYPE_CHECKING:
@@ -122,8 +120,8 @@ def _source_table(spec: LoadSpec, keys: LoadKeys) -> dg.AssetsDefinition:
     def source_table(
         context: dg.AssetExecutionContext,
         config: Landed,
-        snowflake: SnowflakeResource,
-        pyspark: LazyPySparkResource,
+        snowflake: SnowflakeParam,
+        pyspark: SparkParam,
         state: StateFolder,
     ) -> Iterator[dg.Output[Any] | dg.AssetMaterialization | dg.AssetObservation]:
         loader = _loader(context, spec, snowflake=snowflake, pyspark=pyspark, state=state)
@@ -146,8 +144,8 @@ def _loader(
     context: dg.AssetExecutionContext,
     spec: LoadSpec,
     *,
-    snowflake: SnowflakeResource,
-    pyspark: LazyPySparkResource,
+    snowflake: SnowflakeParam,
+    pyspark: SparkParam,
     state: StateFolder,
 ) -> "Loader":
     """The load of this run: its lines go to the run's log, and to a command that listens."""
@@ -289,7 +287,7 @@ def _arrival_sensor(spec: LoadSpec, keys: LoadKeys, job: Any) -> dg.SensorDefini
         minimum_interval_seconds=INTERVAL_SECONDS,
         description=f"Looks for new, complete files under {spec.files.path}; loads them in their order, each once, many per run.",
     )
-    def arrival_sensor(context: dg.SensorEvaluationContext, snowflake: SnowflakeResource) -> Any:
+    def arrival_sensor(context: dg.SensorEvaluationContext, snowflake: SnowflakeParam) -> Any:
         before, now = Arrivals.parse(context.cursor), time.time()
         try:
             new = _new_files(spec, snowflake_access(snowflake))

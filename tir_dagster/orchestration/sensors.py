@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import dagster as dg
-from dagster_snowflake import SnowflakeResource
 
 from tir_dagster.changes.changesets import new_id
 from tir_dagster.changes.state import Confirmation
@@ -23,7 +22,7 @@ from tir_dagster.orchestration.names import ExtractKeys, application_config
 from tir_dagster.orchestration.partitions import PARTITION, UNFINISHED, change_set_partitions, covering_range
 from tir_dagster.orchestration.pictures import snowflake_url
 from tir_dagster.orchestration.probing import SHARED
-from tir_dagster.orchestration.resources import probing_access
+from tir_dagster.orchestration.resources import SnowflakeParam, probing_access
 from tir_dagster.spec import ExtractSpec
 
 INTERVAL_SECONDS = 30
@@ -157,7 +156,7 @@ def _reporting_sensor(spec: ExtractSpec, keys: ExtractKeys) -> dg.SensorDefiniti
         minimum_interval_seconds=INTERVAL_SECONDS,
         description=f"Probes {spec.source} by one cheap query; reports its update when it changed and has been quiet.",
     )
-    def source_sensor(context: dg.SensorEvaluationContext, snowflake: SnowflakeResource) -> Any:
+    def source_sensor(context: dg.SensorEvaluationContext, snowflake: SnowflakeParam) -> Any:
         before, now = Watch.parse(context.cursor), time.time()
         confirmed = last_confirmation(context.instance, keys.published_datasource)
         try:
@@ -190,7 +189,7 @@ def _source_sensor(spec: ExtractSpec, keys: ExtractKeys, detect_job: Any) -> dg.
         minimum_interval_seconds=INTERVAL_SECONDS,
         description=f"Probes {spec.source} by one cheap query; starts a detection when it changed and has been quiet.",
     )
-    def source_sensor(context: dg.SensorEvaluationContext, snowflake: SnowflakeResource) -> Any:
+    def source_sensor(context: dg.SensorEvaluationContext, snowflake: SnowflakeParam) -> Any:
         before, now = Watch.parse(context.cursor), time.time()
         confirmed = last_confirmation(context.instance, keys.published_datasource)
         last, empty = _last_detection(context.instance, keys, detect_job.name, before, now)
@@ -241,7 +240,7 @@ def _trigger_sensor(spec: ExtractSpec, keys: ExtractKeys, refresh_job: Any) -> d
         description=f"Probes {', '.join([spec.source, *spec.watch])} by one cheap query; starts the refresh by Tableau when "
         "one of them changed and all have been quiet.",
     )
-    def source_sensor(context: dg.SensorEvaluationContext, snowflake: SnowflakeResource) -> Any:
+    def source_sensor(context: dg.SensorEvaluationContext, snowflake: SnowflakeParam) -> Any:
         before, now = Watch.parse(context.cursor), time.time()
         confirmed = last_confirmation(context.instance, keys.published_datasource)
         asked = {ASKED_TAG: _detection_key(spec, replace(before, token=before.requested))}
@@ -300,7 +299,7 @@ def _confirmed_state(confirmed: Confirmation | None) -> str | None:
 class _Source:
     """The source table, and what is watched with it, at this tick; SourceError when it cannot be read. No Spark."""
 
-    def __init__(self, spec: ExtractSpec, snowflake: SnowflakeResource) -> None:
+    def __init__(self, spec: ExtractSpec, snowflake: SnowflakeParam) -> None:
         from tir_dagster.changes.detect import combined_token, definition_of  # noqa: PLC0415
         from tir_dagster.changes.watched import watched_tables  # noqa: PLC0415
 
