@@ -73,8 +73,9 @@ class Verification:
     def _mend(self, names: Sequence[str]) -> str:
         dated = [name for name in names if name != slice_label(NO_SLICE_KEY)]
         if self._shape.slices.by == "none" or not dated:
-            return f"Mend it: tir refresh {self._name} --full."
-        return f"Mend them: tir refresh {self._name} --slices {dated[0]}..{dated[-1]}."
+            return f"The next refresh replaces them; at once: tir refresh {self._name}."
+        span = ",".join(dated) if self._shape.slices.by == "value" else f"{dated[0]}..{dated[-1]}"
+        return f"The next refresh replaces them; at once: tir refresh {self._name} --slices {span}."
 
     def server_holds_it(self) -> Finding:
         """What the server holds, downloaded, against what was confirmed."""
