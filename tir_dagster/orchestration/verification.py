@@ -63,7 +63,8 @@ class Verification:
         counted = {"tir/slices_compared": len({*ours, *theirs}), "dagster/row_count": rows}
         if not different:
             return Finding(True, f"All {len(ours)} slices equal the source at {self._moment}.", counted=counted)
-        said = f"{len(different)} slices differ from the source at {self._moment}. {self._mend(sorted(different))}"
+        count = "1 slice differs" if len(different) == 1 else f"{len(different)} slices differ"
+        said = f"{count} from the source at {self._moment}. {self._mend(sorted(different))}"
         return Finding(False, said, slices=different, counted=counted)
 
     @property
