@@ -6,7 +6,7 @@ GB ?= 1
 HISTORIES ?= 100
 WITH_JAVA = JAVA_HOME="$$(scripts/find-java)" && export JAVA_HOME &&
 
-.PHONY: help setup java chromium lint format test demo dev bench soak clean
+.PHONY: help setup java chromium lint format test demo dev bench profile soak clean
 .DEFAULT_GOAL := help
 
 help: ## what there is
@@ -47,6 +47,9 @@ bench: setup ## a full refresh and one by key, each stage beside its bare limit;
 	@$(WITH_JAVA) $(BIN)/tir bench
 	@$(BIN)/tir bench package --gb $(GB)
 	@$(WITH_JAVA) $(BIN)/tir bench load
+
+profile: $(READY) ## what loading the definitions costs beyond importing Dagster, module by module
+	@$(BIN)/python scripts/profile-definitions
 
 LONG = $(patsubst %,orchestration/test_%.py,histories crashes twice faults server_histories view_histories patch) sandbox/test_size.py
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import re
 import shlex
 import shutil
 import sys
@@ -82,7 +81,7 @@ def _hints(_context: click.Context, _parameter: click.Parameter, given: tuple[st
 
 def _span(_: click.Context, __: click.Parameter, text: str | None) -> str | None:
     """An empty range is no range: a script's unset variable must not turn a re-sync into something else."""
-    if text is not None and not re.fullmatch(r"[\w-]+(\.\.[\w-]+)?", text):
+    if text is not None and not text.strip():
         raise click.BadParameter(f"{text!r} is not a range. Write FROM..TO, such as 2025-03..2025-05, or one slice.")
     return text
 

@@ -46,9 +46,9 @@ _CRON_LIMITS = (59, 23, 31, 12, 7)
 
 @dataclass(frozen=True)
 class Slices:
-    """Coarse parts of the extract by a date or timestamp column: the unit of backfill and verification."""
+    """Coarse parts of the extract by a date or timestamp column, or by the values of another: the unit of backfill and verification."""
 
-    by: Literal["month", "week", "day", "none"] = "none"
+    by: Literal["month", "week", "day", "value", "none"] = "none"
     column: str | None = None
     start: str | None = None
     zone: str = "UTC"
@@ -56,10 +56,22 @@ class Slices:
     def problems(self) -> Iterator[tuple[str, str]]:
         if self.by == "none":
             if self.column:
-                yield "by", "say how to slice: month, week or day"
+                yield "by", "say how to slice: month, week, day or value"
             return
         if not self.column:
-            yield "column", f"name the date or timestamp column whose {self.by} a row belongs to"
+            kind = "column" if self.by == "value" else "date or timestamp column"
+            yield "column", f"name the {kind} whose {self.by} a row belongs to"
+        if self.by == "value":
+            if self.start:
+                yield "start", "slices by value have no first one; leave it out"
+        else:
+            yield from self._start_problems()
+        try:
+            ZoneInfo(self.zone)
+        except (OSError, ValueError, KeyError):
+            yield "zone", f"{self.zone!r} is no time zone; use a name such as UTC or Europe/Berlin"
+
+    def _start_problems(self) -> Iterator[tuple[str, str]]:
         first = self._first_day()
         if first is None:
             form = "YYYY-MM" if self.by == "month" else "YYYY-MM-DD"
@@ -67,10 +79,6 @@ class Slices:
         elif first > (datetime.now(UTC) + timedelta(days=1)).date():
             # A day of grace: somewhere tomorrow has begun.
             yield "start", f"{self.start} lies in the future; give the first {self.by} that has rows"
-        try:
-            ZoneInfo(self.zone)
-        except (OSError, ValueError, KeyError):
-            yield "zone", f"{self.zone!r} is no time zone; use a name such as UTC or Europe/Berlin"
 
     def _first_day(self) -> date | None:
         """The start as a date; None for anything that is not one."""
@@ -180,6 +188,8 @@ class Thresholds:
     """When to wait, when to stop, and when a full refresh is the better one."""
 
     quiet_period: float = field(default=2.0, metadata={"duration": True})
+    # How often the sensors look, at most.
+    interval: float = field(default=30.0, metadata={"duration": True})
     delete_share: float = 0.3
     full_share: float = 0.5
     rebuild_factor: float = 2.0
@@ -188,6 +198,8 @@ class Thresholds:
         for name in ("delete_share", "full_share"):
             if not 0 <= getattr(self, name) <= 1:
                 yield name, "give a share between 0 and 1"
+        if self.interval < 1:
+            yield "interval", "give at least 1 second"
         if self.rebuild_factor < 1:
             yield "rebuild_factor", "give a factor of at least 1"
 
@@ -226,6 +238,28 @@ def _is_cron(text: str) -> bool:
         re.fullmatch(r"[0-9A-Za-z*/,\-]+", one) and all(int(number) <= most for number in re.findall(r"\d+", one))
         for one, most in zip(fields, _CRON_LIMITS, strict=True)
     )
+
+
+_UPSTREAM_TIMED = ("hour", "day", "week", "month")
+
+
+@dataclass(frozen=True)
+class Upstream:
+    """An asset of the project's own that fills the source: what its partitions are, and in which time zone."""
+
+    partitions: Literal["hour", "day", "week", "month", "value", "none"] = "day"
+    # Left out: that of the slices.
+    zone: str | None = None
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        try:
+            ZoneInfo(self.zone or "UTC")
+        except (OSError, ValueError, KeyError):
+            yield "zone", f"{self.zone!r} is no time zone; use a name such as UTC or Europe/Berlin"
+
+    @property
+    def timed(self) -> bool:
+        return self.partitions in _UPSTREAM_TIMED
 
 
 @dataclass(frozen=True)
@@ -279,6 +313,8 @@ class ExtractSpec:
     automation: Literal["sensor", "condition"] = "sensor"
     # Other keys for the assets, parts divided by slashes. A `source_table` named here is somebody else's asset.
     asset_keys: Mapping[str, str] = field(default_factory=dict)
+    # Assets that fill the source, by their keys, parts divided by slashes: their partitions map onto slices.
+    upstream: Mapping[str, Upstream] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.query is not None and not self.source:
@@ -325,15 +361,30 @@ class ExtractSpec:
             yield "datasource.schedule", "only the delivery `server` waits for a schedule"
         if self.delivery == "trigger":
             yield from self._trigger_problems()
+        if self.slices.by == "value" and self.automation == "condition":
+            yield "automation", "conditions need slices by month, week or day, or none; use sensors for slices by value"
         for name, key in self.asset_keys.items():
             if name not in ASSETS:
                 yield f"asset_keys.{name}", f"unknown asset; known are {', '.join(ASSETS)}"
             elif not all(key.split("/")):
                 yield f"asset_keys.{name}", f"{key!r} has an empty part; write parts divided by single slashes"
+        yield from self._upstream_problems()
         # Of a query that aggregates the groups are keys enough.
         whole = not self.row_key and self.slices.by == "none" and self.query is None
         if whole and self.delivery != "trigger":
             yield "row_key", KEY_NEEDED
+
+    def _upstream_problems(self) -> Iterator[tuple[str, str]]:
+        for key, upstream in self.upstream.items():
+            path = f"upstream.{key}"
+            if not all(key.split("/")):
+                yield path, f"{key!r} has an empty part; write parts divided by single slashes"
+            elif self.delivery == "trigger":
+                yield path, "the delivery `trigger` has no slices; name tables to watch in `watch`"
+            elif upstream.timed and self.slices.by in ("value", "none"):
+                yield path, f"partitions by {upstream.partitions} map onto slices by month, week or day; here are none"
+            elif upstream.partitions == "value" and self.slices.by != "value":
+                yield path, "partitions by value map onto slices by value; here are none"
 
     def _trigger_problems(self) -> Iterator[tuple[str, str]]:
         """What only a version of our own can be asked."""

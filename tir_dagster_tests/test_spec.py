@@ -49,7 +49,11 @@ def test_how_much_is_kept_is_a_number_of_versions_and_a_size():
     [
         (("name: orders", "name: Orders!"), "tir.yaml:2: extracts[0].name: use lower-case"),
         (("row_key:", "row_keys:"), "tir.yaml:4: extracts[0].row_keys: unknown field; did you mean `row_key`"),
-        (("by: month", "by: year"), "tir.yaml:5: extracts[0].slices.by: 'year' is not one of month, week, day, none"),
+        (
+            ("by: month", "by: year"),
+            "tir.yaml:5: extracts[0].slices.by: 'year' is not one of month, week, day, value, none",
+        ),
+        (("by: month", "by: value"), "extracts[0].slices.start: slices by value have no first one; leave it out"),
         (("start: 2024-12", "start: December"), "extracts[0].slices.start: give the first month as YYYY-MM"),
         (("10 minutes", "soon"), "tir.yaml:6: extracts[0].changes.look_back: 'soon' is no duration"),
         (

@@ -209,6 +209,7 @@ def make_change_set(
     base: Base | None,
     confirmed: Confirmation | None,
     resync: Sequence[str | None] = (),
+    compare: Sequence[str | None] = (),
     hints: Sequence[Hint] = (),
     allow_empty: bool = False,
     log: Log,
@@ -240,6 +241,7 @@ def make_change_set(
                     resync,
                     folder,
                     access=access,
+                    compare=compare,
                     hints=hints,
                     allow_empty=allow_empty,
                     log=log,
@@ -289,6 +291,7 @@ def _find(
     folder: Path,
     *,
     access: SnowflakeAccess,
+    compare: Sequence[str | None],
     hints: Sequence[Hint],
     allow_empty: bool,
     log: Log,
@@ -301,6 +304,7 @@ def _find(
         candidates=candidates,
         deletes=looks_for_deletes(surveyed, candidates),
         resync=tuple(resync),
+        compare=tuple(compare),
         pending=bool(keyed),
     )
     found = find_changes(bench, question, base.stats)

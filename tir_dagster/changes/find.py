@@ -45,12 +45,21 @@ class Workbench(Protocol):
 
 @dataclass(frozen=True)
 class Question:
-    """What to look for: the detectors' candidates, as the workbench reads them; `resync` slices are compared whole."""
+    """What to look for: the detectors' candidates, as the workbench reads them.
+
+    All rows of `compare` slices are candidates; those of `resync` slices are replaced, whatever the ledger says.
+    """
 
     candidates: Any
     deletes: bool = True
     resync: tuple[str | None, ...] = ()
+    compare: tuple[str | None, ...] = ()
     pending: bool = False
+
+    @property
+    def whole(self) -> tuple[str | None, ...]:
+        """The slices that are looked at as a whole, each once."""
+        return tuple(dict.fromkeys((*self.resync, *self.compare)))
 
 
 @dataclass(frozen=True)
@@ -75,23 +84,24 @@ class Found:
 def find_changes(bench: Workbench, question: Question, ledger_stats: Stats) -> Found:
     """Find S, the keys whose content differs; the relations `ledger` and, if asked for, `pending` exist already."""
     width = bench.width
-    bench.read_touched("touched", "touched_keys", question.candidates, question.resync)
+    bench.read_touched("touched", "touched_keys", question.candidates, question.whole)
     bench.define("touched_ledger", sets.having_keys("ledger", "touched_keys", width))
     bench.define("touched_changed", sets.differing_keys("touched", "touched_ledger", width))
     bench.define("touched_gone", sets.having_keys("touched_ledger", "touched_changed", width))
     bench.define("touched_fresh", sets.having_keys("touched", "touched_changed", width))
 
-    check_all = question.deletes or bool(question.resync)
+    check_all = question.deletes or bool(question.whole)
     source = bench.source_stats() if check_all else {}
     after_touched = _add(_add(ledger_stats, bench.stats("touched_gone"), sign=-1), bench.stats("touched_fresh"))
     suspects = _differing_slices(after_touched, source) if check_all else ()
-    sought = bool(suspects or question.resync or question.pending)
+    sought = bool(suspects or question.whole or question.pending)
     if sought:
         _seek(bench, question, suspects)
         parts = ["touched_changed", "sought_changed", *(["pending"] if question.pending else [])]
         if question.resync:
             # All of these slices, whatever the ledger says: a file that drifted from it is mended, too.
             bench.define("resync_touched", sets.in_slices("touched", question.resync))
+            bench.define("resync_ledger", sets.in_slices("ledger", question.resync))
             parts += ["resync_ledger", "resync_touched"]
         bench.define("changed", sets.union_keys(parts, width))
         bench.define("candidates", "SELECT * FROM touched UNION ALL SELECT * FROM sought_rows")
@@ -115,7 +125,7 @@ def _gone(width: int, *, sought: bool) -> str:
 
 
 def _seek(bench: Workbench, question: Question, suspects: Sequence[str | None]) -> None:
-    """Look keys up one by one: gone or new in suspect slices, gone from re-synced ones, pending from before.
+    """Look keys up one by one: gone or new in suspect slices, gone from those looked at as a whole, pending from before.
 
     Touched keys need no look: all their rows are at hand. A key that only ever had rows in suspect slices, and is not
     among the source's keys of those, has no row anywhere: it is not asked for.
@@ -125,8 +135,8 @@ def _seek(bench: Workbench, question: Question, suspects: Sequence[str | None]) 
     bench.read_keys("suspect_keys", suspects)
     bench.define("suspect_ledger", sets.in_slices("ledger_touched", suspects))
     bench.define("suspect_differing", sets.differing_keys("suspect_ledger", "suspect_keys", width, content=("slice",)))
-    bench.define("resync_ledger", sets.in_slices("ledger", question.resync))
-    anywhere = ["resync_ledger", *(["pending"] if question.pending else [])]
+    bench.define("whole_ledger", sets.in_slices("ledger", question.whole))
+    anywhere = ["whole_ledger", *(["pending"] if question.pending else [])]
     bench.define("all_sought", sets.union_keys(["suspect_differing", *anywhere], width))
     bench.define("sought", sets.lacking_keys("all_sought", "touched_keys", width))
     bench.define("sought_ledger", sets.having_keys("ledger", "sought", width))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,13 +12,15 @@ import pyarrow.parquet as pq
 
 from tir_dagster.changes.sets import row_columns
 from tir_dagster.source.columns import Column, Kind
+from tir_dagster.source.slices import ALL
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 PARTITION = "p"
-# The folder of rows that are in no slice; slices are dates or `all`.
+# The folder of rows that are in no slice; slices are dates, `all`, or values, whose text may be no name for a folder.
 NO_SLICE = "none"
+_PLAIN = "0123456789-"
 LEDGER_FILE = "part-{i}"
 LEDGER_FILES = f"{PARTITION}=*/part-*.parquet"
 
@@ -66,8 +69,15 @@ def write_frame(frame: DataFrame, folder: Path) -> None:
 
 
 def partition_sql(column: str) -> str:
-    return f"COALESCE({column}, '{NO_SLICE}')"
+    """The folder's name as SQL of DuckDB and of Spark."""
+    plain = f"{column} = '{ALL}' OR translate({column}, '{_PLAIN}', '') = ''"
+    return (
+        f"CASE WHEN {column} IS NULL THEN '{NO_SLICE}' WHEN {plain} THEN {column} ELSE concat('v', md5({column})) END"
+    )
 
 
 def slice_folder(name: str | None) -> str:
-    return f"{PARTITION}={NO_SLICE if name is None else name}"
+    if name is None:
+        return f"{PARTITION}={NO_SLICE}"
+    plain = name == ALL or not name.strip(_PLAIN)
+    return f"{PARTITION}={name if plain else f'v{hashlib.md5(name.encode()).hexdigest()}'}"

@@ -18,7 +18,7 @@ from tir_dagster.extract.fingerprints import Fingerprint, different_slices, extr
 from tir_dagster.extract.fingerprints import snowflake_sql as fingerprint_sql
 from tir_dagster.extract.hyperfile import create_extract, create_like, describe, needs_rebuild, rebuild
 from tir_dagster.extract.purge import Applied, least_of_keys, least_of_slices, replace_keys, replace_slices
-from tir_dagster.extract.slices import SliceRanges
+from tir_dagster.extract.slices import SliceRanges, SliceValues
 from tir_dagster.extract.versions import LEDGER_FOLDER, Version, VersionStore, Workspace
 from tir_dagster.source.columns import Column
 from tir_dagster.source.slices import SliceBy, slice_range
@@ -102,9 +102,11 @@ def replace_change(base: Path, target: Path, change_set: ChangeSet, folder: Path
     )
 
 
-def _ranges(change_set: ChangeSet, shape: Shape) -> SliceRanges:
-    """The touched slices as ranges of their column."""
+def _ranges(change_set: ChangeSet, shape: Shape) -> SliceRanges | SliceValues:
+    """The touched slices as ranges of their column, or as its values."""
     touched = change_set.touched
+    if shape.slices.by == "value":
+        return SliceValues(shape.slices.column or "", touched)
     ranges = [slice_range(shape.slices, name) for name in touched if name is not None]
     assert shape.slices.column is not None, "an extract without a row key is sliced"
     return SliceRanges(
@@ -166,8 +168,8 @@ def verify_touched(
         name, lines = next(iter(different.items()))
         raise VerificationError(
             f"{change_set.extract}: the new extract differs from the source in {len(different)} slices, in "
-            f"{name or 'rows without a slice'} for example: {'; '.join(lines[:3])}. Nothing was published. "
-            "Run tir refresh --full; if that differs too, report it.",
+            f"{name or 'rows without a slice'} for example: {'; '.join(lines[:3])}. Nothing was published. The next refresh "
+            "replaces these slices, and loads everything if that does not help; if that differs too, report it.",
             check=EQUALS_SOURCE,
             slices={slice_label(one or NO_SLICE_KEY): found for one, found in different.items()},
         )

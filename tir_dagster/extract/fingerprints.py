@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
@@ -14,6 +14,7 @@ from tir_dagster.extract.features import HYPER, SNOWFLAKE, features
 from tir_dagster.extract.hyperfile import describe
 from tir_dagster.extract.slices import slice_sql_hyper
 from tir_dagster.source.columns import Column
+from tir_dagster.source.names import literal as snowflake_literal
 from tir_dagster.source.slices import SliceBy, slice_sql_snowflake
 
 
@@ -77,7 +78,8 @@ def extract_fingerprints(
     stored = {pair.source.name: pair.stored for pair in pair_columns(columns, table.columns, path=path, names=names)}
     slice_sql = slice_sql_hyper(slices or SliceBy(), columns, stored)
     wanted = features(columns, HYPER, stored=stored, digest_text=digest_text)
-    sql = _grouped(wanted, slice_sql, table.sql, only, carried=[quoted(column.name) for column in stored.values()])
+    carried = [quoted(column.name) for column in stored.values()]
+    sql = _grouped(wanted, slice_sql, table.sql, only, carried=carried, text=literal)
     with connect(path) as connection:
         rows = connection.execute_list_query(sql)
     return read_fingerprints(rows, columns, digest_text=digest_text)
@@ -98,7 +100,8 @@ def snowflake_sql(
     slice_sql = slice_sql_snowflake(slices or SliceBy(), columns)
     stored = {column.name: FileColumn(column.name, column.hyper) for column in columns}
     wanted = features(columns, SNOWFLAKE, stored=stored, digest_text=digest_text)
-    return _grouped(wanted, slice_sql, table_sql, only, carried=[quoted(column.name) for column in columns])
+    carried = [quoted(column.name) for column in columns]
+    return _grouped(wanted, slice_sql, table_sql, only, carried=carried, text=snowflake_literal)
 
 
 def _grouped(
@@ -108,19 +111,20 @@ def _grouped(
     only: Collection[str | None] | None,
     *,
     carried: Sequence[str],
+    text: Callable[[str], str],
 ) -> str:
     """Numbers travel as text: a driver that reads wide sums as floats would lose their last digits."""
     numbers = ", ".join(
         f"CAST({expression} AS VARCHAR) AS f{place}" for place, expression in enumerate(wanted.values())
     )
     inner = f"SELECT {slice_sql} AS tir_slice, {', '.join(carried)} FROM {table_sql}"
-    return f"SELECT tir_slice, {numbers} FROM ({inner}) AS sliced{_where(only)} GROUP BY tir_slice ORDER BY tir_slice"
+    return f"SELECT tir_slice, {numbers} FROM ({inner}) AS sliced{_where(only, text)} GROUP BY tir_slice ORDER BY tir_slice"
 
 
-def _where(only: Collection[str | None] | None) -> str:
+def _where(only: Collection[str | None] | None, text: Callable[[str], str]) -> str:
     if only is None:
         return ""
-    named = ", ".join(literal(name) for name in sorted(name for name in only if name is not None))
+    named = ", ".join(text(name) for name in sorted(name for name in only if name is not None))
     parts = [f"tir_slice IN ({named})"] if named else []
     if None in only:
         parts.append("tir_slice IS NULL")

@@ -14,7 +14,7 @@ from tir_dagster.errors import ExtractError
 from tir_dagster.extract.casts import Loaded, check_staged, pair_columns
 from tir_dagster.extract.engine import connect, parquet, quoted, unbroken
 from tir_dagster.extract.hyperfile import append_rows, check_count, describe, look_at
-from tir_dagster.extract.slices import SliceRanges
+from tir_dagster.extract.slices import SliceRanges, SliceValues
 from tir_dagster.source.columns import Column
 
 # Purged rows keep their space until a rebuild, and new ones grow when they leave Parquet's encodings.
@@ -63,7 +63,7 @@ def replace_slices(
     base: Path,
     target: Path,
     *,
-    ranges: SliceRanges,
+    ranges: SliceRanges | SliceValues,
     rows: Sequence[Path],
     columns: Sequence[Column],
     names: Mapping[str, str] | None = None,
@@ -92,7 +92,12 @@ def least_of_keys(
 
 
 def least_of_slices(
-    path: Path, column: str, *, ranges: SliceRanges, columns: Sequence[Column], names: Mapping[str, str] | None
+    path: Path,
+    column: str,
+    *,
+    ranges: SliceRanges | SliceValues,
+    columns: Sequence[Column],
+    names: Mapping[str, str] | None,
 ) -> tuple[str | None, int]:
     """The same among the rows of these slices."""
     return _least(path, column, lambda loaded: ranges.condition(_of(loaded, ranges.column, path)), columns, names)

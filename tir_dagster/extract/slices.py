@@ -20,10 +20,19 @@ def slice_sql_hyper(slices: SliceBy, columns: Sequence[Column], stored: Mapping[
     column = slice_column(slices, columns)
     if column is None:
         return literal(ALL)
+    if slices.by == "value":
+        return _value(column, stored[column.name])
     moment = f"CAST({wall_time(column, stored[column.name], slices.zone)} AS TIMESTAMP)"
     if slices.by == "week":
         moment = f"DATE_TRUNC('week', {moment})"
     return f"TO_CHAR({moment}, '{'YYYY-MM' if slices.by == 'month' else 'YYYY-MM-DD'}')"
+
+
+def _value(source: Column, stored: FileColumn) -> str:
+    if source.kind is Kind.INTEGER:
+        # An extract that people built may hold whole numbers as others.
+        return f"CAST(CAST({quoted(stored.name)} AS BIGINT) AS TEXT)"
+    return f"CASE WHEN STRPOS({stored.comparable}, {literal(chr(92))}) = 0 THEN NULLIF({stored.comparable}, '') END"
 
 
 def wall_time(source: Column, stored: FileColumn, zone: str) -> str:
@@ -60,6 +69,22 @@ class SliceRanges:
         ]
         if self.nulls:
             parts.append(f"{quoted(column.stored.name)} IS NULL")
+        return " OR ".join(parts) or None
+
+
+@dataclass(frozen=True)
+class SliceValues:
+    """The rows of some slices by value; None is the slice of rows without one."""
+
+    column: str
+    values: tuple[str | None, ...]
+
+    def condition(self, column: Loaded) -> str | None:
+        """The condition on the extract's rows, or None when nothing was named."""
+        value = slice_sql_hyper(SliceBy(self.column, "value"), [column.source], {column.source.name: column.stored})
+        named = ", ".join(literal(one) for one in self.values if one is not None)
+        parts = [f"{value} IN ({named})"] if named else []
+        parts += [f"({value}) IS NULL"] if None in self.values else []
         return " OR ".join(parts) or None
 
 

@@ -3,14 +3,11 @@
 No postponed annotations here: Dagster reads the types of config and resources from the functions.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, cast
 
 import dagster as dg
-from dagster_pyspark import LazyPySparkResource
-from dagster_snowflake import SnowflakeResource
-from pydantic import Field
 
 from tir_dagster.changes.changesets import new_id
 from tir_dagster.changes.state import ChangeSet
@@ -19,24 +16,35 @@ from tir_dagster.extract.versions import Version
 from tir_dagster.orchestration import metadata
 from tir_dagster.orchestration.checks import gate_failure, gate_results, gate_specs
 from tir_dagster.orchestration.confirmations import last_confirmation
+from tir_dagster.orchestration.detecting import Detection, detect
+from tir_dagster.orchestration.drift import Drift, known_drift
 from tir_dagster.orchestration.hosting import host_of
 from tir_dagster.orchestration.io_managers import CHANGE_SET_IO, HYPER_IO
 from tir_dagster.orchestration.names import ExtractKeys, pool_name
 from tir_dagster.orchestration.partitions import (
+    SENSIBLE_SLICES,
     change_set_partitions,
-    rest_of,
+    extract_partitions,
+    many_slices,
     retire_change_sets,
-    slice_partitions,
     slices_of_run,
 )
 from tir_dagster.orchestration.pictures import snowflake_url
-from tir_dagster.orchestration.resources import StateFolder, TableauResource, snowflake_access, spark_session
+from tir_dagster.orchestration.resources import (
+    SnowflakeParam,
+    SparkParam,
+    StateFolder,
+    TableauResource,
+    snowflake_access,
+    spark_session,
+)
 from tir_dagster.orchestration.translation import ExtractAssets
+from tir_dagster.orchestration.upstream import source_dep, upstream_deps, upstream_keys
+from tir_dagster.orchestration.value_slices import add_slices, known_slices
 from tir_dagster.spec import ExtractSpec
 
 if TYPE_CHECKING:
     from tir_dagster.changes.detect import Survey
-    from tir_dagster.changes.hints import Hint
     from tir_dagster.extract.purge import Applied
     from tir_dagster.orchestration.flow import Looked, Refresher
     from tir_dagster.orchestration.steps import Prepared
@@ -46,15 +54,6 @@ LEASE_WAIT_SECONDS = 3600.0
 STALE = timedelta(hours=6)
 
 Events = Iterator[dg.Output[Any] | dg.AssetObservation | dg.AssetMaterialization | dg.AssetCheckResult]
-
-
-class Detection(dg.Config):
-    """How to look for changes; `slices` are re-synced whatever the watermark says; `hints` are JSON texts."""
-
-    mode: str = "changes"
-    slices: list[str] = Field(default_factory=list)
-    allow_empty: bool = False
-    hints: list[str] = Field(default_factory=list)
 
 
 class Application(dg.Config):
@@ -67,9 +66,9 @@ class Application(dg.Config):
 def refresher_for(
     spec: ExtractSpec,
     *,
-    snowflake: SnowflakeResource,
+    snowflake: SnowflakeParam,
     tableau: TableauResource,
-    pyspark: LazyPySparkResource,
+    pyspark: SparkParam,
     state: StateFolder,
     log: Callable[[str], None],
 ) -> "Refresher":
@@ -106,7 +105,7 @@ def _changed_keys(shown: ExtractAssets) -> dg.AssetsDefinition:
 
     @dg.asset(
         **shown.attributes("changed_keys"),
-        deps=[keys.source_table],
+        deps=[source_dep(spec, keys.source_table)],
         partitions_def=change_set_partitions(spec),
         io_manager_key=CHANGE_SET_IO,
         output_required=False,
@@ -115,9 +114,9 @@ def _changed_keys(shown: ExtractAssets) -> dg.AssetsDefinition:
     def changed_keys(
         context: dg.AssetExecutionContext,
         config: Detection,
-        snowflake: SnowflakeResource,
+        snowflake: SnowflakeParam,
         tableau: TableauResource,
-        pyspark: LazyPySparkResource,
+        pyspark: SparkParam,
         state: StateFolder,
     ) -> Events:
         refresher = refresher_for(
@@ -128,8 +127,8 @@ def _changed_keys(shown: ExtractAssets) -> dg.AssetsDefinition:
             prepared = refresher.take_prepared()
             looked = prepared.looked if prepared else _look(context, refresher, keys)
             yield from _confirm_late(refresher, looked, keys)
-            prepared = prepared or _prepare(context, refresher, looked)
-            change_set, sentence = _detect(context, refresher, prepared, config, context.partition_key)
+            prepared = prepared or _prepare(context, refresher, looked, keys)
+            change_set, sentence = detect(context, refresher, prepared, config, context.partition_key)
             context.log.info(sentence)
             yield _observation(refresher, keys, prepared.surveyed, sentence)
             if change_set is not None:
@@ -160,72 +159,26 @@ def _observation(refresher: "Refresher", keys: ExtractKeys, surveyed: "Survey", 
     )
 
 
-def _prepare(context: dg.AssetExecutionContext, refresher: "Refresher", looked: "Looked") -> "Prepared":
+def _prepare(
+    context: dg.AssetExecutionContext, refresher: "Refresher", looked: "Looked", keys: ExtractKeys
+) -> "Prepared":
     from tir_dagster.orchestration.preparing import prepare_detection  # noqa: PLC0415
 
-    return prepare_detection(refresher, looked, context.instance)
-
-
-def _hints(
-    context: dg.AssetExecutionContext, refresher: "Refresher", prepared: "Prepared", given: Sequence[str]
-) -> tuple["Hint", ...]:
-    """Those of the run, and those that were reported since the version that the extract shows."""
-    from tir_dagster.changes.hints import parse_hints  # noqa: PLC0415
-    from tir_dagster.orchestration.reported import reported_hints  # noqa: PLC0415
-    from tir_dagster.source.versions import SourceVersion  # noqa: PLC0415
-
-    hints = [hint for text in given for hint in parse_hints(text, "the run's hints")]
-    confirmed, relation = prepared.looked.confirmed, prepared.surveyed.relation
-    if confirmed is None:
-        return tuple(hints)
-    since = SourceVersion.parse(confirmed.source_version).moment
-    reported, warnings = reported_hints(context.instance, relation, refresher.snowflake, since=since)
-    for warning in warnings:
-        context.log.warning(warning)
-    return (*hints, *reported)
-
-
-def _detect(
-    context: dg.AssetExecutionContext, refresher: "Refresher", prepared: "Prepared", config: Detection, ident: str
-) -> tuple[ChangeSet | None, str]:
-    looked, surveyed = prepared.looked, prepared.surveyed
-    hinted = bool(config.hints or prepared.reports)
-    plan = refresher.plan(looked, surveyed, config.mode, config.slices, hinted=hinted)  # type: ignore[arg-type]
-    if plan.decision == "none":
-        return None, plan.sentence()
-    resync: list[str | None] = []
-    if config.mode == "slices" and looked.base is not None:
-        from tir_dagster.changes.state import stats_from_json  # noqa: PLC0415
-
-        present = stats_from_json(looked.base.manifest["ledger_stats"])
-        resync = [*config.slices, *rest_of(refresher.spec, config.slices, [None, *present])]
-    plan, change_set = refresher.detect(
-        looked,
-        surveyed,
-        plan,
-        ident=ident,
-        resync=list(dict.fromkeys(resync)),
-        allow_empty=config.allow_empty,
-        hints=_hints(context, refresher, prepared, config.hints),
-    )
-    if change_set is None and looked.confirmed is not None and prepared.reports:
-        # Not before: a crash until here lets them be looked at again.
-        refresher.change_sets.remember_looked_at(looked.confirmed.version, prepared.reports)
-    return change_set, plan.sentence()
+    return prepare_detection(refresher, looked, context.instance, keys)
 
 
 def _purged_extract(shown: ExtractAssets) -> dg.AssetsDefinition:
     spec, keys = shown.spec, shown.keys
-    deps: list[Any] = [dg.AssetDep(keys.changed_keys, partition_mapping=dg.AllPartitionMapping())]
-    if spec.automation == "condition":
+    deps: list[Any] = [dg.AssetDep(keys.changed_keys, partition_mapping=dg.AllPartitionMapping()), *upstream_deps(spec)]
+    if spec.automation == "condition" and keys.source_table not in upstream_keys(spec):
         # What the condition looks at; a run by condition detects by itself.
         deps.append(keys.source_table)
 
     @dg.asset(
         **shown.attributes("purged_extract"),
         deps=deps,
-        partitions_def=slice_partitions(spec.slices),
-        backfill_policy=dg.BackfillPolicy.single_run() if slice_partitions(spec.slices) else None,
+        partitions_def=extract_partitions(spec),
+        backfill_policy=dg.BackfillPolicy.single_run() if extract_partitions(spec) else None,
         io_manager_key=HYPER_IO,
         check_specs=gate_specs(spec, keys.purged_extract),
         pool=pool_name(spec),
@@ -233,25 +186,31 @@ def _purged_extract(shown: ExtractAssets) -> dg.AssetsDefinition:
     def purged_extract(
         context: dg.AssetExecutionContext,
         config: Application,
-        snowflake: SnowflakeResource,
+        snowflake: SnowflakeParam,
         tableau: TableauResource,
-        pyspark: LazyPySparkResource,
+        pyspark: SparkParam,
         state: StateFolder,
     ) -> Events:
-        slices = slices_of_run(spec, context.run.tags)
+        slices = slices_of_run(spec, context.run.tags, known_slices(context.instance, spec))
         refresher = refresher_for(
             spec, snowflake=snowflake, tableau=tableau, pyspark=pyspark, state=state, log=context.log.info
         )
         with refresher.leased(f"run {context.run_id}", wait_seconds=LEASE_WAIT_SECONDS):
             looked = _look(context, refresher, keys)
             yield from _confirm_late(refresher, looked, keys)
-            change_set, sentence = _chosen(context, refresher, looked, config, slices)
+            drift = known_drift(context.instance, keys, looked.confirmed)
+            change_set, sentence = _chosen(context, refresher, looked, config, slices, keys=keys, drift=drift)
             context.log.info(sentence)
+            if change_set is not None:
+                # A run by hand may find values that nobody knew.
+                slices_known = add_slices(context.instance, spec, change_set.touched)
+                if len(slices_known) > SENSIBLE_SLICES:
+                    context.log.warning(many_slices(spec, len(slices_known)))
             try:
                 version, applied, told = _apply(refresher, looked, change_set, sentence)
             except VerificationError as error:
                 # On record as a failed check, and then as the failed run that it is: no version was made.
-                yield gate_failure(error)
+                yield gate_failure(error, looked.confirmed, repair=drift is not None)
                 raise
             for name in slices:
                 context.add_asset_metadata(metadata.slice_metadata(version, change_set, name), partition_key=name)
@@ -268,14 +227,17 @@ def _chosen(
     looked: "Looked",
     config: Application,
     slices: list[str],
+    *,
+    keys: ExtractKeys,
+    drift: Drift | None,
 ) -> tuple[ChangeSet | None, str]:
-    """The newest pending change set, if it starts from what is confirmed; by hand or too late, a new one."""
+    """The newest pending change set, if it starts from what is confirmed; by hand, too late or after drift a new one."""
     pending = refresher.change_sets.pending()
-    if config.change_set and not config.full and pending and _usable(pending[-1], looked):
+    if config.change_set and not config.full and drift is None and pending and _usable(pending[-1], looked):
         return pending[-1], pending[-1].sentence
     mode = "full" if config.full else "slices" if slices and not config.change_set else "changes"
     detection = Detection(mode=mode, slices=[] if config.full else slices)
-    return _detect(context, refresher, _prepare(context, refresher, looked), detection, new_id())
+    return detect(context, refresher, _prepare(context, refresher, looked, keys), detection, new_id())
 
 
 def _usable(change_set: ChangeSet, looked: "Looked") -> bool:
@@ -303,7 +265,7 @@ def _apply(
 
 def _published(shown: ExtractAssets) -> dg.AssetsDefinition:
     spec, keys = shown.spec, shown.keys
-    sliced = slice_partitions(spec.slices) is not None
+    sliced = extract_partitions(spec) is not None
     mapping = dg.AllPartitionMapping() if sliced else None
 
     @dg.asset(
@@ -319,9 +281,9 @@ def _published(shown: ExtractAssets) -> dg.AssetsDefinition:
     def published_datasource(
         context: dg.AssetExecutionContext,
         purged_extract: Version,
-        snowflake: SnowflakeResource,
+        snowflake: SnowflakeParam,
         tableau: TableauResource,
-        pyspark: LazyPySparkResource,
+        pyspark: SparkParam,
         state: StateFolder,
     ) -> Events:
         refresher = refresher_for(

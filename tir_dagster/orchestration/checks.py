@@ -3,17 +3,18 @@
 No postponed annotations here: Dagster reads the resources' types.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
-from dagster_pyspark import LazyPySparkResource
-from dagster_snowflake import SnowflakeResource
 
+from tir_dagster.changes.state import Confirmation
 from tir_dagster.errors import EQUALS_SOURCE, ROWS_ADD_UP, TirError, VerificationError
 from tir_dagster.orchestration.confirmations import last_confirmation
+from tir_dagster.orchestration.drift import DIFFERENT, REPAIR, VERSION
 from tir_dagster.orchestration.names import ExtractKeys
-from tir_dagster.orchestration.resources import StateFolder, TableauResource
+from tir_dagster.orchestration.resources import SnowflakeParam, SparkParam, StateFolder, TableauResource
 from tir_dagster.spec import ExtractSpec
 
 if TYPE_CHECKING:
@@ -68,11 +69,16 @@ def gate_results(
         yield _result(ROW_JUMP, row_jump(before, rows, spec.checks.row_jump), dg.AssetCheckSeverity.WARN)
 
 
-def gate_failure(error: VerificationError) -> dg.AssetCheckResult:
-    """The check that stopped the refresh, in red; the run fails with the same words."""
-    return dg.AssetCheckResult(
-        passed=False, check_name=error.check, description=str(error), metadata=_slices_shown(error.slices)
-    )
+def gate_failure(
+    error: VerificationError, confirmed: Confirmation | None, *, repair: bool = False
+) -> dg.AssetCheckResult:
+    """The check that stopped the refresh, in red; the run fails with the same words.
+
+    With what the next refresh goes by: the version it started from, and whether it replaced slices that had drifted.
+    """
+    started = {VERSION: confirmed.version, REPAIR: repair} if confirmed else {}
+    shown = {**_slices_shown(error.slices), **started}
+    return dg.AssetCheckResult(passed=False, check_name=error.check, description=str(error), metadata=shown)
 
 
 # The verification of what is published
@@ -101,9 +107,9 @@ def build_verification(
     @dg.multi_asset_check(specs=specs, name=f"{spec.name}_verification", can_subset=True)
     def verification(
         context: dg.AssetCheckExecutionContext,
-        snowflake: SnowflakeResource,
+        snowflake: SnowflakeParam,
         tableau: TableauResource,
-        pyspark: LazyPySparkResource,
+        pyspark: SparkParam,
         state: StateFolder,
     ) -> Iterator[dg.AssetCheckResult]:
         refresher = refresher_for(
@@ -133,9 +139,10 @@ def _verify(refresher: Any, confirmed: Any, wanted: Sequence[str]) -> Iterator[d
     except TirError as error:
         yield from (_result(name, not_told(error), dg.AssetCheckSeverity.WARN) for name in wanted)
         return
+    looked_at = {VERSION: confirmed.version}
     for name in wanted:
         severity = dg.AssetCheckSeverity.ERROR if name in (EQUALS_SOURCE, SERVER) else dg.AssetCheckSeverity.WARN
-        yield _result(name, _found(verification, name), severity)
+        yield _result(name, _found(verification, name), severity, looked_at)
 
 
 def _found(verification: "Verification", name: str) -> "Finding":
@@ -153,14 +160,16 @@ def _found(verification: "Verification", name: str) -> "Finding":
         return not_told(error)
 
 
-def _result(name: str, found: "Finding", severity: dg.AssetCheckSeverity) -> dg.AssetCheckResult:
+def _result(
+    name: str, found: "Finding", severity: dg.AssetCheckSeverity, more: Mapping[str, str] = MappingProxyType({})
+) -> dg.AssetCheckResult:
     return dg.AssetCheckResult(
         passed=found.passed,
         check_name=name,
         description=found.sentence,
         # What could not be asked is no drift.
         severity=dg.AssetCheckSeverity.WARN if found.open else severity,
-        metadata={**found.counted, **_slices_shown(found.slices)},
+        metadata={**found.counted, **_slices_shown(found.slices), **more},
     )
 
 
@@ -170,4 +179,4 @@ def _slices_shown(slices: Any) -> dict[str, Any]:
         return {}
     lines = [f"| {name} | {'; '.join(slices[name][:3])} |" for name in sorted(slices)[:_SHOWN_SLICES]]
     table = "\n".join(["| slice | what differs |", "|---|---|", *lines])
-    return {"tir/different": dg.MetadataValue.md(table), "tir/different_slices": sorted(slices)}
+    return {"tir/different": dg.MetadataValue.md(table), DIFFERENT: sorted(slices)}

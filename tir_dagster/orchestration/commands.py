@@ -37,6 +37,7 @@ from tir_dagster.orchestration.names import (
 from tir_dagster.orchestration.partitions import change_set_partitions, covering_range, slices_between
 from tir_dagster.orchestration.preparing import prepare_detection
 from tir_dagster.orchestration.steps import remove
+from tir_dagster.orchestration.value_slices import add_slices, known_slices, retire_slices
 from tir_dagster.source.connection import SnowflakeAccess
 from tir_dagster.spec import ExtractSpec
 
@@ -111,7 +112,7 @@ class Command:
         return explain(view) if view else [f"A copy of {self.spec.source}: all its changes are refreshed by key."]
 
     def refresh(self, mode: Mode, slices: Sequence[str], *, allow_empty: bool, hints: Sequence[str] = ()) -> Outcome:
-        from tir_dagster.orchestration.command_reports import telling  # noqa: PLC0415 - with dagster-snowflake, seconds
+        from tir_dagster.orchestration.command_reports import telling  # noqa: PLC0415 - a plan tells nobody
 
         started = time.perf_counter()
         outcome = Outcome(self.spec.name, mode)
@@ -133,11 +134,11 @@ class Command:
         looked = self._look()
         if looked.late is not None:
             self._confirm_late(looked.late)
-        prepared = prepare_detection(self.refresher, looked, self._instance)
+        prepared = prepare_detection(self.refresher, looked, self._instance, self.keys)
         surveyed = prepared.surveyed
         checked_hints(given, surveyed.relation, self.refresher.snowflake)
-        hinted = bool(given or prepared.reports)
-        plan = self.refresher.plan(looked, surveyed, mode, slices, hinted=hinted)
+        hinted = bool(given or prepared.hinted)
+        plan = self.refresher.plan(looked, surveyed, mode, slices, hinted=hinted, owed=prepared.owed)
         if plan.decision == "none":
             outcome.source_version = looked.confirmed.source_version if looked.confirmed else None
             outcome.datasource_id = looked.confirmed.datasource_id if looked.confirmed else None
@@ -189,13 +190,15 @@ class Command:
         outcome.warnings = list(change_set.warnings)
 
     def _apply(self, outcome: Outcome, change_set: ChangeSet) -> None:
-        tags = covering_range(self.spec, change_set.touched)
+        known = add_slices(self._instance, self.spec, change_set.touched)
+        tags = covering_range(self.spec, change_set.touched, known)
         config = application_config(self.keys, change_set.id)
         self._run(outcome, refresh_job_name(self.spec), tags=tags, config=config)
         confirmed = last_confirmation(self._instance, self.keys.published_datasource)
         if confirmed is None or confirmed.source_version < change_set.source_version:
             raise TirError(f"{self.spec.name}: the refresh ended without a confirmation. Run it again.")
         outcome.published = True
+        retire_slices(self._instance, self.spec, self.keys.published_datasource)
         outcome.warnings += self.refresher.warnings
         if self.refresher.full_reason is not None:
             outcome.decision, outcome.reason = "full", self.refresher.full_reason
@@ -234,7 +237,7 @@ def run_here(
     tags: dict[str, str] | None = None,
 ) -> None:
     """Run the extract's job in this process, with the command's own refresher; its error is the run's."""
-    # Here and not above: dagster-snowflake takes seconds to import, and a plan needs no job.
+    # Here and not above: a plan needs no job.
     from tir_dagster.definitions import build_defs  # noqa: PLC0415
 
     definition = build_defs(specs=(spec,)).resolve_job_def(job)
@@ -268,4 +271,10 @@ def _no_spark() -> Any:
 
 
 def chosen_slices(spec: ExtractSpec, text: str | None) -> list[str]:
-    return slices_between(spec, text) if text else []
+    """The slices that a command names; those by value are the ones that Dagster knows."""
+    if not text:
+        return []
+    if spec.slices.by != "value":
+        return slices_between(spec, text)
+    with dagster_instance() as instance:
+        return slices_between(spec, text, known_slices(instance, spec))

@@ -13,7 +13,7 @@ from tir_dagster.orchestration.alerting import build_alert_sensor
 from tir_dagster.orchestration.assets import build_assets, refresher_for
 from tir_dagster.orchestration.checks import build_verification
 from tir_dagster.orchestration.names import detect_job_name, refresh_job_name
-from tir_dagster.orchestration.partitions import change_set_partitions, slice_partitions, warn_of_many_slices
+from tir_dagster.orchestration.partitions import change_set_partitions, extract_partitions, warn_of_many_slices
 from tir_dagster.orchestration.sensors import build_sensors
 from tir_dagster.orchestration.timetable import build_schedules, refresh_selection, verify_job
 from tir_dagster.orchestration.translation import ExtractAssets, ExtractTranslator, extract_assets
@@ -62,7 +62,7 @@ def _extract_defs(shown: ExtractAssets) -> dg.Definitions:
     refresh = dg.define_asset_job(
         refresh_job_name(spec),
         selection=refresh_selection(spec, keys),
-        partitions_def=slice_partitions(spec.slices),
+        partitions_def=extract_partitions(spec),
         executor_def=dg.in_process_executor,
         description=f"Apply the newest change set and publish {spec.datasource.name!r}.",
     )

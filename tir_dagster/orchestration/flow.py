@@ -211,8 +211,16 @@ class Refresher:
             needed_increment(self.spec.name, package, hyper)
 
     def plan(
-        self, looked: Looked, surveyed: Survey, mode: Mode, slices: Sequence[str] = (), *, hinted: bool = False
+        self,
+        looked: Looked,
+        surveyed: Survey,
+        mode: Mode,
+        slices: Sequence[str] = (),
+        *,
+        hinted: bool = False,
+        owed: Reason | None = None,
     ) -> Plan:
+        """`owed` is why everything has to be loaded, where whoever asks knows of a reason."""
         pending = self.change_sets.pending()
         return plan_refresh(
             Situation(
@@ -224,7 +232,8 @@ class Refresher:
                 base_present=looked.base is not None,
                 foreign=looked.foreign,
                 pending=tuple(one.id for one in pending),
-                owed=next((Reason[one.reason] for one in pending if one.decision == "full" and one.reason), None),
+                owed=owed
+                or next((Reason[one.reason] for one in pending if one.decision == "full" and one.reason), None),
                 slices=tuple(slices),
                 hinted=hinted,
                 opaque=surveyed.relation.why_full,
@@ -243,6 +252,7 @@ class Refresher:
         *,
         ident: str,
         resync: Sequence[str | None],
+        compare: Sequence[str | None] = (),
         allow_empty: bool,
         hints: Sequence[Hint] = (),
     ) -> tuple[Plan, ChangeSet | None]:
@@ -271,6 +281,7 @@ class Refresher:
                 base=base,
                 confirmed=looked.confirmed,
                 resync=resync,
+                compare=compare,
                 hints=hints,
                 allow_empty=allow_empty,
                 log=self.log,

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import dagster as dg
 import yaml
-from sqlalchemy.exc import SQLAlchemyError
 
 from tir_dagster.durable import replaced_file
 from tir_dagster.errors import TirError
@@ -47,6 +46,9 @@ def _alone(home: Path) -> Iterator[None]:
 @contextmanager
 def dagster_instance() -> Iterator[dg.DagsterInstance]:
     """The instance that the command line, the UI and the daemon share."""
+    # Here: Dagster loads it with its history, which definitions do without.
+    from sqlalchemy.exc import SQLAlchemyError  # noqa: PLC0415
+
     home = dagster_home()
     try:
         with _alone(home):

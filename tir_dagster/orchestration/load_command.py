@@ -67,7 +67,7 @@ def planned_load(spec: LoadSpec, progress: Callable[[str], None]) -> list[Chosen
 
 def run_load(spec: LoadSpec, progress: Callable[[str], None]) -> LoadOutcome:
     """Run the load's job here; its error is the run's."""
-    # Here and not above: dagster-snowflake takes seconds to import, and a plan needs no job.
+    # Here and not above: a plan needs no job.
     from tir_dagster.definitions import build_defs  # noqa: PLC0415
     from tir_dagster.orchestration.command_reports import telling  # noqa: PLC0415
 

@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
-from dagster_pyspark import LazyPySparkResource
-from dagster_snowflake import SnowflakeResource
 from pydantic import Field
 
 from tir_dagster.changes.lease import LeaseHeldError, lease, lease_holder
@@ -26,7 +24,7 @@ from tir_dagster.orchestration.alerting import report_blind, report_reading
 from tir_dagster.orchestration.late_loads import LOAD_ID, hint_metadata, late_reports, recent_loads
 from tir_dagster.orchestration.names import LoadKeys, load_job_name, load_keys
 from tir_dagster.orchestration.probing import in_time
-from tir_dagster.orchestration.resources import StateFolder, snowflake_access, spark_session
+from tir_dagster.orchestration.resources import SnowflakeParam, SparkParam, StateFolder, snowflake_access, spark_session
 from tir_dagster.orchestration.sensors import ASKED_TAG, INTERVAL_SECONDS, Watch, _tried, watch_source
 
 if TYPE_CHECKING:
@@ -110,8 +108,8 @@ def _source_table(spec: LoadSpec, keys: LoadKeys) -> dg.AssetsDefinition:
     def source_table(
         context: dg.AssetExecutionContext,
         config: Landed,
-        snowflake: SnowflakeResource,
-        pyspark: LazyPySparkResource,
+        snowflake: SnowflakeParam,
+        pyspark: SparkParam,
         state: StateFolder,
     ) -> Iterator[dg.Output[Any] | dg.AssetMaterialization | dg.AssetObservation]:
         loader = _loader(context, spec, snowflake=snowflake, pyspark=pyspark, state=state)
@@ -134,8 +132,8 @@ def _loader(
     context: dg.AssetExecutionContext,
     spec: LoadSpec,
     *,
-    snowflake: SnowflakeResource,
-    pyspark: LazyPySparkResource,
+    snowflake: SnowflakeParam,
+    pyspark: SparkParam,
     state: StateFolder,
 ) -> "Loader":
     """The load of this run: its lines go to the run's log, and to a command that listens."""
@@ -251,7 +249,7 @@ def _arrival_sensor(spec: LoadSpec, keys: LoadKeys, job: Any) -> dg.SensorDefini
         minimum_interval_seconds=INTERVAL_SECONDS,
         description=f"Looks for new, complete files under {spec.files.path}; loads them in their order, each once, many per run.",
     )
-    def arrival_sensor(context: dg.SensorEvaluationContext, snowflake: SnowflakeResource, state: StateFolder) -> Any:
+    def arrival_sensor(context: dg.SensorEvaluationContext, snowflake: SnowflakeParam, state: StateFolder) -> Any:
         before, now = Arrivals.parse(context.cursor), time.time()
         # Before the files: what a run that is done has loaded is in the ledger then.
         asked = _tried(context.instance, job.name, {ASKED_TAG: _run_key(spec, before.watch)}, now).state

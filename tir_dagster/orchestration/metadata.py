@@ -11,7 +11,9 @@ from tir_dagster.changes.state import ChangeSet, Confirmation, slice_label
 from tir_dagster.extract.versions import Version
 from tir_dagster.orchestration.confirmations import CONFIRMATION
 from tir_dagster.orchestration.names import ExtractKeys
+from tir_dagster.orchestration.partitions import REST, fits
 from tir_dagster.orchestration.pictures import plan_markdown
+from tir_dagster.orchestration.value_slices import HELD, held
 from tir_dagster.spec import ExtractSpec
 
 if TYPE_CHECKING:
@@ -70,7 +72,7 @@ def change_set_metadata(
         "tir/rows": change_set.rows,
         "dagster/partition_row_count": change_set.rows,
         "tir/slices": by_slice,
-        TOUCHED: [name for name in change_set.touched if name is not None],
+        TOUCHED: [REST if name is None else name for name in change_set.touched],
         "tir/settles": list(change_set.settles),
         "tir/warnings": list(change_set.warnings),
         "tir/stages": dict(stages),
@@ -108,12 +110,14 @@ def unchanged_metadata(version: Version, sentence: str, stages: Mapping[str, flo
 
 def slice_metadata(version: Version, change_set: ChangeSet | None, name: str) -> dict[str, Any]:
     """What one slice lost, gained and holds now."""
-    held = version.manifest["ledger_stats"].get(name, (0, "0"))[0]
+    held = {one: int(count) for one, (count, _) in version.manifest["ledger_stats"].items()}
+    purged, appended = (change_set.purged, change_set.appended) if change_set else ({}, {})
+    names = [one for one in {**held, **purged, **appended} if not fits(one)] if name == REST else []
     return {
-        "tir/slice_purged": change_set.purged.get(name, 0) if change_set else 0,
-        "tir/slice_appended": change_set.appended.get(name, 0) if change_set else 0,
-        "dagster/partition_row_count": int(held),
-        "tir/slice_fingerprint": version.manifest.get("slice_digests", {}).get(name, ""),
+        "tir/slice_purged": sum(purged.get(one, 0) for one in (name, *names)),
+        "tir/slice_appended": sum(appended.get(one, 0) for one in (name, *names)),
+        "dagster/partition_row_count": sum(held.get(one, 0) for one in (name, *names)),
+        "tir/slice_fingerprint": version.manifest.get("slice_digests", {}).get(names[0] if names else name, ""),
     }
 
 
@@ -136,12 +140,19 @@ def confirmation_metadata(
         "tir/stages": dict(stages or {}),
         **({"tir/bytes_sent": sent_bytes} if sent_bytes else {}),
         **(_content_of(version) if version else {}),
+        **(_held_by(version) if version else {}),
         "tir/version": confirmation.version,
         "dagster/row_count": confirmation.rows,
         **({"dagster/uri": dg.MetadataValue.url(uri)} if uri else {}),
         # Where the server itself had to load everything.
         **({"tir/reason": reason} if reason else {}),
     }
+
+
+def _held_by(version: Version) -> dict[str, Any]:
+    """Where slices are values, the ones that have rows: partitions of others may go."""
+    by_value = version.manifest["shape"]["slices"][1] == "value"
+    return {HELD: held(version.manifest["slice_rows"])} if by_value else {}
 
 
 def late_events(late: Confirmation | None, keys: ExtractKeys) -> Iterator[dg.AssetMaterialization]:

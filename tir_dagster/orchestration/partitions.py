@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
@@ -14,6 +15,10 @@ RANGE_START, RANGE_END = "dagster/asset_partition_range_start", "dagster/asset_p
 PARTITION = "dagster/partition"
 # Settled change sets stay visible as partitions for a while: a page in the UI, not a history.
 KEEP_CHANGE_SETS = 100
+# The partition of rows that no other one stands for, where slices are values: no value, or one that cannot be a name.
+REST = "(rest)"
+# What Dagster refuses in the name of a partition; and longer ones are no names.
+_REFUSED, MOST_LETTERS = re.compile(r"\.\.\.|[\x00-\x1f]"), 200
 # Measured with SQLite: .05 to .1 seconds for each event.
 SENSIBLE_SLICES, SECONDS_PER_EVENT = 500, 0.1
 _FINISHED = {dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED}
@@ -26,9 +31,20 @@ def change_set_partitions(spec: ExtractSpec) -> dg.DynamicPartitionsDefinition:
     return dg.DynamicPartitionsDefinition(name=f"{spec.name}_change_sets")
 
 
+def slice_partitions_name(spec: ExtractSpec) -> str:
+    return f"{spec.name}_slices"
+
+
+def extract_partitions(spec: ExtractSpec) -> dg.PartitionsDefinition[str] | None:
+    """One partition per slice; those by value come and go with the values."""
+    if spec.slices.by == "value":
+        return dg.DynamicPartitionsDefinition(name=slice_partitions_name(spec))
+    return slice_partitions(spec.slices)
+
+
 def slice_partitions(slices: Slices) -> dg.TimeWindowPartitionsDefinition | None:
-    """One partition per slice, the current one included; rows outside of them belong to every run."""
-    if slices.by == "none" or slices.start is None:
+    """One partition per slice of time, the current one included; rows outside of them belong to every run."""
+    if slices.by in ("value", "none") or slices.start is None:
         return None
     start = slices.start[:7] if slices.by == "month" else slices.start
     common = {"fmt": _FORMATS[slices.by], "timezone": slices.zone, "end_offset": 1}
@@ -45,36 +61,50 @@ def warn_of_many_slices(spec: ExtractSpec) -> None:
     partitions = slice_partitions(spec.slices)
     count = 0 if partitions is None else partitions.get_num_partitions()
     if count > SENSIBLE_SLICES:
-        warnings.warn(
-            f"{spec.name} has {count:,} slices by {spec.slices.by}. A run over all of them writes as many events, about "
-            f"{count * SECONDS_PER_EVENT:.0f} seconds of bookkeeping. Slice by a coarser unit, or start later: older rows "
-            "still belong to the extract.",
-            category=ManySlicesWarning,
-            stacklevel=3,
-        )
+        warnings.warn(many_slices(spec, count), category=ManySlicesWarning, stacklevel=3)
+
+
+def many_slices(spec: ExtractSpec, count: int) -> str:
+    """What people are told of so many; of slices by value when they come."""
+    way = "a coarser unit, or start later: older rows still belong to the extract"
+    return (
+        f"{spec.name} has {count:,} slices by {spec.slices.by}. A run over all of them writes as many events, about "
+        f"{count * SECONDS_PER_EVENT:.0f} seconds of bookkeeping. Slice by "
+        f"{'a column with fewer values' if spec.slices.by == 'value' else way}."
+    )
 
 
 class ManySlicesWarning(UserWarning):
     """An extract is cut into more slices than is sensible."""
 
 
-def covering_range(spec: ExtractSpec, touched: Iterable[str | None]) -> dict[str, str]:
-    """Run tags for the smallest range that covers the touched slices; the newest slice when none of them has one."""
+def _known(spec: ExtractSpec, given: Sequence[str]) -> list[str]:
+    """All slices in the order of their ranges; those by value are told by whoever can look them up."""
     partitions = slice_partitions(spec.slices)
-    if partitions is None:
+    return list(given) if partitions is None else list(partitions.get_partition_keys())
+
+
+def covering_range(spec: ExtractSpec, touched: Iterable[str | None], known: Sequence[str] = ()) -> dict[str, str]:
+    """Run tags for the smallest range that covers the touched slices; the newest slice when none of them has one.
+
+    `known` are the partitions of slices by value, in the order in which they came; without one in it, the rest's is taken.
+    """
+    if spec.slices.by == "none":
         return {}
-    keys = list(partitions.get_partition_keys())
-    known = sorted(keys.index(name) for name in set(touched) if name in keys) or [len(keys) - 1]
-    return {RANGE_START: keys[known[0]], RANGE_END: keys[known[-1]]}
+    keys = _known(spec, known)
+    fallback = keys.index(REST) if REST in keys else len(keys) - 1
+    names = {name if name is not None and fits(name) else REST for name in touched}
+    found = sorted(keys.index(name) for name in names if name in keys) or [fallback]
+    return {RANGE_START: keys[found[0]], RANGE_END: keys[found[-1]]}
 
 
-def slices_of_run(spec: ExtractSpec, tags: Mapping[str, str]) -> list[str]:
+def slices_of_run(spec: ExtractSpec, tags: Mapping[str, str], known: Sequence[str] = ()) -> list[str]:
     """The slices that a run is for, by its tags; none for an extract without slices.
 
     Refused here because Dagster is silent: it runs a reversed range on no partition at all, and cuts one that ends
     in the future.
     """
-    if slice_partitions(spec.slices) is None:
+    if spec.slices.by == "none":
         return []
     if PARTITION in tags:
         return [tags[PARTITION]]
@@ -83,30 +113,61 @@ def slices_of_run(spec: ExtractSpec, tags: Mapping[str, str]) -> list[str]:
             f"{spec.name}: the run names no slice, and purged_extract is partitioned by {spec.slices.by}. Choose the "
             f"slices to re-sync, or run tir refresh {spec.name}."
         )
-    return slices_between(spec, f"{tags[RANGE_START]}..{tags[RANGE_END]}")
+    return _range(spec, tags[RANGE_START], tags[RANGE_END], _known(spec, known))
 
 
-def slices_between(spec: ExtractSpec, text: str) -> list[str]:
-    """The slices FROM..TO of a command line or a run; a reversed, unknown or malformed range is refused."""
-    partitions = slice_partitions(spec.slices)
-    if partitions is None:
+def slices_between(spec: ExtractSpec, text: str, known: Sequence[str] = ()) -> list[str]:
+    """The slices FROM..TO of a command line, or of values one or several between commas; others are refused."""
+    if spec.slices.by == "none":
         raise SpecError(f"{spec.name} has no slices. Leave --slices out, or declare `slices:` in the spec.")
+    keys = _known(spec, known)
+    if spec.slices.by == "value":
+        names = [text] if text in keys else [name.strip() for name in text.split(",")]
+        _check_known(spec, names, keys)
+        return list(dict.fromkeys(names))
+    if not re.fullmatch(r"[\w-]+(\.\.[\w-]+)?", text):
+        raise SpecError(f"{text!r} is not a range. Write FROM..TO, such as 2025-03..2025-05, or one slice.")
     first, dots, last = text.partition("..")
-    if not dots:
-        last = first
-    keys = list(partitions.get_partition_keys())
-    for name in (first, last):
-        if name not in keys:
+    return _range(spec, first, last if dots else first, keys)
+
+
+def _range(spec: ExtractSpec, first: str, last: str, keys: Sequence[str]) -> list[str]:
+    """All slices from the first to the last; a reversed or unknown range is refused."""
+    _check_known(spec, (first, last), keys)
+    if keys.index(first) > keys.index(last):
+        raise SpecError(
+            f"{spec.name}: the range {first}..{last} is reversed. Write the earlier slice first: {last}..{first}."
+        )
+    return list(keys[keys.index(first) : keys.index(last) + 1])
+
+
+def _check_known(spec: ExtractSpec, names: Iterable[str], keys: Sequence[str]) -> None:
+    for name in names:
+        if name in keys:
+            continue
+        if spec.slices.by != "value":
             raise SpecError(
                 f"{spec.name} has no slice {name!r}: its slices are {keys[0]} to {keys[-1]}, by {spec.slices.by}."
             )
-    if keys.index(first) > keys.index(last):
-        raise SpecError(f"{spec.name}: the range {text} is reversed. Write the earlier slice first: {last}..{first}.")
-    return keys[keys.index(first) : keys.index(last) + 1]
+        told = ", ".join(keys[:_TOLD]) + (", …" if len(keys) > _TOLD else "")
+        raise SpecError(
+            f"{spec.name} has no slice {name!r}: its slices are the values of {spec.slices.column} that it holds, "
+            f"{told or 'none before the first refresh'}. One that is new comes with any refresh."
+        )
+
+
+_TOLD = 20
+
+
+def fits(name: str | None) -> bool:
+    """Whether a slice by value can be a partition; the others are the rest, which belongs to every run."""
+    return name is not None and len(name) <= MOST_LETTERS and not _REFUSED.search(name)
 
 
 def rest_of(spec: ExtractSpec, known: Sequence[str], present: Iterable[str | None]) -> list[str | None]:
-    """The slices with rows that no partition stands for: no date, before the first, after the last."""
+    """The slices with rows that no partition stands for: no date, before the first, after the last; no value, no name."""
+    if spec.slices.by == "value":
+        return [name for name in present if not fits(name)]
     partitions = slice_partitions(spec.slices)
     keys = set(partitions.get_partition_keys()) if partitions else set(known)
     return [name for name in present if name is None or name not in keys]
@@ -121,14 +182,14 @@ def partitions_to_retire(
 
 
 def partitions_in_flight(runs: Iterable[Mapping[str, str]], existing: Iterable[str]) -> set[str]:
-    """The partitions that unfinished runs, given by their tags, are for: one by one or by range."""
-    names = sorted(existing)
+    """The partitions that unfinished runs, given by their tags, are for: one by one or by range, in the given order."""
+    names = list(existing)
     busy: set[str] = set()
     for tags in runs:
         busy |= {tags[PARTITION]} if PARTITION in tags else set()
         if tags.get(RANGE_START) in names and tags.get(RANGE_END) in names:
-            first, last = sorted((tags[RANGE_START], tags[RANGE_END]))
-            busy |= {name for name in names if first <= name <= last}
+            first, last = sorted((names.index(tags[RANGE_START]), names.index(tags[RANGE_END])))
+            busy |= set(names[first : last + 1])
     return busy
 
 
@@ -139,7 +200,7 @@ def retire_change_sets(instance: dg.DagsterInstance, spec: ExtractSpec, *, pendi
     if len(existing) <= KEEP_CHANGE_SETS:
         return []
     unfinished = instance.get_runs(filters=dg.RunsFilter(statuses=UNFINISHED))
-    busy = partitions_in_flight((run.tags for run in unfinished), existing)
+    busy = partitions_in_flight((run.tags for run in unfinished), sorted(existing))
     going = partitions_to_retire(existing, pending=pending, in_flight=busy)
     for name in going:
         instance.delete_dynamic_partition(partitions, name)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
 from tir_dagster.changes.described import checked_hints
 from tir_dagster.changes.hints import ChangeType, Hint, HintError, Unknown, parse_hints
+from tir_dagster.orchestration.upstream import CLOCKS, materializations
 from tir_dagster.source.names import TableName
 
 if TYPE_CHECKING:
@@ -19,9 +20,6 @@ if TYPE_CHECKING:
 
 HINT = "tir/hint"
 _SOURCE_TABLE = "source_table"
-_PAGE = 500
-# Reports bear Dagster's time, versions the warehouse's; a hint that is looked at twice moves nothing.
-_CLOCKS = timedelta(minutes=10)
 
 
 def reported_hints(
@@ -34,7 +32,7 @@ def reported_hints(
     """
     hints: list[Hint] = []
     warnings: list[str] = []
-    for report in _reports(instance, since - _CLOCKS):
+    for report in _reports(instance, since - CLOCKS):
         where = f"{HINT} at {report.key.to_user_string()}"
         try:
             mine = [hint for hint in parse_hints(report.value, where) if hint.table in relation.tables]
@@ -91,13 +89,8 @@ def _reports(instance: dg.DagsterInstance, since: datetime) -> Iterator[_Report]
     for key in instance.all_asset_keys():
         if key.path[-1] != _SOURCE_TABLE:
             continue
-        wanted = dg.AssetRecordsFilter(asset_key=key, after_timestamp=since.timestamp())
-        cursor, more = None, True
-        while more:
-            found = instance.fetch_materializations(wanted, limit=_PAGE, cursor=cursor)
-            cursor, more = found.cursor, found.has_more
-            for record in found.records:
-                event = record.asset_materialization
-                entry = event.metadata.get(HINT) if event else None
-                if entry is not None:
-                    yield _Report(key, entry.value, record.timestamp, record.storage_id)
+        for record in materializations(instance, key, since):
+            event = record.asset_materialization
+            entry = event.metadata.get(HINT) if event else None
+            if entry is not None:
+                yield _Report(key, entry.value, record.timestamp, record.storage_id)

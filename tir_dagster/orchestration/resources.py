@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import dagster as dg
-from dagster_pyspark import LazyPySparkResource
-from dagster_snowflake import SnowflakeResource
+from pydantic import Field
 
 from tir_dagster.changes.changesets import ChangeSetStore
 from tir_dagster.errors import TirError
 from tir_dagster.extract.versions import VersionStore
 from tir_dagster.orchestration.home import tir_home
 from tir_dagster.spec import ExtractSpec
+
+if TYPE_CHECKING:
+    from dagster_pyspark import LazyPySparkResource
+    from dagster_snowflake import SnowflakeResource
 
 _SNOWFLAKE_SECRETS = {
     "password": "SNOWFLAKE_PASSWORD",
@@ -30,6 +33,54 @@ _SNOWFLAKE_CONTEXT = {
     "role": "SNOWFLAKE_ROLE",
     "authenticator": "SNOWFLAKE_AUTHENTICATOR",
 }
+
+
+class SnowflakeConnection(dg.ConfigurableResource):
+    """Snowflake, configured like dagster-snowflake's resource, which a project may use here instead.
+
+    That one brings Snowpark and Snowflake's own API along, eight of the ten seconds that definitions took to load: it
+    is only imported where somebody asks for it.
+    """
+
+    account: str
+    user: str
+    password: str | None = None
+    private_key: str | None = None
+    private_key_path: str | None = None
+    private_key_password: str | None = None
+    warehouse: str | None = None
+    role: str | None = None
+    authenticator: str | None = None
+    additional_snowflake_connection_args: dict[str, Any] = Field(default_factory=dict)
+
+    @property
+    def connection_args(self) -> dict[str, Any]:
+        """What the connector takes, under its own names."""
+        return {name: getattr(self, name) for name in type(self).model_fields}
+
+    @contextmanager
+    def get_connection(self) -> Iterator[Any]:
+        """A connection as dagster-snowflake's resource gives it, for assets of your own."""
+        from dagster_snowflake import SnowflakeResource  # noqa: PLC0415
+
+        given = {name: value for name, value in self.connection_args.items() if value is not None}
+        with SnowflakeResource(**given).get_connection() as connection:
+            yield connection
+
+
+class SparkSettings(dg.ConfigurableResource):
+    """What dagster-pyspark's lazy resource is configured with; neither it nor Spark is imported before a run needs them."""
+
+    spark_config: dict[str, Any] = Field(default_factory=dict)
+
+
+# How assets, sensors and checks ask for them: ours, or those of the Dagster libraries. Named as types, Dagster would
+# have to import the libraries whenever definitions load.
+if TYPE_CHECKING:
+    SnowflakeParam: TypeAlias = SnowflakeConnection | SnowflakeResource
+    SparkParam: TypeAlias = SparkSettings | LazyPySparkResource
+else:
+    SnowflakeParam = SparkParam = dg.ResourceParam[Any]
 
 
 class TableauResource(dg.ConfigurableResource):
@@ -82,7 +133,7 @@ def environment_resources() -> dict[str, Any]:
     return {
         "snowflake": _snowflake(),
         "tableau": TableauResource(**_set_variables(TABLEAU_VARIABLES)),
-        "pyspark": LazyPySparkResource(spark_config={}),
+        "pyspark": SparkSettings(),
         "state": state,
         **people_resources(),
         io_managers.CHANGE_SET_IO: io_managers.ChangeSetIOManager(state=state),
@@ -90,16 +141,16 @@ def environment_resources() -> dict[str, Any]:
     }
 
 
-def _snowflake() -> SnowflakeResource:
+def _snowflake() -> SnowflakeConnection:
     connection: dict[str, Any] = {"network_timeout": 120, "login_timeout": 60}
     for name in ("host", "port", "protocol"):
         if value := os.environ.get(f"SNOWFLAKE_{name.upper()}"):
             connection[name] = int(value) if name == "port" else value
     given = _set_variables(_SNOWFLAKE_SECRETS | _SNOWFLAKE_CONTEXT)
     if not given.keys() & {*_SNOWFLAKE_SECRETS, "authenticator"}:
-        # The resource insists on a way to sign in; the variable is asked for when it is used.
+        # The variable is asked for when the resource is used.
         given["password"] = dg.EnvVar("SNOWFLAKE_PASSWORD")
-    return SnowflakeResource(
+    return SnowflakeConnection(
         account=dg.EnvVar("SNOWFLAKE_ACCOUNT"),
         user=dg.EnvVar("SNOWFLAKE_USER"),
         additional_snowflake_connection_args=connection,
@@ -111,20 +162,24 @@ def _set_variables(names: Mapping[str, str]) -> dict[str, Any]:
     return {name: dg.EnvVar(variable) for name, variable in names.items() if os.environ.get(variable)}
 
 
-def snowflake_access(resource: SnowflakeResource) -> Any:
+def snowflake_access(resource: SnowflakeParam) -> Any:
     from tir_dagster.source.connection import SnowflakeAccess  # noqa: PLC0415
 
+    if isinstance(resource, SnowflakeConnection):
+        return SnowflakeAccess.from_connection_args(resource.connection_args)
     return SnowflakeAccess.from_connection_args(dict(resource._connection_args))  # noqa: SLF001
 
 
-def probing_access(resource: SnowflakeResource, spec: ExtractSpec) -> Any:
+def probing_access(resource: SnowflakeParam, spec: ExtractSpec) -> Any:
     """How the extract's own queries reach Snowflake: its role may be the only one that sees the table."""
     asked = {name: value for name, value in vars(spec.snowflake).items() if value}
     return replace(snowflake_access(resource), **asked)
 
 
-def spark_session(resource: LazyPySparkResource, home: Path, *, quiet: bool = False) -> Any:
+def spark_session(resource: SparkParam, home: Path, *, quiet: bool = False) -> Any:
     """The session of dagster-pyspark with the settings that our values depend on."""
+    from dagster_pyspark import LazyPySparkResource  # noqa: PLC0415
+
     from tir_dagster.source.session import configure, jvm_output, spark_conf, use_this_python  # noqa: PLC0415
 
     use_this_python()

@@ -11,19 +11,24 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import dagster as dg
-from dagster_snowflake import SnowflakeResource
 
 from tir_dagster.changes.changesets import new_id
 from tir_dagster.changes.state import Confirmation
 from tir_dagster.errors import TirError
 from tir_dagster.orchestration.alerting import report_blind, report_reading
 from tir_dagster.orchestration.confirmations import last_confirmation
-from tir_dagster.orchestration.metadata import SOURCE_VERSION, TOUCHED, source_metadata
+from tir_dagster.orchestration.metadata import SOURCE_VERSION, TOUCHED
 from tir_dagster.orchestration.names import ExtractKeys, application_config
-from tir_dagster.orchestration.partitions import PARTITION, UNFINISHED, change_set_partitions, covering_range
-from tir_dagster.orchestration.pictures import snowflake_url
-from tir_dagster.orchestration.probing import SHARED, in_time
-from tir_dagster.orchestration.resources import probing_access
+from tir_dagster.orchestration.partitions import (
+    PARTITION,
+    UNFINISHED,
+    change_set_partitions,
+    covering_range,
+)
+from tir_dagster.orchestration.probing import in_time
+from tir_dagster.orchestration.resources import SnowflakeParam
+from tir_dagster.orchestration.value_slices import slice_requests
+from tir_dagster.orchestration.watching import Source, confirmed_state, news
 from tir_dagster.spec import ExtractSpec
 
 INTERVAL_SECONDS = 30
@@ -154,18 +159,18 @@ def _reporting_sensors(spec: ExtractSpec, keys: ExtractKeys) -> list[Any]:
 def _reporting_sensor(spec: ExtractSpec, keys: ExtractKeys) -> dg.SensorDefinition:
     @dg.sensor(
         name=f"{spec.name}_source",
-        minimum_interval_seconds=INTERVAL_SECONDS,
+        minimum_interval_seconds=round(spec.thresholds.interval),
         description=f"Probes {spec.source} by one cheap query; reports its update when it changed and has been quiet.",
     )
-    def source_sensor(context: dg.SensorEvaluationContext, snowflake: SnowflakeResource) -> Any:
+    def source_sensor(context: dg.SensorEvaluationContext, snowflake: SnowflakeParam) -> Any:
         before, now = Watch.parse(context.cursor), time.time()
         confirmed = last_confirmation(context.instance, keys.published_datasource)
         try:
-            source = in_time(lambda: _Source(spec, snowflake))
+            source = in_time(lambda: Source(spec, snowflake))
             seen, waiting = watch_source(
                 before,
-                token=source.state + _reported(context.instance, spec, confirmed),
-                confirmed=_confirmed_state(confirmed),
+                token=source.state + news(context.instance, spec, keys, confirmed),
+                confirmed=confirmed_state(confirmed),
                 # A failed run is Dagster's to retry: what was reported is not reported again.
                 last="done",
                 now=now,
@@ -189,19 +194,19 @@ def _source_sensor(spec: ExtractSpec, keys: ExtractKeys, detect_job: Any) -> dg.
     @dg.sensor(
         name=f"{spec.name}_source",
         job=detect_job,
-        minimum_interval_seconds=INTERVAL_SECONDS,
+        minimum_interval_seconds=round(spec.thresholds.interval),
         description=f"Probes {spec.source} by one cheap query; starts a detection when it changed and has been quiet.",
     )
-    def source_sensor(context: dg.SensorEvaluationContext, snowflake: SnowflakeResource) -> Any:
+    def source_sensor(context: dg.SensorEvaluationContext, snowflake: SnowflakeParam) -> Any:
         before, now = Watch.parse(context.cursor), time.time()
         confirmed = last_confirmation(context.instance, keys.published_datasource)
         last, empty = _last_detection(context.instance, keys, detect_job.name, before, now)
         try:
-            source = in_time(lambda: _Source(spec, snowflake))
+            source = in_time(lambda: Source(spec, snowflake))
             seen, waiting = watch_source(
                 replace(before, change_set=None) if empty else before,
-                token=source.state + _reported(context.instance, spec, confirmed),
-                confirmed=_confirmed_state(confirmed),
+                token=source.state + news(context.instance, spec, keys, confirmed),
+                confirmed=confirmed_state(confirmed),
                 last=last,
                 now=now,
                 quiet=spec.thresholds.quiet_period,
@@ -238,20 +243,20 @@ def _trigger_sensor(spec: ExtractSpec, keys: ExtractKeys, refresh_job: Any) -> d
     @dg.sensor(
         name=f"{spec.name}_source",
         job=refresh_job,
-        minimum_interval_seconds=INTERVAL_SECONDS,
+        minimum_interval_seconds=round(spec.thresholds.interval),
         description=f"Probes {', '.join([spec.source, *spec.watch])} by one cheap query; starts the refresh by Tableau when "
         "one of them changed and all have been quiet.",
     )
-    def source_sensor(context: dg.SensorEvaluationContext, snowflake: SnowflakeResource) -> Any:
+    def source_sensor(context: dg.SensorEvaluationContext, snowflake: SnowflakeParam) -> Any:
         before, now = Watch.parse(context.cursor), time.time()
         confirmed = last_confirmation(context.instance, keys.published_datasource)
         asked = {ASKED_TAG: _detection_key(spec, replace(before, token=before.requested))}
         try:
-            source = in_time(lambda: _Source(spec, snowflake))
+            source = in_time(lambda: Source(spec, snowflake))
             seen, waiting = watch_source(
                 before,
                 token=source.state,
-                confirmed=_confirmed_state(confirmed),
+                confirmed=confirmed_state(confirmed),
                 last=_tried(context.instance, refresh_job.name, asked, now).state,
                 now=now,
                 quiet=spec.thresholds.quiet_period,
@@ -272,54 +277,6 @@ def _trigger_sensor(spec: ExtractSpec, keys: ExtractKeys, refresh_job: Any) -> d
         )
 
     return source_sensor
-
-
-def _reported(instance: dg.DagsterInstance, spec: ExtractSpec, confirmed: Confirmation | None) -> str:
-    """What came after the version that the extract shows is news, even if the tables were looked at before.
-
-    A hint, or a refresh by Tableau that a webhook told of: the detection compares what the server shows since then.
-    """
-    if confirmed is None:
-        return ""
-    from tir_dagster.changes.watched import watched_tables  # noqa: PLC0415
-    from tir_dagster.orchestration.reported import newest_report  # noqa: PLC0415
-    from tir_dagster.orchestration.webhooks import refreshed_elsewhere  # noqa: PLC0415
-    from tir_dagster.source.versions import SourceVersion  # noqa: PLC0415
-
-    since = SourceVersion.parse(confirmed.source_version).moment
-    news = (
-        newest_report(instance, watched_tables(spec), since=since),
-        refreshed_elsewhere(instance, spec, since=since),
-    )
-    return "".join(f"/{one}" for one in news if one)
-
-
-def _confirmed_state(confirmed: Confirmation | None) -> str | None:
-    return f"{confirmed.known.token}/{confirmed.known.definition}" if confirmed else None
-
-
-class _Source:
-    """The source table, and what is watched with it, at this tick; SourceError when it cannot be read. No Spark."""
-
-    def __init__(self, spec: ExtractSpec, snowflake: SnowflakeResource) -> None:
-        from tir_dagster.changes.detect import combined_token, definition_of  # noqa: PLC0415
-        from tir_dagster.changes.watched import watched_tables  # noqa: PLC0415
-
-        self._spec = spec
-        self._access = probing_access(snowflake, spec)
-        self._table, *further = watched_tables(spec)
-        probes = SHARED.probe(self._access, [self._table, *further], asker=spec.name)
-        self.token = combined_token(probes.items())
-        # A spec that changed is a change, too.
-        self.state = f"{self.token}/{definition_of(spec)}"
-
-    def metadata(self) -> dict[str, Any]:
-        from tir_dagster.source.versions import describe, describe_held, table_facts  # noqa: PLC0415
-
-        named = self._spec.columns
-        columns = describe(self._access, self._table, named) if named else describe_held(self._access, self._table)
-        url = snowflake_url(self._access.account, self._access.host, self._table)
-        return source_metadata(self.token, columns, rows=table_facts(self._access, self._table).rows, url=url)
 
 
 def _detection_key(spec: ExtractSpec, seen: Watch) -> str:
@@ -358,7 +315,7 @@ def _refresh_sensor(spec: ExtractSpec, keys: ExtractKeys, refresh_job: Any) -> d
     @dg.sensor(
         name=f"{spec.name}_refresh",
         job=refresh_job,
-        minimum_interval_seconds=INTERVAL_SECONDS,
+        minimum_interval_seconds=round(spec.thresholds.interval),
         description="Starts the refresh of the touched slices when a change set is ready: one run, one publish.",
     )
     def refresh_sensor(context: dg.SensorEvaluationContext) -> Any:
@@ -371,13 +328,18 @@ def _refresh_sensor(spec: ExtractSpec, keys: ExtractKeys, refresh_job: Any) -> d
             busy=_busy(instance, refresh_job.name, now),
             now=now,
         )
+        asked = key is not None and ready is not None
+        known, changed = slice_requests(
+            instance, spec, keys.published_datasource, ready.touched if ready and asked else ()
+        )
         if key is None or ready is None:
-            return dg.SkipReason(reason)
-        return dg.RunRequest(
+            return dg.SensorResult(skip_reason=reason, dynamic_partitions_requests=changed)
+        request = dg.RunRequest(
             run_key=key,
-            tags={**covering_range(spec, ready.touched), CHANGE_SET_TAG: ready.change_set},
+            tags={**covering_range(spec, ready.touched, known), CHANGE_SET_TAG: ready.change_set},
             run_config=application_config(keys, ready.change_set),
         )
+        return dg.SensorResult(run_requests=[request], dynamic_partitions_requests=changed)
 
     return refresh_sensor
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tir_dagster.changes.detect import Survey
-from tir_dagster.changes.plan import Known
+from tir_dagster.changes.plan import Known, Reason
 from tir_dagster.changes.state import Confirmation
 from tir_dagster.datasource.found import FoundDatasource
 from tir_dagster.datasource.republish import ServerLook
@@ -45,6 +45,17 @@ class Prepared:
     looked: Looked
     surveyed: Survey
     reports: frozenset[int] = frozenset()
+    # Slices that an upstream asset of the project's own was materialized for, and whether it may have touched any.
+    compare: tuple[str, ...] = ()
+    anything: bool = False
+    # Slices of the base that are known to differ from the source: they are replaced; or all, if that did not help.
+    drifted: tuple[str | None, ...] = ()
+    owed: Reason | None = None
+
+    @property
+    def hinted(self) -> bool:
+        """Whether there is something to look at though the source may not have changed."""
+        return bool(self.reports or self.drifted or self.owed)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import dagster as dg
 from tir_dagster.orchestration.checks import gate_specs
 from tir_dagster.orchestration.names import ExtractKeys, full_config, verify_job_name
 from tir_dagster.orchestration.partitions import covering_range
+from tir_dagster.orchestration.value_slices import add_slices
 from tir_dagster.spec import ExtractSpec
 
 
@@ -60,8 +61,9 @@ def _full_schedule(spec: ExtractSpec, keys: ExtractKeys, cron: str, job: Any) ->
         default_status=dg.DefaultScheduleStatus.RUNNING,
         description="Loads everything anew, whatever changed: one run, one publish.",
     )
-    def full_refresh() -> dg.RunRequest:
+    def full_refresh(context: dg.ScheduleEvaluationContext) -> dg.RunRequest:
         # On the newest slice: a run must name one, and a full refresh brings them all.
-        return dg.RunRequest(tags=covering_range(spec, []), run_config=full_config(spec, keys))
+        known = add_slices(context.instance, spec, []) if spec.slices.by == "value" else []
+        return dg.RunRequest(tags=covering_range(spec, [], known), run_config=full_config(spec, keys))
 
     return full_refresh

@@ -12,6 +12,7 @@ import dagster as dg
 from tir_dagster.orchestration.automation import published_condition, purged_condition
 from tir_dagster.orchestration.metadata import definition_metadata
 from tir_dagster.orchestration.names import ExtractKeys, extract_keys
+from tir_dagster.orchestration.upstream import upstream_keys
 from tir_dagster.spec import ExtractSpec
 
 Part = Literal["source_table", "changed_keys", "purged_extract", "published_datasource"]
@@ -80,7 +81,7 @@ def _default(spec: ExtractSpec, part: Part, filled_by: Sequence[dg.AssetKey]) ->
     keys = extract_keys(spec)
     return dg.AssetSpec(
         key=getattr(keys, part),
-        deps=filled_by if part == "source_table" else (),
+        deps=_above(spec, keys, filled_by) if part == "source_table" else (),
         group_name=spec.name,
         kinds=_KINDS[part],
         description=_description(spec, part),
@@ -88,6 +89,11 @@ def _default(spec: ExtractSpec, part: Part, filled_by: Sequence[dg.AssetKey]) ->
         freshness_policy=_freshness(spec) if part == "published_datasource" else None,
         automation_condition=_condition(spec, part, keys),
     )
+
+
+def _above(spec: ExtractSpec, keys: ExtractKeys, filled_by: Sequence[dg.AssetKey]) -> list[dg.AssetKey]:
+    """What fills the source table, unless it is that table's own asset."""
+    return [key for key in dict.fromkeys((*filled_by, *upstream_keys(spec))) if key != keys.source_table]
 
 
 def _freshness(spec: ExtractSpec) -> dg.FreshnessPolicy | None:

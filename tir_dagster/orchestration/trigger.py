@@ -7,14 +7,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 import dagster as dg
-from dagster_snowflake import SnowflakeResource
 
 from tir_dagster.orchestration import metadata
 from tir_dagster.orchestration.assets import LEASE_WAIT_SECONDS, Events
 from tir_dagster.orchestration.confirmations import last_confirmation
 from tir_dagster.orchestration.hosting import host_of
 from tir_dagster.orchestration.names import pool_name, refresh_job_name
-from tir_dagster.orchestration.resources import StateFolder, TableauResource, snowflake_access
+from tir_dagster.orchestration.resources import SnowflakeParam, StateFolder, TableauResource, snowflake_access
 from tir_dagster.orchestration.sensors import build_trigger_sensors
 from tir_dagster.orchestration.timetable import build_schedules
 from tir_dagster.orchestration.translation import ExtractAssets
@@ -63,7 +62,7 @@ def _published(shown: ExtractAssets) -> dg.AssetsDefinition:
     def published_datasource(
         context: dg.AssetExecutionContext,
         config: Triggering,
-        snowflake: SnowflakeResource,
+        snowflake: SnowflakeParam,
         tableau: TableauResource,
         state: StateFolder,
     ) -> Events:
@@ -90,7 +89,7 @@ def _published(shown: ExtractAssets) -> dg.AssetsDefinition:
 def _refresher_for(
     spec: ExtractSpec,
     *,
-    snowflake: SnowflakeResource,
+    snowflake: SnowflakeParam,
     tableau: TableauResource,
     state: StateFolder,
     log: Callable[[str], None],

@@ -60,7 +60,7 @@ class TriggerCommand:
             raise SpecError(
                 f"{self.spec.name} is refreshed by Tableau itself (delivery `trigger`), which takes no hints. Leave --hint out."
             )
-        from tir_dagster.orchestration.command_reports import telling  # noqa: PLC0415 - with dagster-snowflake, seconds
+        from tir_dagster.orchestration.command_reports import telling  # noqa: PLC0415 - a plan tells nobody
 
         started = time.perf_counter()
         outcome = Outcome(self.spec.name, mode)

@@ -63,7 +63,8 @@ class Verification:
         counted = {"tir/slices_compared": len({*ours, *theirs}), "dagster/row_count": rows}
         if not different:
             return Finding(True, f"All {len(ours)} slices equal the source at {self._moment}.", counted=counted)
-        said = f"{len(different)} slices differ from the source at {self._moment}. {self._mend(sorted(different))}"
+        count = "1 slice differs" if len(different) == 1 else f"{len(different)} slices differ"
+        said = f"{count} from the source at {self._moment}. {self._mend(sorted(different))}"
         return Finding(False, said, slices=different, counted=counted)
 
     @property
@@ -73,8 +74,9 @@ class Verification:
     def _mend(self, names: Sequence[str]) -> str:
         dated = [name for name in names if name != slice_label(NO_SLICE_KEY)]
         if self._shape.slices.by == "none" or not dated:
-            return f"Mend it: tir refresh {self._name} --full."
-        return f"Mend them: tir refresh {self._name} --slices {dated[0]}..{dated[-1]}."
+            return f"The next refresh replaces them; at once: tir refresh {self._name}."
+        span = ",".join(dated) if self._shape.slices.by == "value" else f"{dated[0]}..{dated[-1]}"
+        return f"The next refresh replaces them; at once: tir refresh {self._name} --slices {span}."
 
     def server_holds_it(self) -> Finding:
         """What the server holds, downloaded, against what was confirmed."""

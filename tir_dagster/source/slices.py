@@ -1,4 +1,4 @@
-"""Slices: the parts of an extract by month, week or day, said alike in Python, Snowflake and Spark."""
+"""Slices: the parts of an extract by month, week, day or value, said alike in Python, Snowflake and Spark."""
 
 from __future__ import annotations
 
@@ -18,15 +18,19 @@ if TYPE_CHECKING:
     from pyspark.sql import Column as SparkColumn
 
 ALL = "all"
-By = Literal["month", "week", "day", "none"]
+By = Literal["month", "week", "day", "value", "none"]
+TIMED = ("month", "week", "day")
+# SQL reads it as an escape in one engine and as itself in another: values with it are in no slice.
+_BACKSLASH = chr(92)
 _KEY = {"month": r"\d{4}-\d{2}", "week": r"\d{4}-\d{2}-\d{2}", "day": r"\d{4}-\d{2}-\d{2}", "none": ALL}
 
 
 @dataclass(frozen=True)
 class SliceBy:
-    """How rows fall into slices: by the date in a column, in a stated time zone; `none` is one slice for everything.
+    """How rows fall into slices: by the date in a column, in a stated time zone, or by its value; `none` is one for everything.
 
-    A month is '2026-01', a week the date of its Monday, a day its date. A NULL in the column is in no slice.
+    A month is '2026-01', a week the date of its Monday, a day its date, a value its own text. A NULL in the column is in no
+    slice, nor is an empty text.
     """
 
     column: str | None = None
@@ -46,12 +50,15 @@ class SliceBy:
             ) from None
 
 
-def slice_of(slices: SliceBy, value: date | datetime | None) -> str | None:
+def slice_of(slices: SliceBy, value: date | datetime | str | int | None) -> str | None:
     """The slice of one value. A datetime without a zone is taken as it stands."""
     if slices.by == "none":
         return ALL
     if value is None:
         return None
+    if slices.by == "value":
+        return None if _BACKSLASH in str(value) else str(value) or None
+    assert isinstance(value, date)
     if isinstance(value, datetime):
         value = (value.astimezone(ZoneInfo(slices.zone)) if value.tzinfo else value).date()
     if slices.by == "week":
@@ -67,7 +74,7 @@ def slice_range(slices: SliceBy, key: str) -> tuple[date, date | None] | None:
     problem = SourceError(
         f"{key!r} is not a slice by {slices.by}. A month is written 2026-01, a week as its Monday, a day as its date."
     )
-    if not re.fullmatch(_KEY[slices.by], key):
+    if not re.fullmatch(_KEY.get(slices.by, "(?!)"), key):
         raise problem
     if slices.by == "none":
         return None
@@ -85,16 +92,18 @@ def slice_range(slices: SliceBy, key: str) -> tuple[date, date | None] | None:
         return first, None
 
 
+_KINDS = {False: (Kind.DATE, Kind.TIMESTAMP, Kind.INSTANT), True: (Kind.TEXT, Kind.INTEGER)}
+
+
 def slice_column(slices: SliceBy, columns: Sequence[Column]) -> Column | None:
-    """The column that decides the slice, checked to hold dates; None when there is one slice only."""
+    """The column that decides the slice, checked to hold what it is sliced by; None when there is one slice only."""
     if slices.column is None:
         return None
     found = next((column for column in columns if column.name == slices.column), None)
-    if found is None or found.kind not in (Kind.DATE, Kind.TIMESTAMP, Kind.INSTANT):
+    if found is None or found.kind not in _KINDS[slices.by == "value"]:
         what = "is missing" if found is None else f"holds {found.kind.value}"
-        raise SourceError(
-            f"The slice column {slices.column} {what}. Slice by a DATE or TIMESTAMP column of the extract."
-        )
+        wanted = "the values of a text or a whole number" if slices.by == "value" else "a DATE or TIMESTAMP column"
+        raise SourceError(f"The slice column {slices.column} {what}. Slice by {wanted} of the extract.")
     return found
 
 
@@ -103,11 +112,20 @@ def slice_sql_snowflake(slices: SliceBy, columns: Sequence[Column]) -> str:
     column = slice_column(slices, columns)
     if column is None:
         return literal(ALL)
+    if slices.by == "value":
+        return _value_snowflake(column)
     day = f"CAST({_local_snowflake(column, slices.zone)} AS DATE)"
     if slices.by == "week":
         # DATE_TRUNC('week') would follow the session's WEEK_START.
         day = f"CAST(DATEADD(DAY, 1 - DAYOFWEEKISO({day}), {day}) AS DATE)"
     return f"TO_CHAR({day}, {literal('YYYY-MM' if slices.by == 'month' else 'YYYY-MM-DD')})"
+
+
+def _value_snowflake(column: Column) -> str:
+    name = quote(column.name)
+    if column.kind is Kind.INTEGER:
+        return f"CAST({name} AS VARCHAR)"
+    return f"CASE WHEN POSITION({literal(_BACKSLASH)}, {name}) = 0 THEN NULLIF({name}, '') END"
 
 
 def _local_snowflake(column: Column, zone: str) -> str:
@@ -123,11 +141,25 @@ def slice_filter_snowflake(slices: SliceBy, columns: Sequence[Column], keys: Seq
     if column is None:
         return "TRUE" if ALL in keys else "FALSE"
     name, expression = quote(column.name), slice_sql_snowflake(slices, columns)
+    if slices.by == "value":
+        return _value_filter(name, expression, column, keys)
     tests = [f"{name} IS NULL"] if None in keys else []
     tests += [
         f"({' AND '.join([*_bounds(slices, column, key), f'{expression} = {literal(key)}'])})"
         for key in sorted({key for key in keys if key is not None})
     ]
+    return f"({' OR '.join(tests)})" if tests else "FALSE"
+
+
+def _value_filter(name: str, expression: str, column: Column, keys: Sequence[str | None]) -> str:
+    named = sorted({key for key in keys if key is not None})
+    tests = [f"{expression} IS NULL"] if None in keys else []
+    if column.kind is Kind.INTEGER:
+        # A name that is no number stands for no row.
+        named = [key for key in named if re.fullmatch(r"-?\d+", key)]
+    if named:
+        # On the bare column, so that Snowflake skips partitions.
+        tests.append(f"{name} IN ({', '.join(key if column.kind is Kind.INTEGER else literal(key) for key in named)})")
     return f"({' OR '.join(tests)})" if tests else "FALSE"
 
 
@@ -158,6 +190,10 @@ def slice_spark(slices: SliceBy, columns: Sequence[Column]) -> SparkColumn:
     if column is None:
         return F.lit(ALL)
     value = F.col(spark_quote(column.name))
+    if slices.by == "value" and column.kind is Kind.INTEGER:
+        return value.cast("string")
+    if slices.by == "value":
+        return F.when((value != "") & (F.instr(value, _BACKSLASH) == 0), value)
     if column.kind is Kind.INSTANT:
         value = F.from_utc_timestamp(value, slices.zone)
     day = F.to_date(value)

@@ -51,11 +51,11 @@ class History:
     def _change(self, key, new) -> None:
         self.source = [new(row) if row.key == key else row for row in self.source]
 
-    def refresh(self, *, resync=(), since=True) -> SmallBench:
+    def refresh(self, *, resync=(), compare=(), since=True) -> SmallBench:
         """An incremental refresh; gives the workbench, to see what was read."""
         bench = SmallBench(self.source, self.extract)
         candidates = Candidates(since=str(self.since)) if since else Candidates(everything=True)
-        question = Question(candidates, resync=tuple(resync))
+        question = Question(candidates, resync=tuple(resync), compare=tuple(compare))
         ledger = stats_of([(row.key, row.slice) for row in self.extract])
         found = find_changes(bench, question, ledger)
         changed = bench.keys("changed")
@@ -82,17 +82,17 @@ STEP = st.one_of(
     st.tuples(st.just("delete"), KEYS),
     st.tuples(st.just("reload")),
 )
-ROUND = st.tuples(st.lists(STEP, max_size=6), st.lists(SLICES, max_size=2), st.booleans())
+ROUND = st.tuples(st.lists(STEP, max_size=6), st.lists(SLICES, max_size=2), st.lists(SLICES, max_size=2), st.booleans())
 
 
 @settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(rounds=st.lists(ROUND, min_size=1, max_size=4))
 def test_the_extract_equals_the_source_after_any_history(rounds):
     history = History()
-    for steps, resync, use_watermark in rounds:
+    for steps, resync, compare, use_watermark in rounds:
         for step in steps:
             history.apply(step)
-        history.refresh(resync=resync, since=use_watermark)
+        history.refresh(resync=resync, compare=compare, since=use_watermark)
         assert bag(history.extract) == bag(history.source)
         assert history.refresh().keys("changed") == set(), "a second refresh found something to do"
 
@@ -130,6 +130,14 @@ def test_a_change_behind_the_watermarks_back_is_found_when_its_slice_is_resynced
     assert history.refresh().keys("changed") == set(), "nothing points at it"
     assert history.refresh(resync=["2025-03"]).keys("changed") == {1}
     assert bag(history.extract) == bag(history.source)
+
+
+def test_a_slice_that_is_compared_gives_only_what_differs_also_what_left_it():
+    history = loaded((4, "2025-04", "a"), (1, "2025-03", "a"), (2, "2025-03", "a"), (3, "2025-03", "a"))
+    history.source = [dataclasses.replace(row, value="b") if row.key in (1, 4) else row for row in history.source]
+    history.apply(("move silently", 2, "2025-05"))
+    assert history.refresh(compare=["2025-03"]).keys("changed") == {1, 2}
+    assert history.refresh(compare=["2025-03"]).keys("changed") == set()
 
 
 def test_a_deleted_key_is_found_without_reading_a_row():

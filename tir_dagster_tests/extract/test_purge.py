@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tir_dagster.errors import ExtractError
 from tir_dagster.extract.hyperfile import create_extract, describe
 from tir_dagster.extract.purge import replace_keys, replace_slices
-from tir_dagster.extract.slices import SliceRanges
+from tir_dagster.extract.slices import SliceRanges, SliceValues
 from tir_dagster.source.columns import Column, Kind
 from tir_dagster_tests.extract.helpers import bag, columns_of, run, stage
 
@@ -234,7 +234,11 @@ def test_the_file_version_stays(tmp_path: Path, version: int):
     assert describe(tmp_path / "n.hyper").file_version == version
 
 
-SLICED = columns_of({"DAY": "DATE", "SEEN": "TIMESTAMP_NTZ", "MOMENT": "TIMESTAMP_TZ", "N": "NUMBER(38,0)"})
+SLICED = columns_of(
+    {"DAY": "DATE", "SEEN": "TIMESTAMP_NTZ", "MOMENT": "TIMESTAMP_TZ", "N": "NUMBER(38,0)", "REGION": "VARCHAR"}
+)
+# An empty text, and one with a backslash, are in no slice.
+REGIONS = ["EU", "eu", "", "N\\S", "O'Higgins"]
 
 
 @pytest.fixture
@@ -246,10 +250,11 @@ def sliced(tmp_path: Path) -> Path:
             datetime(day.year, day.month, day.day),
             datetime(day.year, day.month, day.day, 2, tzinfo=UTC),
             number,
+            REGIONS[number],
         )
         for number, day in enumerate(days)
     ]
-    rows.append((None, None, None, 5))
+    rows.append((None, None, None, 5, None))
     create_extract(tmp_path / "s.hyper", SLICED, stage(tmp_path / "s.parquet", SLICED, rows))
     return tmp_path / "s.hyper"
 
@@ -264,13 +269,17 @@ def sliced(tmp_path: Path) -> Path:
         (SliceRanges("DAY", (), nulls=True), [0, 1, 2, 3, 4]),
         (SliceRanges("DAY", (("2024-02-01", None),), nulls=True), [0, 1, 2]),
         (SliceRanges("DAY", ()), [0, 1, 2, 3, 4, 5]),
+        (SliceValues("REGION", ("EU", "O'Higgins")), [1, 2, 3, 5]),
+        (SliceValues("REGION", (None, "eu")), [0, 4]),
+        (SliceValues("N", ("1", "5", "x")), [0, 2, 3, 4]),
+        (SliceValues("N", ()), [0, 1, 2, 3, 4, 5]),
     ],
     ids=str,
 )
 def test_whole_slices_are_replaced_where_there_is_no_row_key(
-    tmp_path: Path, sliced: Path, ranges: SliceRanges, left: list[int]
+    tmp_path: Path, sliced: Path, ranges: SliceRanges | SliceValues, left: list[int]
 ):
-    rows = stage(tmp_path / "r.parquet", SLICED, [(None, None, None, 99)])
+    rows = stage(tmp_path / "r.parquet", SLICED, [(None, None, None, 99, None)])
     applied = replace_slices(sliced, tmp_path / "n.hyper", ranges=ranges, rows=rows, columns=SLICED)
     assert sorted(n for (n,) in bag(tmp_path / "n.hyper", columns='"N"')) == [*left, 99]
     assert applied.purged == 6 - len(left)

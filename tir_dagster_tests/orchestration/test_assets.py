@@ -20,8 +20,9 @@ from tir_dagster.orchestration.resources import environment_resources
 from tir_dagster.orchestration.sensors import Watch
 from tir_dagster.orchestration.translation import extract_assets
 from tir_dagster.orchestration.verification import Verification
-from tir_dagster.spec import Checks
+from tir_dagster.spec import Checks, Upstream
 from tir_dagster_tests.orchestration.shown import Shown, prepare
+from tir_dagster_tests.sandbox.tableau.helpers import Admin
 
 # Every change moves the watermark, unless a test means one that does not.
 STAMP = "UPDATED_AT = DATEADD('second', 1, (SELECT MAX(UPDATED_AT) FROM MYTABLE))"
@@ -145,11 +146,19 @@ def detect(defs, instance):
     return asked, request, result
 
 
-def test_a_change_reaches_tableau_by_the_sensors_alone(loaded, defs, instance):
+def test_changes_reach_tableau_by_the_sensors_alone_also_those_that_an_upstream_asset_hints_at(loaded, instance):
+    defs = build_defs(specs=(replace(loaded.spec, upstream={"raw/orders": Upstream("day")}),))
+    month = months(loaded)[2]
+    reloaded = f"TO_CHAR(ORDER_DATE::DATE, 'YYYY-MM') = '{month}' AND ORDER_ID % 7 = 0"
     loaded.sql(f"UPDATE MYTABLE SET NOTE = 'sensed', {STAMP} WHERE ORDER_ID % 50 = 0")
+    # Behind the watermark's back; but the asset that loads the table was materialized for a day of that month.
+    loaded.sql(f"UPDATE MYTABLE SET NOTE = 'reloaded' WHERE {reloaded}")
+    changed = loaded.sql(f"SELECT COUNT(*) FROM MYTABLE WHERE ORDER_ID % 50 = 0 OR ({reloaded})")[0][0]
+    instance.report_runless_asset_event(dg.AssetMaterialization(["raw", "orders"], partition=f"{month}-10"))
     asked, request, result = detect(defs, instance)
+    assert "/raw/orders@" in request.run_key
     (found,) = events(result, "changed_keys").values()
-    assert found["tir/keys"] == found["dagster/partition_row_count"] > 0
+    assert found["tir/keys"] == found["dagster/partition_row_count"] == changed, "what differs, not the whole month"
     assert "ORDER_ID" in [column.name for column in found["dagster/column_schema"].columns]
     lineage = found["dagster/column_lineage"].deps_by_column["ORDER_ID"]
     assert lineage == [dg.TableColumnDep(extract_keys(loaded.spec).source_table, "ORDER_ID")]
@@ -163,6 +172,7 @@ def test_a_change_reaches_tableau_by_the_sensors_alone(loaded, defs, instance):
     again = run(defs, instance, "orders_refresh", tags=refresh.tags, config=refresh.run_config)
     assert events(again, "published_datasource") == {}
     assert "is published" in refresh_tick(defs, instance).skip_message
+    # The hint is older than what is confirmed now.
     assert "has not changed" in source_tick(defs, instance, asked.cursor).skip_reason.skip_message
 
 
@@ -221,17 +231,12 @@ def test_what_is_published_is_verified_slice_by_slice_at_its_own_version(loaded,
     assert found["equals_source"].metadata["dagster/row_count"].value == rows
 
 
-def test_drift_is_a_failed_check_that_names_the_slice_stops_a_publish_and_is_mended_by_a_resync(loaded, instance):
+def test_drift_stops_a_publish_is_a_failed_check_that_names_the_slice_and_is_mended_by_the_next_refresh(
+    loaded, instance
+):
     defs = build_defs(specs=(replace(loaded.spec, checks=Checks(row_jump=0.0001, server=True)),))
     month = months(loaded)[7]
     lose_a_row(loaded, instance, month)
-    found = verified(defs, instance)
-    assert not found["equals_source"].passed
-    assert found["equals_source"].severity is dg.AssetCheckSeverity.ERROR
-    assert found["equals_source"].metadata["tir/different_slices"].value == [month]
-    assert f"tir refresh orders --slices {month}..{month}" in found["equals_source"].description
-    assert "rows: extract" in found["equals_source"].metadata["tir/different"].value
-    assert found["server_holds_it"].passed, "only the local version lost something"
     # A change in the same slice: the gate compares the whole slice with the source.
     keys = extract_keys(loaded.spec)
     before = last_confirmation(instance, keys.published_datasource)
@@ -244,12 +249,21 @@ def test_drift_is_a_failed_check_that_names_the_slice_stops_a_publish_and_is_men
     assert (failed.check_name, failed.passed, failed.blocking) == ("equals_source", False, True)
     assert f"in {month} for example" in failed.description
     assert last_confirmation(instance, keys.published_datasource) == before, "nothing was published"
-    mended = run(defs, instance, "orders_refresh", tags=tags)
+    found = verified(defs, instance)
+    assert not found["equals_source"].passed
+    assert found["equals_source"].severity is dg.AssetCheckSeverity.ERROR
+    assert found["equals_source"].metadata["tir/different_slices"].value == [month]
+    assert f"at once: tir refresh orders --slices {month}..{month}" in found["equals_source"].description
+    assert "rows: extract" in found["equals_source"].metadata["tir/different"].value
+    assert found["server_holds_it"].passed, "only the local version lost something"
+    assert str(Watch.parse(source_tick(defs, instance, None).cursor).token).endswith(f"/drift@{before.version}")
+    # As the sensor asks again: nobody names the slice.
+    mended = run(defs, instance, "orders_refresh", config=config, tags=tags)
     assert loaded.published_rows() == loaded.source_rows()
     assert checked(mended) == {"rows_add_up": True, "equals_source": True, "row_count_jump": True}
 
 
-def test_many_more_rows_than_before_are_told_and_published(loaded, instance):
+def test_many_more_rows_than_before_are_told_and_a_publish_that_failed_goes_on_where_it_stopped(loaded, instance):
     defs = build_defs(specs=(replace(loaded.spec, checks=Checks(row_jump=0.0001)),))
     stamp = "DATEADD('second', 1, (SELECT MAX(UPDATED_AT) FROM MYTABLE))"
     loaded.sql(
@@ -258,8 +272,15 @@ def test_many_more_rows_than_before_are_told_and_published(loaded, instance):
     )
     month = months(loaded)[-1]
     config = application_config(extract_keys(loaded.spec), "none is pending")
-    done = run(defs, instance, "orders_refresh", config=config, tags={RANGE_START: month, RANGE_END: month})
-    assert checked(done) == {"rows_add_up": True, "equals_source": True, "row_count_jump": False}
+    tags, admin = {RANGE_START: month, RANGE_END: month}, Admin(loaded.sandbox.tableau_url)
+    admin.fault("status", method="POST", path="/(fileUploads|datasources)$", status=403, code="403004", message="No.")
+    stopped = run(defs, instance, "orders_refresh", config=config, tags=tags, raise_on_error=False)
+    admin.clear_faults()
+    assert checked(stopped) == {"rows_add_up": True, "equals_source": True, "row_count_jump": False}
+    assert stopped.get_failed_step_keys() == {"orders__published_datasource"}
+    # As Dagster re-executes from the failure: the step alone, in a run that knows nothing of the first but its handle.
+    published = [extract_keys(loaded.spec).published_datasource]
+    assert run(defs, instance, "orders_refresh", tags=tags, asset_selection=published).success
     assert loaded.published_rows() == loaded.source_rows()
 
 

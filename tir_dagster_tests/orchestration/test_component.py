@@ -94,7 +94,7 @@ def test_a_wrong_field_gives_the_same_sentence_as_a_spec_file_and_names_file_and
 
 def test_all_problems_are_told_at_once(project):
     said = complaint(project, ATTRIBUTES.replace("by: day", "by: year").replace("10 minutes", "soon"))
-    assert "slices.by: 'year' is not one of month, week, day, none." in said
+    assert "slices.by: 'year' is not one of month, week, day, value, none." in said
     assert "changes.look_back: 'soon' is no duration" in said
 
 

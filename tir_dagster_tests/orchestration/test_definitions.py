@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import dagster as dg
 
@@ -47,6 +48,33 @@ def test_loading_the_definitions_opens_no_connection(tmp_path):
     refuse = "def connect(*_): raise AssertionError('a connection at import')"
     done = loaded(tmp_path, SPEC, before=f"import socket\n{refuse}\nsocket.socket.connect = connect")
     assert (done.stdout.strip(), done.returncode) == ("8", 0), done.stderr
+
+
+# Connectors, Spark, Hyper and what they bring along: needed by runs, never by a page that lists assets.
+HEAVY = {
+    "dagster_pyspark",
+    "dagster_snowflake",
+    "duckdb",
+    "numpy",
+    "pandas",
+    "pyarrow",
+    "pyspark",
+    "snowflake",
+    "sqlalchemy",
+}
+HEAVY |= {"sqlglot", "tableauhyperapi", "tableauserverclient"}
+
+
+def test_a_profile_shows_what_loading_the_definitions_costs_and_no_connector_is_in_it(tmp_path):
+    (tmp_path / "extracts.yaml").write_text(SPEC, encoding="utf-8")
+    script = Path(__file__).parents[2] / "scripts" / "profile-definitions"
+    env = {**os.environ, "TIR_SPECS": str(tmp_path / "extracts.yaml"), "TIR_HOME": str(tmp_path)}
+    done = subprocess.run([sys.executable, script], env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert " s more, " in done.stdout
+    (packages,) = [line for line in done.stdout.splitlines() if line.startswith("packages: ")]
+    assert "tir_dagster" in packages
+    assert not HEAVY & set(packages.split()), done.stdout
 
 
 def test_every_asset_has_a_description_a_kind_a_group_and_a_table():

@@ -12,11 +12,22 @@ from tir_dagster.orchestration.partitions import (
     RANGE_START,
     change_set_partitions,
     covering_range,
+    extract_partitions,
     partitions_in_flight,
     partitions_to_retire,
+    rest_of,
     retire_change_sets,
     slice_partitions,
+    slices_between,
     slices_of_run,
+)
+from tir_dagster.orchestration.value_slices import (
+    HELD,
+    add_slices,
+    known_slices,
+    retire_slices,
+    slices_to_add,
+    slices_to_remove,
 )
 from tir_dagster.spec import Datasource, ExtractSpec, Slices
 
@@ -66,6 +77,63 @@ def test_the_covering_range_is_the_smallest_one_and_falls_back_to_the_newest_sli
     newest = slice_partitions(MONTHS).get_partition_keys()[-1]
     assert covering_range(an_extract(), [None, "1999-01"]) == ranged(newest, newest)
     assert covering_range(an_extract(Slices()), [None]) == {}
+
+
+# Slices by value
+
+REGIONS = Slices(by="value", column="REGION")
+KNOWN = ["(rest)", "EU", "US", "APAC"]
+
+
+def test_a_range_of_values_follows_the_order_in_which_they_came():
+    spec = an_extract(REGIONS)
+    assert covering_range(spec, ["APAC", "EU"], KNOWN) == ranged("EU", "APAC")
+    assert covering_range(spec, ["EU", None], KNOWN) == ranged("(rest)", "EU")
+    assert covering_range(spec, [None, "a...b"], KNOWN) == ranged("(rest)", "(rest)")
+    assert slices_of_run(spec, ranged("US", "APAC"), KNOWN) == ["US", "APAC"]
+    assert slices_of_run(spec, {"dagster/partition": "US"}, KNOWN) == ["US"]
+    with pytest.raises(SpecError, match="reversed"):
+        slices_of_run(spec, ranged("APAC", "US"), KNOWN)
+
+
+def test_values_are_named_between_commas_and_unknown_ones_are_refused():
+    spec = an_extract(REGIONS)
+    assert slices_between(spec, "US, EU", KNOWN) == ["US", "EU"]
+    assert slices_between(spec, "a, b", [*KNOWN, "a, b"]) == ["a, b"], "a comma may be in the value"
+    with pytest.raises(SpecError, match="no slice 'MARS': its slices are the values of REGION that it holds"):
+        slices_between(spec, "EU,MARS", KNOWN)
+
+
+def test_what_cannot_be_a_partition_is_the_rest():
+    present = [None, "EU", "a...b", "tab\there", "x" * 201]
+    assert rest_of(an_extract(REGIONS), [], present) == [None, "a...b", "tab\there", "x" * 201]
+
+
+def test_values_come_with_a_change_set_and_go_when_nothing_is_left_of_them():
+    assert slices_to_add(["(rest)", "EU"], ["US", None, "EU", "a...b"]) == ["US"]
+    assert slices_to_add([], [None]) == ["(rest)"]
+    assert slices_to_remove(KNOWN, held=["EU"], wanted=["US"], in_flight=()) == ["APAC"]
+    assert slices_to_remove(KNOWN, held=["EU"], wanted=(), in_flight={"APAC"}) == ["US"]
+
+
+def test_a_value_with_a_run_in_flight_keeps_its_partition():
+    spec = an_extract(REGIONS)
+    published = dg.AssetKey(["orders", "published_datasource"])
+    gone: list[str] = []
+
+    @dg.asset(partitions_def=extract_partitions(spec))
+    def running(context: dg.AssetExecutionContext) -> None:
+        gone.extend(retire_slices(context.instance, spec, published))
+
+    with dg.DagsterInstance.ephemeral() as instance:
+        assert add_slices(instance, spec, ["US", "EU"]) == ["(rest)", "EU", "US"]
+        assert add_slices(instance, spec, ["APAC", "EU"]) == KNOWN
+        assert retire_slices(instance, spec, published) == [], "nothing is published yet"
+        instance.report_runless_asset_event(dg.AssetMaterialization(published, metadata={HELD: ["EU"]}))
+        assert dg.materialize([running], instance=instance, partition_key="US").success
+        assert gone == ["APAC"]
+        assert retire_slices(instance, spec, published) == ["US"]
+        assert known_slices(instance, spec) == ["(rest)", "EU"]
 
 
 def test_only_settled_change_sets_beyond_the_newest_ones_retire():

@@ -17,6 +17,7 @@ from tir_dagster.orchestration.commands import Command, chosen_slices
 from tir_dagster.orchestration.home import dagster_instance
 from tir_dagster.orchestration.names import extract_keys
 from tir_dagster.orchestration.partitions import slice_partitions
+from tir_dagster.orchestration.value_slices import known_slices
 from tir_dagster.spec import ExtractSpec, parse_specs
 from tir_dagster_tests.orchestration.conftest import Place
 from tir_dagster_tests.orchestration.test_assets import QUIET, detect, events, refresh_tick
@@ -151,6 +152,46 @@ def test_a_range_gives_the_same_by_dagsters_command_line_and_by_ours(long, text,
         for result, held in zip(results, rows, strict=True):
             assert result[name]["dagster/partition_row_count"] == result[name]["tir/slice_appended"] == held
             assert (result[name]["tir/mode"], result[name]["tir/decision"]) == ("slices", "incremental")
+
+
+BY_VALUE = """\
+extracts:
+  - name: regions
+    source: MYDB.MYSCHEMA.REGIONS
+    slices: {column: REGION, by: value}
+    datasource: {project: myproject, name: regions}
+    thresholds: {quiet_period: 1 second, delete_share: 1.0, full_share: 1.0}
+"""
+
+
+def held(spec: ExtractSpec) -> dict[str, int]:
+    """The partitions of the slices, in the order in which they came, with the rows that their newest events tell."""
+    with dagster_instance() as instance:
+        names = known_slices(instance, spec)
+    return {name: found["dagster/partition_row_count"] for name, found in newest(spec, names).items()}
+
+
+def test_slices_by_value_come_and_go_with_the_values_and_are_replaced_whole_without_a_row_key(long):
+    (spec,) = parse_specs(BY_VALUE, "test.yaml")
+    long.sql("CREATE TABLE REGIONS (REGION VARCHAR, NOTE VARCHAR)")
+    long.sql("INSERT INTO REGIONS VALUES ('EU', 'a'), ('EU', 'a'), ('US', 'b'), (NULL, 'c'), ('', 'd')")
+    long.sql("INSERT INTO REGIONS SELECT 'O''H', NOTE FROM LONG LIMIT 4")
+    first = refresh(spec, "changes", [])
+    assert first.published
+    assert held(spec) == {"(rest)": 2, "EU": 2, "O'H": 4, "US": 1}
+    long.sql("DELETE FROM REGIONS WHERE REGION = 'US'")
+    long.sql("INSERT INTO REGIONS VALUES ('APAC', 'f'), (NULL, 'g'), ('EU', 'h')")
+    second = refresh(spec, "changes", [])
+    assert (second.decision, second.rows_purged, second.rows_appended) == ("incremental", 5, 7)
+    assert held(spec) == {"(rest)": 3, "EU": 3, "O'H": 4, "APAC": 1}, "nothing is left of US"
+    resynced = refresh(spec, "slices", chosen_slices(spec, "APAC, O'H"))
+    assert resynced.slices == ["(no date)", "APAC", "O'H"], "the rest belongs to every run"
+    with pytest.raises(SpecError, match="no slice 'US'"):
+        chosen_slices(spec, "US")
+    with dagster_instance() as instance:
+        verify = build_defs(specs=(spec,)).resolve_job_def("regions_verify")
+        verified = verify.execute_in_process(instance=instance, run_config=QUIET)
+    assert [(one.check_name, one.passed) for one in verified.get_asset_check_evaluations()] == [("equals_source", True)]
 
 
 def test_unknown_and_reversed_ranges_are_refused_on_the_command_line(spec, slices):

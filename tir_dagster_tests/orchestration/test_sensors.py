@@ -29,7 +29,8 @@ from tir_dagster.orchestration.sensors import (
     refresh_due,
     watch_source,
 )
-from tir_dagster.spec import parse_specs
+from tir_dagster.orchestration.value_slices import HELD, add_slices
+from tir_dagster.spec import Slices, parse_specs
 from tir_dagster_tests.sandbox.tableau.helpers import Admin
 
 SOURCE_TABLE, CHANGED_KEYS, PUBLISHED = (
@@ -375,6 +376,19 @@ def test_a_finished_change_set_starts_its_refresh_over_the_covering_range(instan
     assert request.tags[RANGE_END] == "2025-05"
     assert request.tags[CHANGE_SET_TAG] == "cs1"
     assert request.run_config == {"ops": {"orders__purged_extract": {"config": {"change_set": "cs1"}}}}
+
+
+def test_values_that_a_change_set_touches_become_partitions_and_those_without_rows_go(instance):
+    spec = replace(an_extract(), slices=Slices("value", "NOTE"))
+    add_slices(instance, spec, ["old", "kept"])
+    held = {CONFIRMATION: confirmation("cs0").to_json(), HELD: ["kept"]}
+    instance.report_runless_asset_event(dg.AssetMaterialization(PUBLISHED, metadata=held))
+    staged(instance, "cs1", minute=1, touched=["new", "kept"])
+    tick = refresh_tick(instance, spec)
+    (request,) = tick.run_requests
+    assert (request.tags[RANGE_START], request.tags[RANGE_END]) == ("kept", "new")
+    asked = {type(one).__name__: list(one.partition_keys) for one in tick.dynamic_partitions_requests}
+    assert asked == {"AddDynamicPartitionsRequest": ["new"], "DeleteDynamicPartitionsRequest": ["old"]}
 
 
 def test_of_several_change_sets_only_the_newest_is_asked_for(instance):

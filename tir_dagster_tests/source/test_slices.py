@@ -10,6 +10,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the name its own document
 
 from tir_dagster.errors import SourceError
 from tir_dagster.source.columns import Column, Kind
+from tir_dagster.source.names import literal
 from tir_dagster.source.slices import (
     SliceBy,
     slice_filter_snowflake,
@@ -39,6 +40,14 @@ COLUMNS = [Column("D", Kind.DATE), Column("N", Kind.TIMESTAMP), Column("Z", Kind
 )
 def test_a_value_has_its_slice(by, value, key):
     assert slice_of(SliceBy("D", by, "Europe/Berlin"), value) == key
+
+
+@pytest.mark.parametrize(
+    ("value", "key"),
+    [("EU", "EU"), ("eu ", "eu "), (-12, "-12"), ("", None), ("a\\b", None), (None, None)],
+)
+def test_a_slice_by_value_has_the_values_own_text(value, key):
+    assert slice_of(SliceBy("REGION", "value"), value) == key
 
 
 def test_without_slices_everything_is_one():
@@ -75,6 +84,8 @@ def test_a_definition_that_cannot_work_is_refused():
         SliceBy("D", "none")
     with pytest.raises(SourceError, match="NAME holds text"):
         slice_sql_snowflake(SliceBy("NAME", "month"), [Column("NAME", Kind.TEXT)])
+    with pytest.raises(SourceError, match=r"D holds date\. Slice by the values of a text or a whole number"):
+        slice_sql_snowflake(SliceBy("D", "value"), COLUMNS)
     with pytest.raises(SourceError, match="NOPE is missing"):
         slice_sql_snowflake(SliceBy("NOPE", "month"), COLUMNS)
 
@@ -139,6 +150,28 @@ def test_python_snowflake_and_spark_agree_in_every_zone(by, moments, run, spark)
 
     assert in_snowflake == expected
     assert in_spark == expected
+
+
+VALUED = [Column("REGION", Kind.TEXT), Column("SHOP", Kind.INTEGER)]
+VALUES = [("EU", 1), ("eu", -1), ("", 0), ("N\\S", 12), ("O'Higgins", 9_999_999_999), ("東京", None), (None, 7)]
+
+
+def test_python_snowflake_and_spark_agree_on_values(run, spark):
+    run("CREATE OR REPLACE TABLE SRC.PUBLIC.VALUED (ID INT, REGION VARCHAR, SHOP INT)")
+    shown = ["NULL" if region is None else literal(region) for region, _ in VALUES]
+    rows = [f"({at}, {shown[at]}, {'NULL' if shop is None else shop})" for at, (_, shop) in enumerate(VALUES)]
+    run(f"INSERT INTO SRC.PUBLIC.VALUED VALUES {', '.join(rows)}")
+    every = [SliceBy(column.name, "value") for column in VALUED]
+    expected = [tuple(map(slice_of, every, row)) for row in VALUES]
+    texts = ", ".join(slice_sql_snowflake(slices, VALUED) for slices in every)
+    assert run(f"SELECT {texts} FROM SRC.PUBLIC.VALUED ORDER BY ID") == expected
+    frame = spark.createDataFrame(VALUES, "REGION string, SHOP bigint").coalesce(1)
+    in_spark = frame.select(*(slice_spark(slices, VALUED).alias(slices.column) for slices in every)).collect()
+    assert [tuple(row) for row in in_spark] == expected
+    for at, wanted in enumerate((["EU", "O'Higgins", None, "nowhere"], ["-1", "12", None, "x"])):
+        where = slice_filter_snowflake(every[at], VALUED, wanted)
+        found = {row[0] for row in run(f"SELECT ID FROM SRC.PUBLIC.VALUED WHERE {where}")}
+        assert found == {number for number, row in enumerate(expected) if row[at] in wanted}
 
 
 def _value(column: str, moment: datetime) -> date | datetime:
