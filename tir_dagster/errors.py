@@ -19,6 +19,10 @@ class SpecError(TirError):
     """An extract spec that cannot work, found before anything ran; names file, line, field and the fix."""
 
 
+class HintError(SpecError):
+    """A hint that cannot be understood or does not fit its table; says where, what is wrong and what is supported."""
+
+
 class SourceError(TirError):
     """Snowflake or its table: unreachable, missing, empty, of the wrong shape."""
 

@@ -19,8 +19,7 @@ from tir_dagster.alerts.events import Failure, Report, Success
 from tir_dagster.alerts.telling import Note, Teller
 from tir_dagster.alerts.text import one_line, scrub, shortened
 from tir_dagster.alerts.under_way import Killed, killed_commands, under_way
-from tir_dagster.changes.hints import HintError
-from tir_dagster.errors import SpecError
+from tir_dagster.errors import HintError, SpecError
 from tir_dagster.loading.declared import LoadSpec
 from tir_dagster.orchestration.confirmations import last_confirmation
 from tir_dagster.orchestration.ended_runs import Told

@@ -13,7 +13,6 @@ from tir_dagster.changes.hints.model import Between as Between
 from tir_dagster.changes.hints.model import ChangeType as ChangeType
 from tir_dagster.changes.hints.model import Equal as Equal
 from tir_dagster.changes.hints.model import Hint as Hint
-from tir_dagster.changes.hints.model import HintError as HintError
 from tir_dagster.changes.hints.model import In as In
 from tir_dagster.changes.hints.model import KeyList as KeyList
 from tir_dagster.changes.hints.model import Not as Not
@@ -25,3 +24,4 @@ from tir_dagster.changes.hints.reading import MAX_VALUES as MAX_VALUES
 from tir_dagster.changes.hints.reading import parse_hint as parse_hint
 from tir_dagster.changes.hints.reading import parse_hints as parse_hints
 from tir_dagster.changes.hints.writing import hint_to_json as hint_to_json
+from tir_dagster.errors import HintError as HintError

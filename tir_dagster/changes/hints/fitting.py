@@ -18,7 +18,6 @@ from tir_dagster.changes.hints.model import (
     Condition,
     Equal,
     Hint,
-    HintError,
     In,
     KeyList,
     Not,
@@ -27,6 +26,7 @@ from tir_dagster.changes.hints.model import (
     Unknown,
 )
 from tir_dagster.changes.hints.values import Unfit, close, is_number, scalar, shown
+from tir_dagster.errors import HintError
 from tir_dagster.source.columns import Column, Kind
 
 _SNOWFLAKE_DIGITS = 38

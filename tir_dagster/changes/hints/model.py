@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from tir_dagster.errors import SpecError
 from tir_dagster.source.names import TableName
 
 # Conditions in each other.
@@ -14,10 +13,6 @@ MAX_DEPTH = 32
 OPERATORS = ("equal", "in", "between", "and", "or", "not")
 
 Key = tuple[Any, ...]
-
-
-class HintError(SpecError):
-    """A hint that cannot be understood or does not fit its table; says where, what is wrong and what is supported."""
 
 
 class ChangeType(Enum):

@@ -17,7 +17,6 @@ from tir_dagster.changes.hints.model import (
     Condition,
     Equal,
     Hint,
-    HintError,
     In,
     Key,
     KeyList,
@@ -27,7 +26,7 @@ from tir_dagster.changes.hints.model import (
     Unknown,
 )
 from tir_dagster.changes.hints.values import Unfit, checked_text, close, is_number, scalar, shown
-from tir_dagster.errors import SourceError
+from tir_dagster.errors import HintError, SourceError
 from tir_dagster.source.names import TableName
 
 MAX_CONDITIONS = 1_000
