@@ -9,6 +9,7 @@ from itertools import pairwise
 import dagster as dg
 import pytest
 import requests
+from dagster_snowflake import SnowflakeResource
 from hypothesis import given
 from hypothesis import strategies as st
 from pyspark import SparkContext
@@ -230,6 +231,27 @@ def test_a_changed_and_quiet_source_starts_one_detection_and_is_observed(warehou
     token = observed.metadata["tir/token"].value
     assert request.run_key.startswith(f"orders-{token}/"), "the token, and what the spec says"
     assert request.run_key == f"orders-{Watch.parse(result.cursor).requested}"
+
+
+def test_dagsters_own_snowflake_resource_may_stand_in_the_place_of_ours(warehouse, instance, seeded):
+    env = seeded.env
+    given = {
+        "snowflake": SnowflakeResource(
+            account=env["SNOWFLAKE_ACCOUNT"],
+            user=env["SNOWFLAKE_USER"],
+            password=dg.EnvVar("SNOWFLAKE_PASSWORD"),
+            additional_snowflake_connection_args={
+                "host": env["SNOWFLAKE_HOST"],
+                "port": int(env["SNOWFLAKE_PORT"]),
+                "protocol": env["SNOWFLAKE_PROTOCOL"],
+            },
+        )
+    }
+    spec = an_extract()
+    sensor = build_defs(specs=(spec,), resource_overrides=given).get_repository_def().get_sensor_def("orders_source")
+    by_theirs = sensor(dg.build_sensor_context(instance=instance, resources=given))
+    by_ours = source_tick(instance, spec)
+    assert [one.run_key for one in by_theirs.run_requests] == [one.run_key for one in by_ours.run_requests]
 
 
 def test_a_source_that_just_changed_is_waited_for(warehouse, instance):
