@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -13,6 +14,7 @@ import dagster as dg
 from dagster import DagsterEventType
 
 from tir_dagster.alerts.events import Cause, Failure, Recovered, Report
+from tir_dagster.alerts.text import scrub
 from tir_dagster.loading.declared import LoadSpec
 from tir_dagster.orchestration.load_reports import load_failure_of_run, load_success_of_run
 from tir_dagster.orchestration.names import (
@@ -37,6 +39,8 @@ OLDEST_SECONDS = 86_400.0
 RETRY_NEWS_SECONDS, RETRY_WAIT_SECONDS = 30.0, 900.0
 # A command tells people of its own runs within its `timeout`; one that was killed does not.
 COMMAND_NEWS_SECONDS = 120.0
+# How long a run that cannot be read is tried again.
+UNREADABLE_SECONDS = 900.0
 # After a long outage the next tick goes on.
 MOST_RUNS = 100
 _WILL_RETRY, _RETRIED_BY = "dagster/will_retry", "dagster/auto_retry_run_id"
@@ -81,12 +85,14 @@ def finished(
         ident: record for ident in before.waiting if (record := instance.get_run_record_by_id(ident)) is not None
     }
     waiting = [ident for ident, one in fresh.items() if _is_early(instance, one, now)]
-    reports = [
-        report
-        for ident, one in sorted(fresh.items(), key=lambda item: _end(item[1]))
-        if ident not in waiting and _RETRIED_BY not in one.dagster_run.tags
-        for report in reports_of(instance, told, one, home)
-    ]
+    reports: list[Report] = []
+    for ident, one in sorted(fresh.items(), key=lambda item: _end(item[1])):
+        if ident in waiting or _RETRIED_BY in one.dagster_run.tags:
+            continue
+        found = _reports_if_readable(instance, told, one, home)
+        reports += found or []
+        if found is None and now - _end(one) < UNREADABLE_SECONDS:
+            waiting.append(ident)
     after = max([before.after, *map(_updated, records)])
     seen = {**before.seen, **{one.dagster_run.run_id: _updated(one) for one in records}}
     seen = {ident: at for ident, at in seen.items() if at > after - OVERLAP_SECONDS}
@@ -129,6 +135,18 @@ def _may_be_retried(instance: dg.DagsterInstance, record: dg.RunRecord, now: flo
         return since < RETRY_NEWS_SECONDS
     # The daemon that retries may be down, or the run's code gone.
     return said.lower() == "true" and since < RETRY_WAIT_SECONDS
+
+
+def _reports_if_readable(
+    instance: dg.DagsterInstance, told: Sequence[Told], record: dg.RunRecord, home: Path
+) -> list[Report] | None:
+    """None for a run that cannot be read: people still hear of all others, and of this one if that passes."""
+    try:
+        return reports_of(instance, told, record, home)
+    except Exception as error:
+        said = scrub(f"{type(error).__name__}: {error}", os.environ)
+        dg.get_dagster_logger().warning("run %s cannot be read for alerts: %s", record.dagster_run.run_id, said)
+        return None
 
 
 def reports_of(instance: dg.DagsterInstance, told: Sequence[Told], record: dg.RunRecord, home: Path) -> list[Report]:

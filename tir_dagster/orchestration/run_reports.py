@@ -34,6 +34,8 @@ _CAUSES = {
         Cause.JOB_FAILED,
     ),
 }
+# A file that is damaged, or that a refresh at work takes away this moment.
+_UNREADABLE = (OSError, ValueError, TypeError)
 # Dagster's own wrappers say nothing that the error inside does not say better.
 _WRAPPERS = ("DagsterExecutionStepExecutionError", "DagsterSubprocessError", "RetryRequested")
 
@@ -89,7 +91,10 @@ def unaffected(instance: dg.DagsterInstance, spec: ExtractSpec, home: Path, name
     """What still stands after a failure by these errors, as far as it is known."""
     confirmed = last_confirmation(instance, extract_keys(spec).published_datasource)
     as_of = f", data as of {moment(confirmed.source_version)}" if confirmed else ""
-    intent = ChangeSetStore(home / "extracts" / spec.name / "change_sets").intent()
+    try:
+        intent = ChangeSetStore(home / "extracts" / spec.name / "change_sets").intent()
+    except _UNREADABLE:
+        return f"what the datasource shows is not known, because the extract's state cannot be read; before{as_of}"
     if intent is not None and intent.hole is not None:
         return f"the datasource may lack rows until the next refresh puts them back; before{as_of or ', not refreshed'}"
     if intent is not None and "RefusedError" not in names:
@@ -222,9 +227,16 @@ def success_of_run(instance: dg.DagsterInstance, spec: ExtractSpec, record: dg.R
     if published is not None:
         return _published(instance, spec, success, published, made.get(keys.purged_extract, {}))
     detected = keys.changed_keys in made and keys.purged_extract not in made
-    pending = ChangeSetStore(home / "extracts" / spec.name / "change_sets").pending()
     # A detection that found something is only the half of it: the refresh follows.
-    return None if detected or pending else success
+    return None if detected or _is_pending(spec, home) else success
+
+
+def _is_pending(spec: ExtractSpec, home: Path) -> bool:
+    try:
+        return bool(ChangeSetStore(home / "extracts" / spec.name / "change_sets").pending())
+    except _UNREADABLE:
+        # Whatever is there, nobody has published it.
+        return True
 
 
 def _published(

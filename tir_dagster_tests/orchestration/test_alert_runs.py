@@ -30,6 +30,7 @@ from tir_dagster.orchestration.command_reports import book_of, killed_reports, t
 from tir_dagster.orchestration.confirmations import CONFIRMATION
 from tir_dagster.orchestration.ended_runs import (
     COMMAND_NEWS_SECONDS,
+    UNREADABLE_SECONDS,
     Watermark,
     finished,
 )
@@ -93,13 +94,22 @@ class Reader:
         return reports
 
 
-def a_run(instance: dg.DagsterInstance, *keys: str, error: Exception | None = None, **tags: str) -> str:
+LOADED = {"tir/files": ["a", "b"], "tir/rows_inserted": 1200}
+
+
+def a_run(
+    instance: dg.DagsterInstance,
+    *keys: str,
+    error: Exception | None = None,
+    metadata: dict[str, Any] = LOADED,
+    **tags: str,
+) -> str:
     def made(key: str) -> Any:
         @dg.asset(key=key.split("/"))
         def asset() -> dg.MaterializeResult:
             if error is not None:
                 raise error
-            return dg.MaterializeResult(metadata={"tir/files": ["a", "b"], "tir/rows_inserted": 1200})
+            return dg.MaterializeResult(metadata=metadata)
 
         return asset
 
@@ -170,6 +180,30 @@ def test_an_extract_is_known_by_keys_of_its_own(instance):
     a_run(instance, "sales_all", error=ValueError("no"))
     (failure,), _ = finished(instance, [named], before, time.time(), tir_home())
     assert (failure.extract, failure.step) == ("orders", "sales_all")
+
+
+@pytest.mark.parametrize("damaged", ["intent.json", "cs/change_set.json"])
+def test_an_extract_whose_state_is_damaged_keeps_nobody_from_hearing_of_the_others(instance, home, damaged):
+    file = home / "extracts" / "orders" / "change_sets" / damaged
+    file.parent.mkdir(parents=True)
+    file.write_text("{}", encoding="utf-8")
+    reader = Reader(instance)
+    a_run(instance, "orders/purged_extract")
+    a_run(instance, error=ValueError("no"))
+    a_run(instance, "order_files/source_table", error=LoadError("a.csv: not CSV."))
+    *_, orders, load = reader.tick()
+    assert ("is not known" in orders.unaffected) is (damaged == "intent.json")
+    assert load.cause is Cause.LOAD_FAILED
+
+
+def test_a_run_that_cannot_be_read_is_tried_again_for_a_while(instance):
+    reader = Reader(instance)
+    a_run(instance, "order_files/source_table")
+    odd = a_run(instance, "order_files/source_table", metadata={"tir/rows_inserted": "many"})
+    (good,) = reader.tick()
+    assert (good.run_id != odd, reader.mark.waiting) == (True, [odd])
+    assert reader.tick(later=UNREADABLE_SECONDS + 1) == []
+    assert reader.mark.waiting == []
 
 
 def test_runs_of_a_long_outage_are_read_in_parts_and_none_twice(instance):
