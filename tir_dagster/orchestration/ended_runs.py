@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import TypeAlias
 import dagster as dg
 from dagster import DagsterEventType
 
-from tir_dagster.alerts.events import Cause, Failure, Recovered, Report
+from tir_dagster.alerts.events import Cause, Failure, Recovered, Report, Success
 from tir_dagster.alerts.text import scrub
 from tir_dagster.loading.declared import LoadSpec
 from tir_dagster.orchestration.load_reports import load_failure_of_run, load_success_of_run
@@ -159,9 +159,24 @@ def reports_of(instance: dg.DagsterInstance, told: Sequence[Told], record: dg.Ru
         return _verified(instance, extracts, record, home)
     if run.status is dg.DagsterRunStatus.FAILURE:
         failed = [load_failure_of_run(instance, load, record) for load in loads]
-        return [*failures_of_run(instance, extracts, record, home), *filter(None, failed)]
-    done = [success_of_run(instance, spec, record, home) for spec in extracts]
-    return [*filter(None, done), *(load_success_of_run(instance, load, record) for load in loads)]
+        found = [*failures_of_run(instance, extracts, record, home), *filter(None, failed)]
+        hit = {one.extract for one in found}
+        spared = [one for one in own if one.name not in hit]
+        # What another step's failure did not keep from being published, or loaded, is through.
+        return [*found, *(one for one in _done(instance, spared, record, keys, home) if one.published)]
+    return [*_done(instance, own, record, keys, home)]
+
+
+def _done(
+    instance: dg.DagsterInstance, own: Sequence[Told], record: dg.RunRecord, keys: set[dg.AssetKey], home: Path
+) -> Iterator[Success]:
+    """What the run brought to an end; an asset beside the extract's own ones says nothing about its refresh."""
+    for one in own:
+        if isinstance(one, LoadSpec):
+            yield load_success_of_run(instance, one, record)
+        elif _refreshes(one, record.dagster_run, keys):
+            success = success_of_run(instance, one, record, home)
+            yield from [success] if success else []
 
 
 def _only_verifies(run: dg.DagsterRun, keys: set[dg.AssetKey], specs: Sequence[ExtractSpec]) -> bool:
@@ -196,11 +211,15 @@ def _concerns(one: Told, run: dg.DagsterRun, keys: set[dg.AssetKey]) -> bool:
     """By its job or its assets; of a translator's keys the first part is still the extract's name."""
     if isinstance(one, LoadSpec):
         return run.job_name == load_job_name(one) or load_keys(one).source_table in keys
-    made = extract_keys(one)
-    jobs = (detect_job_name(one), refresh_job_name(one), verify_job_name(one))
     return (
-        run.job_name in jobs
-        or bool(keys & {made.changed_keys, made.purged_extract, made.published_datasource})
+        _refreshes(one, run, keys)
+        or run.job_name == verify_job_name(one)
         or any(key.path[0] == one.name and len(key.path) == 2 for key in keys)
-        or any(key.asset_key == made.published_datasource for key in run.asset_check_selection or ())
+        or any(key.asset_key == extract_keys(one).published_datasource for key in run.asset_check_selection or ())
     )
+
+
+def _refreshes(spec: ExtractSpec, run: dg.DagsterRun, keys: set[dg.AssetKey]) -> bool:
+    made = extract_keys(spec)
+    own = {made.changed_keys, made.purged_extract, made.published_datasource}
+    return run.job_name in (detect_job_name(spec), refresh_job_name(spec)) or bool(keys & own)

@@ -182,6 +182,30 @@ def test_an_extract_is_known_by_keys_of_its_own(instance):
     assert (failure.extract, failure.step) == ("orders", "sales_all")
 
 
+def test_what_another_steps_failure_did_not_keep_from_being_published_is_told_as_through(instance):
+    """All of a page materialized at once: one run, of which one part fails."""
+
+    @dg.asset(key=PUBLISHED)
+    def published_datasource() -> dg.MaterializeResult:
+        return dg.MaterializeResult(metadata={"tir/decision": "full"})
+
+    @dg.asset(key=["order_files", "source_table"])
+    def source_table() -> None:
+        raise LoadError("a.csv: not CSV.")
+
+    reader = Reader(instance)
+    dg.materialize([published_datasource, source_table], instance=instance, raise_on_error=False)
+    failure, success = reader.tick()
+    assert (failure.extract, isinstance(failure, Failure)) == ("order_files", True)
+    assert (success.extract, isinstance(success, Success) and success.published) == ("orders", True)
+
+
+def test_an_asset_beside_the_extracts_own_ones_ends_none_of_its_troubles(instance):
+    reader = Reader(instance)
+    a_run(instance, "orders/ledger")
+    assert reader.tick() == []
+
+
 @pytest.mark.parametrize("damaged", ["intent.json", "cs/change_set.json"])
 def test_an_extract_whose_state_is_damaged_keeps_nobody_from_hearing_of_the_others(instance, home, damaged):
     file = home / "extracts" / "orders" / "change_sets" / damaged
