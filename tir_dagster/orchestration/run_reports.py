@@ -36,6 +36,8 @@ _CAUSES = {
 }
 # A file that is damaged, or that a refresh at work takes away this moment.
 _UNREADABLE = (OSError, ValueError, TypeError)
+# After these, a job that was started on the server may go on.
+_STARTED = frozenset({"JobTimeoutError", "JobVanishedError", "UnknownOutcomeError"})
 # Dagster's own wrappers say nothing that the error inside does not say better.
 _WRAPPERS = ("DagsterExecutionStepExecutionError", "DagsterSubprocessError", "RetryRequested")
 
@@ -87,21 +89,35 @@ def run_url(run_id: str, env: Mapping[str, str]) -> str:
     return f"{base}/runs/{run_id}" if base and run_id else ""
 
 
-def unaffected(instance: dg.DagsterInstance, spec: ExtractSpec, home: Path, names: Sequence[str]) -> str:
+def unaffected(
+    instance: dg.DagsterInstance, spec: ExtractSpec, home: Path, names: Sequence[str], run_id: str = ""
+) -> str:
     """What still stands after a failure by these errors, as far as it is known."""
     confirmed = last_confirmation(instance, extract_keys(spec).published_datasource)
     as_of = f", data as of {moment(confirmed.source_version)}" if confirmed else ""
+    if run_id and _is_published_by(instance, spec, run_id):
+        return f"this run had published the datasource before it failed{as_of}"
+    if spec.delivery == "trigger" and (not names or _STARTED.intersection(names)):
+        return f"Tableau's own refresh may still be under way, or be through; before{as_of or ', not refreshed'}"
     try:
         intent = ChangeSetStore(home / "extracts" / spec.name / "change_sets").intent()
     except _UNREADABLE:
         return f"what the datasource shows is not known, because the extract's state cannot be read; before{as_of}"
     if intent is not None and intent.hole is not None:
         return f"the datasource may lack rows until the next refresh puts them back; before{as_of or ', not refreshed'}"
-    if intent is not None and "RefusedError" not in names:
+    # Of a patch in parts, earlier ones may be there when one is refused.
+    if intent is not None and (intent.patch or "RefusedError" not in names):
         return (
             f"a publish was under way, and the next refresh finds out if it landed; before{as_of or ', not refreshed'}"
         )
     return f"the published datasource is unchanged{as_of}"
+
+
+def _is_published_by(instance: dg.DagsterInstance, spec: ExtractSpec, run_id: str) -> bool:
+    """By the step itself: an earlier publish that landed unnoticed is confirmed by the steps before it."""
+    key = extract_keys(spec).published_datasource
+    made = _events(instance, run_id, DagsterEventType.ASSET_MATERIALIZATION)
+    return any((one.asset_key, one.step_key) == (key, key.to_python_identifier()) for one in made)
 
 
 def failure(
@@ -129,7 +145,7 @@ def failure(
         run_id=run_id,
         run_url=run_url(run_id, os.environ),
         datasource=f"{spec.datasource.project}/{spec.datasource.name}",
-        unaffected=unaffected(instance, spec, home, names),
+        unaffected=unaffected(instance, spec, home, names, run_id),
     )
 
 

@@ -18,9 +18,10 @@ from tir_dagster.alerts.book import Book
 from tir_dagster.alerts.events import Cause, Failure, Recovered, Report, Success
 from tir_dagster.alerts.policy import Alerts, SlackAlerts
 from tir_dagster.alerts.under_way import killed_commands, under_way
+from tir_dagster.changes.changesets import ChangeSetStore
 from tir_dagster.changes.hints import HintError
 from tir_dagster.changes.plan import Known
-from tir_dagster.changes.state import Confirmation
+from tir_dagster.changes.state import Confirmation, Intent
 from tir_dagster.datasource.trouble import ServerDownError
 from tir_dagster.definitions import build_defs
 from tir_dagster.errors import EQUALS_SOURCE, DatasourceError, GuardError, LoadError, SpecError, VerificationError
@@ -40,6 +41,7 @@ from tir_dagster.orchestration.names import TOLD_BY_COMMAND, extract_keys
 from tir_dagster.orchestration.people import people_resources
 from tir_dagster.orchestration.probing import in_time
 from tir_dagster.orchestration.resources import StateFolder
+from tir_dagster.orchestration.run_reports import unaffected
 from tir_dagster.orchestration.standing import standing
 from tir_dagster.source.connection import SnowflakeDownError
 from tir_dagster.spec import ExtractSpec, parse_declared
@@ -228,6 +230,39 @@ def test_a_run_that_cannot_be_read_is_tried_again_for_a_while(instance):
     assert (good.run_id != odd, reader.mark.waiting) == (True, [odd])
     assert reader.tick(later=UNREADABLE_SECONDS + 1) == []
     assert reader.mark.waiting == []
+
+
+def test_what_a_run_published_before_it_failed_is_not_called_unchanged(instance):
+    @dg.asset(key=PUBLISHED)
+    def published_datasource() -> None: ...
+
+    @dg.asset_check(asset=published_datasource, blocking=True)
+    def as_the_ledger_says() -> dg.AssetCheckResult:
+        return dg.AssetCheckResult(passed=False)
+
+    reader = Reader(instance)
+    dg.materialize([published_datasource, as_the_ledger_says], instance=instance, raise_on_error=False)
+    (failure,) = reader.tick()
+    assert (failure.cause, failure.unaffected.split(",")[0]) == (
+        Cause.CHECK_FAILED,
+        "this run had published the datasource before it failed",
+    )
+
+
+def test_a_refresh_by_tableau_that_may_go_on_is_not_called_unchanged(instance, home):
+    triggered = replace(ORDERS, delivery="trigger")
+    for names in ([], ["JobTimeoutError"], ["JobVanishedError"], ["UnknownOutcomeError"]):
+        assert "may still be under way" in unaffected(instance, triggered, home, names), names
+    for names in (["JobFailedError"], ["RefusedError"], ["SnowflakeDownError"]):
+        assert "is unchanged" in unaffected(instance, triggered, home, names), names
+
+
+def test_a_patch_whose_first_parts_may_be_there_is_not_called_unchanged(instance, home):
+    known = Known(definition="d", schema="s", identity="i", token="t")
+    store = ChangeSetStore(home / "extracts" / "orders" / "change_sets")
+    for patch, told in ((False, "is unchanged"), (True, "a publish was under way")):
+        store.intend(Intent("orders", "cs", "v", None, "f", known, patch=patch))
+        assert told in unaffected(instance, ORDERS, home, ["RefusedError"])
 
 
 def test_runs_of_a_long_outage_are_read_in_parts_and_none_twice(instance):
