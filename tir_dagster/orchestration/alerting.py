@@ -142,7 +142,8 @@ def build_alert_sensor(
 def _take_killed(instance: dg.DagsterInstance, told: Sequence[Told], book: Book) -> None:
     """Into the reports that wait first: a tick that is cut off here forgets none."""
     for one, failure in killed_reports(instance, told, tir_home()):
-        book.put(failure)
+        if failure is not None:
+            book.put(failure)
         one.forget()
 
 

@@ -104,6 +104,7 @@ def a_run(
     *keys: str,
     error: Exception | None = None,
     metadata: dict[str, Any] = LOADED,
+    job: str = "by_hand",
     **tags: str,
 ) -> str:
     def made(key: str) -> Any:
@@ -115,12 +116,17 @@ def a_run(
 
         return asset
 
-    return dg.materialize(
-        [made(key) for key in keys or ("orders/published_datasource",)],
-        instance=instance,
-        raise_on_error=False,
-        tags={name.replace("__", "/"): text for name, text in tags.items()},
-    ).run_id
+    assets = [made(key) for key in keys or ("orders/published_datasource",)]
+    defined = dg.Definitions(assets=assets, jobs=[dg.define_asset_job(job, executor_def=dg.in_process_executor)])
+    return (
+        defined.resolve_job_def(job)
+        .execute_in_process(
+            instance=instance,
+            raise_on_error=False,
+            tags={name.replace("__", "/"): text for name, text in tags.items()},
+        )
+        .run_id
+    )
 
 
 # Loads
@@ -305,10 +311,10 @@ def test_a_failed_run_of_a_command_that_died_before_it_told_is_told_in_its_place
 
 def test_a_command_that_was_killed_is_told_with_its_run(instance, home):
     """Its process is gone, and Dagster takes its run for one at work, for ever."""
-    killed_command(home)
-    run = instance.create_run_for_job(
-        dg.job(name="orders_refresh")(lambda: None), status=dg.DagsterRunStatus.STARTED, tags={TOLD_BY_COMMAND: "x"}
-    )
+    begun = time.time()
+    run = started_run(instance, "orders_refresh")
+    killed_command(home, begun)
+    started_run(instance, "orders_refresh")  # by the next command
     ((killed, failure),) = killed_reports(instance, [ORDERS, LOAD], home)
     assert (failure.extract, failure.run_id, failure.id) == ("orders", run.run_id, f"{run.run_id}/orders")
     assert "killed" in failure.sentence
@@ -317,13 +323,36 @@ def test_a_command_that_was_killed_is_told_with_its_run(instance, home):
     assert killed_reports(instance, [ORDERS, LOAD], home) == []
 
 
-def killed_command(home: Path) -> None:
+def started_run(instance: dg.DagsterInstance, job: str) -> dg.DagsterRun:
+    made = dg.job(name=job)(lambda: None)
+    return instance.create_run_for_job(made, status=dg.DagsterRunStatus.STARTED, tags={TOLD_BY_COMMAND: "x"})
+
+
+@pytest.mark.parametrize("error", [None, ValueError("no")])
+def test_a_command_that_was_killed_while_it_told_people_did_what_its_run_says(instance, home, error):
+    reader, begun = Reader(instance), time.time()
+    run_id = a_run(instance, error=error, job="orders_refresh", tir__told_by_command="x")
+    killed_command(home, begun)
+    ((_, failure),) = killed_reports(instance, [ORDERS], home)
+    assert failure is None
+    assert [one.run_id for one in reader.tick()] == [run_id]
+
+
+def test_a_command_that_was_killed_between_its_runs_is_told(instance, home):
+    begun = time.time()
+    a_run(instance, "orders/changed_keys", job="orders_detect", tir__told_by_command="x")
+    killed_command(home, begun)
+    ((_, failure),) = killed_reports(instance, [ORDERS], home)
+    assert failure.id == f"{begun:.3f}/orders"
+
+
+def killed_command(home: Path, begun: float | None = None) -> None:
     """Leaves behind what a command does whose process ends without a word."""
     holds = (
         "import sys, os, time, pathlib; from tir_dagster.alerts.under_way import under_way\n"
-        "with under_way(pathlib.Path(sys.argv[1]), 'orders', time.time()): os._exit(9)"
+        "with under_way(pathlib.Path(sys.argv[1]), 'orders', float(sys.argv[2])): os._exit(9)"
     )
-    command = [sys.executable, "-c", holds, str(home / "alerts" / "commands")]
+    command = [sys.executable, "-c", holds, str(home / "alerts" / "commands"), str(begun or time.time())]
     assert subprocess.run(command, check=False, timeout=60).returncode == 9
 
 
