@@ -161,9 +161,6 @@ class Book:
         """Leave a report for the sensor; safe from any process, without the lock. Of one slot only the newest stays."""
         _write(self._file("inbox", slot or report.id), {"slot": slot or report.id, **to_json(report)})
 
-    def has_report(self, slot: str) -> bool:
-        return self._file("inbox", slot).exists()
-
     def reports(self, extracts: Collection[str]) -> dict[str, Report]:
         """Those of these extracts, by slot."""
         found = {}

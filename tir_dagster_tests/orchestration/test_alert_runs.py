@@ -25,7 +25,7 @@ from tir_dagster.changes.state import Confirmation, Intent
 from tir_dagster.datasource.trouble import ServerDownError
 from tir_dagster.definitions import build_defs
 from tir_dagster.errors import EQUALS_SOURCE, DatasourceError, GuardError, LoadError, SpecError, VerificationError
-from tir_dagster.orchestration.alerting import build_alert_sensor, report_blind, report_reading
+from tir_dagster.orchestration.alerting import build_alert_sensor, report, report_blind, report_reading, report_recovery
 from tir_dagster.orchestration.checks import SERVER
 from tir_dagster.orchestration.command_reports import book_of, killed_reports, telling
 from tir_dagster.orchestration.confirmations import CONFIRMATION
@@ -506,6 +506,13 @@ def test_one_good_read_shows_that_snowflake_answers_all(instance):
     sensor = Sensor(instance)
     assert sensor.tick() == [{"order_files": "sensor", "orders": "sensor"}]
     report_reading(LOAD)
+    assert sensor.tick() == []
+
+
+def test_what_is_over_before_the_sensor_heard_of_it_leaves_no_trouble(instance):
+    sensor = Sensor(instance)
+    report(ORDERS, Cause.DRIFT, "the totals differ", ident="check-1")
+    report_recovery(ORDERS, "drift")
     assert sensor.tick() == []
 
 
