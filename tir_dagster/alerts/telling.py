@@ -131,8 +131,9 @@ class Teller:
         return self._notes
 
     def _tell(self, reports: Sequence[Report]) -> None:
-        known = [one for one in reports if one.extract in self._alerts and not self._book.is_told(one.id)]
-        for group in in_groups([self._clean(one) for one in known], self._key):
+        # One that was left and is found in the history, too, is one.
+        known = {one.id: one for one in reports if one.extract in self._alerts and not self._book.is_told(one.id)}
+        for group in in_groups([self._clean(one) for one in known.values()], self._key):
             if isinstance(group[0], Failure):
                 self._failed(cast("list[Failure]", group))
             else:

@@ -310,6 +310,12 @@ def test_while_another_process_tells_people_a_report_is_left_to_it(desk):
     assert [event.id for event in desk.listener.heard] == ["run-1"]
 
 
+def test_a_report_that_was_left_and_is_in_the_history_too_is_told_once(desk):
+    desk.book.put(failed("run-1"))
+    desk.tell(failed("run-1"))
+    assert desk.listener.kinds == ["failure"]
+
+
 def test_a_report_that_was_left_stays_until_it_is_told(desk):
     desk.book.put(failed("run-1"))
     desk.book.put(failed("run-2", at=NOON + 1), slot="slot")
