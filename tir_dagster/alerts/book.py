@@ -62,7 +62,7 @@ class Trouble:
         if report.at < self.latest:
             return self.affected
         answers = bool(self.scope) and self.scope in report.scopes
-        if answers and isinstance(report, Success):
+        if answers and (isinstance(report, Success) or report.topic == "server"):
             return {}
         return {
             name: topic

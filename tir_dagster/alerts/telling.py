@@ -199,7 +199,10 @@ class Teller:
         left = trouble.left_by(report)
         # A server that is back concerns those whom it hit; who is not of ours is told by another teller.
         speaks = next((name for name in trouble.affected if name in self._alerts), None)
-        if left == trouble.affected or speaks is None:
+        if left == trouble.affected:
+            return False
+        if speaks is None:
+            self._leave_to_others(report, trouble)
             return False
         if left:
             self._book.keep(replace(trouble, affected=left))
@@ -209,6 +212,13 @@ class Teller:
         self._book.close(trouble.key)
         told = self._alerts[speaks].destination == self._alerts[report.extract].destination
         return trouble.count > 0 and told
+
+    def _leave_to_others(self, report: Success | Recovered, trouble: Trouble) -> None:
+        """That the server answers again, for whoever tells those whom it hit: the report itself is told by then."""
+        slot = f"{trouble.key}/server"
+        topic: Topic = "server" if isinstance(report, Success) else report.topic
+        left = Recovered(f"{slot}/{report.id}", next(iter(trouble.affected)), topic, report.at, report.scopes)
+        self._book.put(left, slot=slot)
 
     def _succeeded(self, success: Success, full: float | None) -> None:
         slack = self._alerts[success.extract].slack

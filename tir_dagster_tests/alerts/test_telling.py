@@ -134,6 +134,18 @@ def test_a_server_is_back_with_the_first_refresh_that_reaches_it_whoevers_it_is(
     assert desk.book.troubles() == []
 
 
+def test_who_is_not_told_of_a_server_leaves_word_that_it_answers(desk):
+    """A command knows its own extract only, and the sensor finds its run told."""
+    desk.tell(down("run-1", "orders"))
+    command = Desk(desk.folder, desk.listener, extracts=("items",))
+    done = refreshed("run-2", "items", NOON + 1, scopes=("tableau.example.com",))
+    command.tell(done)
+    assert desk.listener.kinds == ["failure", "success"]
+    desk.tell(done)
+    assert desk.listener.kinds == ["failure", "success", "recovery"]
+    assert desk.book.troubles() == []
+
+
 def test_where_nobody_knows_which_server_answered_each_extract_ends_it_for_itself(desk):
     desk.tell(down("run-1", "orders"), down("run-2", "customers"))
     desk.tell(refreshed("run-3", "orders", NOON + 1))
