@@ -222,6 +222,8 @@ class Teller:
 
     def _succeeded(self, success: Success, full: float | None) -> None:
         slack = self._alerts[success.extract].slack
+        if not self._alerts[success.extract].hears_successes:
+            return
         wanted = slack is not None and (
             slack.on_success == "always" or (slack.on_success == "changed" and success.changed)
         )

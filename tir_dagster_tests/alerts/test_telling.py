@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tir_dagster.alerts.events import Cause, Recovered, trouble_key
-from tir_dagster.alerts.policy import Alerts, SlackAlerts
+from tir_dagster.alerts.policy import Alerts, OthersAlerts, SlackAlerts
 from tir_dagster.alerts.telling import SENSOR_REPEAT_SECONDS, SERVER_REPEAT_SECONDS, last_boundary
 from tir_dagster_tests.alerts.reports import NOON, Desk, down, failed, refreshed
 
@@ -207,6 +207,16 @@ def test_successes_are_told_as_the_spec_says(desk, policy, told):
     desk.now = NOON + 60
     desk.tell(refreshed("a"), refreshed("b", at=NOON + 1, published=False, decision="none"))
     assert [event.id for event in desk.listener.heard] == told
+
+
+@pytest.mark.parametrize("policy", ["always", "daily"])
+def test_people_of_somebody_else_hear_of_failures_and_their_end_only(desk, policy):
+    desk.by_name = {"files": OthersAlerts(slack=SlackAlerts("#mychannel", on_success=policy), channels=("my:Own",))}
+    desk.channels = ("slack:#mychannel", "channel:my:Own")
+    desk.tell(refreshed("a", "files"), failed("b", "files", NOON + 1), refreshed("c", "files", NOON + 2))
+    desk.now += 86_400
+    desk.tell()
+    assert desk.listener.kinds == ["failure", "failure", "recovery", "recovery"]
 
 
 def test_a_days_successes_are_one_message_at_its_time(desk):

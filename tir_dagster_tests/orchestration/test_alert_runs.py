@@ -16,7 +16,7 @@ import pytest
 
 from tir_dagster.alerts.book import Book
 from tir_dagster.alerts.events import Cause, Failure, Recovered, Report, Success
-from tir_dagster.alerts.policy import Alerts, SlackAlerts
+from tir_dagster.alerts.policy import Alerts, OthersAlerts
 from tir_dagster.alerts.under_way import killed_commands, under_way
 from tir_dagster.changes.changesets import ChangeSetStore
 from tir_dagster.changes.hints import HintError
@@ -153,7 +153,7 @@ def test_a_load_that_cannot_reach_snowflake_belongs_to_the_servers_story(instanc
 
 
 def test_a_load_has_its_own_people_or_those_of_the_extract_that_reads_its_table():
-    assert LOAD.alerts == replace(ORDERS.alerts, slack=SlackAlerts("#mychannel", on_success="never"))
+    assert LOAD.alerts == OthersAlerts(**vars(ORDERS.alerts))
     own = replace(LOAD, alerts=Alerts(channels=("my:Own",)))
     assert with_people(own, DECLARED.extracts) == own
     assert with_people(replace(LOAD, alerts=None, table="A.B.C"), DECLARED.extracts).alerts is None
