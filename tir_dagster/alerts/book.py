@@ -210,8 +210,11 @@ class Book:
         _write(self._file("daily", f"{destination}\0{success.id}"), {"to": destination, **to_json(success)})
 
     def collected(self, destination: str) -> list[Report]:
-        values = [value for value in _all(self.folder / "daily") if value.get("to") == destination]
-        return sorted((from_json(value) for value in values), key=lambda one: one.at)
+        found = []
+        for value in _all(self.folder / "daily"):
+            with suppress(KeyError, TypeError, ValueError):
+                found += [from_json(value)] if value.get("to") == destination else []
+        return sorted(found, key=lambda one: one.at)
 
     def sent(self, destination: str, successes: list[Report]) -> None:
         for success in successes:

@@ -71,10 +71,11 @@ def is_due(failures: Sequence[Failure], before: Trouble | None, *, patience: flo
 
 
 def _affected(before: Trouble | None, failures: Sequence[Failure]) -> dict[str, Topic]:
-    """Where a refresh failed, only a refresh that works ends it, whatever the sensor reads meanwhile."""
+    """Where a refresh or a load failed, only one that works ends it, whatever the sensor reads meanwhile."""
     affected = dict(before.affected) if before else {}
     for one in failures:
-        if affected.get(one.extract) != "refresh":
+        known = affected.get(one.extract)
+        if known is None or not (known == "refresh" or one.ends_with == "sensor"):
             affected[one.extract] = one.ends_with
     return affected
 

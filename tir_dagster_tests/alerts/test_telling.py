@@ -188,13 +188,14 @@ def test_a_sensor_that_stays_blind_is_told_after_some_patience_and_then_hourly(d
     assert desk.listener.kinds[-1] == "recovery"
 
 
-def test_where_a_refresh_failed_too_a_good_read_ends_nothing(desk):
+@pytest.mark.parametrize("topic", ["refresh", "load"])
+def test_where_a_refresh_or_a_load_failed_too_a_good_read_ends_nothing(desk, topic):
     server = {"cause": Cause.WAREHOUSE_DOWN, "scope": "account"}
-    desk.tell(failed("run-1", **server))
+    desk.tell(failed("run-1", topic=topic, **server))
     desk.tell(failed("b", at=NOON + 1, topic="sensor", **server))
     desk.tell(Recovered("r", "orders", "sensor", NOON + 2))
     assert desk.listener.kinds == ["failure"]
-    desk.tell(refreshed("run-2", at=NOON + 3))
+    desk.tell(refreshed("run-2", at=NOON + 3, of=topic))
     assert desk.listener.kinds == ["failure", "recovery"]
 
 
@@ -229,6 +230,15 @@ def test_a_days_successes_are_one_message_at_its_time(desk):
     assert event.facts["orders"] == "1 of 2 published; 5 rows purged, 7 appended"
     desk.tell()
     assert len(desk.listener.heard) == 1
+
+
+def test_a_success_of_the_day_whose_file_is_damaged_keeps_nobody_from_being_told(desk):
+    desk.alerts = replace(desk.alerts, slack=SlackAlerts("#mychannel", on_success="daily"))
+    desk.tell(refreshed("a"), refreshed("b", at=NOON + 1))
+    next((desk.folder / "daily").glob("*.json")).write_text('{"to": "#mychannel"}', encoding="utf-8")
+    desk.now += 86_400
+    desk.tell(failed("c", at=NOON + 2))
+    assert desk.listener.kinds == ["failure", "digest"]
 
 
 def test_extracts_of_one_channel_with_times_of_their_own_are_told_together_when_both_are_due(desk):
