@@ -16,6 +16,7 @@ from dagster import DagsterEventType
 from tir_dagster.alerts.events import Cause, Failure, Recovered, Report, Success
 from tir_dagster.alerts.text import scrub
 from tir_dagster.loading.declared import LoadSpec
+from tir_dagster.orchestration.confirmations import last_confirmation
 from tir_dagster.orchestration.load_reports import load_failure_of_run, load_success_of_run
 from tir_dagster.orchestration.names import (
     TOLD_BY_COMMAND,
@@ -26,7 +27,7 @@ from tir_dagster.orchestration.names import (
     refresh_job_name,
     verify_job_name,
 )
-from tir_dagster.orchestration.run_reports import failures_of_run, success_of_run
+from tir_dagster.orchestration.run_reports import failure, failures_of_run, not_verified, success_of_run
 from tir_dagster.spec import ExtractSpec
 
 Told: TypeAlias = ExtractSpec | LoadSpec
@@ -191,12 +192,29 @@ def _verified(
     ident, ended = record.dagster_run.run_id, _end(record)
     if record.dagster_run.status is dg.DagsterRunStatus.FAILURE:
         return [_unverified(one) for one in failures_of_run(instance, specs, record, home)]
-    return [Recovered(f"{ident}/{spec.name}/verified", spec.name, "verification", ended) for spec in specs]
+    return [
+        _not_verified(instance, spec, record, said, home)
+        if (said := not_verified(instance, spec, ident))
+        else Recovered(f"{ident}/{spec.name}/verified", spec.name, "verification", ended)
+        for spec in specs
+        # Where nothing is published yet there is nothing to verify either.
+        if last_confirmation(instance, extract_keys(spec).published_datasource) is not None
+    ]
 
 
-def _unverified(failure: Failure) -> Failure:
-    whole = failure.cause.is_whole_server
-    return replace(failure, topic="verification", cause=failure.cause if whole else Cause.UNVERIFIED)
+def _not_verified(
+    instance: dg.DagsterInstance, spec: ExtractSpec, record: dg.RunRecord, said: str, home: Path
+) -> Failure:
+    """Its run ended well, but the checks could not look: Snowflake or Tableau did not let them."""
+    run_id = record.dagster_run.run_id
+    ident, at = f"{run_id}/{spec.name}", _end(record)
+    return _unverified(failure(instance, spec, home, ident=ident, names=[], sentence=said, at=at, run_id=run_id))
+
+
+def _unverified(found: Failure) -> Failure:
+    """A verification changes nothing, so that there is nothing to say about what is unaffected."""
+    cause = found.cause if found.cause.is_whole_server else Cause.UNVERIFIED
+    return replace(found, topic="verification", cause=cause, unaffected="")
 
 
 def _asset_keys(instance: dg.DagsterInstance, run: dg.DagsterRun) -> set[dg.AssetKey]:

@@ -15,7 +15,7 @@ from tir_dagster.alerts.events import Cause, Failure, Success
 from tir_dagster.alerts.text import moment
 from tir_dagster.changes.changesets import ChangeSetStore
 from tir_dagster.changes.plan import Reason
-from tir_dagster.errors import TirError
+from tir_dagster.errors import EQUALS_SOURCE, TirError
 from tir_dagster.orchestration.confirmations import last_confirmation
 from tir_dagster.orchestration.metadata import SOURCE_VERSION
 from tir_dagster.orchestration.names import extract_keys
@@ -222,6 +222,20 @@ def _said(error: Any) -> str:
 def _events(instance: dg.DagsterInstance, run_id: str, kind: DagsterEventType) -> list[Any]:
     records = instance.get_records_for_run(run_id, of_type=kind).records
     return [record.event_log_entry.dagster_event for record in records if record.event_log_entry.dagster_event]
+
+
+def not_verified(instance: dg.DagsterInstance, spec: ExtractSpec, run_id: str) -> str:
+    """Why the run's checks could not compare; empty where they did, whatever they found."""
+    from tir_dagster.orchestration.checks import SERVER  # noqa: PLC0415 - with dagster-snowflake, seconds
+
+    key = extract_keys(spec).published_datasource
+    for event in _events(instance, run_id, DagsterEventType.ASSET_CHECK_EVALUATION):
+        made = event.asset_check_evaluation_data
+        # These fail as a warning only if nothing is known.
+        compares = made.asset_key == key and made.check_name in (EQUALS_SOURCE, SERVER)
+        if compares and not made.passed and made.severity is not dg.AssetCheckSeverity.ERROR:
+            return made.description or f"the check {made.check_name} could not be made"
+    return ""
 
 
 def success_of_run(instance: dg.DagsterInstance, spec: ExtractSpec, record: dg.RunRecord, home: Path) -> Success | None:

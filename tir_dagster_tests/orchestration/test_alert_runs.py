@@ -450,10 +450,12 @@ def test_drift_from_before_people_asked_to_be_told_is_history(instance, desk):
 
 
 def test_a_verification_that_could_not_be_made_is_told_and_so_is_one_that_could(instance):
+    confirm(instance)
     reader = Reader(instance)
-    for error in (OSError("no room on the disk"), None):
+    for error in (OSError("no room on the disk"), SnowflakeDownError("Snowflake is down."), None):
         verify(instance, error)
-    failure, recovered = reader.tick()
+    failure, unseen, recovered = reader.tick()
+    assert (unseen.cause, unseen.sentence, unseen.unaffected) == (Cause.UNVERIFIED, "Snowflake is down.", "")
     assert (failure.cause, failure.ends_with, failure.extract) == (Cause.UNVERIFIED, "verification", "orders")
     assert isinstance(recovered, Recovered)
     assert recovered.topic == "verification"
@@ -464,9 +466,10 @@ def verify(instance: dg.DagsterInstance, error: Exception | None) -> None:
 
     @dg.multi_asset_check(specs=[dg.AssetCheckSpec(EQUALS_SOURCE, asset=PUBLISHED)], name="orders_verification")
     def verification() -> Iterator[dg.AssetCheckResult]:
-        if error is not None:
+        if isinstance(error, OSError):
             raise error
-        yield dg.AssetCheckResult(passed=True, check_name=EQUALS_SOURCE)
+        said, warn = str(error), dg.AssetCheckSeverity.WARN
+        yield dg.AssetCheckResult(passed=not error, check_name=EQUALS_SOURCE, description=said, severity=warn)
 
     job = dg.define_asset_job("orders_verify", selection=dg.AssetSelection.checks_for_assets(PUBLISHED))
     made = dg.Definitions(assets=[dg.AssetSpec(PUBLISHED)], asset_checks=[verification], jobs=[job])
