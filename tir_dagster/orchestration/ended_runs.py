@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -44,6 +45,8 @@ COMMAND_NEWS_SECONDS = 120.0
 UNREADABLE_SECONDS = 900.0
 # After a long outage the next tick goes on.
 MOST_RUNS = 100
+# And where the history answers slowly: Dagster ends a tick after 60 seconds, and all it read would be read again.
+READ_SECONDS = 20.0
 _WILL_RETRY, _RETRIED_BY = "dagster/will_retry", "dagster/auto_retry_run_id"
 _ENDED = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE]
 
@@ -78,6 +81,7 @@ def finished(
     home: Path,
     *,
     most: int = MOST_RUNS,
+    seconds: float = READ_SECONDS,
 ) -> tuple[list[Report], Watermark]:
     """Reports of the runs that ended since, the longest ago first, and where to go on."""
     records = _ended_since(instance, before, most)
@@ -87,9 +91,14 @@ def finished(
     }
     waiting = [ident for ident, one in fresh.items() if _is_early(instance, one, now)]
     reports: list[Report] = []
+    deadline, some = time.monotonic() + seconds, False
     for ident, one in sorted(fresh.items(), key=lambda item: _end(item[1])):
         if ident in waiting or _RETRIED_BY in one.dagster_run.tags:
             continue
+        if some and time.monotonic() >= deadline:
+            waiting.append(ident)
+            continue
+        some = True
         found = _reports_if_readable(instance, told, one, home)
         reports += found or []
         if found is None and now - _end(one) < UNREADABLE_SECONDS:
