@@ -14,7 +14,7 @@ from tir_dagster.alerts.events import Channel, Event, Failure, Recovered, Report
 from tir_dagster.alerts.messages import digest_event, failure_event, recovery_event, success_event
 from tir_dagster.alerts.persistence import Persistence
 from tir_dagster.alerts.policy import Alerts
-from tir_dagster.alerts.text import one_line, scrub, shortened, span
+from tir_dagster.alerts.text import one_line, scrub, shortened, span, without_user
 
 # How often people hear again of a sensor that is still blind, and of further extracts on a server that is down.
 SENSOR_REPEAT_SECONDS, SERVER_REPEAT_SECONDS = 3600.0, 600.0
@@ -151,9 +151,15 @@ class Teller:
             return scrub(text, self._env, show_values=show)
 
         if isinstance(report, Failure):
-            return replace(report, sentence=clean(report.sentence), next_step=clean(report.next_step))
+            said, todo = clean(report.sentence), clean(report.next_step)
+            return replace(report, sentence=said, next_step=todo, run_url=without_user(report.run_url))
         if isinstance(report, Success):
-            return replace(report, warnings=tuple(map(clean, report.warnings)))
+            return replace(
+                report,
+                warnings=tuple(map(clean, report.warnings)),
+                run_url=without_user(report.run_url),
+                datasource_url=without_user(report.datasource_url),
+            )
         return report
 
     def _failed(self, reported: list[Failure]) -> None:

@@ -46,6 +46,11 @@ def scrub(text: str, env: Mapping[str, str], *, show_values: bool = False) -> st
     return text if show_values else hide_values(text)
 
 
+def without_user(address: str) -> str:
+    """An address to follow, without a user's name and password in it."""
+    return _USER_IN_ADDRESS.sub(r"\1", address)
+
+
 def hide_values(text: str) -> str:
     """Values that SQL compares with or lists, or that errors quote, may be customers' keys: they become `?`."""
     text = _ROW.sub(r"\1?", text)

@@ -283,6 +283,13 @@ def test_a_full_refresh_is_what_later_ones_are_compared_with(desk):
     )
 
 
+def test_links_carry_no_password_of_the_address_they_are_made_from(desk):
+    url = "https://me:hunter2@dagster.example/runs/1"
+    desk.tell(failed("a", run_url=url), refreshed("b", "items", NOON + 1, run_url=url, datasource_url=url))
+    shown = {link for event in desk.listener.heard for link in event.links.values()}
+    assert shown == {"https://dagster.example/runs/1"}
+
+
 # What could not be told
 
 
