@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -360,6 +361,9 @@ def killed_command(home: Path, begun: float | None = None) -> None:
 def test_a_command_that_is_at_work_or_ended_by_itself_was_not_killed(tmp_path):
     with under_way(tmp_path, "orders", 1.5):
         assert killed_commands(tmp_path, ["orders"]) == []
+        (path,) = tmp_path.glob("orders@*")
+        os.utime(path, (1.0, 1.0))
+        assert killed_commands(tmp_path, ["orders"]) == [], "its machine may have been suspended"
     assert killed_commands(tmp_path, ["orders"]) == []
 
 
