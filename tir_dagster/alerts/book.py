@@ -62,7 +62,7 @@ class Trouble:
         if report.at < self.latest:
             return self.affected
         answers = bool(self.scope) and self.scope in report.scopes
-        if answers and isinstance(report, Success):
+        if answers and (isinstance(report, Success) or report.topic == "server"):
             return {}
         return {
             name: topic
@@ -161,9 +161,6 @@ class Book:
         """Leave a report for the sensor; safe from any process, without the lock. Of one slot only the newest stays."""
         _write(self._file("inbox", slot or report.id), {"slot": slot or report.id, **to_json(report)})
 
-    def has_report(self, slot: str) -> bool:
-        return self._file("inbox", slot).exists()
-
     def reports(self, extracts: Collection[str]) -> dict[str, Report]:
         """Those of these extracts, by slot."""
         found = {}
@@ -213,8 +210,11 @@ class Book:
         _write(self._file("daily", f"{destination}\0{success.id}"), {"to": destination, **to_json(success)})
 
     def collected(self, destination: str) -> list[Report]:
-        values = [value for value in _all(self.folder / "daily") if value.get("to") == destination]
-        return sorted((from_json(value) for value in values), key=lambda one: one.at)
+        found = []
+        for value in _all(self.folder / "daily"):
+            with suppress(KeyError, TypeError, ValueError):
+                found += [from_json(value)] if value.get("to") == destination else []
+        return sorted(found, key=lambda one: one.at)
 
     def sent(self, destination: str, successes: list[Report]) -> None:
         for success in successes:

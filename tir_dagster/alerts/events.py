@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass, field, fields
 from enum import Enum
 from typing import Any, Literal, Protocol, TypeAlias, get_args
 
-Topic = Literal["refresh", "load", "sensor", "drift", "freshness", "verification"]
+# `server` is no trouble's: it says that a server answered somebody.
+Topic = Literal["refresh", "load", "sensor", "drift", "freshness", "verification", "server"]
 TOPICS: tuple[Topic, ...] = get_args(Topic)
 
 

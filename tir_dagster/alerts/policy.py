@@ -102,7 +102,21 @@ class Alerts:
                 yield f"servicenow.by_cause.{cause}", f"unknown cause; known are {', '.join(known)}"
 
     @property
+    def hears_successes(self) -> bool:
+        """Whether successes concern these people at all, whatever they want to hear of them."""
+        return True
+
+    @property
     def destination(self) -> tuple[str, ...]:
         """Whom this reaches: extracts of one destination share the message about a server that is down."""
         slack, group = self.slack.channel if self.slack else "", self.servicenow.group if self.servicenow else ""
         return (slack, group, *self.channels)
+
+
+@dataclass(frozen=True)
+class OthersAlerts(Alerts):
+    """The people of somebody else, who hear of failures and their end only."""
+
+    @property
+    def hears_successes(self) -> bool:
+        return False

@@ -14,7 +14,7 @@ from tir_dagster.alerts.events import Channel, Event, Failure, Recovered, Report
 from tir_dagster.alerts.messages import digest_event, failure_event, recovery_event, success_event
 from tir_dagster.alerts.persistence import Persistence
 from tir_dagster.alerts.policy import Alerts
-from tir_dagster.alerts.text import one_line, scrub, shortened, span
+from tir_dagster.alerts.text import one_line, scrub, shortened, span, without_user
 
 # How often people hear again of a sensor that is still blind, and of further extracts on a server that is down.
 SENSOR_REPEAT_SECONDS, SERVER_REPEAT_SECONDS = 3600.0, 600.0
@@ -71,10 +71,11 @@ def is_due(failures: Sequence[Failure], before: Trouble | None, *, patience: flo
 
 
 def _affected(before: Trouble | None, failures: Sequence[Failure]) -> dict[str, Topic]:
-    """Where a refresh failed, only a refresh that works ends it, whatever the sensor reads meanwhile."""
+    """Where a refresh or a load failed, only one that works ends it, whatever the sensor reads meanwhile."""
     affected = dict(before.affected) if before else {}
     for one in failures:
-        if affected.get(one.extract) != "refresh":
+        known = affected.get(one.extract)
+        if known is None or not (known == "refresh" or one.ends_with == "sensor"):
             affected[one.extract] = one.ends_with
     return affected
 
@@ -131,8 +132,9 @@ class Teller:
         return self._notes
 
     def _tell(self, reports: Sequence[Report]) -> None:
-        known = [one for one in reports if one.extract in self._alerts and not self._book.is_told(one.id)]
-        for group in in_groups([self._clean(one) for one in known], self._key):
+        # One that was left and is found in the history, too, is one.
+        known = {one.id: one for one in reports if one.extract in self._alerts and not self._book.is_told(one.id)}
+        for group in in_groups([self._clean(one) for one in known.values()], self._key):
             if isinstance(group[0], Failure):
                 self._failed(cast("list[Failure]", group))
             else:
@@ -149,9 +151,15 @@ class Teller:
             return scrub(text, self._env, show_values=show)
 
         if isinstance(report, Failure):
-            return replace(report, sentence=clean(report.sentence), next_step=clean(report.next_step))
+            said, todo = clean(report.sentence), clean(report.next_step)
+            return replace(report, sentence=said, next_step=todo, run_url=without_user(report.run_url))
         if isinstance(report, Success):
-            return replace(report, warnings=tuple(map(clean, report.warnings)))
+            return replace(
+                report,
+                warnings=tuple(map(clean, report.warnings)),
+                run_url=without_user(report.run_url),
+                datasource_url=without_user(report.datasource_url),
+            )
         return report
 
     def _failed(self, reported: list[Failure]) -> None:
@@ -198,7 +206,10 @@ class Teller:
         left = trouble.left_by(report)
         # A server that is back concerns those whom it hit; who is not of ours is told by another teller.
         speaks = next((name for name in trouble.affected if name in self._alerts), None)
-        if left == trouble.affected or speaks is None:
+        if left == trouble.affected:
+            return False
+        if speaks is None:
+            self._leave_to_others(report, trouble)
             return False
         if left:
             self._book.keep(replace(trouble, affected=left))
@@ -209,8 +220,17 @@ class Teller:
         told = self._alerts[speaks].destination == self._alerts[report.extract].destination
         return trouble.count > 0 and told
 
+    def _leave_to_others(self, report: Success | Recovered, trouble: Trouble) -> None:
+        """That the server answers again, for whoever tells those whom it hit: the report itself is told by then."""
+        slot = f"{trouble.key}/server"
+        topic: Topic = "server" if isinstance(report, Success) else report.topic
+        left = Recovered(f"{slot}/{report.id}", next(iter(trouble.affected)), topic, report.at, report.scopes)
+        self._book.put(left, slot=slot)
+
     def _succeeded(self, success: Success, full: float | None) -> None:
         slack = self._alerts[success.extract].slack
+        if not self._alerts[success.extract].hears_successes:
+            return
         wanted = slack is not None and (
             slack.on_success == "always" or (slack.on_success == "changed" and success.changed)
         )

@@ -24,7 +24,9 @@ _LISTED = re.compile(
 )
 _MORE_TUPLES = re.compile(r"(?i)(\bvalues\s*\(\?\))(?:\s*,\s*\([^()]*\))+")
 # What Snowflake quotes when it cannot read a value.
-_NOT_READ = re.compile(r"(?i)(\bvalue\s+)'(?:[^']|'')*'")
+_NOT_READ = re.compile(r"(?i)(\b(?:value|string|date|time|timestamp|parse)\s+)(?:'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\")")
+# What a MERGE says that finds one row twice: the row.
+_ROW = re.compile(r"(?i)(\brow values:\s*)\[.*(?:\]|$)", re.DOTALL)
 # What our own errors quote: a value of a file that does not fit its column, keys that are there more than once.
 _UNFIT = re.compile(
     r"(: )(?:'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")( (?:is no|is neither|has more than|is longer than)\b)"
@@ -34,17 +36,24 @@ _REPEATED = re.compile(r"(\bmore than once: ).+?(?= and more\.|\. Rows that\b|$)
 
 def scrub(text: str, env: Mapping[str, str], *, show_values: bool = False) -> str:
     """The text without secrets of the environment, and, unless asked for, without values in SQL."""
-    for name, value in env.items():
-        if len(value) > 3 and _SECRET_NAME.search(name):
-            text = text.replace(value, "…")
+    secrets = {value for name, value in env.items() if len(value) > 3 and _SECRET_NAME.search(name)}
+    # The longest first: of one that begins like another the end would be left.
+    for value in sorted(secrets, key=len, reverse=True):
+        text = text.replace(value, "…")
     text = _USER_IN_ADDRESS.sub(r"\1…@", text)
     text = _QUERY_OF_ADDRESS.sub(r"\1?…", text)
     text = _NAMED_SECRET.sub(r"\1…", text)
     return text if show_values else hide_values(text)
 
 
+def without_user(address: str) -> str:
+    """An address to follow, without a user's name and password in it."""
+    return _USER_IN_ADDRESS.sub(r"\1", address)
+
+
 def hide_values(text: str) -> str:
     """Values that SQL compares with or lists, or that errors quote, may be customers' keys: they become `?`."""
+    text = _ROW.sub(r"\1?", text)
     text = _MORE_TUPLES.sub(r"\1", _LISTED.sub(r"\1(?)", text))
     text = _REPEATED.sub(r"\1?", _UNFIT.sub(r"\1?\2", _NOT_READ.sub(r"\1?", text)))
     text = _BETWEEN.sub(r"\1?", text)

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from tir_dagster.changes.lease import LeaseHeldError, lease, lease_holder
+from tir_dagster.changes.lease import LeaseHeldError, is_abandoned, lease
 
 _FORM = re.compile(r"([a-z][a-z0-9_]*)@(\d+\.\d+)")
 
@@ -43,6 +43,6 @@ def killed_commands(folder: Path, extracts: Collection[str]) -> list[Killed]:
     for path in sorted(folder.glob("*@*")):
         named = _FORM.fullmatch(path.name)
         with suppress(FileNotFoundError):
-            if named and named[1] in extracts and lease_holder(path) is None:
+            if named and named[1] in extracts and is_abandoned(path):
                 found.append(Killed(named[1], float(named[2]), path.stat().st_mtime, path))
     return found

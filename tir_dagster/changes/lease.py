@@ -45,10 +45,14 @@ class Holder:
 
     def alive(self, age: float) -> bool:
         """Whether it may still be at work, when it last renewed so many seconds ago."""
-        here = bool(self.space) and (self.host, self.space) == (socket.gethostname(), _process_space())
-        if here and not _process_exists(self.pid):
+        if self.is_here and not _process_exists(self.pid):
             return False
         return age < EXPIRE_SECONDS
+
+    @property
+    def is_here(self) -> bool:
+        """Whether its process, if there is one, can be seen from this one."""
+        return bool(self.space) and (self.host, self.space) == (socket.gethostname(), _process_space())
 
     def __str__(self) -> str:
         since = f", since {self.since}" if self.since else ""
@@ -148,6 +152,14 @@ def lease_holder(path: Path) -> Holder | None:
         holder = _read(path)
         return holder if holder is not None and holder.alive(_age(path)) else None
     return None
+
+
+def is_abandoned(path: Path) -> bool:
+    """Whether its holder is gone, and not only asleep: a machine that was suspended renews nothing."""
+    holder = _read(path)
+    if holder is None:
+        return True
+    return not holder.alive(_age(path)) and not (holder.is_here and _process_exists(holder.pid))
 
 
 def _take(path: Path, me: Holder) -> Holder | None:

@@ -74,7 +74,8 @@ def report_recovery(spec: Told, topic: Topic) -> None:
     # Whoever reads the source also shows that Snowflake answers.
     scopes = (snowflake_scope(os.environ),) if topic == "sensor" else ()
     made = Recovered(f"{slot}/{time.time():.3f}", spec.name, topic, time.time(), scopes)
-    if book.has_report(slot) or any(one.left_by(made) != one.affected for one in book.troubles()):
+    # A report that waits is not yet a trouble, and would become one that nobody ends.
+    if book.reports([spec.name]) or any(one.left_by(made) != one.affected for one in book.troubles()):
         book.put(made, slot=slot)
 
 
@@ -142,7 +143,8 @@ def build_alert_sensor(
 def _take_killed(instance: dg.DagsterInstance, told: Sequence[Told], book: Book) -> None:
     """Into the reports that wait first: a tick that is cut off here forgets none."""
     for one, failure in killed_reports(instance, told, tir_home()):
-        book.put(failure)
+        if failure is not None:
+            book.put(failure)
         one.forget()
 
 

@@ -25,7 +25,13 @@ from tir_dagster.orchestration.confirmations import last_confirmation
 from tir_dagster.orchestration.ended_runs import Told
 from tir_dagster.orchestration.home import tir_home
 from tir_dagster.orchestration.load_reports import load_failure, load_failure_of_run, load_success_of_run
-from tir_dagster.orchestration.names import TOLD_BY_COMMAND, extract_keys
+from tir_dagster.orchestration.names import (
+    TOLD_BY_COMMAND,
+    detect_job_name,
+    extract_keys,
+    load_job_name,
+    refresh_job_name,
+)
 from tir_dagster.orchestration.partitions import UNFINISHED
 from tir_dagster.orchestration.people import people_of_environment
 from tir_dagster.orchestration.run_reports import (
@@ -166,16 +172,23 @@ def _succeeded(spec: Told, instance: dg.DagsterInstance, outcome: Any) -> Succes
 # A command that was killed
 
 
-def killed_reports(instance: dg.DagsterInstance, told: Sequence[Told], home: Path) -> list[tuple[Killed, Failure]]:
-    """What the commands would have said that can say nothing any more."""
+def killed_reports(
+    instance: dg.DagsterInstance, told: Sequence[Told], home: Path
+) -> list[tuple[Killed, Failure | None]]:
+    """What the commands would have said that can say nothing any more; None where their last run says it all."""
     by_name = {one.name: one for one in told}
     return [(one, _killed(instance, by_name[one.extract], one)) for one in killed_commands(_commands(home), by_name)]
 
 
-def _killed(instance: dg.DagsterInstance, spec: Told, one: Killed) -> Failure:
-    run_id = _run_of(instance, spec, one.started)
+def _killed(instance: dg.DagsterInstance, spec: Told, one: Killed) -> Failure | None:
+    record = _last_run(instance, spec, one)
+    if record is not None and _says_it_all(instance, spec, record):
+        return None
+    run_id = record.dagster_run.run_id if record else ""
+    at_work = record is not None and record.dagster_run.status in UNFINISHED
     given: dict[str, Any] = {
-        "ident": f"{run_id or one.started}/{spec.name}",
+        # A run that ended has its own report, under its own id.
+        "ident": f"{run_id if at_work else one.started}/{spec.name}",
         "names": [],
         "sentence": _KILLED,
         # Not now: a later command may have worked meanwhile.
@@ -185,10 +198,24 @@ def _killed(instance: dg.DagsterInstance, spec: Told, one: Killed) -> Failure:
     return load_failure(spec, **given) if isinstance(spec, LoadSpec) else failure(instance, spec, tir_home(), **given)
 
 
-def _run_of(instance: dg.DagsterInstance, spec: Told, started: float) -> str:
-    """The run that the command was in; Dagster still takes it for one at work."""
-    since = datetime.fromtimestamp(started, UTC)
-    for run in instance.get_runs(dg.RunsFilter(statuses=UNFINISHED, created_after=since), limit=50):
-        if TOLD_BY_COMMAND in run.tags and run.job_name.startswith(f"{spec.name}_"):
-            return run.run_id
-    return ""
+def _last_run(instance: dg.DagsterInstance, spec: Told, one: Killed) -> dg.RunRecord | None:
+    """The run that the command was in; those made after it was last seen alive are another command's."""
+    jobs = [load_job_name(spec)] if isinstance(spec, LoadSpec) else [detect_job_name(spec), refresh_job_name(spec)]
+    since, until = (datetime.fromtimestamp(at, UTC) for at in (one.started, one.last))
+    found = [
+        record
+        for job in jobs
+        for record in instance.get_run_records(
+            dg.RunsFilter(job_name=job, created_after=since, created_before=until), limit=10
+        )
+        if TOLD_BY_COMMAND in record.dagster_run.tags
+    ]
+    return max(found, key=lambda record: record.create_timestamp, default=None)
+
+
+def _says_it_all(instance: dg.DagsterInstance, spec: Told, record: dg.RunRecord) -> bool:
+    """Whether the sensor tells of the command by its last run: it was killed after that, while it told people itself."""
+    status = record.dagster_run.status
+    if status is not dg.DagsterRunStatus.SUCCESS:
+        return status not in UNFINISHED
+    return isinstance(spec, LoadSpec) or success_of_run(instance, spec, record, tir_home()) is not None

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import os
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,8 +14,10 @@ from typing import TypeAlias
 import dagster as dg
 from dagster import DagsterEventType
 
-from tir_dagster.alerts.events import Cause, Failure, Recovered, Report
+from tir_dagster.alerts.events import Cause, Failure, Recovered, Report, Success
+from tir_dagster.alerts.text import scrub
 from tir_dagster.loading.declared import LoadSpec
+from tir_dagster.orchestration.confirmations import last_confirmation
 from tir_dagster.orchestration.load_reports import load_failure_of_run, load_success_of_run
 from tir_dagster.orchestration.names import (
     TOLD_BY_COMMAND,
@@ -24,7 +28,7 @@ from tir_dagster.orchestration.names import (
     refresh_job_name,
     verify_job_name,
 )
-from tir_dagster.orchestration.run_reports import failures_of_run, success_of_run
+from tir_dagster.orchestration.run_reports import failure, failures_of_run, not_verified, success_of_run
 from tir_dagster.spec import ExtractSpec
 
 Told: TypeAlias = ExtractSpec | LoadSpec
@@ -37,8 +41,12 @@ OLDEST_SECONDS = 86_400.0
 RETRY_NEWS_SECONDS, RETRY_WAIT_SECONDS = 30.0, 900.0
 # A command tells people of its own runs within its `timeout`; one that was killed does not.
 COMMAND_NEWS_SECONDS = 120.0
+# How long a run that cannot be read is tried again.
+UNREADABLE_SECONDS = 900.0
 # After a long outage the next tick goes on.
 MOST_RUNS = 100
+# And where the history answers slowly: Dagster ends a tick after 60 seconds, and all it read would be read again.
+READ_SECONDS = 20.0
 _WILL_RETRY, _RETRIED_BY = "dagster/will_retry", "dagster/auto_retry_run_id"
 _ENDED = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE]
 
@@ -73,6 +81,7 @@ def finished(
     home: Path,
     *,
     most: int = MOST_RUNS,
+    seconds: float = READ_SECONDS,
 ) -> tuple[list[Report], Watermark]:
     """Reports of the runs that ended since, the longest ago first, and where to go on."""
     records = _ended_since(instance, before, most)
@@ -81,12 +90,19 @@ def finished(
         ident: record for ident in before.waiting if (record := instance.get_run_record_by_id(ident)) is not None
     }
     waiting = [ident for ident, one in fresh.items() if _is_early(instance, one, now)]
-    reports = [
-        report
-        for ident, one in sorted(fresh.items(), key=lambda item: _end(item[1]))
-        if ident not in waiting and _RETRIED_BY not in one.dagster_run.tags
-        for report in reports_of(instance, told, one, home)
-    ]
+    reports: list[Report] = []
+    deadline, some = time.monotonic() + seconds, False
+    for ident, one in sorted(fresh.items(), key=lambda item: _end(item[1])):
+        if ident in waiting or _RETRIED_BY in one.dagster_run.tags:
+            continue
+        if some and time.monotonic() >= deadline:
+            waiting.append(ident)
+            continue
+        some = True
+        found = _reports_if_readable(instance, told, one, home)
+        reports += found or []
+        if found is None and now - _end(one) < UNREADABLE_SECONDS:
+            waiting.append(ident)
     after = max([before.after, *map(_updated, records)])
     seen = {**before.seen, **{one.dagster_run.run_id: _updated(one) for one in records}}
     seen = {ident: at for ident, at in seen.items() if at > after - OVERLAP_SECONDS}
@@ -131,6 +147,18 @@ def _may_be_retried(instance: dg.DagsterInstance, record: dg.RunRecord, now: flo
     return said.lower() == "true" and since < RETRY_WAIT_SECONDS
 
 
+def _reports_if_readable(
+    instance: dg.DagsterInstance, told: Sequence[Told], record: dg.RunRecord, home: Path
+) -> list[Report] | None:
+    """None for a run that cannot be read: people still hear of all others, and of this one if that passes."""
+    try:
+        return reports_of(instance, told, record, home)
+    except Exception as error:
+        said = scrub(f"{type(error).__name__}: {error}", os.environ)
+        dg.get_dagster_logger().warning("run %s cannot be read for alerts: %s", record.dagster_run.run_id, said)
+        return None
+
+
 def reports_of(instance: dg.DagsterInstance, told: Sequence[Told], record: dg.RunRecord, home: Path) -> list[Report]:
     run = record.dagster_run
     keys = _asset_keys(instance, run)
@@ -141,9 +169,24 @@ def reports_of(instance: dg.DagsterInstance, told: Sequence[Told], record: dg.Ru
         return _verified(instance, extracts, record, home)
     if run.status is dg.DagsterRunStatus.FAILURE:
         failed = [load_failure_of_run(instance, load, record) for load in loads]
-        return [*failures_of_run(instance, extracts, record, home), *filter(None, failed)]
-    done = [success_of_run(instance, spec, record, home) for spec in extracts]
-    return [*filter(None, done), *(load_success_of_run(instance, load, record) for load in loads)]
+        found = [*failures_of_run(instance, extracts, record, home), *filter(None, failed)]
+        hit = {one.extract for one in found}
+        spared = [one for one in own if one.name not in hit]
+        # What another step's failure did not keep from being published, or loaded, is through.
+        return [*found, *(one for one in _done(instance, spared, record, keys, home) if one.published)]
+    return [*_done(instance, own, record, keys, home)]
+
+
+def _done(
+    instance: dg.DagsterInstance, own: Sequence[Told], record: dg.RunRecord, keys: set[dg.AssetKey], home: Path
+) -> Iterator[Success]:
+    """What the run brought to an end; an asset beside the extract's own ones says nothing about its refresh."""
+    for one in own:
+        if isinstance(one, LoadSpec):
+            yield load_success_of_run(instance, one, record)
+        elif _refreshes(one, record.dagster_run, keys):
+            success = success_of_run(instance, one, record, home)
+            yield from [success] if success else []
 
 
 def _only_verifies(run: dg.DagsterRun, keys: set[dg.AssetKey], specs: Sequence[ExtractSpec]) -> bool:
@@ -158,12 +201,29 @@ def _verified(
     ident, ended = record.dagster_run.run_id, _end(record)
     if record.dagster_run.status is dg.DagsterRunStatus.FAILURE:
         return [_unverified(one) for one in failures_of_run(instance, specs, record, home)]
-    return [Recovered(f"{ident}/{spec.name}/verified", spec.name, "verification", ended) for spec in specs]
+    return [
+        _not_verified(instance, spec, record, said, home)
+        if (said := not_verified(instance, spec, ident))
+        else Recovered(f"{ident}/{spec.name}/verified", spec.name, "verification", ended)
+        for spec in specs
+        # Where nothing is published yet there is nothing to verify either.
+        if last_confirmation(instance, extract_keys(spec).published_datasource) is not None
+    ]
 
 
-def _unverified(failure: Failure) -> Failure:
-    whole = failure.cause.is_whole_server
-    return replace(failure, topic="verification", cause=failure.cause if whole else Cause.UNVERIFIED)
+def _not_verified(
+    instance: dg.DagsterInstance, spec: ExtractSpec, record: dg.RunRecord, said: str, home: Path
+) -> Failure:
+    """Its run ended well, but the checks could not look: Snowflake or Tableau did not let them."""
+    run_id = record.dagster_run.run_id
+    ident, at = f"{run_id}/{spec.name}", _end(record)
+    return _unverified(failure(instance, spec, home, ident=ident, names=[], sentence=said, at=at, run_id=run_id))
+
+
+def _unverified(found: Failure) -> Failure:
+    """A verification changes nothing, so that there is nothing to say about what is unaffected."""
+    cause = found.cause if found.cause.is_whole_server else Cause.UNVERIFIED
+    return replace(found, topic="verification", cause=cause, unaffected="")
 
 
 def _asset_keys(instance: dg.DagsterInstance, run: dg.DagsterRun) -> set[dg.AssetKey]:
@@ -178,11 +238,15 @@ def _concerns(one: Told, run: dg.DagsterRun, keys: set[dg.AssetKey]) -> bool:
     """By its job or its assets; of a translator's keys the first part is still the extract's name."""
     if isinstance(one, LoadSpec):
         return run.job_name == load_job_name(one) or load_keys(one).source_table in keys
-    made = extract_keys(one)
-    jobs = (detect_job_name(one), refresh_job_name(one), verify_job_name(one))
     return (
-        run.job_name in jobs
-        or bool(keys & {made.changed_keys, made.purged_extract, made.published_datasource})
+        _refreshes(one, run, keys)
+        or run.job_name == verify_job_name(one)
         or any(key.path[0] == one.name and len(key.path) == 2 for key in keys)
-        or any(key.asset_key == made.published_datasource for key in run.asset_check_selection or ())
+        or any(key.asset_key == extract_keys(one).published_datasource for key in run.asset_check_selection or ())
     )
+
+
+def _refreshes(spec: ExtractSpec, run: dg.DagsterRun, keys: set[dg.AssetKey]) -> bool:
+    made = extract_keys(spec)
+    own = {made.changed_keys, made.purged_extract, made.published_datasource}
+    return run.job_name in (detect_job_name(spec), refresh_job_name(spec)) or bool(keys & own)

@@ -10,6 +10,7 @@ from typing import Any
 import dagster as dg
 
 from tir_dagster.alerts.events import Cause, Failure, Success
+from tir_dagster.alerts.policy import OthersAlerts
 from tir_dagster.loading.declared import LoadSpec
 from tir_dagster.orchestration.names import load_keys
 from tir_dagster.orchestration.run_reports import (
@@ -38,9 +39,7 @@ def with_people(load: LoadSpec, extracts: Sequence[ExtractSpec]) -> LoadSpec:
 
     table = TableName.parse(load.table)
     found = next((one.alerts for one in extracts if one.alerts and table in watched_tables(one)), None)
-    if found is not None and found.slack is not None:
-        found = replace(found, slack=replace(found.slack, on_success="never"))
-    return replace(load, alerts=found)
+    return replace(load, alerts=OthersAlerts(**vars(found)) if found else None)
 
 
 def load_failure(

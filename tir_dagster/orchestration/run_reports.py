@@ -15,7 +15,7 @@ from tir_dagster.alerts.events import Cause, Failure, Success
 from tir_dagster.alerts.text import moment
 from tir_dagster.changes.changesets import ChangeSetStore
 from tir_dagster.changes.plan import Reason
-from tir_dagster.errors import TirError
+from tir_dagster.errors import EQUALS_SOURCE, TirError
 from tir_dagster.orchestration.confirmations import last_confirmation
 from tir_dagster.orchestration.metadata import SOURCE_VERSION
 from tir_dagster.orchestration.names import extract_keys
@@ -34,6 +34,10 @@ _CAUSES = {
         Cause.JOB_FAILED,
     ),
 }
+# A file that is damaged, or that a refresh at work takes away this moment.
+_UNREADABLE = (OSError, ValueError, TypeError)
+# After these, a job that was started on the server may go on.
+_STARTED = frozenset({"JobTimeoutError", "JobVanishedError", "UnknownOutcomeError"})
 # Dagster's own wrappers say nothing that the error inside does not say better.
 _WRAPPERS = ("DagsterExecutionStepExecutionError", "DagsterSubprocessError", "RetryRequested")
 
@@ -85,18 +89,35 @@ def run_url(run_id: str, env: Mapping[str, str]) -> str:
     return f"{base}/runs/{run_id}" if base and run_id else ""
 
 
-def unaffected(instance: dg.DagsterInstance, spec: ExtractSpec, home: Path, names: Sequence[str]) -> str:
+def unaffected(
+    instance: dg.DagsterInstance, spec: ExtractSpec, home: Path, names: Sequence[str], run_id: str = ""
+) -> str:
     """What still stands after a failure by these errors, as far as it is known."""
     confirmed = last_confirmation(instance, extract_keys(spec).published_datasource)
     as_of = f", data as of {moment(confirmed.source_version)}" if confirmed else ""
-    intent = ChangeSetStore(home / "extracts" / spec.name / "change_sets").intent()
+    if run_id and _is_published_by(instance, spec, run_id):
+        return f"this run had published the datasource before it failed{as_of}"
+    if spec.delivery == "trigger" and (not names or _STARTED.intersection(names)):
+        return f"Tableau's own refresh may still be under way, or be through; before{as_of or ', not refreshed'}"
+    try:
+        intent = ChangeSetStore(home / "extracts" / spec.name / "change_sets").intent()
+    except _UNREADABLE:
+        return f"what the datasource shows is not known, because the extract's state cannot be read; before{as_of}"
     if intent is not None and intent.hole is not None:
         return f"the datasource may lack rows until the next refresh puts them back; before{as_of or ', not refreshed'}"
-    if intent is not None and "RefusedError" not in names:
+    # Of a patch in parts, earlier ones may be there when one is refused.
+    if intent is not None and (intent.patch or "RefusedError" not in names):
         return (
             f"a publish was under way, and the next refresh finds out if it landed; before{as_of or ', not refreshed'}"
         )
     return f"the published datasource is unchanged{as_of}"
+
+
+def _is_published_by(instance: dg.DagsterInstance, spec: ExtractSpec, run_id: str) -> bool:
+    """By the step itself: an earlier publish that landed unnoticed is confirmed by the steps before it."""
+    key = extract_keys(spec).published_datasource
+    made = _events(instance, run_id, DagsterEventType.ASSET_MATERIALIZATION)
+    return any((one.asset_key, one.step_key) == (key, key.to_python_identifier()) for one in made)
 
 
 def failure(
@@ -124,7 +145,7 @@ def failure(
         run_id=run_id,
         run_url=run_url(run_id, os.environ),
         datasource=f"{spec.datasource.project}/{spec.datasource.name}",
-        unaffected=unaffected(instance, spec, home, names),
+        unaffected=unaffected(instance, spec, home, names, run_id),
     )
 
 
@@ -203,6 +224,20 @@ def _events(instance: dg.DagsterInstance, run_id: str, kind: DagsterEventType) -
     return [record.event_log_entry.dagster_event for record in records if record.event_log_entry.dagster_event]
 
 
+def not_verified(instance: dg.DagsterInstance, spec: ExtractSpec, run_id: str) -> str:
+    """Why the run's checks could not compare; empty where they did, whatever they found."""
+    from tir_dagster.orchestration.checks import SERVER  # noqa: PLC0415 - with dagster-snowflake, seconds
+
+    key = extract_keys(spec).published_datasource
+    for event in _events(instance, run_id, DagsterEventType.ASSET_CHECK_EVALUATION):
+        made = event.asset_check_evaluation_data
+        # These fail as a warning only if nothing is known.
+        compares = made.asset_key == key and made.check_name in (EQUALS_SOURCE, SERVER)
+        if compares and not made.passed and made.severity is not dg.AssetCheckSeverity.ERROR:
+            return made.description or f"the check {made.check_name} could not be made"
+    return ""
+
+
 def success_of_run(instance: dg.DagsterInstance, spec: ExtractSpec, record: dg.RunRecord, home: Path) -> Success | None:
     """A publish, or the certainty that there was nothing to publish; None where more is to come."""
     run_id, keys = record.dagster_run.run_id, extract_keys(spec)
@@ -222,9 +257,16 @@ def success_of_run(instance: dg.DagsterInstance, spec: ExtractSpec, record: dg.R
     if published is not None:
         return _published(instance, spec, success, published, made.get(keys.purged_extract, {}))
     detected = keys.changed_keys in made and keys.purged_extract not in made
-    pending = ChangeSetStore(home / "extracts" / spec.name / "change_sets").pending()
     # A detection that found something is only the half of it: the refresh follows.
-    return None if detected or pending else success
+    return None if detected or _is_pending(spec, home) else success
+
+
+def _is_pending(spec: ExtractSpec, home: Path) -> bool:
+    try:
+        return bool(ChangeSetStore(home / "extracts" / spec.name / "change_sets").pending())
+    except _UNREADABLE:
+        # Whatever is there, nobody has published it.
+        return True
 
 
 def _published(

@@ -125,6 +125,9 @@ def test_long_names_of_troubles_stay_apart_and_fit_the_field():
     assert "^" not in correlation_id("a^active=false")
 
 
+TWICE = "Duplicate row detected during DML action Row Values: "
+
+
 @pytest.mark.parametrize(
     ("sql", "shown"),
     [
@@ -137,6 +140,10 @@ def test_long_names_of_troubles_stay_apart_and_fit_the_field():
         ("NAME IN ('Ann', 'Bo", "NAME IN (?)"),
         ("VALUES (1, 'Ann'), (2, 'Bob') x", "VALUES (?) x"),
         ("Numeric value 'Ann' is not recognized", "Numeric value ? is not recognized"),
+        ("String 'Ann' is too long and would be truncated", "String ? is too long and would be truncated"),
+        ("Can't parse 'Ann' as date with format 'AUTO'", "Can't parse ? as date with format 'AUTO'"),
+        ('Failed to cast variant value "Ann" to FIXED', "Failed to cast variant value ? to FIXED"),
+        ('Duplicate row detected during DML action Row Values: ["Ann]", 17]', f"{TWICE}?"),
         ("a.csv:3: ID: 'Ann\\'s' is no whole number; ", "a.csv:3: ID: ? is no whole number; "),
         ('a.csv:3: ID: "Ann\'s" is longer than 2', "a.csv:3: ID: ? is longer than 2"),
         (
@@ -165,6 +172,10 @@ def test_values_in_sql_are_hidden_and_names_are_not(sql, shown):
 )
 def test_what_is_named_like_a_secret_is_taken_out(said, shown):
     assert scrub(said, {}, show_values=True) == shown
+
+
+def test_of_two_secrets_that_begin_alike_nothing_is_left():
+    assert scrub("got abcdefgh.", {"A_TOKEN": "abcd", "B_TOKEN": "abcdefgh"}) == "got …."
 
 
 def test_an_address_keeps_its_host_and_loses_what_may_be_secret():

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tir_dagster.alerts.events import Cause, Recovered, trouble_key
-from tir_dagster.alerts.policy import Alerts, SlackAlerts
+from tir_dagster.alerts.policy import Alerts, OthersAlerts, SlackAlerts
 from tir_dagster.alerts.telling import SENSOR_REPEAT_SECONDS, SERVER_REPEAT_SECONDS, last_boundary
 from tir_dagster_tests.alerts.reports import NOON, Desk, down, failed, refreshed
 
@@ -134,6 +134,18 @@ def test_a_server_is_back_with_the_first_refresh_that_reaches_it_whoevers_it_is(
     assert desk.book.troubles() == []
 
 
+def test_who_is_not_told_of_a_server_leaves_word_that_it_answers(desk):
+    """A command knows its own extract only, and the sensor finds its run told."""
+    desk.tell(down("run-1", "orders"))
+    command = Desk(desk.folder, desk.listener, extracts=("items",))
+    done = refreshed("run-2", "items", NOON + 1, scopes=("tableau.example.com",))
+    command.tell(done)
+    assert desk.listener.kinds == ["failure", "success"]
+    desk.tell(done)
+    assert desk.listener.kinds == ["failure", "success", "recovery"]
+    assert desk.book.troubles() == []
+
+
 def test_where_nobody_knows_which_server_answered_each_extract_ends_it_for_itself(desk):
     desk.tell(down("run-1", "orders"), down("run-2", "customers"))
     desk.tell(refreshed("run-3", "orders", NOON + 1))
@@ -176,13 +188,14 @@ def test_a_sensor_that_stays_blind_is_told_after_some_patience_and_then_hourly(d
     assert desk.listener.kinds[-1] == "recovery"
 
 
-def test_where_a_refresh_failed_too_a_good_read_ends_nothing(desk):
+@pytest.mark.parametrize("topic", ["refresh", "load"])
+def test_where_a_refresh_or_a_load_failed_too_a_good_read_ends_nothing(desk, topic):
     server = {"cause": Cause.WAREHOUSE_DOWN, "scope": "account"}
-    desk.tell(failed("run-1", **server))
+    desk.tell(failed("run-1", topic=topic, **server))
     desk.tell(failed("b", at=NOON + 1, topic="sensor", **server))
     desk.tell(Recovered("r", "orders", "sensor", NOON + 2))
     assert desk.listener.kinds == ["failure"]
-    desk.tell(refreshed("run-2", at=NOON + 3))
+    desk.tell(refreshed("run-2", at=NOON + 3, of=topic))
     assert desk.listener.kinds == ["failure", "recovery"]
 
 
@@ -197,6 +210,16 @@ def test_successes_are_told_as_the_spec_says(desk, policy, told):
     assert [event.id for event in desk.listener.heard] == told
 
 
+@pytest.mark.parametrize("policy", ["always", "daily"])
+def test_people_of_somebody_else_hear_of_failures_and_their_end_only(desk, policy):
+    desk.by_name = {"files": OthersAlerts(slack=SlackAlerts("#mychannel", on_success=policy), channels=("my:Own",))}
+    desk.channels = ("slack:#mychannel", "channel:my:Own")
+    desk.tell(refreshed("a", "files"), failed("b", "files", NOON + 1), refreshed("c", "files", NOON + 2))
+    desk.now += 86_400
+    desk.tell()
+    assert desk.listener.kinds == ["failure", "failure", "recovery", "recovery"]
+
+
 def test_a_days_successes_are_one_message_at_its_time(desk):
     desk.alerts = replace(desk.alerts, slack=SlackAlerts("#mychannel", on_success="daily", daily_at="18:00"))
     desk.tell(refreshed("a"), refreshed("b", "customers", NOON + 1), refreshed("c", at=NOON + 2, published=False))
@@ -207,6 +230,15 @@ def test_a_days_successes_are_one_message_at_its_time(desk):
     assert event.facts["orders"] == "1 of 2 published; 5 rows purged, 7 appended"
     desk.tell()
     assert len(desk.listener.heard) == 1
+
+
+def test_a_success_of_the_day_whose_file_is_damaged_keeps_nobody_from_being_told(desk):
+    desk.alerts = replace(desk.alerts, slack=SlackAlerts("#mychannel", on_success="daily"))
+    desk.tell(refreshed("a"), refreshed("b", at=NOON + 1))
+    next((desk.folder / "daily").glob("*.json")).write_text('{"to": "#mychannel"}', encoding="utf-8")
+    desk.now += 86_400
+    desk.tell(failed("c", at=NOON + 2))
+    assert desk.listener.kinds == ["failure", "digest"]
 
 
 def test_extracts_of_one_channel_with_times_of_their_own_are_told_together_when_both_are_due(desk):
@@ -249,6 +281,13 @@ def test_a_full_refresh_is_what_later_ones_are_compared_with(desk):
     assert (
         desk.listener.heard[1].text == "7 of 1,000 rows moved: 99.3% of the rows and 56 s saved against a full refresh."
     )
+
+
+def test_links_carry_no_password_of_the_address_they_are_made_from(desk):
+    url = "https://me:hunter2@dagster.example/runs/1"
+    desk.tell(failed("a", run_url=url), refreshed("b", "items", NOON + 1, run_url=url, datasource_url=url))
+    shown = {link for event in desk.listener.heard for link in event.links.values()}
+    assert shown == {"https://dagster.example/runs/1"}
 
 
 # What could not be told
@@ -308,6 +347,12 @@ def test_while_another_process_tells_people_a_report_is_left_to_it(desk):
     assert not [file for file in desk.folder.rglob("*.json") if "hunter2" in file.read_text()]
     desk.tell()
     assert [event.id for event in desk.listener.heard] == ["run-1"]
+
+
+def test_a_report_that_was_left_and_is_in_the_history_too_is_told_once(desk):
+    desk.book.put(failed("run-1"))
+    desk.tell(failed("run-1"))
+    assert desk.listener.kinds == ["failure"]
 
 
 def test_a_report_that_was_left_stays_until_it_is_told(desk):

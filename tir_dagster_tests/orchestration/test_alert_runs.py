@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -16,20 +17,22 @@ import pytest
 
 from tir_dagster.alerts.book import Book
 from tir_dagster.alerts.events import Cause, Failure, Recovered, Report, Success
-from tir_dagster.alerts.policy import Alerts, SlackAlerts
+from tir_dagster.alerts.policy import Alerts, OthersAlerts
 from tir_dagster.alerts.under_way import killed_commands, under_way
+from tir_dagster.changes.changesets import ChangeSetStore
 from tir_dagster.changes.hints import HintError
 from tir_dagster.changes.plan import Known
-from tir_dagster.changes.state import Confirmation
+from tir_dagster.changes.state import Confirmation, Intent
 from tir_dagster.datasource.trouble import ServerDownError
 from tir_dagster.definitions import build_defs
 from tir_dagster.errors import EQUALS_SOURCE, DatasourceError, GuardError, LoadError, SpecError, VerificationError
-from tir_dagster.orchestration.alerting import build_alert_sensor, report_blind, report_reading
+from tir_dagster.orchestration.alerting import build_alert_sensor, report, report_blind, report_reading, report_recovery
 from tir_dagster.orchestration.checks import SERVER
 from tir_dagster.orchestration.command_reports import book_of, killed_reports, telling
 from tir_dagster.orchestration.confirmations import CONFIRMATION
 from tir_dagster.orchestration.ended_runs import (
     COMMAND_NEWS_SECONDS,
+    UNREADABLE_SECONDS,
     Watermark,
     finished,
 )
@@ -39,6 +42,7 @@ from tir_dagster.orchestration.names import TOLD_BY_COMMAND, extract_keys
 from tir_dagster.orchestration.people import people_resources
 from tir_dagster.orchestration.probing import in_time
 from tir_dagster.orchestration.resources import StateFolder
+from tir_dagster.orchestration.run_reports import unaffected
 from tir_dagster.orchestration.standing import standing
 from tir_dagster.source.connection import SnowflakeDownError
 from tir_dagster.spec import ExtractSpec, parse_declared
@@ -86,29 +90,44 @@ class Reader:
         self.instance = instance
         self.mark = Watermark.parse(None, time.time() - 1)
 
-    def tick(self, later: float = 0.0, most: int = 200) -> list[Report]:
+    def tick(self, later: float = 0.0, most: int = 200, **more: Any) -> list[Report]:
         told = (ORDERS, LOAD)
         now = time.time() + later
-        reports, self.mark = finished(self.instance, told, self.mark, now, tir_home(), most=most)
+        reports, self.mark = finished(self.instance, told, self.mark, now, tir_home(), most=most, **more)
         return reports
 
 
-def a_run(instance: dg.DagsterInstance, *keys: str, error: Exception | None = None, **tags: str) -> str:
+LOADED = {"tir/files": ["a", "b"], "tir/rows_inserted": 1200}
+
+
+def a_run(
+    instance: dg.DagsterInstance,
+    *keys: str,
+    error: Exception | None = None,
+    metadata: dict[str, Any] = LOADED,
+    job: str = "by_hand",
+    **tags: str,
+) -> str:
     def made(key: str) -> Any:
         @dg.asset(key=key.split("/"))
         def asset() -> dg.MaterializeResult:
             if error is not None:
                 raise error
-            return dg.MaterializeResult(metadata={"tir/files": ["a", "b"], "tir/rows_inserted": 1200})
+            return dg.MaterializeResult(metadata=metadata)
 
         return asset
 
-    return dg.materialize(
-        [made(key) for key in keys or ("orders/published_datasource",)],
-        instance=instance,
-        raise_on_error=False,
-        tags={name.replace("__", "/"): text for name, text in tags.items()},
-    ).run_id
+    assets = [made(key) for key in keys or ("orders/published_datasource",)]
+    defined = dg.Definitions(assets=assets, jobs=[dg.define_asset_job(job, executor_def=dg.in_process_executor)])
+    return (
+        defined.resolve_job_def(job)
+        .execute_in_process(
+            instance=instance,
+            raise_on_error=False,
+            tags={name.replace("__", "/"): text for name, text in tags.items()},
+        )
+        .run_id
+    )
 
 
 # Loads
@@ -135,7 +154,7 @@ def test_a_load_that_cannot_reach_snowflake_belongs_to_the_servers_story(instanc
 
 
 def test_a_load_has_its_own_people_or_those_of_the_extract_that_reads_its_table():
-    assert LOAD.alerts == replace(ORDERS.alerts, slack=SlackAlerts("#mychannel", on_success="never"))
+    assert LOAD.alerts == OthersAlerts(**vars(ORDERS.alerts))
     own = replace(LOAD, alerts=Alerts(channels=("my:Own",)))
     assert with_people(own, DECLARED.extracts) == own
     assert with_people(replace(LOAD, alerts=None, table="A.B.C"), DECLARED.extracts).alerts is None
@@ -172,11 +191,93 @@ def test_an_extract_is_known_by_keys_of_its_own(instance):
     assert (failure.extract, failure.step) == ("orders", "sales_all")
 
 
+def test_what_another_steps_failure_did_not_keep_from_being_published_is_told_as_through(instance):
+    """All of a page materialized at once: one run, of which one part fails."""
+
+    @dg.asset(key=PUBLISHED)
+    def published_datasource() -> dg.MaterializeResult:
+        return dg.MaterializeResult(metadata={"tir/decision": "full"})
+
+    @dg.asset(key=["order_files", "source_table"])
+    def source_table() -> None:
+        raise LoadError("a.csv: not CSV.")
+
+    reader = Reader(instance)
+    dg.materialize([published_datasource, source_table], instance=instance, raise_on_error=False)
+    failure, success = reader.tick()
+    assert (failure.extract, isinstance(failure, Failure)) == ("order_files", True)
+    assert (success.extract, isinstance(success, Success) and success.published) == ("orders", True)
+
+
+def test_an_asset_beside_the_extracts_own_ones_ends_none_of_its_troubles(instance):
+    reader = Reader(instance)
+    a_run(instance, "orders/ledger")
+    assert reader.tick() == []
+
+
+@pytest.mark.parametrize("damaged", ["intent.json", "cs/change_set.json"])
+def test_an_extract_whose_state_is_damaged_keeps_nobody_from_hearing_of_the_others(instance, home, damaged):
+    file = home / "extracts" / "orders" / "change_sets" / damaged
+    file.parent.mkdir(parents=True)
+    file.write_text("{}", encoding="utf-8")
+    reader = Reader(instance)
+    a_run(instance, "orders/purged_extract")
+    a_run(instance, error=ValueError("no"))
+    a_run(instance, "order_files/source_table", error=LoadError("a.csv: not CSV."))
+    *_, orders, load = reader.tick()
+    assert ("is not known" in orders.unaffected) is (damaged == "intent.json")
+    assert load.cause is Cause.LOAD_FAILED
+
+
+def test_a_run_that_cannot_be_read_is_tried_again_for_a_while(instance):
+    reader = Reader(instance)
+    a_run(instance, "order_files/source_table")
+    odd = a_run(instance, "order_files/source_table", metadata={"tir/rows_inserted": "many"})
+    (good,) = reader.tick()
+    assert (good.run_id != odd, reader.mark.waiting) == (True, [odd])
+    assert reader.tick(later=UNREADABLE_SECONDS + 1) == []
+    assert reader.mark.waiting == []
+
+
+def test_what_a_run_published_before_it_failed_is_not_called_unchanged(instance):
+    @dg.asset(key=PUBLISHED)
+    def published_datasource() -> None: ...
+
+    @dg.asset_check(asset=published_datasource, blocking=True)
+    def as_the_ledger_says() -> dg.AssetCheckResult:
+        return dg.AssetCheckResult(passed=False)
+
+    reader = Reader(instance)
+    dg.materialize([published_datasource, as_the_ledger_says], instance=instance, raise_on_error=False)
+    (failure,) = reader.tick()
+    assert (failure.cause, failure.unaffected.split(",")[0]) == (
+        Cause.CHECK_FAILED,
+        "this run had published the datasource before it failed",
+    )
+
+
+def test_a_refresh_by_tableau_that_may_go_on_is_not_called_unchanged(instance, home):
+    triggered = replace(ORDERS, delivery="trigger")
+    for names in ([], ["JobTimeoutError"], ["JobVanishedError"], ["UnknownOutcomeError"]):
+        assert "may still be under way" in unaffected(instance, triggered, home, names), names
+    for names in (["JobFailedError"], ["RefusedError"], ["SnowflakeDownError"]):
+        assert "is unchanged" in unaffected(instance, triggered, home, names), names
+
+
+def test_a_patch_whose_first_parts_may_be_there_is_not_called_unchanged(instance, home):
+    known = Known(definition="d", schema="s", identity="i", token="t")
+    store = ChangeSetStore(home / "extracts" / "orders" / "change_sets")
+    for patch, told in ((False, "is unchanged"), (True, "a publish was under way")):
+        store.intend(Intent("orders", "cs", "v", None, "f", known, patch=patch))
+        assert told in unaffected(instance, ORDERS, home, ["RefusedError"])
+
+
 def test_runs_of_a_long_outage_are_read_in_parts_and_none_twice(instance):
     reader = Reader(instance)
     runs = [a_run(instance, error=ValueError("no")) for _ in range(5)]
-    parts = [reader.tick(most=2) for _ in range(4)]
-    assert [[one.run_id for one in part] for part in parts] == [runs[:2], runs[2:4], runs[4:], []]
+    # A history that answers slowly is read at least one run at a time.
+    parts = [reader.tick(most=2), reader.tick(most=2, seconds=0.0), reader.tick(most=2), reader.tick()]
+    assert [[one.run_id for one in part] for part in parts] == [runs[:2], runs[2:3], runs[3:], []]
 
 
 def test_the_cursor_of_an_earlier_release_is_understood():
@@ -212,10 +313,10 @@ def test_a_failed_run_of_a_command_that_died_before_it_told_is_told_in_its_place
 
 def test_a_command_that_was_killed_is_told_with_its_run(instance, home):
     """Its process is gone, and Dagster takes its run for one at work, for ever."""
-    killed_command(home)
-    run = instance.create_run_for_job(
-        dg.job(name="orders_refresh")(lambda: None), status=dg.DagsterRunStatus.STARTED, tags={TOLD_BY_COMMAND: "x"}
-    )
+    begun = time.time()
+    run = started_run(instance, "orders_refresh")
+    killed_command(home, begun)
+    started_run(instance, "orders_refresh")  # by the next command
     ((killed, failure),) = killed_reports(instance, [ORDERS, LOAD], home)
     assert (failure.extract, failure.run_id, failure.id) == ("orders", run.run_id, f"{run.run_id}/orders")
     assert "killed" in failure.sentence
@@ -224,19 +325,45 @@ def test_a_command_that_was_killed_is_told_with_its_run(instance, home):
     assert killed_reports(instance, [ORDERS, LOAD], home) == []
 
 
-def killed_command(home: Path) -> None:
+def started_run(instance: dg.DagsterInstance, job: str) -> dg.DagsterRun:
+    made = dg.job(name=job)(lambda: None)
+    return instance.create_run_for_job(made, status=dg.DagsterRunStatus.STARTED, tags={TOLD_BY_COMMAND: "x"})
+
+
+@pytest.mark.parametrize("error", [None, ValueError("no")])
+def test_a_command_that_was_killed_while_it_told_people_did_what_its_run_says(instance, home, error):
+    reader, begun = Reader(instance), time.time()
+    run_id = a_run(instance, error=error, job="orders_refresh", tir__told_by_command="x")
+    killed_command(home, begun)
+    ((_, failure),) = killed_reports(instance, [ORDERS], home)
+    assert failure is None
+    assert [one.run_id for one in reader.tick()] == [run_id]
+
+
+def test_a_command_that_was_killed_between_its_runs_is_told(instance, home):
+    begun = time.time()
+    a_run(instance, "orders/changed_keys", job="orders_detect", tir__told_by_command="x")
+    killed_command(home, begun)
+    ((_, failure),) = killed_reports(instance, [ORDERS], home)
+    assert failure.id == f"{begun:.3f}/orders"
+
+
+def killed_command(home: Path, begun: float | None = None) -> None:
     """Leaves behind what a command does whose process ends without a word."""
     holds = (
         "import sys, os, time, pathlib; from tir_dagster.alerts.under_way import under_way\n"
-        "with under_way(pathlib.Path(sys.argv[1]), 'orders', time.time()): os._exit(9)"
+        "with under_way(pathlib.Path(sys.argv[1]), 'orders', float(sys.argv[2])): os._exit(9)"
     )
-    command = [sys.executable, "-c", holds, str(home / "alerts" / "commands")]
+    command = [sys.executable, "-c", holds, str(home / "alerts" / "commands"), str(begun or time.time())]
     assert subprocess.run(command, check=False, timeout=60).returncode == 9
 
 
 def test_a_command_that_is_at_work_or_ended_by_itself_was_not_killed(tmp_path):
     with under_way(tmp_path, "orders", 1.5):
         assert killed_commands(tmp_path, ["orders"]) == []
+        (path,) = tmp_path.glob("orders@*")
+        os.utime(path, (1.0, 1.0))
+        assert killed_commands(tmp_path, ["orders"]) == [], "its machine may have been suspended"
     assert killed_commands(tmp_path, ["orders"]) == []
 
 
@@ -328,10 +455,12 @@ def test_drift_from_before_people_asked_to_be_told_is_history(instance, desk):
 
 
 def test_a_verification_that_could_not_be_made_is_told_and_so_is_one_that_could(instance):
+    confirm(instance)
     reader = Reader(instance)
-    for error in (OSError("no room on the disk"), None):
+    for error in (OSError("no room on the disk"), SnowflakeDownError("Snowflake is down."), None):
         verify(instance, error)
-    failure, recovered = reader.tick()
+    failure, unseen, recovered = reader.tick()
+    assert (unseen.cause, unseen.sentence, unseen.unaffected) == (Cause.UNVERIFIED, "Snowflake is down.", "")
     assert (failure.cause, failure.ends_with, failure.extract) == (Cause.UNVERIFIED, "verification", "orders")
     assert isinstance(recovered, Recovered)
     assert recovered.topic == "verification"
@@ -342,9 +471,10 @@ def verify(instance: dg.DagsterInstance, error: Exception | None) -> None:
 
     @dg.multi_asset_check(specs=[dg.AssetCheckSpec(EQUALS_SOURCE, asset=PUBLISHED)], name="orders_verification")
     def verification() -> Iterator[dg.AssetCheckResult]:
-        if error is not None:
+        if isinstance(error, OSError):
             raise error
-        yield dg.AssetCheckResult(passed=True, check_name=EQUALS_SOURCE)
+        said, warn = str(error), dg.AssetCheckSeverity.WARN
+        yield dg.AssetCheckResult(passed=not error, check_name=EQUALS_SOURCE, description=said, severity=warn)
 
     job = dg.define_asset_job("orders_verify", selection=dg.AssetSelection.checks_for_assets(PUBLISHED))
     made = dg.Definitions(assets=[dg.AssetSpec(PUBLISHED)], asset_checks=[verification], jobs=[job])
@@ -384,6 +514,13 @@ def test_one_good_read_shows_that_snowflake_answers_all(instance):
     sensor = Sensor(instance)
     assert sensor.tick() == [{"order_files": "sensor", "orders": "sensor"}]
     report_reading(LOAD)
+    assert sensor.tick() == []
+
+
+def test_what_is_over_before_the_sensor_heard_of_it_leaves_no_trouble(instance):
+    sensor = Sensor(instance)
+    report(ORDERS, Cause.DRIFT, "the totals differ", ident="check-1")
+    report_recovery(ORDERS, "drift")
     assert sensor.tick() == []
 
 
