@@ -51,10 +51,11 @@ bench: setup ## a full refresh and one by key, each stage beside its bare limit;
 profile: $(READY) ## what loading the definitions costs beyond importing Dagster, module by module
 	@$(BIN)/python scripts/profile-definitions
 
-LONG = $(patsubst %,orchestration/test_%.py,histories crashes twice faults server_histories view_histories patch) sandbox/test_size.py
+LONG = $(patsubst %,orchestration/test_%.py,histories crashes twice faults server_histories server_ways views view_histories patch) \
+	sandbox/test_size.py test_bench.py
 
 soak: setup ## the long forms of the tests: more random histories, every crash three times, two refreshes at once, every fault at every call, large tables
-	$(WITH_JAVA) TIR_HISTORIES=$(HISTORIES) TIR_CRASHES=3 TIR_TWICE=20 TIR_FAULTS=all TIR_SIZE=full $(BIN)/python -m pytest $(LONG:%=tir_dagster_tests/%)
+	$(WITH_JAVA) TIR_HISTORIES=$(HISTORIES) TIR_CRASHES=3 TIR_TWICE=20 TIR_FAULTS=all TIR_SIZE=full TIR_LONG=all $(BIN)/python -m pytest $(LONG:%=tir_dagster_tests/%)
 	TIR_HISTORIES=$(HISTORIES) TIR_CRASHES=5 $(BIN)/python -m pytest tir_dagster_tests/loading
 
 clean: ## remove the virtual environment and caches (not the sandbox's data)

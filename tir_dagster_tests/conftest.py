@@ -22,6 +22,7 @@ SEEDED_ROWS = 5_000
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 # Files that take minutes begin first: processes share the files out in this order, and none shall wait at the end for one of them.
 LONG = (
+    "test_browser",
     "test_faults",
     "test_views",
     "test_time_travel",
@@ -36,11 +37,18 @@ LONG = (
     "test_browser",
     "test_server_delivery",
     "test_server_ways",
+    "test_refresh",
+    "test_assets",
+    "test_ranges",
+    "test_load_histories",
     "test_size",
 )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if "TIR_LONG" not in os.environ:
+        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("long")])
+        items[:] = [item for item in items if not item.get_closest_marker("long")]
     places = {name: place for place, name in enumerate(LONG)}
     items.sort(key=lambda item: places.get(item.path.stem, len(places)))
 

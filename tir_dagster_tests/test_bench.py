@@ -209,6 +209,7 @@ def packaged(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     return Ran(json.loads(done.stdout), done.stderr, folder)
 
 
+@pytest.mark.long
 def test_both_ways_publish_what_has_to_remain_and_every_step_is_timed(packaged: Ran):
     report = packaged.report
     assert report["equal"]

@@ -239,6 +239,8 @@ class Served:
                     "project": PROJECT,
                     "name": self.name,
                     "credentials": credentials,
+                    # Waited for on the test's clock, and yet every look is a call.
+                    "job_timeout": "20 minutes",
                     **self.datasource,
                 },
                 "delivery": "server",

@@ -61,7 +61,7 @@ LASTING: dict[str, dict[str, Any]] = {
     "broken": {"kind": "status", "status": 500, "times": 100_000},
     "down": {"kind": "status", "status": 503, "times": 100_000},
 }
-DELIVERIES = ["republish", "server", "patch", "trigger", "trigger incremental"]
+DELIVERIES = ["republish", "server", "patch", "trigger", *(["trigger incremental"] if EVERYTHING else [])]
 # Where a refresh that ends half-way leaves most behind.
 AT_STAKE = ("publish", "add_tags", "refresh", "update_data")
 TAGS = {"kept", "dear to people"}
@@ -482,7 +482,7 @@ def play_all(scene: Scene, spots: list[Spot], kind: str) -> list[str]:
     return complaints
 
 
-calls = pytest.mark.parametrize("scene", DELIVERIES if EVERYTHING else DELIVERIES[:4], indirect=True)
+calls = pytest.mark.parametrize("scene", DELIVERIES, indirect=True)
 
 
 @calls

@@ -145,6 +145,7 @@ def test_rows_without_our_key_are_published_whole_once(one, admin):
         assert one.published_rows() == one.source_rows()
 
 
+@pytest.mark.long
 def test_where_changes_are_always_refused_the_next_refresh_publishes_all(one, admin):
     one.act(("update", "1", "'b'"))
     admin.fault("status", method="PATCH", path="/data$", times=100, status=403, code="403004")

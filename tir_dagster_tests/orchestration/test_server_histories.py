@@ -177,6 +177,7 @@ def lagging(served: Served, *steps: Step, mode: Any = "full") -> Done:
     return done
 
 
+@pytest.mark.long
 def test_what_came_and_went_while_tableau_loaded_everything_goes(served):
     done = lagging(served, ("insert", -1, served.value(BEYOND), "'meanwhile'"))
     assert done.reason == "REQUESTED"
@@ -187,6 +188,7 @@ def test_what_came_and_went_while_tableau_loaded_everything_goes(served):
     rests(served)
 
 
+@pytest.mark.long
 def test_what_came_and_went_without_an_increment_value_needs_everything_again(served):
     lagging(served, ("insert", -1, "NULL", "'meanwhile'"))
     served.act(("delete", -1))
@@ -207,6 +209,7 @@ def test_what_came_and_went_below_the_changed_rows_while_tableau_read_goes(serve
     rests(served)
 
 
+@pytest.mark.long
 def test_a_source_that_never_rests_is_followed_without_an_error(served):
     (key,) = fresh_keys(served, BEYOND)
     lagging(served, ("insert", -1, "NULL", "'one'"))
@@ -260,6 +263,7 @@ def test_a_datasource_that_lacks_only_new_rows_is_loaded_from_there_at_first(ser
     rests(served)
 
 
+@pytest.mark.long
 def test_with_incremental_only_tableau_is_not_asked_for_everything(served):
     served.declare(settings={"policy": "incremental_only"})
     before = served.published_rows()

@@ -115,6 +115,7 @@ def test_an_older_server_runs_the_incremental_task(served, admin):
     rests(served)
 
 
+@pytest.mark.long
 def test_an_older_server_without_an_incremental_task_is_left_alone(served, admin):
     schedule(served, incremental=False)
     before = change(served)
@@ -237,6 +238,7 @@ def test_a_time_asked_for_without_a_schedule_is_refused_before_anything_is_touch
     assert served.published_rows() == before
 
 
+@pytest.mark.long
 def test_a_publish_that_came_after_the_schedules_time_moves_it_again(served, clock, admin):
     schedule(served)
     slot = asked_for(clock, hours=1)
@@ -252,6 +254,7 @@ def test_a_publish_that_came_after_the_schedules_time_moves_it_again(served, clo
     rests(served)
 
 
+@pytest.mark.long
 def test_a_refresh_of_the_schedule_before_our_publish_is_no_hole_and_no_false_alarm(served, clock, admin):
     schedule(served)
     declare_schedule(served, asked_for(clock, hours=1))
@@ -291,6 +294,7 @@ def test_a_full_refresh_begun_instead_is_stopped_and_people_get_their_rows_back(
     rests(served)
 
 
+@pytest.mark.long
 def test_a_full_refresh_that_ended_before_it_could_be_stopped_is_told_and_found_by_the_next(served, admin):
     change(served)
     admin.fault("delay", method="GET", path="/jobs$", seconds=3)
@@ -302,6 +306,7 @@ def test_a_full_refresh_that_ended_before_it_could_be_stopped_is_told_and_found_
     assert served.confirmed is not None
 
 
+@pytest.mark.long
 def test_a_full_refresh_that_nobody_told_of_is_seen_in_the_datasource(served, admin):
     change(served)
     admin.set(ignore_incremental=True)
@@ -313,6 +318,7 @@ def test_a_full_refresh_that_nobody_told_of_is_seen_in_the_datasource(served, ad
     rests(served)
 
 
+@pytest.mark.long
 def test_where_runs_by_hand_are_forbidden_a_full_refresh_is_an_error_that_says_so(served, admin):
     schedule(served)
     served.act(("insert", 100 + served.clock, "NULL", "'no date'"))

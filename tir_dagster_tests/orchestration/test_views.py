@@ -224,6 +224,7 @@ def told_rows(make: Make) -> Shown:
     return make(DETAIL, *sales, products=[P1, P2], row_key=["DAY", "PRODUCT"], changes=changes)
 
 
+@pytest.mark.long
 def test_t1_without_a_key_of_its_own_the_rows_of_day_and_product_are_replaced_together(told_rows):
     sell(told_rows, 3, "P1", 30, "x", T1)
     refreshes(told_rows, hints=[hint("ADD_ROWS", PRODUCT="P1")])
@@ -236,6 +237,7 @@ def test_t8_a_removal_that_did_not_happen_changes_nothing_and_is_told(told_rows)
     assert told_rows.published() == told_rows.expected()
 
 
+@pytest.mark.long
 def test_t4_a_fact_before_its_optional_dimension_and_the_same_hint_three_times(told_rows):
     arrive_before_the_partner(told_rows, counts=(3, 3), partner=[hint("ADD_ROWS", "PRODUCTS", PRODUCT="P9")])
 
@@ -320,6 +322,7 @@ def rows(make: Make) -> Shown:
     return make(DETAIL, *sales, products=partners, changes=changes)
 
 
+@pytest.mark.long
 def test_t3_in_the_detail_one_row_is_read_again(rows):
     stock(rows, *P3)
     refreshes(rows)
