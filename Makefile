@@ -51,7 +51,7 @@ bench: setup ## a full refresh and one by key, each stage beside its bare limit;
 profile: $(READY) ## what loading the definitions costs beyond importing Dagster, module by module
 	@$(BIN)/python scripts/profile-definitions
 
-LONG = $(patsubst %,orchestration/test_%.py,histories crashes twice faults server_histories server_ways views view_histories patch) \
+LONG = $(patsubst %,orchestration/test_%.py,histories crashes twice faults server_histories server_ways server_delivery ranges views view_histories patch) \
 	sandbox/test_size.py test_bench.py
 
 soak: setup ## the long forms of the tests: more random histories, every crash three times, two refreshes at once, every fault at every call, large tables

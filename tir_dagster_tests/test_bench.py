@@ -64,6 +64,7 @@ def stages(refresh: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {stage["name"]: stage for stage in refresh["stages"]}
 
 
+@pytest.mark.long
 def test_the_published_extract_equals_the_source_after_both_refreshes(ran: Ran):
     assert ran.report["equal_by_key"]
     assert ran.report["equal_full"]
@@ -71,6 +72,7 @@ def test_the_published_extract_equals_the_source_after_both_refreshes(ran: Ran):
     assert ran.report["slices"] == 25, "24 months and the orders without a date"
 
 
+@pytest.mark.long
 def test_two_per_cent_of_the_keys_change_and_only_they_are_replaced(ran: Ran):
     change, by_key, full = (ran.report[name] for name in ("change", "by_key", "full"))
     assert sum(change.values()) == ROWS * 2 // 100
@@ -82,6 +84,7 @@ def test_two_per_cent_of_the_keys_change_and_only_they_are_replaced(ran: Ran):
     assert full["rows_read"] == full["rows_appended"] == ROWS + change["inserts"] - change["deletes"]
 
 
+@pytest.mark.long
 def test_every_second_of_a_refresh_is_in_a_stage_or_named_as_the_rest(ran: Ran):
     for name in ("first", "full", "by_key"):
         refresh = ran.report[name]
@@ -90,6 +93,7 @@ def test_every_second_of_a_refresh_is_in_a_stage_or_named_as_the_rest(ran: Ran):
         assert stages(refresh)[REST]["seconds"] > 0, f"{name}: stages overlap or are counted twice"
 
 
+@pytest.mark.long
 def test_the_limits_did_the_same_work_as_the_stages_beside_them(ran: Ran):
     for name in ("full", "by_key"):
         refresh = ran.report[name]
@@ -105,16 +109,19 @@ def test_the_limits_did_the_same_work_as_the_stages_beside_them(ran: Ran):
         )
 
 
+@pytest.mark.long
 def test_the_published_bytes_are_those_of_the_whole_package(ran: Ran):
     assert ran.report["full"]["bytes_published"] > ran.report["file_bytes"] > 0
     assert {stage["name"] for stage in ran.report["scale"]} == {"plain copy", "packing"}
 
 
+@pytest.mark.long
 def test_progress_goes_to_standard_error(ran: Ran):
     for line in ("rows staged", "refresh by key: ", "the limits of the full refresh", f"kept: {ran.folder}"):
         assert line in ran.told
 
 
+@pytest.mark.long
 def test_the_servers_are_stopped_and_what_was_kept_is_complete(ran: Ran):
     states = processes.status(SandboxHome(ran.folder / "home" / "sandbox"))
     assert not any(state.running for state in states.values())
@@ -209,7 +216,6 @@ def packaged(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     return Ran(json.loads(done.stdout), done.stderr, folder)
 
 
-@pytest.mark.long
 def test_both_ways_publish_what_has_to_remain_and_every_step_is_timed(packaged: Ran):
     report = packaged.report
     assert report["equal"]

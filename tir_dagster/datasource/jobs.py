@@ -28,6 +28,7 @@ _NOT_OF_JOBS = ("404000", TOO_OLD)
 _DONE, _FAILED, _CANCELLED = (0, 3), 1, 2
 # How soon a wait notices that it is no longer wanted.
 _NOTICE_SECONDS = 1.0
+_SHORTEST_PAUSE = 0.05
 _JOIN_TRIES = 3
 # A filter expression has no way to quote these.
 _NOT_IN_FILTERS = frozenset(",:&[]*")
@@ -118,7 +119,8 @@ def wait_for_job(
             )
         number += 1
         pause = client.poll.seconds(number, chance=client.retry.chance())
-        if not _slept(client, min(pause, timeout - waited), cancelled):
+        # Not less, however little is left: a clock may not show the rest of a moment.
+        if not _slept(client, max(min(pause, timeout - waited), _SHORTEST_PAUSE), cancelled):
             _stop(client, job_id, what)
 
 

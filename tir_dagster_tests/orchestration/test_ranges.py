@@ -130,6 +130,7 @@ def newest(spec: ExtractSpec, names: list[str]) -> dict[str, dict]:
     }
 
 
+@pytest.mark.long
 def test_a_range_gives_the_same_by_dagsters_command_line_and_by_ours(long, text, spec, slices):
     names = slices[10:13]
     results = []

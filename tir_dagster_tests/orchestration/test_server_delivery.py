@@ -137,6 +137,7 @@ def test_killed_while_rows_are_missing_the_next_refresh_brings_them_back_first(s
     refreshes_incrementally(served)
 
 
+@pytest.mark.long
 def test_a_source_that_changes_while_tableau_reads_is_equal_after_one_more_refresh(served):
     served.sql(f"UPDATE MYTABLE SET NOTE = 'first', UPDATED_AT = {STAMP} WHERE ORDER_DATE > '2026-10-01'")
     fault(served, kind="slow_job", path="/mydatasource$", seconds=3)

@@ -197,6 +197,7 @@ def test_what_came_and_went_without_an_increment_value_needs_everything_again(se
     rests(served)
 
 
+@pytest.mark.long
 def test_what_came_and_went_below_the_changed_rows_while_tableau_read_goes(served):
     fresh_keys(served, BEYOND)
     (upper,) = fresh_keys(served, BEYOND + 8)
@@ -221,6 +222,7 @@ def test_a_source_that_never_rests_is_followed_without_an_error(served):
     rests(served)
 
 
+@pytest.mark.long
 def test_a_lag_that_ends_in_a_hole_is_mended_from_the_kept_version(served):
     """Killed while rows are missing, and the server had shown later rows than the version that is put back."""
     (key,) = fresh_keys(served, BEYOND)

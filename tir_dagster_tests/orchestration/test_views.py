@@ -299,6 +299,7 @@ def change_all_tables(shop: Shown) -> None:
     assert shop.refresh().decision == "none"
 
 
+@pytest.mark.long
 def test_changes_of_all_kinds_on_all_tables_by_snapshots_and_what_a_mandatory_partner_hides_is_told(make):
     shop = make(INNER, *SEVERAL, products=[P1, P2])
     change_all_tables(shop)
