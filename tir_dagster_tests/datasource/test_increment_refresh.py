@@ -127,10 +127,11 @@ def test_an_older_server_without_an_incremental_task_is_left_alone(
 def test_a_full_refresh_begun_instead_is_stopped_and_told(orders: Orders, found: FoundDatasource, admin: Admin) -> None:
     admin.fault("slow_job", path=found.id, seconds=LONG)
     admin.set(ignore_incremental=True)
-    with pytest.raises(FullRefreshError, match=r"began a full refresh .* was told to stop"):
+    with pytest.raises(FullRefreshError, match=r"began a full refresh .* was told to stop") as error:
         start_incremental_refresh(orders.client, found)
-    newest = next(iter(orders.others.jobs.filter(title="Orders")))
-    assert (newest.type, newest.status) == ("refresh_extracts", "Cancelled")
+    # By its id: other tests' datasources have this name, too, and jobs of the same second.
+    (stopped,) = [job for job in orders.others.jobs.filter(title="Orders") if f"job {job.id} was" in str(error.value)]
+    assert (stopped.type, stopped.status) == ("refresh_extracts", "Cancelled")
 
 
 @pytest.mark.parametrize("incremental", [True, False])
