@@ -200,6 +200,7 @@ def test_a_time_asked_for_is_kept_to_whatever_the_servers_zone(served, clock, ad
     rests(served)
 
 
+@pytest.mark.long
 def test_rows_that_are_only_new_come_by_schedule_without_a_publish(served, clock, admin):
     schedule(served)
     declare_schedule(served, asked_for(clock, hours=1))

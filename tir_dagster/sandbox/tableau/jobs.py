@@ -155,7 +155,9 @@ class JobQueue:
         self._server.store.run("UPDATE jobs SET gone_code = ? WHERE id = ?", code, job_id)
 
     def all(self, session: Session) -> list[Row]:
-        rows = self._server.store.rows("SELECT * FROM jobs WHERE site_id = ? ORDER BY created DESC", session.site_id)
+        rows = self._server.store.rows(
+            "SELECT * FROM jobs WHERE site_id = ? ORDER BY created DESC, rowid DESC", session.site_id
+        )
         return [row for row in rows if row["gone_code"] is None and not self._is_old(row)]
 
     def _is_old(self, row: Row) -> bool:
