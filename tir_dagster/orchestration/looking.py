@@ -74,7 +74,7 @@ class Looking:
         if intent is None or confirmed is None or intent.version != confirmed.version:
             return intent
         if self._mend:
-            self._flow.change_sets.drop_intent()
+            self._flow.change_sets.settle(confirmed.change_sets)
         return None
 
     def _judge(self, intent: Intent | None, confirmed: Confirmation | None) -> _Judged:
