@@ -29,6 +29,7 @@ from tir_dagster.cli import tir
 from tir_dagster.sandbox import daemon, processes, sample
 from tir_dagster.sandbox.home import SERVERS, Identity, SandboxError, SandboxHome, write_json
 from tir_dagster_tests.conftest import Sandbox
+from tir_dagster_tests.processes import free_port
 from tir_dagster_tests.sandbox.tableau.helpers import Publisher
 
 VARIABLES = {
@@ -202,12 +203,6 @@ def taken_port() -> Iterator[int]:
         other.bind(("127.0.0.1", 0))
         other.listen()
         yield other.getsockname()[1]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 # The command itself

@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -18,6 +16,7 @@ from click.testing import CliRunner
 from tir_dagster.cli import tir
 from tir_dagster.sandbox import processes
 from tir_dagster.sandbox.home import SandboxHome
+from tir_dagster_tests.processes import free_port, wait_for
 
 
 @pytest.fixture(scope="module")
@@ -66,14 +65,14 @@ def test_the_demo_ends_equal_and_shows_where_tableaus_own_increment_is_wrong(hom
 
 
 def test_dev_shows_the_extract_and_the_history_of_the_demo(home, tmp_path: Path):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "tir_dagster.cli", "dev", "--port", str(port)]
     with (tmp_path / "dev.log").open("wb") as log:
         running = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True, env={**os.environ})
     try:
-        nodes = wait_for_assets(port, running, tmp_path / "dev.log")
+        nodes = wait_for(
+            lambda: asset_nodes(port, running), "the page", seconds=180, pause=0.5, log=tmp_path / "dev.log"
+        )
     finally:
         os.killpg(running.pid, signal.SIGINT)
         try:
@@ -105,17 +104,13 @@ def test_the_failing_demo_opens_an_incident_and_resolves_it(home):
 QUERY = "{ assetNodes { assetKey { path } assetMaterializations(limit: 1) { runId } } }"
 
 
-def wait_for_assets(port: int, running: subprocess.Popen, log: Path) -> list[dict]:
-    deadline = time.monotonic() + 180
-    while time.monotonic() < deadline and running.poll() is None:
-        try:
-            answer = requests.post(f"http://127.0.0.1:{port}/graphql", json={"query": QUERY}, timeout=30).json()
-            if answer.get("data") and answer["data"]["assetNodes"]:
-                return answer["data"]["assetNodes"]
-        except requests.RequestException:
-            pass
-        time.sleep(0.5)
-    raise AssertionError(f"no page came up: {log.read_text()[-2000:]}")
+def asset_nodes(port: int, running: subprocess.Popen) -> list[dict]:
+    assert running.poll() is None, "it ended"
+    try:
+        answer = requests.post(f"http://127.0.0.1:{port}/graphql", json={"query": QUERY}, timeout=30).json()
+    except requests.RequestException:
+        return []
+    return (answer.get("data") or {}).get("assetNodes", [])
 
 
 def group_lives(group: int) -> bool:

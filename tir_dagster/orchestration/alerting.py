@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from typing import TypeVar
 
 import dagster as dg
 
@@ -26,6 +27,7 @@ from tir_dagster.orchestration.run_reports import cause_of, error_names, scope_o
 from tir_dagster.orchestration.standing import standing
 from tir_dagster.spec import ExtractSpec
 
+Seen = TypeVar("Seen")
 INTERVAL_SECONDS = 30
 # Dagster ends a tick after 60 seconds; reading and telling share these.
 TICK_SECONDS, LEAST_SECONDS = 45.0, 10.0
@@ -79,15 +81,22 @@ def report_recovery(spec: Told, topic: Topic) -> None:
         book.put(made, slot=slot)
 
 
-def report_blind(spec: Told, error: TirError) -> None:
-    """A sensor could not read: told after some patience, because one missed tick is nothing."""
+def unless_blind(spec: Told, otherwise: str, look: Callable[[], Seen]) -> Seen | dg.SkipReason:
+    """What a sensor saw. That it could not see is told after some patience, as one missed tick is nothing; its end, too."""
+    try:
+        seen = look()
+    except TirError as error:
+        trouble = error
+        _guarded(lambda: _report_blind(spec, trouble))
+        return dg.SkipReason(f"{otherwise}: {error}")
+    _guarded(lambda: report_recovery(spec, "sensor"))
+    return seen
+
+
+def _report_blind(spec: Told, error: TirError) -> None:
     cause = cause_of(error_names(error))
     cause = cause if cause is Cause.WAREHOUSE_DOWN else Cause.SENSOR_BLIND
-    _guarded(lambda: report(spec, cause, str(error), ident=f"{spec.name}/blind/{time.time():.3f}", topic="sensor"))
-
-
-def report_reading(spec: Told) -> None:
-    _guarded(lambda: report_recovery(spec, "sensor"))
+    report(spec, cause, str(error), ident=f"{spec.name}/blind/{time.time():.3f}", topic="sensor")
 
 
 def _guarded(action: Callable[[], None]) -> None:

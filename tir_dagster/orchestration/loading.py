@@ -20,7 +20,7 @@ from pydantic import Field
 from tir_dagster.changes.lease import LeaseHeldError, lease, lease_holder
 from tir_dagster.errors import TirError
 from tir_dagster.loading.declared import LoadSpec
-from tir_dagster.orchestration.alerting import report_blind, report_reading
+from tir_dagster.orchestration.alerting import unless_blind
 from tir_dagster.orchestration.late_loads import LOAD_ID, hint_metadata, late_reports, recent_loads
 from tir_dagster.orchestration.names import LoadKeys, load_job_name, load_keys
 from tir_dagster.orchestration.probing import in_time
@@ -253,13 +253,14 @@ def _arrival_sensor(spec: LoadSpec, keys: LoadKeys, job: Any) -> dg.SensorDefini
         before, now = Arrivals.parse(context.cursor), time.time()
         # Before the files: what a run that is done has loaded is in the ledger then.
         asked = _tried(context.instance, job.name, {ASKED_TAG: _run_key(spec, before.watch)}, now).state
-        try:
+
+        def look_at_files() -> _Look:
             access, lease_path = snowflake_access(snowflake), _lease_path(spec, state)
-            look = in_time(lambda: _look(spec, access, before, context.instance, lease_path))
-        except TirError as error:
-            report_blind(spec, error)
-            return dg.SkipReason(f"the files could not be looked at: {error}")
-        report_reading(spec)
+            return in_time(lambda: _look(spec, access, before, context.instance, lease_path))
+
+        look = unless_blind(spec, "the files could not be looked at", look_at_files)
+        if isinstance(look, dg.SkipReason):
+            return look
         seen, ready = settled(
             before, look.new, now=now, settle=_settle(spec), unfinished=look.unfinished, in_order=spec.in_order
         )

@@ -6,7 +6,7 @@ every further attempt has a key of its own. No postponed annotations here: Dagst
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -14,8 +14,7 @@ import dagster as dg
 
 from tir_dagster.changes.changesets import new_id
 from tir_dagster.changes.state import Confirmation
-from tir_dagster.errors import TirError
-from tir_dagster.orchestration.alerting import report_blind, report_reading
+from tir_dagster.orchestration.alerting import unless_blind
 from tir_dagster.orchestration.confirmations import last_confirmation
 from tir_dagster.orchestration.metadata import SOURCE_VERSION, TOUCHED
 from tir_dagster.orchestration.names import ExtractKeys, application_config
@@ -165,23 +164,23 @@ def _reporting_sensor(spec: ExtractSpec, keys: ExtractKeys) -> dg.SensorDefiniti
     def source_sensor(context: dg.SensorEvaluationContext, snowflake: SnowflakeParam) -> Any:
         before, now = Watch.parse(context.cursor), time.time()
         confirmed = last_confirmation(context.instance, keys.published_datasource)
-        try:
-            source = in_time(lambda: Source(spec, snowflake))
-            seen, waiting = watch_source(
+        look = _look(
+            spec,
+            snowflake,
+            lambda state: watch_source(
                 before,
-                token=source.state + news(context.instance, spec, keys, confirmed),
+                token=state + news(context.instance, spec, keys, confirmed),
                 confirmed=confirmed_state(confirmed),
                 # A failed run is Dagster's to retry: what was reported is not reported again.
                 last="done",
                 now=now,
                 quiet=spec.thresholds.quiet_period,
                 what="refresh",
-            )
-            shown = {} if waiting else in_time(source.metadata)
-        except TirError as error:
-            report_blind(spec, error)
-            return dg.SkipReason(f"the source could not be read: {error}")
-        report_reading(spec)
+            ),
+        )
+        if isinstance(look, dg.SkipReason):
+            return look
+        seen, waiting, shown = look
         if waiting:
             return dg.SensorResult(skip_reason=waiting, cursor=seen.to_cursor())
         updated = dg.AssetMaterialization(keys.source_table, metadata=shown)
@@ -201,21 +200,21 @@ def _source_sensor(spec: ExtractSpec, keys: ExtractKeys, detect_job: Any) -> dg.
         before, now = Watch.parse(context.cursor), time.time()
         confirmed = last_confirmation(context.instance, keys.published_datasource)
         last, empty = _last_detection(context.instance, keys, detect_job.name, before, now)
-        try:
-            source = in_time(lambda: Source(spec, snowflake))
-            seen, waiting = watch_source(
+        look = _look(
+            spec,
+            snowflake,
+            lambda state: watch_source(
                 replace(before, change_set=None) if empty else before,
-                token=source.state + news(context.instance, spec, keys, confirmed),
+                token=state + news(context.instance, spec, keys, confirmed),
                 confirmed=confirmed_state(confirmed),
                 last=last,
                 now=now,
                 quiet=spec.thresholds.quiet_period,
-            )
-            shown = {} if waiting else in_time(source.metadata)
-        except TirError as error:
-            report_blind(spec, error)
-            return dg.SkipReason(f"the source could not be read: {error}")
-        report_reading(spec)
+            ),
+        )
+        if isinstance(look, dg.SkipReason):
+            return look
+        seen, waiting, shown = look
         # Not deleted by the detection itself: its own run is still on the partition then.
         partitions = change_set_partitions(spec)
         deleted = [partitions.build_delete_request([empty])] if empty else []
@@ -251,32 +250,50 @@ def _trigger_sensor(spec: ExtractSpec, keys: ExtractKeys, refresh_job: Any) -> d
         before, now = Watch.parse(context.cursor), time.time()
         confirmed = last_confirmation(context.instance, keys.published_datasource)
         asked = {ASKED_TAG: _detection_key(spec, replace(before, token=before.requested))}
-        try:
-            source = in_time(lambda: Source(spec, snowflake))
-            seen, waiting = watch_source(
+        look = _look(
+            spec,
+            snowflake,
+            lambda state: watch_source(
                 before,
-                token=source.state,
+                token=state,
                 confirmed=confirmed_state(confirmed),
                 last=_tried(context.instance, refresh_job.name, asked, now).state,
                 now=now,
                 quiet=spec.thresholds.quiet_period,
                 what="refresh",
-            )
-        except TirError as error:
-            report_blind(spec, error)
-            return dg.SkipReason(f"the source could not be read: {error}")
-        report_reading(spec)
+            ),
+            # Without columns: Tableau loads what it can hold, whatever else the table has.
+            shown=lambda source: {"tir/token": source.token},
+        )
+        if isinstance(look, dg.SkipReason):
+            return look
+        seen, waiting, shown = look
         if waiting:
             return dg.SensorResult(skip_reason=waiting, cursor=seen.to_cursor())
         key = _detection_key(spec, seen)
         return dg.SensorResult(
             run_requests=[dg.RunRequest(run_key=key, tags={ASKED_TAG: key})],
-            # Without columns: Tableau loads what it can hold, whatever else the table has.
-            asset_events=[dg.AssetObservation(keys.source_table, metadata={"tir/token": source.token})],
+            asset_events=[dg.AssetObservation(keys.source_table, metadata=shown)],
             cursor=seen.to_cursor(),
         )
 
     return source_sensor
+
+
+def _look(
+    spec: ExtractSpec,
+    snowflake: SnowflakeParam,
+    watch: Callable[[str], tuple[Watch, str]],
+    shown: Callable[[Source], dict[str, Any]] = Source.metadata,
+) -> tuple[Watch, str, dict[str, Any]] | dg.SkipReason:
+    """What `watch` makes of the source's state, and what is shown of it when something is asked for."""
+
+    def look() -> tuple[Watch, str, dict[str, Any]]:
+        source = in_time(lambda: Source(spec, snowflake))
+        seen, waiting = watch(source.state)
+        return seen, waiting, {} if waiting else in_time(lambda: shown(source))
+
+    return unless_blind(spec, "the source could not be read", look)
 
 
 def _detection_key(spec: ExtractSpec, seen: Watch) -> str:

@@ -13,7 +13,8 @@ from tir_dagster.datasource.retry import RetryPolicy
 from tir_dagster.datasource.trigger import TriggeredRefresh, refresh_by_server, rows_told, schedule_warnings
 from tir_dagster_tests.datasource.conftest import Orders
 from tir_dagster_tests.datasource.test_increment_refresh import kinds, put_on_schedule
-from tir_dagster_tests.sandbox.tableau.helpers import Admin, wait_for
+from tir_dagster_tests.processes import wait_for
+from tir_dagster_tests.sandbox.tableau.helpers import Admin
 
 LONG = 30  # seconds, more than any test waits
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import shlex
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from urllib3.util import Retry
 
 import tir_dagster
 from tir_dagster.orchestration.home import dagster_home
+from tir_dagster_tests.processes import free_port
 
 DOCS = Path(tir_dagster.__file__).parents[1] / "docs" / "queries.md"
 
@@ -25,7 +25,7 @@ DOCS = Path(tir_dagster.__file__).parents[1] / "docs" / "queries.md"
 @contextmanager
 def serving(spec_text: str, folder: Path) -> Iterator[str]:
     """The address of a webserver that shows these extracts, with the history that commands in this process write."""
-    file, port = folder / "served.yaml", _free_port()
+    file, port = folder / "served.yaml", free_port()
     file.write_text(spec_text, encoding="utf-8")
     env = {**os.environ, "TIR_SPECS": str(file), "DAGSTER_HOME": str(dagster_home())}
     command = [str(Path(sys.executable).with_name("dagster-webserver")), "-m", "tir_dagster.definitions"]
@@ -36,12 +36,6 @@ def serving(spec_text: str, folder: Path) -> Iterator[str]:
     finally:
         process.terminate()
         process.wait(60)
-
-
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 def _answering(url: str, process: subprocess.Popen[bytes]) -> str:

@@ -10,16 +10,14 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import dagster as dg
 import pytest
-import requests
 from playwright.sync_api import Page, expect, sync_playwright
 
 from tir_dagster.extract.engine import connect
@@ -27,10 +25,12 @@ from tir_dagster.orchestration.confirmations import last_confirmation
 from tir_dagster.orchestration.home import dagster_instance, tir_home
 from tir_dagster.orchestration.names import extract_keys
 from tir_dagster.orchestration.partitions import slice_partitions
+from tir_dagster_tests.processes import answers, free_port, wait_for
 
 ROOT = Path(__file__).parents[2]
 # Three of the runs start a Spark of their own, on machines that may have little to spare.
-PATIENCE_SECONDS = 600
+PATIENCE_SECONDS = 600.0
+wait_long = partial(wait_for, seconds=PATIENCE_SECONDS, pause=0.5)
 LOCATION = "extracts"
 # Dagster's own daemon; but it looks for backfills, and at those under way, every other second instead of twice a minute.
 DAEMON = """\
@@ -60,21 +60,6 @@ class Screen:
         return list(self.instance.get_runs(dg.RunsFilter(job_name=job, statuses=[status])))
 
 
-def wait_until(condition: Callable[[], Any], what: str) -> Any:
-    end = time.monotonic() + PATIENCE_SECONDS
-    while time.monotonic() < end:
-        if found := condition():
-            return found
-        time.sleep(0.5)
-    raise AssertionError(f"{what}: not within {PATIENCE_SECONDS} seconds")
-
-
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return taken.getsockname()[1]
-
-
 @contextmanager
 def running(folder: Path, *command: str) -> Iterator[None]:
     """A server of Dagster's, with all its children ended at the end."""
@@ -96,15 +81,8 @@ def running(folder: Path, *command: str) -> Iterator[None]:
 def listening(port: int) -> Iterator[None]:
     """The code server answers: those that ask it would otherwise try again, later and later."""
     with socket.socket() as probe:
-        wait_until(lambda: probe.connect_ex(("127.0.0.1", port)) == 0, "the code server answers")
+        wait_long(lambda: probe.connect_ex(("127.0.0.1", port)) == 0, "the code server answers")
     yield
-
-
-def answers(url: str) -> bool:
-    try:
-        return requests.get(f"{url}/server_info", timeout=5).ok
-    except requests.RequestException:
-        return False
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +106,7 @@ def url(place) -> Iterator[str]:
             running(place.folder, "python", "-c", DAEMON, "run", "-w", "workspace.yaml"),
         ):
             made = f"http://127.0.0.1:{web}"
-            wait_until(lambda: answers(made), "the webserver answers")
+            wait_long(lambda: answers(made), "the webserver answers")
             yield made
 
 
@@ -194,7 +172,7 @@ def test_the_lineage_shows_the_four_assets(screen):
 def test_two_slices_are_materialized_by_clicking_in_one_run_and_are_seen_filled(place, screen):
     first, second = months(place)[-2:]
     launch(screen, f"{first}, {second}")
-    wait_until(lambda: screen.runs("orders_refresh"), "the run of two slices")
+    wait_long(lambda: screen.runs("orders_refresh"), "the run of two slices")
     assert len(screen.runs("orders_refresh")) == 1
     page = filled(screen, 2)
     page.get_by_text(second, exact=True).first.click()
@@ -206,7 +184,7 @@ def test_two_slices_are_materialized_by_clicking_in_one_run_and_are_seen_filled(
 def test_a_backfill_over_a_range_is_one_run(place, screen):
     first, *_, last = months(place)[-5:-1]
     launch(screen, f"[{first}...{last}]")
-    wait_until(lambda: len(screen.runs("orders_refresh")) == 2, "the backfill")
+    wait_long(lambda: len(screen.runs("orders_refresh")) == 2, "the backfill")
     filled(screen, 5)
     page = screen.open("/overview/backfills")
     expect(page.get_by_text("4 partitions").first).to_be_visible()
@@ -224,7 +202,7 @@ def switch(screen: Screen, sensor: str, *, on: bool) -> None:
         running = [one for one in screen.instance.all_instigator_state() if one.name == sensor and one.is_running]
         return bool(running) == on
 
-    wait_until(is_as_wanted, f"{sensor} is {'on' if on else 'off'}")
+    wait_long(is_as_wanted, f"{sensor} is {'on' if on else 'off'}")
 
 
 def test_a_change_in_the_source_starts_its_runs_by_the_sensors(place, screen):
@@ -235,7 +213,7 @@ def test_a_change_in_the_source_starts_its_runs_by_the_sensors(place, screen):
     )
     for sensor in ("orders_source", "orders_refresh"):
         switch(screen, sensor, on=True)
-    wait_until(lambda: published_rows(place, screen) == source_rows(place), "the change is published")
+    wait_long(lambda: published_rows(place, screen) == source_rows(place), "the change is published")
     (detection,) = screen.runs("orders_detect")
     assert detection.tags["dagster/sensor_name"] == "orders_source"
     # What the next test breaks would be repaired before anybody could look at it.
@@ -263,7 +241,7 @@ def test_a_failed_check_is_seen_in_red(place, screen):
         found = screen.instance.event_log_storage.get_latest_asset_check_execution_by_key([key])
         return key in found and found[key].status.value == "FAILED"
 
-    wait_until(failed, "the check finds the lost row")
+    wait_long(failed, "the check finds the lost row")
     page = screen.open("/assets/orders/published_datasource?view=checks&checkDetail=equals_source")
     expect(page.get_by_text("1 slice differs from the source").first).to_be_visible()
     screen.keep("failed check")

@@ -43,8 +43,9 @@ from tir_dagster.source.session import spark_session
 from tir_dagster_tests.conftest import Sandbox
 from tir_dagster_tests.orchestration.served import PROJECT, Served
 from tir_dagster_tests.packages import plain
+from tir_dagster_tests.processes import wait_for
 from tir_dagster_tests.rest_calls import check_played
-from tir_dagster_tests.sandbox.tableau.helpers import Admin, Looker, wait_for
+from tir_dagster_tests.sandbox.tableau.helpers import Admin, Looker
 
 EVERYTHING = os.environ.get("TIR_FAULTS") == "all"
 # What passes: a refresh need not fail of it.

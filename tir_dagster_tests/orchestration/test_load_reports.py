@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
-import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -18,6 +16,7 @@ import requests
 
 from tir_dagster.orchestration.reported import newest_report
 from tir_dagster.source.names import TableName
+from tir_dagster_tests.processes import answers, free_port, wait_for
 
 DOCS = (Path(__file__).parents[2] / "docs" / "loading.md").read_text(encoding="utf-8")
 TABLE = TableName("MYDB", "MYSCHEMA", "MYTABLE")
@@ -38,9 +37,7 @@ def webserver(tmp_path_factory):
     home = tmp_path_factory.mktemp("dagster")
     (home / "dagster.yaml").write_text("telemetry: {enabled: false}\n", encoding="utf-8")
     (home / "empty.py").write_text("import dagster as dg\n\ndefs = dg.Definitions()\n", encoding="utf-8")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     command = [str(Path(sys.executable).with_name("dagster-webserver")), "-f", "empty.py", "-p", str(port)]
     with (home / "log").open("wb") as log:
         server = subprocess.Popen(
@@ -48,26 +45,12 @@ def webserver(tmp_path_factory):
         )
     url = f"http://127.0.0.1:{port}"
     try:
-        wait_until(lambda: answers(url), home / "log")
+        wait_for(lambda: answers(url), "the webserver", seconds=120, pause=0.2, log=home / "log")
         with dg.DagsterInstance.from_config(str(home)) as instance:
             yield url, instance
     finally:
         server.terminate()
         server.wait(30)
-
-
-def answers(url: str) -> bool:
-    try:
-        return requests.get(f"{url}/server_info", timeout=5).ok
-    except requests.RequestException:
-        return False
-
-
-def wait_until(condition, log: Path, seconds: float = 120) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"the webserver did not start: {log.read_text(errors='replace')[-2000:]}"
-        time.sleep(0.2)
 
 
 def latest(instance: dg.DagsterInstance) -> dict:

@@ -19,7 +19,8 @@ from tir_dagster.extract.casts import PURGE_KEY
 from tir_dagster_tests.conftest import Sandbox
 from tir_dagster_tests.orchestration.history import DATABASE, PROJECT, History, Layout
 from tir_dagster_tests.orchestration.test_histories import Extracts, histories, play, random_histories
-from tir_dagster_tests.sandbox.tableau.helpers import Admin, wait_for
+from tir_dagster_tests.processes import wait_for
+from tir_dagster_tests.sandbox.tableau.helpers import Admin
 
 HISTORIES = int(os.environ.get("TIR_HISTORIES", "3"))
 # `make soak` goes on to five million.

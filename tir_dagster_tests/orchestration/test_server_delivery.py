@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import requests
@@ -16,6 +14,7 @@ from tir_dagster.errors import DatasourceError
 from tir_dagster.spec import parse_specs
 from tir_dagster_tests.orchestration.conftest import Place
 from tir_dagster_tests.orchestration.test_crashes import stage
+from tir_dagster_tests.processes import wait_for
 
 STAMP = "DATEADD('second', 1, (SELECT MAX(UPDATED_AT) FROM MYTABLE))"
 
@@ -56,14 +55,6 @@ def fault(place: Place, **wanted: object) -> None:
 
 def clear_faults(place: Place) -> None:
     assert requests.delete(f"{place.sandbox.tableau_url}/sandbox/faults", timeout=30).ok
-
-
-def wait_until(happened: Callable[[], bool], log: Path, running: subprocess.Popen) -> None:
-    deadline = time.monotonic() + 180
-    while not happened():
-        assert running.poll() is None, log.read_text(encoding="utf-8")
-        assert time.monotonic() < deadline, log.read_text(encoding="utf-8")
-        time.sleep(0.2)
 
 
 def refreshes_incrementally(place: Place) -> None:
@@ -128,8 +119,12 @@ def test_killed_while_rows_are_missing_the_next_refresh_brings_them_back_first(s
             stderr=log,
             env={**os.environ},
         )
-    log_file = served.folder / "killed.log"
-    wait_until(lambda: len(calls(served, "/refresh")) > asked, log_file, running)
+
+    def is_asked() -> bool:
+        assert running.poll() is None, (served.folder / "killed.log").read_text(encoding="utf-8")
+        return len(calls(served, "/refresh")) > asked
+
+    wait_for(is_asked, "the refresh that is told to wait", seconds=180, pause=0.2)
     running.kill()
     running.wait()
     clear_faults(served)

@@ -40,7 +40,8 @@ from tir_dagster.spec import ExtractSpec, spec_from_mapping
 from tir_dagster_tests.conftest import Sandbox
 from tir_dagster_tests.orchestration.conftest import download
 from tir_dagster_tests.packages import plain
-from tir_dagster_tests.sandbox.tableau.helpers import Admin, Looker, wait_for
+from tir_dagster_tests.processes import wait_for
+from tir_dagster_tests.sandbox.tableau.helpers import Admin, Looker
 
 DATABASE, PROJECT = "TRIGGERS", "triggers"
 JOINED = "SELECT O.ID, O.AMOUNT, C.NAME FROM {orders} O LEFT JOIN {customers} C ON O.CUSTOMER = C.ID"

@@ -36,7 +36,8 @@ from tir_dagster.sandbox.tableau.packages import Column
 from tir_dagster.sandbox.tableau.settings import Settings
 from tir_dagster.spec import ExtractSpec, parse_specs
 from tir_dagster_tests.conftest import Sandbox
-from tir_dagster_tests.sandbox.tableau.helpers import Admin, Publisher, Source, wait_for
+from tir_dagster_tests.processes import wait_for
+from tir_dagster_tests.sandbox.tableau.helpers import Admin, Publisher, Source
 
 SECRET = "not-the-secret-of-anybody-else-0123456789"
 SUCCEEDED, FAILED = "DatasourceRefreshSucceeded", "DatasourceRefreshFailed"

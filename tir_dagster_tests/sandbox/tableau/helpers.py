@@ -15,9 +15,9 @@ from tableauhyperapi import Connection
 
 from tir_dagster.sandbox.tableau.packages import Column, SnowflakeConnection, build_tdsx
 from tir_dagster_tests.conftest import Sandbox
+from tir_dagster_tests.processes import wait_for
 
 CREATE, OVERWRITE = TSC.Server.PublishMode.CreateNew, TSC.Server.PublishMode.Overwrite
-PATIENCE_SECONDS = 60
 QUICK = 0.01  # seconds that a job takes at least
 
 LIVE_ONLY = b"""<?xml version='1.0' encoding='utf-8' ?>
@@ -101,15 +101,6 @@ class Publisher:
 
 def _if_over(job: Any) -> Any:
     return job if job.completed_at is not None else None
-
-
-def wait_for(ask: Any, what: str) -> Any:
-    until = time.monotonic() + PATIENCE_SECONDS
-    while time.monotonic() < until:
-        if answer := ask():
-            return answer
-        time.sleep(0.02)
-    raise AssertionError(f"waited {PATIENCE_SECONDS} s for {what}")
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,8 @@ from tir_dagster.sandbox.home import SandboxHome
 from tir_dagster.sandbox.tableau.packages import Column
 from tir_dagster.sandbox.tableau.settings import Settings
 from tir_dagster_tests.conftest import Sandbox
-from tir_dagster_tests.sandbox.tableau.helpers import OVERWRITE, Admin, Looker, Publisher, Source, wait_for
+from tir_dagster_tests.processes import free_port, wait_for
+from tir_dagster_tests.sandbox.tableau.helpers import OVERWRITE, Admin, Looker, Publisher, Source
 from tir_dagster_tests.sandbox.tableau.live import LiveData, action
 
 
@@ -45,7 +46,7 @@ class LoneServer:
 
     def start(self) -> None:
         if self._port == "0":
-            self._port = str(_free_port())
+            self._port = str(free_port())
         self.home.root.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", "tir_dagster.sandbox.tableau", "--home", str(self.home.root)]
         if self._largest_file is not None:
@@ -57,7 +58,7 @@ class LoneServer:
                 stdout=log,
                 stderr=log,
             )
-        wait_for(self._answers, f"the server to answer; its log is {self._log}")
+        wait_for(self._answers, "the server to answer", log=self._log)
 
     def children(self) -> list[int]:
         tasks = Path(f"/proc/{self._process.pid}/task").glob("*/children")
@@ -76,12 +77,6 @@ class LoneServer:
 
     def files(self, folder: str) -> list[str]:
         return [path.name for path in (self.home.data("tableau") / folder).iterdir()]
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture(scope="module")
@@ -256,7 +251,7 @@ def test_a_change_of_data_that_was_interrupted_happens_once(
 
 def test_an_event_that_nobody_took_is_delivered_after_a_restart(lone: LoneServer, publisher: Publisher) -> None:
     hook = TSC.WebhookItem()
-    hook.name, hook.event, port = "hook", "datasource-created", _free_port()
+    hook.name, hook.event, port = "hook", "datasource-created", free_port()
     hook.url = f"http://127.0.0.1:{port}/"
     made = publisher.server.webhooks.create(hook)
     Admin(lone.url).set(webhook_retry_seconds=0.5)

@@ -13,7 +13,8 @@ from tableauserverclient.models.target import Target
 from tableauserverclient.server.endpoint.exceptions import ServerResponseError
 
 from tir_dagster.sandbox.tableau.packages import Column
-from tir_dagster_tests.sandbox.tableau.helpers import OVERWRITE, Admin, Looker, Publisher, Source, wait_for
+from tir_dagster_tests.processes import wait_for
+from tir_dagster_tests.sandbox.tableau.helpers import OVERWRITE, Admin, Looker, Publisher, Source
 
 ID, DAY = Column("ID", "NUMBER(38,0)"), Column("DAY", "DATE")
 FinishCode, Status = TSC.JobItem.FinishCode, BackgroundJobItem.Status

@@ -17,7 +17,8 @@ from tableauserverclient.server.endpoint.exceptions import ServerResponseError
 from tir_dagster.sandbox.tableau.document import Document
 from tir_dagster.sandbox.tableau.packages import Column
 from tir_dagster_tests.conftest import Sandbox
-from tir_dagster_tests.sandbox.tableau.helpers import OVERWRITE, Admin, Looker, Publisher, Source, wait_for
+from tir_dagster_tests.processes import wait_for
+from tir_dagster_tests.sandbox.tableau.helpers import OVERWRITE, Admin, Looker, Publisher, Source
 from tir_dagster_tests.sandbox.tableau.live import BY_KEY, K, LiveData, action, hyper_file, succeeded
 
 EUROPE = {"op": "eq", "target-col": "V", "const": {"type": "string", "v": "b"}}

@@ -15,7 +15,8 @@ from tableauserverclient.server.endpoint.exceptions import FailedSignInError, Se
 
 from tir_dagster.sandbox.tableau.packages import Column
 from tir_dagster_tests.conftest import Sandbox
-from tir_dagster_tests.sandbox.tableau.helpers import Admin, Publisher, Source, wait_for
+from tir_dagster_tests.processes import wait_for
+from tir_dagster_tests.sandbox.tableau.helpers import Admin, Publisher, Source
 
 
 def client(sandbox: Sandbox) -> TSC.Server:

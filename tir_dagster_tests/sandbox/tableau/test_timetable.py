@@ -17,7 +17,8 @@ from tableauserverclient.server.endpoint.exceptions import ServerResponseError
 from tir_dagster.sandbox.tableau.packages import Column
 from tir_dagster.sandbox.tableau.store import Store
 from tir_dagster.sandbox.tableau.times import next_run
-from tir_dagster_tests.sandbox.tableau.helpers import Admin, Looker, Publisher, Source, wait_for
+from tir_dagster_tests.processes import wait_for
+from tir_dagster_tests.sandbox.tableau.helpers import Admin, Looker, Publisher, Source
 
 ID, DAY = Column("ID", "NUMBER(38,0)"), Column("DAY", "DATE")
 WEEKLY = {"start": "05:00:00", "intervals": [{"weekDay": "Monday"}, {"weekDay": "Friday"}]}

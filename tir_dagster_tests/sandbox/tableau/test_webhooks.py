@@ -17,14 +17,13 @@ from tableauserverclient.server.endpoint.exceptions import ServerResponseError
 
 from tir_dagster.sandbox.tableau.packages import Column
 from tir_dagster_tests.conftest import Sandbox
+from tir_dagster_tests.processes import PATIENCE_SECONDS, wait_for
 from tir_dagster_tests.sandbox.tableau.helpers import (
     OVERWRITE,
-    PATIENCE_SECONDS,
     Admin,
     Looker,
     Publisher,
     Source,
-    wait_for,
 )
 from tir_dagster_tests.sandbox.tableau.live import LiveData
 
