@@ -52,7 +52,7 @@ profile: $(READY) ## what loading the definitions costs beyond importing Dagster
 	@$(BIN)/python scripts/profile-definitions
 
 LONG = $(patsubst %,orchestration/test_%.py,histories crashes twice faults server_histories server_ways server_delivery ranges views view_histories patch) \
-	sandbox/test_size.py test_bench.py
+	sandbox/test_size.py sandbox/warehouse/test_time_travel.py test_bench.py
 
 soak: setup ## the long forms of the tests: more random histories, every crash three times, two refreshes at once, every fault at every call, large tables
 	$(WITH_JAVA) TIR_HISTORIES=$(HISTORIES) TIR_CRASHES=3 TIR_TWICE=20 TIR_FAULTS=all TIR_SIZE=full TIR_LONG=all $(BIN)/python -m pytest $(LONG:%=tir_dagster_tests/%)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -12,6 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from snowflake.connector.errors import ProgrammingError
 
+# `make soak` plays more of them.
+HISTORIES = 200 if "TIR_HISTORIES" in os.environ else 40
 KEYS = st.one_of(st.none(), st.integers(0, 3))
 VALUES = st.one_of(st.none(), st.sampled_from(["a", "b"]))
 _histories = itertools.count(1)
@@ -181,7 +184,9 @@ def expected_changes(old, new):
 
 
 @settings(
-    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+    max_examples=HISTORIES,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 @given(steps=st.lists(STEP, min_size=1, max_size=4), data=st.data())
 def test_at_and_changes_equal_the_model(sql, history_table, steps, data):
