@@ -8,9 +8,7 @@ from __future__ import annotations
 import errno
 import json
 import os
-import shlex
 import shutil
-import sys
 import threading
 import time
 from pathlib import Path
@@ -21,22 +19,16 @@ import click
 from tir_dagster.bench import bench
 from tir_dagster.errors import SpecError, TirError
 from tir_dagster.revisions_command import revisions
-from tir_dagster.sandbox import processes
-from tir_dagster.sandbox.home import SandboxError, SandboxHome
+from tir_dagster.sandbox.home import SandboxError
+from tir_dagster.sandbox_command import PORT, SEED, sandbox
 from tir_dagster.spec import load_declared, load_specs
 from tir_dagster.webhooks_command import webhooks
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from tir_dagster.orchestration.commands import Outcome
-    from tir_dagster.sandbox.processes import ServerState
     from tir_dagster.spec import ExtractSpec
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
-PORT = click.IntRange(1, 65535)
-COUNT = click.IntRange(min=0)
-SEED = click.IntRange(min=0)
 
 
 class ProjectGroup(click.Group):
@@ -114,7 +106,7 @@ HINTS = click.option(
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output.")
 
 
-@tir.command()
+@tir.command(short_help="Show what a refresh would do, and why.")
 @click.argument("extract")
 @MODE_SLICES
 @MODE_FULL
@@ -141,7 +133,7 @@ def plan(extract: str, span: str | None, *, full: bool, explain: bool, as_json: 
         click.echo("\n".join([planned.sentence(), *warned, *planned.notes, *told]))
 
 
-@tir.command()
+@tir.command(short_help="Find what changed, replace it, publish.")
 @click.argument("extract")
 @MODE_SLICES
 @MODE_FULL
@@ -180,7 +172,7 @@ def _told(spec: ExtractSpec, outcome: Outcome) -> str:
     return f"{begin}: {moved}, published {end}"
 
 
-@tir.command()
+@tir.command(short_help="Load new files into a table.")
 @click.argument("name")
 @click.option("--dry-run", is_flag=True, help="Only show what would be done with each new file; nothing is touched.")
 @AS_JSON
@@ -208,7 +200,7 @@ def load(name: str, *, dry_run: bool, as_json: bool) -> None:
     click.echo(command.told(outcome))
 
 
-@tir.command()
+@tir.command(short_help="Play a change and its refresh on the sandbox.")
 @click.option("--rows", type=click.IntRange(min=1000), default=200_000, show_default=True, help="Orders in the sample.")
 @click.option("--seed", type=SEED, default=1, show_default=True, help="Another seed makes other orders and changes.")
 @click.option("--verbose", is_flag=True, help="Also show the progress of each refresh.")
@@ -223,7 +215,7 @@ def demo(rows: int, seed: int, *, verbose: bool, failing: bool) -> None:
         raise click.ClickException(wrong)
 
 
-@tir.command()
+@tir.command(short_help="Open Dagster's UI on the sandbox.")
 @click.option("--port", type=PORT, default=3000, show_default=True, help="Port of the page.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address the page is served on.")
 def dev(port: int, host: str) -> None:
@@ -242,10 +234,11 @@ def dev(port: int, host: str) -> None:
 
 tir.add_command(bench)
 tir.add_command(revisions)
+tir.add_command(sandbox)
 tir.add_command(webhooks)
 
 
-@tir.command("warm-up")
+@tir.command("warm-up", short_help="Let Spark start faster from now on.")
 def warm_up() -> None:
     """Let Spark start faster from now on: keep the Java classes that it loads, about 180 MB under TIR_HOME.
 
@@ -257,7 +250,7 @@ def warm_up() -> None:
 
     require_java(os.environ)
     archive = build_class_archive(home=tir_home())
-    click.echo(f"{archive}: {_in_words(archive.stat().st_size)}. Spark uses it from the next start on.")
+    click.echo(f"{archive}: {archive.stat().st_size / 1e6:,.0f} MB. Spark uses it from the next start on.")
 
 
 def _mode(span: str | None, *, full: bool) -> Any:
@@ -272,167 +265,6 @@ _started = time.monotonic()
 def _tell(line: str) -> None:
     """Progress goes to standard error, one plain line each, so that standard output stays a script's."""
     click.echo(f"[{time.monotonic() - _started:6.1f} s] {line}", err=True)
-
-
-@tir.group()
-def sandbox() -> None:
-    """The embedded Snowflake, Tableau Server, Slack, ServiceNow and S3, on this machine only.
-
-    TIR_HOME (default: .tir in this folder) chooses the sandbox; two homes are two sandboxes.
-    """
-
-
-@sandbox.command(short_help="Start the servers in the background.")
-@click.option("--warehouse-port", type=PORT, help="Port of the warehouse.  [default: the last one, else a free one]")
-@click.option("--tableau-port", type=PORT, help="Port of Tableau Server.  [default: the last one, else a free one]")
-@click.option(
-    "--people-port", type=PORT, help="Port of Slack and ServiceNow.  [default: the last one, else a free one]"
-)
-@click.option("--storage-port", type=PORT, help="Port of the S3 stand-in.  [default: the last one, else a free one]")
-def up(**ports: int | None) -> None:
-    """Start the servers in the background; harmless when they already run."""
-    asked = {name.removesuffix("_port"): port for name, port in ports.items() if port}
-    for server, port in asked.items():
-        if other := next((name for name in asked if name != server and asked[name] == port), None):
-            raise click.UsageError(f"--{server}-port and --{other}-port are both {port}: choose two ports.")
-    begun = time.monotonic()
-    home = SandboxHome.from_environment()
-    states = processes.start(home, asked)
-    for state in states.values():
-        word = "started" if state.started_now else "already running"
-        click.echo(f"{state.server}: {word}, {state.url} (pid {state.pid})")
-    if any(state.started_now for state in states.values()):
-        click.echo(f"The sandbox in {home.root} is up ({time.monotonic() - begun:.1f} s).")
-        click.echo('Its addresses and secrets, for this shell: eval "$(tir sandbox env)"')
-
-
-@sandbox.command()
-def down() -> None:
-    """Stop the servers; their data stays."""
-    for state in processes.stop(SandboxHome.from_environment()).values():
-        click.echo(f"{state.server}: {f'stopped (pid {state.pid})' if state.pid else 'was not running'}")
-
-
-@sandbox.command(short_help="Show every server.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def status(as_json: bool) -> None:
-    """Show every server; exit code 0 when all run, else 1."""
-    home = SandboxHome.from_environment()
-    states = processes.status(home)
-    if as_json:
-        click.echo(json.dumps({"home": str(home.root), "servers": _as_json(states)}, indent=2))
-    else:
-        click.echo(f"Sandbox in {home.root}")
-        for state in states.values():
-            _print_state(state)
-    sys.exit(0 if all(state.running for state in states.values()) else 1)
-
-
-@sandbox.command(short_help="Print the variables clients need.")
-def env() -> None:
-    """Print the variables clients need, as `export` lines: eval "$(tir sandbox env)"."""
-    for name, value in processes.environment(SandboxHome.from_environment()).items():
-        click.echo(f"export {name}={shlex.quote(value)}")
-
-
-@sandbox.command(short_help="Delete data and logs; names stay.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
-def reset(yes: bool) -> None:
-    """Delete the sandbox's data and logs; names, secrets and ports stay."""
-    home = SandboxHome.from_environment()
-    if not yes:
-        click.confirm(f"Delete all tables, datasources and logs of the sandbox in {home.root}?", abort=True)
-    states = processes.reset(home)
-    click.echo(f"The sandbox in {home.root} is empty now.")
-    for state in states.values():
-        if state.running:
-            click.echo(f"{state.server}: started again, {state.url} (pid {state.pid})")
-
-
-@sandbox.command(short_help="Fill the sandbox with the sample.")
-@click.option("--rows", type=click.IntRange(min=1), default=200_000, show_default=True, help="Orders in the table.")
-@click.option("--seed", type=SEED, default=1, show_default=True, help="Another seed gives other orders.")
-@click.option("--until", metavar="YYYY-MM", help="The last of the 24 months.  [default: the current one]")
-@click.option(
-    "--job-seconds",
-    type=click.IntRange(min=1),
-    default=900,
-    show_default=True,
-    help="How long to wait for the datasource's first refresh.",
-)
-def seed(rows: int, seed: int, until: str | None, job_seconds: int) -> None:
-    """Fill the sandbox: the table MYDB.MYSCHEMA.MYTABLE and the datasource "mydatasource" on it.
-
-    An existing sample is replaced. The same options give the same rows.
-    """
-    from tir_dagster.sandbox import sample  # noqa: PLC0415 - numpy, pyarrow, the clients: seconds
-
-    try:
-        month = sample.parse_month(until)
-    except ValueError as error:
-        raise click.BadParameter(str(error), param_hint="--until") from error
-    environment = processes.environment(SandboxHome.from_environment())
-    begun = time.monotonic()
-    table = sample.seed_table(environment, rows=rows, seed=seed, until=month, progress=click.echo)
-    click.echo(f"Table {sample.TABLE}: {table.rows:,} rows, {table.months} ({table.seconds:.1f} s).")
-    datasource = sample.seed_datasource(environment, timeout=job_seconds, progress=click.echo)
-    click.echo(
-        f'Datasource "{datasource.name}" in project "{datasource.project}": published and refreshed'
-        f" ({datasource.seconds:.1f} s)."
-    )
-    click.echo(f"Done in {time.monotonic() - begun:.1f} s. Next: tir sandbox change")
-
-
-@sandbox.command(short_help="Change the sample table, and say how.")
-@click.option("--seed", type=SEED, default=1, show_default=True, help="Another seed makes another change.")
-@click.option("--inserts", type=COUNT, default=400, show_default=True, help="New orders, some in old months.")
-@click.option("--updates", type=COUNT, default=300, show_default=True, help="Changed orders of old months.")
-@click.option("--moves", type=COUNT, default=60, show_default=True, help="Orders that get a date in another month.")
-@click.option("--deletes", type=COUNT, default=200, show_default=True, help="Orders that go.")
-@click.option(
-    "--recent",
-    type=click.IntRange(min=2),
-    help="Keep the change to this many newest months, and to orders with a date.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def change(seed: int, recent: int | None, as_json: bool, **counts: int) -> None:
-    """Change the sample table as a business would, in one transaction, and say what was done by month."""
-    from tir_dagster.sandbox import sample  # noqa: PLC0415 - numpy, pyarrow, the clients: seconds
-
-    environment = processes.environment(SandboxHome.from_environment())
-    account = sample.change_table(environment, seed=seed, mix=sample.Mix(**counts), recent=recent)
-    click.echo(json.dumps(account.as_json(), indent=2) if as_json else account.as_text())
-
-
-def _as_json(states: Mapping[str, ServerState]) -> dict[str, dict[str, Any]]:
-    return {
-        name: {
-            "running": state.running,
-            "state": state.state,
-            "url": state.url,
-            "pid": state.pid,
-            "port": state.port,
-            "log": str(state.log),
-            "data": str(state.data),
-            "bytes": state.size,
-        }
-        for name, state in states.items()
-    }
-
-
-def _print_state(state: ServerState) -> None:
-    where = f"  {state.url}  (pid {state.pid})" if state.pid else ""
-    click.echo(f"{state.server}: {state.state}{where}")
-    click.echo(f"  data  {state.data}  ({_in_words(state.size)})")
-    click.echo(f"  log   {state.log}")
-
-
-def _in_words(size: float) -> str:
-    for unit in ("bytes", "KB", "MB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}"
-        size /= 1000
-    return f"{size:.1f} GB"
 
 
 def _forget_failed_cancellations(failure: threading.ExceptHookArgs) -> None:

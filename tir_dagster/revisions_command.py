@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tir_dagster.orchestration.revisions import Listed, Revisions
 
 
-@click.command()
+@click.command(short_help="List or fetch what is kept of an extract.")
 @click.argument("extract")
 @click.option("--fetch", "wanted", metavar="N|vN", help="Fetch a revision's package, or a kept version's Hyper file.")
 @click.option("--to", "target", type=click.Path(dir_okay=False, path_type=Path), help="The file to write it to.")

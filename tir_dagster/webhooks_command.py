@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 DEFAULT_PORT = 8642
 
 
-@click.group()
+@click.group(short_help="Let Tableau tell when it refreshed a datasource.")
 def webhooks() -> None:
     """Let Tableau tell when it refreshed a datasource: on its schedules, or because somebody asked it to.
 
@@ -25,7 +25,7 @@ def webhooks() -> None:
     """
 
 
-@webhooks.command()
+@webhooks.command(short_help="Register our webhooks at Tableau.")
 @click.option("--url", required=True, help="Public address at which the receiver is reached, such as https://host/tir.")
 def register(url: str) -> None:
     """Register the webhooks at Tableau, ending with TIR_WEBHOOK_SECRET; harmless when they are there already."""
@@ -37,7 +37,7 @@ def register(url: str) -> None:
             click.echo(_line(hook))
 
 
-@webhooks.command("list")
+@webhooks.command("list", short_help="List our webhooks.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def show(as_json: bool) -> None:
     """List the webhooks that were registered from this Dagster history."""
@@ -51,7 +51,7 @@ def show(as_json: bool) -> None:
         click.echo("\n".join(map(_line, found)) or "No webhooks are registered.")
 
 
-@webhooks.command()
+@webhooks.command(short_help="Remove our webhooks.")
 def remove() -> None:
     """Remove the webhooks that were registered from this Dagster history."""
     from tir_dagster.datasource.webhooks import remove_webhooks  # noqa: PLC0415
@@ -61,7 +61,7 @@ def remove() -> None:
     click.echo(f"{len(gone)} webhooks removed." if gone else "No webhooks were registered.")
 
 
-@webhooks.command()
+@webhooks.command(short_help="Receive what Tableau tells, and note it.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=DEFAULT_PORT, show_default=True, help="0: any free one.")
 def listen(host: str, port: int) -> None:

@@ -23,7 +23,7 @@ _COPIES = 10
 _GIGABYTE = 1_000_000_000
 
 
-@click.group(invoke_without_command=True)
+@click.group(invoke_without_command=True, short_help="Measure refreshes beside their bare limits.")
 @click.option(
     "--rows", type=click.IntRange(min=1_000), default=2_000_000, show_default=True, help="Orders in the sample."
 )
@@ -54,7 +54,7 @@ def bench(context: click.Context, /, rows: int, changed: float, seed: int, *, ke
     conclude(report, as_json=as_json)
 
 
-@bench.command()
+@bench.command(short_help="Measure the repacking of a large package.")
 @click.option(
     "--gb",
     type=click.FloatRange(min=0.001, max=100),
@@ -78,7 +78,7 @@ def package(gb: float, *, keep: bool, as_json: bool) -> None:
     conclude(report, as_json=as_json)
 
 
-@bench.command()
+@bench.command(short_help="Measure a load of files beside a bare COPY.")
 @click.option(
     "--rows", type=click.IntRange(min=1_000), default=5_000_000, show_default=True, help="Orders in the Parquet files."
 )
