@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tir_dagster.orchestration.resources import environment_resources as environment_resources
     from tir_dagster.orchestration.translation import ExtractTranslator as ExtractTranslator
     from tir_dagster.spec import ExtractSpec as ExtractSpec
-    from tir_dagster.spec import load_specs as load_specs
+    from tir_dagster.spec_file import load_specs as load_specs
 
 # Loaded when they are first used: Dagster and the connectors take seconds, `import tir_dagster` must not.
 _HOMES = {

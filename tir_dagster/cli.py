@@ -21,7 +21,7 @@ from tir_dagster.errors import SpecError, TirError
 from tir_dagster.revisions_command import revisions
 from tir_dagster.sandbox.home import SandboxError
 from tir_dagster.sandbox_command import PORT, SEED, sandbox
-from tir_dagster.spec import load_declared, load_specs
+from tir_dagster.spec_file import load_declared, load_specs
 from tir_dagster.webhooks_command import webhooks
 
 if TYPE_CHECKING:

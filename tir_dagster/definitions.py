@@ -16,7 +16,8 @@ from tir_dagster.orchestration.names import load_keys
 from tir_dagster.orchestration.resources import environment_resources
 from tir_dagster.orchestration.translation import ExtractTranslator
 from tir_dagster.source.names import TableName
-from tir_dagster.spec import ExtractSpec, load_declared
+from tir_dagster.spec import ExtractSpec
+from tir_dagster.spec_file import load_declared
 
 
 def build_defs(

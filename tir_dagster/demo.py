@@ -29,7 +29,8 @@ from tir_dagster.sandbox import processes, sample
 from tir_dagster.sandbox.home import SandboxHome
 from tir_dagster.source.connection import SnowflakeAccess
 from tir_dagster.source.names import TableName
-from tir_dagster.spec import ExtractSpec, load_declared, parse_specs
+from tir_dagster.spec import ExtractSpec
+from tir_dagster.spec_file import load_declared, parse_specs
 
 # Where `make dev` opens Dagster's UI, for the links in messages.
 DEV_URL = "http://127.0.0.1:3000"

@@ -14,7 +14,7 @@ from tir_dagster.sandbox.home import SandboxHome
 from tir_dagster.source.connection import SnowflakeAccess
 from tir_dagster.source.names import TableName
 from tir_dagster.source.versions import probe
-from tir_dagster.spec import SPECS_VARIABLE
+from tir_dagster.spec_file import SPECS_VARIABLE
 
 ROWS = 20_000
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tir_dagster.spec import load_specs
+from tir_dagster.spec_file import load_specs
 
 if TYPE_CHECKING:
     from tir_dagster.orchestration.revisions import Listed, Revisions

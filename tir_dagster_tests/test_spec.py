@@ -6,7 +6,8 @@ import pytest
 
 from tir_dagster.changes.detect import definition_of
 from tir_dagster.errors import SpecError
-from tir_dagster.spec import Changes, ExtractSpec, Keep, check_columns, load_specs, parse_specs, spec_from_mapping
+from tir_dagster.spec import Changes, ExtractSpec, Keep, check_columns
+from tir_dagster.spec_file import load_specs, parse_specs, spec_from_mapping
 
 GOOD = """\
 extracts:

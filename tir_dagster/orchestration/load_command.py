@@ -17,7 +17,7 @@ from tir_dagster.orchestration.load_reports import with_people
 from tir_dagster.orchestration.loading import Listener, listening, loader_for
 from tir_dagster.orchestration.names import TOLD_BY_COMMAND, load_job_name
 from tir_dagster.source.connection import SnowflakeAccess
-from tir_dagster.spec import Declared
+from tir_dagster.spec_file import Declared
 
 if TYPE_CHECKING:
     from tir_dagster.loading.choosing import Chosen

@@ -20,7 +20,7 @@ from tir_dagster.alerts.messages import failure_event, success_event
 from tir_dagster.alerts.persistence import Persistence
 from tir_dagster.alerts.policy import Alerts, ServiceNowAlerts, SlackAlerts
 from tir_dagster.alerts.servicenow import ServiceNowAccess
-from tir_dagster.spec import parse_specs
+from tir_dagster.spec_file import parse_specs
 from tir_dagster_tests.alerts.reports import failed, refreshed
 from tir_dagster_tests.test_spec import GOOD
 

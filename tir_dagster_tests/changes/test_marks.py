@@ -14,7 +14,7 @@ from tir_dagster.changes.described import Described
 from tir_dagster.changes.relation import Relation, relation_of
 from tir_dagster.changes.span import Span
 from tir_dagster.errors import SpecError
-from tir_dagster.spec import spec_from_mapping
+from tir_dagster.spec_file import spec_from_mapping
 from tir_dagster_tests.changes.warehouse import COLUMNS, PRODUCTS, STAMP, Row, Warehouse
 
 OLD = datetime(2025, 1, 1)  # noqa: DTZ001 - a time without a zone

@@ -9,7 +9,7 @@ import pytest
 
 from tir_dagster.changes.relation import relation_of
 from tir_dagster.errors import TirError
-from tir_dagster.spec import spec_from_mapping
+from tir_dagster.spec_file import spec_from_mapping
 from tir_dagster_tests.changes.warehouse import Warehouse
 
 QUERY = """SELECT s.id, s.day, p.color

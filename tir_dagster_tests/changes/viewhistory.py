@@ -21,7 +21,7 @@ from tir_dagster.changes.relation import Relation, relation_of
 from tir_dagster.changes.state import Aftermath, Confirmation, Intent, aftermath
 from tir_dagster.source.slices import slice_of
 from tir_dagster.source.versions import SourceVersion
-from tir_dagster.spec import spec_from_mapping
+from tir_dagster.spec_file import spec_from_mapping
 from tir_dagster_tests.changes.duckbench import DuckBench, plain, stats_of
 from tir_dagster_tests.changes.warehouse import MAKERS, PRODUCTS, STAMP, Warehouse
 

@@ -17,7 +17,8 @@ from tir_dagster.datasource.republish import ServerLook, deliver, fetch_shell
 from tir_dagster.datasource.retry import RetryPolicy
 from tir_dagster.datasource.transfer import publish
 from tir_dagster.datasource.trouble import RefusedError
-from tir_dagster.spec import ExtractSpec, spec_from_mapping
+from tir_dagster.spec import ExtractSpec
+from tir_dagster.spec_file import spec_from_mapping
 from tir_dagster_tests.datasource.conftest import Orders
 from tir_dagster_tests.sandbox.tableau.helpers import Admin, rewritten
 

@@ -15,7 +15,7 @@ from tir_dagster.loading.declared import LoadSpec
 from tir_dagster.loading.load import Loaded, Loader
 from tir_dagster.loading.staging import Stager, right_here
 from tir_dagster.source.connection import SnowflakeAccess
-from tir_dagster.spec import parse_declared
+from tir_dagster.spec_file import parse_declared
 
 _numbers = itertools.count(1)
 SCHEMA = "MYDB.LOADING"

@@ -21,7 +21,7 @@ from tir_dagster.loading.ledger import Changed, listed
 from tir_dagster.loading.staging import StagePlan, stage_unit, units_of
 from tir_dagster.loading.tables import Bookkeeping, stage_type, target_of
 from tir_dagster.source.connection import SnowflakeAccess
-from tir_dagster.spec import parse_declared
+from tir_dagster.spec_file import parse_declared
 
 PATH = "s3://bucket/in"
 

@@ -17,7 +17,8 @@ from tir_dagster.orchestration.commands import Command, Outcome
 from tir_dagster.orchestration.home import dagster_instance, tir_home
 from tir_dagster.sandbox import sample
 from tir_dagster.source.session import spark_session
-from tir_dagster.spec import ExtractSpec, parse_specs
+from tir_dagster.spec import ExtractSpec
+from tir_dagster.spec_file import parse_specs
 from tir_dagster_tests.conftest import Sandbox, running_sandbox
 from tir_dagster_tests.packages import check_package, document_of, plain
 

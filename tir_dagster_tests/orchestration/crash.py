@@ -6,7 +6,7 @@ import sys
 
 from tir_dagster.orchestration.commands import Command, Outcome
 from tir_dagster.orchestration.home import dagster_instance
-from tir_dagster.spec import load_specs
+from tir_dagster.spec_file import load_specs
 
 
 def main() -> None:

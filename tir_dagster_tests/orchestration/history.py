@@ -25,7 +25,7 @@ from tir_dagster.orchestration.steps import Looked
 from tir_dagster.sandbox.tableau.packages import Column as PackageColumn
 from tir_dagster.sandbox.tableau.packages import SnowflakeConnection, build_tdsx
 from tir_dagster.source.connection import SnowflakeAccess
-from tir_dagster.spec import spec_from_mapping
+from tir_dagster.spec_file import spec_from_mapping
 from tir_dagster_tests.conftest import Sandbox
 from tir_dagster_tests.orchestration.pace import quickly
 from tir_dagster_tests.packages import plain

@@ -26,7 +26,8 @@ from tir_dagster.orchestration.by_server import ByServer
 from tir_dagster.orchestration.flow import Refresher
 from tir_dagster.sandbox.tableau.packages import Column, SnowflakeConnection, build_tdsx
 from tir_dagster.source.connection import SnowflakeAccess
-from tir_dagster.spec import ExtractSpec, spec_from_mapping
+from tir_dagster.spec import ExtractSpec
+from tir_dagster.spec_file import spec_from_mapping
 from tir_dagster_tests.conftest import Sandbox
 from tir_dagster_tests.orchestration.conftest import download
 from tir_dagster_tests.packages import check_package, document_of, plain

@@ -22,7 +22,7 @@ from tir_dagster.datasource.client import TableauClient
 from tir_dagster.datasource.republish import fetch_shell, look_at_server
 from tir_dagster.orchestration.flow import Refresher
 from tir_dagster.source.connection import SnowflakeAccess
-from tir_dagster.spec import spec_from_mapping
+from tir_dagster.spec_file import spec_from_mapping
 from tir_dagster_tests.conftest import Sandbox
 from tir_dagster_tests.orchestration.pace import quickly
 from tir_dagster_tests.packages import plain

@@ -45,7 +45,8 @@ from tir_dagster.orchestration.resources import StateFolder
 from tir_dagster.orchestration.run_reports import unaffected
 from tir_dagster.orchestration.standing import standing
 from tir_dagster.source.connection import SnowflakeDownError
-from tir_dagster.spec import ExtractSpec, parse_declared
+from tir_dagster.spec import ExtractSpec
+from tir_dagster.spec_file import parse_declared
 from tir_dagster_tests.alerts.reports import Desk
 
 SPECS = """\

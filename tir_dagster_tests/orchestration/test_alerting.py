@@ -30,7 +30,8 @@ from tir_dagster.orchestration.names import TOLD_BY_COMMAND
 from tir_dagster.orchestration.resources import environment_resources
 from tir_dagster.orchestration.trigger_command import TriggerCommand
 from tir_dagster.sandbox import sample
-from tir_dagster.spec import ExtractSpec, spec_from_mapping
+from tir_dagster.spec import ExtractSpec
+from tir_dagster.spec_file import spec_from_mapping
 from tir_dagster_tests.conftest import People, Sandbox
 from tir_dagster_tests.sandbox.tableau.helpers import Admin
 

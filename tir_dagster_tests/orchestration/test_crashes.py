@@ -12,7 +12,7 @@ import pytest
 from tir_dagster.changes.plan import Mode
 from tir_dagster.extract.casts import PURGE_KEY
 from tir_dagster.orchestration.commands import Command, Outcome
-from tir_dagster.spec import parse_specs
+from tir_dagster.spec_file import parse_specs
 from tir_dagster_tests.orchestration.conftest import Place, download
 from tir_dagster_tests.packages import plain, rows_of
 

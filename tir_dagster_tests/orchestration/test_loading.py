@@ -23,7 +23,7 @@ from tir_dagster.orchestration.late_loads import unreported
 from tir_dagster.orchestration.loading import Arrivals, settled
 from tir_dagster.orchestration.sensors import Watch
 from tir_dagster.source.connection import SnowflakeAccess
-from tir_dagster.spec import parse_declared
+from tir_dagster.spec_file import parse_declared
 
 LOADS = """\
 loads:

@@ -18,7 +18,8 @@ from tir_dagster.orchestration.home import dagster_instance
 from tir_dagster.orchestration.names import extract_keys
 from tir_dagster.orchestration.partitions import slice_partitions
 from tir_dagster.orchestration.value_slices import known_slices
-from tir_dagster.spec import ExtractSpec, parse_specs
+from tir_dagster.spec import ExtractSpec
+from tir_dagster.spec_file import parse_specs
 from tir_dagster_tests.orchestration.conftest import Place
 from tir_dagster_tests.orchestration.test_assets import QUIET, detect, events, refresh_tick
 

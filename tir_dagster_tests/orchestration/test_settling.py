@@ -12,7 +12,7 @@ from tir_dagster.changes.state import Confirmation
 from tir_dagster.datasource.access import TableauAccess, TableauToken
 from tir_dagster.orchestration.flow import Refresher
 from tir_dagster.source.connection import SnowflakeAccess
-from tir_dagster.spec import spec_from_mapping
+from tir_dagster.spec_file import spec_from_mapping
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,8 @@ from tir_dagster.sandbox.tableau.packages import Column, SnowflakeConnection, bu
 from tir_dagster.sandbox.tableau.settings import Settings
 from tir_dagster.source.connection import SnowflakeAccess
 from tir_dagster.source.versions import SourceVersion, probe
-from tir_dagster.spec import ExtractSpec, spec_from_mapping
+from tir_dagster.spec import ExtractSpec
+from tir_dagster.spec_file import spec_from_mapping
 from tir_dagster_tests.conftest import Sandbox
 from tir_dagster_tests.orchestration.conftest import download
 from tir_dagster_tests.packages import plain

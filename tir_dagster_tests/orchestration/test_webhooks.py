@@ -34,7 +34,8 @@ from tir_dagster.orchestration.receiver import LARGEST_BODY, Receiver
 from tir_dagster.orchestration.webhooks import AT, DURING, EVENT, Observer, refreshed_elsewhere
 from tir_dagster.sandbox.tableau.packages import Column
 from tir_dagster.sandbox.tableau.settings import Settings
-from tir_dagster.spec import ExtractSpec, parse_specs
+from tir_dagster.spec import ExtractSpec
+from tir_dagster.spec_file import parse_specs
 from tir_dagster_tests.conftest import Sandbox
 from tir_dagster_tests.processes import wait_for
 from tir_dagster_tests.sandbox.tableau.helpers import Admin, Publisher, Source
