@@ -14,7 +14,7 @@ from tir_dagster_tests.conftest import Sandbox
 from tir_dagster_tests.orchestration.shown import Shown, prepare
 
 # Of each query below; `make soak` plays a hundred.
-HISTORIES = int(os.environ.get("TIR_HISTORIES", "3"))
+HISTORIES = int(os.environ.get("TIR_HISTORIES", "2"))
 
 TABLES = {
     "SALES": "ID NUMBER(38,0), DAY DATE, PRODUCT NUMBER(38,0), QTY NUMBER(12,2), NOTE VARCHAR, W TIMESTAMP_NTZ",
