@@ -21,7 +21,7 @@ class Cause(Enum):
     CHECK_FAILED = "a blocking check failed"
     GUARD = "the refresh stopped before it touched anything"
     SPEC_UNFIT = "the spec and its source do not fit"
-    SERVER_DOWN = "Tableau Server cannot be reached"
+    SERVER_DOWN = "Tableau Server cannot be reached or lets nobody in"
     WAREHOUSE_DOWN = "Snowflake cannot be reached or lets nobody in"
     DRIFT = "the extract drifted from its source"
     STALE = "the extract is not as fresh as promised"

@@ -12,7 +12,7 @@ from tir_dagster.alerts.text import joined, moment, one_line, shortened, span
 LONGEST_SENTENCE = 600
 _LOOK = "Look at the run, mend the cause, and refresh again."
 _NEXT = {
-    Cause.SERVER_DOWN: "Check that Tableau Server runs and can be reached from here; the sensors try again by themselves.",
+    Cause.SERVER_DOWN: "Check that Tableau Server runs, can be reached from here and takes the token; the sensors try again by themselves.",
     Cause.WAREHOUSE_DOWN: "Check Snowflake's status, the network and the credentials; the sensors try again by themselves.",
     # Each guard says itself what to do if it is wrong; --allow-empty helps against some of them only.
     Cause.GUARD: "Look at the source. Only if it is right as it is, do what the message says.",

@@ -23,6 +23,8 @@ from tir_dagster.errors import DatasourceError
 
 # The server's REST version does not know the call. The client says so before it asks, a server by this code.
 TOO_OLD = "404950"
+# The name, token or secret is not, or no longer, one that the server knows.
+NO_ENTRY = "401001"
 
 
 # Servers say it with one code or another, and always in words.
@@ -43,6 +45,10 @@ class RefusedError(DatasourceError):
     def __init__(self, message: str, *, code: str) -> None:
         super().__init__(message)
         self.code = code
+
+
+class SignInError(RefusedError):
+    """The server lets nobody in with these credentials: no extract can be refreshed until they are mended."""
 
 
 class Fate(Enum):
@@ -75,8 +81,8 @@ def understand(error: Exception) -> Trouble | None:
         fate = Fate.NOT_DONE if error.status == 429 else Fate.UNKNOWN
         return Trouble(fate, _of_answer(error), str(error.status), error.retry_after)
     if isinstance(error, XMLError):
-        # 401001 is an answer to a sign-in; every other 401 means that the session is no more.
-        gone = error.code.startswith("401") and error.code != "401001"
+        # That one is an answer to a sign-in; every other 401 means that the session is no more.
+        gone = error.code.startswith("401") and error.code != NO_ENTRY
         words = _one_line(error.detail or error.summary or "no reason given")
         return Trouble(Fate.SESSION_GONE if gone else Fate.REFUSED, words, error.code)
     if isinstance(error, EndpointUnavailableError):
@@ -163,7 +169,8 @@ def as_error(trouble: Trouble, *, access: TableauAccess, doing: str, repeated: b
         return kind(
             f"Could not {doing}: {at} is in trouble, {trouble.reason}. Look at the server's status and run again."
         )
-    return RefusedError(
+    refusal = SignInError if trouble.code == NO_ENTRY else RefusedError
+    return refusal(
         f"Could not {doing}: {at} refused{f' ({trouble.code})' if trouble.code else ''}, {trouble.reason}."
         f" {_hint(trouble.code, trouble.reason, access)}",
         code=trouble.code,
@@ -183,7 +190,7 @@ def _session_sentence(access: TableauAccess) -> str:
 def _hint(code: str, reason: str, access: TableauAccess) -> str:
     if code.startswith("413") or _NO_ROOM.search(reason):
         return "Make room on the site, or ask its administrator for more."
-    if code == "401001":
+    if code == NO_ENTRY:
         return (
             f"Check that {access.identity.shown} exists, has not expired and belongs to a user of the site,"
             " that its secret is right, and that TABLEAU_SITE is the site's name in its address."

@@ -24,6 +24,7 @@ from tir_dagster.spec import ExtractSpec
 URL_VARIABLE = "TIR_DAGSTER_URL"
 _CAUSES = {
     "ServerDownError": Cause.SERVER_DOWN,
+    "SignInError": Cause.SERVER_DOWN,
     "SnowflakeDownError": Cause.WAREHOUSE_DOWN,
     "GuardError": Cause.GUARD,
     "SpecError": Cause.SPEC_UNFIT,

@@ -15,6 +15,7 @@ from tir_dagster.datasource.client import TableauClient
 from tir_dagster.datasource.find import list_projects
 from tir_dagster.datasource.retry import RetryPolicy
 from tir_dagster.datasource.transport import Timeouts
+from tir_dagster.datasource.trouble import SignInError
 from tir_dagster.errors import DatasourceError
 from tir_dagster_tests.conftest import Sandbox
 from tir_dagster_tests.datasource.conftest import Naps
@@ -116,8 +117,9 @@ def test_one_token_is_not_used_for_two_sites_at_once(access: TableauAccess, clie
 def test_wrong_credentials_are_told_without_the_secret(
     access: TableauAccess, quick: RetryPolicy, naps: Naps, identity: TableauToken | TableauPassword
 ) -> None:
-    with TableauClient(replace(access, identity=identity), retry=quick) as client:
-        told = refusal(client)
+    with TableauClient(replace(access, identity=identity), retry=quick) as client, pytest.raises(SignInError) as caught:
+        list_projects(client)
+    told = str(caught.value)
     assert told.startswith(f"Could not sign in with {identity.shown}")
     assert "(401001)" in told
     assert "TABLEAU_SITE" in told

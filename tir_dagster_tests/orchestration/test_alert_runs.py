@@ -23,10 +23,10 @@ from tir_dagster.changes.changesets import ChangeSetStore
 from tir_dagster.changes.hints import HintError
 from tir_dagster.changes.plan import Known
 from tir_dagster.changes.state import Confirmation, Intent
-from tir_dagster.datasource.trouble import ServerDownError
+from tir_dagster.datasource.trouble import ServerDownError, SignInError
 from tir_dagster.definitions import build_defs
 from tir_dagster.errors import EQUALS_SOURCE, DatasourceError, GuardError, LoadError, SpecError, VerificationError
-from tir_dagster.orchestration.alerting import build_alert_sensor, report, report_blind, report_reading, report_recovery
+from tir_dagster.orchestration.alerting import build_alert_sensor, report, report_recovery, unless_blind
 from tir_dagster.orchestration.checks import SERVER
 from tir_dagster.orchestration.command_reports import book_of, killed_reports, telling
 from tir_dagster.orchestration.confirmations import CONFIRMATION
@@ -172,6 +172,7 @@ def test_the_cause_is_known_from_the_errors_type_and_the_sentence_is_its_own(ins
         DatasourceError("Refused."): Cause.STEP_FAILED,
         SpecError("orders: changes.watermark names X, which T does not have."): Cause.SPEC_UNFIT,
         VerificationError("slice 2025-03 differs", check=EQUALS_SOURCE): Cause.CHECK_FAILED,
+        SignInError("The token has expired.", code="401001"): Cause.SERVER_DOWN,
         ServerDownError("Cannot be reached."): Cause.SERVER_DOWN,
         SnowflakeDownError("Cannot be reached."): Cause.WAREHOUSE_DOWN,
     }
@@ -508,13 +509,25 @@ def test_a_snowflake_that_hangs_is_told_before_dagster_ends_the_tick():
         in_time(lambda: 1 // 0)
 
 
+def looks(spec, error):
+    """A sensor's look at its source, which fails if there is an error."""
+
+    def look() -> str:
+        if error is not None:
+            raise error
+        return "seen"
+
+    seen = unless_blind(spec, "the source could not be read", look)
+    return getattr(seen, "skip_message", seen)
+
+
 def test_one_good_read_shows_that_snowflake_answers_all(instance):
     down = SnowflakeDownError("Snowflake cannot be reached.")
-    report_blind(ORDERS, down)
-    report_blind(LOAD, down)
+    assert str(looks(ORDERS, down)) == "the source could not be read: Snowflake cannot be reached."
+    looks(LOAD, down)
     sensor = Sensor(instance)
     assert sensor.tick() == [{"order_files": "sensor", "orders": "sensor"}]
-    report_reading(LOAD)
+    assert looks(LOAD, None) == "seen"
     assert sensor.tick() == []
 
 
