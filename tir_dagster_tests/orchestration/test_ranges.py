@@ -22,6 +22,7 @@ from tir_dagster.spec import ExtractSpec
 from tir_dagster.spec_file import parse_specs
 from tir_dagster_tests.orchestration.conftest import Place
 from tir_dagster_tests.orchestration.test_assets import QUIET, detect, events, refresh_tick
+from tir_dagster_tests.sandbox.tableau.helpers import Admin
 
 SPEC = """\
 extracts:
@@ -162,6 +163,8 @@ extracts:
     source: MYDB.MYSCHEMA.REGIONS
     slices: {column: REGION, by: value}
     datasource: {project: myproject, name: regions}
+    delivery: patch
+    checks: {server: true}
     thresholds: {quiet_period: 1 second, delete_share: 1.0, full_share: 1.0}
 """
 
@@ -183,7 +186,10 @@ def test_slices_by_value_come_and_go_with_the_values_and_are_replaced_whole_with
     assert held(spec) == {"(rest)": 2, "EU": 2, "O'H": 4, "US": 1}
     long.sql("DELETE FROM REGIONS WHERE REGION = 'US'")
     long.sql("INSERT INTO REGIONS VALUES ('APAC', 'f'), (NULL, 'g'), ('EU', 'h')")
+    admin = Admin(long.sandbox.tableau_url)
+    admin.forget_calls()
     second = refresh(spec, "changes", [])
+    assert [call["route"] for call in admin.calls() if call["route"] in ("publish", "update_data")] == ["update_data"]
     assert (second.decision, second.rows_purged, second.rows_appended) == ("incremental", 5, 7)
     assert held(spec) == {"(rest)": 3, "EU": 3, "O'H": 4, "APAC": 1}, "nothing is left of US"
     resynced = refresh(spec, "slices", chosen_slices(spec, "APAC, O'H"))
@@ -193,7 +199,8 @@ def test_slices_by_value_come_and_go_with_the_values_and_are_replaced_whole_with
     with dagster_instance() as instance:
         verify = build_defs(specs=(spec,)).resolve_job_def("regions_verify")
         verified = verify.execute_in_process(instance=instance, run_config=QUIET)
-    assert [(one.check_name, one.passed) for one in verified.get_asset_check_evaluations()] == [("equals_source", True)]
+    checked = {one.check_name: one.passed for one in verified.get_asset_check_evaluations()}
+    assert checked == {"equals_source": True, "server_holds_it": True}
 
 
 def test_unknown_and_reversed_ranges_are_refused_on_the_command_line(spec, slices):
