@@ -159,11 +159,14 @@ def _link(hyper: Path, target: Path) -> None:
 
 
 def finish_delivery(
-    client: TableauClient, spec: ExtractSpec, look: ServerLook, *, folder: Path, env: Mapping[str, str]
+    client: TableauClient, spec: ExtractSpec, look: ServerLook, *, folder: Path, env: Mapping[str, str], foreign: bool
 ) -> tuple[ServerLook, tuple[str, ...]]:
-    """Put back what an earlier publish of ours took from the datasource, if that run ended before it could."""
+    """Put back what an earlier publish of ours took from the datasource, if that run ended before it could.
+
+    `foreign` tells that its rows are not ours: what somebody else published is left alone.
+    """
     if look.found is None or not is_remembered(folder):
         return look, ()
     credentials = _named(spec, remembered_connections(folder), env)
-    restored = put_back_remembered(client, look.found, folder, credentials)
+    restored = put_back_remembered(client, look.found, folder, credentials, foreign=foreign)
     return replace(look, found=settled(client, restored.found)), restored.warnings

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from tir_dagster.changes.state import Aftermath, Confirmation, Intent, aftermath
 from tir_dagster.datasource.client import TableauClient
-from tir_dagster.datasource.keep import forget
 from tir_dagster.datasource.outcome import ForeignPublishError
 from tir_dagster.datasource.patch import check_patchable
 from tir_dagster.datasource.republish import ServerLook, credentials_for, finish_delivery, look_at_server
@@ -103,11 +102,10 @@ class Looking:
 
     def _put_back_around(self, server: ServerLook, verdict: Aftermath) -> ServerLook:
         """Tags and the like that a publish of ours took away come back; what somebody else published is left alone."""
-        flow, folder = self._flow, self._flow.folder / "publish"
-        if verdict is Aftermath.FOREIGN:
-            forget(folder)
-            return server
-        server, warnings = finish_delivery(self._client, flow.spec, server, folder=folder, env=flow.env)
+        flow, foreign = self._flow, verdict is Aftermath.FOREIGN
+        server, warnings = finish_delivery(
+            self._client, flow.spec, server, folder=flow.folder / "publish", env=flow.env, foreign=foreign
+        )
         flow.warnings += warnings
         return server
 
