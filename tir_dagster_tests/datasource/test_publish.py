@@ -185,9 +185,13 @@ def test_where_the_server_tells_nothing_a_cut_piece_starts_a_new_session(
     assert orders.content() == large.read_bytes()
 
 
-def test_an_upload_session_that_is_gone_is_started_over(orders: Orders, admin: Admin, in_pieces: None) -> None:
-    admin.fault("status", **PUBLISH, status=404, code="404015")
+@pytest.mark.parametrize("call", [PUBLISH, {"method": "PUT", "path": "/fileUploads/", "skip": 1}])
+def test_an_upload_session_that_is_gone_is_started_over(
+    orders: Orders, admin: Admin, in_pieces: None, call: dict[str, Any]
+) -> None:
+    admin.fault("status", **call, status=404, code="404015")
     orders.create()
+    assert admin.faults() == []
     assert orders.holds_ours()
 
 
