@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from tir_dagster.changes.changesets import DamagedStateError
 from tir_dagster.changes.state import Aftermath, Confirmation, Intent, aftermath
 from tir_dagster.datasource.client import TableauClient
 from tir_dagster.datasource.outcome import ForeignPublishError
@@ -69,7 +70,13 @@ class Looking:
 
     def _intent(self, confirmed: Confirmation | None) -> Intent | None:
         """What was about to be published, unless that is confirmed already: then only its end was interrupted."""
-        intent = self._flow.change_sets.intent()
+        try:
+            intent = self._flow.change_sets.intent()
+        except DamagedStateError:
+            self._flow.log("what was about to be published cannot be read: only what the server holds counts")
+            if self._mend:
+                self._flow.change_sets.drop_intent()
+            return None
         if intent is None or confirmed is None or intent.version != confirmed.version:
             return intent
         if self._mend:
@@ -85,8 +92,9 @@ class Looking:
         judged = self._aftermath(server, intent, confirmed)
         if not self._mend:
             return judged
-        if judged.verdict is Aftermath.HOLE and confirmed is not None:
-            kept = self._flow.versions.get(confirmed.version)
+        kept = self._flow.known_version(confirmed.version) if confirmed is not None else None
+        # Without the kept version nothing can be put back: then everything is loaded (STATE_LOST).
+        if judged.verdict is Aftermath.HOLE and kept is not None:
             return _Judged(Aftermath.NOT_LANDED, self._by_server.put_back(client, server, kept))
         if intent is None or not intent.patch or judged.verdict not in _MENDABLE:
             return judged

@@ -526,6 +526,20 @@ def test_a_server_in_trouble_is_not_taken_for_a_foreign_publish(scene: Scene) ->
     assert scene.published() == scene.new
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("scene", ["server"], indirect=True)
+def test_rows_that_are_missing_come_back_by_a_full_load_where_the_kept_version_is_lost(scene: Scene) -> None:
+    scene.admin.fault(**LASTING["broken"], method="POST", path="/refresh$")
+    scene.admin.fault(**LASTING["broken"], method="POST", path="/datasources$", skip=1)
+    with pytest.raises(TirError, match="People may not see"):
+        scene.play()
+    scene.admin.clear_faults()
+    assert scene.confirmed is not None
+    shutil.rmtree(scene.place.refresher.versions.get(scene.confirmed.version).folder)
+    assert scene.heal() == "full"
+    assert (scene.published(), scene.lost()) == (scene.new, None)
+
+
 @pytest.mark.parametrize("scene", ["republish", "server"], indirect=True)
 def test_one_who_lost_the_lease_stops_right_before_the_publish(scene: Scene) -> None:
     refresher = scene.place.refresher = scene.place._refresher()

@@ -230,6 +230,9 @@ def test_a_look_without_the_lease_mends_nothing(loaded):
 
     assert intent is not None
     assert loaded.refresher.change_sets.intent() == intent
+    (loaded.refresher.change_sets.path("intent.json")).write_text("{ half", encoding="utf-8")
+    assert loaded.refresh().reason is Reason.FOREIGN_PUBLISH, "what cannot be read is not guessed"
+    assert loaded.published_rows() == loaded.source_rows()
 
 
 def test_a_full_refresh_that_stopped_half_way_is_still_done(loaded):
