@@ -138,10 +138,10 @@ class Refresher:
             finally:
                 self._lease = outer
 
-    def check_lease(self) -> None:
+    def check_lease(self, *, published: bool = False) -> None:
         """Before anything that others would see: a process that slept for a minute may have lost its turn."""
         if self._lease is not None:
-            self._lease.check()
+            self._lease.check(published=published)
 
     # Look
 
@@ -382,6 +382,12 @@ class Refresher:
 
     def publish(self, looked: Looked, version: Version) -> Published:
         """Bring the version to the server over exactly what was looked at; intent before, confirmation after."""
+        published = self._publish(looked, version)
+        # Whoever took over looks at what is there: a confirmation from here would be an old one by then.
+        self.check_lease(published=True)
+        return published
+
+    def _publish(self, looked: Looked, version: Version) -> Published:
         if self.spec.delivery == "server":
             return self._by_server.publish(looked, version)
         if self._by_patch.fits(looked, version):

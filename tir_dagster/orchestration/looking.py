@@ -56,6 +56,8 @@ class Looking:
         judged = self._judge(intent, confirmed)
         server, verdict = judged.server, judged.verdict
         if self._mend:
+            # The comparison may have taken long: an intent that is there now may be of somebody who took over.
+            self._flow.check_lease()
             server = self._put_back_around(server, verdict)
         late = None
         if verdict is Aftermath.LANDED and intent is not None and server.found is not None:

@@ -543,19 +543,32 @@ def test_rows_that_are_missing_come_back_by_a_full_load_where_the_kept_version_i
 @pytest.mark.parametrize("scene", ["republish", "server"], indirect=True)
 def test_one_who_lost_the_lease_stops_right_before_the_publish(scene: Scene) -> None:
     refresher = scene.place.refresher = scene.place._refresher()
-
-    def take_over(line: str) -> None:
-        if line.startswith("publishing"):
-            other = {"id": "another", "host": "elsewhere", "pid": 7, "purpose": "tir refresh"}
-            (refresher.folder / "lease.json").write_text(json.dumps(other), encoding="utf-8")
-
-    refresher.log = take_over
+    refresher.log = lambda line: take_over(scene) if line.startswith("publishing") else None
     with scene.waiting(), refresher.leased("a slow run", wait_seconds=0):
         looked = refresher.look(scene.confirmed)
         with pytest.raises(LeaseLostError, match=r"process 7 on elsewhere \(tir refresh\) has taken over"):
             refresher.publish(looked, refresher.versions.get(scene.version))
         assert json.loads((refresher.folder / "lease.json").read_text(encoding="utf-8"))["id"] == "another"
         assert (scene.published(), scene.lost()) == (scene.old, None)
+
+
+def take_over(scene: Scene) -> None:
+    other = {"id": "another", "host": "elsewhere", "pid": 7, "purpose": "tir refresh"}
+    (scene.place.refresher.folder / "lease.json").write_text(json.dumps(other), encoding="utf-8")
+
+
+@pytest.mark.parametrize("scene", ["republish"], indirect=True)
+def test_one_who_lost_the_lease_after_the_publish_leaves_the_confirmation_to_others(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refresher = scene.place.refresher = scene.place._refresher()
+    # All that it waits for here is the second that passes after the publish.
+    monkeypatch.setattr(scene.time, "sleep", lambda _: take_over(scene))
+    with scene.waiting(), refresher.leased("a slow run", wait_seconds=0):
+        looked = refresher.look(scene.confirmed)
+        with pytest.raises(LeaseLostError, match="What was published from here is that refresh's to confirm"):
+            refresher.publish(looked, refresher.versions.get(scene.version))
+    assert (scene.published(), scene.lost()) == (scene.new, None)
 
 
 # Jobs
