@@ -23,7 +23,7 @@ from tir_dagster.datasource.progress import tell_progress
 from tir_dagster.datasource.publishing import Check, always
 from tir_dagster.datasource.transfer import NoExtractError, download, publish
 from tir_dagster.durable import need_space
-from tir_dagster.errors import DatasourceError, ExtractError
+from tir_dagster.errors import DatasourceError, ExtractError, MachineError
 from tir_dagster.extract.archive import open_archive
 from tir_dagster.extract.hyperfile import describe
 from tir_dagster.extract.package import extract_hyper, read_package, refresh_change, write_package
@@ -95,6 +95,8 @@ def fetch_shell(
     hyper = extract_hyper(package, folder / "download.hyper")
     try:
         describe(hyper)
+    except MachineError:
+        raise
     except ExtractError as error:
         raise NoExtractError(f"The {found.shown} cannot be refreshed by key: {error}") from error
     shell = folder / "shell.tdsx"

@@ -12,7 +12,7 @@ from tir_dagster.datasource.outcome import ForeignPublishError
 from tir_dagster.datasource.patch import check_patchable
 from tir_dagster.datasource.republish import ServerLook, credentials_for, finish_delivery, look_at_server
 from tir_dagster.datasource.transfer import NoExtractError
-from tir_dagster.errors import ExtractError
+from tir_dagster.errors import ExtractError, MachineError
 from tir_dagster.extract.versions import Version
 from tir_dagster.orchestration.by_patch import ByPatch, Compared
 from tir_dagster.orchestration.by_server import ByServer
@@ -143,6 +143,9 @@ class Looking:
         folder = self._flow.folder / f"look-{self._flow.downloads}"
         try:
             return self._by_patch.compare(self._client, server.found, version, folder, intent)
+        except MachineError:
+            # Nobody has looked: it may well be ours.
+            raise
         except (ExtractError, NoExtractError) as error:
             # Not even the columns fit: whatever it is, it is not ours.
             self._flow.log(f"the server's extract cannot be compared: {error}")

@@ -41,6 +41,7 @@ from tir_dagster.sandbox.tableau.settings import Settings
 from tir_dagster.source.connection import SnowflakeAccess
 from tir_dagster.source.session import spark_session
 from tir_dagster_tests.conftest import Sandbox
+from tir_dagster_tests.datasource.test_download import Disk
 from tir_dagster_tests.orchestration.served import PROJECT, Served
 from tir_dagster_tests.packages import plain
 from tir_dagster_tests.rest_calls import check_played
@@ -514,7 +515,9 @@ def test_what_stays_is_told_and_the_next_refresh_heals(
 
 
 @pytest.mark.parametrize("scene", ["republish", "server"], indirect=True)
-def test_a_server_in_trouble_is_not_taken_for_a_foreign_publish(scene: Scene) -> None:
+def test_trouble_with_the_comparison_is_not_taken_for_a_foreign_publish(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
     scene.deliver()
     # Nobody confirmed it: the next refresh compares the rows, and cannot get them.
     scene.admin.fault("status", path="/content$", status=503, times=100_000)
@@ -522,6 +525,12 @@ def test_a_server_in_trouble_is_not_taken_for_a_foreign_publish(scene: Scene) ->
         scene.heal()
     assert unclear(scene, caught.value) is None
     scene.admin.clear_faults()
+    # Or the disk is full once they are downloaded.
+    room = iter([10**12] * 2)
+    with monkeypatch.context() as filling:
+        filling.setattr(shutil, "disk_usage", lambda _: Disk(free=next(room, 0)))
+        with pytest.raises(TirError, match="of free disk space and has 0 MB"):
+            scene.heal()
     assert scene.heal() == "none", "it had landed, which is confirmed late"
     assert scene.published() == scene.new
 
