@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -69,9 +69,21 @@ def _named(spec: ExtractSpec, connections: Sequence[Connection], env: Mapping[st
     given = spec.datasource.credentials
     if given is None or not embedded:
         return []
+    _refuse_many(spec, {one.server_address.casefold(): one for one in embedded}.values())
     username = given.username or _variable(spec, given.username_env, env)
     password = _variable(spec, given.password_env, env)
     return [ConnectionCredential(one.server_address, username, password, one.server_port) for one in embedded]
+
+
+def _refuse_many(spec: ExtractSpec, places: Collection[Connection]) -> None:
+    """The spec names the credentials of one server: another one must never get them."""
+    if len(places) > 1:
+        shown = "; ".join(sorted(f"{one.type} {one.server_address}" for one in places))
+        raise DatasourceError(
+            f"{spec.name}: datasource {spec.datasource.name!r} in project {spec.datasource.project!r} has passwords embedded for"
+            f" {len(places)} servers ({shown}), and the spec names the credentials of one. Nothing was touched. Remove the connections"
+            " that the extract does not need in Tableau, or choose the delivery `trigger`."
+        )
 
 
 def _variable(spec: ExtractSpec, name: str | None, env: Mapping[str, str]) -> str:
