@@ -291,6 +291,7 @@ class Refresher:
 
     def _need_room(self, looked: Looked) -> None:
         """Room for the next version and its package; told now rather than when the disk is full half-way."""
+        self._prune(looked.confirmed)
         found, base = looked.server.found, looked.base
         size = base.extract.stat().st_size if base else (found.size_mb or 0) * 1_000_000 if found else 0
         need_space(self.folder, 2 * size)
@@ -301,6 +302,7 @@ class Refresher:
         """A new version of the extract, verified against the source at the change set's own version."""
         folder = self.change_sets.path(change_set.id)
         self.check_lease()
+        self._prune(looked.confirmed)
         with new_version(self.versions) as workspace:
             with self.stages.timed("shell"):
                 shell, template = self.shell(looked)
@@ -456,10 +458,15 @@ class Refresher:
         """After the confirmation is on record: its change sets are no longer pending, old versions go."""
         crash_after("confirmed")
         self.change_sets.settle(confirmation.change_sets)
-        keep = self.spec.keep
-        self.versions.prune(keep.versions, protected={confirmation.version}, most_bytes=keep.size)
+        self._prune(confirmation)
         remove(self.folder / self.downloads)
         self._fetched = None
+
+    def _prune(self, confirmed: Confirmation | None) -> None:
+        """Old versions go: also before a new one, or a publish that is refused again and again would fill the disk."""
+        intent = self.change_sets.intent()
+        protected = {one.version for one in (confirmed, intent) if one is not None}
+        self.versions.prune(self.spec.keep.versions, protected=protected, most_bytes=self.spec.keep.size)
 
 
 def for_extract(access: SnowflakeAccess, spec: ExtractSpec) -> SnowflakeAccess:
