@@ -225,13 +225,15 @@ def _steps(found: FoundDatasource, kept: Kept, credentials: Sequence[ConnectionC
     if _texts(kept) != _texts(keep(found)):
         shown = _in_words(kept)
         steps.append(_Step("description and certification", shown, lambda server: _update(server, found, kept)))
+    lost = lost_connections(found.connections, kept.connections, credentials)
+    steps += [
+        _Step(f"connection to {one.wanted.server_address}", "", partial(mend_connection, found, one)) for one in lost
+    ]
+    # Last: who gives it away may no longer be allowed to mend the rest.
     if kept.owner_id and kept.owner_id != found.owner_id:
         owner = kept.owner_id
         steps.append(_Step("owner", owner, lambda server: _update(server, found, kept, owner_id=owner)))
-    lost = lost_connections(found.connections, kept.connections, credentials)
-    return steps + [
-        _Step(f"connection to {one.wanted.server_address}", "", partial(mend_connection, found, one)) for one in lost
-    ]
+    return steps
 
 
 def _texts(kept: Kept) -> tuple[str, bool, str]:

@@ -183,7 +183,7 @@ def test_what_the_server_does_not_show_afterwards_is_named(orders: Orders, loved
 
 
 def test_a_connection_that_people_pointed_elsewhere_comes_back_with_its_password(
-    orders: Orders, loved: FoundDatasource, tmp_path: Path
+    orders: Orders, loved: FoundDatasource, admin: Admin, tmp_path: Path
 ) -> None:
     item = orders.others.datasources.get_by_id(loved.id)
     orders.others.datasources.populate_connections(item)
@@ -197,9 +197,14 @@ def test_a_connection_that_people_pointed_elsewhere_comes_back_with_its_password
     assert "password" not in json.loads((tmp_path / "kept.json").read_text())["kept"]["connections"][0]
     published = orders.overwrite(expected=server_version(pointed), connections=[named])
     assert not published.connections[0].embed_password, "the package names another address: the server drops it unsaid"
+    admin.forget_calls()
     restored = put_back_remembered(orders.client, published, tmp_path / "publish", [named])
     assert restored.warnings == ()
-    assert keep(orders.now()).connections == keep(pointed).connections
+    assert keep(orders.now()) == keep(pointed)
+    puts = [call["route"] for call in admin.calls() if call["method"] == "PUT"]
+    assert puts == ["add_tags", "update_connection", "update_datasource"], (
+        "the owner last, who could still refuse the rest"
+    )
 
 
 def test_a_password_that_nobody_names_any_more_is_warned_about(orders: Orders, loved: FoundDatasource) -> None:
