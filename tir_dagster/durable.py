@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tir_dagster.errors import ExtractError
+from tir_dagster.errors import MachineError
 
 _MEGABYTE = 1024 * 1024
 
@@ -42,7 +42,7 @@ def need_space(folder: Path, needed: int) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(folder).free
     if free < needed:
-        raise ExtractError(
+        raise MachineError(
             f"{folder} needs {_megabytes(needed)} of free disk space and has {_megabytes(free)}. "
             "Make room there or move the extracts to a larger disk, then run again."
         )

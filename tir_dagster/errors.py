@@ -31,6 +31,10 @@ class ExtractError(TirError):
     """The Hyper file or its package: broken, of the wrong shape, no room on the disk."""
 
 
+class MachineError(ExtractError):
+    """This machine could not: no room on the disk, Hyper did not start or ended. It says nothing about any file's content."""
+
+
 class VerificationError(ExtractError):
     """A new version that is not what it must be; `check` names the check that found it. Nothing was published."""
 

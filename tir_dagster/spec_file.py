@@ -140,10 +140,24 @@ class _Reader:
             self.complain(unknown, "unknown here; known are `extracts:` and `loads:`")
         seen: set[str] = set()
         extracts = self.named(ExtractSpec, document.get("extracts", []), "extracts", seen)
+        self.own_datasources(extracts)
         loads = self.named(LoadSpec, document.get("loads", []), "loads", seen)
         for message in problems_between(loads):
             self.complain("loads", message)
         return Declared(extracts, loads)
+
+    def own_datasources(self, extracts: Sequence[ExtractSpec]) -> None:
+        """Two extracts on one datasource would each take the other's publish for somebody else's, for ever."""
+        owners: dict[tuple[str | None, ...], str] = {}
+        for one in extracts:
+            place = one.datasource
+            first = owners.setdefault((place.server, place.site, place.project.strip("/ "), place.name), one.name)
+            if first != one.name:
+                self.complain(
+                    "extracts",
+                    f"{first} and {one.name} have the same datasource, {place.name!r} in project {place.project!r}; give each"
+                    " extract its own",
+                )
 
     def named(self, cls: type[T], items: Any, where: str, seen: set[str]) -> tuple[T, ...]:
         """The list's items; a name is given once in the whole file, for it names assets."""

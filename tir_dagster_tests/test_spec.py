@@ -96,6 +96,13 @@ def test_two_extracts_of_one_name_are_refused():
     assert "a second extract is named 'orders'" in complaint(GOOD + GOOD.split("\n", 1)[1])
 
 
+def test_two_extracts_of_one_datasource_are_refused():
+    second = GOOD.split("\n", 1)[1].replace("name: orders", "name: orders_again", 1)
+    text = complaint(GOOD + second)
+    assert "orders and orders_again have the same datasource" in text
+    assert "give each extract its own" in text
+
+
 @pytest.mark.parametrize("text", ["", "- a", "extracts: 5", "extracts: [5]", "a: {b", "extracts:\n\t- x"])
 def test_files_of_another_shape_are_one_clear_error(text):
     assert "tir.yaml" in complaint(text)

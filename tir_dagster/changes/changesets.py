@@ -12,9 +12,15 @@ from pathlib import Path
 
 from tir_dagster.changes.state import ChangeSet, Intent
 from tir_dagster.durable import replaced_file, sync
+from tir_dagster.errors import TirError
 
 MANIFEST = "change_set.json"
+_DAMAGED = (ValueError, KeyError, TypeError)
 _UNFINISHED = ".unfinished-"
+
+
+class DamagedStateError(TirError, ValueError):
+    """A file of pending work that cannot be read: what it said is not guessed."""
 
 
 def new_id() -> str:
@@ -56,7 +62,14 @@ class ChangeSetStore:
         return change_set
 
     def get(self, change_set: str) -> ChangeSet:
-        return ChangeSet.from_json((self.path(change_set) / MANIFEST).read_text(encoding="utf-8"))
+        file = self.path(change_set) / MANIFEST
+        try:
+            return ChangeSet.from_json(file.read_text(encoding="utf-8"))
+        except _DAMAGED as error:
+            raise DamagedStateError(
+                f"{self._folder.parent.name}: {file} cannot be read, so nobody knows which keys were about to be replaced. Nothing"
+                f" was touched. Remove {file.parent}, then run tir refresh {self._folder.parent.name} --full."
+            ) from error
 
     def pending(self) -> tuple[ChangeSet, ...]:
         """All unsettled change sets, oldest first. One that cannot be read is an error, not a gap."""
@@ -89,9 +102,14 @@ class ChangeSetStore:
             beside.write_text(intent.to_json(), encoding="utf-8")
 
     def intent(self) -> Intent | None:
-        with suppress(FileNotFoundError):
+        try:
             return Intent.from_json(self._intent.read_text(encoding="utf-8"))
-        return None
+        except FileNotFoundError:
+            return None
+        except _DAMAGED as error:
+            raise DamagedStateError(
+                f"{self._intent} cannot be read. Run a refresh: it compares what is there."
+            ) from error
 
     def drop_intent(self) -> None:
         self._intent.unlink(missing_ok=True)

@@ -66,7 +66,7 @@ class Lease:
         self._path = path
         self._me = me
 
-    def check(self) -> None:
+    def check(self, *, published: bool = False) -> None:
         """Renew it, so that it counts for a while from now on; LeaseLostError names who has taken it."""
         with _guard(self._path):
             holder = _read(self._path)
@@ -74,9 +74,14 @@ class Lease:
                 _write(self._path, self._me)
                 return
         by = f"and {holder} has taken over" if holder else "and somebody else took over and is done already"
+        left = (
+            "What was published from here is that refresh's to confirm."
+            if published
+            else "Nothing was published from here."
+        )
         raise LeaseLostError(
             f"{self._path.parent.name}: this process did not renew its lease for more than {EXPIRE_SECONDS:.0f} seconds, {by}. "
-            "Nothing was published from here. Run again when that refresh is done."
+            f"{left} Run again when that refresh is done."
         )
 
     def keep(self, stop: threading.Event) -> None:

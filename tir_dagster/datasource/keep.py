@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from enum import Enum
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -100,21 +101,58 @@ def remembered_connections(folder: Path) -> tuple[Connection, ...]:
 
 
 def put_back_remembered(
-    client: TableauClient, found: FoundDatasource, folder: Path, credentials: Sequence[ConnectionCredential] = ()
+    client: TableauClient,
+    found: FoundDatasource,
+    folder: Path,
+    credentials: Sequence[ConnectionCredential] = (),
+    *,
+    foreign: bool = False,
 ) -> Restored:
     """Put back what was written down before the last publish; nothing if that publish never landed.
 
-    What the server was only in trouble with stays written down for the next refresh.
+    What the server was only in trouble with stays written down for the next refresh. `foreign` tells that the rows are not
+    ours, for servers that do not say who published.
     """
-    note, restored, now = _remembered(folder), Restored(found), server_version(found)
-    # As texts: they have whole seconds.
-    if note is not None and note.version.datasource_id == found.id and str(note.version) != str(now):
+    note, restored = _remembered(folder), Restored(found)
+    since = _since(note, found, client.user_id) if note is not None else _Since.NOBODY
+    if note is not None and (since is _Since.WE or (since is _Since.SOMEBODY and not foreign)):
         restored = restore(client, found, note.kept, credentials)
         missing = gone(note.beside, look_beside(client, found), found)
         restored = replace(restored, warnings=restored.warnings + missing)
+    elif note is not None and since is _Since.WE_AND_OTHERS:
+        restored = Restored(found, tuple(_left(found, step) for step in _steps(found, note.kept, credentials)))
     if not restored.again:
         forget(folder)
     return restored
+
+
+class _Since(Enum):
+    """Who published a datasource since something about it was written down."""
+
+    NOBODY = "what differs now is what people changed"
+    WE = "and nobody after us: what is missing was taken by our publish, whatever a refresh made of the rows since"
+    WE_AND_OTHERS = "what is there now is theirs"
+    OTHERS = "our publish never landed"
+    SOMEBODY = "the server does not say who"
+
+
+def _since(note: _Note, found: FoundDatasource, user_id: str) -> _Since:
+    before, now = note.version, server_version(found)
+    # As texts: they have whole seconds.
+    if before.datasource_id != found.id or str(before) == str(now):
+        return _Since.NOBODY
+    if before.revision is None or now.revision is None:
+        return _Since.SOMEBODY
+    later = sorted((one for one in found.history or () if one.number > before.revision), key=lambda one: one.number)
+    publishers = [one.publisher_id for one in later]
+    if not publishers:
+        # A description that somebody edited moves the version, too.
+        return _Since.NOBODY
+    if None in publishers:
+        return _Since.SOMEBODY
+    if publishers[-1] == user_id:
+        return _Since.WE
+    return _Since.WE_AND_OTHERS if user_id in publishers else _Since.OTHERS
 
 
 @dataclass(frozen=True)
@@ -151,6 +189,11 @@ class _Step:
     value: str
     action: Callable[[Any], Any]
 
+    @property
+    def shown(self) -> str:
+        """With what it was: nobody else has that written down."""
+        return f"{self.what} ({self.value})" if self.value else self.what
+
 
 def restore(
     client: TableauClient, found: FoundDatasource, kept: Kept, credentials: Sequence[ConnectionCredential] = ()
@@ -169,8 +212,8 @@ def restore(
         )
     again = any(not isinstance(error, RefusedError) for error in errors.values())
     warnings = [_warning(found, what, error) for what, error in errors.items()]
-    left = {step.what for step in _steps(now, kept, credentials)} - errors.keys() if steps else set()
-    warnings += [_unmoved(found, what) for what in sorted(left)]
+    left = _steps(now, kept, credentials) if steps else []
+    warnings += [_unmoved(found, step) for step in left if step.what not in errors]
     return Restored(now, tuple(warnings), again)
 
 
@@ -180,24 +223,31 @@ def _steps(found: FoundDatasource, kept: Kept, credentials: Sequence[ConnectionC
         shown = ", ".join(sorted(missing))
         steps.append(_Step("tags", shown, lambda server: server.datasources.add_tags(found.id, missing)))
     if _texts(kept) != _texts(keep(found)):
-        steps.append(_Step("description and certification", "", lambda server: _update(server, found, kept)))
+        shown = _in_words(kept)
+        steps.append(_Step("description and certification", shown, lambda server: _update(server, found, kept)))
+    lost = lost_connections(found.connections, kept.connections, credentials)
+    steps += [
+        _Step(f"connection to {one.wanted.server_address}", "", partial(mend_connection, found, one)) for one in lost
+    ]
+    # Last: who gives it away may no longer be allowed to mend the rest.
     if kept.owner_id and kept.owner_id != found.owner_id:
         owner = kept.owner_id
         steps.append(_Step("owner", owner, lambda server: _update(server, found, kept, owner_id=owner)))
-    lost = lost_connections(found.connections, kept.connections, credentials)
-    return steps + [
-        _Step(f"connection to {one.wanted.server_address}", "", partial(mend_connection, found, one)) for one in lost
-    ]
+    return steps
 
 
 def _texts(kept: Kept) -> tuple[str, bool, str]:
     return kept.description, kept.certified, kept.certification_note
 
 
+def _in_words(kept: Kept) -> str:
+    certified = f"certified with the note {kept.certification_note!r}" if kept.certification_note else "certified"
+    return f"{kept.description!r}, {certified if kept.certified else 'not certified'}"
+
+
 def _try(client: TableauClient, found: FoundDatasource, step: _Step) -> DatasourceError | None:
-    shown = f"{step.what} ({step.value})" if step.value else step.what
     try:
-        client.call(step.action, doing=f"put back the {shown} of {found.shown}")
+        client.call(step.action, doing=f"put back the {step.shown} of {found.shown}")
     except DatasourceError as error:
         return error
     return None
@@ -209,10 +259,17 @@ def _warning(found: FoundDatasource, what: str, error: DatasourceError) -> str:
     return f"{error} The next refresh puts back the {what} of {found.shown}."
 
 
-def _unmoved(found: FoundDatasource, what: str) -> str:
+def _unmoved(found: FoundDatasource, step: _Step) -> str:
     return (
-        f"The {what} of {found.shown} must be set again by hand: publishing took it away, and the server does not show it"
-        " although it took what was put back."
+        f"The {step.shown} of {found.shown} must be set again by hand: publishing took it away, and the server does not show"
+        " it although it took what was put back."
+    )
+
+
+def _left(found: FoundDatasource, step: _Step) -> str:
+    return (
+        f"The {step.shown} of {found.shown} is not there any more since we published it, and somebody else has published it"
+        " after us, so nothing was put back. Set it again by hand if it is missed."
     )
 
 

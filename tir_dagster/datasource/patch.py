@@ -137,10 +137,12 @@ def _start(
         return str(TSC.JobItem.from_response(answer.content, server.namespace)[0].id)
 
     for last in (False, True):
-        upload_id = upload(client, batch.payload, doing=what, progress=progress)
-        if check is not None and not last:
-            check()
         try:
+            upload_id = upload(client, batch.payload, doing=what, progress=progress)
+            if check is not None:
+                check()
+                # Once: after a request whose answer got lost, what changed may be ours.
+                check = None
             return client.call(lambda server, upload_id=upload_id: patch(server, upload_id), doing=what)  # type: ignore[misc]
         except RefusedError as error:
             if error.code == _TOO_LARGE:

@@ -117,10 +117,19 @@ class Publishing:
             if self._sends:
                 raise
             raise RefusedError(f"{error} Nothing was published.", code=error.code) from error
-        now = self._look()
+        now = self._look_until_it_shows()
         if now is None or self._landing(now) is Landing.FOREIGN:
             raise self._foreign(now, was=self._was, landed=True)
         return now
+
+    def _look_until_it_shows(self) -> FoundDatasource | None:
+        """After a publish that the server has answered: its lists may show it a moment later."""
+        retry = self._client.retry
+        for number in range(1, retry.tries):
+            if self._landing(now := self._look()) is not Landing.NOT_LANDED:
+                return now
+            retry.sleep(retry.pause(number))
+        return self._look()
 
     def _watch(self) -> FoundDatasource | None:
         """Look for a while: a server may finish a publish whose connection broke long ago."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from tir_dagster.datasource.progress import tell_progress
 from tir_dagster.datasource.publishing import Check, always
 from tir_dagster.datasource.transfer import NoExtractError, download, publish
 from tir_dagster.durable import need_space
-from tir_dagster.errors import DatasourceError, ExtractError
+from tir_dagster.errors import DatasourceError, ExtractError, MachineError
 from tir_dagster.extract.archive import open_archive
 from tir_dagster.extract.hyperfile import describe
 from tir_dagster.extract.package import extract_hyper, read_package, refresh_change, write_package
@@ -69,9 +69,21 @@ def _named(spec: ExtractSpec, connections: Sequence[Connection], env: Mapping[st
     given = spec.datasource.credentials
     if given is None or not embedded:
         return []
+    _refuse_many(spec, {one.server_address.casefold(): one for one in embedded}.values())
     username = given.username or _variable(spec, given.username_env, env)
     password = _variable(spec, given.password_env, env)
     return [ConnectionCredential(one.server_address, username, password, one.server_port) for one in embedded]
+
+
+def _refuse_many(spec: ExtractSpec, places: Collection[Connection]) -> None:
+    """The spec names the credentials of one server: another one must never get them."""
+    if len(places) > 1:
+        shown = "; ".join(sorted(f"{one.type} {one.server_address}" for one in places))
+        raise DatasourceError(
+            f"{spec.name}: datasource {spec.datasource.name!r} in project {spec.datasource.project!r} has passwords embedded for"
+            f" {len(places)} servers ({shown}), and the spec names the credentials of one. Nothing was touched. Remove the connections"
+            " that the extract does not need in Tableau, or choose the delivery `trigger`."
+        )
 
 
 def _variable(spec: ExtractSpec, name: str | None, env: Mapping[str, str]) -> str:
@@ -95,6 +107,8 @@ def fetch_shell(
     hyper = extract_hyper(package, folder / "download.hyper")
     try:
         describe(hyper)
+    except MachineError:
+        raise
     except ExtractError as error:
         raise NoExtractError(f"The {found.shown} cannot be refreshed by key: {error}") from error
     shell = folder / "shell.tdsx"
@@ -159,11 +173,14 @@ def _link(hyper: Path, target: Path) -> None:
 
 
 def finish_delivery(
-    client: TableauClient, spec: ExtractSpec, look: ServerLook, *, folder: Path, env: Mapping[str, str]
+    client: TableauClient, spec: ExtractSpec, look: ServerLook, *, folder: Path, env: Mapping[str, str], foreign: bool
 ) -> tuple[ServerLook, tuple[str, ...]]:
-    """Put back what an earlier publish of ours took from the datasource, if that run ended before it could."""
+    """Put back what an earlier publish of ours took from the datasource, if that run ended before it could.
+
+    `foreign` tells that its rows are not ours: what somebody else published is left alone.
+    """
     if look.found is None or not is_remembered(folder):
         return look, ()
     credentials = _named(spec, remembered_connections(folder), env)
-    restored = put_back_remembered(client, look.found, folder, credentials)
+    restored = put_back_remembered(client, look.found, folder, credentials, foreign=foreign)
     return replace(look, found=settled(client, restored.found)), restored.warnings

@@ -20,18 +20,26 @@ from tir_dagster.datasource.upload import Parcel
 from tir_dagster.errors import DatasourceError
 
 _KINDS = (".tdsx", ".hyper")
+# A document says what it is right after its declaration and a comment or two.
+_BEGINNING = 4_000
 
 
 class NoExtractError(DatasourceError):
     """What the server holds is no extract that can be refreshed by key, or compared with ours."""
 
 
-def _what_it_is(file: Path) -> str:
+def _no_package(found: FoundDatasource, where: str, file: Path) -> DatasourceError:
+    """A document is the datasource's own; anything else was cut, or is the page of a proxy, and tells nothing of it."""
     with file.open("rb") as opened:
-        begin = opened.read(1_000).lstrip(b"\xef\xbb\xbf \r\n\t")
-    if begin.startswith((b"<?xml", b"<datasource")):
-        return "is not a package with an extract but a plain document: it reads its source live. Publish it with an extract first."
-    return "did not come as a package. Check that no proxy answers in the server's place, then run again."
+        is_document = b"<datasource" in opened.read(_BEGINNING)
+    if is_document:
+        return NoExtractError(
+            f"{found.shown} on {where} is not a package with an extract but a plain document: it reads its source live. "
+            "Publish it with an extract first."
+        )
+    return DatasourceError(
+        f"{found.shown} on {where} did not come as a package. Check that no proxy answers in the server's place, then run again."
+    )
 
 
 def download(
@@ -55,7 +63,7 @@ def download(
         with _beside(target) as (out, part):
             client.call(Fetching(found, what, out, part.parent, client.timeouts, progress), doing=doing)
             if target.suffix.lower() == ".tdsx" and not zipfile.is_zipfile(part):
-                raise NoExtractError(f"{found.shown} on {client.where} {_what_it_is(part)}")
+                raise _no_package(found, client.where, part)
     except OSError as error:
         raise DatasourceError(
             f"Could not {doing} to {target}: {error.strerror or error}. Free some space or choose another folder."

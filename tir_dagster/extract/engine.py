@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tir_dagster.errors import ExtractError
+from tir_dagster.errors import ExtractError, MachineError
 
 # What Hyper writes by default; every Tableau since 2019 reads it.
 DEFAULT_FILE_VERSION = 2
@@ -77,7 +77,7 @@ class HyperEngine:
         starts = self._starts
         yield
         if self._starts != starts:
-            raise ExtractError(f"Hyper ended while it worked on {path}. Nothing was replaced; run the refresh again.")
+            raise MachineError(f"Hyper ended while it worked on {path}. Nothing was replaced; run the refresh again.")
 
     def close(self) -> None:
         """End hyperd; a later `connect` starts it again."""
@@ -101,7 +101,7 @@ def _start(version: int, log_folder: Path | None) -> Any:
     try:
         return HyperProcess(Telemetry.DO_NOT_SEND_USAGE_DATA_TO_TABLEAU, parameters=parameters)
     except HyperException as error:
-        raise ExtractError(
+        raise MachineError(
             f"Hyper did not start (file version {version}): {first_line(error)}. "
             "Check that tableauhyperapi is installed for this platform and that memory and file handles are free."
         ) from error

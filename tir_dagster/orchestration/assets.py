@@ -3,7 +3,7 @@
 No postponed annotations here: Dagster reads the types of config and resources from the functions.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, cast
 
@@ -140,7 +140,15 @@ def _changed_keys(shown: ExtractAssets) -> dg.AssetsDefinition:
 
 
 def _look(context: dg.AssetExecutionContext, refresher: "Refresher", keys: ExtractKeys) -> "Looked":
-    return refresher.look(last_confirmation(context.instance, keys.published_datasource))
+    known = len(refresher.warnings)
+    looked = refresher.look(last_confirmation(context.instance, keys.published_datasource))
+    _warn(context, refresher.warnings[known:])
+    return looked
+
+
+def _warn(context: dg.AssetExecutionContext, warnings: Sequence[str]) -> None:
+    for warning in warnings:
+        context.log.warning(warning)
 
 
 def _confirm_late(refresher: "Refresher", looked: "Looked", keys: ExtractKeys) -> Iterator[dg.AssetMaterialization]:
@@ -298,9 +306,9 @@ def _published(shown: ExtractAssets) -> dg.AssetsDefinition:
                 context.log.info(said)
                 yield dg.AssetObservation(keys.published_datasource, metadata={metadata.PLAN: said})
                 return
+            known = len(refresher.warnings)
             published = refresher.publish(looked, version)
-            for warning in published.warnings:
-                context.log.warning(warning)
+            _warn(context, refresher.warnings[known:])
             told = metadata.confirmation_metadata(
                 published.confirmation,
                 version=version,
@@ -308,6 +316,7 @@ def _published(shown: ExtractAssets) -> dg.AssetsDefinition:
                 sent_bytes=refresher.sent_bytes,
                 uri=published.found.webpage_url or "",
                 reason=refresher.full_reason,
+                warnings=refresher.warnings,
             )
             yield dg.Output(None, metadata={**told, **metadata.same_columns(told, keys.purged_extract)})
             refresher.settle(published.confirmation)

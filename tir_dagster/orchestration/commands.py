@@ -121,6 +121,12 @@ class Command:
             try:
                 with self.refresher.leased("tir refresh", wait_seconds=LEASE_WAIT_SECONDS):
                     self._refresh(outcome, mode, slices, allow_empty=allow_empty, hints=hints)
+                # Also where there was nothing to do: what an earlier publish took away may not have come back.
+                outcome.warnings += self.refresher.warnings
+            except Exception:
+                for warning in self.refresher.warnings:
+                    self._progress(f"warning: {warning}")
+                raise
             finally:
                 outcome.stages = dict(self.refresher.stages.seconds)
                 outcome.seconds = round(time.perf_counter() - started, 3)
@@ -199,7 +205,6 @@ class Command:
             raise TirError(f"{self.spec.name}: the refresh ended without a confirmation. Run it again.")
         outcome.published = True
         retire_slices(self._instance, self.spec, self.keys.published_datasource)
-        outcome.warnings += self.refresher.warnings
         if self.refresher.full_reason is not None:
             outcome.decision, outcome.reason = "full", self.refresher.full_reason
         outcome.datasource_id = confirmed.datasource_id

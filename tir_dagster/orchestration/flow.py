@@ -138,10 +138,10 @@ class Refresher:
             finally:
                 self._lease = outer
 
-    def check_lease(self) -> None:
+    def check_lease(self, *, published: bool = False) -> None:
         """Before anything that others would see: a process that slept for a minute may have lost its turn."""
         if self._lease is not None:
-            self._lease.check()
+            self._lease.check(published=published)
 
     # Look
 
@@ -291,6 +291,7 @@ class Refresher:
 
     def _need_room(self, looked: Looked) -> None:
         """Room for the next version and its package; told now rather than when the disk is full half-way."""
+        self._prune(looked.confirmed)
         found, base = looked.server.found, looked.base
         size = base.extract.stat().st_size if base else (found.size_mb or 0) * 1_000_000 if found else 0
         need_space(self.folder, 2 * size)
@@ -301,6 +302,7 @@ class Refresher:
         """A new version of the extract, verified against the source at the change set's own version."""
         folder = self.change_sets.path(change_set.id)
         self.check_lease()
+        self._prune(looked.confirmed)
         with new_version(self.versions) as workspace:
             with self.stages.timed("shell"):
                 shell, template = self.shell(looked)
@@ -382,6 +384,12 @@ class Refresher:
 
     def publish(self, looked: Looked, version: Version) -> Published:
         """Bring the version to the server over exactly what was looked at; intent before, confirmation after."""
+        published = self._publish(looked, version)
+        # Whoever took over looks at what is there: a confirmation from here would be an old one by then.
+        self.check_lease(published=True)
+        return published
+
+    def _publish(self, looked: Looked, version: Version) -> Published:
         if self.spec.delivery == "server":
             return self._by_server.publish(looked, version)
         if self._by_patch.fits(looked, version):
@@ -450,10 +458,15 @@ class Refresher:
         """After the confirmation is on record: its change sets are no longer pending, old versions go."""
         crash_after("confirmed")
         self.change_sets.settle(confirmation.change_sets)
-        keep = self.spec.keep
-        self.versions.prune(keep.versions, protected={confirmation.version}, most_bytes=keep.size)
+        self._prune(confirmation)
         remove(self.folder / self.downloads)
         self._fetched = None
+
+    def _prune(self, confirmed: Confirmation | None) -> None:
+        """Old versions go: also before a new one, or a publish that is refused again and again would fill the disk."""
+        intent = self.change_sets.intent()
+        protected = {one.version for one in (confirmed, intent) if one is not None}
+        self.versions.prune(self.spec.keep.versions, protected=protected, most_bytes=self.spec.keep.size)
 
 
 def for_extract(access: SnowflakeAccess, spec: ExtractSpec) -> SnowflakeAccess:

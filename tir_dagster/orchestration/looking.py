@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from tir_dagster.changes.changesets import DamagedStateError
 from tir_dagster.changes.state import Aftermath, Confirmation, Intent, aftermath
 from tir_dagster.datasource.client import TableauClient
-from tir_dagster.datasource.keep import forget
 from tir_dagster.datasource.outcome import ForeignPublishError
 from tir_dagster.datasource.patch import check_patchable
 from tir_dagster.datasource.republish import ServerLook, credentials_for, finish_delivery, look_at_server
 from tir_dagster.datasource.transfer import NoExtractError
-from tir_dagster.errors import ExtractError
+from tir_dagster.errors import ExtractError, MachineError
 from tir_dagster.extract.versions import Version
 from tir_dagster.orchestration.by_patch import ByPatch, Compared
 from tir_dagster.orchestration.by_server import ByServer
@@ -56,6 +56,8 @@ class Looking:
         judged = self._judge(intent, confirmed)
         server, verdict = judged.server, judged.verdict
         if self._mend:
+            # The comparison may have taken long: an intent that is there now may be of somebody who took over.
+            self._flow.check_lease()
             server = self._put_back_around(server, verdict)
         late = None
         if verdict is Aftermath.LANDED and intent is not None and server.found is not None:
@@ -70,7 +72,13 @@ class Looking:
 
     def _intent(self, confirmed: Confirmation | None) -> Intent | None:
         """What was about to be published, unless that is confirmed already: then only its end was interrupted."""
-        intent = self._flow.change_sets.intent()
+        try:
+            intent = self._flow.change_sets.intent()
+        except DamagedStateError:
+            self._flow.log("what was about to be published cannot be read: only what the server holds counts")
+            if self._mend:
+                self._flow.change_sets.drop_intent()
+            return None
         if intent is None or confirmed is None or intent.version != confirmed.version:
             return intent
         if self._mend:
@@ -86,8 +94,9 @@ class Looking:
         judged = self._aftermath(server, intent, confirmed)
         if not self._mend:
             return judged
-        if judged.verdict is Aftermath.HOLE and confirmed is not None:
-            kept = self._flow.versions.get(confirmed.version)
+        kept = self._flow.known_version(confirmed.version) if confirmed is not None else None
+        # Without the kept version nothing can be put back: then everything is loaded (STATE_LOST).
+        if judged.verdict is Aftermath.HOLE and kept is not None:
             return _Judged(Aftermath.NOT_LANDED, self._by_server.put_back(client, server, kept))
         if intent is None or not intent.patch or judged.verdict not in _MENDABLE:
             return judged
@@ -103,11 +112,10 @@ class Looking:
 
     def _put_back_around(self, server: ServerLook, verdict: Aftermath) -> ServerLook:
         """Tags and the like that a publish of ours took away come back; what somebody else published is left alone."""
-        flow, folder = self._flow, self._flow.folder / "publish"
-        if verdict is Aftermath.FOREIGN:
-            forget(folder)
-            return server
-        server, warnings = finish_delivery(self._client, flow.spec, server, folder=folder, env=flow.env)
+        flow, foreign = self._flow, verdict is Aftermath.FOREIGN
+        server, warnings = finish_delivery(
+            self._client, flow.spec, server, folder=flow.folder / "publish", env=flow.env, foreign=foreign
+        )
         flow.warnings += warnings
         return server
 
@@ -135,6 +143,9 @@ class Looking:
         folder = self._flow.folder / f"look-{self._flow.downloads}"
         try:
             return self._by_patch.compare(self._client, server.found, version, folder, intent)
+        except MachineError:
+            # Nobody has looked: it may well be ours.
+            raise
         except (ExtractError, NoExtractError) as error:
             # Not even the columns fit: whatever it is, it is not ours.
             self._flow.log(f"the server's extract cannot be compared: {error}")

@@ -129,6 +129,7 @@ def confirmation_metadata(
     sent_bytes: int = 0,
     uri: str = "",
     reason: str | None = None,
+    warnings: Sequence[str] = (),
 ) -> dict[str, Any]:
     """The confirmation itself, and what people want to know of it."""
     return {
@@ -146,6 +147,7 @@ def confirmation_metadata(
         **({"dagster/uri": dg.MetadataValue.url(uri)} if uri else {}),
         # Where the server itself had to load everything.
         **({"tir/reason": reason} if reason else {}),
+        **({"tir/warnings": list(warnings)} if warnings else {}),
     }
 
 

@@ -293,7 +293,7 @@ def _published(
             "rows_appended": int(shown.get("tir/rows_appended", 0)),
             "rows": shown.get("dagster/row_count"),
             "slices": tuple(staged.get("tir/slices") or ()),
-            "warnings": tuple(staged.get("tir/warnings") or shown.get("tir/warnings") or ()),
+            "warnings": (*(staged.get("tir/warnings") or ()), *(shown.get("tir/warnings") or ())),
             "seconds": success.seconds + detection,
             "as_of": str(shown.get(SOURCE_VERSION, "")),
         }

@@ -33,7 +33,7 @@ def news(instance: dg.DagsterInstance, spec: ExtractSpec, keys: ExtractKeys, con
     since = SourceVersion.parse(confirmed.source_version).moment
     told = (
         newest_report(instance, watched_tables(spec), since=since),
-        refreshed_elsewhere(instance, spec, since=since),
+        refreshed_elsewhere(instance, spec, keys.published_datasource, since=since),
         newest_materialization(instance, spec, since=since),
         verified_drift(instance, keys, confirmed),
     )

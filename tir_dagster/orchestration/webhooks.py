@@ -13,8 +13,7 @@ import dagster as dg
 from tir_dagster.changes.lease import lease_holder
 from tir_dagster.changes.state import Confirmation
 from tir_dagster.datasource.refresh_events import SUCCEEDED, RefreshEvent
-from tir_dagster.orchestration.confirmations import last_confirmation
-from tir_dagster.orchestration.names import extract_keys
+from tir_dagster.orchestration.confirmations import CONFIRMATION, last_confirmation
 from tir_dagster.spec import ExtractSpec
 
 EVENT, AT, DURING = "tir/webhook_event", "tir/webhook_at", "tir/during_our_refresh"
@@ -49,8 +48,9 @@ class Observer:
 
     def _concerned(self, datasource_id: str) -> Iterator[tuple[dg.AssetKey, Confirmation]]:
         """By what was confirmed last, so that every extract is known, in whichever file or project it is declared."""
-        for key in self._instance.all_asset_keys():
-            if key.path[-1] == _PUBLISHED:
+        for record in self._instance.get_asset_records():
+            key = record.asset_entry.asset_key
+            if key.path[-1] == _PUBLISHED or _is_confirmed(record):
                 confirmed = last_confirmation(self._instance, key)
                 if confirmed is not None and confirmed.datasource_id == datasource_id:
                     yield key, confirmed
@@ -72,7 +72,19 @@ class Observer:
         return f"{key.to_user_string()}: {event.kind} noted"
 
 
-def refreshed_elsewhere(instance: dg.DagsterInstance, spec: ExtractSpec, *, since: datetime) -> str | None:
+def _is_confirmed(record: Any) -> bool:
+    """Whether its newest event is a confirmation: an extract may show its datasource under a key of one's own."""
+    event = record.asset_entry.last_materialization
+    return (
+        event is not None
+        and event.asset_materialization is not None
+        and CONFIRMATION in event.asset_materialization.metadata
+    )
+
+
+def refreshed_elsewhere(
+    instance: dg.DagsterInstance, spec: ExtractSpec, key: dg.AssetKey, *, since: datetime
+) -> str | None:
     """A text that changes with each refresh by Tableau since then that may have changed what people see; None without one.
 
     A refresh of ours by the delivery `server` is told of, too; those while we were at work are taken for that. The other
@@ -80,7 +92,6 @@ def refreshed_elsewhere(instance: dg.DagsterInstance, spec: ExtractSpec, *, sinc
     """
     if spec.delivery == "trigger":
         return None
-    key = extract_keys(spec).published_datasource
     wanted = dg.AssetRecordsFilter(asset_key=key, after_timestamp=since.timestamp())
     for known in _observed(instance, wanted):
         ours = spec.delivery == "server" and known.get(DURING) is True

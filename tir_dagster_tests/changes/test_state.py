@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from tir_dagster.changes.changesets import ChangeSetStore
+from tir_dagster.changes.changesets import ChangeSetStore, DamagedStateError
 from tir_dagster.changes.lease import EXPIRE_SECONDS, lease
 from tir_dagster.changes.plan import Known, Reason, Situation, plan_refresh
 from tir_dagster.changes.state import Aftermath, ChangeSet, Confirmation, Intent, aftermath
@@ -84,6 +84,18 @@ def test_a_change_set_made_again_takes_the_place_of_the_first(tmp_path):
     staged(store, "c1", "second")
     assert [one.id for one in store.pending()] == ["c1"]
     assert (store.path("c1") / "keys" / "part-0").read_text() == "second"
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}"])
+def test_pending_work_that_cannot_be_read_is_an_error_that_says_what_to_do(tmp_path, text):
+    store = ChangeSetStore(tmp_path / "orders" / "change_sets")
+    staged(store, "c1", "keys")
+    (store.path("c1") / "change_set.json").write_text(text)
+    with pytest.raises(DamagedStateError, match=r"orders: .*Remove .*/c1, then run tir refresh orders --full\."):
+        store.pending()
+    (tmp_path / "orders" / "change_sets" / "intent.json").write_text(text)
+    with pytest.raises(DamagedStateError, match=r"intent\.json cannot be read"):
+        store.intent()
 
 
 def test_what_is_settled_is_pending_no_more_even_if_its_files_could_not_be_removed(tmp_path, monkeypatch):

@@ -20,9 +20,10 @@ from tir_dagster.datasource.client import TableauClient
 from tir_dagster.datasource.fetching import Fetching
 from tir_dagster.datasource.found import FoundDatasource, FoundProject
 from tir_dagster.datasource.progress import tell_progress
-from tir_dagster.datasource.transfer import download, publish
+from tir_dagster.datasource.transfer import NoExtractError, download, publish
 from tir_dagster.datasource.transport import Timeouts
 from tir_dagster.errors import DatasourceError
+from tir_dagster_tests.conftest import Sandbox
 from tir_dagster_tests.datasource.conftest import OTHERS_PACKAGE, Orders
 from tir_dagster_tests.datasource.test_find import PASSING
 from tir_dagster_tests.sandbox.tableau.helpers import LIVE_ONLY, Admin, rewritten
@@ -227,8 +228,21 @@ def test_a_datasource_without_an_extract_is_no_package(orders: Orders, tmp_path:
     file = tmp_path / "live.tds"
     file.write_bytes(LIVE_ONLY)
     orders.others.datasources.publish(TSC.DatasourceItem(orders.project.id, "Orders"), str(file), "CreateNew")
-    with pytest.raises(DatasourceError, match="it reads its source live"):
+    with pytest.raises(NoExtractError, match="it reads its source live"):
         download(orders.client, orders.now(), tmp_path / "orders.tdsx")
+
+
+def test_the_page_of_a_proxy_is_not_taken_for_what_the_datasource_holds(
+    orders: Orders, sandbox: Sandbox, tmp_path: Path
+) -> None:
+    folder = sandbox.home.data("tableau") / "packages"
+    before, found = set(folder.iterdir()), orders.create()
+    (stored,) = set(folder.iterdir()) - before
+    page = b"<?xml version='1.0'?><html>Try again later.</html>"
+    stored.write_bytes(page.ljust(stored.stat().st_size))
+    with pytest.raises(DatasourceError, match="Check that no proxy answers in the server's place") as caught:
+        download(orders.client, found, tmp_path / "orders.tdsx")
+    assert not isinstance(caught.value, NoExtractError)
 
 
 def test_a_deleted_datasource_cannot_be_downloaded(orders: Orders, tmp_path: Path) -> None:

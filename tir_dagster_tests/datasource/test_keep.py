@@ -105,11 +105,46 @@ def test_what_was_written_down_is_put_back_after_the_publish(
     assert not is_remembered(folder)
 
 
-def test_a_publish_that_never_landed_took_nothing(orders: Orders, loved: FoundDatasource, tmp_path: Path) -> None:
+def test_a_publish_that_never_landed_took_nothing(
+    orders: Orders, loved: FoundDatasource, admin: Admin, tmp_path: Path
+) -> None:
     remember(loved, tmp_path / "publish")
+    # A later second, so that the edit moves the version, as a publish would.
+    admin.set(clock_offset_seconds=5)
     orders.others.datasources.delete_tags(loved.id, "nightly")
-    put_back_remembered(orders.client, orders.now(), tmp_path / "publish")
-    assert "nightly" not in orders.now().tags, "somebody took it away on purpose"
+    item = orders.others.datasources.get_by_id(loved.id)
+    item.description = "All orders since May"
+    orders.others.datasources.update(item)
+    edited = orders.now()
+    assert put_back_remembered(orders.client, edited, tmp_path / "publish").warnings == ()
+    assert keep(orders.now()) == keep(edited), "what somebody changed on purpose stays changed"
+    assert not is_remembered(tmp_path / "publish")
+
+
+def test_what_our_publish_took_comes_back_although_tableau_refreshed_the_rows_since(
+    orders: Orders, loved: FoundDatasource, tmp_path: Path
+) -> None:
+    remember(loved, tmp_path / "publish")
+    orders.overwrite(expected=server_version(loved), connections=[orders.credential])
+    # The rows are Tableau's by now, and the last publish is still ours.
+    assert put_back_remembered(orders.client, orders.now(), tmp_path / "publish", foreign=True).warnings == ()
+    assert keep(orders.now()) == keep(loved)
+
+
+@pytest.mark.parametrize("ours_too", [True, False])
+def test_what_somebody_else_published_after_us_is_left_alone_and_what_we_took_is_named(
+    orders: Orders, loved: FoundDatasource, tmp_path: Path, ours_too: bool
+) -> None:
+    remember(loved, tmp_path / "publish")
+    published = orders.overwrite(expected=server_version(loved), connections=[orders.credential])
+    (first, ours), theirs = published.history or (), "somebody else"
+    later = [replace(ours, number=3, publisher_id=theirs)] if ours_too else [replace(ours, publisher_id=theirs)]
+    now = replace(published, history=(first, ours, *later) if ours_too else (first, *later), description="")
+    restored = put_back_remembered(orders.client, now, tmp_path / "publish", [orders.credential])
+    told = "; ".join(restored.warnings)
+    assert ("The tags (a, b, nightly, ümläut/x) of datasource 'Orders'" in told) == ours_too
+    assert ("certification ('All orders', certified with the note 'checked')" in told) == ours_too
+    assert orders.now() == published, "nothing was put back"
     assert not is_remembered(tmp_path / "publish")
 
 
@@ -144,11 +179,11 @@ def test_what_the_server_does_not_show_afterwards_is_named(orders: Orders, loved
         client.others = lambda _: orders.others.datasources.delete_tags(loved.id, "nightly")
         restored = restore(client, published, keep(loved))
     (warning,) = restored.warnings
-    assert warning.startswith(f"The tags of {loved.shown} must be set again by hand")
+    assert warning.startswith(f"The tags (nightly) of {loved.shown} must be set again by hand")
 
 
 def test_a_connection_that_people_pointed_elsewhere_comes_back_with_its_password(
-    orders: Orders, loved: FoundDatasource, tmp_path: Path
+    orders: Orders, loved: FoundDatasource, admin: Admin, tmp_path: Path
 ) -> None:
     item = orders.others.datasources.get_by_id(loved.id)
     orders.others.datasources.populate_connections(item)
@@ -162,9 +197,14 @@ def test_a_connection_that_people_pointed_elsewhere_comes_back_with_its_password
     assert "password" not in json.loads((tmp_path / "kept.json").read_text())["kept"]["connections"][0]
     published = orders.overwrite(expected=server_version(pointed), connections=[named])
     assert not published.connections[0].embed_password, "the package names another address: the server drops it unsaid"
+    admin.forget_calls()
     restored = put_back_remembered(orders.client, published, tmp_path / "publish", [named])
     assert restored.warnings == ()
-    assert keep(orders.now()).connections == keep(pointed).connections
+    assert keep(orders.now()) == keep(pointed)
+    puts = [call["route"] for call in admin.calls() if call["method"] == "PUT"]
+    assert puts == ["add_tags", "update_connection", "update_datasource"], (
+        "the owner last, who could still refuse the rest"
+    )
 
 
 def test_a_password_that_nobody_names_any_more_is_warned_about(orders: Orders, loved: FoundDatasource) -> None:

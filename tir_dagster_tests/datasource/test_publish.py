@@ -12,6 +12,7 @@ import pytest
 from tableauhyperapi import Connection, CreateMode
 
 from tir_dagster.datasource import publishing, upload
+from tir_dagster.datasource.client import TableauClient
 from tir_dagster.datasource.found import server_version
 from tir_dagster.datasource.jobs import JobFailedError
 from tir_dagster.datasource.outcome import ForeignPublishError, PublishUnknownError
@@ -43,6 +44,22 @@ def test_a_new_datasource_is_created_with_its_credentials(orders: Orders, either
     found = orders.create(connections=[orders.credential])
     assert (found.revision, found.connections[0].embed_password) == (1, True)
     assert orders.holds_ours()
+
+
+class Late(TableauClient):
+    """A server whose list of datasources shows a publish only when it is asked for the second time."""
+
+    hidden = False
+
+    def call(self, action: Any, *, doing: str, repeat: bool = True) -> Any:
+        answer = super().call(action, doing=doing, repeat=repeat)
+        self.hidden, was_hidden = doing.startswith("publish "), self.hidden
+        return [] if was_hidden else answer
+
+
+def test_a_datasource_that_is_listed_a_moment_later_is_waited_for(orders: Orders, package: Path) -> None:
+    with Late(orders.client.access, retry=orders.client.retry) as client:
+        assert publish(client, package, project=orders.project, name="Orders").revision == 1
 
 
 def test_an_overwrite_keeps_the_id_and_adds_a_revision(orders: Orders, either_way: str) -> None:
@@ -185,9 +202,13 @@ def test_where_the_server_tells_nothing_a_cut_piece_starts_a_new_session(
     assert orders.content() == large.read_bytes()
 
 
-def test_an_upload_session_that_is_gone_is_started_over(orders: Orders, admin: Admin, in_pieces: None) -> None:
-    admin.fault("status", **PUBLISH, status=404, code="404015")
+@pytest.mark.parametrize("call", [PUBLISH, {"method": "PUT", "path": "/fileUploads/", "skip": 1}])
+def test_an_upload_session_that_is_gone_is_started_over(
+    orders: Orders, admin: Admin, in_pieces: None, call: dict[str, Any]
+) -> None:
+    admin.fault("status", **call, status=404, code="404015")
     orders.create()
+    assert admin.faults() == []
     assert orders.holds_ours()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,12 @@ from tir_dagster.datasource.client import TableauClient
 from tir_dagster.datasource.found import FoundDatasource, server_version
 from tir_dagster.datasource.keep import is_remembered, keep
 from tir_dagster.datasource.overwrite import Place, publish_over
-from tir_dagster.datasource.republish import ServerLook, deliver, fetch_shell
+from tir_dagster.datasource.republish import ServerLook, credentials_for, deliver, fetch_shell
 from tir_dagster.datasource.retry import RetryPolicy
 from tir_dagster.datasource.transfer import publish
 from tir_dagster.datasource.trouble import RefusedError
-from tir_dagster.spec import ExtractSpec
+from tir_dagster.errors import DatasourceError
+from tir_dagster.spec import Credentials, ExtractSpec
 from tir_dagster.spec_file import spec_from_mapping
 from tir_dagster_tests.datasource.conftest import Orders
 from tir_dagster_tests.sandbox.tableau.helpers import Admin, rewritten
@@ -79,6 +81,24 @@ def test_a_republish_tells_how_far_it_is_and_keeps_everything(
     verbs = [line.split()[0] for line in lines]
     assert list(dict.fromkeys(verbs)) == ["downloading", "publishing", "uploading"]
     assert lines[0].endswith(" of 10 MB")
+
+
+def test_credentials_are_given_to_one_server_only(orders: Orders, spec: ExtractSpec) -> None:
+    named = Credentials(username="TIR", password_env="THE_PASSWORD")
+    told, env = replace(spec, datasource=replace(spec.datasource, credentials=named)), {"THE_PASSWORD": "secret"}
+    found = orders.create(connections=[orders.credential])
+    (first,) = found.connections
+    twice = replace(found, connections=(first, replace(first, server_address=first.server_address.upper())))
+    assert {one.password for one in credentials_for(told, twice, env)} == {"secret"}
+    elsewhere = replace(first, type="postgres", server_address="db.example.com")
+    with pytest.raises(
+        DatasourceError, match=r"for 2 servers \(postgres db\.example\.com; .*Nothing was touched"
+    ) as caught:
+        credentials_for(told, replace(found, connections=(first, elsewhere)), env)
+    assert "secret" not in str(caught.value)
+    silent = replace(elsewhere, embed_password=False)
+    (only,) = credentials_for(told, replace(found, connections=(first, silent)), env)
+    assert only.server_address == first.server_address
 
 
 def test_a_publish_over_tells_how_far_it_is(

@@ -211,6 +211,16 @@ def test_what_another_steps_failure_did_not_keep_from_being_published_is_told_as
     assert (success.extract, isinstance(success, Success) and success.published) == ("orders", True)
 
 
+def test_warnings_of_the_detection_and_of_the_publish_are_told_together(instance):
+    staged = {"tir/warnings": ["two rows of one key"]}
+    event = dg.AssetMaterialization(extract_keys(ORDERS).changed_keys, partition="cs", metadata=staged)
+    instance.report_runless_asset_event(event)
+    reader, found = Reader(instance), {"tir/change_set": "cs", "tir/warnings": ["the tags did not come back"]}
+    a_run(instance, "orders/purged_extract", "orders/published_datasource", metadata=found)
+    (success,) = reader.tick()
+    assert success.warnings == ("two rows of one key", "the tags did not come back")
+
+
 def test_an_asset_beside_the_extracts_own_ones_ends_none_of_its_troubles(instance):
     reader = Reader(instance)
     a_run(instance, "orders/ledger")

@@ -22,6 +22,7 @@ from tir_dagster.orchestration.translation import extract_assets
 from tir_dagster.orchestration.verification import Verification
 from tir_dagster.spec import Checks, Upstream
 from tir_dagster_tests.orchestration.shown import Shown, prepare
+from tir_dagster_tests.orchestration.test_refresh import tag
 from tir_dagster_tests.sandbox.tableau.helpers import Admin
 
 # Every change moves the watermark, unless a test means one that does not.
@@ -73,6 +74,8 @@ def test_a_slice_changed_behind_the_watermarks_back_is_repaired_by_a_run_on_a_ra
     march, april, may = months(loaded)[3:6]
     changed = f"WHERE TO_CHAR(ORDER_DATE::DATE, 'YYYY-MM') = '{april}' AND ORDER_ID % 2 = 0"
     loaded.sql(f"UPDATE MYTABLE SET NOTE = 'behind' {changed}")
+    tag(loaded, "dear")
+    Admin(loaded.sandbox.tableau_url).fault("status", method="PUT", path="/tags$", status=403, code="403004")
     result = run(defs, instance, "orders_refresh", tags={RANGE_START: march, RANGE_END: may})
     assert loaded.published_rows() == loaded.source_rows()
     purged = events(result, "purged_extract")
@@ -87,6 +90,7 @@ def test_a_slice_changed_behind_the_watermarks_back_is_repaired_by_a_run_on_a_ra
     (published,) = events(result, "published_datasource").values()
     assert published["tir/version"] == purged[april]["tir/version"]
     assert published["dagster/uri"].startswith("http")
+    assert ["Could not put back the tags (dear)" in warning for warning in published["tir/warnings"]] == [True]
     for shown in (purged[april], published):
         assert "ORDER_ID" in [column.name for column in shown["dagster/column_schema"].columns]
     lineage = published["dagster/column_lineage"].deps_by_column["ORDER_ID"]

@@ -41,6 +41,7 @@ from tir_dagster.sandbox.tableau.settings import Settings
 from tir_dagster.source.connection import SnowflakeAccess
 from tir_dagster.source.session import spark_session
 from tir_dagster_tests.conftest import Sandbox
+from tir_dagster_tests.datasource.test_download import Disk
 from tir_dagster_tests.orchestration.served import PROJECT, Served
 from tir_dagster_tests.packages import plain
 from tir_dagster_tests.processes import wait_for
@@ -515,7 +516,9 @@ def test_what_stays_is_told_and_the_next_refresh_heals(
 
 
 @pytest.mark.parametrize("scene", ["republish", "server"], indirect=True)
-def test_a_server_in_trouble_is_not_taken_for_a_foreign_publish(scene: Scene) -> None:
+def test_trouble_with_the_comparison_is_not_taken_for_a_foreign_publish(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
     scene.deliver()
     # Nobody confirmed it: the next refresh compares the rows, and cannot get them.
     scene.admin.fault("status", path="/content$", status=503, times=100_000)
@@ -523,26 +526,59 @@ def test_a_server_in_trouble_is_not_taken_for_a_foreign_publish(scene: Scene) ->
         scene.heal()
     assert unclear(scene, caught.value) is None
     scene.admin.clear_faults()
+    # Or the disk is full once they are downloaded.
+    room = iter([10**12] * 2)
+    with monkeypatch.context() as filling:
+        filling.setattr(shutil, "disk_usage", lambda _: Disk(free=next(room, 0)))
+        with pytest.raises(TirError, match="of free disk space and has 0 MB"):
+            scene.heal()
     assert scene.heal() == "none", "it had landed, which is confirmed late"
     assert scene.published() == scene.new
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("scene", ["server"], indirect=True)
+def test_rows_that_are_missing_come_back_by_a_full_load_where_the_kept_version_is_lost(scene: Scene) -> None:
+    scene.admin.fault(**LASTING["broken"], method="POST", path="/refresh$")
+    scene.admin.fault(**LASTING["broken"], method="POST", path="/datasources$", skip=1)
+    with pytest.raises(TirError, match="People may not see"):
+        scene.play()
+    scene.admin.clear_faults()
+    assert scene.confirmed is not None
+    shutil.rmtree(scene.place.refresher.versions.get(scene.confirmed.version).folder)
+    assert scene.heal() == "full"
+    assert (scene.published(), scene.lost()) == (scene.new, None)
 
 
 @pytest.mark.parametrize("scene", ["republish", "server"], indirect=True)
 def test_one_who_lost_the_lease_stops_right_before_the_publish(scene: Scene) -> None:
     refresher = scene.place.refresher = scene.place._refresher()
-
-    def take_over(line: str) -> None:
-        if line.startswith("publishing"):
-            other = {"id": "another", "host": "elsewhere", "pid": 7, "purpose": "tir refresh"}
-            (refresher.folder / "lease.json").write_text(json.dumps(other), encoding="utf-8")
-
-    refresher.log = take_over
+    refresher.log = lambda line: take_over(scene) if line.startswith("publishing") else None
     with scene.waiting(), refresher.leased("a slow run", wait_seconds=0):
         looked = refresher.look(scene.confirmed)
         with pytest.raises(LeaseLostError, match=r"process 7 on elsewhere \(tir refresh\) has taken over"):
             refresher.publish(looked, refresher.versions.get(scene.version))
         assert json.loads((refresher.folder / "lease.json").read_text(encoding="utf-8"))["id"] == "another"
         assert (scene.published(), scene.lost()) == (scene.old, None)
+
+
+def take_over(scene: Scene) -> None:
+    other = {"id": "another", "host": "elsewhere", "pid": 7, "purpose": "tir refresh"}
+    (scene.place.refresher.folder / "lease.json").write_text(json.dumps(other), encoding="utf-8")
+
+
+@pytest.mark.parametrize("scene", ["republish"], indirect=True)
+def test_one_who_lost_the_lease_after_the_publish_leaves_the_confirmation_to_others(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refresher = scene.place.refresher = scene.place._refresher()
+    # All that it waits for here is the second that passes after the publish.
+    monkeypatch.setattr(scene.time, "sleep", lambda _: take_over(scene))
+    with scene.waiting(), refresher.leased("a slow run", wait_seconds=0):
+        looked = refresher.look(scene.confirmed)
+        with pytest.raises(LeaseLostError, match="What was published from here is that refresh's to confirm"):
+            refresher.publish(looked, refresher.versions.get(scene.version))
+    assert (scene.published(), scene.lost()) == (scene.new, None)
 
 
 # Jobs

@@ -210,6 +210,11 @@ def test_a_resync_mends_a_file_that_drifted_from_its_ledger(loaded):
 def test_what_somebody_published_between_two_steps_is_not_overwritten(loaded):
     loaded.act(("update", "1", "'ours'"))
     looked, version = loaded.ready_to_publish()
+    # As after publishes that were refused: what is never confirmed must not fill the disk.
+    made = loaded.refresher.change_sets.get(version.manifest["change_set"])
+    for _ in range(4):
+        version, _ = loaded.refresher.apply(looked, made)
+    assert [one.number for one in loaded.refresher.versions.versions()] == [1, 3, 4, 5, 6]
     loaded.publish_foreign()
     theirs = loaded.published_rows()
 
@@ -230,6 +235,9 @@ def test_a_look_without_the_lease_mends_nothing(loaded):
 
     assert intent is not None
     assert loaded.refresher.change_sets.intent() == intent
+    (loaded.refresher.change_sets.path("intent.json")).write_text("{ half", encoding="utf-8")
+    assert loaded.refresh().reason is Reason.FOREIGN_PUBLISH, "what cannot be read is not guessed"
+    assert loaded.published_rows() == loaded.source_rows()
 
 
 def test_a_full_refresh_that_stopped_half_way_is_still_done(loaded):

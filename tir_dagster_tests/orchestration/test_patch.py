@@ -92,7 +92,10 @@ def test_only_the_change_travels(loaded, admin):
     loaded.act(("update", "1", "'b'"))
     loaded.act(("delete", "2"))
     admin.forget_calls()
+    # The server loses the upload half-way: it starts over.
+    admin.fault("status", method="PUT", path="/fileUploads/", status=404, code="404015")
     loaded.refresh()
+    assert admin.faults() == []
     asked = routes(admin)
     assert asked.count("update_data") == 1
     assert not {"download", "publish"} & set(asked), asked

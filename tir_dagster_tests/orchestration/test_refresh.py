@@ -9,6 +9,8 @@ from dataclasses import replace
 import dagster as dg
 import pytest
 
+from tir_dagster.datasource.client import paced
+from tir_dagster.datasource.retry import RetryPolicy
 from tir_dagster.definitions import build_defs
 from tir_dagster.errors import GuardError, TirError
 from tir_dagster.orchestration.confirmations import last_confirmation
@@ -17,18 +19,35 @@ from tir_dagster.orchestration.resources import environment_resources
 from tir_dagster.orchestration.sensors import Watch
 from tir_dagster.sandbox import sample
 from tir_dagster_tests.orchestration.reporting import post_as_curl_would, post_by_python, serving, shown_request
+from tir_dagster_tests.sandbox.tableau.helpers import Admin
+
+
+def tag(place, label: str) -> None:
+    with place.sandbox.tableau() as server:
+        (found,) = server.datasources.filter(name=place.spec.datasource.name)
+        server.datasources.add_tags(found, label)
 
 
 def test_the_first_refresh_loads_everything_and_says_why(place):
-    outcome = place.refresh()
+    tag(place, "dear")
+    Admin(place.sandbox.tableau_url).fault("status", method="PUT", path="/tags$", status=500)
+    with paced(RetryPolicy(tries=1)):
+        outcome = place.refresh()
     assert (outcome.decision, outcome.reason, outcome.published) == ("full", "FIRST_LOAD", True)
+    assert outcome.warnings[-1].endswith(
+        "The next refresh puts back the tags of datasource 'mydatasource' in project 'myproject'."
+    )
     assert place.published_rows() == place.source_rows()
 
 
-def test_a_second_refresh_does_nothing_and_starts_no_run(place):
+def test_a_second_refresh_does_nothing_and_starts_no_run_and_still_warns_of_what_the_first_one_took(place):
+    Admin(place.sandbox.tableau_url).fault("status", method="PUT", path="/tags$", status=403, code="403004")
     outcome = place.refresh()
     assert (outcome.decision, outcome.published, outcome.run_ids) == ("none", False, [])
     assert "spark" not in outcome.stages
+    (warning,) = outcome.warnings
+    assert "Could not put back the tags (dear)" in warning
+    assert warning.endswith("must be set again by hand.")
 
 
 def test_changes_of_all_kinds_move_only_their_keys(place):

@@ -46,7 +46,7 @@ PUBLISHED = dg.AssetKey(["orders", "published_datasource"])
 PAGE = "https://tableau.example.com/#/datasources/7"
 
 
-def confirm(instance: dg.DagsterInstance, datasource_id: str) -> None:
+def confirm(instance: dg.DagsterInstance, datasource_id: str, key: dg.AssetKey = PUBLISHED) -> None:
     """As a refresh of the extract `orders` ends."""
     confirmation = Confirmation(
         extract="orders",
@@ -61,12 +61,12 @@ def confirm(instance: dg.DagsterInstance, datasource_id: str) -> None:
         change_sets=(),
     )
     metadata = {CONFIRMATION: confirmation.to_json(), "dagster/uri": dg.MetadataValue.url(PAGE)}
-    instance.report_runless_asset_event(dg.AssetMaterialization(PUBLISHED, metadata=metadata))
+    instance.report_runless_asset_event(dg.AssetMaterialization(key, metadata=metadata))
 
 
-def observed(instance: dg.DagsterInstance) -> list[dict[str, Any]]:
+def observed(instance: dg.DagsterInstance, key: dg.AssetKey = PUBLISHED) -> list[dict[str, Any]]:
     """What the observations say, oldest first."""
-    records = instance.fetch_observations(PUBLISHED, limit=100, ascending=True).records
+    records = instance.fetch_observations(key, limit=100, ascending=True).records
     events = [record.asset_observation for record in records]
     return [{name: value.value for name, value in event.metadata.items()} for event in events if event]
 
@@ -123,6 +123,15 @@ def test_an_event_becomes_one_observation_however_often_it_comes(listening: List
     assert listening.post(event(event_type=FAILED)) == 200
     assert listening.post(event(created_at="2026-02-03T04:05:07Z")) == 200
     assert [one[EVENT] for one in observed(listening.instance)] == [SUCCEEDED, FAILED, SUCCEEDED]
+
+
+def test_an_extract_is_known_under_a_key_of_ones_own(listening: Listening) -> None:
+    key = dg.AssetKey(["sales", "orders_in_tableau"])
+    listening.instance.report_runless_asset_event(dg.AssetMaterialization(["somebody", "elses"]))
+    confirm(listening.instance, "9", key)
+    assert listening.post(event(resource_luid="9")) == 200
+    assert [one[EVENT] for one in observed(listening.instance, key)] == [SUCCEEDED]
+    assert observed(listening.instance) == []
 
 
 def test_a_refresh_while_we_are_at_work_is_marked(listening: Listening) -> None:
@@ -204,15 +213,17 @@ def test_what_cannot_be_noted_is_left_for_tableau_to_send_again() -> None:
 def test_a_refresh_of_somebody_else_is_followed_up(delivery: str, during: bool, kind: str, follows: bool) -> None:
     spec, since = extract(delivery), datetime.now(UTC) - timedelta(minutes=1)
     with dg.DagsterInstance.ephemeral() as instance:
-        assert refreshed_elsewhere(instance, spec, since=since) is None
+        assert refreshed_elsewhere(instance, spec, PUBLISHED, since=since) is None
         metadata = {EVENT: kind, AT: "2026-02-03T04:05:06+00:00", DURING: during}
         instance.report_runless_asset_event(dg.AssetObservation(PUBLISHED, metadata=metadata))
         # By hand: it says nothing.
         instance.report_runless_asset_event(dg.AssetObservation(PUBLISHED))
-        news = refreshed_elsewhere(instance, spec, since=since)
+        news = refreshed_elsewhere(instance, spec, PUBLISHED, since=since)
         assert news == ("refreshed@2026-02-03T04:05:06+00:00" if follows else None)
         later = datetime.now(UTC) + timedelta(minutes=1)
-        assert refreshed_elsewhere(instance, spec, since=later) is None, "it was before what the extract shows"
+        assert refreshed_elsewhere(instance, spec, PUBLISHED, since=later) is None, (
+            "it was before what the extract shows"
+        )
 
 
 def extract(delivery: str) -> ExtractSpec:
