@@ -14,7 +14,15 @@ from tir_dagster.datasource.client import TableauClient
 from tir_dagster.datasource.find import settled
 from tir_dagster.datasource.found import FoundDatasource
 from tir_dagster.datasource.jobs import JobCancelledError, JobFailedError, JobVanishedError
-from tir_dagster.datasource.patch import Batch, Table, check_undisturbed, send_batch, still_the_same
+from tir_dagster.datasource.patch import (
+    Batch,
+    Table,
+    check_undisturbed,
+    not_published_since,
+    send_batch,
+    still_the_same,
+    what_is_left,
+)
 from tir_dagster.datasource.progress import tell_progress
 from tir_dagster.datasource.republish import ServerLook, fetch_shell, look_at_server
 from tir_dagster.datasource.trouble import RefusedError
@@ -188,18 +196,25 @@ class ByPatch:
                 f"sending {payload.keys:,} keys and {payload.rows:,} rows, {payload.bytes / 1e6:,.1f} MB ({part})"
             )
             try:
-                ended = self._send_one(client, now, batch)
+                ended = self._send_one(client, now, batch, begun=number > 1)
             except JobVanishedError:
                 self._flow.log("the server forgot the job: its rows are compared at the end")
                 doubtful = True
+            except (JobFailedError, JobCancelledError, RefusedError) as error:
+                error.args = (f"{error} {what_is_left(client, found)}",)
+                raise
             now = settled(client, now)
             check_undisturbed(client, found, now)
         return Sent(now, doubtful or _changed_later(now, ended) or now.revision is None)
 
-    def _send_one(self, client: TableauClient, now: FoundDatasource, batch: Batch) -> datetime | None:
+    def _send_one(self, client: TableauClient, now: FoundDatasource, batch: Batch, *, begun: bool) -> datetime | None:
         def check() -> None:
             self._flow.check_lease()
-            still_the_same(client, now)
+            still_the_same(client, now, begun=begun)
+
+        def check_again() -> None:
+            self._flow.check_lease()
+            not_published_since(client, now)
 
         job = send_batch(
             client,
@@ -208,6 +223,7 @@ class ByPatch:
             attempts=_ATTEMPTS,
             timeout=self._flow.spec.datasource.job_timeout,
             check=check,
+            check_again=check_again,
             sent=lambda: crash_after("sent"),
             progress=tell_progress(self._flow.log, "uploading", clock=client.retry.clock),
         )

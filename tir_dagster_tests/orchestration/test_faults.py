@@ -215,7 +215,7 @@ class Scene:
         """The datasource and the folder as they were, and a later second on the server's clock."""
         self.admin.clear_faults()
         self.end_jobs()
-        self._publish_old()
+        self.publish_old()
         self.admin.set(clock_offset_seconds=self._offset() + 2)
         if folder:
             shutil.rmtree(self.home)
@@ -234,7 +234,7 @@ class Scene:
         settings = requests.get(f"{self.admin.url}/sandbox/settings", timeout=30).json()
         return float(settings["clock_offset_seconds"])
 
-    def _publish_old(self) -> None:
+    def publish_old(self) -> None:
         env = self.place.env
         credentials = TSC.ConnectionCredentials(env["SNOWFLAKE_USER"], env["SNOWFLAKE_PASSWORD"], embed=True)
         credentials = credentials if self.place.built else None
@@ -526,22 +526,44 @@ def test_a_server_in_trouble_is_not_taken_for_a_foreign_publish(scene: Scene) ->
     assert scene.published() == scene.new
 
 
-@pytest.mark.parametrize("scene", ["republish", "server"], indirect=True)
+def take_over(scene: Scene) -> None:
+    other = {"id": "another", "host": "elsewhere", "pid": 7, "purpose": "tir refresh"}
+    (scene.place.refresher.folder / "lease.json").write_text(json.dumps(other), encoding="utf-8")
+
+
+@pytest.mark.parametrize("scene", ["republish", "server", "patch"], indirect=True)
 def test_one_who_lost_the_lease_stops_right_before_the_publish(scene: Scene) -> None:
     refresher = scene.place.refresher = scene.place._refresher()
-
-    def take_over(line: str) -> None:
-        if line.startswith("publishing"):
-            other = {"id": "another", "host": "elsewhere", "pid": 7, "purpose": "tir refresh"}
-            (refresher.folder / "lease.json").write_text(json.dumps(other), encoding="utf-8")
-
-    refresher.log = take_over
+    refresher.log = lambda line: take_over(scene) if line.startswith(("publishing", "sending")) else None
     with scene.waiting(), refresher.leased("a slow run", wait_seconds=0):
         looked = refresher.look(scene.confirmed)
         with pytest.raises(LeaseLostError, match=r"process 7 on elsewhere \(tir refresh\) has taken over"):
             refresher.publish(looked, refresher.versions.get(scene.version))
         assert json.loads((refresher.folder / "lease.json").read_text(encoding="utf-8"))["id"] == "another"
         assert (scene.published(), scene.lost()) == (scene.old, None)
+
+
+@pytest.mark.parametrize("scene", ["patch"], indirect=True)
+@pytest.mark.parametrize(
+    ("meanwhile", "told"),
+    [(take_over, "has taken over"), (Scene.publish_old, "Somebody else published .* while its data was changed")],
+    ids=["another run", "somebody else"],
+)
+def test_what_failed_is_not_sent_again_into_rows_of(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[Scene], None], told: str
+) -> None:
+    refresher = scene.place.refresher = scene.place._refresher()
+    sleep, waiting = scene.time.sleep, iter([scene])
+    refresher.log = lambda line: scene.calls() if line.startswith("sending") else None
+    scene.admin.fault("slow_job", path=f"/{scene.name}$", seconds=0.2)
+    scene.admin.fault("fail_job", path=f"/{scene.name}$")
+    monkeypatch.setattr(scene.time, "sleep", lambda seconds: [sleep(seconds), *map(meanwhile, waiting)])
+    with scene.waiting(), refresher.leased("a slow run", wait_seconds=0):
+        looked = refresher.look(scene.confirmed)
+        with pytest.raises(TirError, match=told):
+            refresher.publish(looked, refresher.versions.get(scene.version))
+    assert [call["route"] for call in scene.calls()].count("update_data") == 1
+    assert scene.published() == scene.old
 
 
 # Jobs
