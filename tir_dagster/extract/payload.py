@@ -34,6 +34,11 @@ class Payload:
     rows: int
     bytes: int
 
+    @property
+    def part(self) -> str:
+        """Which keys of the change set these are, however the others were divided."""
+        return self.path.stem
+
 
 def needs_key_column(shape: Shape) -> bool:
     """Whether rows must carry a text key of their own: a condition on the server finds no NULL, and no slice."""
@@ -58,21 +63,24 @@ def write_payloads(
     if not (staged_keys(staged) if shape.key else change_set.touched):
         return []
     maker = _Maker(extract, folder, change_set, staged, shape, keyed=keyed)
-    parts = 1
-    while True:
-        made = [maker.write(number, parts) for number in range(parts)]
-        largest = max(made, key=lambda payload: payload.bytes)
-        if largest.bytes <= most_bytes:
-            return [payload for payload in made if payload.keys]
-        if largest.keys <= 1:
+    made, waiting = [], [(0, 1)]
+    while waiting:
+        number, parts = waiting.pop(0)
+        payload = maker.write(number, parts)
+        if payload.bytes <= most_bytes:
+            made.append(payload)
+            continue
+        payload.path.unlink()
+        if payload.keys <= 1:
             raise ExtractError(
-                f"{change_set.extract}: the {largest.rows:,} rows of one key take {largest.bytes / 1e6:,.0f} MB, and the server takes"
+                f"{change_set.extract}: the {payload.rows:,} rows of one key take {payload.bytes / 1e6:,.0f} MB, and the server takes"
                 f" {most_bytes / 1e6:,.0f} MB at once. Choose a finer row key or smaller slices, raise `datasource.patch_limit_mb`"
                 " if the server allows more, or use the delivery `republish`."
             )
-        for payload in made:
-            payload.path.unlink(missing_ok=True)
-        parts = min(maker.keys, max(parts * 2, math.ceil(_SPARE * parts * largest.bytes / most_bytes)))
+        # Only what is too large is divided: beside one huge key the others stay together.
+        pieces = min(payload.keys, max(2, math.ceil(_SPARE * payload.bytes / most_bytes)))
+        waiting = [*((number + parts * piece, parts * pieces) for piece in range(pieces)), *waiting]
+    return [payload for payload in made if payload.keys]
 
 
 class _Maker:
@@ -90,16 +98,15 @@ class _Maker:
         # What is published decides: rows with a key column are found by it, also if their own would do by now.
         self._own = [] if keyed else _own_parts(self._pairs, shape)
         self._source = _keys_source(change_set, staged, shape, self._pairs, self._own)
-        self.keys = 0
 
     def write(self, number: int, parts: int) -> Payload:
+        """The keys of this number among so many parts, in the order of the keys."""
         path = self._folder / f"payload-{number + 1}-of-{parts}.hyper"
         path.unlink(missing_ok=True)
         with connect(path, create=True, file_version=self._table.file_version) as connection:
             new, old = path.stem, f"{path.stem}.old"
             connection.catalog.attach_database(str(self._extract), alias=old)
             connection.execute_command(f"CREATE SCHEMA {quoted(new, PAYLOAD_SCHEMA)}")
-            self.keys = int(connection.execute_scalar_query(f"SELECT COUNT(*) FROM ({self._source}) AS k"))
             keys = self._make(connection, quoted(new, PAYLOAD_SCHEMA, KEYS_TABLE), self._part_of_keys(number, parts))
             rows = self._make(connection, quoted(new, PAYLOAD_SCHEMA, ROWS_TABLE), self._rows_of(new, old))
             connection.catalog.detach_database(old)

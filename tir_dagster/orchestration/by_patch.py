@@ -181,6 +181,8 @@ class ByPatch:
         """All parts, one after the other. `base` is the server's version that they change: it belongs to their ids."""
         self._flow.sent_bytes = sum(payload.bytes for payload in payloads)
         table, columns = describe(version.extract), key_names(version.extract, shape_of(version), keyed=keyed)
+        manifest = version.manifest
+        whole = f"{self._flow.spec.name} {version.id} {manifest['change_set']} {manifest['source_version']}"
         now, doubtful, ended = found, False, None
         for number, payload in enumerate(payloads, 1):
             part = f"{number} of {len(payloads)}"
@@ -190,7 +192,7 @@ class ByPatch:
                 keys=Table(PAYLOAD_SCHEMA, KEYS_TABLE),
                 rows=Table(PAYLOAD_SCHEMA, ROWS_TABLE),
                 key_columns=columns,
-                identity=f"{self._flow.spec.name} {version.id} {version.manifest['change_set']} {part} {base}",
+                identity=f"{whole} {payload.part} {base}",
             )
             self._flow.log(
                 f"sending {payload.keys:,} keys and {payload.rows:,} rows, {payload.bytes / 1e6:,.1f} MB ({part})"

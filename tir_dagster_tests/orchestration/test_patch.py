@@ -120,18 +120,22 @@ def test_the_same_bytes_travel_whatever_the_extracts_size(one, admin):
     assert 0 < max(sizes) <= 1.1 * min(sizes)
 
 
-def test_a_large_change_travels_in_parts(prepared, spark, tmp_path, admin):
-    history = next(loading := load(prepared, spark, tmp_path, Layout(delivery="patch", limit_mb=1)))
+def test_a_large_change_travels_in_parts_and_goes_on_where_it_was_interrupted(prepared, spark, tmp_path, admin):
+    history = History(prepared, spark, tmp_path, Layout(delivery="patch", limit_mb=1))
     made = "SELECT RANGE + 1000, 'x', '2025-04-01'::DATE, MD5(RANGE::VARCHAR), '2025-02-01'::TIMESTAMP_NTZ"
-    history.sql(f"INSERT INTO {history.name} {made} FROM RANGE(20000)")
-    history.refresh("full")
-    longer = "V = V || MD5(V) || MD5(V || 'x'), W = '2025-02-02'::TIMESTAMP_NTZ"
-    history.sql(f"UPDATE {history.name} SET {longer} WHERE K >= 1000")
-    admin.forget_calls()
+    history.sql(f"INSERT INTO {history.name} {made} FROM RANGE(2000)")
     history.refresh()
+    longer = " || ".join(f"MD5(V || '{number}')" for number in range(30))
+    history.sql(f"UPDATE {history.name} SET V = {longer}, W = '2025-02-02'::TIMESTAMP_NTZ WHERE K >= 1000")
+    admin.fault("status", method="PATCH", path="/data$", skip=1, status=403, code="403004")
+    with pytest.raises(DatasourceError, match=r"403004.* A part of the change may be there"):
+        history.refresh()
+    assert history.published_rows() != history.source_rows()
+    admin.forget_calls()
+    assert history.refresh().decision == "none", "what was left is sent first, and confirmed late"
     assert routes(admin).count("update_data") > 1
     assert history.published_rows() == history.source_rows()
-    loading.close()
+    history.close()
 
 
 def test_rows_without_our_key_are_published_whole_once(one, admin):
