@@ -13,6 +13,7 @@ from tir_dagster.errors import ExtractError
 from tir_dagster.extract.apply import Shape, staged_keys
 from tir_dagster.extract.casts import PURGE_KEY, Loaded, pair_columns
 from tir_dagster.extract.engine import connect, literal, parquet, quoted
+from tir_dagster.extract.features import HYPER
 from tir_dagster.extract.hyperfile import Added, ExtractTable, describe, rebuild
 from tir_dagster.extract.slices import slice_sql_hyper
 from tir_dagster.source.columns import Kind
@@ -23,6 +24,8 @@ PAYLOAD_SCHEMA = "Extract"
 # Kinds whose values are equal exactly if a server's `=` says so, and that have no value which equals nothing.
 _PLAIN = (Kind.INTEGER, Kind.DECIMAL, Kind.TEXT, Kind.DATE, Kind.TIMESTAMP, Kind.BOOLEAN)
 _SPARE = 1.25
+# How a text without a collation is compared.
+_BINARY = "binary"
 
 
 @dataclass(frozen=True)
@@ -147,12 +150,39 @@ def key_names(extract: Path, shape: Shape, *, keyed: bool) -> list[str]:
 def carries_keys(extract: Path, shape: Shape) -> bool:
     """Whether every row of a published file carries its purge key."""
     table = describe(extract)
-    if PURGE_KEY not in {column.name for column in table.columns}:
+    if (PURGE_KEY, "TEXT", _BINARY) not in _layout(table):
         return False
     right = _text_key(_pairs(table, shape, extract), shape)
     with connect(extract) as connection:
         wrong = f"SELECT COUNT(*) FROM {table.sql} WHERE {quoted(PURGE_KEY)} IS DISTINCT FROM {right}"
         return int(connection.execute_scalar_query(wrong)) == 0
+
+
+def same_layout(extract: Path, other: Path) -> bool:
+    """Whether a change made for one file fits the other: the same table and types, our key column aside."""
+    tables = [describe(path) for path in (extract, other)]
+    named = [(table.schema, table.name, {one for one in _layout(table) if one[0] != PURGE_KEY}) for table in tables]
+    return named[0] == named[1]
+
+
+def _layout(table: ExtractTable) -> set[tuple[str, str, str]]:
+    """Name, type and collation of each column."""
+    return {(column.name, column.type, column.collation or _BINARY) for column in table.columns}
+
+
+def row_digest(extract: Path, shape: Shape) -> tuple[int, int]:
+    """How many rows there are, and the sum of a digest of each one, in any order and in any file.
+
+    Fingerprints sum up column by column: two rows that exchanged their values look alike, and of some values they tell
+    only the number. This tells them apart, and reads every value.
+    """
+    table = describe(extract)
+    pairs = _pairs(table, shape, extract)
+    digest = HYPER.digest(_joined([_text(pair, quoted(pair.stored.name)) for pair in pairs]))
+    with connect(extract) as connection:
+        asked = f"SELECT COUNT(*), CAST(SUM(CAST({digest} AS NUMERIC(38,0))) AS TEXT) FROM {table.sql}"
+        rows, total = connection.execute_list_query(asked)[0]
+    return int(rows), int(total or 0)
 
 
 def _pairs(table: ExtractTable, shape: Shape, path: Path) -> tuple[Loaded, ...]:

@@ -37,6 +37,8 @@ from tir_dagster.extract.payload import (
     carries_keys,
     key_names,
     needs_key_column,
+    row_digest,
+    same_layout,
     with_key_column,
     write_payloads,
 )
@@ -72,11 +74,14 @@ class Sent:
 class Compared:
     """What the server's file holds, beside a version of ours."""
 
+    # None where it cannot be told, or where rows differ that look alike in sum.
     fingerprint: str | None = None
     # An interrupted change, sent again, would make it right.
     heals: bool = False
     # Every row carries its purge key.
     keyed: bool = False
+    # The table and its columns are what our changes are made for.
+    alike: bool = False
 
 
 class ByPatch:
@@ -129,6 +134,9 @@ class ByPatch:
             return False
         if looked.in_doubt:
             self._flow.log("a change may have arrived in part: publishing all rows")
+            return False
+        if not looked.alike:
+            self._flow.log("somebody published the same rows in columns of other types: publishing all of them anew")
             return False
         # Old rows may have had no key where the new ones always do.
         if not confirmed.keyed and any(self._needs_key(shape_of(one)) for one in (base, version)):
@@ -234,7 +242,8 @@ class ByPatch:
 
     def _check(self, client: TableauClient, found: FoundDatasource, version: Version, folder: Path) -> None:
         """Compare; what is not as it must be is not confirmed."""
-        if self.compare(client, found, version, folder / "compared").fingerprint != version.manifest["fingerprint"]:
+        compared = self.compare(client, found, version, folder / "compared", exactly=True)
+        if compared.fingerprint != version.manifest["fingerprint"]:
             raise NotAsIntendedError(
                 f"{self._flow.spec.name}: the rows of {found.shown} on {client.where} are not what they must be after the change."
                 " Nothing is confirmed. Run again: the next refresh compares what is there, and brings the same keys."
@@ -247,14 +256,18 @@ class ByPatch:
         version: Version,
         folder: Path,
         intent: Intent | None = None,
+        *,
+        exactly: bool = False,
     ) -> Compared:
-        """Download what the server holds and look at it."""
+        """Download what the server holds and look at it; `exactly`: rows that look alike in sum are told apart."""
         try:
             _, hyper = fetch_shell(client, found, folder, log=self._flow.log)
             shape = shape_of(version)
-            digest = content_digest(content_fingerprints(hyper, shape))
+            digest: str | None = content_digest(content_fingerprints(hyper, shape))
+            if exactly and digest == version.manifest["fingerprint"] and not _same_rows(hyper, version):
+                digest = None
             heals = intent is not None and intent.patch and self._heals(hyper, intent, version, folder)
-            return Compared(digest, heals, carries_keys(hyper, shape))
+            return Compared(digest, heals, carries_keys(hyper, shape), same_layout(hyper, version.extract))
         finally:
             remove(folder)
 
@@ -265,7 +278,7 @@ class ByPatch:
         change_set, shape, healed = self._change_set(version), shape_of(version), folder / "healed.hyper"
         try:
             replace_change(hyper, healed, change_set, self._flow.change_sets.path(change_set.id), shape)
-            return content_digest(content_fingerprints(healed, shape)) == intent.fingerprint
+            return _same_rows(healed, version)
         except ExtractError:
             return False
 
@@ -314,6 +327,11 @@ class ByPatch:
         remove(folder)
         folder.mkdir(parents=True, exist_ok=True)
         return folder
+
+
+def _same_rows(hyper: Path, version: Version) -> bool:
+    shape = shape_of(version)
+    return row_digest(hyper, shape) == row_digest(version.extract, shape)
 
 
 def _changed_later(now: FoundDatasource, ended: datetime | None) -> bool:

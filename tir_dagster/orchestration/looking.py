@@ -37,6 +37,10 @@ class _Judged:
     def keyed(self) -> bool:
         return self.compared is None or self.compared.keyed
 
+    @property
+    def alike(self) -> bool:
+        return self.compared is None or self.compared.alike
+
 
 class Looking:
     """One look of a refresher, signed in; without the lease nothing may be mended: a crash can be a run at work."""
@@ -66,7 +70,7 @@ class Looking:
         known = late or (replace(confirmed, keyed=confirmed.keyed and judged.keyed) if confirmed else None)
         base = self._flow.known_version(known.version) if known else None
         in_doubt = verdict is Aftermath.PARTIAL
-        return Looked(server, known, base, verdict is Aftermath.FOREIGN, late, in_doubt)
+        return Looked(server, known, base, verdict is Aftermath.FOREIGN, late, in_doubt, judged.alike)
 
     def _intent(self, confirmed: Confirmation | None) -> Intent | None:
         """What was about to be published, unless that is confirmed already: then only its end was interrupted."""
@@ -133,8 +137,10 @@ class Looking:
     def _compared(self, server: ServerLook, version: Version, intent: Intent | None) -> Compared:
         assert server.found is not None
         folder = self._flow.folder / f"look-{self._flow.downloads}"
+        # After a crash the rows were about to change; and Tableau's own refreshes may write equal values in other words.
+        exactly = intent is None and self._flow.spec.delivery == "patch"
         try:
-            return self._by_patch.compare(self._client, server.found, version, folder, intent)
+            return self._by_patch.compare(self._client, server.found, version, folder, intent, exactly=exactly)
         except (ExtractError, NoExtractError) as error:
             # Not even the columns fit: whatever it is, it is not ours.
             self._flow.log(f"the server's extract cannot be compared: {error}")

@@ -31,6 +31,8 @@ from tir_dagster.extract.payload import (
     carries_keys,
     key_names,
     needs_key_column,
+    row_digest,
+    same_layout,
     with_key_column,
     write_payloads,
 )
@@ -176,6 +178,38 @@ def test_a_file_whose_key_column_lies_is_noticed(tmp_path: Path):
     assert not carries_keys(case.base, case.shape)
     run(case.server, f'UPDATE "Extract"."Extract" SET {quoted(PURGE_KEY)} = NULL WHERE "ID" = 1')
     assert not carries_keys(case.server, case.shape)
+
+
+def test_files_are_alike_whose_columns_are_our_key_column_aside(tmp_path: Path):
+    case = Case(tmp_path / "case", SHAPES["a key that may be NULL"], orders([1, 2], "x"), [])
+    case.publish()
+    assert same_layout(case.server, case.base)
+    for number, declared in enumerate(("TEXT", 'TEXT COLLATE "en_US_CI"', "VARCHAR(9)")):
+        listed = ", ".join(f"{quoted(one.name)} {one.hyper if one.name != 'V' else declared}" for one in COLUMNS)
+        other = tmp_path / f"{number}.hyper"
+        run(other, 'CREATE SCHEMA "Extract"', f'CREATE TABLE "Extract"."Extract" ({listed})', create=True)
+        assert same_layout(other, case.base) == (declared == "TEXT")
+
+
+def test_a_digest_of_rows_tells_what_sums_do_not(tmp_path: Path):
+    columns = columns_of({"ID": "NUMBER(38,0)", "V": "VARCHAR", "J": "VARIANT"})
+    shape = Shape(columns, ("ID",), SliceBy())
+    tables = [
+        [(1, "a", "[1]"), (2, "b", None)],
+        [(2, "b", None), (1, "a", "[1]")],
+        [(1, "b", "[1]"), (2, "a", None)],
+        [(1, "a", "[2]"), (2, "b", None)],
+        [(1, "a", "[1]"), (2, "b", None), (2, "b", None)],
+    ]
+    made = [tmp_path / f"{number}.hyper" for number in range(len(tables))]
+    for target, rows in zip(made, tables, strict=True):
+        create_extract(target, columns, stage(target.with_suffix(".parquet"), list(columns), rows))
+    assert len({content_digest(content_fingerprints(path, shape)) for path in made}) == 2
+    first, again, *others = [row_digest(path, shape) for path in made]
+    assert first == again
+    assert first not in others
+    with_key_column(made[0], tmp_path / "keyed.hyper", shape)
+    assert row_digest(tmp_path / "keyed.hyper", shape) == first
 
 
 def orders(numbers: Sequence[int], value: str) -> list[tuple[Any, ...]]:

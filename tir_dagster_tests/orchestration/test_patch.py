@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -17,6 +18,7 @@ from tir_dagster.changes.plan import Reason
 from tir_dagster.errors import DatasourceError
 from tir_dagster.extract.casts import PURGE_KEY
 from tir_dagster_tests.conftest import Sandbox
+from tir_dagster_tests.extract.helpers import run
 from tir_dagster_tests.orchestration.history import DATABASE, PROJECT, History, Layout
 from tir_dagster_tests.orchestration.test_histories import Extracts, histories, play, random_histories
 from tir_dagster_tests.sandbox.tableau.helpers import Admin, wait_for
@@ -147,6 +149,49 @@ def test_rows_without_our_key_are_published_whole_once(one, admin):
         assert one.refresh().decision == "incremental"
         assert {"publish", "update_data"} & set(routes(admin)) == {sent}
         assert one.published_rows() == one.source_rows()
+
+
+def test_rows_that_look_alike_in_sum_are_told_apart(prepared, spark, tmp_path, admin):
+    """Two rows exchange their values: counts, sums and extremes of every column stay as they were."""
+    history = History(prepared, spark, tmp_path, Layout(delivery="patch", whole_key=True, watermark=False))
+    for key in (1, 2, 3):
+        history.act(("insert", str(key), "'x'", "'2025-03-05'::DATE", f"'{key}'"))
+    history.refresh()
+    history.sql(f"UPDATE {history.name} SET V = IFF(K = 1, '2', '1') WHERE K < 3")
+    admin.fault("fail_job", path=f"/{history.name}$")
+    admin.fault("vanish_job", path="/jobs/")
+    with pytest.raises(DatasourceError, match="are not what they must be after the change"):
+        history.refresh()
+    assert history.refresh().decision == "incremental"
+    assert history.published_rows() == history.source_rows()
+    before, now = history.refresher.versions.versions()[0], history.refresher.versions.latest()
+    assert before.manifest["fingerprint"] == now.manifest["fingerprint"]
+    # Somebody goes back to what was there before.
+    history.publish(before.extract)
+    assert history.refresh().reason is Reason.FOREIGN_PUBLISH
+    assert history.published_rows() == history.source_rows()
+    history.close()
+
+
+def test_the_same_rows_in_other_types_are_published_whole_once(prepared, spark, tmp_path, admin):
+    """A change that is made for our types would be refused by theirs."""
+    history = next(loading := load(prepared, spark, tmp_path, Layout(delivery="patch", whole_key=True)))
+    theirs = tmp_path / "theirs.hyper"
+    shutil.copyfile(history.refresher.versions.latest().extract, theirs)
+    table, other = '"Extract"."Extract"', '"Extract"."other"'
+    run(
+        theirs,
+        f'CREATE TABLE {other} AS (SELECT CAST("K" AS INTEGER) AS "K", "L", "D", "V", "W" FROM {table})',
+        f"DROP TABLE {table}",
+        f'ALTER TABLE {other} RENAME TO "Extract"',
+    )
+    history.publish(theirs)
+    history.act(("update", "1", "'b'"))
+    admin.forget_calls()
+    assert history.refresh().decision == "incremental"
+    assert {"publish", "update_data"} & set(routes(admin)) == {"publish"}
+    assert history.published_rows() == history.source_rows()
+    loading.close()
 
 
 @pytest.mark.long
