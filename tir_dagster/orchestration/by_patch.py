@@ -156,6 +156,8 @@ class ByPatch:
                 self._flow.intend(looked, version, patch=True, keyed=keyed)
                 base = str(looked.server.version)
                 sent = self._send(client, looked.server.found, version, payloads, base=base, keyed=keyed)
+                # Whoever took over meanwhile has judged what became of it, and may have gone on from there.
+                self._flow.check_lease()
                 if sent.doubtful:
                     self._check(client, sent.found, version, folder)
             finally:

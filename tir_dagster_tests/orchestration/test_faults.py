@@ -545,25 +545,48 @@ def test_one_who_lost_the_lease_stops_right_before_the_publish(scene: Scene) -> 
 
 @pytest.mark.parametrize("scene", ["patch"], indirect=True)
 @pytest.mark.parametrize(
-    ("meanwhile", "told"),
-    [(take_over, "has taken over"), (Scene.publish_old, "Somebody else published .* while its data was changed")],
-    ids=["another run", "somebody else"],
+    ("meanwhile", "told", "fails"),
+    [
+        (take_over, "has taken over", True),
+        (take_over, "has taken over", False),
+        (Scene.publish_old, "Somebody else published .* while its data was changed", True),
+    ],
+    ids=["another run", "another run, which confirms it", "somebody else"],
 )
-def test_what_failed_is_not_sent_again_into_rows_of(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[Scene], None], told: str
+def test_what_happened_while_a_job_worked_is_noticed_before_anything_is_sent_again_or_confirmed(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[Scene], None], told: str, fails: bool
 ) -> None:
     refresher = scene.place.refresher = scene.place._refresher()
     sleep, waiting = scene.time.sleep, iter([scene])
     refresher.log = lambda line: scene.calls() if line.startswith("sending") else None
     scene.admin.fault("slow_job", path=f"/{scene.name}$", seconds=0.2)
-    scene.admin.fault("fail_job", path=f"/{scene.name}$")
+    if fails:
+        scene.admin.fault("fail_job", path=f"/{scene.name}$")
     monkeypatch.setattr(scene.time, "sleep", lambda seconds: [sleep(seconds), *map(meanwhile, waiting)])
     with scene.waiting(), refresher.leased("a slow run", wait_seconds=0):
         looked = refresher.look(scene.confirmed)
         with pytest.raises(TirError, match=told):
             refresher.publish(looked, refresher.versions.get(scene.version))
     assert [call["route"] for call in scene.calls()].count("update_data") == 1
-    assert scene.published() == scene.old
+    assert scene.published() == (scene.old if fails else scene.new)
+
+
+@pytest.mark.parametrize("scene", ["patch"], indirect=True)
+def test_where_no_revisions_are_shown_the_rows_are_compared(scene: Scene) -> None:
+    scene.admin.fault("status", path="/revisions$", status=403, code="403004", times=100_000)
+    scene.admin.fault("fail_job", path=f"/{scene.name}$")
+    scene.calls()
+    assert (wrong(scene), scene.told) == (None, "")
+    assert "download" in {call["route"] for call in scene.calls()}
+    # Here something changed, and nobody can tell whose change it is.
+    scene.rewind()
+    scene.admin.fault("status", path="/revisions$", status=403, code="403004", times=100_000)
+    scene.admin.fault("torn_job", path=f"/{scene.name}$", actions=1)
+    with pytest.raises(TirError, match="it is changed, perhaps by somebody else") as caught:
+        scene.play()
+    assert unclear(scene, caught.value) is None
+    assert scene.heal() == "none", "sent again, and confirmed late"
+    assert scene.published() == scene.new
 
 
 # Jobs
