@@ -65,12 +65,22 @@ class Looking:
         if verdict is Aftermath.LANDED and intent is not None and server.found is not None:
             version = self._flow.versions.get(intent.version)
             late = self._flow.confirmation_of(version, server, keyed=intent.keyed and judged.keyed)
-        elif self._mend and intent is not None and verdict is not Aftermath.PARTIAL:
+        in_doubt = verdict is Aftermath.PARTIAL or self._is_unknown(intent, confirmed, judged)
+        if self._mend and intent is not None and late is None and not in_doubt:
             self._flow.change_sets.drop_intent()
         known = late or (replace(confirmed, keyed=confirmed.keyed and judged.keyed) if confirmed else None)
         base = self._flow.known_version(known.version) if known else None
-        in_doubt = verdict is Aftermath.PARTIAL
         return Looked(server, known, base, verdict is Aftermath.FOREIGN, late, in_doubt, judged.alike)
+
+    def _is_unknown(self, intent: Intent | None, confirmed: Confirmation | None, judged: _Judged) -> bool:
+        """Whether all rows were about to be published over others than the confirmed ones, and still are to be.
+
+        A part of a change may be there, or the same rows in a file of somebody else's: only the intent tells.
+        """
+        if intent is None or intent.patch or confirmed is None or self._flow.spec.delivery != "patch":
+            return False
+        untouched = judged.server.version_text == intent.base_server_version
+        return untouched and intent.base_server_version != confirmed.server_version
 
     def _intent(self, confirmed: Confirmation | None) -> Intent | None:
         """What was about to be published, unless that is confirmed already: then only its end was interrupted."""
