@@ -208,37 +208,50 @@ class ByPatch:
                 f"sending {payload.keys:,} keys and {payload.rows:,} rows, {payload.bytes / 1e6:,.1f} MB ({part})"
             )
             try:
-                ended = self._send_one(client, now, batch, begun=number > 1)
+                ended = self._send_one(client, found, now, batch)
             except JobVanishedError:
                 self._flow.log("the server forgot the job: its rows are compared at the end")
                 doubtful = True
-            except (JobFailedError, JobCancelledError, RefusedError) as error:
-                error.args = (f"{error} {what_is_left(client, found)}",)
-                raise
             now = settled(client, now)
             check_undisturbed(client, found, now)
         return Sent(now, doubtful or _changed_later(now, ended) or now.revision is None)
 
-    def _send_one(self, client: TableauClient, now: FoundDatasource, batch: Batch, *, begun: bool) -> datetime | None:
+    def _send_one(
+        self, client: TableauClient, found: FoundDatasource, now: FoundDatasource, batch: Batch
+    ) -> datetime | None:
+        """One part, sent to what is there now; `found` is what was there before the first one."""
+        taken = False
+
         def check() -> None:
             self._flow.check_lease()
-            still_the_same(client, now, begun=begun)
+            still_the_same(client, now, begun=now is not found)
 
         def check_again() -> None:
             self._flow.check_lease()
             not_published_since(client, now)
 
-        job = send_batch(
-            client,
-            now,
-            batch,
-            attempts=_ATTEMPTS,
-            timeout=self._flow.spec.datasource.job_timeout,
-            check=check,
-            check_again=check_again,
-            sent=lambda: crash_after("sent"),
-            progress=tell_progress(self._flow.log, "uploading", clock=client.retry.clock),
-        )
+        def sent() -> None:
+            nonlocal taken
+            taken = True
+            crash_after("sent")
+
+        try:
+            job = send_batch(
+                client,
+                now,
+                batch,
+                attempts=_ATTEMPTS,
+                timeout=self._flow.spec.datasource.job_timeout,
+                check=check,
+                check_again=check_again,
+                sent=sent,
+                progress=tell_progress(self._flow.log, "uploading", clock=client.retry.clock),
+            )
+        except (JobFailedError, JobCancelledError, RefusedError) as error:
+            # Who may not look at a job does not know what it will have changed.
+            if not (taken and isinstance(error, RefusedError)):
+                error.args = (f"{error} {what_is_left(client, found)}",)
+            raise
         self._flow.log(" ".join(["done on the server", *job.notes]))
         return job.ended_at
 

@@ -621,6 +621,15 @@ def test_a_failed_job_is_told_with_its_notes(scene: Scene) -> None:
     scene.admin.fault("fail_job", path=f"/{scene.name}$", times=2, notes="The warehouse is suspended.")
     assert wrong(scene) is None
     assert "failed on the server: The warehouse is suspended." in scene.told
+    assert scene.told.endswith(" Nothing was changed.") == (scene.place.spec().delivery == "patch")
+
+
+@pytest.mark.parametrize("scene", ["patch"], indirect=True)
+def test_what_a_change_did_is_claimed_only_by_who_may_look_at_its_job(scene: Scene) -> None:
+    scene.admin.fault("status", path="/jobs/", status=403, code="403004", times=100_000)
+    assert wrong(scene) is None
+    assert "refused (403004)" in scene.told
+    assert "was changed" not in scene.told
 
 
 @jobs
