@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 
 # The checks of a new version, by the names under which Dagster shows them.
 ROWS_ADD_UP, EQUALS_SOURCE = "rows_add_up", "equals_source"
+# And the one of what is published that goes by what the server holds.
+SERVER_HOLDS_IT = "server_holds_it"
 
 
 class TirError(Exception):

@@ -156,7 +156,7 @@ def _full_reason(situation: Situation) -> Reason | None:
     if situation.mode == "full" or situation.policy == "full":
         # A policy of full still does nothing when nothing changed.
         same = confirmed == now and situation.base_present and not situation.foreign
-        idle = situation.mode == "changes" and same and not situation.pending
+        idle = situation.mode == "changes" and same and not situation.pending and not situation.owed
         return None if idle else Reason.REQUESTED
     if confirmed is None:
         return Reason.FIRST_LOAD

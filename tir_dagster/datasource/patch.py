@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
@@ -93,18 +94,20 @@ def send_batch(
     attempts: int,
     timeout: float,
     check: Callable[[], None],
+    check_again: Callable[[], None],
     sent: Callable[[], None],
     progress: Progress | None = None,
 ) -> FinishedJob:
     """Send one batch and wait for its end.
 
     A batch replaces keys, so a job that failed may be followed by a second attempt whatever it had done. `check` runs
-    right before the first request that changes anything, `sent` when the server has taken it.
+    right before the first request that changes anything, `check_again` before every further one: by then, what is there
+    may be ours. `sent` runs when the server has taken it.
     """
     what = f"change the data of {found.shown}"
+    checks = chain([check], repeat(check_again))
     for attempt in range(1, attempts + 1):
-        first = attempt == 1
-        job_id = _start(client, found, batch, attempt, what, check=check if first else None, progress=progress)
+        job_id = _start(client, found, batch, attempt, what, checks=checks, progress=progress)
         sent()
         try:
             return wait_for_job(client, job_id, what=what, timeout=timeout)
@@ -121,12 +124,13 @@ def _start(
     attempt: int,
     what: str,
     *,
-    check: Callable[[], None] | None,
+    checks: Iterator[Callable[[], None]],
     progress: Progress | None,
 ) -> str:
     """The job's id. Repeated when the answer is lost: the server knows the request again by its id."""
 
     def patch(server: Any, upload_id: str) -> str:
+        next(checks)()
         endpoint = server.datasources
         answer = endpoint.patch_request(
             f"{endpoint.baseurl}/{found.id}/data?uploadSessionId={upload_id}",
@@ -139,10 +143,6 @@ def _start(
     for last in (False, True):
         try:
             upload_id = upload(client, batch.payload, doing=what, progress=progress)
-            if check is not None:
-                check()
-                # Once: after a request whose answer got lost, what changed may be ours.
-                check = None
             return client.call(lambda server, upload_id=upload_id: patch(server, upload_id), doing=what)  # type: ignore[misc]
         except RefusedError as error:
             if error.code == _TOO_LARGE:
@@ -153,15 +153,43 @@ def _start(
     raise AssertionError("the second try raises or returns")
 
 
-def still_the_same(client: TableauClient, found: FoundDatasource) -> None:
-    """Right before the request that changes it: it must be what was looked at."""
+def still_the_same(client: TableauClient, found: FoundDatasource, *, begun: bool = False) -> None:
+    """Right before the request that changes it: it must be what was looked at. `begun`: parts of the change are there."""
     now = reread(client, found)
     if now is None or server_version(now) != server_version(found):
         state = f"it is now {server_version(now)}" if now is not None else "it is gone"
+        left = "Parts of the change are there" if begun else "Nothing was changed"
         raise ForeignPublishError(
             f"Could not change the data of {found.shown} undisturbed: somebody else changed it on {client.where} (expected"
-            f" {server_version(found)}, {state}). Nothing was changed. Run again: the next refresh starts from what is there."
+            f" {server_version(found)}, {state}). {left}. Run again: the next refresh starts from what is there."
         )
+
+
+def not_published_since(client: TableauClient, found: FoundDatasource) -> None:
+    """Before a request is sent again: its rows may be changed by us, but nobody may have published others."""
+    now = reread(client, found)
+    # Without revisions nobody can tell whose change it is.
+    if now is None or (now.revision is None and server_version(now) != server_version(found)):
+        state = "changed" if now is not None else "gone"
+        raise ForeignPublishError(
+            f"Could not change the data of {found.shown} on {client.where} again: it is {state}, perhaps by somebody else."
+            " Nothing is confirmed. Run again: the next refresh compares what is there."
+        )
+    check_undisturbed(client, found, now)
+
+
+def what_is_left(client: TableauClient, found: FoundDatasource) -> str:
+    """After a change that did not come to its end: what people may see, as a sentence."""
+    try:
+        now = reread(client, found)
+    except DatasourceError:
+        now = None
+    if now is not None and server_version(now) == server_version(found):
+        return "Nothing was changed."
+    return (
+        "A part of the change may be there: people may see some keys new, others old or missing."
+        " The next refresh mends it: run it soon."
+    )
 
 
 def check_undisturbed(client: TableauClient, before: FoundDatasource, now: FoundDatasource) -> None:

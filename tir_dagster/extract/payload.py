@@ -13,6 +13,7 @@ from tir_dagster.errors import ExtractError
 from tir_dagster.extract.apply import Shape, staged_keys
 from tir_dagster.extract.casts import PURGE_KEY, Loaded, pair_columns
 from tir_dagster.extract.engine import connect, literal, parquet, quoted
+from tir_dagster.extract.features import HYPER
 from tir_dagster.extract.hyperfile import Added, ExtractTable, describe, rebuild
 from tir_dagster.extract.slices import slice_sql_hyper
 from tir_dagster.source.columns import Kind
@@ -23,6 +24,8 @@ PAYLOAD_SCHEMA = "Extract"
 # Kinds whose values are equal exactly if a server's `=` says so, and that have no value which equals nothing.
 _PLAIN = (Kind.INTEGER, Kind.DECIMAL, Kind.TEXT, Kind.DATE, Kind.TIMESTAMP, Kind.BOOLEAN)
 _SPARE = 1.25
+# How a text without a collation is compared.
+_BINARY = "binary"
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,11 @@ class Payload:
     keys: int
     rows: int
     bytes: int
+
+    @property
+    def part(self) -> str:
+        """Which keys of the change set these are, however the others were divided."""
+        return self.path.stem
 
 
 def needs_key_column(shape: Shape) -> bool:
@@ -58,21 +66,24 @@ def write_payloads(
     if not (staged_keys(staged) if shape.key else change_set.touched):
         return []
     maker = _Maker(extract, folder, change_set, staged, shape, keyed=keyed)
-    parts = 1
-    while True:
-        made = [maker.write(number, parts) for number in range(parts)]
-        largest = max(made, key=lambda payload: payload.bytes)
-        if largest.bytes <= most_bytes:
-            return [payload for payload in made if payload.keys]
-        if largest.keys <= 1:
+    made, waiting = [], [(0, 1)]
+    while waiting:
+        number, parts = waiting.pop(0)
+        payload = maker.write(number, parts)
+        if payload.bytes <= most_bytes:
+            made.append(payload)
+            continue
+        payload.path.unlink()
+        if payload.keys <= 1:
             raise ExtractError(
-                f"{change_set.extract}: the {largest.rows:,} rows of one key take {largest.bytes / 1e6:,.0f} MB, and the server takes"
+                f"{change_set.extract}: the {payload.rows:,} rows of one key take {payload.bytes / 1e6:,.0f} MB, and the server takes"
                 f" {most_bytes / 1e6:,.0f} MB at once. Choose a finer row key or smaller slices, raise `datasource.patch_limit_mb`"
                 " if the server allows more, or use the delivery `republish`."
             )
-        for payload in made:
-            payload.path.unlink(missing_ok=True)
-        parts = min(maker.keys, max(parts * 2, math.ceil(_SPARE * parts * largest.bytes / most_bytes)))
+        # Only what is too large is divided: beside one huge key the others stay together.
+        pieces = min(payload.keys, max(2, math.ceil(_SPARE * payload.bytes / most_bytes)))
+        waiting = [*((number + parts * piece, parts * pieces) for piece in range(pieces)), *waiting]
+    return [payload for payload in made if payload.keys]
 
 
 class _Maker:
@@ -90,16 +101,15 @@ class _Maker:
         # What is published decides: rows with a key column are found by it, also if their own would do by now.
         self._own = [] if keyed else _own_parts(self._pairs, shape)
         self._source = _keys_source(change_set, staged, shape, self._pairs, self._own)
-        self.keys = 0
 
     def write(self, number: int, parts: int) -> Payload:
+        """The keys of this number among so many parts, in the order of the keys."""
         path = self._folder / f"payload-{number + 1}-of-{parts}.hyper"
         path.unlink(missing_ok=True)
         with connect(path, create=True, file_version=self._table.file_version) as connection:
             new, old = path.stem, f"{path.stem}.old"
             connection.catalog.attach_database(str(self._extract), alias=old)
             connection.execute_command(f"CREATE SCHEMA {quoted(new, PAYLOAD_SCHEMA)}")
-            self.keys = int(connection.execute_scalar_query(f"SELECT COUNT(*) FROM ({self._source}) AS k"))
             keys = self._make(connection, quoted(new, PAYLOAD_SCHEMA, KEYS_TABLE), self._part_of_keys(number, parts))
             rows = self._make(connection, quoted(new, PAYLOAD_SCHEMA, ROWS_TABLE), self._rows_of(new, old))
             connection.catalog.detach_database(old)
@@ -140,12 +150,39 @@ def key_names(extract: Path, shape: Shape, *, keyed: bool) -> list[str]:
 def carries_keys(extract: Path, shape: Shape) -> bool:
     """Whether every row of a published file carries its purge key."""
     table = describe(extract)
-    if PURGE_KEY not in {column.name for column in table.columns}:
+    if (PURGE_KEY, "TEXT", _BINARY) not in _layout(table):
         return False
     right = _text_key(_pairs(table, shape, extract), shape)
     with connect(extract) as connection:
         wrong = f"SELECT COUNT(*) FROM {table.sql} WHERE {quoted(PURGE_KEY)} IS DISTINCT FROM {right}"
         return int(connection.execute_scalar_query(wrong)) == 0
+
+
+def same_layout(extract: Path, other: Path) -> bool:
+    """Whether a change made for one file fits the other: the same table and types, our key column aside."""
+    tables = [describe(path) for path in (extract, other)]
+    named = [(table.schema, table.name, {one for one in _layout(table) if one[0] != PURGE_KEY}) for table in tables]
+    return named[0] == named[1]
+
+
+def _layout(table: ExtractTable) -> set[tuple[str, str, str]]:
+    """Name, type and collation of each column."""
+    return {(column.name, column.type, column.collation or _BINARY) for column in table.columns}
+
+
+def row_digest(extract: Path, shape: Shape) -> tuple[int, int]:
+    """How many rows there are, and the sum of a digest of each one, in any order and in any file.
+
+    Fingerprints sum up column by column: two rows that exchanged their values look alike, and of some values they tell
+    only the number. This tells them apart, and reads every value.
+    """
+    table = describe(extract)
+    pairs = _pairs(table, shape, extract)
+    digest = HYPER.digest(_joined([_text(pair, quoted(pair.stored.name)) for pair in pairs]))
+    with connect(extract) as connection:
+        asked = f"SELECT COUNT(*), CAST(SUM(CAST({digest} AS NUMERIC(38,0))) AS TEXT) FROM {table.sql}"
+        rows, total = connection.execute_list_query(asked)[0]
+    return int(rows), int(total or 0)
 
 
 def _pairs(table: ExtractTable, shape: Shape, path: Path) -> tuple[Loaded, ...]:

@@ -14,7 +14,15 @@ from tir_dagster.datasource.client import TableauClient
 from tir_dagster.datasource.find import settled
 from tir_dagster.datasource.found import FoundDatasource
 from tir_dagster.datasource.jobs import JobCancelledError, JobFailedError, JobVanishedError
-from tir_dagster.datasource.patch import Batch, Table, check_undisturbed, send_batch, still_the_same
+from tir_dagster.datasource.patch import (
+    Batch,
+    Table,
+    check_undisturbed,
+    not_published_since,
+    send_batch,
+    still_the_same,
+    what_is_left,
+)
 from tir_dagster.datasource.progress import tell_progress
 from tir_dagster.datasource.republish import ServerLook, fetch_shell, look_at_server
 from tir_dagster.datasource.trouble import RefusedError
@@ -29,6 +37,8 @@ from tir_dagster.extract.payload import (
     carries_keys,
     key_names,
     needs_key_column,
+    row_digest,
+    same_layout,
     with_key_column,
     write_payloads,
 )
@@ -64,11 +74,14 @@ class Sent:
 class Compared:
     """What the server's file holds, beside a version of ours."""
 
+    # None where it cannot be told, or where rows differ that look alike in sum.
     fingerprint: str | None = None
     # An interrupted change, sent again, would make it right.
     heals: bool = False
     # Every row carries its purge key.
     keyed: bool = False
+    # The table and its columns are what our changes are made for.
+    alike: bool = False
 
 
 class ByPatch:
@@ -122,6 +135,9 @@ class ByPatch:
         if looked.in_doubt:
             self._flow.log("a change may have arrived in part: publishing all rows")
             return False
+        if not looked.alike:
+            self._flow.log("somebody published the same rows in columns of other types: publishing all of them anew")
+            return False
         # Old rows may have had no key where the new ones always do.
         if not confirmed.keyed and any(self._needs_key(shape_of(one)) for one in (base, version)):
             self._flow.log("the published rows have no key that the server can test: publishing all of them, with one")
@@ -173,6 +189,8 @@ class ByPatch:
         """All parts, one after the other. `base` is the server's version that they change: it belongs to their ids."""
         self._flow.sent_bytes = sum(payload.bytes for payload in payloads)
         table, columns = describe(version.extract), key_names(version.extract, shape_of(version), keyed=keyed)
+        manifest = version.manifest
+        whole = f"{self._flow.spec.name} {version.id} {manifest['change_set']} {manifest['source_version']}"
         now, doubtful, ended = found, False, None
         for number, payload in enumerate(payloads, 1):
             part = f"{number} of {len(payloads)}"
@@ -182,13 +200,13 @@ class ByPatch:
                 keys=Table(PAYLOAD_SCHEMA, KEYS_TABLE),
                 rows=Table(PAYLOAD_SCHEMA, ROWS_TABLE),
                 key_columns=columns,
-                identity=f"{self._flow.spec.name} {version.id} {version.manifest['change_set']} {part} {base}",
+                identity=f"{whole} {payload.part} {base}",
             )
             self._flow.log(
                 f"sending {payload.keys:,} keys and {payload.rows:,} rows, {payload.bytes / 1e6:,.1f} MB ({part})"
             )
             try:
-                ended = self._send_one(client, now, batch)
+                ended = self._send_one(client, found, now, batch)
             except JobVanishedError:
                 self._flow.log("the server forgot the job: its rows are compared at the end")
                 doubtful = True
@@ -196,27 +214,49 @@ class ByPatch:
             check_undisturbed(client, found, now)
         return Sent(now, doubtful or _changed_later(now, ended) or now.revision is None)
 
-    def _send_one(self, client: TableauClient, now: FoundDatasource, batch: Batch) -> datetime | None:
+    def _send_one(
+        self, client: TableauClient, found: FoundDatasource, now: FoundDatasource, batch: Batch
+    ) -> datetime | None:
+        """One part, sent to what is there now; `found` is what was there before the first one."""
+        taken = False
+
         def check() -> None:
             self._flow.check_lease()
-            still_the_same(client, now)
+            still_the_same(client, now, begun=now is not found)
 
-        job = send_batch(
-            client,
-            now,
-            batch,
-            attempts=_ATTEMPTS,
-            timeout=self._flow.spec.datasource.job_timeout,
-            check=check,
-            sent=lambda: crash_after("sent"),
-            progress=tell_progress(self._flow.log, "uploading", clock=client.retry.clock),
-        )
+        def check_again() -> None:
+            self._flow.check_lease()
+            not_published_since(client, now)
+
+        def sent() -> None:
+            nonlocal taken
+            taken = True
+            crash_after("sent")
+
+        try:
+            job = send_batch(
+                client,
+                now,
+                batch,
+                attempts=_ATTEMPTS,
+                timeout=self._flow.spec.datasource.job_timeout,
+                check=check,
+                check_again=check_again,
+                sent=sent,
+                progress=tell_progress(self._flow.log, "uploading", clock=client.retry.clock),
+            )
+        except (JobFailedError, JobCancelledError, RefusedError) as error:
+            # Who may not look at a job does not know what it will have changed.
+            if not (taken and isinstance(error, RefusedError)):
+                error.args = (f"{error} {what_is_left(client, found)}",)
+            raise
         self._flow.log(" ".join(["done on the server", *job.notes]))
         return job.ended_at
 
     def _check(self, client: TableauClient, found: FoundDatasource, version: Version, folder: Path) -> None:
         """Compare; what is not as it must be is not confirmed."""
-        if self.compare(client, found, version, folder / "compared").fingerprint != version.manifest["fingerprint"]:
+        compared = self.compare(client, found, version, folder / "compared", exactly=True)
+        if compared.fingerprint != version.manifest["fingerprint"]:
             raise NotAsIntendedError(
                 f"{self._flow.spec.name}: the rows of {found.shown} on {client.where} are not what they must be after the change."
                 " Nothing is confirmed. Run again: the next refresh compares what is there, and brings the same keys."
@@ -229,14 +269,18 @@ class ByPatch:
         version: Version,
         folder: Path,
         intent: Intent | None = None,
+        *,
+        exactly: bool = False,
     ) -> Compared:
-        """Download what the server holds and look at it."""
+        """Download what the server holds and look at it; `exactly`: rows that look alike in sum are told apart."""
         try:
             _, hyper = fetch_shell(client, found, folder, log=self._flow.log)
             shape = shape_of(version)
-            digest = content_digest(content_fingerprints(hyper, shape))
+            digest: str | None = content_digest(content_fingerprints(hyper, shape))
+            if exactly and digest == version.manifest["fingerprint"] and not _same_rows(hyper, version):
+                digest = None
             heals = intent is not None and intent.patch and self._heals(hyper, intent, version, folder)
-            return Compared(digest, heals, carries_keys(hyper, shape))
+            return Compared(digest, heals, carries_keys(hyper, shape), same_layout(hyper, version.extract))
         finally:
             remove(folder)
 
@@ -247,7 +291,7 @@ class ByPatch:
         change_set, shape, healed = self._change_set(version), shape_of(version), folder / "healed.hyper"
         try:
             replace_change(hyper, healed, change_set, self._flow.change_sets.path(change_set.id), shape)
-            return content_digest(content_fingerprints(healed, shape)) == intent.fingerprint
+            return _same_rows(healed, version)
         except ExtractError:
             return False
 
@@ -296,6 +340,11 @@ class ByPatch:
         remove(folder)
         folder.mkdir(parents=True, exist_ok=True)
         return folder
+
+
+def _same_rows(hyper: Path, version: Version) -> bool:
+    shape = shape_of(version)
+    return row_digest(hyper, shape) == row_digest(version.extract, shape)
 
 
 def _changed_later(now: FoundDatasource, ended: datetime | None) -> bool:

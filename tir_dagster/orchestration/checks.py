@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 
 from tir_dagster.changes.state import Confirmation
-from tir_dagster.errors import EQUALS_SOURCE, ROWS_ADD_UP, TirError, VerificationError
+from tir_dagster.errors import EQUALS_SOURCE, ROWS_ADD_UP, SERVER_HOLDS_IT, TirError, VerificationError
 from tir_dagster.orchestration.confirmations import last_confirmation
 from tir_dagster.orchestration.drift import DIFFERENT, REPAIR, VERSION
 from tir_dagster.orchestration.names import ExtractKeys
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tir_dagster.orchestration.verification import Finding, Verification
 
 ROW_JUMP = "row_count_jump"
-SERVER, UNIQUE_KEY, JOINS = "server_holds_it", "unique_row_key", "mandatory_joins"
+SERVER, UNIQUE_KEY, JOINS = SERVER_HOLDS_IT, "unique_row_key", "mandatory_joins"
 # As many differing slices as a page shows.
 _SHOWN_SLICES = 50
 

@@ -8,7 +8,7 @@ from typing import Any
 import dagster as dg
 
 from tir_dagster.changes.state import NO_SLICE_KEY, Confirmation, slice_label
-from tir_dagster.errors import EQUALS_SOURCE
+from tir_dagster.errors import EQUALS_SOURCE, SERVER_HOLDS_IT
 from tir_dagster.orchestration.names import ExtractKeys
 
 # Metadata of a check that failed: the version it looked at, or started from; what differs; whether it was a repair.
@@ -30,7 +30,10 @@ def known_drift(instance: dg.DagsterInstance, keys: ExtractKeys, confirmed: Conf
     """
     if confirmed is None:
         return None
-    found = [_failure(instance, key, confirmed.version) for key in (keys.published_datasource, keys.purged_extract)]
+    assets = (keys.published_datasource, keys.purged_extract)
+    found = [_failure(instance, key, EQUALS_SOURCE, confirmed.version) for key in assets]
+    # What the server holds may have keys that neither the source nor the ledger knows: replacing does not reach them.
+    found.append(_other_rows(instance, keys, confirmed.version))
     failed = [one for one in found if one is not None]
     if not failed:
         return None
@@ -39,16 +42,23 @@ def known_drift(instance: dg.DagsterInstance, keys: ExtractKeys, confirmed: Conf
     return Drift(tuple(sorted(slices, key=lambda name: (name is None, name or ""))), repaired or not slices)
 
 
+def _other_rows(instance: dg.DagsterInstance, keys: ExtractKeys, version: str) -> dict[str, Any] | None:
+    failed = _failure(instance, keys.published_datasource, SERVER_HOLDS_IT, version)
+    return None if failed is None else {**failed, REPAIR: True}
+
+
 def verified_drift(instance: dg.DagsterInstance, keys: ExtractKeys, confirmed: Confirmation | None) -> str | None:
     """A text for the source sensor when a verification found drift; what a gate found is asked for again anyway."""
-    if confirmed is None or _failure(instance, keys.published_datasource, confirmed.version) is None:
+    if confirmed is None:
         return None
-    return f"drift@{confirmed.version}"
+    checks = (EQUALS_SOURCE, SERVER_HOLDS_IT)
+    failed = (_failure(instance, keys.published_datasource, name, confirmed.version) for name in checks)
+    return None if all(one is None for one in failed) else f"drift@{confirmed.version}"
 
 
-def _failure(instance: dg.DagsterInstance, asset: dg.AssetKey, version: str) -> dict[str, Any] | None:
-    """The metadata of the asset's last check against the source, if it failed at that version as an error."""
-    key = dg.AssetCheckKey(asset, EQUALS_SOURCE)
+def _failure(instance: dg.DagsterInstance, asset: dg.AssetKey, check: str, version: str) -> dict[str, Any] | None:
+    """The metadata of the asset's last check of that name, if it failed at that version as an error."""
+    key = dg.AssetCheckKey(asset, check)
     record = instance.event_log_storage.get_latest_asset_check_execution_by_key([key]).get(key)
     event = record.event if record else None
     data = event.dagster_event.event_specific_data if event and event.dagster_event else None

@@ -37,6 +37,10 @@ class _Judged:
     def keyed(self) -> bool:
         return self.compared is None or self.compared.keyed
 
+    @property
+    def alike(self) -> bool:
+        return self.compared is None or self.compared.alike
+
 
 class Looking:
     """One look of a refresher, signed in; without the lease nothing may be mended: a crash can be a run at work."""
@@ -63,12 +67,22 @@ class Looking:
         if verdict is Aftermath.LANDED and intent is not None and server.found is not None:
             version = self._flow.versions.get(intent.version)
             late = self._flow.confirmation_of(version, server, keyed=intent.keyed and judged.keyed)
-        elif self._mend and intent is not None and verdict is not Aftermath.PARTIAL:
+        in_doubt = verdict is Aftermath.PARTIAL or self._is_unknown(intent, confirmed, judged)
+        if self._mend and intent is not None and late is None and not in_doubt:
             self._flow.change_sets.drop_intent()
         known = late or (replace(confirmed, keyed=confirmed.keyed and judged.keyed) if confirmed else None)
         base = self._flow.known_version(known.version) if known else None
-        in_doubt = verdict is Aftermath.PARTIAL
-        return Looked(server, known, base, verdict is Aftermath.FOREIGN, late, in_doubt)
+        return Looked(server, known, base, verdict is Aftermath.FOREIGN, late, in_doubt, judged.alike)
+
+    def _is_unknown(self, intent: Intent | None, confirmed: Confirmation | None, judged: _Judged) -> bool:
+        """Whether all rows were about to be published over others than the confirmed ones, and still are to be.
+
+        A part of a change may be there, or the same rows in a file of somebody else's: only the intent tells.
+        """
+        if intent is None or intent.patch or confirmed is None or self._flow.spec.delivery != "patch":
+            return False
+        untouched = judged.server.version_text == intent.base_server_version
+        return untouched and intent.base_server_version != confirmed.server_version
 
     def _intent(self, confirmed: Confirmation | None) -> Intent | None:
         """What was about to be published, unless that is confirmed already: then only its end was interrupted."""
@@ -141,8 +155,10 @@ class Looking:
     def _compared(self, server: ServerLook, version: Version, intent: Intent | None) -> Compared:
         assert server.found is not None
         folder = self._flow.folder / f"look-{self._flow.downloads}"
+        # After a crash the rows were about to change; and Tableau's own refreshes may write equal values in other words.
+        exactly = intent is None and self._flow.spec.delivery == "patch"
         try:
-            return self._by_patch.compare(self._client, server.found, version, folder, intent)
+            return self._by_patch.compare(self._client, server.found, version, folder, intent, exactly=exactly)
         except MachineError:
             # Nobody has looked: it may well be ours.
             raise

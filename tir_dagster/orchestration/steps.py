@@ -36,6 +36,8 @@ class Looked:
     late: Confirmation | None = None
     # A change may have arrived on the server in part.
     in_doubt: bool = False
+    # As far as it was compared, what is published has the table and the types that our versions have.
+    alike: bool = True
 
 
 @dataclass(frozen=True)

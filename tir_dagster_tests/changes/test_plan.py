@@ -31,6 +31,8 @@ QUIET = Situation(extract="orders", mode="changes", policy="auto", now=KNOWN, co
         (replace(QUIET, now=replace(KNOWN, schema="other")), "full", Reason.SCHEMA_CHANGED),
         (replace(QUIET, now=replace(KNOWN, identity="other")), "full", Reason.SOURCE_REPLACED),
         (replace(QUIET, pending=("a",), owed=Reason.REQUESTED), "full", Reason.REQUESTED),
+        (replace(QUIET, owed=Reason.DRIFT_UNREPAIRED), "full", Reason.DRIFT_UNREPAIRED),
+        (replace(QUIET, policy="full", owed=Reason.DRIFT_UNREPAIRED), "full", Reason.REQUESTED),
     ],
 )
 def test_the_decision_and_its_reason(situation, decision, reason):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from datetime import date
+from datetime import UTC, date, datetime
+from decimal import Decimal
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -29,13 +31,17 @@ from tir_dagster.extract.payload import (
     carries_keys,
     key_names,
     needs_key_column,
+    row_digest,
+    same_layout,
     with_key_column,
     write_payloads,
 )
+from tir_dagster.source.columns import Kind
 from tir_dagster.source.slices import SliceBy
 from tir_dagster_tests.extract.helpers import bag, columns_of, run, stage
 
 LARGE = 1 << 30
+PLAIN = (Kind.TEXT, Kind.INTEGER, Kind.DECIMAL, Kind.BOOLEAN, Kind.DATE, Kind.TIMESTAMP)
 COLUMNS = columns_of({"ID": "NUMBER(38,0)", "F": "FLOAT", "S": "VARCHAR", "D": "DATE", "V": "VARCHAR"})
 WHOLE = [replace(COLUMNS[0], nullable=False), *COLUMNS[1:]]
 MONTHS = SliceBy("D", "month")
@@ -174,6 +180,38 @@ def test_a_file_whose_key_column_lies_is_noticed(tmp_path: Path):
     assert not carries_keys(case.server, case.shape)
 
 
+def test_files_are_alike_whose_columns_are_our_key_column_aside(tmp_path: Path):
+    case = Case(tmp_path / "case", SHAPES["a key that may be NULL"], orders([1, 2], "x"), [])
+    case.publish()
+    assert same_layout(case.server, case.base)
+    for number, declared in enumerate(("TEXT", 'TEXT COLLATE "en_US_CI"', "VARCHAR(9)")):
+        listed = ", ".join(f"{quoted(one.name)} {one.hyper if one.name != 'V' else declared}" for one in COLUMNS)
+        other = tmp_path / f"{number}.hyper"
+        run(other, 'CREATE SCHEMA "Extract"', f'CREATE TABLE "Extract"."Extract" ({listed})', create=True)
+        assert same_layout(other, case.base) == (declared == "TEXT")
+
+
+def test_a_digest_of_rows_tells_what_sums_do_not(tmp_path: Path):
+    columns = columns_of({"ID": "NUMBER(38,0)", "V": "VARCHAR", "J": "VARIANT"})
+    shape = Shape(columns, ("ID",), SliceBy())
+    tables = [
+        [(1, "a", "[1]"), (2, "b", None)],
+        [(2, "b", None), (1, "a", "[1]")],
+        [(1, "b", "[1]"), (2, "a", None)],
+        [(1, "a", "[2]"), (2, "b", None)],
+        [(1, "a", "[1]"), (2, "b", None), (2, "b", None)],
+    ]
+    made = [tmp_path / f"{number}.hyper" for number in range(len(tables))]
+    for target, rows in zip(made, tables, strict=True):
+        create_extract(target, columns, stage(target.with_suffix(".parquet"), list(columns), rows))
+    assert len({content_digest(content_fingerprints(path, shape)) for path in made}) == 2
+    first, again, *others = [row_digest(path, shape) for path in made]
+    assert first == again
+    assert first not in others
+    with_key_column(made[0], tmp_path / "keyed.hyper", shape)
+    assert row_digest(tmp_path / "keyed.hyper", shape) == first
+
+
 def orders(numbers: Sequence[int], value: str) -> list[tuple[Any, ...]]:
     return [(number, None, value * 50 + str(number * 7919), date(2025, 3, 1), value) for number in numbers]
 
@@ -204,6 +242,55 @@ def test_a_key_that_is_too_large_for_the_server_is_told(tmp_path: Path):
     case = Case(tmp_path / "case", SHAPES["no key but months"], [], orders(range(4000), "x"))
     with pytest.raises(ExtractError, match=r"orders: the 4,000 rows of one key take \d+ MB, and the server takes 0 MB"):
         case.payloads(keyed=case.publish(), most_bytes=100_000)
+
+
+def test_beside_a_huge_key_the_others_stay_together(tmp_path: Path):
+    huge = [(7, None, f"{number * 7919}", date(2025, 3, 1), str(number)) for number in range(8000)]
+    case = Case(tmp_path / "case", SHAPES["a key that is never NULL"], [], [*orders(range(2000), "x"), *huge])
+    (whole,) = case.payloads(keyed=case.publish())
+    parts = case.payloads(keyed=False, most_bytes=whole.bytes - 20_000)
+    assert (sum(part.keys for part in parts), sum(part.rows for part in parts)) == (whole.keys, whole.rows)
+    assert 1 < len({part.part for part in parts}) == len(parts) < 20
+    for part in parts:
+        part.path.unlink()
+    with pytest.raises(ExtractError, match=r"the 8,001 rows of one key take"):
+        case.payloads(keyed=False, most_bytes=whole.bytes // 2)
+    assert len(list(case.folder.glob("payload-*"))) < 20
+
+
+# Each key differs from the first one in one column only.
+KEY_VALUES: dict[str, list[Any]] = {
+    "VARCHAR": ["a", "A", "a ", " a", "", "-", "1:a", "é", "e\u0301", "ß", "ss", "\0", "a\0", "\U0001f600"],
+    "NUMBER(38,0)": [0, -1, 2**63 - 1, -(2**63)],
+    "NUMBER(12,2)": [Decimal("0.10"), Decimal("0.01"), Decimal("-0.10"), Decimal("9999999999.99")],
+    "BOOLEAN": [True, False],
+    "DATE": [date(2025, 3, 1), date(1, 1, 1), date(1582, 10, 10), date(9999, 12, 31)],
+    "TIMESTAMP_NTZ": [datetime(2025, 3, 30, 2, 30), datetime(2025, 3, 30, 2, 30, 0, 1), datetime(1, 1, 1)],  # noqa: DTZ001
+    "TIMESTAMP_TZ": [datetime(2025, 10, 26, hour, 30, tzinfo=UTC) for hour in (0, 1)],
+    "TIME": ["00:00:00", "23:59:59.999999", "23:59:59.999998"],
+    "FLOAT": [0.3, 0.1 + 0.2, 5e-324, -math.inf],
+    "VARIANT": ['{"a":1}', "null"],
+}
+
+
+@pytest.mark.parametrize("nullable", [False, True], ids=["never NULL", "NULL or not"])
+def test_keys_of_every_type_are_told_apart(tmp_path: Path, nullable: bool):
+    held = columns_of({**{kind: kind for kind in KEY_VALUES}, "V": "VARCHAR"})
+    columns = tuple(replace(one, nullable=nullable) for one in held if nullable or one.kind in PLAIN)
+    names = tuple(column.name for column in columns[:-1])
+    values = {name: [*KEY_VALUES[name], *([None] if nullable else [])] for name in names}
+    first = {name: found[0] for name, found in values.items()}
+    keys = list(dict.fromkeys(tuple({**first, name: value}.values()) for name in names for value in values[name]))
+    before = [(*key, "x") for key in keys]
+    after = [(*key, "y" if number % 3 else "x") for number, key in enumerate(keys) if number % 3 < 2]
+    case = Case(tmp_path / "case", Shape(columns, names, SliceBy()), before, after)
+    assert case.publish() == nullable
+    for payload in case.payloads(keyed=nullable):
+        case.apply(payload)
+    right = tmp_path / "right.hyper"
+    create_extract(right, columns, stage(tmp_path / "right.parquet", list(columns), after))
+    listed = ", ".join(quoted(column.name) for column in columns)
+    assert bag(case.server, columns=listed) == bag(right)
 
 
 def test_only_a_key_that_equals_itself_is_left_to_the_server():

@@ -7,7 +7,7 @@ from dataclasses import replace
 import dagster as dg
 import pytest
 
-from tir_dagster.errors import EQUALS_SOURCE
+from tir_dagster.errors import EQUALS_SOURCE, SERVER_HOLDS_IT
 from tir_dagster.orchestration.drift import Drift, known_drift, verified_drift
 from tir_dagster.orchestration.names import ExtractKeys
 from tir_dagster_tests.orchestration.test_sensors import confirmation
@@ -27,13 +27,13 @@ def instance():
         yield made
 
 
-def checked(instance, asset: dg.AssetKey, slices: list[str], *, passed: bool = False, **metadata) -> None:
+def checked(
+    instance, asset: dg.AssetKey, slices: list[str], *, passed: bool = False, check: str = EQUALS_SOURCE, **metadata
+) -> None:
     warned = dg.AssetCheckSeverity.WARN if metadata.pop("warned", False) else dg.AssetCheckSeverity.ERROR
     shown = {"tir/different_slices": slices, "tir/version": CONFIRMED.version, **metadata}
     instance.report_runless_asset_event(
-        dg.AssetCheckEvaluation(
-            asset_key=asset, check_name=EQUALS_SOURCE, passed=passed, metadata=shown, severity=warned
-        )
+        dg.AssetCheckEvaluation(asset_key=asset, check_name=check, passed=passed, metadata=shown, severity=warned)
     )
 
 
@@ -52,6 +52,15 @@ def test_what_was_found_in_a_version_before_no_longer_counts(instance):
     assert known_drift(instance, KEYS, newer) is None
     assert verified_drift(instance, KEYS, newer) is None
     assert known_drift(instance, KEYS, None) is None
+
+
+def test_where_the_server_holds_other_rows_everything_is_loaded(instance):
+    checked(instance, KEYS.published_datasource, [], check=SERVER_HOLDS_IT)
+    assert known_drift(instance, KEYS, CONFIRMED) == Drift((), unrepaired=True)
+    assert verified_drift(instance, KEYS, CONFIRMED) == "drift@v00000001"
+    assert known_drift(instance, KEYS, replace(CONFIRMED, version="v00000002")) is None
+    checked(instance, KEYS.published_datasource, [], passed=True, check=SERVER_HOLDS_IT)
+    assert known_drift(instance, KEYS, CONFIRMED) is None
 
 
 def test_a_check_that_could_not_be_made_is_no_drift(instance):
