@@ -21,6 +21,18 @@ _SPARE_BYTES = 16 * 1024 * 1024
 _MOST_PATIENCE_SECONDS = 900.0
 
 
+@dataclass(frozen=True)
+class Came:
+    """How much of which version of a file is here; an empty mark means that it cannot be continued."""
+
+    mark: str
+    size: int
+
+    def goes_on_from(self, before: Came, least: int) -> bool:
+        """Whether so much more of the same version came since, or of the first one."""
+        return bool(self.mark) and before.mark in ("", self.mark) and self.size - before.size >= least
+
+
 @dataclass
 class Fetching:
     """A download into an open file. Call it with the signed-in server until it returns.
@@ -38,6 +50,10 @@ class Fetching:
     progress: Progress | None = None
     _mark: str = field(default="", init=False)
     _total: int | None = field(default=None, init=False)
+
+    @property
+    def came(self) -> Came:
+        return Came(self._mark, self.out.tell())
 
     def __call__(self, server: Any) -> None:
         if not self._mark or not self.out.tell():

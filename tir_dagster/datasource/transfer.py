@@ -16,10 +16,13 @@ from tir_dagster.datasource.fetching import Fetching
 from tir_dagster.datasource.found import FoundDatasource, FoundProject, ServerVersion
 from tir_dagster.datasource.progress import Progress
 from tir_dagster.datasource.publishing import Check, Publishing, always
+from tir_dagster.datasource.trouble import RefusedError
 from tir_dagster.datasource.upload import Parcel
 from tir_dagster.errors import DatasourceError
 
 _KINDS = (".tdsx", ".hyper")
+# A connection that brings so much and then breaks is slow, not broken: large files take many of them.
+_GOOD_PART = 64 * 1024 * 1024
 # A document says what it is right after its declaration and a comment or two.
 _BEGINNING = 4_000
 
@@ -61,7 +64,7 @@ def download(
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with _beside(target) as (out, part):
-            client.call(Fetching(found, what, out, part.parent, client.timeouts, progress), doing=doing)
+            _fetch(client, Fetching(found, what, out, part.parent, client.timeouts, progress), doing)
             if target.suffix.lower() == ".tdsx" and not zipfile.is_zipfile(part):
                 raise _no_package(found, client.where, part)
     except OSError as error:
@@ -69,6 +72,21 @@ def download(
             f"Could not {doing} to {target}: {error.strerror or error}. Free some space or choose another folder."
         ) from error
     return target
+
+
+def _fetch(client: TableauClient, fetching: Fetching, doing: str) -> None:
+    """Until it is all there; the tries begin anew where a good part came since, of a file that can be continued."""
+    while True:
+        before = fetching.came
+        try:
+            client.call(fetching, doing=doing)
+        except RefusedError:
+            raise
+        except DatasourceError:
+            if not fetching.came.goes_on_from(before, _GOOD_PART):
+                raise
+        else:
+            return
 
 
 @contextmanager

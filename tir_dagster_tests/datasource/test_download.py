@@ -16,6 +16,7 @@ import pytest
 import requests
 import tableauserverclient as TSC  # noqa: N812 - the name its own documentation uses
 
+from tir_dagster.datasource import transfer
 from tir_dagster.datasource.client import TableauClient
 from tir_dagster.datasource.fetching import Fetching
 from tir_dagster.datasource.found import FoundDatasource, FoundProject
@@ -72,6 +73,22 @@ def test_a_download_that_was_cut_goes_on_where_it_ended(
     (first, _), (second, rest) = downloads(admin)
     assert (first, second) == (200, 206)
     assert rest < 6, "the first half came once"
+
+
+def test_a_download_may_be_cut_more_often_than_a_call_is_tried_as_long_as_it_gets_on(
+    orders: Orders,
+    large: tuple[FoundDatasource, bytes],
+    admin: Admin,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(transfer, "_GOOD_PART", 2**20)
+    admin.fault("cut", path="/content$", when="during", times=orders.client.retry.tries + 1)
+    target = download(orders.client, large[0], tmp_path / "orders.tdsx")
+    assert (target.read_bytes() == large[1], admin.faults()) == (True, [])
+    admin.fault("cut", path="/content$", when="before", times=99)
+    with pytest.raises(DatasourceError, match="the connection broke"):
+        download(orders.client, large[0], tmp_path / "never.tdsx")
 
 
 class Meanwhile(TableauClient):
