@@ -264,6 +264,7 @@ def test_a_change_that_landed_before_a_crash_is_confirmed_late(one):
     assert one.published_rows() == one.source_rows()
 
 
+@pytest.mark.long
 def test_what_somebody_published_is_not_changed(one):
     one.act(("update", "1", "'ours'"))
     looked, version = one.ready_to_publish()
