@@ -155,8 +155,8 @@ class Looking:
     def _compared(self, server: ServerLook, version: Version, intent: Intent | None) -> Compared:
         assert server.found is not None
         folder = self._flow.folder / f"look-{self._flow.downloads}"
-        # After a crash the rows were about to change; and Tableau's own refreshes may write equal values in other words.
-        exactly = intent is None and self._flow.spec.delivery == "patch"
+        # Where only changes are sent: Tableau's own refreshes may write equal values in other words.
+        exactly = self._flow.spec.delivery == "patch" if intent is None else intent.patch
         try:
             return self._by_patch.compare(self._client, server.found, version, folder, intent, exactly=exactly)
         except MachineError:

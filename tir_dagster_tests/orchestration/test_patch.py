@@ -177,6 +177,15 @@ def test_rows_that_look_alike_in_sum_are_told_apart(prepared, spark, tmp_path, a
     assert not Verification(history.refresher, history.confirmed).server_holds_it().passed
     assert history.refresh().reason is Reason.FOREIGN_PUBLISH
     assert history.published_rows() == history.source_rows()
+    # And into what was not confirmed yet somebody puts others.
+    history.sql(f"UPDATE {history.name} SET V = 'z' WHERE K = 3")
+    history.refresh(until="published")
+    theirs = tmp_path / "theirs.hyper"
+    shutil.copyfile(history.refresher.versions.latest().extract, theirs)
+    run(theirs, """UPDATE "Extract"."Extract" SET "V" = CASE "K" WHEN 1 THEN '1' ELSE '2' END WHERE "K" < 3""")
+    history.publish(theirs)
+    assert history.refresh().reason is Reason.FOREIGN_PUBLISH
+    assert history.published_rows() == history.source_rows()
     history.close()
 
 
@@ -268,6 +277,7 @@ def test_a_change_that_landed_before_a_crash_is_confirmed_late(one):
     assert one.published_rows() == one.source_rows()
 
 
+@pytest.mark.long
 def test_what_somebody_published_is_not_changed(one):
     one.act(("update", "1", "'ours'"))
     looked, version = one.ready_to_publish()
