@@ -17,7 +17,7 @@ from tir_dagster.datasource.find import reread
 from tir_dagster.datasource.found import FoundDatasource, server_version
 from tir_dagster.datasource.jobs import FinishedJob, JobFailedError, wait_for_job
 from tir_dagster.datasource.outcome import ForeignPublishError
-from tir_dagster.datasource.trouble import RefusedError
+from tir_dagster.datasource.trouble import RefusedError, UnknownOutcomeError
 from tir_dagster.datasource.upload import UPLOAD_GONE, Progress, upload
 from tir_dagster.errors import DatasourceError
 
@@ -129,7 +129,7 @@ def _start(
 ) -> str:
     """The job's id. Repeated when the answer is lost: the server knows the request again by its id."""
 
-    def patch(server: Any, upload_id: str) -> str:
+    def patch(server: Any, upload_id: str) -> list[TSC.JobItem]:
         next(checks)()
         endpoint = server.datasources
         answer = endpoint.patch_request(
@@ -138,12 +138,13 @@ def _start(
             "application/json",
             parameters={"headers": {"requestid": batch.request_id(attempt)}},
         )
-        return str(TSC.JobItem.from_response(answer.content, server.namespace)[0].id)
+        return TSC.JobItem.from_response(answer.content, server.namespace)
 
     for last in (False, True):
         try:
             upload_id = upload(client, batch.payload, doing=what, progress=progress)
-            return client.call(lambda server, upload_id=upload_id: patch(server, upload_id), doing=what)  # type: ignore[misc]
+            jobs = client.call(lambda server, upload_id=upload_id: patch(server, upload_id), doing=what)  # type: ignore[misc]
+            return _job_id(jobs, client, what)
         except RefusedError as error:
             if error.code == _TOO_LARGE:
                 more = "Or send smaller pieces: lower `datasource.patch_limit_mb` in the spec."
@@ -151,6 +152,15 @@ def _start(
             if error.code != UPLOAD_GONE or last:
                 raise
     raise AssertionError("the second try raises or returns")
+
+
+def _job_id(jobs: Sequence[TSC.JobItem], client: TableauClient, what: str) -> str:
+    if jobs:
+        return str(jobs[0].id)
+    raise UnknownOutcomeError(
+        f"Could not {what}: {client.where} took it and named no job. Nothing is confirmed. Run again: the next refresh compares"
+        " what is there."
+    )
 
 
 def still_the_same(client: TableauClient, found: FoundDatasource, *, begun: bool = False) -> None:
