@@ -16,7 +16,8 @@ setup: $(READY) java ## virtual environment with pinned packages, Java check
 
 $(READY): pyproject.toml constraints.txt
 	@python=$$(scripts/find-python) && echo "Setting up $(VENV) with $$python (a few minutes the first time)…" && "$$python" -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[sandbox,dev]'
+	@# Without --no-compile pip would compile for a minute, most of it for modules that nobody imports.
+	@$(BIN)/python -m pip install --no-compile --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[sandbox,dev]'
 	@touch $@
 
 java:
@@ -51,8 +52,8 @@ bench: setup ## a full refresh and one by key, each stage beside its bare limit;
 profile: $(READY) ## what loading the definitions costs beyond importing Dagster, module by module
 	@$(BIN)/python scripts/profile-definitions
 
-LONG = $(patsubst %,orchestration/test_%.py,histories crashes twice faults server_histories server_ways server_delivery ranges views view_histories patch) \
-	sandbox/test_size.py sandbox/warehouse/test_time_travel.py test_bench.py
+LONG = $(patsubst %,orchestration/test_%.py,histories crashes twice faults server_histories server_ways server_delivery ranges views view_histories view_deliveries patch trigger) \
+	sandbox/test_size.py sandbox/test_full_disk.py sandbox/warehouse/test_time_travel.py sandbox/warehouse/test_restart.py test_bench.py test_demo.py
 
 soak: setup ## the long forms of the tests: more random histories, every crash three times, two refreshes at once, every fault at every call, large tables
 	$(WITH_JAVA) TIR_HISTORIES=$(HISTORIES) TIR_CRASHES=3 TIR_TWICE=20 TIR_FAULTS=all TIR_SIZE=full TIR_LONG=all $(BIN)/python -m pytest $(LONG:%=tir_dagster_tests/%)

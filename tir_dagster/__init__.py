@@ -48,7 +48,7 @@ _HOMES = {
     "build_defs": "definitions",
     "build_extract_defs": "orchestration.extracts",
     "environment_resources": "orchestration.resources",
-    "load_specs": "spec",
+    "load_specs": "spec_file",
     "report": "orchestration.alerting",
     "report_recovery": "orchestration.alerting",
 }

@@ -91,6 +91,7 @@ def test_dev_shows_the_extract_and_the_history_of_the_demo(home, tmp_path: Path)
     assert keys["orders", "published_datasource"]["assetMaterializations"], "what the demo published is in the history"
 
 
+@pytest.mark.long
 def test_the_failing_demo_opens_an_incident_and_resolves_it(home):
     done = CliRunner().invoke(tir, ["demo", "--fail", "--rows", "1000"], catch_exceptions=False)
     assert done.exit_code == 0, done.output

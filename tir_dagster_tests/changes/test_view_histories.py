@@ -30,7 +30,7 @@ from tir_dagster_tests.changes import viewhistory
 from tir_dagster_tests.changes.viewhistory import Detectors, Differs, History, Shown, relation_for
 from tir_dagster_tests.changes.warehouse import COLUMNS, PRODUCTS, SALES, STAMP, Row, Warehouse
 
-HISTORIES = int(os.environ.get("TIR_PURE_HISTORIES", "300"))
+HISTORIES = int(os.environ.get("TIR_PURE_HISTORIES", "150"))
 
 LEFT = "FROM db.s.sales s LEFT JOIN db.s.products p ON p.product = s.product"
 INNER = "FROM db.s.sales s JOIN db.s.products p ON p.product = s.product"

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tir_dagster_tests.loading.model import Model, Row
 
 # `make soak` plays more of them; each load takes about a second.
-EXAMPLES = int(os.environ.get("TIR_HISTORIES", "0")) or 3
+EXAMPLES = int(os.environ.get("TIR_HISTORIES", "0")) or 2
 # Shrinking would play hundreds of loads: the failing history is small as it is.
 PHASES = [Phase.explicit, Phase.generate]
 COLUMNS = "ID NUMBER(38,0), NAME VARCHAR, TS TIMESTAMP_NTZ"

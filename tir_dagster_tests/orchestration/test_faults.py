@@ -674,7 +674,7 @@ def test_what_a_change_did_is_claimed_only_by_who_may_look_at_its_job(scene: Sce
 
 
 @jobs
-@pytest.mark.parametrize("code", ["404031", "400031"])
+@pytest.mark.parametrize("code", ["404031", pytest.param("400031", marks=pytest.mark.long)])
 def test_a_job_that_vanished_is_looked_for_in_the_data(scene: Scene, code: str) -> None:
     scene.admin.fault("vanish_job", path="/jobs/", code=code)
     assert wrong(scene) is None

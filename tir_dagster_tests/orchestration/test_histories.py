@@ -21,7 +21,7 @@ from tir_dagster_tests.conftest import Sandbox
 from tir_dagster_tests.orchestration.history import DATABASE, PROJECT, History, Layout
 
 # `make soak` plays a hundred.
-HISTORIES = int(os.environ.get("TIR_HISTORIES", "4"))
+HISTORIES = int(os.environ.get("TIR_HISTORIES", "3"))
 
 LAYOUTS = [
     Layout(),

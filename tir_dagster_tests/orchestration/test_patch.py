@@ -25,7 +25,7 @@ from tir_dagster_tests.orchestration.test_histories import Extracts, histories, 
 from tir_dagster_tests.processes import wait_for
 from tir_dagster_tests.sandbox.tableau.helpers import Admin
 
-HISTORIES = int(os.environ.get("TIR_HISTORIES", "3"))
+HISTORIES = int(os.environ.get("TIR_HISTORIES", "2"))
 # `make soak` goes on to five million.
 SIZES = [100_000, 5_000_000] if "TIR_HISTORIES" in os.environ else [2_000, 20_000]
 PATCHED = [
@@ -189,6 +189,7 @@ def test_rows_that_look_alike_in_sum_are_told_apart(prepared, spark, tmp_path, a
     history.close()
 
 
+@pytest.mark.long
 def test_the_same_rows_in_other_types_are_published_whole_once(prepared, spark, tmp_path, admin):
     """A change that is made for our types would be refused by theirs."""
     history = next(loading := load(prepared, spark, tmp_path, Layout(delivery="patch", whole_key=True)))
@@ -360,6 +361,7 @@ def test_a_refused_change_is_told_and_nothing_changes(one, admin):
         assert one.published_rows() == one.source_rows()
 
 
+@pytest.mark.long
 def test_a_datasource_that_is_gone_or_has_another_name_is_created_anew(one):
     one.act(("update", "1", "'b'"))
     looked, version = one.ready_to_publish()

@@ -277,6 +277,7 @@ def test_with_incremental_only_tableau_is_not_asked_for_everything(served):
     rests(served)
 
 
+@pytest.mark.long
 def test_a_table_without_a_row_key_and_never_extracted_is_loaded_and_then_followed_by_slices(
     sandbox, spark, clock, tmp_path
 ):

@@ -142,7 +142,7 @@ def waits(served: Served, clock: Clock) -> list[tuple[datetime, Counter]]:
     return seen
 
 
-@pytest.mark.parametrize("version", ["3.26", "3.0"])
+@pytest.mark.parametrize("version", ["3.26", pytest.param("3.0", marks=pytest.mark.long)])
 def test_where_runs_by_hand_are_forbidden_the_schedule_is_moved_and_awaited(served, clock, admin, version):
     schedule(served)
     before = change(served)
@@ -177,6 +177,7 @@ def declare_schedule(served: Served, slot: datetime) -> None:
     served.declare(settings=SLICED, datasource={"schedule": at})
 
 
+@pytest.mark.long
 def test_a_time_asked_for_is_kept_to_whatever_the_servers_zone(served, clock, admin):
     made = schedule(served)
     admin.set(time_zone="Asia/Kolkata")
@@ -334,7 +335,13 @@ def test_where_runs_by_hand_are_forbidden_a_full_refresh_is_an_error_that_says_s
     rests(served)
 
 
-@pytest.mark.parametrize("old", [{"run_now": False}, {"rest_version": "2.5"}], ids=["forbidden", "very old"])
+@pytest.mark.parametrize(
+    "old",
+    [
+        pytest.param({"run_now": False}, id="forbidden"),
+        pytest.param({"rest_version": "2.5"}, id="very old", marks=pytest.mark.long),
+    ],
+)
 def test_where_no_full_refresh_can_be_started_the_schedule_serves_from_the_first_load_on(
     sandbox, spark, clock, admin, tmp_path, old
 ):

@@ -259,6 +259,7 @@ def test_a_failed_job_is_told_with_its_notes_and_tried_again(shop: Shop, admin: 
     assert shop.published_rows() == shop.source_rows()
 
 
+@pytest.mark.long
 def test_a_job_that_vanished_without_a_trace_confirms_nothing(shop: Shop, admin: Admin) -> None:
     shop.refresh()
     confirmed = shop.confirmation()
@@ -352,6 +353,7 @@ def test_what_is_planned(spec, confirmed, mode, expected):
 # The tables that are watched
 
 
+@pytest.mark.long
 def test_a_table_that_changes_while_another_is_waited_for_is_looked_at_again(shop: Shop) -> None:
     # Longer than a busy machine takes from the change to the look.
     shop.declare(thresholds={"quiet_period": "6 seconds"})

@@ -57,7 +57,7 @@ def built_by_people(shop: Shown, query: str, folder: Path) -> None:
         server.jobs.wait_for_job(server.datasources.refresh(made), timeout=60)
 
 
-@pytest.fixture(params=["republish", "server"])
+@pytest.fixture(params=["republish", pytest.param("server", marks=pytest.mark.long)])
 def shop(request, sandbox, spark, tmp_path) -> Iterator[Shown]:
     name = f"built{next(_numbers)}"
     settings = {

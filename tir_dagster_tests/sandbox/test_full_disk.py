@@ -35,6 +35,7 @@ def inserted(run, number) -> bool:
     return True
 
 
+@pytest.mark.long
 def test_the_warehouse_says_so_and_loses_and_invents_nothing(tmp_path):
     with running_sandbox(tmp_path) as sandbox:
         connection = sandbox.snowflake()

@@ -31,6 +31,7 @@ def times(sql):
     return sql.value("SELECT SYSTEM$LAST_CHANGE_COMMIT_TIME('D.PUBLIC.OLD')"), altered
 
 
+@pytest.mark.long
 def test_expired_versions_take_no_times_along_and_nothing_that_was_promised(tmp_path):
     with running_sandbox(tmp_path) as sandbox:
         sql = Client(sandbox.snowflake())
