@@ -271,14 +271,17 @@ class JobQueue:
 
     def _patch(self, job: Row, aim: str) -> None:
         asked = json.loads(job["payload"])
-        # The change is there, and its end was not told yet when the server went down.
-        if "note" not in asked:
-            asked["note"] = self._change_data(job, asked, aim)
+        # Otherwise the change is there, and its end was not told yet when the server went down.
+        if not {"note", "torn"} & asked.keys():
+            asked = self._change_data(job, asked, aim)
             late = self._server.faults.strike(("late_job",), path=aim)
             self._sleep(job, late.seconds if late else 0)
+        if "torn" in asked:
+            raise BatchError(asked["torn"])
         self._finish(job["id"], SUCCESS, asked["note"])
 
-    def _change_data(self, job: Row, asked: dict[str, Any], aim: str) -> str:
+    def _change_data(self, job: Row, asked: dict[str, Any], aim: str) -> dict[str, Any]:
+        """What was asked for, with how it ended."""
         fault = self._server.faults.strike(("torn_job",), path=aim)
         torn = Torn(fault.actions, fault.half) if fault else None
         payload = self._server.incoming(asked["file"]) if asked["file"] else None
@@ -286,19 +289,18 @@ class JobQueue:
         with patched_package(
             self._server, job["datasource_id"], asked["actions"], payload, torn=torn, check=check
         ) as result:
+            done = {**asked, **({"torn": fault.notes} if fault else {"note": result.note})}
             replaced = replace_extract(
                 self._server,
                 job["datasource_id"],
                 generation=result.generation,
                 path=result.path,
-                also=lambda db: _write_change(db, job["id"], {**asked, "note": result.note}),
+                also=lambda db: _write_change(db, job["id"], done),
             )
         if not replaced:
             self._check(job)
             raise BatchError(f"The data source {job['title']!r} was published again while its data was being changed.")
-        if fault is not None:
-            raise BatchError(fault.notes)
-        return result.note
+        return done
 
     def _drop_payload(self, job: Row) -> None:
         """The payload of a change that is over; one that runs again after a restart needs it."""
