@@ -17,6 +17,8 @@ from tir_dagster.datasource.refresh_events import FAILED, SUCCEEDED
 from tir_dagster.datasource.trouble import RefusedError
 from tir_dagster.errors import DatasourceError
 
+# The server knows no webhook of that id.
+_NO_SUCH = "400113"
 T = TypeVar("T")
 SECRET_VARIABLE = "TIR_WEBHOOK_SECRET"
 SINCE = (3, 6)
@@ -148,7 +150,12 @@ def _create(client: TableauClient, name: str, event: str, url: str) -> Webhook:
 
 
 def _delete(client: TableauClient, hook: Webhook) -> None:
-    _call(client, lambda server: server.webhooks.delete(hook.id), doing=f"remove webhook {hook.name!r}")
+    try:
+        _call(client, lambda server: server.webhooks.delete(hook.id), doing=f"remove webhook {hook.name!r}")
+    except RefusedError as error:
+        # Somebody else removed it, or we did, and the answer got lost.
+        if error.code != _NO_SUCH and not error.code.startswith("404"):
+            raise
 
 
 def _name(label: str, event: str) -> str:

@@ -142,6 +142,12 @@ def test_a_call_that_no_refresh_makes_is_made_and_survives_a_fault(stage: Stage,
         assert [(call["method"], call["status"]) for call in struck] == [(one.method, 429)], name
 
 
+def test_a_webhook_whose_removal_was_not_answered_is_removed(stage: Stage) -> None:
+    stage.admin.fault("cut", method="DELETE", path="/webhooks/", when="after")
+    use_webhooks(stage)
+    assert stage.admin.faults() == []
+
+
 def routes(admin: Admin) -> set[str]:
     """What the product asked for; what the test's own client did is left out."""
     calls: list[dict[str, Any]] = admin.calls()
