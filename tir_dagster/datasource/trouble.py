@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from xml.etree.ElementTree import ParseError
@@ -27,6 +30,8 @@ TOO_OLD = "404950"
 NO_ENTRY = "401001"
 
 
+# A secure connection that is cut shows as one of these, wherever it was; every other trouble with one is of its beginning.
+_CUT = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
 # Servers say it with one code or another, and always in words.
 _NO_ROOM = re.compile(r"\b(quota|storage limit|disk space|too large)\b", re.IGNORECASE)
 
@@ -103,7 +108,7 @@ def _of_answer(error: BadAnswerError) -> str:
 
 def _of_connection(error: requests.RequestException) -> Trouble:
     reason = _reason(error)
-    if isinstance(error, requests.exceptions.SSLError):
+    if isinstance(error, requests.exceptions.SSLError) and not any(_find(error, kind) for kind in _CUT):
         return Trouble(Fate.REFUSED, f"no secure connection: {reason}", unreachable=True)
     if isinstance(error, requests.ConnectTimeout) or _find(error, urllib3.exceptions.NewConnectionError):
         return Trouble(Fate.NOT_DONE, reason, unreachable=True)
@@ -144,6 +149,19 @@ def _reason(error: BaseException) -> str:
 
 def _one_line(text: str) -> str:
     return " ".join(text.split()).rstrip(".")
+
+
+@contextmanager
+def reading(answer_to: str, *, where: str) -> Iterator[None]:
+    """Around what reads the answer to a request that changes something: one that says nothing leaves it open what was done."""
+    try:
+        yield
+    except (ParseError, IndexError):
+        # Without its cause: it holds the answer.
+        raise UnknownOutcomeError(
+            f"Could not {answer_to} for certain: {where} took it and did not answer the way Tableau does. Check that no proxy"
+            " answers in its place, and run again: the next refresh compares what is there."
+        ) from None
 
 
 def as_error(trouble: Trouble, *, access: TableauAccess, doing: str, repeated: bool = True) -> DatasourceError:
@@ -196,7 +214,7 @@ def _hint(code: str, reason: str, access: TableauAccess) -> str:
             " that its secret is right, and that TABLEAU_SITE is the site's name in its address."
         )
     if code == "403007":
-        return "Somebody else has just created it: choose another name, or overwrite it on purpose."
+        return "Somebody else has just created it. Run again to start from what is there, or choose another name."
     if code.startswith("403"):
         return f"Give the user behind {access.identity.shown} the permission, or use another one."
     if code == TOO_OLD:
