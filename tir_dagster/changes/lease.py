@@ -66,35 +66,37 @@ class Lease:
         self._path = path
         self._me = me
 
-    def check(self, *, published: bool = False) -> None:
+    def check(self) -> None:
         """Renew it, so that it counts for a while from now on; LeaseLostError names who has taken it."""
-        with _guard(self._path):
-            holder = _read(self._path)
-            if holder is not None and holder.id == self._me.id:
-                _write(self._path, self._me)
-                return
+        if self._renewed():
+            return
+        holder = _read(self._path)
         by = f"and {holder} has taken over" if holder else "and somebody else took over and is done already"
-        left = (
-            "What was published from here is that refresh's to confirm."
-            if published
-            else "Nothing was published from here."
-        )
         raise LeaseLostError(
             f"{self._path.parent.name}: this process did not renew its lease for more than {EXPIRE_SECONDS:.0f} seconds, {by}. "
-            f"{left} Run again when that refresh is done."
+            "Whatever was published from here is that refresh's to confirm. Run again when that refresh is done."
         )
+
+    def _renewed(self) -> bool:
+        """Whether it still is ours, and counts from now on."""
+        while True:
+            with _guard(self._path) as guard:
+                holder = _read(self._path)
+                if holder is None or holder.id != self._me.id:
+                    return False
+                if _write(self._path, self._me, guard):
+                    return True
 
     def keep(self, stop: threading.Event) -> None:
         """Renew it until told to stop; one that was lost stays lost."""
         while not stop.wait(RENEW_SECONDS):
             # A full disk or a shared one that stutters: tried again, for a lease that is not renewed is lost.
-            with suppress(OSError), _guard(self._path):
-                holder = _read(self._path)
-                if holder is not None and holder.id == self._me.id:
-                    _write(self._path, self._me)
+            with suppress(OSError):
+                self._renewed()
 
     def release(self) -> None:
-        with _guard(self._path):
+        """Give it back; where the disk is full or away it expires by itself, and how the block ended is what counts."""
+        with suppress(OSError), _guard(self._path):
             holder = _read(self._path)
             if holder is not None and holder.id == self._me.id:
                 self._path.unlink(missing_ok=True)
@@ -169,12 +171,13 @@ def is_abandoned(path: Path) -> bool:
 
 def _take(path: Path, me: Holder) -> Holder | None:
     """Take the lease if it is free; gives its holder if not. A guard file makes looking and taking one step."""
-    with _guard(path):
-        holder = _read(path)
-        if holder is not None and holder.alive(_age(path)):
-            return holder
-        _write(path, me)
-        return None
+    while True:
+        with _guard(path) as guard:
+            holder = _read(path)
+            if holder is not None and holder.alive(_age(path)):
+                return holder
+            if _write(path, me, guard):
+                return None
 
 
 def _read(path: Path) -> Holder | None:
@@ -185,10 +188,17 @@ def _read(path: Path) -> Holder | None:
         return None
 
 
-def _write(path: Path, holder: Holder) -> None:
+def _write(path: Path, holder: Holder, guard: _Guard) -> bool:
+    """Write it down; not if this process slept inside its guard for so long that somebody else is in there by now."""
     beside = path.with_name(f".{path.name}.{holder.id}")
-    beside.write_text(json.dumps(asdict(holder)), encoding="utf-8")
-    beside.replace(path)
+    try:
+        beside.write_text(json.dumps(asdict(holder)), encoding="utf-8")
+        if not guard.is_ours():
+            return False
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+    return True
 
 
 def _age(path: Path) -> float:
@@ -211,8 +221,28 @@ def _age(path: Path) -> float:
         os.close(handle)
 
 
+@dataclass(frozen=True)
+class _Guard:
+    """The folder that keeps others out, as it was when this process made it."""
+
+    path: Path
+    made: tuple[int, int]
+
+    def is_ours(self) -> bool:
+        """Others remove it when it is old, and make their own."""
+        return _identity(self.path) == self.made
+
+
+def _identity(folder: Path) -> tuple[int, int] | None:
+    """Numbers of removed folders are given out again, so the time of the making is part of it."""
+    with suppress(FileNotFoundError):
+        stat = folder.stat()
+        return stat.st_ino, stat.st_mtime_ns
+    return None
+
+
 @contextmanager
-def _guard(path: Path) -> Iterator[None]:
+def _guard(path: Path) -> Iterator[_Guard]:
     """A folder can be made by one process only, also on a shared file system where locks may not work."""
     guard = path.with_name(f"{path.name}.guard")
     tries = 0
@@ -225,11 +255,13 @@ def _guard(path: Path) -> Iterator[None]:
                 _remove_old(guard)
             tries += 1
             time.sleep(0.01)
+    ours = _Guard(guard, _identity(guard) or (0, 0))
     try:
-        yield
+        yield ours
     finally:
-        with suppress(FileNotFoundError):
-            guard.rmdir()
+        if ours.is_ours():
+            with suppress(FileNotFoundError):
+                guard.rmdir()
 
 
 def _remove_old(guard: Path) -> None:

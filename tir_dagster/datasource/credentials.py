@@ -50,7 +50,7 @@ class LostConnection:
 def lost_connections(
     now: Sequence[Connection], before: Sequence[Connection], credentials: Sequence[ConnectionCredential]
 ) -> Iterator[LostConnection]:
-    """Each connection whose address or embedded password a publish took away."""
+    """Each connection whose address, user name or embedded password a publish took away."""
     left = list(now)
     # Those that are where they were first, so that another one of the same kind is not taken for them.
     for wanted in sorted(before, key=lambda one: not any(_same_place(one, other) for other in now)):
@@ -58,10 +58,15 @@ def lost_connections(
         found = found or next((one for one in left if one.type == wanted.type), None)
         if found is not None:
             left.remove(found)
-        whole = found is not None and _same_place(found, wanted) and found.embed_password >= wanted.embed_password
-        if not whole:
+        if found is None or not _is_whole(found, wanted):
             credential = next((item for item in credentials if item.embed and item.fits(wanted)), None)
             yield LostConnection(found, wanted, credential)
+
+
+def _is_whole(now: Connection, wanted: Connection) -> bool:
+    """With an embedded password the user name comes with the credentials; without one it is what people set."""
+    renamed = not wanted.embed_password and wanted.username not in ("", now.username)
+    return _same_place(now, wanted) and now.embed_password >= wanted.embed_password and not renamed
 
 
 def _same_place(one: Connection, other: Connection) -> bool:

@@ -20,6 +20,13 @@ from tir_dagster.datasource.trouble import RefusedError
 from tir_dagster.durable import replaced_file
 from tir_dagster.errors import DatasourceError
 
+# Told what the datasource is right before it is overwritten: all that people set on it until then.
+Seen = Callable[[FoundDatasource], None]
+
+
+def nothing(_: FoundDatasource) -> None:
+    """Nobody needs to know."""
+
 
 def check_credentials(found: FoundDatasource, named: Sequence[ConnectionCredential]) -> None:
     """Refuse to overwrite embedded credentials for which there is no replacement: they can never be read back."""
@@ -65,45 +72,48 @@ def keep(found: FoundDatasource) -> Kept:
     return Kept(found.tags, *texts, found.owner_id, connections)
 
 
-def _note(folder: Path) -> Path:
-    """Beside the folder in which packages are made to be published: that one is emptied every time."""
-    return folder.with_name("kept.json")
+def _file(home: Path) -> Path:
+    return home / "kept.json"
 
 
-def remember(found: FoundDatasource, folder: Path, beside: Beside | None = None) -> None:
-    """Write it down before a publish: a run that ends before it has put everything back leaves that to the next one."""
-    earlier = _remembered(folder)
+def remember(found: FoundDatasource, home: Path, beside: Beside | None = None) -> Seen:
+    """Write it down before a publish: a run that ends before it has put everything back leaves that to the next one.
+
+    To be called again with what is there right before the publish: people may have changed it during a long upload.
+    """
+    earlier = _remembered(home)
     if earlier is not None and earlier.version.datasource_id == found.id:
         # Of a publish that took it away: what is there now is already without it.
-        return
-    note = {
-        "version": str(server_version(found)),
-        "kept": keep(found).as_json(),
-        "beside": (beside or Beside()).as_json(),
-    }
-    with replaced_file(_note(folder)) as beside_it:
-        beside_it.write_text(json.dumps(note), encoding="utf-8")
+        return nothing
+    note = _Note(server_version(found), keep(found), beside or Beside())
+    note.write(home)
+
+    def seen(now: FoundDatasource) -> None:
+        if keep(now) != note.kept:
+            replace(note, kept=keep(now)).write(home)
+
+    return seen
 
 
-def is_remembered(folder: Path) -> bool:
+def is_remembered(home: Path) -> bool:
     """Whether something written down has not been put back yet."""
-    return _note(folder).is_file()
+    return _file(home).is_file()
 
 
-def forget(folder: Path) -> None:
-    _note(folder).unlink(missing_ok=True)
+def forget(home: Path) -> None:
+    _file(home).unlink(missing_ok=True)
 
 
-def remembered_connections(folder: Path) -> tuple[Connection, ...]:
+def remembered_connections(home: Path) -> tuple[Connection, ...]:
     """The connections as they were before a publish that has not been cleaned up after."""
-    note = _remembered(folder)
+    note = _remembered(home)
     return note.kept.connections if note is not None else ()
 
 
 def put_back_remembered(
     client: TableauClient,
     found: FoundDatasource,
-    folder: Path,
+    home: Path,
     credentials: Sequence[ConnectionCredential] = (),
     *,
     foreign: bool = False,
@@ -111,18 +121,22 @@ def put_back_remembered(
     """Put back what was written down before the last publish; nothing if that publish never landed.
 
     What the server was only in trouble with stays written down for the next refresh. `foreign` tells that the rows are not
-    ours, for servers that do not say who published.
+    what we published, for servers that do not say who published.
     """
-    note, restored = _remembered(folder), Restored(found)
+    note, restored = _remembered(home), Restored(found)
     since = _since(note, found, client.user_id) if note is not None else _Since.NOBODY
     if note is not None and (since is _Since.WE or (since is _Since.SOMEBODY and not foreign)):
-        restored = restore(client, found, note.kept, credentials)
+        restored = restore(client, found, note.kept, credentials, only=note.left)
         missing = gone(note.beside, look_beside(client, found), found)
         restored = replace(restored, warnings=restored.warnings + missing)
     elif note is not None and since is _Since.WE_AND_OTHERS:
-        restored = Restored(found, tuple(_left(found, step) for step in _steps(found, note.kept, credentials)))
-    if not restored.again:
-        forget(folder)
+        steps = _steps(found, note.kept, credentials, note.left)
+        restored = Restored(found, tuple(_left(found, step) for step in steps))
+    if note is not None and restored.again:
+        # The rest is settled: what people make of it from now on is theirs.
+        replace(note, left=restored.again, beside=Beside()).write(home)
+    else:
+        forget(home)
     return restored
 
 
@@ -162,23 +176,36 @@ class _Note:
     version: ServerVersion
     kept: Kept
     beside: Beside
+    # What of it is still to be put back; None: all of it.
+    left: tuple[str, ...] | None = None
+
+    def write(self, home: Path) -> None:
+        value = {
+            "version": str(self.version),
+            "kept": self.kept.as_json(),
+            "beside": self.beside.as_json(),
+            "left": self.left,
+        }
+        with replaced_file(_file(home)) as written:
+            written.write_text(json.dumps(value), encoding="utf-8")
 
 
-def _remembered(folder: Path) -> _Note | None:
+def _remembered(home: Path) -> _Note | None:
     with suppress(FileNotFoundError, ValueError, KeyError, TypeError):
-        note = json.loads(_note(folder).read_text(encoding="utf-8"))
-        beside = Beside.from_json(note.get("beside", {}))
-        return _Note(ServerVersion.parse(note["version"]), Kept.from_json(note["kept"]), beside)
+        note = json.loads(_file(home).read_text(encoding="utf-8"))
+        beside, left = Beside.from_json(note.get("beside", {})), note.get("left")
+        version, kept = ServerVersion.parse(note["version"]), Kept.from_json(note["kept"])
+        return _Note(version, kept, beside, None if left is None else tuple(left))
     return None
 
 
 @dataclass(frozen=True)
 class Restored:
-    """The datasource afterwards, a sentence about each thing that could not be put back, and whether to try again."""
+    """The datasource afterwards, a sentence about each thing that could not be put back, and which to try again."""
 
     found: FoundDatasource
     warnings: tuple[str, ...] = ()
-    again: bool = False
+    again: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -196,13 +223,18 @@ class _Step:
 
 
 def restore(
-    client: TableauClient, found: FoundDatasource, kept: Kept, credentials: Sequence[ConnectionCredential] = ()
+    client: TableauClient,
+    found: FoundDatasource,
+    kept: Kept,
+    credentials: Sequence[ConnectionCredential] = (),
+    *,
+    only: tuple[str, ...] | None = None,
 ) -> Restored:
     """Put back what differs, and look whether it is there. Nothing here stops a refresh: the rest is warned about.
 
     It moves the server's version: take that from the datasource returned here.
     """
-    steps = _steps(found, kept, credentials)
+    steps = _steps(found, kept, credentials, only)
     tried = [(step.what, _try(client, found, step)) for step in steps]
     errors = {what: error for what, error in tried if error is not None}
     now = reread(client, found) if steps else found
@@ -210,14 +242,21 @@ def restore(
         raise DatasourceError(
             f"{found.shown} on {client.where} was deleted just after it was published. Run again to publish it anew."
         )
-    again = any(not isinstance(error, RefusedError) for error in errors.values())
+    again = tuple(what for what, error in errors.items() if not isinstance(error, RefusedError))
     warnings = [_warning(found, what, error) for what, error in errors.items()]
-    left = _steps(now, kept, credentials) if steps else []
+    left = _steps(now, kept, credentials, only) if steps else []
     warnings += [_unmoved(found, step) for step in left if step.what not in errors]
     return Restored(now, tuple(warnings), again)
 
 
-def _steps(found: FoundDatasource, kept: Kept, credentials: Sequence[ConnectionCredential]) -> list[_Step]:
+def _steps(
+    found: FoundDatasource, kept: Kept, credentials: Sequence[ConnectionCredential], only: tuple[str, ...] | None
+) -> list[_Step]:
+    """In order; `only` these, where the others are settled."""
+    return [step for step in _all_steps(found, kept, credentials) if only is None or step.what in only]
+
+
+def _all_steps(found: FoundDatasource, kept: Kept, credentials: Sequence[ConnectionCredential]) -> list[_Step]:
     steps: list[_Step] = []
     if missing := kept.tags - found.tags:
         shown = ", ".join(sorted(missing))

@@ -16,6 +16,15 @@ class PublishUnknownError(DatasourceError):
     """A publish broke off, and the server does not tell whose content it holds: compare the content."""
 
 
+def check_undisturbed(before: FoundDatasource, now: FoundDatasource, *, where: str, meanwhile: str) -> None:
+    """A revision more than there was, or than ours was, is somebody else's publish in between."""
+    if now.revision != before.revision:
+        raise ForeignPublishError(
+            f"Somebody else published {before.shown} on {where} while {meanwhile} (revision {before.revision}, now"
+            f" {now.revision}). Nothing is confirmed. Run again: the next refresh compares what is there."
+        )
+
+
 class Landing(Enum):
     """What became of a publish."""
 

@@ -9,8 +9,7 @@ from pathlib import Path
 from tir_dagster.datasource.beside import look_beside
 from tir_dagster.datasource.client import TableauClient
 from tir_dagster.datasource.credentials import ConnectionCredential
-from tir_dagster.datasource.find import reread
-from tir_dagster.datasource.found import FoundDatasource, ServerVersion, server_version
+from tir_dagster.datasource.found import FoundDatasource, server_version
 from tir_dagster.datasource.keep import (
     Restored,
     is_remembered,
@@ -32,30 +31,29 @@ class Place:
     spec: ExtractSpec
     look: ServerLook
     credentials: Sequence[ConnectionCredential]
+    # For what is sent, and for what is written down until it is put back.
     folder: Path
+    home: Path
     # Asked right before every request that publishes.
     check: Check = always
     log: Callable[[str], None] = lambda _: None
 
 
 def put_back(client: TableauClient, place: Place, found: FoundDatasource, *, shell: Path, hyper: Path) -> None:
-    """Publish the kept package over what we published ourselves."""
+    """Publish the kept package over what we published ourselves, as it was when that was found out."""
     target = place.folder / f"{place.spec.name}.tdsx"
     package = read_package(shell)
     value = greatest_increment(package, hyper)
     # Another one where the server showed later rows than ours: it must go on from the rows that come back.
     refresh = None if value == package.last_increment else RefreshChange(increment_value=value)
     write_package(package, target, hyper=hyper, refresh=refresh)
-    now = reread(client, found)
-    publish_over(client, target, place, found, expected=server_version(now) if now else None)
+    publish_over(client, target, place, found)
 
 
-def publish_over(
-    client: TableauClient, target: Path, place: Place, found: FoundDatasource, *, expected: ServerVersion | None
-) -> Restored:
-    """Publish, and put back what overwriting loses: what an earlier publish of this run wrote down, else what is there."""
-    if not is_remembered(place.folder):
-        remember(found, place.folder, look_beside(client, found))
+def publish_over(client: TableauClient, target: Path, place: Place, found: FoundDatasource) -> Restored:
+    """Publish over exactly this, and put back what overwriting loses: what an earlier publish of this run wrote down, else what is there."""
+    beside = None if is_remembered(place.home) else look_beside(client, found)
+    seen = remember(found, place.home, beside)
     try:
         published = publish(
             client,
@@ -63,11 +61,12 @@ def publish_over(
             project=place.look.project,
             name=place.spec.datasource.name,
             overwrite=True,
-            expected=expected,
+            expected=server_version(found),
             connections=place.credentials,
             progress=tell_progress(place.log, "uploading", clock=client.retry.clock),
             check=place.check,
+            seen=seen,
         )
     finally:
         target.unlink(missing_ok=True)
-    return put_back_remembered(client, published, place.folder, place.credentials)
+    return put_back_remembered(client, published, place.home, place.credentials)

@@ -16,8 +16,8 @@ from tir_dagster.datasource.client import TableauClient
 from tir_dagster.datasource.find import reread
 from tir_dagster.datasource.found import FoundDatasource, server_version
 from tir_dagster.datasource.jobs import FinishedJob, JobFailedError, wait_for_job
-from tir_dagster.datasource.outcome import ForeignPublishError
-from tir_dagster.datasource.trouble import RefusedError, UnknownOutcomeError
+from tir_dagster.datasource.outcome import ForeignPublishError, check_undisturbed
+from tir_dagster.datasource.trouble import RefusedError, reading
 from tir_dagster.datasource.upload import UPLOAD_GONE, Progress, upload
 from tir_dagster.errors import DatasourceError
 
@@ -129,7 +129,7 @@ def _start(
 ) -> str:
     """The job's id. Repeated when the answer is lost: the server knows the request again by its id."""
 
-    def patch(server: Any, upload_id: str) -> list[TSC.JobItem]:
+    def patch(server: Any, upload_id: str) -> str:
         next(checks)()
         endpoint = server.datasources
         answer = endpoint.patch_request(
@@ -138,13 +138,13 @@ def _start(
             "application/json",
             parameters={"headers": {"requestid": batch.request_id(attempt)}},
         )
-        return TSC.JobItem.from_response(answer.content, server.namespace)
+        with reading(what, where=client.where):
+            return str(TSC.JobItem.from_response(answer.content, server.namespace)[0].id)
 
     for last in (False, True):
         try:
             upload_id = upload(client, batch.payload, doing=what, progress=progress)
-            jobs = client.call(lambda server, upload_id=upload_id: patch(server, upload_id), doing=what)  # type: ignore[misc]
-            return _job_id(jobs, client, what)
+            return client.call(lambda server, upload_id=upload_id: patch(server, upload_id), doing=what)  # type: ignore[misc]
         except RefusedError as error:
             if error.code == _TOO_LARGE:
                 more = "Or send smaller pieces: lower `datasource.patch_limit_mb` in the spec."
@@ -152,15 +152,6 @@ def _start(
             if error.code != UPLOAD_GONE or last:
                 raise
     raise AssertionError("the second try raises or returns")
-
-
-def _job_id(jobs: Sequence[TSC.JobItem], client: TableauClient, what: str) -> str:
-    if jobs:
-        return str(jobs[0].id)
-    raise UnknownOutcomeError(
-        f"Could not {what}: {client.where} took it and named no job. Nothing is confirmed. Run again: the next refresh compares"
-        " what is there."
-    )
 
 
 def still_the_same(client: TableauClient, found: FoundDatasource, *, begun: bool = False) -> None:
@@ -185,7 +176,7 @@ def not_published_since(client: TableauClient, found: FoundDatasource) -> None:
             f"Could not change the data of {found.shown} on {client.where} again: it is {state}, perhaps by somebody else."
             " Nothing is confirmed. Run again: the next refresh compares what is there."
         )
-    check_undisturbed(client, found, now)
+    check_unpublished(client, found, now)
 
 
 def what_is_left(client: TableauClient, found: FoundDatasource) -> str:
@@ -202,11 +193,6 @@ def what_is_left(client: TableauClient, found: FoundDatasource) -> str:
     )
 
 
-def check_undisturbed(client: TableauClient, before: FoundDatasource, now: FoundDatasource) -> None:
-    """Afterwards: changed data adds no revision, so a new one is somebody else's publish in between."""
-    if now.revision != before.revision:
-        raise ForeignPublishError(
-            f"Somebody else published {before.shown} on {client.where} while its data was changed (revision {before.revision},"
-            f" now {now.revision}); the change may be in their rows, too. Nothing is confirmed. Run again: the next refresh"
-            " compares what is there."
-        )
+def check_unpublished(client: TableauClient, before: FoundDatasource, now: FoundDatasource) -> None:
+    """Changed data adds no revision, so a new one is somebody else's publish in between."""
+    check_undisturbed(before, now, where=client.where, meanwhile="its data was changed")

@@ -8,7 +8,7 @@ from tir_dagster.datasource.client import TableauClient
 from tir_dagster.datasource.find import look_for_datasource, reread
 from tir_dagster.datasource.found import FoundDatasource, FoundProject, ServerVersion, server_version
 from tir_dagster.datasource.jobs import JobVanishedError, wait_for_job
-from tir_dagster.datasource.keep import check_credentials
+from tir_dagster.datasource.keep import Seen, check_credentials, nothing
 from tir_dagster.datasource.outcome import ForeignPublishError, Landing, PublishUnknownError, landing
 from tir_dagster.datasource.progress import Progress
 from tir_dagster.datasource.trouble import RefusedError, UnknownOutcomeError
@@ -43,6 +43,7 @@ class Publishing:
         job_timeout: float,
         progress: Progress | None,
         check: Check = always,
+        seen: Seen = nothing,
     ) -> None:
         self._client = client
         self._parcel = parcel
@@ -50,9 +51,12 @@ class Publishing:
         self._job_timeout = job_timeout
         self._progress = progress
         self._check = check
+        self._seen = seen
         self._doing = f"publish {parcel.package.name} as datasource {parcel.name!r} in project {project.path!r}"
         self._before: FoundDatasource | None = None
         self._sends = 0
+        # Whether a request that publishes may be under way.
+        self._asked = False
 
     def run(self, expected: ServerVersion | None) -> FoundDatasource:
         """The datasource after the publish."""
@@ -74,7 +78,7 @@ class Publishing:
         if before is not None and not self._parcel.overwrite:
             raise DatasourceError(
                 f"Could not {self._doing}: one of that name is there already on {self._client.where}."
-                " Choose another name, or overwrite it on purpose."
+                " Nothing was overwritten. Run again to start from what is there, or choose another name."
             )
         if expected is not None and (before is None or server_version(before) != expected):
             raise self._foreign(before, was=str(expected))
@@ -90,12 +94,19 @@ class Publishing:
         return landing(self._before, now, user_id=self._client.user_id, sends=self._sends)
 
     def _check_unchanged(self) -> None:
-        self._check()
+        """Right before every request that publishes: what people did during a long upload counts, too."""
         if self._landing(now := self._look()) is not Landing.NOT_LANDED:
             raise _ChangedError(now)
+        if now is not None:
+            check_credentials(now, self._parcel.connections)
+            self._seen(now)
+        # Last: looking takes several calls, each of which a machine may sleep through.
+        self._check()
+        self._asked = True
 
     def _attempt(self) -> FoundDatasource | None:
         """Publish once; None when it surely did not happen and may be tried again."""
+        self._asked = False
         try:
             job_id = send(
                 self._client, self._parcel, doing=self._doing, check=self._check_unchanged, progress=self._progress
@@ -106,7 +117,10 @@ class Publishing:
         except _ChangedError as changed:
             # An earlier try of ours may have landed late.
             return self._judge(changed.now)
-        except UnknownOutcomeError:
+        except UnknownOutcomeError as error:
+            if not self._asked:
+                # Not even the file is there, after as many tries as there are.
+                raise DatasourceError(f"{error}{self._nothing}") from error
             self._sends += 1
             return self._watch()
         except JobVanishedError:
@@ -114,13 +128,22 @@ class Publishing:
         except RefusedError as error:
             if error.code == UPLOAD_GONE:
                 return None
-            if self._sends:
-                raise
-            raise RefusedError(f"{error} Nothing was published.", code=error.code) from error
+            raise RefusedError(f"{error}{self._nothing}", code=error.code) from error
         now = self._look_until_it_shows()
+        # Without revisions, a change in the same second as the one before does not show.
+        if self._landing(now) is Landing.NOT_LANDED and (now is None or now.revision is not None):
+            raise PublishUnknownError(
+                f"Could not {self._doing} for certain: {self._client.where} took it and still shows what it held before."
+                " Nothing is confirmed. Run again: the next refresh compares what is there."
+            )
         if now is None or self._landing(now) is Landing.FOREIGN:
             raise self._foreign(now, was=self._was, landed=True)
         return now
+
+    @property
+    def _nothing(self) -> str:
+        """A sentence more, where it is known."""
+        return "" if self._sends else " Nothing was published."
 
     def _look_until_it_shows(self) -> FoundDatasource | None:
         """After a publish that the server has answered: its lists may show it a moment later."""

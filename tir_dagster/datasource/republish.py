@@ -13,12 +13,15 @@ from tir_dagster.datasource.credentials import ConnectionCredential
 from tir_dagster.datasource.find import find_project, look_for_datasource, settled
 from tir_dagster.datasource.found import Connection, FoundDatasource, FoundProject, ServerVersion, server_version
 from tir_dagster.datasource.keep import (
+    Restored,
     check_credentials,
     is_remembered,
+    nothing,
     put_back_remembered,
     remember,
     remembered_connections,
 )
+from tir_dagster.datasource.outcome import check_undisturbed
 from tir_dagster.datasource.progress import tell_progress
 from tir_dagster.datasource.publishing import Check, always
 from tir_dagster.datasource.transfer import NoExtractError, download, publish
@@ -46,6 +49,15 @@ class ServerLook:
     @property
     def version_text(self) -> str | None:
         return str(self.version) if self.found else None
+
+
+@dataclass(frozen=True)
+class Delivered:
+    """The datasource after a publish, warnings about what could not be put back, and whether its rows must be compared to be sure."""
+
+    found: FoundDatasource
+    warnings: tuple[str, ...]
+    doubtful: bool = False
 
 
 def look_at_server(client: TableauClient, spec: ExtractSpec) -> ServerLook:
@@ -129,10 +141,14 @@ def deliver(
     rows: int,
     credentials: Sequence[ConnectionCredential],
     folder: Path,
+    home: Path,
     log: Log,
     check: Check = always,
-) -> tuple[FoundDatasource, tuple[str, ...]]:
-    """Publish over exactly what was looked at, and put back what overwriting loses; gives warnings about the rest."""
+) -> Delivered:
+    """Publish over exactly what was looked at, and put back what overwriting loses; gives warnings about the rest.
+
+    The file to send is made in `folder`; what must not be forgotten is written down in `home`.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / (f"{spec.name}.hyper" if shell is None else f"{spec.name}.tdsx")
     target.unlink(missing_ok=True)
@@ -142,8 +158,7 @@ def deliver(
     else:
         package = read_package(shell)
         write_package(package, target, hyper=hyper, refresh=refresh_change(package, hyper, rows=rows))
-    if look.found is not None:
-        remember(look.found, folder, look_beside(client, look.found))
+    seen = remember(look.found, home, look_beside(client, look.found)) if look.found is not None else nothing
     log(f"publishing {target.stat().st_size / 1e6:,.1f} MB")
     try:
         found = publish(
@@ -156,11 +171,22 @@ def deliver(
             connections=credentials,
             progress=tell_progress(log, "uploading", clock=client.retry.clock),
             check=check,
+            seen=seen,
         )
     finally:
         target.unlink(missing_ok=True)
-    restored = put_back_remembered(client, found, folder, credentials)
-    return settled(client, restored.found), restored.warnings
+    restored = put_back_remembered(client, found, home, credentials)
+    now = _settled(client, found, restored)
+    # Where no revisions are shown, nobody can tell whether somebody published since.
+    doubtful = now.revision is None or server_version(now) != server_version(restored.found)
+    return Delivered(now, restored.warnings, doubtful)
+
+
+def _settled(client: TableauClient, published: FoundDatasource, restored: Restored) -> FoundDatasource:
+    """The datasource at a moment that can be confirmed: nobody published after us."""
+    now = settled(client, restored.found)
+    check_undisturbed(published, now, where=client.where, meanwhile="ours was being confirmed")
+    return now
 
 
 def _link(hyper: Path, target: Path) -> None:
@@ -173,14 +199,14 @@ def _link(hyper: Path, target: Path) -> None:
 
 
 def finish_delivery(
-    client: TableauClient, spec: ExtractSpec, look: ServerLook, *, folder: Path, env: Mapping[str, str], foreign: bool
+    client: TableauClient, spec: ExtractSpec, look: ServerLook, *, home: Path, env: Mapping[str, str], foreign: bool
 ) -> tuple[ServerLook, tuple[str, ...]]:
     """Put back what an earlier publish of ours took from the datasource, if that run ended before it could.
 
-    `foreign` tells that its rows are not ours: what somebody else published is left alone.
+    `foreign` tells that its rows are not what we published: what somebody else did is left alone.
     """
-    if look.found is None or not is_remembered(folder):
+    if look.found is None or not is_remembered(home):
         return look, ()
-    credentials = _named(spec, remembered_connections(folder), env)
-    restored = put_back_remembered(client, look.found, folder, credentials, foreign=foreign)
-    return replace(look, found=settled(client, restored.found)), restored.warnings
+    credentials = _named(spec, remembered_connections(home), env)
+    restored = put_back_remembered(client, look.found, home, credentials, foreign=foreign)
+    return replace(look, found=_settled(client, look.found, restored)), restored.warnings

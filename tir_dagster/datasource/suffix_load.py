@@ -112,7 +112,7 @@ class _Back(Enum):
 
     UNTOUCHED = "our publish never landed"
     RESTORED = "the kept package is there again"
-    OTHERS = "somebody else, or the server itself, changed it meanwhile"
+    OTHERS = "somebody else, or the server itself, changed or removed it meanwhile"
 
 
 class SuffixLoad:
@@ -216,8 +216,7 @@ class SuffixLoad:
         )
         # From here on, also if the answer gets lost: whoever puts back looks at the server first.
         self._hole_since, self._missing = self._client.retry.clock(), purged.purged
-        place = self._load.place
-        done = publish_over(self._client, self._target, place, self._found, expected=place.look.version)
+        done = publish_over(self._client, self._target, self._load.place, self._found)
         self._found, self.warnings = done.found, self.warnings + done.warnings
 
     def _refreshed_at(self, slot: datetime) -> FoundDatasource:
@@ -254,10 +253,12 @@ class SuffixLoad:
         version = server_version(now) if now else None
         if version == place.look.version:
             return _Back.UNTOUCHED
-        if now is not None and version != server_version(self._found):
+        if now is None:
+            return _Back.OTHERS
+        if version != server_version(self._found):
             # The answer to our publish got lost, or somebody else came after us: the content tells.
             _, hyper = fetch_shell(self._client, now, place.folder / "restored", log=place.log)
             if not self._load.is_hole(hyper):
                 return _Back.OTHERS
-        put_back(self._client, place, self._found, shell=self._load.shell, hyper=self._load.hyper)
+        put_back(self._client, place, now, shell=self._load.shell, hyper=self._load.hyper)
         return _Back.RESTORED

@@ -14,6 +14,7 @@ from tir_dagster.datasource.client import TableauClient
 from tir_dagster.datasource.credentials import ConnectionCredential
 from tir_dagster.datasource.fetching import Fetching
 from tir_dagster.datasource.found import FoundDatasource, FoundProject, ServerVersion
+from tir_dagster.datasource.keep import Seen, nothing
 from tir_dagster.datasource.progress import Progress
 from tir_dagster.datasource.publishing import Check, Publishing, always
 from tir_dagster.datasource.trouble import RefusedError
@@ -118,17 +119,19 @@ def publish(
     job_timeout: float = 3600.0,
     progress: Progress | None = None,
     check: Check = always,
+    seen: Seen = nothing,
 ) -> FoundDatasource:
     """Publish a .tdsx or .hyper file; the datasource as it is afterwards.
 
     With `expected`, a datasource that is no longer that version is left alone: ForeignPublishError. Without it,
     `overwrite` replaces whatever is there at the start. A publish whose answer is lost is looked for on the server,
-    and sent again only when it is not there. `check` may still say no, right before every such request.
+    and sent again only when it is not there. `check` may still say no, right before every such request; `seen` is told
+    what is about to be overwritten.
     """
     if package.suffix not in _KINDS or not package.is_file():
         raise DatasourceError(
             f"Could not publish {package} as datasource {name!r}: it must be a {' or '.join(_KINDS)} file that exists."
         )
     parcel = Parcel(package, project.id, name, overwrite, tuple(connections), as_job)
-    publishing = Publishing(client, parcel, project, job_timeout=job_timeout, progress=progress, check=check)
+    publishing = Publishing(client, parcel, project, job_timeout=job_timeout, progress=progress, check=check, seen=seen)
     return publishing.run(expected)

@@ -16,7 +16,7 @@ from tir_dagster.datasource.client import TableauClient
 from tir_dagster.datasource.credentials import ConnectionCredential
 from tir_dagster.datasource.progress import Progress
 from tir_dagster.datasource.transport import patience
-from tir_dagster.datasource.trouble import RefusedError, UnknownOutcomeError
+from tir_dagster.datasource.trouble import RefusedError, UnknownOutcomeError, reading
 
 UPLOAD_GONE = "404015"
 # In one request the client holds the whole file several times.
@@ -66,7 +66,7 @@ def send(
 
     def post(server: Any) -> Any:
         check()
-        with patience(client.timeouts.for_bytes(parcel.size)):
+        with patience(client.timeouts.for_bytes(parcel.size)), reading(doing, where=client.where):
             return _publish(server, parcel) if upload_id is None else _publish_uploaded(server, parcel, upload_id)
 
     job_id: str | None = client.call(post, doing=doing, repeat=False)
@@ -91,7 +91,9 @@ def _publish_uploaded(server: Any, parcel: Parcel, upload_id: str) -> str | None
     url = f"{server.datasources.baseurl}?datasourceType={kind}&{parcel.mode.lower()}=true"
     url += "&asJob=true" if parcel.as_job else ""
     answer = server.datasources.post_request(f"{url}&uploadSessionId={upload_id}", request, content_type)
-    return str(TSC.JobItem.from_response(answer.content, server.namespace)[0].id) if parcel.as_job else None
+    made = TSC.JobItem if parcel.as_job else TSC.DatasourceItem
+    item = made.from_response(answer.content, server.namespace)[0]
+    return str(item.id) if parcel.as_job else None
 
 
 def upload(client: TableauClient, file: Path, *, doing: str, progress: Progress | None = None) -> str:

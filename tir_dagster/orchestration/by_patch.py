@@ -17,7 +17,7 @@ from tir_dagster.datasource.jobs import JobCancelledError, JobFailedError, JobVa
 from tir_dagster.datasource.patch import (
     Batch,
     Table,
-    check_undisturbed,
+    check_unpublished,
     not_published_since,
     send_batch,
     still_the_same,
@@ -25,8 +25,8 @@ from tir_dagster.datasource.patch import (
 )
 from tir_dagster.datasource.progress import tell_progress
 from tir_dagster.datasource.republish import ServerLook, fetch_shell, look_at_server
-from tir_dagster.datasource.trouble import RefusedError
-from tir_dagster.errors import DatasourceError, ExtractError
+from tir_dagster.datasource.trouble import RefusedError, UnknownOutcomeError
+from tir_dagster.errors import DatasourceError, ExtractError, MachineError
 from tir_dagster.extract.apply import SHELL, Shape, content_digest, content_fingerprints, replace_change
 from tir_dagster.extract.hyperfile import describe
 from tir_dagster.extract.payload import (
@@ -84,6 +84,24 @@ class Compared:
     alike: bool = False
 
 
+@dataclass
+class _Asking:
+    """Whether a request of ours may be at work without our knowing."""
+
+    taken: bool = False
+    times: int = 0
+
+    def begin(self) -> None:
+        """A request goes out. If the one before was taken, its job is over: otherwise there would be no other."""
+        self.times = 1 if self.taken else self.times + 1
+        self.taken = False
+
+    @property
+    def open(self) -> bool:
+        """One that was refused was not taken; one before it whose answer was lost may have been."""
+        return self.taken or self.times > 1
+
+
 class ByPatch:
     """The steps of a refresher that differ where only the change is sent.
 
@@ -133,7 +151,9 @@ class ByPatch:
         if change_set.decision == "full" or change_set.base != confirmed.version:
             return False
         if looked.in_doubt:
-            self._flow.log("a change may have arrived in part: publishing all rows")
+            untouched = looked.server.version_text == confirmed.server_version
+            why = "the server does not take changes" if untouched else "a change may have arrived in part"
+            self._flow.log(f"{why}: publishing all rows")
             return False
         if not looked.alike:
             self._flow.log("somebody published the same rows in columns of other types: publishing all of them anew")
@@ -154,10 +174,11 @@ class ByPatch:
                 # Before the intent: what cannot be sent at all leaves nothing behind.
                 payloads = self._payloads(version, folder, keyed=keyed)
                 self._flow.intend(looked, version, patch=True, keyed=keyed)
+                crash_after("intended")
                 base = str(looked.server.version)
                 sent = self._send(client, looked.server.found, version, payloads, base=base, keyed=keyed)
                 if sent.doubtful:
-                    self._check(client, sent.found, version, folder)
+                    self.check(client, sent.found, version, folder / "compared")
             finally:
                 remove(folder)
         crash_after("published")
@@ -191,7 +212,7 @@ class ByPatch:
         table, columns = describe(version.extract), key_names(version.extract, shape_of(version), keyed=keyed)
         manifest = version.manifest
         whole = f"{self._flow.spec.name} {version.id} {manifest['change_set']} {manifest['source_version']}"
-        now, doubtful, ended = found, False, None
+        now, doubtful = found, False
         for number, payload in enumerate(payloads, 1):
             part = f"{number} of {len(payloads)}"
             batch = Batch(
@@ -205,32 +226,36 @@ class ByPatch:
             self._flow.log(
                 f"sending {payload.keys:,} keys and {payload.rows:,} rows, {payload.bytes / 1e6:,.1f} MB ({part})"
             )
+            ended = None
             try:
                 ended = self._send_one(client, found, now, batch)
             except JobVanishedError:
                 self._flow.log("the server forgot the job: its rows are compared at the end")
                 doubtful = True
             now = settled(client, now)
-            check_undisturbed(client, found, now)
-        return Sent(now, doubtful or _changed_later(now, ended) or now.revision is None)
+            check_unpublished(client, found, now)
+            doubtful = doubtful or _changed_later(now, ended) or now.revision is None
+        return Sent(now, doubtful)
 
     def _send_one(
         self, client: TableauClient, found: FoundDatasource, now: FoundDatasource, batch: Batch
     ) -> datetime | None:
         """One part, sent to what is there now; `found` is what was there before the first one."""
-        taken = False
+        asking = _Asking()
 
         def check() -> None:
-            self._flow.check_lease()
             still_the_same(client, now, begun=now is not found)
+            # Last: looking takes several calls, each of which a machine may sleep through.
+            self._flow.check_lease()
+            asking.begin()
 
         def check_again() -> None:
-            self._flow.check_lease()
             not_published_since(client, now)
+            self._flow.check_lease()
+            asking.begin()
 
         def sent() -> None:
-            nonlocal taken
-            taken = True
+            asking.taken = True
             crash_after("sent")
 
         try:
@@ -245,20 +270,29 @@ class ByPatch:
                 sent=sent,
                 progress=tell_progress(self._flow.log, "uploading", clock=client.retry.clock),
             )
-        except (JobFailedError, JobCancelledError, RefusedError) as error:
-            # Who may not look at a job does not know what it will have changed.
-            if not (taken and isinstance(error, RefusedError)):
-                error.args = (f"{error} {what_is_left(client, found)}",)
+        except (JobFailedError, JobCancelledError) as error:
+            error.args = (f"{error} {what_is_left(client, found)}",)
+            raise
+        except RefusedError as error:
+            if asking.open:
+                # Who may not look at a job does not know what it will have changed, nor whether it is over.
+                raise UnknownOutcomeError(
+                    f"{error} The change may have been taken and still come: the next refresh looks."
+                ) from error
+            error.args = (f"{error} {what_is_left(client, found)}",)
             raise
         self._flow.log(" ".join(["done on the server", *job.notes]))
         return job.ended_at
 
-    def _check(self, client: TableauClient, found: FoundDatasource, version: Version, folder: Path) -> None:
+    def check(
+        self, client: TableauClient, found: FoundDatasource, version: Version, folder: Path, *, exactly: bool = True
+    ) -> None:
         """Compare; what is not as it must be is not confirmed."""
-        compared = self.compare(client, found, version, folder / "compared", exactly=True)
+        self._flow.log("something may have changed on the server meanwhile: comparing its rows")
+        compared = self.compare(client, found, version, folder, exactly=exactly)
         if compared.fingerprint != version.manifest["fingerprint"]:
             raise NotAsIntendedError(
-                f"{self._flow.spec.name}: the rows of {found.shown} on {client.where} are not what they must be after the change."
+                f"{self._flow.spec.name}: the rows of {found.shown} on {client.where} are not what they must be after this refresh."
                 " Nothing is confirmed. Run again: the next refresh compares what is there, and brings the same keys."
             )
 
@@ -292,6 +326,9 @@ class ByPatch:
         try:
             replace_change(hyper, healed, change_set, self._flow.change_sets.path(change_set.id), shape)
             return _same_rows(healed, version)
+        except MachineError:
+            # Nobody has looked: it may well be ours.
+            raise
         except ExtractError:
             return False
 
@@ -315,7 +352,10 @@ class ByPatch:
             sent = self._send(client, server.found, version, payloads, base=base, keyed=intent.keyed)
             # Where the server had moved before, its request ids may be of content that is gone.
             if sent.doubtful or verdict is Aftermath.PARTIAL or server.version_text != intent.base_server_version:
-                self._check(client, sent.found, version, folder)
+                self.check(client, sent.found, version, folder / "compared")
+        except MachineError:
+            # What was sent may still be at work.
+            raise
         except _IN_VAIN as error:
             self._flow.log(f"what was interrupted could not be sent again: {error}")
         else:
@@ -335,8 +375,8 @@ class ByPatch:
         return self._flow.change_sets.get(version.manifest["change_set"])
 
     def _folder(self) -> Path:
-        """A place for what is sent; only the holder of the lease works in it."""
-        folder = self._flow.folder / "patch"
+        """A place for what is sent, empty."""
+        folder = self._flow.work / "patch"
         remove(folder)
         folder.mkdir(parents=True, exist_ok=True)
         return folder

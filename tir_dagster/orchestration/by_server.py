@@ -75,7 +75,7 @@ class ByServer:
             self._keep_pending(change_set)
             kept = tuple(name for name in confirmation.change_sets if name != change_set.id)
             confirmation = replace(confirmation, fingerprint=digest, lag=lag, change_sets=kept)
-        remove(self._flow.folder / "publish")
+        remove(load.place.folder)
         return Published(confirmation, loaded.found, tuple(self._flow.warnings))
 
     def _put_back_and_tell(self, load: Load, loaded: Loaded, what: str) -> NoReturn:
@@ -120,16 +120,16 @@ class ByServer:
         )
 
     def _place(self, server: ServerLook) -> Place:
-        folder = self._flow.folder / "publish"
+        flow, folder = self._flow, self._flow.work / "publish"
         folder.mkdir(parents=True, exist_ok=True)
-        credentials = credentials_for(self._flow.spec, server.found, self._flow.env)
-        return Place(self._flow.spec, server, credentials, folder, self._flow.check_lease, self._flow.log)
+        credentials = credentials_for(flow.spec, server.found, flow.env)
+        return Place(flow.spec, server, credentials, folder, flow.folder, flow.check_lease, flow.log)
 
     def _servers_files(self, looked: Looked) -> tuple[Path, Path]:
         """The package and the Hyper file as the server holds them: its own, if it shows later rows than ours."""
         if looked.confirmed is not None and looked.confirmed.lag is not None and looked.server.found is not None:
             with TableauClient(self._flow.tableau) as client:
-                return fetch_shell(client, looked.server.found, self._flow.folder / "download", log=self._flow.log)
+                return fetch_shell(client, looked.server.found, self._flow.work / "download", log=self._flow.log)
         shell, hyper = self._flow.shell(looked)
         if shell is None or hyper is None:
             raise DatasourceError(

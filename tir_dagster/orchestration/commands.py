@@ -99,12 +99,12 @@ class Command:
     def plan(self, mode: Mode, slices: Sequence[str]) -> Plan:
         """What a refresh would do, from tokens and definitions alone: no Spark, nothing touched."""
         # Without the lease: a run at work may be using its own downloads.
-        self.refresher.downloads = "plan"
+        self.refresher.work = self.refresher.folder / "plan"
         try:
             looked = self._look(mend=False)
             return self.refresher.plan(looked, self.refresher.survey(looked), mode, slices)
         finally:
-            remove(self.refresher.folder / self.refresher.downloads)
+            remove(self.refresher.work)
 
     def explain(self) -> list[str]:
         """What the extract's query means for a refresh."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING
 from tir_dagster.changes.changesets import ChangeSetStore
 from tir_dagster.changes.detect import Base, Survey, make_change_set, survey
 from tir_dagster.changes.hints import Hint
-from tir_dagster.changes.lease import Lease, lease
+from tir_dagster.changes.lease import Lease, LeaseLostError, lease
 from tir_dagster.changes.plan import Mode, Plan, Reason, Situation, plan_refresh
 from tir_dagster.changes.relation import Relation, relation_of
 from tir_dagster.changes.state import (
@@ -77,6 +78,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 Log = Callable[[str], None]
+# Under it, a folder of its own for every refresher: what is downloaded, compared and sent.
+WORK = "work"
 
 
 class Refresher:
@@ -107,7 +110,8 @@ class Refresher:
         self._by_patch = ByPatch(self)
         self._fetched: tuple[str, Path | None, Path] | None = None
         self._lease: Lease | None = None
-        self.downloads = "download"
+        # Its own: a process that slept through the end of its lease must not write into the next one's files.
+        self.work = self.folder / WORK / uuid.uuid4().hex[:12]
         self.warnings: list[str] = []
         # Set where the server itself had to load everything.
         self.full_reason: str | None = None
@@ -133,15 +137,32 @@ class Refresher:
         path, outer = self.folder / "lease.json", self._lease
         with lease(path, purpose=purpose, wait_seconds=wait_seconds, on_wait=self.log) as held:
             self._lease = held
+            if outer is None:
+                self._sweep()
             try:
                 yield
             finally:
                 self._lease = outer
 
-    def check_lease(self, *, published: bool = False) -> None:
+    def _sweep(self) -> None:
+        """Only the holder of the lease works: what others have left is of no use to anybody."""
+        for left in (self.folder / WORK).glob("*"):
+            if left != self.work:
+                remove(left)
+
+    @contextmanager
+    def _swept(self) -> Iterator[None]:
+        """Files that are gone: perhaps somebody took over and swept them, which is what people shall read then."""
+        try:
+            yield
+        except OSError:
+            self.check_lease()
+            raise
+
+    def check_lease(self) -> None:
         """Before anything that others would see: a process that slept for a minute may have lost its turn."""
         if self._lease is not None:
-            self._lease.check(published=published)
+            self._lease.check()
 
     # Look
 
@@ -150,7 +171,7 @@ class Refresher:
 
         Without the lease nothing may be mended: what looks like a crash can be a run at work.
         """
-        with self.stages.timed("look"), TableauClient(self.tableau) as client:
+        with self._swept(), self.stages.timed("look"), TableauClient(self.tableau) as client:
             return Looking(self, client, self._by_server, self._by_patch, mend=mend).look(confirmed)
 
     def known_version(self, version_id: str) -> Version | None:
@@ -365,10 +386,11 @@ class Refresher:
             shell = base.folder / SHELL
             return (shell if shell.is_file() else None), base.extract
         version = looked.server.version_text or ""
-        if self._fetched is None or self._fetched[0] != version:
+        # While this process did not hold the lease, another one may have swept it.
+        if self._fetched is None or self._fetched[0] != version or not self._fetched[2].is_file():
             self.log("downloading the datasource's package")
             with TableauClient(self.tableau) as client:
-                shell, hyper = fetch_shell(client, found, self.folder / self.downloads, log=self.log)
+                shell, hyper = fetch_shell(client, found, self.work / "download", log=self.log)
             package = read_package(shell)
             # What a server makes of a bare Hyper file, such as ours: there is no document to keep.
             bare = package.relation is None and not package.columns
@@ -384,9 +406,10 @@ class Refresher:
 
     def publish(self, looked: Looked, version: Version) -> Published:
         """Bring the version to the server over exactly what was looked at; intent before, confirmation after."""
-        published = self._publish(looked, version)
+        with self._swept():
+            published = self._publish(looked, version)
         # Whoever took over looks at what is there: a confirmation from here would be an old one by then.
-        self.check_lease(published=True)
+        self.check_lease()
         return published
 
     def _publish(self, looked: Looked, version: Version) -> Published:
@@ -403,7 +426,7 @@ class Refresher:
             TableauClient(self.tableau) as client,
         ):
             self.sent_bytes = hyper.stat().st_size
-            found, warnings = deliver(
+            delivered = deliver(
                 client,
                 self.spec,
                 looked.server,
@@ -411,14 +434,18 @@ class Refresher:
                 shell=shell if shell.is_file() else None,
                 rows=version.manifest["rows"],
                 credentials=credentials_for(self.spec, looked.server.found, self.env),
-                folder=self.folder / "publish",
+                folder=self.work / "publish",
+                home=self.folder,
                 log=self.log,
                 check=self.check_lease,
             )
+            if delivered.doubtful:
+                exactly = self.spec.delivery == "patch"
+                self._by_patch.check(client, delivered.found, version, self.work / "compared", exactly=exactly)
         crash_after("published")
-        self.warnings += warnings
-        confirmation = self.confirmation_of(version, ServerLook(looked.server.project, found), keyed=keyed)
-        return Published(confirmation, found, warnings)
+        self.warnings += delivered.warnings
+        confirmation = self.confirmation_of(version, ServerLook(looked.server.project, delivered.found), keyed=keyed)
+        return Published(confirmation, delivered.found, delivered.warnings)
 
     def intend(
         self, looked: Looked, version: Version, *, hole: str | None = None, patch: bool = False, keyed: bool = False
@@ -457,9 +484,14 @@ class Refresher:
     def settle(self, confirmation: Confirmation) -> None:
         """After the confirmation is on record: its change sets are no longer pending, old versions go."""
         crash_after("confirmed")
+        try:
+            self.check_lease()
+        except LeaseLostError:
+            # It is on record: whoever took over finds that out by itself, and may be at work on its own intent.
+            return
         self.change_sets.settle(confirmation.change_sets)
         self._prune(confirmation)
-        remove(self.folder / self.downloads)
+        remove(self.work)
         self._fetched = None
 
     def _prune(self, confirmed: Confirmation | None) -> None:

@@ -33,6 +33,14 @@ class _Judged:
     # None where the rows were not looked at.
     compared: Compared | None = None
 
+    # What was there before our publish was published again, from here and just now.
+    put_back: bool = False
+
+    @property
+    def untouched(self) -> bool:
+        """Whether our publish never came to be: then nothing was lost by it."""
+        return self.verdict is Aftermath.NOT_LANDED and not self.put_back
+
     @property
     def keyed(self) -> bool:
         return self.compared is None or self.compared.keyed
@@ -62,7 +70,7 @@ class Looking:
         if self._mend:
             # The comparison may have taken long: an intent that is there now may be of somebody who took over.
             self._flow.check_lease()
-            server = self._put_back_around(server, verdict)
+            server = self._put_back_around(judged)
         late = None
         if verdict is Aftermath.LANDED and intent is not None and server.found is not None:
             version = self._flow.versions.get(intent.version)
@@ -111,7 +119,7 @@ class Looking:
         kept = self._flow.known_version(confirmed.version) if confirmed is not None else None
         # Without the kept version nothing can be put back: then everything is loaded (STATE_LOST).
         if judged.verdict is Aftermath.HOLE and kept is not None:
-            return _Judged(Aftermath.NOT_LANDED, self._by_server.put_back(client, server, kept))
+            return _Judged(Aftermath.NOT_LANDED, self._by_server.put_back(client, server, kept), put_back=True)
         if intent is None or not intent.patch or judged.verdict not in _MENDABLE:
             return judged
         return self._sent_again(judged, intent, confirmed)
@@ -119,16 +127,21 @@ class Looking:
     def _sent_again(self, judged: _Judged, intent: Intent, confirmed: Confirmation | None) -> _Judged:
         """A change that was interrupted; where its job ended between two looks, what is there now decides."""
         try:
-            verdict, server = self._by_patch.finish(self._client, judged.server, intent, judged.verdict)
+            return self._finished(judged, intent)
         except ForeignPublishError:
-            return self._aftermath(look_at_server(self._client, self._flow.spec), intent, confirmed)
+            judged = self._aftermath(look_at_server(self._client, self._flow.spec), intent, confirmed)
+        # An edit of its description moves it, too: then the job is still to be waited for.
+        return self._finished(judged, intent) if judged.verdict in _MENDABLE else judged
+
+    def _finished(self, judged: _Judged, intent: Intent) -> _Judged:
+        verdict, server = self._by_patch.finish(self._client, judged.server, intent, judged.verdict)
         return _Judged(verdict, server, judged.compared)
 
-    def _put_back_around(self, server: ServerLook, verdict: Aftermath) -> ServerLook:
+    def _put_back_around(self, judged: _Judged) -> ServerLook:
         """Tags and the like that a publish of ours took away come back; what somebody else published is left alone."""
-        flow, foreign = self._flow, verdict is Aftermath.FOREIGN
+        flow, foreign = self._flow, judged.verdict is Aftermath.FOREIGN or judged.untouched
         server, warnings = finish_delivery(
-            self._client, flow.spec, server, folder=flow.folder / "publish", env=flow.env, foreign=foreign
+            self._client, flow.spec, judged.server, home=flow.folder, env=flow.env, foreign=foreign
         )
         flow.warnings += warnings
         return server
@@ -154,7 +167,7 @@ class Looking:
 
     def _compared(self, server: ServerLook, version: Version, intent: Intent | None) -> Compared:
         assert server.found is not None
-        folder = self._flow.folder / f"look-{self._flow.downloads}"
+        folder = self._flow.work / "look"
         # Where only changes are sent: Tableau's own refreshes may write equal values in other words.
         exactly = self._flow.spec.delivery == "patch" if intent is None else intent.patch
         try:

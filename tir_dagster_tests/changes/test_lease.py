@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tir_dagster.changes.lease import EXPIRE_SECONDS, LeaseHeldError, LeaseLostError, _age, lease
+from tir_dagster.changes.lease import EXPIRE_SECONDS, LeaseHeldError, LeaseLostError, _age, _guard, _read, _write, lease
 
 HOLD = """
 import sys
@@ -125,6 +127,34 @@ def test_a_lease_that_grew_old_but_that_nobody_took_is_renewed_by_looking(path):
         grow_old(path, EXPIRE_SECONDS + 1)
         mine.check()
         assert _age(path) < EXPIRE_SECONDS / 2
+
+
+def test_one_who_slept_inside_the_guard_takes_nothing_from_who_is_in_there_now(path):
+    held_by(path, age=0)
+    with _guard(path) as slept:
+        slept.path.rename(path.with_name("old"))
+        with _guard(path) as awake:
+            assert not _write(path, replace(_read(path), id="me"), slept)
+            assert awake.is_ours()
+    assert _read(path).id == "x"
+
+
+def test_one_who_slept_inside_the_guard_leaves_the_new_one_there(path):
+    path.parent.mkdir()
+    with _guard(path) as slept:
+        slept.path.rmdir()
+        slept.path.mkdir()
+    assert slept.path.is_dir()
+
+
+def test_a_disk_that_is_away_at_the_end_hides_nothing(path):
+    def block() -> None:
+        with lease(path, purpose="me"):
+            shutil.rmtree(path.parent)
+            raise LeaseHeldError("what the block said")
+
+    with pytest.raises(LeaseHeldError, match="what the block said"):
+        block()
 
 
 TURNS = """

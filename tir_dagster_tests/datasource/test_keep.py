@@ -95,7 +95,7 @@ def test_what_to_put_back_can_be_written_down(loved: FoundDatasource) -> None:
 def test_what_was_written_down_is_put_back_after_the_publish(
     orders: Orders, loved: FoundDatasource, tmp_path: Path
 ) -> None:
-    folder = tmp_path / "publish"
+    folder = tmp_path
     remember(loved, folder)
     published = orders.overwrite(expected=server_version(loved), connections=[orders.credential])
     # A second publish before anything was put back, as after a crash.
@@ -108,7 +108,7 @@ def test_what_was_written_down_is_put_back_after_the_publish(
 def test_a_publish_that_never_landed_took_nothing(
     orders: Orders, loved: FoundDatasource, admin: Admin, tmp_path: Path
 ) -> None:
-    remember(loved, tmp_path / "publish")
+    remember(loved, tmp_path)
     # A later second, so that the edit moves the version, as a publish would.
     admin.set(clock_offset_seconds=5)
     orders.others.datasources.delete_tags(loved.id, "nightly")
@@ -116,18 +116,18 @@ def test_a_publish_that_never_landed_took_nothing(
     item.description = "All orders since May"
     orders.others.datasources.update(item)
     edited = orders.now()
-    assert put_back_remembered(orders.client, edited, tmp_path / "publish").warnings == ()
+    assert put_back_remembered(orders.client, edited, tmp_path).warnings == ()
     assert keep(orders.now()) == keep(edited), "what somebody changed on purpose stays changed"
-    assert not is_remembered(tmp_path / "publish")
+    assert not is_remembered(tmp_path)
 
 
 def test_what_our_publish_took_comes_back_although_tableau_refreshed_the_rows_since(
     orders: Orders, loved: FoundDatasource, tmp_path: Path
 ) -> None:
-    remember(loved, tmp_path / "publish")
+    remember(loved, tmp_path)
     orders.overwrite(expected=server_version(loved), connections=[orders.credential])
     # The rows are Tableau's by now, and the last publish is still ours.
-    assert put_back_remembered(orders.client, orders.now(), tmp_path / "publish", foreign=True).warnings == ()
+    assert put_back_remembered(orders.client, orders.now(), tmp_path, foreign=True).warnings == ()
     assert keep(orders.now()) == keep(loved)
 
 
@@ -135,23 +135,23 @@ def test_what_our_publish_took_comes_back_although_tableau_refreshed_the_rows_si
 def test_what_somebody_else_published_after_us_is_left_alone_and_what_we_took_is_named(
     orders: Orders, loved: FoundDatasource, tmp_path: Path, ours_too: bool
 ) -> None:
-    remember(loved, tmp_path / "publish")
+    remember(loved, tmp_path)
     published = orders.overwrite(expected=server_version(loved), connections=[orders.credential])
     (first, ours), theirs = published.history or (), "somebody else"
     later = [replace(ours, number=3, publisher_id=theirs)] if ours_too else [replace(ours, publisher_id=theirs)]
     now = replace(published, history=(first, ours, *later) if ours_too else (first, *later), description="")
-    restored = put_back_remembered(orders.client, now, tmp_path / "publish", [orders.credential])
+    restored = put_back_remembered(orders.client, now, tmp_path, [orders.credential])
     told = "; ".join(restored.warnings)
     assert ("The tags (a, b, nightly, ümläut/x) of datasource 'Orders'" in told) == ours_too
     assert ("certification ('All orders', certified with the note 'checked')" in told) == ours_too
     assert orders.now() == published, "nothing was put back"
-    assert not is_remembered(tmp_path / "publish")
+    assert not is_remembered(tmp_path)
 
 
 def test_what_the_server_is_only_in_trouble_with_is_put_back_later(
     orders: Orders, loved: FoundDatasource, admin: Admin, tmp_path: Path
 ) -> None:
-    folder = tmp_path / "publish"
+    folder = tmp_path
     remember(loved, folder)
     published = orders.overwrite(expected=server_version(loved), connections=[orders.credential])
     admin.fault("status", method="PUT", path="/tags$", status=500, times=3)
@@ -159,6 +159,36 @@ def test_what_the_server_is_only_in_trouble_with_is_put_back_later(
     assert warning.endswith(f"The next refresh puts back the tags of {loved.shown}.")
     assert put_back_remembered(orders.client, orders.now(), folder).warnings == ()
     assert keep(orders.now()) == keep(loved)
+
+
+def test_what_was_put_back_is_peoples_own_from_then_on(
+    orders: Orders, loved: FoundDatasource, admin: Admin, tmp_path: Path
+) -> None:
+    remember(replace(loved, description="Orders of old"), tmp_path)
+    published = orders.overwrite(expected=server_version(loved), connections=[orders.credential])
+    admin.fault("status", method="PUT", path="/tags$", status=500, times=3)
+    assert put_back_remembered(orders.client, published, tmp_path).found.description == "Orders of old"
+    item = orders.others.datasources.get_by_id(loved.id)
+    item.description = "All orders since May"
+    orders.others.datasources.update(item)
+    assert put_back_remembered(orders.client, orders.now(), tmp_path).warnings == ()
+    assert (orders.now().tags, orders.now().description) == (TAGS, "All orders since May")
+    assert not is_remembered(tmp_path)
+
+
+def test_a_user_name_that_people_changed_comes_back(orders: Orders, tmp_path: Path) -> None:
+    created = orders.create()
+    item = orders.others.datasources.get_by_id(created.id)
+    orders.others.datasources.populate_connections(item)
+    (connection,) = item.connections
+    connection.username = "ANALYST"
+    orders.others.datasources.update_connection(item, connection)
+    renamed = orders.now()
+    remember(renamed, tmp_path)
+    published = orders.overwrite(expected=server_version(renamed))
+    assert published.connections[0].username != "ANALYST"
+    assert put_back_remembered(orders.client, published, tmp_path).warnings == ()
+    assert orders.now().connections[0].username == "ANALYST"
 
 
 class Forgetful(TableauClient):
@@ -193,12 +223,12 @@ def test_a_connection_that_people_pointed_elsewhere_comes_back_with_its_password
     orders.others.datasources.update_connection(item, connection)
     pointed = orders.now()
     named = ConnectionCredential("proxy.example.com", "PROXY_USER", "y")
-    remember(pointed, tmp_path / "publish")
+    remember(pointed, tmp_path)
     assert "password" not in json.loads((tmp_path / "kept.json").read_text())["kept"]["connections"][0]
     published = orders.overwrite(expected=server_version(pointed), connections=[named])
     assert not published.connections[0].embed_password, "the package names another address: the server drops it unsaid"
     admin.forget_calls()
-    restored = put_back_remembered(orders.client, published, tmp_path / "publish", [named])
+    restored = put_back_remembered(orders.client, published, tmp_path, [named])
     assert restored.warnings == ()
     assert keep(orders.now()) == keep(pointed)
     puts = [call["route"] for call in admin.calls() if call["method"] == "PUT"]
@@ -210,7 +240,7 @@ def test_a_connection_that_people_pointed_elsewhere_comes_back_with_its_password
 def test_a_password_that_nobody_names_any_more_is_warned_about(orders: Orders, loved: FoundDatasource) -> None:
     orders.others.datasources.delete(loved.id)
     restored = restore(orders.client, orders.create(), keep(loved))
-    assert not restored.again
+    assert restored.again == ()
     (warning,) = [one for one in restored.warnings if "connection" in one]
     assert "no credentials are named for it" in warning
     assert "must be set again by hand" in warning
@@ -219,7 +249,7 @@ def test_a_password_that_nobody_names_any_more_is_warned_about(orders: Orders, l
 def test_tasks_and_subscriptions_that_are_gone_after_the_publish_are_named(
     orders: Orders, loved: FoundDatasource, tmp_path: Path
 ) -> None:
-    others, folder = orders.others, tmp_path / "publish"
+    others, folder = orders.others, tmp_path
     tasks = [schedule_refresh(others, loved, kind) for kind in ("FullRefresh", "IncrementalRefresh")]
     target = TSC.Target(loved.id, "Workbook")
     subscription = others.subscriptions.create(TSC.SubscriptionItem("Daily", "schedule", others.user_id, target))
@@ -244,27 +274,27 @@ def schedule_refresh(others: TSC.Server, found: FoundDatasource, kind: str) -> s
 def test_what_nobody_may_look_at_is_not_said_to_be_gone(
     orders: Orders, loved: FoundDatasource, admin: Admin, tmp_path: Path
 ) -> None:
-    remember(loved, tmp_path / "publish", look_beside(orders.client, loved))
+    remember(loved, tmp_path, look_beside(orders.client, loved))
     published = orders.overwrite(expected=server_version(loved), connections=[orders.credential])
     admin.fault("status", path="/(subscriptions|tasks/extractRefreshes)$", status=403, code="403004", times=2)
-    assert put_back_remembered(orders.client, published, tmp_path / "publish").warnings == ()
+    assert put_back_remembered(orders.client, published, tmp_path).warnings == ()
     assert admin.faults() == []
 
 
 def test_what_was_written_down_of_another_datasource_is_left_alone(
     orders: Orders, loved: FoundDatasource, tmp_path: Path
 ) -> None:
-    remember(replace(loved, id="another"), tmp_path / "publish")
+    remember(replace(loved, id="another"), tmp_path)
     orders.others.datasources.delete_tags(loved.id, "nightly")
-    put_back_remembered(orders.client, orders.now(), tmp_path / "publish")
+    put_back_remembered(orders.client, orders.now(), tmp_path)
     assert "nightly" not in orders.now().tags
 
 
 def test_what_is_forgotten_is_not_put_back(orders: Orders, loved: FoundDatasource, tmp_path: Path) -> None:
-    remember(loved, tmp_path / "publish")
+    remember(loved, tmp_path)
     published = orders.overwrite(expected=server_version(loved), connections=[orders.credential])
-    forget(tmp_path / "publish")
-    assert put_back_remembered(orders.client, published, tmp_path / "publish").found == published
+    forget(tmp_path)
+    assert put_back_remembered(orders.client, published, tmp_path).found == published
 
 
 @pytest.mark.parametrize(

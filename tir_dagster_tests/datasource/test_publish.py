@@ -6,9 +6,11 @@ import random
 import time
 import traceback
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import tableauserverclient as TSC  # noqa: N812 - the name its own documentation uses
 from tableauhyperapi import Connection, CreateMode
 
 from tir_dagster.datasource import publishing, upload
@@ -18,7 +20,7 @@ from tir_dagster.datasource.jobs import JobFailedError
 from tir_dagster.datasource.outcome import ForeignPublishError, PublishUnknownError
 from tir_dagster.datasource.transfer import publish
 from tir_dagster.errors import DatasourceError
-from tir_dagster_tests.datasource.conftest import Naps, Orders
+from tir_dagster_tests.datasource.conftest import OTHERS_PACKAGE, Naps, Orders
 from tir_dagster_tests.datasource.test_find import PASSING
 from tir_dagster_tests.sandbox.tableau.helpers import Admin, rewritten
 
@@ -70,6 +72,96 @@ def test_an_overwrite_keeps_the_id_and_adds_a_revision(orders: Orders, either_wa
     assert orders.holds_ours()
 
 
+class Proxied(TableauClient):
+    """A proxy answers some of the calls with a page of its own."""
+
+    page = b"<html><head/><body>Please sign in</body></html>"
+
+    def call(self, action: Any, *, doing: str, repeat: bool = True) -> Any:
+        def answered_by_the_proxy(server: Any) -> Any:
+            real = server.datasources.post_request
+            server.datasources.post_request = lambda *_, **__: SimpleNamespace(content=self.page)
+            try:
+                return action(server)
+            finally:
+                server.datasources.post_request = real
+
+        return super().call(
+            answered_by_the_proxy if doing.startswith("publish ") else action, doing=doing, repeat=repeat
+        )
+
+
+@pytest.mark.parametrize("page", [Proxied.page, b"no XML at all"])
+def test_the_page_of_a_proxy_is_not_taken_for_a_publish(
+    orders: Orders, package: Path, either_way: str, page: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = orders.create()
+    monkeypatch.setattr(Proxied, "page", page)
+    with (
+        Proxied(orders.client.access, retry=orders.client.retry) as client,
+        pytest.raises(DatasourceError, match="the server still holds what it held before"),
+    ):
+        publish(client, package, project=orders.project, name="Orders", overwrite=True)
+    assert orders.now() == before
+
+
+class Blind(TableauClient):
+    """A server that takes a publish and goes on showing what was there before."""
+
+    def call(self, action: Any, *, doing: str, repeat: bool = True) -> Any:
+        return None if doing.startswith("publish ") else super().call(action, doing=doing, repeat=repeat)
+
+
+def test_a_publish_that_never_shows_is_not_called_one(orders: Orders, package: Path) -> None:
+    orders.create()
+    with (
+        Blind(orders.client.access, retry=orders.client.retry) as client,
+        pytest.raises(PublishUnknownError, match=r"took it and still shows what it held before\. Nothing is confirmed"),
+    ):
+        publish(client, package, project=orders.project, name="Orders", overwrite=True)
+
+
+def test_an_upload_that_never_arrives_is_no_publish_of_ours(
+    orders: Orders, admin: Admin, in_pieces: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another job of the same user publishes meanwhile."""
+    created = orders.create()
+    admin.fault("cut", method="PUT", path="/fileUploads/", when="before", times=99)
+    once = iter([publish_by_ourselves])
+    monkeypatch.setattr(Naps, "__call__", lambda *_: [play(orders) for play in once])
+    with pytest.raises(DatasourceError, match=r"upload a piece .* Nothing was published\.$"):
+        orders.overwrite(expected=server_version(created))
+    assert orders.now().revision == 2
+
+
+def publish_by_ourselves(orders: Orders) -> None:
+    """In one request, which is not in the way of pieces that are cut."""
+    with pytest.MonkeyPatch.context() as whole:
+        whole.setenv("TSC_FILESIZE_LIMIT_MB", "64")
+        item = TSC.DatasourceItem(orders.project.id, "Orders")
+        orders.client.call(
+            lambda server: server.datasources.publish(item, str(orders.packages / OTHERS_PACKAGE), "Overwrite"),
+            doing="publish otherwise",
+        )
+
+
+def test_a_password_that_is_embedded_during_the_upload_is_not_lost(orders: Orders, in_pieces: None) -> None:
+    created = orders.create()
+
+    def embed() -> None:
+        item = orders.others.datasources.get_by_id(created.id)
+        orders.others.datasources.populate_connections(item)
+        (connection,) = item.connections
+        connection.username, connection.password, connection.embed_password = "ANN", "secret", True
+        orders.others.datasources.update_connection(item, connection)
+
+    once = iter([embed])
+    with pytest.raises(DatasourceError, match="would lose the password embedded"):
+        orders.overwrite(expected=server_version(created), progress=lambda *_: next(once, lambda: None)())
+    assert orders.now().connections[0].embed_password
+    assert orders.now().revision == 1
+
+
 def test_progress_is_told_piece_by_piece(orders: Orders, in_pieces: None, package: Path) -> None:
     seen: list[tuple[int, int]] = []
     orders.create(progress=lambda done, total: seen.append((done, total)))
@@ -112,7 +204,9 @@ def test_a_bare_extract_is_published(orders: Orders, hyper: Any, tmp_path: Path)
 
 def test_a_datasource_that_is_there_already_is_not_overwritten_unasked(orders: Orders) -> None:
     created = orders.create()
-    with pytest.raises(DatasourceError, match=r"one of that name is there already .* overwrite it on purpose"):
+    with pytest.raises(
+        DatasourceError, match=r"one of that name is there already .* Nothing was overwritten\. Run again"
+    ):
         orders.create()
     assert orders.now() == created
 

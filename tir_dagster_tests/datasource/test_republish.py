@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,15 +14,16 @@ import pytest
 from tir_dagster.datasource.client import TableauClient
 from tir_dagster.datasource.found import FoundDatasource, server_version
 from tir_dagster.datasource.keep import is_remembered, keep
+from tir_dagster.datasource.outcome import ForeignPublishError
 from tir_dagster.datasource.overwrite import Place, publish_over
-from tir_dagster.datasource.republish import ServerLook, credentials_for, deliver, fetch_shell
+from tir_dagster.datasource.republish import Delivered, ServerLook, credentials_for, deliver, fetch_shell
 from tir_dagster.datasource.retry import RetryPolicy
 from tir_dagster.datasource.transfer import publish
 from tir_dagster.datasource.trouble import RefusedError
 from tir_dagster.errors import DatasourceError
 from tir_dagster.spec import Credentials, ExtractSpec
 from tir_dagster.spec_file import spec_from_mapping
-from tir_dagster_tests.datasource.conftest import Orders
+from tir_dagster_tests.datasource.conftest import Naps, Orders
 from tir_dagster_tests.sandbox.tableau.helpers import Admin, rewritten
 
 MEGABYTES = 9
@@ -64,8 +66,19 @@ def test_a_republish_tells_how_far_it_is_and_keeps_everything(
     orders: Orders, spec: ExtractSpec, look: ServerLook, tmp_path: Path
 ) -> None:
     lines: list[str] = []
-    shell, hyper = fetch_shell(orders.client, found_in(look), tmp_path / "download", log=lines.append)
-    found, warnings = deliver(
+    delivered = redeliver(orders, spec, look, tmp_path, lines.append)
+    assert (delivered.warnings, delivered.doubtful) == ((), False)
+    assert (delivered.found.revision, keep(delivered.found)) == (2, keep(found_in(look)))
+    verbs = [line.split()[0] for line in lines]
+    assert list(dict.fromkeys(verbs)) == ["downloading", "publishing", "uploading"]
+    assert lines[0].endswith(" of 10 MB")
+
+
+def redeliver(
+    orders: Orders, spec: ExtractSpec, look: ServerLook, folder: Path, log: Callable[[str], None] = lambda _: None
+) -> Delivered:
+    shell, hyper = fetch_shell(orders.client, found_in(look), folder / "download", log=log)
+    return deliver(
         orders.client,
         spec,
         look,
@@ -73,14 +86,59 @@ def test_a_republish_tells_how_far_it_is_and_keeps_everything(
         shell=shell,
         rows=0,
         credentials=[orders.credential],
-        folder=tmp_path / "publish",
-        log=lines.append,
+        folder=folder / "publish",
+        home=folder,
+        log=log,
     )
-    assert warnings == ()
-    assert (found.revision, keep(found)) == (2, keep(found_in(look)))
-    verbs = [line.split()[0] for line in lines]
-    assert list(dict.fromkeys(verbs)) == ["downloading", "publishing", "uploading"]
-    assert lines[0].endswith(" of 10 MB")
+
+
+def test_what_people_set_during_the_upload_is_kept(
+    orders: Orders, spec: ExtractSpec, look: ServerLook, tmp_path: Path
+) -> None:
+    tag = iter([lambda: orders.others.datasources.add_tags(found_in(look).id, ["urgent"])])
+    redeliver(orders, spec, look, tmp_path, lambda _: next(tag, lambda: None)() and None)
+    assert orders.now().tags == {"nightly", "urgent"}
+
+
+def test_somebody_elses_publish_right_after_ours_is_not_confirmed_as_ours(
+    orders: Orders, spec: ExtractSpec, look: ServerLook, naps: Naps, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Naps.__call__
+
+    def nap(self: Naps, seconds: float) -> None:
+        # The one pause of a delivery without trouble: until the second is over in which it was published.
+        orders.publish_by_others()
+        real(self, seconds)
+
+    monkeypatch.setattr(Naps, "__call__", nap)
+    with pytest.raises(ForeignPublishError, match=r"\(revision 2, now 3\)\. Nothing is confirmed\. Run again"):
+        redeliver(orders, spec, look, tmp_path)
+
+
+@pytest.mark.parametrize("shown", [True, False])
+def test_a_publish_is_in_doubt_where_nobody_can_tell_what_happened_after_it(
+    orders: Orders,
+    spec: ExtractSpec,
+    look: ServerLook,
+    admin: Admin,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    shown: bool,
+) -> None:
+    if shown:
+        # Something moves it without a revision, such as a refresh by Tableau.
+        monkeypatch.setattr(Naps, "__call__", lambda *_: describe_later(orders, admin))
+    else:
+        admin.fault("status", path="/revisions$", status=403, code="403004", times=99)
+        look = ServerLook(look.project, orders.now())
+    assert redeliver(orders, spec, look, tmp_path).doubtful
+
+
+def describe_later(orders: Orders, admin: Admin) -> None:
+    admin.set(clock_offset_seconds=5)
+    item = orders.others.datasources.get_by_id(orders.now().id)
+    item.description = "All orders since May"
+    orders.others.datasources.update(item)
 
 
 def test_credentials_are_given_to_one_server_only(orders: Orders, spec: ExtractSpec) -> None:
@@ -105,8 +163,8 @@ def test_a_publish_over_tells_how_far_it_is(
     orders: Orders, spec: ExtractSpec, look: ServerLook, tmp_path: Path
 ) -> None:
     lines: list[str] = []
-    place = Place(spec, look, [orders.credential], tmp_path / "publish", log=lines.append)
-    done = publish_over(orders.client, tmp_path / "large.tdsx", place, found_in(look), expected=look.version)
+    place = Place(spec, look, [orders.credential], tmp_path / "publish", tmp_path, log=lines.append)
+    done = publish_over(orders.client, tmp_path / "large.tdsx", place, found_in(look))
     assert (done.warnings, keep(done.found)) == ((), keep(found_in(look)))
     assert lines
     assert all(line.startswith("uploading ") for line in lines)
@@ -147,6 +205,7 @@ def test_a_server_that_says_no_is_told_with_datasource_and_cause_and_nothing_cha
             rows=0,
             credentials=[orders.credential],
             folder=tmp_path / "publish",
+            home=tmp_path,
             log=lambda _: None,
         )
     text = str(error.value)
@@ -156,5 +215,5 @@ def test_a_server_that_says_no_is_told_with_datasource_and_cause_and_nothing_cha
     admin.clear_faults()
     assert server_version(orders.now()) == look.version
     assert keep(orders.now()) == keep(found_in(look))
-    assert is_remembered(tmp_path / "publish"), "the next refresh looks whether the publish took anything away"
+    assert is_remembered(tmp_path), "the next refresh looks whether the publish took anything away"
     assert [file.name for file in (tmp_path / "publish").iterdir()] == [], "and no package is left behind"

@@ -19,7 +19,7 @@ from tir_dagster_tests.packages import plain, rows_of
 # `make soak` kills three times after each step; in short T6 and T7 kill after the publish.
 TIMES = int(os.environ.get("TIR_CRASHES", "1"))
 STEPS = ["applied", "verified", "published", "confirmed"]
-PATCH_STEPS = ["applied", "verified", "sent", "published", "confirmed"] if TIMES > 1 else ["sent"]
+PATCH_STEPS = ["applied", "verified", "intended", "sent", "published", "confirmed"] if TIMES > 1 else ["sent"]
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ from tir_dagster.datasource.find import find_project, read_datasource
 from tir_dagster.datasource.found import FoundProject, server_version
 from tir_dagster.datasource.retry import RetryPolicy
 from tir_dagster.errors import TirError
+from tir_dagster.orchestration import by_patch
 from tir_dagster.orchestration.home import tir_home
 from tir_dagster.orchestration.trigger_flow import TriggerRefresher, plan_trigger
 from tir_dagster.sandbox.tableau.settings import Settings
@@ -539,6 +540,21 @@ def test_trouble_with_the_comparison_is_not_taken_for_a_foreign_publish(
     assert scene.published() == scene.new
 
 
+@pytest.mark.parametrize("scene", ["patch"], indirect=True)
+def test_a_full_disk_does_not_hide_that_a_change_arrived_in_part(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    scene.admin.fault("torn_job", path=f"/{scene.name}$", times=2, actions=1)
+    with pytest.raises(TirError, match="A part of the change may be there"):
+        scene.play()
+    room = iter([10**12] * 2)
+    with monkeypatch.context() as filling:
+        filling.setattr(shutil, "disk_usage", lambda _: Disk(free=next(room, 0)))
+        with pytest.raises(TirError, match="of free disk space and has 0 MB"):
+            scene.heal()
+    assert next(room, None) is None
+    assert scene.heal() == "incremental"
+    assert scene.published() == scene.new
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("scene", ["server"], indirect=True)
 def test_rows_that_are_missing_come_back_by_a_full_load_where_the_kept_version_is_lost(scene: Scene) -> None:
@@ -562,12 +578,39 @@ def take_over(scene: Scene) -> None:
 def test_one_who_lost_the_lease_stops_right_before_the_publish(scene: Scene) -> None:
     refresher = scene.place.refresher = scene.place._refresher()
     refresher.log = lambda line: take_over(scene) if line.startswith(("publishing", "sending")) else None
+    dead, theirs = (refresher.work.with_name(name) / "patch" / "payload.hyper" for name in ("dead", "theirs"))
+    put(dead)
     with scene.waiting(), refresher.leased("a slow run", wait_seconds=0):
+        assert not dead.exists(), "what others left is swept"
+        put(theirs)
         looked = refresher.look(scene.confirmed)
         with pytest.raises(LeaseLostError, match=r"process 7 on elsewhere \(tir refresh\) has taken over"):
             refresher.publish(looked, refresher.versions.get(scene.version))
         assert json.loads((refresher.folder / "lease.json").read_text(encoding="utf-8"))["id"] == "another"
         assert (scene.published(), scene.lost()) == (scene.old, None)
+    assert theirs.is_file(), "nobody works in the folder of another one"
+
+
+def put(file: Path) -> None:
+    file.parent.mkdir(parents=True)
+    file.touch()
+
+
+@pytest.mark.parametrize("scene", ["patch"], indirect=True)
+def test_one_whose_files_were_swept_is_told_who_took_over(scene: Scene) -> None:
+    refresher = scene.place.refresher = scene.place._refresher()
+
+    def swept(line: str) -> None:
+        if line.startswith("sending"):
+            take_over(scene)
+            shutil.rmtree(refresher.work)
+
+    refresher.log = swept
+    with scene.waiting(), refresher.leased("a slow run", wait_seconds=0):
+        looked = refresher.look(scene.confirmed)
+        with pytest.raises(LeaseLostError, match="process 7 on elsewhere"):
+            refresher.publish(looked, refresher.versions.get(scene.version))
+    assert scene.published() == scene.old
 
 
 @pytest.mark.parametrize("scene", ["republish"], indirect=True)
@@ -579,7 +622,7 @@ def test_one_who_lost_the_lease_after_the_publish_leaves_the_confirmation_to_oth
     monkeypatch.setattr(scene.time, "sleep", lambda _: take_over(scene))
     with scene.waiting(), refresher.leased("a slow run", wait_seconds=0):
         looked = refresher.look(scene.confirmed)
-        with pytest.raises(LeaseLostError, match="What was published from here is that refresh's to confirm"):
+        with pytest.raises(LeaseLostError, match="Whatever was published from here is that refresh's to confirm"):
             refresher.publish(looked, refresher.versions.get(scene.version))
     assert (scene.published(), scene.lost()) == (scene.new, None)
 
@@ -667,10 +710,42 @@ def test_a_failed_job_is_told_with_its_notes(scene: Scene) -> None:
 
 @pytest.mark.parametrize("scene", ["patch"], indirect=True)
 def test_what_a_change_did_is_claimed_only_by_who_may_look_at_its_job(scene: Scene) -> None:
+    scene.admin.fault("slow_job", path=f"/{scene.name}$", seconds=3)
     scene.admin.fault("status", path="/jobs/", status=403, code="403004", times=100_000)
-    assert wrong(scene) is None
-    assert "refused (403004)" in scene.told
-    assert "was changed" not in scene.told
+    with pytest.raises(TirError, match=r"refused \(403004\).* The change may have been taken and still come") as caught:
+        scene.play()
+    assert (unclear(scene, caught.value), "was changed" in str(caught.value)) == (None, False)
+    with pytest.raises(TirError, match=r"refused \(403004\)"):
+        # Nobody knows whether it is over, so nothing is published that it could undo.
+        scene.heal()
+    scene.admin.clear_faults()
+    assert scene.heal() == "none", "the change is joined, and confirmed late"
+    assert scene.published() == scene.new
+
+
+@pytest.mark.parametrize("scene", ["patch"], indirect=True)
+def test_an_edit_by_people_does_not_end_the_wait_for_a_change_that_was_taken(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.admin.fault("slow_job", path=f"/{scene.name}$", seconds=2)
+    with monkeypatch.context() as hours:
+        hours.setattr(scene.time, "nap_seconds", 0)
+        with pytest.raises(TirError, match="still runs after"):
+            scene.play()
+    edits = iter(["Ask Bob."])
+    with monkeypatch.context() as people:
+        people.setattr(by_patch, "still_the_same", partial(edited_first, scene, edits, by_patch.still_the_same))
+        assert scene.heal() == "none", "the change is joined, and confirmed late"
+    assert (next(edits, None), scene.published()) == (None, scene.new)
+
+
+def edited_first(scene: Scene, edits: Iterator[str], real: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+    for text in edits:
+        scene.admin.set(clock_offset_seconds=scene._offset() + 2)
+        item = scene.others.datasources.get_by_id(scene.place.datasource_id)
+        item.description = text
+        scene.others.datasources.update(item)
+    real(*args, **kwargs)
 
 
 @jobs
