@@ -13,6 +13,7 @@ import pytest
 import tableauserverclient as TSC  # noqa: N812 - the name its own documentation uses
 from pyspark.sql import SparkSession
 
+from tir_dagster.extract.casts import PURGE_KEY
 from tir_dagster.orchestration.commands import Command, Outcome
 from tir_dagster.orchestration.home import dagster_instance, tir_home
 from tir_dagster.sandbox import sample
@@ -20,7 +21,7 @@ from tir_dagster.source.session import spark_session
 from tir_dagster.spec import ExtractSpec
 from tir_dagster.spec_file import parse_specs
 from tir_dagster_tests.conftest import Sandbox, running_sandbox
-from tir_dagster_tests.packages import check_package, document_of, plain
+from tir_dagster_tests.packages import check_package, document_of, plain, rows_of
 
 SPEC = """\
 extracts:
@@ -107,6 +108,25 @@ def place(places: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         (spec,) = parse_specs(text, "test.yaml")
         before = document_of(download(sandbox, spec.datasource.name, folder / "before"))
         yield Place(sandbox, spec, text, folder, before)
+
+
+class Patched(Place):
+    """The same table in a published Hyper file of which only changes are sent."""
+
+    def published_rows(self) -> Counter:
+        package = download(self.sandbox, self.spec.datasource.name, self.folder / "seen")
+        return Counter(tuple(map(plain, row)) for row in rows_of(package, self.folder / "seen", without=PURGE_KEY))
+
+
+@pytest.fixture(scope="module")
+def patched(place: Place) -> Patched:
+    text = place.spec_text.replace("name: orders", "name: orders_patch\n    delivery: patch").replace(
+        "mydatasource", "patched"
+    )
+    (spec,) = parse_specs(text, "patched.yaml")
+    made = Patched(place.sandbox, spec, text, place.folder, place.before)
+    assert made.refresh().published
+    return made
 
 
 def _clear(sandbox: Sandbox) -> None:

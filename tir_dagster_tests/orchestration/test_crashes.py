@@ -5,16 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections import Counter
 
 import pytest
 
 from tir_dagster.changes.plan import Mode
-from tir_dagster.extract.casts import PURGE_KEY
 from tir_dagster.orchestration.commands import Command, Outcome
-from tir_dagster.spec_file import parse_specs
-from tir_dagster_tests.orchestration.conftest import Place, download
-from tir_dagster_tests.packages import plain, rows_of
+from tir_dagster_tests.orchestration.conftest import Place
 
 # `make soak` kills three times after each step; in short T6 and T7 kill after the publish.
 TIMES = int(os.environ.get("TIR_CRASHES", "1"))
@@ -26,25 +22,6 @@ PATCH_STEPS = ["applied", "verified", "intended", "sent", "published", "confirme
 def loaded(place):
     assert place.refresh().published
     return place
-
-
-class Patched(Place):
-    """The same table in a published Hyper file of which only changes are sent."""
-
-    def published_rows(self) -> Counter:
-        package = download(self.sandbox, self.spec.datasource.name, self.folder / "seen")
-        return Counter(tuple(map(plain, row)) for row in rows_of(package, self.folder / "seen", without=PURGE_KEY))
-
-
-@pytest.fixture(scope="module")
-def patched(place):
-    text = place.spec_text.replace("name: orders", "name: orders_patch\n    delivery: patch").replace(
-        "mydatasource", "patched"
-    )
-    (spec,) = parse_specs(text, "patched.yaml")
-    made = Patched(place.sandbox, spec, text, place.folder, place.before)
-    assert made.refresh().published
-    return made
 
 
 def stage(place, mode: Mode = "changes"):

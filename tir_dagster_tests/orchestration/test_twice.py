@@ -15,7 +15,7 @@ from tir_dagster_tests.orchestration.conftest import Place
 from tir_dagster_tests.orchestration.test_crashes import touch
 from tir_dagster_tests.sandbox.tableau.helpers import Admin
 
-# `make soak` does it twenty times: each turn starts a Spark of its own.
+# `make soak` does it twenty times, and as often where only the change is sent: each turn starts a Spark of its own.
 TURNS = int(os.environ.get("TIR_TWICE", "1"))
 
 
@@ -31,14 +31,26 @@ def refresh_twice(place: Place, specs: Path, log: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("turn", range(TURNS))
 def test_one_works_while_the_other_waits_and_then_finds_nothing_to_do(place: Place, tmp_path: Path, turn: int) -> None:
-    specs, log, admin = tmp_path / "extracts.yaml", tmp_path / "log", Admin(place.sandbox.tableau_url)
-    specs.write_text(place.spec_text, encoding="utf-8")
     if turn:
         touch(place, f"turn {turn}")
+    never_at_once(place, tmp_path, sent="publish")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("turn", range(TURNS))
+def test_one_sends_its_change_while_the_other_waits(patched: Place, tmp_path: Path, turn: int) -> None:
+    touch(patched, f"change {turn}")
+    never_at_once(patched, tmp_path, sent="update_data")
+
+
+def never_at_once(place: Place, folder: Path, *, sent: str) -> None:
+    specs, log, admin = folder / "extracts.yaml", folder / "log", Admin(place.sandbox.tableau_url)
+    specs.write_text(place.spec_text, encoding="utf-8")
     admin.forget_calls()
     outcomes = refresh_twice(place, specs, log)
     assert sorted(outcome["published"] for outcome in outcomes) == [False, True]
-    assert sum(call["route"] == "publish" for call in admin.calls()) == 1
+    routes = [call["route"] for call in admin.calls()]
+    assert [route for route in routes if route in ("publish", "update_data")] == [sent]
     lines = [line.split("] ", 1)[1] for line in log.read_text(encoding="utf-8").splitlines() if line.startswith("[")]
     assert sum(line.startswith("waiting for process") for line in lines) == 1, lines
     worked = [line for line in lines if not line.startswith("waiting for")]
