@@ -34,13 +34,11 @@ LONG = (
     "test_load_histories",
     "test_histories",
     "test_server_histories",
-    "test_browser",
     "test_server_delivery",
     "test_server_ways",
     "test_refresh",
     "test_assets",
     "test_ranges",
-    "test_load_histories",
     "test_size",
 )
 

@@ -53,6 +53,11 @@ class Package:
         return self.tables[0]
 
     @property
+    def is_bare(self) -> bool:
+        """What a server makes of a bare Hyper file, such as ours: there is no document to keep."""
+        return self.relation is None and not self.columns
+
+    @property
     def increment_column(self) -> str | None:
         """The increment key's column in the Hyper file."""
         return _remote(self.columns, self.increment_key)

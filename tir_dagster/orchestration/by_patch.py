@@ -29,6 +29,7 @@ from tir_dagster.datasource.trouble import RefusedError, UnknownOutcomeError
 from tir_dagster.errors import DatasourceError, ExtractError, MachineError
 from tir_dagster.extract.apply import SHELL, Shape, content_digest, content_fingerprints, replace_change
 from tir_dagster.extract.hyperfile import describe
+from tir_dagster.extract.package import read_package
 from tir_dagster.extract.payload import (
     KEYS_TABLE,
     PAYLOAD_SCHEMA,
@@ -82,6 +83,8 @@ class Compared:
     keyed: bool = False
     # The table and its columns are what our changes are made for.
     alike: bool = False
+    # People have made no document around it.
+    bare: bool = False
 
 
 @dataclass
@@ -308,13 +311,14 @@ class ByPatch:
     ) -> Compared:
         """Download what the server holds and look at it; `exactly`: rows that look alike in sum are told apart."""
         try:
-            _, hyper = fetch_shell(client, found, folder, log=self._flow.log)
+            shell, hyper = fetch_shell(client, found, folder, log=self._flow.log)
             shape = shape_of(version)
             digest: str | None = content_digest(content_fingerprints(hyper, shape))
             if exactly and digest == version.manifest["fingerprint"] and not _same_rows(hyper, version):
                 digest = None
             heals = intent is not None and intent.patch and self._heals(hyper, intent, version, folder)
-            return Compared(digest, heals, carries_keys(hyper, shape), same_layout(hyper, version.extract))
+            alike, bare = same_layout(hyper, version.extract), read_package(shell).is_bare
+            return Compared(digest, heals, carries_keys(hyper, shape), alike, bare)
         finally:
             remove(folder)
 

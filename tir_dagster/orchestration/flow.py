@@ -385,16 +385,15 @@ class Refresher:
             # The local version is provably the server's: nothing to download. Without a shell we made it ourselves.
             shell = base.folder / SHELL
             return (shell if shell.is_file() else None), base.extract
+        if base is not None and looked.bare:
+            return None, base.extract
         version = looked.server.version_text or ""
         # While this process did not hold the lease, another one may have swept it.
         if self._fetched is None or self._fetched[0] != version or not self._fetched[2].is_file():
             self.log("downloading the datasource's package")
             with TableauClient(self.tableau) as client:
                 shell, hyper = fetch_shell(client, found, self.work / "download", log=self.log)
-            package = read_package(shell)
-            # What a server makes of a bare Hyper file, such as ours: there is no document to keep.
-            bare = package.relation is None and not package.columns
-            self._fetched = (version, None if bare else shell, hyper)
+            self._fetched = (version, None if read_package(shell).is_bare else shell, hyper)
         return self._fetched[1], self._fetched[2]
 
     def _is_the_servers(self, looked: Looked, base: Version) -> bool:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import json
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tir_dagster.changes.changesets import DamagedStateError
 from tir_dagster.changes.state import Aftermath, Confirmation, Intent, aftermath
 from tir_dagster.datasource.client import TableauClient
+from tir_dagster.datasource.find import settled
 from tir_dagster.datasource.outcome import ForeignPublishError
 from tir_dagster.datasource.patch import check_patchable
 from tir_dagster.datasource.republish import ServerLook, credentials_for, finish_delivery, look_at_server
 from tir_dagster.datasource.transfer import NoExtractError
+from tir_dagster.durable import replaced_file
 from tir_dagster.errors import ExtractError, MachineError
 from tir_dagster.extract.versions import Version
 from tir_dagster.orchestration.by_patch import ByPatch, Compared
@@ -49,6 +54,31 @@ class _Judged:
     def alike(self) -> bool:
         return self.compared is None or self.compared.alike
 
+    @property
+    def bare(self) -> bool:
+        return self.compared is not None and self.compared.bare
+
+
+class _Memory:
+    """The last comparison with what the server holds, in a file: that is as true in the next run, until something moves."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / "compared.json"
+
+    def recall(self, server: ServerLook, of: tuple[str, ...]) -> Compared | None:
+        with suppress(FileNotFoundError, ValueError, KeyError, TypeError):
+            # Lost or unreadable: then it is compared once more.
+            value = json.loads(self._file.read_text(encoding="utf-8"))
+            if value["of"] == [server.version_text, *of]:
+                return Compared(**value["compared"])
+        return None
+
+    def keep(self, server: ServerLook, of: tuple[str, ...], compared: Compared) -> None:
+        with replaced_file(self._file) as beside:
+            beside.write_text(
+                json.dumps({"of": [server.version_text, *of], "compared": asdict(compared)}), encoding="utf-8"
+            )
+
 
 class Looking:
     """One look of a refresher, signed in; without the lease nothing may be mended: a crash can be a run at work."""
@@ -80,7 +110,7 @@ class Looking:
             self._flow.change_sets.drop_intent()
         known = late or (replace(confirmed, keyed=confirmed.keyed and judged.keyed) if confirmed else None)
         base = self._flow.known_version(known.version) if known else None
-        return Looked(server, known, base, verdict is Aftermath.FOREIGN, late, in_doubt, judged.alike)
+        return Looked(server, known, base, verdict is Aftermath.FOREIGN, late, in_doubt, judged.alike, judged.bare)
 
     def _is_unknown(self, intent: Intent | None, confirmed: Confirmation | None, judged: _Judged) -> bool:
         """Whether all rows were about to be published over others than the confirmed ones, and still are to be.
@@ -152,8 +182,7 @@ class Looking:
         if (intent or confirmed) and server.found is not None and server.version_text != before:
             version = self._flow.known_version(intent.version if intent else confirmed.version if confirmed else "")
             if version is not None:
-                self._flow.log("the server holds another version than the last confirmed one: comparing its rows")
-                compared = self._compared(server, version, intent)
+                server, compared = self._compared(server, version, intent)
         verdict = aftermath(
             intent=intent,
             confirmed=confirmed,
@@ -165,11 +194,27 @@ class Looking:
             self._flow.log(verdict.value)
         return _Judged(verdict, server, compared)
 
-    def _compared(self, server: ServerLook, version: Version, intent: Intent | None) -> Compared:
+    def _compared(self, server: ServerLook, version: Version, intent: Intent | None) -> tuple[ServerLook, Compared]:
+        """What is there beside the version, found out once: an edited description moves the server's version, too."""
         assert server.found is not None
-        folder = self._flow.work / "look"
         # Where only changes are sent: Tableau's own refreshes may write equal values in other words.
         exactly = self._flow.spec.delivery == "patch" if intent is None else intent.patch
+        memory = _Memory(self._flow.folder)
+        of = (version.id, str(exactly))
+        if intent is None and (known := memory.recall(server, of)) is not None:
+            return server, known
+        self._flow.log("the server holds another version than the last confirmed one: comparing its rows")
+        if intent is not None:
+            return server, self._compare(server, version, intent, exactly=exactly)
+        server = replace(server, found=settled(self._client, server.found))
+        compared = self._compare(server, version, intent, exactly=exactly)
+        if self._mend:
+            memory.keep(server, of, compared)
+        return server, compared
+
+    def _compare(self, server: ServerLook, version: Version, intent: Intent | None, *, exactly: bool) -> Compared:
+        assert server.found is not None
+        folder = self._flow.work / "look"
         try:
             return self._by_patch.compare(self._client, server.found, version, folder, intent, exactly=exactly)
         except MachineError:

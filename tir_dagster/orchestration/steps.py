@@ -38,6 +38,8 @@ class Looked:
     in_doubt: bool = False
     # As far as it was compared, what is published has the table and the types that our versions have.
     alike: bool = True
+    # It was compared, and people have made no document around it that would have to be kept.
+    bare: bool = False
 
 
 @dataclass(frozen=True)

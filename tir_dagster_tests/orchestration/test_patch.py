@@ -163,6 +163,20 @@ def edit(history: History, admin: Admin, edits: Iterator[str]) -> None:
             server.datasources.update(item)
 
 
+def test_an_edited_description_costs_one_download(one, admin):
+    edit(one, admin, iter(["Ask Ann."]))
+    for downloads in (1, 0):
+        admin.forget_calls()
+        one.refresher = one.new_refresher()
+        assert one.refresh().decision == "none"
+        assert routes(admin).count("download") == downloads
+    one.act(("update", "1", "'b'"))
+    admin.forget_calls()
+    assert one.refresh().decision == "incremental"
+    assert not {"download", "publish"} & set(routes(admin))
+    assert one.published_rows() == one.source_rows()
+
+
 def test_rows_without_our_key_are_published_whole_once(one, admin):
     """Somebody published the very same rows, without our column."""
     one.publish(one.refresher.versions.latest().extract)
