@@ -85,8 +85,8 @@ def mend_connection(found: FoundDatasource, lost: LostConnection, server: Any) -
     item = TSC.ConnectionItem()
     item._id = lost.now.id  # noqa: SLF001 - the client can only update what it has read, one call more
     item.server_address, item.server_port = wanted.server_address, wanted.server_port or None
-    item.username = credential.username if credential is not None else wanted.username
+    item.username = wanted.username
     if wanted.embed_password and credential is not None:
-        item.password, item.embed_password = credential.password, True
+        item.username, item.password, item.embed_password = credential.username, credential.password, True
     # Of the datasource the client takes the id only.
     server.datasources.update_connection(found, item)

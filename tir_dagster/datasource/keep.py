@@ -20,6 +20,8 @@ from tir_dagster.datasource.trouble import RefusedError
 from tir_dagster.durable import replaced_file
 from tir_dagster.errors import DatasourceError
 
+# What can be put back, beside the connections.
+_TAGS, _TEXTS, _OWNER = "tags", "description and certification", "owner"
 # Told what the datasource is right before it is overwritten: all that people set on it until then.
 Seen = Callable[[FoundDatasource], None]
 
@@ -82,16 +84,21 @@ def remember(found: FoundDatasource, home: Path, beside: Beside | None = None) -
     To be called again with what is there right before the publish: people may have changed it during a long upload.
     """
     earlier = _remembered(home)
-    if earlier is not None and earlier.version.datasource_id == found.id:
+    if earlier is not None and earlier.version.datasource_id != found.id:
+        earlier = None
+    if earlier is not None and earlier.left is None:
         # Of a publish that took it away: what is there now is already without it.
         return nothing
-    note = _Note(server_version(found), keep(found), beside or Beside())
-    note.write(home)
+    note: _Note | None = None
 
     def seen(now: FoundDatasource) -> None:
-        if keep(now) != note.kept:
-            replace(note, kept=keep(now)).write(home)
+        nonlocal note
+        kept = keep(now) if earlier is None else earlier.owed(keep(now))
+        if note is None or kept != note.kept:
+            note = _Note(server_version(now), kept, beside or Beside())
+            note.write(home)
 
+    seen(found)
     return seen
 
 
@@ -117,15 +124,18 @@ def put_back_remembered(
     credentials: Sequence[ConnectionCredential] = (),
     *,
     foreign: bool = False,
+    landed: bool = True,
 ) -> Restored:
     """Put back what was written down before the last publish; nothing if that publish never landed.
 
-    What the server was only in trouble with stays written down for the next refresh. `foreign` tells that the rows are not
-    what we published, for servers that do not say who published.
+    What the server was only in trouble with stays written down for the next refresh. For servers that do not say who
+    published: `foreign` tells that the rows are somebody else's, `landed` whether our publish can have come to be.
     """
     note, restored = _remembered(home), Restored(found)
     since = _since(note, found, client.user_id) if note is not None else _Since.NOBODY
-    if note is not None and (since is _Since.WE or (since is _Since.SOMEBODY and not foreign)):
+    # What is left of an earlier try tells that it was ours.
+    ours = not foreign and (landed or (note is not None and note.left is not None))
+    if note is not None and (since is _Since.WE or (since is _Since.SOMEBODY and ours)):
         restored = restore(client, found, note.kept, credentials, only=note.left)
         missing = gone(note.beside, look_beside(client, found), found)
         restored = replace(restored, warnings=restored.warnings + missing)
@@ -178,6 +188,20 @@ class _Note:
     beside: Beside
     # What of it is still to be put back; None: all of it.
     left: tuple[str, ...] | None = None
+
+    def owed(self, now: Kept) -> Kept:
+        """What is there now, and what an earlier publish took and nobody could put back yet."""
+        left, was = self.left or (), self.kept
+        if _TAGS in left:
+            now = replace(now, tags=now.tags | was.tags)
+        if _TEXTS in left:
+            texts = (was.description, was.certified, was.certification_note)
+            now = replace(now, description=texts[0], certified=texts[1], certification_note=texts[2])
+        if _OWNER in left:
+            now = replace(now, owner_id=was.owner_id)
+        if any(what not in (_TAGS, _TEXTS, _OWNER) for what in left):
+            now = replace(now, connections=was.connections)
+        return now
 
     def write(self, home: Path) -> None:
         value = {
@@ -260,10 +284,10 @@ def _all_steps(found: FoundDatasource, kept: Kept, credentials: Sequence[Connect
     steps: list[_Step] = []
     if missing := kept.tags - found.tags:
         shown = ", ".join(sorted(missing))
-        steps.append(_Step("tags", shown, lambda server: server.datasources.add_tags(found.id, missing)))
+        steps.append(_Step(_TAGS, shown, lambda server: server.datasources.add_tags(found.id, missing)))
     if _texts(kept) != _texts(keep(found)):
         shown = _in_words(kept)
-        steps.append(_Step("description and certification", shown, lambda server: _update(server, found, kept)))
+        steps.append(_Step(_TEXTS, shown, lambda server: _update(server, found, kept)))
     lost = lost_connections(found.connections, kept.connections, credentials)
     steps += [
         _Step(f"connection to {one.wanted.server_address}", "", partial(mend_connection, found, one)) for one in lost
@@ -271,7 +295,7 @@ def _all_steps(found: FoundDatasource, kept: Kept, credentials: Sequence[Connect
     # Last: who gives it away may no longer be allowed to mend the rest.
     if kept.owner_id and kept.owner_id != found.owner_id:
         owner = kept.owner_id
-        steps.append(_Step("owner", owner, lambda server: _update(server, found, kept, owner_id=owner)))
+        steps.append(_Step(_OWNER, owner, lambda server: _update(server, found, kept, owner_id=owner)))
     return steps
 
 

@@ -11,7 +11,7 @@ from tir_dagster.datasource.jobs import JobVanishedError, wait_for_job
 from tir_dagster.datasource.keep import Seen, check_credentials, nothing
 from tir_dagster.datasource.outcome import ForeignPublishError, Landing, PublishUnknownError, landing
 from tir_dagster.datasource.progress import Progress
-from tir_dagster.datasource.trouble import RefusedError, UnknownOutcomeError
+from tir_dagster.datasource.trouble import RefusedError, UnknownOutcomeError, UnreadableAnswerError
 from tir_dagster.datasource.upload import UPLOAD_GONE, Parcel, send
 from tir_dagster.errors import DatasourceError
 
@@ -122,7 +122,11 @@ class Publishing:
                 # Not even the file is there, after as many tries as there are.
                 raise DatasourceError(f"{error}{self._nothing}") from error
             self._sends += 1
-            return self._watch()
+            now = self._watch()
+            if now is None and isinstance(error, UnreadableAnswerError):
+                # Whatever it is that answers, it would answer the same again.
+                raise
+            return now
         except JobVanishedError:
             return self._watch()
         except RefusedError as error:

@@ -10,7 +10,7 @@ from pathlib import Path
 from tir_dagster.datasource.beside import look_beside
 from tir_dagster.datasource.client import TableauClient
 from tir_dagster.datasource.credentials import ConnectionCredential
-from tir_dagster.datasource.find import find_project, look_for_datasource, settled
+from tir_dagster.datasource.find import find_project, look_for_datasource, reread, settled
 from tir_dagster.datasource.found import Connection, FoundDatasource, FoundProject, ServerVersion, server_version
 from tir_dagster.datasource.keep import (
     Restored,
@@ -21,7 +21,7 @@ from tir_dagster.datasource.keep import (
     remember,
     remembered_connections,
 )
-from tir_dagster.datasource.outcome import check_undisturbed
+from tir_dagster.datasource.outcome import ForeignPublishError, check_undisturbed
 from tir_dagster.datasource.progress import tell_progress
 from tir_dagster.datasource.publishing import Check, always
 from tir_dagster.datasource.transfer import NoExtractError, download, publish
@@ -199,14 +199,34 @@ def _link(hyper: Path, target: Path) -> None:
 
 
 def finish_delivery(
-    client: TableauClient, spec: ExtractSpec, look: ServerLook, *, home: Path, env: Mapping[str, str], foreign: bool
+    client: TableauClient,
+    spec: ExtractSpec,
+    look: ServerLook,
+    *,
+    home: Path,
+    env: Mapping[str, str],
+    foreign: bool,
+    landed: bool,
 ) -> tuple[ServerLook, tuple[str, ...]]:
     """Put back what an earlier publish of ours took from the datasource, if that run ended before it could.
 
-    `foreign` tells that its rows are not what we published: what somebody else did is left alone.
+    `foreign` and `landed` tell what is known of the rows: what somebody else did is left alone.
     """
     if look.found is None or not is_remembered(home):
         return look, ()
     credentials = _named(spec, remembered_connections(home), env)
-    restored = put_back_remembered(client, look.found, home, credentials, foreign=foreign)
-    return replace(look, found=_settled(client, look.found, restored)), restored.warnings
+    # The look may have taken long, and what is put back moves the version: only what was looked at may be confirmed.
+    _check_same(client, look.found, reread(client, look.found))
+    restored = put_back_remembered(client, look.found, home, credentials, foreign=foreign, landed=landed)
+    now = _settled(client, look.found, restored)
+    _check_same(client, restored.found, now)
+    return replace(look, found=now), restored.warnings
+
+
+def _check_same(client: TableauClient, before: FoundDatasource, now: FoundDatasource | None) -> None:
+    if now is None or server_version(now) != server_version(before):
+        state = f"it is now {server_version(now)}" if now is not None else "it is gone"
+        raise ForeignPublishError(
+            f"Somebody else changed {before.shown} on {client.where} while it was being looked at (it was"
+            f" {server_version(before)}, {state}). Nothing is confirmed. Run again: the next refresh compares what is there."
+        )

@@ -40,6 +40,10 @@ class UnknownOutcomeError(DatasourceError):
     """A call broke off, and the server may have acted on it or not: look before it is sent again."""
 
 
+class UnreadableAnswerError(UnknownOutcomeError):
+    """Something answered that does not speak as Tableau does: whether the server has acted is anybody's guess."""
+
+
 class ServerDownError(DatasourceError):
     """The server as a whole cannot be reached, or only a proxy in front of it answers."""
 
@@ -158,7 +162,7 @@ def reading(answer_to: str, *, where: str) -> Iterator[None]:
         yield
     except (ParseError, IndexError):
         # Without its cause: it holds the answer.
-        raise UnknownOutcomeError(
+        raise UnreadableAnswerError(
             f"Could not {answer_to} for certain: {where} took it and did not answer the way Tableau does. Check that no proxy"
             " answers in its place, and run again: the next refresh compares what is there."
         ) from None

@@ -299,6 +299,17 @@ class ByPatch:
                 " Nothing is confirmed. Run again: the next refresh compares what is there, and brings the same keys."
             )
 
+    def check_delivered(self, client: TableauClient, found: FoundDatasource, version: Version) -> tuple[str, ...]:
+        """After a whole publish that something may have followed; a warning where nobody may look."""
+        # Tableau's own refreshes may write equal values in other words.
+        exactly = self._flow.spec.delivery == "patch"
+        try:
+            self.check(client, found, version, self._flow.work / "compared", exactly=exactly)
+        except RefusedError as error:
+            # Who may not download is not shown the revisions, either, and could never confirm anything.
+            return (f"{error} So a publish by somebody else right after this one would not be noticed.",)
+        return ()
+
     def compare(
         self,
         client: TableauClient,

@@ -38,6 +38,7 @@ from tir_dagster.datasource.republish import (
 )
 from tir_dagster.datasource.server_load import needed_increment
 from tir_dagster.durable import need_space
+from tir_dagster.errors import TirError
 from tir_dagster.extract.apply import (
     SHELL,
     Shape,
@@ -152,12 +153,25 @@ class Refresher:
 
     @contextmanager
     def _swept(self) -> Iterator[None]:
-        """Files that are gone: perhaps somebody took over and swept them, which is what people shall read then."""
+        """Trouble with files: perhaps somebody took over and swept them, which is what people shall read then."""
         try:
             yield
-        except OSError:
-            self.check_lease()
+        except LeaseLostError:
             raise
+        except (OSError, TirError) as error:
+            if lost := self._lost():
+                raise LeaseLostError(f"{lost} Before that: {error}") from error
+            raise
+
+    def _lost(self) -> LeaseLostError | None:
+        try:
+            self.check_lease()
+        except LeaseLostError as lost:
+            return lost
+        except OSError:
+            # Nobody can tell; the trouble at hand is reason enough.
+            pass
+        return None
 
     def check_lease(self) -> None:
         """Before anything that others would see: a process that slept for a minute may have lost its turn."""
@@ -181,7 +195,7 @@ class Refresher:
     # Plan
 
     def survey(self, looked: Looked) -> Survey:
-        with self.stages.timed("survey"), self.snowflake.kept_open():
+        with self._swept(), self.stages.timed("survey"), self.snowflake.kept_open():
             return survey(self.spec, self.snowflake, columns=self._columns(looked), log=self.log)
 
     def _columns(self, looked: Looked) -> tuple[str, ...]:
@@ -324,7 +338,7 @@ class Refresher:
         folder = self.change_sets.path(change_set.id)
         self.check_lease()
         self._prune(looked.confirmed)
-        with new_version(self.versions) as workspace:
+        with self._swept(), new_version(self.versions) as workspace:
             with self.stages.timed("shell"):
                 shell, template = self.shell(looked)
                 relation = relation_of(self.spec, self.snowflake, columns=self._columns(looked))
@@ -438,13 +452,13 @@ class Refresher:
                 log=self.log,
                 check=self.check_lease,
             )
+            warnings = delivered.warnings
             if delivered.doubtful:
-                exactly = self.spec.delivery == "patch"
-                self._by_patch.check(client, delivered.found, version, self.work / "compared", exactly=exactly)
+                warnings += self._by_patch.check_delivered(client, delivered.found, version)
         crash_after("published")
-        self.warnings += delivered.warnings
+        self.warnings += warnings
         confirmation = self.confirmation_of(version, ServerLook(looked.server.project, delivered.found), keyed=keyed)
-        return Published(confirmation, delivered.found, delivered.warnings)
+        return Published(confirmation, delivered.found, warnings)
 
     def intend(
         self, looked: Looked, version: Version, *, hole: str | None = None, patch: bool = False, keyed: bool = False

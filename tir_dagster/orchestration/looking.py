@@ -38,14 +38,6 @@ class _Judged:
     # None where the rows were not looked at.
     compared: Compared | None = None
 
-    # What was there before our publish was published again, from here and just now.
-    put_back: bool = False
-
-    @property
-    def untouched(self) -> bool:
-        """Whether our publish never came to be: then nothing was lost by it."""
-        return self.verdict is Aftermath.NOT_LANDED and not self.put_back
-
     @property
     def keyed(self) -> bool:
         return self.compared is None or self.compared.keyed
@@ -97,10 +89,13 @@ class Looking:
         intent = self._intent(confirmed)
         judged = self._judge(intent, confirmed)
         server, verdict = judged.server, judged.verdict
+        # What was published may also have had the same rows as what was there before, or have been put back since.
+        differs = intent is not None and (confirmed is None or intent.fingerprint != confirmed.fingerprint)
+        untouched = verdict is Aftermath.NOT_LANDED and differs and intent is not None and intent.hole is None
         if self._mend:
             # The comparison may have taken long: an intent that is there now may be of somebody who took over.
             self._flow.check_lease()
-            server = self._put_back_around(judged)
+            server = self._put_back_around(server, foreign=verdict is Aftermath.FOREIGN, landed=not untouched)
         late = None
         if verdict is Aftermath.LANDED and intent is not None and server.found is not None:
             version = self._flow.versions.get(intent.version)
@@ -149,7 +144,7 @@ class Looking:
         kept = self._flow.known_version(confirmed.version) if confirmed is not None else None
         # Without the kept version nothing can be put back: then everything is loaded (STATE_LOST).
         if judged.verdict is Aftermath.HOLE and kept is not None:
-            return _Judged(Aftermath.NOT_LANDED, self._by_server.put_back(client, server, kept), put_back=True)
+            return _Judged(Aftermath.NOT_LANDED, self._by_server.put_back(client, server, kept))
         if intent is None or not intent.patch or judged.verdict not in _MENDABLE:
             return judged
         return self._sent_again(judged, intent, confirmed)
@@ -167,11 +162,11 @@ class Looking:
         verdict, server = self._by_patch.finish(self._client, judged.server, intent, judged.verdict)
         return _Judged(verdict, server, judged.compared)
 
-    def _put_back_around(self, judged: _Judged) -> ServerLook:
+    def _put_back_around(self, server: ServerLook, *, foreign: bool, landed: bool) -> ServerLook:
         """Tags and the like that a publish of ours took away come back; what somebody else published is left alone."""
-        flow, foreign = self._flow, judged.verdict is Aftermath.FOREIGN or judged.untouched
+        flow = self._flow
         server, warnings = finish_delivery(
-            self._client, flow.spec, judged.server, home=flow.folder, env=flow.env, foreign=foreign
+            self._client, flow.spec, server, home=flow.folder, env=flow.env, foreign=foreign, landed=landed
         )
         flow.warnings += warnings
         return server

@@ -5,7 +5,6 @@ Always at the extract's own source version, never "now": a lag is no drift.
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -84,7 +83,7 @@ class Verification:
     def server_holds_it(self) -> Finding:
         """What the server holds, downloaded, against what was confirmed."""
         refresher = self._refresher
-        folder = refresher.folder / f"verify-{uuid.uuid4().hex[:12]}"
+        folder = refresher.work / "verify"
         try:
             with TableauClient(refresher.tableau) as client:
                 found = look_at_server(client, refresher.spec).found

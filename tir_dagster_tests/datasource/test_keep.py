@@ -176,6 +176,34 @@ def test_what_was_put_back_is_peoples_own_from_then_on(
     assert not is_remembered(tmp_path)
 
 
+def test_what_could_not_be_put_back_comes_back_with_the_rest_after_another_publish(
+    orders: Orders, loved: FoundDatasource, admin: Admin, tmp_path: Path
+) -> None:
+    remember(loved, tmp_path)
+    published = orders.overwrite(expected=server_version(loved), connections=[orders.credential])
+    admin.fault("status", method="PUT", path="/tags$", status=500, times=3)
+    put_back_remembered(orders.client, published, tmp_path)
+    orders.others.datasources.add_tags(loved.id, ["urgent"])
+    now = orders.now()
+    assert (now.tags, now.owner_id) == ({"urgent"}, loved.owner_id)
+    remember(now, tmp_path)
+    published = orders.overwrite(expected=server_version(now), connections=[orders.credential])
+    assert put_back_remembered(orders.client, published, tmp_path).warnings == ()
+    assert keep(orders.now()) == replace(keep(loved), tags=frozenset({*TAGS, "urgent"}))
+
+
+@pytest.mark.parametrize("landed", [True, False])
+def test_where_no_revisions_are_shown_the_rows_tell_whether_our_publish_took_anything(
+    orders: Orders, loved: FoundDatasource, tmp_path: Path, landed: bool
+) -> None:
+    remember(replace(loved, history=None), tmp_path)
+    orders.others.datasources.delete_tags(loved.id, "nightly")
+    now = replace(orders.now(), history=None, size_mb=7)
+    put_back_remembered(orders.client, now, tmp_path, landed=landed)
+    assert ("nightly" in orders.now().tags) == landed
+    assert not is_remembered(tmp_path)
+
+
 def test_a_user_name_that_people_changed_comes_back(orders: Orders, tmp_path: Path) -> None:
     created = orders.create()
     item = orders.others.datasources.get_by_id(created.id)

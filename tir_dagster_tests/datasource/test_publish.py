@@ -99,7 +99,7 @@ def test_the_page_of_a_proxy_is_not_taken_for_a_publish(
     monkeypatch.setattr(Proxied, "page", page)
     with (
         Proxied(orders.client.access, retry=orders.client.retry) as client,
-        pytest.raises(DatasourceError, match="the server still holds what it held before"),
+        pytest.raises(DatasourceError, match=r"did not answer the way Tableau does\. Check that no proxy answers"),
     ):
         publish(client, package, project=orders.project, name="Orders", overwrite=True)
     assert orders.now() == before

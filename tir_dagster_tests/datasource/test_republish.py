@@ -13,10 +13,17 @@ import pytest
 
 from tir_dagster.datasource.client import TableauClient
 from tir_dagster.datasource.found import FoundDatasource, server_version
-from tir_dagster.datasource.keep import is_remembered, keep
+from tir_dagster.datasource.keep import is_remembered, keep, remember
 from tir_dagster.datasource.outcome import ForeignPublishError
 from tir_dagster.datasource.overwrite import Place, publish_over
-from tir_dagster.datasource.republish import Delivered, ServerLook, credentials_for, deliver, fetch_shell
+from tir_dagster.datasource.republish import (
+    Delivered,
+    ServerLook,
+    credentials_for,
+    deliver,
+    fetch_shell,
+    finish_delivery,
+)
 from tir_dagster.datasource.retry import RetryPolicy
 from tir_dagster.datasource.transfer import publish
 from tir_dagster.datasource.trouble import RefusedError
@@ -132,6 +139,16 @@ def test_a_publish_is_in_doubt_where_nobody_can_tell_what_happened_after_it(
         admin.fault("status", path="/revisions$", status=403, code="403004", times=99)
         look = ServerLook(look.project, orders.now())
     assert redeliver(orders, spec, look, tmp_path).doubtful
+
+
+def test_what_changed_while_it_was_looked_at_is_not_confirmed(
+    orders: Orders, spec: ExtractSpec, look: ServerLook, admin: Admin, tmp_path: Path
+) -> None:
+    remember(replace(found_in(look), tags=frozenset({"lost"})), tmp_path)
+    describe_later(orders, admin)
+    with pytest.raises(ForeignPublishError, match=r"while it was being looked at .* Nothing is confirmed"):
+        finish_delivery(orders.client, spec, look, home=tmp_path, env={}, foreign=False, landed=True)
+    assert is_remembered(tmp_path), "the next one puts it back"
 
 
 def describe_later(orders: Orders, admin: Admin) -> None:

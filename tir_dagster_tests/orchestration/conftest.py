@@ -120,9 +120,9 @@ class Patched(Place):
 
 @pytest.fixture(scope="module")
 def patched(place: Place) -> Patched:
-    text = place.spec_text.replace("name: orders", "name: orders_patch\n    delivery: patch").replace(
-        "mydatasource", "patched"
-    )
+    # The smallest limit there is, for changes in several parts.
+    text = place.spec_text.replace("mydatasource", "patched\n      patch_limit_mb: 1")
+    text = text.replace("name: orders", "name: orders_patch\n    delivery: patch")
     (spec,) = parse_specs(text, "patched.yaml")
     made = Patched(place.sandbox, spec, text, place.folder, place.before)
     assert made.refresh().published

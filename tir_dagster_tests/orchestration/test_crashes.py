@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 
@@ -108,6 +109,25 @@ def test_killed_while_only_the_change_is_sent_after(patched, step, time):
     apply_and_die(patched, step)
     heals(patched)
     assert changes_on_the_server(patched) == before + 1, "sent again, it runs once"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("time", range(TIMES))
+def test_killed_between_two_parts_of_a_change(patched, time):
+    long = " || ".join(f"MD5(ORDER_ID::VARCHAR || '{time} {number}')" for number in range(40))
+    patched.sql(
+        f"UPDATE MYTABLE SET NOTE = {long}, UPDATED_AT = DATEADD('second', 1, (SELECT MAX(UPDATED_AT) FROM MYTABLE)) "
+        "WHERE ORDER_ID IN (SELECT ORDER_ID FROM MYTABLE ORDER BY ORDER_ID LIMIT 1200)"
+    )
+    stage(patched)
+    before = changes_on_the_server(patched)
+    apply_and_die(patched, "sent")
+    assert changes_on_the_server(patched) == before + 1
+    told: list[str] = []
+    assert patched.refresh(listen=told.append).decision == "none", "what was left is sent first, and confirmed late"
+    parts = {int(found[1]) for found in (re.search(r"\(\d+ of (\d+)\)$", line) for line in told) if found}
+    assert changes_on_the_server(patched) == before + max(parts) > before + 1, "the other parts, and none of them twice"
+    heals(patched)
 
 
 def changes_on_the_server(place: Place) -> int:
