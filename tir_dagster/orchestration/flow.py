@@ -497,9 +497,7 @@ class Refresher:
     def settle(self, confirmation: Confirmation) -> None:
         """After the confirmation is on record: its change sets are no longer pending, old versions go."""
         crash_after("confirmed")
-        try:
-            self.check_lease()
-        except LeaseLostError:
+        if self._lost():
             # It is on record: whoever took over finds that out by itself, and may be at work on its own intent.
             return
         self.change_sets.settle(confirmation.change_sets)
