@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from tir_dagster.orchestration.flow import Refresher
 
 _MENDABLE = (Aftermath.NOT_LANDED, Aftermath.PARTIAL)
+_MOST_LOOKS = 3
 
 
 @dataclass(frozen=True)
@@ -139,28 +140,30 @@ class Looking:
         if spec.delivery == "patch":
             check_patchable(client, spec.name, server.found)
         judged = self._aftermath(server, intent, confirmed)
-        if not self._mend:
+        if not self._mend or intent is None:
             return judged
-        kept = self._flow.known_version(confirmed.version) if confirmed is not None else None
-        # Without the kept version nothing can be put back: then everything is loaded (STATE_LOST).
-        if judged.verdict is Aftermath.HOLE and kept is not None:
-            return _Judged(Aftermath.NOT_LANDED, self._by_server.put_back(client, server, kept))
-        if intent is None or not intent.patch or judged.verdict not in _MENDABLE:
-            return judged
-        return self._sent_again(judged, intent, confirmed)
+        for _ in range(_MOST_LOOKS - 1):
+            try:
+                return self._mended(judged, intent, confirmed)
+            except ForeignPublishError:
+                # A job of ours or of Tableau's ended between the look and the request, or somebody edited a description:
+                # what is there now decides.
+                judged = self._aftermath(look_at_server(client, spec), intent, confirmed)
+        return self._mended(judged, intent, confirmed)
 
-    def _sent_again(self, judged: _Judged, intent: Intent, confirmed: Confirmation | None) -> _Judged:
-        """A change that was interrupted; where its job ended between two looks, what is there now decides."""
-        try:
-            return self._finished(judged, intent)
-        except ForeignPublishError:
-            judged = self._aftermath(look_at_server(self._client, self._flow.spec), intent, confirmed)
-        # An edit of its description moves it, too: then the job is still to be waited for.
-        return self._finished(judged, intent) if judged.verdict in _MENDABLE else judged
-
-    def _finished(self, judged: _Judged, intent: Intent) -> _Judged:
-        verdict, server = self._by_patch.finish(self._client, judged.server, intent, judged.verdict)
-        return _Judged(verdict, server, judged.compared)
+    def _mended(self, judged: _Judged, intent: Intent, confirmed: Confirmation | None) -> _Judged:
+        """What a run left half done, brought to its end."""
+        client = self._client
+        if judged.verdict is Aftermath.HOLE:
+            kept = self._flow.known_version(confirmed.version) if confirmed is not None else None
+            # Without the kept version nothing can be put back: then everything is loaded (STATE_LOST).
+            if kept is None:
+                return judged
+            return _Judged(Aftermath.NOT_LANDED, self._by_server.put_back(client, judged.server, kept))
+        if intent.patch and judged.verdict in _MENDABLE:
+            verdict, server = self._by_patch.finish(client, judged.server, intent, judged.verdict)
+            return _Judged(verdict, server, judged.compared)
+        return judged
 
     def _put_back_around(self, server: ServerLook, *, foreign: bool, landed: bool) -> ServerLook:
         """Tags and the like that a publish of ours took away come back; what somebody else published is left alone."""

@@ -676,6 +676,8 @@ def test_where_no_revisions_are_shown_the_rows_are_compared(scene: Scene) -> Non
 @pytest.mark.parametrize("scene", ["republish"], indirect=True)
 def test_who_may_neither_see_revisions_nor_download_is_warned(scene: Scene) -> None:
     scene.admin.fault("status", path="/(revisions|content)$", status=403, code="403004", times=100_000)
+    assert scene.confirmed is not None
+    scene.confirmed = replace(scene.confirmed, server_version=scene._server_version())
     scene.play()
     assert any("would not be noticed" in warning for warning in scene.place.refresher.warnings)
     scene.admin.clear_faults()
