@@ -22,7 +22,6 @@ SEEDED_ROWS = 5_000
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 # Files that take minutes begin first: processes share the files out in this order, and none shall wait at the end for one of them.
 LONG = (
-    "test_browser",
     "test_faults",
     "test_views",
     "test_time_travel",
@@ -31,14 +30,15 @@ LONG = (
     "test_demo",
     "test_patch",
     "test_bench",
-    "test_load_histories",
     "test_histories",
     "test_server_histories",
+    "test_browser",
     "test_server_delivery",
     "test_server_ways",
     "test_refresh",
     "test_assets",
     "test_ranges",
+    "test_load_histories",
     "test_size",
 )
 
