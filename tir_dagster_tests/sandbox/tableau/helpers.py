@@ -95,6 +95,9 @@ class Publisher:
         assert job is not None, "a refresh was already queued"
         return self.finished(job.id)
 
+    def begun(self, job_id: str) -> None:
+        wait_for(lambda: self.server.jobs.get_by_id(job_id).started_at, f"job {job_id} to run")
+
     def finished(self, job_id: str) -> Any:
         return wait_for(lambda: _if_over(self.server.jobs.get_by_id(job_id)), f"job {job_id} to end")
 

@@ -146,7 +146,7 @@ def test_a_refresh_that_was_interrupted_runs_again(
     admin.fault("slow_job", seconds=60)
     job = publisher.server.datasources.refresh(datasource)
     if running:
-        wait_for(lambda: publisher.server.jobs.get_by_id(job.id).started_at, "the job to run")
+        publisher.begun(job.id)
     lone.end(signal.SIGKILL)
     lone.start()
     assert publisher.server.datasources.refresh(datasource) is None, "the job waits or runs still"
@@ -177,7 +177,7 @@ def test_a_kill_in_the_middle_of_refreshes_never_tears_a_package(
     for number in range(2, 4):
         source.sql(f"INSERT INTO {{t}} VALUES ({number}, '2023-01-0{number}')")
         job = publisher.server.datasources.refresh(datasource, incremental=True)
-        wait_for(lambda: publisher.server.jobs.get_by_id(job.id).started_at, "the job to run")  # noqa: B023
+        publisher.begun(job.id)
         lone.end(signal.SIGKILL)
         lone.start()
         assert publisher.finished(job.id).finish_code == TSC.JobItem.FinishCode.Success
@@ -239,7 +239,7 @@ def test_a_change_of_data_that_was_interrupted_happens_once(
     if fault == "late_job":
         wait_for(lambda: len(live.rows()) == 2, "the change")
     else:
-        wait_for(lambda: publisher.server.jobs.get_by_id(job.id).started_at, "the job to run")
+        publisher.begun(job.id)
     lone.end(signal.SIGKILL)
     lone.start()
     assert live.send(action("insert"), request_id=fault, payload=live.payload([(2, "b")])).id == job.id

@@ -116,6 +116,8 @@ def test_a_batch_that_waits_is_refused_by_what_was_published_meanwhile(
 ) -> None:
     admin.fault("slow_job", path=live.datasource.id, seconds=60)
     first = live.send(action("delete", EUROPE, source=False))
+    # Cancelled before it began, it would leave the slowness to the second.
+    live.publisher.begun(first.id)
     second = live.send(action("delete", EUROPE, source=False))
     live.publisher.publish(source.package(Column("K", "NUMBER(38,0)")), "Live", OVERWRITE)
     live.publisher.server.jobs.cancel(first.id)
