@@ -4,6 +4,8 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 GB ?= 1
 HISTORIES ?= 100
+# Containers often set it. Every Python that Spark, Dagster and the sandbox start would compile anew whatever it imports.
+unexport PYTHONDONTWRITEBYTECODE
 WITH_JAVA = JAVA_HOME="$$(scripts/find-java)" && export JAVA_HOME &&
 
 .PHONY: help setup java chromium lint format test demo dev bench profile soak clean
@@ -16,7 +18,8 @@ setup: $(READY) java ## virtual environment with pinned packages, Java check
 
 $(READY): pyproject.toml constraints.txt
 	@python=$$(scripts/find-python) && echo "Setting up $(VENV) with $$python (a few minutes the first time)…" && "$$python" -m venv $(VENV)
-	@# Without --no-compile pip would compile for a minute, most of it for modules that nobody imports.
+	@# Without --no-compile pip would compile for a minute, most of it for modules that nobody imports; the others are
+	@# compiled when they are first imported.
 	@$(BIN)/python -m pip install --no-compile --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[sandbox,dev]'
 	@touch $@
 
