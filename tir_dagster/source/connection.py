@@ -105,6 +105,9 @@ class SnowflakeAccess:
         names = ("account", "user", "host", "port", "protocol", "warehouse", "role", "database", "schema")
         args = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         return {
+            # The connector would otherwise ask the metadata services of three clouds where it runs, for its telemetry, in
+            # every connection: 0.1 s where they refuse, twice that where a firewall swallows the question.
+            "platform_detection_timeout_seconds": 0.0,
             **dict(self.options),
             **args,
             **self._credentials(),

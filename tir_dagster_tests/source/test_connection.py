@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import base64
 import pickle
+import socket
 
 import pytest
 from cryptography.hazmat.primitives import serialization
@@ -120,6 +121,23 @@ def test_an_unreachable_host_is_named_soon(sandbox):
 
     with pytest.raises(SourceError, match=r":1: .*Check host, network"):
         access.query("SELECT 1")
+
+
+def test_nobody_but_snowflake_is_asked_unless_wished_for(sandbox, monkeypatch):
+    access, asked = SnowflakeAccess.from_environment(sandbox.env), []
+    connect = socket.socket.connect
+
+    def noted(self, address):
+        asked.append(address)
+        return connect(self, address)
+
+    monkeypatch.setattr(socket.socket, "connect", noted)
+    assert access.query("SELECT 1") == [(1,)]
+    assert {(host, int(port)) for host, port, *_ in asked} == {(access.host, access.port)}
+    wished = SnowflakeAccess.from_connection_args(
+        {"account": "a", "user": "u", "password": "p", "platform_detection_timeout_seconds": 0.5}
+    )
+    assert wished.connection_args()["platform_detection_timeout_seconds"] == 0.5
 
 
 @pytest.mark.parametrize(

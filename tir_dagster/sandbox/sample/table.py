@@ -91,6 +91,8 @@ def connect(environment: Mapping[str, str], **overrides: Any) -> Any:
         # Without limits the connector repeats a request for ever when the server is gone.
         "network_timeout": 60,
         "login_timeout": 30,
+        # The connector would otherwise ask the clouds where it runs, which takes longer than to connect here.
+        "platform_detection_timeout_seconds": 0.0,
     }
     return snowflake.connector.connect(**{**options, **overrides})
 

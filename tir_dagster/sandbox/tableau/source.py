@@ -72,6 +72,7 @@ def open_source(login: SourceLogin) -> Iterator[Any]:
             login_timeout=20,
             network_timeout=60,
             client_session_keep_alive=False,
+            platform_detection_timeout_seconds=0.0,
             **options,
         )
     except snowflake.connector.Error as error:
