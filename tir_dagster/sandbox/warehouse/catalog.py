@@ -24,6 +24,37 @@ if TYPE_CHECKING:
 _DEFAULTS = {"CHANGE_TRACKING": "FALSE", "DATA_RETENTION_TIME_IN_DAYS": "1"}
 _UTC_TIME = pa.timestamp("us", tz="UTC")
 _KEYS = (exp.PrimaryKeyColumnConstraint, exp.UniqueColumnConstraint, exp.Reference)
+# The columns of INFORMATION_SCHEMA.TABLES after its first one.
+_TABLES_COLUMNS = {
+    "TABLE_SCHEMA": "f.schema_name",
+    "TABLE_NAME": "f.table_name",
+    "TABLE_OWNER": "'SYSADMIN'",
+    "TABLE_TYPE": "'BASE TABLE'",
+    "IS_TRANSIENT": "'NO'",
+    "CLUSTERING_KEY": "NULL::VARCHAR",
+    "ROW_COUNT": "f.row_count",
+    "BYTES": "0",
+    "RETENTION_TIME": "CAST(f.retention_days AS BIGINT)",
+    "SELF_REFERENCING_COLUMN_NAME": "NULL::VARCHAR",
+    "REFERENCE_GENERATION": "NULL::VARCHAR",
+    "USER_DEFINED_TYPE_CATALOG": "NULL::VARCHAR",
+    "USER_DEFINED_TYPE_SCHEMA": "NULL::VARCHAR",
+    "USER_DEFINED_TYPE_NAME": "NULL::VARCHAR",
+    "IS_INSERTABLE_INTO": "'YES'",
+    "IS_TYPED": "'YES'",
+    "COMMIT_ACTION": "NULL::VARCHAR",
+    "CREATED": "make_timestamptz(f.created_us)",
+    "LAST_ALTERED": "make_timestamptz(f.altered_us)",
+    "LAST_DDL": "make_timestamptz(f.altered_us)",
+    "LAST_DDL_BY": "'SYSADMIN'",
+    "AUTO_CLUSTERING_ON": "'NO'",
+    "COMMENT": "e.comment",
+    "IS_TEMPORARY": "'NO'",
+    "IS_ICEBERG": "'NO'",
+    "IS_DYNAMIC": "'NO'",
+    "IS_IMMUTABLE": "'NO'",
+    "IS_HYBRID": "'NO'",
+}
 _TABLE_KEYS = (exp.PrimaryKey, exp.UniqueColumnConstraint, exp.ForeignKey)
 
 
@@ -295,20 +326,20 @@ def _primary_keys(facts: list[TableFacts]) -> pa.Table:
 
 
 def tables_view(lake: Lake, database: str) -> str:
-    """INFORMATION_SCHEMA.TABLES with what fakesnow's own view does not know: times, row counts, retention."""
+    """INFORMATION_SCHEMA.TABLES as a query. fakesnow's own view knows no times, and asks DuckLake about every table."""
     known = ", ".join(
         f"({literal(fact.name.schema)}, {literal(fact.name.name)}, {lake.row_count(fact)}, {fact.created_us}, "
         f"{fact.altered_us}, {fact.retention_days})"
         for fact in lake.all_facts(database)
     )
     values = f"VALUES {known}" if known else "SELECT '', '', 0, 0, 0, 0 WHERE false"
+    listed = ", ".join(f"{_TABLES_COLUMNS[name]} AS {quote(name)}" for name in _TABLES_COLUMNS)
     return (
-        'SELECT t.* REPLACE (f.row_count AS "ROW_COUNT", make_timestamptz(f.created_us) AS "CREATED", '
-        'make_timestamptz(f.altered_us) AS "LAST_ALTERED", make_timestamptz(f.altered_us) AS "LAST_DDL", '
-        'CAST(f.retention_days AS BIGINT) AS "RETENTION_TIME") '
-        f"FROM {quote(database)}._fs_information_schema._fs_tables t "
-        f"JOIN ({values}) f(schema_name, table_name, row_count, created_us, altered_us, retention_days) "
-        'ON f.schema_name = t."TABLE_SCHEMA" AND f.table_name = t."TABLE_NAME"'
+        f'SELECT {literal(database)} AS "TABLE_CATALOG", {listed} '
+        f"FROM ({values}) f(schema_name, table_name, row_count, created_us, altered_us, retention_days) "
+        "LEFT JOIN _fs_global._fs_information_schema._fs_tables_ext e "
+        f"ON e.ext_table_catalog = {literal(database)} "
+        "AND e.ext_table_schema = f.schema_name AND e.ext_table_name = f.table_name"
     )
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import duckdb
 import duckdb_extensions
+import pyarrow as pa
 from fakesnow import info_schema, macros
 from fakesnow.transforms import show
 
@@ -72,6 +73,15 @@ class TableFacts:
     primary_key: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class Description:
+    """What DESCRIBE said of a table, and of which shape the table was."""
+
+    shape: tuple[int, int]
+    columns: list[tuple[str, str]]
+    rows: pa.Table | None
+
+
 class Lake:
     """All databases of one warehouse. Commits go one at a time, so that their order and their times agree."""
 
@@ -96,6 +106,7 @@ class Lake:
         self.commit_lock = threading.RLock()
         # The clock may have been set back since the last run; times of commits only grow.
         (self._last_commit_us,) = self._facts.execute("SELECT coalesce(max(committed_us), 0) FROM commits").fetchone()
+        self.descriptions: dict[tuple[TableName, str], Description] = {}
         self._row_counts: dict[tuple[str, int], tuple[int, int]] = {}
         for path in sorted(folder.glob("*.ducklake")):
             self._attach(path.stem)
@@ -231,10 +242,17 @@ class Lake:
 
     def table_id(self, name: TableName) -> int:
         """The table's identity, which CREATE OR REPLACE changes and RENAME does not; an unknown table is an error."""
+        if (shape := self.shape(name)) is None:
+            raise missing_object("Object", name)
+        return shape[0]
+
+    def shape(self, name: TableName) -> tuple[int, int] | None:
+        """The table's identity and the version of its database's schema: while both are the same, so are its columns."""
         found = (
             self._duck.cursor()
             .execute(
-                f"SELECT t.table_id FROM {_metadata(name.database)}.ducklake_table t "
+                f"SELECT t.table_id, (SELECT max(schema_version) FROM {_metadata(name.database)}.ducklake_snapshot) "
+                f"FROM {_metadata(name.database)}.ducklake_table t "
                 f"JOIN {_metadata(name.database)}.ducklake_schema s USING (schema_id) "
                 "WHERE s.schema_name = ? AND t.table_name = ? AND t.end_snapshot IS NULL AND s.end_snapshot IS NULL",
                 [name.schema, name.name],
@@ -243,9 +261,7 @@ class Lake:
             if name.database in self.databases()
             else None
         )
-        if found is None:
-            raise missing_object("Object", name)
-        return int(found[0])
+        return (int(found[0]), int(found[1])) if found else None
 
     def facts(self, name: TableName) -> TableFacts:
         with self.commit_lock:

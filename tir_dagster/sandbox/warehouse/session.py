@@ -23,7 +23,7 @@ from sqlglot import exp
 from tir_dagster.sandbox.warehouse import catalog, merge, references, stages, temporary
 from tir_dagster.sandbox.warehouse.dialect import bind_identifiers, duckdb_text, name_columns, name_stages
 from tir_dagster.sandbox.warehouse.errors import SnowflakeError, cancelled, from_exception, unsupported
-from tir_dagster.sandbox.warehouse.lake import Lake
+from tir_dagster.sandbox.warehouse.lake import Description, Lake
 from tir_dagster.sandbox.warehouse.locks import TableLocks
 from tir_dagster.sandbox.warehouse.names import TableName, literal, parse, quote, table_name, temporary_name
 from tir_dagster.sandbox.warehouse.results import ROWS_PER_READ, Result, ResultStore
@@ -45,6 +45,8 @@ _PUBLIC_KEY = re.compile(r"\s*ALTER\s+USER\s+(\S+)\s+SET\s+RSA_PUBLIC_KEY\s*=\s*
 _numbers = itertools.count(1)
 
 
+# Where fakesnow keeps it.
+_SCHEMA_NAMES = {"INFORMATION_SCHEMA": "_FS_INFORMATION_SCHEMA"}
 _OF_OTHER_KINDS = ("show_", "create_", "alter_", "list_stage", "put_stage", "extract_comment_", "drop_schema_")
 
 
@@ -110,14 +112,23 @@ class Session:
         self._cancelled = False
         self._cancelled_early: set[str] = set()
         self.temporary: set[TableName] = set()
-        self.fake = FakeSnowflakeConnection(
-            self.duck,
-            NoCache(),
-            context.database,
-            context.schema,
-            create_database=False,
-            create_schema=False,
-        )
+        # Told of database and schema it would look each of them up among all there are.
+        self.fake = FakeSnowflakeConnection(self.duck, NoCache(), create_database=False, create_schema=False)
+        self._begin_at(context.database, context.schema)
+
+    def _begin_at(self, database: str | None, schema: str | None) -> None:
+        """What the login asks for, as far as it exists; the rest is an error when it is needed."""
+        self.fake.database = database and database.upper()
+        self.fake._schema = schema and _SCHEMA_NAMES.get(schema.upper(), schema.upper())  # noqa: SLF001
+        if not self.fake.database or self.fake.database not in self.lake.databases():
+            return
+        self.fake.database_set = True
+        for there in (self.fake._schema, "main"):  # noqa: SLF001
+            with suppress(duckdb.CatalogException):
+                if there:
+                    self.duck.execute(f"SET schema = {literal(f'{self.fake.database}.{there}')}")
+                    self.fake.schema_set = there != "main"
+                    return
 
     @property
     def database(self) -> str | None:
@@ -450,15 +461,28 @@ class Session:
             references.resolved(self, tree, params) as resolved,
             catalog.declared(self, resolved),
         ):
-            described = resolved.find(exp.Table) if isinstance(resolved, exp.Describe) else None
-            database = table_name(described, self.database, self.schema).database if described else ""
-            with self._looking_into(database):
-                cursor = self._run(resolved, params)
-                answer = self._fetched(cursor, query_id, tree)
+            if (described := _described(resolved)) is not None:
+                return self._description(resolved, table_name(described, self.database, self.schema), query_id, params)
+            cursor = self._run(resolved, params)
+            answer = self._fetched(cursor, query_id, tree)
             if isinstance(tree, exp.Use):
                 self._use(tree)
             upload = (cursor._last_transformed or exp.null()).args.get("put_stage_data")  # noqa: SLF001
             return Answer(Result(query_id, [], rows=[]), 0, upload) if upload else answer
+
+    def _description(self, tree: exp.Expr, name: TableName, query_id: str, params: Any) -> Answer:
+        """What DESCRIBE says of a table or view; about a table, fakesnow is asked once for each version of the schema."""
+        shape, key = self.lake.shape(name), (name, tree.sql(dialect="snowflake"))
+        known = self.lake.descriptions.get(key)
+        if shape is None or known is None or known.shape != shape:
+            with self._looking_into(name.database):
+                columns, rows = _told(self._run(tree, params))
+            if shape is not None:
+                self.lake.descriptions[key] = Description(shape, columns, rows)
+        else:
+            columns, rows = known.columns, known.rows
+        batches = rows.combine_chunks().to_batches() if rows is not None else []
+        return Answer(self._results.keep(query_id, columns, iter(batches)), statement_type_id(tree))
 
     def _use(self, tree: exp.Use) -> None:
         kind = str(tree.args.get("kind") or "").upper()
@@ -511,8 +535,7 @@ class Session:
     # Answers
 
     def _fetched(self, cursor: FakeSnowflakeCursor, query_id: str, tree: exp.Expr) -> Answer:
-        table = cursor._arrow_table  # noqa: SLF001
-        columns = [(row[0], row[1]) for row in cursor._describe_last_sql()]  # noqa: SLF001
+        columns, table = _told(cursor)
         type_id = statement_type_id(tree)
         if table is not None and type_id in DML_TYPE_IDS:
             rows = [[None if value is None else str(value) for value in row.values()] for row in table.to_pylist()]
@@ -531,6 +554,17 @@ class Session:
         return Answer(
             self._results.keep(query_id, columns, iter(table.combine_chunks().to_batches())), statement_type_id(tree)
         )
+
+
+def _told(cursor: FakeSnowflakeCursor) -> tuple[list[tuple[str, str]], pa.Table | None]:
+    """The columns and the rows of a cursor's last statement."""
+    rows = cursor._arrow_table  # noqa: SLF001
+    return [(row[0], row[1]) for row in cursor._describe_last_sql()], rows  # noqa: SLF001
+
+
+def _described(tree: exp.Expr) -> exp.Table | None:
+    """The table or view that a statement describes."""
+    return tree.find(exp.Table) if isinstance(tree, exp.Describe) else None
 
 
 def _translated(cursor: FakeSnowflakeCursor, tree: exp.Expr, params: Any) -> Any:

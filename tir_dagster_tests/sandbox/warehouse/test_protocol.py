@@ -132,6 +132,30 @@ def test_describe_knows_the_declared_types(sql):
     ]
 
 
+def test_a_description_follows_the_table(sql):
+    def described() -> list[tuple]:
+        return [(row[0], row[1]) for row in sql("DESCRIBE TABLE FOLLOWED")]
+
+    sql("CREATE TABLE FOLLOWED (A INT)")
+    assert described() == described() == [("A", "NUMBER(38,0)")]
+    sql("ALTER TABLE FOLLOWED ADD COLUMN B VARCHAR(7)")
+    assert described() == [("A", "NUMBER(38,0)"), ("B", "VARCHAR(7)")]
+    sql("ALTER TABLE FOLLOWED RENAME COLUMN B TO C")
+    assert [name for name, _ in described()] == ["A", "C"]
+    sql("ALTER TABLE FOLLOWED DROP COLUMN A")
+    assert [name for name, _ in described()] == ["C"]
+    sql("CREATE OR REPLACE TABLE FOLLOWED (D DATE)")
+    assert described() == [("D", "DATE")]
+    sql("CREATE TABLE FOLLOWER (E INT)")
+    sql("ALTER TABLE FOLLOWED SWAP WITH FOLLOWER")
+    assert described() == [("E", "NUMBER(38,0)")]
+    sql("DROP TABLE FOLLOWED")
+    with pytest.raises(snowflake.connector.errors.ProgrammingError, match="FOLLOWED"):
+        described()
+    sql("CREATE VIEW FOLLOWED AS SELECT D FROM FOLLOWER")
+    assert [name for name, _ in described()] == ["D"]
+
+
 def test_primary_keys_are_shown_and_not_enforced(sql):
     sql("CREATE TABLE KEYED (A INT, B INT, CONSTRAINT PK PRIMARY KEY (A, B))")
     sql("INSERT INTO KEYED VALUES (1, 1), (1, 1)")
