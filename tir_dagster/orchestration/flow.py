@@ -339,7 +339,7 @@ class Refresher:
         self.check_lease()
         self._prune(looked.confirmed)
         with self._swept(), new_version(self.versions) as workspace:
-            with self.stages.timed("shell"):
+            with self.stages.timed("shell"), self.snowflake.kept_open():
                 shell, template = self.shell(looked)
                 relation = relation_of(self.spec, self.snowflake, columns=self._columns(looked))
                 shape = _shape(relation, shell)
