@@ -15,11 +15,11 @@ import tableauserverclient as TSC  # noqa: N812 - the name its own documentation
 
 from tir_dagster.sandbox import processes, sample
 from tir_dagster.sandbox.home import Identity, SandboxHome
+from tir_dagster_tests import jvm
 from tir_dagster_tests.rest_calls import check_product
 
 SEEDED_ROWS = 5_000
-# For every Spark that tests start: small data in short-lived JVMs, where compiling well takes longer than it saves.
-os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+os.environ.setdefault("SPARK_SUBMIT_OPTS", jvm.options())
 # Files that take minutes begin first: processes share the files out in this order, and none shall wait at the end for one of them.
 LONG = (
     "test_faults",
