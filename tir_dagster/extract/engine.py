@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import re
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,6 +15,8 @@ from tir_dagster.errors import ExtractError, MachineError
 
 # What Hyper writes by default; every Tableau since 2019 reads it.
 DEFAULT_FILE_VERSION = 2
+# What Hyper says when the machine is short of something; the file is not to blame.
+_SHORT = re.compile(r"out of memory|memory limit|no space left|disk full", re.IGNORECASE)
 
 
 class HyperEngine:
@@ -33,9 +36,17 @@ class HyperEngine:
     @contextlib.contextmanager
     def connect(self, path: Path, *, create: bool = False, file_version: int | None = None) -> Iterator[Any]:
         """An open connection to this file; with `create` to a new one of that version. Hyper's errors name the file."""
+        from tableauhyperapi import HyperException  # noqa: PLC0415
+
         version = DEFAULT_FILE_VERSION if file_version is None else file_version
-        with told_of(path), self._open(path, create=create, version=version) as connection:
-            yield connection
+        with told_of(path):
+            try:
+                with self._open(path, create=create, version=version) as connection:
+                    yield connection
+            except HyperException as error:
+                if _answers(self._process(version)):
+                    raise
+                raise MachineError(_ended(path)) from error
 
     def _open(self, path: Path, *, create: bool, version: int) -> Any:
         from tableauhyperapi import Connection, CreateMode, HyperException  # noqa: PLC0415 - Hyper loads when used
@@ -67,17 +78,18 @@ class HyperEngine:
                 _end(self._processes.pop(version))
 
     @contextlib.contextmanager
-    def unbroken(self, path: Path) -> Iterator[None]:
+    def unbroken(self, path: Path, *, file_version: int = DEFAULT_FILE_VERSION) -> Iterator[None]:
         """Refuse what the block did to this file when hyperd died meanwhile; the block ends by opening the file again.
 
         A commit is durable when its connection closes, and closing does not raise when hyperd is dead: without this, a
         file that still holds the old rows could pass for the new one whenever as many rows left as came.
         """
-        self._process(DEFAULT_FILE_VERSION)
+        for version in {DEFAULT_FILE_VERSION, file_version}:
+            self._process(version)
         starts = self._starts
         yield
         if self._starts != starts:
-            raise MachineError(f"Hyper ended while it worked on {path}. Nothing was replaced; run the refresh again.")
+            raise MachineError(_ended(path))
 
     def close(self) -> None:
         """End hyperd; a later `connect` starts it again."""
@@ -132,7 +144,12 @@ def told_of(path: Path) -> Iterator[None]:
     try:
         yield
     except HyperException as error:
-        raise ExtractError(_explained(path, first_line(error))) from error
+        kind = MachineError if _SHORT.search(str(error)) else ExtractError
+        raise kind(_explained(path, first_line(error))) from error
+
+
+def _ended(path: Path) -> str:
+    return f"Hyper ended while it worked on {path}. Nothing was replaced; run the refresh again."
 
 
 def _explained(path: Path, message: str) -> str:
@@ -172,9 +189,9 @@ def connect(
     return _shared.connect(path, create=create, file_version=file_version)
 
 
-def unbroken(path: Path) -> contextlib.AbstractContextManager[None]:
-    """What the block does to this file is refused when the shared hyperd died meanwhile."""
-    return _shared.unbroken(path)
+def unbroken(path: Path, *, file_version: int = DEFAULT_FILE_VERSION) -> contextlib.AbstractContextManager[None]:
+    """What the block does to this file is refused when the shared hyperd died meanwhile; `file_version` is made in it."""
+    return _shared.unbroken(path, file_version=file_version)
 
 
 @atexit.register

@@ -12,7 +12,7 @@ from tir_dagster.changes.state import ChangeSet
 from tir_dagster.errors import ExtractError
 from tir_dagster.extract.apply import Shape, staged_keys
 from tir_dagster.extract.casts import PURGE_KEY, Loaded, pair_columns
-from tir_dagster.extract.engine import connect, literal, parquet, quoted
+from tir_dagster.extract.engine import connect, literal, parquet, quoted, unbroken
 from tir_dagster.extract.features import HYPER
 from tir_dagster.extract.hyperfile import Added, ExtractTable, describe, rebuild
 from tir_dagster.extract.slices import slice_sql_hyper
@@ -106,13 +106,19 @@ class _Maker:
         """The keys of this number among so many parts, in the order of the keys."""
         path = self._folder / f"payload-{number + 1}-of-{parts}.hyper"
         path.unlink(missing_ok=True)
-        with connect(path, create=True, file_version=self._table.file_version) as connection:
-            new, old = path.stem, f"{path.stem}.old"
-            connection.catalog.attach_database(str(self._extract), alias=old)
-            connection.execute_command(f"CREATE SCHEMA {quoted(new, PAYLOAD_SCHEMA)}")
-            keys = self._make(connection, quoted(new, PAYLOAD_SCHEMA, KEYS_TABLE), self._part_of_keys(number, parts))
-            rows = self._make(connection, quoted(new, PAYLOAD_SCHEMA, ROWS_TABLE), self._rows_of(new, old))
-            connection.catalog.detach_database(old)
+        with unbroken(path, file_version=self._table.file_version):
+            with connect(path, create=True, file_version=self._table.file_version) as connection:
+                new, old = path.stem, f"{path.stem}.old"
+                connection.catalog.attach_database(str(self._extract), alias=old)
+                connection.execute_command(f"CREATE SCHEMA {quoted(new, PAYLOAD_SCHEMA)}")
+                keys = self._make(
+                    connection, quoted(new, PAYLOAD_SCHEMA, KEYS_TABLE), self._part_of_keys(number, parts)
+                )
+                rows = self._make(connection, quoted(new, PAYLOAD_SCHEMA, ROWS_TABLE), self._rows_of(new, old))
+                connection.catalog.detach_database(old)
+            # Again: a commit that was lost would leave keys without their rows.
+            with connect(path):
+                pass
         return Payload(path, keys, rows, path.stat().st_size)
 
     def _make(self, connection: Any, table: str, select: str) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tir_dagster.errors import ExtractError
+from tir_dagster.errors import ExtractError, MachineError
 from tir_dagster.extract.engine import HyperEngine, connect, hyper_engine, parquet, quoted
 from tir_dagster.extract.hyperfile import describe
 from tir_dagster_tests.extract.helpers import run
@@ -78,6 +78,21 @@ def test_work_during_which_hyper_ended_is_refused(tmp_path: Path):
 
         with pytest.raises(ExtractError, match="Hyper ended while it worked"):
             crashing()
+
+
+def test_a_file_is_not_blamed_when_hyper_ends_in_the_middle_of_a_query(tmp_path: Path):
+    path = tmp_path / "x.hyper"
+    with hyper_engine() as engine:
+        run(path, "CREATE TABLE t (a INT)", create=True)
+
+        def killed() -> None:
+            with connect(path) as connection:
+                kill_hyperd(engine)
+                connection.execute_scalar_query("SELECT COUNT(*) FROM t")
+
+        with pytest.raises(MachineError, match="Hyper ended while it worked"):
+            killed()
+        run(path, "INSERT INTO t VALUES (1)")
 
 
 def test_names_and_paths_are_quoted(tmp_path: Path):
