@@ -7,6 +7,7 @@ import shutil
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -100,6 +101,12 @@ class ChangeSetStore:
     def intend(self, intent: Intent) -> None:
         with replaced_file(self._intent) as beside:
             beside.write_text(intent.to_json(), encoding="utf-8")
+
+    def note_job(self, version: str, job_id: str) -> None:
+        """What was intended, if it is still this version, is a job on the server by now."""
+        intent = self.intent()
+        if intent is not None and intent.version == version:
+            self.intend(replace(intent, job=job_id))
 
     def intent(self) -> Intent | None:
         try:

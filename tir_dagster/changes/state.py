@@ -84,6 +84,8 @@ class Intent(Record):
     # The delivery `patch`: only the change set is sent; and whether the server's rows carry a key column of ours.
     patch: bool = False
     keyed: bool = False
+    # The job on the server that the last part of it became.
+    job: str | None = None
 
 
 @dataclass(frozen=True)

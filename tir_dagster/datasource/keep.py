@@ -84,7 +84,7 @@ def remember(found: FoundDatasource, home: Path, beside: Beside | None = None) -
     To be called again with what is there right before the publish: people may have changed it during a long upload.
     """
     earlier = _remembered(home)
-    if earlier is not None and earlier.version.datasource_id != found.id:
+    if earlier is not None and (earlier.version.datasource_id != found.id or earlier.is_idle(found)):
         earlier = None
     if earlier is not None and earlier.left is None:
         # Of a publish that took it away: what is there now is already without it.
@@ -128,7 +128,8 @@ def put_back_remembered(
 ) -> Restored:
     """Put back what was written down before the last publish; nothing if that publish never landed.
 
-    What the server was only in trouble with stays written down for the next refresh. For servers that do not say who
+    What the server was only in trouble with stays written down for the next refresh; and all of it does until another
+    publish while ours has not landed, because it may do so late. For servers that do not say who
     published: `foreign` tells that the rows are somebody else's, `landed` whether our publish can have come to be.
     """
     note, restored = _remembered(home), Restored(found)
@@ -145,7 +146,7 @@ def put_back_remembered(
     if note is not None and restored.again:
         # The rest is settled: what people make of it from now on is theirs.
         replace(note, left=restored.again, beside=Beside()).write(home)
-    else:
+    elif note is None or not note.is_idle(found):
         forget(home)
     return restored
 
@@ -188,6 +189,11 @@ class _Note:
     beside: Beside
     # What of it is still to be put back; None: all of it.
     left: tuple[str, ...] | None = None
+
+    def is_idle(self, found: FoundDatasource) -> bool:
+        """Whether nobody has published since: ours never landed, or will late, from a server that is slow to unpack it."""
+        same = self.version.datasource_id == found.id
+        return same and self.left is None and _since(self, found, "") is _Since.NOBODY
 
     def owed(self, now: Kept) -> Kept:
         """What is there now, and what an earlier publish took and nobody could put back yet."""
@@ -295,7 +301,7 @@ def _all_steps(found: FoundDatasource, kept: Kept, credentials: Sequence[Connect
     # Last: who gives it away may no longer be allowed to mend the rest.
     if kept.owner_id and kept.owner_id != found.owner_id:
         owner = kept.owner_id
-        steps.append(_Step(_OWNER, owner, lambda server: _update(server, found, kept, owner_id=owner)))
+        steps.append(_Step(_OWNER, owner, lambda server: _give(server, found, owner)))
     return steps
 
 
@@ -336,9 +342,15 @@ def _left(found: FoundDatasource, step: _Step) -> str:
     )
 
 
-def _update(server: Any, found: FoundDatasource, kept: Kept, *, owner_id: str | None = None) -> None:
-    """One update. The owner goes alone: only an administrator may set it, and a refusal loses the whole update."""
+def _update(server: Any, found: FoundDatasource, kept: Kept) -> None:
     item = server.datasources.get_by_id(found.id)
     item.description, item.certified = kept.description, kept.certified
-    item.certification_note, item.owner_id = kept.certification_note, owner_id
+    item.certification_note, item.owner_id = kept.certification_note, None
+    server.datasources.update(item)
+
+
+def _give(server: Any, found: FoundDatasource, owner_id: str) -> None:
+    """An update of its own: only an administrator may set it. The client sends the texts along, as they are by now."""
+    item = server.datasources.get_by_id(found.id)
+    item.owner_id = owner_id
     server.datasources.update(item)

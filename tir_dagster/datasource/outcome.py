@@ -54,6 +54,8 @@ def landing(before: FoundDatasource | None, now: FoundDatasource | None, *, user
 def _by_publishers(now: FoundDatasource, *, after: int, user_id: str, sends: int) -> Landing:
     """Who made the revisions since. Without any, a refresh, an edit or a site without history: nobody can tell."""
     publishers = [revision.publisher_id for revision in now.history or () if revision.number > after]
+    if len(publishers) > sends:
+        return Landing.FOREIGN
     if not publishers or None in publishers:
         return Landing.UNKNOWN
-    return Landing.LANDED if set(publishers) == {user_id} and len(publishers) <= sends else Landing.FOREIGN
+    return Landing.LANDED if set(publishers) == {user_id} else Landing.FOREIGN

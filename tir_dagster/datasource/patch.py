@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import chain, repeat
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from tir_dagster.datasource.find import reread
 from tir_dagster.datasource.found import FoundDatasource, server_version
 from tir_dagster.datasource.jobs import FinishedJob, JobFailedError, wait_for_job
 from tir_dagster.datasource.outcome import ForeignPublishError, check_undisturbed
-from tir_dagster.datasource.trouble import RefusedError, reading
+from tir_dagster.datasource.trouble import Fate, RefusedError, reading, understand
 from tir_dagster.datasource.upload import UPLOAD_GONE, Progress, upload
 from tir_dagster.errors import DatasourceError
 
@@ -95,20 +95,37 @@ def send_batch(
     timeout: float,
     check: Callable[[], None],
     check_again: Callable[[], None],
-    sent: Callable[[], None],
+    lost: Callable[[], None],
+    sent: Callable[[str], None],
     progress: Progress | None = None,
 ) -> FinishedJob:
     """Send one batch and wait for its end.
 
     A batch replaces keys, so a job that failed may be followed by a second attempt whatever it had done. `check` runs
-    right before the first request that changes anything, `check_again` before every further one: by then, what is there
-    may be ours. `sent` runs when the server has taken it.
+    right before a request that changes something, `check_again` instead once an earlier one may have done so: what is
+    there may be ours by then. `lost` is told of a request that the server may have taken, `sent` of the job of one that it
+    has taken.
     """
     what = f"change the data of {found.shown}"
-    checks = chain([check], repeat(check_again))
+    begun = False
+
+    def ask(request: Callable[[], str]) -> str:
+        nonlocal begun
+        (check_again if begun else check)()
+        try:
+            job_id = request()
+        except Exception as error:
+            trouble = understand(error)
+            if trouble is None or trouble.fate is Fate.UNKNOWN:
+                begun = True
+                lost()
+            raise
+        begun = True
+        return job_id
+
     for attempt in range(1, attempts + 1):
-        job_id = _start(client, found, batch, attempt, what, checks=checks, progress=progress)
-        sent()
+        job_id = _start(client, found, batch, attempt, what, ask=ask, progress=progress)
+        sent(job_id)
         try:
             return wait_for_job(client, job_id, what=what, timeout=timeout)
         except JobFailedError:
@@ -124,13 +141,12 @@ def _start(
     attempt: int,
     what: str,
     *,
-    checks: Iterator[Callable[[], None]],
+    ask: Callable[[Callable[[], str]], str],
     progress: Progress | None,
 ) -> str:
     """The job's id. Repeated when the answer is lost: the server knows the request again by its id."""
 
     def patch(server: Any, upload_id: str) -> str:
-        next(checks)()
         endpoint = server.datasources
         answer = endpoint.patch_request(
             f"{endpoint.baseurl}/{found.id}/data?uploadSessionId={upload_id}",
@@ -144,7 +160,8 @@ def _start(
     for last in (False, True):
         try:
             upload_id = upload(client, batch.payload, doing=what, progress=progress)
-            return client.call(lambda server, upload_id=upload_id: patch(server, upload_id), doing=what)  # type: ignore[misc]
+            request = partial(patch, upload_id=upload_id)
+            return client.call(lambda server, request=request: ask(partial(request, server)), doing=what)  # type: ignore[misc]
         except RefusedError as error:
             if error.code == _TOO_LARGE:
                 more = "Or send smaller pieces: lower `datasource.patch_limit_mb` in the spec."

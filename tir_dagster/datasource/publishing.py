@@ -44,6 +44,7 @@ class Publishing:
         progress: Progress | None,
         check: Check = always,
         seen: Seen = nothing,
+        inferred: Check = always,
     ) -> None:
         self._client = client
         self._parcel = parcel
@@ -52,6 +53,7 @@ class Publishing:
         self._progress = progress
         self._check = check
         self._seen = seen
+        self._inferred = inferred
         self._doing = f"publish {parcel.package.name} as datasource {parcel.name!r} in project {project.path!r}"
         self._before: FoundDatasource | None = None
         self._sends = 0
@@ -171,6 +173,8 @@ class Publishing:
         """The datasource, when the change since the start is ours alone."""
         verdict = self._landing(now)
         if verdict is Landing.LANDED and now is not None:
+            # In our user's name; whoever else signs in as that user may have published it.
+            self._inferred()
             return now
         if verdict is Landing.UNKNOWN and self._sends:
             raise PublishUnknownError(

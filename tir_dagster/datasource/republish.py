@@ -144,10 +144,12 @@ def deliver(
     home: Path,
     log: Log,
     check: Check = always,
+    landed: Check = always,
 ) -> Delivered:
     """Publish over exactly what was looked at, and put back what overwriting loses; gives warnings about the rest.
 
-    The file to send is made in `folder`; what must not be forgotten is written down in `home`.
+    The file to send is made in `folder`; what must not be forgotten is written down in `home`. `landed` is told between
+    the two.
     """
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / (f"{spec.name}.hyper" if shell is None else f"{spec.name}.tdsx")
@@ -160,6 +162,12 @@ def deliver(
         write_package(package, target, hyper=hyper, refresh=refresh_change(package, hyper, rows=rows))
     seen = remember(look.found, home, look_beside(client, look.found)) if look.found is not None else nothing
     log(f"publishing {target.stat().st_size / 1e6:,.1f} MB")
+    inferred = False
+
+    def infer() -> None:
+        nonlocal inferred
+        inferred = True
+
     try:
         found = publish(
             client,
@@ -172,13 +180,15 @@ def deliver(
             progress=tell_progress(log, "uploading", clock=client.retry.clock),
             check=check,
             seen=seen,
+            inferred=infer,
         )
     finally:
         target.unlink(missing_ok=True)
+    landed()
     restored = put_back_remembered(client, found, home, credentials)
     now = _settled(client, found, restored)
     # Where no revisions are shown, nobody can tell whether somebody published since.
-    doubtful = now.revision is None or server_version(now) != server_version(restored.found)
+    doubtful = inferred or now.revision is None or server_version(now) != server_version(restored.found)
     return Delivered(now, restored.warnings, doubtful)
 
 

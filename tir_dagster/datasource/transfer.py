@@ -120,18 +120,28 @@ def publish(
     progress: Progress | None = None,
     check: Check = always,
     seen: Seen = nothing,
+    inferred: Check = always,
 ) -> FoundDatasource:
     """Publish a .tdsx or .hyper file; the datasource as it is afterwards.
 
     With `expected`, a datasource that is no longer that version is left alone: ForeignPublishError. Without it,
     `overwrite` replaces whatever is there at the start. A publish whose answer is lost is looked for on the server,
-    and sent again only when it is not there. `check` may still say no, right before every such request; `seen` is told
-    what is about to be overwritten.
+    and sent again only when it is not there: `inferred` is told, for rows that nobody answered for should be compared.
+    `check` may still say no, right before every such request; `seen` is told what is about to be overwritten.
     """
     if package.suffix not in _KINDS or not package.is_file():
         raise DatasourceError(
             f"Could not publish {package} as datasource {name!r}: it must be a {' or '.join(_KINDS)} file that exists."
         )
     parcel = Parcel(package, project.id, name, overwrite, tuple(connections), as_job)
-    publishing = Publishing(client, parcel, project, job_timeout=job_timeout, progress=progress, check=check, seen=seen)
+    publishing = Publishing(
+        client,
+        parcel,
+        project,
+        job_timeout=job_timeout,
+        progress=progress,
+        check=check,
+        seen=seen,
+        inferred=inferred,
+    )
     return publishing.run(expected)

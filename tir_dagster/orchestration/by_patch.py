@@ -13,7 +13,7 @@ from tir_dagster.changes.state import Aftermath, ChangeSet, Intent
 from tir_dagster.datasource.client import TableauClient
 from tir_dagster.datasource.find import settled
 from tir_dagster.datasource.found import FoundDatasource
-from tir_dagster.datasource.jobs import JobCancelledError, JobFailedError, JobVanishedError
+from tir_dagster.datasource.jobs import JobCancelledError, JobFailedError, JobVanishedError, wait_for_job
 from tir_dagster.datasource.patch import (
     Batch,
     Table,
@@ -92,17 +92,19 @@ class _Asking:
     """Whether a request of ours may be at work without our knowing."""
 
     taken: bool = False
-    times: int = 0
+    lost: bool = False
 
     def begin(self) -> None:
         """A request goes out. If the one before was taken, its job is over: otherwise there would be no other."""
-        self.times = 1 if self.taken else self.times + 1
-        self.taken = False
+        self.lost, self.taken = self.lost and not self.taken, False
+
+    def lose(self) -> None:
+        self.lost = True
 
     @property
     def open(self) -> bool:
         """One that was refused was not taken; one before it whose answer was lost may have been."""
-        return self.taken or self.times > 1
+        return self.taken or self.lost
 
 
 class ByPatch:
@@ -231,17 +233,16 @@ class ByPatch:
             )
             ended = None
             try:
-                ended = self._send_one(client, found, now, batch)
+                ended = self._send_one(client, found, now, version, batch)
             except JobVanishedError:
                 self._flow.log("the server forgot the job: its rows are compared at the end")
-                doubtful = True
             now = settled(client, now)
             check_unpublished(client, found, now)
             doubtful = doubtful or _changed_later(now, ended) or now.revision is None
         return Sent(now, doubtful)
 
     def _send_one(
-        self, client: TableauClient, found: FoundDatasource, now: FoundDatasource, batch: Batch
+        self, client: TableauClient, found: FoundDatasource, now: FoundDatasource, version: Version, batch: Batch
     ) -> datetime | None:
         """One part, sent to what is there now; `found` is what was there before the first one."""
         asking = _Asking()
@@ -257,8 +258,10 @@ class ByPatch:
             self._flow.check_lease()
             asking.begin()
 
-        def sent() -> None:
+        def sent(job_id: str) -> None:
             asking.taken = True
+            self._flow.check_lease()
+            self._flow.change_sets.note_job(version.id, job_id)
             crash_after("sent")
 
         try:
@@ -270,6 +273,7 @@ class ByPatch:
                 timeout=self._flow.spec.datasource.job_timeout,
                 check=check,
                 check_again=check_again,
+                lost=asking.lose,
                 sent=sent,
                 progress=tell_progress(self._flow.log, "uploading", clock=client.retry.clock),
             )
@@ -359,7 +363,8 @@ class ByPatch:
         """
         version = self._flow.known_version(intent.version)
         if version is None or server.found is None or not self._is_of(intent, version):
-            return Aftermath.PARTIAL, server
+            self.outlast(client, intent)
+            return Aftermath.PARTIAL, look_at_server(client, self._flow.spec)
         folder = self._folder()
         try:
             payloads = self._payloads(version, folder, keyed=intent.keyed)
@@ -373,11 +378,24 @@ class ByPatch:
             raise
         except _IN_VAIN as error:
             self._flow.log(f"what was interrupted could not be sent again: {error}")
+            self.outlast(client, intent)
         else:
             return Aftermath.LANDED, ServerLook(server.project, sent.found)
         finally:
             remove(folder)
         return Aftermath.PARTIAL, look_at_server(client, self._flow.spec)
+
+    def outlast(self, client: TableauClient, intent: Intent) -> None:
+        """Wait until the job that was sent is over: coming late it would change what is published from now on."""
+        if intent.job is None:
+            return
+        self._flow.log("waiting for the change that was sent before")
+        try:
+            wait_for_job(client, intent.job, what="change of data", timeout=self._flow.spec.datasource.job_timeout)
+        except (JobFailedError, JobCancelledError, JobVanishedError) as error:
+            self._flow.log(f"it is over: {error}")
+        except RefusedError as error:
+            raise UnknownOutcomeError(f"{error} A change that was sent before may still come.") from error
 
     def _is_of(self, intent: Intent, version: Version) -> bool:
         """Whether the change set is there as it was when the version was made of it; a run may have replaced it."""
@@ -403,4 +421,5 @@ def _same_rows(hyper: Path, version: Version) -> bool:
 
 
 def _changed_later(now: FoundDatasource, ended: datetime | None) -> bool:
-    return now.updated_at is not None and ended is not None and now.updated_at > ended + _LATER
+    """Whether something may have changed it after our job; who does not know when that ended cannot tell."""
+    return ended is None or (now.updated_at is not None and now.updated_at > ended + _LATER)

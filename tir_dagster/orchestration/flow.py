@@ -432,6 +432,7 @@ class Refresher:
             return self._by_patch.publish(looked, version)
         keyed = self._by_patch.keyed(version)
         self.intend(looked, version, keyed=keyed)
+        crash_after("intended")
         shell = version.folder / SHELL
         with (
             self.stages.timed("publish"),
@@ -451,6 +452,7 @@ class Refresher:
                 home=self.folder,
                 log=self.log,
                 check=self.check_lease,
+                landed=lambda: crash_after("landed"),
             )
             warnings = delivered.warnings
             if delivered.doubtful:

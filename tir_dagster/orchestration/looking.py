@@ -163,6 +163,9 @@ class Looking:
         if intent.patch and judged.verdict in _MENDABLE:
             verdict, server = self._by_patch.finish(client, judged.server, intent, judged.verdict)
             return _Judged(verdict, server, judged.compared)
+        if intent.patch and intent.job is not None and judged.verdict is Aftermath.FOREIGN:
+            self._by_patch.outlast(client, intent)
+            return replace(judged, server=look_at_server(client, self._flow.spec))
         return judged
 
     def _put_back_around(self, server: ServerLook, *, foreign: bool, landed: bool) -> ServerLook:

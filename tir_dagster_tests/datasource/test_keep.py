@@ -118,7 +118,39 @@ def test_a_publish_that_never_landed_took_nothing(
     edited = orders.now()
     assert put_back_remembered(orders.client, edited, tmp_path).warnings == ()
     assert keep(orders.now()) == keep(edited), "what somebody changed on purpose stays changed"
+    remember(edited, tmp_path)
+    published = orders.overwrite(expected=server_version(edited), connections=[orders.credential])
+    assert put_back_remembered(orders.client, published, tmp_path).warnings == ()
+    assert keep(orders.now()) == keep(edited), "and the next publish keeps it so"
     assert not is_remembered(tmp_path)
+
+
+def test_a_publish_that_lands_when_nobody_expects_it_any_more_loses_nothing(
+    orders: Orders, loved: FoundDatasource, tmp_path: Path
+) -> None:
+    remember(loved, tmp_path)
+    assert put_back_remembered(orders.client, loved, tmp_path, landed=False).warnings == ()
+    late = orders.overwrite(expected=server_version(loved), connections=[orders.credential])
+    assert keep(late) != keep(loved)
+    # Nothing but the note tells by now that it was ours; the next publish is about to write down what is there.
+    assert put_back_remembered(orders.client, late, tmp_path, foreign=True).warnings == ()
+    assert keep(orders.now()) == keep(loved)
+
+
+def test_an_owner_who_comes_back_late_finds_the_texts_as_people_left_them(
+    orders: Orders, loved: FoundDatasource, admin: Admin, tmp_path: Path
+) -> None:
+    remember(loved, tmp_path)
+    published = orders.overwrite(expected=server_version(loved), connections=[orders.credential])
+    admin.fault("status", method="PUT", path=r"/datasources/[^/]+$", status=500, times=99)
+    (warning,) = put_back_remembered(orders.client, published, tmp_path).warnings
+    assert "The next refresh puts back the owner" in warning
+    admin.clear_faults()
+    item = orders.others.datasources.get_by_id(loved.id)
+    item.description = "All orders since May"
+    orders.others.datasources.update(item)
+    assert put_back_remembered(orders.client, orders.now(), tmp_path).warnings == ()
+    assert keep(orders.now()) == replace(keep(loved), description="All orders since May")
 
 
 def test_what_our_publish_took_comes_back_although_tableau_refreshed_the_rows_since(

@@ -57,6 +57,7 @@ def after(*publishers: str | None) -> FoundDatasource:
         (None, after("them"), 1, Landing.FOREIGN),
         (BEFORE, after("us"), 1, Landing.UNKNOWN),
         (BEFORE, after("us", None), 1, Landing.UNKNOWN),
+        (BEFORE, after("us", None, None), 1, Landing.FOREIGN),
         (BEFORE, replace(BEFORE, updated_at=LATER, history=None), 1, Landing.UNKNOWN),
     ],
 )

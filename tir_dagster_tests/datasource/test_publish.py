@@ -392,6 +392,27 @@ def test_a_publish_by_others_after_a_cut_is_not_taken_for_ours(
     assert "Compare the content" in str(error.value)
 
 
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_publish_that_only_the_history_tells_of_is_told_to_be_no_more_than_that(
+    orders: Orders, admin: Admin, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    expected, told = server_version(orders.create()), []
+    admin.fault("cut", **PUBLISH, when=when)
+    real = publishing.send
+
+    def send_then_others(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return real(*args, **kwargs)
+        finally:
+            if when == "before":
+                # They sign in as the same user.
+                orders.publish_by_others()
+
+    monkeypatch.setattr(publishing, "send", send_then_others)
+    orders.overwrite(expected=expected, inferred=lambda: told.append(orders.holds_ours()))
+    assert told == [when == "after"]
+
+
 def test_a_deleted_datasource_is_not_created_anew_unasked(orders: Orders) -> None:
     created = orders.create()
     orders.others.datasources.delete(created.id)

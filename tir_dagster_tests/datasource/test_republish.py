@@ -141,6 +141,13 @@ def test_a_publish_is_in_doubt_where_nobody_can_tell_what_happened_after_it(
     assert redeliver(orders, spec, look, tmp_path).doubtful
 
 
+def test_a_publish_whose_answer_was_lost_is_in_doubt(
+    orders: Orders, spec: ExtractSpec, look: ServerLook, admin: Admin, tmp_path: Path
+) -> None:
+    admin.fault("cut", method="POST", path="/datasources$", when="after")
+    assert redeliver(orders, spec, look, tmp_path).doubtful
+
+
 def test_what_changed_while_it_was_looked_at_is_not_confirmed(
     orders: Orders, spec: ExtractSpec, look: ServerLook, admin: Admin, tmp_path: Path
 ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -132,9 +132,11 @@ class History:
 
     # What happens to the extract
 
-    def refresh(self, mode: Mode = "changes", *, until: str = "confirmed") -> Plan:
-        """One refresh, ended after a step as a crash would end it; gives its plan."""
-        with quickly(self.sandbox.tableau_url):
+    def refresh(
+        self, mode: Mode = "changes", *, until: str = "confirmed", listen: Callable[[float], None] = lambda _: None
+    ) -> Plan:
+        """One refresh, ended after a step as a crash would end it; gives its plan. `listen` hears of its sleeps."""
+        with quickly(self.sandbox.tableau_url, listen):
             return self._refresh(mode, until)
 
     def _refresh(self, mode: Mode, until: str) -> Plan:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 import requests
@@ -16,11 +17,13 @@ _NAP_SECONDS = 0.05
 
 
 class _Pace:
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, listen: Callable[[float], None]) -> None:
         self._admin = Admin(url)
+        self._listen = listen
         self._ahead = 0.0
 
     def sleep(self, seconds: float) -> None:
+        self._listen(seconds)
         self._ahead += max(seconds, 0.0)
         # Others of this run move it, too, and it never goes back.
         known = requests.get(f"{self._admin.url}/sandbox/settings", timeout=30).json()["clock_offset_seconds"]
@@ -31,7 +34,7 @@ class _Pace:
         return time.monotonic() + self._ahead
 
 
-def quickly(url: str) -> AbstractContextManager[None]:
-    """Clients made inside wait on the stand-in's own clock."""
-    pace = _Pace(url)
+def quickly(url: str, listen: Callable[[float], None] = lambda _: None) -> AbstractContextManager[None]:
+    """Clients made inside wait on the stand-in's own clock; `listen` is told of each sleep before the time moves."""
+    pace = _Pace(url, listen)
     return paced(RetryPolicy(sleep=pace.sleep, clock=pace.clock))

@@ -13,16 +13,24 @@ from tir_dagster.changes.plan import Mode
 from tir_dagster.orchestration.commands import Command, Outcome
 from tir_dagster_tests.orchestration.conftest import Place
 
-# `make soak` kills three times after each step; in short T6 and T7 kill after the publish.
+# `make soak` kills three times after each step; in short T6 kills after the publish, T7 before its end.
 TIMES = int(os.environ.get("TIR_CRASHES", "1"))
-STEPS = ["applied", "verified", "published", "confirmed"]
+STEPS = ["applied", "verified", "intended", "landed", "published", "confirmed"]
 PATCH_STEPS = ["applied", "verified", "intended", "sent", "published", "confirmed"] if TIMES > 1 else ["sent"]
 
 
 @pytest.fixture(scope="module")
 def loaded(place):
     assert place.refresh().published
+    with place.sandbox.tableau() as server:
+        (found,) = server.datasources.filter(name=place.spec.datasource.name)
+        server.datasources.add_tags(found, "dear")
     return place
+
+
+def tags(place) -> set[str]:
+    with place.sandbox.tableau() as server:
+        return next(iter(server.datasources.filter(name=place.spec.datasource.name))).tags
 
 
 def stage(place, mode: Mode = "changes"):
@@ -98,6 +106,7 @@ def test_killed_after(loaded, step, time):
     stage(loaded)
     apply_and_die(loaded, step)
     heals(loaded)
+    assert tags(loaded) == {"dear"}
 
 
 @pytest.mark.parametrize("time", range(TIMES))
@@ -154,7 +163,9 @@ def test_t7_a_value_that_changed_before_a_crash_and_back_after_it_shows_the_old_
     stamp = "UPDATED_AT = DATEADD('second', 1, (SELECT MAX(UPDATED_AT) FROM MYTABLE))"
     loaded.sql(f"UPDATE MYTABLE SET NOTE = 'v1', {stamp} WHERE ORDER_ID = {key}")
     stage(loaded)
-    apply_and_die(loaded, "published")
+    apply_and_die(loaded, "landed")
+    assert tags(loaded) == set(), "taken by the publish"
     loaded.sql(f"UPDATE MYTABLE SET NOTE = '{note}', {stamp} WHERE ORDER_ID = {key}")
     assert loaded.refresh().decision == "incremental"
     assert loaded.published_rows() == loaded.source_rows()
+    assert tags(loaded) == {"dear"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -346,6 +347,58 @@ def test_what_somebody_published_while_the_server_worked_is_noticed(prepared, sp
     assert history.refresh().reason is Reason.FOREIGN_PUBLISH
     assert history.published_rows() == history.source_rows()
     loading.close()
+
+
+def test_what_somebody_changed_while_the_server_asked_for_patience_is_left_alone(one, admin):
+    one.act(("update", "1", "'ours'"))
+    admin.fault("status", method="PATCH", path="/data$", status=429, retry_after=7)
+    with pytest.raises(DatasourceError, match="Nothing was changed"):
+        one.refresh(listen=lambda seconds: delete_all(one) if seconds == 7 else None)
+    assert not one.published_rows(), "theirs"
+    assert one.refresh().reason is Reason.FOREIGN_PUBLISH
+    assert one.published_rows() == one.source_rows()
+
+
+def delete_all(history: History) -> None:
+    """Somebody else changes the rows in place, which makes no revision."""
+    target = {"target-schema": "Extract", "target-table": "Extract"}
+    rows = {"op": "eq", "target-col": "V", "const": {"type": "string", "v": "a"}}
+    with history.sandbox.tableau() as server:
+        (found,) = server.datasources.filter(name=history.name)
+        actions = [{"action": "delete", **target, "condition": rows}]
+        job = server.datasources.update_hyper_data(found, request_id=str(uuid.uuid4()), actions=actions)
+        server.jobs.wait_for_job(job, timeout=60)
+
+
+def test_a_change_that_may_still_come_is_outlasted_before_anything_else_is_published(one, admin):
+    one.act(("update", "1", "'ours'"))
+    admin.fault("slow_job", path=f"/{one.name}$", seconds=6)
+    admin.forget_calls()
+
+    def stop(_: float) -> None:
+        if any(call["route"] == "update_data" for call in admin.calls()):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        one.refresh(listen=stop)
+    one.publish_foreign()
+    seen: list[str] = []
+
+    def listen(line: str) -> None:
+        if line.startswith("publishing"):
+            seen.append(status_of_job(one))
+
+    one.refresher.lend(listen, lambda: one.spark)
+    assert one.refresh().reason is Reason.FOREIGN_PUBLISH
+    assert set(seen) <= {"Success", "Failed"}
+    assert seen
+    assert one.published_rows() == one.source_rows()
+    assert one.refresh().decision == "none", "nothing came late"
+
+
+def status_of_job(history: History) -> str:
+    with history.sandbox.tableau() as server:
+        return next(iter(server.jobs.filter(title=history.name))).status
 
 
 def _publish_meanwhile(history: History, admin: Admin) -> None:
