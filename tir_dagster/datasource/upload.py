@@ -131,9 +131,12 @@ class _Upload:
         for start in range(0, self._total, self._most):
             self._bring(_Piece(self._file, start, min(self._most, self._total - start), self._tell))
         if self._repeated and self._ask() != self._said:
-            # The first one came late after all.
-            raise UnknownOutcomeError(f"Could not {self._doing}: the server has a piece of the file twice. Run again.")
+            raise self._twice()
         return self._id
+
+    def _twice(self) -> UnknownOutcomeError:
+        """A piece that was sent again came late after all."""
+        return UnknownOutcomeError(f"Could not {self._doing}: the server has a piece of the file twice. Run again.")
 
     def _tell(self, done: int) -> None:
         if self._progress is not None:
@@ -147,8 +150,11 @@ class _Upload:
             if not whole or not self._growth:
                 raise
             said = self._bring_again(piece)
+        grown = said - self._said
         if whole and self._growth is None:
-            self._growth = said - self._said
+            self._growth = grown
+        if self._repeated and grown > (self._growth or 0):
+            raise self._twice()
         self._said = said
 
     def _bring_again(self, piece: _Piece) -> int:
