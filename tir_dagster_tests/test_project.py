@@ -59,7 +59,9 @@ def test_continuous_integration_runs_the_tests_of_the_makefile():
     script = ROOT / ".ci" / "run"
     assert os.access(script, os.X_OK), ".ci/run is not executable"
     assert "make test" in script.read_text(encoding="utf-8").splitlines()
-    assert re.search(r"^test:.*\n\t.*pytest", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    assert re.search(
+        r"^test:.*\n\t.* lint .*\n\t.*pytest", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE
+    )
 
 
 def test_no_file_names_a_package_registry():
