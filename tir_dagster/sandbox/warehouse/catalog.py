@@ -333,7 +333,7 @@ def tables_view(lake: Lake, database: str) -> str:
         for fact in lake.all_facts(database)
     )
     values = f"VALUES {known}" if known else "SELECT '', '', 0, 0, 0, 0 WHERE false"
-    listed = ", ".join(f"{_TABLES_COLUMNS[name]} AS {quote(name)}" for name in _TABLES_COLUMNS)
+    listed = ", ".join(f"{sql} AS {quote(name)}" for name, sql in _TABLES_COLUMNS.items())
     return (
         f'SELECT {literal(database)} AS "TABLE_CATALOG", {listed} '
         f"FROM ({values}) f(schema_name, table_name, row_count, created_us, altered_us, retention_days) "
