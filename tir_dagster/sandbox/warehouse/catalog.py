@@ -29,11 +29,11 @@ _TABLES_COLUMNS = {
     "TABLE_SCHEMA": "f.schema_name",
     "TABLE_NAME": "f.table_name",
     "TABLE_OWNER": "'SYSADMIN'",
-    "TABLE_TYPE": "'BASE TABLE'",
+    "TABLE_TYPE": "f.table_type",
     "IS_TRANSIENT": "'NO'",
     "CLUSTERING_KEY": "NULL::VARCHAR",
     "ROW_COUNT": "f.row_count",
-    "BYTES": "0",
+    "BYTES": "CASE f.table_type WHEN 'BASE TABLE' THEN 0 END",
     "RETENTION_TIME": "CAST(f.retention_days AS BIGINT)",
     "SELF_REFERENCING_COLUMN_NAME": "NULL::VARCHAR",
     "REFERENCE_GENERATION": "NULL::VARCHAR",
@@ -45,7 +45,7 @@ _TABLES_COLUMNS = {
     "COMMIT_ACTION": "NULL::VARCHAR",
     "CREATED": "make_timestamptz(f.created_us)",
     "LAST_ALTERED": "make_timestamptz(f.altered_us)",
-    "LAST_DDL": "make_timestamptz(f.altered_us)",
+    "LAST_DDL": "make_timestamptz(f.ddl_us)",
     "LAST_DDL_BY": "'SYSADMIN'",
     "AUTO_CLUSTERING_ON": "'NO'",
     "COMMENT": "e.comment",
@@ -148,10 +148,12 @@ def _alter(session: Session, tree: exp.Alter) -> pa.Table | None:
         session.transaction.commit()
         unset = {folded(option) for option in actions[0].expressions}
         set_options(session.lake, name, {option: _DEFAULTS[option] for option in unset & _DEFAULTS.keys()})
+        session.lake.note_ddl(name)
         return _status("Statement executed successfully.")
     if isinstance(actions[0], exp.AlterSet):
         session.transaction.commit()
         set_options(session.lake, name, _options(actions[0]))
+        session.lake.note_ddl(name)
         return _status("Statement executed successfully.")
     if isinstance(actions[0], exp.SwapTable):
         session.transaction.commit()
@@ -327,16 +329,23 @@ def _primary_keys(facts: list[TableFacts]) -> pa.Table:
 
 def tables_view(lake: Lake, database: str) -> str:
     """INFORMATION_SCHEMA.TABLES as a query. fakesnow's own view knows no times, and asks DuckLake about every table."""
-    known = ", ".join(
-        f"({literal(fact.name.schema)}, {literal(fact.name.name)}, {lake.row_count(fact)}, {fact.created_us}, "
-        f"{fact.altered_us}, {fact.retention_days})"
+    known = [
+        f"({literal(fact.name.schema)}, {literal(fact.name.name)}, 'BASE TABLE', {lake.row_count(fact)}, "
+        f"{fact.created_us}, {fact.altered_us}, {fact.ddl_us}, {fact.retention_days})"
         for fact in lake.all_facts(database)
-    )
-    values = f"VALUES {known}" if known else "SELECT '', '', 0, 0, 0, 0 WHERE false"
+    ]
+    # A view has no rows and no past of its own, and what happens to its tables does not alter it.
+    known += [
+        f"({literal(view.name.schema)}, {literal(view.name.name)}, 'VIEW', NULL, "
+        f"{view.created_us}, {view.ddl_us}, {view.ddl_us}, NULL)"
+        for view in lake.views(database)
+    ]
+    values = f"VALUES {', '.join(known)}" if known else "SELECT '', '', '', 0, 0, 0, 0, 0 WHERE false"
     listed = ", ".join(f"{sql} AS {quote(name)}" for name, sql in _TABLES_COLUMNS.items())
     return (
         f'SELECT {literal(database)} AS "TABLE_CATALOG", {listed} '
-        f"FROM ({values}) f(schema_name, table_name, row_count, created_us, altered_us, retention_days) "
+        f"FROM ({values}) "
+        "f(schema_name, table_name, table_type, row_count, created_us, altered_us, ddl_us, retention_days) "
         "LEFT JOIN _fs_global._fs_information_schema._fs_tables_ext e "
         f"ON e.ext_table_catalog = {literal(database)} "
         "AND e.ext_table_schema = f.schema_name AND e.ext_table_name = f.table_name"

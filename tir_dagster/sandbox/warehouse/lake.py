@@ -15,8 +15,10 @@ from pathlib import Path
 import duckdb
 import duckdb_extensions
 import pyarrow as pa
+import sqlglot
 from fakesnow import info_schema, macros
 from fakesnow.transforms import show
+from sqlglot import exp
 
 from tir_dagster.sandbox.warehouse import dialect
 from tir_dagster.sandbox.warehouse.errors import SnowflakeError, missing_object, object_exists
@@ -34,7 +36,8 @@ CREATE TABLE IF NOT EXISTS tables (
     db TEXT, table_id INTEGER, tracked_since_us INTEGER, retention_days REAL NOT NULL DEFAULT 1,
     primary_key TEXT, PRIMARY KEY (db, table_id));
 CREATE TABLE IF NOT EXISTS moments (
-    db TEXT, table_id INTEGER, created_us INTEGER, altered_us INTEGER, changed_us INTEGER, PRIMARY KEY (db, table_id));
+    db TEXT, table_id INTEGER, created_us INTEGER, altered_us INTEGER, changed_us INTEGER, ddl_us INTEGER,
+    PRIMARY KEY (db, table_id));
 CREATE TABLE IF NOT EXISTS users (name TEXT PRIMARY KEY, public_key TEXT);
 """
 
@@ -68,9 +71,20 @@ class TableFacts:
     created_us: int
     altered_us: int
     changed_us: int
+    ddl_us: int
     tracked_since_us: int | None
     retention_days: float
     primary_key: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ViewFacts:
+    """What the catalog knows of one view that exists now; its query is in DuckDB's dialect."""
+
+    name: TableName
+    created_us: int
+    ddl_us: int
+    sql: str
 
 
 @dataclass(frozen=True)
@@ -103,6 +117,10 @@ class Lake:
         self._duck.execute(show.fs_global_creation_sql())
         self._facts = sqlite3.connect(folder / "facts.sqlite", check_same_thread=False, isolation_level=None)
         self._facts.executescript("PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL;" + _FACTS)
+        if "ddl_us" not in {row[1] for row in self._facts.execute("PRAGMA table_info(moments)")}:
+            # Written by an earlier version, which noted one moment for DDL and DML.
+            self._facts.execute("ALTER TABLE moments ADD COLUMN ddl_us INTEGER")
+            self._facts.execute("UPDATE moments SET ddl_us = altered_us")
         self.commit_lock = threading.RLock()
         # The clock may have been set back since the last run; times of commits only grow.
         (self._last_commit_us,) = self._facts.execute("SELECT coalesce(max(committed_us), 0) FROM commits").fetchone()
@@ -211,20 +229,29 @@ class Lake:
             self._facts.execute("COMMIT")
 
     def _note_touched(self, name: str, snapshot: int, changes: str, time_us: int) -> None:
-        """Note of each table when it came to be, was last altered and last changed: versions expire, these stay."""
+        """Note of each table and view when it came to be, was last altered, changed and defined: versions expire, these stay."""
         # Like: created_table:"PUBLIC"."T",inserted_into_table:2,deleted_from_table:2,altered_table:3
         touched = {(int(ident), what) for what, ident in re.findall(r"(\w+):(\d+)(?=,|$)", changes)}
         begun = self._duck.cursor().execute(
-            f"SELECT table_id FROM {_metadata(name)}.ducklake_table WHERE begin_snapshot = ?", [snapshot]
+            f"SELECT table_id FROM {_metadata(name)}.ducklake_table WHERE begin_snapshot = $at "
+            f"UNION ALL SELECT view_id FROM {_metadata(name)}.ducklake_view WHERE begin_snapshot = $at",
+            {"at": snapshot},
         )
         touched |= {(ident, "altered_table") for (ident,) in begun.fetchall()}
         for ident, what in touched:
-            changed = "altered_us" if what == "altered_table" else "altered_us = excluded.altered_us, changed_us"
-            self._facts.execute(
-                "INSERT INTO moments VALUES (?, ?, ?, ?, ?) "
-                f"ON CONFLICT (db, table_id) DO UPDATE SET {changed} = excluded.altered_us",
-                [name, ident, time_us, time_us, time_us],
-            )
+            self._note_moment(name, ident, time_us, "ddl_us" if what == "altered_table" else "changed_us")
+
+    def _note_moment(self, database: str, ident: int, time_us: int, column: str) -> None:
+        self._facts.execute(
+            "INSERT INTO moments (db, table_id, created_us, altered_us, changed_us, ddl_us) VALUES (?, ?, ?, ?, ?, ?) "
+            f"ON CONFLICT (db, table_id) DO UPDATE SET altered_us = excluded.altered_us, {column} = excluded.altered_us",
+            [database, ident, time_us, time_us, time_us, time_us],
+        )
+
+    def note_ddl(self, name: TableName) -> None:
+        """Note DDL that makes no version: comments and options of a table."""
+        with self.commit_lock:
+            self._note_moment(name.database, self.table_id(name), self.now_us(), "ddl_us")
 
     @staticmethod
     def now_us() -> int:
@@ -281,11 +308,45 @@ class Lake:
             )
             return [self._facts_of(TableName(database, schema, table), ident) for schema, table, ident in rows]
 
+    def views(self, database: str) -> list[ViewFacts]:
+        """The views of a database, without those that fakesnow keeps for itself."""
+        with self.commit_lock:
+            rows = (
+                self._duck.cursor()
+                .execute(
+                    f"SELECT s.schema_name, v.view_name, v.view_id, v.sql FROM {_metadata(database)}.ducklake_view v "
+                    f"JOIN {_metadata(database)}.ducklake_schema s USING (schema_id) "
+                    "WHERE v.end_snapshot IS NULL AND s.end_snapshot IS NULL "
+                    "AND s.schema_name NOT IN ('_fs_information_schema', 'main') ORDER BY 1, 2"
+                )
+                .fetchall()
+            )
+            known = self._facts.execute("SELECT table_id, created_us, ddl_us FROM moments WHERE db = ?", [database])
+            moments = {ident: (created, ddl) for ident, created, ddl in known}
+        views = []
+        for schema, view, ident, sql in rows:
+            created, ddl = moments.get(ident, (0, 0))
+            # DuckLake leaves a place for the name that its catalog is attached by.
+            query = sql.replace("{DUCKLAKE_CATALOG}", quote(database))
+            views.append(ViewFacts(TableName(database, schema, view), created, ddl, query))
+        return views
+
+    def view(self, name: TableName) -> ViewFacts | None:
+        """The view of that name; None where there is none."""
+        known = self.views(name.database) if name.database in self.databases() else []
+        return next((view for view in known if view.name == name), None)
+
+    def changed_us(self, name: TableName) -> int:
+        """When the rows of a table last changed; of a view, those of any table behind it."""
+        if (view := self.view(name)) is None:
+            return self.facts(name).changed_us
+        return max([view.ddl_us, *(self.changed_us(table) for _, table in view_tables(view, parse_view(view)))])
+
     def _facts_of(self, name: TableName, table_id: int) -> TableFacts:
-        created, altered, changed = self._facts.execute(
-            "SELECT created_us, altered_us, changed_us FROM moments WHERE db = ? AND table_id = ?",
+        created, altered, changed, ddl = self._facts.execute(
+            "SELECT created_us, altered_us, changed_us, ddl_us FROM moments WHERE db = ? AND table_id = ?",
             [name.database, table_id],
-        ).fetchone() or (0, 0, 0)
+        ).fetchone() or (0, 0, 0, 0)
         row = self._facts.execute(
             "SELECT tracked_since_us, retention_days, primary_key FROM tables WHERE db = ? AND table_id = ?",
             [name.database, table_id],
@@ -296,6 +357,7 @@ class Lake:
             created_us=created,
             altered_us=altered,
             changed_us=changed,
+            ddl_us=ddl,
             tracked_since_us=row[0],
             retention_days=row[1],
             primary_key=tuple(row[2].split("\0")) if row[2] else (),
@@ -370,6 +432,21 @@ class Lake:
         with self.commit_lock:
             row = self._facts.execute("SELECT public_key FROM users WHERE name = ?", [user]).fetchone()
         return row[0] if row else None
+
+
+def parse_view(view: ViewFacts) -> exp.Expr:
+    """The query of a view as a tree."""
+    return sqlglot.parse_one(view.sql, read="duckdb")
+
+
+def view_tables(view: ViewFacts, tree: exp.Expr) -> list[tuple[exp.Table, TableName]]:
+    """The references to tables and views in a view's query, and what they mean: names are seen from the view's own schema."""
+    inner = {cte.alias.upper() for cte in tree.find_all(exp.CTE)}
+    return [
+        (table, TableName(table.catalog or view.name.database, table.db or view.name.schema, table.name))
+        for table in tree.find_all(exp.Table)
+        if isinstance(table.this, exp.Identifier) and (table.db or table.name.upper() not in inner)
+    ]
 
 
 def _alive(snapshot: int | None, prefix: str = "") -> str:

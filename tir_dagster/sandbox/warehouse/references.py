@@ -199,8 +199,8 @@ def _constant(session: Session, call: exp.Expr) -> exp.Expr | None:
             raise SnowflakeError(
                 1015, "22023", f"SQL compilation error:\nargument 1 to function {name} needs to be constant."
             )
-        facts = session.lake.facts(parse_name(argument.name, session.database, session.schema))
-        return exp.cast(exp.Literal.number(facts.changed_us * 1000), "DECIMAL(38, 0)")
+        changed_us = session.lake.changed_us(parse_name(argument.name, session.database, session.schema))
+        return exp.cast(exp.Literal.number(changed_us * 1000), "DECIMAL(38, 0)")
     values = {
         "CURRENT_ROLE": session.context.role,
         "CURRENT_WAREHOUSE": session.context.warehouse,

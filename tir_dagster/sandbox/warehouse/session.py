@@ -467,8 +467,16 @@ class Session:
             answer = self._fetched(cursor, query_id, tree)
             if isinstance(tree, exp.Use):
                 self._use(tree)
+            if isinstance(tree, (exp.Comment, exp.Alter)) and isinstance(tree.this, exp.Table):
+                self._note_ddl(table_name(tree.this, self.database, self.schema))
             upload = (cursor._last_transformed or exp.null()).args.get("put_stage_data")  # noqa: SLF001
             return Answer(Result(query_id, [], rows=[]), 0, upload) if upload else answer
+
+    def _note_ddl(self, name: TableName) -> None:
+        """A comment makes no version."""
+        with suppress(SnowflakeError):
+            # Of a schema or a view there is nothing to note, and a renamed table is another one's name.
+            self.lake.note_ddl(name)
 
     def _description(self, tree: exp.Expr, name: TableName, query_id: str, params: Any) -> Answer:
         """What DESCRIBE says of a table or view; about a table, fakesnow is asked once for each version of the schema."""

@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+import sqlglot
 from sqlglot import exp
 
 from tir_dagster.sandbox.warehouse.errors import beyond_time_travel, in_the_future, unsupported, untracked
-from tir_dagster.sandbox.warehouse.lake import DAY_US, Lake, TableFacts
+from tir_dagster.sandbox.warehouse.lake import DAY_US, Lake, TableFacts, ViewFacts, parse_view, view_tables
 from tir_dagster.sandbox.warehouse.names import TableName, literal, quote
 
 
 def rows_at(lake: Lake, name: TableName, time_us: int) -> str:
     """The table's rows as of the time, under the columns it has now, as Snowflake shows them."""
+    if (view := lake.view(name)) is not None:
+        return _view_rows_at(lake, view, time_us)
     facts = lake.facts(name)
     _check_reachable(facts, time_us, lake.now_us())
     version = _version(lake, name, time_us)
     columns = ", ".join(_columns_then(lake, facts, version))
     return f"SELECT {columns} FROM {lake.name_at(name, facts.table_id, version).quoted} AT (VERSION => {version})"
+
+
+def _view_rows_at(lake: Lake, view: ViewFacts, time_us: int) -> str:
+    """What a view would have shown as of the time, by the query that it has now."""
+    tree = parse_view(view)
+    for table, name in view_tables(view, tree):
+        past = sqlglot.parse_one(rows_at(lake, name, time_us), read="duckdb")
+        table.replace(
+            exp.Subquery(this=past, alias=exp.TableAlias(this=exp.to_identifier(table.alias_or_name, quoted=True)))
+        )
+    return tree.sql(dialect="duckdb")
 
 
 def net_changes(lake: Lake, name: TableName, since_us: int, until_us: int, *, append_only: bool) -> str:

@@ -433,3 +433,59 @@ def test_old_rows_show_an_added_columns_default_in_every_kind_of_read(sql):
     changes = f"SELECT A, B FROM WIDENED CHANGES(INFORMATION => DEFAULT) AT(TIMESTAMP => {since})"
     reads = ("SELECT A, B FROM WIDENED", f"SELECT A, B FROM WIDENED AT(TIMESTAMP => {past})", changes)
     assert [sql(read) for read in (*reads, f"{changes} END(TIMESTAMP => {past})")] == [[(1, 5)]] * 4
+
+
+def ddl(sql, name):
+    return sql(
+        "SELECT TABLE_TYPE, ROW_COUNT, RETENTION_TIME, CREATED, LAST_ALTERED, LAST_DDL FROM INFORMATION_SCHEMA.TABLES "
+        f"WHERE TABLE_SCHEMA = CURRENT_SCHEMA() AND TABLE_NAME = '{name}'"
+    )[0]
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "ALTER TABLE {t} RENAME COLUMN A TO B",
+        "ALTER TABLE {t} ADD COLUMN C INT",
+        "ALTER TABLE {t} SET DATA_RETENTION_TIME_IN_DAYS = 0",
+        "ALTER TABLE {t} SET COMMENT = 'told'",
+        "COMMENT ON TABLE {t} IS 'told'",
+        "ALTER TABLE {t} UNSET COMMENT",
+        "ALTER TABLE {t} ALTER COLUMN A COMMENT 'told'",
+    ],
+)
+def test_last_ddl_moves_with_ddl_of_every_kind_and_with_nothing_else(sql, statement):
+    table = f"DEFINED_{next(_histories)}"
+    sql(f"CREATE TABLE {table} (A INT)")
+    *_, created, _, defined = ddl(sql, table)
+    sql(f"INSERT INTO {table} VALUES (1)")
+    *_, altered, unmoved = ddl(sql, table)
+    assert (created, unmoved) == (defined, defined)
+    assert altered > defined
+    sql(statement.format(t=table))
+    *_, still, _, moved = ddl(sql, table)
+    assert still == created
+    assert moved > altered
+
+
+def test_a_view_shows_the_past_of_its_tables_and_only_its_token_moves_with_them(sql):
+    sql("CREATE TABLE BEHIND (A INT, B INT)")
+    sql("INSERT INTO BEHIND VALUES (1, 10)")
+    sql("CREATE VIEW BETWEEN_THEM AS SELECT A, B AS C FROM BEHIND WHERE A > 0")
+    qualified = f"TESTS.{sql.value('SELECT CURRENT_SCHEMA()')}.BEHIND"
+    sql(f"CREATE VIEW IN_FRONT AS SELECT v.A, v.C, t.B FROM BETWEEN_THEM v JOIN {qualified} t ON t.A = v.A")
+    token, before, then = (
+        "SELECT SYSTEM$LAST_CHANGE_COMMIT_TIME('IN_FRONT')",
+        ddl(sql, "IN_FRONT"),
+        sql.now(),
+    )
+    first = sql.value(token)
+    sql("UPDATE BEHIND SET B = 20")
+
+    assert sql.value(token) > first
+    assert ddl(sql, "IN_FRONT") == before, "what happens to its tables does not alter a view"
+    assert before[:3] == ("VIEW", None, None)
+    assert sql(f"SELECT * FROM IN_FRONT AT(TIMESTAMP => {then})") == [(1, 10, 10)]
+    assert sql("SELECT * FROM IN_FRONT") == [(1, 20, 20)]
+    sql("ALTER TABLE BEHIND SET DATA_RETENTION_TIME_IN_DAYS = 0")
+    assert refusal(sql, f"SELECT * FROM IN_FRONT AT(TIMESTAMP => {then})") == (707, "02000")
