@@ -97,8 +97,6 @@ def run_demo(*, rows: int, seed: int, say: Say, progress: Say) -> bool:
     say("4. A day of business, in one transaction")
     account = sample.change_table(env, seed=seed + 1, mix=sample.Mix())
     say(_indented(account.as_text()))
-    # A refresh waits until the source has been quiet; here that would only blur the comparison with the full one.
-    time.sleep(spec.thresholds.quiet_period)
 
     say("5. Refresh by key: only what changed moves")
     by_key = _refresh(spec, "changes", progress)
@@ -146,7 +144,6 @@ def run_failing_demo(*, rows: int, seed: int, say: Say, progress: Say) -> bool:
     _refresh(spec, "full", progress, allow_empty=True)
     say(_indented(last_message(env)))
     sample.change_table(env, seed=seed + 1, mix=sample.Mix())
-    time.sleep(spec.thresholds.quiet_period)
 
     say("2. Tableau Server takes no publishes any more; the next refresh fails")
     with refusing_publishes(env):
@@ -175,7 +172,6 @@ def _by_server(
     say(f"   {SERVED} is taken over: loaded by Tableau in {first.outcome.seconds:.1f} s ({first.outcome.reason})")
     account = sample.change_table(env, seed=seed + 2, mix=RECENT_MIX, recent=RECENT)
     say(f"   A change of the newest {RECENT} months: {account.as_text().splitlines()[-1]}")
-    time.sleep(spec.thresholds.quiet_period)
     told: list[str] = []
 
     def listen(line: str) -> None:

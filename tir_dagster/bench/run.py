@@ -82,7 +82,7 @@ class _Bench:
         spec = self._seed(rows, seed)
         first = self._refresh(spec, "full", "first load")
         loaded = self._measured(first, {})
-        change = self._change(rows, changed, seed + 1, spec)
+        change = self._change(rows, changed, seed + 1)
         by_key = self._refresh(spec, "changes", "refresh by key")
         _require_by_key(by_key.outcome)
         keyed = self._measured(by_key, self._key_limits(spec, first, by_key))
@@ -112,12 +112,10 @@ class _Bench:
         sample.seed_datasource(self._env, timeout=3600, progress=self._progress)
         return declare_orders(self._env, self._folder / "bench.yaml")
 
-    def _change(self, rows: int, changed: float, seed: int, spec: ExtractSpec) -> sample.Mix:
+    def _change(self, rows: int, changed: float, seed: int) -> sample.Mix:
         mix = change_mix(rows, changed)
         self._progress(f"changing {sum(asdict(mix).values()):,} orders")
         sample.change_table(self._env, seed=seed, mix=mix)
-        # The pipeline would wait for the same quiet; in a real day nobody refreshes right after the last commit.
-        time.sleep(spec.thresholds.quiet_period)
         return mix
 
     def _refresh(self, spec: ExtractSpec, mode: Any, what: str) -> _Done:

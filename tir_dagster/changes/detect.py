@@ -8,7 +8,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,9 +27,9 @@ from tir_dagster.changes.state import ChangeSet, Confirmation, counts_to_json, s
 from tir_dagster.errors import GuardError, SourceError
 from tir_dagster.source.columns import Column
 from tir_dagster.source.connection import SnowflakeAccess
-from tir_dagster.source.names import TableName, quote
+from tir_dagster.source.names import TableName
 from tir_dagster.source.pinned import PinnedSource
-from tir_dagster.source.versions import Probe, SourceVersion, probe, table_identity
+from tir_dagster.source.versions import Probe, SourceVersion, is_kept, probe, table_facts
 from tir_dagster.spec import ExtractSpec
 
 if TYPE_CHECKING:
@@ -37,12 +37,23 @@ if TYPE_CHECKING:
 
     from tir_dagster.changes.workbench import SparkWorkbench
 
+# A version lies this long before the last look: transactions in flight then have ended.
 MARGIN_SECONDS = 1.0
+# And at least this long after the token was told: the warehouse's machines do not share one clock.
+AFTER_TOKEN_SECONDS = 0.25
 QUIET_TRIES = 30
 # `keys` are purged from the extract; `ledger_keys` are those of the rows that the ledger knows, which differ if aggregated.
 KEYS, LEDGER_KEYS, ROWS, LEDGER, _WORK = "keys", "ledger_keys", "rows", "ledger", "work"
 
 Log = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Settled:
+    """The source as an extract already shows it: the token of its tables, and a version at which they were quiet."""
+
+    token: str
+    version: SourceVersion
 
 
 @dataclass(frozen=True)
@@ -97,12 +108,15 @@ def survey(
     access: SnowflakeAccess,
     *,
     columns: Sequence[str] = (),
+    settled: Settled | None = None,
     log: Log,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Survey:
     """Look at the source: its columns, its identity, its change token, and a quiet moment to pin."""
     relation = relation_of(spec, access, columns=columns)
-    token, version = quiet_together(spec, access, relation.tables, log, sleep)
+    # Before anything is read: DDL that comes later is seen next time.
+    facts = {table: table_facts(access, table) for table in relation.tables}
+    token, version = quiet_moment(spec, access, relation.tables, settled=settled, log=log, sleep=sleep)
     known = Known(
         definition=definition_of(spec),
         schema=_digest(
@@ -111,10 +125,11 @@ def survey(
                 for one in (*relation.columns, *relation.base_columns)
             ]
         ),
-        identity=",".join(table_identity(access, table) for table in relation.tables),
+        identity=",".join(one.identity for one in facts.values()),
         token=token,
     )
-    return Survey(spec, relation, known, version)
+    kept = all(is_kept(access, table, one, version) for table, one in facts.items())
+    return Survey(spec, relation, known, replace(version, kept=kept))
 
 
 def definition_of(spec: ExtractSpec) -> str:
@@ -130,25 +145,61 @@ def _digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def quiet_together(
+def quiet_moment(
     spec: ExtractSpec,
     access: SnowflakeAccess,
     tables: Sequence[TableName],
+    *,
+    settled: Settled | None = None,
     log: Log,
     sleep: Callable[[float], None] = time.sleep,
 ) -> tuple[str, SourceVersion]:
-    """One token for all tables, and a version that shows them all; what changes after it is seen next time."""
+    """One token for all tables, and a version that surely shows every change that the token stands for.
+
+    The token is read first; the version lies between that reading and a second one, a margin before the second. So it
+    shows what the token tells, and transactions that were in flight then have ended. A change that comes later can be in
+    the version but not in the token, which costs a look next time; the other way round it would be lost. Nothing else
+    says when rows changed: LAST_ALTERED of a view does not move with its tables.
+    """
+    token, seen = _tokens(access, tables)
+    if settled is not None and token == settled.token:
+        # Nothing changed since a version that was quiet then.
+        return token, max(settled.version, _before(seen, MARGIN_SECONDS))
+    quiet = spec.thresholds.quiet_period
+    wait = max(quiet, MARGIN_SECONDS) + AFTER_TOKEN_SECONDS
+    left = wait
     for _ in range(QUIET_TRIES):
-        moments = [quiet_moment(spec, access, table, log, sleep) for table in tables]
-        token = ",".join(one for one, _ in moments)
-        # While one was waited for, another may have begun to change.
-        if len(tables) == 1 or token == combined_token(probe(access, tables).items()):
-            # No table changed between its own moment and this one, so the last of them shows them all.
-            return token, max(version for _, version in moments)
+        sleep(left)
+        again, now = _tokens(access, tables)
+        if again != token and quiet > 0:
+            log(f"{_listed(tables)} changed; waiting until all has been quiet for {quiet:g} s")
+            token, seen, left = again, now, wait
+            continue
+        # By the warehouse's clock, which is the one that the version is on.
+        left = wait - (now.moment - seen.moment).total_seconds()
+        if left <= 0:
+            return token, _before(now, MARGIN_SECONDS)
     raise GuardError(
-        f"{spec.name}: its tables keep changing: they were never quiet together. Nothing was touched. "
-        "Refresh when their loads are done, or lower thresholds.quiet_period in the spec."
+        f"{spec.name}: {_listed(tables)} keeps changing: never quiet for {quiet:g} seconds. Nothing was touched. "
+        "Refresh when the load is done, or lower thresholds.quiet_period in the spec."
     )
+
+
+def _tokens(access: SnowflakeAccess, tables: Sequence[TableName]) -> tuple[str, SourceVersion]:
+    """The token of all tables, and the warehouse's clock when it was asked for."""
+    found = probe(access, tables)
+    token = combined_token(found.items())
+    seen = next(one.seen for one in found.values())
+    assert seen is not None, "a token has its moment"
+    return token, seen
+
+
+def _before(version: SourceVersion, seconds: float) -> SourceVersion:
+    return SourceVersion(version.moment - timedelta(seconds=seconds))
+
+
+def _listed(tables: Sequence[TableName]) -> str:
+    return ", ".join(map(str, tables))
 
 
 def combined_token(found: Iterable[tuple[TableName, Probe]]) -> str:
@@ -162,40 +213,25 @@ def _token(table: TableName, found: Probe) -> str:
     return found.token
 
 
-def quiet_moment(
-    spec: ExtractSpec, access: SnowflakeAccess, table: TableName, log: Log, sleep: Callable[[float], None]
-) -> tuple[str, SourceVersion]:
-    """The change token and a version that surely shows the change it stands for.
+def readable_version(
+    access: SnowflakeAccess, tables: Sequence[TableName], version: SourceVersion, token: str
+) -> SourceVersion | None:
+    """The version as it can be read: by Time Travel; as it is now if there is none and nothing changed since; else None."""
+    if all(is_kept(access, table, table_facts(access, table), version) for table in tables):
+        return version
+    return replace(version, kept=False) if _tokens(access, tables)[0] == token else None
 
-    The token is read first: a change that comes later can then be in the version but not in the token, which costs
-    a look next time; the other way round it would be lost.
-    """
-    quiet = max(spec.thresholds.quiet_period, MARGIN_SECONDS)
-    for _ in range(QUIET_TRIES):
-        found = probe(access, [table])[table]
-        if found.token is None:
-            raise SourceError(found.problem or f"{table} gives no change token.")
-        now, altered = _clock(access, table)
-        age = (now - altered).total_seconds()
-        if age >= quiet:
-            return found.token, SourceVersion(now - timedelta(seconds=MARGIN_SECONDS))
-        log(f"{table} changed {age:.1f} s ago; waiting until it has been quiet for {quiet:g} s")
-        sleep(quiet - age + 0.05)
+
+def _check_unchanged(surveyed: Survey, access: SnowflakeAccess) -> None:
+    """Several reads without Time Travel are of one version only if no change came between them."""
+    tables = surveyed.relation.tables
+    if surveyed.version.kept or _tokens(access, tables)[0] == surveyed.known.token:
+        return
     raise GuardError(
-        f"{spec.name}: {table} keeps changing: it was never quiet for {quiet:g} seconds. Nothing was touched. "
-        "Refresh when its load is done, or lower thresholds.quiet_period in the spec."
+        f"{surveyed.spec.name}: {_listed(tables)} changed while it was read, and Time Travel does not keep what it was before "
+        "(DATA_RETENTION_TIME_IN_DAYS is 0). Nothing was touched. Refresh when the load is done, or give the table a "
+        "retention of a day."
     )
-
-
-def _clock(access: SnowflakeAccess, table: TableName) -> tuple[datetime, datetime]:
-    rows = access.query(
-        f"SELECT CURRENT_TIMESTAMP()::TIMESTAMP_TZ, LAST_ALTERED::TIMESTAMP_TZ "
-        f"FROM {quote(table.database)}.INFORMATION_SCHEMA.TABLES WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s",
-        (table.schema, table.name),
-    )
-    if not rows:
-        raise SourceError(f"{table} does not exist, or the role may not see it. Check the name and the grants.")
-    return rows[0][0], rows[0][1]
 
 
 def make_change_set(
@@ -252,6 +288,7 @@ def make_change_set(
                 before = confirmed.rows if confirmed else 0
                 stats, counts = _read_all(bench, surveyed, base, folder, before=before, allow_empty=allow_empty)
             watermark = highest_mark(access, surveyed.source.watermark, surveyed.source.sql)
+            _check_unchanged(surveyed, access)
         finally:
             bench.close()
         shutil.rmtree(folder / _WORK, ignore_errors=True)

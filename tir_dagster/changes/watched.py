@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tir_dagster.changes.detect import Log, definition_of, quiet_together
+from tir_dagster.changes.detect import Log, definition_of, quiet_moment
 from tir_dagster.changes.plan import Known
 from tir_dagster.changes.relation import read_tables
 from tir_dagster.source.connection import SnowflakeAccess
@@ -32,5 +32,5 @@ def watch_tables(
     spec: ExtractSpec, access: SnowflakeAccess, *, log: Log, sleep: Callable[[float], None] = time.sleep
 ) -> Watched:
     """Wait until all tables are quiet together; what changes after this is seen next time."""
-    token, version = quiet_together(spec, access, watched_tables(spec), log, sleep)
+    token, version = quiet_moment(spec, access, watched_tables(spec), log=log, sleep=sleep)
     return Watched(Known(definition_of(spec), "", "", token), version)

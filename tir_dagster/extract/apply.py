@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -175,9 +176,13 @@ def verify_touched(
         )
 
 
-def verify_counts(prints: Prints, change_set: ChangeSet) -> None:
-    """Compare the number of rows by slice with what was read: all that can be said of a query that is not repeatable."""
-    if slice_rows(prints) != {name: count for name, count in change_set.appended.items() if count}:
+def verify_counts(prints: Prints, change_set: ChangeSet, base: Version | None) -> None:
+    """Compare the number of rows by slice with what was read: all that can be said of rows that cannot be read again."""
+    expected = Counter(change_set.appended)
+    if change_set.decision == "incremental" and base is not None:
+        expected.update(base.manifest["slice_rows"])
+        expected.subtract(change_set.purged)
+    if slice_rows(prints) != {name: count for name, count in expected.items() if count}:
         raise VerificationError(
             f"{change_set.extract}: the new extract does not hold the rows that were read. Nothing was published. "
             "Run the refresh again; if that differs too, report it.",

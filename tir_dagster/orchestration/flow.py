@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tir_dagster.changes.changesets import ChangeSetStore
-from tir_dagster.changes.detect import Base, Survey, make_change_set, survey
+from tir_dagster.changes.detect import Base, Settled, Survey, make_change_set, readable_version, survey
 from tir_dagster.changes.hints import Hint
 from tir_dagster.changes.lease import Lease, LeaseLostError, lease
 from tir_dagster.changes.plan import Mode, Plan, Reason, Situation, plan_refresh
@@ -196,7 +196,13 @@ class Refresher:
 
     def survey(self, looked: Looked) -> Survey:
         with self._swept(), self.stages.timed("survey"), self.snowflake.kept_open():
-            return survey(self.spec, self.snowflake, columns=self._columns(looked), log=self.log)
+            return survey(
+                self.spec,
+                self.snowflake,
+                columns=self._columns(looked),
+                settled=_settled(looked.confirmed),
+                log=self.log,
+            )
 
     def _columns(self, looked: Looked) -> tuple[str, ...]:
         """Which columns the extract has: the datasource's own if people built it, else the spec's, else all."""
@@ -360,13 +366,15 @@ class Refresher:
             crash_after("applied")
             self.log(f"{applied.purged:,} rows purged, {applied.appended:,} appended: verifying against the source")
             with self.stages.timed("verify"):
-                pinned = relation.shown(SourceVersion.parse(change_set.source_version))
+                version_read = SourceVersion.parse(change_set.source_version)
+                pinned = readable_version(self.snowflake, relation.tables, version_read, change_set.known.token)
                 prints = content_fingerprints(workspace.extract, shape)
-                if relation.why_full is None:
-                    verify_touched(prints, change_set, shape=shape, table_sql=pinned, query=self.snowflake.query)
-                else:
-                    # Asked again, such a query may rightly answer something else.
-                    verify_counts(prints, change_set)
+                if relation.why_full is None and pinned is not None:
+                    table_sql = relation.shown(pinned)
+                    verify_touched(prints, change_set, shape=shape, table_sql=table_sql, query=self.snowflake.query)
+                elif relation.why_full is not None or not relation.aggregated:
+                    # Asked again, such a query may rightly answer something else, and such a table does.
+                    verify_counts(prints, change_set, looked.base)
             manifest = {
                 "extract": self.spec.name,
                 "change_set": change_set.id,
@@ -512,6 +520,12 @@ class Refresher:
         intent = self.change_sets.intent()
         protected = {one.version for one in (confirmed, intent) if one is not None}
         self.versions.prune(self.spec.keep.versions, protected=protected, most_bytes=self.spec.keep.size)
+
+
+def _settled(confirmed: Confirmation | None) -> Settled | None:
+    if confirmed is None:
+        return None
+    return Settled(confirmed.known.token, SourceVersion.parse(confirmed.source_version))
 
 
 def for_extract(access: SnowflakeAccess, spec: ExtractSpec) -> SnowflakeAccess:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tir_dagster.changes.detect import readable_version
 from tir_dagster.changes.relation import Dimension, Relation, relation_of
 from tir_dagster.changes.state import NO_SLICE_KEY, Confirmation, slice_label
 from tir_dagster.datasource.client import TableauClient
@@ -57,7 +58,9 @@ class Verification:
         if relation.why_full is not None:
             return Finding(True, f"Asked again, the query may rightly answer something else: {relation.why_full}.")
         ours = content_fingerprints(self._version.extract, self._shape)
-        pinned = relation.shown(SourceVersion.parse(self._confirmed.source_version))
+        if (version := self._readable(relation)) is None:
+            return Finding(False, f"Not verified: {self._unreadable(relation)}", open=True)
+        pinned = relation.shown(version)
         sql = fingerprint_sql(self._shape.columns, pinned, self._shape.slices)
         theirs = self._shape.firm(read_fingerprints(self._refresher.snowflake.query(sql), self._shape.columns))
         different = {slice_label(one or NO_SLICE_KEY): lines for one, lines in different_slices(ours, theirs).items()}
@@ -120,16 +123,34 @@ class Verification:
     def mandatory_joins(self) -> Finding:
         """Whether inner joins hide rows whose partner is missing."""
         relation = self._relation()
-        hidden = {str(one.table): self._unmatched(relation, one) for one in relation.dimensions if one.join == "inner"}
+        if (version := self._readable(relation)) is None:
+            return Finding(False, f"Not verified: {self._unreadable(relation)}", open=True)
+        hidden = {
+            str(one.table): self._unmatched(relation, one, version)
+            for one in relation.dimensions
+            if one.join == "inner"
+        }
         wrong = {table: count for table, count in hidden.items() if count}
         if not wrong:
             return Finding(True, f"{len(hidden)} mandatory joins: every row finds its partner.")
         said = "; ".join(f"{count:,} rows refer to keys that {table} does not have" for table, count in wrong.items())
         return Finding(False, f"{said}: the query hides them. Load the partners, or make the join a LEFT JOIN.")
 
-    def _unmatched(self, relation: Relation, dimension: Dimension) -> int:
+    def _readable(self, relation: Relation) -> SourceVersion | None:
+        """The confirmed version, as far as its tables can still be read as they were."""
+        version = SourceVersion.parse(self._confirmed.source_version)
+        return readable_version(self._refresher.snowflake, relation.tables, version, self._confirmed.known.token)
+
+    def _unreadable(self, relation: Relation) -> str:
+        tables = ", ".join(map(str, relation.tables))
+        return (
+            f"{tables} changed since {self._moment}, and without Time Travel (DATA_RETENTION_TIME_IN_DAYS is 0) nobody can read "
+            f"what was there then. Verify right after a refresh, or give the table a retention of a day."
+        )
+
+    def _unmatched(self, relation: Relation, dimension: Dimension, version: SourceVersion) -> int:
         assert relation.view is not None, "only a query joins"
-        pinned = SourceVersion.parse(self._confirmed.source_version).sql
+        pinned = version.sql
         parent = next(one.table for one in relation.view.tables if one.alias == dimension.parent)
         pairs = list(_pairs(dimension))
         given = " AND ".join(f"P.{column} IS NOT NULL" for column, _ in pairs)

@@ -12,15 +12,19 @@ from snowflake.connector.constants import FIELD_ID_TO_NAME
 
 from tir_dagster.errors import SourceError
 from tir_dagster.source.columns import Column, UnheldTypeError
-from tir_dagster.source.connection import MISSING_OBJECT, SnowflakeAccess, SnowflakeError
+from tir_dagster.source.connection import BEYOND_TIME_TRAVEL, MISSING_OBJECT, SnowflakeAccess, SnowflakeError
 from tir_dagster.source.names import TableName, literal, quote
 
 
 @dataclass(frozen=True, order=True)
 class SourceVersion:
-    """A moment on the warehouse's clock at which every table is read: in UTC, to the microsecond."""
+    """A moment on the warehouse's clock at which every table is read: in UTC, to the microsecond.
+
+    A version that is not `kept` by Time Travel is read as it is now: whoever reads it compares change tokens.
+    """
 
     moment: datetime
+    kept: bool = field(default=True, compare=False)
 
     def __post_init__(self) -> None:
         if self.moment.tzinfo is None:
@@ -39,7 +43,9 @@ class SourceVersion:
 
     @property
     def sql(self) -> str:
-        """The clause that pins a table: AT(TIMESTAMP => …), for a place right after the table's name."""
+        """The clause that pins a table: AT(TIMESTAMP => …), for a place right after the table's name; empty if not kept."""
+        if not self.kept:
+            return ""
         return f"AT(TIMESTAMP => {literal(str(self))}::TIMESTAMP_TZ)"
 
     def __str__(self) -> str:
@@ -60,12 +66,23 @@ class Probe:
 
 @dataclass(frozen=True)
 class TableFacts:
-    """What INFORMATION_SCHEMA knows about a table now."""
+    """What INFORMATION_SCHEMA knows about a table or view now; a view has no rows and no retention of its own."""
 
     created: datetime
-    last_altered: datetime
+    # When DDL of any kind last ran on it; it moves with a comment as with a renamed column, and never with rows.
+    last_ddl: datetime | None
     rows: int | None
-    retention_days: int
+    retention_days: int | None
+
+    @property
+    def identity(self) -> str:
+        """A text that changes when the table is recreated or swapped; not when its rows or columns do."""
+        return _utc(self.created)
+
+    @property
+    def ddl(self) -> str:
+        """A text that changes with every DDL statement on the table; not with its rows."""
+        return _utc(self.last_ddl) if self.last_ddl else ""
 
 
 def probe(access: SnowflakeAccess, tables: Sequence[TableName]) -> dict[TableName, Probe]:
@@ -162,9 +179,9 @@ def _chosen(table: TableName, known: list[str], names: Sequence[str] | None) -> 
 
 
 def table_facts(access: SnowflakeAccess, table: TableName) -> TableFacts:
-    """When the table was made and altered, its rows and how far Time Travel reaches."""
+    """When the table was made and last defined, its rows and how far Time Travel reaches."""
     rows = access.query(
-        f"SELECT CREATED, LAST_ALTERED, ROW_COUNT, RETENTION_TIME FROM {quote(table.database)}.INFORMATION_SCHEMA.TABLES "
+        f"SELECT CREATED, LAST_DDL, ROW_COUNT, RETENTION_TIME FROM {quote(table.database)}.INFORMATION_SCHEMA.TABLES "
         f"WHERE TABLE_SCHEMA = {literal(table.schema)} AND TABLE_NAME = {literal(table.name)}"
     )
     if not rows:
@@ -172,13 +189,34 @@ def table_facts(access: SnowflakeAccess, table: TableName) -> TableFacts:
             f"{table} does not exist, or the role may not see it. Check the name and the grants.",
             errno=min(MISSING_OBJECT),
         )
-    created, altered, count, retention = rows[0]
-    return TableFacts(created, altered, None if count is None else int(count), int(retention or 0))
+    created, defined, count, retention = rows[0]
+    return TableFacts(created, defined, _whole(count), _whole(retention))
+
+
+def _whole(value: Any) -> int | None:
+    return None if value is None else int(value)
+
+
+def _utc(moment: datetime) -> str:
+    return moment.astimezone(UTC).isoformat(timespec="microseconds")
+
+
+def is_kept(access: SnowflakeAccess, table: TableName, facts: TableFacts, version: SourceVersion) -> bool:
+    """Whether Time Travel shows the table at a version of late; a view has the past that the tables behind it have."""
+    if facts.retention_days is not None:
+        return facts.retention_days != 0
+    try:
+        access.query(f"SELECT 1 FROM {table.sql} {version.sql} LIMIT 0")
+    except SnowflakeError as failure:
+        if failure.errno not in BEYOND_TIME_TRAVEL:
+            raise
+        return False
+    return True
 
 
 def table_identity(access: SnowflakeAccess, table: TableName) -> str:
     """A text that changes when the table is recreated or swapped; not when its rows or columns do."""
-    return table_facts(access, table).created.astimezone(UTC).isoformat(timespec="microseconds")
+    return table_facts(access, table).identity
 
 
 def select(

@@ -62,16 +62,15 @@ class Shown:
         self.refresher = self.new_refresher()
 
     def new_refresher(self) -> Refresher:
-        spec = spec_from_mapping(
-            {
-                "name": self.name,
-                "query": self.in_schema(self.query),
-                "datasource": {"project": PROJECT, "name": self.name},
-                "thresholds": {"quiet_period": "0 seconds", "full_share": 1.0, "delete_share": 1.0},
-                **self._settings(self.settings),
-            },
-            "a test",
-        )
+        declared = {
+            "name": self.name,
+            "query": self.in_schema(self.query),
+            "datasource": {"project": PROJECT, "name": self.name},
+            "thresholds": {"quiet_period": "0 seconds", "full_share": 1.0, "delete_share": 1.0},
+            **self._settings(self.settings),
+        }
+        # An extract of a table has no query of its own: then the settings say so.
+        spec = spec_from_mapping({name: value for name, value in declared.items() if value is not None}, "a test")
         return Refresher(
             spec,
             snowflake=SnowflakeAccess.from_environment(self.env),
