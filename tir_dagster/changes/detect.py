@@ -127,6 +127,8 @@ def survey(
         ),
         identity=",".join(one.identity for one in facts.values()),
         token=token,
+        ddl=",".join(one.ddl for one in facts.values()),
+        role=role_of(spec),
     )
     kept = all(is_kept(access, table, one, version) for table, one in facts.items())
     return Survey(spec, relation, known, replace(version, kept=kept))
@@ -139,6 +141,12 @@ def definition_of(spec: ExtractSpec) -> str:
     triggered = spec.delivery == "trigger"
     names = ["source", "watch", "datasource"] if triggered else ["source", "columns", "row_key", "slices", "watermark"]
     return _digest({name: value[name] for name in [*names, *(["query"] if spec.query else [])]})
+
+
+def role_of(spec: ExtractSpec) -> str:
+    """The role that the spec reads with, as Snowflake spells it: row access and masking policies may depend on it."""
+    role = spec.snowflake.role or ""
+    return role if role.startswith('"') else role.upper()
 
 
 def _digest(value: Any) -> str:

@@ -13,6 +13,13 @@ Mode = Literal["changes", "slices", "full"]
 Decision = Literal["none", "incremental", "full"]
 
 
+# Told with SCHEMA_CHANGED where names and types are as before.
+DDL_RAN = (
+    "DDL ran on a source table since the last refresh: its columns have the names and types of before, but may hold other "
+    "values (renamed, or dropped and added again), and it was not shown that they do not."
+)
+
+
 class Reason(Enum):
     """Why a refresh is a full one: a closed list, always recorded and shown."""
 
@@ -40,6 +47,14 @@ class Known:
     schema: str
     identity: str
     token: str
+    # When DDL last ran on each table. None, like the role's: written by a version that did not keep it, so unknown.
+    ddl: str | None = None
+    role: str | None = None
+
+    def known_as(self, now: Known) -> Known:
+        """This, with what it does not know taken from what is there now."""
+        ddl, role = (now.ddl if self.ddl is None else self.ddl), (now.role if self.role is None else self.role)
+        return replace(self, ddl=ddl, role=role)
 
 
 @dataclass(frozen=True)
@@ -63,6 +78,8 @@ class Situation:
     opaque: str | None = None
     # And it may show something else though no table changed.
     restless: bool = False
+    # DDL ran on a table since, and yet the rows of then are the same under the columns of now.
+    same_rows: bool = False
     # What the spec lets nobody look for.
     unsought: tuple[str, ...] = ()
 
@@ -105,6 +122,8 @@ def plan_refresh(situation: Situation) -> Plan:
             return plan
         return replace(plan, decision="incremental", slices=situation.slices)
     told = (situation.opaque,) if situation.opaque and reason is Reason.NONDETERMINISTIC_VIEW else ()
+    if reason is Reason.SCHEMA_CHANGED and situation.confirmed and situation.now.schema == situation.confirmed.schema:
+        told = (DDL_RAN,)
     return _full(replace(plan, warnings=told), reason, situation.policy)
 
 
@@ -152,7 +171,8 @@ def check_guards(extract: str, *, rows: int, left: int, delete_share: float) -> 
 
 
 def _full_reason(situation: Situation) -> Reason | None:
-    now, confirmed = situation.now, situation.confirmed
+    now = situation.now
+    confirmed = situation.confirmed.known_as(now) if situation.confirmed else None
     if situation.mode == "full" or situation.policy == "full":
         # A policy of full still does nothing when nothing changed.
         same = confirmed == now and situation.base_present and not situation.foreign
@@ -164,12 +184,14 @@ def _full_reason(situation: Situation) -> Reason | None:
         return Reason.STATE_LOST
     if situation.foreign:
         return Reason.FOREIGN_PUBLISH
-    if now.definition != confirmed.definition:
+    if (now.definition, now.role) != (confirmed.definition, confirmed.role):
         return Reason.DEFINITION_CHANGED
     if now.schema != confirmed.schema:
         return Reason.SCHEMA_CHANGED
     if now.identity != confirmed.identity:
         return Reason.SOURCE_REPLACED
+    if now.ddl != confirmed.ddl and not situation.same_rows:
+        return Reason.SCHEMA_CHANGED
     unchanged = now.token == confirmed.token and not situation.restless
     idle = situation.mode == "changes" and unchanged and not situation.pending
     return Reason.NONDETERMINISTIC_VIEW if situation.opaque and not idle else situation.owed

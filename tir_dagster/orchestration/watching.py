@@ -41,14 +41,18 @@ def news(instance: dg.DagsterInstance, spec: ExtractSpec, keys: ExtractKeys, con
 
 
 def confirmed_state(confirmed: Confirmation | None) -> str | None:
-    return f"{confirmed.known.token}/{confirmed.known.definition}" if confirmed else None
+    return f"{confirmed.known.token}/{confirmed.known.definition}{_role(confirmed.known.role)}" if confirmed else None
+
+
+def _role(role: str | None) -> str:
+    return f"/{role}" if role else ""
 
 
 class Source:
     """The source table, and what is watched with it, at this tick; SourceError when it cannot be read. No Spark."""
 
     def __init__(self, spec: ExtractSpec, snowflake: SnowflakeParam) -> None:
-        from tir_dagster.changes.detect import combined_token, definition_of  # noqa: PLC0415
+        from tir_dagster.changes.detect import combined_token, definition_of, role_of  # noqa: PLC0415
         from tir_dagster.changes.watched import watched_tables  # noqa: PLC0415
 
         self._spec = spec
@@ -57,7 +61,8 @@ class Source:
         probes = SHARED.probe(self._access, [self._table, *further], asker=spec.name)
         self.token = combined_token(probes.items())
         # A spec that changed is a change, too.
-        self.state = f"{self.token}/{definition_of(spec)}"
+        role = "" if spec.delivery == "trigger" else role_of(spec)
+        self.state = f"{self.token}/{definition_of(spec)}{_role(role)}"
 
     def metadata(self) -> dict[str, Any]:
         from tir_dagster.source.versions import describe, describe_held, table_facts  # noqa: PLC0415

@@ -10,7 +10,7 @@ from tir_dagster.changes.find import Found
 from tir_dagster.changes.plan import Known, Mode, Plan, Reason, Situation, check_guards, plan_refresh, settle_plan
 from tir_dagster.errors import GuardError, TirError
 
-KNOWN = Known(definition="d", schema="s", identity="i", token="t")
+KNOWN = Known(definition="d", schema="s", identity="i", token="t", ddl="then", role="")
 QUIET = Situation(extract="orders", mode="changes", policy="auto", now=KNOWN, confirmed=KNOWN)
 
 
@@ -30,6 +30,13 @@ QUIET = Situation(extract="orders", mode="changes", policy="auto", now=KNOWN, co
         (replace(QUIET, now=replace(KNOWN, definition="other")), "full", Reason.DEFINITION_CHANGED),
         (replace(QUIET, now=replace(KNOWN, schema="other")), "full", Reason.SCHEMA_CHANGED),
         (replace(QUIET, now=replace(KNOWN, identity="other")), "full", Reason.SOURCE_REPLACED),
+        (replace(QUIET, now=replace(KNOWN, ddl="later")), "full", Reason.SCHEMA_CHANGED),
+        (replace(QUIET, now=replace(KNOWN, ddl="later"), same_rows=True), "none", None),
+        (replace(QUIET, now=replace(KNOWN, ddl="later", identity="other")), "full", Reason.SOURCE_REPLACED),
+        (replace(QUIET, now=replace(KNOWN, role="OTHER")), "full", Reason.DEFINITION_CHANGED),
+        # What an earlier version did not keep is unknown, not different.
+        (replace(QUIET, confirmed=replace(KNOWN, ddl=None, role=None)), "none", None),
+        (replace(QUIET, policy="full", confirmed=replace(KNOWN, ddl=None, role=None)), "none", None),
         (replace(QUIET, pending=("a",), owed=Reason.REQUESTED), "full", Reason.REQUESTED),
         (replace(QUIET, owed=Reason.DRIFT_UNREPAIRED), "full", Reason.DRIFT_UNREPAIRED),
         (replace(QUIET, policy="full", owed=Reason.DRIFT_UNREPAIRED), "full", Reason.REQUESTED),

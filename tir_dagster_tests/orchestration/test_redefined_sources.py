@@ -50,6 +50,63 @@ def make(places, spark, tmp_path_factory) -> Iterator[Make]:
         shop.close()
 
 
+def exchange_prices(shop: Shown) -> None:
+    """The names stay, what they stand for does not."""
+    shop.sql("ALTER TABLE {s}.PRODUCTS RENAME COLUMN PRICE TO PRICE_OLD")
+    shop.sql("ALTER TABLE {s}.PRODUCTS RENAME COLUMN PRICE_NEW TO PRICE")
+
+
+def add_anew(shop: Shown) -> None:
+    """The last column, so that even the order of the columns is as before."""
+    shop.sql("ALTER TABLE {s}.PRODUCTS DROP COLUMN PRICE")
+    shop.sql("ALTER TABLE {s}.PRODUCTS ADD COLUMN PRICE NUMBER(9,2)")
+
+
+@pytest.fixture(scope="module")
+def products(make: Make) -> Shown:
+    return make(SHOWN, **OF_TABLE)
+
+
+@pytest.fixture(scope="module")
+def joined(make: Make) -> Shown:
+    return make(JOINED, row_key="ID")
+
+
+@pytest.mark.parametrize("redefine", [exchange_prices, add_anew])
+def test_a_column_of_the_same_name_with_other_content_costs_a_full_refresh(products, redefine):
+    redefine(products)
+    products.sql(
+        "INSERT INTO {s}.PRODUCTS (PRODUCT, MARK, PRICE) SELECT 'P' || (MAX(MARK) + 1), MAX(MARK) + 1, 3 FROM {s}.PRODUCTS"
+    )
+    plan = products.refresh()
+    assert plan.reason is Reason.SCHEMA_CHANGED
+    assert "may hold other values" in plan.warnings[0]
+    assert products.published() == products.expected()
+
+
+def test_ddl_that_leaves_the_rows_as_they_are_costs_no_full_refresh(products):
+    products.sql("COMMENT ON TABLE {s}.PRODUCTS IS 'told'")
+    products.sql("ALTER TABLE {s}.PRODUCTS ADD COLUMN UNUSED INT")
+    assert products.refresh().decision == "none"
+    products.sql("INSERT INTO {s}.PRODUCTS (PRODUCT, MARK, PRICE) VALUES ('P9', 9, 9)")
+    assert products.refresh().decision == "incremental"
+    assert products.published() == products.expected()
+
+
+def test_a_column_of_a_joined_table_with_other_content_costs_a_full_refresh(joined):
+    exchange_prices(joined)
+    joined.sql("UPDATE {s}.PRODUCTS SET PRODUCT = 'P9' WHERE PRODUCT = 'P2'")
+    assert joined.refresh().reason is Reason.SCHEMA_CHANGED
+    assert joined.published() == joined.expected()
+
+
+def test_another_role_in_the_spec_is_another_definition(joined):
+    joined.settings = {**joined.settings, "snowflake": {"role": "analyst"}}
+    joined.refresher = joined.new_refresher()
+    assert joined.refresh().reason is Reason.DEFINITION_CHANGED
+    assert joined.refresh().decision == "none"
+
+
 def test_a_table_without_time_travel_is_read_as_it_is_and_never_in_two_versions(make):
     forgetful = "ALTER TABLE {s}.PRODUCTS SET DATA_RETENTION_TIME_IN_DAYS = 0"
     shop = make(JOINED, before=forgetful, row_key="ID")
