@@ -37,6 +37,10 @@ def test_what_the_server_holds_decides_what_a_crash_left(version, fingerprint, v
 def test_records_of_an_earlier_release_can_still_be_read():
     text = replace(CONFIRMED, lag=None).to_json().replace('"lag": null, ', "")
     assert "lag" not in text
+    # Nor was it known when DDL had run, and by which role was read.
+    text = text.replace('"ddl": null, ', "").replace('"role": null, ', "")
+    assert "ddl" not in text
+    assert "role" not in text
     assert Confirmation.from_json(text) == CONFIRMED
     with pytest.raises(ValueError, match="not a complete"):
         Confirmation.from_json("{}")
