@@ -313,6 +313,12 @@ def test_text_that_cannot_be_taken_apart_is_sent_whole():
     assert view_sql(view, None) == query.replace("db.s.sales", '"DB"."S"."SALES"')
 
 
+def test_a_column_called_interval_is_seen_or_the_query_is_sent_whole():
+    known = {SALES: ["ID", "INTERVAL"]}
+    assert analyse("SELECT id, interval * 2 AS x FROM db.s.sales", known).fact.used == ("ID", "INTERVAL")
+    assert analyse("SELECT id, interval + 1 AS x FROM db.s.sales", known).kind == "opaque"
+
+
 @pytest.mark.parametrize(
     "query",
     [

@@ -17,6 +17,7 @@ _CLAUSES = (
 )  # fmt: skip
 _OPEN = (TokenType.L_PAREN, TokenType.L_BRACKET, TokenType.L_BRACE)
 _CLOSED = (TokenType.R_PAREN, TokenType.R_BRACKET, TokenType.R_BRACE)
+_TEXTS = (TokenType.STRING, TokenType.RAW_STRING)
 _BEFORE_JOIN = ("LEFT", "OUTER", "INNER", "DIRECTED")
 
 
@@ -58,9 +59,18 @@ def _mark(query: Query, nodes: Sequence[exp.Expr], pieces: Sequence[Sequence[Tok
             continue
         bare, own = (node.this, _without_alias(tokens)) if isinstance(node, exp.Alias) else (node, tokens)
         start, end = (own[0].start, own[-1].end + 1) if own else (0, 0)
-        if parse_expression(query.text[start:end]) != bare:
+        if parse_expression(query.text[start:end]) != bare or (bare.find(exp.Interval) and _has_odd_interval(own)):
             raise NotIncremental(f"{query.text[start:end]} cannot be taken out of its text with certainty")
         bare.meta[_SPAN] = start, end
+
+
+def _has_odd_interval(tokens: Sequence[Token]) -> bool:
+    """Whether an INTERVAL has no text behind it: in INTERVAL + 1 it is a column, which sqlglot does not see."""
+    followed = [*tokens[1:], None]
+    return any(
+        token.token_type == TokenType.INTERVAL and (behind is None or behind.token_type not in _TEXTS)
+        for token, behind in zip(tokens, followed, strict=True)
+    )
 
 
 def _without_alias(tokens: Sequence[Token]) -> Sequence[Token]:
