@@ -50,7 +50,9 @@ class ProjectGroup(click.Group):
 
 
 def _of_disk(error: OSError) -> str:
-    where = f"{error.filename}: " if error.filename else ""
+    # Of two files it is the second that is written.
+    file = error.filename2 or error.filename
+    where = f"{file}: " if file else ""
     said = f"{where}{error.strerror or error}"
     if error.errno not in (errno.ENOSPC, errno.EDQUOT):
         return f"{said}. Check TIR_HOME and the disk."

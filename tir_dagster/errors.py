@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from tir_dagster.addresses import hide_credentials
+
 # The checks of a new version, by the names under which Dagster shows them.
 ROWS_ADD_UP, EQUALS_SOURCE = "rows_add_up", "equals_source"
 # And the one of what is published that goes by what the server holds.
@@ -13,8 +15,12 @@ SERVER_HOLDS_IT = "server_holds_it"
 class TirError(Exception):
     """Something a user can cause or mend. Its text is one or two sentences that end with what to do next.
 
-    Never put a secret into it: these messages reach logs, events, Slack and incidents.
+    Never put a secret into it: these messages reach logs, events, Slack and incidents. Credentials inside addresses, which
+    the libraries like to quote, are hidden here.
     """
+
+    def __init__(self, *parts: object) -> None:
+        super().__init__(*(hide_credentials(part) if isinstance(part, str) else part for part in parts))
 
 
 class SpecError(TirError):

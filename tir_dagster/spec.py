@@ -11,6 +11,7 @@ from datetime import UTC, date, datetime, timedelta
 from typing import Literal
 from zoneinfo import ZoneInfo
 
+from tir_dagster.addresses import has_credentials
 from tir_dagster.alerts.policy import Alerts
 from tir_dagster.errors import SpecError
 from tir_dagster.source.names import TableName
@@ -158,6 +159,11 @@ class Datasource:
     job_timeout: float = field(default=4 * 3600.0, metadata={"duration": True})
 
     def problems(self) -> Iterator[tuple[str, str]]:
+        if has_credentials(self.server or ""):
+            yield (
+                "server",
+                "leave user and password out of the address, and set TABLEAU_TOKEN_NAME and TABLEAU_TOKEN_SECRET",
+            )
         if not 1 <= self.patch_limit_mb <= _LARGEST_PATCH_MB:
             yield "patch_limit_mb", f"give a number of megabytes between 1 and {_LARGEST_PATCH_MB:,}"
         if self.job_timeout < _SHORTEST_JOB_SECONDS:

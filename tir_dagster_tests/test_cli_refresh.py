@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import errno
+import os
+import sqlite3
 from pathlib import Path
+from types import SimpleNamespace
+from typing import NoReturn
 
 import click
+import dagster as dg
 import pytest
+import sqlalchemy
 from click.testing import CliRunner, Result
 
 from tir_dagster.cli import ProjectGroup, tir
+from tir_dagster.errors import MachineError, TirError
+from tir_dagster.orchestration.home import dagster_instance
 from tir_dagster_tests.test_spec import GOOD
 
 WRONG_USAGE = 2
@@ -106,6 +114,52 @@ def test_a_disk_that_fills_up_half_way_is_told_with_the_folder_and_its_room(spec
     assert result.exit_code == 1
     assert f"Error: {specs}: No space left on device. {specs.parent} has " in result.stderr
     assert "MB free: make room there, or set TIR_HOME" in result.stderr
+
+
+def test_of_two_files_the_one_that_has_no_room_is_told(specs):
+    result = fails_with(OSError(errno.ENOSPC, "No space left on device", "/from/there", None, str(specs)))
+    assert result.stderr.startswith(f"Error: {specs}: No space left on device. ")
+
+
+def fill_up() -> NoReturn:
+    """What SQLite really says, through what Dagster really uses, where there is no room for one more page."""
+    with sqlalchemy.create_engine("sqlite://").connect() as connection:
+        connection.exec_driver_sql("CREATE TABLE t (x)")
+        connection.exec_driver_sql("PRAGMA max_page_count = 2")
+        connection.exec_driver_sql("INSERT INTO t VALUES (zeroblob(100000))")
+    pytest.fail("there was room")
+
+
+def break_off() -> NoReturn:
+    """What SQLite says where there is no room for the memory that its processes share."""
+    said = sqlite3.OperationalError("disk I/O error")
+    raise sqlalchemy.exc.OperationalError("PRAGMA", None, said) from said
+
+
+def no_file() -> NoReturn:
+    raise OSError(errno.ENOSPC, "No space left on device", os.environ["DAGSTER_HOME"])
+
+
+@pytest.mark.parametrize("fail", [fill_up, break_off, no_file])
+@pytest.mark.parametrize("when", ["opened", "written"])
+def test_a_disk_without_room_for_dagsters_history_is_called_full(specs, monkeypatch, fail, when):
+    if fail is break_off:
+        monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=4096))
+    if when == "opened":
+        monkeypatch.setattr(dg.DagsterInstance, "get", fail)
+    with pytest.raises(MachineError) as failure, dagster_instance():
+        fail()
+    assert f"The disk is full: Dagster's history in {specs.parent / 'dagster'} cannot be written" in str(failure.value)
+    assert "MB free. Make room there, or set DAGSTER_HOME to a folder on a larger disk" in str(failure.value)
+
+
+def test_another_failure_of_dagsters_history_is_not_blamed_on_the_disk(specs, monkeypatch):
+    monkeypatch.setattr(dg.DagsterInstance, "get", break_off)
+    with (
+        pytest.raises(TirError, match=r"cannot be opened \(OperationalError\). Check dagster.yaml"),
+        dagster_instance(),
+    ):
+        pass
 
 
 def test_another_failure_of_the_disk_is_told_with_the_file(specs):

@@ -25,7 +25,8 @@ _LONGEST_KEY = 100
 class ServiceNowAccess:
     """An instance and one way to sign in: a token, a client with or without a user (OAuth), or a user (basic)."""
 
-    url: str
+    # An address may hold a password of its own.
+    url: str = field(repr=False)
     username: str | None = None
     password: str | None = field(default=None, repr=False)
     client_id: str | None = None

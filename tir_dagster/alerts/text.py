@@ -6,9 +6,10 @@ import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
+from tir_dagster.addresses import hide_credentials, without_credentials
+
 # Names, ids and addresses of secrets are none themselves.
 _SECRET_NAME = re.compile(r"(?:PASSWORD|SECRET|TOKEN|PRIVATE_KEY|PASSPHRASE|API_KEY)(?!.*_(?:NAME|ID|URL|PATH|FILE)$)")
-_USER_IN_ADDRESS = re.compile(r"(\w+://)[^\s/@]+@")
 _QUERY_OF_ADDRESS = re.compile(r"(https?://[^\s?'\"<>|]+)\?[^\s'\"<>|]+")
 _NAMED_SECRET = re.compile(
     r"(?i)([\w-]*(?:password|passwd|pwd|secret|token|authorization|api_?key)[\"']?\s*[=:]\s*)"
@@ -40,7 +41,7 @@ def scrub(text: str, env: Mapping[str, str], *, show_values: bool = False) -> st
     # The longest first: of one that begins like another the end would be left.
     for value in sorted(secrets, key=len, reverse=True):
         text = text.replace(value, "…")
-    text = _USER_IN_ADDRESS.sub(r"\1…@", text)
+    text = hide_credentials(text, env)
     text = _QUERY_OF_ADDRESS.sub(r"\1?…", text)
     text = _NAMED_SECRET.sub(r"\1…", text)
     return text if show_values else hide_values(text)
@@ -48,7 +49,7 @@ def scrub(text: str, env: Mapping[str, str], *, show_values: bool = False) -> st
 
 def without_user(address: str) -> str:
     """An address to follow, without a user's name and password in it."""
-    return _USER_IN_ADDRESS.sub(r"\1", address)
+    return without_credentials(address)
 
 
 def hide_values(text: str) -> str:

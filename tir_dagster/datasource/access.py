@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 import jwt
 import tableauserverclient as TSC  # noqa: N812 - the name its own documentation uses
 
+from tir_dagster.addresses import has_credentials
 from tir_dagster.errors import DatasourceError
 
 _TOKEN = ("TABLEAU_TOKEN_NAME", "TABLEAU_TOKEN_SECRET")
@@ -105,17 +106,7 @@ class TableauAccess:
 
     def __post_init__(self) -> None:
         """Refuse an address that cannot work, or that would carry a password into messages."""
-        parts = urlsplit(self.server_url)
-        if parts.username or parts.password:
-            raise DatasourceError(
-                "The address of Tableau Server carries a user or a password. Leave them out of TABLEAU_SERVER_URL and"
-                " set TABLEAU_TOKEN_NAME and TABLEAU_TOKEN_SECRET."
-            )
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise DatasourceError(
-                f"{self.server_url!r} is not the address of a Tableau Server."
-                " Set TABLEAU_SERVER_URL to something like https://tableau.example.com."
-            )
+        _check_address(self.server_url)
         object.__setattr__(self, "server_url", self.server_url.rstrip("/"))
 
     @property
@@ -140,7 +131,26 @@ class TableauAccess:
                 "There is no Tableau Server to sign in to: TABLEAU_SERVER_URL is not set. Set it, with TABLEAU_SITE,"
                 ' TABLEAU_TOKEN_NAME and TABLEAU_TOKEN_SECRET; for the sandbox: eval "$(tir sandbox env)".'
             )
+        # First of all: errors about what is missing name it.
+        _check_address(given["TABLEAU_SERVER_URL"])
         return TableauAccess(given["TABLEAU_SERVER_URL"], given.get("TABLEAU_SITE", ""), _identity(given))
+
+
+def _check_address(address: str) -> None:
+    if has_credentials(address):
+        raise DatasourceError(
+            "The address of Tableau Server carries a user or a password. Leave them out of TABLEAU_SERVER_URL and"
+            " set TABLEAU_TOKEN_NAME and TABLEAU_TOKEN_SECRET."
+        )
+    try:
+        parts = urlsplit(address)
+    except ValueError:
+        parts = urlsplit("")
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise DatasourceError(
+            f"{address!r} is not the address of a Tableau Server."
+            " Set TABLEAU_SERVER_URL to something like https://tableau.example.com."
+        )
 
 
 def _identity(given: Mapping[str, str]) -> TableauToken | TableauPassword | ConnectedApp:

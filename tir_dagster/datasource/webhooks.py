@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 import tableauserverclient as TSC  # noqa: N812 - the name its own documentation uses
 from defusedxml.ElementTree import fromstring
 
+from tir_dagster.addresses import has_credentials
 from tir_dagster.datasource.client import TableauClient
 from tir_dagster.datasource.refresh_events import FAILED, SUCCEEDED
 from tir_dagster.datasource.trouble import RefusedError
@@ -64,9 +65,11 @@ def receiver_url(address: str, secret: str) -> str:
         host, _ = parts.hostname or "", parts.port
     except ValueError:
         parts, host = urlsplit(""), ""
-    if parts.scheme not in ("http", "https") or not host or parts.username or parts.query or parts.fragment:
+    secret_in_it = has_credentials(address)
+    if parts.scheme not in ("http", "https") or not host or secret_in_it or parts.query or parts.fragment:
+        shown = "What was given" if secret_in_it else repr(address)
         raise DatasourceError(
-            f"{_without_user(address)!r} is not an address that Tableau Server can call. Give the address at which the"
+            f"{shown} is not an address that Tableau Server can call. Give the address at which the"
             " receiver is reached, such as https://hooks.example.com/tir, without user, query or fragment."
         )
     if parts.scheme == "http" and not _is_loopback(host):
@@ -75,10 +78,6 @@ def receiver_url(address: str, secret: str) -> str:
             " front of `tir webhooks listen`, and give its address."
         )
     return f"{address.rstrip('/')}/{secret}"
-
-
-def _without_user(address: str) -> str:
-    return re.sub(r"//[^/@]*@", "//", address)
 
 
 def _is_loopback(host: str) -> bool:

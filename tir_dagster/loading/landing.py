@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any, NoReturn
-from urllib.parse import unquote, urlparse
+from urllib.parse import ParseResult, unquote, urlparse
 
 from pyarrow import fs
 
+from tir_dagster.addresses import has_credentials
 from tir_dagster.errors import LoadError
 from tir_dagster.loading.declared import Files
 
@@ -58,9 +59,9 @@ class Place:
     @staticmethod
     def of(address: str, env: Mapping[str, str] = os.environ) -> Place:
         options: dict[str, str] = {}
-        if endpoint := next((env[name] for name in _ENDPOINTS if env.get(name)), None):
-            found = urlparse(endpoint)
-            options = {"endpoint_override": found.netloc, "scheme": found.scheme}
+        if variable := next((name for name in _ENDPOINTS if env.get(name) and address.startswith("s3://")), None):
+            endpoint = _endpoint(variable, env[variable])
+            options = {"endpoint_override": endpoint.netloc, "scheme": endpoint.scheme}
         if region := env.get("AWS_REGION") or env.get("AWS_DEFAULT_REGION"):
             options["region"] = region
         access = {name: env[variable] for name, variable in _ACCESS.items() if env.get(variable)}
@@ -167,6 +168,20 @@ class Place:
             if not type(error).__module__.startswith("botocore"):
                 raise
             _fail(path, error)
+
+
+def _endpoint(variable: str, address: str) -> ParseResult:
+    """Where S3 is, by an address that may be shown."""
+    try:
+        parts = urlparse(address)
+    except ValueError:
+        parts = urlparse("")
+    if has_credentials(address) or parts.scheme not in ("http", "https") or not parts.hostname:
+        raise LoadError(
+            f"{variable} is no address of S3, or carries a user or a password. Set it to something like "
+            "https://s3.example.com, and the credentials to AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY."
+        )
+    return parts
 
 
 class Hashed(io.RawIOBase):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
+import sqlite3
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,11 +15,12 @@ import dagster as dg
 import yaml
 
 from tir_dagster.durable import replaced_file
-from tir_dagster.errors import TirError
+from tir_dagster.errors import MachineError, TirError
 
 HOME_VARIABLE = "TIR_HOME"
 # What a new DAGSTER_HOME begins with, and an example for others.
 DAGSTER_YAML = Path(__file__).with_name("dagster.yaml")
+_ROOM_OF_SQLITE = 2**20
 
 
 def tir_home(env: Mapping[str, str] | None = None) -> Path:
@@ -49,15 +52,59 @@ def dagster_instance() -> Iterator[dg.DagsterInstance]:
     # Here: Dagster loads it with its history, which definitions do without.
     from sqlalchemy.exc import SQLAlchemyError  # noqa: PLC0415
 
-    home = dagster_home()
+    with _full_disk_told():
+        home = dagster_home()
+        try:
+            with _alone(home):
+                opened = dg.DagsterInstance.get()
+        except (dg.DagsterError, yaml.YAMLError, SQLAlchemyError) as error:
+            if _is_of_full_disk(error):
+                raise
+            # Without its text, which may quote the configuration and with it a database's password.
+            raise TirError(
+                f"Dagster's history in {home} cannot be opened ({type(error).__name__}). Check dagster.yaml there "
+                "(`dagster instance info` says more), or set DAGSTER_HOME to another folder."
+            ) from None
+        with opened as instance:
+            yield instance
+
+
+@contextmanager
+def _full_disk_told() -> Iterator[None]:
+    """What SQLite or the system says where Dagster's history has no room becomes an error that says so."""
     try:
-        with _alone(home):
-            opened = dg.DagsterInstance.get()
-    except (dg.DagsterError, yaml.YAMLError, SQLAlchemyError) as error:
-        # Without its text, which may quote the configuration and with it a database's password.
-        raise TirError(
-            f"Dagster's history in {home} cannot be opened ({type(error).__name__}). Check dagster.yaml there "
-            "(`dagster instance info` says more), or set DAGSTER_HOME to another folder."
+        yield
+    except TirError:
+        raise
+    except Exception as error:
+        if not _is_of_full_disk(error):
+            raise
+        home = Path(os.environ["DAGSTER_HOME"])
+        folder = next(path for path in (home, *home.parents) if path.exists())
+        free = shutil.disk_usage(folder).free // 2**20
+        raise MachineError(
+            f"The disk is full: Dagster's history in {home} cannot be written, {folder} has {free:,} MB free. Make room there, "
+            "or set DAGSTER_HOME to a folder on a larger disk, then run again."
         ) from error
-    with opened as instance:
-        yield instance
+
+
+def _is_of_full_disk(error: BaseException | None) -> bool:
+    """Whether the error, or one behind it, is that there is no room for Dagster's history."""
+    while error is not None:
+        if isinstance(error, sqlite3.Error) and ("disk is full" in str(error) or _is_full(os.environ["DAGSTER_HOME"])):
+            return True
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return _is_within(error, Path(os.environ["DAGSTER_HOME"]))
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _is_full(folder: str) -> bool:
+    """Without room for its shared memory SQLite says `disk I/O error` or `unable to open database file`."""
+    return Path(folder).exists() and shutil.disk_usage(folder).free < _ROOM_OF_SQLITE
+
+
+def _is_within(error: OSError, folder: Path) -> bool:
+    """Whether it is about the folder, what is in it, or one that had to be made for it."""
+    paths = [Path(str(name)) for name in (error.filename, error.filename2) if name]
+    return any(path.is_relative_to(folder) or folder.is_relative_to(path) for path in paths)

@@ -32,7 +32,11 @@ class SlackAppResource(SlackResource):
         if not self.token:
             raise ChannelError("Slack is not configured: set SLACK_BOT_TOKEN")
         client = WebClient(self.token, base_url=self.api_url, retry_handlers=[], logger=_silent())
-        host = urlsplit(self.api_url).hostname or ""
+        try:
+            host = urlsplit(self.api_url).hostname or ""
+        except ValueError:
+            # Its text quotes the address.
+            raise ChannelError("Slack is not configured: SLACK_API_URL is no address") from None
         # slack_sdk takes the proxy of the environment and does not look at NO_PROXY.
         if host in _LOOPBACK or urllib.request.proxy_bypass(host):
             client.proxy = None

@@ -16,6 +16,7 @@ from tir_dagster.changes.changesets import ChangeSetStore
 from tir_dagster.errors import TirError
 from tir_dagster.extract.versions import VersionStore
 from tir_dagster.orchestration.home import tir_home
+from tir_dagster.source.server import check_mere_name, whole_number
 from tir_dagster.spec import ExtractSpec
 
 if TYPE_CHECKING:
@@ -143,9 +144,14 @@ def environment_resources() -> dict[str, Any]:
 
 def _snowflake() -> SnowflakeConnection:
     connection: dict[str, Any] = {"network_timeout": 120, "login_timeout": 60}
-    for name in ("host", "port", "protocol"):
-        if value := os.environ.get(f"SNOWFLAKE_{name.upper()}"):
-            connection[name] = int(value) if name == "port" else value
+    # As values, which Dagster shows: not before they are known to hold no password.
+    if host := os.environ.get("SNOWFLAKE_HOST"):
+        check_mere_name("host", host)
+        connection["host"] = host
+    if port := os.environ.get("SNOWFLAKE_PORT"):
+        connection["port"] = whole_number("port", port)
+    if protocol := os.environ.get("SNOWFLAKE_PROTOCOL"):
+        connection["protocol"] = protocol
     given = _set_variables(_SNOWFLAKE_SECRETS | _SNOWFLAKE_CONTEXT)
     if not given.keys() & {*_SNOWFLAKE_SECRETS, "authenticator"}:
         # The variable is asked for when the resource is used.

@@ -6,11 +6,11 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import dagster as dg
 from dagster import DagsterEventType
 
+from tir_dagster.addresses import host_of
 from tir_dagster.alerts.events import Cause, Failure, Success
 from tir_dagster.alerts.text import moment
 from tir_dagster.changes.changesets import ChangeSetStore
@@ -71,8 +71,7 @@ def scope_of(cause: Cause, spec: ExtractSpec, env: Mapping[str, str]) -> str:
 
 
 def tableau_scope(spec: ExtractSpec, env: Mapping[str, str]) -> str:
-    address = urlsplit(spec.datasource.server or env.get("TABLEAU_SERVER_URL", "")).netloc
-    return address.rpartition("@")[2] or "Tableau Server"
+    return host_of(spec.datasource.server or env.get("TABLEAU_SERVER_URL", "")) or "Tableau Server"
 
 
 def snowflake_scope(env: Mapping[str, str]) -> str:

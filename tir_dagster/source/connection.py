@@ -16,7 +16,9 @@ import snowflake.connector
 from cryptography.hazmat.primitives import serialization
 from snowflake.connector import errors as connector_errors
 
+from tir_dagster.addresses import hide_credentials
 from tir_dagster.errors import SourceError
+from tir_dagster.source.server import check_mere_name, whole_number
 
 # Without limits the connector repeats a request for ever when the server is gone.
 NETWORK_TIMEOUT = 120
@@ -60,6 +62,11 @@ class SnowflakeAccess:
     # Whatever else the connector takes (a proxy, another authenticator), as given; it may hold secrets.
     options: tuple[tuple[str, Any], ...] = field(default=(), repr=False)
 
+    def __post_init__(self) -> None:
+        """Refuse what would carry a password into messages."""
+        check_mere_name("account", self.account)
+        check_mere_name("host", self.host or "")
+
     @staticmethod
     def from_environment(env: Mapping[str, str]) -> SnowflakeAccess:
         """From SNOWFLAKE_ACCOUNT, _USER and one of _PASSWORD, _PRIVATE_KEY, _PRIVATE_KEY_PATH or _OAUTH_TOKEN; the rest is optional."""
@@ -90,7 +97,7 @@ class SnowflakeAccess:
             given.pop("authenticator", None)
         for name in ("port", "network_timeout", "login_timeout"):
             if name in given:
-                given[name] = _whole_number(name, given[name])
+                given[name] = whole_number(name, given[name])
         known = {name: given.pop(name) for name in list(given) if name in SnowflakeAccess.__dataclass_fields__}
         access = SnowflakeAccess(**{**known, "private_key": key, "options": tuple(sorted(given.items()))})
         if not (access.password or key or access.oauth_token or "authenticator" in given):
@@ -182,7 +189,7 @@ class SnowflakeAccess:
 
     def scrub(self, text: str) -> str:
         """The text without any secret of this access, and without the signatures in addresses."""
-        text = re.sub(r"(https?://[^\s?'\"]+)\?[^\s'\"]+", r"\1?…", text)
+        text = re.sub(r"(https?://[^\s?'\"]+)\?[^\s'\"]+", r"\1?…", hide_credentials(text))
         for secret in (self.password, self.oauth_token, *(value for _, value in self.options)):
             if isinstance(secret, str) and len(secret) > 3:
                 text = text.replace(secret, "…")
@@ -202,13 +209,6 @@ class SnowflakeError(SourceError):
 
 class SnowflakeDownError(SnowflakeError):
     """Snowflake as a whole cannot be reached."""
-
-
-def _whole_number(name: str, value: Any) -> int:
-    try:
-        return int(value)
-    except (TypeError, ValueError):
-        raise SourceError(f"SNOWFLAKE_{name.upper()} is {value!r}, which is no whole number. Correct it.") from None
 
 
 def _failure(kind: type[SnowflakeError], message: str, errno: int | None) -> SnowflakeError:

@@ -5,7 +5,17 @@ from __future__ import annotations
 import pytest
 import sqlglot
 
-from tir_dagster.changes.view import JoinKey, View, ViewError, analyse, base_sql, explain, tables_of, view_sql
+from tir_dagster.changes.view import (
+    JoinKey,
+    View,
+    ViewError,
+    analyse,
+    base_sql,
+    explain,
+    same_query,
+    tables_of,
+    view_sql,
+)
 from tir_dagster.errors import SpecError
 from tir_dagster.source.names import TableName
 from tir_dagster.source.versions import SourceVersion
@@ -205,8 +215,25 @@ def test_a_date_part_is_not_a_column():
         "D": 'DATEADD(day, 1, "SALES"."DATE")',
         "M": 'DATE_TRUNC(month, "SALES"."DATE")',
         "Y": 'TRUNC("SALES"."DATE", year)',
-        "E": 'DATE_PART(YEAR, "SALES"."DATE")',
+        "E": 'EXTRACT(year FROM "SALES"."DATE")',
     }
+
+
+@pytest.mark.parametrize("call", ["LAST_DAY(s.date, month)", "TRUNC(s.date, month)", "TRUNCATE(s.date, Month)"])
+def test_a_date_part_stays_as_written_where_a_column_has_its_name(call):
+    known = {SALES: ["ID", "DATE", "MONTH"]}
+    view = analyse(f"SELECT id, {call} AS m FROM db.s.sales s", known)
+    assert view.columns[1].sql == call.replace("s.date", '"S"."DATE"')
+    # TRUNC takes a number of digits as well: then it is the column, whose changes count.
+    assert ("MONTH" in view.fact.used) == call.startswith("TRUNC")
+
+
+def test_a_date_part_that_may_be_a_column_of_two_tables_is_left_to_the_warehouse():
+    known = {SALES: ["ID", "DATE", "MONTH"], PRODUCTS: ["ID", "MONTH"]}
+    query = "SELECT s.id, TRUNC(s.date, month) AS m FROM db.s.sales s JOIN db.s.products p ON p.id = s.id"
+    view = analyse(query, known)
+    assert view.why_full == "MONTH may be a date part or a column of S and P."
+    assert "TRUNC(s.date, month)" in view_sql(view, None)
 
 
 def test_words_of_the_language_may_be_columns():
@@ -231,6 +258,79 @@ def test_words_of_the_language_may_be_columns():
 )  # fmt: skip
 def test_texts_and_functions_come_out_as_they_went_in(expression):
     assert outputs(f"SELECT id, {expression} AS x FROM db.s.sales")["X"] == expression
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "{qty} IS TRUE", "{qty} IS NOT TRUE", "{qty} is false", "{qty} IS NOT FALSE", "{qty} IS UNKNOWN", "{qty} IS NOT NULL",
+        "NOT {qty} = 1 AND {qty}<>2 OR {qty} != 3", "{qty} IS DISTINCT FROM {date}", "{qty} BETWEEN 1 AND 2 IS NOT TRUE",
+        "{qty} NOT IN (1,2)", "{qty} NOT LIKE 'a'", "{qty} ILIKE ANY ('a%', 'b')", "{qty} LIKE 'a^%' ESCAPE '^'",
+        "{qty} RLIKE '\\d'", "{qty} NOT REGEXP 'a'", "({qty}, {date}) IN ((1, 2))", "{details}:a.b[0]::string",
+        '{details}:"a b".C', "{details}['a'][{qty}]", "{details}:a[{qty}].b", "{qty}::number(10,2)", "{qty}::FLOAT",
+        "{qty}::TIMESTAMP_NTZ(3)", "{qty}::real::text", "TRY_CAST({details} AS NUMBER)", "CAST({details} AS byteint)",
+        "{qty}::GEOGRAPHY", ".5+{qty}", "+{qty}", "- -{qty}", "1e10 * {qty} % 3", "1.50 || {qty} || NULL", "TIMESTAMP '2024-01-01'",
+        "INTERVAL '1' month + {date}", "{date} + INTERVAL '1 month, 2 days'", "case {qty} when 1 then 'a' end", "iff({qty} > 1, 2, 3)",
+        "EXTRACT(day FROM {date})", "NVL2({qty}, 1, 2)", "decode({qty}, null, 2)", "LEFT({details}, 2)", "REPLACE({details}, 'a')",
+        "INSERT({details}, 1, 2, 'x')", "GET({details}, 'a')", "{qty} /* why */ + -- because\n {date}", "(({qty}))",
+        "TO_DATE({details},'YYYY\"T\"')", "POSITION('a' IN {details})",
+    ],
+)  # fmt: skip
+def test_an_expression_is_sent_as_it_is_written(expression):
+    names = {"qty": "Qty", "date": "s . date", "details": "s.details"}
+    sent = {"qty": '"S"."QTY"', "date": '"S"."DATE"', "details": '"S"."DETAILS"'}
+    view = analysed(f"""SELECT id, {expression.format(**names)} AS x, {expression.format(**names)} y FROM db.s.sales s
+        JOIN db.s.products p ON p.product = s.product AND ({expression.format(**names)}) LEFT OUTER JOIN db.s.makers m
+        ON m.maker=p.maker WHERE {expression.format(**names)}""")
+    assert [column.sql for column in view.columns[1:]] == [expression.format(**sent)] * 2
+    assert view.where == expression.format(**sent)
+    assert view.tables[1].condition == f'"P"."PRODUCT" = "S"."PRODUCT" AND ({expression.format(**sent)})'
+    assert view.tables[2].condition == '"M"."MAKER"="P"."MAKER"'
+
+
+def test_groups_and_their_condition_are_sent_as_they_are_written():
+    view = analysed(
+        """SELECT qty IS NOT TRUE AS odd, NOT qty AS even, COUNT_IF(details IS TRUE) AS n FROM db.s.sales
+        GROUP BY (qty IS NOT TRUE), NOT qty HAVING MAX(date) IS NOT FALSE AND n::int > 1"""
+    )
+    assert view.group == ("ODD", "EVEN")
+    assert view.having == 'MAX("SALES"."DATE") IS NOT FALSE AND COUNT_IF("SALES"."DETAILS" IS TRUE)::int > 1'
+    with pytest.raises(ViewError, match="neither grouped nor aggregated"):
+        analyse("SELECT qty IS NOT TRUE AS odd, COUNT(*) AS n FROM db.s.sales GROUP BY 1 HAVING NOT qty", KNOWN)
+
+
+def test_queries_that_differ_where_a_value_is_null_are_not_the_same():
+    query = "SELECT id FROM db.s.sales WHERE {}"
+    assert same_query(query.format("f IS NOT TRUE"), query.format("F is not true -- or unknown"))
+    assert not same_query(query.format("f IS NOT TRUE"), query.format("NOT f"))
+    assert not same_query(query.format("f IS TRUE"), query.format("f"))
+
+
+def test_text_that_cannot_be_taken_apart_is_sent_whole():
+    query = "SELECT id, qty IS NOT TRUE AS x, FROM db.s.sales"
+    view = analyse(query, KNOWN)
+    assert view.why_full == "Its text cannot be taken apart with certainty."
+    assert view_sql(view, None) == query.replace("db.s.sales", '"DB"."S"."SALES"')
+
+
+def test_a_column_called_interval_is_seen_or_the_query_is_sent_whole():
+    known = {SALES: ["ID", "INTERVAL"]}
+    assert analyse("SELECT id, interval * 2 AS x FROM db.s.sales", known).fact.used == ("ID", "INTERVAL")
+    assert analyse("SELECT id, interval + 1 AS x FROM db.s.sales", known).kind == "opaque"
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "SELECT product,\n  SUM(qty) FILTER (WHERE date = 1) AS n FROM db.s.sales GROUP BY 1",
+        "SELECT *\nFROM (SELECT SUM(qty) FILTER (WHERE date = 1) AS n FROM db.s.sales)",
+    ],
+)
+def test_a_filter_clause_is_refused_with_what_to_write_instead(query):
+    refusal = refused(query)
+    assert "Snowflake has no FILTER clause" in str(refusal)
+    assert "IFF" in str(refusal)
+    assert refusal.line == 2
 
 
 def test_writing_a_view_again_changes_nothing():

@@ -42,6 +42,7 @@ CHAIN = f"{LEFT} LEFT JOIN db.s.makers m ON m.maker = p.maker"
 QUERIES: dict[str, str] = {
     "copy": "SELECT id, qty + 1 AS more FROM db.s.sales",
     "filtered copy": "SELECT * EXCLUDE note FROM db.s.sales WHERE COALESCE(qty, 0) > 0",
+    "neither true nor false": "SELECT id, (qty > 0) IS NOT FALSE AS f FROM db.s.sales WHERE (qty > 0) IS NOT TRUE",
     "optional": f"SELECT s.id, COALESCE(color, 'N/A') AS color, qty * COALESCE(price, 0) AS total {LEFT}",
     "mandatory": f"SELECT id, color {INNER}",
     "filter on the optional side": f"SELECT id, s.qty {LEFT} WHERE p.color = 'a' OR p.price IS NULL",

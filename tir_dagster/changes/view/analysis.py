@@ -10,7 +10,8 @@ from tir_dagster.changes.view.groups import Output, grouping
 from tir_dagster.changes.view.joins import Joined, check_join, joined_tables
 from tir_dagster.changes.view.limits import check_parts, check_shape, check_source, is_aggregate, is_restless
 from tir_dagster.changes.view.model import RESERVED, Read, View, ViewColumn, ViewTable
-from tir_dagster.changes.view.names import Scope, reads
+from tir_dagster.changes.view.names import Meaning, Scope, reads
+from tir_dagster.changes.view.spans import mark_spans
 from tir_dagster.changes.view.text import NotIncremental, Query, ViewError, folded, parse_query, too_deep, written
 from tir_dagster.source.names import TableName
 
@@ -47,6 +48,7 @@ def _analysed(query: Query, known: Mapping[TableName, Sequence[str]]) -> View:
     for join in select.args.get("joins") or ():
         check_join(query, join)
     check_parts(select)
+    mark_spans(query, select)
     scope = Scope(query)
     joined = joined_tables(select, scope, known)
     raw = _raw_outputs(select, scope)
@@ -54,15 +56,15 @@ def _analysed(query: Query, known: Mapping[TableName, Sequence[str]]) -> View:
     where = _where(select, scope, raw)
     group, having = grouping(select, scope, raw, outputs)
     conditions = [part for part in (where, having, *(one.condition for one in joined)) if part]
-    used = {read for part in (*conditions, *(output.meaning for output in outputs)) for read in reads(part)}
+    used = {read for part in (*conditions, *(output.meaning for output in outputs)) for read in reads(part.tree)}
     return View(
         kind="aggregate" if group is not None else "join" if len(joined) > 1 else "copy",
         tables=tuple(_table(one, used) for one in joined),
         columns=tuple(_view_column(output) for output in outputs),
         group=group or (),
-        where=written(where) if where else None,
-        having=written(having) if having else None,
-        having_reads=reads(having) if having else (),
+        where=where.sql if where else None,
+        having=having.sql if having else None,
+        having_reads=reads(having.tree) if having else (),
     )
 
 
@@ -75,12 +77,12 @@ def _table(joined: Joined, used: set[Read]) -> ViewTable:
         on=joined.on,
         used=tuple(name for name in source.columns if (source.alias, name) in used),
         columns=source.columns,
-        condition=written(joined.condition) if joined.condition else None,
+        condition=joined.condition.sql if joined.condition else None,
     )
 
 
 def _view_column(output: Output) -> ViewColumn:
-    return ViewColumn(output.name, written(output.meaning), reads(output.meaning), output.aggregate)
+    return ViewColumn(output.name, output.meaning.sql, reads(output.meaning.tree), output.aggregate)
 
 
 def _raw_outputs(select: exp.Select, scope: Scope) -> dict[str, exp.Expr]:
@@ -114,10 +116,10 @@ def _named(scope: Scope, node: exp.Expr) -> list[tuple[str, exp.Expr]]:
     raise scope.query.error(node, f"{written(node)} has no name. Give it a name with AS.")
 
 
-def _where(select: exp.Select, scope: Scope, raw: Mapping[str, exp.Expr]) -> exp.Expr | None:
+def _where(select: exp.Select, scope: Scope, raw: Mapping[str, exp.Expr]) -> Meaning | None:
     where = select.args.get("where")
     meaning = scope.resolve(where.this, raw) if where else None
-    if meaning and any(is_aggregate(node) for node in meaning.walk()):
+    if meaning and any(is_aggregate(node) for node in meaning.tree.walk()):
         raise scope.query.error(where, "WHERE cannot test an aggregate. Use HAVING.")
     return meaning
 

@@ -60,8 +60,10 @@ SCALARS = _names(
 # Functions that take a date part as a bare word, and which of their arguments it is.
 TAKES_PART = {
     "DATEADD": 0, "DATEDIFF": 0, "DATE_PART": 0, "DATE_TRUNC": 0, "TIMEADD": 0, "TIMEDIFF": 0, "TIMESTAMPADD": 0,
-    "TIMESTAMPDIFF": 0, "LAST_DAY": 1, "TRUNC": 1,
+    "TIMESTAMPDIFF": 0, "LAST_DAY": 1, "TRUNC": 1, "TRUNCATE": 1,
 }  # fmt: skip
+# These take a date part with a date, and a number of digits, which may be a column, with a number.
+TAKES_PART_OR_DIGITS = _names("TRUNC TRUNCATE")
 DATE_PARTS = _names(
     """D DAY DAYOFMONTH DAYOFWEEK DAYOFWEEKISO DAYOFWEEK_ISO DAYOFYEAR DAYS DD DOW DOY DW DY EPOCH EPOCH_MICROSECOND
     EPOCH_MICROSECONDS EPOCH_MILLISECOND EPOCH_MILLISECONDS EPOCH_NANOSECOND EPOCH_NANOSECONDS EPOCH_SECOND EPOCH_SECONDS H

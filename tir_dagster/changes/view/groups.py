@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from sqlglot import exp
 
 from tir_dagster.changes.view.limits import is_aggregate
-from tir_dagster.changes.view.names import Scope
+from tir_dagster.changes.view.names import Meaning, Scope
 from tir_dagster.changes.view.text import NotIncremental, folded, written
 
 
@@ -17,16 +17,16 @@ class Output:
     """An output column: its name and its expression, resolved."""
 
     name: str
-    meaning: exp.Expr
+    meaning: Meaning
 
     @property
     def aggregate(self) -> bool:
-        return any(is_aggregate(node) for node in self.meaning.walk())
+        return any(is_aggregate(node) for node in self.meaning.tree.walk())
 
 
 def grouping(
     select: exp.Select, scope: Scope, raw: Mapping[str, exp.Expr], outputs: Sequence[Output]
-) -> tuple[tuple[str, ...] | None, exp.Expr | None]:
+) -> tuple[tuple[str, ...] | None, Meaning | None]:
     """The outputs that name a group, None if rows are not grouped; and the condition on groups."""
     group, having = select.args.get("group"), select.args.get("having")
     if not group and not having and not any(output.aggregate for output in outputs):
@@ -35,9 +35,9 @@ def grouping(
     if not names:
         raise NotIncremental("it makes one total of all rows, which every change changes")
     meaning = _having(having, scope, raw, outputs) if having else None
-    grouped = {written(output.meaning.unnest()) for output in outputs if output.name in names}
-    for node in (*(output.meaning for output in outputs), *([meaning] if meaning else [])):
-        if column := _ungrouped(node, grouped):
+    grouped = {written(output.meaning.tree.unnest()) for output in outputs if output.name in names}
+    for part in (*(output.meaning for output in outputs), *([meaning] if meaning else [])):
+        if column := _ungrouped(part.tree, grouped):
             raise scope.query.error(
                 column,
                 f"{column.table}.{column.name} is neither grouped nor aggregated. Add it to GROUP BY, or aggregate it.",
@@ -50,7 +50,7 @@ def _group_names(
 ) -> tuple[str, ...]:
     if group.args.get("all"):
         return tuple(output.name for output in outputs if not output.aggregate)
-    found = dict.fromkeys(_group_output(node.unnest(), scope, raw, outputs) for node in group.expressions)
+    found = dict.fromkeys(_group_output(node, scope, raw, outputs) for node in group.expressions)
     if wrong := [output.name for output in found if output.aggregate]:
         raise scope.query.error(group, f"GROUP BY names {wrong[0]}, which is an aggregate. Group by other columns.")
     return tuple(output.name for output in found)
@@ -58,24 +58,25 @@ def _group_names(
 
 def _group_output(node: exp.Expr, scope: Scope, raw: Mapping[str, exp.Expr], outputs: Sequence[Output]) -> Output:
     """The output that a part of GROUP BY means: by position, by name or by expression."""
-    if isinstance(node, exp.Literal) and node.name.isdigit():
-        if not 1 <= int(node.name) <= len(outputs):
-            raise scope.query.error(node, f"GROUP BY {node.name}: there are {len(outputs)} output columns.")
-        return outputs[int(node.name) - 1]
-    meaning = written(scope.resolve(node, raw).unnest())
+    bare = node.unnest()
+    if isinstance(bare, exp.Literal) and bare.name.isdigit():
+        if not 1 <= int(bare.name) <= len(outputs):
+            raise scope.query.error(bare, f"GROUP BY {bare.name}: there are {len(outputs)} output columns.")
+        return outputs[int(bare.name) - 1]
+    meaning = written(scope.resolve(node, raw).tree.unnest())
     for output in outputs:
-        if written(output.meaning.unnest()) == meaning:
+        if written(output.meaning.tree.unnest()) == meaning:
             return output
-    if isinstance(node, exp.Column) and folded(node.this) in raw:
+    if isinstance(bare, exp.Column) and folded(bare.this) in raw:
         raise NotIncremental(
-            f"GROUP BY {written(node)} means the column {meaning}, not the output of that name, and that column is no output: "
+            f"GROUP BY {written(bare)} means the column {meaning}, not the output of that name, and that column is no output: "
             "to group by the output, write its position or its expression"
         )
     raise NotIncremental(f"it groups by {meaning}, which is not among its outputs")
 
 
-def _having(having: exp.Expr, scope: Scope, raw: Mapping[str, exp.Expr], outputs: Sequence[Output]) -> exp.Expr:
-    meanings = {output.name: written(output.meaning) for output in outputs}
+def _having(having: exp.Expr, scope: Scope, raw: Mapping[str, exp.Expr], outputs: Sequence[Output]) -> Meaning:
+    meanings = {output.name: output.meaning.sql for output in outputs}
     for column in having.find_all(exp.Column):
         name = folded(column.this)
         unclear = (
@@ -84,7 +85,7 @@ def _having(having: exp.Expr, scope: Scope, raw: Mapping[str, exp.Expr], outputs
             and scope.owners(name)
             and not _is_inside_aggregate(column)
         )
-        if unclear and written(scope.resolve(column)) != meanings[name]:
+        if unclear and scope.resolve(column).sql != meanings[name]:
             raise NotIncremental(f"{name} in HAVING may mean the column or the output of that name")
     return scope.resolve(having.this, raw)
 

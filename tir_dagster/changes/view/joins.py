@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from sqlglot import exp
 
 from tir_dagster.changes.view.model import JoinKey, Role
-from tir_dagster.changes.view.names import Scope, Source, reads
+from tir_dagster.changes.view.names import Meaning, Scope, Source, reads
 from tir_dagster.changes.view.text import NotIncremental, Query, folded, written
 from tir_dagster.source.names import TableName
 
@@ -22,7 +22,7 @@ class Joined:
     source: Source
     role: Role
     on: tuple[JoinKey, ...] = ()
-    condition: exp.Expr | None = None
+    condition: Meaning | None = None
 
 
 def check_join(query: Query, join: exp.Join) -> None:
@@ -48,22 +48,23 @@ def joined_tables(select: exp.Select, scope: Scope, known: Mapping[TableName, Se
         source = scope.add(join.this, known)
         condition = _using(scope, source, sides) if sides else scope.resolve(join.args["on"])
         role: Role = "left" if join.side == "LEFT" else "inner"
-        tables.append(Joined(source, role, _join_keys(scope.query, join, source.alias, condition), condition))
+        tables.append(Joined(source, role, _join_keys(scope.query, join, source.alias, condition.tree), condition))
     return tables
 
 
-def _left_of_using(scope: Scope, name: exp.Expr) -> exp.Expr:
+def _left_of_using(scope: Scope, name: exp.Expr) -> Meaning:
     return scope.resolve(exp.Column(this=name.copy()))
 
 
-def _using(scope: Scope, source: Source, sides: Sequence[tuple[exp.Expr, exp.Expr]]) -> exp.Expr:
+def _using(scope: Scope, source: Source, sides: Sequence[tuple[exp.Expr, Meaning]]) -> Meaning:
     parts = []
     for name, left in sides:
-        right = exp.Column(this=name.copy(), table=exp.to_identifier(source.alias, quoted=True))
-        parts.append(exp.EQ(this=left, expression=scope.resolve(right)))
+        right = scope.resolve(exp.Column(this=name.copy(), table=exp.to_identifier(source.alias, quoted=True)))
+        equality = exp.EQ(this=left.tree, expression=right.tree)
+        parts.append(Meaning(equality, f"{left.sql} = {right.sql}"))
     for name, _ in sides:
         scope.merged.setdefault(folded(name), set()).add(source.alias)
-    return exp.and_(*parts, copy=False)
+    return Meaning(exp.and_(*(part.tree for part in parts), copy=False), " AND ".join(part.sql for part in parts))
 
 
 def _join_keys(query: Query, join: exp.Join, alias: str, condition: exp.Expr) -> tuple[JoinKey, ...]:

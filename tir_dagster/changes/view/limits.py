@@ -12,7 +12,7 @@ from tir_dagster.changes.view.functions import (
     PLAIN_AGGREGATES,
     SCALARS,
 )
-from tir_dagster.changes.view.text import NotIncremental, unsafe_text, written
+from tir_dagster.changes.view.text import NotIncremental, written
 
 _CLAUSES = {"expressions", "distinct", "from_", "joins", "where", "group", "having", "order"}
 # What a clause means for a refresh by key; others are only named.
@@ -88,8 +88,6 @@ def check_parts(select: exp.Select) -> None:
     for clause, value in select.args.items():
         if value and clause not in _CLAUSES:
             raise NotIncremental(_CLAUSE_REASONS.get(clause, f"its {clause.strip('_').upper()} clause is not analysed"))
-    if text := unsafe_text(select):
-        raise NotIncremental(f"the text {written(text)} cannot be taken over exactly")
     distinct, group = select.args.get("distinct"), select.args.get("group")
     if distinct and distinct.args.get("on"):
         raise NotIncremental("DISTINCT ON keeps one of several rows")

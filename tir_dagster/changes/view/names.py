@@ -8,10 +8,14 @@ from dataclasses import dataclass, field
 
 from sqlglot import exp
 
-from tir_dagster.changes.view.functions import DATE_PARTS, TAKES_PART
+from tir_dagster.changes.view.functions import DATE_PARTS, TAKES_PART, TAKES_PART_OR_DIGITS
 from tir_dagster.changes.view.model import Read
-from tir_dagster.changes.view.text import Query, ViewError, folded
+from tir_dagster.changes.view.spans import column_span, expression_span
+from tir_dagster.changes.view.text import NotIncremental, Query, ViewError, folded
 from tir_dagster.source.names import TableName, quote
+
+# In the meta of a word: the column that it may mean instead.
+MAY_READ = "may_read"
 
 
 @dataclass(frozen=True)
@@ -22,6 +26,14 @@ class Source:
     table: TableName
     columns: tuple[str, ...]
     renamed: bool
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """A resolved expression: each column in it stands with its table, in quotes; all else is the user's own text."""
+
+    tree: exp.Expr
+    sql: str
 
 
 @dataclass
@@ -66,25 +78,34 @@ class Scope:
         ]
         return [(renamed.get(name, name), _column(alias, name, star)) for alias, name in reads]
 
-    def resolve(self, node: exp.Expr, outputs: Mapping[str, exp.Expr] | None = None) -> exp.Expr:
-        """A copy in which each column stands with its table, in quotes; the name of an output stands for its expression."""
+    def resolve(self, node: exp.Expr, outputs: Mapping[str, exp.Expr] | None = None) -> Meaning:
+        """What an expression of the query means; the name of an output stands for its expression."""
         return self._resolved(node, outputs or {}, frozenset())
 
-    def _resolved(self, node: exp.Expr, outputs: Mapping[str, exp.Expr], inside: frozenset[str]) -> exp.Expr:
+    def _resolved(self, node: exp.Expr, outputs: Mapping[str, exp.Expr], inside: frozenset[str]) -> Meaning:
+        span = expression_span(node)
+        if span is None and isinstance(node, exp.Column):
+            # One that * or USING stands for, or a part of an expression.
+            return self._meaning(node, outputs, inside)
+        assert span is not None, node
         holder = exp.Paren(this=node.copy())
         self._mark_date_parts(holder)
-        for column in list(holder.find_all(exp.Column)):
-            column.replace(self._meaning(column, outputs, inside))
-        meaning: exp.Expr = holder.this
-        return meaning.pop()
+        sql, (at, end) = "", span
+        for column in sorted(holder.find_all(exp.Column), key=column_span):
+            meaning = self._meaning(column, outputs, inside)
+            start, after = column_span(column)
+            sql, at = f"{sql}{self.query.text[at:start]}{meaning.sql}", after
+            column.replace(meaning.tree)
+        tree: exp.Expr = holder.this
+        return Meaning(tree.pop(), sql + self.query.text[at:end])
 
-    def _meaning(self, column: exp.Column, outputs: Mapping[str, exp.Expr], inside: frozenset[str]) -> exp.Expr:
+    def _meaning(self, column: exp.Column, outputs: Mapping[str, exp.Expr], inside: frozenset[str]) -> Meaning:
         name = folded(column.this)
         if column.args.get("table"):
             source = self._source(column)
             if name not in source.columns:
                 raise self._unknown(column, name, [source])
-            return _column(source.alias, name, column)
+            return column_meaning(_column(source.alias, name, column))
         owners = self.owners(name)
         if len(owners) > 1:
             raise self.query.error(
@@ -93,7 +114,7 @@ class Scope:
             )
         # Where a column and an output have one name, Snowflake takes the column.
         if owners:
-            return _column(owners[0], name, column)
+            return column_meaning(_column(owners[0], name, column))
         if name in outputs and name not in inside:
             return _in_brackets(self._resolved(outputs[name], outputs, inside | {name}))
         raise self._unknown(column, name, list(self.sources.values()))
@@ -121,21 +142,38 @@ class Scope:
         return self.query.error(column, f"{where} has no column {name}. {hint}")
 
     def _mark_date_parts(self, tree: exp.Expr) -> None:
-        """Day in DATEADD(day, …) is a word of the language, not a column."""
+        """Day in DATEADD(day, …) is a word of the language, not a column: it stays as it is written."""
         for call in tree.find_all(exp.Anonymous):
             at = TAKES_PART.get(call.name.upper())
             if at is None or len(call.expressions) <= at:
                 continue
             part = call.expressions[at]
             bare = isinstance(part, exp.Column) and not part.args.get("table") and not part.this.args.get("quoted")
-            # TRUNC also takes a number of digits, which may be a column.
-            if bare and part.name.upper() in DATE_PARTS and (at == 0 or not self.owners(part.name.upper())):
-                part.replace(exp.Var(this=part.name))
+            if bare and part.name.upper() in DATE_PARTS:
+                word = exp.Var(this=part.name)
+                if call.name.upper() in TAKES_PART_OR_DIGITS:
+                    word.meta[MAY_READ] = self._possible_column(part.name.upper())
+                part.replace(word)
+
+    def _possible_column(self, name: str) -> tuple[Read, ...]:
+        """The column that a word may mean instead of a date part: the warehouse decides by the other argument's type."""
+        owners = [alias for alias, source in self.sources.items() if name in source.columns]
+        if len(owners) > 1:
+            raise NotIncremental(f"{name} may be a date part or a column of {' and '.join(owners)}")
+        return tuple((alias, name) for alias in owners)
 
 
 def reads(node: exp.Expr) -> tuple[Read, ...]:
-    """The columns that a resolved expression reads, each once."""
-    return tuple(dict.fromkeys((column.table, column.name) for column in node.find_all(exp.Column)))
+    """The columns that a resolved expression reads or may read, each once."""
+    found: list[Read] = []
+    for part in node.walk():
+        found += [(part.table, part.name)] if isinstance(part, exp.Column) else part.meta.get(MAY_READ, ())
+    return tuple(dict.fromkeys(found))
+
+
+def column_meaning(column: exp.Column) -> Meaning:
+    """A column that already stands with its table, both in quotes."""
+    return Meaning(column, f"{quote(column.table)}.{quote(column.name)}")
 
 
 def column_of(alias: str, name: str) -> exp.Column:
@@ -162,5 +200,7 @@ def _listed(star: exp.Expr, key: str) -> list[exp.Expr]:
     return list(star.args.get(key) or ())
 
 
-def _in_brackets(node: exp.Expr) -> exp.Expr:
-    return node if isinstance(node, (exp.Column, exp.Anonymous, exp.Literal, exp.Paren)) else exp.Paren(this=node)
+def _in_brackets(meaning: Meaning) -> Meaning:
+    if isinstance(meaning.tree, (exp.Column, exp.Anonymous, exp.Literal, exp.Paren)):
+        return meaning
+    return Meaning(exp.Paren(this=meaning.tree), f"({meaning.sql})")

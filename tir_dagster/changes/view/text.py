@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -10,7 +9,8 @@ from typing import Any, ClassVar
 import sqlglot
 from sqlglot import exp
 from sqlglot.dialects.snowflake import Snowflake
-from sqlglot.errors import ParseError, TokenError
+from sqlglot.errors import ParseError, SqlglotError, TokenError
+from sqlglot.generators.snowflake import SnowflakeGenerator
 from sqlglot.parsers.snowflake import SnowflakeParser
 from sqlglot.tokens import TokenType
 
@@ -22,7 +22,6 @@ SUPPORTED = (
     "DISTINCT; anything else that Snowflake can run as a SELECT is loaded in full each time"
 )
 _STARTS = (TokenType.SELECT, TokenType.WITH, TokenType.L_PAREN)
-_SAFE_TEXT = re.compile(r"[^\\\x00-\x1f]*")
 
 
 class ViewError(SpecError):
@@ -43,8 +42,8 @@ class _WordForWord(Snowflake):
     """Snowflake's dialect that leaves function calls as they are written.
 
     sqlglot knows many functions as its own and writes them back in another form: other names, other date formats.
-    Here each call keeps its name and arguments, so that a query comes out as it went in, and a function is judged by
-    the name that Snowflake's documentation uses.
+    Here each call keeps its name and arguments, so that a function is judged by the name that Snowflake's documentation
+    uses. What is written from a tree is compared and shown in messages; it is never sent to the warehouse.
     """
 
     class Parser(SnowflakeParser):
@@ -52,6 +51,10 @@ class _WordForWord(Snowflake):
         FUNCTION_PARSERS: ClassVar[dict[str, Callable[..., Any]]] = {
             name: SnowflakeParser.FUNCTION_PARSERS[name] for name in ("CAST", "TRY_CAST", "EXTRACT")
         }
+
+    class Generator(SnowflakeGenerator):
+        # Snowflake's own would write F IS NOT TRUE as NOT F, which is another value where F is NULL.
+        IS_BOOL_ALLOWED = True
 
 
 DIALECT = _WordForWord()
@@ -145,7 +148,26 @@ def _tree(text: str) -> exp.Query:
     if not isinstance(tree, exp.Query) or starts not in _STARTS or tree.find(exp.Into):
         raise ViewError(f"it is not a SELECT. {SUPPORTED}.")
     _keep_texts(tree, text)
+    if filtered := tree.find(exp.Filter):
+        raise Query(text, tree).error(
+            filtered,
+            "Snowflake has no FILTER clause for aggregates. Write SUM(IFF(condition, value, NULL)), or COUNT_IF(condition) "
+            "for COUNT(*).",
+        )
     return tree
+
+
+def parse_expression(text: str) -> exp.Expr | None:
+    """The tree of an expression that stands alone; None if the text is not one expression."""
+    # Brackets, because some functions begin like a statement: INSERT(…), GET(…).
+    sql = f"SELECT ({text})"
+    try:
+        tree = sqlglot.parse_one(sql, dialect=DIALECT)
+    except SqlglotError:
+        return None
+    _keep_texts(tree, sql)
+    alone = isinstance(tree, exp.Select) and len(tree.expressions) == 1 and isinstance(tree.expressions[0], exp.Paren)
+    return tree.expressions[0].this if alone else None
 
 
 def _unreadable(failure: ParseError) -> ViewError:
@@ -172,21 +194,13 @@ def _keep_texts(tree: exp.Expr, text: str) -> None:
             string.replace(kept)
 
 
-def unsafe_text(tree: exp.Expr) -> exp.Expr | None:
-    """A string that could not be kept as written, and that sqlglot might write differently."""
-    strings = (
-        one for one in tree.find_all(exp.Literal, exp.RawString) if isinstance(one, exp.RawString) or one.is_string
-    )
-    return next((one for one in strings if not _SAFE_TEXT.fullmatch(one.name)), None)
-
-
 def folded(identifier: exp.Expr) -> str:
     """A name as Snowflake stores it: in upper case unless it stands in quotes."""
     return identifier.name if identifier.args.get("quoted") else identifier.name.upper()
 
 
 def written(node: exp.Expr) -> str:
-    """A part of the query as SQL for Snowflake, without its comments."""
+    """A part of the query in one form, without its comments: to compare it, and to show it in a message."""
     return node.sql(dialect=DIALECT, comments=False)
 
 
