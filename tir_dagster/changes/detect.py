@@ -211,6 +211,7 @@ def make_change_set(
     resync: Sequence[str | None] = (),
     compare: Sequence[str | None] = (),
     hints: Sequence[Hint] = (),
+    reports: Iterable[int] = (),
     allow_empty: bool = False,
     log: Log,
 ) -> tuple[Plan, ChangeSet | None]:
@@ -273,6 +274,7 @@ def make_change_set(
             settles=tuple(one.id for one in pending),
             warnings=plan.warnings,
             sentence=plan.sentence(),
+            reports=tuple(sorted(reports)),
         )
         return plan, store.commit(made, folder)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -290,6 +290,7 @@ class Refresher:
         compare: Sequence[str | None] = (),
         allow_empty: bool,
         hints: Sequence[Hint] = (),
+        reports: Iterable[int] = (),
     ) -> tuple[Plan, ChangeSet | None]:
         """Read what changed and make it durable."""
         crash_after("planned")
@@ -318,6 +319,7 @@ class Refresher:
                 resync=resync,
                 compare=compare,
                 hints=hints,
+                reports=reports,
                 allow_empty=allow_empty,
                 log=self.log,
             )
@@ -376,6 +378,7 @@ class Refresher:
                 "server_version": looked.server.version_text,
                 "known": change_set.known.__dict__,
                 "watermark": change_set.watermark,
+                "reports": change_set.reports,
                 "ledger_stats": change_set.ledger_stats,
                 "fingerprint": content_digest(prints),
                 "slice_digests": slice_digests(prints),
@@ -494,6 +497,7 @@ class Refresher:
             rows=manifest["rows"],
             change_sets=tuple(manifest["change_sets"]),
             keyed=keyed,
+            reports=tuple(manifest.get("reports", ())),
         )
 
     def settle(self, confirmation: Confirmation) -> None:
