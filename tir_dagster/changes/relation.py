@@ -168,6 +168,7 @@ def _of_table(spec: ExtractSpec, access: SnowflakeAccess, columns: Sequence[str]
     table = TableName.parse(spec.source)
     shown = describe(access, table, tuple(columns) or spec.columns or None)
     key = tuple(_column(spec, shown, name, "row_key") for name in spec.row_key)
+    _check_row_key(spec, key, stored=True)
     watermark = _watermark(spec, access, table, spec.changes, "changes.watermark")
     names = tuple(column.name for column in key)
     return Relation(spec, (table,), shown, key, _slices(spec, shown), watermark, fact_key=names)
@@ -216,6 +217,7 @@ def _by_key(spec: ExtractSpec, access: SnowflakeAccess, view: View, whole: Relat
         base = {column.name: column for column in describe_query(access, made.sql)}
     except UnheldTypeError as error:
         raise _Unfit(f"it computes with a column that cannot be kept track of: {error}") from None
+    _check_row_key(spec, [base[name] for name in made.key], stored=not view.group)
     # Without a row key the rows of a group are replaced together.
     base_key = tuple(base[name] for name in made.key or view.group)
     if not base_key and slices.by == "none":
@@ -239,6 +241,24 @@ def _by_key(spec: ExtractSpec, access: SnowflakeAccess, view: View, whole: Relat
         refers=made.refers,
         fact_key=_fact_key(view, spec),
     )
+
+
+def _check_row_key(spec: ExtractSpec, key: Sequence[Column], *, stored: bool) -> None:
+    """Raise SpecError where different keys could look the same; `stored` says whether the extract holds the key."""
+    for name, column in zip(spec.row_key, key, strict=False):
+        if column.kind in (Kind.FLOAT, Kind.JSON):
+            problem = f"holds {column.kind.value}: such values cannot be told apart safely"
+        elif stored and column.hyper == "DOUBLE PRECISION":
+            problem = (
+                f"is NUMBER({column.precision},{column.scale}): an extract holds so many digits as a float, in which different "
+                f"keys can look the same"
+            )
+        else:
+            continue
+        raise SpecError(
+            f"{spec.name}: row_key names {name}, which {problem}. Nothing was read. Name another column, or show "
+            f"CAST({name} AS VARCHAR) in a `query:` and name that."
+        )
 
 
 def _check_joined(spec: ExtractSpec, fact: TableName, joined: Collection[TableName]) -> None:

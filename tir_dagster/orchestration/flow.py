@@ -53,6 +53,8 @@ from tir_dagster.extract.apply import (
     verify_counts,
     verify_touched,
 )
+from tir_dagster.extract.casts import check_key
+from tir_dagster.extract.hyperfile import describe
 from tir_dagster.extract.package import Package, read_package
 from tir_dagster.extract.purge import Applied
 from tir_dagster.extract.versions import Version, VersionStore
@@ -196,7 +198,23 @@ class Refresher:
 
     def survey(self, looked: Looked) -> Survey:
         with self._swept(), self.stages.timed("survey"), self.snowflake.kept_open():
-            return survey(self.spec, self.snowflake, columns=self._columns(looked), log=self.log)
+            surveyed = survey(self.spec, self.snowflake, columns=self._columns(looked), log=self.log)
+            self._check_stored_key(looked, surveyed)
+            return surveyed
+
+    def _check_stored_key(self, looked: Looked, surveyed: Survey) -> None:
+        """Raise ExtractError before the first load into an extract whose own types cannot tell the keys apart."""
+        confirmed = looked.confirmed
+        if confirmed is not None and confirmed.known.definition == surveyed.known.definition:
+            return
+        shell, hyper = self.shell(looked)
+        if shell is None or hyper is None:
+            return
+        stored = {column.name: column for column in describe(hyper).columns}
+        names = _shape(surveyed.relation, shell).names
+        for column in surveyed.relation.key:
+            if found := stored.get(names.get(column.name, column.name)):
+                check_key(column, found)
 
     def _columns(self, looked: Looked) -> tuple[str, ...]:
         """Which columns the extract has: the datasource's own if people built it, else the spec's, else all."""

@@ -183,7 +183,7 @@ class History:
             connection.execute_command(f'CREATE TABLE "Extract"."Extract" ({columns})')
         self.publish(hyper)
 
-    def publish_database_extract(self) -> None:
+    def publish_database_extract(self, key_type: str = "NUMBER(38,0)") -> None:
         """A datasource as people build it, on the table itself."""
         connection = SnowflakeConnection(
             server=f"{self.env['SNOWFLAKE_ACCOUNT']}.snowflakecomputing.com",
@@ -193,7 +193,7 @@ class History:
             role="SYSADMIN",
             username=self.env["SNOWFLAKE_USER"],
         )
-        columns = [PackageColumn("K", "NUMBER(38,0)"), PackageColumn("V", "VARCHAR")]
+        columns = [PackageColumn("K", key_type), PackageColumn("V", "VARCHAR")]
         target = self.folder / f"{self.name}.tdsx"
         build_tdsx(target, caption=self.name, columns=columns, snowflake=connection, table=self.name.upper())
         self.publish(target)

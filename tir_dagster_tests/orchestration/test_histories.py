@@ -15,7 +15,7 @@ from tableauhyperapi import Connection, HyperProcess, Telemetry
 
 from tir_dagster.changes import workbench
 from tir_dagster.changes.plan import Reason
-from tir_dagster.errors import DatasourceError
+from tir_dagster.errors import DatasourceError, ExtractError
 from tir_dagster.source import reader
 from tir_dagster_tests.conftest import Sandbox
 from tir_dagster_tests.orchestration.history import DATABASE, PROJECT, History, Layout
@@ -251,3 +251,13 @@ def test_another_watermark_means_a_full_refresh(loaded):
     loaded.refresher = loaded.new_refresher()
     assert loaded.refresh().reason is Reason.DEFINITION_CHANGED
     assert loaded.refresh().decision == "none"
+
+
+def test_a_datasource_that_stores_the_row_key_as_a_float_is_refused_before_anything_is_read(prepared, tmp_path):
+    history = History(prepared, None, tmp_path, Layout(by="none", watermark=False))
+    history.publish_database_extract(key_type="FLOAT")
+    with pytest.raises(
+        ExtractError, match=r"Key column K has 38 digits.*Choose another row_key, or another datasource"
+    ):
+        history.refresh()
+    history.close()
