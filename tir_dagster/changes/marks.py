@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, date, datetime, timedelta
 
 from tir_dagster.source.columns import Column, Kind
@@ -11,6 +12,8 @@ from tir_dagster.source.pinned import sql_literal
 
 # A time without a zone may be any wall clock's.
 _FURTHEST_CLOCK = timedelta(hours=14)
+# Their order tells nothing of the time: one that is far too high would hide all that follow.
+NUMBERS = (Kind.INTEGER, Kind.DECIMAL, Kind.FLOAT)
 
 
 def highest_mark(access: SnowflakeAccess, column: Column | None, source: str) -> str | None:
@@ -21,6 +24,16 @@ def highest_mark(access: SnowflakeAccess, column: Column | None, source: str) ->
     if isinstance(value, datetime):
         return (value.astimezone(UTC) if value.tzinfo else value).isoformat(timespec="microseconds")
     return None if value is None else str(value)
+
+
+def differing_sql(keys: Sequence[str], content: Sequence[str], names: Sequence[str], *, new: str, old: str) -> str:
+    """A query for the keys, under these names, whose bags of content differ between two versions; `new` and `old` follow FROM."""
+    listed = [f"TIR_{at}" for at in range(len(keys) + len(content))]
+    values = ", ".join(f"{value} AS {name}" for value, name in zip([*keys, *content], listed, strict=True))
+    sides = f"SELECT {values}, 1 AS TIR_N FROM {new} UNION ALL SELECT {values}, -1 AS TIR_N FROM {old}"
+    shown = ", ".join(f"{one} AS {quote(name)}" for one, name in zip(listed, names, strict=False))
+    grouped = ", ".join(listed)
+    return f"SELECT DISTINCT {shown} FROM (SELECT {grouped} FROM ({sides}) GROUP BY {grouped} HAVING SUM(TIR_N) <> 0)"
 
 
 def lower_bound(column: Column, highest: str, *, read: datetime, look_back: float) -> str:

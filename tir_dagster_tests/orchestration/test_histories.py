@@ -30,6 +30,7 @@ LAYOUTS = [
     Layout(key_type="DATE", date_type="TIMESTAMP_NTZ", by="day"),
     Layout(key_type="TIMESTAMP_NTZ", row_key=("K", "L")),
     Layout(row_key=("L", "K"), watermark=False),
+    Layout(mark_type="NUMBER(38,0)"),
     Layout(row_key=(), by="month"),
     Layout(row_key=(), by="week", date_type="TIMESTAMP_NTZ"),
 ]
@@ -194,6 +195,27 @@ def test_a_stamp_in_the_future_hides_no_later_update(loaded):
     loaded.sql(f"UPDATE {loaded.name} SET V = 'later', W = CURRENT_TIMESTAMP()::TIMESTAMP_NTZ WHERE K = 1")
     loaded.refresh()
     assert loaded.published_rows() == loaded.source_rows()
+
+
+@pytest.mark.parametrize(
+    ("layout", "highest"),
+    [
+        (Layout(mark_type="NUMBER(38,0)"), "1000000000"),
+        (Layout(row_key=(), by="month"), "'2025-02-01'::TIMESTAMP_NTZ"),
+    ],
+    ids=["a number that is far too high", "no row key"],
+)
+def test_changes_that_the_order_of_marks_hides_are_found(prepared, spark, tmp_path, layout, highest):
+    history = History(prepared, spark, tmp_path, layout)
+    for key in "12":
+        history.act(("insert", key, "'x'", "'2025-03-05'::DATE", "'a'"))
+    history.sql(f"INSERT INTO {history.name} SELECT 3, 'y', '2025-04-07'::DATE, 'b', {highest}")
+    history.refresh()
+    for step in (("update", "1", "'late'"), ("delete", "2"), ("insert", "4", "'x'", "'2025-03-31'::DATE", "'late'")):
+        history.act(step)
+    assert history.refresh().reason is None
+    assert history.published_rows() == history.source_rows()
+    history.close()
 
 
 def test_a_resync_mends_a_file_that_drifted_from_its_ledger(loaded):
