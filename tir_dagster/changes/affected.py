@@ -53,6 +53,8 @@ def affected(
             warnings += told.warnings
             looked_at = dimension.changes.by != "hint" and dimension.table in changed
             anything = told.anything
+            if told.queries and any(column.kind in _FINE for column in dimension.key):
+                raise _Unknown(f"{dimension.table} is joined by a time, which may be finer than what can be named")
             found = _changed_keys(access, dimension, span, anything=anything) if looked_at or anything else set()
             for query in told.queries:
                 found |= _keys(access, dimension, query)

@@ -28,7 +28,7 @@ from tir_dagster.errors import GuardError, SourceError
 from tir_dagster.source.columns import Column
 from tir_dagster.source.connection import SnowflakeAccess
 from tir_dagster.source.names import TableName, quote
-from tir_dagster.source.pinned import PinnedSource
+from tir_dagster.source.pinned import PinnedSource, with_cut_keys
 from tir_dagster.source.versions import Probe, SourceVersion, probe, table_identity
 from tir_dagster.spec import ExtractSpec
 
@@ -66,9 +66,8 @@ class Survey:
     def shown(self) -> PinnedSource:
         """The rows that people see; where they are aggregated, not those that the ledger knows."""
         relation = self.relation
-        return PinnedSource(
-            relation.shown(self.version), relation.columns, relation.key, relation.slices, None, self.version
-        )
+        rows = with_cut_keys(relation.shown(self.version), relation.key)
+        return PinnedSource(rows, relation.columns, relation.key, relation.slices, None, self.version)
 
     def changed(self, since: Known) -> set[TableName]:
         """The tables whose token is another one than then."""

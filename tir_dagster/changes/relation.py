@@ -22,7 +22,7 @@ from tir_dagster.errors import SourceError, SpecError
 from tir_dagster.source.columns import Column, Kind, UnheldTypeError
 from tir_dagster.source.connection import MISSING_OBJECT, SnowflakeAccess, SnowflakeError
 from tir_dagster.source.names import TableName, quote
-from tir_dagster.source.pinned import PinnedSource
+from tir_dagster.source.pinned import PinnedSource, cut_sql, with_cut_keys
 from tir_dagster.source.slices import SliceBy, slice_column
 from tir_dagster.source.versions import SourceVersion, column_names, describe, describe_query
 from tir_dagster.spec import KEY_NEEDED, ExtractSpec, JoinedChanges, TableChanges
@@ -114,7 +114,8 @@ class Relation:
         """The first table's key as what follows SELECT, under the names that it has in the ledger's rows."""
         key = self.base_key or self.key
         return ", ".join(
-            f"{quote(name)} AS {quote(column.name)}" for name, column in zip(self.fact_key, key, strict=True)
+            f"{cut_sql(replace(column, name=name))} AS {quote(column.name)}"
+            for name, column in zip(self.fact_key, key, strict=True)
         )
 
     @property
@@ -141,12 +142,12 @@ class Relation:
     def base(self, version: SourceVersion) -> PinnedSource:
         """The rows that the ledger knows."""
         if self.view is None or self.why_full is not None:
-            return PinnedSource(self.shown(version), self.columns, self.key, self.slices, self.watermark, version)
+            rows = with_cut_keys(self.shown(version), self.key)
+            return PinnedSource(rows, self.columns, self.key, self.slices, self.watermark, version)
         made = base_sql(self.view, row_key=self.spec.row_key, watermark=self.spec.changes.watermark, version=version)
         group = self.key if self.aggregated else ()
-        return PinnedSource(
-            f"({made.sql})", self.base_columns, self.base_key, self.slices, self.watermark, version, group
-        )
+        rows = with_cut_keys(f"({made.sql})", self.base_key)
+        return PinnedSource(rows, self.base_columns, self.base_key, self.slices, self.watermark, version, group)
 
 
 def relation_of(spec: ExtractSpec, access: SnowflakeAccess, *, columns: Sequence[str] = ()) -> Relation:
