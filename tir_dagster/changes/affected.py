@@ -12,7 +12,7 @@ from typing import Any
 
 from tir_dagster.changes.candidates import Candidates, Referring, Values, matching
 from tir_dagster.changes.described import Described
-from tir_dagster.changes.marks import highest_mark, lower_bound
+from tir_dagster.changes.marks import NUMBERS, differing_sql, highest_mark, lower_bound
 from tir_dagster.changes.relation import Dimension, Relation
 from tir_dagster.changes.span import Span
 from tir_dagster.source.columns import Column, Kind
@@ -53,6 +53,8 @@ def affected(
             warnings += told.warnings
             looked_at = dimension.changes.by != "hint" and dimension.table in changed
             anything = told.anything
+            if told.queries and any(column.kind in _FINE for column in dimension.key):
+                raise _Unknown(f"{dimension.table} is joined by a time, which may be finer than what can be named")
             found = _changed_keys(access, dimension, span, anything=anything) if looked_at or anything else set()
             for query in told.queries:
                 found |= _keys(access, dimension, query)
@@ -150,14 +152,16 @@ def _marked(access: SnowflakeAccess, dimension: Dimension, mark: Column, span: S
     if highest is not None:
         since = lower_bound(mark, highest, read=span.old.moment, look_back=dimension.changes.look_back)
         found += f" WHERE {quote(mark.name)} >= {since} OR {quote(mark.name)} IS NULL"
+    if mark.kind in NUMBERS:
+        # Whichever number is higher; keys with more or fewer rows are among these.
+        return f"{found} UNION {_recounted(dimension, new, old, [mark])}"
     return f"{found} UNION {_recounted(dimension, new, old)}" if dimension.changes.deletes else found
 
 
-def _recounted(dimension: Dimension, new: str, old: str) -> str:
-    """Keys with more or fewer rows than before: a row that went, or moved to another key, left no mark behind."""
-    key = _listed(dimension.key)
-    sides = f"SELECT {key}, 1 AS TIR_N FROM {new} UNION ALL SELECT {key}, -1 AS TIR_N FROM {old}"
-    return f"SELECT {key} FROM ({sides}) GROUP BY {key} HAVING SUM(TIR_N) <> 0"
+def _recounted(dimension: Dimension, new: str, old: str, content: Sequence[Column] = ()) -> str:
+    """Keys with more or fewer rows (of the same content) than before: one that went, or got another key, left no mark behind."""
+    keys, values = ([quote(column.name) for column in columns] for columns in (dimension.key, content))
+    return differing_sql(keys, values, [column.name for column in dimension.key], new=new, old=old)
 
 
 def _referring_keys(

@@ -11,6 +11,8 @@ from tir_dagster.source.names import quote
 from tir_dagster.source.pinned import sql_literal
 
 Values = tuple[tuple[Any, ...], ...]
+# What queries call the slice of a row.
+SLICE_NAME = "TIR_SLICE"
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,8 @@ class Candidates:
     referring: tuple[Referring, ...] = ()
     # Queries that give keys, under the key columns' names; these may have no row any more.
     named: tuple[str, ...] = ()
+    # Queries that give keys, or without a row key slices under SLICE_NAME, whose rows differ between the two versions.
+    differing: tuple[str, ...] = ()
 
 
 def matching(columns: Sequence[str], types: Sequence[Column], keys: Values) -> str:

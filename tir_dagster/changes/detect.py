@@ -28,7 +28,7 @@ from tir_dagster.errors import GuardError, SourceError
 from tir_dagster.source.columns import Column
 from tir_dagster.source.connection import SnowflakeAccess
 from tir_dagster.source.names import TableName
-from tir_dagster.source.pinned import PinnedSource
+from tir_dagster.source.pinned import PinnedSource, with_cut_keys
 from tir_dagster.source.versions import Probe, SourceVersion, is_kept, probe, table_facts
 from tir_dagster.spec import ExtractSpec
 
@@ -77,9 +77,8 @@ class Survey:
     def shown(self) -> PinnedSource:
         """The rows that people see; where they are aggregated, not those that the ledger knows."""
         relation = self.relation
-        return PinnedSource(
-            relation.shown(self.version), relation.columns, relation.key, relation.slices, None, self.version
-        )
+        rows = with_cut_keys(relation.shown(self.version), relation.key)
+        return PinnedSource(rows, relation.columns, relation.key, relation.slices, None, self.version)
 
     def changed(self, since: Known) -> set[TableName]:
         """The tables whose token is another one than then."""
@@ -255,6 +254,7 @@ def make_change_set(
     resync: Sequence[str | None] = (),
     compare: Sequence[str | None] = (),
     hints: Sequence[Hint] = (),
+    reports: Iterable[int] = (),
     allow_empty: bool = False,
     log: Log,
 ) -> tuple[Plan, ChangeSet | None]:
@@ -318,6 +318,7 @@ def make_change_set(
             settles=tuple(one.id for one in pending),
             warnings=plan.warnings,
             sentence=plan.sentence(),
+            reports=tuple(sorted(reports)),
         )
         return plan, store.commit(made, folder)
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, date, datetime, timedelta
+from functools import cache
+from zoneinfo import ZoneInfo, available_timezones
 
 from tir_dagster.source.columns import Column, Kind
 from tir_dagster.source.connection import SnowflakeAccess
@@ -11,6 +14,10 @@ from tir_dagster.source.pinned import sql_literal
 
 # A time without a zone may be any wall clock's.
 _FURTHEST_CLOCK = timedelta(hours=14)
+# A mark is repeated within so long of the moment at which a clock is set back: by two hours at most.
+_REPEATED = timedelta(hours=3)
+# Their order tells nothing of the time: one that is far too high would hide all that follow.
+NUMBERS = (Kind.INTEGER, Kind.DECIMAL, Kind.FLOAT)
 
 
 def highest_mark(access: SnowflakeAccess, column: Column | None, source: str) -> str | None:
@@ -23,11 +30,22 @@ def highest_mark(access: SnowflakeAccess, column: Column | None, source: str) ->
     return None if value is None else str(value)
 
 
+def differing_sql(keys: Sequence[str], content: Sequence[str], names: Sequence[str], *, new: str, old: str) -> str:
+    """A query for the keys, under these names, whose bags of content differ between two versions; `new` and `old` follow FROM."""
+    listed = [f"TIR_{at}" for at in range(len(keys) + len(content))]
+    values = ", ".join(f"{value} AS {name}" for value, name in zip([*keys, *content], listed, strict=True))
+    sides = f"SELECT {values}, 1 AS TIR_N FROM {new} UNION ALL SELECT {values}, -1 AS TIR_N FROM {old}"
+    shown = ", ".join(f"{one} AS {quote(name)}" for one, name in zip(listed, names, strict=False))
+    grouped = ", ".join(listed)
+    return f"SELECT DISTINCT {shown} FROM (SELECT {grouped} FROM ({sides}) GROUP BY {grouped} HAVING SUM(TIR_N) <> 0)"
+
+
 def lower_bound(column: Column, highest: str, *, read: datetime, look_back: float) -> str:
     """The highest mark minus the look-back, as an SQL literal; numbers have no look-back.
 
     A stamp in the future would hide every update until then: it counts as the moment it was read at. A time without a
-    zone is in the future only where no clock on earth shows it yet.
+    zone is in the future only where no clock on earth shows it yet; where a clock on earth was just set back, its marks
+    are repeated, so the look-back is longer by that.
     """
     back, wall = timedelta(seconds=look_back), read.replace(tzinfo=None)
     if column.kind is Kind.DATE:
@@ -38,5 +56,21 @@ def lower_bound(column: Column, highest: str, *, read: datetime, look_back: floa
         stamp = datetime.fromisoformat(highest)
         if stamp.tzinfo:
             return sql_literal(column, min(stamp, read) - back)
-        return sql_literal(column, (stamp if stamp <= wall + _FURTHEST_CLOCK else wall - _FURTHEST_CLOCK) - back)
+        local = stamp if stamp <= wall + _FURTHEST_CLOCK else wall - _FURTHEST_CLOCK
+        return sql_literal(column, local - back - _set_back(read))
     return sql_literal(column, highest)
+
+
+def _set_back(read: datetime) -> timedelta:
+    """The most by which any clock on earth is set back around that moment; on most days nothing."""
+
+    def offset(moment: datetime, zone: ZoneInfo) -> timedelta:
+        return moment.astimezone(zone).utcoffset() or timedelta()
+
+    before, after = read - _REPEATED, read + _REPEATED
+    return max((offset(before, zone) - offset(after, zone) for zone in _zones()), default=timedelta())
+
+
+@cache
+def _zones() -> tuple[ZoneInfo, ...]:
+    return tuple(map(ZoneInfo, sorted(available_timezones())))

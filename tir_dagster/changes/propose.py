@@ -7,13 +7,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tir_dagster.changes.affected import Log, affected
-from tir_dagster.changes.candidates import Candidates
+from tir_dagster.changes.candidates import SLICE_NAME, Candidates
 from tir_dagster.changes.described import described_keys, described_rows
 from tir_dagster.changes.hints import Hint
-from tir_dagster.changes.marks import lower_bound
+from tir_dagster.changes.marks import NUMBERS, differing_sql, lower_bound
+from tir_dagster.changes.relation import Relation
 from tir_dagster.changes.span import Span
 from tir_dagster.changes.state import Confirmation
 from tir_dagster.source.connection import BEYOND_TIME_TRAVEL, UNTRACKED, SnowflakeAccess, SnowflakeError
+from tir_dagster.source.names import quote
+from tir_dagster.source.slices import slice_sql_snowflake
 from tir_dagster.source.versions import SourceVersion
 
 if TYPE_CHECKING:
@@ -38,11 +41,17 @@ def propose(
     told = described_rows(hints, relation, access, span)
     joined = replace(joined, named=told.queries, everything=joined.everything or told.anything)
     warnings += told.warnings
-    if joined.everything or relation.table not in changed or detector == "hint":
+    if joined.everything or relation.table not in changed:
         return joined, warnings
-    if detector == "watermark":
+    if detector in ("watermark", "hint"):
         since = _since(surveyed, confirmed)
-        return replace(joined, since=since, everything=since is None), warnings
+        if detector == "watermark" and since is None:
+            return replace(joined, everything=True), warnings
+        queries, problem = _differing(surveyed, access, span)
+        if problem:
+            log(problem)
+            return replace(joined, everything=True), (*warnings, problem)
+        return replace(joined, since=since, differing=queries), warnings
     if detector == "feed":
         query, problem = _feed(surveyed, access, span)
         if problem:
@@ -50,6 +59,35 @@ def propose(
             return replace(joined, everything=True), (*warnings, problem)
         return replace(joined, named=(*joined.named, query)), warnings
     return replace(joined, everything=True), warnings
+
+
+def _differing(surveyed: Survey, access: SnowflakeAccess, span: Span) -> tuple[tuple[str, ...], str | None]:
+    """A query for what a watermark's order may hide; or why it cannot tell, and every row is compared.
+
+    Without a row key, slices or groups whose rows differ: a delete and a late insert there leave the count as it was.
+    With a number as watermark, keys whose numbers differ, whichever is higher.
+    """
+    relation = surveyed.relation
+    new, old = relation.base(span.new), relation.base(span.old)
+    if not relation.spec.row_key:
+        content = [quote(column.name) for column in new.columns]
+    elif relation.watermark is not None and relation.watermark.kind in NUMBERS:
+        content = [quote(relation.watermark.name)]
+    else:
+        return (), None
+    keys = [quote(column.name) for column in new.key] or [slice_sql_snowflake(new.slices, new.columns)]
+    names = [column.name for column in new.key] or [SLICE_NAME]
+    try:
+        access.query(f"SELECT 1 FROM {old.sql} LIMIT 1")
+    except SnowflakeError as error:
+        if error.errno not in BEYOND_TIME_TRAVEL:
+            raise
+        return (), _too_short(relation, span)
+    return (differing_sql(keys, content, names, new=new.sql, old=old.sql),), None
+
+
+def _too_short(relation: Relation, span: Span) -> str:
+    return f"The history of {relation.table} does not reach back to {span.old}: every row is compared with the ledger."
 
 
 def _feed(surveyed: Survey, access: SnowflakeAccess, span: Span) -> tuple[str, str | None]:
@@ -70,10 +108,7 @@ def _feed(surveyed: Survey, access: SnowflakeAccess, span: Span) -> tuple[str, s
                 f"{relation.table} has no change tracking since {span.old}: every row is compared with the ledger.",
             )
         if error.errno in BEYOND_TIME_TRAVEL:
-            return (
-                query,
-                f"The history of {relation.table} does not reach back to {span.old}: every row is compared with the ledger.",
-            )
+            return query, _too_short(relation, span)
         raise
     return query, None
 

@@ -22,7 +22,7 @@ from tir_dagster.errors import SourceError, SpecError
 from tir_dagster.source.columns import Column, Kind, UnheldTypeError
 from tir_dagster.source.connection import MISSING_OBJECT, SnowflakeAccess, SnowflakeError
 from tir_dagster.source.names import TableName, quote
-from tir_dagster.source.pinned import PinnedSource
+from tir_dagster.source.pinned import PinnedSource, cut_sql, with_cut_keys
 from tir_dagster.source.slices import SliceBy, slice_column
 from tir_dagster.source.versions import SourceVersion, column_names, describe, describe_query
 from tir_dagster.spec import KEY_NEEDED, ExtractSpec, JoinedChanges, TableChanges
@@ -114,7 +114,8 @@ class Relation:
         """The first table's key as what follows SELECT, under the names that it has in the ledger's rows."""
         key = self.base_key or self.key
         return ", ".join(
-            f"{quote(name)} AS {quote(column.name)}" for name, column in zip(self.fact_key, key, strict=True)
+            f"{cut_sql(replace(column, name=name))} AS {quote(column.name)}"
+            for name, column in zip(self.fact_key, key, strict=True)
         )
 
     @property
@@ -141,12 +142,12 @@ class Relation:
     def base(self, version: SourceVersion) -> PinnedSource:
         """The rows that the ledger knows."""
         if self.view is None or self.why_full is not None:
-            return PinnedSource(self.shown(version), self.columns, self.key, self.slices, self.watermark, version)
+            rows = with_cut_keys(self.shown(version), self.key)
+            return PinnedSource(rows, self.columns, self.key, self.slices, self.watermark, version)
         made = base_sql(self.view, row_key=self.spec.row_key, watermark=self.spec.changes.watermark, version=version)
         group = self.key if self.aggregated else ()
-        return PinnedSource(
-            f"({made.sql})", self.base_columns, self.base_key, self.slices, self.watermark, version, group
-        )
+        rows = with_cut_keys(f"({made.sql})", self.base_key)
+        return PinnedSource(rows, self.base_columns, self.base_key, self.slices, self.watermark, version, group)
 
 
 def relation_of(spec: ExtractSpec, access: SnowflakeAccess, *, columns: Sequence[str] = ()) -> Relation:
@@ -168,6 +169,7 @@ def _of_table(spec: ExtractSpec, access: SnowflakeAccess, columns: Sequence[str]
     table = TableName.parse(spec.source)
     shown = describe(access, table, tuple(columns) or spec.columns or None)
     key = tuple(_column(spec, shown, name, "row_key") for name in spec.row_key)
+    _check_row_key(spec, key, stored=True)
     watermark = _watermark(spec, access, table, spec.changes, "changes.watermark")
     names = tuple(column.name for column in key)
     return Relation(spec, (table,), shown, key, _slices(spec, shown), watermark, fact_key=names)
@@ -216,6 +218,7 @@ def _by_key(spec: ExtractSpec, access: SnowflakeAccess, view: View, whole: Relat
         base = {column.name: column for column in describe_query(access, made.sql)}
     except UnheldTypeError as error:
         raise _Unfit(f"it computes with a column that cannot be kept track of: {error}") from None
+    _check_row_key(spec, [base[name] for name in made.key], stored=not view.group)
     # Without a row key the rows of a group are replaced together.
     base_key = tuple(base[name] for name in made.key or view.group)
     if not base_key and slices.by == "none":
@@ -239,6 +242,24 @@ def _by_key(spec: ExtractSpec, access: SnowflakeAccess, view: View, whole: Relat
         refers=made.refers,
         fact_key=_fact_key(view, spec),
     )
+
+
+def _check_row_key(spec: ExtractSpec, key: Sequence[Column], *, stored: bool) -> None:
+    """Raise SpecError where different keys could look the same; `stored` says whether the extract holds the key."""
+    for name, column in zip(spec.row_key, key, strict=False):
+        if column.kind in (Kind.FLOAT, Kind.JSON):
+            problem = f"holds {column.kind.value}: such values cannot be told apart safely"
+        elif stored and column.hyper == "DOUBLE PRECISION":
+            problem = (
+                f"is NUMBER({column.precision},{column.scale}): an extract holds so many digits as a float, in which different "
+                f"keys can look the same"
+            )
+        else:
+            continue
+        raise SpecError(
+            f"{spec.name}: row_key names {name}, which {problem}. Nothing was read. Name another column, or show "
+            f"CAST({name} AS VARCHAR) in a `query:` and name that."
+        )
 
 
 def _check_joined(spec: ExtractSpec, fact: TableName, joined: Collection[TableName]) -> None:

@@ -62,6 +62,8 @@ class ChangeSet(Record):
     settles: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     sentence: str = ""
+    # Numbers of the reports in Dagster's log whose changes this version shows, as far as they may be met again.
+    reports: tuple[int, ...] = ()
 
     @property
     def touched(self) -> tuple[str | None, ...]:
@@ -107,6 +109,8 @@ class Confirmation(Record):
     lag: str | None = None
     # The delivery `patch`: the server's rows carry a key column of ours.
     keyed: bool = False
+    # Reported hints and materializations that were used: by their numbers, because clocks differ.
+    reports: tuple[int, ...] = ()
 
 
 class Aftermath(Enum):

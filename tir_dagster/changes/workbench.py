@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.parquet as pq
 
 from tir_dagster.changes import sets
-from tir_dagster.changes.candidates import Candidates
+from tir_dagster.changes.candidates import SLICE_NAME, Candidates
 from tir_dagster.changes.driversets import DriverSets
 from tir_dagster.changes.find import Stats
 from tir_dagster.changes.ledger import Ledger, write_frame
@@ -155,13 +155,12 @@ class SparkWorkbench:
             return
         tests = self._tests(candidates, resync)
         present = f"SELECT * FROM {self._source.sql} WHERE {' OR '.join(tests) or 'FALSE'}"
+        self._stage(name, self._rows_of(present, [*candidates.named, *candidates.differing]))
         if not candidates.named:
-            self._stage(name, self._rows_of(present))
             self.define(keys, sets.distinct_keys(name, self.width))
             return
         listed = ", ".join(quote(column.name) for column in self._source.key)
         named = " UNION ".join(f"SELECT {listed} FROM ({query})" for query in candidates.named)
-        self._stage(name, self._rows_of(f"SELECT {listed} FROM ({present}) UNION {named}"))
         self._read_keys("named_keys", named, self._source.key, expected=None)
         self.define(keys, sets.union_keys([name, "named_keys"], self.width))
 
@@ -175,32 +174,36 @@ class SparkWorkbench:
             tests.append(slice_filter_snowflake(source.slices, source.columns, resync))
         return tests
 
-    def _rows_of(self, candidates: str) -> str:
+    def _rows_of(self, candidates: str, further: Sequence[str] = ()) -> str:
+        """All rows with the key of a candidate, or of what the further queries give: keys, or slices if there is no key."""
         source = self._source
         listed = ", ".join(f"t.{quote(column.name)}" for column in source.columns)
         if source.key:
+            key = ", ".join(quote(column.name) for column in source.key)
+            wanted = " UNION ".join(f"SELECT {key} FROM ({query})" for query in (candidates, *further))
             same = " AND ".join(f"c.{quote(k.name)} IS NOT DISTINCT FROM t.{quote(k.name)}" for k in source.key)
-            return f"SELECT {listed} FROM {source.sql} AS t WHERE EXISTS (SELECT 1 FROM ({candidates}) c WHERE {same})"
+            return f"SELECT {listed} FROM {source.sql} AS t WHERE EXISTS (SELECT 1 FROM ({wanted}) c WHERE {same})"
         slice_sql = slice_sql_snowflake(source.slices, source.columns)
-        inner = f"SELECT *, {slice_sql} AS TIR_SLICE FROM {source.sql}"
+        inner = f"SELECT *, {slice_sql} AS {SLICE_NAME} FROM {source.sql}"
+        wanted = " UNION ".join([f"SELECT {slice_sql} AS {SLICE_NAME} FROM ({candidates})", *further])
         return (
-            f"SELECT {listed} FROM ({inner}) t WHERE EXISTS (SELECT 1 FROM (SELECT {slice_sql} AS TIR_SLICE "
-            f"FROM ({candidates})) c WHERE c.TIR_SLICE IS NOT DISTINCT FROM t.TIR_SLICE)"
+            f"SELECT {listed} FROM ({inner}) t WHERE EXISTS "
+            f"(SELECT 1 FROM ({wanted}) c WHERE c.{SLICE_NAME} IS NOT DISTINCT FROM t.{SLICE_NAME})"
         )
 
     def read_keys(self, name: str, slices: Sequence[str | None]) -> None:
         source = self._source
         slice_sql = slice_sql_snowflake(source.slices, source.columns)
-        columns = [*source.key, Column("TIR_SLICE", Kind.TEXT)]
+        columns = [*source.key, Column(SLICE_NAME, Kind.TEXT)]
         listed = "".join(f"{quote(column.name)}, " for column in source.key)
         where = slice_filter_snowflake(source.slices, source.columns, slices) if slices else "FALSE"
-        query = f"SELECT {listed}{slice_sql} AS TIR_SLICE FROM {source.sql} WHERE {where}"
+        query = f"SELECT {listed}{slice_sql} AS {SLICE_NAME} FROM {source.sql} WHERE {where}"
         expected = sum(self._source_stats.get(slice_name, (0, 0))[0] for slice_name in slices)
         self._read_keys(name, query, columns, expected=expected)
 
     def _read_keys(self, name: str, query: str, columns: Sequence[Column], *, expected: int | None) -> None:
         """Keys as a relation, with their slices if those come last: in the driver if they fit, else on Spark."""
-        sliced = columns[-1].name == "TIR_SLICE"
+        sliced = columns[-1].name == SLICE_NAME
         if expected is None:
             expected = int(self._access.query(f"SELECT COUNT(*) FROM ({query})")[0][0])
         if "ledger" in self._driver.names and expected <= DRIVER_ROWS:
@@ -211,7 +214,7 @@ class SparkWorkbench:
             return
         key = [f"{spark_quote(column.name)} AS k{at}" for at, column in enumerate(self._source.key)]
         keys = read(self._spark, self._access, query, columns, split_by=[column.name for column in columns])
-        shown = [*(key or ["TIR_SLICE AS k0"]), *(["TIR_SLICE AS slice"] if sliced else [])]
+        shown = [*(key or [f"{SLICE_NAME} AS k0"]), *([f"{SLICE_NAME} AS slice"] if sliced else [])]
         self._name(name, keys.selectExpr(*shown), keep=True)
 
     def read_rows(self, name: str, keys: str) -> None:

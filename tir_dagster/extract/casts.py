@@ -56,13 +56,19 @@ class Loaded:
     @property
     def key(self) -> str:
         """The staged value of a key column; refused where two keys could become one in the file."""
-        digits = self.source.precision if self.source.kind in (Kind.INTEGER, Kind.DECIMAL) else 0
-        if self.stored.type == "DOUBLE PRECISION" and digits > DOUBLE_DIGITS:
-            raise ExtractError(
-                f"Key column {self.source.name} has {digits} digits, but the extract stores it as a floating-point "
-                f"number, in which different keys can look the same. Run a full refresh into a new extract, or choose another key."
-            )
+        check_key(self.source, self.stored)
         return f'{self.value} COLLATE "binary"' if self.stored.type == "TEXT" else self.value
+
+
+def check_key(source: Column, stored: FileColumn) -> None:
+    """Raise ExtractError where two keys could become one in the file."""
+    digits = source.precision if source.kind in (Kind.INTEGER, Kind.DECIMAL) else 0
+    if stored.type == "DOUBLE PRECISION" and digits > DOUBLE_DIGITS:
+        raise ExtractError(
+            f"Key column {source.name} has {digits} digits, but the extract stores it as a floating-point "
+            "number, in which different keys can look the same. Choose another row_key, or another datasource.name: "
+            "a datasource that is made new holds up to 18 digits exactly."
+        )
 
 
 def _refuse(source: Column, stored: FileColumn) -> str:

@@ -51,6 +51,7 @@ def detect(
         compare=prepared.compare,
         allow_empty=config.allow_empty,
         hints=_hints(context, refresher, prepared, config.hints),
+        reports=prepared.shown_reports,
     )
     if change_set is None and looked.confirmed is not None and prepared.reports:
         # Not before: a crash until here lets them be looked at again.
@@ -70,7 +71,7 @@ def _resync(refresher: "Refresher", prepared: "Prepared", config: Detection) -> 
 def _hints(
     context: dg.AssetExecutionContext, refresher: "Refresher", prepared: "Prepared", given: Sequence[str]
 ) -> tuple["Hint", ...]:
-    """Those of the run, and those that were reported since the version that the extract shows."""
+    """Those of the run, and those that were reported and not yet used."""
     from tir_dagster.changes.hints import ChangeType, Hint, Unknown, parse_hints  # noqa: PLC0415
     from tir_dagster.orchestration.reported import reported_hints  # noqa: PLC0415
     from tir_dagster.source.versions import SourceVersion  # noqa: PLC0415
@@ -82,7 +83,9 @@ def _hints(
     if prepared.anything:
         hints.append(Hint(relation.table, ChangeType.MIXED_CHANGES, Unknown()))
     since = SourceVersion.parse(confirmed.source_version).moment
-    reported, warnings = reported_hints(context.instance, relation, refresher.snowflake, since=since)
+    reported, warnings = reported_hints(
+        context.instance, relation, refresher.snowflake, since=since, numbers=prepared.reports
+    )
     for warning in warnings:
         context.log.warning(warning)
     return (*hints, *reported)

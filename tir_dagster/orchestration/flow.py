@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -53,6 +53,8 @@ from tir_dagster.extract.apply import (
     verify_counts,
     verify_touched,
 )
+from tir_dagster.extract.casts import check_key
+from tir_dagster.extract.hyperfile import describe
 from tir_dagster.extract.package import Package, read_package
 from tir_dagster.extract.purge import Applied
 from tir_dagster.extract.versions import Version, VersionStore
@@ -197,13 +199,29 @@ class Refresher:
 
     def survey(self, looked: Looked) -> Survey:
         with self._swept(), self.stages.timed("survey"), self.snowflake.kept_open():
-            return survey(
+            surveyed = survey(
                 self.spec,
                 self.snowflake,
                 columns=self._columns(looked),
                 settled=_settled(looked.confirmed),
                 log=self.log,
             )
+            self._check_stored_key(looked, surveyed)
+            return surveyed
+
+    def _check_stored_key(self, looked: Looked, surveyed: Survey) -> None:
+        """Raise ExtractError before the first load into an extract whose own types cannot tell the keys apart."""
+        confirmed = looked.confirmed
+        if confirmed is not None and confirmed.known.definition == surveyed.known.definition:
+            return
+        shell, hyper = self.shell(looked)
+        if shell is None or hyper is None:
+            return
+        stored = {column.name: column for column in describe(hyper).columns}
+        names = _shape(surveyed.relation, shell).names
+        for column in surveyed.relation.key:
+            if found := stored.get(names.get(column.name, column.name)):
+                check_key(column, found)
 
     def _columns(self, looked: Looked) -> tuple[str, ...]:
         """Which columns the extract has: the datasource's own if people built it, else the spec's, else all."""
@@ -320,6 +338,7 @@ class Refresher:
         compare: Sequence[str | None] = (),
         allow_empty: bool,
         hints: Sequence[Hint] = (),
+        reports: Iterable[int] = (),
     ) -> tuple[Plan, ChangeSet | None]:
         """Read what changed and make it durable."""
         crash_after("planned")
@@ -348,6 +367,7 @@ class Refresher:
                 resync=resync,
                 compare=compare,
                 hints=hints,
+                reports=reports,
                 allow_empty=allow_empty,
                 log=self.log,
             )
@@ -408,6 +428,7 @@ class Refresher:
                 "server_version": looked.server.version_text,
                 "known": change_set.known.__dict__,
                 "watermark": change_set.watermark,
+                "reports": change_set.reports,
                 "ledger_stats": change_set.ledger_stats,
                 "fingerprint": content_digest(prints),
                 "slice_digests": slice_digests(prints),
@@ -526,6 +547,7 @@ class Refresher:
             rows=manifest["rows"],
             change_sets=tuple(manifest["change_sets"]),
             keyed=keyed,
+            reports=tuple(manifest.get("reports", ())),
         )
 
     def settle(self, confirmation: Confirmation) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 import dagster as dg
 
 from tir_dagster.changes.plan import Reason
@@ -9,9 +11,9 @@ from tir_dagster.changes.relation import read_tables
 from tir_dagster.orchestration.drift import known_drift
 from tir_dagster.orchestration.flow import Looked, Refresher
 from tir_dagster.orchestration.names import ExtractKeys
-from tir_dagster.orchestration.reported import fresh_reports
+from tir_dagster.orchestration.reported import report_stamps
 from tir_dagster.orchestration.steps import Prepared
-from tir_dagster.orchestration.upstream import materialization_numbers, told_since
+from tir_dagster.orchestration.upstream import CLOCKS, materialization_stamps, told_since
 from tir_dagster.source.versions import SourceVersion
 
 
@@ -19,23 +21,27 @@ def prepare_detection(
     refresher: Refresher, looked: Looked, instance: dg.DagsterInstance, keys: ExtractKeys
 ) -> Prepared:
     """In this order: a hint that comes after the version is pinned tells of something that the version may not show."""
-    if looked.confirmed is None:
-        return Prepared(looked, refresher.survey(looked))
-    spec = refresher.spec
-    since = SourceVersion.parse(looked.confirmed.source_version).moment
-    known = refresher.change_sets.looked_at(looked.confirmed.version)
-    reports = fresh_reports(instance, read_tables(spec), since=since, looked=known)
-    reports |= materialization_numbers(instance, spec, since=since) - known
+    spec, confirmed = refresher.spec, looked.confirmed
+    since = SourceVersion.parse(confirmed.source_version).moment if confirmed else datetime.now(UTC) - CLOCKS
+    stamps = report_stamps(instance, read_tables(spec), since=since)
+    stamps |= materialization_stamps(instance, spec, since=since)
     surveyed = refresher.survey(looked)
+    # Older ones are not asked for again.
+    oldest = (surveyed.version.moment - CLOCKS).timestamp()
+    shown = frozenset(number for number, stamp in stamps.items() if stamp >= oldest)
+    if confirmed is None:
+        return Prepared(looked, surveyed, shown_reports=shown)
+    used = refresher.change_sets.looked_at(confirmed.version).union(confirmed.reports)
     # After the version: what came meanwhile is compared now, and once more next time.
-    told = told_since(instance, spec, since=since)
+    told = told_since(instance, spec, since=since, used=used)
     for name in told.unclear:
         refresher.log(f"{name} was materialized, which says nothing of the slices: every row is compared")
-    drift = known_drift(instance, keys, looked.confirmed)
+    drift = known_drift(instance, keys, confirmed)
     return Prepared(
         looked,
         surveyed,
-        reports,
+        frozenset(stamps) - used,
+        shown,
         compare=told.slices,
         anything=bool(told.unclear),
         drifted=drift.slices if drift else (),

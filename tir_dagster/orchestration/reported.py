@@ -23,16 +23,23 @@ _SOURCE_TABLE = "source_table"
 
 
 def reported_hints(
-    instance: dg.DagsterInstance, relation: Relation, access: SnowflakeAccess, *, since: datetime
+    instance: dg.DagsterInstance,
+    relation: Relation,
+    access: SnowflakeAccess,
+    *,
+    since: datetime,
+    numbers: Collection[int],
 ) -> tuple[tuple[Hint, ...], tuple[str, ...]]:
-    """The hints at the extract's tables since that moment, whichever extract's `source_table` they were reported at.
+    """Return the hints of these reports, whichever extract's `source_table` they were reported at; and warnings.
 
-    A load reports when it has ended, so a report younger than the version that an extract shows is news to it. What cannot be
-    understood counts as a change of anything, with a warning: nobody waits for its answer, and it may not block a refresh.
+    What cannot be understood counts as a change of anything, with a warning: nobody waits for its answer, and it may not
+    block a refresh.
     """
     hints: list[Hint] = []
     warnings: list[str] = []
-    for report in _reports(instance, since - CLOCKS):
+    for report in _reports(instance, since):
+        if report.number not in numbers:
+            continue
         where = f"{HINT} at {report.key.to_user_string()}"
         try:
             mine = [hint for hint in parse_hints(report.value, where) if hint.table in relation.tables]
@@ -43,28 +50,24 @@ def reported_hints(
     return tuple(dict.fromkeys(hints)), tuple(warnings)
 
 
-def newest_report(instance: dg.DagsterInstance, tables: Collection[TableName], *, since: datetime) -> str | None:
-    """A text that changes with each hint reported at one of the tables since that moment; None if there is none."""
+def newest_report(
+    instance: dg.DagsterInstance, tables: Collection[TableName], *, since: datetime, used: Collection[int] = ()
+) -> str | None:
+    """Return a text that changes with each hint reported at one of the tables and not yet used; None if there is none."""
     stamps = [
         f"{report.key.to_user_string()}@{report.stamp}"
         for report in _reports(instance, since)
-        if _concerns(report.value, tables)
+        if report.number not in used and _concerns(report.value, tables)
     ]
     return max(stamps, default=None)
 
 
-def fresh_reports(
-    instance: dg.DagsterInstance, tables: Collection[TableName], *, since: datetime, looked: Collection[int]
-) -> frozenset[int]:
-    """The numbers of the hints reported at one of the tables since that moment, without those that were looked at.
+def report_stamps(instance: dg.DagsterInstance, tables: Collection[TableName], *, since: datetime) -> dict[int, float]:
+    """Return number and time of each hint reported at one of the tables.
 
-    Ask before a version is pinned: then what they tell of is in it.
+    Ask before a version is pinned: a load reports when it has ended, so what these tell of is in the version.
     """
-    return frozenset(
-        report.number
-        for report in _reports(instance, since)
-        if report.number not in looked and _concerns(report.value, tables)
-    )
+    return {report.number: report.stamp for report in _reports(instance, since) if _concerns(report.value, tables)}
 
 
 def _concerns(value: Any, tables: Collection[TableName]) -> bool:
@@ -86,10 +89,11 @@ class _Report:
 
 
 def _reports(instance: dg.DagsterInstance, since: datetime) -> Iterator[_Report]:
+    """All that may have come after that moment of the warehouse: Dagster's clock may be behind."""
     for key in instance.all_asset_keys():
         if key.path[-1] != _SOURCE_TABLE:
             continue
-        for record in materializations(instance, key, since):
+        for record in materializations(instance, key, since - CLOCKS):
             event = record.asset_materialization
             entry = event.metadata.get(HINT) if event else None
             if entry is not None:

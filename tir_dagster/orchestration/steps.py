@@ -49,6 +49,8 @@ class Prepared:
     looked: Looked
     surveyed: Survey
     reports: frozenset[int] = frozenset()
+    # All reports that the version shows, also those that were looked at before, as far as they may be met again.
+    shown_reports: frozenset[int] = frozenset()
     # Slices that an upstream asset of the project's own was materialized for, and whether it may have touched any.
     compare: tuple[str, ...] = ()
     anything: bool = False

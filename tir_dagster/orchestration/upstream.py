@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -14,7 +14,7 @@ from tir_dagster.source.slices import SliceBy, slice_of
 from tir_dagster.spec import ExtractSpec, Slices, Upstream
 
 _PAGE = 500
-# Events bear Dagster's time, versions the warehouse's; what is looked at twice moves nothing.
+# Events bear Dagster's time, versions the warehouse's. What was used is known by its number.
 CLOCKS = timedelta(minutes=10)
 # How Dagster writes the keys of partitions by time, its own formats first.
 _FORMATS = ("%Y-%m-%d-%H:%M", "%Y-%m-%d", "%Y-%m", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S", "%Y%m%d")
@@ -53,12 +53,12 @@ def _mapping(upstream: Upstream) -> dg.PartitionMapping | None:
     return dg.IdentityPartitionMapping() if upstream.partitions == "value" else None
 
 
-def told_since(instance: dg.DagsterInstance, spec: ExtractSpec, *, since: datetime) -> Told:
+def told_since(instance: dg.DagsterInstance, spec: ExtractSpec, *, since: datetime, used: Collection[int] = ()) -> Told:
     """What was materialized since that moment, by slice. Told twice, a slice is compared twice, and nothing moves."""
     slices: dict[str, None] = {}
     unclear: list[str] = []
-    for key, upstream, record in _materialized(instance, spec, since - CLOCKS):
-        if upstream.partitions == "none":
+    for key, upstream, record in _materialized(instance, spec, since):
+        if upstream.partitions == "none" or record.storage_id in used:
             continue
         found = slices_of_partition(spec.slices, upstream, record.partition_key)
         slices |= dict.fromkeys(found or ())
@@ -67,22 +67,29 @@ def told_since(instance: dg.DagsterInstance, spec: ExtractSpec, *, since: dateti
     return Told(tuple(sorted(slices)), tuple(dict.fromkeys(unclear)))
 
 
-def newest_materialization(instance: dg.DagsterInstance, spec: ExtractSpec, *, since: datetime) -> str | None:
-    """A text that changes with each materialization since that moment; None if there is none."""
-    stamps = [f"{key.to_user_string()}@{record.timestamp}" for key, _, record in _materialized(instance, spec, since)]
+def newest_materialization(
+    instance: dg.DagsterInstance, spec: ExtractSpec, *, since: datetime, used: Collection[int] = ()
+) -> str | None:
+    """Return a text that changes with each materialization that was not yet used; None if there is none."""
+    stamps = [
+        f"{key.to_user_string()}@{record.timestamp}"
+        for key, _, record in _materialized(instance, spec, since)
+        if record.storage_id not in used
+    ]
     return max(stamps, default=None)
 
 
-def materialization_numbers(instance: dg.DagsterInstance, spec: ExtractSpec, *, since: datetime) -> frozenset[int]:
-    """Their numbers in Dagster's log."""
-    return frozenset(record.storage_id for _, _, record in _materialized(instance, spec, since))
+def materialization_stamps(instance: dg.DagsterInstance, spec: ExtractSpec, *, since: datetime) -> dict[int, float]:
+    """Return their numbers in Dagster's log, with their times."""
+    return {record.storage_id: record.timestamp for _, _, record in _materialized(instance, spec, since)}
 
 
 def _materialized(
     instance: dg.DagsterInstance, spec: ExtractSpec, since: datetime
 ) -> Iterator[tuple[dg.AssetKey, Upstream, dg.EventLogRecord]]:
+    """All that may have come after that moment of the warehouse: Dagster's clock may be behind."""
     for key, upstream in zip(upstream_keys(spec), spec.upstream.values(), strict=True):
-        yield from ((key, upstream, record) for record in materializations(instance, key, since))
+        yield from ((key, upstream, record) for record in materializations(instance, key, since - CLOCKS))
 
 
 def slices_of_partition(slices: Slices, upstream: Upstream, partition: str | None) -> list[str] | None:

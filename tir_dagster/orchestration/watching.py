@@ -32,9 +32,9 @@ def news(instance: dg.DagsterInstance, spec: ExtractSpec, keys: ExtractKeys, con
 
     since = SourceVersion.parse(confirmed.source_version).moment
     told = (
-        newest_report(instance, watched_tables(spec), since=since),
+        newest_report(instance, watched_tables(spec), since=since, used=confirmed.reports),
         refreshed_elsewhere(instance, spec, keys.published_datasource, since=since),
-        newest_materialization(instance, spec, since=since),
+        newest_materialization(instance, spec, since=since, used=confirmed.reports),
         verified_drift(instance, keys, confirmed),
     )
     return "".join(f"/{one}" for one in told if one)

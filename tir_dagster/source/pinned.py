@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -12,6 +13,8 @@ from tir_dagster.source.columns import Column, Kind
 from tir_dagster.source.names import literal, quote
 from tir_dagster.source.slices import SliceBy
 from tir_dagster.source.versions import SourceVersion
+
+_FINE = (Kind.TIMESTAMP, Kind.INSTANT)
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,18 @@ class PinnedSource:
         """The query that reads the columns of all rows, or of those that meet a condition."""
         listed = ", ".join(quote(column.name) for column in self.columns)
         return f"SELECT {listed} FROM {self.sql}" + (f" WHERE {where}" if where else "")
+
+
+def cut_sql(column: Column) -> str:
+    """A key's column as the extract holds it: Snowflake keeps nanoseconds, Parquet and Hyper microseconds."""
+    name = quote(column.name)
+    return f"DATE_TRUNC('MICROSECOND', {name})" if column.kind in _FINE else name
+
+
+def with_cut_keys(sql: str, key: Sequence[Column]) -> str:
+    """What follows FROM, with the key's columns as the extract holds them: keys that it cannot tell apart are one key."""
+    fine = ", ".join(f"{cut_sql(column)} AS {quote(column.name)}" for column in key if column.kind in _FINE)
+    return f"(SELECT * REPLACE ({fine}) FROM {sql})" if fine else sql
 
 
 def sql_literal(column: Column, value: Any) -> str:

@@ -78,7 +78,8 @@ class DuckBench:
             self.define(keys, sets.distinct_keys(name, self.width))
             return
         self.load("named_keys", self._named(candidates.named), keys_only=True)
-        self.load("present_keys", self._present(candidates, resync), keys_only=True)
+        present = [*self._present(candidates, resync), *self._named(candidates.differing)]
+        self.load("present_keys", present, keys_only=True)
         self.define("candidate_keys", sets.union_keys(["present_keys", "named_keys"], self.width))
         self.read_rows(name, "candidate_keys")
         self.define(keys, sets.union_keys([name, "named_keys"], self.width))

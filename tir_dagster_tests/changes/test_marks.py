@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import duckdb
@@ -11,9 +11,11 @@ import pytest
 from tir_dagster.changes.affected import affected
 from tir_dagster.changes.candidates import Candidates
 from tir_dagster.changes.described import Described
+from tir_dagster.changes.marks import lower_bound
 from tir_dagster.changes.relation import Relation, relation_of
 from tir_dagster.changes.span import Span
 from tir_dagster.errors import SpecError
+from tir_dagster.source.columns import Column, Kind
 from tir_dagster.spec_file import spec_from_mapping
 from tir_dagster_tests.changes.warehouse import COLUMNS, PRODUCTS, STAMP, Row, Warehouse
 
@@ -87,6 +89,30 @@ def test_deleted_rows_of_the_first_table_that_nobody_looks_for_are_told(warehous
     (said,) = relation(warehouse, first={"watermark": STAMP, "deletes": False}).unsought
     assert "changes.deletes is false" in said
     assert relation(warehouse, first={"detector": "feed", "deletes": False}).unsought == (), "a feed names them"
+
+
+@pytest.mark.parametrize(
+    ("read", "mark", "repeated"),
+    [
+        ("2026-10-25T00:59", "2026-10-25T02:58", "2026-10-25T02:00"),
+        ("2026-10-25T01:30", "2026-10-25T02:58", "2026-10-25T02:31"),
+        ("2026-11-01T08:59", "2026-11-01T01:59", "2026-11-01T01:00"),
+        ("2026-04-04T14:59", "2026-04-05T01:59", "2026-04-05T01:30"),
+    ],
+    ids=["Berlin, before", "Berlin, in the second of the two hours", "Los Angeles", "Lord Howe, half an hour"],
+)
+def test_marks_in_local_time_that_are_repeated_when_clocks_go_back_are_candidates(read, mark, repeated):
+    column, moment = Column("W", Kind.TIMESTAMP), datetime.fromisoformat(f"{read}+00:00")
+    assert lower_bound(column, mark, read=moment, look_back=60) < f"'{repeated}"
+
+
+def test_on_other_days_and_with_a_zone_the_look_back_is_what_the_spec_says():
+    summer = datetime(2026, 7, 1, 12, tzinfo=UTC)
+    local = lower_bound(Column("W", Kind.TIMESTAMP), "2026-07-01T14:00", read=summer, look_back=60)
+    assert local.startswith("'2026-07-01T13:59:00")
+    night = datetime(2026, 10, 25, 1, tzinfo=UTC)
+    zoned = lower_bound(Column("W", Kind.INSTANT), "2026-10-25T01:00+00:00", read=night, look_back=60)
+    assert zoned.startswith("'2026-10-25T00:59:00")
 
 
 def test_of_a_table_that_had_no_mark_every_row_is_proposed(warehouse):

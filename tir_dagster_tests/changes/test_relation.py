@@ -8,7 +8,8 @@ import duckdb
 import pytest
 
 from tir_dagster.changes.relation import relation_of
-from tir_dagster.errors import TirError
+from tir_dagster.errors import SpecError, TirError
+from tir_dagster.source.connection import SnowflakeAccess
 from tir_dagster.spec_file import spec_from_mapping
 from tir_dagster_tests.changes.warehouse import Warehouse
 
@@ -47,3 +48,46 @@ def test_two_names_of_one_table_are_refused():
 def test_slices_by_what_is_no_date_are_told_with_their_field():
     told = refused(slices={"column": "COLOR", "by": "month", "start": "2025-01"})
     assert told.startswith("shown: slices.column: The slice column COLOR holds text. Slice by a DATE or TIMESTAMP")
+
+
+@pytest.fixture(scope="module")
+def keyed(sandbox) -> SnowflakeAccess:
+    with sandbox.snowflake() as connection:
+        for statement in (
+            "CREATE DATABASE IF NOT EXISTS KEYED",
+            "CREATE OR REPLACE TABLE KEYED.PUBLIC.T (WIDE NUMBER(38,5), FITS NUMBER(18,5), F FLOAT, J VARIANT, D DATE, N NUMBER)",
+        ):
+            connection.cursor().execute(statement)
+    return SnowflakeAccess.from_environment(sandbox.env)
+
+
+COPY, AGGREGATE = "SELECT * FROM KEYED.PUBLIC.T", "SELECT D, SUM(N) AS N FROM KEYED.PUBLIC.T GROUP BY D"
+
+
+def key_of(access: SnowflakeAccess, key: str, **shown: str) -> Any:
+    written = {"name": "shown", "row_key": key, "datasource": {"project": "p", "name": "shown"}}
+    return relation_of(spec_from_mapping({**written, **shown}, "spec.yaml"), access)
+
+
+@pytest.mark.parametrize("shown", [{"source": "KEYED.PUBLIC.T"}, {"query": COPY}], ids=["source", "query"])
+@pytest.mark.parametrize(
+    ("key", "reason"),
+    [
+        ("WIDE", "is NUMBER(38,5): an extract holds so many digits as a float"),
+        ("F", "holds float"),
+        ("J", "holds json"),
+    ],
+)
+def test_a_row_key_whose_values_cannot_be_told_apart_is_refused_before_anything_is_read(keyed, shown, key, reason):
+    with pytest.raises(SpecError) as error:
+        key_of(keyed, key, **shown)
+    assert str(error.value).startswith(f"shown: row_key names {key}, which {reason}")
+    assert "Name another column" in str(error.value)
+    assert key_of(keyed, "FITS", **shown).key[0].name == "FITS"
+
+
+def test_the_row_key_of_an_aggregate_is_in_no_extract_and_may_be_wide(keyed):
+    (key,) = key_of(keyed, "WIDE", query=AGGREGATE).base_key
+    assert (key.precision, key.scale) == (38, 5)
+    with pytest.raises(SpecError, match="row_key names F, which holds float"):
+        key_of(keyed, "F", query=AGGREGATE)

@@ -45,6 +45,7 @@ class Layout:
     row_key: tuple[str, ...] = ("K",)
     by: str = "month"
     watermark: bool = True
+    mark_type: str = "TIMESTAMP_NTZ"
     delivery: str = "republish"
     # Whether the key's columns are declared NOT NULL.
     whole_key: bool = False
@@ -67,7 +68,7 @@ class History:
         self.connection = self.sandbox.snowflake(database=DATABASE, schema="PUBLIC")
         kind, never = self.layout, " NOT NULL" if self.layout.whole_key else ""
         self.sql(
-            f"CREATE TABLE {self.name} (K {kind.key_type}{never}, L VARCHAR, D {kind.date_type}, V VARCHAR, W TIMESTAMP_NTZ)"
+            f"CREATE TABLE {self.name} (K {kind.key_type}{never}, L VARCHAR, D {kind.date_type}, V VARCHAR, W {kind.mark_type})"
         )
         name, secret = self.sandbox.new_token()
         self.env = {**self.sandbox.env, "TABLEAU_TOKEN_NAME": name, "TABLEAU_TOKEN_SECRET": secret}
@@ -112,6 +113,7 @@ class History:
         """One statement; every stamp is a minute after the one before."""
         self.clock += 1
         stamp = f"DATEADD('minute', {self.clock}, '2025-01-01'::TIMESTAMP_NTZ)"
+        stamp = stamp if self.layout.mark_type == "TIMESTAMP_NTZ" else str(self.clock)
         kind, *args = step
         statements = {
             "insert": "INSERT INTO {t} SELECT {0}, {1}, {2}, {3}, {stamp}",
@@ -183,7 +185,7 @@ class History:
             connection.execute_command(f'CREATE TABLE "Extract"."Extract" ({columns})')
         self.publish(hyper)
 
-    def publish_database_extract(self) -> None:
+    def publish_database_extract(self, key_type: str = "NUMBER(38,0)") -> None:
         """A datasource as people build it, on the table itself."""
         connection = SnowflakeConnection(
             server=f"{self.env['SNOWFLAKE_ACCOUNT']}.snowflakecomputing.com",
@@ -193,7 +195,7 @@ class History:
             role="SYSADMIN",
             username=self.env["SNOWFLAKE_USER"],
         )
-        columns = [PackageColumn("K", "NUMBER(38,0)"), PackageColumn("V", "VARCHAR")]
+        columns = [PackageColumn("K", key_type), PackageColumn("V", "VARCHAR")]
         target = self.folder / f"{self.name}.tdsx"
         build_tdsx(target, caption=self.name, columns=columns, snowflake=connection, table=self.name.upper())
         self.publish(target)

@@ -15,7 +15,7 @@ from tableauhyperapi import Connection, HyperProcess, Telemetry
 
 from tir_dagster.changes import workbench
 from tir_dagster.changes.plan import Reason
-from tir_dagster.errors import DatasourceError
+from tir_dagster.errors import DatasourceError, ExtractError
 from tir_dagster.source import reader
 from tir_dagster_tests.conftest import Sandbox
 from tir_dagster_tests.orchestration.history import DATABASE, PROJECT, History, Layout
@@ -30,6 +30,7 @@ LAYOUTS = [
     Layout(key_type="DATE", date_type="TIMESTAMP_NTZ", by="day"),
     Layout(key_type="TIMESTAMP_NTZ", row_key=("K", "L")),
     Layout(row_key=("L", "K"), watermark=False),
+    Layout(mark_type="NUMBER(38,0)"),
     Layout(row_key=(), by="month"),
     Layout(row_key=(), by="week", date_type="TIMESTAMP_NTZ"),
 ]
@@ -196,6 +197,27 @@ def test_a_stamp_in_the_future_hides_no_later_update(loaded):
     assert loaded.published_rows() == loaded.source_rows()
 
 
+@pytest.mark.parametrize(
+    ("layout", "highest"),
+    [
+        (Layout(mark_type="NUMBER(38,0)"), "1000000000"),
+        (Layout(row_key=(), by="month"), "'2025-02-01'::TIMESTAMP_NTZ"),
+    ],
+    ids=["a number that is far too high", "no row key"],
+)
+def test_changes_that_the_order_of_marks_hides_are_found(prepared, spark, tmp_path, layout, highest):
+    history = History(prepared, spark, tmp_path, layout)
+    for key in "12":
+        history.act(("insert", key, "'x'", "'2025-03-05'::DATE", "'a'"))
+    history.sql(f"INSERT INTO {history.name} SELECT 3, 'y', '2025-04-07'::DATE, 'b', {highest}")
+    history.refresh()
+    for step in (("update", "1", "'late'"), ("delete", "2"), ("insert", "4", "'x'", "'2025-03-31'::DATE", "'late'")):
+        history.act(step)
+    assert history.refresh().reason is None
+    assert history.published_rows() == history.source_rows()
+    history.close()
+
+
 def test_a_resync_mends_a_file_that_drifted_from_its_ledger(loaded):
     base = loaded.refresher.versions.latest()
     with (
@@ -251,3 +273,13 @@ def test_another_watermark_means_a_full_refresh(loaded):
     loaded.refresher = loaded.new_refresher()
     assert loaded.refresh().reason is Reason.DEFINITION_CHANGED
     assert loaded.refresh().decision == "none"
+
+
+def test_a_datasource_that_stores_the_row_key_as_a_float_is_refused_before_anything_is_read(prepared, tmp_path):
+    history = History(prepared, None, tmp_path, Layout(by="none", watermark=False))
+    history.publish_database_extract(key_type="FLOAT")
+    with pytest.raises(
+        ExtractError, match=r"Key column K has 38 digits.*Choose another row_key, or another datasource"
+    ):
+        history.refresh()
+    history.close()

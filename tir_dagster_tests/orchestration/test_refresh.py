@@ -146,6 +146,14 @@ def test_hints_that_loads_report_to_dagster_reach_the_next_refresh(place, webser
     assert place.refresh().decision == "none"
 
 
+def test_hints_that_were_used_say_nothing_of_the_next_change(place):
+    ((key, newest),) = place.sql("SELECT MAX(ORDER_ID), MAX(UPDATED_AT) FROM MYTABLE")
+    place.sql(f"UPDATE MYTABLE SET NOTE = 'stamped', UPDATED_AT = '{newest}' WHERE ORDER_ID = {key}")
+    outcome = place.refresh()
+    assert (outcome.decision, outcome.warnings) == ("incremental", [])
+    assert place.published_rows() == place.source_rows()
+
+
 def test_a_reported_hint_that_finds_nothing_is_looked_at_once(place, monkeypatch):
     hint = {"table": place.spec.source, "type": "MIXED_CHANGES", "scope": {"equal": {"NOTE": "reported"}}}
     with dagster_instance() as instance:

@@ -11,7 +11,7 @@ import pytest
 from tir_dagster.definitions import build_defs
 from tir_dagster.errors import SpecError
 from tir_dagster.orchestration.upstream import (
-    materialization_numbers,
+    materialization_stamps,
     newest_materialization,
     slices_of_partition,
     told_since,
@@ -103,7 +103,7 @@ def test_what_was_materialized_since_a_moment_tells_the_slices_and_what_is_uncle
         instance.report_runless_asset_event(dg.AssetMaterialization(["raw", "others"], partition="2025-07-01"))
         before = newest_materialization(instance, spec, since=now)
         assert told_since(instance, spec, since=now).slices == ("2025-03", "2025-05")
-        assert len(materialization_numbers(instance, spec, since=now)) == 3
+        assert len(materialization_stamps(instance, spec, since=now)) == 3
         instance.report_runless_asset_event(dg.AssetMaterialization(key))
         assert told_since(instance, spec, since=now).unclear == ("raw/orders (without a partition)",)
         assert newest_materialization(instance, spec, since=now) not in (None, before)

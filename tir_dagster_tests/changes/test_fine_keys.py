@@ -1,0 +1,69 @@
+"""Row keys and groups with nanoseconds: the extract holds microseconds, so keys are compared as microseconds everywhere."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import duckdb
+import pytest
+
+from tir_dagster.changes.detect import Survey
+from tir_dagster.changes.plan import Known
+from tir_dagster.changes.relation import Relation, relation_of
+from tir_dagster.source.pinned import sql_literal
+from tir_dagster.source.versions import SourceVersion
+from tir_dagster.spec_file import spec_from_mapping
+from tir_dagster_tests.changes.warehouse import for_duckdb
+
+VERSION = SourceVersion(datetime(2025, 1, 1, tzinfo=UTC))
+CUT = datetime(2024, 1, 1, 0, 0, 0, 123456)  # noqa: DTZ001 - a time without a zone
+
+
+class Described:
+    """A table whose key has nanoseconds, as DESCRIBE shows it."""
+
+    account = "small"
+
+    def query(self, sql: str, params: object = None) -> list[tuple[Any, ...]]:
+        assert sql.startswith("DESCRIBE TABLE")
+        return [("K", "TIMESTAMP_NTZ(9)", "COLUMN", "Y"), ("V", "VARCHAR", "COLUMN", "Y")]
+
+
+@pytest.fixture
+def table() -> duckdb.DuckDBPyConnection:
+    """Two keys that differ in their nanoseconds alone, and another one."""
+    connection = duckdb.connect(config={"threads": 1})
+    connection.execute("ATTACH ':memory:' AS DB; CREATE SCHEMA DB.S; CREATE TABLE DB.S.T (K TIMESTAMP_NS, V VARCHAR)")
+    for fraction, value in (("123456001", "a"), ("123456789", "b"), ("123457000", "c")):
+        connection.execute(f"INSERT INTO DB.S.T VALUES ('2024-01-01 00:00:00.{fraction}', '{value}')")
+    return connection
+
+
+@pytest.fixture
+def relation() -> Relation:
+    written = {"name": "fine", "source": "DB.S.T", "row_key": "K", "datasource": {"project": "p", "name": "fine"}}
+    return relation_of(spec_from_mapping(written, "a test"), Described())  # type: ignore[arg-type]
+
+
+def asked(table: duckdb.DuckDBPyConnection, sql: str) -> list[Any]:
+    return [row[0] for row in table.execute(for_duckdb(sql.replace(VERSION.sql, ""))).fetchall()]
+
+
+def test_rows_whose_keys_the_extract_cannot_tell_apart_have_one_key(table, relation):
+    base = relation.base(VERSION)
+    same = f'"K" IS NOT DISTINCT FROM {sql_literal(relation.key[0], CUT)}'
+    assert sorted(asked(table, f'SELECT "V" FROM {base.sql} WHERE {same}')) == ["a", "b"]
+    assert len(asked(table, f'SELECT DISTINCT "K" FROM {base.sql}')) == 2
+
+
+def test_keys_that_a_feed_or_a_hint_names_are_the_same_ones(table, relation):
+    named = f"SELECT DISTINCT {relation.fact_key_sql} FROM {relation.table.sql}"
+    joined = f'SELECT t."V" FROM {relation.base(VERSION).sql} AS t WHERE EXISTS (SELECT 1 FROM ({named}) c WHERE c."K" = t."K")'
+    assert sorted(asked(table, joined)) == ["a", "b", "c"]
+
+
+def test_groups_that_are_shown_are_found_by_what_the_extract_holds(table, relation):
+    shown = Survey(relation.spec, relation, Known("", "", "", ""), VERSION).shown
+    same = f'"K" IS NOT DISTINCT FROM {sql_literal(relation.key[0], CUT)}'
+    assert sorted(asked(table, f'SELECT "V" FROM {shown.sql} WHERE {same}')) == ["a", "b"]
