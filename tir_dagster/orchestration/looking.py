@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tir_dagster.changes.changesets import DamagedStateError
-from tir_dagster.changes.state import Aftermath, Confirmation, Intent, aftermath
+from tir_dagster.changes.state import Aftermath, Confirmation, Intent, aftermath, surely_other_rows
 from tir_dagster.datasource.client import TableauClient
 from tir_dagster.datasource.find import settled
 from tir_dagster.datasource.outcome import ForeignPublishError
@@ -91,7 +91,9 @@ class Looking:
         judged = self._judge(intent, confirmed)
         server, verdict = judged.server, judged.verdict
         # What was published may also have had the same rows as what was there before, or have been put back since.
-        differs = intent is not None and (confirmed is None or intent.fingerprint != confirmed.fingerprint)
+        differs = intent is not None and (
+            confirmed is None or surely_other_rows(intent.fingerprint, confirmed.fingerprint)
+        )
         untouched = verdict is Aftermath.NOT_LANDED and differs and intent is not None and intent.hole is None
         if self._mend:
             # The comparison may have taken long: an intent that is there now may be of somebody who took over.
@@ -188,7 +190,7 @@ class Looking:
             intent=intent,
             confirmed=confirmed,
             server_version=server.version_text,
-            server_fingerprint=compared.fingerprint if compared else None,
+            server_fingerprints=compared.fingerprints if compared else (),
             heals=compared is not None and compared.heals,
         )
         if verdict is not Aftermath.CLEAN:
