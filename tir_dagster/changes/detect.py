@@ -332,6 +332,8 @@ def _find(
         bench.write_ledger("ledger_after", folder / LEDGER, found.slices)
         if surveyed.relation.aggregated:
             counts = _write_groups(bench, surveyed, found.slices, folder)
+            # The rows of the extract, not those behind them.
+            settled = replace(settled, purged=sum(counts[0].values()), appended=sum(counts[1].values()))
         else:
             shutil.copytree(folder / LEDGER_KEYS, folder / KEYS)
             bench.write_rows("changed", folder / ROWS)

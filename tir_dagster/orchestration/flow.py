@@ -380,6 +380,8 @@ class Refresher:
                 "fingerprint": content_digest(prints),
                 "slice_digests": slice_digests(prints),
                 "rows": applied.after,
+                "rows_purged": applied.purged,
+                "rows_appended": applied.appended,
                 "slice_rows": slice_rows(prints),
                 "bytes_per_row": bytes_per_row(workspace.extract, looked.base, change_set),
                 "shape": shape_to_json(shape),

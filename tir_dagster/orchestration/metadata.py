@@ -110,7 +110,7 @@ def unchanged_metadata(version: Version, sentence: str, stages: Mapping[str, flo
 
 def slice_metadata(version: Version, change_set: ChangeSet | None, name: str) -> dict[str, Any]:
     """What one slice lost, gained and holds now."""
-    held = {one: int(count) for one, (count, _) in version.manifest["ledger_stats"].items()}
+    held = version.manifest["slice_rows"]
     purged, appended = (change_set.purged, change_set.appended) if change_set else ({}, {})
     names = [one for one in {**held, **purged, **appended} if not fits(one)] if name == REST else []
     return {
