@@ -107,6 +107,8 @@ class Confirmation(Record):
     lag: str | None = None
     # The delivery `patch`: the server's rows carry a key column of ours.
     keyed: bool = False
+    # The datasource as messages name it; empty in records of earlier releases.
+    datasource: str = ""
 
 
 class Aftermath(Enum):
@@ -117,6 +119,7 @@ class Aftermath(Enum):
     NOT_LANDED = "the server still holds what it held before: publish again"
     HOLE = "a refresh on the server did not end: the kept package is published back first"
     PARTIAL = "a part of the change arrived on the server: it is sent again"
+    FORGOTTEN = "the server holds a version of ours that is not on record: confirm it again"
     FOREIGN = "the server holds something that is not ours"
 
 

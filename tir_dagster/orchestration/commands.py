@@ -168,7 +168,7 @@ class Command:
         return looked
 
     def _confirm_late(self, confirmation: Any) -> None:
-        self._progress("an earlier publish had landed before its run ended: confirmed now")
+        self._progress("an earlier publish of ours was not on record: confirmed now")
         for event in late_events(confirmation, self.keys):
             self._instance.report_runless_asset_event(event)
         self.refresher.settle(confirmation)

@@ -158,11 +158,11 @@ def _held_by(version: Version) -> dict[str, Any]:
 
 
 def late_events(late: Confirmation | None, keys: ExtractKeys) -> Iterator[dg.AssetMaterialization]:
-    """A publish that landed before its run died is confirmed by whoever notices."""
+    """A publish that landed before its run died, or whose run was deleted, is confirmed by whoever notices."""
     if late is not None:
         yield dg.AssetMaterialization(
             keys.published_datasource,
-            description="Confirmed late: the run that published it ended before it could say so.",
+            description="Confirmed late: the run that published it ended before it could say so, or was deleted.",
             metadata=confirmation_metadata(late),
         )
 
