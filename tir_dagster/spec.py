@@ -149,6 +149,10 @@ class Datasource:
     server: str | None = None
     site: str | None = None
     credentials: Credentials | None = None
+    # Create a datasource of this name though the extract was published to another one before.
+    create: bool = False
+    # Replace a published Hyper file that has other columns than the extract.
+    replace: bool = False
     # Which of Tableau's own refreshes the delivery `trigger` starts.
     refresh: Literal["full", "incremental"] = "full"
     # The delivery `server`: not at once but at this time of day (HH:MM, in the slices' zone), by the server's schedule.

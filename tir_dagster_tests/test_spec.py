@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tir_dagster.changes.detect import definition_of
@@ -238,3 +240,15 @@ def test_alerts_that_cannot_work_are_told_with_their_place(change, expected):
 
 def test_alerts_that_reach_nobody_are_refused():
     assert "alerts.slack: name somebody to tell" in complaint(GOOD + "    alerts: {timeout: 5 seconds}\n")
+
+
+def test_what_may_be_created_or_replaced_is_said_in_the_spec_and_shows_no_other_rows():
+    (spec,) = parse_specs(GOOD, "tir.yaml")
+    (agreed,) = parse_specs(
+        GOOD.replace("name: Orders", "name: Orders\n      create: true\n      replace: true"), "t.yaml"
+    )
+    assert (spec.datasource.create, spec.datasource.replace) == (False, False)
+    assert (agreed.datasource.create, agreed.datasource.replace) == (True, True)
+    # Of a triggered refresh the datasource is part of the definition; this is what the release before made of it.
+    triggered = [definition_of(replace(one, delivery="trigger")) for one in (spec, agreed)]
+    assert triggered == ["92fa6c8fbd28a5b2", "92fa6c8fbd28a5b2"]

@@ -136,6 +136,8 @@ def survey(
 def definition_of(spec: ExtractSpec) -> str:
     """A digest of everything in the spec that decides which rows the extract shows and how they are kept."""
     value = asdict(spec) | {"watermark": spec.changes.watermark}
+    # What may be created or replaced shows no other rows.
+    value["datasource"] = {name: one for name, one in value["datasource"].items() if name not in ("create", "replace")}
     # Tableau itself decides what a triggered refresh shows: here it counts what is watched, and what is refreshed.
     triggered = spec.delivery == "trigger"
     names = ["source", "watch", "datasource"] if triggered else ["source", "columns", "row_key", "slices", "watermark"]
@@ -378,6 +380,8 @@ def _find(
         bench.write_ledger("ledger_after", folder / LEDGER, found.slices)
         if surveyed.relation.aggregated:
             counts = _write_groups(bench, surveyed, found.slices, folder)
+            # The rows of the extract, not those behind them.
+            settled = replace(settled, purged=sum(counts[0].values()), appended=sum(counts[1].values()))
         else:
             shutil.copytree(folder / LEDGER_KEYS, folder / KEYS)
             bench.write_rows("changed", folder / ROWS)

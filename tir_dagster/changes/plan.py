@@ -33,6 +33,8 @@ class Reason(Enum):
     COST_THRESHOLD = "so many keys changed that reading everything is cheaper"
     DRIFT_UNREPAIRED = "the extract differs from the source in a way that replacing keys did not mend"
     FOREIGN_PUBLISH = "somebody else published the datasource"
+    DATASOURCE_CHANGED = "the spec names another datasource"
+    DATASOURCE_GONE = "the datasource was deleted on the server"
     STATE_LOST = "what was known about the extract is gone"
     EXTRACT_EMPTIED = "nothing would remain in the extract"
     NULL_INCREMENT = "a changed row has no increment value"
@@ -68,6 +70,10 @@ class Situation:
     confirmed: Known | None
     base_present: bool = True
     foreign: bool = False
+    # The datasource that the spec names is not the confirmed one, and why.
+    elsewhere: Reason | None = None
+    # Nothing is confirmed, though a version was: the record is gone.
+    forgotten: bool = False
     pending: tuple[str, ...] = ()
     # Why a full refresh was begun that did not come to its end: it is still to be done.
     owed: Reason | None = None
@@ -175,11 +181,13 @@ def _full_reason(situation: Situation) -> Reason | None:
     confirmed = situation.confirmed.known_as(now) if situation.confirmed else None
     if situation.mode == "full" or situation.policy == "full":
         # A policy of full still does nothing when nothing changed.
-        same = confirmed == now and situation.base_present and not situation.foreign
+        same = confirmed == now and situation.base_present and not (situation.foreign or situation.elsewhere)
         idle = situation.mode == "changes" and same and not situation.pending and not situation.owed
         return None if idle else Reason.REQUESTED
     if confirmed is None:
-        return Reason.FIRST_LOAD
+        return Reason.STATE_LOST if situation.forgotten else Reason.FIRST_LOAD
+    if situation.elsewhere is not None:
+        return situation.elsewhere
     if not situation.base_present:
         return Reason.STATE_LOST
     if situation.foreign:

@@ -55,7 +55,8 @@ def row_columns(width: int, groups: int = 0) -> str:
 def groups_of(relations: Sequence[str], groups: int) -> str:
     """The groups of several relations of rows, each once, with the slice they are in."""
     listed = ", ".join(["slice", *(f"g{at}" for at in range(groups))])
-    return " UNION ".join(f"SELECT {listed} FROM {relation}" for relation in relations)
+    # Of one relation alone there is no UNION that would drop what repeats.
+    return " UNION ".join(f"SELECT DISTINCT {listed} FROM {relation}" for relation in relations)
 
 
 def replaced(ledger: str, keys: str, fresh: str, width: int, groups: int = 0) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any, Self
@@ -111,6 +111,8 @@ class Confirmation(Record):
     keyed: bool = False
     # Reported hints and materializations that were used: by their numbers, because clocks differ.
     reports: tuple[int, ...] = ()
+    # The datasource as messages name it; empty in records of earlier releases.
+    datasource: str = ""
 
 
 class Aftermath(Enum):
@@ -121,6 +123,7 @@ class Aftermath(Enum):
     NOT_LANDED = "the server still holds what it held before: publish again"
     HOLE = "a refresh on the server did not end: the kept package is published back first"
     PARTIAL = "a part of the change arrived on the server: it is sent again"
+    FORGOTTEN = "the server holds a version of ours that is not on record: confirm it again"
     FOREIGN = "the server holds something that is not ours"
 
 
@@ -129,28 +132,33 @@ def aftermath(
     intent: Intent | None,
     confirmed: Confirmation | None,
     server_version: str | None,
-    server_fingerprint: str | None,
+    server_fingerprints: Collection[str] = (),
     heals: bool = False,
 ) -> Aftermath:
-    """Decide what happened to the last publish; the fingerprint is that of the server's content, if it was looked at.
+    """Decide what happened to the last publish; the fingerprints are those of the server's content, if it was looked at.
 
-    `heals` tells that the same change, sent again to that content, would give what was intended.
+    They are of one content, in every form in which a version may have been written down. `heals` tells that the same change, sent again to that content, would give what was intended.
     """
     if intent is not None:
         if server_version == intent.base_server_version:
             return Aftermath.NOT_LANDED
-        if confirmed is not None and server_fingerprint == confirmed.fingerprint:
+        if confirmed is not None and confirmed.fingerprint in server_fingerprints:
             # Published back, by us or by somebody else: what was there before is there again.
             return Aftermath.NOT_LANDED
-        if server_fingerprint is not None and server_fingerprint == intent.hole:
+        if intent.hole in server_fingerprints:
             return Aftermath.HOLE
-        if intent.patch and heals and server_fingerprint != intent.fingerprint:
+        if intent.patch and heals and intent.fingerprint not in server_fingerprints:
             return Aftermath.PARTIAL
-        return Aftermath.LANDED if server_fingerprint == intent.fingerprint else Aftermath.FOREIGN
+        return Aftermath.LANDED if intent.fingerprint in server_fingerprints else Aftermath.FOREIGN
     if confirmed is not None and server_version != confirmed.server_version:
         # A refresh that Tableau itself ran may have left the rows as they were.
-        return Aftermath.CLEAN if server_fingerprint == confirmed.fingerprint else Aftermath.FOREIGN
+        return Aftermath.CLEAN if confirmed.fingerprint in server_fingerprints else Aftermath.FOREIGN
     return Aftermath.CLEAN
+
+
+def surely_other_rows(fingerprint: str, other: str) -> bool:
+    """Whether two fingerprints are of different rows; those of different forms cannot be compared."""
+    return fingerprint != other and (" " in fingerprint) == (" " in other)
 
 
 def stats_to_json(stats: Stats) -> dict[str, tuple[int, str]]:

@@ -7,6 +7,7 @@ from typing import NoReturn
 
 from tir_dagster.changes.view import same_query
 from tir_dagster.errors import DatasourceError
+from tir_dagster.extract.casts import PURGE_KEY
 from tir_dagster.extract.package import Package
 from tir_dagster.source.names import TableName
 
@@ -44,6 +45,17 @@ def check_query_agreement(package: Package, *, shown: str, query: str, columns: 
         problems.append(f"it has the columns {', '.join(sorted(names))}, the query gives {', '.join(sorted(columns))}")
     if problems:
         _refuse(shown, problems)
+
+
+def check_replaceable(extract: str, shown: str, *, there: Sequence[str], wanted: Sequence[str]) -> None:
+    """Refuse to replace a published Hyper file that has other columns than the extract."""
+    theirs, ours = sorted({*there} - {PURGE_KEY}), sorted(wanted)
+    if theirs != ours:
+        raise DatasourceError(
+            f"{extract}: the {shown} is a Hyper file that this extract never published: it has the columns {', '.join(theirs)}, "
+            f"and the extract {', '.join(ours)}. Nothing was touched. Name another datasource in the spec; or, if this one may be"
+            " replaced, set datasource.replace: true."
+        )
 
 
 def _custom_sql(package: Package, query: str) -> Iterator[str]:

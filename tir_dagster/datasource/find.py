@@ -12,7 +12,7 @@ from defusedxml.ElementTree import fromstring
 from tableauserverclient.datetime_helpers import parse_datetime
 
 from tir_dagster.datasource.client import TableauClient
-from tir_dagster.datasource.found import Connection, FoundDatasource, FoundProject, Revision
+from tir_dagster.datasource.found import Connection, FoundDatasource, FoundProject, Revision, shown_place
 from tir_dagster.datasource.trouble import RefusedError
 from tir_dagster.errors import DatasourceError
 
@@ -71,14 +71,31 @@ def find_datasource(client: TableauClient, *, project: FoundProject, name: str) 
     found = look_for_datasource(client, project=project, name=name)
     if found is not None:
         return found
+    raise DatasourceError(
+        f"{none_of_that_name(client, project=project, name=name)} Check the name and the project, or ask for permission to view it."
+    )
+
+
+def none_of_that_name(client: TableauClient, *, project: FoundProject, name: str) -> str:
+    """A sentence that there is no such datasource, and names close to it."""
     items = _everything(client, "datasources", f"list the datasources of project {project.path!r}")
     inside = [item.name for item in items if item.project_id == project.id]
     elsewhere = sorted({str(item.project_name) for item in items if item.name == name})
     other = f" There is one of that name in {', '.join(map(repr, elsewhere))}." if elsewhere else ""
-    raise DatasourceError(
+    return (
         f"There is no datasource {name!r} in project {project.path!r} on {client.where} that this user can see."
-        f"{other}{_close(name, inside)} Check the name and the project, or ask for permission to view it."
+        f"{other}{_close(name, inside)}"
     )
+
+
+def name_of_id(client: TableauClient, datasource_id: str) -> str | None:
+    """What the datasource of that id is called now, as messages name it; None when there is none that this user can see."""
+    doing = f"look for the datasource with id {datasource_id}"
+    try:
+        item = client.call(lambda server: server.datasources.get_by_id(datasource_id), doing=doing)
+    except RefusedError:
+        return None
+    return shown_place(item.name, str(item.project_name), client.where)
 
 
 def look_for_datasource(client: TableauClient, *, project: FoundProject, name: str) -> FoundDatasource | None:

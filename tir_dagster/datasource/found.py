@@ -71,6 +71,11 @@ def _or_dash(value: int | None) -> str:
     return "-" if value is None else str(value)
 
 
+def shown_place(name: str, project: str, where: str) -> str:
+    """A datasource and where it lives, as messages name it."""
+    return f"datasource {name!r} in project {project!r} on {where}"
+
+
 @dataclass(frozen=True)
 class FoundDatasource:
     """A published datasource at one moment."""

@@ -76,7 +76,13 @@ def _suffix(load: Load, increment: Increment | NoIncrement) -> Suffix | Reason |
 
 
 # Here we lost sight of the datasource, not the datasource its rows: it may show most of them.
-_UNKNOWN_TO_US = (Reason.FIRST_LOAD, Reason.STATE_LOST, Reason.FOREIGN_PUBLISH, Reason.DEFINITION_CHANGED)
+_UNKNOWN_TO_US = (
+    Reason.FIRST_LOAD,
+    Reason.STATE_LOST,
+    Reason.FOREIGN_PUBLISH,
+    Reason.DATASOURCE_CHANGED,
+    Reason.DEFINITION_CHANGED,
+)
 
 
 def _suffix_of_all(load: Load, full: Reason, increment: Increment | NoIncrement) -> Suffix | Reason | None:

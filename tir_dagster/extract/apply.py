@@ -6,7 +6,7 @@ import hashlib
 import json
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any
 from tir_dagster.changes.ledger import LEDGER_FILES, slice_folder
 from tir_dagster.changes.state import NO_SLICE_KEY, ChangeSet, slice_label
 from tir_dagster.errors import EQUALS_SOURCE, ExtractError, VerificationError
+from tir_dagster.extract.features import is_older_feature
 from tir_dagster.extract.fingerprints import Fingerprint, different_slices, extract_fingerprints, read_fingerprints
 from tir_dagster.extract.fingerprints import snowflake_sql as fingerprint_sql
 from tir_dagster.extract.hyperfile import create_extract, create_like, describe, needs_rebuild, rebuild
@@ -25,6 +26,8 @@ from tir_dagster.source.columns import Column
 from tir_dagster.source.slices import SliceBy, slice_range
 
 SHELL = "shell.tdsx"
+# Of digests over the digest of each row; those of the form before, over sums by column only, have none before them.
+_FORM = "rows"
 
 
 Prints = Mapping[str | None, Fingerprint]
@@ -40,18 +43,6 @@ class Shape:
     names: Mapping[str, str] = field(default_factory=dict)
     # Columns that may differ in the last digit each time the source is asked, so they tell nothing.
     loose: frozenset[str] = frozenset()
-
-    def firm(self, prints: Prints) -> Prints:
-        """The fingerprints without what those columns say, but for how often they hold something."""
-        vague = tuple(f"{name} " for name in self.loose)
-        if not vague:
-            return prints
-        return {
-            name: Fingerprint(
-                {one: value for one, value in found.items() if not one.startswith(vague) or one.endswith(" nonnull")}
-            )
-            for name, found in prints.items()
-        }
 
 
 @contextmanager
@@ -149,7 +140,19 @@ def bring_ledger(
 
 def content_fingerprints(extract: Path, shape: Shape) -> Prints:
     """What the extract holds, by slice."""
-    return shape.firm(extract_fingerprints(extract, shape.columns, shape.slices, names=shape.names or None))
+    return extract_fingerprints(extract, shape.columns, shape.slices, names=shape.names or None, loose=shape.loose)
+
+
+def source_fingerprints(
+    query: Callable[[str], list[tuple[Any, ...]]],
+    table_sql: str,
+    shape: Shape,
+    *,
+    only: Collection[str | None] | None = None,
+) -> Prints:
+    """What the source shows, by slice."""
+    sql = fingerprint_sql(shape.columns, table_sql, shape.slices, only=only, loose=shape.loose)
+    return read_fingerprints(query(sql), shape.columns, loose=shape.loose)
 
 
 def verify_touched(
@@ -163,8 +166,7 @@ def verify_touched(
     """Compare the touched slices (a full one: all) with the source at the same version; a difference stops the refresh."""
     only = None if change_set.decision == "full" else set(change_set.touched)
     ours = {name: found for name, found in prints.items() if only is None or name in only}
-    sql = fingerprint_sql(shape.columns, table_sql, shape.slices, only=only)
-    theirs = shape.firm(read_fingerprints(query(sql), shape.columns))
+    theirs = source_fingerprints(query, table_sql, shape, only=only)
     if different := different_slices(ours, theirs):
         name, lines = next(iter(different.items()))
         raise VerificationError(
@@ -196,14 +198,27 @@ def slice_rows(prints: Prints) -> dict[str, int]:
 
 
 def content_digest(prints: Prints) -> str:
-    """A digest of an extract's rows, the same for equal rows in any order and in any file."""
+    """A digest of an extract's rows, the same for equal rows in any order and in any file; its form stands before it."""
+    return f"{_FORM} {_sha256(prints)}"
+
+
+def content_digests(prints: Prints, shape: Shape) -> tuple[str, ...]:
+    """The digest of an extract's rows in every form: a version may have been written down in an earlier one."""
+    older = {
+        name: Fingerprint({one: value for one, value in found.items() if is_older_feature(one, shape.columns)})
+        for name, found in prints.items()
+    }
+    return content_digest(prints), _sha256(older)
+
+
+def _sha256(prints: Prints) -> str:
     value = {name or NO_SLICE_KEY: dict(found) for name, found in prints.items()}
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def slice_digests(prints: Prints) -> dict[str, str]:
     """A short digest of each slice's rows, for people and for a look at which slice changed."""
-    return {name or NO_SLICE_KEY: content_digest({name: found})[:16] for name, found in prints.items()}
+    return {name or NO_SLICE_KEY: _sha256({name: found})[:16] for name, found in prints.items()}
 
 
 def bytes_per_row(extract: Path, base: Version | None, change_set: ChangeSet) -> float:

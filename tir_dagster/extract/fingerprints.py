@@ -10,7 +10,7 @@ from typing import Any
 
 from tir_dagster.extract.casts import FileColumn, pair_columns
 from tir_dagster.extract.engine import connect, literal, quoted
-from tir_dagster.extract.features import HYPER, SNOWFLAKE, features
+from tir_dagster.extract.features import HYPER, SNOWFLAKE, Dialect, digested, features
 from tir_dagster.extract.hyperfile import describe
 from tir_dagster.extract.slices import slice_sql_hyper
 from tir_dagster.source.columns import Column
@@ -71,18 +71,19 @@ def extract_fingerprints(
     *,
     only: Collection[str | None] | None = None,
     names: Mapping[str, str] | None = None,
-    digest_text: bool = True,
+    loose: Collection[str] = (),
 ) -> dict[str | None, Fingerprint]:
-    """The extract's fingerprints by slice; `only` restricts them to some slices, None being the rows without one."""
+    """The extract's fingerprints by slice; `only` restricts them to some slices, None being the rows without one.
+
+    `loose` columns may differ in the last digit each time the source is asked: their values are counted only.
+    """
     table = describe(path)
     stored = {pair.source.name: pair.stored for pair in pair_columns(columns, table.columns, path=path, names=names)}
     slice_sql = slice_sql_hyper(slices or SliceBy(), columns, stored)
-    wanted = features(columns, HYPER, stored=stored, digest_text=digest_text)
-    carried = [quoted(column.name) for column in stored.values()]
-    sql = _grouped(wanted, slice_sql, table.sql, only, carried=carried, text=literal)
+    sql = _grouped(columns, HYPER, slice_sql, table.sql, only, stored=stored, loose=loose)
     with connect(path) as connection:
         rows = connection.execute_list_query(sql)
-    return read_fingerprints(rows, columns, digest_text=digest_text)
+    return read_fingerprints(rows, columns, loose=loose)
 
 
 def snowflake_sql(
@@ -91,7 +92,7 @@ def snowflake_sql(
     slices: SliceBy | None = None,
     *,
     only: Collection[str | None] | None = None,
-    digest_text: bool = True,
+    loose: Collection[str] = (),
 ) -> str:
     """One SELECT for Snowflake whose rows `read_fingerprints` reads.
 
@@ -99,26 +100,29 @@ def snowflake_sql(
     """
     slice_sql = slice_sql_snowflake(slices or SliceBy(), columns)
     stored = {column.name: FileColumn(column.name, column.hyper) for column in columns}
-    wanted = features(columns, SNOWFLAKE, stored=stored, digest_text=digest_text)
-    carried = [quoted(column.name) for column in columns]
-    return _grouped(wanted, slice_sql, table_sql, only, carried=carried, text=snowflake_literal)
+    return _grouped(columns, SNOWFLAKE, slice_sql, table_sql, only, stored=stored, loose=loose)
 
 
 def _grouped(
-    wanted: Mapping[str, str],
+    columns: Sequence[Column],
+    dialect: Dialect,
     slice_sql: str,
     table_sql: str,
     only: Collection[str | None] | None,
     *,
-    carried: Sequence[str],
-    text: Callable[[str], str],
+    stored: Mapping[str, FileColumn],
+    loose: Collection[str],
 ) -> str:
     """Numbers travel as text: a driver that reads wide sums as floats would lose their last digits."""
+    wanted = features(columns, dialect, stored=stored, loose=loose)
     numbers = ", ".join(
         f"CAST({expression} AS VARCHAR) AS f{place}" for place, expression in enumerate(wanted.values())
     )
-    inner = f"SELECT {slice_sql} AS tir_slice, {', '.join(carried)} FROM {table_sql}"
-    return f"SELECT tir_slice, {numbers} FROM ({inner}) AS sliced{_where(only, text)} GROUP BY tir_slice ORDER BY tir_slice"
+    names = ", ".join(quoted(stored[column.name].name) for column in columns)
+    source = f"(SELECT {slice_sql} AS tir_slice, {names} FROM {table_sql}) AS sliced"
+    where = _where(only, literal if dialect is HYPER else snowflake_literal)
+    rows = digested(columns, dialect, stored=stored, source=source, kept="tir_slice", where=where, loose=loose)
+    return f"SELECT tir_slice, {numbers} FROM ({rows}) AS digested GROUP BY tir_slice ORDER BY tir_slice"
 
 
 def _where(only: Collection[str | None] | None, text: Callable[[str], str]) -> str:
@@ -132,11 +136,11 @@ def _where(only: Collection[str | None] | None, text: Callable[[str], str]) -> s
 
 
 def read_fingerprints(
-    rows: Sequence[Sequence[Any]], columns: Sequence[Column], *, digest_text: bool = True
+    rows: Sequence[Sequence[Any]], columns: Sequence[Column], *, loose: Collection[str] = ()
 ) -> dict[str | None, Fingerprint]:
     """The fingerprints in the rows that `snowflake_sql` gave; a sum over nothing is left out on both sides."""
     stored = {column.name: FileColumn(column.name, column.hyper) for column in columns}
-    names = list(features(columns, SNOWFLAKE, stored=stored, digest_text=digest_text))
+    names = list(features(columns, SNOWFLAKE, stored=stored, loose=loose))
     return {
         row[0]: Fingerprint(
             {name: _whole(value) for name, value in zip(names, row[1:], strict=True) if value is not None}

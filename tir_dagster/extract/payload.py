@@ -184,7 +184,8 @@ def row_digest(extract: Path, shape: Shape) -> tuple[int, int]:
     """
     table = describe(extract)
     pairs = _pairs(table, shape, extract)
-    digest = HYPER.digest(_joined([_text(pair, quoted(pair.stored.name)) for pair in pairs]))
+    text = _joined([_text(pair, quoted(pair.stored.name)) for pair in pairs])
+    digest = HYPER.digest(f"MD5({text})")
     with connect(extract) as connection:
         asked = f"SELECT COUNT(*), CAST(SUM(CAST({digest} AS NUMERIC(38,0))) AS TEXT) FROM {table.sql}"
         rows, total = connection.execute_list_query(asked)[0]

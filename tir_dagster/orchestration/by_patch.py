@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -27,7 +27,7 @@ from tir_dagster.datasource.progress import tell_progress
 from tir_dagster.datasource.republish import ServerLook, fetch_shell, look_at_server
 from tir_dagster.datasource.trouble import RefusedError, UnknownOutcomeError
 from tir_dagster.errors import DatasourceError, ExtractError, MachineError
-from tir_dagster.extract.apply import SHELL, Shape, content_digest, content_fingerprints, replace_change
+from tir_dagster.extract.apply import SHELL, Shape, content_digests, content_fingerprints, replace_change
 from tir_dagster.extract.hyperfile import describe
 from tir_dagster.extract.package import read_package
 from tir_dagster.extract.payload import (
@@ -75,8 +75,8 @@ class Sent:
 class Compared:
     """What the server's file holds, beside a version of ours."""
 
-    # None where it cannot be told, or where rows differ that look alike in sum.
-    fingerprint: str | None = None
+    # Of its rows, in every form; none where it cannot be told, or where rows differ that look alike in sum.
+    fingerprints: Sequence[str] = ()
     # An interrupted change, sent again, would make it right.
     heals: bool = False
     # Every row carries its purge key.
@@ -297,7 +297,7 @@ class ByPatch:
         """Compare; what is not as it must be is not confirmed."""
         self._flow.log("something may have changed on the server meanwhile: comparing its rows")
         compared = self.compare(client, found, version, folder, exactly=exactly)
-        if compared.fingerprint != version.manifest["fingerprint"]:
+        if version.manifest["fingerprint"] not in compared.fingerprints:
             raise NotAsIntendedError(
                 f"{self._flow.spec.name}: the rows of {found.shown} on {client.where} are not what they must be after this refresh."
                 " Nothing is confirmed. Run again: the next refresh compares what is there, and brings the same keys."
@@ -328,12 +328,12 @@ class ByPatch:
         try:
             shell, hyper = fetch_shell(client, found, folder, log=self._flow.log)
             shape = shape_of(version)
-            digest: str | None = content_digest(content_fingerprints(hyper, shape))
-            if exactly and digest == version.manifest["fingerprint"] and not _same_rows(hyper, version):
-                digest = None
+            digests = content_digests(content_fingerprints(hyper, shape), shape)
+            if exactly and version.manifest["fingerprint"] in digests and not _same_rows(hyper, version):
+                digests = ()
             heals = intent is not None and intent.patch and self._heals(hyper, intent, version, folder)
             alike, bare = same_layout(hyper, version.extract), read_package(shell).is_bare
-            return Compared(digest, heals, carries_keys(hyper, shape), alike, bare)
+            return Compared(digests, heals, carries_keys(hyper, shape), alike, bare)
         finally:
             remove(folder)
 

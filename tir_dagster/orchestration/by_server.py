@@ -19,7 +19,15 @@ from tir_dagster.datasource.republish import ServerLook, credentials_for, fetch_
 from tir_dagster.datasource.server_load import Loaded, load_by_server
 from tir_dagster.datasource.suffix_load import Affected, Load
 from tir_dagster.errors import DatasourceError, ExtractError
-from tir_dagster.extract.apply import SHELL, Shape, content_digest, content_fingerprints, least_changed, new_version
+from tir_dagster.extract.apply import (
+    SHELL,
+    Shape,
+    content_digest,
+    content_digests,
+    content_fingerprints,
+    least_changed,
+    new_version,
+)
 from tir_dagster.extract.increment import least_difference
 from tir_dagster.extract.package import NO_VALUE, read_package
 from tir_dagster.extract.versions import Version
@@ -64,8 +72,9 @@ class ByServer:
             loaded = load_by_server(client, load, log=self._flow.log)
         crash_after("published")
         with self._flow.stages.timed("compare"):
-            digest = content_digest(content_fingerprints(loaded.hyper, shape))
-            lag = None if digest == version.manifest["fingerprint"] else self._lag(version, load, loaded, digest)
+            digests = content_digests(content_fingerprints(loaded.hyper, shape), shape)
+            same = version.manifest["fingerprint"] in digests
+            lag = None if same else self._lag(version, load, loaded, digests[0])
         settled = self._settled_version(version, loaded)
         if loaded.reason is not None:
             self._flow.full_reason = loaded.reason.name
@@ -74,7 +83,7 @@ class ByServer:
         if lag is not None:
             self._keep_pending(change_set)
             kept = tuple(name for name in confirmation.change_sets if name != change_set.id)
-            confirmation = replace(confirmation, fingerprint=digest, lag=lag, change_sets=kept)
+            confirmation = replace(confirmation, fingerprint=digests[0], lag=lag, change_sets=kept)
         remove(load.place.folder)
         return Published(confirmation, loaded.found, tuple(self._flow.warnings))
 
@@ -97,9 +106,10 @@ class ByServer:
             return Affected(_least(text for text, _ in found), sum(nulls for _, nulls in found))
 
         def before_hole(purged: Path) -> None:
-            self._hole = content_digest(content_fingerprints(purged, shape))
+            digests = content_digests(content_fingerprints(purged, shape), shape)
+            self._hole = digests[0]
             # Where rows were only deleted nothing will be loaded: what looks like a hole is how it must be.
-            whole = self._hole == version.manifest["fingerprint"]
+            whole = version.manifest["fingerprint"] in digests
             self._flow.intend(looked, version, hole=None if whole else self._hole)
             crash_after("intended")
 

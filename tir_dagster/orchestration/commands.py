@@ -168,7 +168,7 @@ class Command:
         return looked
 
     def _confirm_late(self, confirmation: Any) -> None:
-        self._progress("an earlier publish had landed before its run ended: confirmed now")
+        self._progress("an earlier publish of ours was not on record: confirmed now")
         for event in late_events(confirmation, self.keys):
             self._instance.report_runless_asset_event(event)
         self.refresher.settle(confirmation)
@@ -204,6 +204,11 @@ class Command:
         if confirmed is None or confirmed.source_version < change_set.source_version:
             raise TirError(f"{self.spec.name}: the refresh ended without a confirmation. Run it again.")
         outcome.published = True
+        version = self.refresher.known_version(confirmed.version)
+        if version is not None and version.manifest["change_set"] == change_set.id:
+            # Counted in the extract itself: of a query that aggregates, a group that HAVING hides has no row there.
+            outcome.rows_purged = version.manifest["rows_purged"]
+            outcome.rows_appended = version.manifest["rows_appended"]
         retire_slices(self._instance, self.spec, self.keys.published_datasource)
         if self.refresher.full_reason is not None:
             outcome.decision, outcome.reason = "full", self.refresher.full_reason

@@ -28,8 +28,9 @@ from tir_dagster.changes.state import (
     stats_from_json,
 )
 from tir_dagster.datasource.access import TableauAccess
-from tir_dagster.datasource.agreement import check_agreement, check_query_agreement
+from tir_dagster.datasource.agreement import check_agreement, check_query_agreement, check_replaceable
 from tir_dagster.datasource.client import TableauClient
+from tir_dagster.datasource.found import shown_place
 from tir_dagster.datasource.republish import (
     ServerLook,
     credentials_for,
@@ -195,6 +196,11 @@ class Refresher:
         """The version, if it is still there."""
         return next((version for version in self.versions.versions() if version.id == version_id), None)
 
+    def settled_versions(self) -> list[Version]:
+        """Versions that were confirmed at some time: their change sets are no longer pending; the newest first."""
+        pending = {one.id for one in self.change_sets.pending()}
+        return [one for one in reversed(self.versions.versions()) if one.manifest["change_set"] not in pending]
+
     # Plan
 
     def survey(self, looked: Looked) -> Survey:
@@ -234,6 +240,7 @@ class Refresher:
         shell, hyper = self.shell(looked)
         self._by_patch.refuse_document(shell, looked)
         if shell is None:
+            self._check_replaceable(looked, hyper, self.spec.columns or known, known)
             return self.spec.columns
         package = read_package(shell)
         names = package.hyper_names or {record.remote_name: record.remote_name for record in package.columns}
@@ -263,7 +270,28 @@ class Refresher:
                 columns=[column.name for column in relation.columns],
             )
             self._check_increment(package, hyper)
+        elif self._may_be_anybodys(looked, hyper):
+            shown = [column.name for column in relation_of(self.spec, self.snowflake).columns]
+            self._check_replaceable(looked, hyper, shown, shown)
         return ()
+
+    def _may_be_anybodys(self, looked: Looked, hyper: Path | None) -> bool:
+        """Whether what is published may never have been ours."""
+        return hyper is not None and (looked.confirmed is None or looked.elsewhere is not None)
+
+    def _check_replaceable(
+        self, looked: Looked, hyper: Path | None, wanted: Sequence[str], known: Sequence[str]
+    ) -> None:
+        """Refuse to replace a Hyper file of other columns: it may be dear to somebody."""
+        if self.spec.datasource.replace or hyper is None or not self._may_be_anybodys(looked, hyper):
+            return
+        assert looked.server.found is not None, "the file is downloaded from there"
+        check_replaceable(
+            self.spec.name,
+            looked.server.found.shown,
+            there=[column.name for column in describe(hyper).columns],
+            wanted=[name if name in known else name.upper() for name in wanted],
+        )
 
     def _check_increment(self, package: Package, hyper: Path | None) -> None:
         """Refused now rather than after Spark has read everything."""
@@ -291,6 +319,8 @@ class Refresher:
                 confirmed=looked.confirmed.known if looked.confirmed else None,
                 base_present=looked.base is not None,
                 foreign=looked.foreign,
+                elsewhere=looked.elsewhere,
+                forgotten=looked.confirmed is None and bool(self.settled_versions()),
                 pending=tuple(one.id for one in pending),
                 owed=owed
                 or next((Reason[one.reason] for one in pending if one.decision == "full" and one.reason), None),
@@ -433,6 +463,8 @@ class Refresher:
                 "fingerprint": content_digest(prints),
                 "slice_digests": slice_digests(prints),
                 "rows": applied.after,
+                "rows_purged": applied.purged,
+                "rows_appended": applied.appended,
                 "slice_rows": slice_rows(prints),
                 "bytes_per_row": bytes_per_row(workspace.extract, looked.base, change_set),
                 "shape": shape_to_json(shape),
@@ -548,6 +580,7 @@ class Refresher:
             change_sets=tuple(manifest["change_sets"]),
             keyed=keyed,
             reports=tuple(manifest.get("reports", ())),
+            datasource=shown_place(server.found.name, server.project.path, self.tableau.where),
         )
 
     def settle(self, confirmation: Confirmation) -> None:

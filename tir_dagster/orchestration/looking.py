@@ -9,15 +9,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tir_dagster.changes.changesets import DamagedStateError
-from tir_dagster.changes.state import Aftermath, Confirmation, Intent, aftermath
+from tir_dagster.changes.plan import Reason
+from tir_dagster.changes.state import Aftermath, Confirmation, Intent, aftermath, surely_other_rows
 from tir_dagster.datasource.client import TableauClient
-from tir_dagster.datasource.find import settled
+from tir_dagster.datasource.find import name_of_id, none_of_that_name, settled
+from tir_dagster.datasource.found import ServerVersion, shown_place
 from tir_dagster.datasource.outcome import ForeignPublishError
 from tir_dagster.datasource.patch import check_patchable
 from tir_dagster.datasource.republish import ServerLook, credentials_for, finish_delivery, look_at_server
 from tir_dagster.datasource.transfer import NoExtractError
 from tir_dagster.durable import replaced_file
-from tir_dagster.errors import ExtractError, MachineError
+from tir_dagster.errors import DatasourceError, ExtractError, MachineError
 from tir_dagster.extract.versions import Version
 from tir_dagster.orchestration.by_patch import ByPatch, Compared
 from tir_dagster.orchestration.by_server import ByServer
@@ -38,6 +40,10 @@ class _Judged:
     server: ServerLook
     # None where the rows were not looked at.
     compared: Compared | None = None
+    # Why the datasource that the spec names is not the confirmed one.
+    elsewhere: Reason | None = None
+    # The version of ours that the server holds though nothing on record says so.
+    forgotten: Version | None = None
 
     @property
     def keyed(self) -> bool:
@@ -91,7 +97,9 @@ class Looking:
         judged = self._judge(intent, confirmed)
         server, verdict = judged.server, judged.verdict
         # What was published may also have had the same rows as what was there before, or have been put back since.
-        differs = intent is not None and (confirmed is None or intent.fingerprint != confirmed.fingerprint)
+        differs = intent is not None and (
+            confirmed is None or surely_other_rows(intent.fingerprint, confirmed.fingerprint)
+        )
         untouched = verdict is Aftermath.NOT_LANDED and differs and intent is not None and intent.hole is None
         if self._mend:
             # The comparison may have taken long: an intent that is there now may be of somebody who took over.
@@ -101,12 +109,24 @@ class Looking:
         if verdict is Aftermath.LANDED and intent is not None and server.found is not None:
             version = self._flow.versions.get(intent.version)
             late = self._flow.confirmation_of(version, server, keyed=intent.keyed and judged.keyed)
+        if judged.forgotten is not None:
+            late = self._flow.confirmation_of(judged.forgotten, server, keyed=judged.keyed)
         in_doubt = verdict is Aftermath.PARTIAL or self._is_unknown(intent, confirmed, judged)
         if self._mend and intent is not None and late is None and not in_doubt:
             self._flow.change_sets.drop_intent()
         known = late or (replace(confirmed, keyed=confirmed.keyed and judged.keyed) if confirmed else None)
         base = self._flow.known_version(known.version) if known else None
-        return Looked(server, known, base, verdict is Aftermath.FOREIGN, late, in_doubt, judged.alike, judged.bare)
+        return Looked(
+            server,
+            known,
+            base,
+            foreign=verdict is Aftermath.FOREIGN,
+            elsewhere=judged.elsewhere,
+            late=late,
+            in_doubt=in_doubt,
+            alike=judged.alike,
+            bare=judged.bare,
+        )
 
     def _is_unknown(self, intent: Intent | None, confirmed: Confirmation | None, judged: _Judged) -> bool:
         """Whether all rows were about to be published over others than the confirmed ones, and still are to be.
@@ -136,9 +156,13 @@ class Looking:
     def _judge(self, intent: Intent | None, confirmed: Confirmation | None) -> _Judged:
         spec, client = self._flow.spec, self._client
         server = look_at_server(client, spec)
+        elsewhere = self._elsewhere(server, confirmed)
         credentials_for(spec, server.found, self._flow.env)
         if spec.delivery == "patch":
             check_patchable(client, spec.name, server.found)
+        if elsewhere is not None:
+            self._flow.log(f"{elsewhere.value}: everything is loaded")
+            return self._mended(_Judged(Aftermath.FOREIGN, server, elsewhere=elsewhere), intent, confirmed)
         judged = self._aftermath(server, intent, confirmed)
         if not self._mend or intent is None:
             return judged
@@ -151,9 +175,29 @@ class Looking:
                 judged = self._aftermath(look_at_server(client, spec), intent, confirmed)
         return self._mended(judged, intent, confirmed)
 
-    def _mended(self, judged: _Judged, intent: Intent, confirmed: Confirmation | None) -> _Judged:
+    def _elsewhere(self, server: ServerLook, confirmed: Confirmation | None) -> Reason | None:
+        """Why the datasource is not the confirmed one; refuse to create one under a name that may be misspelt."""
+        spec, client = self._flow.spec, self._client
+        if confirmed is None or (server.found is not None and server.found.id == confirmed.datasource_id):
+            return None
+        named = shown_place(spec.datasource.name, server.project.path, client.where)
+        before = name_of_id(client, confirmed.datasource_id) or confirmed.datasource or named
+        if before == named:
+            # One that was published anew under the same name is somebody else's.
+            return None if server.found is not None else Reason.DATASOURCE_GONE
+        if server.found is None and not spec.datasource.create:
+            raise DatasourceError(
+                f"{spec.name}: {Reason.DATASOURCE_CHANGED.value} than before: it was published to {before}. "
+                f"{none_of_that_name(client, project=server.project, name=spec.datasource.name)} Nothing was touched. Correct the name in"
+                " the spec; or, if a new datasource is meant to be created by a full refresh, set datasource.create: true."
+            )
+        return Reason.DATASOURCE_CHANGED
+
+    def _mended(self, judged: _Judged, intent: Intent | None, confirmed: Confirmation | None) -> _Judged:
         """What a run left half done, brought to its end."""
         client = self._client
+        if intent is None or not self._mend:
+            return judged
         if judged.verdict is Aftermath.HOLE:
             kept = self._flow.known_version(confirmed.version) if confirmed is not None else None
             # Without the kept version nothing can be put back: then everything is loaded (STATE_LOST).
@@ -183,23 +227,43 @@ class Looking:
         if (intent or confirmed) and server.found is not None and server.version_text != before:
             version = self._flow.known_version(intent.version if intent else confirmed.version if confirmed else "")
             if version is not None:
-                server, compared = self._compared(server, version, intent)
+                server, compared = self._compared(server, version, intent, confirmed)
         verdict = aftermath(
             intent=intent,
             confirmed=confirmed,
             server_version=server.version_text,
-            server_fingerprint=compared.fingerprint if compared else None,
+            server_fingerprints=compared.fingerprints if compared else (),
             heals=compared is not None and compared.heals,
         )
+        if verdict is Aftermath.FOREIGN or (confirmed is None and intent is None):
+            for version in self._unrecorded(confirmed) if server.found is not None else ():
+                server, seen = self._compared(server, version, None, confirmed)
+                if version.manifest["fingerprint"] in seen.fingerprints:
+                    self._flow.log(Aftermath.FORGOTTEN.value)
+                    return _Judged(Aftermath.FORGOTTEN, server, seen, forgotten=version)
         if verdict is not Aftermath.CLEAN:
             self._flow.log(verdict.value)
         return _Judged(verdict, server, compared)
 
-    def _compared(self, server: ServerLook, version: Version, intent: Intent | None) -> tuple[ServerLook, Compared]:
+    def _unrecorded(self, confirmed: Confirmation | None) -> list[Version]:
+        """Versions that were confirmed after the last one on record: somebody deleted the run that said so."""
+        after = confirmed.version if confirmed is not None else ""
+        return [version for version in self._flow.settled_versions() if version.id > after]
+
+    def _is_published(self, server: ServerLook, confirmed: Confirmation | None) -> bool:
+        """Whether somebody published it: then equal rows have equal words, which Tableau's own refreshes may change."""
+        if self._flow.spec.delivery != "republish" or confirmed is None or server.found is None:
+            return self._flow.spec.delivery == "patch"
+        with suppress(ValueError):
+            return ServerVersion.parse(confirmed.server_version).revision != server.found.revision
+        return False
+
+    def _compared(
+        self, server: ServerLook, version: Version, intent: Intent | None, confirmed: Confirmation | None
+    ) -> tuple[ServerLook, Compared]:
         """What is there beside the version, found out once: an edited description moves the server's version, too."""
         assert server.found is not None
-        # Where only changes are sent: Tableau's own refreshes may write equal values in other words.
-        exactly = self._flow.spec.delivery == "patch" if intent is None else intent.patch
+        exactly = self._is_published(server, confirmed) if intent is None else intent.patch
         memory = _Memory(self._flow.folder)
         of = (version.id, str(exactly))
         if intent is None and (known := memory.recall(server, of)) is not None:

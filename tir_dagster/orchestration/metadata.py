@@ -110,7 +110,7 @@ def unchanged_metadata(version: Version, sentence: str, stages: Mapping[str, flo
 
 def slice_metadata(version: Version, change_set: ChangeSet | None, name: str) -> dict[str, Any]:
     """What one slice lost, gained and holds now."""
-    held = {one: int(count) for one, (count, _) in version.manifest["ledger_stats"].items()}
+    held = version.manifest["slice_rows"]
     purged, appended = (change_set.purged, change_set.appended) if change_set else ({}, {})
     names = [one for one in {**held, **purged, **appended} if not fits(one)] if name == REST else []
     return {
@@ -158,11 +158,11 @@ def _held_by(version: Version) -> dict[str, Any]:
 
 
 def late_events(late: Confirmation | None, keys: ExtractKeys) -> Iterator[dg.AssetMaterialization]:
-    """A publish that landed before its run died is confirmed by whoever notices."""
+    """A publish that landed before its run died, or whose run was deleted, is confirmed by whoever notices."""
     if late is not None:
         yield dg.AssetMaterialization(
             keys.published_datasource,
-            description="Confirmed late: the run that published it ended before it could say so.",
+            description="Confirmed late: the run that published it ended before it could say so, or was deleted.",
             metadata=confirmation_metadata(late),
         )
 

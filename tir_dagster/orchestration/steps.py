@@ -33,6 +33,8 @@ class Looked:
     confirmed: Confirmation | None
     base: Version | None
     foreign: bool = False
+    # Why the datasource that the spec names is not the confirmed one.
+    elsewhere: Reason | None = None
     late: Confirmation | None = None
     # A change may have arrived on the server in part.
     in_doubt: bool = False

@@ -16,9 +16,8 @@ from tir_dagster.changes.state import NO_SLICE_KEY, Confirmation, slice_label
 from tir_dagster.datasource.client import TableauClient
 from tir_dagster.datasource.republish import fetch_shell, look_at_server
 from tir_dagster.errors import TirError
-from tir_dagster.extract.apply import Shape, content_digest, content_fingerprints
-from tir_dagster.extract.fingerprints import different_slices, read_fingerprints
-from tir_dagster.extract.fingerprints import snowflake_sql as fingerprint_sql
+from tir_dagster.extract.apply import Shape, content_digests, content_fingerprints, source_fingerprints
+from tir_dagster.extract.fingerprints import different_slices
 from tir_dagster.extract.hyperfile import odd_keys
 from tir_dagster.extract.payload import row_digest
 from tir_dagster.extract.versions import Version
@@ -60,9 +59,7 @@ class Verification:
         ours = content_fingerprints(self._version.extract, self._shape)
         if (version := self._readable(relation)) is None:
             return Finding(False, f"Not verified: {self._unreadable(relation)}", open=True)
-        pinned = relation.shown(version)
-        sql = fingerprint_sql(self._shape.columns, pinned, self._shape.slices)
-        theirs = self._shape.firm(read_fingerprints(self._refresher.snowflake.query(sql), self._shape.columns))
+        theirs = source_fingerprints(self._refresher.snowflake.query, relation.shown(version), self._shape)
         different = {slice_label(one or NO_SLICE_KEY): lines for one, lines in different_slices(ours, theirs).items()}
         rows = sum(one["rows"] for one in ours.values())
         counted = {"tir/slices_compared": len({*ours, *theirs}), "dagster/row_count": rows}
@@ -102,7 +99,7 @@ class Verification:
         return Finding(False, f"{said} tir refresh {self._name}.")
 
     def _holds(self, hyper: Path) -> bool:
-        if content_digest(content_fingerprints(hyper, self._shape)) != self._confirmed.fingerprint:
+        if self._confirmed.fingerprint not in content_digests(content_fingerprints(hyper, self._shape), self._shape):
             return False
         # Of changes that were sent alone, the rows were not read back; Tableau's own may say equal values in other words.
         exact = self._refresher.spec.delivery == "patch"

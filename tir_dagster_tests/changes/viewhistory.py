@@ -151,7 +151,7 @@ class History:
             intent=intent,
             confirmed=self.base.confirmation if self.base else None,
             server_version=str(self.server_version),
-            server_fingerprint=fingerprint(self.server),
+            server_fingerprints=[fingerprint(self.server)],
         )
         if verdict is Aftermath.LANDED and version is not None:
             self._confirm(version)

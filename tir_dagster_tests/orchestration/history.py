@@ -50,6 +50,7 @@ class Layout:
     # Whether the key's columns are declared NOT NULL.
     whole_key: bool = False
     limit_mb: float = 90.0
+    value_type: str = "VARCHAR"
 
 
 @dataclass
@@ -68,7 +69,8 @@ class History:
         self.connection = self.sandbox.snowflake(database=DATABASE, schema="PUBLIC")
         kind, never = self.layout, " NOT NULL" if self.layout.whole_key else ""
         self.sql(
-            f"CREATE TABLE {self.name} (K {kind.key_type}{never}, L VARCHAR, D {kind.date_type}, V VARCHAR, W {kind.mark_type})"
+            f"CREATE TABLE {self.name} (K {kind.key_type}{never}, L VARCHAR, D {kind.date_type}, V {kind.value_type},"
+            f" W {kind.mark_type})"
         )
         name, secret = self.sandbox.new_token()
         self.env = {**self.sandbox.env, "TABLEAU_TOKEN_NAME": name, "TABLEAU_TOKEN_SECRET": secret}

@@ -430,7 +430,10 @@ def test_an_empty_source_is_no_first_load(loaded):
 
 
 def in_words(query: str) -> tuple[tuple[str, str], ...]:
-    return (("source: MYDB.MYSCHEMA.MYTABLE", f"query: {query}"), ("name: mydatasource", "name: by_query"))
+    return (
+        ("source: MYDB.MYSCHEMA.MYTABLE", f"query: {query}"),
+        ("name: mydatasource", "name: by_query\n      create: true"),
+    )
 
 
 @pytest.mark.parametrize(

@@ -97,6 +97,21 @@ def test_an_event_reported_by_hand_does_not_hide_the_confirmation(place):
         assert last_confirmation(instance, key) == before
 
 
+def test_a_deleted_run_is_not_taken_for_somebody_elses_publish(place):
+    key = dg.AssetKey(["orders", "published_datasource"])
+    with dagster_instance() as instance:
+        last = last_confirmation(instance, key)
+        (record,) = instance.fetch_materializations(key, limit=2).records[1:]
+        instance.delete_run(record.run_id)
+        assert last_confirmation(instance, key) != last
+    heard: list[str] = []
+    outcome = place.refresh(listen=heard.append)
+    assert (outcome.decision, outcome.published) == ("none", False)
+    assert "an earlier publish of ours was not on record: confirmed now" in heard
+    with dagster_instance() as instance:
+        assert last_confirmation(instance, key) == last
+
+
 def behind_the_watermark(place, note: str) -> dict:
     """A change that no stamp tells of; and the hint that does."""
     ((key,),) = place.sql("SELECT MIN(ORDER_ID) FROM MYTABLE")

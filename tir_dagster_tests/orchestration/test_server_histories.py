@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -259,6 +260,7 @@ def test_a_refresh_that_tableau_ran_itself_is_compared_and_not_repeated(served):
 def test_a_datasource_that_lacks_only_new_rows_is_loaded_from_there_at_first(served):
     served.act(("insert", -3, served.value(4 * BEYOND), "'new'"))
     served.confirmed = None
+    shutil.rmtree(served.refresher.versions.folder)
     assert served.refresh().reason == "FIRST_LOAD"
     assert [line for line in served.lines if line.startswith(f"{LOADING}: incremental")]
     assert not [line for line in served.lines if line.startswith("publishing")], "nobody saw a hole"

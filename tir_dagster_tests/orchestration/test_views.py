@@ -13,6 +13,7 @@ from tir_dagster.changes.detect import survey
 from tir_dagster.changes.hints import HintError
 from tir_dagster.changes.plan import Reason
 from tir_dagster.errors import GuardError, SpecError
+from tir_dagster.orchestration.metadata import slice_metadata
 from tir_dagster_tests.conftest import Sandbox
 from tir_dagster_tests.orchestration.shown import Shown, prepare
 
@@ -396,3 +397,25 @@ def test_a_query_that_cannot_be_refreshed_by_key_is_loaded_in_full_when_its_tabl
     plan = shop.refresh()
     assert plan.reason is Reason.NONDETERMINISTIC_VIEW
     assert shop.published() == shop.expected()
+
+
+def test_of_an_aggregate_the_rows_of_the_extract_are_counted_not_those_behind_them(make):
+    many = (
+        "INSERT INTO {s}.SALES SELECT SEQ4(), '2024-01-01'::DATE, 'P1', 1, 'x' FROM TABLE(GENERATOR(ROWCOUNT => 100));"
+    )
+    hidden = "INSERT INTO {s}.SALES SELECT 200, '2024-01-02'::DATE, 'P2', 0, 'x'"
+    query = "SELECT DAY, SUM(QUANTITY) AS Q FROM {s}.SALES GROUP BY DAY HAVING SUM(QUANTITY) > 0"
+    shop = make(query, filled=many + hidden, row_key=[], slices={"column": "DAY", "by": "day", "start": "2024-01-01"})
+    shop.sql("UPDATE {s}.SALES SET QUANTITY = 5 WHERE ID IN (1, 2)")
+    shop.sql("UPDATE {s}.SALES SET SELLER = 'y' WHERE ID = 200")
+    plan = shop.refresh()
+    assert (plan.decision, plan.purged, plan.appended) == ("incremental", 1, 1)
+    assert (shop.change_set.purged, shop.change_set.appended) == ({"2024-01-01": 1}, {"2024-01-01": 1})
+    assert shop.change_set.sentence.endswith("1 rows go, 1 come.")
+    version = shop.refresher.versions.latest()
+    assert (version.manifest["rows_purged"], version.manifest["rows_appended"]) == (1, 1)
+    assert slice_metadata(version, shop.change_set, "2024-01-01")["dagster/partition_row_count"] == 1
+    shop.sql("UPDATE {s}.SALES SET QUANTITY = 1 WHERE ID = 200")
+    shop.refresh()
+    version = shop.refresher.versions.latest()
+    assert (version.manifest["rows_purged"], version.manifest["rows_appended"]) == (0, 1), "it was hidden until now"
