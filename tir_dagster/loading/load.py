@@ -243,12 +243,17 @@ class Loader:
         """Nothing is loaded of files that could not be read, look different, or changed meanwhile."""
         if problems := list(dict.fromkeys(one.problem for one in staged if one.problem)):
             raise LoadError(f"{self.spec.name}: {' '.join(problems[:_SHOWN_FILES])}")
-        drifted = {plan[one.number].file.path: one.drift for one in staged if self._stops(one)}
+        drifted = [one for one in staged if one.drift and (self.spec.drift == "stop" or self._intolerable(one))]
         if drifted:
-            said = "; ".join(f"{path}: {', '.join(drift)}" for path, drift in list(drifted.items())[:_SHOWN_FILES])
+            by_path = {plan[one.number].file.path: one.drift for one in drifted}
+            said = "; ".join(f"{path}: {', '.join(drift)}" for path, drift in list(by_path.items())[:_SHOWN_FILES])
+            tolerate = (
+                ", or set `drift: tolerate`: then what is not expected is left out, and what is missing becomes NULL, also where "
+                "the table has a value"
+            )
             raise LoadError(
-                f"{self.spec.name}: {said}. Nothing was loaded. Mend the file, change `columns` in the load's spec, or "
-                "set `drift: tolerate` to leave out what is not expected and take NULL for what is missing."
+                f"{self.spec.name}: {said}. Nothing was loaded. Mend the file, or change `columns` in the load's spec"
+                f"{'' if any(self._intolerable(one) for one in drifted) else tolerate}."
             )
         for one in plan:
             now = self.place.look(one.file.path)
@@ -258,14 +263,12 @@ class Loader:
                     f"{self.spec.name}: {one.file.path} {how} while it was read. Nothing was loaded; run again when it is whole."
                 )
 
-    def _stops(self, staged: Staged) -> bool:
-        if not staged.drift:
-            return False
-        # A key cannot be tolerated away, nor can a column of a type that holds no such values.
+    def _intolerable(self, staged: Staged) -> bool:
+        """Whether a key is missing, a column is of a type that holds no such values, or nothing expected was found."""
         named = [*self.spec.key, *filter(None, (self.spec.order_by, self.spec.delete_flag))]
         needed = {name.casefold() for name in named} & {name.casefold() for name in staged.missing}
-        types = [said for said in staged.drift if not said.endswith((" is missing", " is not expected"))]
-        return self.spec.drift == "stop" or bool(types) or bool(needed)
+        others = [said for said in staged.drift if not said.endswith((" is missing", " is not expected"))]
+        return bool(others) or bool(needed)
 
     def _warnings(self, plan: Sequence[Chosen], staged: Sequence[Staged]) -> Iterator[str]:
         for one in staged:

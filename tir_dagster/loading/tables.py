@@ -14,7 +14,7 @@ from tir_dagster.source.columns import Column, Kind, UnheldTypeError
 from tir_dagster.source.names import TableName, quote
 
 _LENGTH = re.compile(r"^[A-Z ]*(?:CHAR|CHARACTER|STRING|TEXT)[A-Z0-9 ]*\(\s*(\d+)\s*\)")
-_MOMENT = re.compile(r"^(?:TIMESTAMP|DATETIME)[A-Z_]*\s*\(\s*([0-8])\s*\)")
+_MOMENT = re.compile(r"^(?:TIME|DATETIME)[A-Z_]*\s*\(\s*([0-8])\s*\)")
 _UNBOUNDED = 16_777_216
 LEDGER_COLUMNS = {
     **dict.fromkeys(("TARGET", "LOAD", "LOAD_ID", "PATH"), "VARCHAR"),
