@@ -198,7 +198,7 @@ def _history(spec: LoadSpec, known: dict[str, str]) -> tuple[str, str, str] | No
 
 
 def stage_type(wanted: Wanted) -> str:
-    """The type of a staged column; times and JSON are texts until they are stored."""
+    """The type of a staged column; JSON is text until it is stored."""
     column = wanted.column
     # As exact as the table's own: a version that is cut only there would look newer than itself.
     digits = "" if wanted.digits is None else f"({wanted.digits})"
@@ -208,6 +208,7 @@ def stage_type(wanted: Wanted) -> str:
         Kind.FLOAT: "FLOAT",
         Kind.BOOLEAN: "BOOLEAN",
         Kind.DATE: "DATE",
+        Kind.TIME: f"TIME{digits}",
         Kind.TIMESTAMP: f"TIMESTAMP_NTZ{digits}",
         Kind.INSTANT: f"TIMESTAMP_TZ{digits}",
     }.get(column.kind, "VARCHAR")
@@ -215,10 +216,7 @@ def stage_type(wanted: Wanted) -> str:
 
 def stored_value(wanted: Wanted, expression: str) -> str:
     """A staged column as the table stores it."""
-    return {
-        Kind.TIME: f"{expression}::TIME",
-        Kind.JSON: f"PARSE_JSON({expression})",
-    }.get(wanted.column.kind, expression)
+    return f"PARSE_JSON({expression})" if wanted.column.kind is Kind.JSON else expression
 
 
 def create(table: TableName, columns: dict[str, str], *, temporary: bool = False) -> str:

@@ -177,6 +177,9 @@ def test_times_reach_the_table_as_they_are_and_others_its_rejects(landing):
     assert (loaded.inserted, loaded.rejected) == (2, 3)
     place.write("b.csv", "OPENS,NAME\n10:00:00.000,c\n")
     assert place.load(spec).changed is None
+    place.write("c.csv", "OPENS,NAME\n11:00,c\n")
+    changed = place.load(place.spec(mode="truncate", key="OPENS")).changed
+    assert [str(key) for (key,) in changed.keys] == ["10:00:00", "10:00:00.123456", "11:00:00"]
 
 
 @pytest.mark.parametrize("begin", ['9,"never ends', '9,"a\nb" late'])
