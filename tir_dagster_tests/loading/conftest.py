@@ -39,9 +39,12 @@ class Landing:
 
     def spec(self, *, format: str = "csv", files: str = "", **fields: Any) -> LoadSpec:  # noqa: A002
         """The load spec as a user writes it; `files` are further fields of files."""
+        return parse_declared(self.text(format=format, files=files, **fields), "test.yaml").loads[0]
+
+    def text(self, *, format: str = "csv", files: str = "", **fields: Any) -> str:  # noqa: A002
         given = {"reject_share": 0, **fields}
         lines = [f"    {name}: {json.dumps(value)}" for name, value in given.items()]
-        text = "\n".join(
+        return "\n".join(
             [
                 "loads:",
                 f"  - name: {self.name}",
@@ -50,7 +53,6 @@ class Landing:
                 *lines,
             ]
         )
-        return parse_declared(text, "test.yaml").loads[0]
 
     def loader(self, spec: LoadSpec, stager: Stager = right_here, **options: Any) -> Loader:
         return Loader(spec, access=self.access, stager=stager, log=self.told.append, **options)
