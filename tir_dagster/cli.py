@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tir_dagster.bench import bench
-from tir_dagster.errors import SpecError, TirError
+from tir_dagster.errors import LoadError, SpecError, TirError
 from tir_dagster.revisions_command import revisions
 from tir_dagster.sandbox.home import SandboxError
 from tir_dagster.sandbox_command import PORT, SEED, sandbox
@@ -176,10 +176,15 @@ def _told(spec: ExtractSpec, outcome: Outcome) -> str:
 
 @tir.command(short_help="Load new files into a table.")
 @click.argument("name")
-@click.option("--dry-run", is_flag=True, help="Only show what would be done with each new file; nothing is touched.")
+@click.option(
+    "--dry-run", is_flag=True, help="Only read the new files and show what the load would say; nothing is touched."
+)
 @AS_JSON
 def load(name: str, *, dry_run: bool, as_json: bool) -> None:
-    """Load the new files of the load NAME into its table. Exit code 1 if that failed; then the table is as it was."""
+    """Load the new files of the load NAME into its table.
+
+    Exit code 1 if that failed, or with --dry-run would fail; then the table is as it was.
+    """
     declared = load_declared()
     from dataclasses import asdict  # noqa: PLC0415
 
@@ -187,11 +192,11 @@ def load(name: str, *, dry_run: bool, as_json: bool) -> None:
 
     spec = command.find_load(declared, name)
     if dry_run:
-        chosen = command.planned_load(spec, _tell)
-        files = [{"path": one.file.path, "bytes": one.file.size, "status": one.status} for one in chosen]
-        click.echo(
-            json.dumps({"load": name, "files": files}) if as_json else "\n".join(command.told_plan(spec, chosen))
-        )
+        preview = command.preview_load(spec, _tell)
+        fields, lines = command.preview_fields(spec, preview), command.preview_lines(spec, preview)
+        click.echo(json.dumps(fields) if as_json else "\n".join(lines))
+        if preview.problem:
+            raise LoadError(preview.problem)
         return
     outcome = command.run_load(spec, _tell)
     if as_json:

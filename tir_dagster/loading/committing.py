@@ -87,7 +87,7 @@ class Committer:
 
             self._make_temporary(run, staged)
             rows, rejected = self._copy(run, staged)
-            self._check_share(plan, staged, sum(rows.values()), sum(rejected.values()))
+            check_rows(self.spec, plan, staged, good=sum(rows.values()), bad=sum(rejected.values()))
             self._list_files(run, plan, rows, rejected)
             self._after("copied")
             run("BEGIN")
@@ -138,22 +138,6 @@ class Committer:
                 f"{self.spec.name}: {arrived:,} of {count:,} staged rows arrived. Nothing was loaded; run again."
             )
         return found
-
-    def _check_share(self, plan: Sequence[Chosen], staged: Sequence[Staged], good: int, bad: int) -> None:
-        total = good + bad
-        if bad and bad / total > self.spec.reject_share:
-            samples = [said for one in staged for said in one.samples][:_SHOWN]
-            raise LoadError(
-                f"{self.spec.name}: {bad:,} of {total:,} rows cannot be loaded, more than reject_share = "
-                f"{self.spec.reject_share:g} allows: {'; '.join(samples) or 'keys that are twice in one file'}. Nothing was "
-                "loaded; mend the files, or raise reject_share."
-            )
-        replaces = self.spec.mode == "truncate" and any(one.status == "LOADED" for one in plan)
-        if replaces and not good and not self.spec.allow_empty:
-            raise LoadError(
-                f"{self.spec.name}: the new content has no rows; {self.spec.table} would be empty. Nothing was loaded; set "
-                "`allow_empty: true` if that is meant."
-            )
 
     def _list_files(
         self,
@@ -207,7 +191,7 @@ class Committer:
             )
 
     def _empties(self, plan: Sequence[Chosen]) -> bool:
-        return self.spec.mode == "truncate" and any(one.status == "LOADED" for one in plan)
+        return _replaces(self.spec, plan)
 
     def _write(self, run: Run) -> tuple[Changed | None, Counts]:
         """Change the table as the mode says; which keys changed, and rows inserted, updated, deleted."""
@@ -253,6 +237,27 @@ class Committer:
         deleted, inserted = (int(run(statement)[0][0]) for statement in merging.replace(self.places))
         check_undisturbed(self.spec, (0, 0, before), (0, 0, deleted), exactly=True)
         return changed, (inserted, 0, deleted)
+
+
+def check_rows(spec: LoadSpec, plan: Sequence[Chosen], staged: Sequence[Staged], *, good: int, bad: int) -> None:
+    """Raise if too many rows are bad, or if none would be left of a table that must not be empty."""
+    total = good + bad
+    if bad and bad / total > spec.reject_share:
+        samples = [said for one in staged for said in one.samples][:_SHOWN]
+        raise LoadError(
+            f"{spec.name}: {bad:,} of {total:,} rows cannot be loaded, more than reject_share = {spec.reject_share:g} allows: "
+            f"{'; '.join(samples) or 'keys that are twice in one file'}. Nothing was loaded; `tir load {spec.name} --dry-run` "
+            "lists such rows: correct the files, or raise reject_share."
+        )
+    if _replaces(spec, plan) and not good and not spec.allow_empty:
+        raise LoadError(
+            f"{spec.name}: the new content has no rows; {spec.table} would be empty. Nothing was loaded; set "
+            "`allow_empty: true` if that is meant."
+        )
+
+
+def _replaces(spec: LoadSpec, plan: Sequence[Chosen]) -> bool:
+    return spec.mode == "truncate" and any(one.status == "LOADED" for one in plan)
 
 
 def _by_file(run: Run, table: TableName) -> dict[int, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import codecs
 import csv
 import gzip
 import io
@@ -20,7 +21,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tir_dagster.errors import LoadError
-from tir_dagster.loading.values import Wanted
+from tir_dagster.loading.values import Digits, Unfit, Wanted, is_storable, json_text, parsed_json
+from tir_dagster.source.columns import Kind
 
 ROWS = 20_000
 _PARQUET_ROWS = 100_000
@@ -59,26 +61,45 @@ class Shape:
     other: list[str] = field(default_factory=list)
 
     def sentences(self) -> list[str]:
-        said = [f"column {name} is missing" for name in self.missing]
-        said += [f"column {name} is not expected" for name in self.extra]
+        said = [f"column {shown_name(name)} is missing" for name in self.missing]
+        said += [f"column {shown_name(name)} is not expected" for name in self.extra]
         return said + self.other
 
 
+def shown_name(name: str) -> str:
+    """The name for a message; where a reader could not see all of it, as Python writes it."""
+    return name if name.isprintable() and name == name.strip() and name else repr(name)
+
+
 def matched(names: Sequence[str], wanted: Sequence[Wanted], shape: Shape) -> list[int | None]:
-    """Where in the file each wanted column is, by its exact name or else whatever the case; the rest goes into the shape."""
+    """Where in the file each wanted column is; the rest goes into the shape.
+
+    It is found by its exact name, or else whatever the case and the blanks around it.
+    """
     exact = {name: at for at, name in enumerate(names)}
     folded: dict[str, list[int]] = {}
     for at, name in enumerate(names):
-        folded.setdefault(name.casefold(), []).append(at)
+        folded.setdefault(_folded(name), []).append(at)
     found: list[int | None] = []
     for column in wanted:
-        alike = folded.get(column.name.casefold(), [])
+        alike = folded.get(_folded(column.name), [])
         place = exact.get(column.name, alike[0] if len(alike) == 1 else None)
         found.append(place)
         if place is None:
             shape.missing.append(column.name)
     shape.extra += [name for at, name in enumerate(names) if at not in found]
     return found
+
+
+def _folded(name: str) -> str:
+    return name.strip().casefold()
+
+
+def _check_once(names: Sequence[str], path: str, where: str) -> None:
+    if twice := sorted({shown_name(name) for name in names if names.count(name) > 1}):
+        raise LoadError(
+            f"{path}: column {', '.join(twice)} is twice in the {where}. Nothing was loaded; mend the file."
+        )
 
 
 def csv_pieces(raw: Any, path: str, wanted: Sequence[Wanted], shape: Shape, *, delimiter: str) -> Iterator[Piece]:
@@ -89,11 +110,9 @@ def csv_pieces(raw: Any, path: str, wanted: Sequence[Wanted], shape: Shape, *, d
         header = next(reader, None)
         if header is None:
             return
-        header[0] = header[0].removeprefix("\ufeff")
-        if twice := sorted({name for name in header if header.count(name) > 1}):
-            raise LoadError(
-                f"{path}: column {', '.join(twice)} is twice in the header. Nothing was loaded; mend the file."
-            )
+        if not is_storable("".join(header)):
+            raise _not_utf8(path, "the header is")
+        _check_once(header, path, "header")
         places = matched(header, wanted, shape)
         yield from _csv_rows(reader, len(header), places, path)
 
@@ -120,10 +139,10 @@ def _csv_rows(reader: Any, width: int, places: Sequence[int | None], path: str) 
         else:
             if not row:
                 continue
-            if len(row) != width:
-                bad.append(Bad(begun, f"{len(row)} fields, the header has {width}", ",".join(row)[:_SHOWN_ROW]))
-            elif _broken(row):
+            if not is_storable("".join(row)):
                 bad.append(Bad(begun, "not text in UTF-8", repr(row)[:_SHOWN_ROW]))
+            elif len(row) != width:
+                bad.append(Bad(begun, f"{len(row)} fields, the header has {width}", ",".join(row)[:_SHOWN_ROW]))
             else:
                 rows.append(row)
                 lines.append(begun)
@@ -138,15 +157,9 @@ def _column(rows: Sequence[Sequence[str]], at: int | None) -> pa.Array:
     return pa.array([row[at] or None for row in rows], pa.string())
 
 
-def _broken(row: Sequence[str]) -> bool:
-    """Bytes that are no UTF-8 were read as lone surrogates; no table stores them, nor a NUL."""
-    text = "".join(row)
-    return "\0" in text or (not text.isascii() and any("\ud800" <= letter <= "\udfff" for letter in text))
-
-
 def json_pieces(raw: Any, path: str, wanted: Sequence[Wanted], shape: Shape) -> Iterator[Piece]:
     """One object for each line; a field that is not there is NULL, one that is in no row is missing."""
-    seen: dict[str, None] = {}
+    fields = _Fields(wanted)
     rows: list[dict[str, Any]] = []
     lines: list[int] = []
     bad: list[Bad] = []
@@ -156,50 +169,76 @@ def json_pieces(raw: Any, path: str, wanted: Sequence[Wanted], shape: Shape) -> 
                 continue
             row = _object(content)
             if isinstance(row, str):
-                bad.append(Bad(line, row, content.encode("utf-8", "replace").decode().rstrip("\n")[:_SHOWN_ROW]))
+                bad.append(Bad(line, row, content.encode("utf-8", "replace").decode().rstrip("\r\n")[:_SHOWN_ROW]))
             else:
                 rows.append(row)
                 lines.append(line)
-                seen.update(dict.fromkeys(row))
             if len(rows) + len(bad) >= ROWS:
-                yield _json_piece(rows, lines, bad, wanted)
+                yield Piece(fields.columns(rows), lines, bad)
                 rows, lines, bad = [], [], []
     if rows or bad:
-        yield _json_piece(rows, lines, bad, wanted)
-    if seen:
-        matched(list(seen), wanted, shape)
+        yield Piece(fields.columns(rows), lines, bad)
+    fields.tell(shape)
 
 
-def _json_piece(rows: list[dict[str, Any]], lines: list[int], bad: list[Bad], wanted: Sequence[Wanted]) -> Piece:
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    places = matched(names, wanted, Shape())
-    columns = [
-        pa.nulls(len(rows), pa.string())
-        if at is None
-        else pa.array([_told(row.get(names[at])) for row in rows], pa.string())
-        for at in places
-    ]
-    return Piece(columns, lines, bad)
+class _Fields:
+    """The wanted columns in objects, each of which has its own fields; remembers which were ever found."""
+
+    def __init__(self, wanted: Sequence[Wanted]) -> None:
+        self._wanted = wanted
+        # For each list of names that an object has, the names of the wanted columns there.
+        self._known: dict[tuple[str, ...], list[str | None]] = {}
+
+    def columns(self, rows: Sequence[dict[str, Any]]) -> list[pa.Array]:
+        names = [self._names(tuple(row)) for row in rows]
+        return [
+            pa.array(
+                [
+                    None if (name := found[at]) is None else _told(row[name], column)
+                    for row, found in zip(rows, names, strict=True)
+                ],
+                pa.string(),
+            )
+            for at, column in enumerate(self._wanted)
+        ]
+
+    def _names(self, names: tuple[str, ...]) -> list[str | None]:
+        if names not in self._known:
+            places = matched(names, self._wanted, Shape())
+            self._known[names] = [None if at is None else names[at] for at in places]
+        return self._known[names]
+
+    def tell(self, shape: Shape) -> None:
+        """What no object has, and what was nowhere expected; nothing if there was no object."""
+        if not self._known:
+            return
+        used = {name for found in self._known.values() for name in found}
+        for at, column in enumerate(self._wanted):
+            if all(found[at] is None for found in self._known.values()):
+                shape.missing.append(column.name)
+        shape.extra += dict.fromkeys(name for names in self._known for name in names if name not in used)
 
 
 def _object(content: str) -> dict[str, Any] | str:
     """The line's object, or why it is none."""
-    if _broken([content.rstrip("\n")]):
+    if not is_storable(content):
         return "not text in UTF-8"
     try:
-        value = json.loads(content, parse_float=Decimal)
-    except (ValueError, ArithmeticError, RecursionError) as error:
+        value = parsed_json(content)
+    except Unfit as error:
+        return str(error)
+    except (ValueError, RecursionError) as error:
         return f"not JSON: {error}"
     return value if isinstance(value, dict) else "not a JSON object"
 
 
-def _told(value: Any) -> str | None:
+def _told(value: Any, column: Wanted) -> str | None:
     """A JSON value as the text that a CSV file would have."""
-    if value is None or isinstance(value, str):
-        return value
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return json.dumps(value, default=float, ensure_ascii=False) if isinstance(value, (dict, list)) else str(value)
+    if value is None:
+        return None
+    if isinstance(value, str) and (isinstance(value, Digits) or column.column.kind is not Kind.JSON):
+        return str(value)
+    return json_text(value)
 
 
 def parquet_groups(raw: Any, path: str) -> list[int]:
@@ -216,6 +255,7 @@ def parquet_pieces(
     with _of_parquet(path):
         file = pq.ParquetFile(raw)
         names = file.schema_arrow.names
+        _check_once(names, path, "file")
         places = matched(names, wanted, shape)
         for column, at in zip(wanted, places, strict=True):
             if at is not None and not column.fits(file.schema_arrow.types[at]) and not _as_text(column):
@@ -241,10 +281,13 @@ def _as_text(column: Wanted) -> bool:
 def _plain(values: pa.Array, column: Wanted) -> pa.Array:
     if pa.types.is_dictionary(values.type):
         values = values.dictionary_decode()
+    if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
+        # No reader checks that a file's texts are what they should be.
+        return _texts(pc.cast(values, pa.large_binary() if pa.types.is_large_string(values.type) else pa.binary()))
     if _is_binary(values.type):
         return _texts(values)
-    if _as_text(column) and not pa.types.is_string(values.type):
-        return pa.array([_told(_jsonable(value)) for value in values.to_pylist()], pa.string())
+    if _as_text(column):
+        return pa.array([_as_text_value(value) for value in values.to_pylist()], pa.string())
     return values
 
 
@@ -260,8 +303,22 @@ def _texts(values: pa.Array) -> pa.Array:
         return values
 
 
-def _jsonable(value: Any) -> Any:
-    return value if isinstance(value, (dict, list, bool, str, type(None))) else str(value)
+def _as_json_value(value: Any) -> Any:
+    """A value of Parquet as one of JSON: numbers exactly, moments and other things as texts."""
+    if isinstance(value, dict):
+        return {str(name): _as_json_value(part) for name, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_as_json_value(part) for part in value]
+    if isinstance(value, Decimal):
+        return Digits(value)
+    return value if isinstance(value, (bool, int, float, str, type(None))) else str(value)
+
+
+def _as_text_value(value: Any) -> str | None:
+    """A value that is no text as one: lists and structures as JSON."""
+    if value is None:
+        return None
+    return json_text(_as_json_value(value)) if isinstance(value, (dict, list, bool)) else str(value)
 
 
 @contextmanager
@@ -286,9 +343,17 @@ def _text(raw: Any, path: str) -> Iterator[Any]:
     elif path.endswith((".zst", ".zstd")):
         opened = pa.CompressedInputStream(raw, "zstd")
     try:
-        # Bytes that are no UTF-8 spoil their row, not the file.
-        yield io.TextIOWrapper(io.BufferedReader(opened), encoding="utf-8", errors="surrogateescape", newline="")
+        buffered = io.BufferedReader(opened)
+        begin = buffered.peek(4)[:4]
+        if begin.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or b"\0" in begin:
+            raise _not_utf8(path, "it is")
+        # A byte order mark belongs to the file, not to its first column. Bytes that are no UTF-8 spoil their row only.
+        yield io.TextIOWrapper(buffered, encoding="utf-8-sig", errors="surrogateescape", newline="")
     except (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
         raise LoadError(
             f"{path}: it ends too early or is damaged ({error}). Nothing was loaded; send the file again."
         ) from None
+
+
+def _not_utf8(path: str, what: str) -> LoadError:
+    return LoadError(f"{path}: {what} not text in UTF-8. Nothing was loaded; write it in UTF-8 and send it again.")

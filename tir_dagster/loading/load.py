@@ -11,11 +11,12 @@ from datetime import UTC, datetime
 
 from tir_dagster.errors import LoadError
 from tir_dagster.loading.choosing import Chosen, Known, choose, in_turn, news
-from tir_dagster.loading.committing import Committer
+from tir_dagster.loading.committing import Committer, check_rows
 from tir_dagster.loading.declared import LoadSpec
 from tir_dagster.loading.landing import Listing, Place, chosen, unfinished
 from tir_dagster.loading.ledger import Changed, Committed, Ledger, prepare, read_ledger
 from tir_dagster.loading.merging import Places
+from tir_dagster.loading.preview import Checker, Preview
 from tir_dagster.loading.staging import Staged, StagePlan, Stager, Unit, units_of
 from tir_dagster.loading.tables import Bookkeeping, Target, check_supported, target_of
 from tir_dagster.source.connection import MISSING_OBJECT, SnowflakeAccess, SnowflakeError
@@ -79,9 +80,29 @@ class Loader:
     def ledger(self) -> Ledger:
         return read_ledger(self.access, self.books, below=self.place.below)
 
-    def plan(self) -> list[Chosen]:
-        """What a load would do with each new file; nothing is touched."""
-        return self._plan(self.ledger(), {})
+    def preview(self) -> Preview:
+        """What a load would do with each new file, and say of its rows: all are read here, and nothing is touched."""
+        with self.access.kept_open():
+            plan = self._plan(self.ledger(), {})
+            if not plan:
+                return Preview()
+            checker, problem = Checker(self.spec, plan), ""
+            try:
+                self._check(plan, checker)
+            except LoadError as error:
+                problem = str(error)
+        warnings = () if problem else tuple(self._warnings(plan, checker.staged, samples=False))
+        return Preview(tuple(plan), checker.rows, checker.rejected, checker.rejects, warnings, problem)
+
+    def _check(self, plan: Sequence[Chosen], checker: Checker) -> None:
+        target = self._target()
+        units = self._units(plan)
+        if not units:
+            return
+        self._log(f"reading {len(units)} parts")
+        staged = checker.read(self._stage_plan(target, ""), units, target)
+        self._check_files(plan, staged)
+        check_rows(self.spec, plan, staged, good=checker.rows.total(), bad=checker.rejected.total())
 
     def _plan(self, ledger: Ledger, only: Mapping[str, str]) -> list[Chosen]:
         found = self.listing()
@@ -202,32 +223,38 @@ class Loader:
     # Staging
 
     def _stage(self, places: Places, plan: Sequence[Chosen]) -> list[Staged]:
-        wanted = [(number, one) for number, one in enumerate(plan) if one.status == "LOADED"]
-        if not wanted:
+        if all(one.status != "LOADED" for one in plan):
             return []
-        stage_plan = StagePlan(
-            self.access,
-            self.place,
-            self.spec.files,
-            places.target.wanted,
-            f"@{self.books.stage.sql}/{self.spec.name}/{places.load_id}",
-            places.target.needed(),
-            places.target.flag,
-            self.spec.delete_values,
-        )
+        folder = f"@{self.books.stage.sql}/{self.spec.name}/{places.load_id}"
         with self._timed("stage"):
-            # Spark itself reads whole files only.
-            parts = self.spec.files.format == "parquet" and self.spec.files.through == "pyarrow"
-            units = [
-                unit
-                for number, one in wanted
-                for unit in units_of(self.place, number, one.file.path, is_parquet=parts and one.file.size > 0)
-            ]
+            units = self._units(plan)
             self._log(f"staging {len(units)} parts")
-            staged = self._stager(stage_plan, units)
+            staged = self._stager(self._stage_plan(places.target, folder), units)
         self._check_files(plan, staged)
         self._check_units(units, staged)
         return staged
+
+    def _stage_plan(self, target: Target, folder: str) -> StagePlan:
+        return StagePlan(
+            self.access,
+            self.place,
+            self.spec.files,
+            target.wanted,
+            folder,
+            target.needed(),
+            target.flag,
+            self.spec.delete_values,
+        )
+
+    def _units(self, plan: Sequence[Chosen]) -> list[Unit]:
+        """The parts in which files are read; Spark itself reads whole files only."""
+        parts = self.spec.files.format == "parquet" and self.spec.files.through == "pyarrow"
+        return [
+            unit
+            for number, one in enumerate(plan)
+            if one.status == "LOADED"
+            for unit in units_of(self.place, number, one.file.path, is_parquet=parts and one.file.size > 0)
+        ]
 
     def _check_units(self, units: Sequence[Unit], staged: Sequence[Staged]) -> None:
         """A part of which nobody told anything is not an empty one."""
@@ -243,12 +270,17 @@ class Loader:
         """Nothing is loaded of files that could not be read, look different, or changed meanwhile."""
         if problems := list(dict.fromkeys(one.problem for one in staged if one.problem)):
             raise LoadError(f"{self.spec.name}: {' '.join(problems[:_SHOWN_FILES])}")
-        drifted = {plan[one.number].file.path: one.drift for one in staged if self._stops(one)}
+        drifted = [one for one in staged if one.drift and (self.spec.drift == "stop" or self._intolerable(one))]
         if drifted:
-            said = "; ".join(f"{path}: {', '.join(drift)}" for path, drift in list(drifted.items())[:_SHOWN_FILES])
+            by_path = {plan[one.number].file.path: one.drift for one in drifted}
+            said = "; ".join(f"{path}: {', '.join(drift)}" for path, drift in list(by_path.items())[:_SHOWN_FILES])
+            tolerate = (
+                ", or set `drift: tolerate`: then what is not expected is left out, and what is missing becomes NULL, also where "
+                "the table has a value"
+            )
             raise LoadError(
-                f"{self.spec.name}: {said}. Nothing was loaded. Mend the file, change `columns` in the load's spec, or "
-                "set `drift: tolerate` to leave out what is not expected and take NULL for what is missing."
+                f"{self.spec.name}: {said}. Nothing was loaded. Mend the file, or change `columns` in the load's spec"
+                f"{'' if any(self._intolerable(one) for one in drifted) else tolerate}."
             )
         for one in plan:
             now = self.place.look(one.file.path)
@@ -258,21 +290,20 @@ class Loader:
                     f"{self.spec.name}: {one.file.path} {how} while it was read. Nothing was loaded; run again when it is whole."
                 )
 
-    def _stops(self, staged: Staged) -> bool:
-        if not staged.drift:
-            return False
-        # A key cannot be tolerated away, nor can a column of a type that holds no such values.
+    def _intolerable(self, staged: Staged) -> bool:
+        """Whether a key is missing, a column is of a type that holds no such values, or nothing expected was found."""
         named = [*self.spec.key, *filter(None, (self.spec.order_by, self.spec.delete_flag))]
         needed = {name.casefold() for name in named} & {name.casefold() for name in staged.missing}
-        types = [said for said in staged.drift if not said.endswith((" is missing", " is not expected"))]
-        return self.spec.drift == "stop" or bool(types) or bool(needed)
+        others = [said for said in staged.drift if not said.endswith((" is missing", " is not expected"))]
+        return bool(others) or bool(needed)
 
-    def _warnings(self, plan: Sequence[Chosen], staged: Sequence[Staged]) -> Iterator[str]:
+    def _warnings(self, plan: Sequence[Chosen], staged: Sequence[Staged], *, samples: bool = True) -> Iterator[str]:
         for one in staged:
             path = plan[one.number].file.path
             if one.drift:
                 yield f"{path}: {', '.join(one.drift)}"
-            yield from one.samples
+            if samples:
+                yield from one.samples
         for file in plan:
             if file.status == "LOADED" and file.file.size == 0:
                 yield f"{file.file.path}: it is empty (0 bytes); no row came from it"

@@ -222,6 +222,9 @@ def stage_unit(plan: StagePlan, unit: Unit, put: Put, content: bytes | None = No
                     _write(plan, unit, piece, good, rejected, counted)
         except LoadError as error:
             return Staged(unit.number, 0, 0, unit.part, problem=str(error))
+        except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError, pa.ArrowException) as error:
+            # What no rule foresaw still belongs to this file: Spark would only say that a Python worker failed.
+            return Staged(unit.number, 0, 0, unit.part, problem=_unforeseen(unit, error))
         if counted.rows:
             put(rows, ROWS)
         if counted.rejected:
@@ -232,10 +235,22 @@ def stage_unit(plan: StagePlan, unit: Unit, put: Put, content: bytes | None = No
         counted.rejected,
         unit.part,
         told.digest,
-        tuple(shape.sentences()),
+        _drift(plan, shape),
         tuple(shape.missing),
         tuple(f"{unit.path}:{one.line}: {one.reason}" for one in counted.samples),
     )
+
+
+def _drift(plan: StagePlan, shape: Shape) -> tuple[str, ...]:
+    if len(shape.missing) < len(plan.wanted):
+        return tuple(shape.sentences())
+    look = f" (is {plan.files.delimiter!r} its delimiter?)" if plan.files.format == "csv" else ""
+    return (*shape.sentences(), f"none of the expected columns was found{look}")
+
+
+def _unforeseen(unit: Unit, error: Exception) -> str:
+    said = " ".join(repr(error).encode("utf-8", "backslashreplace").decode().split())[:300]
+    return f"{unit.path}: it cannot be read: {said}. Nothing was loaded; mend the file or take it away, then run again."
 
 
 @dataclass
@@ -252,7 +267,8 @@ class _Told:
 
 def _pieces(plan: StagePlan, unit: Unit, shape: Shape, content: bytes | None, told: _Told) -> Iterator[Piece]:
     """The unit's rows; what was read tells the digest at the end."""
-    with plan.place.opened(unit.path) if content is None else nullcontext(io.BytesIO(content)) as raw:
+    opened = plan.place.opened(unit.path) if content is None else nullcontext(io.BytesIO(content))
+    with plan.place.told(unit.path), opened as raw:
         if plan.files.format == "parquet":
             # It is read here and there, its digest from one end to the other.
             told.digest = Hashed(raw).digest() if unit.part == 0 else ""
@@ -278,7 +294,8 @@ def _write(plan: StagePlan, unit: Unit, piece: Piece, good: Any, rejected: Any, 
     for place, reason in plan.needed:
         for at in _null_places(columns[place]):
             reasons.setdefault(at, reason)
-    bad = [*piece.bad, *(Bad(piece.lines[at], reason, piece.shown(at)) for at, reason in sorted(reasons.items()))]
+    unfit_rows = (Bad(piece.lines[at], reason, piece.shown(at)) for at, reason in reasons.items())
+    bad = sorted([*piece.bad, *unfit_rows], key=lambda row: row.line)
     table = _rows(plan, unit, piece, columns)
     if reasons:
         table = table.filter(pa.array([at not in reasons for at in range(table.num_rows)]))

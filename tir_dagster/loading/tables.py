@@ -14,7 +14,7 @@ from tir_dagster.source.columns import Column, Kind, UnheldTypeError
 from tir_dagster.source.names import TableName, quote
 
 _LENGTH = re.compile(r"^[A-Z ]*(?:CHAR|CHARACTER|STRING|TEXT)[A-Z0-9 ]*\(\s*(\d+)\s*\)")
-_MOMENT = re.compile(r"^(?:TIMESTAMP|DATETIME)[A-Z_]*\s*\(\s*([0-8])\s*\)")
+_MOMENT = re.compile(r"^(?:TIME|DATETIME)[A-Z_]*\s*\(\s*([0-8])\s*\)")
 _UNBOUNDED = 16_777_216
 LEDGER_COLUMNS = {
     **dict.fromkeys(("TARGET", "LOAD", "LOAD_ID", "PATH"), "VARCHAR"),
@@ -198,7 +198,7 @@ def _history(spec: LoadSpec, known: dict[str, str]) -> tuple[str, str, str] | No
 
 
 def stage_type(wanted: Wanted) -> str:
-    """The type of a staged column; times and JSON are texts until they are stored."""
+    """The type of a staged column; JSON is text until it is stored."""
     column = wanted.column
     # As exact as the table's own: a version that is cut only there would look newer than itself.
     digits = "" if wanted.digits is None else f"({wanted.digits})"
@@ -208,6 +208,7 @@ def stage_type(wanted: Wanted) -> str:
         Kind.FLOAT: "FLOAT",
         Kind.BOOLEAN: "BOOLEAN",
         Kind.DATE: "DATE",
+        Kind.TIME: f"TIME{digits}",
         Kind.TIMESTAMP: f"TIMESTAMP_NTZ{digits}",
         Kind.INSTANT: f"TIMESTAMP_TZ{digits}",
     }.get(column.kind, "VARCHAR")
@@ -215,10 +216,7 @@ def stage_type(wanted: Wanted) -> str:
 
 def stored_value(wanted: Wanted, expression: str) -> str:
     """A staged column as the table stores it."""
-    return {
-        Kind.TIME: f"{expression}::TIME",
-        Kind.JSON: f"PARSE_JSON({expression})",
-    }.get(wanted.column.kind, expression)
+    return f"PARSE_JSON({expression})" if wanted.column.kind is Kind.JSON else expression
 
 
 def create(table: TableName, columns: dict[str, str], *, temporary: bool = False) -> str:

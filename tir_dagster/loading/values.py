@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time
-from decimal import Decimal, InvalidOperation
-from typing import Any
+from decimal import Context, Decimal, InvalidOperation
+from typing import Any, NoReturn
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -21,8 +22,32 @@ _BOOLEANS = {
 }
 _SHOWN = 60
 # Staged moments hold microseconds.
-_FINER = re.compile(r"\.\d{6}\d*[1-9]")
+_DIGITS_OF_SECOND = 6
+_SECOND_FRACTION = re.compile(r"\.([0-9]+)")
 _LONG = 18
+# Decimals have up to 38 digits; Python's own context cuts after 28.
+_EXACT = Context(prec=80)
+_BLANKS = " \t\r\n"
+
+# How texts are written that stand for a value. Python and Arrow each read more: 1_000, other scripts' digits, 0x1F; and an
+# epoch of 13 digits as a moment of the year 1701. Both engines know these patterns.
+_NUMBER = r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"
+_NOT_FINITE = r"[+-]?(?i:nan|inf|infinity)"
+_DAY = r"[0-9]{4}-[0-9]{2}-[0-9]{2}"
+_HOUR, _SIXTY = r"(?:[01][0-9]|2[0-3])", r"[0-5][0-9]"
+_ZONE = r"(?:[Zz]|[+-][0-9]{2}(?::?[0-9]{2})?)?"
+_MOMENT = rf"{_DAY}|(?:{_DAY}|[0-9]{{8}})[Tt ]{_HOUR}(?::?{_SIXTY}(?::?{_SIXTY}(?:\.[0-9]+)?)?)?{_ZONE}"
+_WRITTEN: dict[Kind, str] = {
+    Kind.INTEGER: _NUMBER,
+    Kind.DECIMAL: _NUMBER,
+    Kind.FLOAT: f"{_NUMBER}|{_NOT_FINITE}",
+    Kind.DATE: rf"{_DAY}|[0-9]{{8}}",
+    Kind.TIME: rf"{_HOUR}:{_SIXTY}(?::{_SIXTY}(?:\.[0-9]+)?)?",
+    Kind.TIMESTAMP: _MOMENT,
+    Kind.INSTANT: _MOMENT,
+}
+# In JSON only these escapes can bring what no table stores: half of a surrogate pair, and NUL.
+_SUSPECT_ESCAPE = re.compile(r"\\u(?:0000|[dD][89a-fA-F])")
 
 # Which of a file's own types fit a column without reading each value; a text always may.
 _FAMILIES: dict[Kind, Callable[[pa.DataType], bool]] = {
@@ -43,7 +68,7 @@ _FAMILIES: dict[Kind, Callable[[pa.DataType], bool]] = {
 class Wanted:
     """A column that files bring: its name there, and the table's column (or what stands for it).
 
-    `length` is how long texts may be, `digits` how many digits of a second a moment has.
+    `length` is how long texts may be, `digits` how many digits of a second a moment or a time of day has.
     """
 
     name: str
@@ -66,6 +91,11 @@ class Wanted:
             Kind.INSTANT: pa.timestamp("us", "UTC"),
         }.get(column.kind, pa.string())
 
+    @property
+    def second_digits(self) -> int:
+        """How many digits of a second a value may have: as many as the column keeps and a staged moment holds."""
+        return _DIGITS_OF_SECOND if self.digits is None else min(self.digits, _DIGITS_OF_SECOND)
+
     def fits(self, kind: pa.DataType) -> bool:
         """Whether a file's column of this type can hold such values at all."""
         return is_text(kind) or pa.types.is_null(kind) or _FAMILIES[self.column.kind](kind)
@@ -79,8 +109,15 @@ def is_text(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_dictionary(kind))
 
 
+def is_storable(text: str) -> bool:
+    """Whether a table can hold the text: no lone surrogates (bytes that are no UTF-8 are read as such), no NUL."""
+    return "\0" not in text and (text.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in text))
+
+
 def converted(values: pa.Array, wanted: Wanted) -> tuple[pa.Array, dict[int, str]]:
     """The values as the column's, and why some rows have none; such rows hold NULL."""
+    if wanted.column.kind is Kind.TIME and pa.types.is_time(values.type):
+        values = pc.cast(values, pa.string())
     try:
         return _at_once(values, wanted), {}
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, Unfit):
@@ -89,45 +126,89 @@ def converted(values: pa.Array, wanted: Wanted) -> tuple[pa.Array, dict[int, str
 
 def _at_once(values: pa.Array, wanted: Wanted) -> pa.Array:
     kind = wanted.column.kind
-    if kind in (Kind.TIME, Kind.JSON, Kind.BOOLEAN) and is_text(values.type):
+    if kind in (Kind.TIME, Kind.JSON, Kind.BOOLEAN, Kind.INSTANT) and is_text(values.type):
         if values.null_count == len(values):
             return pa.nulls(len(values), wanted.arrow)
         raise Unfit("read each value")
     if pa.types.is_floating(values.type) and kind in (Kind.INTEGER, Kind.DECIMAL):
         raise Unfit("read each value")
-    if kind is Kind.INSTANT and is_text(values.type):
-        raise Unfit("read each value")
+    if is_text(values.type) and kind in _WRITTEN:
+        written = pc.match_substring_regex(values, f"^(?:{_WRITTEN[kind]})$")
+        if pc.any(pc.invert(written)).as_py():
+            raise Unfit("read each value")
     made = pc.cast(values, wanted.arrow)
     _check_range(made, wanted)
     return made
 
 
 def _check_range(values: pa.Array, wanted: Wanted) -> None:
-    if wanted.length is not None and wanted.column.kind is Kind.TEXT:
+    kind = wanted.column.kind
+    if kind is Kind.TEXT:
         longest = pc.max(pc.utf8_length(values)).as_py()
-        if longest is not None and longest > wanted.length:
+        if wanted.length is not None and longest is not None and longest > wanted.length:
             raise Unfit("too long")
-    if wanted.column.kind is Kind.INTEGER and 0 < wanted.column.precision <= _LONG:
+        if pc.any(pc.match_substring(values, "\0")).as_py():
+            raise Unfit("NUL")
+    if kind is Kind.INTEGER and 0 < wanted.column.precision <= _LONG:
         bounds = pc.min_max(values).as_py()
         if any(value is not None and abs(value) >= 10**wanted.column.precision for value in bounds.values()):
             raise Unfit("too large")
+    if kind is Kind.FLOAT and pc.any(pc.is_inf(values)).as_py():
+        raise Unfit("too large, or infinite")
+    if kind in (Kind.DATE, Kind.TIMESTAMP, Kind.INSTANT):
+        _check_moments(values, wanted)
+
+
+def _check_moments(values: pa.Array, wanted: Wanted) -> None:
+    """Python's years are Snowflake's: 1 to 9999. Arrow holds more."""
+    is_date = wanted.column.kind is Kind.DATE
+    counts = pc.cast(pc.cast(values, pa.int32()) if is_date else values, pa.int64())
+    lowest, highest = (pa.scalar(edge, wanted.arrow).value for edge in _edges(wanted))
+    bounds = pc.min_max(counts).as_py()
+    if any(value is not None and not lowest <= value <= highest for value in bounds.values()):
+        raise Unfit("out of range")
+    unit = 10 ** (_DIGITS_OF_SECOND - wanted.second_digits)
+    if not is_date and unit > 1 and pc.any(pc.not_equal(pc.multiply(pc.divide(counts, unit), unit), counts)).as_py():
+        raise Unfit("too exact")
+
+
+def _edges(wanted: Wanted) -> tuple[date, date]:
+    if wanted.column.kind is Kind.DATE:
+        return date.min, date.max
+    zone = UTC if wanted.column.kind is Kind.INSTANT else None
+    return datetime.min.replace(tzinfo=zone), datetime.max.replace(tzinfo=zone)
 
 
 def _one_by_one(values: pa.Array, wanted: Wanted) -> tuple[pa.Array, dict[int, str]]:
-    read = _READERS[wanted.column.kind]
     made: list[Any] = []
     reasons: dict[int, str] = {}
-    for at, value in enumerate(values.to_pylist()):
+    for at, scalar in enumerate(values):
         try:
-            made.append(None if value is None else read(value, wanted))
-        except (Unfit, ValueError, InvalidOperation, OverflowError) as error:
+            # Arrow holds moments that Python does not.
+            value = scalar.as_py()
+            made.append(None if value is None else _read(value, wanted))
+        except (ValueError, InvalidOperation, OverflowError, RecursionError) as error:
             made.append(None)
-            reasons[at] = _reason(value, wanted, error)
+            reasons[at] = _reason(scalar, wanted, error)
     return pa.array(made, wanted.arrow), reasons
 
 
-def _reason(value: Any, wanted: Wanted, error: Exception) -> str:
-    text = str(value)
+def _read(value: Any, wanted: Wanted) -> Any:
+    kind = wanted.column.kind
+    if isinstance(value, bytes):
+        value = _decoded(value)
+    if isinstance(value, str) and kind in _WRITTEN:
+        value = value.strip(_BLANKS)
+        if not re.fullmatch(_WRITTEN[kind], value):
+            raise Unfit(f"is no {_words(wanted.column)}")
+    return _READERS[kind](value, wanted)
+
+
+def _reason(scalar: pa.Scalar, wanted: Wanted, error: Exception) -> str:
+    try:
+        text = str(scalar.as_py())
+    except (ValueError, OverflowError):
+        text = f"{scalar.value} as {scalar.type}"
     shown = repr(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…")
     return f"{wanted.name}: {shown} {error if isinstance(error, Unfit) else f'is no {_words(wanted.column)}'}"
 
@@ -146,12 +227,12 @@ def _words(column: Column) -> str:
 
 
 def _decimal(value: Any, wanted: Wanted) -> Decimal:
-    exact = Decimal(repr(value) if isinstance(value, float) else str(value).strip())
+    exact = Decimal(repr(value) if isinstance(value, float) else str(value))
     if not exact.is_finite():
         raise Unfit(f"is no {_words(wanted.column)}")
     scale = Decimal(1).scaleb(-wanted.column.scale)
     try:
-        rounded = exact.quantize(scale)
+        rounded = exact.quantize(scale, context=_EXACT)
     except InvalidOperation:
         raise Unfit(f"has more than {wanted.column.precision} digits") from None
     if rounded != exact:
@@ -166,6 +247,14 @@ def _integer(value: Any, wanted: Wanted) -> Any:
     return exact if pa.types.is_decimal(wanted.arrow) else int(exact)
 
 
+def _float(value: Any, _: Wanted) -> float:
+    number = float(value)
+    # What is written as infinity is one; digits are none.
+    if math.isinf(number) and not (isinstance(value, float) or re.fullmatch(_NOT_FINITE, str(value))):
+        raise Unfit("is too large for a FLOAT")
+    return number
+
+
 def _boolean(value: Any, _: Wanted) -> bool:
     found = _BOOLEANS.get(str(value).strip().lower())
     if found is None:
@@ -174,7 +263,9 @@ def _boolean(value: Any, _: Wanted) -> bool:
 
 
 def _text(value: Any, wanted: Wanted) -> str:
-    text = _decoded(value) if isinstance(value, bytes) else str(value)
+    text = str(value)
+    if not is_storable(text):
+        raise Unfit("has a NUL character")
     if wanted.length is not None and len(text) > wanted.length:
         raise Unfit(f"is longer than {wanted.length} characters")
     return text
@@ -188,36 +279,101 @@ def _decoded(value: bytes) -> str:
         raise Unfit("is no text in UTF-8") from None
 
 
+def _check_fraction(value: Any, wanted: Wanted) -> None:
+    """Not cut, as a number is not: two versions of a row could become one."""
+    fraction = _SECOND_FRACTION.search(str(value))
+    if fraction and len(fraction[1].rstrip("0")) > wanted.second_digits:
+        raise Unfit(f"has more than {wanted.second_digits} digits of a second")
+
+
 def _moment(value: Any, wanted: Wanted) -> datetime:
     """A moment without a zone is one in UTC; one with a zone is shown in UTC."""
-    # Not cut, as a number is not: two versions of a row could become one.
-    if _FINER.search(str(value)):
-        raise Unfit("has more than 6 digits of a second")
-    found = value if isinstance(value, datetime) else datetime.fromisoformat(str(value).strip())
+    _check_fraction(value, wanted)
+    found = value if isinstance(value, datetime) else datetime.fromisoformat(str(value).upper())
     moment = found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
     return moment if wanted.column.kind is Kind.INSTANT else moment.replace(tzinfo=None)
 
 
 def _date(value: Any, _: Wanted) -> date:
-    return date.fromisoformat(str(value).strip())
+    return date.fromisoformat(str(value))
 
 
-def _time(value: Any, _: Wanted) -> str:
-    text = str(value).strip()
-    time.fromisoformat(text)
-    return text
+def _time(value: Any, wanted: Wanted) -> str:
+    """One text for each time: equal keys are equal texts, and the warehouse reads it in one way only."""
+    _check_fraction(value, wanted)
+    return time.fromisoformat(str(value)).isoformat()
 
 
 def _json(value: Any, _: Wanted) -> str:
-    text = _decoded(value) if isinstance(value, bytes) else str(value)
-    json.loads(text)
+    text = str(value)
+    for number in _parts(parsed_json(text), Digits):
+        if math.isinf(float(number)):
+            raise Unfit(f"has the number {number[:_SHOWN]}, which is too large")
     return text
+
+
+# JSON
+
+
+class Digits(str):
+    """A number in JSON, as it is written there."""
+
+    __slots__ = ()
+
+
+def parsed_json(text: str) -> Any:
+    """The value of a JSON text, numbers as their `Digits`; ValueError or RecursionError if no warehouse takes it."""
+    value = json.loads(
+        text, parse_float=Digits, parse_int=Digits, parse_constant=_no_constant, object_pairs_hook=_object
+    )
+    if _SUSPECT_ESCAPE.search(text):
+        for part in _parts(value, str):
+            if not is_storable(part):
+                raise Unfit("has a NUL character" if "\0" in part else "has half a character (a lone surrogate)")
+    return value
+
+
+def json_text(value: Any) -> str:
+    """The JSON text of a parsed value, each number as it was written."""
+    if isinstance(value, Digits):
+        return str(value)
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{json_text(name)}: {json_text(part)}' for name, part in value.items())}}}"
+    if isinstance(value, list):
+        return f"[{', '.join(json_text(part) for part in value)}]"
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is none of its values")
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise Unfit(f"has {twice!r} twice in one object")
+    return found
+
+
+def _parts(value: Any, kind: type[str]) -> Iterator[str]:
+    """All texts of a parsed value that are of this type, names of fields among them."""
+    if isinstance(value, dict):
+        for name, part in value.items():
+            yield from _parts(name, kind)
+            yield from _parts(part, kind)
+    elif isinstance(value, list):
+        for part in value:
+            yield from _parts(part, kind)
+    elif isinstance(value, kind):
+        yield value
 
 
 _READERS: dict[Kind, Callable[[Any, Wanted], Any]] = {
     Kind.INTEGER: _integer,
     Kind.DECIMAL: _decimal,
-    Kind.FLOAT: lambda value, _: float(value),
+    Kind.FLOAT: _float,
     Kind.BOOLEAN: _boolean,
     Kind.TEXT: _text,
     Kind.DATE: _date,

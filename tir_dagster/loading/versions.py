@@ -30,7 +30,8 @@ def timeline(places: Places, *, graves: bool) -> str:
     events = [
         f"SELECT {', '.join(places.columns)}, {order} AS AT_TIME, IS_DELETED, TRUE AS FRESH FROM inc",
         (
-            f"SELECT {_from_table(places)}, t.{_valid(target)[0]}, FALSE, FALSE FROM {target.table.sql} t "
+            # A version that the table holds twice is one version: a MERGE takes no row twice.
+            f"SELECT DISTINCT {_from_table(places)}, t.{_valid(target)[0]}, FALSE, FALSE FROM {target.table.sql} t "
             f"JOIN touched k ON {same_key(target, 't', 'k')} WHERE NOT EXISTS "
             f"(SELECT 1 FROM inc s WHERE {same_key(target, 't', 's')} AND s.{order} = t.{_valid(target)[0]})"
         ),

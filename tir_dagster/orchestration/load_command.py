@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import time
 import uuid
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tir_dagster.errors import SpecError
@@ -20,7 +20,7 @@ from tir_dagster.source.connection import SnowflakeAccess
 from tir_dagster.spec_file import Declared
 
 if TYPE_CHECKING:
-    from tir_dagster.loading.choosing import Chosen
+    from tir_dagster.loading.preview import Preview
 
 
 @dataclass
@@ -59,10 +59,10 @@ def find_load(declared: Declared, name: str) -> LoadSpec:
     return with_people(found, declared.extracts)
 
 
-def planned_load(spec: LoadSpec, progress: Callable[[str], None]) -> list[Chosen]:
-    """What a load would do with each new file; nothing is touched, no Spark, no run."""
+def preview_load(spec: LoadSpec, progress: Callable[[str], None]) -> Preview:
+    """What a load would do with each new file and say of its rows; nothing is touched, no Spark, no run."""
     access = SnowflakeAccess.from_environment(os.environ)
-    return loader_for(spec, access, spark=_no_spark, log=progress).plan()
+    return loader_for(spec, access, spark=_no_spark, log=progress).preview()
 
 
 def run_load(spec: LoadSpec, progress: Callable[[str], None]) -> LoadOutcome:
@@ -118,16 +118,47 @@ def told(outcome: LoadOutcome) -> str:
     return f"{outcome.load}: files {listed}; {', '.join(changed)} ({outcome.seconds:.1f} s)."
 
 
-def told_plan(spec: LoadSpec, chosen: Sequence[Chosen]) -> list[str]:
+def preview_fields(spec: LoadSpec, preview: Preview) -> dict[str, Any]:
+    """What `--dry-run --json` prints."""
+    files = [
+        {
+            "path": chosen.file.path,
+            "bytes": chosen.file.size,
+            "status": chosen.status,
+            "rows_read": preview.rows.get(chosen.file.path, 0) + preview.rejected.get(chosen.file.path, 0),
+            "rows_rejected": preview.rejected.get(chosen.file.path, 0),
+        }
+        for chosen in preview.files
+    ]
+    return {
+        "load": spec.name,
+        "files": files,
+        "rows_read": sum(file["rows_read"] for file in files),
+        "rows_rejected": sum(file["rows_rejected"] for file in files),
+        "rejects": [asdict(reject) for reject in preview.rejects],
+        "warnings": list(preview.warnings),
+        "problem": preview.problem or None,
+    }
+
+
+def preview_lines(spec: LoadSpec, preview: Preview) -> list[str]:
+    """What `--dry-run` prints: each file, then each row that would be rejected."""
+    if not preview.files:
+        return [f"{spec.name}: no new files under {spec.files.path}."]
+    fields = preview_fields(spec, preview)
     words = {
         "LOADED": "load",
         "REPEATED": "pass over: the same content again",
         "SUPERSEDED": "pass over: a newer one counts",
     }
-    if not chosen:
-        return [f"{spec.name}: no new files under {spec.files.path}."]
-    head = f"{spec.name}: {len(chosen)} new files for {spec.table} ({spec.mode})"
-    return [head, *(f"  {one.file.path}  {one.file.size:,} bytes  {words[one.status]}" for one in chosen)]
+    lines = [f"{spec.name}: {len(preview.files)} new files for {spec.table} ({spec.mode})"]
+    for file in fields["files"]:
+        counted = f": {file['rows_read']:,} rows, {file['rows_rejected']:,} rejected" if file["rows_read"] else ""
+        lines.append(f"  {file['path']}  {file['bytes']:,} bytes  {words[file['status']]}{counted}")
+    lines += [f"  {reject.path}:{reject.line}: {reject.reason}" for reject in preview.rejects]
+    if more := fields["rows_rejected"] - len(preview.rejects):
+        lines.append(f"  … and {more:,} more rejected rows")
+    return lines + [f"warning: {warning}" for warning in preview.warnings]
 
 
 def _no_spark() -> Any:

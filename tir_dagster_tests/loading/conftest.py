@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 from collections.abc import Callable, Iterator
@@ -9,11 +10,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tir_dagster.loading.declared import LoadSpec
+from tir_dagster.loading.landing import Place, chosen
 from tir_dagster.loading.load import Loaded, Loader
-from tir_dagster.loading.staging import Stager, right_here
+from tir_dagster.loading.staging import StagePlan, Stager, right_here, stage_unit, units_of
+from tir_dagster.loading.tables import target_of
 from tir_dagster.source.connection import SnowflakeAccess
 from tir_dagster.spec_file import parse_declared
 
@@ -34,9 +39,12 @@ class Landing:
 
     def spec(self, *, format: str = "csv", files: str = "", **fields: Any) -> LoadSpec:  # noqa: A002
         """The load spec as a user writes it; `files` are further fields of files."""
+        return parse_declared(self.text(format=format, files=files, **fields), "test.yaml").loads[0]
+
+    def text(self, *, format: str = "csv", files: str = "", **fields: Any) -> str:  # noqa: A002
         given = {"reject_share": 0, **fields}
         lines = [f"    {name}: {json.dumps(value)}" for name, value in given.items()]
-        text = "\n".join(
+        return "\n".join(
             [
                 "loads:",
                 f"  - name: {self.name}",
@@ -45,7 +53,6 @@ class Landing:
                 *lines,
             ]
         )
-        return parse_declared(text, "test.yaml").loads[0]
 
     def loader(self, spec: LoadSpec, stager: Stager = right_here, **options: Any) -> Loader:
         return Loader(spec, access=self.access, stager=stager, log=self.told.append, **options)
@@ -103,3 +110,38 @@ def landing(access, own, tmp_path) -> Callable[..., Landing]:
         return Landing(access, own, folder, name, f"load{number}")
 
     return make
+
+
+# Without a warehouse: what a task makes of a file
+
+PATH = "s3://bucket/in"
+
+
+def spec_of(mode: str, more: str = "", *, name: str = "a", files: str = "", form: str = "csv"):
+    text = f"loads:\n  - {{name: {name}, table: A.B.C, mode: {mode}{more}, files: {{path: '{PATH}', format: {form}{files}}}}}\n"
+    return parse_declared(text, "test.yaml").loads[0]
+
+
+def staged(folder, name: str, content: bytes, *, form: str = "csv", columns: str = "ID NUMBER, NAME VARCHAR"):
+    """What becomes of the file in a task, and the tables that it would bring into the stage."""
+    (folder / name).write_bytes(content)
+    place = Place.of(f"file://{folder}")
+    described = [tuple(column.split()) for column in columns.split(", ")]
+    spec = spec_of("append", form=form)
+    target = target_of(spec, described)
+    access = SnowflakeAccess("account", "user", "password")
+    plan = StagePlan(access, place, spec.files, target.wanted, "@stage", target.needed())
+    tables = {}
+    (file,) = [file for file in chosen(place.listed(), place, spec.files) if file.path.endswith(name)]
+    units = units_of(place, 0, file.path, is_parquet=form == "parquet")
+    told = [
+        stage_unit(plan, unit, lambda put, kind: tables.update({kind: pq.read_table(put).to_pylist()}))
+        for unit in units
+    ]
+    return told, tables
+
+
+def parquet(columns: dict | pa.Table, **options) -> bytes:
+    out = io.BytesIO()
+    pq.write_table(columns if isinstance(columns, pa.Table) else pa.table(columns), out, **options)
+    return out.getvalue()

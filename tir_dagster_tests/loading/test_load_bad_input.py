@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
-from datetime import date
+from datetime import date, time
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -67,6 +67,25 @@ def test_a_column_of_another_type_is_said_by_column(refused):
     refused.write("a.parquet", parquet(ID=[1], NAME=["a"], DAY=[5], PRICE=[1.5]))
     with pytest.raises(LoadError, match="column DAY is int64, expected is date"):
         refused.load(refused.spec(mode="append", format="parquet", drift="tolerate"))
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [("NAME,DAY,PRICE\na,,\n", "column ID is missing"), ("ID;NAME\n1;a\n", "none of the expected columns was found")],
+)
+def test_what_cannot_be_tolerated_is_not_recommended(refused, content, said):
+    refused.write("a.csv", content)
+    for drift in ("stop", "tolerate"):
+        with pytest.raises(LoadError) as error:
+            refused.load(refused.spec(mode="merge", key="ID", drift=drift))
+        assert said in str(error.value)
+        assert "tolerate" not in str(error.value)
+
+
+def test_the_recommendation_to_tolerate_says_what_it_costs(refused):
+    refused.write("a.csv", "ID,NAME,DAY\n1,a,\n")
+    with pytest.raises(LoadError, match=r"`drift: tolerate`: .* NULL, also where the table has a value"):
+        refused.load(refused.spec(mode="merge", key="ID"))
 
 
 def test_a_file_that_is_removed_or_changed_while_it_is_read_stops_the_load(refused):
@@ -144,6 +163,23 @@ def test_bad_rows_go_to_the_reject_table_and_the_others_are_loaded(landing):
         (12, "not text in UTF-8"),
     ]
     assert (loaded.rows, loaded.rejected, loaded.inserted) == (11, 10, 1)
+
+
+def test_times_reach_the_table_as_they_are_and_others_its_rejects(landing):
+    place = landing("OPENS TIME, NAME VARCHAR")
+    spec = place.spec(mode="merge", key="OPENS", reject_share=0.9)
+    place.write(
+        "a.csv", "OPENS,NAME\n10:00,a\n10:00:00.123456,b\n10:00:00,c\n100000,d\n10:00+02:00,e\n10:00:00.1234567,f\n"
+    )
+    loaded = place.load(spec)
+    assert place.rows() == [(time(10), "c"), (time(10, 0, 0, 123456), "b")]
+    assert [line for _, line, _ in place.rejects()] == [5, 6, 7]
+    assert (loaded.inserted, loaded.rejected) == (2, 3)
+    place.write("b.csv", "OPENS,NAME\n10:00:00.000,c\n")
+    assert place.load(spec).changed is None
+    place.write("c.csv", "OPENS,NAME\n11:00,c\n")
+    changed = place.load(place.spec(mode="truncate", key="OPENS")).changed
+    assert [str(key) for (key,) in changed.keys] == ["10:00:00", "10:00:00.123456", "11:00:00"]
 
 
 @pytest.mark.parametrize("begin", ['9,"never ends', '9,"a\nb" late'])

@@ -5,31 +5,19 @@ from __future__ import annotations
 import bz2
 import gzip
 import hashlib
-import io
 import lzma
 from datetime import UTC, datetime
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from tir_dagster.errors import SpecError
 from tir_dagster.loading.choosing import Known, choose, in_turn
 from tir_dagster.loading.committing import DisturbedError, check_undisturbed, in_batches
-from tir_dagster.loading.landing import LandedFile, Listing, Place, chosen
+from tir_dagster.loading.landing import LandedFile, Listing
 from tir_dagster.loading.ledger import Changed, listed
-from tir_dagster.loading.staging import StagePlan, stage_unit, units_of
 from tir_dagster.loading.tables import Bookkeeping, stage_type, target_of
-from tir_dagster.source.connection import SnowflakeAccess
-from tir_dagster.spec_file import parse_declared
-
-PATH = "s3://bucket/in"
-
-
-def spec_of(mode: str, more: str = "", *, name: str = "a", files: str = "", form: str = "csv"):
-    text = f"loads:\n  - {{name: {name}, table: A.B.C, mode: {mode}{more}, files: {{path: '{PATH}', format: {form}{files}}}}}\n"
-    return parse_declared(text, "test.yaml").loads[0]
-
+from tir_dagster_tests.loading.conftest import PATH, parquet, spec_of, staged
 
 MERGE = spec_of("merge", ", key: ID")
 FOLDER = spec_of("truncate", ", snapshot: folder", files=", complete: marker")
@@ -126,25 +114,6 @@ def test_versions_are_staged_as_exactly_as_the_table_keeps_them_and_binary_colum
 # A file's rows
 
 
-def staged(folder, name: str, content: bytes, *, form: str = "csv", columns: str = "ID NUMBER, NAME VARCHAR"):
-    """What becomes of the file in a task, and the tables that it would bring into the stage."""
-    (folder / name).write_bytes(content)
-    place = Place.of(f"file://{folder}")
-    described = [tuple(column.split()) for column in columns.split(", ")]
-    spec = spec_of("append", form=form)
-    target = target_of(spec, described)
-    access = SnowflakeAccess("account", "user", "password")
-    plan = StagePlan(access, place, spec.files, target.wanted, "@stage", target.needed())
-    tables = {}
-    (file,) = [file for file in chosen(place.listed(), place, spec.files) if file.path.endswith(name)]
-    units = units_of(place, 0, file.path, is_parquet=form == "parquet")
-    told = [
-        stage_unit(plan, unit, lambda put, kind: tables.update({kind: pq.read_table(put).to_pylist()}))
-        for unit in units
-    ]
-    return told, tables
-
-
 CSV = b"ID,NAME\n1,x\n"
 
 
@@ -171,12 +140,6 @@ def test_a_file_is_known_by_its_bytes_whatever_it_is_called_or_packed_with(tmp_p
     assert told.problem == ""
     assert [(row["C0"], row["C1"]) for row in tables["rows"]] == [(1, "x")]
     assert told.digest == f"md5 {hashlib.md5(PACKED[name]).hexdigest()}"
-
-
-def parquet(columns: dict, **options) -> bytes:
-    out = io.BytesIO()
-    pq.write_table(pa.table(columns), out, **options)
-    return out.getvalue()
 
 
 def test_texts_that_a_writer_called_binary_are_texts_and_other_bytes_are_rejected(tmp_path):

@@ -173,3 +173,23 @@ def test_a_key_in_two_parts_of_a_whole_folder_is_twice_in_the_content(landing):
         ("a.csv", 3, "key ID = 2 is more than once in the folder"),
         ("b.csv", 2, "key ID = 2 is more than once in the folder"),
     ]
+
+
+def test_a_whole_content_replaces_a_table_that_holds_one_of_its_rows_twice(landing):
+    place = landing(COLUMNS)
+    place.own.query(f"INSERT INTO {place.table} VALUES (1, 'x'), (2, 'y'), (1, 'x')")
+    place.write("a.csv", "ID,NAME\n1,x\n2,y\n")
+    loaded = place.load(place.spec(mode="truncate", key="ID"))
+    assert place.rows() == [(1, "x"), (2, "y")]
+    assert (loaded.inserted, loaded.deleted) == (2, 3)
+    assert (loaded.changed.kind, loaded.changed.keys) == ("UPDATE_ROWS", ((1,),))
+
+
+def test_versions_that_a_table_holds_twice_are_closed_like_others(landing):
+    place = landing("ID NUMBER(38,0), NAME VARCHAR, VALID_FROM DATE, VALID_TO DATE, IS_CURRENT BOOLEAN")
+    place.own.query(
+        f"INSERT INTO {place.table} VALUES (1, 'x', '2025-01-01', NULL, TRUE), (1, 'x', '2025-01-01', NULL, TRUE)"
+    )
+    place.write("a.csv", "ID,NAME,DAY\n1,y,2025-02-01\n")
+    place.load(place.spec(mode="scd2", key="ID", order_by="DAY"))
+    assert place.rows("NAME, IS_CURRENT") == [("x", False), ("x", False), ("y", True)]

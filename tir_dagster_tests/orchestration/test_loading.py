@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import gzip
-import json
 from datetime import UTC, datetime
 
 import boto3
 import dagster as dg
 import pytest
-from click.testing import CliRunner
 
 from tir_dagster.changes.lease import lease
-from tir_dagster.cli import tir
 from tir_dagster.definitions import build_defs
 from tir_dagster.demo_files import SensorRunner
 from tir_dagster.loading.landing import LandedFile
@@ -147,16 +144,6 @@ def test_the_loads_table_is_above_the_extract_that_reads_it(declared):
     assert graph.get(dg.AssetKey(["orders", "source_table"])).parent_keys == {SOURCE}
     assert graph.get(SOURCE).parent_keys == {dg.AssetKey(["order_files", "landed_files"])}
     assert defs.resolve_schedule_def("order_files_schedule").cron_schedule == "*/15 * * * *"
-
-
-def test_a_dry_run_names_every_new_file_and_touches_nothing(place, s3, specs):
-    land(s3, "dry.csv", "1,2026-01-05,dry,1,2020-01-01,")
-    before = place.sql("SELECT COUNT(*) FROM TIR_LOADED_FILES")
-    done = CliRunner().invoke(tir, ["--specs", str(specs), "load", "order_files", "--dry-run", "--json"])
-    s3.delete_object(Bucket="landing", Key="orders/dry.csv")
-    files = json.loads(done.stdout)["files"]
-    assert [(file["path"], file["status"]) for file in files][-1] == ("s3://landing/orders/dry.csv", "LOADED")
-    assert place.sql("SELECT COUNT(*) FROM TIR_LOADED_FILES") == before
 
 
 # The arrival sensor's decision
