@@ -21,6 +21,7 @@ from tir_dagster.changes.state import ChangeSet, slice_label
 from tir_dagster.changes.view import explain
 from tir_dagster.datasource.access import TableauAccess
 from tir_dagster.errors import SpecError, TirError
+from tir_dagster.orchestration.checks import published_evaluations
 from tir_dagster.orchestration.confirmations import last_confirmation
 from tir_dagster.orchestration.flow import Looked, Refresher
 from tir_dagster.orchestration.home import dagster_instance, tir_home
@@ -172,6 +173,11 @@ class Command:
         for event in late_events(confirmation, self.keys):
             self._instance.report_runless_asset_event(event)
         self.refresher.settle(confirmation)
+        for check in published_evaluations(self.refresher, confirmation, self.keys, warn=self._warn):
+            self._instance.report_runless_asset_event(check)
+
+    def _warn(self, text: str, *values: object) -> None:
+        self._progress(f"warning: {text % values}")
 
     def _detect(
         self, outcome: Outcome, mode: Mode, slices: Sequence[str], *, allow_empty: bool, hints: Sequence[str] = ()
@@ -180,10 +186,13 @@ class Command:
         partitions = change_set_partitions(self.spec)
         self._instance.add_dynamic_partitions(str(partitions.name), [ident])
         config = detection_config(self.keys, mode=mode, slices=list(slices), allow_empty=allow_empty, hints=list(hints))
-        self._run(outcome, detect_job_name(self.spec), partition_key=ident, config=config)
-        made = [one for one in self.refresher.change_sets.pending() if one.id == ident]
-        if not made:
-            self._instance.delete_dynamic_partition(str(partitions.name), ident)
+        try:
+            self._run(outcome, detect_job_name(self.spec), partition_key=ident, config=config)
+        finally:
+            # Also after a failure: a partition without a change set would be missing for ever.
+            made = [one for one in self.refresher.change_sets.pending() if one.id == ident]
+            if not made:
+                self._instance.delete_dynamic_partition(str(partitions.name), ident)
         return made[0] if made else None
 
     def _fill(self, outcome: Outcome, change_set: ChangeSet) -> None:
