@@ -21,6 +21,7 @@ from tir_dagster.changes.state import ChangeSet, slice_label
 from tir_dagster.changes.view import explain
 from tir_dagster.datasource.access import TableauAccess
 from tir_dagster.errors import SpecError, TirError
+from tir_dagster.interrupts import StoppedError, check_signals, stopping
 from tir_dagster.orchestration.checks import published_evaluations
 from tir_dagster.orchestration.confirmations import last_confirmation
 from tir_dagster.orchestration.flow import Looked, Refresher
@@ -118,7 +119,8 @@ class Command:
         started = time.perf_counter()
         outcome = Outcome(self.spec.name, mode)
         self.refresher.begin()
-        with telling(self.spec, self._instance, outcome, self._progress):
+        stop = stopping(self.spec.name, lambda: so_far(self.spec, self._instance, outcome))
+        with telling(self.spec, self._instance, outcome, self._progress), stop:
             try:
                 with self.refresher.leased("tir refresh", wait_seconds=LEASE_WAIT_SECONDS):
                     self._refresh(outcome, mode, slices, allow_empty=allow_empty, hints=hints)
@@ -254,6 +256,7 @@ def run_here(
     # Here and not above: a plan needs no job.
     from tir_dagster.definitions import build_defs  # noqa: PLC0415
 
+    check_signals()
     definition = build_defs(specs=(spec,)).resolve_job_def(job)
     run_id = str(uuid.uuid4())
     outcome.run_ids.append(run_id)
@@ -266,6 +269,16 @@ def run_here(
             run_id=run_id,
             raise_on_error=True,
         )
+
+
+def so_far(spec: ExtractSpec, instance: dg.DagsterInstance, outcome: Outcome) -> str:
+    """What the datasource shows when a command is stopped."""
+    from tir_dagster.orchestration.run_reports import unaffected  # noqa: PLC0415 - a plan tells nobody
+
+    # Without a run, nothing was asked of the server yet.
+    names = () if outcome.run_ids else (StoppedError.__name__,)
+    said = unaffected(instance, spec, tir_home(), names, outcome.run_ids[-1] if outcome.run_ids else "")
+    return f"{said[0].upper()}{said[1:]}."
 
 
 @contextmanager
