@@ -1,4 +1,4 @@
-"""The `tir` command: says in plain words what it did; 0 done, 1 failed, 2 wrong usage.
+"""The `tir` command: says in plain words what it did; 0 done, 1 failed, 2 wrong usage, 130 Ctrl-C, 143 SIGTERM.
 
 Heavy imports stand inside the commands, so that `tir --help` answers at once.
 """
@@ -12,12 +12,13 @@ import shutil
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
 from tir_dagster.bench import bench
 from tir_dagster.errors import LoadError, SpecError, TirError
+from tir_dagster.interrupts import StoppedError, is_interrupt, stopped, stopping, watch_signals
 from tir_dagster.revisions_command import revisions
 from tir_dagster.sandbox.home import SandboxError
 from tir_dagster.sandbox_command import PORT, SEED, sandbox
@@ -37,6 +38,8 @@ class ProjectGroup(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
+        except StoppedError as error:
+            return _end(ctx, error)
         except SandboxError as error:
             raise click.ClickException(str(error)) from error
         except SpecError as error:
@@ -47,6 +50,16 @@ class ProjectGroup(click.Group):
             raise  # the reader of our output left (`| head`): click ends quietly
         except OSError as error:
             raise click.ClickException(_of_disk(error)) from error
+        except BaseException as error:
+            if not is_interrupt(error):
+                raise
+            return _end(ctx, stopped(f"tir {ctx.invoked_subcommand or ''}".strip()))
+
+
+def _end(ctx: click.Context, error: StoppedError) -> NoReturn:
+    """Say in one line how it ended; the exit code is the one that shells give to a process ended by the signal."""
+    click.echo(str(error), err=True)
+    ctx.exit(error.exit_code)
 
 
 def _of_disk(error: OSError) -> str:
@@ -217,9 +230,15 @@ def demo(rows: int, seed: int, *, verbose: bool, failing: bool) -> None:
     from tir_dagster.demo import run_demo, run_failing_demo  # noqa: PLC0415
 
     play = run_failing_demo if failing else run_demo
-    if not play(rows=rows, seed=seed, say=click.echo, progress=_tell if verbose else lambda _: None):
+    with stopping("tir demo", _sandbox_left):
+        well = play(rows=rows, seed=seed, say=click.echo, progress=_tell if verbose else lambda _: None)
+    if not well:
         wrong = "the incident was not resolved." if failing else "the refreshed datasource differs from the source."
         raise click.ClickException(wrong)
+
+
+def _sandbox_left() -> str:
+    return "Servers of the sandbox that were started go on; tir sandbox down ends them."
 
 
 @tir.command(short_help="Open Dagster's UI on the sandbox.")
@@ -232,7 +251,8 @@ def dev(port: int, host: str) -> None:
     """
     from tir_dagster.dev import prepare_sandbox, run_dagster  # noqa: PLC0415 - Dagster, the clients: seconds
 
-    prepare_sandbox(click.echo)
+    with stopping("tir dev", _sandbox_left):
+        prepare_sandbox(click.echo)
     os.environ.setdefault("TIR_DAGSTER_URL", f"http://{host}:{port}")
     click.echo(f"Slack and ServiceNow: {os.environ['SERVICENOW_URL']} (what people are told)")
     click.echo(f"Dagster's UI: http://{host}:{port} (turn the sensors on under Automation)")
@@ -284,6 +304,7 @@ def _forget_failed_cancellations(failure: threading.ExceptHookArgs) -> None:
 def main() -> None:
     """The entry point of the `tir` command."""
     threading.excepthook = _forget_failed_cancellations
+    watch_signals()
     tir(prog_name="tir")
 
 

@@ -85,9 +85,9 @@ def run_demo(*, rows: int, seed: int, say: Say, progress: Say) -> bool:
     say(f"   {rows:,} orders in {sample.TABLE}; {sample.DATASOURCE}, {SERVED} and {TWIN} show them")
     spec, served = _declare(env, home.root.parent / "demo.yaml", _SPEC + _SERVED + LOADS)
 
-    say(f"2. First load: {sample.DATASOURCE} is taken over; Spark starts")
+    say(f"2. Full load: {sample.DATASOURCE} is taken over; Spark starts")
     # An earlier demo may have left a larger table; that this one is smaller is meant.
-    first = _refresh(spec, "full", progress, allow_empty=True)
+    first = _refresh(spec, "changes", progress, allow_empty=True)
     say(f"   {first.outcome.rows_appended:,} rows in {first.outcome.seconds:.1f} s ({first.outcome.reason})")
 
     say("3. A file lands in the bucket; sensors load it and refresh the datasource")
@@ -141,7 +141,7 @@ def run_failing_demo(*, rows: int, seed: int, say: Say, progress: Say) -> bool:
     sample.seed_datasource(env, timeout=900)
     (spec,) = _declare(env, home.root.parent / "demo.yaml", _SPEC)
     # An earlier demo may have left a larger table; that this one is smaller is meant.
-    _refresh(spec, "full", progress, allow_empty=True)
+    _refresh(spec, "changes", progress, allow_empty=True)
     say(_indented(last_message(env)))
     sample.change_table(env, seed=seed + 1, mix=sample.Mix())
 

@@ -45,6 +45,7 @@ def home(tmp_path_factory: pytest.TempPathFactory):
 def test_the_demo_ends_equal_and_shows_where_tableaus_own_increment_is_wrong(home):
     done = CliRunner().invoke(tir, ["demo", "--rows", "2000"], catch_exceptions=False)
     assert done.exit_code == 0, done.output
+    assert re.search(r"2\. Full load: .*\n +2,000 rows in [\d.]+ s \(FIRST_LOAD\)", done.output), done.output
     steps = (
         "lands in the bucket",
         "order_files_arrival saw it; loaded",

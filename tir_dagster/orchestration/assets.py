@@ -3,28 +3,31 @@
 No postponed annotations here: Dagster reads the types of config and resources from the functions.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, cast
 
 import dagster as dg
 
 from tir_dagster.changes.changesets import new_id
-from tir_dagster.changes.state import ChangeSet
+from tir_dagster.changes.state import ChangeSet, Confirmation
 from tir_dagster.errors import TirError, VerificationError
 from tir_dagster.extract.versions import Version
 from tir_dagster.orchestration import metadata
-from tir_dagster.orchestration.checks import gate_failure, gate_results, gate_specs
+from tir_dagster.orchestration.checks import evaluation, gate_failure, gate_results, gate_specs, published_evaluations
 from tir_dagster.orchestration.confirmations import last_confirmation
 from tir_dagster.orchestration.detecting import Detection, detect
 from tir_dagster.orchestration.drift import Drift, known_drift
 from tir_dagster.orchestration.hosting import host_of
-from tir_dagster.orchestration.io_managers import CHANGE_SET_IO, HYPER_IO
-from tir_dagster.orchestration.names import ExtractKeys, pool_name
+from tir_dagster.orchestration.io_managers import CHANGE_SET_IO, HYPER_IO, staged_metadata
+from tir_dagster.orchestration.names import ExtractKeys, detect_job_name, pool_name
 from tir_dagster.orchestration.partitions import (
     SENSIBLE_SLICES,
     change_set_partitions,
+    covering_range,
     extract_partitions,
+    failed_slices,
     many_slices,
     retire_change_sets,
     slices_of_run,
@@ -53,7 +56,10 @@ LEASE_WAIT_SECONDS = 3600.0
 # A change set older than this is made anew: Time Travel may no longer reach its version.
 STALE = timedelta(hours=6)
 
-Events = Iterator[dg.Output[Any] | dg.AssetObservation | dg.AssetMaterialization | dg.AssetCheckResult]
+StepContext = dg.OpExecutionContext | dg.AssetExecutionContext
+Events = Iterator[
+    dg.Output[Any] | dg.AssetObservation | dg.AssetMaterialization | dg.AssetCheckResult | dg.AssetCheckEvaluation
+]
 
 
 class Application(dg.Config):
@@ -100,19 +106,27 @@ def build_assets(shown: ExtractAssets) -> list[Any]:
     return [*shown.external(), _changed_keys(shown), _purged_extract(shown), _published(shown)]
 
 
-def _changed_keys(shown: ExtractAssets) -> dg.AssetsDefinition:
+def _changed_keys(shown: ExtractAssets) -> dg.AssetSpec:
+    """The change sets that detections stage, one partition each.
+
+    Not materializable by itself: only a detection can name a new change set, but "Materialize all" in the UI would ask
+    people for one, because the other assets depend on it.
+    """
+    spec, keys = shown.spec, shown.keys
+    made = shown.by_part["changed_keys"].replace_attributes(
+        deps=[source_dep(spec, keys.source_table)], partitions_def=change_set_partitions(spec)
+    )
+    return made.with_io_manager_key(CHANGE_SET_IO)
+
+
+def build_detect_job(shown: ExtractAssets) -> dg.JobDefinition:
+    """The job that finds what changed and stages it as a partition of `changed_keys`."""
     spec, keys = shown.spec, shown.keys
 
-    @dg.asset(
-        **shown.attributes("changed_keys"),
-        deps=[source_dep(spec, keys.source_table)],
-        partitions_def=change_set_partitions(spec),
-        io_manager_key=CHANGE_SET_IO,
-        output_required=False,
-        pool=pool_name(spec),
-    )
+    # Named like an asset's step: that is how run config and alerts speak of it.
+    @dg.op(name=keys.changed_keys.to_python_identifier(), out={}, pool=pool_name(spec))
     def changed_keys(
-        context: dg.AssetExecutionContext,
+        context: dg.OpExecutionContext,
         config: Detection,
         snowflake: SnowflakeParam,
         tableau: TableauResource,
@@ -126,7 +140,7 @@ def _changed_keys(shown: ExtractAssets) -> dg.AssetsDefinition:
         with refresher.leased(f"run {context.run_id}", wait_seconds=LEASE_WAIT_SECONDS):
             prepared = refresher.take_prepared()
             looked = prepared.looked if prepared else _look(context, refresher, keys)
-            yield from _confirm_late(refresher, looked, keys)
+            yield from _confirm_late(refresher, looked, keys, context.log.warning)
             prepared = prepared or _prepare(context, refresher, looked, keys)
             change_set, sentence = detect(context, refresher, prepared, config, context.partition_key)
             context.log.info(sentence)
@@ -134,28 +148,42 @@ def _changed_keys(shown: ExtractAssets) -> dg.AssetsDefinition:
             if change_set is not None:
                 told = metadata.change_set_metadata(change_set, prepared.surveyed.columns, refresher.stages.seconds)
                 lineage = metadata.lineage_from_source(prepared.surveyed.relation, keys.source_table)
-                yield dg.Output(change_set, metadata={**told, **lineage})
+                where = staged_metadata(refresher.change_sets, change_set)
+                yield dg.AssetMaterialization(
+                    keys.changed_keys, partition=context.partition_key, metadata={**told, **lineage, **where}
+                )
 
-    return changed_keys
+    @dg.graph(name=detect_job_name(spec))
+    def detection() -> None:
+        changed_keys()
+
+    return detection.to_job(
+        partitions_def=change_set_partitions(spec),
+        executor_def=dg.in_process_executor,
+        description=f"Find what changed in {spec.source} and stage it as a change set.",
+    )
 
 
-def _look(context: dg.AssetExecutionContext, refresher: "Refresher", keys: ExtractKeys) -> "Looked":
+def _look(context: StepContext, refresher: "Refresher", keys: ExtractKeys) -> "Looked":
     known = len(refresher.warnings)
     looked = refresher.look(last_confirmation(context.instance, keys.published_datasource))
     _warn(context, refresher.warnings[known:])
     return looked
 
 
-def _warn(context: dg.AssetExecutionContext, warnings: Sequence[str]) -> None:
+def _warn(context: StepContext, warnings: Sequence[str]) -> None:
     for warning in warnings:
         context.log.warning(warning)
 
 
-def _confirm_late(refresher: "Refresher", looked: "Looked", keys: ExtractKeys) -> Iterator[dg.AssetMaterialization]:
+def _confirm_late(
+    refresher: "Refresher", looked: "Looked", keys: ExtractKeys, warn: Callable[..., None]
+) -> Iterator[dg.AssetMaterialization | dg.AssetCheckEvaluation]:
     """Settled only once the event is on record, which it is when the generator goes on."""
     if looked.late is not None:
         yield from metadata.late_events(looked.late, keys)
         refresher.settle(looked.late)
+        yield from published_evaluations(refresher, looked.late, keys, warn=warn)
 
 
 def _observation(refresher: "Refresher", keys: ExtractKeys, surveyed: "Survey", sentence: str) -> dg.AssetObservation:
@@ -167,9 +195,7 @@ def _observation(refresher: "Refresher", keys: ExtractKeys, surveyed: "Survey", 
     )
 
 
-def _prepare(
-    context: dg.AssetExecutionContext, refresher: "Refresher", looked: "Looked", keys: ExtractKeys
-) -> "Prepared":
+def _prepare(context: StepContext, refresher: "Refresher", looked: "Looked", keys: ExtractKeys) -> "Prepared":
     from tir_dagster.orchestration.preparing import prepare_detection  # noqa: PLC0415
 
     return prepare_detection(refresher, looked, context.instance, keys)
@@ -205,28 +231,76 @@ def _purged_extract(shown: ExtractAssets) -> dg.AssetsDefinition:
         )
         with refresher.leased(f"run {context.run_id}", wait_seconds=LEASE_WAIT_SECONDS):
             looked = _look(context, refresher, keys)
-            yield from _confirm_late(refresher, looked, keys)
-            drift = known_drift(context.instance, keys, looked.confirmed)
-            change_set, sentence = _chosen(context, refresher, looked, config, slices, keys=keys, drift=drift)
-            context.log.info(sentence)
-            if change_set is not None:
-                # A run by hand may find values that nobody knew.
-                slices_known = add_slices(context.instance, spec, change_set.touched)
-                if len(slices_known) > SENSIBLE_SLICES:
-                    context.log.warning(many_slices(spec, len(slices_known)))
-            try:
-                version, applied, told = _apply(refresher, looked, change_set, sentence)
-            except VerificationError as error:
-                # On record as a failed check, and then as the failed run that it is: no version was made.
-                yield gate_failure(error, looked.confirmed, repair=drift is not None)
-                raise
+            yield from _confirm_late(refresher, looked, keys, context.log.warning)
+            applied = yield from _applied(context, refresher, looked, config, slices, keys=keys)
             for name in slices:
-                context.add_asset_metadata(metadata.slice_metadata(version, change_set, name), partition_key=name)
-            yield dg.Output(version, metadata={**told, **metadata.same_columns(told, keys.changed_keys)})
-            before = looked.base.manifest["rows"] if looked.base else None
-            yield from gate_results(spec, version, applied, before)
+                context.add_asset_metadata(
+                    metadata.slice_metadata(applied.version, applied.change_set, name), partition_key=name
+                )
+            yield from _superseded(context.instance, spec, keys, applied, slices)
+            told = applied.metadata
+            yield dg.Output(applied.version, metadata={**told, **metadata.same_columns(told, keys.changed_keys)})
+            yield from applied.gate(spec, looked)
 
     return purged_extract
+
+
+@dataclass(frozen=True)
+class _Applied:
+    """A version that passed the gate, with the change set in it; without one, the version that is published."""
+
+    change_set: ChangeSet | None
+    version: Version
+    counted: "Applied | None"
+    metadata: dict[str, Any]
+
+    def gate(self, spec: ExtractSpec, looked: "Looked") -> Iterator[dg.AssetCheckResult]:
+        before = looked.base.manifest["rows"] if looked.base else None
+        yield from gate_results(spec, self.version, self.counted, before)
+
+
+def _applied(
+    context: dg.AssetExecutionContext,
+    refresher: "Refresher",
+    looked: "Looked",
+    config: Application,
+    slices: list[str],
+    *,
+    keys: ExtractKeys,
+) -> Generator[dg.AssetCheckEvaluation, None, _Applied]:
+    """Choose or detect a change set and apply it; a version that fails the gate is a failed check and an error."""
+    spec = refresher.spec
+    drift = known_drift(context.instance, keys, looked.confirmed)
+    change_set, sentence = _chosen(context, refresher, looked, config, slices, keys=keys, drift=drift)
+    context.log.info(sentence)
+    if change_set is not None:
+        # A run by hand may find values that nobody knew.
+        slices_known = add_slices(context.instance, spec, change_set.touched)
+        if len(slices_known) > SENSIBLE_SLICES:
+            context.log.warning(many_slices(spec, len(slices_known)))
+    try:
+        version, counted, told = _apply(refresher, looked, change_set, sentence)
+    except VerificationError as error:
+        # On record as a failed check, and then as the failed run that it is: no version was made.
+        failed = gate_failure(error, looked.confirmed, repair=drift is not None)
+        yield evaluation(failed, keys.purged_extract, blocking=True)
+        raise
+    return _Applied(change_set, version, counted, told)
+
+
+def _superseded(
+    instance: dg.DagsterInstance, spec: ExtractSpec, keys: ExtractKeys, applied: _Applied, slices: Sequence[str]
+) -> Iterator[dg.AssetMaterialization]:
+    """Events of slices whose last run failed and that this run does not name: the new version holds them, too."""
+    for name in failed_slices(instance, spec, keys.purged_extract):
+        if name not in slices:
+            shown = metadata.slice_metadata(applied.version, applied.change_set, name)
+            yield dg.AssetMaterialization(
+                keys.purged_extract,
+                partition=name,
+                description="Its own run failed; a later refresh brought all slices up to date.",
+                metadata={**applied.metadata, **shown},
+            )
 
 
 def _chosen(
@@ -299,8 +373,11 @@ def _published(shown: ExtractAssets) -> dg.AssetsDefinition:
         )
         with refresher.leased(f"run {context.run_id}", wait_seconds=LEASE_WAIT_SECONDS):
             looked = _look(context, refresher, keys)
-            yield from _confirm_late(refresher, looked, keys)
+            yield from _confirm_late(refresher, looked, keys, context.log.warning)
             version = _to_publish(refresher, looked, purged_extract)
+            if version is None and _is_alone(context, keys):
+                # Materialized by hand, without purged_extract: whoever clicks there means a refresh.
+                version = yield from _refreshed_here(context, refresher, looked, keys)
             if version is None:
                 said = f"{spec.name}: nothing to publish, the newest version is the confirmed one."
                 context.log.info(said)
@@ -320,9 +397,35 @@ def _published(shown: ExtractAssets) -> dg.AssetsDefinition:
             )
             yield dg.Output(None, metadata={**told, **metadata.same_columns(told, keys.purged_extract)})
             refresher.settle(published.confirmation)
-            _retire(context, refresher)
+            _retire(context, refresher, keys, published.confirmation)
+            yield from published_evaluations(refresher, published.confirmation, keys, warn=context.log.warning)
 
     return cast("dg.AssetsDefinition", published_datasource)
+
+
+def _is_alone(context: dg.AssetExecutionContext, keys: ExtractKeys) -> bool:
+    """Whether the run makes `published_datasource` without `purged_extract`."""
+    return keys.purged_extract not in context.job_def.asset_layer.executable_asset_keys
+
+
+def _refreshed_here(
+    context: dg.AssetExecutionContext, refresher: "Refresher", looked: "Looked", keys: ExtractKeys
+) -> Generator[dg.AssetMaterialization | dg.AssetCheckEvaluation, None, Version | None]:
+    """The version to publish after what `purged_extract` would do, with its events; None where nothing differs."""
+    spec, instance = refresher.spec, context.instance
+    applied = yield from _applied(context, refresher, looked, Application(), [], keys=keys)
+    if applied.change_set is None:
+        return None
+    known = known_slices(instance, spec)
+    slices = slices_of_run(spec, covering_range(spec, applied.change_set.touched, known), known)
+    yield from _superseded(instance, spec, keys, applied, slices)
+    names: list[str | None] = [*slices] or [None]
+    for name in names:
+        shown = {} if name is None else metadata.slice_metadata(applied.version, applied.change_set, name)
+        yield dg.AssetMaterialization(keys.purged_extract, partition=name, metadata={**applied.metadata, **shown})
+    for result in applied.gate(spec, looked):
+        yield evaluation(result, keys.purged_extract)
+    return applied.version
 
 
 def _to_publish(refresher: "Refresher", looked: "Looked", given: Version) -> Version | None:
@@ -349,13 +452,16 @@ def _to_publish(refresher: "Refresher", looked: "Looked", given: Version) -> Ver
     return version
 
 
-def _retire(context: dg.AssetExecutionContext, refresher: "Refresher") -> None:
+def _retire(
+    context: dg.AssetExecutionContext, refresher: "Refresher", keys: ExtractKeys, confirmation: Confirmation
+) -> None:
     """Tidying up must not fail a run whose publish is confirmed."""
     try:
         pending = {one.id for one in refresher.change_sets.pending()}
-        gone = retire_change_sets(context.instance, refresher.spec, pending=pending)
+        settled = max(confirmation.change_sets, default="")
+        gone = retire_change_sets(context.instance, refresher.spec, keys.changed_keys, pending=pending, settled=settled)
     except Exception as error:
         context.log.warning("partitions of old change sets were not removed; the next refresh tries again: %s", error)
         return
     if gone:
-        context.log.info("removed the partitions of %d settled change sets", len(gone))
+        context.log.info("removed the partitions of %d settled or failed change sets", len(gone))

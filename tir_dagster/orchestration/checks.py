@@ -13,13 +13,14 @@ from tir_dagster.changes.state import Confirmation
 from tir_dagster.errors import EQUALS_SOURCE, ROWS_ADD_UP, SERVER_HOLDS_IT, TirError, VerificationError
 from tir_dagster.orchestration.confirmations import last_confirmation
 from tir_dagster.orchestration.drift import DIFFERENT, REPAIR, VERSION
-from tir_dagster.orchestration.names import ExtractKeys
+from tir_dagster.orchestration.names import ExtractKeys, verify_job_name
 from tir_dagster.orchestration.resources import SnowflakeParam, SparkParam, StateFolder, TableauResource
 from tir_dagster.spec import ExtractSpec
 
 if TYPE_CHECKING:
     from tir_dagster.extract.purge import Applied
     from tir_dagster.extract.versions import Version
+    from tir_dagster.orchestration.flow import Refresher
     from tir_dagster.orchestration.verification import Finding, Verification
 
 ROW_JUMP = "row_count_jump"
@@ -35,7 +36,10 @@ _WORDS = {
     UNIQUE_KEY: "Every row of the extract has a row key of its own, without NULLs.",
     JOINS: "No row is hidden because its partner in an inner join is missing.",
 }
-_EVERY_SLICE = "Every slice of the published version equals the source at that version's own moment."
+_PUBLISHED = (
+    "The published version equals the source at that version's own moment: with a publish what it replaced, in a "
+    "verification every slice."
+)
 
 
 # The gate before a publish
@@ -81,6 +85,19 @@ def gate_failure(
     return dg.AssetCheckResult(passed=False, check_name=error.check, description=str(error), metadata=shown)
 
 
+def evaluation(result: dg.AssetCheckResult, key: dg.AssetKey, *, blocking: bool = False) -> dg.AssetCheckEvaluation:
+    """The same result as an event that any step may yield, whichever one declares the check."""
+    return dg.AssetCheckEvaluation(
+        asset_key=key,
+        check_name=str(result.check_name),
+        passed=result.passed,
+        metadata=result.metadata,
+        severity=result.severity,
+        description=result.description,
+        blocking=blocking,
+    )
+
+
 # The verification of what is published
 
 
@@ -98,7 +115,7 @@ def build_verification(
     spec: ExtractSpec, keys: ExtractKeys, refresher_for: Callable[..., Any]
 ) -> dg.AssetChecksDefinition:
     """One step that makes the chosen checks, none of which blocks anything: what they look at is published."""
-    words = {**_WORDS, EQUALS_SOURCE: _EVERY_SLICE}
+    words = {**_WORDS, EQUALS_SOURCE: _PUBLISHED}
     specs = [
         dg.AssetCheckSpec(name, asset=keys.published_datasource, description=words[name])
         for name in verification_names(spec)
@@ -122,6 +139,39 @@ def build_verification(
             yield from _verify(refresher, confirmed, wanted)
 
     return verification
+
+
+def published_evaluations(
+    refresher: "Refresher", confirmation: Confirmation, keys: ExtractKeys, *, warn: Callable[..., None]
+) -> Iterator[dg.AssetCheckEvaluation]:
+    """What is known of a version right after its publish, as results of the datasource's checks.
+
+    Without them Dagster shows the checks as not evaluated after every publish. Those that ask the source or the server
+    again are left to the verification.
+    """
+    try:
+        results = _known_at_publish(refresher, confirmation)
+    except Exception as error:
+        # Nothing about it may fail a run whose publish is confirmed.
+        warn("the checks of what was published were not reported; the verification makes them: %s", error)
+        return
+    yield from (evaluation(result, keys.published_datasource) for result in results)
+
+
+def _known_at_publish(refresher: "Refresher", confirmation: Confirmation) -> list[dg.AssetCheckResult]:
+    from tir_dagster.orchestration.verification import Finding, Verification  # noqa: PLC0415
+
+    verification = Verification(refresher, confirmation)
+    said = f"Verified before the publish: what version {confirmation.version} replaced equals the source at "
+    equal = Finding(
+        True, f"{said}{confirmation.source_version}. {verify_job_name(refresher.spec)} compares every slice."
+    )
+    looked_at = {VERSION: confirmation.version}
+    results = [_result(EQUALS_SOURCE, equal, dg.AssetCheckSeverity.ERROR, looked_at)]
+    if UNIQUE_KEY in verification_names(refresher.spec):
+        found = _found(verification, UNIQUE_KEY)
+        results.append(_result(UNIQUE_KEY, found, dg.AssetCheckSeverity.WARN, looked_at))
+    return results
 
 
 _LEASE_WAIT_SECONDS = 3600.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from tir_dagster.alerts.telling import Note, Teller
 from tir_dagster.alerts.text import one_line, scrub, shortened
 from tir_dagster.alerts.under_way import Killed, killed_commands, under_way
 from tir_dagster.errors import HintError, SpecError
+from tir_dagster.interrupts import StoppedError
 from tir_dagster.loading.declared import LoadSpec
 from tir_dagster.orchestration.confirmations import last_confirmation
 from tir_dagster.orchestration.ended_runs import Told
@@ -74,11 +76,11 @@ def telling(spec: Told, instance: dg.DagsterInstance, outcome: Any, progress: Ca
 
 
 def _is_typists(spec: Told, instance: dg.DagsterInstance, error: Exception) -> bool:
-    """A wrong command is the business of who typed it, and so is a spec that never worked.
+    """A wrong command is the business of who typed it, and so are Ctrl-C and a spec that never worked.
 
     One that did work is everybody's: its source lost a column, and the command runs by itself at night.
     """
-    if isinstance(error, HintError):
+    if isinstance(error, HintError) or (isinstance(error, StoppedError) and error.number is signal.SIGINT):
         return True
     if not isinstance(error, SpecError) or isinstance(spec, LoadSpec):
         return False

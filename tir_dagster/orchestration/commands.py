@@ -21,6 +21,8 @@ from tir_dagster.changes.state import ChangeSet, slice_label
 from tir_dagster.changes.view import explain
 from tir_dagster.datasource.access import TableauAccess
 from tir_dagster.errors import SpecError, TirError
+from tir_dagster.interrupts import StoppedError, check_signals, stopping
+from tir_dagster.orchestration.checks import published_evaluations
 from tir_dagster.orchestration.confirmations import last_confirmation
 from tir_dagster.orchestration.flow import Looked, Refresher
 from tir_dagster.orchestration.home import dagster_instance, tir_home
@@ -117,7 +119,8 @@ class Command:
         started = time.perf_counter()
         outcome = Outcome(self.spec.name, mode)
         self.refresher.begin()
-        with telling(self.spec, self._instance, outcome, self._progress):
+        stop = stopping(self.spec.name, lambda: so_far(self.spec, self._instance, outcome))
+        with telling(self.spec, self._instance, outcome, self._progress), stop:
             try:
                 with self.refresher.leased("tir refresh", wait_seconds=LEASE_WAIT_SECONDS):
                     self._refresh(outcome, mode, slices, allow_empty=allow_empty, hints=hints)
@@ -172,6 +175,11 @@ class Command:
         for event in late_events(confirmation, self.keys):
             self._instance.report_runless_asset_event(event)
         self.refresher.settle(confirmation)
+        for check in published_evaluations(self.refresher, confirmation, self.keys, warn=self._warn):
+            self._instance.report_runless_asset_event(check)
+
+    def _warn(self, text: str, *values: object) -> None:
+        self._progress(f"warning: {text % values}")
 
     def _detect(
         self, outcome: Outcome, mode: Mode, slices: Sequence[str], *, allow_empty: bool, hints: Sequence[str] = ()
@@ -180,10 +188,13 @@ class Command:
         partitions = change_set_partitions(self.spec)
         self._instance.add_dynamic_partitions(str(partitions.name), [ident])
         config = detection_config(self.keys, mode=mode, slices=list(slices), allow_empty=allow_empty, hints=list(hints))
-        self._run(outcome, detect_job_name(self.spec), partition_key=ident, config=config)
-        made = [one for one in self.refresher.change_sets.pending() if one.id == ident]
-        if not made:
-            self._instance.delete_dynamic_partition(str(partitions.name), ident)
+        try:
+            self._run(outcome, detect_job_name(self.spec), partition_key=ident, config=config)
+        finally:
+            # Also after a failure: a partition without a change set would be missing for ever.
+            made = [one for one in self.refresher.change_sets.pending() if one.id == ident]
+            if not made:
+                self._instance.delete_dynamic_partition(str(partitions.name), ident)
         return made[0] if made else None
 
     def _fill(self, outcome: Outcome, change_set: ChangeSet) -> None:
@@ -250,6 +261,7 @@ def run_here(
     # Here and not above: a plan needs no job.
     from tir_dagster.definitions import build_defs  # noqa: PLC0415
 
+    check_signals()
     definition = build_defs(specs=(spec,)).resolve_job_def(job)
     run_id = str(uuid.uuid4())
     outcome.run_ids.append(run_id)
@@ -262,6 +274,16 @@ def run_here(
             run_id=run_id,
             raise_on_error=True,
         )
+
+
+def so_far(spec: ExtractSpec, instance: dg.DagsterInstance, outcome: Outcome) -> str:
+    """What the datasource shows when a command is stopped."""
+    from tir_dagster.orchestration.run_reports import unaffected  # noqa: PLC0415 - a plan tells nobody
+
+    # Without a run, nothing was asked of the server yet.
+    names = () if outcome.run_ids else (StoppedError.__name__,)
+    said = unaffected(instance, spec, tir_home(), names, outcome.run_ids[-1] if outcome.run_ids else "")
+    return f"{said[0].upper()}{said[1:]}."
 
 
 @contextmanager

@@ -28,7 +28,11 @@ class Detection(dg.Config):
 
 
 def detect(
-    context: dg.AssetExecutionContext, refresher: "Refresher", prepared: "Prepared", config: Detection, ident: str
+    context: dg.OpExecutionContext | dg.AssetExecutionContext,
+    refresher: "Refresher",
+    prepared: "Prepared",
+    config: Detection,
+    ident: str,
 ) -> tuple[ChangeSet | None, str]:
     """The change set, if anything differs, and the plan's sentence."""
     looked, surveyed = prepared.looked, prepared.surveyed
@@ -69,7 +73,10 @@ def _resync(refresher: "Refresher", prepared: "Prepared", config: Detection) -> 
 
 
 def _hints(
-    context: dg.AssetExecutionContext, refresher: "Refresher", prepared: "Prepared", given: Sequence[str]
+    context: dg.OpExecutionContext | dg.AssetExecutionContext,
+    refresher: "Refresher",
+    prepared: "Prepared",
+    given: Sequence[str],
 ) -> tuple["Hint", ...]:
     """Those of the run, and those that were reported and not yet used."""
     from tir_dagster.changes.hints import ChangeType, Hint, Unknown, parse_hints  # noqa: PLC0415

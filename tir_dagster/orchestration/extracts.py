@@ -10,10 +10,10 @@ import dagster as dg
 from dagster_shared.libraries import DagsterLibraryRegistry
 
 from tir_dagster.orchestration.alerting import build_alert_sensor
-from tir_dagster.orchestration.assets import build_assets, refresher_for
+from tir_dagster.orchestration.assets import build_assets, build_detect_job, refresher_for
 from tir_dagster.orchestration.checks import build_verification
-from tir_dagster.orchestration.names import detect_job_name, refresh_job_name
-from tir_dagster.orchestration.partitions import change_set_partitions, extract_partitions, warn_of_many_slices
+from tir_dagster.orchestration.names import refresh_job_name
+from tir_dagster.orchestration.partitions import extract_partitions, warn_of_many_slices
 from tir_dagster.orchestration.sensors import build_sensors
 from tir_dagster.orchestration.timetable import build_schedules, refresh_selection, verify_job
 from tir_dagster.orchestration.translation import ExtractAssets, ExtractTranslator, extract_assets
@@ -52,13 +52,7 @@ def _extract_defs(shown: ExtractAssets) -> dg.Definitions:
         return build_trigger_defs(shown)
     keys = shown.keys
     # In process: a JVM and ten seconds of imports per step would cost more than most refreshes.
-    detect = dg.define_asset_job(
-        detect_job_name(spec),
-        selection=[keys.changed_keys],
-        partitions_def=change_set_partitions(spec),
-        executor_def=dg.in_process_executor,
-        description=f"Find what changed in {spec.source} and stage it as a change set.",
-    )
+    detect = build_detect_job(shown)
     refresh = dg.define_asset_job(
         refresh_job_name(spec),
         selection=refresh_selection(spec, keys),

@@ -16,6 +16,7 @@ import yaml
 
 from tir_dagster.durable import replaced_file
 from tir_dagster.errors import MachineError, TirError
+from tir_dagster.interrupts import spare_log_tails
 
 HOME_VARIABLE = "TIR_HOME"
 # What a new DAGSTER_HOME begins with, and an example for others.
@@ -66,6 +67,7 @@ def dagster_instance() -> Iterator[dg.DagsterInstance]:
                 "(`dagster instance info` says more), or set DAGSTER_HOME to another folder."
             ) from None
         with opened as instance:
+            spare_log_tails(instance)
             yield instance
 
 

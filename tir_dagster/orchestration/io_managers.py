@@ -11,7 +11,7 @@ from pathlib import Path
 
 import dagster as dg
 
-from tir_dagster.changes.changesets import MANIFEST
+from tir_dagster.changes.changesets import MANIFEST, ChangeSetStore
 from tir_dagster.changes.state import ChangeSet
 from tir_dagster.errors import ExtractError, TirError
 from tir_dagster.extract.versions import Version
@@ -39,13 +39,7 @@ class ChangeSetIOManager(dg.ConfigurableIOManager):
     state: dg.ResourceDependency[StateFolder]
 
     def handle_output(self, context: dg.OutputContext, obj: ChangeSet) -> None:
-        store = self.state.change_sets(extract_of(context))
-        folder = store.path(obj.id)
-        if not (folder / MANIFEST).is_file():
-            raise TirError(
-                f"{obj.extract}: the change set {obj.id} is not in {folder}. Nothing was purged; refresh again."
-            )
-        context.add_output_metadata(_whereabouts(folder, sum(_sizes(folder))))
+        context.add_output_metadata(staged_metadata(self.state.change_sets(extract_of(context)), obj))
 
     def load_input(self, context: dg.InputContext) -> StagedChangeSet | Mapping[str, StagedChangeSet]:
         extract = extract_of(context)
@@ -103,6 +97,16 @@ def extract_of(context: dg.OutputContext | dg.InputContext) -> str:
         f"{context.asset_key.to_user_string()} is no asset of an extract. Use this IO manager for changed_keys and "
         "purged_extract, and for assets that take them."
     )
+
+
+def staged_metadata(store: ChangeSetStore, change_set: ChangeSet) -> dict[str, dg.MetadataValue]:
+    """Where a staged change set is and how large; an error if it is not there."""
+    folder = store.path(change_set.id)
+    if not (folder / MANIFEST).is_file():
+        raise TirError(
+            f"{change_set.extract}: the change set {change_set.id} is not in {folder}. Nothing was purged; refresh again."
+        )
+    return _whereabouts(folder, sum(_sizes(folder)))
 
 
 def _whereabouts(path: Path, size: int) -> dict[str, dg.MetadataValue]:

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tir_dagster.errors import SpecError
+from tir_dagster.interrupts import stopping
 from tir_dagster.loading.declared import LoadSpec
 from tir_dagster.orchestration.commands import _QUIET
 from tir_dagster.orchestration.home import dagster_instance
@@ -74,8 +75,10 @@ def run_load(spec: LoadSpec, progress: Callable[[str], None]) -> LoadOutcome:
     begun = time.perf_counter()
     outcome = LoadOutcome(spec.name, run_id=str(uuid.uuid4()))
     job = build_defs(specs=(), loads=(spec,)).resolve_job_def(load_job_name(spec))
-    with dagster_instance() as instance, telling(spec, instance, outcome, progress):
-        _run(job, instance, outcome, Listener(progress))
+    heard = Listener(progress)
+    stop = stopping(spec.name, lambda: _so_far(spec, heard))
+    with dagster_instance() as instance, telling(spec, instance, outcome, progress), stop:
+        _run(job, instance, outcome, heard)
         outcome.seconds = round(time.perf_counter() - begun, 3)
     return outcome
 
@@ -91,6 +94,13 @@ def _run(job: Any, instance: Any, outcome: LoadOutcome, heard: Listener) -> None
         )
     if heard.loaded:
         _fill(outcome, heard.loaded[-1])
+
+
+def _so_far(spec: LoadSpec, heard: Listener) -> str:
+    """What is in the table when the command is stopped: a load commits once."""
+    if heard.loaded:
+        return f"Its files are in {spec.table}."
+    return f"Either all of its files are in {spec.table} or none, and the next load finds out."
 
 
 def _fill(outcome: LoadOutcome, loaded: Any) -> None:

@@ -193,15 +193,39 @@ def partitions_in_flight(runs: Iterable[Mapping[str, str]], existing: Iterable[s
     return busy
 
 
-def retire_change_sets(instance: dg.DagsterInstance, spec: ExtractSpec, *, pending: Collection[str]) -> list[str]:
-    """Delete the partitions of long-settled change sets; gives their names. Their events stay in the history."""
+def retire_change_sets(
+    instance: dg.DagsterInstance,
+    spec: ExtractSpec,
+    changed_keys: dg.AssetKey,
+    *,
+    pending: Collection[str],
+    settled: str = "",
+) -> list[str]:
+    """Delete the partitions of long-settled change sets, and of earlier detections that failed; gives their names.
+
+    Their events stay in the history. `settled` is the newest change set that is published: what a detection before it
+    did not stage is superseded, and would be shown as failed or missing for ever.
+    """
     partitions = str(change_set_partitions(spec).name)
     existing = instance.get_dynamic_partitions(partitions)
-    if len(existing) <= KEEP_CHANGE_SETS:
+    earlier = [name for name in existing if name < settled]
+    unstaged = set(earlier) - instance.get_materialized_partitions(changed_keys) if earlier else set()
+    if len(existing) <= KEEP_CHANGE_SETS and not unstaged:
         return []
     unfinished = instance.get_runs(filters=dg.RunsFilter(statuses=UNFINISHED))
     busy = partitions_in_flight((run.tags for run in unfinished), sorted(existing))
-    going = partitions_to_retire(existing, pending=pending, in_flight=busy)
+    old = partitions_to_retire(existing, pending=pending, in_flight=busy)
+    going = sorted({*old, *(unstaged - busy - set(pending))})
     for name in going:
         instance.delete_dynamic_partition(partitions, name)
     return going
+
+
+def failed_slices(instance: dg.DagsterInstance, spec: ExtractSpec, purged_extract: dg.AssetKey) -> list[str]:
+    """The slices that Dagster shows as failed: no run on them has succeeded since."""
+    partitions = extract_partitions(spec)
+    if partitions is None:
+        return []
+    names = partitions.get_partition_keys(dynamic_partitions_store=instance)
+    found = instance.get_status_by_partition(purged_extract, names, partitions) or {}
+    return [name for name, status in found.items() if status is not None and status.value == "FAILED"]

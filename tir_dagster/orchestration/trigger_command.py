@@ -14,7 +14,8 @@ from tir_dagster.changes.plan import Mode, Plan
 from tir_dagster.changes.watched import Watched
 from tir_dagster.datasource.access import TableauAccess
 from tir_dagster.errors import SpecError, TirError
-from tir_dagster.orchestration.commands import LEASE_WAIT_SECONDS, Outcome, run_here
+from tir_dagster.interrupts import stopping
+from tir_dagster.orchestration.commands import LEASE_WAIT_SECONDS, Outcome, run_here, so_far
 from tir_dagster.orchestration.confirmations import last_confirmation
 from tir_dagster.orchestration.home import tir_home
 from tir_dagster.orchestration.hosting import Host
@@ -65,7 +66,8 @@ class TriggerCommand:
         started = time.perf_counter()
         outcome = Outcome(self.spec.name, mode)
         self.refresher.begin()
-        with telling(self.spec, self._instance, outcome, self._progress):
+        stop = stopping(self.spec.name, lambda: so_far(self.spec, self._instance, outcome))
+        with telling(self.spec, self._instance, outcome, self._progress), stop:
             try:
                 with self.refresher.leased("tir refresh", wait_seconds=LEASE_WAIT_SECONDS):
                     self._refresh(outcome, mode)

@@ -357,7 +357,7 @@ def test_a_command_that_was_killed_between_its_runs_is_told(instance, home):
     a_run(instance, "orders/changed_keys", job="orders_detect", tir__told_by_command="x")
     killed_command(home, begun)
     ((_, failure),) = killed_reports(instance, [ORDERS], home)
-    assert failure.id == f"{begun:.3f}/orders"
+    assert failure.id == f"{round(begun, 3)}/orders"
 
 
 def killed_command(home: Path, begun: float | None = None) -> None:

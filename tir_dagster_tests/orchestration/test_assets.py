@@ -14,11 +14,11 @@ from tir_dagster.extract.engine import connect
 from tir_dagster.orchestration.assets import build_assets
 from tir_dagster.orchestration.confirmations import last_confirmation
 from tir_dagster.orchestration.home import dagster_instance
-from tir_dagster.orchestration.names import application_config, extract_keys
-from tir_dagster.orchestration.partitions import RANGE_END, RANGE_START
+from tir_dagster.orchestration.names import ExtractKeys, application_config, detection_config, extract_keys
+from tir_dagster.orchestration.partitions import RANGE_END, RANGE_START, failed_slices
 from tir_dagster.orchestration.resources import environment_resources
 from tir_dagster.orchestration.sensors import Watch
-from tir_dagster.orchestration.translation import extract_assets
+from tir_dagster.orchestration.translation import PARTS, extract_assets
 from tir_dagster.orchestration.verification import Verification
 from tir_dagster.spec import Checks, Upstream
 from tir_dagster_tests.orchestration.shown import Shown, prepare
@@ -27,6 +27,8 @@ from tir_dagster_tests.sandbox.tableau.helpers import Admin
 
 # Every change moves the watermark, unless a test means one that does not.
 STAMP = "UPDATED_AT = DATEADD('second', 1, (SELECT MAX(UPDATED_AT) FROM MYTABLE))"
+KEYS = ExtractKeys(*(dg.AssetKey(["orders", part]) for part in PARTS))
+PUBLISHING = "orders__published_datasource"
 QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
 
 
@@ -101,8 +103,9 @@ def test_a_slice_changed_behind_the_watermarks_back_is_repaired_by_a_run_on_a_ra
     assert all(prints)
 
 
-def checked(result) -> dict[str, bool]:
-    return {one.check_name: one.passed for one in result.get_asset_check_evaluations()}
+def checked(result, asset: str = "purged_extract") -> dict[str, bool]:
+    found = result.get_asset_check_evaluations()
+    return {one.check_name: one.passed for one in found if one.asset_key.path[-1] == asset}
 
 
 def test_a_reversed_range_is_refused_and_nothing_is_touched(loaded, defs, instance):
@@ -150,6 +153,13 @@ def detect(defs, instance):
     return asked, request, result
 
 
+def detect_wrongly(defs, instance, ident: str) -> dg.ExecuteInProcessResult:
+    """A detection that fails before it stages anything."""
+    instance.add_dynamic_partitions("orders_change_sets", [ident])
+    config = detection_config(KEYS, hints=["no hint"])
+    return run(defs, instance, "orders_detect", partition_key=ident, config=config, raise_on_error=False)
+
+
 def test_changes_reach_tableau_by_the_sensors_alone_also_those_that_an_upstream_asset_hints_at(loaded, instance):
     defs = build_defs(specs=(replace(loaded.spec, upstream={"raw/orders": Upstream("day")}),))
     month = months(loaded)[2]
@@ -159,6 +169,7 @@ def test_changes_reach_tableau_by_the_sensors_alone_also_those_that_an_upstream_
     loaded.sql(f"UPDATE MYTABLE SET NOTE = 'reloaded' WHERE {reloaded}")
     changed = loaded.sql(f"SELECT COUNT(*) FROM MYTABLE WHERE ORDER_ID % 50 = 0 OR ({reloaded})")[0][0]
     instance.report_runless_asset_event(dg.AssetMaterialization(["raw", "orders"], partition=f"{month}-10"))
+    assert not detect_wrongly(defs, instance, "0001").success
     asked, request, result = detect(defs, instance)
     assert "/raw/orders@" in request.run_key
     (found,) = events(result, "changed_keys").values()
@@ -172,6 +183,9 @@ def test_changes_reach_tableau_by_the_sensors_alone_also_those_that_an_upstream_
     assert loaded.published_rows() == loaded.source_rows()
     (published,) = events(done, "published_datasource").values()
     assert published["tir/change_sets"] == [request.partition_key]
+    assert checked(done, "published_datasource") == {"equals_source": True, "unique_row_key": True}, "not reset"
+    left = instance.get_dynamic_partitions("orders_change_sets")
+    assert ("0001" in left, request.partition_key in left) == (False, True), "what failed before is superseded"
     # A second refresh of the same change set is needless and harmless.
     again = run(defs, instance, "orders_refresh", tags=refresh.tags, config=refresh.run_config)
     assert events(again, "published_datasource") == {}
@@ -193,6 +207,29 @@ def test_a_detection_that_found_nothing_leaves_no_partition_behind(loaded, defs,
     )
     assert "already looked at" in after.skip_reason.skip_message
     assert source_tick(defs, instance, after.cursor).dynamic_partitions_requests == []
+
+
+def materialize_alone(defs, instance) -> dg.ExecuteInProcessResult:
+    """As somebody clicks "Materialize" on the datasource."""
+    everything = defs.resolve_implicit_global_asset_job_def()
+    return everything.execute_in_process(
+        instance=instance, run_config=QUIET, asset_selection=[KEYS.published_datasource]
+    )
+
+
+def test_materializing_the_datasource_alone_refreshes_it_and_its_slices_show_that(loaded, defs, instance):
+    month = months(loaded)[4]
+    inside = f"TO_CHAR(ORDER_DATE::DATE, 'YYYY-MM') = '{month}' AND ORDER_ID % 5 = 0"
+    loaded.sql(f"UPDATE MYTABLE SET NOTE = 'clicked', {STAMP} WHERE {inside}")
+    result = materialize_alone(defs, instance)
+    assert loaded.published_rows() == loaded.source_rows()
+    made = {(one.asset_key, one.partition): one.metadata for one in result.asset_materializations_for_node(PUBLISHING)}
+    assert set(made) == {(KEYS.purged_extract, month), (KEYS.published_datasource, None)}
+    changed = loaded.sql(f"SELECT COUNT(*) FROM MYTABLE WHERE {inside}")[0][0]
+    assert made[KEYS.purged_extract, month]["tir/slice_appended"].value == changed
+    assert checked(result) == {"rows_add_up": True, "equals_source": True}
+    assert materialize_alone(defs, instance).asset_materializations_for_node(PUBLISHING) == [], "nothing changed since"
+    assert "nothing to publish" in said(instance, KEYS.published_datasource)
 
 
 def test_another_asset_reads_the_extract_by_its_handle(loaded, instance):
@@ -239,7 +276,7 @@ def test_drift_stops_a_publish_is_a_failed_check_that_names_the_slice_and_is_men
     loaded, instance
 ):
     defs = build_defs(specs=(replace(loaded.spec, checks=Checks(row_jump=0.0001, server=True)),))
-    month = months(loaded)[7]
+    month, following = months(loaded)[7:9]
     lose_a_row(loaded, instance, month)
     # A change in the same slice: the gate compares the whole slice with the source.
     keys = extract_keys(loaded.spec)
@@ -247,8 +284,10 @@ def test_drift_stops_a_publish_is_a_failed_check_that_names_the_slice_and_is_men
     last = f"SELECT MAX(ORDER_ID) FROM MYTABLE WHERE TO_CHAR(ORDER_DATE::DATE, 'YYYY-MM') = '{month}'"
     loaded.sql(f"UPDATE MYTABLE SET NOTE = 'gated', {STAMP} WHERE ORDER_ID = ({last})")
     config, tags = application_config(keys, "none is pending"), {RANGE_START: month, RANGE_END: month}
-    stopped = run(defs, instance, "orders_refresh", config=config, tags=tags, raise_on_error=False)
+    both = {RANGE_START: month, RANGE_END: following}
+    stopped = run(defs, instance, "orders_refresh", config=config, tags=both, raise_on_error=False)
     assert not stopped.success
+    assert failed_slices(instance, loaded.spec, keys.purged_extract) == [month, following]
     (failed,) = stopped.get_asset_check_evaluations()
     assert (failed.check_name, failed.passed, failed.blocking) == ("equals_source", False, True)
     assert f"in {month} for example" in failed.description
@@ -265,6 +304,7 @@ def test_drift_stops_a_publish_is_a_failed_check_that_names_the_slice_and_is_men
     mended = run(defs, instance, "orders_refresh", config=config, tags=tags)
     assert loaded.published_rows() == loaded.source_rows()
     assert checked(mended) == {"rows_add_up": True, "equals_source": True, "row_count_jump": True}
+    assert failed_slices(instance, loaded.spec, keys.purged_extract) == [], "the next version holds them all"
 
 
 def test_many_more_rows_than_before_are_told_and_a_publish_that_failed_goes_on_where_it_stopped(loaded, instance):

@@ -6,6 +6,7 @@ Screenshots of each step are kept in build/screenshots.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -18,6 +19,7 @@ from pathlib import Path
 
 import dagster as dg
 import pytest
+import requests
 from playwright.sync_api import Page, expect, sync_playwright
 
 from tir_dagster.extract.engine import connect
@@ -166,12 +168,17 @@ def filled(screen: Screen, count: int) -> Page:
     return page
 
 
-def test_the_lineage_shows_the_four_assets(screen):
+def test_the_lineage_shows_the_four_assets_and_materializing_all_asks_for_slices(place, screen):
     page = screen.open(f"/locations/{LOCATION}/asset-groups/orders/lineage")
     for name in ("source_table", "changed_keys", "purged_extract", "published_datasource"):
         expect(page.get_by_text(name, exact=True).first).to_be_visible()
     expect(page.get_by_text("Loading")).to_have_count(0)
     screen.keep("lineage")
+    page.get_by_role("button", name="Materialize all").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog.get_by_text("Launch runs to materialize 2 assets")).to_be_visible()
+    expect(dialog.get_by_placeholder("ex: ")).to_have_attribute("placeholder", re.compile(months(place)[-1]))
+    screen.keep("materialize all")
 
 
 def test_two_slices_are_materialized_by_clicking_in_one_run_and_are_seen_filled(place, screen):
@@ -210,6 +217,18 @@ def switch(screen: Screen, sensor: str, *, on: bool) -> None:
     wait_long(is_as_wanted, f"{sensor} is {'on' if on else 'off'}")
 
 
+CHECKS = """{ assetNodes(assetKeys: [{path: ["orders", "published_datasource"]}]) { assetChecksOrError {
+  ... on AssetChecks { checks { name executionForLatestMaterialization { status } } } } } }"""
+
+
+def check_states(screen: Screen) -> dict[str, str | None]:
+    """What the page shows of the datasource's checks; None stands for "Not evaluated"."""
+    answer = requests.post(f"{screen.url}/graphql", json={"query": CHECKS}, timeout=60).json()
+    (node,) = answer["data"]["assetNodes"]
+    found = {one["name"]: one["executionForLatestMaterialization"] for one in node["assetChecksOrError"]["checks"]}
+    return {name: made["status"] if made else None for name, made in found.items()}
+
+
 def test_a_change_in_the_source_starts_its_runs_by_the_sensors(place, screen):
     stamp = "DATEADD('second', 1, (SELECT MAX(UPDATED_AT) FROM MYTABLE))"
     columns = "ORDER_ID, ORDER_DATE, CUSTOMER, QUANTITY, UPDATED_AT"
@@ -220,6 +239,7 @@ def test_a_change_in_the_source_starts_its_runs_by_the_sensors(place, screen):
         switch(screen, sensor, on=True)
     screen.rest()
     wait_long(lambda: published_rows(place, screen) == source_rows(place), "the change is published")
+    wait_long(lambda: set(check_states(screen).values()) == {"SUCCEEDED"}, "its checks are evaluated, not reset")
     (detection,) = screen.runs("orders_detect")
     assert detection.tags["dagster/sensor_name"] == "orders_source"
     # What the next test breaks would be repaired before anybody could look at it.

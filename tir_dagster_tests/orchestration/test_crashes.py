@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
+from tir_dagster.changes.changesets import ChangeSetStore
 from tir_dagster.changes.plan import Mode
 from tir_dagster.orchestration.commands import Command, Outcome
 from tir_dagster_tests.orchestration.conftest import Place
+from tir_dagster_tests.processes import wait_for
+from tir_dagster_tests.sandbox.tableau.helpers import Admin
 
 # `make soak` kills three times after each step; in short T6 kills after the publish, T7 before its end.
 TIMES = int(os.environ.get("TIR_CRASHES", "1"))
@@ -137,6 +144,65 @@ def test_killed_between_two_parts_of_a_change(patched, time):
     parts = {int(found[1]) for found in (re.search(r"\(\d+ of (\d+)\)$", line) for line in told) if found}
     assert changes_on_the_server(patched) == before + max(parts) > before + 1, "the other parts, and none of them twice"
     heals(patched)
+
+
+# Stopped by a signal
+
+
+@contextmanager
+def refreshing(place, log: Path) -> Iterator[subprocess.Popen]:
+    """The command in a process group of its own, as a terminal starts it."""
+    specs = place.folder / "extracts.yaml"
+    specs.write_text(place.spec_text, encoding="utf-8")
+    command = [sys.executable, "-m", "tir_dagster.cli", "--specs", str(specs), "refresh", place.spec.name]
+    with log.open("wb") as lines:
+        started = subprocess.Popen(command, stdout=lines, stderr=lines, start_new_session=True)
+    try:
+        yield started
+    finally:
+        if started.poll() is None:
+            os.killpg(started.pid, signal.SIGKILL)
+        started.wait()
+
+
+def press_ctrl_c(started: subprocess.Popen) -> int:
+    """As a terminal does: to the command and everything that it started."""
+    os.killpg(started.pid, signal.SIGINT)
+    return started.wait(timeout=60)
+
+
+def last_line(log: Path) -> str:
+    """What the command said at its end, after nothing else but progress."""
+    *others, last = log.read_text().splitlines()
+    assert [line for line in others if not re.match(r"\[ *[\d.]+ s\] ", line)] == []
+    return last
+
+
+def test_ctrl_c_while_spark_starts_is_one_line_and_the_next_refresh_heals(loaded, tmp_path):
+    touch(loaded, "stopped")
+    log = tmp_path / "log"
+    with refreshing(loaded, log) as started:
+        wait_for(lambda: "starting Spark" in log.read_text(), "Spark", log=log)
+        assert press_ctrl_c(started) == 130, log.read_text()
+    said = last_line(log)
+    assert re.fullmatch(
+        r"orders: stopped by Ctrl-C\. The published datasource is unchanged, data as of .* UTC\. Run it again\.", said
+    )
+    heals(loaded)
+
+
+@pytest.mark.long
+def test_ctrl_c_while_it_publishes_says_that_the_next_refresh_finds_out(loaded, tmp_path):
+    touch(loaded, "stopped while it published")
+    log, admin = tmp_path / "log", Admin(loaded.sandbox.tableau_url)
+    store = ChangeSetStore(loaded.folder / "state" / "extracts" / "orders" / "change_sets")
+    admin.fault("delay", method="POST", path="/(fileUploads|datasources)$", seconds=10)
+    with refreshing(loaded, log) as started:
+        wait_for(store.intent, "the publish", log=log)
+        assert press_ctrl_c(started) == 130, log.read_text()
+    admin.clear_faults()
+    assert "A publish was under way, and the next refresh finds out if it landed" in last_line(log)
+    heals(loaded)
 
 
 def changes_on_the_server(place: Place) -> int:

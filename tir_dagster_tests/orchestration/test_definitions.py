@@ -87,6 +87,15 @@ def test_every_asset_has_a_description_a_kind_a_group_and_a_table():
         assert spec.metadata["dagster/table_name"].startswith("MYDB.MYSCHEMA."), spec.key
 
 
+def test_whoever_materializes_all_is_only_asked_for_slices():
+    graph = build_defs(specs=parse_specs(SPEC, "test.yaml")).resolve_asset_graph()
+    asked = {
+        key.path[-1]: graph.get(key).partitions_def for key in graph.materializable_asset_keys if "orders" in key.path
+    }
+    assert set(asked) == {"purged_extract", "published_datasource"}, "nobody can name a new change set"
+    assert asked["published_datasource"] is None
+
+
 def test_sensors_wait_to_be_switched_on():
     defs = build_defs(specs=parse_specs(SPEC, "test.yaml"))
     sensors = defs.get_repository_def().sensor_defs

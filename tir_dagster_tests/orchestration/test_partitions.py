@@ -13,6 +13,7 @@ from tir_dagster.orchestration.partitions import (
     change_set_partitions,
     covering_range,
     extract_partitions,
+    failed_slices,
     partitions_in_flight,
     partitions_to_retire,
     rest_of,
@@ -32,6 +33,7 @@ from tir_dagster.orchestration.value_slices import (
 from tir_dagster.spec import Datasource, ExtractSpec, Slices
 
 MONTHS = Slices(by="month", column="ORDER_DATE", start="2025-01")
+CHANGED_KEYS = dg.AssetKey(["orders", "changed_keys"])
 
 
 def an_extract(slices: Slices = MONTHS) -> ExtractSpec:
@@ -156,7 +158,7 @@ def test_a_partition_with_a_run_in_flight_is_not_deleted():
 
     @dg.asset(partitions_def=change_set_partitions(spec))
     def running(context: dg.AssetExecutionContext) -> None:
-        gone.extend(retire_change_sets(context.instance, spec, pending={idents[2]}))
+        gone.extend(retire_change_sets(context.instance, spec, CHANGED_KEYS, pending={idents[2]}))
 
     with dg.DagsterInstance.ephemeral() as instance:
         instance.add_dynamic_partitions(name, idents)
@@ -164,4 +166,35 @@ def test_a_partition_with_a_run_in_flight_is_not_deleted():
         assert gone == [idents[1], idents[3]]
         assert instance.get_dynamic_partitions(name) == [idents[0], idents[2], *idents[4:]]
         # Its run has ended, so now it may go.
-        assert retire_change_sets(instance, spec, pending={idents[2]}) == [idents[0]]
+        assert retire_change_sets(instance, spec, CHANGED_KEYS, pending={idents[2]}) == [idents[0]]
+
+
+def test_partitions_of_detections_that_failed_go_with_a_later_publish():
+    spec = an_extract()
+    with dg.DagsterInstance.ephemeral() as instance:
+        instance.add_dynamic_partitions(str(change_set_partitions(spec).name), ["1", "2", "3", "4", "5"])
+        for staged in ("2", "4"):
+            instance.report_runless_asset_event(dg.AssetMaterialization(CHANGED_KEYS, partition=staged))
+        gone = retire_change_sets(instance, spec, CHANGED_KEYS, pending={"3"}, settled="4")
+        assert gone == ["1"], "2 and 4 are staged, 3 is pending, 5 is of a detection that has only begun"
+
+
+def test_slices_whose_run_failed_are_known_until_they_are_materialized():
+    spec = an_extract()
+    key = dg.AssetKey(["orders", "purged_extract"])
+
+    @dg.asset(key=key, partitions_def=extract_partitions(spec))
+    def purged_extract(context: dg.AssetExecutionContext) -> None:
+        if "fail" in context.run.tags:
+            raise ValueError("as asked")
+
+    def run(name: str, **tags: str) -> None:
+        dg.materialize([purged_extract], instance=instance, partition_key=name, tags=tags, raise_on_error=False)
+
+    with dg.DagsterInstance.ephemeral() as instance:
+        for name in ("2025-01", "2025-02"):
+            run(name, fail="yes")
+        run("2025-02")
+        assert failed_slices(instance, spec, key) == ["2025-01"]
+        instance.report_runless_asset_event(dg.AssetMaterialization(key, partition="2025-01"))
+        assert failed_slices(instance, spec, key) == []

@@ -126,13 +126,11 @@ def test_schedules_run_in_the_slices_zone_and_a_full_refresh_is_one_run():
 
 
 def test_everything_that_touches_a_datasource_is_in_its_pool():
-    graph = build_defs(specs=(an_extract(),)).resolve_asset_graph()
-    pools = {key.path[-1]: graph.get(key).pools for key in graph.get_all_asset_keys()}
+    defs = build_defs(specs=(an_extract(),))
+    jobs = [defs.resolve_job_def(f"orders_{name}") for name in ("detect", "refresh")]
+    pools = {node.name.rpartition("__")[2]: node.definition.pools for job in jobs for node in job.nodes}
     named = {"tableau_my_project_sales_all"}
-    assert pools == {
-        "source_table": None,
-        **dict.fromkeys(("changed_keys", "purged_extract", "published_datasource"), named),
-    }
+    assert pools == dict.fromkeys(("changed_keys", "purged_extract", "published_datasource"), named)
     assert pool_name(an_extract(name="other")) in named, "by datasource, not by extract"
 
 
