@@ -13,6 +13,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import requests
 import tableauserverclient as TSC  # noqa: N812 - the name its own documentation uses
 from pyspark.sql import SparkSession
 
@@ -87,6 +88,12 @@ class Clock:
     late: float = 0.0
     # Told of each sleep before the time moves.
     listen: Callable[[float], None] = lambda _: None
+
+    @staticmethod
+    def of_server(url: str) -> Clock:
+        """Go on from where other files of this process left the server's clock: no job may be older than the ones before it."""
+        settings = requests.get(f"{url}/sandbox/settings", timeout=30).json()
+        return Clock(url, ahead=settings["clock_offset_seconds"])
 
     def sleep(self, seconds: float) -> None:
         self.listen(seconds)

@@ -28,7 +28,7 @@ LOADING = "waiting for jobs on the server"
 
 @pytest.fixture(scope="module")
 def clock(sandbox: Sandbox) -> Iterator[Clock]:
-    yield Clock(sandbox.tableau_url)
+    yield Clock.of_server(sandbox.tableau_url)
     Admin(sandbox.tableau_url).set(clock_offset_seconds=0.0)
 
 

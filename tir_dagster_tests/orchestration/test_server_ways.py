@@ -30,7 +30,7 @@ SLICED = {"slices": {"column": "I", "by": "month", "start": "2025-03", "zone": B
 
 @pytest.fixture(scope="module")
 def clock(sandbox: Sandbox) -> Clock:
-    return Clock(sandbox.tableau_url)
+    return Clock.of_server(sandbox.tableau_url)
 
 
 @pytest.fixture(scope="module")
