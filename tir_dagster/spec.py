@@ -74,7 +74,7 @@ class Slices:
             return None
 
 
-Detector = Literal["watermark", "feed", "snapshot", "hint"]
+Detector = Literal["diff", "watermark", "feed", "snapshot", "hint"]
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,9 @@ class TableChanges:
 
     @property
     def by(self) -> Detector:
-        return self.detector or ("watermark" if self.watermark else "snapshot")
+        # `snapshot` is the old name of `diff`.
+        named: Detector | None = "diff" if self.detector == "snapshot" else self.detector
+        return named or ("watermark" if self.watermark else "diff")
 
     def problems(self) -> Iterator[tuple[str, str]]:
         if self.by == "watermark" and not self.watermark:

@@ -1,1 +1,1 @@
-"""Which keys changed: ledger, detectors, change sets, plan. Its core is pure: no Dagster, no I/O."""
+"""Which keys changed: detectors, hints, plan, change sets. Its core is pure: no Dagster, no I/O."""

@@ -16,6 +16,8 @@ from tir_dagster.durable import replaced_file, sync
 from tir_dagster.errors import TirError
 
 MANIFEST = "change_set.json"
+# The folders of a change set: the keys to replace, and their fresh rows.
+KEYS, ROWS = "keys", "rows"
 _DAMAGED = (ValueError, KeyError, TypeError)
 _UNFINISHED = ".unfinished-"
 
@@ -29,6 +31,11 @@ def new_id() -> str:
     return f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:8]}"
 
 
+def parts_of(folder: Path) -> list[Path]:
+    """The Parquet files in a folder that hold something."""
+    return sorted(path for path in folder.glob("part-*.parquet") if path.stat().st_size)
+
+
 class ChangeSetStore:
     """The change sets of one extract under a folder: pending until a confirmation settles them."""
 
@@ -39,6 +46,10 @@ class ChangeSetStore:
 
     def path(self, change_set: str) -> Path:
         return self._folder / change_set
+
+    def keys(self, change_set: str) -> list[Path]:
+        """The files with a change set's keys."""
+        return parts_of(self.path(change_set) / KEYS)
 
     @contextmanager
     def staging(self, change_set: str) -> Iterator[Path]:

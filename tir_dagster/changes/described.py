@@ -53,7 +53,7 @@ def checked_hints(hints: Iterable[Hint], relation: Relation, access: SnowflakeAc
 
 
 def described_rows(hints: Sequence[Hint], relation: Relation, access: SnowflakeAccess, span: Span) -> Described:
-    """The first table's keys, under the names that the ledger's key columns have."""
+    """The first table's keys, under the names that the row key has."""
     mine = [hint for hint in hints if hint.table == relation.table]
     if mine and not relation.fact_key:
         # Rows without a key of their own can only be compared all together.
@@ -84,10 +84,8 @@ def _described(hints: Sequence[Hint], listed: str, access: SnowflakeAccess, span
         except SnowflakeError as error:
             if error.errno not in BEYOND_TIME_TRAVEL:
                 raise
-            # What it was before is not known any more: every row is compared with the ledger.
-            told = (
-                f"The history of {hint.table} does not reach back to {span.old}: every row is compared with the ledger."
-            )
+            # What it was before is not known any more.
+            told = f"The history of {hint.table} does not reach back to {span.old}: every row is compared with the extract."
             found = replace(found, anything=True, warnings=(*found.warnings, told))
             continue
         new_keys = _some(access, new)

@@ -12,38 +12,38 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tir_dagster.changes import sets
-from tir_dagster.changes.changesets import ChangeSetStore
+from tir_dagster.changes.changesets import KEYS, ROWS, ChangeSetStore
 from tir_dagster.changes.contracts import refuse_duplicates
 from tir_dagster.changes.described import checked_hints
-from tir_dagster.changes.doubts import key_warnings, partial_warnings
-from tir_dagster.changes.find import Question, Stats, find_changes
+from tir_dagster.changes.difference import Difference
+from tir_dagster.changes.doubts import contract_warnings, key_warnings, partial_warnings
+from tir_dagster.changes.find import Asked, Found, find_changes
 from tir_dagster.changes.hints import Hint
 from tir_dagster.changes.marks import highest_mark
 from tir_dagster.changes.plan import Known, Plan, check_guards, settle_plan
-from tir_dagster.changes.propose import looks_for_deletes, propose
+from tir_dagster.changes.question import ask_question
 from tir_dagster.changes.relation import Relation, relation_of
-from tir_dagster.changes.state import ChangeSet, Confirmation, counts_to_json, stats_to_json
+from tir_dagster.changes.source_reader import SourceReader
+from tir_dagster.changes.state import ChangeSet, Confirmation, counts_to_json
 from tir_dagster.errors import GuardError, SourceError
+from tir_dagster.extract.apply import Shape
+from tir_dagster.extract.compare import comparing
 from tir_dagster.source.columns import Column
 from tir_dagster.source.connection import SnowflakeAccess
 from tir_dagster.source.names import TableName
-from tir_dagster.source.pinned import PinnedSource, with_cut_keys
+from tir_dagster.source.pinned import PinnedSource
 from tir_dagster.source.versions import Probe, SourceVersion, is_kept, probe, table_facts
 from tir_dagster.spec import ExtractSpec
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from tir_dagster.changes.workbench import SparkWorkbench
-
 # A version lies this long before the last look: transactions in flight then have ended.
 MARGIN_SECONDS = 1.0
 # And at least this long after the token was told: the warehouse's machines do not share one clock.
 AFTER_TOKEN_SECONDS = 0.25
 QUIET_TRIES = 30
-# `keys` are purged from the extract; `ledger_keys` are those of the rows that the ledger knows, which differ if aggregated.
-KEYS, LEDGER_KEYS, ROWS, LEDGER, _WORK = "keys", "ledger_keys", "rows", "ledger", "work"
+_WORK = "work"
 
 Log = Callable[[str], None]
 
@@ -73,13 +73,6 @@ class Survey:
     def source(self) -> PinnedSource:
         return self.relation.base(self.version)
 
-    @property
-    def shown(self) -> PinnedSource:
-        """The rows that people see; where they are aggregated, not those that the ledger knows."""
-        relation = self.relation
-        rows = with_cut_keys(relation.shown(self.version), relation.key)
-        return PinnedSource(rows, relation.columns, relation.key, relation.slices, None, self.version)
-
     def changed(self, since: Known) -> set[TableName]:
         """The tables whose token is another one than then."""
         before, now = since.token.split(","), self.known.token.split(",")
@@ -89,17 +82,16 @@ class Survey:
 
 @dataclass(frozen=True)
 class Base:
-    """The extract version a change set starts from, as last confirmed."""
+    """The extract version a change set starts from, as last confirmed: its file, and its rows by slice."""
 
     confirmation: Confirmation
-    ledger: Path
-    stats: Stats
-    # Rows that people see by slice, as JSON names them; where they are aggregated, not those that the ledger knows.
-    shown: Mapping[str, int] = field(default_factory=dict)
+    extract: Path
+    shape: Shape
+    slices: Mapping[str | None, int] = field(default_factory=dict)
 
     @property
     def rows(self) -> int:
-        return sum(count for count, _ in self.stats.values())
+        return sum(self.slices.values())
 
 
 def survey(
@@ -261,46 +253,31 @@ def make_change_set(
     log: Log,
 ) -> tuple[Plan, ChangeSet | None]:
     """Read what the plan needs and make it durable; gives the settled plan, and no change set if nothing differs."""
-    # Here and not above: a plan needs no Spark, and importing it takes seconds.
-    from tir_dagster.changes.workbench import SparkWorkbench  # noqa: PLC0415
-
-    refuse_duplicates(surveyed.relation, access, surveyed.version)
+    relation = surveyed.relation
+    refuse_duplicates(relation, access, surveyed.version)
     pending = store.pending()
     with store.staging(ident) as folder:
-        bench = SparkWorkbench(
-            spark,
-            access,
-            surveyed.source,
-            folder=folder / _WORK,
-            ledger=base.ledger if base else None,
-            log=log,
-        )
-        try:
-            if plan.decision == "incremental" and base is not None:
-                plan, stats, counts = _find(
-                    bench,
-                    surveyed,
-                    plan,
-                    base,
-                    store,
-                    pending,
-                    resync,
-                    folder,
-                    access=access,
-                    compare=compare,
-                    hints=hints,
-                    allow_empty=allow_empty,
-                    log=log,
-                )
-            if plan.decision == "none":
-                return plan, None
-            if plan.decision == "full":
-                before = confirmed.rows if confirmed else 0
-                stats, counts = _read_all(bench, surveyed, base, folder, before=before, allow_empty=allow_empty)
-            watermark = highest_mark(access, surveyed.source.watermark, surveyed.source.sql)
-            _check_unchanged(surveyed, access)
-        finally:
-            bench.close()
+        reader = SourceReader(spark, access, relation, surveyed.version, folder / _WORK, log)
+        difference = Difference(0, {}, {})
+        if plan.decision == "incremental" and base is not None:
+            keyed = [one.id for one in pending if one.decision == "incremental"]
+            asked = Asked(tuple(resync), tuple(compare), tuple(file for one in keyed for file in store.keys(one)))
+            found = _find(surveyed, base, asked, hints, reader=reader, access=access, folder=folder)
+            difference = found.difference
+            plan = _settled(surveyed, plan, base, found, pending=bool(keyed), allow_empty=allow_empty)
+            if found.everything:
+                log(f"every row was read and compared, because {found.everything}")
+        if plan.decision == "none":
+            return plan, None
+        if plan.decision == "full":
+            shutil.rmtree(folder / KEYS, ignore_errors=True)
+            shutil.rmtree(folder / ROWS, ignore_errors=True)
+            staged = reader.read_all(folder / ROWS)
+            if not allow_empty:
+                _check_left(surveyed.spec, confirmed.rows if confirmed else 0, staged.rows)
+            difference = Difference(0, base.slices if base else {}, staged.slices)
+        watermark = highest_mark(access, surveyed.source.watermark, surveyed.source.sql)
+        _check_unchanged(surveyed, access)
         shutil.rmtree(folder / _WORK, ignore_errors=True)
         made = ChangeSet(
             id=ident,
@@ -312,10 +289,9 @@ def make_change_set(
             decision=plan.decision,
             reason=plan.reason.name if plan.reason else None,
             keys=plan.keys or 0,
-            rows=sum(counts[1].values()),
-            purged=counts[0],
-            appended=counts[1],
-            ledger_stats=stats_to_json(stats),
+            rows=sum(difference.appended.values()),
+            purged=counts_to_json(difference.purged),
+            appended=counts_to_json(difference.appended),
             watermark=watermark,
             settles=tuple(one.id for one in pending),
             warnings=plan.warnings,
@@ -325,96 +301,50 @@ def make_change_set(
         return plan, store.commit(made, folder)
 
 
-Counts = tuple[dict[str, int], dict[str, int]]
-
-
 def _find(
-    bench: SparkWorkbench,
     surveyed: Survey,
-    plan: Plan,
     base: Base,
-    store: ChangeSetStore,
-    pending: Sequence[ChangeSet],
-    resync: Sequence[str | None],
-    folder: Path,
-    *,
-    access: SnowflakeAccess,
-    compare: Sequence[str | None],
+    asked: Asked,
     hints: Sequence[Hint],
-    allow_empty: bool,
-    log: Log,
-) -> tuple[Plan, Stats, Counts]:
-    keyed = [one.id for one in pending if one.decision == "incremental"]
-    bench.load_pending([store.path(name) / LEDGER_KEYS for name in keyed])
-    hints = checked_hints(hints, surveyed.relation, access)
-    candidates, told = propose(surveyed, base.confirmation, access, hints=hints, log=log)
-    question = Question(
-        candidates=candidates,
-        deletes=looks_for_deletes(surveyed, candidates),
-        resync=tuple(resync),
-        compare=tuple(compare),
-        pending=bool(keyed),
+    *,
+    reader: SourceReader,
+    access: SnowflakeAccess,
+    folder: Path,
+) -> Found:
+    """Find the keys to replace; what hints and fallbacks give rise to is among the warnings."""
+    relation = surveyed.relation
+    hints = checked_hints(hints, relation, access)
+    question, warnings = ask_question(
+        relation,
+        access,
+        confirmed=base.confirmation,
+        version=surveyed.version,
+        changed=surveyed.changed(base.confirmation.known),
+        hints=hints,
     )
-    found = find_changes(bench, question, base.stats)
+    with comparing(base.extract, base.shape) as comparison:
+        found = find_changes(relation, question, asked, reader=reader, comparison=comparison, folder=folder)
+    partial = partial_warnings(relation, hints, found.difference)
+    contracts = contract_warnings(relation, question, access)
+    return replace(found, warnings=(*warnings, *found.warnings, *contracts, *partial))
+
+
+def _settled(surveyed: Survey, plan: Plan, base: Base, found: Found, *, pending: bool, allow_empty: bool) -> Plan:
     thresholds = surveyed.spec.thresholds
     settled = settle_plan(
         plan,
-        found,
-        base.stats,
+        found.difference,
+        rows=base.rows,
         policy=surveyed.spec.policy,
         delete_share=thresholds.delete_share,
         full_share=thresholds.full_share,
-        pending=bool(keyed),
+        pending=pending,
         allow_empty=allow_empty,
     )
-    warnings = (
-        key_warnings(bench, surveyed.spec, joined=bool(surveyed.relation.dimensions))
-        if settled.decision == "incremental"
-        else ()
-    )
-    partial = partial_warnings(bench, surveyed.relation, hints, candidates, found.keys)
-    settled = replace(settled, warnings=(*settled.warnings, *told, *partial, *warnings))
-    counts = (counts_to_json(found.purged), counts_to_json(found.appended))
+    warnings = (*settled.warnings, *found.warnings)
     if settled.decision == "incremental":
-        bench.write_keys("changed", folder / LEDGER_KEYS)
-        bench.write_ledger("ledger_after", folder / LEDGER, found.slices)
-        if surveyed.relation.aggregated:
-            counts = _write_groups(bench, surveyed, found.slices, folder)
-            # The rows of the extract, not those behind them.
-            settled = replace(settled, purged=sum(counts[0].values()), appended=sum(counts[1].values()))
-        else:
-            shutil.copytree(folder / LEDGER_KEYS, folder / KEYS)
-            bench.write_rows("changed", folder / ROWS)
-    return settled, found.after(base.stats), counts
-
-
-def _write_groups(bench: SparkWorkbench, surveyed: Survey, slices: Sequence[str | None], folder: Path) -> Counts:
-    """The groups that the changed rows were in and are in, and what the query shows of them now."""
-    width = len(surveyed.source.group)
-    staged = bench.write_groups(sets.groups_of(["gone", "fresh"], width), folder / KEYS, folder / ROWS, surveyed.shown)
-    purged = {name: (count, 0) for name, count in bench.group_counts("gone").items()}
-    appended = {name: (staged.slices.get(name, 0), 0) for name in slices}
-    return counts_to_json(purged), counts_to_json(appended)
-
-
-def _read_all(
-    bench: SparkWorkbench, surveyed: Survey, base: Base | None, folder: Path, *, before: int, allow_empty: bool
-) -> tuple[Stats, Counts]:
-    staged = bench.read_all(ROWS)
-    aggregated = surveyed.relation.aggregated
-    if not allow_empty:
-        # The ledger knows the rows behind the groups that people see.
-        _check_left(surveyed.spec, (base.rows if base else 0) if aggregated else before, staged.rows)
-    stats = bench.stats(ROWS)
-    bench.write_ledger(ROWS, folder / LEDGER, None)
-    if not aggregated:
-        (folder / _WORK / ROWS).rename(folder / ROWS)
-        return stats, (counts_to_json(base.stats) if base else {}, counts_to_json(stats))
-    shown = bench.read_shown(folder / ROWS, surveyed.shown)
-    if not allow_empty:
-        _check_shown(surveyed.spec, 0 if base else before, shown.rows)
-    appended = {name: (count, 0) for name, count in shown.slices.items()}
-    return stats, (dict(base.shown) if base else {}, counts_to_json(appended))
+        warnings += key_warnings(surveyed.spec, found.difference, joined=bool(surveyed.relation.dimensions))
+    return replace(settled, warnings=warnings)
 
 
 def _check_left(spec: ExtractSpec, before: int, left: int) -> None:
@@ -422,21 +352,8 @@ def _check_left(spec: ExtractSpec, before: int, left: int) -> None:
         # Also where our own version is lost: what people see now is known.
         check_guards(spec.name, rows=before, left=left, delete_share=spec.thresholds.delete_share)
     elif left == 0:
+        what = spec.source if spec.query is None else "the query's result"
         raise GuardError(
-            f"{spec.name}: {_what(spec)} is empty. Nothing was touched. "
+            f"{spec.name}: {what} is empty. Nothing was touched. "
             f"Load it first; if it is meant to be empty, say so: tir refresh {spec.name} --allow-empty."
         )
-
-
-def _check_shown(spec: ExtractSpec, before: int, left: int) -> None:
-    """The groups that people see; `before` is how many they see now, where our ledger of the rows behind them is lost."""
-    if left == 0:
-        raise GuardError(
-            f"{spec.name}: the query shows nothing, though its tables have rows. Nothing was touched. "
-            f"If that is meant to be so, say it: tir refresh {spec.name} --allow-empty."
-        )
-    check_guards(spec.name, rows=before, left=left, delete_share=spec.thresholds.delete_share)
-
-
-def _what(spec: ExtractSpec) -> str:
-    return spec.source if spec.query is None else "the query's result"

@@ -1,41 +1,78 @@
-"""What people should know of a change set though it is right: odd row keys, and hints that told too little."""
+"""Warnings about a change set that is right: odd row keys, hints that told too little, joined tables that break their contract."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
 
-from tir_dagster.changes import sets
-from tir_dagster.changes.candidates import Candidates
+from tir_dagster.changes.detectors import Question, changed_dimension_keys
+from tir_dagster.changes.difference import Difference
 from tir_dagster.changes.hints import Hint, partial_warning
-from tir_dagster.changes.relation import Relation
+from tir_dagster.changes.relation import Dimension, Relation
+from tir_dagster.source.connection import SnowflakeAccess
+from tir_dagster.source.names import quote
 from tir_dagster.spec import ExtractSpec
 
-if TYPE_CHECKING:
-    from tir_dagster.changes.workbench import SparkWorkbench
 
-
-def partial_warnings(
-    bench: SparkWorkbench, relation: Relation, hints: Sequence[Hint], candidates: Candidates, keys: int
-) -> tuple[str, ...]:
-    """A warning if more changed in the first table than its hints described."""
+def partial_warnings(relation: Relation, hints: Sequence[Hint], difference: Difference) -> tuple[str, ...]:
+    """Warn if more changed in the first table than its hints describe."""
     mine = [hint for hint in hints if hint.table == relation.table]
-    detected = relation.spec.changes.by == "watermark" and not candidates.everything
-    if not mine or not detected or not candidates.named or candidates.referring:
-        return ()
-    bench.define("missed", sets.lacking_keys("touched_changed", "named_keys", bench.width))
-    told = partial_warning(mine, detected=keys, described=keys - bench.count("missed"), missed=bench.keys("missed"))
-    return (told,) if told else ()
+    warning = partial_warning(
+        mine,
+        detected=difference.keys,
+        described=difference.keys - difference.undescribed,
+        missed=difference.undescribed_keys,
+    )
+    return (warning,) if warning else ()
 
 
-def key_warnings(bench: SparkWorkbench, spec: ExtractSpec, *, joined: bool) -> tuple[str, ...]:
-    """NULLs and duplicates in the row key are replaced null-safely and as bags."""
+def key_warnings(spec: ExtractSpec, difference: Difference, *, joined: bool) -> tuple[str, ...]:
+    """Warn of NULLs and duplicates in the row key, which are replaced null-safely and as bags."""
     if not spec.row_key:
         return ()
-    nulls, repeated = bench.odd_keys("fresh")
     names = ", ".join(spec.row_key)
-    warnings = [f"{nulls:,} changed rows have a NULL in the row key ({names})."] if nulls else []
-    if repeated:
+    warnings = []
+    if difference.null_keys:
+        warnings.append(f"{difference.null_keys:,} changed rows have a NULL in the row key ({names}).")
+    if difference.repeated_keys:
         why = "by a join, or because it is" if joined else f"{names} is"
-        warnings.append(f"{repeated:,} changed keys have more than one row ({why} not unique).")
+        warnings.append(f"{difference.repeated_keys:,} changed keys have more than one row ({why} not unique).")
     return tuple(warnings)
+
+
+def contract_warnings(relation: Relation, question: Question, access: SnowflakeAccess) -> tuple[str, ...]:
+    """Warn of changed join keys that are there more than once, or not at all though a mandatory join needs them."""
+    keys = changed_dimension_keys(relation, question)
+    return tuple(
+        warning
+        for dimension in relation.dimensions
+        if dimension.alias in keys
+        for warning in _broken_contracts(relation, dimension, keys[dimension.alias], question, access)
+    )
+
+
+def _broken_contracts(
+    relation: Relation, dimension: Dimension, keys: str, question: Question, access: SnowflakeAccess
+) -> Iterator[str]:
+    names = [quote(column.name) for column in dimension.key]
+    pinned = f"{dimension.table.sql} {question.span.new.sql}"
+    there = " AND ".join(f"k.{name} = t.{name}" for name in names)
+    counted = (
+        f"SELECT {', '.join(f'k.{name}' for name in names)}, COUNT(t.{names[0]}) AS TIR_N "
+        f"FROM (SELECT DISTINCT * FROM ({keys}) AS u) AS k LEFT JOIN {pinned} AS t ON {there} "
+        f"WHERE {' AND '.join(f'k.{name} IS NOT NULL' for name in names)} GROUP BY {', '.join(f'k.{name}' for name in names)}"
+    )
+    repeated = int(access.query(f"SELECT COUNT(*) FROM ({counted}) AS c WHERE TIR_N > 1")[0][0])
+    if repeated:
+        yield (
+            f"{repeated:,} changed keys of {dimension.table} are there more than once: rows that refer to them are multiplied."
+        )
+    if dimension.join != "inner" or relation.view is None:
+        return
+    parent = next(table.table for table in relation.view.tables if table.alias == dimension.parent)
+    refers = " AND ".join(
+        f"g.{quote(key.name)} = r.{quote(one.column)}" for key, one in zip(dimension.key, dimension.on, strict=True)
+    )
+    gone = f"(SELECT * FROM ({counted}) AS c WHERE TIR_N = 0) AS g"
+    rows = f"SELECT COUNT(*) FROM {parent.sql} {question.span.new.sql} AS r JOIN {gone} ON {refers}"
+    if count := int(access.query(rows)[0][0]):
+        yield f"{count:,} rows of {parent} refer to keys that {dimension.table} does not have any more: the query hides them."

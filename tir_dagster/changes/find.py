@@ -1,161 +1,134 @@
-"""Which keys differ between the ledger and the source at one version: detectors propose, the ledger decides.
+"""Which keys differ between the extract and the source at one version: detectors propose, the extract decides.
 
-The logic is here and pure; a workbench (Spark and Snowflake in a refresh) reads rows and runs the set logic.
+The sequence is here; a reader (Spark and Snowflake in a refresh) stages rows, a comparison (Hyper) holds them beside the extract.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
-from tir_dagster.changes import sets
+from tir_dagster.changes.detectors import (
+    Candidates,
+    Question,
+    candidates_statement,
+    everything_statement,
+    find_candidates,
+    keys_statement,
+    slices_select,
+)
+from tir_dagster.changes.difference import Difference, Forced, Key
+from tir_dagster.changes.relation import Relation
 
-# Rows and key checksum by slice. Both are sums, so what a change does to them is arithmetic.
-Stats = Mapping[str | None, tuple[int, int]]
+# Keys that come from outside the warehouse travel there as literals; more of them than this, and every row is read instead.
+MOST_LITERALS = 20_000
+# In one statement: neither too many nor too long for Snowflake's megabyte.
+_KEYS_PER_STATEMENT = 2_000
+_TEXT_PER_STATEMENT = 200_000
+
+SliceDigests = Mapping[str | None, Any]
 
 
-class Workbench(Protocol):
-    """Named relations of keyed rows (k0…, slice, hash, g0…), read from the source at one pinned version."""
+class Reader(Protocol):
+    """Reads the source at one pinned version."""
 
-    width: int
-    groups: int
+    def stage(self, statement: str, *, hinted: bool = False) -> Any:
+        """Run the statement and stage its rows; return what the comparison takes."""
 
-    def define(self, name: str, sql: str) -> None:
-        """Give a query over the relations a name; its result does not change afterwards."""
+    def slice_digests(self) -> SliceDigests:
+        """Return, by slice, a value that tells how many rows there are and which keys they have."""
 
-    def count(self, relation: str) -> int: ...
 
-    def read_touched(self, name: str, keys: str, candidates: Any, resync: Sequence[str | None]) -> None:
-        """Name ALL rows of every candidate key, and of every key with a row in these slices; and all these keys.
+class Comparison(Protocol):
+    """The base extract, with staged rows beside it."""
 
-        A candidate key may have no row any more.
-        """
+    def add(self, staged: Any, *, everything: bool = False, hinted: bool = False) -> None: ...
 
-    def read_keys(self, name: str, slices: Sequence[str | None]) -> None:
-        """Name the keys (k0…, slice) of all rows in these slices."""
+    def clear(self) -> None: ...
 
-    def read_rows(self, name: str, keys: str) -> None:
-        """Name ALL rows of the keys in a relation."""
+    def slice_digests(self) -> SliceDigests: ...
 
-    def source_stats(self) -> Stats: ...
+    def unstaged_keys_in_slices(self, slices: Sequence[str | None], *, most: int) -> list[Key]: ...
 
-    def stats(self, relation: str) -> Stats: ...
+    def unstaged_keys_in_files(self, files: Sequence[Path], *, most: int) -> list[Key]: ...
+
+    def decide(self, forced: Forced, folder: Path) -> Difference: ...
 
 
 @dataclass(frozen=True)
-class Question:
-    """What to look for: the detectors' candidates, as the workbench reads them.
+class Asked:
+    """What is looked at besides the detectors' candidates.
 
-    All rows of `compare` slices are candidates; those of `resync` slices are replaced, whatever the ledger says.
+    All rows of `compare` slices are candidates; those of `resync` slices are replaced, whatever the comparison says, and so are
+    the keys of pending change sets.
     """
 
-    candidates: Any
-    deletes: bool = True
     resync: tuple[str | None, ...] = ()
     compare: tuple[str | None, ...] = ()
-    pending: bool = False
-
-    @property
-    def whole(self) -> tuple[str | None, ...]:
-        """The slices that are looked at as a whole, each once."""
-        return tuple(dict.fromkeys((*self.resync, *self.compare)))
+    pending: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True)
 class Found:
-    """The answer. On the workbench: `changed` (keys to replace), `fresh` (their rows), `ledger_after`."""
+    """The keys that differ, and why every row had to be read, if so."""
 
-    keys: int
-    purged: Stats
-    appended: Stats
-    source: Stats = field(default_factory=dict)
-    unexplained: tuple[str | None, ...] = ()
-
-    @property
-    def slices(self) -> tuple[str | None, ...]:
-        return tuple(sorted({**self.purged, **self.appended}, key=lambda name: (name is None, name or "")))
-
-    def after(self, ledger: Stats) -> Stats:
-        """The ledger's stats once the change is applied."""
-        return _add(_add(ledger, self.purged, sign=-1), self.appended)
+    difference: Difference
+    everything: str | None = None
+    warnings: tuple[str, ...] = ()
 
 
-def find_changes(bench: Workbench, question: Question, ledger_stats: Stats) -> Found:
-    """Find S, the keys whose content differs; the relations `ledger` and, if asked for, `pending` exist already."""
-    width = bench.width
-    bench.read_touched("touched", "touched_keys", question.candidates, question.whole)
-    bench.define("touched_ledger", sets.having_keys("ledger", "touched_keys", width))
-    bench.define("touched_changed", sets.differing_keys("touched", "touched_ledger", width))
-    bench.define("touched_gone", sets.having_keys("touched_ledger", "touched_changed", width))
-    bench.define("touched_fresh", sets.having_keys("touched", "touched_changed", width))
-
-    check_all = question.deletes or bool(question.whole)
-    source = bench.source_stats() if check_all else {}
-    after_touched = _add(_add(ledger_stats, bench.stats("touched_gone"), sign=-1), bench.stats("touched_fresh"))
-    suspects = _differing_slices(after_touched, source) if check_all else ()
-    sought = bool(suspects or question.whole or question.pending)
-    if sought:
-        _seek(bench, question, suspects)
-        parts = ["touched_changed", "sought_changed", *(["pending"] if question.pending else [])]
-        if question.resync:
-            # All of these slices, whatever the ledger says: a file that drifted from it is mended, too.
-            bench.define("resync_touched", sets.in_slices("touched", question.resync))
-            bench.define("resync_ledger", sets.in_slices("ledger", question.resync))
-            parts += ["resync_ledger", "resync_touched"]
-        bench.define("changed", sets.union_keys(parts, width))
-        bench.define("candidates", "SELECT * FROM touched UNION ALL SELECT * FROM sought_rows")
-    else:
-        bench.define("changed", sets.distinct_keys("touched_changed", width))
-        bench.define("candidates", "SELECT * FROM touched")
-    bench.define("gone", _gone(width, sought=sought))
-    bench.define("fresh", sets.having_keys("candidates", "changed", width))
-    bench.define("ledger_after", sets.replaced("ledger", "changed", "fresh", width, bench.groups))
-
-    purged, appended = bench.stats("gone"), bench.stats("fresh")
-    found = Found(bench.count("changed"), purged, appended, source)
-    unexplained = _differing_slices(found.after(ledger_stats), source) if check_all else ()
-    return replace(found, unexplained=unexplained)
+def find_changes(
+    relation: Relation, question: Question, asked: Asked, *, reader: Reader, comparison: Comparison, folder: Path
+) -> Found:
+    """Stage the candidates' rows, compare them with the extract, and write the keys to replace and their rows."""
+    candidates = find_candidates(relation, question)
+    why = candidates.everything
+    if why is None:
+        why = _stage_candidates(relation, question, asked, candidates, reader, comparison)
+    if why is not None:
+        comparison.clear()
+        comparison.add(reader.stage(everything_statement(relation, question.span.new)), everything=True)
+    difference = comparison.decide(Forced(asked.pending, asked.resync), folder)
+    return Found(difference, why, candidates.warnings)
 
 
-def _gone(width: int, *, sought: bool) -> str:
-    """The ledger's rows of the changed keys. Each such key was touched or sought: no need to scan the ledger again."""
-    touched = sets.having_keys("touched_ledger", "changed", width)
-    return f"{touched} UNION ALL {sets.having_keys('sought_ledger', 'changed', width)}" if sought else touched
+def _stage_candidates(
+    relation: Relation, question: Question, asked: Asked, candidates: Candidates, reader: Reader, comparison: Comparison
+) -> str | None:
+    """Return why every row must be read instead, if so."""
+    slices = [*asked.resync, *asked.compare]
+    if candidates.count_slices:
+        slices += _differing_slices(reader.slice_digests(), comparison.slice_digests())
+    slices = list(dict.fromkeys(slices))
+    selects = [*candidates.selects, *([slices_select(relation, question.span.new, slices)] if slices else [])]
+    if selects:
+        statement = candidates_statement(relation, question.span, selects, described=candidates.described)
+        hinted = bool(candidates.described)
+        comparison.add(reader.stage(statement, hinted=hinted), hinted=hinted)
+    # Rows that the extract has in these slices, and the source elsewhere or not at all.
+    outside = comparison.unstaged_keys_in_slices(slices, most=MOST_LITERALS + 1) if slices else []
+    outside += comparison.unstaged_keys_in_files(asked.pending, most=MOST_LITERALS + 1)
+    if len(outside) > MOST_LITERALS:
+        return f"more than {MOST_LITERALS:,} keys that only the extract has must be looked up"
+    for part in _parts(list(dict.fromkeys(outside))):
+        comparison.add(reader.stage(keys_statement(relation, question.span.new, part)))
+    return None
 
 
-def _seek(bench: Workbench, question: Question, suspects: Sequence[str | None]) -> None:
-    """Look keys up one by one: gone or new in suspect slices, gone from those looked at as a whole, pending from before.
-
-    Touched keys need no look: all their rows are at hand. A key that only ever had rows in suspect slices, and is not
-    among the source's keys of those, has no row anywhere: it is not asked for.
-    """
-    width = bench.width
-    bench.define("ledger_touched", sets.replaced("ledger", "touched_changed", "touched_fresh", width, bench.groups))
-    bench.read_keys("suspect_keys", suspects)
-    bench.define("suspect_ledger", sets.in_slices("ledger_touched", suspects))
-    bench.define("suspect_differing", sets.differing_keys("suspect_ledger", "suspect_keys", width, content=("slice",)))
-    bench.define("whole_ledger", sets.in_slices("ledger", question.whole))
-    anywhere = ["whole_ledger", *(["pending"] if question.pending else [])]
-    bench.define("all_sought", sets.union_keys(["suspect_differing", *anywhere], width))
-    bench.define("sought", sets.lacking_keys("all_sought", "touched_keys", width))
-    bench.define("sought_ledger", sets.having_keys("ledger", "sought", width))
-    bench.define("elsewhere", sets.in_slices("sought_ledger", suspects, inside=False))
-    bench.define("still_there", sets.having_keys("sought", "suspect_keys", width))
-    bench.define("perhaps", sets.union_keys(["still_there", "elsewhere", *anywhere], width))
-    bench.define("perhaps_present", sets.having_keys("sought", "perhaps", width))
-    bench.read_rows("sought_rows", "perhaps_present")
-    bench.define("sought_changed", sets.differing_keys("sought_rows", "sought_ledger", width))
+def _differing_slices(source: SliceDigests, extract: SliceDigests) -> list[str | None]:
+    return [name for name in {**source, **extract} if source.get(name) != extract.get(name)]
 
 
-def _differing_slices(ledger: Stats, source: Stats) -> tuple[str | None, ...]:
-    """Slices whose count or key checksum differs: only there can a key be missing or extra."""
-    return tuple(name for name in {**ledger, **source} if ledger.get(name, (0, 0)) != source.get(name, (0, 0)))
-
-
-def _add(one: Stats, other: Stats, *, sign: int = 1) -> Stats:
-    total = dict(one)
-    for name, (rows, checksum) in other.items():
-        before = total.get(name, (0, 0))
-        total[name] = (before[0] + sign * rows, before[1] + sign * checksum)
-    return {name: value for name, value in total.items() if value != (0, 0)}
+def _parts(keys: Sequence[Key]) -> Iterator[list[Key]]:
+    part: list[Key] = []
+    length = 0
+    for key in keys:
+        part.append(key)
+        length += sum(len(str(value)) for value in key)
+        if len(part) == _KEYS_PER_STATEMENT or length > _TEXT_PER_STATEMENT:
+            yield part
+            part, length = [], 0
+    if part:
+        yield part

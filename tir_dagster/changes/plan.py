@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Literal
 
-from tir_dagster.changes.find import Found, Stats
+from tir_dagster.changes.difference import Difference
 from tir_dagster.errors import GuardError, TirError
 
 Mode = Literal["changes", "slices", "full"]
@@ -135,25 +135,24 @@ def plan_refresh(situation: Situation) -> Plan:
 
 def settle_plan(
     plan: Plan,
-    found: Found,
-    ledger: Stats,
+    difference: Difference,
     *,
+    rows: int,
     policy: Literal["auto", "incremental_only", "full"],
     delete_share: float,
     full_share: float,
     pending: bool,
     allow_empty: bool = False,
 ) -> Plan:
-    """The plan once the differing keys are known: maybe nothing, maybe too much, maybe something looks wrong."""
-    rows = sum(count for count, _ in ledger.values())
-    purged = sum(count for count, _ in found.purged.values())
-    appended = sum(count for count, _ in found.appended.values())
+    """The plan once the differing keys are known: maybe nothing, maybe too much, maybe something looks wrong.
+
+    `rows` is how many the extract has.
+    """
+    purged, appended = sum(difference.purged.values()), sum(difference.appended.values())
     if not allow_empty:
         check_guards(plan.extract, rows=rows, left=rows - purged + appended, delete_share=delete_share)
-    settled = replace(plan, keys=found.keys, slices=found.slices, purged=purged, appended=appended)
-    if found.unexplained:
-        return _full(settled, Reason.DRIFT_UNREPAIRED, policy)
-    if found.keys == 0 and not pending:
+    settled = replace(plan, keys=difference.keys, slices=difference.slices, purged=purged, appended=appended)
+    if difference.keys == 0 and not pending:
         return replace(settled, decision="none")
     if rows and max(purged, appended) > full_share * rows:
         # Under incremental_only a large change is still right, only slow.

@@ -1,4 +1,4 @@
-"""What an extract shows and what its ledger knows, as queries that can be pinned to a version. No row is read here."""
+"""What an extract shows, and its rows before aggregation, as queries that can be pinned to a version. No row is read here."""
 
 from __future__ import annotations
 
@@ -83,6 +83,11 @@ class Relation:
         return self.view is not None and self.view.kind == "aggregate"
 
     @property
+    def analysed(self) -> bool:
+        """Whether it is known which rows a change of each table reaches; a table by itself, or joins and groups of tables."""
+        return self.why_full is None
+
+    @property
     def may_hide_rows(self) -> bool:
         """Whether rows can leave their key though none was deleted: filtered out, without a partner, or moved away."""
         if not self.spec.row_key:
@@ -111,7 +116,7 @@ class Relation:
 
     @property
     def fact_key_sql(self) -> str:
-        """The first table's key as what follows SELECT, under the names that it has in the ledger's rows."""
+        """The first table's key as what follows SELECT, under the names that it has before aggregation."""
         key = self.base_key or self.key
         return ", ".join(
             f"{cut_sql(replace(column, name=name))} AS {quote(column.name)}"
@@ -140,7 +145,7 @@ class Relation:
         return f"{self.table.sql} {version.sql}" if self.view is None else f"({view_sql(self.view, version)})"
 
     def base(self, version: SourceVersion) -> PinnedSource:
-        """The rows that the ledger knows."""
+        """The rows before aggregation."""
         if self.view is None or self.why_full is not None:
             rows = with_cut_keys(self.shown(version), self.key)
             return PinnedSource(rows, self.columns, self.key, self.slices, self.watermark, version)

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any, Self
 
-from tir_dagster.changes.find import Stats
+from tir_dagster.changes.difference import Counts
 from tir_dagster.changes.plan import Decision, Known, Mode
 
 # NULL is a slice too; JSON has no NULL keys.
@@ -57,7 +57,6 @@ class ChangeSet(Record):
     rows: int
     purged: Mapping[str, int]
     appended: Mapping[str, int]
-    ledger_stats: Mapping[str, tuple[int, str]]
     watermark: str | None
     settles: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
@@ -161,19 +160,12 @@ def surely_other_rows(fingerprint: str, other: str) -> bool:
     return fingerprint != other and (" " in fingerprint) == (" " in other)
 
 
-def stats_to_json(stats: Stats) -> dict[str, tuple[int, str]]:
-    """Checksums are too long for JSON numbers of other readers, so they are text."""
-    return {NO_SLICE_KEY if name is None else name: (rows, str(checksum)) for name, (rows, checksum) in stats.items()}
+def counts_to_json(counts: Counts) -> dict[str, int]:
+    return {NO_SLICE_KEY if name is None else name: count for name, count in counts.items()}
 
 
-def stats_from_json(value: Mapping[str, Any]) -> Stats:
-    return {
-        None if name == NO_SLICE_KEY else name: (int(rows), int(checksum)) for name, (rows, checksum) in value.items()
-    }
-
-
-def counts_to_json(stats: Stats) -> dict[str, int]:
-    return {NO_SLICE_KEY if name is None else name: rows for name, (rows, _) in stats.items()}
+def counts_from_json(value: Mapping[str, int]) -> Counts:
+    return {None if name == NO_SLICE_KEY else name: count for name, count in value.items()}
 
 
 def slice_label(name: str) -> str:

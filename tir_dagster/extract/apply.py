@@ -1,10 +1,9 @@
-"""A change set becomes an extract version: keys purged, rows appended, the ledger brought along, the result verified."""
+"""A change set becomes an extract version: keys purged, rows appended, the result verified."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -12,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tir_dagster.changes.ledger import LEDGER_FILES, slice_folder
+from tir_dagster.changes.changesets import KEYS, ROWS, parts_of
 from tir_dagster.changes.state import NO_SLICE_KEY, ChangeSet, slice_label
 from tir_dagster.errors import EQUALS_SOURCE, ExtractError, VerificationError
 from tir_dagster.extract.features import is_older_feature
@@ -21,7 +20,7 @@ from tir_dagster.extract.fingerprints import snowflake_sql as fingerprint_sql
 from tir_dagster.extract.hyperfile import create_extract, create_like, describe, needs_rebuild, rebuild
 from tir_dagster.extract.purge import Applied, least_of_keys, least_of_slices, replace_keys, replace_slices
 from tir_dagster.extract.slices import SliceRanges, SliceValues
-from tir_dagster.extract.versions import LEDGER_FOLDER, Version, VersionStore, Workspace
+from tir_dagster.extract.versions import Version, VersionStore, Workspace
 from tir_dagster.source.columns import Column
 from tir_dagster.source.slices import SliceBy, slice_range
 
@@ -66,7 +65,7 @@ def apply_change_set(
     rebuild_factor: float,
 ) -> Applied:
     """Fill the workspace's extract. A full one starts anew with the template's types; others replace keys of the base."""
-    rows = _parts(folder / "rows")
+    rows = parts_of(folder / ROWS)
     if change_set.decision == "full":
         if template is None:
             made = create_extract(workspace.extract, shape.columns, rows, names=shape.names or None)
@@ -85,7 +84,7 @@ def apply_change_set(
 
 def replace_change(base: Path, target: Path, change_set: ChangeSet, folder: Path, shape: Shape) -> Applied:
     """A copy of the extract with the change set's keys, or slices, replaced."""
-    names, rows = shape.names or None, _parts(folder / "rows")
+    names, rows = shape.names or None, parts_of(folder / ROWS)
     if shape.key:
         keys = staged_keys(folder)
         return replace_keys(base, target, key=shape.key, keys=keys, rows=rows, columns=shape.columns, names=names)
@@ -118,24 +117,6 @@ def least_changed(
         keys = staged_keys(folder)
         return least_of_keys(extract, column, key=shape.key, keys=keys, columns=shape.columns, names=names)
     return least_of_slices(extract, column, ranges=_ranges(change_set, shape), columns=shape.columns, names=names)
-
-
-def bring_ledger(
-    store: VersionStore, workspace: Workspace, change_set: ChangeSet, folder: Path, base: Version | None
-) -> None:
-    """The new version's ledger: slices the change set touched come from it, the others stay as they are."""
-    if base is not None and change_set.decision == "incremental":
-        touched = {slice_folder(name) for name in change_set.touched}
-        kept = [
-            str(path.relative_to(base.folder))
-            for path in sorted((base.folder / LEDGER_FOLDER).glob(LEDGER_FILES))
-            if path.parent.name not in touched
-        ]
-        store.adopt(workspace, base, kept)
-    for path in sorted((folder / LEDGER_FOLDER).glob(LEDGER_FILES)):
-        target = workspace.ledger / path.parent.name / path.name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, target)
 
 
 def content_fingerprints(extract: Path, shape: Shape) -> Prints:
@@ -231,8 +212,4 @@ def bytes_per_row(extract: Path, base: Version | None, change_set: ChangeSet) ->
 
 def staged_keys(folder: Path) -> list[Path]:
     """The files with a change set's keys."""
-    return _parts(folder / "keys")
-
-
-def _parts(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.glob("part-*.parquet") if path.stat().st_size)
+    return parts_of(folder / KEYS)

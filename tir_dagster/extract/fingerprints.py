@@ -72,13 +72,18 @@ def extract_fingerprints(
     only: Collection[str | None] | None = None,
     names: Mapping[str, str] | None = None,
     loose: Collection[str] = (),
+    among: Sequence[Column] = (),
 ) -> dict[str | None, Fingerprint]:
     """The extract's fingerprints by slice; `only` restricts them to some slices, None being the rows without one.
+
+    Where `columns` are some of the extract's, `among` gives all of them.
 
     `loose` columns may differ in the last digit each time the source is asked: their values are counted only.
     """
     table = describe(path)
-    stored = {pair.source.name: pair.stored for pair in pair_columns(columns, table.columns, path=path, names=names)}
+    stored = {
+        pair.source.name: pair.stored for pair in pair_columns(among or columns, table.columns, path=path, names=names)
+    }
     slice_sql = slice_sql_hyper(slices or SliceBy(), columns, stored)
     sql = _grouped(columns, HYPER, slice_sql, table.sql, only, stored=stored, loose=loose)
     with connect(path) as connection:

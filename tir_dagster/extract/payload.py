@@ -12,9 +12,10 @@ from tir_dagster.changes.state import ChangeSet
 from tir_dagster.errors import ExtractError
 from tir_dagster.extract.apply import Shape, staged_keys
 from tir_dagster.extract.casts import PURGE_KEY, Loaded, pair_columns
-from tir_dagster.extract.engine import connect, literal, parquet, quoted, unbroken
+from tir_dagster.extract.engine import connect, literal, quoted, unbroken
 from tir_dagster.extract.features import HYPER
 from tir_dagster.extract.hyperfile import Added, ExtractTable, describe, rebuild
+from tir_dagster.extract.purge import key_select
 from tir_dagster.extract.slices import slice_sql_hyper
 from tir_dagster.source.columns import Kind
 
@@ -216,12 +217,12 @@ def _keys_source(
     if not shape.key:
         named = [f"SELECT {literal(name or '')} AS {quoted(PURGE_KEY)}" for name in change_set.touched]
         return " UNION ".join(named)
-    files = parquet(staged_keys(staged))
+    parts = _own_parts(pairs, shape)
     if own:
-        values = ", ".join(f"{part.key} AS {quoted(part.stored.name)}" for part in own)
+        values = ", ".join(f"k{at} AS {quoted(part.stored.name)}" for at, part in enumerate(own))
     else:
-        values = f"{_joined([_text(part, part.key) for part in _own_parts(pairs, shape)])} AS {quoted(PURGE_KEY)}"
-    return f"SELECT DISTINCT {values} FROM {files}"
+        values = f"{_joined([_text(part, f'k{at}') for at, part in enumerate(parts)])} AS {quoted(PURGE_KEY)}"
+    return f"SELECT DISTINCT {values} FROM ({key_select(parts, staged_keys(staged))}) AS s"
 
 
 def _joined(parts: Sequence[str]) -> str:

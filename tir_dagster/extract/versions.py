@@ -16,7 +16,6 @@ from tir_dagster.durable import sync
 from tir_dagster.errors import ExtractError
 
 EXTRACT_FILE = "extract.hyper"
-LEDGER_FOLDER = "ledger"
 MANIFEST_FILE = "manifest.json"
 _NAME = re.compile(r"v(\d{8,})")
 _WORKSPACE = ".work."
@@ -32,10 +31,6 @@ class Workspace:
     @property
     def extract(self) -> Path:
         return self.folder / EXTRACT_FILE
-
-    @property
-    def ledger(self) -> Path:
-        return self.folder / LEDGER_FOLDER
 
 
 @dataclass(frozen=True)
@@ -54,10 +49,6 @@ class Version:
     def extract(self) -> Path:
         return self.folder / EXTRACT_FILE
 
-    @property
-    def ledger(self) -> Path:
-        return self.folder / LEDGER_FOLDER
-
 
 class VersionStore:
     """The versions of one extract. One writer at a time, which is the caller's lease; any number of readers.
@@ -74,24 +65,8 @@ class VersionStore:
         self.folder.mkdir(parents=True, exist_ok=True)
         self._clean()
         workspace = Workspace(self.folder / f"{_WORKSPACE}{uuid.uuid4().hex}")
-        workspace.ledger.mkdir(parents=True)
+        workspace.folder.mkdir(parents=True)
         return workspace
-
-    def adopt(self, workspace: Workspace, version: Version, names: Sequence[str]) -> None:
-        """Take files over from a version as they are: by hard link, so that unchanged slices cost nothing.
-
-        Only for files that are replaced and never written in place, such as a ledger's slices.
-        """
-        for name in names:
-            source, target = version.folder / name, workspace.folder / name
-            if not target.resolve().is_relative_to(workspace.folder.resolve()) or not source.is_file():
-                raise ExtractError(f"{version.folder} has no file {name} to take over. Run a full refresh.")
-            target.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                target.hardlink_to(source)
-            except OSError:
-                # Some file systems know no hard links.
-                shutil.copyfile(source, target)
 
     def commit(self, workspace: Workspace, manifest: Mapping[str, Any], *, after: str | None = None) -> Version:
         """Make the workspace the newest version; it is on the disk when this returns.

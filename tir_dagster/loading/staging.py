@@ -134,7 +134,7 @@ def by_spark(spark: Callable[[], SparkSession]) -> Stager:
     """Units as Spark's tasks; each opens its own connection, and tells what became of it."""
 
     def stage(plan: StagePlan, units: Sequence[Unit]) -> list[Staged]:
-        from tir_dagster.source.reader import spark_failures  # noqa: PLC0415 - Spark is imported by who uses it
+        from tir_dagster.source.session import spark_failures  # noqa: PLC0415 - Spark is imported by who uses it
 
         session = spark()
         if plan.files.through == "spark":
@@ -149,7 +149,7 @@ def by_spark(spark: Callable[[], SparkSession]) -> Stager:
 
 def _through_spark(session: SparkSession, plan: StagePlan, units: Sequence[Unit]) -> list[Staged]:
     """Spark itself reads the files, by whatever client the cluster has for them; each as a whole, in a task's memory."""
-    from tir_dagster.source.reader import spark_failures  # noqa: PLC0415
+    from tir_dagster.source.session import spark_failures  # noqa: PLC0415
 
     numbers = {_bare(unit.path): unit for unit in units}
     paths = [_GLOB.sub(r"\\\1", unit.path.replace("s3://", "s3a://", 1)) for unit in units]

@@ -152,7 +152,7 @@ class ByServer:
     def _lag(self, version: Version, load: Load, loaded: Loaded, digest: str) -> str:
         """From where on the server shows a later moment than the version; an error if it shows something else.
 
-        Only the rows tell, because what came and went meanwhile is in no ledger: whatever differs between the two now, or
+        Only the rows tell, because what came and went meanwhile is in no version: whatever differs between the two now, or
         will change after the version, lies at or above the literal or among the changed keys. `%null%` where no literal
         is small enough: then everything is loaded again.
         """
@@ -174,7 +174,7 @@ class ByServer:
     def _keep_pending(self, change_set: ChangeSet) -> None:
         """The change set stays, without its keys, which are applied: so that the next refresh does not find nothing to do.
 
-        What came and went while Tableau read is in nobody's ledger, and yet on the server.
+        What came and went while Tableau read is in no version of ours, and yet on the server.
         """
         store = self._flow.change_sets
         said = f"{self._flow.spec.name}: the source changed while Tableau read it."
@@ -198,8 +198,6 @@ class ByServer:
         with new_version(self._flow.versions) as workspace:
             shutil.copyfile(version.extract, workspace.extract)
             shutil.copyfile(loaded.shell, workspace.folder / SHELL)
-            files = [path.relative_to(version.folder) for path in sorted(version.ledger.rglob("*")) if path.is_file()]
-            self._flow.versions.adopt(workspace, version, [str(path) for path in files])
             return self._flow.versions.commit(workspace, {**version.manifest, "from_server": True}, after=version.id)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import dagster as dg
 from pydantic import Field
 
-from tir_dagster.changes.state import ChangeSet, stats_from_json
+from tir_dagster.changes.state import ChangeSet, counts_from_json
 from tir_dagster.orchestration.partitions import rest_of
 
 if TYPE_CHECKING:
@@ -64,10 +64,10 @@ def detect(
 
 
 def _resync(refresher: "Refresher", prepared: "Prepared", config: Detection) -> list[str | None]:
-    """The slices that are replaced whatever the ledger says: those of the run with the rest, and those that drifted."""
+    """The slices that are replaced whatever their rows say: those of the run with the rest, and those that drifted."""
     base, chosen = prepared.looked.base, list(prepared.drifted)
     if config.mode == "slices" and base is not None:
-        present = stats_from_json(base.manifest["ledger_stats"])
+        present = counts_from_json(base.manifest["slice_rows"])
         chosen += [*config.slices, *rest_of(refresher.spec, config.slices, [None, *present])]
     return list(dict.fromkeys(chosen))
 

@@ -32,7 +32,7 @@ def known_drift(instance: dg.DagsterInstance, keys: ExtractKeys, confirmed: Conf
         return None
     assets = (keys.published_datasource, keys.purged_extract)
     found = [_failure(instance, key, EQUALS_SOURCE, confirmed.version) for key in assets]
-    # What the server holds may have keys that neither the source nor the ledger knows: replacing does not reach them.
+    # What the server holds may have keys that neither the source nor our own version knows: replacing does not reach them.
     found.append(_other_rows(instance, keys, confirmed.version))
     failed = [one for one in found if one is not None]
     if not failed:

@@ -25,7 +25,7 @@ from tir_dagster.changes.state import (
     ChangeSet,
     Confirmation,
     Intent,
-    stats_from_json,
+    counts_from_json,
 )
 from tir_dagster.datasource.access import TableauAccess
 from tir_dagster.datasource.agreement import check_agreement, check_query_agreement, check_replaceable
@@ -44,7 +44,6 @@ from tir_dagster.extract.apply import (
     SHELL,
     Shape,
     apply_change_set,
-    bring_ledger,
     bytes_per_row,
     content_digest,
     content_fingerprints,
@@ -70,6 +69,7 @@ from tir_dagster.orchestration.steps import (
     crash_after,
     known_of,
     remove,
+    shape_of,
     shape_to_json,
 )
 from tir_dagster.orchestration.verification import Verification
@@ -376,9 +376,8 @@ class Refresher:
         self.change_sets.clean()
         base = None
         if looked.base is not None and looked.confirmed is not None:
-            manifest = looked.base.manifest
-            stats, shown = stats_from_json(manifest["ledger_stats"]), manifest.get("slice_rows", {})
-            base = Base(looked.confirmed, looked.base.ledger, stats, shown)
+            slices = counts_from_json(looked.base.manifest["slice_rows"])
+            base = Base(looked.confirmed, looked.base.extract, shape_of(looked.base), slices)
         self._need_room(looked)
         with self.stages.timed("spark"):
             require_java(os.environ)
@@ -436,7 +435,6 @@ class Refresher:
                     template=template if shell is not None else None,
                     rebuild_factor=self.spec.thresholds.rebuild_factor,
                 )
-                bring_ledger(self.versions, workspace, change_set, folder, looked.base)
             crash_after("applied")
             self.log(f"{applied.purged:,} rows purged, {applied.appended:,} appended: verifying against the source")
             with self.stages.timed("verify"):
@@ -459,7 +457,6 @@ class Refresher:
                 "known": change_set.known.__dict__,
                 "watermark": change_set.watermark,
                 "reports": change_set.reports,
-                "ledger_stats": change_set.ledger_stats,
                 "fingerprint": content_digest(prints),
                 "slice_digests": slice_digests(prints),
                 "rows": applied.after,

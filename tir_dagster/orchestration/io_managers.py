@@ -23,7 +23,7 @@ CHANGE_SET_IO, HYPER_IO = "change_set_io_manager", "hyper_io_manager"
 
 @dataclass(frozen=True)
 class StagedChangeSet:
-    """A pending change set and the folder with its keys, rows and ledger."""
+    """A pending change set and the folder with its keys and rows."""
 
     change_set: ChangeSet
     folder: Path

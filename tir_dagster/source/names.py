@@ -16,11 +16,6 @@ def quote(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def spark_quote(name: str) -> str:
-    """The identifier for Spark, which would otherwise read a point as a path."""
-    return "`" + name.replace("`", "``") + "`"
-
-
 def literal(text: str) -> str:
     """The text as an SQL string; Snowflake reads a backslash as an escape, so it is doubled."""
     return "'" + text.replace("\\", "\\\\").replace("'", "''") + "'"

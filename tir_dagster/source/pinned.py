@@ -19,7 +19,7 @@ _FINE = (Kind.TIMESTAMP, Kind.INSTANT)
 
 @dataclass(frozen=True)
 class PinnedSource:
-    """The rows that a ledger knows: what is read and hashed of them, their key, slices, groups and watermark."""
+    """The rows before aggregation: what is read and compared of them, their key, slices, groups and watermark."""
 
     # What follows FROM: a table with its version, or a query in brackets whose tables have it.
     sql: str

@@ -1,4 +1,4 @@
-"""Slices: the parts of an extract by month, week, day or value, said alike in Python, Snowflake and Spark."""
+"""Slices: the parts of an extract by month, week, day or value, said alike in Python and in Snowflake's SQL."""
 
 from __future__ import annotations
 
@@ -7,15 +7,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from tir_dagster.errors import SourceError
 from tir_dagster.source.columns import Column, Kind
-from tir_dagster.source.names import literal, quote, spark_quote
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column as SparkColumn
+from tir_dagster.source.names import literal, quote
 
 ALL = "all"
 By = Literal["month", "week", "day", "value", "none"]
@@ -179,24 +176,3 @@ def _bounds(slices: SliceBy, column: Column, key: str) -> Iterator[str]:
         with suppress(OverflowError):
             shifted = day + timedelta(days=sign)
             yield f"{quote(column.name)} {test} {_LITERALS[column.kind].format(shifted.isoformat())}"
-
-
-def slice_spark(slices: SliceBy, columns: Sequence[Column]) -> SparkColumn:
-    """The slice as a Spark column; the session's time zone must be UTC, as ours is."""
-    # Here: a plan names slices without Spark, which takes seconds to import.
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415
-
-    column = slice_column(slices, columns)
-    if column is None:
-        return F.lit(ALL)
-    value = F.col(spark_quote(column.name))
-    if slices.by == "value" and column.kind is Kind.INTEGER:
-        return value.cast("string")
-    if slices.by == "value":
-        return F.when((value != "") & (F.instr(value, _BACKSLASH) == 0), value)
-    if column.kind is Kind.INSTANT:
-        value = F.from_utc_timestamp(value, slices.zone)
-    day = F.to_date(value)
-    if slices.by == "week":
-        day = F.date_sub(day, F.weekday(day))
-    return F.date_format(day, "yyyy-MM" if slices.by == "month" else "yyyy-MM-dd")

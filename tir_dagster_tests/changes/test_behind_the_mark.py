@@ -10,7 +10,7 @@ from typing import Any
 import duckdb
 import pytest
 
-from tir_dagster_tests.changes.viewhistory import Detectors, History, Shown
+from tir_dagster_tests.changes.following import Detectors, FollowedQuery, Shown
 from tir_dagster_tests.changes.warehouse import COLUMNS, PRODUCTS, SALES, STAMP, Row, Warehouse
 
 OLD = datetime(2025, 1, 1)  # noqa: DTZ001 - a time without a zone
@@ -39,14 +39,14 @@ def product(number: int, **values: Any) -> Row:
 
 
 @pytest.fixture
-def loaded() -> Callable[..., History]:
+def loaded() -> Callable[..., FollowedQuery]:
     """An extract of these rows."""
 
-    def load(shown: Shown, detectors: Detectors, sales: list[Row], products: list[Row] | None = None) -> History:
+    def load(shown: Shown, detectors: Detectors, sales: list[Row], products: list[Row] | None = None) -> FollowedQuery:
         warehouse = Warehouse(duckdb.connect(config={"threads": 1}))
         warehouse.write(SALES, sales)
         warehouse.write(PRODUCTS, products or [])
-        history = History(warehouse, shown, detectors)
+        history = FollowedQuery(warehouse, shown, detectors)
         history.refresh()
         return history
 

@@ -8,8 +8,7 @@ from typing import Any
 import duckdb
 import pytest
 
-from tir_dagster.changes.detect import Survey
-from tir_dagster.changes.plan import Known
+from tir_dagster.changes.detectors import keys_statement
 from tir_dagster.changes.relation import Relation, relation_of
 from tir_dagster.source.pinned import sql_literal
 from tir_dagster.source.versions import SourceVersion
@@ -63,7 +62,5 @@ def test_keys_that_a_feed_or_a_hint_names_are_the_same_ones(table, relation):
     assert sorted(asked(table, joined)) == ["a", "b", "c"]
 
 
-def test_groups_that_are_shown_are_found_by_what_the_extract_holds(table, relation):
-    shown = Survey(relation.spec, relation, Known("", "", "", ""), VERSION).shown
-    same = f'"K" IS NOT DISTINCT FROM {sql_literal(relation.key[0], CUT)}'
-    assert sorted(asked(table, f'SELECT "V" FROM {shown.sql} WHERE {same}')) == ["a", "b"]
+def test_keys_that_only_the_extract_knows_are_found_by_what_it_holds(table, relation):
+    assert sorted(asked(table, f'SELECT "V" FROM ({keys_statement(relation, VERSION, [(CUT,)])})')) == ["a", "b"]

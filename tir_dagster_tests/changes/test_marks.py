@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import duckdb
 import pytest
 
-from tir_dagster.changes.affected import affected
-from tir_dagster.changes.candidates import Candidates
-from tir_dagster.changes.described import Described
+from tir_dagster.changes.detectors import Described, changed_dimension_keys, find_candidates
 from tir_dagster.changes.marks import lower_bound
+from tir_dagster.changes.plan import Known
+from tir_dagster.changes.question import ask_question
 from tir_dagster.changes.relation import Relation, relation_of
-from tir_dagster.changes.span import Span
+from tir_dagster.changes.state import Confirmation
 from tir_dagster.errors import SpecError
 from tir_dagster.source.columns import Column, Kind
+from tir_dagster.source.versions import SourceVersion
 from tir_dagster.spec_file import spec_from_mapping
 from tir_dagster_tests.changes.warehouse import COLUMNS, PRODUCTS, STAMP, Row, Warehouse
 
@@ -40,20 +42,23 @@ def product(number: int | None, color: str = "a", stamp: datetime | None = OLD) 
     return dict.fromkeys(COLUMNS[PRODUCTS]) | {"PRODUCT": number, "COLOR": color, STAMP: stamp}
 
 
+def confirmed(version: SourceVersion) -> Confirmation:
+    return Confirmation("shown", "v1", str(version), Known("", "", "", ""), None, "", "", "", 0, ())
+
+
 def proposed(
     warehouse: Warehouse, before: list[Row], after: list[Row], *, anything: bool = False, **joined: Any
-) -> Candidates:
+) -> list[Any]:
+    """The keys of the joined table that are proposed."""
     warehouse.write(PRODUCTS, before)
     old = warehouse.pin()
     warehouse.write(PRODUCTS, after)
-    span, told = Span(old, warehouse.pin()), Described(anything=anything)
     made = relation(warehouse, **joined)
-    return affected(made, warehouse, span, changed=[PRODUCTS], described=lambda _: told, log=lambda _: None)[0]
-
-
-def keys(found: Candidates) -> list[Any]:
-    assert not found.everything
-    return [key for referring in found.referring for (key,) in referring.keys]
+    question, _ = ask_question(made, warehouse, confirmed=confirmed(old), version=warehouse.pin(), changed=[PRODUCTS])
+    if anything:
+        question = replace(question, described={"P": Described(anything=True)})
+    (select,) = changed_dimension_keys(made, question).values()
+    return sorted(row[0] for row in set(warehouse.query(select)) if row[0] is not None)
 
 
 @pytest.mark.parametrize(
@@ -68,18 +73,18 @@ def keys(found: Candidates) -> list[Any]:
 )
 def test_a_row_that_changed_is_proposed(warehouse, after, told):
     older = product(1, stamp=OLD - timedelta(hours=1))
-    assert keys(proposed(warehouse, [product(0), older], [after, older])) == [0], told
+    assert (proposed(warehouse, [product(0), older], [after, older])) == [0], told
 
 
 def test_a_row_that_went_and_one_that_got_another_key_are_proposed_by_the_keys_they_had(warehouse):
     older = [product(number, stamp=OLD - timedelta(hours=1)) for number in range(3)]
     moved = older[1] | {"PRODUCT": 7, STAMP: OLD}
-    assert keys(proposed(warehouse, [*older, product(3)], [moved, older[2], product(3)])) == [0, 1, 3, 7]
+    assert (proposed(warehouse, [*older, product(3)], [moved, older[2], product(3)])) == [0, 1, 3, 7]
 
 
 def test_without_deletes_they_are_not_and_the_plan_says_so(warehouse):
     older = [product(number, stamp=OLD - timedelta(hours=1)) for number in range(2)]
-    assert keys(proposed(warehouse, [*older, product(3)], [older[0], product(3)], deletes=False)) == [3]
+    assert (proposed(warehouse, [*older, product(3)], [older[0], product(3)], deletes=False)) == [3]
     (said,) = relation(warehouse, deletes=False).unsought
     assert f"changes.tables.{PRODUCTS}.deletes is false" in said
     assert relation(warehouse).unsought == ()
@@ -116,21 +121,21 @@ def test_on_other_days_and_with_a_zone_the_look_back_is_what_the_spec_says():
 
 
 def test_of_a_table_that_had_no_mark_every_row_is_proposed(warehouse):
-    assert keys(proposed(warehouse, [], [product(0), product(None), product(1, stamp=None)])) == [0, 1]
+    assert (proposed(warehouse, [], [product(0), product(None), product(1, stamp=None)])) == [0, 1]
 
 
 def test_one_who_says_that_anything_changed_is_believed_more_than_the_marks(warehouse):
     older = product(0, stamp=OLD - timedelta(hours=1))
-    assert keys(proposed(warehouse, [older, product(1)], [older | {"COLOR": "b"}, product(1)], anything=True)) == [0]
+    assert (proposed(warehouse, [older, product(1)], [older | {"COLOR": "b"}, product(1)], anything=True)) == [0]
 
 
 def test_where_the_history_is_too_short_every_row_is_compared(warehouse):
     old = warehouse.pin()
     warehouse.forget()
-    span = Span(old, warehouse.pin())
-    found, warnings = affected(relation(warehouse), warehouse, span, changed=[PRODUCTS], log=lambda _: None)
-    assert found.everything
-    assert "does not reach back" in warnings[0]
+    made = relation(warehouse)
+    question, _ = ask_question(made, warehouse, confirmed=confirmed(old), version=warehouse.pin(), changed=[PRODUCTS])
+    found = find_candidates(made, question)
+    assert "does not reach back" in (found.everything or "")
 
 
 @pytest.mark.parametrize(("name", "told"), [("STAMPS", "does not have. It has PRODUCT, "), ("COLOR", "holds text")])

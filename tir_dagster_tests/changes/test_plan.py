@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tir_dagster.changes.find import Found
+from tir_dagster.changes.difference import Difference
 from tir_dagster.changes.plan import Known, Mode, Plan, Reason, Situation, check_guards, plan_refresh, settle_plan
 from tir_dagster.errors import GuardError, TirError
 
@@ -65,17 +65,12 @@ def test_what_nobody_looks_for_is_said_whatever_is_done(mode):
     assert plan.notes == ("deleted rows are not looked for",)
 
 
-LEDGER = {"2025-01": (60, 1), "2025-02": (40, 2)}
-
-
 def settled(purged: int, appended: int = 0, *, mode: Mode = "changes", allow_empty: bool = False) -> Plan:
-    found = Found(
-        keys=purged + appended, purged={"2025-01": (purged, 1)}, appended={"2025-01": (appended, 1)} if appended else {}
-    )
+    difference = Difference(purged + appended, {"2025-01": purged}, {"2025-01": appended} if appended else {})
     return settle_plan(
         Plan("orders", mode, "incremental"),
-        found,
-        LEDGER,
+        difference,
+        rows=100,
         policy="auto",
         delete_share=0.3,
         full_share=0.5,

@@ -68,7 +68,6 @@ def a_change_set(ident: str) -> ChangeSet:
         rows=1,
         purged={},
         appended={},
-        ledger_stats={},
         watermark=None,
         settles=(),
         warnings=(),

@@ -128,6 +128,12 @@ class Warehouse:
             self._answers[duckdb_sql] = self.connection.execute(duckdb_sql).fetchall()
         return list(self._answers[duckdb_sql])
 
+    def named_rows(self, sql: str) -> list[dict[str, Any]]:
+        """The rows of a query by column names."""
+        answer = self.connection.execute(self.translated(sql))
+        names = [column[0] for column in answer.description]
+        return [dict(zip(names, row, strict=True)) for row in answer.fetchall()]
+
     def translated(self, sql: str) -> str:
         """The product's SQL for DuckDB. Only its form is parsed: the versions come in afterwards, so it is parsed once."""
         reads: list[str] = []

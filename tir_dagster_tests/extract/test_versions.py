@@ -22,7 +22,7 @@ def store(tmp_path: Path) -> VersionStore:
 def filled(store: VersionStore, content: str = "rows") -> Workspace:
     workspace = store.begin()
     workspace.extract.write_text(content)
-    (workspace.ledger / "2024-01.parquet").write_text(content)
+    (workspace.folder / "shell.tdsx").write_text(content)
     return workspace
 
 
@@ -37,25 +37,9 @@ def test_a_committed_version_is_the_latest_and_keeps_its_manifest(store: Version
     assert [version.id for version in store.versions()] == ["v00000001", "v00000002"]
     assert store.latest() == second
     assert store.get(first.id).manifest["content"] == "one"
-    assert second.manifest["files"] == {"extract.hyper": 3, "ledger/2024-01.parquet": 3}
+    assert second.manifest["files"] == {"extract.hyper": 3, "shell.tdsx": 3}
     assert second.extract.read_text() == "two"
     assert sorted(path.name for path in store.folder.iterdir()) == ["v00000001", "v00000002"]
-
-
-def test_unchanged_files_are_taken_over_without_a_copy(store: VersionStore):
-    first = committed(store)
-    workspace = store.begin()
-    workspace.extract.write_text("new")
-    store.adopt(workspace, first, ["ledger/2024-01.parquet"])
-    second = store.commit(workspace, {})
-    assert (second.ledger / "2024-01.parquet").samefile(first.ledger / "2024-01.parquet")
-    committed(store)
-    store.prune(keep=1)
-    assert store.latest() is not None
-    with pytest.raises(ExtractError, match="no file ledger/none"):
-        store.adopt(store.begin(), store.versions()[-1], ["ledger/none"])
-    with pytest.raises(ExtractError, match="to take over"):
-        store.adopt(store.begin(), store.versions()[-1], ["../v00000003/extract.hyper"])
 
 
 def test_a_workspace_without_an_extract_is_no_version(store: VersionStore):
@@ -79,16 +63,10 @@ def test_pruning_keeps_the_newest_and_the_protected(store: VersionStore):
     assert committed(store).number == 7
 
 
-def test_pruning_by_size_removes_the_oldest_and_counts_shared_files_once(store: VersionStore):
-    first = committed(store, "x" * 100)
-    for _ in range(3):
-        workspace = store.begin()
-        workspace.extract.write_text("x" * 100)
-        store.adopt(workspace, first, ["ledger/2024-01.parquet"])
-        store.commit(workspace, {})
-    files = [path.stat() for path in store.folder.rglob("*") if path.is_file()]
-    together = sum({file.st_ino: file.st_size for file in files}.values())
-    assert together < sum(file.st_size for file in files), "one ledger for all"
+def test_pruning_by_size_removes_the_oldest(store: VersionStore):
+    for _ in range(4):
+        committed(store, "x" * 100)
+    together = sum(path.stat().st_size for path in store.folder.rglob("*") if path.is_file())
     assert store.prune(keep=9, most_bytes=together) == []
     assert store.prune(keep=9, most_bytes=together - 1) == ["v00000001"]
     assert store.prune(keep=9, most_bytes=1, protected={"v00000002"}) == ["v00000003"], "not the newest, nor that one"
@@ -107,7 +85,7 @@ def test_a_version_that_is_not_there_is_told_by_name(store: VersionStore):
         lambda version: (version.folder / "manifest.json").write_text("[]"),
         lambda version: version.extract.unlink(),
         lambda version: version.extract.write_text(""),
-        lambda version: (version.ledger / "2024-01.parquet").write_text("short"[:2]),
+        lambda version: (version.folder / "shell.tdsx").write_text("short"[:2]),
     ],
 )
 def test_a_broken_version_is_passed_over_and_cleaned(store: VersionStore, damage):
@@ -157,7 +135,7 @@ store = VersionStore(folder)
 sys.settrace(count)
 workspace = store.begin()
 workspace.extract.write_text("new")
-(workspace.ledger / "a.parquet").write_text("new")
+(workspace.folder / "shell.tdsx").write_text("new")
 store.commit(workspace, {"content": "new"})
 store.prune(keep=1)
 sys.settrace(None)

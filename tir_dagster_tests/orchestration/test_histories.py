@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 from tableauhyperapi import Connection, HyperProcess, Telemetry
 
-from tir_dagster.changes import workbench
+from tir_dagster.changes import find
 from tir_dagster.changes.plan import Reason
 from tir_dagster.errors import DatasourceError, ExtractError
-from tir_dagster.source import reader
+from tir_dagster.spark import staging
 from tir_dagster_tests.conftest import Sandbox
 from tir_dagster_tests.orchestration.history import DATABASE, PROJECT, History, Layout
 
@@ -134,18 +134,14 @@ def test_the_published_extract_equals_the_source_after_any_history(extracts, dra
 
 @pytest.fixture
 def large(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A few rows count as too many: for the driver, for one statement, for one task."""
-    # Ledgers are larger, some changes are not: both meet on Spark.
-    monkeypatch.setattr(workbench, "DRIVER_ROWS", 3)
-    monkeypatch.setattr(workbench, "SMALL_ROWS", -1)
-    monkeypatch.setattr(workbench, "KEYS_BY_QUERY", 0)
-    monkeypatch.setattr(reader, "ROWS_PER_TASK", 2)
+    """A few rows count as too many for one task, and one key as too many for a statement."""
+    monkeypatch.setattr(find, "MOST_LITERALS", 0)
+    monkeypatch.setattr(staging, "ROWS_PER_TASK", 2)
 
 
-# Where everything is settled in Spark, a history costs half a minute more.
 @random_histories(-(-HISTORIES // 20))
 @given(drawn=histories())
-def test_and_so_it_does_where_tables_are_too_large_for_the_driver(extracts, large, drawn):
+def test_and_so_it_does_where_everything_is_too_large(extracts, large, drawn):
     play(extracts.of(drawn[0]), *drawn[1:])
 
 

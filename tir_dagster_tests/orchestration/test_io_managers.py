@@ -62,7 +62,6 @@ def a_change_set(state: StateFolder, ident: str) -> ChangeSet:
         rows=1,
         purged={},
         appended={"2025-01": 1},
-        ledger_stats={},
         watermark=None,
     )
     with store.staging(ident) as folder:

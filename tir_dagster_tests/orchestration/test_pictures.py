@@ -26,7 +26,6 @@ def a_change_set(purged: dict[str, int], appended: dict[str, int], *warnings: st
         rows=1,
         purged=purged,
         appended=appended,
-        ledger_stats={},
         watermark=None,
         warnings=warnings,
         sentence="orders: incremental refresh of 31 keys.",

@@ -1,14 +1,16 @@
 from __future__ import annotations
 
+from collections import Counter
 from datetime import UTC, date, datetime, timedelta
 from zoneinfo import ZoneInfo
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pyspark.sql import functions as F  # noqa: N812 - the name its own documentation uses
 
 from tir_dagster.errors import SourceError
+from tir_dagster.source.arrow import arrow_schema
 from tir_dagster.source.columns import Column, Kind
 from tir_dagster.source.names import literal
 from tir_dagster.source.slices import (
@@ -16,9 +18,9 @@ from tir_dagster.source.slices import (
     slice_filter_snowflake,
     slice_of,
     slice_range,
-    slice_spark,
     slice_sql_snowflake,
 )
+from tir_dagster.spark.staging import slice_counts
 
 # Half hours, both hemispheres, a clock change at midnight, a day that was skipped altogether.
 ZONES = ("UTC", "Europe/Berlin", "America/New_York", "America/Sao_Paulo", "Asia/Kolkata", "Pacific/Apia")
@@ -125,7 +127,7 @@ def moments(run) -> list[datetime]:
 
 
 @pytest.mark.parametrize("by", BY)
-def test_python_snowflake_and_spark_agree_in_every_zone(by, moments, run, spark):
+def test_python_snowflake_and_arrow_agree_in_every_zone(by, moments, run):
     every = [SliceBy(column.name, by, zone) for column in COLUMNS for zone in ZONES]
     expected = {-1: tuple(None for _ in every)} | {
         at: tuple(slice_of(slices, _value(slices.column, moment)) for slices in every)
@@ -134,29 +136,30 @@ def test_python_snowflake_and_spark_agree_in_every_zone(by, moments, run, spark)
 
     texts = ", ".join(slice_sql_snowflake(slices, COLUMNS) for slices in every)
     in_snowflake = {row[0]: tuple(row[1:]) for row in run(f"SELECT ID, {texts} FROM SRC.PUBLIC.MOMENTS")}
-    micros = [(at, round(moment.timestamp() * 1_000_000)) for at, moment in enumerate(moments)]
-    frame = spark.createDataFrame([*micros, (-1, None)], "ID bigint, M bigint").select(
-        "ID",
-        F.timestamp_micros("M").alias("Z"),
-        F.timestamp_micros("M").cast("timestamp_ntz").alias("N"),
-        F.to_date(F.timestamp_micros("M")).alias("D"),
-    )
-    in_spark = {
-        row[0]: tuple(row[1:])
-        for row in frame.select(
-            "ID", *(slice_spark(slices, COLUMNS).alias(f"s{at}") for at, slices in enumerate(every))
-        ).collect()
-    }
+    in_arrow = [
+        {at: slices_of(slices, [moment]) for at, moment in [*enumerate(moments), (-1, None)]} for slices in every
+    ]
 
     assert in_snowflake == expected
-    assert in_spark == expected
+    assert {at: tuple(one[at] for one in in_arrow) for at in expected} == expected
+
+
+def slices_of(slices: SliceBy, moments: list[datetime | None]) -> str | None:
+    """The slice of a moment, counted in Arrow."""
+    values = {column.name: [moment and _value(column.name, moment) for moment in moments] for column in COLUMNS}
+    table = pa.table(
+        [pa.array(values[field.name], field.type) for field in arrow_schema(COLUMNS)], arrow_schema(COLUMNS)
+    )
+    ((name, count),) = slice_counts(slices, COLUMNS, table).items()
+    assert count == len(moments)
+    return name
 
 
 VALUED = [Column("REGION", Kind.TEXT), Column("SHOP", Kind.INTEGER)]
 VALUES = [("EU", 1), ("eu", -1), ("", 0), ("N\\S", 12), ("O'Higgins", 9_999_999_999), ("東京", None), (None, 7)]
 
 
-def test_python_snowflake_and_spark_agree_on_values(run, spark):
+def test_python_snowflake_and_arrow_agree_on_values(run):
     run("CREATE OR REPLACE TABLE SRC.PUBLIC.VALUED (ID INT, REGION VARCHAR, SHOP INT)")
     shown = ["NULL" if region is None else literal(region) for region, _ in VALUES]
     rows = [f"({at}, {shown[at]}, {'NULL' if shop is None else shop})" for at, (_, shop) in enumerate(VALUES)]
@@ -165,9 +168,9 @@ def test_python_snowflake_and_spark_agree_on_values(run, spark):
     expected = [tuple(map(slice_of, every, row)) for row in VALUES]
     texts = ", ".join(slice_sql_snowflake(slices, VALUED) for slices in every)
     assert run(f"SELECT {texts} FROM SRC.PUBLIC.VALUED ORDER BY ID") == expected
-    frame = spark.createDataFrame(VALUES, "REGION string, SHOP bigint").coalesce(1)
-    in_spark = frame.select(*(slice_spark(slices, VALUED).alias(slices.column) for slices in every)).collect()
-    assert [tuple(row) for row in in_spark] == expected
+    table = pa.table(list(map(list, zip(*VALUES, strict=True))), schema=arrow_schema(VALUED))
+    for at, slices in enumerate(every):
+        assert slice_counts(slices, VALUED, table) == Counter(row[at] for row in expected)
     for at, wanted in enumerate((["EU", "O'Higgins", None, "nowhere"], ["-1", "12", None, "x"])):
         where = slice_filter_snowflake(every[at], VALUED, wanted)
         found = {row[0] for row in run(f"SELECT ID FROM SRC.PUBLIC.VALUED WHERE {where}")}

@@ -1,22 +1,52 @@
+"""Staging: Spark's tasks download a result's parts and write them as Parquet that Hyper reads; each row once."""
+
 from __future__ import annotations
 
-from datetime import date, datetime
+from datetime import UTC, date, datetime
 from decimal import Decimal
+from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from pyspark.sql import functions as F  # noqa: N812 - the name its own documentation uses
+from py4j.protocol import Py4JNetworkError
 from tableauhyperapi import Connection, HyperProcess, Telemetry
 
 from tir_dagster.errors import SourceError
 from tir_dagster.source.columns import Column, Kind
-from tir_dagster.source.reader import read
+from tir_dagster.source.session import spark_failures
 from tir_dagster.source.slices import SliceBy
-from tir_dagster.source.staging import HASH, SLICE, row_hash, stage, staged
-from tir_dagster.source.versions import describe, select
-from tir_dagster_tests.source.test_reader import EVERY_TYPE, EVERY_VALUE
+from tir_dagster.source.versions import describe, pin, select
+from tir_dagster.spark import staging
+from tir_dagster.spark.staging import StagingTask, result_batches, stage, write_part
 
-PAIR = [Column("A", Kind.TEXT), Column("B", Kind.TEXT)]
+MANY = 200_000
+EVERY_TYPE = (
+    "I NUMBER(38,0), S NUMBER(9,0), D NUMBER(12,2), W NUMBER(38,10), F FLOAT, B BOOLEAN, T VARCHAR, DT DATE, TM TIME, "
+    'NTZ TIMESTAMP_NTZ, LTZ TIMESTAMP_LTZ, TZ TIMESTAMP_TZ, V VARIANT, "mixed Case" VARCHAR'
+)
+EVERY_VALUE = (
+    "SELECT 9223372036854775807, -2, 3.45, 0.0000000001, 8.5, TRUE, 'h€llo 😀', '9999-12-31'::DATE, "
+    "'12:34:56.789012'::TIME, '2024-03-10T02:30:00.123456'::TIMESTAMP_NTZ, "
+    "'2024-03-10T02:30:00.123456+00:00'::TIMESTAMP_LTZ, '2024-03-10T02:30:00.5+05:00'::TIMESTAMP_TZ, "
+    """PARSE_JSON('{"a": 1}'), 'x'"""
+)
+MANY_COLUMNS = [Column("ID", Kind.INTEGER, 38), Column("NAME", Kind.TEXT)]
+ALL_OF_THEM = (MANY, MANY, MANY * (MANY - 1) // 2)
+
+
+@pytest.fixture(scope="module")
+def many(run) -> str:
+    run(
+        f"CREATE OR REPLACE TABLE SRC.PUBLIC.MANY AS SELECT SEQ4() AS ID, 'row ' || SEQ4() AS NAME "
+        f"FROM TABLE(GENERATOR(ROWCOUNT => {MANY}))"
+    )
+    return "SELECT ID, NAME FROM SRC.PUBLIC.MANY"
+
+
+def facts(staged) -> tuple[int, int, int]:
+    """Rows, distinct keys and their sum: all right only if each row came once."""
+    keys = [value for file in staged.files for value in pq.read_table(file, columns=["ID"]).column("ID").to_pylist()]
+    return len(keys), len(set(keys)), sum(keys)
 
 
 def test_every_type_goes_through_parquet_into_hyper(spark, access, make_table, tmp_path):
@@ -24,137 +54,136 @@ def test_every_type_goes_through_parquet_into_hyper(spark, access, make_table, t
     columns = describe(access, table)
 
     done = stage(
-        read(spark, access, select(table, columns), columns),
+        spark,
+        access,
+        select(table, columns),
+        columns,
         tmp_path / "staged",
-        key=["I"],
         slices=SliceBy("TZ", "month", "America/New_York"),
-        columns=columns,
     )
 
     assert (done.rows, done.slices) == (2, {"2024-03": 1, None: 1})
-    assert done == staged(tmp_path / "staged")
     (file,) = done.files
-    assert pq.read_schema(file).names == [*(column.name for column in columns), SLICE, HASH]
-    rows = _through_hyper(file)
+    full, empty = sorted(pq.read_table(file).to_pylist(), key=lambda row: row["I"] is None)
+    assert full | {"V": full["V"].replace(" ", "")} == {
+        "I": 9223372036854775807,
+        "S": -2,
+        "D": Decimal("3.45"),
+        "W": Decimal("0.0000000001"),
+        "F": 8.5,
+        "B": True,
+        "T": "h€llo 😀",
+        "DT": date(9999, 12, 31),
+        "TM": "12:34:56.789012",
+        "NTZ": datetime(2024, 3, 10, 2, 30, 0, 123456),  # noqa: DTZ001 - without a zone on purpose
+        "LTZ": datetime(2024, 3, 10, 2, 30, 0, 123456, tzinfo=UTC),
+        "TZ": datetime(2024, 3, 9, 21, 30, 0, 500000, tzinfo=UTC),
+        "V": '{"a":1}',
+        "mixed Case": "x",
+    }
+    assert set(empty.values()) == {None}
+    rows = through_hyper(file)
     assert [str(value) for value in rows[0][:9]] == [
-        "9223372036854775807",
-        "-2",
-        "3.45",
-        "1E-10",
-        "8.5",
-        "True",
-        "h€llo 😀",
-        "9999-12-31",
-        "12:34:56.789012",
+        *("9223372036854775807", "-2", "3.45", "1E-10", "8.5", "True", "h€llo 😀", "9999-12-31", "12:34:56.789012"),
     ]
-    assert [str(value)[:26] for value in rows[0][9:12]] == [
-        "2024-03-10 02:30:00.123456",
-        "2024-03-10 02:30:00.123456",
-        "2024-03-09 21:30:00.500000",
-    ]
-    assert rows[1][: len(columns)] == [None] * len(columns)
+    assert rows[1] == [None] * len(columns)
 
 
-def _through_hyper(file) -> list[list]:
+def through_hyper(file: Path) -> list[list]:
     with HyperProcess(Telemetry.DO_NOT_SEND_USAGE_DATA_TO_TABLEAU) as hyper, Connection(hyper.endpoint) as connection:
         return connection.execute_list_query(f"SELECT * FROM external('{file}') ORDER BY 1 NULLS LAST")
 
 
-def _hashes(spark, rows, columns) -> list[int]:
-    schema = ", ".join(f"{column.name} {column.spark}" for column in columns)
-    return [row[0] for row in spark.createDataFrame(rows, schema).coalesce(1).select(row_hash(columns)).collect()]
+def test_no_rows_give_no_files(spark, access, make_table, tmp_path):
+    table = make_table(EVERY_TYPE)
+    columns = describe(access, table)
+
+    done = stage(spark, access, select(table, columns), columns, tmp_path / "staged")
+
+    assert (done.rows, done.files) == (0, ())
 
 
-def test_where_a_null_stands_counts(spark):
-    rows = [
-        (None, "a"),
-        ("a", None),
-        ("a", "a"),
-        (None, None),
-        ("", None),
-        (None, ""),
-        ("", ""),
-        ("aa", ""),
-        ("", "aa"),
-    ]
+def test_a_pinned_statement_sees_the_old_version(spark, access, make_table, run, tmp_path):
+    table = make_table("ID INT, NAME VARCHAR", "VALUES (1, 'old'), (2, 'old')")
+    columns = describe(access, table)
+    version = pin(access, margin_seconds=0)
+    run(f"UPDATE {table.sql} SET NAME = 'new'")
 
-    assert len(set(_hashes(spark, rows, PAIR))) == len(rows)
+    done = stage(spark, access, select(table, columns, version=version), columns, tmp_path / "staged")
+
+    assert {tuple(row.values()) for row in pq.read_table(done.files[0]).to_pylist()} == {(1, "old"), (2, "old")}
 
 
-def test_equal_values_have_equal_hashes(spark):
-    columns = [Column("F", Kind.FLOAT), Column("D", Kind.DECIMAL, 12, 2)]
-    one, other, nan, other_nan, null = _hashes(
-        spark,
-        [(0.0, Decimal("1.50")), (-0.0, Decimal("1.5")), (float("nan"), None), (-float("nan"), None), (None, None)],
-        columns,
-    )
+def test_a_large_result_is_staged_by_several_tasks_each_row_once(spark, access, many, warehouse, tmp_path, monkeypatch):
+    monkeypatch.setattr(staging, "ROWS_PER_TASK", MANY // 4)
 
-    assert one == other
-    assert nan == other_nan != null
+    done = stage(spark, access, many, MANY_COLUMNS, tmp_path / "staged")
+
+    assert len(done.files) == 4
+    assert (facts(done), done.rows) == (ALL_OF_THEM, MANY)
+    assert [query["sql"] for query in warehouse.queries()].count(many) == 1
 
 
-def test_the_hash_is_the_same_in_every_run(spark):
-    columns = [
-        Column("I", Kind.INTEGER, 38),
-        Column("T", Kind.TEXT),
-        Column("D", Kind.DATE),
-        Column("N", Kind.TIMESTAMP),
-    ]
-
-    got = _hashes(spark, [(1, "é", date(2024, 2, 29), datetime(2024, 2, 29, 1))], columns)  # noqa: DTZ001 - without a zone on purpose
-
-    assert got == [RECORDED], "a new hash would make every ledger row look changed"
+def test_small_results_pay_for_one_task(access, many):
+    assert len(staging._grouped(result_batches(access, f"{many} WHERE ID < 1000"))) == 1
 
 
-RECORDED = 5747038566284346656
+def test_a_second_staging_into_the_same_folder_adds_files(spark, access, make_table, tmp_path):
+    table = make_table("ID INT, NAME VARCHAR", "VALUES (1, 'a')")
+    columns = describe(access, table)
+
+    both = [stage(spark, access, select(table, columns), columns, tmp_path / "staged") for _ in range(2)]
+
+    assert len({file for one in both for file in one.files}) == 2
+    assert (both[0] + both[1]).slices == {"all": 2}
 
 
-def test_the_frame_is_evaluated_once(spark, tmp_path):
-    seen = spark.sparkContext.accumulator(0)
+@pytest.mark.parametrize(
+    "fault",
+    [
+        {"kind": "cut", "when": "before"},
+        {"kind": "cut", "when": "during"},
+        {"kind": "status", "status": 503},
+    ],
+    ids=str,
+)
+def test_a_broken_download_is_repeated(spark, access, many, warehouse, fault, tmp_path):
+    warehouse.break_next(**fault, path="results", times=2)
 
-    def count(value):
-        seen.add(1)
-        return value
-
-    frame = spark.range(100).select(F.udf(count, "bigint")("id").cast("string").alias("A"), F.lit("b").alias("B"))
-    stage(frame, tmp_path / "once", key=["A"], slices=SliceBy(), columns=PAIR)
-
-    assert seen.value == 100
-
-
-def test_an_earlier_staging_is_replaced_but_nothing_else_is(spark, tmp_path):
-    folder = tmp_path / "staged"
-    frame = spark.createDataFrame([("a", "b")], "A string, B string")
-    for _ in range(2):
-        assert stage(frame, folder, key=["A"], slices=SliceBy(), columns=PAIR).slices == {"all": 1}
-    (folder / "notes.txt").write_text("mine")
-
-    with pytest.raises(SourceError, match=r"notes\.txt.*folder of its own"):
-        stage(frame, folder, key=["A"], slices=SliceBy(), columns=PAIR)
+    assert facts(stage(spark, access, many, MANY_COLUMNS, tmp_path / "staged")) == ALL_OF_THEM
+    assert warehouse.pending_faults() == [], "both faults struck"
 
 
-def test_no_rows_are_a_staging_too(spark, tmp_path):
-    frame = spark.createDataFrame([], "A string, B string")
+def test_a_download_that_is_refused_for_good_is_a_clear_error(access, many, monkeypatch, warehouse, tmp_path):
+    monkeypatch.setattr("snowflake.connector.result_batch.MAX_DOWNLOAD_RETRY", 1)
+    batches = result_batches(access, many)
+    warehouse.break_next(kind="status", status=403, path="results", times=10)
 
-    assert stage(frame, tmp_path / "none", key=["A"], slices=SliceBy(), columns=PAIR).rows == 0
+    with pytest.raises(SourceError, match=r"could not be fetched.*Check network") as caught:
+        write_part(StagingTask(tuple(MANY_COLUMNS), SliceBy(), str(tmp_path)), batches)
 
-
-def test_an_unfinished_staging_is_no_staging(spark, tmp_path):
-    def fail(_):
-        raise ValueError("no")
-
-    frame = spark.createDataFrame([("a", "b")], "A string, B string").withColumn("A", F.udf(fail)("A"))
-    with pytest.raises(SourceError, match="Spark failed while staging half"):
-        stage(frame, tmp_path / "half", key=["A"], slices=SliceBy(), columns=PAIR)
-
-    with pytest.raises(SourceError, match="no finished staging"):
-        staged(tmp_path / "half")
+    assert "http" not in str(caught.value)
 
 
-def test_a_key_outside_the_columns_is_named(spark, tmp_path):
-    frame = spark.createDataFrame([("a", "b")], "A string, B string")
+def test_a_statement_whose_answer_is_lost_is_repeated(spark, access, make_table, warehouse, tmp_path):
+    table = make_table("ID INT", "VALUES (1), (2)")
+    columns = describe(access, table)
+    warehouse.break_next(kind="cut", when="after", path="query-request", times=1)
 
-    with pytest.raises(SourceError, match="key column C is not a column"):
-        stage(frame, tmp_path / "x", key=["C"], slices=SliceBy(), columns=PAIR)
-    with pytest.raises(SourceError, match="Columns C are not among those read: A, B"):
-        stage(frame, tmp_path / "x", key=["A"], slices=SliceBy(), columns=[*PAIR, Column("C", Kind.TEXT)])
+    assert stage(spark, access, select(table, columns), columns, tmp_path / "staged").rows == 2
+
+
+def test_what_a_task_finds_wrong_is_told_by_the_driver(spark, access, make_table, tmp_path):
+    table = make_table("ID INT", "VALUES (1)")
+    other, columns = f"SELECT ID AS OTHER FROM {table.sql}", [Column("ID", Kind.INTEGER, 38)]
+
+    with pytest.raises(SourceError, match="gives column ID 0 times among OTHER"):
+        stage(spark, access, other, columns, tmp_path / "staged")
+
+
+def test_a_java_process_that_ended_is_told_with_what_to_do():
+    with (
+        pytest.raises(SourceError, match=r"ended while counting rows.*SPARK_DRIVER_MEMORY"),
+        spark_failures("counting rows"),
+    ):
+        raise Py4JNetworkError("Answer from Java side is empty")

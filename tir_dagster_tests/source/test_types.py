@@ -10,13 +10,17 @@ from datetime import UTC, date, datetime
 from decimal import Decimal
 from itertools import zip_longest
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tir_dagster.changes.difference import ROW_MARK, Forced
 from tir_dagster.errors import ExtractError, SourceError
+from tir_dagster.extract.apply import Shape
+from tir_dagster.extract.compare import comparing
 from tir_dagster.extract.engine import connect
 from tir_dagster.extract.fingerprints import different_slices, extract_fingerprints, read_fingerprints, snowflake_sql
 from tir_dagster.extract.hyperfile import create_extract
@@ -24,10 +28,9 @@ from tir_dagster.source.arrow import arrow_schema, convert, fetch
 from tir_dagster.source.columns import HELD, REFUSED, Column, Kind
 from tir_dagster.source.names import TableName, literal
 from tir_dagster.source.pinned import sql_literal
-from tir_dagster.source.reader import read, read_here
 from tir_dagster.source.slices import SliceBy, slice_of
-from tir_dagster.source.staging import HASH, Staged, row_hash, stage
 from tir_dagster.source.versions import describe, describe_query, select
+from tir_dagster.spark.staging import StagedRows, StagingTask, result_batches, stage, write_part
 from tir_dagster_tests.source.test_arrow import _batch, _moment
 
 DOCS = Path(__file__).parents[2] / "docs" / "types.md"
@@ -162,10 +165,6 @@ def _plain(value: Any) -> str:
     return repr(value.removesuffix(".000000") if isinstance(value, str) else value)
 
 
-def _stage(frame: Any, folder: Path, columns: Sequence[Column], slices: SliceBy | None = None) -> Staged:
-    return stage(frame.coalesce(1), folder, key=["N"], slices=slices or SliceBy(), columns=columns)
-
-
 # Every name of every type
 
 
@@ -279,15 +278,17 @@ def test_extremes_in_parquet_are_in_the_extract_as_documented(fixture_file: Path
     assert _found(tmp_path / "e.hyper", _columns(extremes)) == _held(extremes)
 
 
-def test_spark_changes_nothing_on_the_way(spark, fixture_file: Path, tmp_path: Path):
+def test_what_tasks_write_are_the_documented_types(fixture_file: Path, tmp_path: Path):
     extremes = EXTREMES | ONLY_PARQUET
     columns = _columns(extremes)
+    table = convert(pq.read_table(fixture_file), columns)
+    part = SimpleNamespace(to_arrow=lambda **_: table, rowcount=table.num_rows)
 
-    (file,) = _stage(spark.read.parquet(str(fixture_file)), tmp_path / "staged", columns).files
+    report = write_part(StagingTask(columns, SliceBy(), str(tmp_path)), [part])
 
-    create_extract(tmp_path / "e.hyper", columns, [file])
+    create_extract(tmp_path / "e.hyper", columns, [Path(report["file"])])
     assert _found(tmp_path / "e.hyper", columns) == _held(extremes)
-    assert [_stored(file, column) for column in columns] == [column.parquet for column in columns]
+    assert [_stored(Path(report["file"]), column) for column in columns] == [column.parquet for column in columns]
 
 
 def _stored(file: Path, column: Column) -> str:
@@ -380,16 +381,15 @@ def _told(column: Column, value: Any) -> str:
 
 
 @pytest.fixture(scope="module")
-def staged_rows(spark, access, table: TableName, tmp_path_factory: pytest.TempPathFactory) -> Staged:
+def staged_rows(spark, access, table: TableName, tmp_path_factory: pytest.TempPathFactory) -> StagedRows:
     columns = describe(access, table)
     assert columns == _columns(EXTREMES)
-    frame = read(spark, access, select(table, columns), columns)
-    return _stage(frame, tmp_path_factory.mktemp("warehouse") / "staged", columns)
+    return stage(spark, access, select(table, columns), columns, tmp_path_factory.mktemp("warehouse") / "staged")
 
 
 @pytest.fixture(scope="module")
-def extract(staged_rows: Staged) -> Path:
-    path = staged_rows.folder.parent / "e.hyper"
+def extract(staged_rows: StagedRows) -> Path:
+    path = staged_rows.files[0].parent.parent / "e.hyper"
     create_extract(path, _columns(EXTREMES), staged_rows.files)
     return path
 
@@ -398,12 +398,16 @@ def test_extremes_come_from_the_warehouse_as_documented(extract: Path):
     assert _found(extract, _columns(EXTREMES)) == _held(EXTREMES)
 
 
-def test_equal_extremes_have_equal_hashes_wherever_they_come_from(spark, staged_rows: Staged, fixture_file: Path):
+def test_equal_extremes_are_no_difference_wherever_they_come_from(extract: Path, fixture_file: Path, tmp_path: Path):
     """A false difference would move the row in every refresh: NaN, -0.0, the end of time, an empty text."""
-    hashed = spark.read.parquet(str(fixture_file)).select("N", row_hash(_columns(EXTREMES)).alias(HASH))
-    here = pq.read_table(staged_rows.files[0], columns=["N", HASH])
+    columns = _columns(EXTREMES)
+    table = pq.read_table(fixture_file, columns=[column.name for column in columns])
+    marked = table.append_column(ROW_MARK.name, pa.array([1] * table.num_rows, pa.int64()))
+    pq.write_table(marked, tmp_path / "marked.parquet")
 
-    assert {row["N"]: row[HASH] for row in here.to_pylist()} == {row["N"]: row[HASH] for row in hashed.collect()}
+    with comparing(extract, Shape(columns, ("N",), SliceBy())) as comparison:
+        comparison.add([tmp_path / "marked.parquet"], everything=True)
+        assert comparison.decide(Forced(), tmp_path / "change").keys == 0
 
 
 @pytest.mark.parametrize(
@@ -439,4 +443,5 @@ def test_bytes_come_as_text_by_a_query(access, make_table):
     with pytest.raises(SourceError, match=r'Column RAW is BINARY.* show HEX_ENCODE\("RAW"\) AS "RAW" in a `query:`'):
         describe_query(access, f"SELECT RAW FROM {bytes_.sql}")
     columns = describe_query(access, query)
-    assert read_here(access, query, columns).column("RAW").to_pylist() == ["00FF", None]
+    (batch,) = result_batches(access, query)
+    assert fetch(batch, columns).column("RAW").to_pylist() == ["00FF", None]

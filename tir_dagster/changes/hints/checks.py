@@ -20,7 +20,7 @@ _SHOWN_KEYS = 5
 
 @dataclass(frozen=True)
 class Resolution:
-    """The keys that a hint's scope hits: before the change (in the ledger) and after it (in the source)."""
+    """The keys that a hint's scope hits: before the change (in the extract) and after it (in the source)."""
 
     hint: Hint
     old_keys: frozenset[Key]
@@ -37,7 +37,7 @@ class Resolution:
 
 
 def type_warnings(hint: Hint, *, old_keys: Collection[Key], new_keys: Collection[Key]) -> tuple[str, ...]:
-    """What the keys in the scope, in the ledger and in the source, say against the declared type."""
+    """What the keys in the scope, in the extract and in the source, say against the declared type."""
     if isinstance(hint.scope, Unknown):
         # Every key is in this scope, so the keys say nothing about it.
         return ()

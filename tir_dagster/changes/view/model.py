@@ -11,7 +11,7 @@ Role = Literal["fact", "left", "inner", "read"]
 Kind = Literal["copy", "join", "aggregate", "opaque"]
 # A column of a table of the query: the table's alias, and the column's name.
 Read = tuple[str, str]
-# The names that the ledger's SELECT gives to columns of its own begin so.
+# The names that the SELECT of rows before aggregation gives to columns of its own begin so.
 RESERVED = "__TIR_"
 
 

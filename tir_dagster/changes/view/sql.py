@@ -1,4 +1,4 @@
-"""The SQL that a view is read by: its own SELECT with every table pinned, and the rows that its ledger knows."""
+"""The SQL that a view is read by: its own SELECT with every table pinned, and its rows before aggregation."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ MARK = f"{RESERVED}MARK"
 
 @dataclass(frozen=True)
 class BaseSelect:
-    """The rows that the ledger knows, one for each joined fact row, and what their columns are for.
+    """The rows before aggregation, one for each joined fact row, and what their columns are for.
 
-    `key` names a row, `group` its group in an aggregate, `columns` all that its hash covers. The hidden ones are not
-    hashed: `mark` is the fact's watermark, `refers` the fact's columns that refer to each dimension joined to it.
+    `key` names a row, `group` its group in an aggregate, `columns` all that can change it. The hidden ones are not
+    compared: `mark` is the fact's watermark, `refers` the fact's columns that refer to each dimension joined to it.
     """
 
     sql: str
@@ -46,7 +46,7 @@ def view_sql(view: View, version: SourceVersion | None) -> str:
 def base_sql(view: View, *, row_key: Sequence[str], watermark: str | None, version: SourceVersion | None) -> BaseSelect:
     """The rows behind the view, never aggregated. The row key names outputs; of an aggregate, columns of the fact."""
     if view.kind == "opaque":
-        raise ViewError(f"it has no rows that a ledger could know. {view.why_full}")
+        raise ViewError(f"it has no rows before aggregation that could be told apart. {view.why_full}")
     shown = _aggregated(view, row_key) if view.kind == "aggregate" else {c.name: c.sql for c in view.columns}
     key = tuple(name for name in shown if name.startswith(f"{RESERVED}K")) or _output_key(view, row_key)
     referring = {

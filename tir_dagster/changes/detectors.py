@@ -1,0 +1,385 @@
+"""Detectors: SELECTs of the keys that may have changed between two versions, made to stay in the warehouse.
+
+    K_D = join keys of changed rows of D (before and after, without NULL)  +  { d.key : d in D now, d refers to a key in K_G }
+    P   = row keys of changed rows of F (before and after)                 +  { f.key : f refers to a key in some K_D }
+
+A candidate becomes a change where its rows differ from what the extract holds. In the SQL here, TIR_NEW and TIR_OLD are the
+query's rows before aggregation at the two versions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from tir_dagster.changes.difference import HINT_MARK, ROW_MARK, SLICE_KEY
+from tir_dagster.changes.marks import NUMBERS
+from tir_dagster.changes.relation import Dimension, Relation
+from tir_dagster.changes.span import Span
+from tir_dagster.source.columns import Column, Kind
+from tir_dagster.source.names import TableName, quote
+from tir_dagster.source.pinned import sql_literal, with_cut_keys
+from tir_dagster.source.slices import slice_filter_snowflake, slice_sql_snowflake
+from tir_dagster.source.versions import SourceVersion
+
+NEW, OLD = quote("TIR_NEW"), quote("TIR_OLD")
+
+
+@dataclass(frozen=True)
+class History:
+    """Why older versions of tables, or their feeds of changes, cannot be read; what is not named can be."""
+
+    unreadable: Mapping[TableName, str] = field(default_factory=dict)
+    untracked: Mapping[TableName, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Described:
+    """What hints say of one table: SELECTs of the keys that they hit, or that anything may have changed."""
+
+    selects: tuple[str, ...] = ()
+    anything: bool = False
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a detection looks for: which tables changed since, what hints say, and how far history reaches."""
+
+    span: Span
+    changed: Collection[TableName]
+    # The first table's watermark from which rows are candidates, as an SQL literal.
+    since: str | None = None
+    # By a joined table's alias: the condition for rows that its watermark proposes; what hints say of it.
+    marked: Mapping[str, str] = field(default_factory=dict)
+    described: Mapping[str, Described] = field(default_factory=dict)
+    # What hints say of the first table: its keys under the names of the row key.
+    described_rows: Described = Described()
+    history: History = History()
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Keys that may have changed, as SELECTs over the warehouse; or why every row is read and compared instead."""
+
+    selects: tuple[str, ...] = ()
+    everything: str | None = None
+    # Rows may have left without a trace: the numbers of rows and keys by slice tell where.
+    count_slices: bool = False
+    # Of the selects, those that hints gave; only where the first table's changes are also detected, and nothing else is.
+    described: tuple[str, ...] = ()
+    # Fallbacks that people should know of.
+    warnings: tuple[str, ...] = ()
+
+
+class _CannotTellError(Exception):
+    """Which keys changed cannot be told; the text says why, `unexpected` whether people should know."""
+
+    def __init__(self, why: str, *, unexpected: bool = False) -> None:
+        super().__init__(why)
+        self.unexpected = unexpected
+
+
+def find_candidates(relation: Relation, question: Question) -> Candidates:
+    """Combine what the detectors of all tables propose."""
+    detection = _Detection(relation, question)
+    try:
+        return replace(detection.candidates(), described=detection.described())
+    except _CannotTellError as why:
+        if why.unexpected:
+            detection.warn(str(why), "every row is read and compared with the extract")
+        return Candidates(everything=str(why), warnings=tuple(detection.warnings))
+
+
+def changed_dimension_keys(relation: Relation, question: Question) -> dict[str, str]:
+    """Return SELECTs of the changed join keys of joined tables by alias; nothing where that cannot be told."""
+    try:
+        return _Detection(relation, question).changed_keys()
+    except _CannotTellError:
+        return {}
+
+
+class _Detection:
+    def __init__(self, relation: Relation, question: Question) -> None:
+        self._relation = relation
+        self._question = question
+        self._key = purge_key(relation)
+        # What names a row before aggregation; nothing where only slices or groups do.
+        key = (relation.base_key or relation.key) if relation.spec.row_key else ()
+        self._row_key = {column.name: quote(column.name) for column in key}
+        self.warnings: list[str] = []
+
+    def candidates(self) -> Candidates:
+        relation, question = self._relation, self._question
+        changed, detector = relation.table in question.changed, relation.spec.changes.by
+        if question.described_rows.anything:
+            raise _CannotTellError(f"a hint says that any row of {relation.table} may have changed")
+        selects = self._of_named(question.described_rows.selects)
+        if not relation.analysed or (changed and detector == "diff"):
+            # Whatever changed, in whichever table.
+            selects = [*selects, self._differing()]
+            return Candidates(tuple(selects), warnings=tuple(self.warnings))
+        selects += self._referring()
+        counted = False
+        if changed and detector in ("watermark", "hint") and not self._row_key:
+            # A delete and a late insert in one slice or group leave its count as it was.
+            selects.append(self._differing())
+        elif changed and detector == "watermark":
+            selects += self._marked()
+            if self._numbers:
+                # Without history nobody knows which of them changed.
+                self._need_history([relation.table])
+            if relation.spec.changes.deletes or relation.may_hide_rows or self._numbers:
+                counted = self._lacks_history([relation.table]) is not None
+                selects += [] if counted else self._recounted()
+        elif changed and detector == "feed":
+            selects += self._feed()
+        return Candidates(tuple(selects), count_slices=counted, warnings=tuple(self.warnings))
+
+    def described(self) -> tuple[str, ...]:
+        """What hints describe of the first table, if all that is detected is changes of that table."""
+        relation, question = self._relation, self._question
+        alone = set(question.changed) == {relation.table} and not any(
+            one.selects for one in question.described.values()
+        )
+        detected = alone and relation.spec.changes.by != "hint"
+        return tuple(self._of_named(question.described_rows.selects)) if detected else ()
+
+    def _lacks_history(self, tables: Iterable[TableName]) -> str | None:
+        unreadable = self._question.history.unreadable
+        return next((unreadable[table] for table in tables if table in unreadable), None)
+
+    def _need_history(self, tables: Iterable[TableName]) -> None:
+        if why := self._lacks_history(tables):
+            raise _CannotTellError(why, unexpected=True)
+
+    def warn(self, why: str, instead: str) -> None:
+        self.warnings.append(f"{why[0].upper()}{why[1:]}: {instead}.")
+
+    # The first table
+
+    def _differing(self) -> str:
+        """Keys of rows that are there more often in one version than in the other: right for any repeatable query."""
+        self._need_history(self._relation.tables)
+        columns = self._relation.base(self._question.span.new).columns
+        return _uneven(self._key, {**self._key, **_numbered(columns)}, NEW, OLD)
+
+    def _marked(self) -> list[str]:
+        """Keys of rows at or after the last watermark minus the look-back, and of rows without one."""
+        column, since = self._relation.watermark, self._question.since
+        if column is None or since is None:
+            raise _CannotTellError(f"no row of {self._relation.table} had a watermark")
+        return self._of_rows(f"(r.{quote(column.name)} >= {since} OR r.{quote(column.name)} IS NULL)", [NEW])
+
+    def _recounted(self) -> list[str]:
+        """Keys with more or fewer rows than before: what was deleted, came late or was hidden left no mark behind.
+
+        Numbers as watermarks are compared, too: one that is far too high would hide all that follow.
+        """
+        return self._of_named([_uneven(self._row_key, {**self._row_key, **_numbered(self._numbers)}, NEW, OLD)])
+
+    @property
+    def _numbers(self) -> tuple[Column, ...]:
+        mark = self._relation.watermark
+        return (mark,) if mark is not None and mark.kind in NUMBERS else ()
+
+    def _feed(self) -> list[str]:
+        """Keys that the table's own feed of changes names; without a feed the versions are compared."""
+        relation = self._relation
+        why = self._lacks_history([relation.table]) or self._question.history.untracked.get(relation.table)
+        if why is None and relation.fact_key:
+            return self._of_named(
+                [f"SELECT {relation.fact_key_sql} FROM {self._question.span.changes(relation.table)}"]
+            )
+        differing = self._differing()
+        why = why or f"the feed of {relation.table} names no rows without a row key of its own columns"
+        self.warn(why, "both versions are compared in the warehouse")
+        return [differing]
+
+    # Joined tables
+
+    def _referring(self) -> list[str]:
+        """Keys of rows that refer to a changed key of a joined table."""
+        keys = self.changed_keys()
+        # What a change hides, or moves to another group, refers to it in the old version only.
+        both = self._relation.may_hide_rows or self._relation.aggregated
+        selects: list[str] = []
+        for dimension in self._relation.dimensions:
+            if dimension.alias in self._relation.refers and dimension.alias in keys:
+                columns = self._relation.refers[dimension.alias]
+                refers = _refers(columns, dimension.key, keys[dimension.alias])
+                selects += self._of_rows(refers, [NEW, OLD] if both else [NEW])
+        return selects
+
+    def changed_keys(self) -> dict[str, str]:
+        """By alias, a SELECT of the keys of a joined table that changed, or whose rows refer to a changed one."""
+        question = self._question
+        keys: dict[str, str] = {}
+        # Those at the end of a chain first: what refers to them is affected, too.
+        for dimension in reversed(self._relation.dimensions):
+            described = question.described.get(dimension.alias, Described())
+            selects = list(described.selects)
+            if described.anything or (dimension.changes.by != "hint" and dimension.table in question.changed):
+                selects.append(self._changed_rows(dimension, anything=described.anything))
+            for child in self._relation.dimensions:
+                if child.parent == dimension.alias and child.alias in keys:
+                    refers = _refers([one.column for one in child.on], child.key, keys[child.alias])
+                    pinned = f"{dimension.table.sql} {question.span.new.sql}"
+                    selects.append(f"SELECT {_names(dimension.key)} FROM {pinned} AS r WHERE {refers}")
+            if selects:
+                keys[dimension.alias] = " UNION ".join(selects)
+        return keys
+
+    def _changed_rows(self, dimension: Dimension, *, anything: bool) -> str:
+        """Keys by the table's own detector; where anything may have changed, a watermark does not tell."""
+        question, table = self._question, dimension.table
+        self._need_history([table])
+        if dimension.changes.by == "feed" and not anything:
+            why = question.history.untracked.get(table)
+            if why is None:
+                return f"SELECT {_names(dimension.key)} FROM {question.span.changes(table)}"
+            self.warn(why, "its two versions are compared in the warehouse")
+        new, old = (f"{table.sql} {version.sql}" for version in (question.span.new, question.span.old))
+        key = {column.name: quote(column.name) for column in dimension.key}
+        if dimension.alias in question.marked and not anything:
+            marked = f"SELECT {_names(dimension.key)} FROM {new} AS r WHERE {question.marked[dimension.alias]}"
+            numbers = [dimension.mark] if dimension.mark is not None and dimension.mark.kind in NUMBERS else []
+            if not dimension.changes.deletes and not numbers:
+                return marked
+            return f"{marked} UNION {_uneven(key, {**key, **_numbered(numbers)}, new, old)}"
+        return _uneven(key, {**key, **_numbered(dimension.columns)}, new, old)
+
+    # From rows to the keys they are replaced by
+
+    def _of_rows(self, condition: str, sides: Sequence[str]) -> list[str]:
+        """Keys of rows, called r, that meet a condition in these versions."""
+        if OLD in sides:
+            self._need_history(self._relation.tables)
+        if self._relation.aggregated and self._row_key:
+            return self._of_named(
+                [f"SELECT {_listed(self._row_key)} FROM {side} AS r WHERE {condition}" for side in sides]
+            )
+        if self._relation.aggregated:
+            self._need_history(self._relation.tables)
+        return [f"SELECT {_listed(self._key)} FROM {side} AS r WHERE {condition}" for side in sides]
+
+    def _of_named(self, selects: Sequence[str]) -> list[str]:
+        """Keys of rows that are named by their row keys; of an aggregate, the groups they were in and are in."""
+        if not selects or not self._relation.aggregated:
+            return list(selects)
+        self._need_history(self._relation.tables)
+        # A join: Snowflake takes null-safe tests there, in a correlated subquery it need not.
+        names = self._row_key.values()
+        same = " AND ".join(f"p.{name} IS NOT DISTINCT FROM r.{name}" for name in names)
+        keys = ", ".join(f"{name} AS {name}" for name in names)
+        named = f"(SELECT DISTINCT {keys} FROM ({' UNION '.join(selects)}) AS n) AS p"
+        listed = ", ".join(f"r.{sql} AS {quote(name)}" for name, sql in self._key.items())
+        return [f"SELECT {listed} FROM {side} AS r JOIN {named} ON {same}" for side in (NEW, OLD)]
+
+
+# Statements
+
+
+def purge_key(relation: Relation) -> dict[str, str]:
+    """The names and SQL of the key that rows are replaced by: row key or group; the slice where there is neither."""
+    if relation.key:
+        return {column.name: quote(column.name) for column in relation.key}
+    return {SLICE_KEY.name: slice_sql_snowflake(relation.slices, relation.columns)}
+
+
+def staged_columns(relation: Relation, *, hinted: bool = False) -> tuple[Column, ...]:
+    """The columns of the statements below."""
+    return (*relation.columns, ROW_MARK, *(() if relation.key else (SLICE_KEY,)), *((HINT_MARK,) if hinted else ()))
+
+
+def slices_select(relation: Relation, version: SourceVersion, slices: Sequence[str | None]) -> str:
+    """Keys of all rows in these slices."""
+    inside = slice_filter_snowflake(relation.slices, relation.columns, slices)
+    return f"SELECT {_listed(purge_key(relation))} FROM {_shown(relation, version)} AS r WHERE {inside}"
+
+
+def everything_statement(relation: Relation, version: SourceVersion) -> str:
+    """All rows."""
+    more = "" if relation.key else f", {_listed(purge_key(relation))}"
+    return f"SELECT {_names(relation.columns)}{more}, 1 AS {quote(ROW_MARK.name)} FROM {_shown(relation, version)} AS r"
+
+
+def candidates_statement(
+    relation: Relation, span: Span, selects: Sequence[str], *, described: Sequence[str] = ()
+) -> str:
+    """All rows of the selected keys at the new version; a key that has none comes alone, its mark NULL.
+
+    Where keys are described by hints, each row is marked whether its key is one of them.
+    """
+    keys = " UNION ".join(selects)
+    sides = ((NEW, span.new), (OLD, span.old))
+    used = [f"{name} AS (SELECT * FROM {relation.base(version).sql})" for name, version in sides if name in keys]
+    return (f"WITH {', '.join(used)} " if used else "") + _rows_of(relation, span.new, keys, described)
+
+
+def keys_statement(relation: Relation, version: SourceVersion, keys: Sequence[tuple[Any, ...]]) -> str:
+    """The same for keys that come from outside the warehouse, as literals."""
+    columns = relation.key or (SLICE_KEY,)
+    rows = [
+        _listed({column.name: sql_literal(column, value) for column, value in zip(columns, key, strict=True)})
+        for key in keys
+    ]
+    return _rows_of(relation, version, " UNION ALL ".join(f"SELECT {row}" for row in rows))
+
+
+def _shown(relation: Relation, version: SourceVersion) -> str:
+    """What people see, with keys as the extract holds them."""
+    return with_cut_keys(relation.shown(version), relation.key)
+
+
+def _rows_of(relation: Relation, version: SourceVersion, keys: str, described: Sequence[str] = ()) -> str:
+    names = [quote(name) for name in purge_key(relation)]
+    same = " AND ".join(f"k.{name} IS NOT DISTINCT FROM t.{name}" for name in names)
+    mark = f"t.{quote(ROW_MARK.name)}"
+    # The row's own spelling of its key: keys that a collation calls equal need not be the same to the letter.
+    listed = [f"CASE WHEN {mark} IS NULL THEN k.{name} ELSE t.{name} END AS {name}" for name in names]
+    listed += [f"t.{name}" for column in relation.columns if (name := quote(column.name)) not in names]
+    sql = (
+        f"SELECT {', '.join(listed)}, {mark}{_hint_mark(described)} FROM (SELECT DISTINCT * FROM ({keys}) AS u) AS k "
+        f"LEFT JOIN ({everything_statement(relation, version)}) AS t ON {same}"
+    )
+    if described:
+        hinted = " AND ".join(f"h.{name} IS NOT DISTINCT FROM k.{name}" for name in names)
+        hints = (
+            f"SELECT DISTINCT {', '.join(names)}, 1 AS {quote(HINT_MARK.name)} FROM ({' UNION '.join(described)}) AS n"
+        )
+        sql += f" LEFT JOIN ({hints}) AS h ON {hinted}"
+    return sql
+
+
+def _hint_mark(described: Sequence[str]) -> str:
+    return f", h.{quote(HINT_MARK.name)}" if described else ""
+
+
+def _uneven(key: Iterable[str], columns: Mapping[str, str], new: str, old: str) -> str:
+    """Keys of rows that are there more often on one side than on the other."""
+    listed, names = _listed(columns), ", ".join(map(quote, columns))
+    sides = f"SELECT {listed}, 1 AS TIR_N FROM {new} UNION ALL SELECT {listed}, -1 AS TIR_N FROM {old}"
+    return f"SELECT {', '.join(map(quote, key))} FROM ({sides}) AS u GROUP BY {names} HAVING SUM(TIR_N) <> 0"
+
+
+def _refers(columns: Sequence[str], key: Sequence[Column], keys: str) -> str:
+    """A condition for rows, called r, whose columns hold one of the keys: NULL never joins."""
+    same = " AND ".join(f"d.{quote(part.name)} = r.{quote(name)}" for name, part in zip(columns, key, strict=True))
+    return f"EXISTS (SELECT 1 FROM ({keys}) AS d WHERE {same})"
+
+
+def _numbered(columns: Iterable[Column]) -> dict[str, str]:
+    """Columns for GROUP BY under names of their own; objects and arrays by their text."""
+    names = [
+        quote(column.name) if column.kind is not Kind.JSON else f"TO_JSON({quote(column.name)})" for column in columns
+    ]
+    return {f"TIR_{at}": name for at, name in enumerate(names)}
+
+
+def _names(columns: Iterable[Column]) -> str:
+    return ", ".join(quote(column.name) for column in columns)
+
+
+def _listed(columns: Mapping[str, str]) -> str:
+    return ", ".join(f"{sql} AS {quote(name)}" for name, sql in columns.items())

@@ -1,0 +1,1 @@
+"""Spark: sessions, reading Snowflake in parallel, staging rows as Parquet."""

@@ -1,0 +1,199 @@
+"""Staging: Spark's tasks download the parts of a Snowflake result and write them as Parquet; no row enters the JVM.
+
+The statement runs in the driver, so Spark, which may run a task twice, never reads the source twice. A task gets its result
+batches, that is signed addresses and the first rows: no credential leaves the driver.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import re
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from tir_dagster.errors import SourceError
+from tir_dagster.source.arrow import arrow_schema, fetch
+from tir_dagster.source.columns import Column, Kind
+from tir_dagster.source.slices import SliceBy, slice_column, slice_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tir_dagster.source.connection import SnowflakeAccess
+
+# Large enough to pay for a task, small enough that two cores share a million rows.
+ROWS_PER_TASK = 250_000
+# Hyper reads a file of large row groups fastest; a group is held in a worker's memory.
+_ROWS_PER_GROUP = 250_000
+_ADDRESS = re.compile(r"https?://\S+")
+
+
+@dataclass(frozen=True)
+class StagedRows:
+    """Parquet files with the rows of one query, and how many there are, in all and by slice."""
+
+    files: tuple[Path, ...] = ()
+    rows: int = 0
+    slices: Mapping[str | None, int] = field(default_factory=dict)
+    bytes: int = 0
+
+    def __add__(self, other: StagedRows) -> StagedRows:
+        slices = Counter(self.slices)
+        slices.update(other.slices)
+        return StagedRows((*self.files, *other.files), self.rows + other.rows, dict(slices), self.bytes + other.bytes)
+
+
+@dataclass(frozen=True)
+class StagingTask:
+    """What every task must know: the columns' types, how rows fall into slices, and the folder to write into."""
+
+    columns: tuple[Column, ...]
+    slices: SliceBy
+    folder: str
+
+
+def stage(
+    spark: SparkSession,
+    access: SnowflakeAccess,
+    query: str,
+    columns: Sequence[Column],
+    folder: Path,
+    *,
+    slices: SliceBy | None = None,
+) -> StagedRows:
+    """Run the query once and write its rows to new files in the folder, by as many tasks as its size pays for."""
+    from tir_dagster.source.session import spark_failures  # noqa: PLC0415 - imports Spark: seconds
+
+    batches = result_batches(access, query)
+    groups = _grouped(batches)
+    folder.mkdir(parents=True, exist_ok=True)
+    task = StagingTask(tuple(columns), slices or SliceBy(), str(folder.absolute()))
+    with spark_failures(f"staging {folder.name}"):
+        numbers = spark.range(0, len(groups), 1, len(groups))
+        written = numbers.mapInArrow(_run_task(task, [pickle.dumps(group) for group in groups]), "written string")
+        reports = [json.loads(row["written"]) for row in written.collect()]
+    return _checked(reports, sum(batch.rowcount for batch in batches))
+
+
+def result_batches(access: SnowflakeAccess, query: str) -> list[Any]:
+    """Run the query and return the parts of its result, still to be downloaded."""
+    from snowflake.connector.result_batch import ArrowResultBatch  # noqa: PLC0415 - seconds, and workers need it not
+
+    with access.connect() as connection, connection.cursor() as cursor:
+        cursor.execute(query)
+        batches = cursor.get_result_batches() or []
+    arrow = [batch for batch in batches if isinstance(batch, ArrowResultBatch)]
+    if not batches or len(arrow) != len(batches):
+        raise SourceError(
+            f"Snowflake account {access.account} did not answer in Arrow. Read with a SELECT, and unset "
+            "PYTHON_CONNECTOR_QUERY_RESULT_FORMAT for the user."
+        )
+    return arrow
+
+
+def rehearse(spark: SparkSession) -> None:
+    """Run one task that does nothing, so that its workers and classes are loaded."""
+    spark.range(0, 1, 1, 1).mapInArrow(_run_task(StagingTask((), SliceBy(), ""), []), "written string").count()
+
+
+def _grouped(batches: Sequence[Any]) -> list[list[Any]]:
+    """Group result batches into tasks of about equal rows: one task for a small result."""
+    wanted = -(-sum(batch.rowcount for batch in batches) // ROWS_PER_TASK)
+    groups: list[list[Any]] = [[] for _ in range(max(1, min(wanted, len(batches))))]
+    sizes = [0] * len(groups)
+    for batch in sorted(batches, key=lambda batch: -batch.rowcount):
+        smallest = sizes.index(min(sizes))
+        groups[smallest].append(batch)
+        sizes[smallest] += batch.rowcount
+    return groups
+
+
+def _run_task(
+    task: StagingTask, groups: Sequence[bytes]
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def run(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in numbers:
+            for number in batch.column(0).to_pylist() if groups else ():
+                report = write_part(task, pickle.loads(groups[number]))  # noqa: S301 - the driver's own
+                yield pa.RecordBatch.from_pydict({"written": [json.dumps(report)]})
+
+    return run
+
+
+def write_part(task: StagingTask, batches: Sequence[Any]) -> dict[str, Any]:
+    """Download the batches into one Parquet file; return its name, rows and counts by slice. Runs in Spark's workers."""
+    # A name of its own: a task that Spark runs twice must not write into the other one's file.
+    name = f"part-{uuid.uuid4().hex}.parquet"
+    beside = Path(task.folder) / f".{name}"
+    counts: Counter[str | None] = Counter()
+    rows = 0
+    settings = {"compression": "zstd", "compression_level": 1, "store_decimal_as_integer": True}
+    with pq.ParquetWriter(beside, arrow_schema(task.columns), **settings) as writer:
+        for batch in batches:
+            table = _download(batch, task.columns)
+            writer.write_table(table, row_group_size=_ROWS_PER_GROUP)
+            rows += table.num_rows
+            counts.update(slice_counts(task.slices, task.columns, table))
+    size = beside.stat().st_size
+    os.rename(beside, Path(task.folder) / name)  # noqa: PTH104 - a worker writes where the driver looks
+    return {"file": str(Path(task.folder) / name), "rows": rows, "slices": list(counts.items()), "bytes": size}
+
+
+def slice_counts(slices: SliceBy, columns: Sequence[Column], table: pa.Table) -> Counter[str | None]:
+    """Return how many rows of the table fall into each slice; each distinct day or value is looked at once."""
+    column = slice_column(slices, columns)
+    if column is None:
+        return Counter({slice_of(slices, None): table.num_rows})
+    values = table.column(column.name)
+    if column.kind is Kind.INSTANT:
+        values = pc.local_timestamp(values.cast(pa.timestamp("us", tz=slices.zone)))
+    if column.kind in (Kind.TIMESTAMP, Kind.INSTANT):
+        # A plain cast would round moments before 1970 towards it.
+        values = pc.floor_temporal(values, unit="day").cast(pa.date32())
+    counts: Counter[str | None] = Counter()
+    for entry in values.value_counts():
+        counts[_slice_of(slices, entry["values"])] += entry["counts"].as_py()
+    return counts
+
+
+def _slice_of(slices: SliceBy, value: pa.Scalar) -> str | None:
+    try:
+        return slice_of(slices, value.as_py())
+    except (ValueError, OverflowError):
+        # In some zone the first and the last moments are on days outside the years 1 to 9999.
+        return None
+
+
+def _download(batch: Any, columns: Sequence[Column]) -> pa.Table:
+    try:
+        return fetch(batch, columns)
+    except SourceError:
+        raise
+    except Exception as error:
+        # Not chained, and without its address, which is signed.
+        reason = _ADDRESS.sub("…", " ".join(str(error).split()))[:300]
+        raise SourceError(
+            f"A part of Snowflake's result could not be fetched: {reason.rstrip('.')}. "
+            "Check network and proxy, then run again."
+        ) from None
+
+
+def _checked(reports: Sequence[Mapping[str, Any]], promised: int) -> StagedRows:
+    staged = StagedRows()
+    for report in reports:
+        files = (Path(report["file"]),) if report["rows"] else ()
+        slices = dict(report["slices"])
+        staged += StagedRows(files, report["rows"], slices, report["bytes"])
+    if staged.rows != promised:
+        raise SourceError(f"Spark staged {staged.rows:,} rows where Snowflake promised {promised:,}. Run again.")
+    return staged
