@@ -214,6 +214,20 @@ class Checks:
 
 
 @dataclass(frozen=True)
+class Verify:
+    """What each refresh compares with the source besides what it replaced."""
+
+    # So many whole slices, those that were longest not compared.
+    slices_per_run: int = 1
+    # `slices`: every slice that was touched, too, in every refresh.
+    each: Literal["keys", "slices"] = "keys"
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        if self.slices_per_run < 0:
+            yield "slices_per_run", "give a number of slices, 0 or more"
+
+
+@dataclass(frozen=True)
 class Schedules:
     """When everything is verified, and when everything is loaded anew: cron expressions, in the slices' time zone."""
 
@@ -303,6 +317,7 @@ class ExtractSpec:
     # The datasource is stale when nothing was published for so long.
     freshness: float | None = field(default=None, metadata={"duration": True})
     checks: Checks = Checks()
+    verify: Verify = Verify()
     schedules: Schedules = Schedules()
     # Who starts refreshes: the sensors, or Dagster's automation conditions.
     automation: Literal["sensor", "condition"] = "sensor"

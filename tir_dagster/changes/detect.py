@@ -24,7 +24,7 @@ from tir_dagster.changes.plan import Known, Plan, check_guards, settle_plan
 from tir_dagster.changes.question import ask_question
 from tir_dagster.changes.relation import Relation, relation_of
 from tir_dagster.changes.source_reader import SourceReader
-from tir_dagster.changes.state import ChangeSet, Confirmation, counts_to_json
+from tir_dagster.changes.state import FORM, ChangeSet, Confirmation, counts_to_json
 from tir_dagster.errors import GuardError, SourceError
 from tir_dagster.extract.apply import Shape
 from tir_dagster.extract.compare import comparing
@@ -297,6 +297,7 @@ def make_change_set(
             warnings=plan.warnings,
             sentence=plan.sentence(),
             reports=tuple(sorted(reports)),
+            form=FORM,
         )
         return plan, store.commit(made, folder)
 

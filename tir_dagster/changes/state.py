@@ -41,6 +41,10 @@ class Record:
         return tuple(value) if isinstance(value, list) else value
 
 
+# The form of change sets that are made now.
+FORM = 2
+
+
 @dataclass(frozen=True)
 class ChangeSet(Record):
     """Keys to replace, their slices and fresh rows, at one source version; durable before anything is purged."""
@@ -61,6 +65,8 @@ class ChangeSet(Record):
     settles: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     sentence: str = ""
+    # How keys and rows are written; sets of earlier releases give their keys only, and are made anew.
+    form: int = 1
     # Numbers of the reports in Dagster's log whose changes this version shows, as far as they may be met again.
     reports: tuple[int, ...] = ()
 
@@ -157,7 +163,7 @@ def aftermath(
 
 def surely_other_rows(fingerprint: str, other: str) -> bool:
     """Whether two fingerprints are of different rows; those of different forms cannot be compared."""
-    return fingerprint != other and (" " in fingerprint) == (" " in other)
+    return fingerprint != other and fingerprint.rpartition(" ")[0] == other.rpartition(" ")[0]
 
 
 def counts_to_json(counts: Counts) -> dict[str, int]:

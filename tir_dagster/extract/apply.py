@@ -2,34 +2,30 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from tir_dagster.changes.changesets import KEYS, ROWS, parts_of
-from tir_dagster.changes.state import NO_SLICE_KEY, ChangeSet, slice_label
-from tir_dagster.errors import EQUALS_SOURCE, ExtractError, VerificationError
-from tir_dagster.extract.features import is_older_feature
-from tir_dagster.extract.fingerprints import Fingerprint, different_slices, extract_fingerprints, read_fingerprints
-from tir_dagster.extract.fingerprints import snowflake_sql as fingerprint_sql
+from tir_dagster.changes.state import ChangeSet
+from tir_dagster.errors import ExtractError
+from tir_dagster.extract.casts import Loaded
 from tir_dagster.extract.hyperfile import create_extract, create_like, describe, needs_rebuild, rebuild
-from tir_dagster.extract.purge import Applied, least_of_keys, least_of_slices, replace_keys, replace_slices
+from tir_dagster.extract.purge import (
+    Applied,
+    key_condition,
+    least_of_keys,
+    least_of_slices,
+    replace_keys,
+    replace_slices,
+)
 from tir_dagster.extract.slices import SliceRanges, SliceValues
 from tir_dagster.extract.versions import Version, VersionStore, Workspace
 from tir_dagster.source.columns import Column
 from tir_dagster.source.slices import SliceBy, slice_range
 
 SHELL = "shell.tdsx"
-# Of digests over the digest of each row; those of the form before, over sums by column only, have none before them.
-_FORM = "rows"
-
-
-Prints = Mapping[str | None, Fingerprint]
 
 
 @dataclass(frozen=True)
@@ -108,6 +104,19 @@ def _ranges(change_set: ChangeSet, shape: Shape) -> SliceRanges | SliceValues:
     )
 
 
+def replaced_rows(change_set: ChangeSet, folder: Path, shape: Shape) -> Callable[[Sequence[Loaded]], str | None]:
+    """The condition for rows that a change set replaces: those of its keys, or of its slices."""
+
+    def condition(pairs: Sequence[Loaded]) -> str | None:
+        by_name = {pair.source.name: pair for pair in pairs}
+        if shape.key:
+            return key_condition([by_name[name] for name in shape.key], staged_keys(folder))
+        ranges = _ranges(change_set, shape)
+        return ranges.condition(by_name[ranges.column])
+
+    return condition
+
+
 def least_changed(
     extract: Path, column: str, change_set: ChangeSet, folder: Path, shape: Shape
 ) -> tuple[str | None, int]:
@@ -117,89 +126,6 @@ def least_changed(
         keys = staged_keys(folder)
         return least_of_keys(extract, column, key=shape.key, keys=keys, columns=shape.columns, names=names)
     return least_of_slices(extract, column, ranges=_ranges(change_set, shape), columns=shape.columns, names=names)
-
-
-def content_fingerprints(extract: Path, shape: Shape) -> Prints:
-    """What the extract holds, by slice."""
-    return extract_fingerprints(extract, shape.columns, shape.slices, names=shape.names or None, loose=shape.loose)
-
-
-def source_fingerprints(
-    query: Callable[[str], list[tuple[Any, ...]]],
-    table_sql: str,
-    shape: Shape,
-    *,
-    only: Collection[str | None] | None = None,
-) -> Prints:
-    """What the source shows, by slice."""
-    sql = fingerprint_sql(shape.columns, table_sql, shape.slices, only=only, loose=shape.loose)
-    return read_fingerprints(query(sql), shape.columns, loose=shape.loose)
-
-
-def verify_touched(
-    prints: Prints,
-    change_set: ChangeSet,
-    *,
-    shape: Shape,
-    table_sql: str,
-    query: Callable[[str], list[tuple[Any, ...]]],
-) -> None:
-    """Compare the touched slices (a full one: all) with the source at the same version; a difference stops the refresh."""
-    only = None if change_set.decision == "full" else set(change_set.touched)
-    ours = {name: found for name, found in prints.items() if only is None or name in only}
-    theirs = source_fingerprints(query, table_sql, shape, only=only)
-    if different := different_slices(ours, theirs):
-        name, lines = next(iter(different.items()))
-        raise VerificationError(
-            f"{change_set.extract}: the new extract differs from the source in {len(different)} slices, in "
-            f"{name or 'rows without a slice'} for example: {'; '.join(lines[:3])}. Nothing was published. The next refresh "
-            "replaces these slices, and loads everything if that does not help; if that differs too, report it.",
-            check=EQUALS_SOURCE,
-            slices={slice_label(one or NO_SLICE_KEY): found for one, found in different.items()},
-        )
-
-
-def verify_counts(prints: Prints, change_set: ChangeSet, base: Version | None) -> None:
-    """Compare the number of rows by slice with what was read: all that can be said of rows that cannot be read again."""
-    expected = Counter(change_set.appended)
-    if change_set.decision == "incremental" and base is not None:
-        expected.update(base.manifest["slice_rows"])
-        expected.subtract(change_set.purged)
-    if slice_rows(prints) != {name: count for name, count in expected.items() if count}:
-        raise VerificationError(
-            f"{change_set.extract}: the new extract does not hold the rows that were read. Nothing was published. "
-            "Run the refresh again; if that differs too, report it.",
-            check=EQUALS_SOURCE,
-        )
-
-
-def slice_rows(prints: Prints) -> dict[str, int]:
-    """The number of rows by slice, as JSON names them."""
-    return {name or NO_SLICE_KEY: int(found["rows"]) for name, found in prints.items()}
-
-
-def content_digest(prints: Prints) -> str:
-    """A digest of an extract's rows, the same for equal rows in any order and in any file; its form stands before it."""
-    return f"{_FORM} {_sha256(prints)}"
-
-
-def content_digests(prints: Prints, shape: Shape) -> tuple[str, ...]:
-    """The digest of an extract's rows in every form: a version may have been written down in an earlier one."""
-    older = {
-        name: Fingerprint({one: value for one, value in found.items() if is_older_feature(one, shape.columns)})
-        for name, found in prints.items()
-    }
-    return content_digest(prints), _sha256(older)
-
-
-def _sha256(prints: Prints) -> str:
-    value = {name or NO_SLICE_KEY: dict(found) for name, found in prints.items()}
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
-
-
-def slice_digests(prints: Prints) -> dict[str, str]:
-    """A short digest of each slice's rows, for people and for a look at which slice changed."""
-    return {name or NO_SLICE_KEY: _sha256({name: found})[:16] for name, found in prints.items()}
 
 
 def bytes_per_row(extract: Path, base: Version | None, change_set: ChangeSet) -> float:

@@ -60,8 +60,7 @@ class ExtractComparison:
 
         `everything` says that they are all rows of the source, `hinted` that each is marked whether a hint describes its key.
         """
-        marks = [ROW_MARK.name, *([] if self._shape.key else [SLICE_KEY.name])]
-        check_staged(files, [*(column.name for column in self._shape.columns), *marks])
+        check_staged(files, self._staged_names())
         self._staged = (*self._staged, *files)
         self._hinted = (*self._hinted, *(files if hinted else ()))
         self._everything = self._everything or everything
@@ -115,9 +114,7 @@ class ExtractComparison:
         undescribed = self._undescribed() if self._hinted else []
         arriving = f"SELECT * FROM ({self._fresh()}) AS t WHERE {self._is_changed('t')}"
         self._connection.execute_command(f"CREATE TEMPORARY TABLE arriving AS ({arriving})")
-        self._write(
-            f"SELECT {', '.join(quoted(column.name) for column in self._shape.columns)} FROM arriving", folder / "rows"
-        )
+        self._write(f"SELECT {', '.join(map(quoted, self._staged_names()))} FROM arriving", folder / "rows")
         return replace(
             difference,
             appended=self._by_slice("arriving"),
@@ -127,8 +124,12 @@ class ExtractComparison:
             undescribed_keys=tuple(undescribed[:_SAMPLE]),
         )
 
+    def misplaced_keys(self, keys: Sequence[Path], *, most: int) -> list[Key]:
+        """Return keys of these files whose rows are not exactly those that were staged; at most so many."""
+        return self._listed_keys(f"{self._differing(self._file_keys(keys))} LIMIT {most}") if keys else []
+
     def _changed(self, forced: Forced) -> str:
-        parts = [self._differing()]
+        parts = [self._candidates_that_differ()]
         if forced.keys:
             parts.append(self._file_keys(forced.keys))
         if forced.slices:
@@ -139,15 +140,18 @@ class ExtractComparison:
         # UNION treats NULLs as equal.
         return " UNION ".join(f"SELECT {listed} FROM ({part}) AS p{at}" for at, part in enumerate(parts))
 
-    def _differing(self) -> str:
-        """Keys of rows that are there more often on one side than on the other."""
-        if not self._staged and not self._everything:
-            return self._extract_keys("FALSE")
+    def _candidates_that_differ(self) -> str:
+        if self._everything:
+            return self._differing(None)
+        return self._differing(self._file_keys(self._staged)) if self._staged else self._extract_keys("FALSE")
+
+    def _differing(self, among: str | None) -> str:
+        """Keys of rows that are there more often on one side than on the other; of the extract, rows of these keys."""
         listed = ", ".join([*self._keys, *self._columns])
         compared = [f"{_exact(pair, quoted(pair.stored.name))} AS c{at}" for at, pair in enumerate(self._pairs)]
         stale = self._extract_rows(compared)
-        if not self._everything:
-            stale = f"SELECT * FROM ({stale}) AS t WHERE {self._among_keys('t', self._file_keys(self._staged))}"
+        if among is not None:
+            stale = f"SELECT * FROM ({stale}) AS t WHERE {self._among_keys('t', among)}"
         sides = f"SELECT {listed}, -1 AS tir_n FROM ({stale}) AS o"
         if self._staged:
             sides += f" UNION ALL SELECT {listed}, 1 AS tir_n FROM ({self._fresh()}) AS f"
@@ -189,7 +193,7 @@ class ExtractComparison:
 
     def _fresh(self) -> str:
         """The staged rows: as they were staged, and as the extract would hold them."""
-        raw = ", ".join(quoted(column.name) for column in self._shape.columns)
+        raw = ", ".join(map(quoted, self._staged_names()))
         values = [f"{_exact(pair, pair.value)} AS c{at}" for at, pair in enumerate(self._pairs)]
         stored = dict(self._stored)
         if name := self._shape.slices.column:
@@ -212,6 +216,10 @@ class ExtractComparison:
 
     def _file_keys(self, files: Sequence[Path]) -> str:
         return f"SELECT DISTINCT * FROM ({key_select(self._key_parts(), files)}) AS k"
+
+    def _staged_names(self) -> list[str]:
+        marks = [ROW_MARK, *([] if self._shape.key else [SLICE_KEY])]
+        return [column.name for column in (*self._shape.columns, *marks)]
 
     def _key_parts(self) -> list[Loaded]:
         by_name = {pair.source.name: pair for pair in self._pairs}

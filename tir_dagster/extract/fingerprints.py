@@ -8,14 +8,17 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from tir_dagster.extract.casts import FileColumn, pair_columns
+from tir_dagster.extract.casts import FileColumn, Loaded, pair_columns
 from tir_dagster.extract.engine import connect, literal, quoted
-from tir_dagster.extract.features import HYPER, SNOWFLAKE, Dialect, digested, features
+from tir_dagster.extract.features import HYPER, ROW_DIGEST, SNOWFLAKE, Dialect, digested, features
 from tir_dagster.extract.hyperfile import describe
 from tir_dagster.extract.slices import slice_sql_hyper
 from tir_dagster.source.columns import Column
 from tir_dagster.source.names import literal as snowflake_literal
 from tir_dagster.source.slices import SliceBy, slice_sql_snowflake
+
+# What changes by plain arithmetic when rows are replaced.
+SUMS = ("rows", ROW_DIGEST)
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,22 +76,27 @@ def extract_fingerprints(
     names: Mapping[str, str] | None = None,
     loose: Collection[str] = (),
     among: Sequence[Column] = (),
+    condition: Callable[[Sequence[Loaded]], str | None] | None = None,
+    sums_only: bool = False,
 ) -> dict[str | None, Fingerprint]:
     """The extract's fingerprints by slice; `only` restricts them to some slices, None being the rows without one.
 
-    Where `columns` are some of the extract's, `among` gives all of them.
+    Where `columns` are some of the extract's, `among` gives all of them. `condition` restricts the rows, called t; `sums_only` asks for
+    the number of rows and the sum of their digests only, which follow every replacement of rows by plain arithmetic.
 
     `loose` columns may differ in the last digit each time the source is asked: their values are counted only.
     """
     table = describe(path)
-    stored = {
-        pair.source.name: pair.stored for pair in pair_columns(among or columns, table.columns, path=path, names=names)
-    }
+    pairs = pair_columns(among or columns, table.columns, path=path, names=names)
+    stored = {pair.source.name: pair.stored for pair in pairs}
+    rows_sql = table.sql
+    if condition is not None:
+        rows_sql = f"(SELECT * FROM {table.sql} AS t WHERE {condition(pairs) or 'FALSE'}) AS t"
     slice_sql = slice_sql_hyper(slices or SliceBy(), columns, stored)
-    sql = _grouped(columns, HYPER, slice_sql, table.sql, only, stored=stored, loose=loose)
+    sql = _grouped(columns, HYPER, slice_sql, rows_sql, only, stored=stored, loose=loose, sums_only=sums_only)
     with connect(path) as connection:
         rows = connection.execute_list_query(sql)
-    return read_fingerprints(rows, columns, loose=loose)
+    return read_fingerprints(rows, columns, loose=loose, sums_only=sums_only)
 
 
 def snowflake_sql(
@@ -117,9 +125,10 @@ def _grouped(
     *,
     stored: Mapping[str, FileColumn],
     loose: Collection[str],
+    sums_only: bool = False,
 ) -> str:
     """Numbers travel as text: a driver that reads wide sums as floats would lose their last digits."""
-    wanted = features(columns, dialect, stored=stored, loose=loose)
+    wanted = _wanted(features(columns, dialect, stored=stored, loose=loose), sums_only=sums_only)
     numbers = ", ".join(
         f"CAST({expression} AS VARCHAR) AS f{place}" for place, expression in enumerate(wanted.values())
     )
@@ -128,6 +137,10 @@ def _grouped(
     where = _where(only, literal if dialect is HYPER else snowflake_literal)
     rows = digested(columns, dialect, stored=stored, source=source, kept="tir_slice", where=where, loose=loose)
     return f"SELECT tir_slice, {numbers} FROM ({rows}) AS digested GROUP BY tir_slice ORDER BY tir_slice"
+
+
+def _wanted(all_features: Mapping[str, str], *, sums_only: bool) -> dict[str, str]:
+    return {name: sql for name, sql in all_features.items() if not sums_only or name in SUMS}
 
 
 def _where(only: Collection[str | None] | None, text: Callable[[str], str]) -> str:
@@ -141,11 +154,11 @@ def _where(only: Collection[str | None] | None, text: Callable[[str], str]) -> s
 
 
 def read_fingerprints(
-    rows: Sequence[Sequence[Any]], columns: Sequence[Column], *, loose: Collection[str] = ()
+    rows: Sequence[Sequence[Any]], columns: Sequence[Column], *, loose: Collection[str] = (), sums_only: bool = False
 ) -> dict[str | None, Fingerprint]:
     """The fingerprints in the rows that `snowflake_sql` gave; a sum over nothing is left out on both sides."""
     stored = {column.name: FileColumn(column.name, column.hyper) for column in columns}
-    names = list(features(columns, SNOWFLAKE, stored=stored, loose=loose))
+    names = list(_wanted(features(columns, SNOWFLAKE, stored=stored, loose=loose), sums_only=sums_only))
     return {
         row[0]: Fingerprint(
             {name: _whole(value) for name, value in zip(names, row[1:], strict=True) if value is not None}

@@ -323,13 +323,15 @@ def _chosen(
 
 
 def _usable(change_set: ChangeSet, looked: "Looked") -> bool:
-    """Whether it starts from what is there now, and is young enough to be verified at its own version."""
+    """Whether it starts from what is there now, is young enough to be verified at its own version, and of the present form."""
+    from tir_dagster.changes.state import FORM  # noqa: PLC0415
     from tir_dagster.source.versions import SourceVersion  # noqa: PLC0415
 
     age = datetime.now(UTC) - SourceVersion.parse(change_set.source_version).moment
     if change_set.base != (looked.confirmed.version if looked.confirmed else None) or age > STALE:
         return False
-    return change_set.decision == "full" or (looked.base is not None and not looked.foreign)
+    by_key = looked.base is not None and not looked.foreign and change_set.form == FORM
+    return change_set.decision == "full" or by_key
 
 
 def _apply(

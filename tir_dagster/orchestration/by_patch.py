@@ -27,7 +27,8 @@ from tir_dagster.datasource.progress import tell_progress
 from tir_dagster.datasource.republish import ServerLook, fetch_shell, look_at_server
 from tir_dagster.datasource.trouble import RefusedError, UnknownOutcomeError
 from tir_dagster.errors import DatasourceError, ExtractError, MachineError
-from tir_dagster.extract.apply import SHELL, Shape, content_digests, content_fingerprints, replace_change
+from tir_dagster.extract.apply import SHELL, Shape, replace_change
+from tir_dagster.extract.content import content_digests, content_fingerprints
 from tir_dagster.extract.hyperfile import describe
 from tir_dagster.extract.package import read_package
 from tir_dagster.extract.payload import (

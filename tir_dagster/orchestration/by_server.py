@@ -22,12 +22,10 @@ from tir_dagster.errors import DatasourceError, ExtractError
 from tir_dagster.extract.apply import (
     SHELL,
     Shape,
-    content_digest,
-    content_digests,
-    content_fingerprints,
     least_changed,
     new_version,
 )
+from tir_dagster.extract.content import content_digest, content_digests, content_fingerprints
 from tir_dagster.extract.increment import least_difference
 from tir_dagster.extract.package import NO_VALUE, read_package
 from tir_dagster.extract.versions import Version

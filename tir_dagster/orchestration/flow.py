@@ -22,6 +22,7 @@ from tir_dagster.changes.lease import Lease, LeaseLostError, lease
 from tir_dagster.changes.plan import Mode, Plan, Reason, Situation, plan_refresh
 from tir_dagster.changes.relation import Relation, relation_of
 from tir_dagster.changes.state import (
+    NO_SLICE_KEY,
     ChangeSet,
     Confirmation,
     Intent,
@@ -45,18 +46,24 @@ from tir_dagster.extract.apply import (
     Shape,
     apply_change_set,
     bytes_per_row,
-    content_digest,
-    content_fingerprints,
     new_version,
-    slice_digests,
-    slice_rows,
-    verify_counts,
-    verify_touched,
+    replaced_rows,
 )
 from tir_dagster.extract.casts import check_key
+from tir_dagster.extract.content import (
+    Prints,
+    bring_forward,
+    content_digest,
+    content_sums,
+    slice_digests,
+    slice_rows,
+    sums_from_json,
+    sums_to_json,
+)
 from tir_dagster.extract.hyperfile import describe
 from tir_dagster.extract.package import Package, read_package
 from tir_dagster.extract.purge import Applied
+from tir_dagster.extract.verify import slices_in_turn, verify_loaded, verify_replaced, verify_slices
 from tir_dagster.extract.versions import Version, VersionStore
 from tir_dagster.orchestration.by_patch import ByPatch
 from tir_dagster.orchestration.by_server import ByServer
@@ -438,15 +445,8 @@ class Refresher:
             crash_after("applied")
             self.log(f"{applied.purged:,} rows purged, {applied.appended:,} appended: verifying against the source")
             with self.stages.timed("verify"):
-                version_read = SourceVersion.parse(change_set.source_version)
-                pinned = readable_version(self.snowflake, relation.tables, version_read, change_set.known.token)
-                prints = content_fingerprints(workspace.extract, shape)
-                if relation.why_full is None and pinned is not None:
-                    table_sql = relation.shown(pinned)
-                    verify_touched(prints, change_set, shape=shape, table_sql=table_sql, query=self.snowflake.query)
-                elif relation.why_full is not None or not relation.aggregated:
-                    # Asked again, such a query may rightly answer something else, and such a table does.
-                    verify_counts(prints, change_set, looked.base)
+                sums = self._verified_content(workspace.extract, change_set, looked.base, shape)
+                verified = self._verify_slices(workspace.extract, change_set, looked.base, relation, shape, sums)
             manifest = {
                 "extract": self.spec.name,
                 "change_set": change_set.id,
@@ -457,12 +457,14 @@ class Refresher:
                 "known": change_set.known.__dict__,
                 "watermark": change_set.watermark,
                 "reports": change_set.reports,
-                "fingerprint": content_digest(prints),
-                "slice_digests": slice_digests(prints),
+                "fingerprint": content_digest(sums),
+                "content_sums": sums_to_json(sums),
+                "slice_digests": slice_digests(sums),
+                "verified": verified,
                 "rows": applied.after,
                 "rows_purged": applied.purged,
                 "rows_appended": applied.appended,
-                "slice_rows": slice_rows(prints),
+                "slice_rows": slice_rows(sums),
                 "bytes_per_row": bytes_per_row(workspace.extract, looked.base, change_set),
                 "shape": shape_to_json(shape),
             }
@@ -471,6 +473,52 @@ class Refresher:
             )
         crash_after("verified")
         return version, applied
+
+    def _verified_content(self, extract: Path, change_set: ChangeSet, base: Version | None, shape: Shape) -> Prints:
+        """Verify what was replaced (L1); return the sums of the whole content, brought forward from the base's."""
+        if change_set.decision == "full" or base is None:
+            sums = content_sums(extract, shape)
+            verify_loaded(sums, change_set)
+            return sums
+        folder = self.change_sets.path(change_set.id)
+        verify_replaced(extract, change_set, folder, shape)
+        # Versions of earlier releases have no sums.
+        kept = base.manifest.get("content_sums")
+        before = sums_from_json(kept) if kept is not None else content_sums(base.extract, shape)
+        replaced = replaced_rows(change_set, folder, shape)
+        purged, appended = (content_sums(file, shape, replaced) for file in (base.extract, extract))
+        return bring_forward(before, purged=purged, appended=appended)
+
+    def _verify_slices(
+        self,
+        extract: Path,
+        change_set: ChangeSet,
+        base: Version | None,
+        relation: Relation,
+        shape: Shape,
+        sums: Prints,
+    ) -> dict[str, str]:
+        """Compare slices in turn with the source (L2), or all that were touched; return at which version each last was."""
+        rows, settings = slice_rows(sums), self.spec.verify
+        kept = base.manifest.get("verified", {}) if base is not None and change_set.decision == "incremental" else {}
+        verified = {name: version for name, version in kept.items() if name in rows}
+        read = SourceVersion.parse(change_set.source_version)
+        pinned = readable_version(self.snowflake, relation.tables, read, change_set.known.token)
+        if relation.why_full is not None or pinned is None:
+            # Asked again, such a query may rightly answer something else, and such a table does.
+            return verified
+        chosen = set(slices_in_turn(verified, rows, settings.slices_per_run))
+        if settings.each == "slices":
+            chosen |= set(rows) if change_set.decision == "full" else {*change_set.purged, *change_set.appended}
+        verify_slices(
+            extract,
+            self.spec.name,
+            [None if name == NO_SLICE_KEY else name for name in chosen],
+            shape=shape,
+            table_sql=relation.shown(pinned),
+            query=self.snowflake.query,
+        )
+        return {**verified, **dict.fromkeys(sorted(chosen & rows.keys()), change_set.source_version)}
 
     def shell(self, looked: Looked) -> tuple[Path | None, Path | None]:
         """The package around the extract, and the file whose column types a full refresh keeps; downloaded if need be."""

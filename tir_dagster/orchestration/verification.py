@@ -16,7 +16,8 @@ from tir_dagster.changes.state import NO_SLICE_KEY, Confirmation, slice_label
 from tir_dagster.datasource.client import TableauClient
 from tir_dagster.datasource.republish import fetch_shell, look_at_server
 from tir_dagster.errors import TirError
-from tir_dagster.extract.apply import Shape, content_digests, content_fingerprints, source_fingerprints
+from tir_dagster.extract.apply import Shape
+from tir_dagster.extract.content import content_digests, content_fingerprints, source_fingerprints
 from tir_dagster.extract.fingerprints import different_slices
 from tir_dagster.extract.hyperfile import odd_keys
 from tir_dagster.extract.payload import row_digest

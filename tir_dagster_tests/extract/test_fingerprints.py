@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from tir_dagster.errors import SourceError
-from tir_dagster.extract.apply import Shape, content_digest, content_digests, content_fingerprints
+from tir_dagster.extract.apply import Shape
+from tir_dagster.extract.content import content_digest, content_digests, content_fingerprints
 from tir_dagster.extract.fingerprints import (
     Fingerprint,
     different_slices,

@@ -20,8 +20,9 @@ from tableauhyperapi import Date
 from tir_dagster.changes.plan import Known
 from tir_dagster.changes.state import NO_SLICE_KEY, ChangeSet
 from tir_dagster.errors import ExtractError
-from tir_dagster.extract.apply import Shape, content_digest, content_fingerprints, replace_change
+from tir_dagster.extract.apply import Shape, replace_change
 from tir_dagster.extract.casts import PURGE_KEY
+from tir_dagster.extract.content import content_digest, content_fingerprints
 from tir_dagster.extract.engine import connect, quoted
 from tir_dagster.extract.hyperfile import create_extract, describe
 from tir_dagster.extract.payload import (

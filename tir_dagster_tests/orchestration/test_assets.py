@@ -20,7 +20,7 @@ from tir_dagster.orchestration.resources import environment_resources
 from tir_dagster.orchestration.sensors import Watch
 from tir_dagster.orchestration.translation import PARTS, extract_assets
 from tir_dagster.orchestration.verification import Verification
-from tir_dagster.spec import Checks, Upstream
+from tir_dagster.spec import Checks, Upstream, Verify
 from tir_dagster_tests.orchestration.shown import Shown, prepare
 from tir_dagster_tests.orchestration.test_refresh import tag
 from tir_dagster_tests.sandbox.tableau.helpers import Admin
@@ -275,7 +275,8 @@ def test_what_is_published_is_verified_slice_by_slice_at_its_own_version(loaded,
 def test_drift_stops_a_publish_is_a_failed_check_that_names_the_slice_and_is_mended_by_the_next_refresh(
     loaded, instance
 ):
-    defs = build_defs(specs=(replace(loaded.spec, checks=Checks(row_jump=0.0001, server=True)),))
+    spec = replace(loaded.spec, checks=Checks(row_jump=0.0001, server=True), verify=Verify(each="slices"))
+    defs = build_defs(specs=(spec,))
     month, following = months(loaded)[7:9]
     lose_a_row(loaded, instance, month)
     # A change in the same slice: the gate compares the whole slice with the source.
