@@ -230,7 +230,7 @@ def _by_key(spec: ExtractSpec, access: SnowflakeAccess, view: View, whole: Relat
         raise SpecError(f"{spec.name}: {KEY_NEEDED}.")
     group = tuple(_column(spec, shown, name, "query") for name in view.group)
     for column in group:
-        if column.kind in (Kind.JSON, Kind.FLOAT) or column.hyper == "DOUBLE PRECISION":
+        if column.kind in (Kind.JSON, Kind.FLOAT, Kind.TIME) or column.hyper == "DOUBLE PRECISION":
             raise _Unfit(f"it groups by {column.name}, which holds {column.kind.value} and cannot be a key")
     if group and slices.column and slices.column not in view.group:
         raise SpecError(
@@ -254,6 +254,8 @@ def _check_row_key(spec: ExtractSpec, key: Sequence[Column], *, stored: bool) ->
     for name, column in zip(spec.row_key, key, strict=False):
         if column.kind in (Kind.FLOAT, Kind.JSON):
             problem = f"holds {column.kind.value}: such values cannot be told apart safely"
+        elif stored and column.kind is Kind.TIME:
+            problem = "holds times of day: the source keeps them to the nanosecond, an extract to the microsecond"
         elif stored and column.hyper == "DOUBLE PRECISION":
             problem = (
                 f"is NUMBER({column.precision},{column.scale}): an extract holds so many digits as a float, in which different "

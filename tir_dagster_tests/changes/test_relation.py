@@ -55,7 +55,7 @@ def keyed(sandbox) -> SnowflakeAccess:
     with sandbox.snowflake() as connection:
         for statement in (
             "CREATE DATABASE IF NOT EXISTS KEYED",
-            "CREATE OR REPLACE TABLE KEYED.PUBLIC.T (WIDE NUMBER(38,5), FITS NUMBER(18,5), F FLOAT, J VARIANT, D DATE, N NUMBER)",
+            "CREATE OR REPLACE TABLE KEYED.PUBLIC.T (WIDE NUMBER(38,5), FITS NUMBER(18,5), F FLOAT, J VARIANT, CLOCK TIME, D DATE, N NUMBER)",
         ):
             connection.cursor().execute(statement)
     return SnowflakeAccess.from_environment(sandbox.env)
@@ -76,6 +76,7 @@ def key_of(access: SnowflakeAccess, key: str, **shown: str) -> Any:
         ("WIDE", "is NUMBER(38,5): an extract holds so many digits as a float"),
         ("F", "holds float"),
         ("J", "holds json"),
+        ("CLOCK", "holds times of day"),
     ],
 )
 def test_a_row_key_whose_values_cannot_be_told_apart_is_refused_before_anything_is_read(keyed, shown, key, reason):
