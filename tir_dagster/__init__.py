@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from tir_dagster.definitions import build_defs as build_defs
     from tir_dagster.errors import SpecError as SpecError
     from tir_dagster.errors import TirError as TirError
-    from tir_dagster.extract.versions import Version as Version
     from tir_dagster.orchestration.alerting import build_alert_sensor as build_alert_sensor
     from tir_dagster.orchestration.alerting import report as report
     from tir_dagster.orchestration.alerting import report_recovery as report_recovery
@@ -25,8 +24,9 @@ if TYPE_CHECKING:
     from tir_dagster.orchestration.resources import TableauResource as TableauResource
     from tir_dagster.orchestration.resources import environment_resources as environment_resources
     from tir_dagster.orchestration.translation import ExtractTranslator as ExtractTranslator
-    from tir_dagster.spec import ExtractSpec as ExtractSpec
-    from tir_dagster.spec_file import load_specs as load_specs
+    from tir_dagster.refresh.state.versions import Version as Version
+    from tir_dagster.spec.extract import ExtractSpec as ExtractSpec
+    from tir_dagster.spec.reading import load_specs as load_specs
 
 # Loaded when they are first used: Dagster and the connectors take seconds, `import tir_dagster` must not.
 _HOMES = {
@@ -34,7 +34,7 @@ _HOMES = {
     "Channel": "alerts.events",
     "ChangeSetIOManager": "orchestration.io_managers",
     "Event": "alerts.events",
-    "ExtractSpec": "spec",
+    "ExtractSpec": "spec.extract",
     "ExtractTranslator": "orchestration.translation",
     "HyperIOManager": "orchestration.io_managers",
     "SpecError": "errors",
@@ -43,12 +43,12 @@ _HOMES = {
     "TableauExtractComponent": "orchestration.component",
     "TableauResource": "orchestration.resources",
     "TirError": "errors",
-    "Version": "extract.versions",
+    "Version": "refresh.state.versions",
     "build_alert_sensor": "orchestration.alerting",
     "build_defs": "definitions",
     "build_extract_defs": "orchestration.extracts",
     "environment_resources": "orchestration.resources",
-    "load_specs": "spec_file",
+    "load_specs": "spec.reading",
     "report": "orchestration.alerting",
     "report_recovery": "orchestration.alerting",
 }

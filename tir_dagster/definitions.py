@@ -7,7 +7,6 @@ from typing import Any
 
 import dagster as dg
 
-from tir_dagster.loading.declared import LoadSpec
 from tir_dagster.orchestration.alerting import build_alert_sensor
 from tir_dagster.orchestration.extracts import build_extract_defs
 from tir_dagster.orchestration.load_reports import with_people
@@ -15,9 +14,10 @@ from tir_dagster.orchestration.loading import build_load_defs
 from tir_dagster.orchestration.names import load_keys
 from tir_dagster.orchestration.resources import environment_resources
 from tir_dagster.orchestration.translation import ExtractTranslator
-from tir_dagster.source.names import TableName
-from tir_dagster.spec import ExtractSpec
-from tir_dagster.spec_file import load_declared
+from tir_dagster.snowflake.names import TableName
+from tir_dagster.spec.extract import ExtractSpec
+from tir_dagster.spec.load import LoadSpec
+from tir_dagster.spec.reading import load_declared
 
 
 def build_defs(
@@ -48,7 +48,7 @@ def _after_loads(spec: ExtractSpec, loads: Sequence[LoadSpec], translator: Extra
     """The extract, its source below the loads that fill the tables it reads."""
     if not loads:
         return build_extract_defs(spec, alerts=False, translator=translator)
-    from tir_dagster.changes.watched import watched_tables  # noqa: PLC0415 - it parses the extract's query
+    from tir_dagster.refresh.watched import watched_tables  # noqa: PLC0415 - it parses the extract's query
 
     tables = set(watched_tables(spec))
     filled = [load_keys(load).source_table for load in loads if TableName.parse(load.table) in tables]

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import requests
 
-from tir_dagster.datasource.calls import CALLS
 from tir_dagster.sandbox.tableau.api.call import Operation
 from tir_dagster.sandbox.tableau.app import OPERATIONS
+from tir_dagster.tableau.calls import CALLS
 
 FILE = Path(__file__).parents[1] / "docs" / "rest-calls.md"
 COMMAND = "python -m tir_dagster_tests.rest_calls --write"

@@ -11,14 +11,14 @@ from tir_dagster.addresses import hide_credentials, host_of, without_credentials
 from tir_dagster.alerts.persistence import ChannelError
 from tir_dagster.alerts.servicenow import ServiceNowAccess
 from tir_dagster.alerts.text import scrub
-from tir_dagster.datasource.access import TableauAccess
-from tir_dagster.datasource.webhooks import receiver_url
 from tir_dagster.errors import SourceError, TirError
 from tir_dagster.loading.landing import Place
 from tir_dagster.orchestration.people import SlackAppResource
 from tir_dagster.orchestration.resources import environment_resources
-from tir_dagster.source.connection import SnowflakeAccess
-from tir_dagster.spec import Datasource
+from tir_dagster.snowflake.connection import SnowflakeAccess
+from tir_dagster.spec.extract import Datasource
+from tir_dagster.tableau.access import TableauAccess
+from tir_dagster.tableau.webhooks import receiver_url
 
 PASSWORD = "hunter2secret"
 # With characters that should have been escaped, without a scheme, with a wrong one.

@@ -18,7 +18,7 @@ from tir_dagster.bench.limits import build_limit, replace_limit, upload_limit
 from tir_dagster.bench.package_report import STEPS, PackageReport, Way
 from tir_dagster.bench.report import REST, Limit, Refresh, Report, staged
 from tir_dagster.bench.run import change_mix
-from tir_dagster.extract.engine import connect
+from tir_dagster.hyper.engine import connect
 from tir_dagster.sandbox import processes
 from tir_dagster.sandbox.home import SERVERS, SandboxHome
 

@@ -15,7 +15,7 @@ import pytest
 import sqlalchemy
 from click.testing import CliRunner, Result
 
-from tir_dagster.cli import ProjectGroup, tir
+from tir_dagster.cli.main import ProjectGroup, tir
 from tir_dagster.errors import MachineError, TirError
 from tir_dagster.orchestration.home import dagster_instance
 from tir_dagster_tests.test_spec import GOOD

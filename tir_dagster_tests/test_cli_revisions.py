@@ -17,14 +17,14 @@ from tableauhyperapi import Connection, CreateMode, HyperProcess, Telemetry
 
 from tir_dagster.changes.plan import Known
 from tir_dagster.changes.state import Confirmation
-from tir_dagster.cli import tir
-from tir_dagster.datasource.access import TableauAccess
-from tir_dagster.datasource.client import TableauClient
-from tir_dagster.datasource.find import find_datasource, find_project
-from tir_dagster.datasource.found import server_version
-from tir_dagster.extract.versions import VersionStore
+from tir_dagster.cli.main import tir
 from tir_dagster.orchestration.confirmations import CONFIRMATION
 from tir_dagster.orchestration.home import dagster_instance
+from tir_dagster.refresh.state.versions import VersionStore
+from tir_dagster.tableau.access import TableauAccess
+from tir_dagster.tableau.client import TableauClient
+from tir_dagster.tableau.find import find_datasource, find_project
+from tir_dagster.tableau.found import server_version
 from tir_dagster_tests.conftest import Sandbox
 
 FAILED, WRONG_USAGE = 1, 2

@@ -25,7 +25,7 @@ import tableauserverclient as TSC  # noqa: N812 - the name its own documentation
 from click.testing import CliRunner
 from dagster_snowflake import SnowflakeResource
 
-from tir_dagster.cli import tir
+from tir_dagster.cli.main import tir
 from tir_dagster.sandbox import daemon, processes, sample
 from tir_dagster.sandbox.home import SERVERS, Identity, SandboxError, SandboxHome, write_json
 from tir_dagster_tests.conftest import Sandbox
@@ -53,7 +53,7 @@ VARIABLES = {
     "AWS_ACCESS_KEY_ID",
     "AWS_SECRET_ACCESS_KEY",
 }
-COMMAND = [sys.executable, "-m", "tir_dagster.cli", "sandbox"]
+COMMAND = [sys.executable, "-m", "tir_dagster.cli.main", "sandbox"]
 
 
 STUB = """
@@ -233,7 +233,7 @@ def test_help_loads_nothing_heavy():
         "tableauserverclient",
         "uvicorn",
     ]
-    script = f"import sys, tir_dagster.cli; print([name for name in {heavy} if name in sys.modules])"
+    script = f"import sys, tir_dagster.cli.main; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
@@ -258,7 +258,7 @@ def test_wrong_usage_ends_with_2_and_starts_nothing(shell, arguments):
 
 def test_a_missing_extra_is_named_with_the_command_that_installs_it(shell):
     script = (
-        "import sys; sys.modules['fakesnow'] = None; from tir_dagster.cli import main;"
+        "import sys; sys.modules['fakesnow'] = None; from tir_dagster.cli.main import main;"
         " sys.argv = ['tir', 'sandbox', 'up']; main()"
     )
     done = subprocess.run(

@@ -13,7 +13,7 @@ import pytest
 import requests
 from click.testing import CliRunner
 
-from tir_dagster.cli import tir
+from tir_dagster.cli.main import tir
 from tir_dagster.sandbox import processes
 from tir_dagster.sandbox.home import SandboxHome
 from tir_dagster_tests.processes import free_port, wait_for
@@ -67,7 +67,7 @@ def test_the_demo_ends_equal_and_shows_where_tableaus_own_increment_is_wrong(hom
 
 def test_dev_shows_the_extract_and_the_history_of_the_demo(home, tmp_path: Path):
     port = free_port()
-    command = [sys.executable, "-m", "tir_dagster.cli", "dev", "--port", str(port)]
+    command = [sys.executable, "-m", "tir_dagster.cli.main", "dev", "--port", str(port)]
     with (tmp_path / "dev.log").open("wb") as log:
         running = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True, env={**os.environ})
     try:

@@ -11,9 +11,9 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from tir_dagster.changes.lease import lease
-from tir_dagster.cli import ProjectGroup
+from tir_dagster.cli.main import ProjectGroup
 from tir_dagster.interrupts import stopping
+from tir_dagster.refresh.state.lease import lease
 from tir_dagster_tests.processes import wait_for
 from tir_dagster_tests.test_spec import GOOD
 
@@ -33,7 +33,7 @@ def test_a_refresh_that_waits_for_another_one_ends_with_one_line(tmp_path, numbe
     specs, log, state = tmp_path / "extracts.yaml", tmp_path / "log", tmp_path / "state"
     specs.write_text(GOOD, encoding="utf-8")
     env = {**os.environ, **SERVERS, "TIR_HOME": str(state), "DAGSTER_HOME": str(tmp_path / "dagster")}
-    command = [sys.executable, "-m", "tir_dagster.cli", "--specs", str(specs), "refresh", "orders"]
+    command = [sys.executable, "-m", "tir_dagster.cli.main", "--specs", str(specs), "refresh", "orders"]
     with lease(state / "extracts" / "orders" / "lease.json", purpose="a test"), log.open("wb") as lines:
         started = subprocess.Popen(command, stdout=lines, stderr=lines, start_new_session=True, env=env)
         try:

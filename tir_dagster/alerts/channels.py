@@ -11,10 +11,10 @@ from slack_sdk import WebClient
 
 from tir_dagster.alerts.events import Channel
 from tir_dagster.alerts.persistence import ChannelError, Persistence
-from tir_dagster.alerts.policy import Alerts, ServiceNowAlerts
 from tir_dagster.alerts.servicenow import ServiceNowAccess, ServiceNowChannel, ServiceNowClient
 from tir_dagster.alerts.slack import SlackChannel
 from tir_dagster.alerts.telling import MakeChannel
+from tir_dagster.spec.alerts import Alerts, ServiceNowAlerts
 
 
 def channels_of(

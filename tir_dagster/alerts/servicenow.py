@@ -12,8 +12,8 @@ import requests
 
 from tir_dagster.alerts.events import Event
 from tir_dagster.alerts.persistence import ChannelError, Persistence
-from tir_dagster.alerts.policy import ServiceNowAlerts
 from tir_dagster.alerts.text import one_line, shortened
+from tir_dagster.spec.alerts import ServiceNowAlerts
 
 INCIDENTS = "/api/now/table/incident"
 RESOLVED = "6"

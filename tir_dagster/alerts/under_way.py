@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from tir_dagster.changes.lease import LeaseHeldError, is_abandoned, lease
+from tir_dagster.refresh.state.lease import LeaseHeldError, is_abandoned, lease
 
 _FORM = re.compile(r"([a-z][a-z0-9_]*)@(\d+\.\d+)")
 

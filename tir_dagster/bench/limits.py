@@ -20,9 +20,9 @@ from typing import Any
 import requests
 
 from tir_dagster.bench.report import Limit
-from tir_dagster.extract.engine import connect, literal, parquet, quoted
-from tir_dagster.extract.hyperfile import EXTRACT_SCHEMA, EXTRACT_TABLE
-from tir_dagster.source.connection import SnowflakeAccess
+from tir_dagster.hyper.engine import connect, literal, parquet, quoted
+from tir_dagster.hyper.hyperfile import EXTRACT_SCHEMA, EXTRACT_TABLE
+from tir_dagster.snowflake.connection import SnowflakeAccess
 
 _TABLE = quoted(EXTRACT_SCHEMA, EXTRACT_TABLE)
 _BLOCK = 1 << 20

@@ -18,9 +18,9 @@ from tir_dagster.loading.load import Loader
 from tir_dagster.loading.staging import by_spark
 from tir_dagster.orchestration.home import tir_home
 from tir_dagster.sandbox.sample.rows import COLUMNS, order_chunks, parse_month
-from tir_dagster.source.connection import SnowflakeAccess
-from tir_dagster.source.session import jvm_output, spark_session
-from tir_dagster.spec_file import parse_declared
+from tir_dagster.snowflake.connection import SnowflakeAccess
+from tir_dagster.spark.session import jvm_output, spark_session
+from tir_dagster.spec.reading import parse_declared
 
 Say = Callable[[str], None]
 OURS, PLAIN = "MYDB.MYSCHEMA.LOADED", "MYDB.MYSCHEMA.COPIED"

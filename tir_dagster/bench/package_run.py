@@ -20,12 +20,12 @@ from tir_dagster.bench.package_sample import (
 )
 from tir_dagster.bench.package_ways import WAYS, Task, run_way
 from tir_dagster.bench.place import own_sandbox
-from tir_dagster.datasource.access import TableauAccess
-from tir_dagster.datasource.client import TableauClient
-from tir_dagster.datasource.find import find_datasource, find_project
-from tir_dagster.datasource.republish import fetch_shell
-from tir_dagster.extract.engine import close_shared_engine
-from tir_dagster.extract.package import read_package
+from tir_dagster.hyper.engine import close_shared_engine
+from tir_dagster.hyper.package.package import read_package
+from tir_dagster.refresh.deliveries.republish import fetch_shell
+from tir_dagster.tableau.access import TableauAccess
+from tir_dagster.tableau.client import TableauClient
+from tir_dagster.tableau.find import find_datasource, find_project
 
 Say = Callable[[str], None]
 

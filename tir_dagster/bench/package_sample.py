@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from tir_dagster.bench.package_ways import KEY
-from tir_dagster.datasource.access import TableauAccess
-from tir_dagster.datasource.client import TableauClient
-from tir_dagster.datasource.find import find_project
-from tir_dagster.datasource.transfer import publish
-from tir_dagster.extract.engine import connect, quoted
-from tir_dagster.extract.hyperfile import EXTRACT_SCHEMA, EXTRACT_TABLE
-from tir_dagster.extract.increment import format_value
-from tir_dagster.extract.package import extract_hyper, read_package
+from tir_dagster.hyper.engine import connect, quoted
+from tir_dagster.hyper.hyperfile import EXTRACT_SCHEMA, EXTRACT_TABLE
+from tir_dagster.hyper.increment import format_value
+from tir_dagster.hyper.package.package import extract_hyper, read_package
 from tir_dagster.sandbox.tableau.archive import Package
 from tir_dagster.sandbox.tableau.document import Document
 from tir_dagster.sandbox.tableau.packages import Column, SnowflakeConnection, build_tdsx
+from tir_dagster.tableau.access import TableauAccess
+from tir_dagster.tableau.client import TableauClient
+from tir_dagster.tableau.find import find_project
+from tir_dagster.tableau.transfer import publish
 
 # Every site has it.
 PROJECT = "default"

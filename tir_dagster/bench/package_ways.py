@@ -24,16 +24,16 @@ import tableauserverclient as TSC  # noqa: N812 - the name its own documentation
 from tableauhyperapi import Connection, HyperProcess, Telemetry
 
 from tir_dagster.bench.package_report import PACK, PUBLISH, PURGE, UNPACK, Way
-from tir_dagster.datasource.access import TableauAccess
-from tir_dagster.datasource.client import TableauClient
-from tir_dagster.datasource.find import find_project, look_for_datasource
-from tir_dagster.datasource.found import server_version
-from tir_dagster.datasource.republish import fetch_shell
-from tir_dagster.datasource.transfer import publish
 from tir_dagster.errors import TirError
-from tir_dagster.extract.engine import close_shared_engine
-from tir_dagster.extract.increment import Increment, find_increment, format_value, purge_from, set_increment_value
-from tir_dagster.extract.package import read_package
+from tir_dagster.hyper.engine import close_shared_engine
+from tir_dagster.hyper.increment import Increment, find_increment, format_value, purge_from, set_increment_value
+from tir_dagster.hyper.package.package import read_package
+from tir_dagster.refresh.deliveries.republish import fetch_shell
+from tir_dagster.tableau.access import TableauAccess
+from tir_dagster.tableau.client import TableauClient
+from tir_dagster.tableau.find import find_project, look_for_datasource
+from tir_dagster.tableau.found import server_version
+from tir_dagster.tableau.transfer import publish
 
 KEY = "ORDER_DATE"
 _LIMIT_SECONDS = 3600
@@ -91,7 +91,7 @@ def ours(task: Task, account: _Account) -> Way:
     """The steps of the delivery, by its own functions."""
     folder, since = Path(task.folder), date.fromisoformat(task.since)
     # A refresh has all of this in memory too: Dagster, Spark's client, the connectors.
-    import_module("tir_dagster.orchestration.commands")
+    import_module("tir_dagster.cli.refresh")
     with TableauClient(TableauAccess.from_environment(os.environ)) as client:
         project = find_project(client, task.project)
         found = look_for_datasource(client, project=project, name=task.datasource)

@@ -17,17 +17,17 @@ from pyspark.sql import SparkSession
 from tir_dagster.bench import limits
 from tir_dagster.bench.place import own_sandbox
 from tir_dagster.bench.report import Limit, Refresh, Report, Stage, staged
-from tir_dagster.comparison import Comparison, compare_slices, published_extract, snowflake_of
-from tir_dagster.demo import declare_orders
+from tir_dagster.cli.comparison import Comparison, compare_slices, published_extract, snowflake_of
+from tir_dagster.cli.demo import declare_orders
+from tir_dagster.cli.refresh import Outcome, command
 from tir_dagster.errors import TirError
-from tir_dagster.extract.apply import SHELL
-from tir_dagster.extract.package import read_package, refresh_change, write_package
-from tir_dagster.extract.versions import Version
-from tir_dagster.orchestration.commands import Outcome, command
+from tir_dagster.hyper.package.package import read_package, refresh_change, write_package
+from tir_dagster.refresh.apply import SHELL
+from tir_dagster.refresh.state.versions import Version
 from tir_dagster.sandbox import sample
-from tir_dagster.source.names import TableName, quote
-from tir_dagster.source.versions import SourceVersion, describe, select
-from tir_dagster.spec import ExtractSpec
+from tir_dagster.snowflake.names import TableName, quote
+from tir_dagster.snowflake.versions import SourceVersion, describe, select
+from tir_dagster.spec.extract import ExtractSpec
 
 # How the pipeline tells how many rows it read.
 _READ = re.compile(r"\bread ([\d,]+) rows")

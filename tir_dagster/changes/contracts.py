@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from tir_dagster.changes.relation import Dimension, Relation
 from tir_dagster.errors import GuardError
-from tir_dagster.source.connection import SnowflakeAccess
-from tir_dagster.source.names import quote
-from tir_dagster.source.versions import SourceVersion
+from tir_dagster.snowflake.connection import SnowflakeAccess
+from tir_dagster.snowflake.names import quote
+from tir_dagster.snowflake.versions import SourceVersion
 
 # So many keys are named; that there are more is said.
 _NAMED = 5

@@ -17,11 +17,11 @@ from tir_dagster.changes.hints import (
     condition_sql,
 )
 from tir_dagster.changes.relation import Dimension, Relation
-from tir_dagster.changes.span import Span
-from tir_dagster.source.columns import Column
-from tir_dagster.source.connection import BEYOND_TIME_TRAVEL, SnowflakeAccess, SnowflakeError
-from tir_dagster.source.names import TableName, quote
-from tir_dagster.source.versions import describe_held
+from tir_dagster.snowflake.columns import Column
+from tir_dagster.snowflake.connection import BEYOND_TIME_TRAVEL, SnowflakeAccess, SnowflakeError
+from tir_dagster.snowflake.names import TableName, quote
+from tir_dagster.snowflake.span import Span
+from tir_dagster.snowflake.versions import describe_held
 
 # Keys beyond these are refreshed like all others; only the check of the declared type does not look at them.
 _CHECKED_KEYS = 1_000

@@ -16,12 +16,12 @@ from typing import Any
 from tir_dagster.changes.difference import HINT_MARK, ROW_MARK, SLICE_KEY
 from tir_dagster.changes.marks import NUMBERS
 from tir_dagster.changes.relation import Dimension, Relation
-from tir_dagster.changes.span import Span
-from tir_dagster.source.columns import Column, Kind
-from tir_dagster.source.names import TableName, quote
-from tir_dagster.source.pinned import sql_literal, with_cut_keys
-from tir_dagster.source.slices import slice_filter_snowflake, slice_sql_snowflake
-from tir_dagster.source.versions import SourceVersion
+from tir_dagster.snowflake.columns import Column, Kind
+from tir_dagster.snowflake.names import TableName, quote
+from tir_dagster.snowflake.pinned import sql_literal, with_cut_keys
+from tir_dagster.snowflake.slices import slice_filter_snowflake, slice_sql_snowflake
+from tir_dagster.snowflake.span import Span
+from tir_dagster.snowflake.versions import SourceVersion
 
 NEW, OLD = quote("TIR_NEW"), quote("TIR_OLD")
 

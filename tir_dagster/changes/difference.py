@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tir_dagster.source.columns import Column, Kind
+from tir_dagster.snowflake.columns import Column, Kind
 
 # NULL in a staged row of a key that has no row any more: only its key counts.
 ROW_MARK = Column("__TIR_ROW", Kind.INTEGER)

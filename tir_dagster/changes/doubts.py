@@ -8,9 +8,9 @@ from tir_dagster.changes.detectors import Question, changed_dimension_keys
 from tir_dagster.changes.difference import Difference
 from tir_dagster.changes.hints import Hint, partial_warning
 from tir_dagster.changes.relation import Dimension, Relation
-from tir_dagster.source.connection import SnowflakeAccess
-from tir_dagster.source.names import quote
-from tir_dagster.spec import ExtractSpec
+from tir_dagster.snowflake.connection import SnowflakeAccess
+from tir_dagster.snowflake.names import quote
+from tir_dagster.spec.extract import ExtractSpec
 
 
 def partial_warnings(relation: Relation, hints: Sequence[Hint], difference: Difference) -> tuple[str, ...]:

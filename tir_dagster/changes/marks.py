@@ -7,10 +7,10 @@ from datetime import UTC, date, datetime, timedelta
 from functools import cache
 from zoneinfo import ZoneInfo, available_timezones
 
-from tir_dagster.source.columns import Column, Kind
-from tir_dagster.source.connection import SnowflakeAccess
-from tir_dagster.source.names import quote
-from tir_dagster.source.pinned import sql_literal
+from tir_dagster.snowflake.columns import Column, Kind
+from tir_dagster.snowflake.connection import SnowflakeAccess
+from tir_dagster.snowflake.names import quote
+from tir_dagster.snowflake.pinned import sql_literal
 
 # A time without a zone may be any wall clock's.
 _FURTHEST_CLOCK = timedelta(hours=14)

@@ -10,11 +10,11 @@ from tir_dagster.changes.detectors import Described, History, Question
 from tir_dagster.changes.hints import Hint
 from tir_dagster.changes.marks import highest_mark, lower_bound
 from tir_dagster.changes.relation import Dimension, Relation
-from tir_dagster.changes.span import Span
 from tir_dagster.changes.state import Confirmation
-from tir_dagster.source.connection import BEYOND_TIME_TRAVEL, UNTRACKED, SnowflakeAccess, SnowflakeError
-from tir_dagster.source.names import TableName, quote
-from tir_dagster.source.versions import SourceVersion
+from tir_dagster.snowflake.connection import BEYOND_TIME_TRAVEL, UNTRACKED, SnowflakeAccess, SnowflakeError
+from tir_dagster.snowflake.names import TableName, quote
+from tir_dagster.snowflake.span import Span
+from tir_dagster.snowflake.versions import SourceVersion
 
 
 def ask_question(

@@ -7,7 +7,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from tir_dagster.changes.view import (
+from tir_dagster.errors import SourceError, SpecError
+from tir_dagster.snowflake.columns import Column, Kind, UnheldTypeError
+from tir_dagster.snowflake.connection import MISSING_OBJECT, SnowflakeAccess, SnowflakeError
+from tir_dagster.snowflake.names import TableName, quote
+from tir_dagster.snowflake.pinned import PinnedSource, cut_sql, with_cut_keys
+from tir_dagster.snowflake.query import (
     JoinKey,
     View,
     ViewError,
@@ -18,14 +23,9 @@ from tir_dagster.changes.view import (
     tables_of,
     view_sql,
 )
-from tir_dagster.errors import SourceError, SpecError
-from tir_dagster.source.columns import Column, Kind, UnheldTypeError
-from tir_dagster.source.connection import MISSING_OBJECT, SnowflakeAccess, SnowflakeError
-from tir_dagster.source.names import TableName, quote
-from tir_dagster.source.pinned import PinnedSource, cut_sql, with_cut_keys
-from tir_dagster.source.slices import SliceBy, slice_column
-from tir_dagster.source.versions import SourceVersion, column_names, describe, describe_query
-from tir_dagster.spec import KEY_NEEDED, ExtractSpec, JoinedChanges, TableChanges
+from tir_dagster.snowflake.slices import SliceBy, slice_column
+from tir_dagster.snowflake.versions import SourceVersion, column_names, describe, describe_query
+from tir_dagster.spec.extract import KEY_NEEDED, ExtractSpec, JoinedChanges, TableChanges
 
 # Aggregates whose text follows an order that ties leave open.
 _ORDERED = re.compile(r"\b(LISTAGG|STRING_AGG|ARRAY_AGG|OBJECT_AGG)\b", re.IGNORECASE)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Literal
 
-from tir_dagster.loading.declared import LoadSpec
 from tir_dagster.loading.landing import LandedFile, Listing, order_key
+from tir_dagster.spec.load import LoadSpec
 
 Status = Literal["LOADED", "REPEATED", "SUPERSEDED"]
 

@@ -8,7 +8,6 @@ from typing import Any
 from tir_dagster.errors import LoadError
 from tir_dagster.loading import merging, versions
 from tir_dagster.loading.choosing import Chosen
-from tir_dagster.loading.declared import LoadSpec
 from tir_dagster.loading.ledger import (
     Changed,
     Committed,
@@ -24,8 +23,9 @@ from tir_dagster.loading.ledger import (
 from tir_dagster.loading.merging import Places
 from tir_dagster.loading.staging import REJECTED, ROWS, Staged
 from tir_dagster.loading.tables import LEDGER_COLUMNS, create, stage_type
-from tir_dagster.source.connection import SnowflakeAccess, SnowflakeError
-from tir_dagster.source.names import TableName, literal
+from tir_dagster.snowflake.connection import SnowflakeAccess, SnowflakeError
+from tir_dagster.snowflake.names import TableName, literal
+from tir_dagster.spec.load import LoadSpec
 
 # What the connector says when the server or the session is gone: the rows are still staged, so the commit is tried again.
 LOST = frozenset({250001, 250003, 251001, 251007, 290404, 390104, 390111, 390112, 390114, 625})

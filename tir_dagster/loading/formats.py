@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 from tir_dagster.errors import LoadError
 from tir_dagster.loading.values import Digits, Unfit, Wanted, is_storable, json_text, parsed_json
-from tir_dagster.source.columns import Kind
+from tir_dagster.snowflake.columns import Kind
 
 ROWS = 20_000
 _PARQUET_ROWS = 100_000

@@ -19,7 +19,7 @@ from pyarrow import fs
 
 from tir_dagster.addresses import has_credentials
 from tir_dagster.errors import LoadError
-from tir_dagster.loading.declared import Files
+from tir_dagster.spec.load import Files
 
 _CHUNK = 8 << 20
 _HIDDEN = ("_", ".")

@@ -13,8 +13,8 @@ from tir_dagster.errors import LoadError
 from tir_dagster.loading.choosing import Known
 from tir_dagster.loading.merging import Places, grave_columns
 from tir_dagster.loading.tables import LEDGER_COLUMNS, LOADS_COLUMNS, REJECTS_COLUMNS, Bookkeeping, Target, create
-from tir_dagster.source.connection import MISSING_OBJECT, SnowflakeAccess, SnowflakeError
-from tir_dagster.source.names import TableName, literal
+from tir_dagster.snowflake.connection import MISSING_OBJECT, SnowflakeAccess, SnowflakeError
+from tir_dagster.snowflake.names import TableName, literal
 
 Run = Callable[..., list[tuple[Any, ...]]]
 ChangeKind = Literal["ADD_ROWS", "UPDATE_ROWS", "REMOVE_ROWS", "MIXED_CHANGES"]

@@ -12,15 +12,15 @@ from datetime import UTC, datetime
 from tir_dagster.errors import LoadError
 from tir_dagster.loading.choosing import Chosen, Known, choose, in_turn, news
 from tir_dagster.loading.committing import Committer, check_rows
-from tir_dagster.loading.declared import LoadSpec
 from tir_dagster.loading.landing import Listing, Place, chosen, unfinished
 from tir_dagster.loading.ledger import Changed, Committed, Ledger, prepare, read_ledger
 from tir_dagster.loading.merging import Places
 from tir_dagster.loading.preview import Checker, Preview
 from tir_dagster.loading.staging import Staged, StagePlan, Stager, Unit, units_of
 from tir_dagster.loading.tables import Bookkeeping, Target, check_supported, target_of
-from tir_dagster.source.connection import MISSING_OBJECT, SnowflakeAccess, SnowflakeError
-from tir_dagster.source.names import TableName, literal
+from tir_dagster.snowflake.connection import MISSING_OBJECT, SnowflakeAccess, SnowflakeError
+from tir_dagster.snowflake.names import TableName, literal
+from tir_dagster.spec.load import LoadSpec
 
 _SHOWN_FILES = 5
 

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tir_dagster.loading.tables import Bookkeeping, Target, stored_value
-from tir_dagster.source.columns import Kind
-from tir_dagster.source.names import TableName, literal, quote
+from tir_dagster.snowflake.columns import Kind
+from tir_dagster.snowflake.names import TableName, literal, quote
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tir_dagster.loading.choosing import Chosen
-from tir_dagster.loading.declared import LoadSpec
 from tir_dagster.loading.staging import REJECTED, Staged, StagePlan, Unit, stage_unit
 from tir_dagster.loading.tables import Target
+from tir_dagster.spec.load import LoadSpec
 
 # More of them are counted, not listed.
 MOST_REJECTS = 1_000

@@ -21,7 +21,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tir_dagster.errors import LoadError, SourceError
-from tir_dagster.loading.declared import Files
 from tir_dagster.loading.formats import (
     Bad,
     Piece,
@@ -33,8 +32,9 @@ from tir_dagster.loading.formats import (
 )
 from tir_dagster.loading.landing import Hashed, Place
 from tir_dagster.loading.values import Wanted, converted
-from tir_dagster.source.connection import SnowflakeAccess
-from tir_dagster.source.names import literal
+from tir_dagster.snowflake.connection import SnowflakeAccess
+from tir_dagster.snowflake.names import literal
+from tir_dagster.spec.load import Files
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -134,7 +134,7 @@ def by_spark(spark: Callable[[], SparkSession]) -> Stager:
     """Units as Spark's tasks; each opens its own connection, and tells what became of it."""
 
     def stage(plan: StagePlan, units: Sequence[Unit]) -> list[Staged]:
-        from tir_dagster.source.session import spark_failures  # noqa: PLC0415 - Spark is imported by who uses it
+        from tir_dagster.spark.session import spark_failures  # noqa: PLC0415 - Spark is imported by who uses it
 
         session = spark()
         if plan.files.through == "spark":
@@ -149,7 +149,7 @@ def by_spark(spark: Callable[[], SparkSession]) -> Stager:
 
 def _through_spark(session: SparkSession, plan: StagePlan, units: Sequence[Unit]) -> list[Staged]:
     """Spark itself reads the files, by whatever client the cluster has for them; each as a whole, in a task's memory."""
-    from tir_dagster.source.session import spark_failures  # noqa: PLC0415
+    from tir_dagster.spark.session import spark_failures  # noqa: PLC0415
 
     numbers = {_bare(unit.path): unit for unit in units}
     paths = [_GLOB.sub(r"\\\1", unit.path.replace("s3://", "s3a://", 1)) for unit in units]

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tir_dagster.errors import LoadError, SpecError
-from tir_dagster.loading.declared import LoadSpec
 from tir_dagster.loading.values import Wanted
-from tir_dagster.source.columns import Column, Kind, UnheldTypeError
-from tir_dagster.source.names import TableName, quote
+from tir_dagster.snowflake.columns import Column, Kind, UnheldTypeError
+from tir_dagster.snowflake.names import TableName, quote
+from tir_dagster.spec.load import LoadSpec
 
 _LENGTH = re.compile(r"^[A-Z ]*(?:CHAR|CHARACTER|STRING|TEXT)[A-Z0-9 ]*\(\s*(\d+)\s*\)")
 _MOMENT = re.compile(r"^(?:TIME|DATETIME)[A-Z_]*\s*\(\s*([0-8])\s*\)")

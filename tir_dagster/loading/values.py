@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tir_dagster.source.columns import Column, Kind
+from tir_dagster.snowflake.columns import Column, Kind
 
 _BOOLEANS = {
     **dict.fromkeys(("true", "t", "yes", "y", "on", "1"), True),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from tir_dagster.loading.merging import Places, assignments, differs, incoming, same_key, stored_names, stored_values
 from tir_dagster.loading.tables import Target
-from tir_dagster.source.names import quote
+from tir_dagster.snowflake.names import quote
 
 
 def _order(target: Target) -> str:

@@ -17,7 +17,6 @@ from tir_dagster.alerts.events import Cause, Failure, Recovered, Report, Topic
 from tir_dagster.alerts.telling import Teller
 from tir_dagster.alerts.text import scrub
 from tir_dagster.errors import TirError
-from tir_dagster.loading.declared import LoadSpec
 from tir_dagster.orchestration.command_reports import book_of, killed_reports, leave_notes
 from tir_dagster.orchestration.ended_runs import Told, Watermark, finished
 from tir_dagster.orchestration.home import tir_home
@@ -25,7 +24,8 @@ from tir_dagster.orchestration.people import ServiceNowResource, SlackAppResourc
 from tir_dagster.orchestration.resources import StateFolder
 from tir_dagster.orchestration.run_reports import cause_of, error_names, scope_of, snowflake_scope
 from tir_dagster.orchestration.standing import standing
-from tir_dagster.spec import ExtractSpec
+from tir_dagster.spec.extract import ExtractSpec
+from tir_dagster.spec.load import LoadSpec
 
 Seen = TypeVar("Seen")
 INTERVAL_SECONDS = 30

@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import dagster as dg
 
-from tir_dagster.changes.changesets import new_id
 from tir_dagster.changes.state import ChangeSet, Confirmation
 from tir_dagster.errors import TirError, VerificationError
-from tir_dagster.extract.versions import Version
 from tir_dagster.orchestration import metadata
 from tir_dagster.orchestration.checks import evaluation, gate_failure, gate_results, gate_specs, published_evaluations
 from tir_dagster.orchestration.confirmations import last_confirmation
@@ -44,13 +42,15 @@ from tir_dagster.orchestration.resources import (
 from tir_dagster.orchestration.translation import ExtractAssets
 from tir_dagster.orchestration.upstream import source_dep, upstream_deps, upstream_keys
 from tir_dagster.orchestration.value_slices import add_slices, known_slices
-from tir_dagster.spec import ExtractSpec
+from tir_dagster.refresh.state.change_sets import new_id
+from tir_dagster.refresh.state.versions import Version
+from tir_dagster.spec.extract import ExtractSpec
 
 if TYPE_CHECKING:
-    from tir_dagster.changes.detect import Survey
-    from tir_dagster.extract.purge import Applied
-    from tir_dagster.orchestration.flow import Looked, Refresher
-    from tir_dagster.orchestration.steps import Prepared
+    from tir_dagster.hyper.purge import Applied
+    from tir_dagster.refresh.detect import Survey
+    from tir_dagster.refresh.flow import Looked, Refresher
+    from tir_dagster.refresh.steps import Prepared
 
 LEASE_WAIT_SECONDS = 3600.0
 # A change set older than this is made anew: Time Travel may no longer reach its version.
@@ -79,7 +79,7 @@ def refresher_for(
     log: Callable[[str], None],
 ) -> "Refresher":
     """The extract's refresh with plain objects; the rooms know nothing of Dagster."""
-    from tir_dagster.orchestration.flow import Refresher  # noqa: PLC0415
+    from tir_dagster.refresh.flow import Refresher  # noqa: PLC0415
 
     host = host_of(spec.name)
     if host is None:
@@ -325,7 +325,7 @@ def _chosen(
 def _usable(change_set: ChangeSet, looked: "Looked") -> bool:
     """Whether it starts from what is there now, is young enough to be verified at its own version, and of the present form."""
     from tir_dagster.changes.state import FORM  # noqa: PLC0415
-    from tir_dagster.source.versions import SourceVersion  # noqa: PLC0415
+    from tir_dagster.snowflake.versions import SourceVersion  # noqa: PLC0415
 
     age = datetime.now(UTC) - SourceVersion.parse(change_set.source_version).moment
     if change_set.base != (looked.confirmed.version if looked.confirmed else None) or age > STALE:

@@ -8,7 +8,7 @@ import dagster as dg
 
 from tir_dagster.orchestration.names import ExtractKeys
 from tir_dagster.orchestration.partitions import slice_partitions
-from tir_dagster.spec import ExtractSpec
+from tir_dagster.spec.extract import ExtractSpec
 
 Condition = dg.AutomationCondition[Any]
 

@@ -15,13 +15,13 @@ from tir_dagster.orchestration.confirmations import last_confirmation
 from tir_dagster.orchestration.drift import DIFFERENT, REPAIR, VERSION
 from tir_dagster.orchestration.names import ExtractKeys, verify_job_name
 from tir_dagster.orchestration.resources import SnowflakeParam, SparkParam, StateFolder, TableauResource
-from tir_dagster.spec import ExtractSpec
+from tir_dagster.spec.extract import ExtractSpec
 
 if TYPE_CHECKING:
-    from tir_dagster.extract.purge import Applied
-    from tir_dagster.extract.versions import Version
-    from tir_dagster.orchestration.flow import Refresher
-    from tir_dagster.orchestration.verification import Finding, Verification
+    from tir_dagster.hyper.purge import Applied
+    from tir_dagster.refresh.flow import Refresher
+    from tir_dagster.refresh.state.versions import Version
+    from tir_dagster.refresh.verification import Finding, Verification
 
 ROW_JUMP = "row_count_jump"
 SERVER, UNIQUE_KEY, JOINS = SERVER_HOLDS_IT, "unique_row_key", "mandatory_joins"
@@ -80,7 +80,7 @@ def gate_results(
         passed=True, check_name=EQUALS_SOURCE, description=levels, metadata={"tir/slices_compared": len(compared)}
     )
     if spec.checks.row_jump is not None:
-        from tir_dagster.orchestration.verification import row_jump  # noqa: PLC0415
+        from tir_dagster.refresh.verification import row_jump  # noqa: PLC0415
 
         yield _result(ROW_JUMP, row_jump(before, rows, spec.checks.row_jump), dg.AssetCheckSeverity.WARN)
 
@@ -171,7 +171,7 @@ def published_evaluations(
 
 
 def _known_at_publish(refresher: "Refresher", confirmation: Confirmation) -> list[dg.AssetCheckResult]:
-    from tir_dagster.orchestration.verification import Finding, Verification  # noqa: PLC0415
+    from tir_dagster.refresh.verification import Finding, Verification  # noqa: PLC0415
 
     verification = Verification(refresher, confirmation)
     said = f"Verified before the publish: what version {confirmation.version} replaced equals the source at "
@@ -190,7 +190,7 @@ _LEASE_WAIT_SECONDS = 3600.0
 
 
 def _verify(refresher: Any, confirmed: Any, wanted: Sequence[str]) -> Iterator[dg.AssetCheckResult]:
-    from tir_dagster.orchestration.verification import Finding, Verification, not_told  # noqa: PLC0415
+    from tir_dagster.refresh.verification import Finding, Verification, not_told  # noqa: PLC0415
 
     if confirmed is None:
         nothing = Finding(False, f"Nothing is published yet: tir refresh {refresher.spec.name}.", open=True)
@@ -208,7 +208,7 @@ def _verify(refresher: Any, confirmed: Any, wanted: Sequence[str]) -> Iterator[d
 
 
 def _found(verification: "Verification", name: str) -> "Finding":
-    from tir_dagster.orchestration.verification import not_told  # noqa: PLC0415
+    from tir_dagster.refresh.verification import not_told  # noqa: PLC0415
 
     checks = {
         EQUALS_SOURCE: verification.equals_source,

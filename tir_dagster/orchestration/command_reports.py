@@ -22,7 +22,6 @@ from tir_dagster.alerts.text import one_line, scrub, shortened
 from tir_dagster.alerts.under_way import Killed, killed_commands, under_way
 from tir_dagster.errors import HintError, SpecError
 from tir_dagster.interrupts import StoppedError
-from tir_dagster.loading.declared import LoadSpec
 from tir_dagster.orchestration.confirmations import last_confirmation
 from tir_dagster.orchestration.ended_runs import Told
 from tir_dagster.orchestration.home import tir_home
@@ -45,6 +44,7 @@ from tir_dagster.orchestration.run_reports import (
     sentence_of,
     success_of_run,
 )
+from tir_dagster.spec.load import LoadSpec
 
 _KILLED = "The command that worked on it ended without a word: its process was killed, or its machine stopped."
 

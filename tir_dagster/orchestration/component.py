@@ -15,8 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field, RootModel, create_model
 
 from tir_dagster.orchestration.extracts import build_extract_defs
 from tir_dagster.orchestration.translation import ExtractTranslator, Part
-from tir_dagster.spec import ExtractSpec
-from tir_dagster.spec_file import spec_from_mapping
+from tir_dagster.spec.extract import ExtractSpec
+from tir_dagster.spec.reading import spec_from_mapping
 
 _EXAMPLE = {
     "name": "orders",

@@ -14,8 +14,8 @@ from tir_dagster.orchestration.partitions import rest_of
 
 if TYPE_CHECKING:
     from tir_dagster.changes.hints import Hint
-    from tir_dagster.orchestration.flow import Refresher
-    from tir_dagster.orchestration.steps import Prepared
+    from tir_dagster.refresh.flow import Refresher
+    from tir_dagster.refresh.steps import Prepared
 
 
 class Detection(dg.Config):
@@ -81,7 +81,7 @@ def _hints(
     """Those of the run, and those that were reported and not yet used."""
     from tir_dagster.changes.hints import ChangeType, Hint, Unknown, parse_hints  # noqa: PLC0415
     from tir_dagster.orchestration.reported import reported_hints  # noqa: PLC0415
-    from tir_dagster.source.versions import SourceVersion  # noqa: PLC0415
+    from tir_dagster.snowflake.versions import SourceVersion  # noqa: PLC0415
 
     hints = [hint for text in given for hint in parse_hints(text, "the run's hints")]
     confirmed, relation = prepared.looked.confirmed, prepared.surveyed.relation

@@ -16,7 +16,6 @@ from dagster import DagsterEventType
 
 from tir_dagster.alerts.events import Cause, Failure, Recovered, Report, Success
 from tir_dagster.alerts.text import scrub
-from tir_dagster.loading.declared import LoadSpec
 from tir_dagster.orchestration.confirmations import last_confirmation
 from tir_dagster.orchestration.load_reports import load_failure_of_run, load_success_of_run
 from tir_dagster.orchestration.names import (
@@ -29,7 +28,8 @@ from tir_dagster.orchestration.names import (
     verify_job_name,
 )
 from tir_dagster.orchestration.run_reports import failure, failures_of_run, not_verified, success_of_run
-from tir_dagster.spec import ExtractSpec
+from tir_dagster.spec.extract import ExtractSpec
+from tir_dagster.spec.load import LoadSpec
 
 Told: TypeAlias = ExtractSpec | LoadSpec
 

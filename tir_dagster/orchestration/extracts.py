@@ -18,7 +18,7 @@ from tir_dagster.orchestration.sensors import build_sensors
 from tir_dagster.orchestration.timetable import build_schedules, refresh_selection, verify_job
 from tir_dagster.orchestration.translation import ExtractAssets, ExtractTranslator, extract_assets
 from tir_dagster.orchestration.trigger import build_trigger_defs
-from tir_dagster.spec import ExtractSpec
+from tir_dagster.spec.extract import ExtractSpec
 
 # Dagster shows which libraries made the definitions; here, because `import tir_dagster` loads no Dagster.
 DagsterLibraryRegistry.register("tir_dagster", version("tir_dagster"), is_dagster_package=False)

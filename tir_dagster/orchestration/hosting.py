@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tir_dagster.orchestration.flow import Refresher
+    from tir_dagster.refresh.flow import Refresher
 
 
 @dataclass(frozen=True)

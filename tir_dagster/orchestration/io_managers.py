@@ -11,12 +11,12 @@ from pathlib import Path
 
 import dagster as dg
 
-from tir_dagster.changes.changesets import MANIFEST, ChangeSetStore
 from tir_dagster.changes.state import ChangeSet
 from tir_dagster.errors import ExtractError, TirError
-from tir_dagster.extract.versions import Version
 from tir_dagster.orchestration.metadata import EXTRACT
 from tir_dagster.orchestration.resources import StateFolder
+from tir_dagster.refresh.state.change_sets import MANIFEST, ChangeSetStore
+from tir_dagster.refresh.state.versions import Version
 
 CHANGE_SET_IO, HYPER_IO = "change_set_io_manager", "hyper_io_manager"
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from tir_dagster.loading.declared import LoadSpec
+from tir_dagster.spec.load import LoadSpec
 
 if TYPE_CHECKING:
     from tir_dagster.loading.ledger import Changed, Committed
@@ -23,7 +23,7 @@ _PAGES = 20
 def hint_metadata(spec: LoadSpec, changed: "Changed | None") -> dict[str, Any]:
     """What changed, as every extract on the table understands it; nothing if nothing did."""
     from tir_dagster.changes.hints import ChangeType, Hint, KeyList, Unknown, hint_to_json  # noqa: PLC0415
-    from tir_dagster.source.names import TableName  # noqa: PLC0415
+    from tir_dagster.snowflake.names import TableName  # noqa: PLC0415
 
     if changed is None:
         return {}

@@ -10,8 +10,6 @@ from typing import Any
 import dagster as dg
 
 from tir_dagster.alerts.events import Cause, Failure, Success
-from tir_dagster.alerts.policy import OthersAlerts
-from tir_dagster.loading.declared import LoadSpec
 from tir_dagster.orchestration.names import load_keys
 from tir_dagster.orchestration.run_reports import (
     cause_of,
@@ -22,8 +20,10 @@ from tir_dagster.orchestration.run_reports import (
     seconds_of,
     snowflake_scope,
 )
-from tir_dagster.source.names import TableName
-from tir_dagster.spec import ExtractSpec
+from tir_dagster.snowflake.names import TableName
+from tir_dagster.spec.alerts import OthersAlerts
+from tir_dagster.spec.extract import ExtractSpec
+from tir_dagster.spec.load import LoadSpec
 
 UNAFFECTED = "a load is one transaction: the table has all of it or nothing"
 
@@ -35,7 +35,7 @@ def with_people(load: LoadSpec, extracts: Sequence[ExtractSpec]) -> LoadSpec:
     """
     if load.alerts is not None:
         return load
-    from tir_dagster.changes.watched import watched_tables  # noqa: PLC0415 - it parses the extract's query
+    from tir_dagster.refresh.watched import watched_tables  # noqa: PLC0415 - it parses the extract's query
 
     table = TableName.parse(load.table)
     found = next((one.alerts for one in extracts if one.alerts and table in watched_tables(one)), None)

@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 from pydantic import Field
 
-from tir_dagster.changes.lease import LeaseHeldError, lease, lease_holder
 from tir_dagster.errors import TirError
-from tir_dagster.loading.declared import LoadSpec
 from tir_dagster.orchestration.alerting import unless_blind
 from tir_dagster.orchestration.late_loads import LOAD_ID, hint_metadata, late_reports, recent_loads
 from tir_dagster.orchestration.names import LoadKeys, load_job_name, load_keys
 from tir_dagster.orchestration.probing import in_time
 from tir_dagster.orchestration.resources import SnowflakeParam, SparkParam, StateFolder, snowflake_access, spark_session
 from tir_dagster.orchestration.sensors import ASKED_TAG, INTERVAL_SECONDS, Watch, _tried, watch_source
+from tir_dagster.refresh.state.lease import LeaseHeldError, lease, lease_holder
+from tir_dagster.spec.load import LoadSpec
 
 if TYPE_CHECKING:
     from tir_dagster.loading.landing import LandedFile
@@ -153,7 +153,7 @@ def loader_for(spec: LoadSpec, access: Any, *, spark: Callable[[], Any], log: Ca
     """The load with plain objects; its room knows nothing of Dagster."""
     from tir_dagster.loading.load import Loader  # noqa: PLC0415
     from tir_dagster.loading.staging import by_spark  # noqa: PLC0415
-    from tir_dagster.orchestration.steps import crash_after  # noqa: PLC0415 - with it come the clients of a refresh
+    from tir_dagster.refresh.steps import crash_after  # noqa: PLC0415 - with it come the clients of a refresh
 
     return Loader(spec, access=access, stager=by_spark(spark), log=log, after=crash_after)
 

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 
 from tir_dagster.changes.state import ChangeSet, Confirmation, slice_label
-from tir_dagster.extract.versions import Version
 from tir_dagster.orchestration.confirmations import CONFIRMATION
 from tir_dagster.orchestration.names import ExtractKeys
 from tir_dagster.orchestration.partitions import REST, fits
 from tir_dagster.orchestration.pictures import plan_markdown
 from tir_dagster.orchestration.value_slices import HELD, held
-from tir_dagster.spec import ExtractSpec
+from tir_dagster.refresh.state.versions import Version
+from tir_dagster.spec.extract import ExtractSpec
 
 if TYPE_CHECKING:
     from tir_dagster.changes.relation import Relation
-    from tir_dagster.extract.purge import Applied
-    from tir_dagster.source.columns import Column
+    from tir_dagster.hyper.purge import Applied
+    from tir_dagster.snowflake.columns import Column
 
 PLAN, TOUCHED, SOURCE_VERSION, EXTRACT = "tir/plan", "tir/touched", "tir/source_version", "tir/extract"
 
@@ -193,7 +193,7 @@ def _plan_of(change_set: ChangeSet) -> dict[str, Any]:
 
 
 def _content_of(version: Version) -> dict[str, Any]:
-    from tir_dagster.source.columns import Column, Kind  # noqa: PLC0415
+    from tir_dagster.snowflake.columns import Column, Kind  # noqa: PLC0415
 
     columns = [Column(name, Kind(kind), *rest) for name, kind, *rest in version.manifest["shape"]["columns"]]
     return {

@@ -8,8 +8,8 @@ from typing import Any
 
 import dagster as dg
 
-from tir_dagster.loading.declared import LoadSpec
-from tir_dagster.spec import ASSETS, ExtractSpec
+from tir_dagster.spec.extract import ASSETS, ExtractSpec
+from tir_dagster.spec.load import LoadSpec
 
 # The run whose command tells people itself; a re-execution copies the tag, but has another id.
 TOLD_BY_COMMAND = "tir/told_by_command"

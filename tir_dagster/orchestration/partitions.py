@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import dagster as dg
 
 from tir_dagster.errors import SpecError
-from tir_dagster.spec import ExtractSpec, Slices
+from tir_dagster.spec.extract import ExtractSpec, Slices
 
 RANGE_START, RANGE_END = "dagster/asset_partition_range_start", "dagster/asset_partition_range_end"
 PARTITION = "dagster/partition"

@@ -14,9 +14,9 @@ from slack_sdk import WebClient
 
 from tir_dagster.alerts.channels import channels_of
 from tir_dagster.alerts.persistence import ChannelError, Persistence
-from tir_dagster.alerts.policy import Alerts
 from tir_dagster.alerts.servicenow import ServiceNowAccess
 from tir_dagster.alerts.telling import Connect
+from tir_dagster.spec.alerts import Alerts
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 

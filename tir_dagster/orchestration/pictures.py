@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from urllib.parse import quote
 
 from tir_dagster.changes.state import ChangeSet, slice_label
-from tir_dagster.source.names import TableName
+from tir_dagster.snowflake.names import TableName
 
 _WIDTH = 20
 # The busiest ones: a table of hundreds of lines says less than its top.

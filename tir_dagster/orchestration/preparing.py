@@ -9,12 +9,12 @@ import dagster as dg
 from tir_dagster.changes.plan import Reason
 from tir_dagster.changes.relation import read_tables
 from tir_dagster.orchestration.drift import known_drift
-from tir_dagster.orchestration.flow import Looked, Refresher
 from tir_dagster.orchestration.names import ExtractKeys
 from tir_dagster.orchestration.reported import report_stamps
-from tir_dagster.orchestration.steps import Prepared
 from tir_dagster.orchestration.upstream import CLOCKS, materialization_stamps, told_since
-from tir_dagster.source.versions import SourceVersion
+from tir_dagster.refresh.flow import Looked, Refresher
+from tir_dagster.refresh.steps import Prepared
+from tir_dagster.snowflake.versions import SourceVersion
 
 
 def prepare_detection(

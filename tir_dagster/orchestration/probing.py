@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
-    from tir_dagster.source.connection import SnowflakeAccess
-    from tir_dagster.source.names import TableName
-    from tir_dagster.source.versions import Probe
+    from tir_dagster.snowflake.connection import SnowflakeAccess
+    from tir_dagster.snowflake.names import TableName
+    from tir_dagster.snowflake.versions import Probe
 
 # Half of what sensors wait between ticks: older than that, somebody else's answer is no news.
 FRESH_SECONDS = 15.0
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 def in_time(action: Callable[[], T], seconds: float = READ_SECONDS) -> T:
     """What the action returns or raises; SnowflakeDownError if it takes longer, so that the tick can still tell people."""
-    from tir_dagster.source.connection import SnowflakeDownError  # noqa: PLC0415 - the connector takes seconds
+    from tir_dagster.snowflake.connection import SnowflakeDownError  # noqa: PLC0415 - the connector takes seconds
 
     ended: list[tuple[bool, Any]] = []
 
@@ -69,7 +69,7 @@ class SharedProbes:
 
     def probe(self, access: SnowflakeAccess, tables: Sequence[TableName], *, asker: str) -> dict[TableName, Probe]:
         """The tables' probes: those that another asker just got, if they tell all and this asker has not heard them."""
-        from tir_dagster.source.versions import probe  # noqa: PLC0415 - the connector takes seconds
+        from tir_dagster.snowflake.versions import probe  # noqa: PLC0415 - the connector takes seconds
 
         # Another role may see other tables.
         way = (access.account, access.host, access.port, access.user, access.role)

@@ -12,11 +12,11 @@ import dagster as dg
 from tir_dagster.changes.described import checked_hints
 from tir_dagster.changes.hints import ChangeType, Hint, HintError, Unknown, parse_hints
 from tir_dagster.orchestration.upstream import CLOCKS, materializations
-from tir_dagster.source.names import TableName
+from tir_dagster.snowflake.names import TableName
 
 if TYPE_CHECKING:
     from tir_dagster.changes.relation import Relation
-    from tir_dagster.source.connection import SnowflakeAccess
+    from tir_dagster.snowflake.connection import SnowflakeAccess
 
 HINT = "tir/hint"
 _SOURCE_TABLE = "source_table"

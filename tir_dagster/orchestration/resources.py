@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import dagster as dg
 from pydantic import Field
 
-from tir_dagster.changes.changesets import ChangeSetStore
 from tir_dagster.errors import TirError
-from tir_dagster.extract.versions import VersionStore
 from tir_dagster.orchestration.home import tir_home
-from tir_dagster.source.server import check_mere_name, whole_number
-from tir_dagster.spec import ExtractSpec
+from tir_dagster.refresh.state.change_sets import ChangeSetStore
+from tir_dagster.refresh.state.versions import VersionStore
+from tir_dagster.snowflake.server import check_mere_name, whole_number
+from tir_dagster.spec.extract import ExtractSpec
 
 if TYPE_CHECKING:
     from dagster_pyspark import LazyPySparkResource
@@ -99,7 +99,7 @@ class TableauResource(dg.ConfigurableResource):
 
     def access(self) -> Any:
         """The plain object that the datasource room works with."""
-        from tir_dagster.datasource.access import TableauAccess  # noqa: PLC0415
+        from tir_dagster.tableau.access import TableauAccess  # noqa: PLC0415
 
         given = {name: getattr(self, name) for name in TABLEAU_VARIABLES}
         env = {variable: given[name] for name, variable in TABLEAU_VARIABLES.items() if given[name]}
@@ -169,7 +169,7 @@ def _set_variables(names: Mapping[str, str]) -> dict[str, Any]:
 
 
 def snowflake_access(resource: SnowflakeParam) -> Any:
-    from tir_dagster.source.connection import SnowflakeAccess  # noqa: PLC0415
+    from tir_dagster.snowflake.connection import SnowflakeAccess  # noqa: PLC0415
 
     if isinstance(resource, SnowflakeConnection):
         return SnowflakeAccess.from_connection_args(resource.connection_args)
@@ -186,7 +186,7 @@ def spark_session(resource: SparkParam, home: Path, *, quiet: bool = False) -> A
     """The session of dagster-pyspark with the settings that our values depend on."""
     from dagster_pyspark import LazyPySparkResource  # noqa: PLC0415
 
-    from tir_dagster.source.session import configure, jvm_output, spark_conf, use_this_python  # noqa: PLC0415
+    from tir_dagster.spark.session import configure, jvm_output, spark_conf, use_this_python  # noqa: PLC0415
 
     use_this_python()
     settings = spark_conf(home=home, conf=resource.spark_config)

@@ -15,7 +15,7 @@ from tir_dagster.errors import EQUALS_SOURCE
 from tir_dagster.orchestration.checks import SERVER, verification_names
 from tir_dagster.orchestration.names import extract_keys
 from tir_dagster.orchestration.run_reports import run_url
-from tir_dagster.spec import ExtractSpec
+from tir_dagster.spec.extract import ExtractSpec
 
 
 def standing(

@@ -10,7 +10,7 @@ from tir_dagster.orchestration.checks import gate_specs
 from tir_dagster.orchestration.names import ExtractKeys, full_config, verify_job_name
 from tir_dagster.orchestration.partitions import covering_range
 from tir_dagster.orchestration.value_slices import add_slices
-from tir_dagster.spec import ExtractSpec
+from tir_dagster.spec.extract import ExtractSpec
 
 
 def refresh_selection(spec: ExtractSpec, keys: ExtractKeys) -> dg.AssetSelection:

@@ -13,7 +13,7 @@ from tir_dagster.orchestration.automation import published_condition, purged_con
 from tir_dagster.orchestration.metadata import definition_metadata
 from tir_dagster.orchestration.names import ExtractKeys, extract_keys
 from tir_dagster.orchestration.upstream import upstream_keys
-from tir_dagster.spec import ExtractSpec
+from tir_dagster.spec.extract import ExtractSpec
 
 Part = Literal["source_table", "changed_keys", "purged_extract", "published_datasource"]
 PARTS: tuple[Part, ...] = get_args(Part)

@@ -17,12 +17,12 @@ from tir_dagster.orchestration.resources import SnowflakeParam, StateFolder, Tab
 from tir_dagster.orchestration.sensors import build_trigger_sensors
 from tir_dagster.orchestration.timetable import build_schedules
 from tir_dagster.orchestration.translation import ExtractAssets
-from tir_dagster.spec import ExtractSpec
+from tir_dagster.spec.extract import ExtractSpec
 
 if TYPE_CHECKING:
     from tir_dagster.changes.plan import Plan
-    from tir_dagster.changes.watched import Watched
-    from tir_dagster.orchestration.trigger_flow import Done, TriggerRefresher
+    from tir_dagster.refresh.deliveries.trigger_flow import Done, TriggerRefresher
+    from tir_dagster.refresh.watched import Watched
 
 
 class Triggering(dg.Config):
@@ -66,7 +66,7 @@ def _published(shown: ExtractAssets) -> dg.AssetsDefinition:
         tableau: TableauResource,
         state: StateFolder,
     ) -> Events:
-        from tir_dagster.orchestration.trigger_flow import plan_trigger  # noqa: PLC0415
+        from tir_dagster.refresh.deliveries.trigger_flow import plan_trigger  # noqa: PLC0415
 
         refresher = _refresher_for(spec, snowflake=snowflake, tableau=tableau, state=state, log=context.log.info)
         with refresher.leased(f"run {context.run_id}", wait_seconds=LEASE_WAIT_SECONDS):
@@ -95,7 +95,7 @@ def _refresher_for(
     log: Callable[[str], None],
 ) -> "TriggerRefresher":
     """The extract's refresh with plain objects; that of the command, if one runs the job in its own process."""
-    from tir_dagster.orchestration.trigger_flow import TriggerRefresher  # noqa: PLC0415
+    from tir_dagster.refresh.deliveries.trigger_flow import TriggerRefresher  # noqa: PLC0415
 
     host = host_of(spec.name)
     if host is None:

@@ -10,8 +10,8 @@ from zoneinfo import ZoneInfo
 
 import dagster as dg
 
-from tir_dagster.source.slices import SliceBy, slice_of
-from tir_dagster.spec import ExtractSpec, Slices, Upstream
+from tir_dagster.snowflake.slices import SliceBy, slice_of
+from tir_dagster.spec.extract import ExtractSpec, Slices, Upstream
 
 _PAGE = 500
 # Events bear Dagster's time, versions the warehouse's. What was used is known by its number.

@@ -8,7 +8,7 @@ from typing import Any
 import dagster as dg
 
 from tir_dagster.orchestration.partitions import REST, UNFINISHED, fits, partitions_in_flight, slice_partitions_name
-from tir_dagster.spec import ExtractSpec
+from tir_dagster.spec.extract import ExtractSpec
 
 # On the newest event of `published_datasource`: the slices that have rows.
 HELD = "tir/held_slices"

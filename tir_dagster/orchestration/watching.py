@@ -14,7 +14,7 @@ from tir_dagster.orchestration.pictures import snowflake_url
 from tir_dagster.orchestration.probing import SHARED
 from tir_dagster.orchestration.resources import SnowflakeParam, probing_access
 from tir_dagster.orchestration.upstream import newest_materialization
-from tir_dagster.spec import ExtractSpec
+from tir_dagster.spec.extract import ExtractSpec
 
 
 def news(instance: dg.DagsterInstance, spec: ExtractSpec, keys: ExtractKeys, confirmed: Confirmation | None) -> str:
@@ -25,10 +25,10 @@ def news(instance: dg.DagsterInstance, spec: ExtractSpec, keys: ExtractKeys, con
     """
     if confirmed is None:
         return ""
-    from tir_dagster.changes.watched import watched_tables  # noqa: PLC0415
     from tir_dagster.orchestration.reported import newest_report  # noqa: PLC0415
     from tir_dagster.orchestration.webhooks import refreshed_elsewhere  # noqa: PLC0415
-    from tir_dagster.source.versions import SourceVersion  # noqa: PLC0415
+    from tir_dagster.refresh.watched import watched_tables  # noqa: PLC0415
+    from tir_dagster.snowflake.versions import SourceVersion  # noqa: PLC0415
 
     since = SourceVersion.parse(confirmed.source_version).moment
     told = (
@@ -52,8 +52,8 @@ class Source:
     """The source table, and what is watched with it, at this tick; SourceError when it cannot be read. No Spark."""
 
     def __init__(self, spec: ExtractSpec, snowflake: SnowflakeParam) -> None:
-        from tir_dagster.changes.detect import combined_token, definition_of, role_of  # noqa: PLC0415
-        from tir_dagster.changes.watched import watched_tables  # noqa: PLC0415
+        from tir_dagster.refresh.detect import combined_token, definition_of, role_of  # noqa: PLC0415
+        from tir_dagster.refresh.watched import watched_tables  # noqa: PLC0415
 
         self._spec = spec
         self._access = probing_access(snowflake, spec)
@@ -65,7 +65,7 @@ class Source:
         self.state = f"{self.token}/{definition_of(spec)}{_role(role)}"
 
     def metadata(self) -> dict[str, Any]:
-        from tir_dagster.source.versions import describe, describe_held, table_facts  # noqa: PLC0415
+        from tir_dagster.snowflake.versions import describe, describe_held, table_facts  # noqa: PLC0415
 
         named = self._spec.columns
         columns = describe(self._access, self._table, named) if named else describe_held(self._access, self._table)

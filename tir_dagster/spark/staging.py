@@ -22,14 +22,14 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tir_dagster.errors import SourceError
-from tir_dagster.source.arrow import arrow_schema, fetch
-from tir_dagster.source.columns import Column, Kind
-from tir_dagster.source.slices import SliceBy, slice_column, slice_of
+from tir_dagster.snowflake.columns import Column, Kind
+from tir_dagster.snowflake.slices import SliceBy, slice_column, slice_of
+from tir_dagster.spark.arrow import arrow_schema, fetch
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from tir_dagster.source.connection import SnowflakeAccess
+    from tir_dagster.snowflake.connection import SnowflakeAccess
 
 # Large enough to pay for a task, small enough that two cores share a million rows.
 ROWS_PER_TASK = 250_000
@@ -72,7 +72,7 @@ def stage(
     slices: SliceBy | None = None,
 ) -> StagedRows:
     """Run the query once and write its rows to new files in the folder, by as many tasks as its size pays for."""
-    from tir_dagster.source.session import spark_failures  # noqa: PLC0415 - imports Spark: seconds
+    from tir_dagster.spark.session import spark_failures  # noqa: PLC0415 - imports Spark: seconds
 
     batches = result_batches(access, query)
     groups = _grouped(batches)

@@ -21,10 +21,10 @@ from tir_dagster.changes.plan import Known, Mode, Plan, Reason, Situation, plan_
 from tir_dagster.changes.question import ask_question
 from tir_dagster.changes.relation import Relation, relation_of
 from tir_dagster.changes.state import Aftermath, Confirmation, Intent, aftermath
-from tir_dagster.source.names import TableName
-from tir_dagster.source.slices import slice_of
-from tir_dagster.source.versions import SourceVersion
-from tir_dagster.spec_file import spec_from_mapping
+from tir_dagster.snowflake.names import TableName
+from tir_dagster.snowflake.slices import slice_of
+from tir_dagster.snowflake.versions import SourceVersion
+from tir_dagster.spec.reading import spec_from_mapping
 from tir_dagster_tests.changes.warehouse import MAKERS, PRODUCTS, STAMP, Warehouse
 
 Values = tuple[Any, ...]

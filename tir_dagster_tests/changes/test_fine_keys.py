@@ -10,9 +10,9 @@ import pytest
 
 from tir_dagster.changes.detectors import keys_statement
 from tir_dagster.changes.relation import Relation, relation_of
-from tir_dagster.source.pinned import sql_literal
-from tir_dagster.source.versions import SourceVersion
-from tir_dagster.spec_file import spec_from_mapping
+from tir_dagster.snowflake.pinned import sql_literal
+from tir_dagster.snowflake.versions import SourceVersion
+from tir_dagster.spec.reading import spec_from_mapping
 from tir_dagster_tests.changes.warehouse import for_duckdb
 
 VERSION = SourceVersion(datetime(2025, 1, 1, tzinfo=UTC))

@@ -43,8 +43,8 @@ from tir_dagster.changes.hints import (
     type_warnings,
 )
 from tir_dagster.errors import SpecError
-from tir_dagster.source.columns import Column, Kind
-from tir_dagster.source.names import TableName
+from tir_dagster.snowflake.columns import Column, Kind
+from tir_dagster.snowflake.names import TableName
 
 SALES = TableName("MYDB", "MYSCHEMA", "SALES")
 COLUMNS = {

@@ -26,7 +26,7 @@ from tir_dagster.changes.detectors import _Detection as Detection
 from tir_dagster.changes.hints import All, And, Between, ChangeType, Equal, Hint, In, KeyList, Not, Scope, Unknown
 from tir_dagster.changes.plan import Reason
 from tir_dagster.changes.relation import Dimension
-from tir_dagster.source.names import TableName
+from tir_dagster.snowflake.names import TableName
 from tir_dagster_tests.changes import following
 from tir_dagster_tests.changes.following import Detectors, Differs, FollowedQuery, Shown, relation_for, row_slice
 from tir_dagster_tests.changes.warehouse import COLUMNS, PRODUCTS, SALES, STAMP, Row, Warehouse

@@ -16,7 +16,16 @@ from typing import Any
 
 import pytest
 
-from tir_dagster.changes.lease import EXPIRE_SECONDS, LeaseHeldError, LeaseLostError, _age, _guard, _read, _write, lease
+from tir_dagster.refresh.state.lease import (
+    EXPIRE_SECONDS,
+    LeaseHeldError,
+    LeaseLostError,
+    _age,
+    _guard,
+    _read,
+    _write,
+    lease,
+)
 
 HOLD = """
 import sys

@@ -16,9 +16,9 @@ from tir_dagster.changes.question import ask_question
 from tir_dagster.changes.relation import Relation, relation_of
 from tir_dagster.changes.state import Confirmation
 from tir_dagster.errors import SpecError
-from tir_dagster.source.columns import Column, Kind
-from tir_dagster.source.versions import SourceVersion
-from tir_dagster.spec_file import spec_from_mapping
+from tir_dagster.snowflake.columns import Column, Kind
+from tir_dagster.snowflake.versions import SourceVersion
+from tir_dagster.spec.reading import spec_from_mapping
 from tir_dagster_tests.changes.warehouse import COLUMNS, PRODUCTS, STAMP, Row, Warehouse
 
 OLD = datetime(2025, 1, 1)  # noqa: DTZ001 - a time without a zone

@@ -9,8 +9,8 @@ import pytest
 
 from tir_dagster.changes.relation import relation_of
 from tir_dagster.errors import SpecError, TirError
-from tir_dagster.source.connection import SnowflakeAccess
-from tir_dagster.spec_file import spec_from_mapping
+from tir_dagster.snowflake.connection import SnowflakeAccess
+from tir_dagster.spec.reading import spec_from_mapping
 from tir_dagster_tests.changes.warehouse import Warehouse
 
 QUERY = """SELECT s.id, s.day, p.color

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import sqlglot
 
-from tir_dagster.changes.view import (
+from tir_dagster.errors import SpecError
+from tir_dagster.snowflake.names import TableName
+from tir_dagster.snowflake.query import (
     JoinKey,
     View,
     ViewError,
@@ -16,9 +18,7 @@ from tir_dagster.changes.view import (
     tables_of,
     view_sql,
 )
-from tir_dagster.errors import SpecError
-from tir_dagster.source.names import TableName
-from tir_dagster.source.versions import SourceVersion
+from tir_dagster.snowflake.versions import SourceVersion
 
 SALES, PRODUCTS, MAKERS = (TableName("DB", "S", name) for name in ("SALES", "PRODUCTS", "MAKERS"))
 MIXED = TableName("DB", "My Schema", 'Odd "Table"')

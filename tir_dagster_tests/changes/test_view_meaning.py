@@ -18,8 +18,8 @@ import sqlglot
 from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 
-from tir_dagster.changes.view import BaseSelect, View, ViewTable, analyse, base_sql, view_sql
-from tir_dagster.source.names import TableName
+from tir_dagster.snowflake.names import TableName
+from tir_dagster.snowflake.query import BaseSelect, View, ViewTable, analyse, base_sql, view_sql
 
 Row = dict[str, Any]
 Tables = Mapping[TableName, Sequence[Row]]

@@ -15,9 +15,9 @@ import duckdb
 import sqlglot
 from snowflake.connector.constants import FIELD_ID_TO_NAME
 
-from tir_dagster.source.connection import BEYOND_TIME_TRAVEL, MISSING_OBJECT, UNTRACKED, SnowflakeError
-from tir_dagster.source.names import TableName
-from tir_dagster.source.versions import SourceVersion
+from tir_dagster.snowflake.connection import BEYOND_TIME_TRAVEL, MISSING_OBJECT, UNTRACKED, SnowflakeError
+from tir_dagster.snowflake.names import TableName
+from tir_dagster.snowflake.versions import SourceVersion
 
 Row = dict[str, Any]
 

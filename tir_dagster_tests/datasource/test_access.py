@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tir_dagster.datasource.access import ConnectedApp, TableauAccess, TableauPassword, TableauToken
 from tir_dagster.errors import DatasourceError
+from tir_dagster.tableau.access import ConnectedApp, TableauAccess, TableauPassword, TableauToken
 
 # As long as real ones are, or signing complains.
 SECRET = "s3cret-s3cret-s3cret-s3cret-s3cret"

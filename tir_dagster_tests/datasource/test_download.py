@@ -16,14 +16,14 @@ import pytest
 import requests
 import tableauserverclient as TSC  # noqa: N812 - the name its own documentation uses
 
-from tir_dagster.datasource import transfer
-from tir_dagster.datasource.client import TableauClient
-from tir_dagster.datasource.fetching import Fetching
-from tir_dagster.datasource.found import FoundDatasource, FoundProject
-from tir_dagster.datasource.progress import tell_progress
-from tir_dagster.datasource.transfer import NoExtractError, download, publish
-from tir_dagster.datasource.transport import Timeouts
 from tir_dagster.errors import DatasourceError
+from tir_dagster.tableau import transfer
+from tir_dagster.tableau.client import TableauClient
+from tir_dagster.tableau.fetching import Fetching
+from tir_dagster.tableau.found import FoundDatasource, FoundProject
+from tir_dagster.tableau.progress import tell_progress
+from tir_dagster.tableau.transfer import NoExtractError, download, publish
+from tir_dagster.tableau.transport import Timeouts
 from tir_dagster_tests.conftest import Sandbox
 from tir_dagster_tests.datasource.conftest import OTHERS_PACKAGE, Orders
 from tir_dagster_tests.datasource.test_find import PASSING

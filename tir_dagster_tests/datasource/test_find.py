@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import tableauserverclient as TSC  # noqa: N812 - the name its own documentation uses
 
-from tir_dagster.datasource.client import TableauClient
-from tir_dagster.datasource.find import find_datasource, find_project, look_for_datasource, reread, settled
-from tir_dagster.datasource.found import FoundProject, server_version
-from tir_dagster.datasource.transfer import publish
 from tir_dagster.errors import DatasourceError
+from tir_dagster.tableau.client import TableauClient
+from tir_dagster.tableau.find import find_datasource, find_project, look_for_datasource, reread, settled
+from tir_dagster.tableau.found import FoundProject, server_version
+from tir_dagster.tableau.transfer import publish
 from tir_dagster_tests.datasource.conftest import Naps, Orders
 from tir_dagster_tests.sandbox.tableau.helpers import Admin
 

@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-from tir_dagster.datasource.client import TableauClient
-from tir_dagster.datasource.credentials import ConnectionCredential
-from tir_dagster.datasource.find import settled
-from tir_dagster.datasource.found import FoundDatasource, FoundProject, server_version
-from tir_dagster.datasource.increment_refresh import start_incremental_refresh
-from tir_dagster.datasource.jobs import start_refresh, wait_for_job
-from tir_dagster.datasource.transfer import download, publish
-from tir_dagster.extract.engine import connect
-from tir_dagster.extract.increment import Increment, find_increment, purge_from, set_increment_value
-from tir_dagster.extract.package import extract_hyper, read_package
+from tir_dagster.hyper.engine import connect
+from tir_dagster.hyper.increment import Increment, find_increment, purge_from, set_increment_value
+from tir_dagster.hyper.package.package import extract_hyper, read_package
 from tir_dagster.sandbox.tableau.packages import Column, SnowflakeConnection, build_tdsx
+from tir_dagster.tableau.client import TableauClient
+from tir_dagster.tableau.credentials import ConnectionCredential
+from tir_dagster.tableau.find import settled
+from tir_dagster.tableau.found import FoundDatasource, FoundProject, server_version
+from tir_dagster.tableau.increment_refresh import start_incremental_refresh
+from tir_dagster.tableau.jobs import start_refresh, wait_for_job
+from tir_dagster.tableau.transfer import download, publish
 from tir_dagster_tests.conftest import Sandbox
 
 KEYS: dict[str, tuple[str, list[Any], Any]] = {

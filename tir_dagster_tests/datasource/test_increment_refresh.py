@@ -11,19 +11,14 @@ from zoneinfo import ZoneInfo
 import pytest
 import tableauserverclient as TSC  # noqa: N812 - the name its own documentation uses
 
-from tir_dagster.datasource.access import TableauAccess, TableauToken
-from tir_dagster.datasource.client import TableauClient
-from tir_dagster.datasource.found import FoundDatasource, server_version
-from tir_dagster.datasource.increment_refresh import (
-    FullRefreshError,
-    Route,
-    Way,
-    find_route,
-    start_incremental_refresh,
-)
-from tir_dagster.datasource.jobs import JobFailedError, JobTimeoutError, start_refresh, wait_for_job
-from tir_dagster.datasource.retry import Backoff, RetryPolicy
-from tir_dagster.datasource.schedules import (
+from tir_dagster.errors import DatasourceError
+from tir_dagster.tableau.access import TableauAccess, TableauToken
+from tir_dagster.tableau.client import TableauClient
+from tir_dagster.tableau.found import FoundDatasource, server_version
+from tir_dagster.tableau.increment_refresh import FullRefreshError, Route, Way, find_route, start_incremental_refresh
+from tir_dagster.tableau.jobs import JobFailedError, JobTimeoutError, start_refresh, wait_for_job
+from tir_dagster.tableau.retry import Backoff, RetryPolicy
+from tir_dagster.tableau.schedules import (
     RunState,
     find_schedule,
     move_schedule,
@@ -32,8 +27,7 @@ from tir_dagster.datasource.schedules import (
     soonest_slot,
     wait_for_scheduled_run,
 )
-from tir_dagster.datasource.tasks import scheduled_refreshes
-from tir_dagster.errors import DatasourceError
+from tir_dagster.tableau.tasks import scheduled_refreshes
 from tir_dagster_tests.conftest import Sandbox
 from tir_dagster_tests.datasource.conftest import Orders
 from tir_dagster_tests.sandbox.tableau.helpers import Admin

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import tableauserverclient as TSC  # noqa: N812 - the name its own documentation uses
 
-from tir_dagster.datasource.access import TableauAccess, TableauToken
-from tir_dagster.datasource.client import TableauClient
-from tir_dagster.datasource.found import FoundDatasource, server_version
-from tir_dagster.datasource.jobs import (
+from tir_dagster.errors import DatasourceError
+from tir_dagster.tableau.access import TableauAccess, TableauToken
+from tir_dagster.tableau.client import TableauClient
+from tir_dagster.tableau.found import FoundDatasource, server_version
+from tir_dagster.tableau.jobs import (
     FinishedJob,
     JobCancelledError,
     JobFailedError,
@@ -21,10 +22,9 @@ from tir_dagster.datasource.jobs import (
     start_refresh,
     wait_for_job,
 )
-from tir_dagster.datasource.retry import Backoff, RetryPolicy
-from tir_dagster.datasource.tasks import refresh_tasks
-from tir_dagster.datasource.trouble import RefusedError
-from tir_dagster.errors import DatasourceError
+from tir_dagster.tableau.retry import Backoff, RetryPolicy
+from tir_dagster.tableau.tasks import refresh_tasks
+from tir_dagster.tableau.trouble import RefusedError
 from tir_dagster_tests.conftest import Sandbox
 from tir_dagster_tests.datasource.conftest import Orders
 from tir_dagster_tests.datasource.test_find import PASSING

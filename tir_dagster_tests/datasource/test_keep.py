@@ -12,11 +12,12 @@ from xml.etree import ElementTree as ET
 import pytest
 import tableauserverclient as TSC  # noqa: N812 - the name its own documentation uses
 
-from tir_dagster.datasource.beside import look_beside
-from tir_dagster.datasource.client import TableauClient
-from tir_dagster.datasource.credentials import ConnectionCredential
-from tir_dagster.datasource.found import FoundDatasource, server_version
-from tir_dagster.datasource.keep import (
+from tir_dagster.errors import DatasourceError
+from tir_dagster.tableau.beside import look_beside
+from tir_dagster.tableau.client import TableauClient
+from tir_dagster.tableau.credentials import ConnectionCredential
+from tir_dagster.tableau.found import FoundDatasource, server_version
+from tir_dagster.tableau.keep import (
     Kept,
     check_credentials,
     forget,
@@ -26,7 +27,6 @@ from tir_dagster.datasource.keep import (
     remember,
     restore,
 )
-from tir_dagster.errors import DatasourceError
 from tir_dagster_tests.conftest import Sandbox
 from tir_dagster_tests.datasource.conftest import Orders
 from tir_dagster_tests.sandbox.tableau.helpers import Admin

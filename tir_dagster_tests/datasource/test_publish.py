@@ -13,13 +13,13 @@ import pytest
 import tableauserverclient as TSC  # noqa: N812 - the name its own documentation uses
 from tableauhyperapi import Connection, CreateMode
 
-from tir_dagster.datasource import publishing, upload
-from tir_dagster.datasource.client import TableauClient
-from tir_dagster.datasource.found import server_version
-from tir_dagster.datasource.jobs import JobFailedError
-from tir_dagster.datasource.outcome import ForeignPublishError, PublishUnknownError
-from tir_dagster.datasource.transfer import publish
 from tir_dagster.errors import DatasourceError
+from tir_dagster.tableau import publishing, upload
+from tir_dagster.tableau.client import TableauClient
+from tir_dagster.tableau.found import server_version
+from tir_dagster.tableau.jobs import JobFailedError
+from tir_dagster.tableau.outcome import ForeignPublishError, PublishUnknownError
+from tir_dagster.tableau.transfer import publish
 from tir_dagster_tests.datasource.conftest import OTHERS_PACKAGE, Naps, Orders
 from tir_dagster_tests.datasource.test_find import PASSING
 from tir_dagster_tests.sandbox.tableau.helpers import Admin, rewritten

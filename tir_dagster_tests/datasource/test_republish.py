@@ -11,12 +11,9 @@ from typing import Any
 
 import pytest
 
-from tir_dagster.datasource.client import TableauClient
-from tir_dagster.datasource.found import FoundDatasource, server_version
-from tir_dagster.datasource.keep import is_remembered, keep, remember
-from tir_dagster.datasource.outcome import ForeignPublishError
-from tir_dagster.datasource.overwrite import Place, publish_over
-from tir_dagster.datasource.republish import (
+from tir_dagster.errors import DatasourceError
+from tir_dagster.refresh.deliveries.overwrite import Place, publish_over
+from tir_dagster.refresh.deliveries.republish import (
     Delivered,
     ServerLook,
     credentials_for,
@@ -24,12 +21,15 @@ from tir_dagster.datasource.republish import (
     fetch_shell,
     finish_delivery,
 )
-from tir_dagster.datasource.retry import RetryPolicy
-from tir_dagster.datasource.transfer import publish
-from tir_dagster.datasource.trouble import RefusedError
-from tir_dagster.errors import DatasourceError
-from tir_dagster.spec import Credentials, ExtractSpec
-from tir_dagster.spec_file import spec_from_mapping
+from tir_dagster.spec.extract import Credentials, ExtractSpec
+from tir_dagster.spec.reading import spec_from_mapping
+from tir_dagster.tableau.client import TableauClient
+from tir_dagster.tableau.found import FoundDatasource, server_version
+from tir_dagster.tableau.keep import is_remembered, keep, remember
+from tir_dagster.tableau.outcome import ForeignPublishError
+from tir_dagster.tableau.retry import RetryPolicy
+from tir_dagster.tableau.transfer import publish
+from tir_dagster.tableau.trouble import RefusedError
 from tir_dagster_tests.datasource.conftest import Naps, Orders
 from tir_dagster_tests.sandbox.tableau.helpers import Admin, rewritten
 

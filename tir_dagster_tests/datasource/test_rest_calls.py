@@ -14,17 +14,17 @@ from typing import Any
 
 import pytest
 
-from tir_dagster.datasource.access import TableauAccess, TableauToken
-from tir_dagster.datasource.client import TableauClient
-from tir_dagster.datasource.credentials import LostConnection, mend_connection
-from tir_dagster.datasource.find import reread
-from tir_dagster.datasource.found import FoundDatasource
-from tir_dagster.datasource.increment_refresh import start_incremental_refresh
-from tir_dagster.datasource.jobs import cancel_job, start_refresh, wait_for_job
-from tir_dagster.datasource.retry import Backoff, RetryPolicy
-from tir_dagster.datasource.schedules import find_schedule, move_schedule
-from tir_dagster.datasource.transfer import download
-from tir_dagster.datasource.webhooks import our_webhooks, register_webhooks, remove_webhooks
+from tir_dagster.tableau.access import TableauAccess, TableauToken
+from tir_dagster.tableau.client import TableauClient
+from tir_dagster.tableau.credentials import LostConnection, mend_connection
+from tir_dagster.tableau.find import reread
+from tir_dagster.tableau.found import FoundDatasource
+from tir_dagster.tableau.increment_refresh import start_incremental_refresh
+from tir_dagster.tableau.jobs import cancel_job, start_refresh, wait_for_job
+from tir_dagster.tableau.retry import Backoff, RetryPolicy
+from tir_dagster.tableau.schedules import find_schedule, move_schedule
+from tir_dagster.tableau.transfer import download
+from tir_dagster.tableau.webhooks import our_webhooks, register_webhooks, remove_webhooks
 from tir_dagster_tests.conftest import Sandbox
 from tir_dagster_tests.datasource.conftest import Orders
 from tir_dagster_tests.datasource.test_increment_refresh import put_on_schedule

@@ -19,12 +19,12 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from tir_dagster.datasource.access import TableauAccess
-from tir_dagster.datasource.client import TableauClient
-from tir_dagster.datasource.find import list_projects
-from tir_dagster.datasource.retry import RetryPolicy
-from tir_dagster.datasource.transfer import publish
-from tir_dagster.datasource.trouble import ServerDownError
+from tir_dagster.tableau.access import TableauAccess
+from tir_dagster.tableau.client import TableauClient
+from tir_dagster.tableau.find import list_projects
+from tir_dagster.tableau.retry import RetryPolicy
+from tir_dagster.tableau.transfer import publish
+from tir_dagster.tableau.trouble import ServerDownError
 from tir_dagster_tests.conftest import Sandbox
 from tir_dagster_tests.datasource.conftest import Orders
 from tir_dagster_tests.datasource.test_publish import large  # noqa: F401 - a fixture

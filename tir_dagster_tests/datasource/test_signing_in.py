@@ -10,13 +10,13 @@ import pytest
 import requests
 import tableauserverclient as TSC  # noqa: N812 - the name its own documentation uses
 
-from tir_dagster.datasource.access import ConnectedApp, TableauAccess, TableauPassword, TableauToken
-from tir_dagster.datasource.client import TableauClient
-from tir_dagster.datasource.find import list_projects
-from tir_dagster.datasource.retry import RetryPolicy
-from tir_dagster.datasource.transport import Timeouts
-from tir_dagster.datasource.trouble import SignInError
 from tir_dagster.errors import DatasourceError
+from tir_dagster.tableau.access import ConnectedApp, TableauAccess, TableauPassword, TableauToken
+from tir_dagster.tableau.client import TableauClient
+from tir_dagster.tableau.find import list_projects
+from tir_dagster.tableau.retry import RetryPolicy
+from tir_dagster.tableau.transport import Timeouts
+from tir_dagster.tableau.trouble import SignInError
 from tir_dagster_tests.conftest import Sandbox
 from tir_dagster_tests.datasource.conftest import Naps
 from tir_dagster_tests.sandbox.tableau.helpers import Admin

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import tableauserverclient as TSC  # noqa: N812 - the name its own documentation uses
 
-from tir_dagster.datasource.access import TableauAccess
-from tir_dagster.datasource.client import TableauClient
-from tir_dagster.datasource.found import FoundDatasource, server_version
-from tir_dagster.datasource.jobs import JobFailedError, JobVanishedError, start_refresh
-from tir_dagster.datasource.retry import RetryPolicy
-from tir_dagster.datasource.trigger import TriggeredRefresh, refresh_by_server, rows_told, schedule_warnings
+from tir_dagster.refresh.deliveries.trigger import TriggeredRefresh, refresh_by_server, rows_told, schedule_warnings
+from tir_dagster.tableau.access import TableauAccess
+from tir_dagster.tableau.client import TableauClient
+from tir_dagster.tableau.found import FoundDatasource, server_version
+from tir_dagster.tableau.jobs import JobFailedError, JobVanishedError, start_refresh
+from tir_dagster.tableau.retry import RetryPolicy
 from tir_dagster_tests.datasource.conftest import Orders
 from tir_dagster_tests.datasource.test_increment_refresh import kinds, put_on_schedule
 from tir_dagster_tests.processes import wait_for

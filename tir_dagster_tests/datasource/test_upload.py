@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from tableauserverclient.config import config
 
-from tir_dagster.datasource.trouble import UnknownOutcomeError
-from tir_dagster.datasource.upload import _Upload
+from tir_dagster.tableau.trouble import UnknownOutcomeError
+from tir_dagster.tableau.upload import _Upload
 
 PIECE = config.CHUNK_SIZE_MB
 

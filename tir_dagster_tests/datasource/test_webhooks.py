@@ -11,18 +11,12 @@ import pytest
 import requests
 import tableauserverclient as TSC  # noqa: N812 - the name its own documentation uses
 
-from tir_dagster.datasource.access import TableauAccess, TableauToken
-from tir_dagster.datasource.client import TableauClient
-from tir_dagster.datasource.refresh_events import FAILED, SUCCEEDED, BadEventError, read_event
-from tir_dagster.datasource.retry import RetryPolicy
-from tir_dagster.datasource.webhooks import (
-    our_webhooks,
-    receiver_url,
-    register_webhooks,
-    remove_webhooks,
-    webhook_secret,
-)
 from tir_dagster.errors import DatasourceError
+from tir_dagster.tableau.access import TableauAccess, TableauToken
+from tir_dagster.tableau.client import TableauClient
+from tir_dagster.tableau.refresh_events import FAILED, SUCCEEDED, BadEventError, read_event
+from tir_dagster.tableau.retry import RetryPolicy
+from tir_dagster.tableau.webhooks import our_webhooks, receiver_url, register_webhooks, remove_webhooks, webhook_secret
 from tir_dagster_tests.conftest import Sandbox
 from tir_dagster_tests.sandbox.tableau.helpers import Admin
 

@@ -10,8 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tir_dagster.extract.engine import connect
-from tir_dagster.source.columns import Column, Kind
+from tir_dagster.hyper.engine import connect
+from tir_dagster.snowflake.columns import Column, Kind
 
 ARROW = {
     Kind.INTEGER: pa.int64(),

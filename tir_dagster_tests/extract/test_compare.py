@@ -16,11 +16,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tir_dagster.changes.difference import ROW_MARK, SLICE_KEY, Difference, Forced
-from tir_dagster.extract.apply import Shape
-from tir_dagster.extract.compare import comparing
-from tir_dagster.extract.hyperfile import create_extract, create_like
-from tir_dagster.extract.purge import replace_keys
-from tir_dagster.source.slices import SliceBy
+from tir_dagster.hyper.compare import comparing
+from tir_dagster.hyper.hyperfile import create_extract, create_like
+from tir_dagster.hyper.purge import replace_keys
+from tir_dagster.refresh.apply import Shape
+from tir_dagster.snowflake.slices import SliceBy
 from tir_dagster_tests.extract.helpers import bag, columns_of, run, stage
 
 COLUMNS = columns_of({"ID": "NUMBER(38,0)", "DAY": "DATE", "NAME": "VARCHAR"})

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tir_dagster.errors import ExtractError, MachineError
-from tir_dagster.extract.engine import HyperEngine, connect, hyper_engine, parquet, quoted
-from tir_dagster.extract.hyperfile import describe
+from tir_dagster.hyper.engine import HyperEngine, connect, hyper_engine, parquet, quoted
+from tir_dagster.hyper.hyperfile import describe
 from tir_dagster_tests.extract.helpers import run
 
 
@@ -31,7 +31,7 @@ def kill_hyperd(engine: HyperEngine) -> None:
 
 def test_importing_the_room_starts_and_loads_no_hyper():
     code = (
-        "import sys, tir_dagster.extract.purge, tir_dagster.extract.package, tir_dagster.extract.fingerprints;"
+        "import sys, tir_dagster.hyper.purge, tir_dagster.hyper.package.package, tir_dagster.hyper.fingerprints;"
         "sys.exit('tableauhyperapi' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
@@ -39,7 +39,7 @@ def test_importing_the_room_starts_and_loads_no_hyper():
 
 def test_a_script_that_used_hyper_ends_cleanly_and_leaves_no_log(tmp_path: Path):
     code = (
-        "from pathlib import Path; from tir_dagster.extract.engine import connect\n"
+        "from pathlib import Path; from tir_dagster.hyper.engine import connect\n"
         "with connect(Path('x.hyper'), create=True) as c: c.execute_command('CREATE TABLE t (a INT)')\n"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)

@@ -11,18 +11,18 @@ from typing import Any
 import pytest
 
 from tir_dagster.errors import SourceError
-from tir_dagster.extract.apply import Shape
-from tir_dagster.extract.content import content_digest, content_digests, content_fingerprints
-from tir_dagster.extract.fingerprints import (
+from tir_dagster.hyper.content import content_digest, content_digests, content_fingerprints
+from tir_dagster.hyper.fingerprints import (
     Fingerprint,
     different_slices,
     extract_fingerprints,
     read_fingerprints,
     snowflake_sql,
 )
-from tir_dagster.extract.hyperfile import create_extract
-from tir_dagster.source.columns import Column
-from tir_dagster.source.slices import SliceBy
+from tir_dagster.hyper.hyperfile import create_extract
+from tir_dagster.refresh.apply import Shape
+from tir_dagster.snowflake.columns import Column
+from tir_dagster.snowflake.slices import SliceBy
 from tir_dagster_tests.extract.helpers import columns_of, run, stage
 
 DECLARED = {

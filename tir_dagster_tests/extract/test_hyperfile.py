@@ -11,8 +11,8 @@ import pytest
 
 from tir_dagster import durable
 from tir_dagster.errors import ExtractError
-from tir_dagster.extract.engine import connect
-from tir_dagster.extract.hyperfile import create_extract, create_like, describe, needs_rebuild, rebuild
+from tir_dagster.hyper.engine import connect
+from tir_dagster.hyper.hyperfile import create_extract, create_like, describe, needs_rebuild, rebuild
 from tir_dagster_tests.extract.helpers import bag, columns_of, run, stage
 
 COLUMNS = columns_of({"ID": "NUMBER(38,0)", "NAME": "VARCHAR"})
@@ -180,7 +180,7 @@ def test_a_rebuild_is_due_when_the_file_outgrew_its_rows(tmp_path: Path):
 
 def test_an_open_extract_in_another_process_is_told_as_such(tmp_path: Path):
     create_extract(tmp_path / "e.hyper", COLUMNS, [])
-    from tir_dagster.extract.engine import hyper_engine  # noqa: PLC0415
+    from tir_dagster.hyper.engine import hyper_engine  # noqa: PLC0415
 
     with connect(tmp_path / "e.hyper"), hyper_engine(), pytest.raises(ExtractError, match="another process"):
         describe(tmp_path / "e.hyper")

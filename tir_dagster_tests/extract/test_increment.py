@@ -12,7 +12,7 @@ import pytest
 from tableaudocumentapi import Datasource
 
 from tir_dagster.errors import ExtractError
-from tir_dagster.extract.increment import (
+from tir_dagster.hyper.increment import (
     Increment,
     IncrementKind,
     Missing,
@@ -25,7 +25,7 @@ from tir_dagster.extract.increment import (
     purge_from,
     set_increment_value,
 )
-from tir_dagster.extract.package import Package, extract_hyper, read_package
+from tir_dagster.hyper.package.package import Package, extract_hyper, read_package
 from tir_dagster.sandbox.tableau.packages import build_tdsx
 from tir_dagster_tests.extract.helpers import bag, run
 from tir_dagster_tests.extract.test_package import FIELDS, SNOWFLAKE, canonical, document_of, edited, with_events

@@ -15,8 +15,8 @@ from lxml import etree
 from tableaudocumentapi import Datasource
 
 from tir_dagster.errors import ExtractError
-from tir_dagster.extract.hyperfile import create_extract, describe
-from tir_dagster.extract.package import (
+from tir_dagster.hyper.hyperfile import create_extract, describe
+from tir_dagster.hyper.package.package import (
     Package,
     RefreshChange,
     extract_hyper,

@@ -20,12 +20,11 @@ from tableauhyperapi import Date
 from tir_dagster.changes.plan import Known
 from tir_dagster.changes.state import NO_SLICE_KEY, ChangeSet
 from tir_dagster.errors import ExtractError
-from tir_dagster.extract.apply import Shape, replace_change
-from tir_dagster.extract.casts import PURGE_KEY
-from tir_dagster.extract.content import content_digest, content_fingerprints
-from tir_dagster.extract.engine import connect, quoted
-from tir_dagster.extract.hyperfile import create_extract, describe
-from tir_dagster.extract.payload import (
+from tir_dagster.hyper.casts import PURGE_KEY
+from tir_dagster.hyper.content import content_digest, content_fingerprints
+from tir_dagster.hyper.engine import connect, quoted
+from tir_dagster.hyper.hyperfile import create_extract, describe
+from tir_dagster.hyper.payload import (
     KEYS_TABLE,
     ROWS_TABLE,
     Payload,
@@ -37,8 +36,9 @@ from tir_dagster.extract.payload import (
     with_key_column,
     write_payloads,
 )
-from tir_dagster.source.columns import Kind
-from tir_dagster.source.slices import SliceBy
+from tir_dagster.refresh.apply import Shape, replace_change
+from tir_dagster.snowflake.columns import Kind
+from tir_dagster.snowflake.slices import SliceBy
 from tir_dagster_tests.extract.helpers import bag, columns_of, run, stage
 
 LARGE = 1 << 30

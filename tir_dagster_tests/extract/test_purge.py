@@ -15,10 +15,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tir_dagster.errors import ExtractError
-from tir_dagster.extract.hyperfile import create_extract, describe
-from tir_dagster.extract.purge import replace_keys, replace_slices
-from tir_dagster.extract.slices import SliceRanges, SliceValues
-from tir_dagster.source.columns import Column, Kind
+from tir_dagster.hyper.hyperfile import create_extract, describe
+from tir_dagster.hyper.purge import replace_keys, replace_slices
+from tir_dagster.hyper.slices import SliceRanges, SliceValues
+from tir_dagster.snowflake.columns import Column, Kind
 from tir_dagster_tests.extract.helpers import bag, columns_of, run, stage
 
 COLUMNS = columns_of({"ID": "NUMBER(38,0)", "REGION": "VARCHAR", "AMOUNT": "NUMBER(12,2)"})

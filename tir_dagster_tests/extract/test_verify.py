@@ -14,9 +14,8 @@ from tir_dagster.changes.difference import ROW_MARK, Forced
 from tir_dagster.changes.plan import Known
 from tir_dagster.changes.state import ChangeSet, counts_to_json
 from tir_dagster.errors import VerificationError
-from tir_dagster.extract.apply import Shape, replace_change, replaced_rows
-from tir_dagster.extract.compare import comparing
-from tir_dagster.extract.content import (
+from tir_dagster.hyper.compare import comparing
+from tir_dagster.hyper.content import (
     bring_forward,
     content_digest,
     content_digests,
@@ -25,9 +24,10 @@ from tir_dagster.extract.content import (
     sums_from_json,
     sums_to_json,
 )
-from tir_dagster.extract.hyperfile import create_extract
-from tir_dagster.extract.verify import slices_in_turn, verify_loaded, verify_replaced
-from tir_dagster.source.slices import SliceBy
+from tir_dagster.hyper.hyperfile import create_extract
+from tir_dagster.refresh.apply import Shape, replace_change, replaced_rows
+from tir_dagster.refresh.verify import slices_in_turn, verify_loaded, verify_replaced
+from tir_dagster.snowflake.slices import SliceBy
 from tir_dagster_tests.extract.helpers import columns_of, run, stage
 
 COLUMNS = columns_of({"ID": "NUMBER(38,0)", "DAY": "DATE", "NAME": "VARCHAR"})

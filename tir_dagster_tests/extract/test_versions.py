@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tir_dagster.errors import ExtractError
-from tir_dagster.extract.versions import Version, VersionStore, Workspace
+from tir_dagster.refresh.state.versions import Version, VersionStore, Workspace
 
 
 @pytest.fixture

@@ -14,13 +14,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tir_dagster.loading.declared import LoadSpec
 from tir_dagster.loading.landing import Place, chosen
 from tir_dagster.loading.load import Loaded, Loader
 from tir_dagster.loading.staging import StagePlan, Stager, right_here, stage_unit, units_of
 from tir_dagster.loading.tables import target_of
-from tir_dagster.source.connection import SnowflakeAccess
-from tir_dagster.spec_file import parse_declared
+from tir_dagster.snowflake.connection import SnowflakeAccess
+from tir_dagster.spec.load import LoadSpec
+from tir_dagster.spec.reading import parse_declared
 
 _numbers = itertools.count(1)
 SCHEMA = "MYDB.LOADING"

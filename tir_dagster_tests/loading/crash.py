@@ -7,8 +7,8 @@ import sys
 
 from tir_dagster.loading.load import Loader
 from tir_dagster.loading.staging import Staged, StagePlan, Unit, right_here
-from tir_dagster.source.connection import SnowflakeAccess
-from tir_dagster.spec_file import load_declared
+from tir_dagster.snowflake.connection import SnowflakeAccess
+from tir_dagster.spec.reading import load_declared
 
 
 def die() -> None:

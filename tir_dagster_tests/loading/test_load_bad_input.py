@@ -13,7 +13,7 @@ import requests
 
 from tir_dagster.errors import LoadError, SpecError
 from tir_dagster.loading.staging import right_here
-from tir_dagster.spec_file import parse_declared
+from tir_dagster.spec.reading import parse_declared
 from tir_dagster_tests.loading.conftest import SCHEMA, Landing
 
 COLUMNS = "ID NUMBER(6,0), NAME VARCHAR(5), DAY DATE, PRICE NUMBER(8,2)"

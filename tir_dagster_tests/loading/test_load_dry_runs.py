@@ -7,7 +7,7 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from tir_dagster.cli import tir
+from tir_dagster.cli.main import tir
 from tir_dagster.errors import LoadError
 from tir_dagster_tests.loading.conftest import parquet
 

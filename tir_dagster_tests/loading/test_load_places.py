@@ -9,7 +9,7 @@ import pytest
 
 from tir_dagster.errors import LoadError
 from tir_dagster.loading.staging import right_here
-from tir_dagster.spec_file import parse_declared
+from tir_dagster.spec.reading import parse_declared
 
 COLUMNS = "ID NUMBER(38,0), NAME VARCHAR"
 

@@ -13,13 +13,13 @@ import pytest
 import tableauserverclient as TSC  # noqa: N812 - the name its own documentation uses
 from pyspark.sql import SparkSession
 
-from tir_dagster.extract.casts import PURGE_KEY
-from tir_dagster.orchestration.commands import Command, Outcome
+from tir_dagster.cli.refresh import Command, Outcome
+from tir_dagster.hyper.casts import PURGE_KEY
 from tir_dagster.orchestration.home import dagster_instance, tir_home
 from tir_dagster.sandbox import sample
-from tir_dagster.source.session import spark_session
-from tir_dagster.spec import ExtractSpec
-from tir_dagster.spec_file import parse_specs
+from tir_dagster.spark.session import spark_session
+from tir_dagster.spec.extract import ExtractSpec
+from tir_dagster.spec.reading import parse_specs
 from tir_dagster_tests.conftest import Sandbox, running_sandbox
 from tir_dagster_tests.packages import check_package, document_of, plain, rows_of
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from tir_dagster.orchestration.commands import Command, Outcome
+from tir_dagster.cli.refresh import Command, Outcome
 from tir_dagster.orchestration.home import dagster_instance
-from tir_dagster.spec_file import load_specs
+from tir_dagster.spec.reading import load_specs
 
 
 def main() -> None:

@@ -13,16 +13,16 @@ from typing import Any
 from pyspark.sql import SparkSession
 from tableauhyperapi import Connection, HyperProcess, Telemetry
 
-from tir_dagster.changes.changesets import new_id
 from tir_dagster.changes.hints import parse_hints
 from tir_dagster.changes.plan import Mode, Plan
 from tir_dagster.changes.state import ChangeSet, Confirmation
-from tir_dagster.datasource.access import TableauAccess
-from tir_dagster.datasource.client import TableauClient
-from tir_dagster.datasource.republish import fetch_shell, look_at_server
-from tir_dagster.orchestration.flow import Refresher
-from tir_dagster.source.connection import SnowflakeAccess
-from tir_dagster.spec_file import spec_from_mapping
+from tir_dagster.refresh.deliveries.republish import fetch_shell, look_at_server
+from tir_dagster.refresh.flow import Refresher
+from tir_dagster.refresh.state.change_sets import new_id
+from tir_dagster.snowflake.connection import SnowflakeAccess
+from tir_dagster.spec.reading import spec_from_mapping
+from tir_dagster.tableau.access import TableauAccess
+from tir_dagster.tableau.client import TableauClient
 from tir_dagster_tests.conftest import Sandbox
 from tir_dagster_tests.orchestration.pace import quickly
 from tir_dagster_tests.packages import plain

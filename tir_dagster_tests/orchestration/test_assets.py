@@ -10,7 +10,7 @@ import pytest
 
 from tir_dagster.definitions import build_defs
 from tir_dagster.errors import SpecError
-from tir_dagster.extract.engine import connect
+from tir_dagster.hyper.engine import connect
 from tir_dagster.orchestration.assets import build_assets
 from tir_dagster.orchestration.confirmations import last_confirmation
 from tir_dagster.orchestration.home import dagster_instance
@@ -19,8 +19,8 @@ from tir_dagster.orchestration.partitions import RANGE_END, RANGE_START, failed_
 from tir_dagster.orchestration.resources import environment_resources
 from tir_dagster.orchestration.sensors import Watch
 from tir_dagster.orchestration.translation import PARTS, extract_assets
-from tir_dagster.orchestration.verification import Verification
-from tir_dagster.spec import Checks, Upstream, Verify
+from tir_dagster.refresh.verification import Verification
+from tir_dagster.spec.extract import Checks, Upstream, Verify
 from tir_dagster_tests.orchestration.shown import Shown, prepare
 from tir_dagster_tests.orchestration.test_refresh import tag
 from tir_dagster_tests.sandbox.tableau.helpers import Admin

@@ -18,7 +18,7 @@ import tableauserverclient as TSC  # noqa: N812 - the name its own documentation
 from click.testing import CliRunner
 from tableauhyperapi import Connection, HyperProcess, Telemetry
 
-from tir_dagster.cli import tir
+from tir_dagster.cli.main import tir
 from tir_dagster.sandbox.sample.rows import COLUMNS
 from tir_dagster.sandbox.tableau.packages import Column, SnowflakeConnection, build_tdsx
 from tir_dagster_tests.orchestration.conftest import Place
@@ -340,7 +340,7 @@ def test_a_session_ended_by_another_sign_in_is_opened_again_and_one_that_always_
 def test_without_java_one_sentence_says_what_to_install(shell, tmp_path):
     before = published(shell.place)
     done = subprocess.run(
-        [sys.executable, "-m", "tir_dagster.cli", "refresh", "orders", "--json"],
+        [sys.executable, "-m", "tir_dagster.cli.main", "refresh", "orders", "--json"],
         env={**os.environ, "TIR_SPECS": str(shell.specs()), "JAVA_HOME": str(tmp_path)},
         capture_output=True,
         text=True,

@@ -22,7 +22,7 @@ import pytest
 import requests
 from playwright.sync_api import Page, expect, sync_playwright
 
-from tir_dagster.extract.engine import connect
+from tir_dagster.hyper.engine import connect
 from tir_dagster.orchestration.confirmations import last_confirmation
 from tir_dagster.orchestration.home import dagster_instance, tir_home
 from tir_dagster.orchestration.names import extract_keys

@@ -15,7 +15,7 @@ from dagster.components.testing import create_defs_folder_sandbox
 
 import tir_dagster
 from tir_dagster import TableauExtractComponent, build_extract_defs, environment_resources
-from tir_dagster.spec_file import parse_specs
+from tir_dagster.spec.reading import parse_specs
 
 ATTRIBUTES = """\
 name: orders

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from tir_dagster.changes.changesets import ChangeSetStore
 from tir_dagster.changes.plan import Mode
-from tir_dagster.orchestration.commands import Command, Outcome
+from tir_dagster.cli.refresh import Command, Outcome
+from tir_dagster.refresh.state.change_sets import ChangeSetStore
 from tir_dagster_tests.orchestration.conftest import Place
 from tir_dagster_tests.processes import wait_for
 from tir_dagster_tests.sandbox.tableau.helpers import Admin
@@ -57,7 +57,7 @@ def apply_and_die(place, step: str) -> None:
 
 def refresh_and_die(place, step: str) -> None:
     """The command itself, killed after the step."""
-    die(place, step, "tir_dagster.cli", "--specs", "{specs}", "refresh", place.spec.name)
+    die(place, step, "tir_dagster.cli.main", "--specs", "{specs}", "refresh", place.spec.name)
 
 
 def die(place, step: str, module: str, *arguments: str) -> None:
@@ -154,7 +154,7 @@ def refreshing(place, log: Path) -> Iterator[subprocess.Popen]:
     """The command in a process group of its own, as a terminal starts it."""
     specs = place.folder / "extracts.yaml"
     specs.write_text(place.spec_text, encoding="utf-8")
-    command = [sys.executable, "-m", "tir_dagster.cli", "--specs", str(specs), "refresh", place.spec.name]
+    command = [sys.executable, "-m", "tir_dagster.cli.main", "--specs", str(specs), "refresh", place.spec.name]
     with log.open("wb") as lines:
         started = subprocess.Popen(command, stdout=lines, stderr=lines, start_new_session=True)
     try:

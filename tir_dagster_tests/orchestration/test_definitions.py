@@ -10,7 +10,7 @@ from pathlib import Path
 import dagster as dg
 
 from tir_dagster.definitions import build_defs
-from tir_dagster.spec_file import parse_specs
+from tir_dagster.spec.reading import parse_specs
 
 SPEC = """\
 extracts:

@@ -8,7 +8,6 @@ import pytest
 from tir_dagster.changes.plan import Known
 from tir_dagster.changes.state import ChangeSet
 from tir_dagster.errors import ExtractError, TirError
-from tir_dagster.extract.versions import Version
 from tir_dagster.orchestration.io_managers import (
     CHANGE_SET_IO,
     HYPER_IO,
@@ -18,6 +17,7 @@ from tir_dagster.orchestration.io_managers import (
 )
 from tir_dagster.orchestration.partitions import RANGE_END, RANGE_START
 from tir_dagster.orchestration.resources import StateFolder
+from tir_dagster.refresh.state.versions import Version
 
 MONTHS = dg.MonthlyPartitionsDefinition(start_date="2025-01", fmt="%Y-%m", end_offset=1)
 SETS = dg.DynamicPartitionsDefinition(name="orders_change_sets")

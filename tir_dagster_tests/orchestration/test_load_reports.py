@@ -15,7 +15,7 @@ import pytest
 import requests
 
 from tir_dagster.orchestration.reported import newest_report
-from tir_dagster.source.names import TableName
+from tir_dagster.snowflake.names import TableName
 from tir_dagster_tests.processes import answers, free_port, wait_for
 
 DOCS = (Path(__file__).parents[2] / "docs" / "loading.md").read_text(encoding="utf-8")

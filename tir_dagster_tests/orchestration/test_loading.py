@@ -9,9 +9,8 @@ import boto3
 import dagster as dg
 import pytest
 
-from tir_dagster.changes.lease import lease
+from tir_dagster.cli.demo_files import SensorRunner
 from tir_dagster.definitions import build_defs
-from tir_dagster.demo_files import SensorRunner
 from tir_dagster.loading.landing import LandedFile
 from tir_dagster.loading.load import Loader
 from tir_dagster.loading.staging import by_spark, right_here
@@ -19,8 +18,9 @@ from tir_dagster.orchestration.home import dagster_instance, tir_home
 from tir_dagster.orchestration.late_loads import unreported
 from tir_dagster.orchestration.loading import Arrivals, settled
 from tir_dagster.orchestration.sensors import Watch
-from tir_dagster.source.connection import SnowflakeAccess
-from tir_dagster.spec_file import parse_declared
+from tir_dagster.refresh.state.lease import lease
+from tir_dagster.snowflake.connection import SnowflakeAccess
+from tir_dagster.spec.reading import parse_declared
 
 LOADS = """\
 loads:

@@ -30,7 +30,7 @@ from tir_dagster.orchestration.value_slices import (
     slices_to_add,
     slices_to_remove,
 )
-from tir_dagster.spec import Datasource, ExtractSpec, Slices
+from tir_dagster.spec.extract import Datasource, ExtractSpec, Slices
 
 MONTHS = Slices(by="month", column="ORDER_DATE", start="2025-01")
 CHANGED_KEYS = dg.AssetKey(["orders", "changed_keys"])

@@ -9,7 +9,7 @@ from tir_dagster.changes.plan import Known
 from tir_dagster.changes.state import NO_SLICE_KEY, ChangeSet
 from tir_dagster.orchestration.metadata import same_columns
 from tir_dagster.orchestration.pictures import plan_markdown, snowflake_url
-from tir_dagster.source.names import TableName
+from tir_dagster.snowflake.names import TableName
 
 
 def a_change_set(purged: dict[str, int], appended: dict[str, int], *warnings: str) -> ChangeSet:

@@ -11,15 +11,15 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
+from tir_dagster.cli.refresh import Command, chosen_slices
 from tir_dagster.definitions import build_defs
 from tir_dagster.errors import SpecError
-from tir_dagster.orchestration.commands import Command, chosen_slices
 from tir_dagster.orchestration.home import dagster_instance
 from tir_dagster.orchestration.names import extract_keys
 from tir_dagster.orchestration.partitions import slice_partitions
 from tir_dagster.orchestration.value_slices import known_slices
-from tir_dagster.spec import ExtractSpec
-from tir_dagster.spec_file import parse_specs
+from tir_dagster.spec.extract import ExtractSpec
+from tir_dagster.spec.reading import parse_specs
 from tir_dagster_tests.orchestration.conftest import Place
 from tir_dagster_tests.orchestration.test_assets import QUIET, detect, events, refresh_tick
 from tir_dagster_tests.sandbox.tableau.helpers import Admin

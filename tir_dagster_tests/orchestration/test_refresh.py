@@ -9,8 +9,6 @@ from dataclasses import replace
 import dagster as dg
 import pytest
 
-from tir_dagster.datasource.client import paced
-from tir_dagster.datasource.retry import RetryPolicy
 from tir_dagster.definitions import build_defs
 from tir_dagster.errors import GuardError, TirError
 from tir_dagster.orchestration.confirmations import last_confirmation
@@ -18,6 +16,8 @@ from tir_dagster.orchestration.home import dagster_instance
 from tir_dagster.orchestration.resources import environment_resources
 from tir_dagster.orchestration.sensors import Watch
 from tir_dagster.sandbox import sample
+from tir_dagster.tableau.client import paced
+from tir_dagster.tableau.retry import RetryPolicy
 from tir_dagster_tests.orchestration.reporting import post_as_curl_would, post_by_python, serving, shown_request
 from tir_dagster_tests.sandbox.tableau.helpers import Admin
 

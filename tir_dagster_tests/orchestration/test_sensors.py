@@ -31,8 +31,8 @@ from tir_dagster.orchestration.sensors import (
     watch_source,
 )
 from tir_dagster.orchestration.value_slices import HELD, add_slices
-from tir_dagster.spec import Slices
-from tir_dagster.spec_file import parse_specs
+from tir_dagster.spec.extract import Slices
+from tir_dagster.spec.reading import parse_specs
 from tir_dagster_tests.sandbox.tableau.helpers import Admin
 
 SOURCE_TABLE, CHANGED_KEYS, PUBLISHED = (

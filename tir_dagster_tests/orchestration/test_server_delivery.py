@@ -11,7 +11,7 @@ import pytest
 import requests
 
 from tir_dagster.errors import DatasourceError
-from tir_dagster.spec_file import parse_specs
+from tir_dagster.spec.reading import parse_specs
 from tir_dagster_tests.orchestration.conftest import Place
 from tir_dagster_tests.orchestration.test_crashes import stage
 from tir_dagster_tests.processes import wait_for

@@ -13,10 +13,10 @@ from zoneinfo import ZoneInfo
 import pytest
 import tableauserverclient as TSC  # noqa: N812 - the name its own documentation uses
 
-from tir_dagster.datasource.schedules import soonest_slot
-from tir_dagster.datasource.suffix_load import LEAD_SECONDS
 from tir_dagster.errors import DatasourceError
+from tir_dagster.refresh.deliveries.suffix_load import LEAD_SECONDS
 from tir_dagster.sandbox.tableau.settings import Settings
+from tir_dagster.tableau.schedules import soonest_slot
 from tir_dagster_tests.conftest import Sandbox
 from tir_dagster_tests.datasource.test_increment_refresh import put_on_schedule
 from tir_dagster_tests.orchestration.served import Clock, Done, Served

@@ -9,10 +9,10 @@ import pytest
 
 from tir_dagster.changes.plan import Known
 from tir_dagster.changes.state import Confirmation
-from tir_dagster.datasource.access import TableauAccess, TableauToken
-from tir_dagster.orchestration.flow import Refresher
-from tir_dagster.source.connection import SnowflakeAccess
-from tir_dagster.spec_file import spec_from_mapping
+from tir_dagster.refresh.flow import Refresher
+from tir_dagster.snowflake.connection import SnowflakeAccess
+from tir_dagster.spec.reading import spec_from_mapping
+from tir_dagster.tableau.access import TableauAccess, TableauToken
 
 
 @pytest.mark.parametrize(

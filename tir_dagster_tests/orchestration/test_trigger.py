@@ -19,25 +19,25 @@ import tableauserverclient as TSC  # noqa: N812 - the name its own documentation
 from click.testing import CliRunner, Result
 from tableauhyperapi import HyperProcess, Telemetry
 
-from tir_dagster.changes.detect import combined_token
 from tir_dagster.changes.plan import Known, Reason
 from tir_dagster.changes.state import Confirmation
-from tir_dagster.changes.watched import Watched, watch_tables, watched_tables
-from tir_dagster.cli import tir
-from tir_dagster.datasource.access import TableauAccess
+from tir_dagster.cli.main import tir
 from tir_dagster.definitions import build_defs
 from tir_dagster.errors import SourceError
 from tir_dagster.orchestration.confirmations import last_confirmation
 from tir_dagster.orchestration.home import dagster_instance
 from tir_dagster.orchestration.resources import environment_resources
 from tir_dagster.orchestration.sensors import Watch
-from tir_dagster.orchestration.trigger_flow import TriggerRefresher, plan_trigger
+from tir_dagster.refresh.deliveries.trigger_flow import TriggerRefresher, plan_trigger
+from tir_dagster.refresh.detect import combined_token
+from tir_dagster.refresh.watched import Watched, watch_tables, watched_tables
 from tir_dagster.sandbox.tableau.packages import Column, SnowflakeConnection, build_tdsx
 from tir_dagster.sandbox.tableau.settings import Settings
-from tir_dagster.source.connection import SnowflakeAccess
-from tir_dagster.source.versions import SourceVersion, probe
-from tir_dagster.spec import ExtractSpec
-from tir_dagster.spec_file import spec_from_mapping
+from tir_dagster.snowflake.connection import SnowflakeAccess
+from tir_dagster.snowflake.versions import SourceVersion, probe
+from tir_dagster.spec.extract import ExtractSpec
+from tir_dagster.spec.reading import spec_from_mapping
+from tir_dagster.tableau.access import TableauAccess
 from tir_dagster_tests.conftest import Sandbox
 from tir_dagster_tests.orchestration.conftest import download
 from tir_dagster_tests.packages import plain

@@ -21,7 +21,16 @@ TURNS = int(os.environ.get("TIR_TWICE", "1"))
 
 def refresh_twice(place: Place, specs: Path, log: Path) -> list[dict[str, Any]]:
     """What both commands printed; what they told meanwhile is in one file, in the order in which they told it."""
-    command = [sys.executable, "-m", "tir_dagster.cli", "--specs", str(specs), "refresh", place.spec.name, "--json"]
+    command = [
+        sys.executable,
+        "-m",
+        "tir_dagster.cli.main",
+        "--specs",
+        str(specs),
+        "refresh",
+        place.spec.name,
+        "--json",
+    ]
     with log.open("a", encoding="utf-8") as told:
         both = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=told, text=True) for _ in range(2)]
         printed = [process.communicate(timeout=240)[0] for process in both]

@@ -16,8 +16,8 @@ from tir_dagster.orchestration.upstream import (
     slices_of_partition,
     told_since,
 )
-from tir_dagster.spec import ExtractSpec, Slices, Upstream
-from tir_dagster.spec_file import parse_specs
+from tir_dagster.spec.extract import ExtractSpec, Slices, Upstream
+from tir_dagster.spec.reading import parse_specs
 
 SPEC = """\
 extracts:

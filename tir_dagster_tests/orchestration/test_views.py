@@ -9,11 +9,11 @@ from dataclasses import replace
 
 import pytest
 
-from tir_dagster.changes.detect import survey
 from tir_dagster.changes.hints import HintError
 from tir_dagster.changes.plan import Reason
 from tir_dagster.errors import GuardError, SpecError
 from tir_dagster.orchestration.metadata import slice_metadata
+from tir_dagster.refresh.detect import survey
 from tir_dagster_tests.conftest import Sandbox
 from tir_dagster_tests.orchestration.shown import Shown, prepare
 

@@ -24,18 +24,18 @@ import tableauserverclient as TSC  # noqa: N812 - the name its own documentation
 from click.testing import CliRunner, Result
 from tableauhyperapi import HyperProcess, Telemetry
 
-from tir_dagster.changes.lease import lease
 from tir_dagster.changes.plan import Known
 from tir_dagster.changes.state import Confirmation
-from tir_dagster.cli import tir
+from tir_dagster.cli.main import tir
+from tir_dagster.cli.receiver import LARGEST_BODY, Receiver
 from tir_dagster.orchestration.confirmations import CONFIRMATION
 from tir_dagster.orchestration.home import dagster_instance
-from tir_dagster.orchestration.receiver import LARGEST_BODY, Receiver
 from tir_dagster.orchestration.webhooks import AT, DURING, EVENT, Observer, refreshed_elsewhere
+from tir_dagster.refresh.state.lease import lease
 from tir_dagster.sandbox.tableau.packages import Column
 from tir_dagster.sandbox.tableau.settings import Settings
-from tir_dagster.spec import ExtractSpec
-from tir_dagster.spec_file import parse_specs
+from tir_dagster.spec.extract import ExtractSpec
+from tir_dagster.spec.reading import parse_specs
 from tir_dagster_tests.conftest import Sandbox
 from tir_dagster_tests.processes import wait_for
 from tir_dagster_tests.sandbox.tableau.helpers import Admin, Publisher, Source
@@ -265,7 +265,7 @@ def run(*arguments: str) -> Result:
 @contextmanager
 def listener() -> Iterator[Callable[[], str]]:
     """The command as a process of its own; what is given waits until it listens, and tells where."""
-    command = [sys.executable, "-m", "tir_dagster.cli", "webhooks", "listen", "--port", "0"]
+    command = [sys.executable, "-m", "tir_dagster.cli.main", "webhooks", "listen", "--port", "0"]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
         output = process.stdout

@@ -10,9 +10,9 @@ import pytest
 import requests
 from pyspark.sql import SparkSession
 
-from tir_dagster.source.connection import SnowflakeAccess
-from tir_dagster.source.names import TableName
-from tir_dagster.source.session import spark_session
+from tir_dagster.snowflake.connection import SnowflakeAccess
+from tir_dagster.snowflake.names import TableName
+from tir_dagster.spark.session import spark_session
 from tir_dagster_tests.conftest import Sandbox
 
 _numbers = itertools.count(1)

@@ -10,8 +10,8 @@ from snowflake.connector.arrow_context import ArrowConverterContext
 from snowflake.connector.result_batch import ArrowResultBatch
 
 from tir_dagster.errors import SourceError
-from tir_dagster.source.arrow import arrow_schema, convert, fetch
-from tir_dagster.source.columns import Column, Kind
+from tir_dagster.snowflake.columns import Column, Kind
+from tir_dagster.spark.arrow import arrow_schema, convert, fetch
 
 
 def _batch(name: str, values: pa.Array, rows: int | None = None, **meta: str) -> ArrowResultBatch:

@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from dagster_snowflake import SnowflakeResource
 
 from tir_dagster.errors import SourceError
-from tir_dagster.source.connection import SnowflakeAccess
+from tir_dagster.snowflake.connection import SnowflakeAccess
 
 
 @pytest.fixture(scope="module")

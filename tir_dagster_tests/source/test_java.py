@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tir_dagster.errors import SourceError
-from tir_dagster.source.java import require_java
+from tir_dagster.spark.java import require_java
 
 
 def java_home(folder: Path, version: str) -> Path:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from tir_dagster.errors import SourceError
-from tir_dagster.source.names import TableName, literal, quote
+from tir_dagster.snowflake.names import TableName, literal, quote
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tir_dagster.changes.view import analyse, base_sql, view_sql
+from tir_dagster.snowflake.query import analyse, base_sql, view_sql
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import sys
 
-from tir_dagster.source.session import class_archive, configure, spark_conf
+from tir_dagster.spark.session import class_archive, configure, spark_conf
 
 
 def test_workers_run_this_python(spark):

@@ -10,16 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tir_dagster.errors import SourceError
-from tir_dagster.source.arrow import arrow_schema
-from tir_dagster.source.columns import Column, Kind
-from tir_dagster.source.names import literal
-from tir_dagster.source.slices import (
-    SliceBy,
-    slice_filter_snowflake,
-    slice_of,
-    slice_range,
-    slice_sql_snowflake,
-)
+from tir_dagster.snowflake.columns import Column, Kind
+from tir_dagster.snowflake.names import literal
+from tir_dagster.snowflake.slices import SliceBy, slice_filter_snowflake, slice_of, slice_range, slice_sql_snowflake
+from tir_dagster.spark.arrow import arrow_schema
 from tir_dagster.spark.staging import slice_counts
 
 # Half hours, both hemispheres, a clock change at midnight, a day that was skipped altogether.

@@ -12,11 +12,11 @@ from py4j.protocol import Py4JNetworkError
 from tableauhyperapi import Connection, HyperProcess, Telemetry
 
 from tir_dagster.errors import SourceError
-from tir_dagster.source.columns import Column, Kind
-from tir_dagster.source.session import spark_failures
-from tir_dagster.source.slices import SliceBy
-from tir_dagster.source.versions import describe, pin, select
+from tir_dagster.snowflake.columns import Column, Kind
+from tir_dagster.snowflake.slices import SliceBy
+from tir_dagster.snowflake.versions import describe, pin, select
 from tir_dagster.spark import staging
+from tir_dagster.spark.session import spark_failures
 from tir_dagster.spark.staging import StagingTask, result_batches, stage, write_part
 
 MANY = 200_000

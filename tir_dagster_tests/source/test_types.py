@@ -19,17 +19,17 @@ import pytest
 
 from tir_dagster.changes.difference import ROW_MARK, Forced
 from tir_dagster.errors import ExtractError, SourceError
-from tir_dagster.extract.apply import Shape
-from tir_dagster.extract.compare import comparing
-from tir_dagster.extract.engine import connect
-from tir_dagster.extract.fingerprints import different_slices, extract_fingerprints, read_fingerprints, snowflake_sql
-from tir_dagster.extract.hyperfile import create_extract
-from tir_dagster.source.arrow import arrow_schema, convert, fetch
-from tir_dagster.source.columns import HELD, REFUSED, Column, Kind
-from tir_dagster.source.names import TableName, literal
-from tir_dagster.source.pinned import sql_literal
-from tir_dagster.source.slices import SliceBy, slice_of
-from tir_dagster.source.versions import describe, describe_query, select
+from tir_dagster.hyper.compare import comparing
+from tir_dagster.hyper.engine import connect
+from tir_dagster.hyper.fingerprints import different_slices, extract_fingerprints, read_fingerprints, snowflake_sql
+from tir_dagster.hyper.hyperfile import create_extract
+from tir_dagster.refresh.apply import Shape
+from tir_dagster.snowflake.columns import HELD, REFUSED, Column, Kind
+from tir_dagster.snowflake.names import TableName, literal
+from tir_dagster.snowflake.pinned import sql_literal
+from tir_dagster.snowflake.slices import SliceBy, slice_of
+from tir_dagster.snowflake.versions import describe, describe_query, select
+from tir_dagster.spark.arrow import arrow_schema, convert, fetch
 from tir_dagster.spark.staging import StagedRows, StagingTask, result_batches, stage, write_part
 from tir_dagster_tests.source.test_arrow import _batch, _moment
 

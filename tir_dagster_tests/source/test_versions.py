@@ -5,9 +5,9 @@ from datetime import UTC, datetime, timedelta, timezone
 import pytest
 
 from tir_dagster.errors import SourceError
-from tir_dagster.source.columns import Kind
-from tir_dagster.source.names import TableName
-from tir_dagster.source.versions import SourceVersion, describe, pin, probe, select, table_facts, table_identity
+from tir_dagster.snowflake.columns import Kind
+from tir_dagster.snowflake.names import TableName
+from tir_dagster.snowflake.versions import SourceVersion, describe, pin, probe, select, table_facts, table_identity
 
 ABSENT = TableName("SRC", "PUBLIC", "ABSENT")
 

@@ -27,7 +27,7 @@ from tir_dagster.changes.hints.model import (
 )
 from tir_dagster.changes.hints.values import Unfit, close, is_number, scalar, shown
 from tir_dagster.errors import HintError
-from tir_dagster.source.columns import Column, Kind
+from tir_dagster.snowflake.columns import Column, Kind
 
 _SNOWFLAKE_DIGITS = 38
 

@@ -26,9 +26,9 @@ from tir_dagster.changes.hints.model import (
     Scope,
     Unknown,
 )
-from tir_dagster.source.columns import Column
-from tir_dagster.source.names import quote
-from tir_dagster.source.pinned import sql_literal
+from tir_dagster.snowflake.columns import Column
+from tir_dagster.snowflake.names import quote
+from tir_dagster.snowflake.pinned import sql_literal
 
 # Snowflake refused longer lists until 2024; several lists joined by OR always pass.
 _LONGEST_LIST = 16_384

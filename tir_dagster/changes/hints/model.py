@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from tir_dagster.source.names import TableName
+from tir_dagster.snowflake.names import TableName
 
 # Conditions in each other.
 MAX_DEPTH = 32

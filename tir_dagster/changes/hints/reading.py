@@ -27,7 +27,7 @@ from tir_dagster.changes.hints.model import (
 )
 from tir_dagster.changes.hints.values import Unfit, checked_text, close, is_number, scalar, shown
 from tir_dagster.errors import HintError, SourceError
-from tir_dagster.source.names import TableName
+from tir_dagster.snowflake.names import TableName
 
 MAX_CONDITIONS = 1_000
 MAX_VALUES = 100_000

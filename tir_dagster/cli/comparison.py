@@ -1,0 +1,62 @@
+"""A published datasource beside its source: what anybody would download, compared slice by slice with the table as it is now."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tir_dagster.errors import DatasourceError
+from tir_dagster.hyper.fingerprints import different_slices, extract_fingerprints, read_fingerprints, snowflake_sql
+from tir_dagster.refresh.deliveries.republish import fetch_shell, look_at_server
+from tir_dagster.snowflake.connection import SnowflakeAccess
+from tir_dagster.snowflake.names import TableName, quote
+from tir_dagster.snowflake.slices import SliceBy
+from tir_dagster.snowflake.versions import describe
+from tir_dagster.spec.extract import ExtractSpec
+from tir_dagster.tableau.access import TableauAccess
+from tir_dagster.tableau.client import TableauClient
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How many slices there are on either side, how many of them differ, and the rows of the extract."""
+
+    slices: int
+    different: int
+    rows: int
+
+    @property
+    def equal(self) -> bool:
+        return self.different == 0
+
+
+def snowflake_of(spec: ExtractSpec, env: Mapping[str, str]) -> SnowflakeAccess:
+    """How to reach the extract's source, with its database and schema in use."""
+    table = TableName.parse(spec.source)
+    return replace(SnowflakeAccess.from_environment(env), database=quote(table.database), schema=quote(table.schema))
+
+
+@contextmanager
+def published_extract(spec: ExtractSpec, env: Mapping[str, str]) -> Iterator[Path]:
+    """The Hyper file of what is published now, for as long as the block lasts."""
+    with tempfile.TemporaryDirectory(prefix="tir-compare-") as folder:
+        with TableauClient(TableauAccess.from_environment(env)) as client:
+            found = look_at_server(client, spec).found
+            if found is None:
+                raise DatasourceError(f"There is no datasource {spec.datasource.name!r} to compare. Refresh it first.")
+            _, hyper = fetch_shell(client, found, Path(folder))
+        yield hyper
+
+
+def compare_slices(hyper: Path, spec: ExtractSpec, env: Mapping[str, str]) -> Comparison:
+    """The file's fingerprints beside those that Snowflake computes of the table."""
+    access, table = snowflake_of(spec, env), TableName.parse(spec.source)
+    columns = describe(access, table)
+    slicing = SliceBy(spec.slices.column, spec.slices.by, spec.slices.zone)
+    ours = extract_fingerprints(hyper, columns, slicing)
+    theirs = read_fingerprints(access.query(snowflake_sql(columns, table.sql, slicing)), columns)
+    rows = sum(found["rows"] for found in ours.values())
+    return Comparison(len({**ours, **theirs}), len(different_slices(ours, theirs)), rows)

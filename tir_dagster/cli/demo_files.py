@@ -1,0 +1,134 @@
+"""The demo's beginning: a file lands in the bucket, and sensors bring it to the published datasource.
+
+The sensors are those that Dagster's daemon asks every half minute; here they are asked one after the other, at once, and what
+they ask for runs in this process.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import dagster as dg
+
+from tir_dagster.cli.refresh import _QUIET
+from tir_dagster.definitions import build_defs
+from tir_dagster.errors import TirError
+from tir_dagster.orchestration.home import dagster_instance
+from tir_dagster.orchestration.loading import Listener, listening
+from tir_dagster.sandbox.home import S3_BUCKET
+from tir_dagster.snowflake.connection import SnowflakeAccess
+from tir_dagster.spec.extract import ExtractSpec
+from tir_dagster.spec.load import LoadSpec
+
+WAIT_SECONDS = 120.0
+LOADS = """\
+loads:
+  - name: order_files
+    table: MYDB.MYSCHEMA.MYTABLE
+    files: {{path: "s3://landing/orders", format: csv}}
+    mode: merge
+    key: ORDER_ID
+    order_by: UPDATED_AT
+    delete_flag: OP
+    columns: {{ORDER_ID: NUMBER, ORDER_DATE: DATE, CUSTOMER: VARCHAR, QUANTITY: NUMBER, UPDATED_AT: TIMESTAMP_NTZ}}
+"""
+
+Say = Callable[[str], None]
+
+
+class SensorRunner:
+    """What Dagster's daemon does with a sensor: keeps its cursor, stores its events, runs what it asks for."""
+
+    def __init__(
+        self, extracts: Sequence[ExtractSpec], loads: Sequence[LoadSpec], instance: dg.DagsterInstance
+    ) -> None:
+        self.defs = build_defs(specs=extracts, loads=loads)
+        self.instance = instance
+        self.cursors: dict[str, str | None] = {}
+
+    def tick(self, name: str) -> str:
+        """Ask the sensor once; why it asked for nothing, or an empty text if what it asked for has run."""
+        sensor: Any = self.defs.resolve_sensor_def(name)
+        resources = {key: (self.defs.resources or {})[key] for key in sensor.required_resource_keys}
+        context = dg.build_sensor_context(self.instance, cursor=self.cursors.get(name), resources=resources)
+        # Not evaluate_tick: it cannot resolve a partition that is added in the same tick; the daemon can.
+        found = sensor(context)
+        if isinstance(found, dg.SkipReason):
+            return str(found.skip_message)
+        if isinstance(found, dg.RunRequest):
+            found = dg.SensorResult(run_requests=[found])
+        self.cursors[name] = found.cursor or self.cursors.get(name)
+        self._keep(found)
+        for request in found.run_requests or ():
+            self._run(str(sensor.job_name), request)
+        return str(found.skip_reason.skip_message) if found.skip_reason else ""
+
+    def until_it_asks(self, name: str) -> None:
+        """Ask the sensor until what it waits for has come, a quiet source for example."""
+        deadline = time.monotonic() + WAIT_SECONDS
+        while reason := self.tick(name):
+            if time.monotonic() > deadline:
+                raise TirError(f"The sensor {name} still waits: {reason}. Look at its ticks in Dagster's UI.")
+            time.sleep(0.2)
+
+    def _keep(self, found: dg.SensorResult) -> None:
+        for event in found.asset_events or ():
+            self.instance.report_runless_asset_event(event)
+        for asked in found.dynamic_partitions_requests or ():
+            if isinstance(asked, dg.AddDynamicPartitionsRequest):
+                self.instance.add_dynamic_partitions(asked.partitions_def_name, asked.partition_keys)
+
+    def _run(self, job: str, request: dg.RunRequest) -> None:
+        self.defs.resolve_job_def(job).execute_in_process(
+            instance=self.instance,
+            run_config={**request.run_config, **_QUIET},
+            tags=dict(request.tags),
+            partition_key=request.partition_key,
+        )
+
+
+def play_files(
+    spec: ExtractSpec, load: LoadSpec, access: SnowflakeAccess, env: Mapping[str, str], *, say: Say, progress: Say
+) -> None:
+    """Land a file, and let three sensors do the rest; a line for each step, with the time since the file landed."""
+    begun = time.monotonic()
+
+    def tell(line: str) -> None:
+        say(f"   {time.monotonic() - begun:6.1f} s  {line}")
+
+    name = _land(access, env)
+    tell(f"{name} lands in the bucket")
+    heard = Listener(progress)
+    with dagster_instance() as instance, listening(heard):
+        daemon = SensorRunner([spec], [load], instance)
+        daemon.until_it_asks(f"{load.name}_arrival")
+        done = heard.loaded[-1]
+        rows = f"{done.inserted} rows inserted, {done.updated} updated, {done.deleted} deleted"
+        tell(f"{load.name}_arrival saw it; loaded into {load.table}: {rows}")
+        daemon.until_it_asks(f"{spec.name}_source")
+        tell(f"{spec.name}_source saw the change; its keys came with the load")
+        daemon.until_it_asks(f"{spec.name}_refresh")
+        tell(f"{spec.name}_refresh published {spec.datasource.name}")
+
+
+def _land(access: SnowflakeAccess, env: Mapping[str, str]) -> str:
+    """New orders, changed ones and deleted ones, as a shop's system would send them."""
+    import boto3  # noqa: PLC0415 - half a second, for the demo only
+
+    ids = [int(row[0]) for row in access.query("SELECT ORDER_ID FROM MYDB.MYSCHEMA.MYTABLE ORDER BY ORDER_ID LIMIT 60")]
+    ((highest, stamp),) = access.query(
+        "SELECT MAX(ORDER_ID), DATEADD('second', 1, MAX(UPDATED_AT)) FROM MYDB.MYSCHEMA.MYTABLE"
+    )
+    day = f"{stamp:%Y-%m}-01"
+    rows = [f"{int(highest) + at},{day},From a file,1,{stamp}," for at in range(1, 41)]
+    rows += [f"{one},{day},Changed by a file,2,{stamp}," for one in ids[:40]]
+    rows += [f"{one},,,,{stamp},D" for one in ids[40:]]
+    text = "\n".join(["ORDER_ID,ORDER_DATE,CUSTOMER,QUANTITY,UPDATED_AT,OP", *rows, ""])
+    # A name of its own: a demo that is played again sends the same rows.
+    key = f"orders/{datetime.now(UTC):%Y%m%dT%H%M%S}.csv"
+    client = boto3.Session().client("s3", endpoint_url=env["AWS_ENDPOINT_URL_S3"])
+    client.put_object(Bucket=S3_BUCKET, Key=key, Body=text.encode())
+    return f"s3://{S3_BUCKET}/{key} ({len(rows)} rows)"

@@ -1,0 +1,312 @@
+"""The `tir` command: says in plain words what it did; 0 done, 1 failed, 2 wrong usage, 130 Ctrl-C, 143 SIGTERM.
+
+Heavy imports stand inside the commands, so that `tir --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+
+from tir_dagster.bench import bench
+from tir_dagster.cli.revisions_command import revisions
+from tir_dagster.cli.sandbox import PORT, SEED, sandbox
+from tir_dagster.cli.webhooks import webhooks
+from tir_dagster.errors import LoadError, SpecError, TirError
+from tir_dagster.interrupts import StoppedError, is_interrupt, stopped, stopping, watch_signals
+from tir_dagster.sandbox.home import SandboxError
+from tir_dagster.spec.reading import load_declared, load_specs
+
+if TYPE_CHECKING:
+    from tir_dagster.cli.refresh import Outcome
+    from tir_dagster.spec.extract import ExtractSpec
+
+CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
+
+
+class ProjectGroup(click.Group):
+    """Commands whose errors a user can mend: one clear message and exit code 1, no traceback."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except StoppedError as error:
+            return _end(ctx, error)
+        except SandboxError as error:
+            raise click.ClickException(str(error)) from error
+        except SpecError as error:
+            raise click.UsageError(str(error)) from error
+        except TirError as error:
+            raise click.ClickException(str(error)) from error
+        except BrokenPipeError:
+            raise  # the reader of our output left (`| head`): click ends quietly
+        except OSError as error:
+            raise click.ClickException(_of_disk(error)) from error
+        except BaseException as error:
+            if not is_interrupt(error):
+                raise
+            return _end(ctx, stopped(f"tir {ctx.invoked_subcommand or ''}".strip()))
+
+
+def _end(ctx: click.Context, error: StoppedError) -> NoReturn:
+    """Say in one line how it ended; the exit code is the one that shells give to a process ended by the signal."""
+    click.echo(str(error), err=True)
+    ctx.exit(error.exit_code)
+
+
+def _of_disk(error: OSError) -> str:
+    # Of two files it is the second that is written.
+    file = error.filename2 or error.filename
+    where = f"{file}: " if file else ""
+    said = f"{where}{error.strerror or error}"
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return f"{said}. Check TIR_HOME and the disk."
+    home = Path(os.environ.get("TIR_HOME") or ".tir").expanduser().absolute()
+    folder = next(path for path in (home, *home.parents) if path.exists())
+    free = shutil.disk_usage(folder).free // 2**20
+    return f"{said}. {folder} has {free:,} MB free: make room there, or set TIR_HOME to a larger disk, then run again."
+
+
+def _hints(_context: click.Context, _parameter: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
+    """Each as JSON; @FILE is the text of a file."""
+    texts = []
+    for text in given:
+        try:
+            texts.append(Path(text[1:]).read_text(encoding="utf-8") if text.startswith("@") else text)
+        except (OSError, UnicodeDecodeError) as error:
+            raise click.BadParameter(f"{text[1:]} cannot be read: {error}") from error
+    return tuple(texts)
+
+
+def _span(_: click.Context, __: click.Parameter, text: str | None) -> str | None:
+    """An empty range is no range: a script's unset variable must not turn a re-sync into something else."""
+    if text is not None and not text.strip():
+        raise click.BadParameter(f"{text!r} is not a range. Write FROM..TO, such as 2025-03..2025-05, or one slice.")
+    return text
+
+
+@click.group(cls=ProjectGroup, context_settings=CONTEXT)
+@click.version_option(package_name="tir_dagster", prog_name="tir")
+@click.option("--specs", type=click.Path(dir_okay=False), help="YAML file with the extracts.  [default: TIR_SPECS]")
+def tir(specs: str | None) -> None:
+    """Tableau incremental refresh on Dagster."""
+    if specs:
+        os.environ["TIR_SPECS"] = specs
+
+
+MODE_SLICES = click.option(
+    "--slices",
+    "span",
+    metavar="FROM..TO",
+    callback=_span,
+    help="Re-sync these slices whatever the watermark says.",
+)
+MODE_FULL = click.option("--full", is_flag=True, help="Read everything and build the extract anew.")
+HINTS = click.option(
+    "--hint",
+    "hints",
+    multiple=True,
+    metavar="JSON|@FILE",
+    callback=_hints,
+    help="What changed, as a change description; may be given several times.",
+)
+AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output.")
+
+
+@tir.command(short_help="Show what a refresh would do, and why.")
+@click.argument("extract")
+@MODE_SLICES
+@MODE_FULL
+@click.option("--explain", is_flag=True, help="Show what the query means: tables, joins, and which changes go by key.")
+@AS_JSON
+def plan(extract: str, span: str | None, *, full: bool, explain: bool, as_json: bool) -> None:
+    """Show what a refresh of EXTRACT would do, and why; nothing is touched."""
+    mode, specs = _mode(span, full=full), load_specs()
+    from tir_dagster.cli.refresh import chosen_slices, command, find_spec  # noqa: PLC0415 - seconds
+
+    spec = find_spec(specs, extract)
+    slices = chosen_slices(spec, span)
+    with command(spec, _tell) as running:
+        planned = running.plan(mode, slices)
+        told = running.explain() if explain else []
+    if as_json:
+        reason = planned.reason.name if planned.reason else None
+        value = {"extract": extract, "mode": planned.mode, "decision": planned.decision, "reason": reason}
+        more = {"explain": told} if explain else {}
+        said = {"warnings": list(planned.warnings), "notes": list(planned.notes)}
+        click.echo(json.dumps({**value, "slices": slices, **said, **more}))
+    else:
+        warned = [f"warning: {warning}" for warning in planned.warnings]
+        click.echo("\n".join([planned.sentence(), *warned, *planned.notes, *told]))
+
+
+@tir.command(short_help="Find what changed, replace it, publish.")
+@click.argument("extract")
+@MODE_SLICES
+@MODE_FULL
+@click.option("--allow-empty", is_flag=True, help="Go on even if the source is empty or lost many rows.")
+@HINTS
+@AS_JSON
+def refresh(
+    extract: str, span: str | None, *, full: bool, allow_empty: bool, hints: tuple[str, ...], as_json: bool
+) -> None:
+    """Refresh EXTRACT: find what changed, replace those keys, publish. Exit code 1 if that failed."""
+    mode, specs = _mode(span, full=full), load_specs()
+    from tir_dagster.cli.refresh import chosen_slices, command, find_spec  # noqa: PLC0415 - seconds
+
+    spec = find_spec(specs, extract)
+    slices = chosen_slices(spec, span)
+    with command(spec, _tell) as running:
+        outcome = running.refresh(mode, slices, allow_empty=allow_empty, hints=hints)
+    if as_json:
+        click.echo(json.dumps(outcome.as_dict()))
+        return
+    for warning in outcome.warnings:
+        click.echo(f"warning: {warning}")
+    if outcome.decision == "none":
+        click.echo(f"{extract}: nothing to do ({outcome.seconds:.1f} s).")
+        return
+    click.echo(_told(spec, outcome))
+
+
+def _told(spec: ExtractSpec, outcome: Outcome) -> str:
+    why = f" ({outcome.reason})" if outcome.reason else ""
+    begin, end = f"{spec.name}: {outcome.decision} refresh{why}", f"({outcome.seconds:.1f} s)."
+    if spec.delivery == "trigger":
+        counted = f", {outcome.rows_appended:,} rows" if outcome.rows_appended else ""
+        return f"{begin} by Tableau itself{counted} {end}"
+    moved = f"{outcome.rows_purged:,} rows purged, {outcome.rows_appended:,} appended in {len(outcome.slices)} slices"
+    return f"{begin}: {moved}, published {end}"
+
+
+@tir.command(short_help="Load new files into a table.")
+@click.argument("name")
+@click.option(
+    "--dry-run", is_flag=True, help="Only read the new files and show what the load would say; nothing is touched."
+)
+@AS_JSON
+def load(name: str, *, dry_run: bool, as_json: bool) -> None:
+    """Load the new files of the load NAME into its table.
+
+    Exit code 1 if that failed, or with --dry-run would fail; then the table is as it was.
+    """
+    declared = load_declared()
+    from dataclasses import asdict  # noqa: PLC0415
+
+    from tir_dagster.cli import load as command  # noqa: PLC0415 - seconds
+
+    spec = command.find_load(declared, name)
+    if dry_run:
+        preview = command.preview_load(spec, _tell)
+        fields, lines = command.preview_fields(spec, preview), command.preview_lines(spec, preview)
+        click.echo(json.dumps(fields) if as_json else "\n".join(lines))
+        if preview.problem:
+            raise LoadError(preview.problem)
+        return
+    outcome = command.run_load(spec, _tell)
+    if as_json:
+        click.echo(json.dumps(asdict(outcome)))
+        return
+    for warning in outcome.warnings:
+        click.echo(f"warning: {warning}")
+    click.echo(command.told(outcome))
+
+
+@tir.command(short_help="Play a change and its refresh on the sandbox.")
+@click.option("--rows", type=click.IntRange(min=1000), default=200_000, show_default=True, help="Orders in the sample.")
+@click.option("--seed", type=SEED, default=1, show_default=True, help="Another seed makes other orders and changes.")
+@click.option("--verbose", is_flag=True, help="Also show the progress of each refresh.")
+@click.option("--fail", "failing", is_flag=True, help="Play a refresh that fails instead, and what people hear of it.")
+def demo(rows: int, seed: int, *, verbose: bool, failing: bool) -> None:
+    """Play a change and its refresh on the sandbox; exit code 0 only if every slice is equal."""
+    from tir_dagster.cli.demo import run_demo, run_failing_demo  # noqa: PLC0415
+
+    play = run_failing_demo if failing else run_demo
+    with stopping("tir demo", _sandbox_left):
+        well = play(rows=rows, seed=seed, say=click.echo, progress=_tell if verbose else lambda _: None)
+    if not well:
+        wrong = "the incident was not resolved." if failing else "the refreshed datasource differs from the source."
+        raise click.ClickException(wrong)
+
+
+def _sandbox_left() -> str:
+    return "Servers of the sandbox that were started go on; tir sandbox down ends them."
+
+
+@tir.command(short_help="Open Dagster's UI on the sandbox.")
+@click.option("--port", type=PORT, default=3000, show_default=True, help="Port of the page.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address the page is served on.")
+def dev(port: int, host: str) -> None:
+    """Open Dagster's UI and daemon on the sandbox, with the history of the commands run here; Ctrl-C ends both.
+
+    Starts and seeds the sandbox if need be. With TIR_SPECS set, its extracts are shown; else the sample's.
+    """
+    from tir_dagster.cli.dev import prepare_sandbox, run_dagster  # noqa: PLC0415 - Dagster, the clients: seconds
+
+    with stopping("tir dev", _sandbox_left):
+        prepare_sandbox(click.echo)
+    os.environ.setdefault("TIR_DAGSTER_URL", f"http://{host}:{port}")
+    click.echo(f"Slack and ServiceNow: {os.environ['SERVICENOW_URL']} (what people are told)")
+    click.echo(f"Dagster's UI: http://{host}:{port} (turn the sensors on under Automation)")
+    run_dagster(port, host)
+
+
+tir.add_command(bench)
+tir.add_command(revisions)
+tir.add_command(sandbox)
+tir.add_command(webhooks)
+
+
+@tir.command("warm-up", short_help="Let Spark start faster from now on.")
+def warm_up() -> None:
+    """Let Spark start faster from now on: keep the Java classes that it loads, about 180 MB under TIR_HOME.
+
+    Takes a minute, once for each version of Spark. Worth it where every run starts a process of its own.
+    """
+    from tir_dagster.orchestration.home import tir_home  # noqa: PLC0415
+    from tir_dagster.spark.java import require_java  # noqa: PLC0415
+    from tir_dagster.spark.session import build_class_archive  # noqa: PLC0415
+
+    require_java(os.environ)
+    archive = build_class_archive(home=tir_home())
+    click.echo(f"{archive}: {archive.stat().st_size / 1e6:,.0f} MB. Spark uses it from the next start on.")
+
+
+def _mode(span: str | None, *, full: bool) -> Any:
+    if span and full:
+        raise click.UsageError("--slices and --full exclude each other.")
+    return "full" if full else "slices" if span else "changes"
+
+
+_started = time.monotonic()
+
+
+def _tell(line: str) -> None:
+    """Progress goes to standard error, one plain line each, so that standard output stays a script's."""
+    click.echo(f"[{time.monotonic() - _started:6.1f} s] {line}", err=True)
+
+
+def _forget_failed_cancellations(failure: threading.ExceptHookArgs) -> None:
+    # When the warehouse is gone, the connector's own thread also fails to cancel the query there; the command has
+    # already said so in one line, and this would add a page of traceback.
+    if not failure.exc_type.__module__.startswith("snowflake."):
+        threading.__excepthook__(failure)
+
+
+def main() -> None:
+    """The entry point of the `tir` command."""
+    threading.excepthook = _forget_failed_cancellations
+    watch_signals()
+    tir(prog_name="tir")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""`tir webhooks`: let Tableau tell of refreshes, and receive what it tells. Heavy imports stand inside the commands."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from tir_dagster.tableau.client import TableauClient
+    from tir_dagster.tableau.webhooks import Webhook
+
+DEFAULT_PORT = 8642
+
+
+@click.group(short_help="Let Tableau tell when it refreshed a datasource.")
+def webhooks() -> None:
+    """Let Tableau tell when it refreshed a datasource: on its schedules, or because somebody asked it to.
+
+    Each such refresh becomes an observation of the extract's `published_datasource` in Dagster.
+    """
+
+
+@webhooks.command(short_help="Register our webhooks at Tableau.")
+@click.option("--url", required=True, help="Public address at which the receiver is reached, such as https://host/tir.")
+def register(url: str) -> None:
+    """Register the webhooks at Tableau, ending with TIR_WEBHOOK_SECRET; harmless when they are there already."""
+    from tir_dagster.tableau.webhooks import receiver_url, register_webhooks, webhook_secret  # noqa: PLC0415
+
+    address = receiver_url(url, webhook_secret(os.environ))
+    with _site() as (client, label):
+        for hook in register_webhooks(client, label, address):
+            click.echo(_line(hook))
+
+
+@webhooks.command("list", short_help="List our webhooks.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def show(as_json: bool) -> None:
+    """List the webhooks that were registered from this Dagster history."""
+    from tir_dagster.tableau.webhooks import our_webhooks  # noqa: PLC0415
+
+    with _site() as (client, label):
+        found = our_webhooks(client, label)
+    if as_json:
+        click.echo(json.dumps({"webhooks": [_as_json(hook) for hook in found]}, indent=2))
+    else:
+        click.echo("\n".join(map(_line, found)) or "No webhooks are registered.")
+
+
+@webhooks.command(short_help="Remove our webhooks.")
+def remove() -> None:
+    """Remove the webhooks that were registered from this Dagster history."""
+    from tir_dagster.tableau.webhooks import remove_webhooks  # noqa: PLC0415
+
+    with _site() as (client, label):
+        gone = remove_webhooks(client, label)
+    click.echo(f"{len(gone)} webhooks removed." if gone else "No webhooks were registered.")
+
+
+@webhooks.command(short_help="Receive what Tableau tells, and note it.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", type=click.IntRange(0, 65535), default=DEFAULT_PORT, show_default=True, help="0: any free one.")
+def listen(host: str, port: int) -> None:
+    """Receive what Tableau tells, and note it in Dagster's history; Ctrl-C ends it.
+
+    Speaks plain HTTP: Tableau wants https, so put a proxy with a certificate in front. Only calls whose path ends with
+    TIR_WEBHOOK_SECRET are heard.
+    """
+    from tir_dagster.cli.receiver import Receiver  # noqa: PLC0415
+    from tir_dagster.orchestration.home import dagster_instance, tir_home  # noqa: PLC0415
+    from tir_dagster.orchestration.webhooks import Observer  # noqa: PLC0415
+    from tir_dagster.tableau.webhooks import SECRET_VARIABLE, webhook_secret  # noqa: PLC0415
+
+    secret = webhook_secret(os.environ)
+    with dagster_instance() as instance:
+        note = Observer(instance, tir_home()).note
+        with _opened(lambda: Receiver((host, port), secret, note=note, say=click.echo), host, port) as receiver:
+            click.echo(f"Listening on http://{host}:{receiver.server_port}/ and {SECRET_VARIABLE}; Ctrl-C ends it.")
+            try:
+                receiver.serve_forever()
+            except KeyboardInterrupt:
+                click.echo("Ended.")
+
+
+def _opened(make: Any, host: str, port: int) -> Any:
+    try:
+        return make()
+    except OSError as error:
+        raise click.ClickException(
+            f"Cannot listen on {host}:{port}: {error.strerror or error}. Choose another --port, or another --host."
+        ) from error
+
+
+@contextmanager
+def _site() -> Iterator[tuple[TableauClient, str]]:
+    """The site of the environment, and what our webhooks there are called."""
+    from tir_dagster.orchestration.home import dagster_instance  # noqa: PLC0415
+    from tir_dagster.orchestration.webhooks import instance_label  # noqa: PLC0415
+    from tir_dagster.tableau.access import TableauAccess  # noqa: PLC0415
+    from tir_dagster.tableau.client import TableauClient  # noqa: PLC0415
+
+    access = TableauAccess.from_environment(os.environ)
+    with dagster_instance() as instance:
+        label = instance_label(instance)
+    with TableauClient(access) as client:
+        yield client, label
+
+
+def _line(hook: Webhook) -> str:
+    state = "" if hook.enabled else f" (disabled, register again: {hook.reason or 'nobody says why'})"
+    return f"{hook.event}: {hook.shown_url}{state}"
+
+
+def _as_json(hook: Webhook) -> dict[str, Any]:
+    shown = {"id": hook.id, "name": hook.name, "event": hook.event, "url": hook.shown_url}
+    return {**shown, "enabled": hook.enabled, "reason": hook.reason}

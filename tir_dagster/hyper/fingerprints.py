@@ -1,0 +1,173 @@
+"""Fingerprints per slice: the same numbers from an extract in Hyper and from its source in Snowflake, equal to the bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from tir_dagster.hyper.casts import FileColumn, Loaded, pair_columns
+from tir_dagster.hyper.engine import connect, literal, quoted
+from tir_dagster.hyper.features import HYPER, ROW_DIGEST, SNOWFLAKE, Dialect, digested, features
+from tir_dagster.hyper.hyperfile import describe
+from tir_dagster.hyper.slices import slice_sql_hyper
+from tir_dagster.snowflake.columns import Column
+from tir_dagster.snowflake.names import literal as snowflake_literal
+from tir_dagster.snowflake.slices import SliceBy, slice_sql_snowflake
+
+# What changes by plain arithmetic when rows are replaced.
+SUMS = ("rows", ROW_DIGEST)
+
+
+@dataclass(frozen=True, eq=False)
+class Fingerprint(Mapping[str, int]):
+    """Names such as `rows`, `AMOUNT nonnull`, `AMOUNT sum` and their whole numbers, for one slice."""
+
+    values_by_name: Mapping[str, int]
+
+    def __getitem__(self, name: str) -> int:
+        return self.values_by_name[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.values_by_name)
+
+    def __len__(self) -> int:
+        return len(self.values_by_name)
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self.values_by_name.items()))
+
+    def differences(self, other: Mapping[str, int], *, ours: str = "extract", theirs: str = "source") -> list[str]:
+        """One line for each number that differs: `AMOUNT sum: extract 1,250, source 1,300 (-50)`."""
+        return [
+            f"{name}: {ours} {_shown(self.get(name))}, {theirs} {_shown(other.get(name))}{_apart(self.get(name), other.get(name))}"
+            for name in dict.fromkeys((*self, *other))
+            if self.get(name) != other.get(name)
+        ]
+
+
+def _shown(value: int | None) -> str:
+    return "nothing" if value is None else f"{value:,}"
+
+
+def _apart(ours: int | None, theirs: int | None) -> str:
+    return "" if ours is None or theirs is None else f" ({ours - theirs:+,})"
+
+
+def different_slices(
+    ours: Mapping[str | None, Fingerprint], theirs: Mapping[str | None, Fingerprint]
+) -> dict[str | None, list[str]]:
+    """The slices whose fingerprints differ, and how; a slice that only one side has differs in everything."""
+    empty = Fingerprint({})
+    found = {
+        name: ours.get(name, empty).differences(theirs.get(name, empty)) for name in dict.fromkeys((*ours, *theirs))
+    }
+    return {name: lines for name, lines in found.items() if lines}
+
+
+def extract_fingerprints(
+    path: Path,
+    columns: Sequence[Column],
+    slices: SliceBy | None = None,
+    *,
+    only: Collection[str | None] | None = None,
+    names: Mapping[str, str] | None = None,
+    loose: Collection[str] = (),
+    among: Sequence[Column] = (),
+    condition: Callable[[Sequence[Loaded]], str | None] | None = None,
+    sums_only: bool = False,
+) -> dict[str | None, Fingerprint]:
+    """The extract's fingerprints by slice; `only` restricts them to some slices, None being the rows without one.
+
+    Where `columns` are some of the extract's, `among` gives all of them. `condition` restricts the rows, called t; `sums_only` asks for
+    the number of rows and the sum of their digests only, which follow every replacement of rows by plain arithmetic.
+
+    `loose` columns may differ in the last digit each time the source is asked: their values are counted only.
+    """
+    table = describe(path)
+    pairs = pair_columns(among or columns, table.columns, path=path, names=names)
+    stored = {pair.source.name: pair.stored for pair in pairs}
+    rows_sql = table.sql
+    if condition is not None:
+        rows_sql = f"(SELECT * FROM {table.sql} AS t WHERE {condition(pairs) or 'FALSE'}) AS t"
+    slice_sql = slice_sql_hyper(slices or SliceBy(), columns, stored)
+    sql = _grouped(columns, HYPER, slice_sql, rows_sql, only, stored=stored, loose=loose, sums_only=sums_only)
+    with connect(path) as connection:
+        rows = connection.execute_list_query(sql)
+    return read_fingerprints(rows, columns, loose=loose, sums_only=sums_only)
+
+
+def snowflake_sql(
+    columns: Sequence[Column],
+    table_sql: str,
+    slices: SliceBy | None = None,
+    *,
+    only: Collection[str | None] | None = None,
+    loose: Collection[str] = (),
+) -> str:
+    """One SELECT for Snowflake whose rows `read_fingerprints` reads.
+
+    `table_sql` is what follows FROM: a quoted table, with its `AT(TIMESTAMP => …)`, or a query in parentheses.
+    """
+    slice_sql = slice_sql_snowflake(slices or SliceBy(), columns)
+    stored = {column.name: FileColumn(column.name, column.hyper) for column in columns}
+    return _grouped(columns, SNOWFLAKE, slice_sql, table_sql, only, stored=stored, loose=loose)
+
+
+def _grouped(
+    columns: Sequence[Column],
+    dialect: Dialect,
+    slice_sql: str,
+    table_sql: str,
+    only: Collection[str | None] | None,
+    *,
+    stored: Mapping[str, FileColumn],
+    loose: Collection[str],
+    sums_only: bool = False,
+) -> str:
+    """Numbers travel as text: a driver that reads wide sums as floats would lose their last digits."""
+    wanted = _wanted(features(columns, dialect, stored=stored, loose=loose), sums_only=sums_only)
+    numbers = ", ".join(
+        f"CAST({expression} AS VARCHAR) AS f{place}" for place, expression in enumerate(wanted.values())
+    )
+    names = ", ".join(quoted(stored[column.name].name) for column in columns)
+    source = f"(SELECT {slice_sql} AS tir_slice, {names} FROM {table_sql}) AS sliced"
+    where = _where(only, literal if dialect is HYPER else snowflake_literal)
+    rows = digested(columns, dialect, stored=stored, source=source, kept="tir_slice", where=where, loose=loose)
+    return f"SELECT tir_slice, {numbers} FROM ({rows}) AS digested GROUP BY tir_slice ORDER BY tir_slice"
+
+
+def _wanted(all_features: Mapping[str, str], *, sums_only: bool) -> dict[str, str]:
+    return {name: sql for name, sql in all_features.items() if not sums_only or name in SUMS}
+
+
+def _where(only: Collection[str | None] | None, text: Callable[[str], str]) -> str:
+    if only is None:
+        return ""
+    named = ", ".join(text(name) for name in sorted(name for name in only if name is not None))
+    parts = [f"tir_slice IN ({named})"] if named else []
+    if None in only:
+        parts.append("tir_slice IS NULL")
+    return f" WHERE {' OR '.join(parts) or '1 = 0'}"
+
+
+def read_fingerprints(
+    rows: Sequence[Sequence[Any]], columns: Sequence[Column], *, loose: Collection[str] = (), sums_only: bool = False
+) -> dict[str | None, Fingerprint]:
+    """The fingerprints in the rows that `snowflake_sql` gave; a sum over nothing is left out on both sides."""
+    stored = {column.name: FileColumn(column.name, column.hyper) for column in columns}
+    names = list(_wanted(features(columns, SNOWFLAKE, stored=stored, loose=loose), sums_only=sums_only))
+    return {
+        row[0]: Fingerprint(
+            {name: _whole(value) for name, value in zip(names, row[1:], strict=True) if value is not None}
+        )
+        for row in rows
+    }
+
+
+def _whole(value: Any) -> int:
+    number = Decimal(str(value))
+    assert number == int(number), f"a fingerprint is a whole number, not {value}"
+    return int(number)

@@ -1,0 +1,289 @@
+"""The extract file itself: what is in it, and new files: filled from staged rows, or rebuilt to give space back."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tir_dagster.durable import need_space, replaced_file, total_bytes
+from tir_dagster.errors import ROWS_ADD_UP, ExtractError, VerificationError
+from tir_dagster.hyper.casts import FileColumn, Loaded, check_staged, pair_columns
+from tir_dagster.hyper.engine import DEFAULT_FILE_VERSION, connect, first_line, parquet, quoted
+from tir_dagster.snowflake.columns import Column
+
+EXTRACT_SCHEMA = "Extract"
+EXTRACT_TABLE = "Extract"
+# Rows grow when they leave Parquet's encodings; small files are mostly Hyper's own pages.
+_GROWTH = 4
+_SMALLEST = 1024 * 1024
+_VERSION_BYTE = 10
+
+
+@dataclass(frozen=True)
+class ExtractTable:
+    """The one data table of an extract file."""
+
+    schema: str
+    name: str
+    columns: tuple[FileColumn, ...]
+    rows: int
+    file_version: int
+    bytes: int
+
+    @property
+    def sql(self) -> str:
+        return quoted(self.schema, self.name)
+
+
+def describe(path: Path) -> ExtractTable:
+    """What the file holds; a file with several data tables, with none, or of another kind is refused.
+
+    Hyper writes to a file whenever it opens it, so its modification time says nothing about its rows.
+    """
+    if not path.is_file():
+        raise ExtractError(f"There is no extract at {path}. Run a full refresh to make one.")
+    with connect(path) as connection:
+        return look_at(connection, path)
+
+
+def look_at(connection: Any, path: Path) -> ExtractTable:
+    """The same through a connection that is open already."""
+    schema, name = _only_table(connection, path)
+    return ExtractTable(
+        schema=schema,
+        name=name,
+        columns=_columns(connection, schema, name),
+        rows=int(connection.execute_scalar_query(f"SELECT COUNT(*) FROM {quoted(schema, name)}")),
+        file_version=_file_version(path),
+        bytes=path.stat().st_size,
+    )
+
+
+def _only_table(connection: Any, path: Path) -> tuple[str, str]:
+    catalog = connection.catalog
+    tables = [
+        (schema.name.unescaped, table.name.unescaped)
+        for schema in catalog.get_schema_names()
+        for table in catalog.get_table_names(schema)
+    ]
+    if len(tables) == 1:
+        return tables[0]
+    listed = ", ".join(quoted(*table) for table in tables) or "none"
+    raise ExtractError(
+        f"{path} holds {len(tables)} tables ({listed}); an extract that is refreshed by key holds exactly one. "
+        "Store the extract as physical tables joined into one, or use the delivery `trigger`."
+    )
+
+
+def _columns(connection: Any, schema: str, name: str) -> tuple[FileColumn, ...]:
+    from tableauhyperapi import Nullability, TableName  # noqa: PLC0415
+
+    return tuple(
+        FileColumn(
+            name=column.name.unescaped,
+            type=_sql_type(column.type),
+            nullable=column.nullability is Nullability.NULLABLE,
+            collation=column.collation,
+        )
+        for column in connection.catalog.get_table_definition(TableName(schema, name)).columns
+    )
+
+
+_SQL_TYPES = {
+    "BIG_INT": "BIGINT",
+    "INT": "INTEGER",
+    "SMALL_INT": "SMALLINT",
+    "DOUBLE": "DOUBLE PRECISION",
+    "FLOAT": "REAL",
+    "BOOL": "BOOLEAN",
+    "BYTES": "BYTEA",
+    "TIMESTAMP_TZ": "TIMESTAMPTZ",
+}
+
+
+def _sql_type(described: Any) -> str:
+    text = str(described).replace(" ", "")
+    return _SQL_TYPES.get(text, text)
+
+
+def _file_version(path: Path) -> int:
+    with path.open("rb") as file:
+        return file.read(_VERSION_BYTE + 1)[_VERSION_BYTE]
+
+
+def create_extract(
+    target: Path,
+    columns: Sequence[Column],
+    rows: Sequence[Path],
+    *,
+    names: Mapping[str, str] | None = None,
+    file_version: int = DEFAULT_FILE_VERSION,
+) -> ExtractTable:
+    """A new extract of exactly the staged rows, in place of whatever was at `target`.
+
+    Every column may hold NULL, as in the files Tableau writes: a source that breaks its own NOT NULL is not our quarrel.
+    """
+    renamed = names or {}
+    stored = tuple(FileColumn(renamed.get(column.name, column.name), column.hyper) for column in columns)
+    empty = ExtractTable(EXTRACT_SCHEMA, EXTRACT_TABLE, stored, 0, file_version, 0)
+    return _filled(target, empty, columns, rows, names)
+
+
+def create_like(
+    target: Path,
+    template: Path,
+    columns: Sequence[Column],
+    rows: Sequence[Path],
+    *,
+    names: Mapping[str, str] | None = None,
+) -> ExtractTable:
+    """The same with the table, columns, types, nullability and file version of another extract, none of its rows."""
+    return _filled(target, describe(template), columns, rows, names)
+
+
+def _filled(
+    target: Path,
+    table: ExtractTable,
+    columns: Sequence[Column],
+    rows: Sequence[Path],
+    names: Mapping[str, str] | None,
+) -> ExtractTable:
+    loaded = pair_columns(columns, table.columns, path=target, names=names)
+    check_staged(rows, [column.name for column in columns])
+    need_space(target.parent, _GROWTH * total_bytes(rows) + _SMALLEST)
+    with replaced_file(target) as beside:
+        with connect(beside, create=True, file_version=table.file_version) as connection:
+            connection.catalog.create_schema_if_not_exists(table.schema)
+            connection.execute_command(_create_table(table.schema, table.name, table.columns))
+            appended = append_rows(connection, table.sql, loaded, rows, path=target)
+        made = describe(beside)
+        check_count(target, made.rows, appended)
+    return made
+
+
+def _create_table(schema: str, name: str, columns: Sequence[FileColumn]) -> str:
+    body = ", ".join(
+        quoted(column.name)
+        + f" {column.type}"
+        + (f" COLLATE {quoted(column.collation)}" if column.collation else "")
+        + ("" if column.nullable else " NOT NULL")
+        for column in columns
+    )
+    return f"CREATE TABLE {quoted(schema, name)} ({body})"
+
+
+def append_rows(connection: Any, table: str, loaded: Sequence[Loaded], rows: Sequence[Path], *, path: Path) -> int:
+    """Add the staged rows, column by column by name: a positional insert would swap columns in silence."""
+    if not rows:
+        return 0
+    from tableauhyperapi import HyperException  # noqa: PLC0415
+
+    into = ", ".join(quoted(column.stored.name) for column in loaded)
+    values = ", ".join(column.value for column in loaded)
+    try:
+        added = connection.execute_command(f"INSERT INTO {table} ({into}) SELECT {values} FROM {parquet(rows)}")
+    except HyperException as error:
+        with contextlib.suppress(HyperException):
+            connection.execute_command("ROLLBACK")
+        raise ExtractError(
+            f"{_unfit(connection, loaded, rows)} into the extract {path}: {first_line(error)}. Nothing was replaced. "
+            "Run a full refresh into a new extract, or mend the values in the source."
+        ) from error
+    return int(added or 0)
+
+
+def _unfit(connection: Any, loaded: Sequence[Loaded], rows: Sequence[Path]) -> str:
+    """Hyper says that a number overflowed, not where: the columns are tried one by one."""
+    from tableauhyperapi import HyperException  # noqa: PLC0415
+
+    unfit = []
+    for column in loaded:
+        try:
+            connection.execute_scalar_query(f"SELECT COUNT({column.value}) FROM {parquet(rows)}")
+        except HyperException:
+            unfit.append(f"{column.source.name} ({column.source.spark} into {column.stored.type})")
+    return f"Values of {', '.join(unfit)} do not fit" if unfit else "The staged rows do not fit"
+
+
+def check_count(path: Path, found: int, expected: int) -> None:
+    if found != expected:
+        raise VerificationError(
+            f"{path}: {found} rows were read back where {expected} were written. Nothing was replaced; run the refresh again.",
+            check=ROWS_ADD_UP,
+        )
+
+
+def odd_keys(
+    path: Path, key: Sequence[str], columns: Sequence[Column], *, names: Mapping[str, str] | None = None
+) -> tuple[int, int]:
+    """How many rows have a NULL in the key, and how many keys without one have several rows."""
+    table = describe(path)
+    stored = {one.source.name: one.stored.name for one in pair_columns(columns, table.columns, path=path, names=names)}
+    listed = [quoted(stored[name]) for name in key]
+    missing = " OR ".join(f"{name} IS NULL" for name in listed)
+    together = ", ".join(listed)
+    with connect(path) as connection:
+        nulls = connection.execute_scalar_query(f"SELECT COUNT(*) FROM {table.sql} WHERE {missing}")
+        repeated = connection.execute_scalar_query(
+            f"SELECT COUNT(*) FROM (SELECT 1 FROM {table.sql} WHERE NOT ({missing}) GROUP BY {together} HAVING COUNT(*) > 1) AS odd"
+        )
+    return int(nulls), int(repeated)
+
+
+@dataclass(frozen=True)
+class Added:
+    """A column that a copy has beyond its base, and its value in Hyper's SQL."""
+
+    name: str
+    type: str
+    value: str
+
+
+def rebuild(base: Path, target: Path, *, added: Added | None = None) -> ExtractTable:
+    """The same rows, columns, types, nullability and file version in a new file without the space of purged rows."""
+    table = describe(base)
+    need_space(target.parent, table.bytes)
+    with replaced_file(target) as beside:
+        with connect(beside, create=True, file_version=table.file_version) as connection:
+            _copy_table(connection, table, base=base, beside=beside, added=added)
+        made = describe(beside)
+        check_count(target, made.rows, table.rows)
+    return made
+
+
+def _copy_table(connection: Any, table: ExtractTable, *, base: Path, beside: Path, added: Added | None) -> None:
+    """With two databases attached every name says its database."""
+    new, old = beside.stem, f"{beside.stem}.old"
+    connection.catalog.attach_database(str(base), alias=old)
+    connection.catalog.create_schema_if_not_exists(_schema(new, table.schema))
+    more = (FileColumn(added.name, added.type),) if added else ()
+    create = _create_table(table.schema, table.name, (*table.columns, *more))
+    connection.execute_command(create.replace(table.sql, quoted(new, table.schema, table.name), 1))
+    names = [quoted(column.name) for column in table.columns]
+    into = ", ".join([*names, *(quoted(column.name) for column in more)])
+    values = ", ".join([*names, *([added.value] if added else [])])
+    connection.execute_command(
+        f"INSERT INTO {quoted(new, table.schema, table.name)} ({into})"
+        f" SELECT {values} FROM {quoted(old, table.schema, table.name)}"
+    )
+    connection.catalog.detach_database(old)
+
+
+def _schema(database: str, schema: str) -> Any:
+    from tableauhyperapi import SchemaName  # noqa: PLC0415
+
+    return SchemaName(database, schema)
+
+
+def needs_rebuild(path: Path, *, rows: int, bytes_per_row: float, limit: float = 1.5) -> bool:
+    """Whether the file has grown past `limit` times the size these rows had when it was last built.
+
+    Nothing gives space back in place, and a rebuild costs a full copy, so it is worth it for size only. Files whose
+    excess is below a few megabytes are left alone: their size is Hyper's own pages.
+    """
+    expected = rows * bytes_per_row
+    size = path.stat().st_size
+    return size > limit * expected and size - expected > 8 * _SMALLEST

@@ -1,0 +1,1 @@
+"""The .tdsx package around a Hyper file."""

@@ -1,0 +1,189 @@
+"""A datasource's .tds: its live side, its extract, the columns of both, and how the extract is refreshed."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from tir_dagster.hyper.package.xmltext import XmlText, attribute, bare, child, children, descendants, text_of
+
+_BRACKETED = re.compile(r"\[((?:[^\]]|\]\])*)\]")
+_AGGREGATED = ("aggregat", "rollup", "roll-up")
+
+
+@dataclass(frozen=True)
+class MetadataRecord:
+    """A column as one side of the document describes it; the local name, in brackets, is what both sides share."""
+
+    remote_name: str
+    local_name: str
+    parent: str
+    local_type: str
+
+
+@dataclass(frozen=True)
+class RefreshEvent:
+    """One refresh that filled the extract."""
+
+    kind: str
+    increment_value: str | None
+    rows_inserted: str | None
+    started: str | None
+
+
+@dataclass(frozen=True)
+class LiveConnection:
+    """One connection of the live side; a package never holds its password."""
+
+    kind: str
+    server: str | None
+    dbname: str | None
+    schema: str | None
+    username: str | None
+
+
+@dataclass(frozen=True)
+class LiveRelation:
+    """What the live side reads: a table by its parts, a query's text, or something else, such as a join."""
+
+    kind: Literal["table", "text", "other"]
+    name: str
+    table: tuple[str, ...] = ()
+    sql: str | None = None
+
+
+class Document:
+    """A parsed .tds. It keeps every node and attribute it does not know."""
+
+    def __init__(self, text: bytes) -> None:
+        self.xml = XmlText(text)
+        self.root = self.xml.root
+        self.extract = child(self.root, "extract")
+
+    @property
+    def is_datasource(self) -> bool:
+        return bare(self.root.tag) == "datasource"
+
+    @property
+    def data(self) -> Any:
+        """The connection element of the extract's file, of a published .hyper file its only connection; else None."""
+        if self.extract is not None and (attribute(self.extract, "enabled") or "true").lower() == "true":
+            return child(self.extract, "connection")
+        kinds = [connection.kind for connection in self.connections()]
+        if kinds != ["hyper"]:
+            return None
+        return next(found for found in descendants(self.root, "connection") if attribute(found, "class") == "hyper")
+
+    @property
+    def caption(self) -> str:
+        """What people call it; a document of its own often has none, and its file's name serves."""
+        return str(self._opened().caption or "")
+
+    def connections(self) -> tuple[LiveConnection, ...]:
+        return tuple(
+            LiveConnection(found.dbclass or "", found.server, found.dbname, found.schema, found.username)
+            for found in self._opened().connections
+        )
+
+    def _opened(self) -> Any:
+        from tableaudocumentapi import Datasource  # noqa: PLC0415 - it loads distutils
+
+        return Datasource(self.root)
+
+    def extract_tables(self) -> tuple[tuple[str, str], ...]:
+        """(schema, table) of every table that the extract's relations name."""
+        relations = [found for found in descendants(self.data, "relation") if attribute(found, "table")]
+        for part in descendants(self.root, "properties"):
+            if attribute(part, "context") == "extract":
+                relations += [found for found in descendants(part, "relation") if attribute(found, "table")]
+        if not relations:
+            live = descendants(child(self.root, "connection"), "relation")
+            relations = [found for found in live if attribute(found, "table")]
+        return tuple(dict.fromkeys(_two_parts(attribute(found, "table")) for found in relations))
+
+    def relation(self) -> LiveRelation | None:
+        """The relation of the live side; in newer documents it stands in the object graph."""
+        if self.extract is None:
+            return None
+        found = [
+            relation
+            for part in descendants(self.root, "properties")
+            if attribute(part, "context") == ""
+            for relation in children(part, "relation")
+        ] or children(child(self.root, "connection"), "relation")[:1]
+        if len(found) != 1:
+            return LiveRelation("other", ", ".join(attribute(one, "name") or "?" for one in found)) if found else None
+        return _relation(found[0])
+
+    def records(self, side: Literal["live", "extract"]) -> tuple[MetadataRecord, ...]:
+        parent = self.data if side == "extract" else child(self.root, "connection")
+        return tuple(
+            MetadataRecord(
+                remote_name=text_of(record, "remote-name"),
+                local_name=text_of(record, "local-name"),
+                parent="".join(unbracket(text_of(record, "parent-name"))[:1]),
+                local_type=text_of(record, "local-type"),
+            )
+            for record in children(child(parent, "metadata-records"), "metadata-record")
+            if attribute(record, "class") == "column"
+        )
+
+    @property
+    def refresh(self) -> Any:
+        """The extract's own refresh element: the one with the events."""
+        return None if self.extract is None else child(self.data, "refresh")
+
+    def event_elements(self) -> list[Any]:
+        return children(self.refresh, "refresh-event")
+
+    def events(self) -> tuple[RefreshEvent, ...]:
+        return tuple(
+            RefreshEvent(
+                kind=attribute(event, "refresh-type") or "",
+                increment_value=attribute(event, "increment-value"),
+                rows_inserted=attribute(event, "rows-inserted"),
+                started=attribute(event, "timestamp-start"),
+            )
+            for event in self.event_elements()
+        )
+
+    def filters(self) -> tuple[str, ...]:
+        """The columns of filters that decide which rows reach the extract."""
+        found = [*children(self.root, "filter"), *descendants(self.extract, "filter")]
+        return tuple(attribute(one, "column") or "?" for one in found)
+
+    def is_aggregated(self) -> bool:
+        """Whether any attribute of the extract speaks of aggregation and does not deny it."""
+        attributes = {} if self.extract is None else self.extract.attrib
+        return any(
+            any(word in bare(key) for word in _AGGREGATED) and str(value).lower() not in ("", "false", "none", "no")
+            for key, value in attributes.items()
+        )
+
+    def row_limit(self) -> str | None:
+        """How many rows the extract was limited to when it was made, or None."""
+        count = attribute(self.extract, "count") or "-1"
+        return None if count == "-1" else f"{count} {attribute(self.extract, 'units') or 'records'}"
+
+
+def _relation(element: Any) -> LiveRelation:
+    name = attribute(element, "name") or ""
+    match attribute(element, "type"):
+        case "table":
+            return LiveRelation("table", name, table=unbracket(attribute(element, "table")))
+        case "text":
+            # Tableau doubles angle brackets in custom SQL, because single ones enclose its parameters.
+            return LiveRelation("text", name, sql=(element.text or "").replace("<<", "<").replace(">>", ">"))
+        case _:
+            return LiveRelation("other", name)
+
+
+def unbracket(text: str | None) -> tuple[str, ...]:
+    """`[SCHEMA].[TABLE]` as its parts."""
+    return tuple(part.replace("]]", "]") for part in _BRACKETED.findall(text or ""))
+
+
+def _two_parts(text: str | None) -> tuple[str, str]:
+    parts = unbracket(text)
+    return (parts[-2], parts[-1]) if len(parts) > 1 else ("Extract", parts[0] if parts else "")

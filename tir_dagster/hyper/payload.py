@@ -1,0 +1,241 @@
+"""What the delivery `patch` sends: the keys to purge and the fresh rows, in small Hyper files of whole keys."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tir_dagster.changes.state import ChangeSet
+from tir_dagster.errors import ExtractError
+from tir_dagster.hyper.casts import PURGE_KEY, Loaded, pair_columns
+from tir_dagster.hyper.engine import connect, literal, quoted, unbroken
+from tir_dagster.hyper.features import HYPER
+from tir_dagster.hyper.hyperfile import Added, ExtractTable, describe, rebuild
+from tir_dagster.hyper.purge import key_select
+from tir_dagster.hyper.slices import slice_sql_hyper
+from tir_dagster.refresh.apply import Shape, staged_keys
+from tir_dagster.snowflake.columns import Kind
+
+KEYS_TABLE = "keys"
+ROWS_TABLE = "rows"
+PAYLOAD_SCHEMA = "Extract"
+# Kinds whose values are equal exactly if a server's `=` says so, and that have no value which equals nothing.
+_PLAIN = (Kind.INTEGER, Kind.DECIMAL, Kind.TEXT, Kind.DATE, Kind.TIMESTAMP, Kind.BOOLEAN)
+_SPARE = 1.25
+# How a text without a collation is compared.
+_BINARY = "binary"
+
+
+@dataclass(frozen=True)
+class Payload:
+    """One file to send, with how much it holds."""
+
+    path: Path
+    keys: int
+    rows: int
+    bytes: int
+
+    @property
+    def part(self) -> str:
+        """Which keys of the change set these are, however the others were divided."""
+        return self.path.stem
+
+
+def needs_key_column(shape: Shape) -> bool:
+    """Whether rows must carry a text key of their own: a condition on the server finds no NULL, and no slice."""
+    by_name = {column.name: column for column in shape.columns}
+    parts = [by_name[name] for name in shape.key]
+    return not parts or any(part.nullable or part.kind not in _PLAIN for part in parts)
+
+
+def with_key_column(extract: Path, target: Path, shape: Shape) -> None:
+    """The extract again, each row with its purge key as text: what is published where later changes are patched in."""
+    table = describe(extract)
+    rebuild(extract, target, added=Added(PURGE_KEY, "TEXT", _text_key(_pairs(table, shape, extract), shape)))
+
+
+def write_payloads(
+    extract: Path, folder: Path, change_set: ChangeSet, staged: Path, *, shape: Shape, keyed: bool, most_bytes: int
+) -> list[Payload]:
+    """The change set as files of at most that size, each with all rows of its keys as the new extract holds them.
+
+    `keyed` tells that the published rows carry the key column.
+    """
+    if not (staged_keys(staged) if shape.key else change_set.touched):
+        return []
+    maker = _Maker(extract, folder, change_set, staged, shape, keyed=keyed)
+    made, waiting = [], [(0, 1)]
+    while waiting:
+        number, parts = waiting.pop(0)
+        payload = maker.write(number, parts)
+        if payload.bytes <= most_bytes:
+            made.append(payload)
+            continue
+        payload.path.unlink()
+        if payload.keys <= 1:
+            raise ExtractError(
+                f"{change_set.extract}: the {payload.rows:,} rows of one key take {payload.bytes / 1e6:,.0f} MB, and the server takes"
+                f" {most_bytes / 1e6:,.0f} MB at once. Choose a finer row key or smaller slices, raise `datasource.patch_limit_mb`"
+                " if the server allows more, or use the delivery `republish`."
+            )
+        # Only what is too large is divided: beside one huge key the others stay together.
+        pieces = min(payload.keys, max(2, math.ceil(_SPARE * payload.bytes / most_bytes)))
+        waiting = [*((number + parts * piece, parts * pieces) for piece in range(pieces)), *waiting]
+    return [payload for payload in made if payload.keys]
+
+
+class _Maker:
+    """Writes the parts of one change set."""
+
+    def __init__(
+        self, extract: Path, folder: Path, change_set: ChangeSet, staged: Path, shape: Shape, *, keyed: bool
+    ) -> None:
+        self._extract = extract
+        self._folder = folder
+        self._table = describe(extract)
+        self._pairs = _pairs(self._table, shape, extract)
+        self._text_key = _text_key(self._pairs, shape)
+        self._keyed = keyed
+        # What is published decides: rows with a key column are found by it, also if their own would do by now.
+        self._own = [] if keyed else _own_parts(self._pairs, shape)
+        self._source = _keys_source(change_set, staged, shape, self._pairs, self._own)
+
+    def write(self, number: int, parts: int) -> Payload:
+        """The keys of this number among so many parts, in the order of the keys."""
+        path = self._folder / f"payload-{number + 1}-of-{parts}.hyper"
+        path.unlink(missing_ok=True)
+        with unbroken(path, file_version=self._table.file_version):
+            with connect(path, create=True, file_version=self._table.file_version) as connection:
+                new, old = path.stem, f"{path.stem}.old"
+                connection.catalog.attach_database(str(self._extract), alias=old)
+                connection.execute_command(f"CREATE SCHEMA {quoted(new, PAYLOAD_SCHEMA)}")
+                keys = self._make(
+                    connection, quoted(new, PAYLOAD_SCHEMA, KEYS_TABLE), self._part_of_keys(number, parts)
+                )
+                rows = self._make(connection, quoted(new, PAYLOAD_SCHEMA, ROWS_TABLE), self._rows_of(new, old))
+                connection.catalog.detach_database(old)
+            # Again: a commit that was lost would leave keys without their rows.
+            with connect(path):
+                pass
+        return Payload(path, keys, rows, path.stat().st_size)
+
+    def _make(self, connection: Any, table: str, select: str) -> int:
+        connection.execute_command(f"CREATE TABLE {table} AS ({select})")
+        return int(connection.execute_scalar_query(f"SELECT COUNT(*) FROM {table}"))
+
+    @property
+    def _key_names(self) -> list[str]:
+        return [part.stored.name for part in self._own] or [PURGE_KEY]
+
+    def _part_of_keys(self, number: int, parts: int) -> str:
+        names = ", ".join(quoted(name) for name in self._key_names)
+        numbered = f"SELECT {names}, ROW_NUMBER() OVER (ORDER BY {names}) AS n FROM ({self._source}) AS k"
+        return f"SELECT {names} FROM ({numbered}) AS numbered WHERE MOD(n, {parts}) = {number}"
+
+    def _rows_of(self, new: str, old: str) -> str:
+        """The rows of the part's keys, straight from the new extract: what the mirror holds is what is sent."""
+        values = [quoted(column.name) for column in self._table.columns]
+        key = [f"{self._text_key} AS {quoted(PURGE_KEY)}"] if self._keyed else []
+        inner = ", ".join([*values, *key])
+        same = " AND ".join(f"k.{quoted(name)} = t.{quoted(name)}" for name in self._key_names)
+        return (
+            f"SELECT * FROM (SELECT {inner} FROM {quoted(old, self._table.schema, self._table.name)}) AS t WHERE EXISTS"
+            f" (SELECT 1 FROM {quoted(new, PAYLOAD_SCHEMA, KEYS_TABLE)} AS k WHERE {same})"
+        )
+
+
+def key_names(extract: Path, shape: Shape, *, keyed: bool) -> list[str]:
+    """The columns by which the server finds the rows to purge, as the published extract names them."""
+    if keyed:
+        return [PURGE_KEY]
+    return [part.stored.name for part in _own_parts(_pairs(describe(extract), shape, extract), shape)]
+
+
+def carries_keys(extract: Path, shape: Shape) -> bool:
+    """Whether every row of a published file carries its purge key."""
+    table = describe(extract)
+    if (PURGE_KEY, "TEXT", _BINARY) not in _layout(table):
+        return False
+    right = _text_key(_pairs(table, shape, extract), shape)
+    with connect(extract) as connection:
+        wrong = f"SELECT COUNT(*) FROM {table.sql} WHERE {quoted(PURGE_KEY)} IS DISTINCT FROM {right}"
+        return int(connection.execute_scalar_query(wrong)) == 0
+
+
+def same_layout(extract: Path, other: Path) -> bool:
+    """Whether a change made for one file fits the other: the same table and types, our key column aside."""
+    tables = [describe(path) for path in (extract, other)]
+    named = [(table.schema, table.name, {one for one in _layout(table) if one[0] != PURGE_KEY}) for table in tables]
+    return named[0] == named[1]
+
+
+def _layout(table: ExtractTable) -> set[tuple[str, str, str]]:
+    """Name, type and collation of each column."""
+    return {(column.name, column.type, column.collation or _BINARY) for column in table.columns}
+
+
+def row_digest(extract: Path, shape: Shape) -> tuple[int, int]:
+    """How many rows there are, and the sum of a digest of each one, in any order and in any file.
+
+    Fingerprints sum up column by column: two rows that exchanged their values look alike, and of some values they tell
+    only the number. This tells them apart, and reads every value.
+    """
+    table = describe(extract)
+    pairs = _pairs(table, shape, extract)
+    text = _joined([_text(pair, quoted(pair.stored.name)) for pair in pairs])
+    digest = HYPER.digest(f"MD5({text})")
+    with connect(extract) as connection:
+        asked = f"SELECT COUNT(*), CAST(SUM(CAST({digest} AS NUMERIC(38,0))) AS TEXT) FROM {table.sql}"
+        rows, total = connection.execute_list_query(asked)[0]
+    return int(rows), int(total or 0)
+
+
+def _pairs(table: ExtractTable, shape: Shape, path: Path) -> tuple[Loaded, ...]:
+    return pair_columns(shape.columns, table.columns, path=path, names=shape.names or None)
+
+
+def _own_parts(pairs: Sequence[Loaded], shape: Shape) -> list[Loaded]:
+    by_name = {pair.source.name: pair for pair in pairs}
+    return [by_name[name] for name in shape.key]
+
+
+def _text_key(pairs: Sequence[Loaded], shape: Shape) -> str:
+    """The purge key of a row of the extract as text that is never NULL, and differs where keys differ."""
+    if not shape.key:
+        stored = {pair.source.name: pair.stored for pair in pairs}
+        return f"COALESCE({slice_sql_hyper(shape.slices, shape.columns, stored)}, '')"
+    return _joined([_text(pair, quoted(pair.stored.name)) for pair in _own_parts(pairs, shape)])
+
+
+def _keys_source(
+    change_set: ChangeSet, staged: Path, shape: Shape, pairs: Sequence[Loaded], own: Sequence[Loaded]
+) -> str:
+    """A SELECT of the change set's purge keys, each once."""
+    if not shape.key:
+        named = [f"SELECT {literal(name or '')} AS {quoted(PURGE_KEY)}" for name in change_set.touched]
+        return " UNION ".join(named)
+    parts = _own_parts(pairs, shape)
+    if own:
+        values = ", ".join(f"k{at} AS {quoted(part.stored.name)}" for at, part in enumerate(own))
+    else:
+        values = f"{_joined([_text(part, f'k{at}') for at, part in enumerate(parts)])} AS {quoted(PURGE_KEY)}"
+    return f"SELECT DISTINCT {values} FROM ({key_select(parts, staged_keys(staged))}) AS s"
+
+
+def _joined(parts: Sequence[str]) -> str:
+    """Each part with its length before it, so that no two different keys give one text; NULL is a dash."""
+    return " || ".join(f"COALESCE(CAST(CHAR_LENGTH({part}) AS TEXT) || ':' || {part}, '-')" for part in parts)
+
+
+def _text(pair: Loaded, value: str) -> str:
+    if pair.stored.type == "TEXT":
+        return f"({value})"
+    if pair.stored.type == "TIMESTAMPTZ":
+        return f"CAST({value} AT TIME ZONE 'UTC' AS TEXT)"
+    if pair.stored.type == "DOUBLE PRECISION":
+        # Zero has two signs, which are equal and do not look so.
+        return f"CASE WHEN {value} = 0 THEN '0' ELSE CAST({value} AS TEXT) END"
+    return f"CAST({value} AS TEXT)"

@@ -1,0 +1,1 @@
+"""One refresh from the first look to the confirmation, without Dagster."""

@@ -1,0 +1,1 @@
+"""How an extract reaches Tableau: one module per delivery."""

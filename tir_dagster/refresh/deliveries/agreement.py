@@ -1,0 +1,117 @@
+"""Whether a datasource that people built shows what the spec says: a difference that would change rows is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NoReturn
+
+from tir_dagster.errors import DatasourceError
+from tir_dagster.hyper.casts import PURGE_KEY
+from tir_dagster.hyper.package.package import Package
+from tir_dagster.snowflake.names import TableName
+from tir_dagster.snowflake.query import same_query
+
+
+def check_agreement(
+    package: Package,
+    *,
+    shown: str,
+    table: TableName,
+    source_columns: Sequence[str],
+    wanted: Sequence[str],
+    only: Sequence[str] = (),
+) -> None:
+    """Compare relation, filters, aggregation and columns with the spec; all differences are named at once.
+
+    `shown` names the datasource; `wanted` columns must be there, and with `only` no others may be.
+    """
+    problems = [*_rows(package, table), *_columns(package, table, source_columns, wanted, only)]
+    if problems:
+        _refuse(shown, problems)
+
+
+def _refuse(shown: str, problems: Sequence[str]) -> NoReturn:
+    raise DatasourceError(
+        f"The {shown} does not show what the spec says: {'; '.join(problems)}. Nothing was touched. "
+        "Change the spec, or change the datasource in Tableau and publish it again."
+    )
+
+
+def check_query_agreement(package: Package, *, shown: str, query: str, columns: Sequence[str]) -> None:
+    """The same for a query: the datasource must read it as custom SQL, and show just its columns."""
+    problems = [*_custom_sql(package, query), *_limits(package)]
+    names = set(package.hyper_names) or {record.remote_name for record in package.columns}
+    if names != set(columns):
+        problems.append(f"it has the columns {', '.join(sorted(names))}, the query gives {', '.join(sorted(columns))}")
+    if problems:
+        _refuse(shown, problems)
+
+
+def check_replaceable(extract: str, shown: str, *, there: Sequence[str], wanted: Sequence[str]) -> None:
+    """Refuse to replace a published Hyper file that has other columns than the extract."""
+    theirs, ours = sorted({*there} - {PURGE_KEY}), sorted(wanted)
+    if theirs != ours:
+        raise DatasourceError(
+            f"{extract}: the {shown} is a Hyper file that this extract never published: it has the columns {', '.join(theirs)}, "
+            f"and the extract {', '.join(ours)}. Nothing was touched. Name another datasource in the spec; or, if this one may be"
+            " replaced, set datasource.replace: true."
+        )
+
+
+def _custom_sql(package: Package, query: str) -> Iterator[str]:
+    relation = package.relation
+    if relation is None:
+        return
+    if relation.kind != "text":
+        yield "it does not read custom SQL, the spec gives a query"
+    elif not same_query(relation.sql or "", query):
+        yield "its custom SQL is not the query in the spec"
+
+
+def _rows(package: Package, table: TableName) -> Iterator[str]:
+    """Which rows the extract holds."""
+    yield from _relation(package, table)
+    yield from _limits(package)
+
+
+def _limits(package: Package) -> Iterator[str]:
+    if package.filters:
+        yield f"its extract is filtered ({', '.join(package.filters)})"
+    if package.aggregated:
+        yield "its extract is aggregated"
+    if package.row_limit:
+        yield f"its extract is limited to {package.row_limit}"
+    if package.calculated_columns:
+        yield f"its extract stores calculated fields ({', '.join(package.calculated_columns)})"
+
+
+def _columns(
+    package: Package, table: TableName, source_columns: Sequence[str], wanted: Sequence[str], only: Sequence[str]
+) -> Iterator[str]:
+    known = set(source_columns)
+    shown = set(package.hyper_names) or {record.remote_name for record in package.columns}
+    if unknown := sorted(shown - known):
+        yield f"it has the columns {', '.join(unknown)}, which {table} does not have"
+    if missing := sorted(set(wanted) - shown):
+        yield f"it lacks the columns {', '.join(missing)}, which the spec needs"
+    if only and (more := sorted((shown & known) - set(only))):
+        yield f"it also has the columns {', '.join(more)}, which `columns` in the spec leaves out"
+
+
+def _relation(package: Package, table: TableName) -> Iterator[str]:
+    relation = package.relation
+    if relation is None:
+        return
+    if relation.kind == "text":
+        yield "it reads custom SQL"
+        return
+    if relation.kind == "other":
+        yield f"it reads {relation.name}, which is not one table"
+        return
+    connection = package.connections[0] if package.connections else None
+    defaults = (connection.dbname, connection.schema) if connection else (None, None)
+    parts = [*defaults[: 3 - len(relation.table)], *relation.table]
+    named = [part or "" for part in parts][-3:]
+    mine = [table.database, table.schema, table.name]
+    if [part.upper() for part in named] != [part.upper() for part in mine]:
+        yield f"it reads {'.'.join(named)}, the spec names {table}"

@@ -1,0 +1,291 @@
+"""The first step of a refresh: what the server holds, what a crash may have left, and what of it is mended at once."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tir_dagster.changes.plan import Reason
+from tir_dagster.changes.state import Aftermath, Confirmation, Intent, aftermath, surely_other_rows
+from tir_dagster.durable import replaced_file
+from tir_dagster.errors import DatasourceError, ExtractError, MachineError
+from tir_dagster.refresh.deliveries.by_patch import ByPatch, Compared
+from tir_dagster.refresh.deliveries.by_server import ByServer
+from tir_dagster.refresh.deliveries.patch import check_patchable
+from tir_dagster.refresh.deliveries.republish import ServerLook, credentials_for, finish_delivery, look_at_server
+from tir_dagster.refresh.state.change_sets import DamagedStateError
+from tir_dagster.refresh.state.versions import Version
+from tir_dagster.refresh.steps import Looked
+from tir_dagster.tableau.client import TableauClient
+from tir_dagster.tableau.find import name_of_id, none_of_that_name, settled
+from tir_dagster.tableau.found import ServerVersion, shown_place
+from tir_dagster.tableau.outcome import ForeignPublishError
+from tir_dagster.tableau.transfer import NoExtractError
+
+if TYPE_CHECKING:
+    from tir_dagster.refresh.flow import Refresher
+
+_MENDABLE = (Aftermath.NOT_LANDED, Aftermath.PARTIAL)
+_MOST_LOOKS = 3
+
+
+@dataclass(frozen=True)
+class _Judged:
+    """What became of the last publish, and what the server holds after it was mended."""
+
+    verdict: Aftermath
+    server: ServerLook
+    # None where the rows were not looked at.
+    compared: Compared | None = None
+    # Why the datasource that the spec names is not the confirmed one.
+    elsewhere: Reason | None = None
+    # The version of ours that the server holds though nothing on record says so.
+    forgotten: Version | None = None
+
+    @property
+    def keyed(self) -> bool:
+        return self.compared is None or self.compared.keyed
+
+    @property
+    def alike(self) -> bool:
+        return self.compared is None or self.compared.alike
+
+    @property
+    def bare(self) -> bool:
+        return self.compared is not None and self.compared.bare
+
+
+class _Memory:
+    """The last comparison with what the server holds, in a file: that is as true in the next run, until something moves."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / "compared.json"
+
+    def recall(self, server: ServerLook, of: tuple[str, ...]) -> Compared | None:
+        with suppress(FileNotFoundError, ValueError, KeyError, TypeError):
+            # Lost or unreadable: then it is compared once more.
+            value = json.loads(self._file.read_text(encoding="utf-8"))
+            if value["of"] == [server.version_text, *of]:
+                return Compared(**value["compared"])
+        return None
+
+    def keep(self, server: ServerLook, of: tuple[str, ...], compared: Compared) -> None:
+        with replaced_file(self._file) as beside:
+            beside.write_text(
+                json.dumps({"of": [server.version_text, *of], "compared": asdict(compared)}), encoding="utf-8"
+            )
+
+
+class Looking:
+    """One look of a refresher, signed in; without the lease nothing may be mended: a crash can be a run at work."""
+
+    def __init__(
+        self, flow: Refresher, client: TableauClient, by_server: ByServer, by_patch: ByPatch, *, mend: bool
+    ) -> None:
+        self._flow = flow
+        self._client = client
+        self._by_server = by_server
+        self._by_patch = by_patch
+        self._mend = mend
+
+    def look(self, confirmed: Confirmation | None) -> Looked:
+        """A publish that landed unnoticed is confirmed late."""
+        intent = self._intent(confirmed)
+        judged = self._judge(intent, confirmed)
+        server, verdict = judged.server, judged.verdict
+        # What was published may also have had the same rows as what was there before, or have been put back since.
+        differs = intent is not None and (
+            confirmed is None or surely_other_rows(intent.fingerprint, confirmed.fingerprint)
+        )
+        untouched = verdict is Aftermath.NOT_LANDED and differs and intent is not None and intent.hole is None
+        if self._mend:
+            # The comparison may have taken long: an intent that is there now may be of somebody who took over.
+            self._flow.check_lease()
+            server = self._put_back_around(server, foreign=verdict is Aftermath.FOREIGN, landed=not untouched)
+        late = None
+        if verdict is Aftermath.LANDED and intent is not None and server.found is not None:
+            version = self._flow.versions.get(intent.version)
+            late = self._flow.confirmation_of(version, server, keyed=intent.keyed and judged.keyed)
+        if judged.forgotten is not None:
+            late = self._flow.confirmation_of(judged.forgotten, server, keyed=judged.keyed)
+        in_doubt = verdict is Aftermath.PARTIAL or self._is_unknown(intent, confirmed, judged)
+        if self._mend and intent is not None and late is None and not in_doubt:
+            self._flow.change_sets.drop_intent()
+        known = late or (replace(confirmed, keyed=confirmed.keyed and judged.keyed) if confirmed else None)
+        base = self._flow.known_version(known.version) if known else None
+        return Looked(
+            server,
+            known,
+            base,
+            foreign=verdict is Aftermath.FOREIGN,
+            elsewhere=judged.elsewhere,
+            late=late,
+            in_doubt=in_doubt,
+            alike=judged.alike,
+            bare=judged.bare,
+        )
+
+    def _is_unknown(self, intent: Intent | None, confirmed: Confirmation | None, judged: _Judged) -> bool:
+        """Whether all rows were about to be published over others than the confirmed ones, and still are to be.
+
+        A part of a change may be there, or the same rows in a file of somebody else's: only the intent tells.
+        """
+        if intent is None or intent.patch or confirmed is None or self._flow.spec.delivery != "patch":
+            return False
+        untouched = judged.server.version_text == intent.base_server_version
+        return untouched and intent.base_server_version != confirmed.server_version
+
+    def _intent(self, confirmed: Confirmation | None) -> Intent | None:
+        """What was about to be published, unless that is confirmed already: then only its end was interrupted."""
+        try:
+            intent = self._flow.change_sets.intent()
+        except DamagedStateError:
+            self._flow.log("what was about to be published cannot be read: only what the server holds counts")
+            if self._mend:
+                self._flow.change_sets.drop_intent()
+            return None
+        if intent is None or confirmed is None or intent.version != confirmed.version:
+            return intent
+        if self._mend:
+            self._flow.change_sets.settle(confirmed.change_sets)
+        return None
+
+    def _judge(self, intent: Intent | None, confirmed: Confirmation | None) -> _Judged:
+        spec, client = self._flow.spec, self._client
+        server = look_at_server(client, spec)
+        elsewhere = self._elsewhere(server, confirmed)
+        credentials_for(spec, server.found, self._flow.env)
+        if spec.delivery == "patch":
+            check_patchable(client, spec.name, server.found)
+        if elsewhere is not None:
+            self._flow.log(f"{elsewhere.value}: everything is loaded")
+            return self._mended(_Judged(Aftermath.FOREIGN, server, elsewhere=elsewhere), intent, confirmed)
+        judged = self._aftermath(server, intent, confirmed)
+        if not self._mend or intent is None:
+            return judged
+        for _ in range(_MOST_LOOKS - 1):
+            try:
+                return self._mended(judged, intent, confirmed)
+            except ForeignPublishError:
+                # A job of ours or of Tableau's ended between the look and the request, or somebody edited a description:
+                # what is there now decides.
+                judged = self._aftermath(look_at_server(client, spec), intent, confirmed)
+        return self._mended(judged, intent, confirmed)
+
+    def _elsewhere(self, server: ServerLook, confirmed: Confirmation | None) -> Reason | None:
+        """Why the datasource is not the confirmed one; refuse to create one under a name that may be misspelt."""
+        spec, client = self._flow.spec, self._client
+        if confirmed is None or (server.found is not None and server.found.id == confirmed.datasource_id):
+            return None
+        named = shown_place(spec.datasource.name, server.project.path, client.where)
+        before = name_of_id(client, confirmed.datasource_id) or confirmed.datasource or named
+        if before == named:
+            # One that was published anew under the same name is somebody else's.
+            return None if server.found is not None else Reason.DATASOURCE_GONE
+        if server.found is None and not spec.datasource.create:
+            raise DatasourceError(
+                f"{spec.name}: {Reason.DATASOURCE_CHANGED.value} than before: it was published to {before}. "
+                f"{none_of_that_name(client, project=server.project, name=spec.datasource.name)} Nothing was touched. Correct the name in"
+                " the spec; or, if a new datasource is meant to be created by a full refresh, set datasource.create: true."
+            )
+        return Reason.DATASOURCE_CHANGED
+
+    def _mended(self, judged: _Judged, intent: Intent | None, confirmed: Confirmation | None) -> _Judged:
+        """What a run left half done, brought to its end."""
+        client = self._client
+        if intent is None or not self._mend:
+            return judged
+        if judged.verdict is Aftermath.HOLE:
+            kept = self._flow.known_version(confirmed.version) if confirmed is not None else None
+            # Without the kept version nothing can be put back: then everything is loaded (STATE_LOST).
+            if kept is None:
+                return judged
+            return _Judged(Aftermath.NOT_LANDED, self._by_server.put_back(client, judged.server, kept))
+        if intent.patch and judged.verdict in _MENDABLE:
+            verdict, server = self._by_patch.finish(client, judged.server, intent, judged.verdict)
+            return _Judged(verdict, server, judged.compared)
+        if intent.patch and intent.job is not None and judged.verdict is Aftermath.FOREIGN:
+            self._by_patch.outlast(client, intent)
+            return replace(judged, server=look_at_server(client, self._flow.spec))
+        return judged
+
+    def _put_back_around(self, server: ServerLook, *, foreign: bool, landed: bool) -> ServerLook:
+        """Tags and the like that a publish of ours took away come back; what somebody else published is left alone."""
+        flow = self._flow
+        server, warnings = finish_delivery(
+            self._client, flow.spec, server, home=flow.folder, env=flow.env, foreign=foreign, landed=landed
+        )
+        flow.warnings += warnings
+        return server
+
+    def _aftermath(self, server: ServerLook, intent: Intent | None, confirmed: Confirmation | None) -> _Judged:
+        before = intent.base_server_version if intent else (confirmed.server_version if confirmed else None)
+        compared = None
+        if (intent or confirmed) and server.found is not None and server.version_text != before:
+            version = self._flow.known_version(intent.version if intent else confirmed.version if confirmed else "")
+            if version is not None:
+                server, compared = self._compared(server, version, intent, confirmed)
+        verdict = aftermath(
+            intent=intent,
+            confirmed=confirmed,
+            server_version=server.version_text,
+            server_fingerprints=compared.fingerprints if compared else (),
+            heals=compared is not None and compared.heals,
+        )
+        if verdict is Aftermath.FOREIGN or (confirmed is None and intent is None):
+            for version in self._unrecorded(confirmed) if server.found is not None else ():
+                server, seen = self._compared(server, version, None, confirmed)
+                if version.manifest["fingerprint"] in seen.fingerprints:
+                    self._flow.log(Aftermath.FORGOTTEN.value)
+                    return _Judged(Aftermath.FORGOTTEN, server, seen, forgotten=version)
+        if verdict is not Aftermath.CLEAN:
+            self._flow.log(verdict.value)
+        return _Judged(verdict, server, compared)
+
+    def _unrecorded(self, confirmed: Confirmation | None) -> list[Version]:
+        """Versions that were confirmed after the last one on record: somebody deleted the run that said so."""
+        after = confirmed.version if confirmed is not None else ""
+        return [version for version in self._flow.settled_versions() if version.id > after]
+
+    def _is_published(self, server: ServerLook, confirmed: Confirmation | None) -> bool:
+        """Whether somebody published it: then equal rows have equal words, which Tableau's own refreshes may change."""
+        if self._flow.spec.delivery != "republish" or confirmed is None or server.found is None:
+            return self._flow.spec.delivery == "patch"
+        with suppress(ValueError):
+            return ServerVersion.parse(confirmed.server_version).revision != server.found.revision
+        return False
+
+    def _compared(
+        self, server: ServerLook, version: Version, intent: Intent | None, confirmed: Confirmation | None
+    ) -> tuple[ServerLook, Compared]:
+        """What is there beside the version, found out once: an edited description moves the server's version, too."""
+        assert server.found is not None
+        exactly = self._is_published(server, confirmed) if intent is None else intent.patch
+        memory = _Memory(self._flow.folder)
+        of = (version.id, str(exactly))
+        if intent is None and (known := memory.recall(server, of)) is not None:
+            return server, known
+        self._flow.log("the server holds another version than the last confirmed one: comparing its rows")
+        if intent is not None:
+            return server, self._compare(server, version, intent, exactly=exactly)
+        server = replace(server, found=settled(self._client, server.found))
+        compared = self._compare(server, version, intent, exactly=exactly)
+        if self._mend:
+            memory.keep(server, of, compared)
+        return server, compared
+
+    def _compare(self, server: ServerLook, version: Version, intent: Intent | None, *, exactly: bool) -> Compared:
+        assert server.found is not None
+        folder = self._flow.work / "look"
+        try:
+            return self._by_patch.compare(self._client, server.found, version, folder, intent, exactly=exactly)
+        except MachineError:
+            # Nobody has looked: it may well be ours.
+            raise
+        except (ExtractError, NoExtractError) as error:
+            # Not even the columns fit: whatever it is, it is not ours.
+            self._flow.log(f"the server's extract cannot be compared: {error}")
+            return Compared()

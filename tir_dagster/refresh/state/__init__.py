@@ -1,0 +1,1 @@
+"""What is durable between refreshes: leases, change sets, versions, intents."""

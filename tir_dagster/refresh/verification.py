@@ -1,0 +1,184 @@
+"""Verification of everything that is published (L2), and of what the spec takes for granted. No Dagster in here.
+
+Always at the extract's own source version, never "now": a lag is no drift.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tir_dagster.changes.relation import Dimension, Relation, relation_of
+from tir_dagster.changes.state import NO_SLICE_KEY, Confirmation, slice_label
+from tir_dagster.errors import TirError
+from tir_dagster.hyper.content import content_digests, content_fingerprints, source_fingerprints
+from tir_dagster.hyper.fingerprints import different_slices
+from tir_dagster.hyper.hyperfile import odd_keys
+from tir_dagster.hyper.payload import row_digest
+from tir_dagster.refresh.apply import Shape
+from tir_dagster.refresh.deliveries.republish import fetch_shell, look_at_server
+from tir_dagster.refresh.detect import readable_version
+from tir_dagster.refresh.state.versions import Version
+from tir_dagster.refresh.steps import remove, shape_of
+from tir_dagster.snowflake.names import quote
+from tir_dagster.snowflake.versions import SourceVersion
+from tir_dagster.tableau.client import TableauClient
+
+if TYPE_CHECKING:
+    from tir_dagster.refresh.flow import Refresher
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a check found: all right, wrong, or not to be told (`open`), and a sentence that says which."""
+
+    passed: bool
+    sentence: str
+    open: bool = False
+    # What is wrong, by slice.
+    slices: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    counted: Mapping[str, int] = field(default_factory=dict)
+
+
+class Verification:
+    """The published version of one extract, with everything it is compared with."""
+
+    def __init__(self, refresher: Refresher, confirmed: Confirmation) -> None:
+        self._refresher = refresher
+        self._confirmed = confirmed
+        self._name = refresher.spec.name
+        self._version: Version = refresher.versions.get(confirmed.version)
+        self._shape: Shape = shape_of(self._version)
+
+    def equals_source(self) -> Finding:
+        """Every slice of the local version against the source at the version's own moment."""
+        relation = self._relation()
+        if relation.why_full is not None:
+            return Finding(True, f"Asked again, the query may rightly answer something else: {relation.why_full}.")
+        ours = content_fingerprints(self._version.extract, self._shape)
+        if (version := self._readable(relation)) is None:
+            return Finding(False, f"Not verified: {self._unreadable(relation)}", open=True)
+        theirs = source_fingerprints(self._refresher.snowflake.query, relation.shown(version), self._shape)
+        different = {slice_label(one or NO_SLICE_KEY): lines for one, lines in different_slices(ours, theirs).items()}
+        rows = sum(one["rows"] for one in ours.values())
+        counted = {"tir/slices_compared": len({*ours, *theirs}), "dagster/row_count": rows}
+        if not different:
+            return Finding(True, f"All {len(ours)} slices equal the source at {self._moment}.", counted=counted)
+        count = "1 slice differs" if len(different) == 1 else f"{len(different)} slices differ"
+        said = f"{count} from the source at {self._moment}. {self._mend(sorted(different))}"
+        return Finding(False, said, slices=different, counted=counted)
+
+    @property
+    def _moment(self) -> str:
+        return self._confirmed.source_version
+
+    def _mend(self, names: Sequence[str]) -> str:
+        dated = [name for name in names if name != slice_label(NO_SLICE_KEY)]
+        if self._shape.slices.by == "none" or not dated:
+            return f"The next refresh replaces them; at once: tir refresh {self._name}."
+        span = ",".join(dated) if self._shape.slices.by == "value" else f"{dated[0]}..{dated[-1]}"
+        return f"The next refresh replaces them; at once: tir refresh {self._name} --slices {span}."
+
+    def server_holds_it(self) -> Finding:
+        """What the server holds, downloaded, against what was confirmed."""
+        refresher = self._refresher
+        folder = refresher.work / "verify"
+        try:
+            with TableauClient(refresher.tableau) as client:
+                found = look_at_server(client, refresher.spec).found
+                if found is None:
+                    return Finding(False, f"The datasource {refresher.spec.datasource.name!r} is gone. Refresh again.")
+                _, hyper = fetch_shell(client, found, folder)
+            same = self._holds(hyper)
+        finally:
+            remove(folder)
+        if same:
+            return Finding(True, "The server holds what was confirmed.")
+        said = "The server holds other rows than were confirmed. The next refresh loads everything; at once:"
+        return Finding(False, f"{said} tir refresh {self._name}.")
+
+    def _holds(self, hyper: Path) -> bool:
+        if self._confirmed.fingerprint not in content_digests(content_fingerprints(hyper, self._shape), self._shape):
+            return False
+        # Of changes that were sent alone, the rows were not read back; Tableau's own may say equal values in other words.
+        exact = self._refresher.spec.delivery == "patch"
+        return not exact or row_digest(hyper, self._shape) == row_digest(self._version.extract, self._shape)
+
+    def unique_row_key(self) -> Finding:
+        """Whether every row of the extract has a key of its own; the refresh copes, people may not."""
+        nulls, repeated = odd_keys(
+            self._version.extract, self._shape.key, self._shape.columns, names=self._shape.names or None
+        )
+        counted = {"tir/null_keys": nulls, "tir/repeated_keys": repeated}
+        names = ", ".join(self._shape.key)
+        if not nulls and not repeated:
+            return Finding(True, f"Every row has its own {names}.", counted=counted)
+        said = f"{repeated:,} values of {names} are there more than once, {nulls:,} rows have a NULL in it."
+        return Finding(False, f"{said} Check the source, or name another row_key in the spec.", counted=counted)
+
+    def mandatory_joins(self) -> Finding:
+        """Whether inner joins hide rows whose partner is missing."""
+        relation = self._relation()
+        if (version := self._readable(relation)) is None:
+            return Finding(False, f"Not verified: {self._unreadable(relation)}", open=True)
+        hidden = {
+            str(one.table): self._unmatched(relation, one, version)
+            for one in relation.dimensions
+            if one.join == "inner"
+        }
+        wrong = {table: count for table, count in hidden.items() if count}
+        if not wrong:
+            return Finding(True, f"{len(hidden)} mandatory joins: every row finds its partner.")
+        said = "; ".join(f"{count:,} rows refer to keys that {table} does not have" for table, count in wrong.items())
+        return Finding(False, f"{said}: the query hides them. Load the partners, or make the join a LEFT JOIN.")
+
+    def _readable(self, relation: Relation) -> SourceVersion | None:
+        """The confirmed version, as far as its tables can still be read as they were."""
+        version = SourceVersion.parse(self._confirmed.source_version)
+        return readable_version(self._refresher.snowflake, relation.tables, version, self._confirmed.known.token)
+
+    def _unreadable(self, relation: Relation) -> str:
+        tables = ", ".join(map(str, relation.tables))
+        return (
+            f"{tables} changed since {self._moment}, and without Time Travel (DATA_RETENTION_TIME_IN_DAYS is 0) nobody can read "
+            f"what was there then. Verify right after a refresh, or give the table a retention of a day."
+        )
+
+    def _unmatched(self, relation: Relation, dimension: Dimension, version: SourceVersion) -> int:
+        assert relation.view is not None, "only a query joins"
+        pinned = version.sql
+        parent = next(one.table for one in relation.view.tables if one.alias == dimension.parent)
+        pairs = list(_pairs(dimension))
+        given = " AND ".join(f"P.{column} IS NOT NULL" for column, _ in pairs)
+        same = " AND ".join(f"D.{key} = P.{column}" for column, key in pairs)
+        sql = (
+            f"SELECT COUNT(*) FROM {parent.sql} {pinned} AS P WHERE {given} AND NOT EXISTS "
+            f"(SELECT 1 FROM {dimension.table.sql} {pinned} AS D WHERE {same})"
+        )
+        return int(self._refresher.snowflake.query(sql)[0][0])
+
+    def _relation(self) -> Relation:
+        names = [column.name for column in self._shape.columns]
+        return relation_of(self._refresher.spec, self._refresher.snowflake, columns=names)
+
+
+def _pairs(dimension: Dimension) -> Iterator[tuple[str, str]]:
+    for one in dimension.on:
+        yield quote(one.column), quote(one.key)
+
+
+def row_jump(before: int | None, after: int, share: float) -> Finding:
+    """Whether the rows grew or shrank by more than the share that the spec allows."""
+    counted = {"tir/rows_before": before or 0, "tir/rows_after": after}
+    if not before:
+        return Finding(True, f"{after:,} rows; there were none before.", counted=counted)
+    moved = (after - before) / before
+    said = f"{before:,} rows before, {after:,} now ({moved:+.1%}); checks.row_jump allows {share:.1%}."
+    return Finding(abs(moved) <= share, said, counted=counted)
+
+
+def not_told(error: TirError) -> Finding:
+    """The check could not be made: no drift is known, and none is excluded."""
+    return Finding(False, f"Not verified: {error}", open=True)

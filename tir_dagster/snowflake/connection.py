@@ -1,0 +1,281 @@
+"""How to reach Snowflake: the access (account, credentials, context), connections, queries and their failures."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+import snowflake.connector
+from cryptography.hazmat.primitives import serialization
+from snowflake.connector import errors as connector_errors
+
+from tir_dagster.addresses import hide_credentials
+from tir_dagster.errors import SourceError
+from tir_dagster.snowflake.server import check_mere_name, whole_number
+
+# Without limits the connector repeats a request for ever when the server is gone.
+NETWORK_TIMEOUT = 120
+LOGIN_TIMEOUT = 60
+
+# Settings of a connection that we decide ourselves: they would change what values look like or when they are seen.
+_OURS = frozenset({"autocommit", "paramstyle", "timezone", "numpy", "connector", "application", "session_parameters"})
+_PRIVATE_KEYS = (
+    "private_key",
+    "private_key_path",
+    "private_key_password",
+    "private_key_file",
+    "private_key_file_pwd",
+)
+
+# Connections that this thread keeps open for a while, each with the access it was made from.
+_kept: ContextVar[tuple[tuple[SnowflakeAccess, snowflake.connector.SnowflakeConnection], ...]] = ContextVar(
+    "kept", default=()
+)
+
+
+@dataclass(frozen=True)
+class SnowflakeAccess:
+    """Everything a connection needs. It can be pickled, and neither its repr nor an error shows a secret."""
+
+    account: str
+    user: str
+    password: str | None = field(default=None, repr=False)
+    private_key: bytes | None = field(default=None, repr=False)  # DER, PKCS #8, not encrypted
+    oauth_token: str | None = field(default=None, repr=False)
+    host: str | None = None
+    port: int | None = None
+    protocol: str | None = None
+    warehouse: str | None = None
+    role: str | None = None
+    database: str | None = None
+    schema: str | None = None
+    query_tag: str = "tir_dagster"
+    network_timeout: int = NETWORK_TIMEOUT
+    login_timeout: int = LOGIN_TIMEOUT
+    # Whatever else the connector takes (a proxy, another authenticator), as given; it may hold secrets.
+    options: tuple[tuple[str, Any], ...] = field(default=(), repr=False)
+
+    def __post_init__(self) -> None:
+        """Refuse what would carry a password into messages."""
+        check_mere_name("account", self.account)
+        check_mere_name("host", self.host or "")
+
+    @staticmethod
+    def from_environment(env: Mapping[str, str]) -> SnowflakeAccess:
+        """From SNOWFLAKE_ACCOUNT, _USER and one of _PASSWORD, _PRIVATE_KEY, _PRIVATE_KEY_PATH or _OAUTH_TOKEN; the rest is optional."""
+        names = (
+            *("account", "user", "password", "oauth_token", "host", "port", "protocol", "warehouse", "role"),
+            *("database", "schema", "query_tag", "authenticator"),
+            *("private_key", "private_key_path", "private_key_password"),
+        )
+        given = {name: env.get(f"SNOWFLAKE_{name.upper()}") for name in names}
+        missing = [f"SNOWFLAKE_{name.upper()}" for name in ("account", "user") if not given[name]]
+        if missing:
+            raise SourceError(f"Snowflake is not configured: set {' and '.join(missing)} in the environment.")
+        return SnowflakeAccess.from_connection_args({name: value for name, value in given.items() if value})
+
+    @staticmethod
+    def from_connection_args(args: Mapping[str, Any]) -> SnowflakeAccess:
+        """From the connector's own arguments or a SnowflakeResource's configuration, which names them alike."""
+        given = {name: value for name, value in args.items() if value is not None}
+        given |= given.pop("additional_snowflake_connection_args", {})
+        session = given.pop("session_parameters", {})
+        given.setdefault("query_tag", session.get("QUERY_TAG", "tir_dagster"))
+        key = _private_key(given)
+        for name in (*_PRIVATE_KEYS, *_OURS):
+            given.pop(name, None)
+        if str(given.get("authenticator", "")).lower() == "oauth":
+            given["oauth_token"] = given.pop("token", None) or given.pop("oauth_token", None)
+        if given.get("oauth_token") or str(given.get("authenticator", "")).lower() in ("snowflake", "snowflake_jwt"):
+            given.pop("authenticator", None)
+        for name in ("port", "network_timeout", "login_timeout"):
+            if name in given:
+                given[name] = whole_number(name, given[name])
+        known = {name: given.pop(name) for name in list(given) if name in SnowflakeAccess.__dataclass_fields__}
+        access = SnowflakeAccess(**{**known, "private_key": key, "options": tuple(sorted(given.items()))})
+        if not (access.password or key or access.oauth_token or "authenticator" in given):
+            raise SourceError(
+                f"Snowflake account {access.account}: no credential. Set a password, a private key or an OAuth token "
+                "(SNOWFLAKE_PASSWORD, SNOWFLAKE_PRIVATE_KEY or SNOWFLAKE_OAUTH_TOKEN)."
+            )
+        return access
+
+    def connection_args(self) -> dict[str, Any]:
+        """What snowflake.connector.connect takes. Holds secrets: pass it on, never print it."""
+        names = ("account", "user", "host", "port", "protocol", "warehouse", "role", "database", "schema")
+        args = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        return {
+            # The connector would otherwise ask the metadata services of three clouds where it runs, for its telemetry, in
+            # every connection: 0.1 s where they refuse, twice that where a firewall swallows the question.
+            "platform_detection_timeout_seconds": 0.0,
+            **dict(self.options),
+            **args,
+            **self._credentials(),
+            "network_timeout": self.network_timeout,
+            "login_timeout": self.login_timeout,
+            "application": "tir_dagster",
+            # Snowflake sends NUMBER(12,2) as scaled integers; without this the connector makes them floats.
+            "arrow_number_to_decimal": True,
+            "session_parameters": {"TIMEZONE": "UTC", "QUERY_TAG": self.query_tag},
+        }
+
+    def _credentials(self) -> dict[str, Any]:
+        if self.private_key:
+            return {"private_key": self.private_key}
+        if self.oauth_token:
+            return {"authenticator": "oauth", "token": self.oauth_token}
+        return {"password": self.password} if self.password else {}
+
+    @contextmanager
+    def kept_open(self) -> Iterator[None]:
+        """Inside the block, what this thread asks shares one connection: opening one takes longer than most queries."""
+        if self._kept() is not None:
+            yield
+            return
+        with self.connect() as connection:
+            token = _kept.set(((self, connection), *_kept.get()))
+            try:
+                yield
+            finally:
+                _kept.reset(token)
+
+    @contextmanager
+    def connect(self) -> Iterator[snowflake.connector.SnowflakeConnection]:
+        """An open connection in UTC; what the connector raises inside becomes a SourceError with a hint."""
+        if (kept := self._kept()) is not None:
+            with self._told():
+                yield kept
+            return
+        try:
+            connection = snowflake.connector.connect(**self.connection_args())
+        except connector_errors.Error as error:
+            self.fail(error)
+        try:
+            with self._told():
+                yield connection
+        finally:
+            connection.close()
+
+    def _kept(self) -> snowflake.connector.SnowflakeConnection | None:
+        return next((connection for access, connection in _kept.get() if access == self), None)
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except connector_errors.Error as error:
+            self.fail(error)
+
+    def query(self, sql: str, params: Sequence[Any] | None = None) -> list[tuple[Any, ...]]:
+        """All rows of one statement, on a connection of its own."""
+        with self.connect() as connection, connection.cursor() as cursor:
+            cursor.execute(sql, params)
+            return [tuple(row) for row in cursor.fetchall()]
+
+    def fail(self, error: connector_errors.Error) -> NoReturn:
+        """Raise the SourceError for what the connector said."""
+        where = f"Snowflake account {self.account}" + (f" at {self.host}:{self.port}" if self.host else "")
+        said = self.scrub(" ".join(str(error.raw_msg or error.msg or error).split()))
+        # The original may quote a signed address or what was sent: it must not travel along as the cause.
+        kind = SnowflakeDownError if error.errno in UNREACHABLE else SnowflakeError
+        raise kind(f"{where}: {said.rstrip('.')}. {_hint(error)}", errno=error.errno) from None
+
+    def scrub(self, text: str) -> str:
+        """The text without any secret of this access, and without the signatures in addresses."""
+        text = re.sub(r"(https?://[^\s?'\"]+)\?[^\s'\"]+", r"\1?…", hide_credentials(text))
+        for secret in (self.password, self.oauth_token, *(value for _, value in self.options)):
+            if isinstance(secret, str) and len(secret) > 3:
+                text = text.replace(secret, "…")
+        return text
+
+
+class SnowflakeError(SourceError):
+    """What Snowflake refused, with its number for it, for those who can do something about it."""
+
+    def __init__(self, message: str, *, errno: int | None = None) -> None:
+        super().__init__(message)
+        self.errno = errno
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _failure, (type(self), str(self), self.errno)
+
+
+class SnowflakeDownError(SnowflakeError):
+    """Snowflake as a whole cannot be reached."""
+
+
+def _failure(kind: type[SnowflakeError], message: str, errno: int | None) -> SnowflakeError:
+    return kind(message, errno=errno)
+
+
+MISSING_OBJECT = frozenset({2003, 2043})
+BEYOND_TIME_TRAVEL = frozenset({707})
+UNTRACKED = frozenset({91930})
+UNREACHABLE = frozenset({250001, 250003, 251001, 251007, 290404})
+
+_HINTS = {
+    **dict.fromkeys(
+        UNREACHABLE,
+        "Check host, network and proxy, and whether the server is up; then run again.",
+    ),
+    **dict.fromkeys((390100, 390144, 390303, 390318, 394300), "Check user and credential, and their expiry."),
+    390189: "Check that the role exists and is granted to the user.",
+    2003: "Check the table's name (database.schema.table) and that the role may read it.",
+    2043: "Check the names of database, schema and table, and that the role may use them.",
+    904: "A column is missing or renamed: compare the extract's spec with DESCRIBE TABLE.",
+    707: "The version is outside Time Travel: raise DATA_RETENTION_TIME_IN_DAYS, or run a full refresh.",
+    91930: "Run ALTER TABLE … SET CHANGE_TRACKING = TRUE, or choose another way to detect changes.",
+    606: "Name a warehouse that the role may use: set SNOWFLAKE_WAREHOUSE.",
+}
+
+
+def _hint(error: connector_errors.Error) -> str:
+    if hint := _HINTS.get(error.errno):
+        return hint
+    if isinstance(error, (connector_errors.OperationalError, connector_errors.InterfaceError)):
+        return "Check network and server; then run again."
+    query = f" (query {error.sfqid})" if getattr(error, "sfqid", None) else ""
+    return f"Look the statement up in Snowflake's query history{query}."
+
+
+def _private_key(given: Mapping[str, Any]) -> bytes | None:
+    """The private key as DER from what people have: DER bytes, PEM, PEM in base64, or a file of these."""
+    raw: Any = given.get("private_key")
+    path = given.get("private_key_path") or given.get("private_key_file")
+    if raw is None and path is None:
+        return None
+    secret = given.get("private_key_password") or given.get("private_key_file_pwd")
+    try:
+        data = Path(path).expanduser().read_bytes() if path else raw.encode() if isinstance(raw, str) else bytes(raw)
+        password = (secret.encode() if isinstance(secret, str) else secret) or None
+        key = _load_key(data, password)
+    except (OSError, ValueError, TypeError):
+        where = f"in {path}" if path else "given"
+        raise SourceError(
+            f"The private key {where} cannot be read. Give PKCS #8 as PEM, or that in base64, and its password "
+            "if it is encrypted."
+        ) from None
+    return key.private_bytes(
+        serialization.Encoding.DER, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+
+
+def _load_key(data: bytes, password: bytes | None) -> Any:
+    if b"-----BEGIN" in data:
+        return serialization.load_pem_private_key(data, password)
+    try:
+        return serialization.load_der_private_key(data, password)
+    except ValueError:
+        try:
+            decoded = base64.b64decode(data, validate=False)
+        except binascii.Error:
+            raise ValueError from None
+        load = serialization.load_pem_private_key if b"-----BEGIN" in decoded else serialization.load_der_private_key
+        return load(decoded, password)

@@ -1,0 +1,74 @@
+"""What a query means for a refresh by key, as plain values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from tir_dagster.snowflake.names import TableName
+
+Role = Literal["fact", "left", "inner", "read"]
+Kind = Literal["copy", "join", "aggregate", "opaque"]
+# A column of a table of the query: the table's alias, and the column's name.
+Read = tuple[str, str]
+# The names that the SELECT of rows before aggregation gives to columns of its own begin so.
+RESERVED = "__TIR_"
+
+
+@dataclass(frozen=True)
+class JoinKey:
+    """One equality of a join: the parent's column refers to the joined table's key."""
+
+    parent: str
+    column: str
+    key: str
+
+
+@dataclass(frozen=True)
+class ViewTable:
+    """A table of the view. The fact comes first; `left` is optional, `inner` mandatory; an opaque view only reads.
+
+    `used` are the columns that can change the view's rows; a change of another column changes nothing.
+    """
+
+    alias: str
+    table: TableName
+    role: Role
+    on: tuple[JoinKey, ...]
+    used: tuple[str, ...]
+    columns: tuple[str, ...] = ()
+    condition: str | None = None
+
+
+@dataclass(frozen=True)
+class ViewColumn:
+    """An output: its name as stored, its expression over the tables' aliases, and the columns which that reads."""
+
+    name: str
+    sql: str
+    reads: tuple[Read, ...]
+    aggregate: bool
+
+
+@dataclass(frozen=True)
+class View:
+    """What a query means for a refresh by key. An opaque view is loaded in full; `why_full` says why.
+
+    `text` is an opaque view's own text, in pieces between which its tables stand. It is `restless` if its rows can differ
+    though no table changed: by the clock, by chance, by who asks.
+    """
+
+    kind: Kind
+    tables: tuple[ViewTable, ...]
+    columns: tuple[ViewColumn, ...]
+    group: tuple[str, ...] = ()
+    why_full: str | None = None
+    where: str | None = None
+    having: str | None = None
+    having_reads: tuple[Read, ...] = ()
+    text: tuple[str | TableName, ...] = ()
+    restless: bool = False
+
+    @property
+    def fact(self) -> ViewTable:
+        return self.tables[0]

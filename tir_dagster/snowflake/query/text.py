@@ -1,0 +1,253 @@
+"""The text of a query: read word for word in Snowflake's dialect, the tables it names, and where something is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import sqlglot
+from sqlglot import exp
+from sqlglot.dialects.snowflake import Snowflake
+from sqlglot.errors import ParseError, SqlglotError, TokenError
+from sqlglot.generators.snowflake import SnowflakeGenerator
+from sqlglot.parsers.snowflake import SnowflakeParser
+from sqlglot.tokens import TokenType
+
+from tir_dagster.errors import SpecError
+from tir_dagster.snowflake.names import TableName
+
+SUPPORTED = (
+    "An extract's query is one SELECT over tables, with LEFT and INNER joins on equal columns, WHERE, GROUP BY, HAVING or "
+    "DISTINCT; anything else that Snowflake can run as a SELECT is loaded in full each time"
+)
+_STARTS = (TokenType.SELECT, TokenType.WITH, TokenType.L_PAREN)
+
+
+class ViewError(SpecError):
+    """A query that no extract can be made of. `line` and `column` say where in it, if that is known."""
+
+    def __init__(self, problem: str, *, line: int | None = None, column: int | None = None) -> None:
+        place = f", line {line}, column {column}" if line else ""
+        super().__init__(f"`query`{place}: {problem}")
+        self.line = line
+        self.column = column
+
+
+class NotIncremental(Exception):  # noqa: N818 - an answer, not an error
+    """Why a query is valid, but can only be loaded in full."""
+
+
+class _WordForWord(Snowflake):
+    """Snowflake's dialect that leaves function calls as they are written.
+
+    sqlglot knows many functions as its own and writes them back in another form: other names, other date formats.
+    Here each call keeps its name and arguments, so that a function is judged by the name that Snowflake's documentation
+    uses. What is written from a tree is compared and shown in messages; it is never sent to the warehouse.
+    """
+
+    class Parser(SnowflakeParser):
+        FUNCTIONS: ClassVar[dict[str, Callable[..., Any]]] = {}
+        FUNCTION_PARSERS: ClassVar[dict[str, Callable[..., Any]]] = {
+            name: SnowflakeParser.FUNCTION_PARSERS[name] for name in ("CAST", "TRY_CAST", "EXTRACT")
+        }
+
+    class Generator(SnowflakeGenerator):
+        # Snowflake's own would write F IS NOT TRUE as NOT F, which is another value where F is NULL.
+        IS_BOOL_ALLOWED = True
+
+
+DIALECT = _WordForWord()
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A place in the text where a table is named: from its first character to just behind its last."""
+
+    table: TableName
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Query:
+    """A query's text, without a semicolon and comments around it, its tree, and the tables that it names."""
+
+    text: str
+    tree: exp.Query
+    references: tuple[Reference, ...] = ()
+
+    @property
+    def tables(self) -> tuple[TableName, ...]:
+        """Each table once, in the order in which the text names them."""
+        return tuple(dict.fromkeys(reference.table for reference in self.references))
+
+    def pieces(self) -> Iterator[str | TableName]:
+        """The text in pieces, with a table in each place where one is named."""
+        at = 0
+        for reference in self.references:
+            yield self.text[at : reference.start]
+            yield reference.table
+            at = reference.end
+        yield self.text[at:]
+
+    def error_at_table(self, table: TableName, problem: str) -> ViewError:
+        """The error about a table, with the place where the query names it first."""
+        starts = [reference.start for reference in self.references if reference.table == table]
+        return self.error_at(starts[0], problem) if starts else ViewError(problem)
+
+    def error(self, node: exp.Expr | None, problem: str) -> ViewError:
+        """The error about a part of the query, with the place where that part begins."""
+        starts = [part.meta["start"] for part in node.walk() if "start" in part.meta] if node else []
+        return self.error_at(min(starts), problem) if starts else ViewError(problem)
+
+    def error_at(self, start: int, problem: str) -> ViewError:
+        before = self.text[:start]
+        return ViewError(problem, line=before.count("\n") + 1, column=len(before) - before.rfind("\n"))
+
+
+def too_deep() -> ViewError:
+    return ViewError(
+        "it is nested too deeply to be read. Split its long expressions, or make a view of it in Snowflake."
+    )
+
+
+def parse_query(sql: str) -> Query:
+    """Read one SELECT; every table in it must be named in full and not be pinned by hand."""
+    try:
+        text = _statement(sql)
+        query = Query(text, _tree(text))
+        return Query(text, query.tree, tuple(sorted(_references(query), key=lambda found: found.start)))
+    except RecursionError:
+        raise too_deep() from None
+
+
+def _statement(sql: str) -> str:
+    """The one statement. A comment behind it would swallow whatever is later written after it on the same line."""
+    try:
+        tokens = list(DIALECT.tokenize(sql))
+    except TokenError:
+        raise ViewError("a quote or a comment is opened and never closed. Close it.") from None
+    while tokens and tokens[-1].token_type == TokenType.SEMICOLON:
+        tokens.pop()
+    if not tokens:
+        raise ViewError(f"it is empty. {SUPPORTED}.")
+    # Blank lines and comments before it stay: the places in errors then agree with the text that the user sees.
+    return sql[: tokens[-1].end + 1]
+
+
+def _tree(text: str) -> exp.Query:
+    try:
+        statements = sqlglot.parse(text, dialect=DIALECT)
+    except ParseError as failure:
+        raise _unreadable(failure) from None
+    if len(statements) != 1:
+        raise ViewError(f"it has {len(statements)} statements. {SUPPORTED}.")
+    tree = statements[0]
+    starts = next(iter(DIALECT.tokenize(text))).token_type
+    if not isinstance(tree, exp.Query) or starts not in _STARTS or tree.find(exp.Into):
+        raise ViewError(f"it is not a SELECT. {SUPPORTED}.")
+    _keep_texts(tree, text)
+    if filtered := tree.find(exp.Filter):
+        raise Query(text, tree).error(
+            filtered,
+            "Snowflake has no FILTER clause for aggregates. Write SUM(IFF(condition, value, NULL)), or COUNT_IF(condition) "
+            "for COUNT(*).",
+        )
+    return tree
+
+
+def parse_expression(text: str) -> exp.Expr | None:
+    """The tree of an expression that stands alone; None if the text is not one expression."""
+    # Brackets, because some functions begin like a statement: INSERT(…), GET(…).
+    sql = f"SELECT ({text})"
+    try:
+        tree = sqlglot.parse_one(sql, dialect=DIALECT)
+    except SqlglotError:
+        return None
+    _keep_texts(tree, sql)
+    alone = isinstance(tree, exp.Select) and len(tree.expressions) == 1 and isinstance(tree.expressions[0], exp.Paren)
+    return tree.expressions[0].this if alone else None
+
+
+def _unreadable(failure: ParseError) -> ViewError:
+    found = failure.errors[0] if failure.errors else {}
+    near = f" near {found['highlight']!r}" if found.get("highlight") else ""
+    line, end = found.get("line"), found.get("col")
+    column = max(1, end - len(found.get("highlight") or "") + 1) if end else None
+    return ViewError(
+        f"this cannot be read as Snowflake's SQL{near}. Run the query in Snowflake to see what is wrong with it.",
+        line=line,
+        column=column,
+    )
+
+
+def _keep_texts(tree: exp.Expr, text: str) -> None:
+    r"""Let each string stand as the user wrote it: sqlglot does not know all escapes, and turns '\d' into '\\d'."""
+    for string in list(tree.find_all(exp.Literal, exp.RawString)):
+        if isinstance(string, exp.Literal) and not string.is_string:
+            continue
+        source = text[string.meta["start"] : string.meta["end"] + 1] if "start" in string.meta else ""
+        if source[:1] in ("'", "$") and not isinstance(string.parent, exp.Interval):
+            kept = exp.Var(this=source)
+            kept.meta.update(string.meta)
+            string.replace(kept)
+
+
+def folded(identifier: exp.Expr) -> str:
+    """A name as Snowflake stores it: in upper case unless it stands in quotes."""
+    return identifier.name if identifier.args.get("quoted") else identifier.name.upper()
+
+
+def written(node: exp.Expr) -> str:
+    """A part of the query in one form, without its comments: to compare it, and to show it in a message."""
+    return node.sql(dialect=DIALECT, comments=False)
+
+
+def _references(query: Query) -> Iterator[Reference]:
+    for table in query.tree.find_all(exp.Table):
+        if table.args.get("when") or table.args.get("changes") or table.args.get("version"):
+            raise query.error(
+                table,
+                f"{written(table.this)} has an AT, BEFORE or CHANGES clause. Remove it: each refresh sets its own.",
+            )
+        if not _is_local(table) and not _is_function(query, table):
+            yield _reference(query, table)
+
+
+def _reference(query: Query, table: exp.Table) -> Reference:
+    parts = [table.args.get(part) for part in ("catalog", "db", "this")]
+    identifiers = [part for part in parts if isinstance(part, exp.Identifier) and "start" in part.meta]
+    if len(identifiers) != len(parts):
+        name = ".".join(part.name for part in identifiers) or "what it reads from"
+        raise query.error(
+            table,
+            f"{name} is not a full table name. Write it as DATABASE.SCHEMA.TABLE; a part with small letters goes into "
+            'double quotes: DATABASE.SCHEMA."My Table".',
+        )
+    start, end = identifiers[0].meta["start"], identifiers[-1].meta["end"] + 1
+    return Reference(TableName(*(folded(part) for part in identifiers)), start, end)
+
+
+def _is_local(table: exp.Table) -> bool:
+    """Whether the name is that of a CTE around it: WITH recent AS (…) SELECT … FROM recent."""
+    if table.args.get("db") or not isinstance(table.this, exp.Identifier):
+        return False
+    above: exp.Expr | None = table
+    while above := above.parent if above else None:
+        ctes = above.args["with_"].expressions if above.args.get("with_") else ()
+        if folded(table.this) in {folded(cte.args["alias"].this) for cte in ctes}:
+            return True
+    return False
+
+
+def _is_function(query: Query, table: exp.Table) -> bool:
+    """Whether it is TABLE(function(…)); TABLE('name') would be a table that is neither watched nor pinned."""
+    if not isinstance(table.this, exp.Anonymous):
+        return False
+    inner = table.this.expressions
+    if table.this.name.upper() != "TABLE" or not (len(inner) == 1 and isinstance(inner[0], exp.Anonymous)):
+        raise query.error(
+            table, f"{written(table.this)} hides which table it reads. Write DATABASE.SCHEMA.TABLE instead."
+        )
+    return True

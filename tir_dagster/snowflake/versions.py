@@ -1,0 +1,228 @@
+"""What the source is like at which moment: change tokens, pinned versions, columns, identity. No Spark here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from snowflake.connector.constants import FIELD_ID_TO_NAME
+
+from tir_dagster.errors import SourceError
+from tir_dagster.snowflake.columns import Column, UnheldTypeError
+from tir_dagster.snowflake.connection import BEYOND_TIME_TRAVEL, MISSING_OBJECT, SnowflakeAccess, SnowflakeError
+from tir_dagster.snowflake.names import TableName, literal, quote
+
+
+@dataclass(frozen=True, order=True)
+class SourceVersion:
+    """A moment on the warehouse's clock at which every table is read: in UTC, to the microsecond.
+
+    A version that is not `kept` by Time Travel is read as it is now: whoever reads it compares change tokens.
+    """
+
+    moment: datetime
+    kept: bool = field(default=True, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.moment.tzinfo is None:
+            raise SourceError(f"The version {self.moment} has no time zone. Write it with one: {self.moment}+00:00.")
+        object.__setattr__(self, "moment", self.moment.astimezone(UTC))
+
+    @staticmethod
+    def parse(text: str) -> SourceVersion:
+        """The version back from its text form."""
+        try:
+            return SourceVersion(datetime.fromisoformat(text))
+        except ValueError:
+            raise SourceError(
+                f"{text!r} is not a version. Write a moment as ISO 8601 with its zone: 2026-01-31T23:59:59+00:00."
+            ) from None
+
+    @property
+    def sql(self) -> str:
+        """The clause that pins a table: AT(TIMESTAMP => …), for a place right after the table's name; empty if not kept."""
+        if not self.kept:
+            return ""
+        return f"AT(TIMESTAMP => {literal(str(self))}::TIMESTAMP_TZ)"
+
+    def __str__(self) -> str:
+        return self.moment.isoformat(timespec="microseconds")
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A table's change token, to compare with an earlier one and nothing else; or why there is none.
+
+    `seen` is the warehouse's clock when the token was read; two probes are equal whenever they were made.
+    """
+
+    token: str | None
+    problem: str | None = None
+    seen: SourceVersion | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True)
+class TableFacts:
+    """What INFORMATION_SCHEMA knows about a table or view now; a view has no rows and no retention of its own."""
+
+    created: datetime
+    # When DDL of any kind last ran on it; it moves with a comment as with a renamed column, and never with rows.
+    last_ddl: datetime | None
+    rows: int | None
+    retention_days: int | None
+
+    @property
+    def identity(self) -> str:
+        """A text that changes when the table is recreated or swapped; not when its rows or columns do."""
+        return _utc(self.created)
+
+    @property
+    def ddl(self) -> str:
+        """A text that changes with every DDL statement on the table; not with its rows."""
+        return _utc(self.last_ddl) if self.last_ddl else ""
+
+
+def probe(access: SnowflakeAccess, tables: Sequence[TableName]) -> dict[TableName, Probe]:
+    """The change tokens of all tables by one query. A table that is gone gets a problem and does not hide the others."""
+    if not tables:
+        return {}
+    try:
+        return _probe_together(access, tables)
+    except SnowflakeError as failure:
+        if failure.errno not in MISSING_OBJECT:
+            raise
+        if len(tables) == 1:
+            return {tables[0]: Probe(None, str(failure))}
+    return {table: found for one in tables for table, found in probe(access, [one]).items()}
+
+
+def _probe_together(access: SnowflakeAccess, tables: Sequence[TableName]) -> dict[TableName, Probe]:
+    tokens = ", ".join(
+        f"SYSTEM$LAST_CHANGE_COMMIT_TIME({literal(table.sql)}) AS {quote(f'T{at}')}" for at, table in enumerate(tables)
+    )
+    *found, now = access.query(f"SELECT {tokens}, CURRENT_TIMESTAMP()::TIMESTAMP_TZ AS NOW")[0]
+    return {table: Probe(str(token), seen=SourceVersion(now)) for table, token in zip(tables, found, strict=True)}
+
+
+def pin(access: SnowflakeAccess, *, margin_seconds: float) -> SourceVersion:
+    """The warehouse's own clock minus a margin for transactions in flight."""
+    now: Any = access.query("SELECT CURRENT_TIMESTAMP()::TIMESTAMP_TZ AS NOW")[0][0]
+    return SourceVersion(now - timedelta(seconds=margin_seconds))
+
+
+def describe(access: SnowflakeAccess, table: TableName, names: Sequence[str] | None = None) -> tuple[Column, ...]:
+    """The table's columns; with names, only those, in that order. A name matches exactly, or else in upper case."""
+    declared = _declared(access, table)
+    return tuple(
+        Column.from_snowflake(name, declared[name][0], nullable=declared[name][1])
+        for name in _chosen(table, list(declared), names)
+    )
+
+
+def describe_held(access: SnowflakeAccess, table: TableName) -> tuple[Column, ...]:
+    """The table's columns without those of a type that no extract can hold."""
+    held = []
+    for name, (declared, nullable) in _declared(access, table).items():
+        with suppress(UnheldTypeError):
+            held.append(Column.from_snowflake(name, declared, nullable=nullable))
+    return tuple(held)
+
+
+def describe_query(access: SnowflakeAccess, sql: str) -> tuple[Column, ...]:
+    """The columns of a query's result, without running it."""
+    with access.connect() as connection, connection.cursor() as cursor:
+        found = cursor.describe(sql)
+    return tuple(Column.from_snowflake(one.name, _declared_type(one), nullable=bool(one.is_nullable)) for one in found)
+
+
+def _declared_type(found: Any) -> str:
+    """The type as DESCRIBE TABLE would write it."""
+    name = FIELD_ID_TO_NAME[found.type_code]
+    return f"NUMBER({found.precision},{found.scale})" if name == "FIXED" else str(name)
+
+
+def column_names(access: SnowflakeAccess, table: TableName) -> list[str]:
+    """All columns of the table, also those of a type that no extract can hold."""
+    try:
+        return list(_declared(access, table))
+    except SnowflakeError as failure:
+        if failure.errno not in MISSING_OBJECT:
+            raise
+        raise SnowflakeError(
+            f"{table} does not exist in Snowflake account {access.account}, or the role may not see it. "
+            "Check `source` in the extract's spec, and the grants.",
+            errno=failure.errno,
+        ) from None
+
+
+def _declared(access: SnowflakeAccess, table: TableName) -> dict[str, tuple[str, bool]]:
+    rows = access.query(f"DESCRIBE TABLE {table.sql}")
+    return {str(row[0]): (str(row[1]), str(row[3]).upper() == "Y") for row in rows if str(row[2]).upper() == "COLUMN"}
+
+
+def _chosen(table: TableName, known: list[str], names: Sequence[str] | None) -> list[str]:
+    if names is None:
+        return known
+    chosen = [name if name in known else name.upper() for name in names]
+    missing = [name for name, found in zip(names, chosen, strict=True) if found not in known]
+    if missing:
+        raise SourceError(
+            f"{table} has no column {', '.join(missing)}. It has {', '.join(known)}: "
+            "correct `columns:` in the extract's spec."
+        )
+    if twice := sorted({name for name in chosen if chosen.count(name) > 1}):
+        raise SourceError(f"{table}: column {', '.join(twice)} is named twice. Name it once in the extract's spec.")
+    return chosen
+
+
+def table_facts(access: SnowflakeAccess, table: TableName) -> TableFacts:
+    """When the table was made and last defined, its rows and how far Time Travel reaches."""
+    rows = access.query(
+        f"SELECT CREATED, LAST_DDL, ROW_COUNT, RETENTION_TIME FROM {quote(table.database)}.INFORMATION_SCHEMA.TABLES "
+        f"WHERE TABLE_SCHEMA = {literal(table.schema)} AND TABLE_NAME = {literal(table.name)}"
+    )
+    if not rows:
+        raise SnowflakeError(
+            f"{table} does not exist, or the role may not see it. Check the name and the grants.",
+            errno=min(MISSING_OBJECT),
+        )
+    created, defined, count, retention = rows[0]
+    return TableFacts(created, defined, _whole(count), _whole(retention))
+
+
+def _whole(value: Any) -> int | None:
+    return None if value is None else int(value)
+
+
+def _utc(moment: datetime) -> str:
+    return moment.astimezone(UTC).isoformat(timespec="microseconds")
+
+
+def is_kept(access: SnowflakeAccess, table: TableName, facts: TableFacts, version: SourceVersion) -> bool:
+    """Whether Time Travel shows the table at a version of late; a view has the past that the tables behind it have."""
+    if facts.retention_days is not None:
+        return facts.retention_days != 0
+    try:
+        access.query(f"SELECT 1 FROM {table.sql} {version.sql} LIMIT 0")
+    except SnowflakeError as failure:
+        if failure.errno not in BEYOND_TIME_TRAVEL:
+            raise
+        return False
+    return True
+
+
+def table_identity(access: SnowflakeAccess, table: TableName) -> str:
+    """A text that changes when the table is recreated or swapped; not when its rows or columns do."""
+    return table_facts(access, table).identity
+
+
+def select(
+    table: TableName, columns: Sequence[Column], *, version: SourceVersion | None = None, where: str | None = None
+) -> str:
+    """The query that reads these columns, pinned to a version."""
+    listed = ", ".join(quote(column.name) for column in columns)
+    pinned = f" {version.sql}" if version else ""
+    return f"SELECT {listed} FROM {table.sql}{pinned}" + (f" WHERE {where}" if where else "")

@@ -1,0 +1,187 @@
+"""Spark sessions: settings that suit small machines and that every read here relies on."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyspark
+from py4j.protocol import Py4JNetworkError  # type: ignore[import-untyped]
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from tir_dagster.errors import SourceError
+
+# What a session must have, wherever it comes from: values would look different without.
+_REQUIRED = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.ansi.enabled": "true",
+    # INT96, Spark's other way, is one that Hyper does not read.
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    # 0001-01-01 and 9999-12-31 are ordinary values in tables; the old calendar would refuse or shift them.
+    "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
+    "spark.sql.parquet.datetimeRebaseModeInRead": "CORRECTED",
+    "spark.sql.parquet.int96RebaseModeInWrite": "CORRECTED",
+    "spark.sql.parquet.writeLegacyFormat": "false",
+}
+
+_SMALL = {
+    "spark.master": "local[*]",
+    "spark.sql.adaptive.enabled": "true",
+    # 200, the default, doubles the time of a join of five million rows on two cores.
+    "spark.sql.shuffle.partitions": "8",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    "spark.sql.catalogImplementation": "in-memory",
+    "spark.python.worker.reuse": "true",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.log.level": "ERROR",
+    "spark.sql.parquet.compression.codec": "zstd",
+}
+
+
+def spark_conf(*, home: Path, conf: Mapping[str, Any] | None = None) -> dict[str, str]:
+    """The settings of a session, for whoever builds it; `conf` wins over ours, except where values depend on it."""
+    folders = {
+        "spark.local.dir": str(home / "spark" / "local"),
+        "spark.sql.warehouse.dir": (home / "spark" / "warehouse").absolute().as_uri(),
+    }
+    given = {name: str(value) for name, value in (conf or {}).items()}
+    # Without memory the JVM ends: one that lives on half dead never answers, and the refresh would wait for ever.
+    flags = "-XX:+IgnoreUnrecognizedVMOptions -XX:+ExitOnOutOfMemoryError"
+    options = f"-Dderby.system.home={home / 'spark'} {flags} {_archive_options(home)}".strip()
+    return {**_SMALL, **folders, "spark.driver.extraJavaOptions": options, **given, **_REQUIRED}
+
+
+def use_this_python() -> None:
+    """Workers run this interpreter: another one lacks our packages ("No module named 'pyarrow'")."""
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+
+
+def spark_session(app_name: str, *, home: Path, conf: Mapping[str, Any] | None = None) -> SparkSession:
+    """The session of this process, made if there is none."""
+    use_this_python()
+    settings = spark_conf(home=home, conf=conf)
+    builder = SparkSession.builder.appName(app_name)
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    try:
+        return configure(builder.getOrCreate())
+    except (PySparkException, OSError) as error:
+        said = " ".join(str(error).split())[:300]
+        raise SourceError(
+            f"Spark did not start: {said}. It needs Java 17 or 21: check `java -version` and JAVA_HOME."
+        ) from error
+
+
+@contextmanager
+def jvm_output(home: Path) -> Iterator[None]:
+    """A JVM that starts inside the block prints to a file for the rest of its life, not to our standard error.
+
+    Spark's first lines come before any of its settings count, and Java's warning of its own incubator modules cannot
+    be turned off at all.
+    """
+    file = home / "spark" / "driver.log"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    sys.stderr.flush()
+    kept = os.dup(2)
+    try:
+        with file.open("ab") as log:
+            os.dup2(log.fileno(), 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
+def configure(spark: SparkSession) -> SparkSession:
+    """Give a session made elsewhere (dagster-pyspark, Spark Connect) the settings that values depend on."""
+    for name, value in _REQUIRED.items():
+        if spark.conf.get(name, None) != value:
+            spark.conf.set(name, value)
+    context = getattr(spark, "_sc", None)
+    if context is not None and context.master.startswith("local") and "PYSPARK_PYTHON" not in os.environ:
+        context.pythonExec = sys.executable
+    return spark
+
+
+def class_archive(home: Path) -> Path:
+    """Where the JVM's class archive for this Spark is kept."""
+    return home / "spark" / f"classes-{pyspark.__version__}.jsa"
+
+
+def build_class_archive(*, home: Path) -> Path:
+    """Start Spark once in a process of its own and keep the classes it loaded: later starts are faster. About 150 MB."""
+    archive = class_archive(home)
+    archive.parent.mkdir(parents=True, exist_ok=True)
+    script = f"from tir_dagster.spark.session import _dump; _dump({str(archive)!r})"
+    use_this_python()
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=600, check=False)
+    if done.returncode or not archive.is_file():
+        raise SourceError(
+            f"The class archive {archive} was not made: {done.stderr.strip()[-300:]}. Sessions start without it."
+        )
+    return archive
+
+
+def _dump(archive: str) -> None:
+    """Run what every refresh runs, in a JVM that writes its classes to the archive when it ends."""
+    beside = f"{archive}.new"
+    options = f"-XX:ArchiveClassesAtExit={beside} -Xlog:cds=off -Xlog:cds+dynamic=off"
+    with tempfile.TemporaryDirectory(prefix="tir-classes-") as folder:
+        spark = spark_session("tir class archive", home=Path(folder), conf={"spark.driver.extraJavaOptions": options})
+        _rehearse(spark, Path(folder))
+        gateway = spark.sparkContext._gateway  # noqa: SLF001 - the JVM writes the archive when it ends by itself
+        spark.stop()
+        assert gateway is not None
+        gateway.shutdown()
+        gateway.proc.stdin.close()
+        gateway.proc.wait(timeout=120)
+    Path(beside).replace(archive)
+
+
+def _rehearse(spark: SparkSession, folder: Path) -> None:
+    """Run what a refresh asks of Spark: tasks of our own in Python workers."""
+    from tir_dagster.spark.staging import rehearse  # noqa: PLC0415 - it imports this module
+
+    del folder
+    rehearse(spark)
+
+
+def _archive_options(home: Path) -> str:
+    archive = class_archive(home)
+    # A JVM of another version passes the archive over; with the log off it does so silently.
+    return f"-XX:SharedArchiveFile={archive} -Xshare:auto -Xlog:disable" if archive.is_file() else ""
+
+
+_TASK_ERROR = re.compile(r"tir_dagster\.\S*(?:SourceError|SnowflakeError): (.+?)(?:\n|$)")
+
+
+@contextmanager
+def spark_failures(action: str) -> Iterator[None]:
+    """What a task said in its SourceError is raised here; any other failure of Spark names the action."""
+    try:
+        yield
+    except SourceError:
+        raise
+    # A task's failure comes as Py4J's error, as Spark's or as Connect's; each carries the traceback as text.
+    except Exception as error:
+        if told := _TASK_ERROR.search(str(error)):
+            raise SourceError(told[1]) from None
+        if isinstance(error, Py4JNetworkError | ConnectionError):
+            raise SourceError(
+                f"Spark's Java process ended while {action}, most likely for want of memory. Give it more, by the variable"
+                " SPARK_DRIVER_MEMORY=4g or the setting spark.driver.memory, and run again. Nothing was published."
+            ) from error
+        if not isinstance(error, PySparkException):
+            raise
+        first = str(error).strip().split("\n", 1)[0][:300]
+        raise SourceError(f"Spark failed while {action}: {first}. The log of the run has the details.") from error

@@ -1,0 +1,1 @@
+"""What a user declares: extracts, loads, alerts; reading them from YAML."""

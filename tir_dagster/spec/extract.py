@@ -1,0 +1,443 @@
+"""The extract spec: what a user declares, as plain frozen dataclasses, and what in it cannot work."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime, timedelta
+from typing import Literal
+from zoneinfo import ZoneInfo
+
+from tir_dagster.addresses import has_credentials
+from tir_dagster.errors import SpecError
+from tir_dagster.snowflake.names import TableName
+from tir_dagster.spec.alerts import Alerts
+
+KEY_NEEDED = "give a row key, or slices: without both, nothing smaller than the extract can be replaced"
+ASSETS = ("source_table", "changed_keys", "purged_extract", "published_datasource")
+
+_SHORTEST_JOB_SECONDS = 60
+_LARGEST_PATCH_MB = 100_000
+NAME_FORM = re.compile(r"^[a-z][a-z0-9_]*$")
+_STARTS = {"month": r"\d{4}-\d{2}(-01)?", "week": r"\d{4}-\d{2}-\d{2}", "day": r"\d{4}-\d{2}-\d{2}"}
+_PART = r'\s*(?:"(?:[^"]|"")+"|[A-Za-z_][A-Za-z0-9_$]*)\s*'
+TABLE_FORM = re.compile(rf"{_PART}\.{_PART}\.{_PART}")
+_CRON_LIMITS = (59, 23, 31, 12, 7)
+
+
+@dataclass(frozen=True)
+class Slices:
+    """Coarse parts of the extract by a date or timestamp column, or by the values of another: the unit of backfill and verification."""
+
+    by: Literal["month", "week", "day", "value", "none"] = "none"
+    column: str | None = None
+    start: str | None = None
+    zone: str = "UTC"
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        if self.by == "none":
+            if self.column:
+                yield "by", "say how to slice: month, week, day or value"
+            return
+        if not self.column:
+            kind = "column" if self.by == "value" else "date or timestamp column"
+            yield "column", f"name the {kind} whose {self.by} a row belongs to"
+        if self.by == "value":
+            if self.start:
+                yield "start", "slices by value have no first one; leave it out"
+        else:
+            yield from self._start_problems()
+        try:
+            ZoneInfo(self.zone)
+        except (OSError, ValueError, KeyError):
+            yield "zone", f"{self.zone!r} is no time zone; use a name such as UTC or Europe/Berlin"
+
+    def _start_problems(self) -> Iterator[tuple[str, str]]:
+        first = self._first_day()
+        if first is None:
+            form = "YYYY-MM" if self.by == "month" else "YYYY-MM-DD"
+            yield "start", f"give the first {self.by} as {form}; older rows still belong to the extract"
+        elif first > (datetime.now(UTC) + timedelta(days=1)).date():
+            # A day of grace: somewhere tomorrow has begun.
+            yield "start", f"{self.start} lies in the future; give the first {self.by} that has rows"
+
+    def _first_day(self) -> date | None:
+        """The start as a date; None for anything that is not one."""
+        if not self.start or not re.fullmatch(_STARTS[self.by], self.start):
+            return None
+        try:
+            return date.fromisoformat(f"{self.start}-01"[:10])
+        except ValueError:
+            return None
+
+
+Detector = Literal["diff", "watermark", "feed", "snapshot", "hint"]
+
+
+@dataclass(frozen=True)
+class TableChanges:
+    """How changed rows of one table are found."""
+
+    # Left out: by the watermark if there is one, else every row is compared.
+    detector: Detector | None = None
+    watermark: str | None = None
+    look_back: float = field(default=600.0, metadata={"duration": True})
+    deletes: bool = True
+
+    @property
+    def by(self) -> Detector:
+        # `snapshot` is the old name of `diff`.
+        named: Detector | None = "diff" if self.detector == "snapshot" else self.detector
+        return named or ("watermark" if self.watermark else "diff")
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        if self.by == "watermark" and not self.watermark:
+            yield (
+                "watermark",
+                "name the column that every change raises, or choose another detector: feed, snapshot or hint",
+            )
+        if self.by != "watermark" and self.watermark:
+            yield "detector", f"{self.by} uses no watermark; leave one of the two out"
+
+
+@dataclass(frozen=True)
+class JoinedChanges(TableChanges):
+    """How changed rows of a joined table are found, and what a key means that it has more than once."""
+
+    # Rows that refer to such a key are multiplied: that is told, or no refresh is done.
+    duplicates: Literal["warn", "fail"] = "warn"
+
+
+@dataclass(frozen=True)
+class Changes(TableChanges):
+    """How changes are found: in the source, or in a query's first table; and in a query's further ones."""
+
+    tables: Mapping[str, JoinedChanges] = field(default_factory=dict)
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        yield from super().problems()
+        seen: dict[TableName, str] = {}
+        for name in self.tables:
+            if not TABLE_FORM.fullmatch(name):
+                yield f"tables.{name}", "give the table as DATABASE.SCHEMA.TABLE"
+            elif (other := seen.setdefault(TableName.parse(name), name)) != name:
+                yield f"tables.{name}", f"the same table as {other}; keep one of the two"
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """Credentials to embed when the datasource is published: overwriting loses the ones it had."""
+
+    username: str | None = None
+    username_env: str | None = None
+    password_env: str | None = None
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        if not self.password_env:
+            yield "password_env", "name the environment variable that holds the password"
+        if bool(self.username) == bool(self.username_env):
+            yield "username", "give either username or username_env"
+
+
+@dataclass(frozen=True)
+class Datasource:
+    """Where the extract is published. Server and site default to the environment's."""
+
+    name: str
+    project: str
+    server: str | None = None
+    site: str | None = None
+    credentials: Credentials | None = None
+    # Create a datasource of this name though the extract was published to another one before.
+    create: bool = False
+    # Replace a published Hyper file that has other columns than the extract.
+    replace: bool = False
+    # Which of Tableau's own refreshes the delivery `trigger` starts.
+    refresh: Literal["full", "incremental"] = "full"
+    # The delivery `server`: not at once but at this time of day (HH:MM, in the slices' zone), by the server's schedule.
+    schedule: str | None = None
+    # The delivery `patch`: how much the server takes in one request.
+    patch_limit_mb: float = 90.0
+    # Servers end a refresh after two hours unless they are told otherwise; and it may have to queue before.
+    job_timeout: float = field(default=4 * 3600.0, metadata={"duration": True})
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        if has_credentials(self.server or ""):
+            yield (
+                "server",
+                "leave user and password out of the address, and set TABLEAU_TOKEN_NAME and TABLEAU_TOKEN_SECRET",
+            )
+        if not 1 <= self.patch_limit_mb <= _LARGEST_PATCH_MB:
+            yield "patch_limit_mb", f"give a number of megabytes between 1 and {_LARGEST_PATCH_MB:,}"
+        if self.job_timeout < _SHORTEST_JOB_SECONDS:
+            yield "job_timeout", "give at least a minute: a job that runs on after its time is not cancelled"
+        if self.schedule is not None and not re.fullmatch(r"([01]\d|2[0-3]):[0-5]\d", self.schedule):
+            yield "schedule", f"{self.schedule!r} is no time of day; write one such as '06:30', in quotes"
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """When to wait, when to stop, and when a full refresh is the better one."""
+
+    quiet_period: float = field(default=2.0, metadata={"duration": True})
+    # How often the sensors look, at most.
+    interval: float = field(default=30.0, metadata={"duration": True})
+    delete_share: float = 0.3
+    full_share: float = 0.5
+    rebuild_factor: float = 2.0
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        for name in ("delete_share", "full_share"):
+            if not 0 <= getattr(self, name) <= 1:
+                yield name, "give a share between 0 and 1"
+        if self.interval < 1:
+            yield "interval", "give at least 1 second"
+        if self.rebuild_factor < 1:
+            yield "rebuild_factor", "give a factor of at least 1"
+
+
+@dataclass(frozen=True)
+class Checks:
+    """What is looked at besides each refresh's own verification."""
+
+    # Warn when the rows grow or shrink by more than this share from one refresh to the next.
+    row_jump: float | None = None
+    # A verification downloads the datasource, too, and compares what the server holds.
+    server: bool = False
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        if self.row_jump is not None and self.row_jump <= 0:
+            yield "row_jump", "give a share above 0, such as 0.5: half of the rows more or less"
+
+
+@dataclass(frozen=True)
+class Verify:
+    """What each refresh compares with the source besides what it replaced."""
+
+    # So many whole slices, those that were longest not compared.
+    slices_per_run: int = 1
+    # `slices`: every slice that was touched, too, in every refresh.
+    each: Literal["keys", "slices"] = "keys"
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        if self.slices_per_run < 0:
+            yield "slices_per_run", "give a number of slices, 0 or more"
+
+
+@dataclass(frozen=True)
+class Schedules:
+    """When everything is verified, and when everything is loaded anew: cron expressions, in the slices' time zone."""
+
+    verify: str | None = None
+    full_refresh: str | None = None
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        for name, cron in vars(self).items():
+            if cron is not None and not _is_cron(cron):
+                yield name, f"{cron!r} is no cron expression; write one such as '0 3 * * *': every day at three"
+
+
+def _is_cron(text: str) -> bool:
+    """Whether the five fields look like a cron expression's and no number is beyond its field's greatest."""
+    fields = text.split()
+    return len(fields) == len(_CRON_LIMITS) and all(
+        re.fullmatch(r"[0-9A-Za-z*/,\-]+", one) and all(int(number) <= most for number in re.findall(r"\d+", one))
+        for one, most in zip(fields, _CRON_LIMITS, strict=True)
+    )
+
+
+_UPSTREAM_TIMED = ("hour", "day", "week", "month")
+
+
+@dataclass(frozen=True)
+class Upstream:
+    """An asset of the project's own that fills the source: what its partitions are, and in which time zone."""
+
+    partitions: Literal["hour", "day", "week", "month", "value", "none"] = "day"
+    # Left out: that of the slices.
+    zone: str | None = None
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        try:
+            ZoneInfo(self.zone or "UTC")
+        except (OSError, ValueError, KeyError):
+            yield "zone", f"{self.zone!r} is no time zone; use a name such as UTC or Europe/Berlin"
+
+    @property
+    def timed(self) -> bool:
+        return self.partitions in _UPSTREAM_TIMED
+
+
+@dataclass(frozen=True)
+class Snowflake:
+    """How the extract's queries run; what is not given comes from the connection."""
+
+    warehouse: str | None = None
+    role: str | None = None
+    query_tag: str | None = None
+
+
+@dataclass(frozen=True)
+class Keep:
+    """How many of the last verified versions stay on the disk. The confirmed one always does."""
+
+    versions: int = 3
+    # Bytes of all of them together; the oldest go first.
+    size: int | None = field(default=None, metadata={"size": True})
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        if self.versions < 1:
+            yield "versions", "give a number of at least 1: the confirmed version always stays"
+
+
+@dataclass(frozen=True)
+class ExtractSpec:
+    """One extract: its source, its keys and slices, how changes are found, and where it is published."""
+
+    name: str
+    # One table as it is; or empty, and `query` is a SELECT: then this becomes the query's first table.
+    source: str = field(metadata={"unless": "query"})
+    datasource: Datasource
+    query: str | None = None
+    row_key: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+    slices: Slices = Slices()
+    changes: Changes = Changes()
+    delivery: Literal["republish", "server", "patch", "trigger"] = "republish"
+    # Further tables whose change starts the refresh of the delivery `trigger`.
+    watch: tuple[str, ...] = ()
+    policy: Literal["auto", "incremental_only", "full"] = "auto"
+    thresholds: Thresholds = Thresholds()
+    keep: Keep = Keep()
+    snowflake: Snowflake = Snowflake()
+    alerts: Alerts | None = None
+    # The datasource is stale when nothing was published for so long.
+    freshness: float | None = field(default=None, metadata={"duration": True})
+    checks: Checks = Checks()
+    verify: Verify = Verify()
+    schedules: Schedules = Schedules()
+    # Who starts refreshes: the sensors, or Dagster's automation conditions.
+    automation: Literal["sensor", "condition"] = "sensor"
+    # Other keys for the assets, parts divided by slashes. A `source_table` named here is somebody else's asset.
+    asset_keys: Mapping[str, str] = field(default_factory=dict)
+    # Assets that fill the source, by their keys, parts divided by slashes: their partitions map onto slices.
+    upstream: Mapping[str, Upstream] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.query is not None and not self.source:
+            # Here and not above: SQL is parsed by a library that a plain table does not need.
+            from tir_dagster.snowflake.query import ViewError, tables_of  # noqa: PLC0415
+
+            with suppress(ViewError):
+                object.__setattr__(self, "source", str(next(iter(tables_of(self.query)), "")))
+
+    def _query_problems(self) -> Iterator[tuple[str, str]]:
+        from tir_dagster.snowflake.query import ViewError, tables_of  # noqa: PLC0415
+
+        assert self.query is not None
+        try:
+            tables = {str(table) for table in tables_of(self.query)}
+        except ViewError as error:
+            yield "query", str(error).removeprefix("`query`").lstrip(",: ").rstrip(".")
+            return
+        if not tables:
+            yield "query", "it reads no table; select from one that an extract can follow"
+        elif self.source not in tables:
+            yield "source", "give a table as `source`, or a SELECT as `query`, not both"
+        if self.columns:
+            yield "columns", "a query names its columns itself"
+        for name in self.changes.tables:
+            if str(TableName.parse(name)) not in tables:
+                yield f"changes.tables.{name}", f"the query does not read it; it reads {', '.join(sorted(tables))}"
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        if not NAME_FORM.match(self.name):
+            yield "name", "use lower-case letters, digits and underscores: it names the assets"
+        if self.query is not None:
+            yield from self._query_problems()
+        elif self.changes.tables:
+            yield "changes.tables", "only a `query` reads further tables"
+        elif not TABLE_FORM.fullmatch(self.source):
+            example = 'a part with small letters, spaces or points in double quotes: DATABASE.SCHEMA."My Table"'
+            yield "source", f"give the table as DATABASE.SCHEMA.TABLE, {example}"
+        if unfit := [table for table in self.watch if not TABLE_FORM.fullmatch(table)]:
+            yield "watch", f"{', '.join(unfit)}: give tables as DATABASE.SCHEMA.TABLE"
+        if self.watch and self.delivery != "trigger":
+            yield "watch", "only the delivery `trigger` watches several tables"
+        if self.datasource.schedule and self.delivery != "server":
+            yield "datasource.schedule", "only the delivery `server` waits for a schedule"
+        if self.delivery == "trigger":
+            yield from self._trigger_problems()
+        if self.slices.by == "value" and self.automation == "condition":
+            yield "automation", "conditions need slices by month, week or day, or none; use sensors for slices by value"
+        for name, key in self.asset_keys.items():
+            if name not in ASSETS:
+                yield f"asset_keys.{name}", f"unknown asset; known are {', '.join(ASSETS)}"
+            elif not all(key.split("/")):
+                yield f"asset_keys.{name}", f"{key!r} has an empty part; write parts divided by single slashes"
+        yield from self._upstream_problems()
+        # Of a query that aggregates the groups are keys enough.
+        whole = not self.row_key and self.slices.by == "none" and self.query is None
+        if whole and self.delivery != "trigger":
+            yield "row_key", KEY_NEEDED
+
+    def _upstream_problems(self) -> Iterator[tuple[str, str]]:
+        for key, upstream in self.upstream.items():
+            path = f"upstream.{key}"
+            if not all(key.split("/")):
+                yield path, f"{key!r} has an empty part; write parts divided by single slashes"
+            elif self.delivery == "trigger":
+                yield path, "the delivery `trigger` has no slices; name tables to watch in `watch`"
+            elif upstream.timed and self.slices.by in ("value", "none"):
+                yield path, f"partitions by {upstream.partitions} map onto slices by month, week or day; here are none"
+            elif upstream.partitions == "value" and self.slices.by != "value":
+                yield path, "partitions by value map onto slices by value; here are none"
+
+    def _trigger_problems(self) -> Iterator[tuple[str, str]]:
+        """What only a version of our own can be asked."""
+        if self.schedules.verify:
+            yield "schedules.verify", "the delivery `trigger` keeps no version to verify; leave it out"
+        if self.checks != Checks():
+            yield "checks", "the delivery `trigger` keeps no version to check; leave them out"
+
+
+def check_columns(spec: ExtractSpec, known: Sequence[str]) -> None:
+    """Refuse a spec that names a column the source does not have, or works with one that `columns` leaves out."""
+    problems = [
+        f"{field} names {name}, which {spec.source} does not have{_close(name, known)}"
+        for field, names in {"columns": spec.columns, **_shown(spec), "changes.watermark": _watermark(spec)}.items()
+        for name in names
+        if not {name, name.upper()} & set(known)
+    ]
+    if problems:
+        raise SpecError(f"{spec.name}: {'; '.join(problems)}. The source has {', '.join(known)}: correct the spec.")
+    shown = {name if name in known else name.upper() for name in spec.columns or known}
+    hidden = [
+        f"{field} {name}" for field, names in _shown(spec).items() for name in names if not {name, name.upper()} & shown
+    ]
+    if hidden:
+        raise SpecError(
+            f"{spec.name}: `columns` leaves out what a refresh works with: {', '.join(hidden)}. Add it to `columns` in the spec."
+        )
+
+
+def needed_columns(spec: ExtractSpec) -> tuple[str, ...]:
+    """All columns that the extract must have; the watermark is only asked for, it need not be shown."""
+    return tuple(dict.fromkeys(name for names in (*_shown(spec).values(), spec.columns) for name in names))
+
+
+def _shown(spec: ExtractSpec) -> dict[str, tuple[str, ...]]:
+    """The columns of the extract that a refresh works with, by the field that names them."""
+    return {"row_key": spec.row_key, "slices.column": (spec.slices.column,) if spec.slices.column else ()}
+
+
+def _watermark(spec: ExtractSpec) -> tuple[str, ...]:
+    return (spec.changes.watermark,) if spec.changes.watermark else ()
+
+
+def _close(wanted: str, known: Sequence[str]) -> str:
+    close = difflib.get_close_matches(wanted.upper(), known, n=1)
+    return f" (did you mean {close[0]}?)" if close else ""

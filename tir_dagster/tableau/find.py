@@ -1,0 +1,241 @@
+"""Find projects by their path and datasources by project and name, and read what the server says about them."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Any
+
+import tableauserverclient as TSC  # noqa: N812 - the name its own documentation uses
+from defusedxml.ElementTree import fromstring
+from tableauserverclient.datetime_helpers import parse_datetime
+
+from tir_dagster.errors import DatasourceError
+from tir_dagster.tableau.client import TableauClient
+from tir_dagster.tableau.found import Connection, FoundDatasource, FoundProject, Revision, shown_place
+from tir_dagster.tableau.trouble import RefusedError
+
+_PAGE = 1000
+_MOST_READS = 5
+# A filter expression has no way to quote these; what holds one is found by listing.
+_NOT_IN_FILTERS = frozenset(",:&[]*")
+# `updatedAt` has whole seconds: two changes further apart than this cannot show the same one.
+_SETTLE_SECONDS = 1.1
+
+
+def find_project(client: TableauClient, path: str) -> FoundProject:
+    """The project at `parent/child`, or the only one of that bare name; `/name` is the one at the top."""
+    projects = list_projects(client)
+    wanted = path.strip().strip("/")
+    if "/" in path.strip():
+        matches = [project for project in projects if project.path == wanted]
+    else:
+        matches = [project for project in projects if project.name == wanted]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        paths = ", ".join(sorted(_written(project.path) for project in matches))
+        raise DatasourceError(
+            f"{len(matches)} projects on {client.where} are called {wanted!r}: {paths}. Write the path of the one meant."
+        )
+    raise DatasourceError(
+        f"There is no project {wanted!r} on {client.where} that this user can see."
+        f"{_close(wanted, [project.path for project in projects], [project.name for project in projects])}"
+        " Check the name, or ask for permission to view the project."
+    )
+
+
+def list_projects(client: TableauClient) -> list[FoundProject]:
+    """All projects that the user can see, with their paths."""
+    items = _everything(client, "projects", "list the projects")
+    by_id = {item.id: item for item in items}
+    return [FoundProject(item.id, item.name, _path(item, by_id)) for item in items]
+
+
+def _path(item: Any, by_id: dict[str, Any]) -> str:
+    """Names from the top down; a parent that the user cannot see is left out."""
+    names, seen = [item.name], {item.id}
+    while (item := by_id.get(item.parent_id)) is not None and item.id not in seen:
+        seen.add(item.id)
+        names.append(item.name)
+    return "/".join(reversed(names))
+
+
+def _written(path: str) -> str:
+    return repr(path if "/" in path else f"/{path}")
+
+
+def find_datasource(client: TableauClient, *, project: FoundProject, name: str) -> FoundDatasource:
+    """The datasource of that name in that project; an error that names close matches when there is none."""
+    found = look_for_datasource(client, project=project, name=name)
+    if found is not None:
+        return found
+    raise DatasourceError(
+        f"{none_of_that_name(client, project=project, name=name)} Check the name and the project, or ask for permission to view it."
+    )
+
+
+def none_of_that_name(client: TableauClient, *, project: FoundProject, name: str) -> str:
+    """A sentence that there is no such datasource, and names close to it."""
+    items = _everything(client, "datasources", f"list the datasources of project {project.path!r}")
+    inside = [item.name for item in items if item.project_id == project.id]
+    elsewhere = sorted({str(item.project_name) for item in items if item.name == name})
+    other = f" There is one of that name in {', '.join(map(repr, elsewhere))}." if elsewhere else ""
+    return (
+        f"There is no datasource {name!r} in project {project.path!r} on {client.where} that this user can see."
+        f"{other}{_close(name, inside)}"
+    )
+
+
+def name_of_id(client: TableauClient, datasource_id: str) -> str | None:
+    """What the datasource of that id is called now, as messages name it; None when there is none that this user can see."""
+    doing = f"look for the datasource with id {datasource_id}"
+    try:
+        item = client.call(lambda server: server.datasources.get_by_id(datasource_id), doing=doing)
+    except RefusedError:
+        return None
+    return shown_place(item.name, str(item.project_name), client.where)
+
+
+def look_for_datasource(client: TableauClient, *, project: FoundProject, name: str) -> FoundDatasource | None:
+    """The same, or None."""
+    doing = f"find datasource {name!r} in project {project.path!r}"
+    items = _everything(client, "datasources", doing, {"name": name, "projectName": project.name})
+    for item in items:
+        # Projects of one name can lie in several places: only the id tells them apart.
+        if item.name == name and item.project_id == project.id:
+            return read_datasource(client, item.id, project=project, name=name)
+    return None
+
+
+def reread(client: TableauClient, found: FoundDatasource) -> FoundDatasource | None:
+    """The datasource as it is now; None when it was deleted."""
+    return read_datasource(client, found.id, project=found.project, name=found.name)
+
+
+def read_datasource(
+    client: TableauClient, datasource_id: str, *, project: FoundProject, name: str
+) -> FoundDatasource | None:
+    """Everything about one datasource; None when there is none of that id. The name is for messages.
+
+    It takes several calls. A publish or a refresh between them would mix two versions, so they are made again until the
+    datasource's own entry is the same before and after them.
+    """
+    doing = f"read datasource {name!r} in project {project.path!r}"
+
+    def read() -> Any:
+        return client.call(lambda server: server.datasources.get_by_id(datasource_id), doing=doing)
+
+    try:
+        item = read()
+        for _ in range(_MOST_READS):
+            connections = client.call(partial(_connections, item=item), doing=f"{doing} and its connections")
+            history = _history(client, item, doing)
+            before, item = item, read()
+            if (before.updated_at, before.size) == (item.updated_at, item.size):
+                break
+    except RefusedError as error:
+        if error.code == "404004":
+            return None
+        raise
+    return FoundDatasource(
+        id=item.id,
+        name=item.name,
+        project=project,
+        owner_id=item.owner_id or "",
+        tags=frozenset(item.tags or ()),
+        description=item.description or "",
+        certified=bool(item.certified),
+        certification_note=item.certification_note or "",
+        updated_at=item.updated_at,
+        has_extracts=item.has_extracts,
+        size_mb=item.size,
+        connections=connections,
+        webpage_url=item.webpage_url or "",
+        history=history,
+    )
+
+
+def settled(client: TableauClient, found: FoundDatasource) -> FoundDatasource:
+    """The datasource at a moment after which every further change shows in its version.
+
+    Times have whole seconds. A change in the same second as the last one would look like it, so read again when that
+    second has surely passed.
+    """
+    client.retry.sleep(_SETTLE_SECONDS)
+    now = reread(client, found)
+    if now is None:
+        raise DatasourceError(f"{found.shown} on {client.where} was deleted. Publish it again, or name another one.")
+    return now
+
+
+def _connections(server: Any, item: Any) -> tuple[Connection, ...]:
+    server.datasources.populate_connections(item)
+    return tuple(
+        Connection(
+            id=each.id or "",
+            type=each.connection_type or "",
+            server_address=each.server_address or "",
+            server_port=each.server_port or "",
+            username=each.username or "",
+            embed_password=bool(each.embed_password),
+        )
+        for each in item.connections
+    )
+
+
+def _history(client: TableauClient, item: Any, doing: str) -> tuple[Revision, ...] | None:
+    """All revisions; None where the site keeps none or does not show them to this user."""
+    revisions: list[Revision] = []
+    try:
+        while True:
+            options = TSC.RequestOptions(pagenumber=1 + len(revisions) // _PAGE, pagesize=_PAGE)
+            read = partial(_revisions, datasource_id=item.id, options=options)
+            page = client.call(read, doing=f"{doing} and its revisions")
+            revisions.extend(page)
+            if len(page) < _PAGE:
+                return tuple(revisions)
+    except RefusedError:
+        return tuple(revisions) or None
+
+
+def _revisions(server: Any, *, datasource_id: str, options: Any) -> list[Revision]:
+    """One page. The client's own call reads the first page only, and drops the size."""
+    endpoint = server.datasources
+    answer = endpoint.get_request(f"{endpoint.baseurl}/{datasource_id}/revisions", options)
+    return [
+        _revision(element, server.namespace)
+        for element in fromstring(answer.content).findall(".//t:revision", namespaces=server.namespace)
+        if element.get("revisionNumber", "").isdigit()
+    ]
+
+
+def _revision(element: Any, namespace: dict[str, str]) -> Revision:
+    publisher = element.find("t:publisher", namespaces=namespace)
+    size = element.get("sizeInBytes", "")
+    return Revision(
+        number=int(element.get("revisionNumber")),
+        publisher_id=publisher.get("id") if publisher is not None else None,
+        published_at=parse_datetime(element.get("publishedAt")),
+        size_bytes=int(size) if size.isdigit() else None,
+    )
+
+
+def _everything(client: TableauClient, endpoint: str, doing: str, equal: dict[str, str] | None = None) -> Sequence[Any]:
+    """All items of a list, filtered by the server where its filters can say it."""
+    options = TSC.RequestOptions(pagesize=_PAGE)
+    for field, value in (equal or {}).items():
+        if not _NOT_IN_FILTERS & set(value):
+            options.filter.add(TSC.Filter(field, TSC.RequestOptions.Operator.Equals, value))
+    return client.call(lambda server: list(TSC.Pager(getattr(server, endpoint), options)), doing=doing)
+
+
+def _close(wanted: str, *candidates: Iterable[str]) -> str:
+    """` Close to it: …`, or nothing."""
+    lowered: dict[str, str] = {}
+    for names in candidates:
+        for name in names:
+            lowered.setdefault(name.casefold(), name)
+    close = difflib.get_close_matches(wanted.casefold(), list(lowered), n=3, cutoff=0.6)
+    return f" Close to it: {', '.join(repr(lowered[name]) for name in close)}." if close else ""

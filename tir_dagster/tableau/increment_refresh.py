@@ -1,0 +1,101 @@
+"""Start an incremental refresh by the best way that the server has, and never a full one in its place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from defusedxml.ElementTree import fromstring
+
+from tir_dagster.errors import DatasourceError
+from tir_dagster.tableau.client import TableauClient
+from tir_dagster.tableau.found import FoundDatasource
+from tir_dagster.tableau.jobs import (
+    CREATE_TASK,
+    INCREMENTAL_SINCE,
+    REFRESH_SINCE,
+    StartedRefresh,
+    cancel_job,
+    incremental_task,
+    is_incremental_job,
+    start_refresh,
+)
+from tir_dagster.tableau.tasks import TASKS_SINCE, RefreshTask
+from tir_dagster.tableau.trouble import RefusedError
+
+
+class FullRefreshError(DatasourceError):
+    """The server began a full refresh where an incremental one was asked for; it was told to stop."""
+
+
+class Way(Enum):
+    """How an incremental refresh is started."""
+
+    DIRECT = "the server is asked for it"
+    TASK = "an incremental task of the datasource is run"
+    SCHEDULE = "the schedule of an incremental task is moved"
+
+
+@dataclass(frozen=True)
+class Route:
+    """The way for one datasource; `task` is None where the server is asked directly or does not list tasks."""
+
+    way: Way
+    task: RefreshTask | None = None
+
+
+def find_route(client: TableauClient, found: FoundDatasource) -> Route:
+    """The way to an incremental refresh; an error where there is none. Ask before anything is purged."""
+    by_hand = _may_run_now(client)
+    if by_hand and client.rest_version >= INCREMENTAL_SINCE:
+        return Route(Way.DIRECT)
+    if client.rest_version < TASKS_SINCE:
+        return Route(Way.SCHEDULE)
+    task = incremental_task(client, found)
+    if task is None:
+        version = ".".join(map(str, client.rest_version))
+        reason = f"it speaks REST {version}" if by_hand else "its site forbids to run refreshes by hand"
+        raise DatasourceError(
+            f"There is no way to refresh {found.shown} incrementally on {client.where}: {reason}, and the datasource has"
+            f" no incremental refresh task. {CREATE_TASK}"
+        )
+    return Route(Way.TASK if by_hand else Way.SCHEDULE, task)
+
+
+def may_refresh_fully(client: TableauClient) -> bool:
+    """Whether a full refresh can be started from here at all."""
+    return client.rest_version >= REFRESH_SINCE and _may_run_now(client)
+
+
+def _may_run_now(client: TableauClient) -> bool:
+    """Whether the site lets people run refreshes; a site that does not say so does. The client reads silence as no."""
+    try:
+        answer = client.call(_site, doing="read the site's settings")
+    except RefusedError:
+        return True
+    return answer.get("runNowEnabled", "true").casefold() != "false"
+
+
+def _site(server: Any) -> dict[str, str]:
+    answer = server.sites.get_request(f"{server.sites.baseurl}/{server.site_id}")
+    element = fromstring(answer.content).find(".//t:site", namespaces=server.namespace)
+    return {} if element is None else dict(element.attrib)
+
+
+def start_incremental_refresh(client: TableauClient, found: FoundDatasource) -> StartedRefresh:
+    """Start an incremental refresh now, or join the refresh that is queued or runs already.
+
+    Of one that is joined `incremental` tells the kind: False means that somebody else's full refresh is at work, which
+    ends with all rows of the source, and None that only the data can tell.
+    """
+    started = start_refresh(client, found, incremental=True)
+    kind = is_incremental_job(client, started.job_id, found)
+    if kind is False and not started.joined:
+        what = f"refresh of {found.shown}"
+        cancel_job(client, started.job_id, what=what)
+        raise FullRefreshError(
+            f"{client.where} began a full refresh of {found.shown} where an incremental one was asked for; job"
+            f" {started.job_id} was told to stop. Check that the datasource is set up for incremental refreshes."
+        )
+    return StartedRefresh(started.job_id, joined=started.joined, incremental=kind)

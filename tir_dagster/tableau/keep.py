@@ -1,0 +1,356 @@
+"""What an overwrite would lose: credentials are asked for before, tags, owner and texts are put back after."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from enum import Enum
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tir_dagster.durable import replaced_file
+from tir_dagster.errors import DatasourceError
+from tir_dagster.tableau.beside import Beside, gone, look_beside
+from tir_dagster.tableau.client import TableauClient
+from tir_dagster.tableau.credentials import ConnectionCredential, lost_connections, mend_connection
+from tir_dagster.tableau.find import reread
+from tir_dagster.tableau.found import Connection, FoundDatasource, ServerVersion, server_version
+from tir_dagster.tableau.trouble import RefusedError
+
+# What can be put back, beside the connections.
+_TAGS, _TEXTS, _OWNER = "tags", "description and certification", "owner"
+# Told what the datasource is right before it is overwritten: all that people set on it until then.
+Seen = Callable[[FoundDatasource], None]
+
+
+def nothing(_: FoundDatasource) -> None:
+    """Nobody needs to know."""
+
+
+def check_credentials(found: FoundDatasource, named: Sequence[ConnectionCredential]) -> None:
+    """Refuse to overwrite embedded credentials for which there is no replacement: they can never be read back."""
+    lost = [
+        connection
+        for connection in found.connections
+        if connection.embed_password and not any(item.embed and item.fits(connection) for item in named)
+    ]
+    if lost:
+        shown = "; ".join(f"{item.type} {item.server_address} as {item.username!r}" for item in lost)
+        given = ", ".join(sorted({item.server_address for item in named})) or "none"
+        raise DatasourceError(
+            f"Publishing over {found.shown} would lose the password embedded in its connection ({shown}), and Tableau"
+            f" never gives it back. Name credentials for that address in the extract's spec (now named: {given})."
+        )
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What people set on a datasource by hand; written down before a publish, put back after it."""
+
+    tags: frozenset[str]
+    description: str
+    certified: bool
+    certification_note: str
+    owner_id: str
+    # Without their ids: every publish makes new ones.
+    connections: tuple[Connection, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        return {**asdict(self), "tags": sorted(self.tags)}
+
+    @staticmethod
+    def from_json(value: dict[str, Any]) -> Kept:
+        connections = tuple(Connection(**each) for each in value.get("connections", ()))
+        return Kept(**{**value, "tags": frozenset(value["tags"]), "connections": connections})
+
+
+def keep(found: FoundDatasource) -> Kept:
+    """What to put back after this datasource was overwritten."""
+    connections = tuple(replace(connection, id="") for connection in found.connections)
+    texts = (found.description, found.certified, found.certification_note)
+    return Kept(found.tags, *texts, found.owner_id, connections)
+
+
+def _file(home: Path) -> Path:
+    return home / "kept.json"
+
+
+def remember(found: FoundDatasource, home: Path, beside: Beside | None = None) -> Seen:
+    """Write it down before a publish: a run that ends before it has put everything back leaves that to the next one.
+
+    To be called again with what is there right before the publish: people may have changed it during a long upload.
+    """
+    earlier = _remembered(home)
+    if earlier is not None and (earlier.version.datasource_id != found.id or earlier.is_idle(found)):
+        earlier = None
+    if earlier is not None and earlier.left is None:
+        # Of a publish that took it away: what is there now is already without it.
+        return nothing
+    note: _Note | None = None
+
+    def seen(now: FoundDatasource) -> None:
+        nonlocal note
+        kept = keep(now) if earlier is None else earlier.owed(keep(now))
+        if note is None or kept != note.kept:
+            note = _Note(server_version(now), kept, beside or Beside())
+            note.write(home)
+
+    seen(found)
+    return seen
+
+
+def is_remembered(home: Path) -> bool:
+    """Whether something written down has not been put back yet."""
+    return _file(home).is_file()
+
+
+def forget(home: Path) -> None:
+    _file(home).unlink(missing_ok=True)
+
+
+def remembered_connections(home: Path) -> tuple[Connection, ...]:
+    """The connections as they were before a publish that has not been cleaned up after."""
+    note = _remembered(home)
+    return note.kept.connections if note is not None else ()
+
+
+def put_back_remembered(
+    client: TableauClient,
+    found: FoundDatasource,
+    home: Path,
+    credentials: Sequence[ConnectionCredential] = (),
+    *,
+    foreign: bool = False,
+    landed: bool = True,
+) -> Restored:
+    """Put back what was written down before the last publish; nothing if that publish never landed.
+
+    What the server was only in trouble with stays written down for the next refresh; and all of it does until another
+    publish while ours has not landed, because it may do so late. For servers that do not say who
+    published: `foreign` tells that the rows are somebody else's, `landed` whether our publish can have come to be.
+    """
+    note, restored = _remembered(home), Restored(found)
+    since = _since(note, found, client.user_id) if note is not None else _Since.NOBODY
+    # What is left of an earlier try tells that it was ours.
+    ours = not foreign and (landed or (note is not None and note.left is not None))
+    if note is not None and (since is _Since.WE or (since is _Since.SOMEBODY and ours)):
+        restored = restore(client, found, note.kept, credentials, only=note.left)
+        missing = gone(note.beside, look_beside(client, found), found)
+        restored = replace(restored, warnings=restored.warnings + missing)
+    elif note is not None and since is _Since.WE_AND_OTHERS:
+        steps = _steps(found, note.kept, credentials, note.left)
+        restored = Restored(found, tuple(_left(found, step) for step in steps))
+    if note is not None and restored.again:
+        # The rest is settled: what people make of it from now on is theirs.
+        replace(note, left=restored.again, beside=Beside()).write(home)
+    elif note is None or not note.is_idle(found):
+        forget(home)
+    return restored
+
+
+class _Since(Enum):
+    """Who published a datasource since something about it was written down."""
+
+    NOBODY = "what differs now is what people changed"
+    WE = "and nobody after us: what is missing was taken by our publish, whatever a refresh made of the rows since"
+    WE_AND_OTHERS = "what is there now is theirs"
+    OTHERS = "our publish never landed"
+    SOMEBODY = "the server does not say who"
+
+
+def _since(note: _Note, found: FoundDatasource, user_id: str) -> _Since:
+    before, now = note.version, server_version(found)
+    # As texts: they have whole seconds.
+    if before.datasource_id != found.id or str(before) == str(now):
+        return _Since.NOBODY
+    if before.revision is None or now.revision is None:
+        return _Since.SOMEBODY
+    later = sorted((one for one in found.history or () if one.number > before.revision), key=lambda one: one.number)
+    publishers = [one.publisher_id for one in later]
+    if not publishers:
+        # A description that somebody edited moves the version, too.
+        return _Since.NOBODY
+    if None in publishers:
+        return _Since.SOMEBODY
+    if publishers[-1] == user_id:
+        return _Since.WE
+    return _Since.WE_AND_OTHERS if user_id in publishers else _Since.OTHERS
+
+
+@dataclass(frozen=True)
+class _Note:
+    """What was written down: which version of which datasource had it."""
+
+    version: ServerVersion
+    kept: Kept
+    beside: Beside
+    # What of it is still to be put back; None: all of it.
+    left: tuple[str, ...] | None = None
+
+    def is_idle(self, found: FoundDatasource) -> bool:
+        """Whether nobody has published since: ours never landed, or will late, from a server that is slow to unpack it."""
+        same = self.version.datasource_id == found.id
+        return same and self.left is None and _since(self, found, "") is _Since.NOBODY
+
+    def owed(self, now: Kept) -> Kept:
+        """What is there now, and what an earlier publish took and nobody could put back yet."""
+        left, was = self.left or (), self.kept
+        if _TAGS in left:
+            now = replace(now, tags=now.tags | was.tags)
+        if _TEXTS in left:
+            texts = (was.description, was.certified, was.certification_note)
+            now = replace(now, description=texts[0], certified=texts[1], certification_note=texts[2])
+        if _OWNER in left:
+            now = replace(now, owner_id=was.owner_id)
+        if any(what not in (_TAGS, _TEXTS, _OWNER) for what in left):
+            now = replace(now, connections=was.connections)
+        return now
+
+    def write(self, home: Path) -> None:
+        value = {
+            "version": str(self.version),
+            "kept": self.kept.as_json(),
+            "beside": self.beside.as_json(),
+            "left": self.left,
+        }
+        with replaced_file(_file(home)) as written:
+            written.write_text(json.dumps(value), encoding="utf-8")
+
+
+def _remembered(home: Path) -> _Note | None:
+    with suppress(FileNotFoundError, ValueError, KeyError, TypeError):
+        note = json.loads(_file(home).read_text(encoding="utf-8"))
+        beside, left = Beside.from_json(note.get("beside", {})), note.get("left")
+        version, kept = ServerVersion.parse(note["version"]), Kept.from_json(note["kept"])
+        return _Note(version, kept, beside, None if left is None else tuple(left))
+    return None
+
+
+@dataclass(frozen=True)
+class Restored:
+    """The datasource afterwards, a sentence about each thing that could not be put back, and which to try again."""
+
+    found: FoundDatasource
+    warnings: tuple[str, ...] = ()
+    again: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One thing that differs from what was kept, and how to mend it."""
+
+    what: str
+    value: str
+    action: Callable[[Any], Any]
+
+    @property
+    def shown(self) -> str:
+        """With what it was: nobody else has that written down."""
+        return f"{self.what} ({self.value})" if self.value else self.what
+
+
+def restore(
+    client: TableauClient,
+    found: FoundDatasource,
+    kept: Kept,
+    credentials: Sequence[ConnectionCredential] = (),
+    *,
+    only: tuple[str, ...] | None = None,
+) -> Restored:
+    """Put back what differs, and look whether it is there. Nothing here stops a refresh: the rest is warned about.
+
+    It moves the server's version: take that from the datasource returned here.
+    """
+    steps = _steps(found, kept, credentials, only)
+    tried = [(step.what, _try(client, found, step)) for step in steps]
+    errors = {what: error for what, error in tried if error is not None}
+    now = reread(client, found) if steps else found
+    if now is None:
+        raise DatasourceError(
+            f"{found.shown} on {client.where} was deleted just after it was published. Run again to publish it anew."
+        )
+    again = tuple(what for what, error in errors.items() if not isinstance(error, RefusedError))
+    warnings = [_warning(found, what, error) for what, error in errors.items()]
+    left = _steps(now, kept, credentials, only) if steps else []
+    warnings += [_unmoved(found, step) for step in left if step.what not in errors]
+    return Restored(now, tuple(warnings), again)
+
+
+def _steps(
+    found: FoundDatasource, kept: Kept, credentials: Sequence[ConnectionCredential], only: tuple[str, ...] | None
+) -> list[_Step]:
+    """In order; `only` these, where the others are settled."""
+    return [step for step in _all_steps(found, kept, credentials) if only is None or step.what in only]
+
+
+def _all_steps(found: FoundDatasource, kept: Kept, credentials: Sequence[ConnectionCredential]) -> list[_Step]:
+    steps: list[_Step] = []
+    if missing := kept.tags - found.tags:
+        shown = ", ".join(sorted(missing))
+        steps.append(_Step(_TAGS, shown, lambda server: server.datasources.add_tags(found.id, missing)))
+    if _texts(kept) != _texts(keep(found)):
+        shown = _in_words(kept)
+        steps.append(_Step(_TEXTS, shown, lambda server: _update(server, found, kept)))
+    lost = lost_connections(found.connections, kept.connections, credentials)
+    steps += [
+        _Step(f"connection to {one.wanted.server_address}", "", partial(mend_connection, found, one)) for one in lost
+    ]
+    # Last: who gives it away may no longer be allowed to mend the rest.
+    if kept.owner_id and kept.owner_id != found.owner_id:
+        owner = kept.owner_id
+        steps.append(_Step(_OWNER, owner, lambda server: _give(server, found, owner)))
+    return steps
+
+
+def _texts(kept: Kept) -> tuple[str, bool, str]:
+    return kept.description, kept.certified, kept.certification_note
+
+
+def _in_words(kept: Kept) -> str:
+    certified = f"certified with the note {kept.certification_note!r}" if kept.certification_note else "certified"
+    return f"{kept.description!r}, {certified if kept.certified else 'not certified'}"
+
+
+def _try(client: TableauClient, found: FoundDatasource, step: _Step) -> DatasourceError | None:
+    try:
+        client.call(step.action, doing=f"put back the {step.shown} of {found.shown}")
+    except DatasourceError as error:
+        return error
+    return None
+
+
+def _warning(found: FoundDatasource, what: str, error: DatasourceError) -> str:
+    if isinstance(error, RefusedError):
+        return f"{error} The {what} of {found.shown} must be set again by hand."
+    return f"{error} The next refresh puts back the {what} of {found.shown}."
+
+
+def _unmoved(found: FoundDatasource, step: _Step) -> str:
+    return (
+        f"The {step.shown} of {found.shown} must be set again by hand: publishing took it away, and the server does not show"
+        " it although it took what was put back."
+    )
+
+
+def _left(found: FoundDatasource, step: _Step) -> str:
+    return (
+        f"The {step.shown} of {found.shown} is not there any more since we published it, and somebody else has published it"
+        " after us, so nothing was put back. Set it again by hand if it is missed."
+    )
+
+
+def _update(server: Any, found: FoundDatasource, kept: Kept) -> None:
+    item = server.datasources.get_by_id(found.id)
+    item.description, item.certified = kept.description, kept.certified
+    item.certification_note, item.owner_id = kept.certification_note, None
+    server.datasources.update(item)
+
+
+def _give(server: Any, found: FoundDatasource, owner_id: str) -> None:
+    """An update of its own: only an administrator may set it. The client sends the texts along, as they are by now."""
+    item = server.datasources.get_by_id(found.id)
+    item.owner_id = owner_id
+    server.datasources.update(item)

@@ -1,0 +1,205 @@
+"""One publish from the first look to the last: refused, landed, or sent again, by what the server holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tir_dagster.errors import DatasourceError
+from tir_dagster.tableau.client import TableauClient
+from tir_dagster.tableau.find import look_for_datasource, reread
+from tir_dagster.tableau.found import FoundDatasource, FoundProject, ServerVersion, server_version
+from tir_dagster.tableau.jobs import JobVanishedError, wait_for_job
+from tir_dagster.tableau.keep import Seen, check_credentials, nothing
+from tir_dagster.tableau.outcome import ForeignPublishError, Landing, PublishUnknownError, landing
+from tir_dagster.tableau.progress import Progress
+from tir_dagster.tableau.trouble import RefusedError, UnknownOutcomeError, UnreadableAnswerError
+from tir_dagster.tableau.upload import UPLOAD_GONE, Parcel, send
+
+# Asked right before a request that publishes: an error from it, and nothing is sent.
+Check = Callable[[], None]
+
+
+def always() -> None:
+    """Nothing speaks against it."""
+
+
+class _ChangedError(Exception):
+    """The datasource changed between the first look and a request of ours."""
+
+    def __init__(self, now: FoundDatasource | None) -> None:
+        super().__init__()
+        self.now = now
+
+
+class Publishing:
+    """Remembers what was there before, and how many requests of ours may have landed."""
+
+    def __init__(
+        self,
+        client: TableauClient,
+        parcel: Parcel,
+        project: FoundProject,
+        *,
+        job_timeout: float,
+        progress: Progress | None,
+        check: Check = always,
+        seen: Seen = nothing,
+        inferred: Check = always,
+    ) -> None:
+        self._client = client
+        self._parcel = parcel
+        self._project = project
+        self._job_timeout = job_timeout
+        self._progress = progress
+        self._check = check
+        self._seen = seen
+        self._inferred = inferred
+        self._doing = f"publish {parcel.package.name} as datasource {parcel.name!r} in project {project.path!r}"
+        self._before: FoundDatasource | None = None
+        self._sends = 0
+        # Whether a request that publishes may be under way.
+        self._asked = False
+
+    def run(self, expected: ServerVersion | None) -> FoundDatasource:
+        """The datasource after the publish."""
+        self._before = self._look()
+        self._check_start(expected)
+        retry = self._client.retry
+        for number in range(1, retry.tries + 1):
+            if (now := self._attempt()) is not None:
+                return now
+            if number < retry.tries:
+                retry.sleep(retry.pause(number))
+        raise DatasourceError(
+            f"Could not {self._doing}: the connection to {self._client.where} broke {retry.tries} times, and the"
+            " server still holds what it held before. Look at the server's status and run again."
+        )
+
+    def _check_start(self, expected: ServerVersion | None) -> None:
+        before = self._before
+        if before is not None and not self._parcel.overwrite:
+            raise DatasourceError(
+                f"Could not {self._doing}: one of that name is there already on {self._client.where}."
+                " Nothing was overwritten. Run again to start from what is there, or choose another name."
+            )
+        if expected is not None and (before is None or server_version(before) != expected):
+            raise self._foreign(before, was=str(expected))
+        if before is not None:
+            check_credentials(before, self._parcel.connections)
+
+    def _look(self) -> FoundDatasource | None:
+        if self._before is not None:
+            return reread(self._client, self._before)
+        return look_for_datasource(self._client, project=self._project, name=self._parcel.name)
+
+    def _landing(self, now: FoundDatasource | None) -> Landing:
+        return landing(self._before, now, user_id=self._client.user_id, sends=self._sends)
+
+    def _check_unchanged(self) -> None:
+        """Right before every request that publishes: what people did during a long upload counts, too."""
+        if self._landing(now := self._look()) is not Landing.NOT_LANDED:
+            raise _ChangedError(now)
+        if now is not None:
+            check_credentials(now, self._parcel.connections)
+            self._seen(now)
+        # Last: looking takes several calls, each of which a machine may sleep through.
+        self._check()
+        self._asked = True
+
+    def _attempt(self) -> FoundDatasource | None:
+        """Publish once; None when it surely did not happen and may be tried again."""
+        self._asked = False
+        try:
+            job_id = send(
+                self._client, self._parcel, doing=self._doing, check=self._check_unchanged, progress=self._progress
+            )
+            self._sends += 1
+            if job_id is not None:
+                wait_for_job(self._client, job_id, what=self._doing, timeout=self._job_timeout)
+        except _ChangedError as changed:
+            # An earlier try of ours may have landed late.
+            return self._judge(changed.now)
+        except UnknownOutcomeError as error:
+            if not self._asked:
+                # Not even the file is there, after as many tries as there are.
+                raise DatasourceError(f"{error}{self._nothing}") from error
+            self._sends += 1
+            now = self._watch()
+            if now is None and isinstance(error, UnreadableAnswerError):
+                # Whatever it is that answers, it would answer the same again.
+                raise
+            return now
+        except JobVanishedError:
+            return self._watch()
+        except RefusedError as error:
+            if error.code == UPLOAD_GONE:
+                return None
+            raise RefusedError(f"{error}{self._nothing}", code=error.code) from error
+        now = self._look_until_it_shows()
+        # Without revisions, a change in the same second as the one before does not show.
+        if self._landing(now) is Landing.NOT_LANDED and (now is None or now.revision is not None):
+            raise PublishUnknownError(
+                f"Could not {self._doing} for certain: {self._client.where} took it and still shows what it held before."
+                " Nothing is confirmed. Run again: the next refresh compares what is there."
+            )
+        if now is None or self._landing(now) is Landing.FOREIGN:
+            raise self._foreign(now, was=self._was, landed=True)
+        return now
+
+    @property
+    def _nothing(self) -> str:
+        """A sentence more, where it is known."""
+        return "" if self._sends else " Nothing was published."
+
+    def _look_until_it_shows(self) -> FoundDatasource | None:
+        """After a publish that the server has answered: its lists may show it a moment later."""
+        retry = self._client.retry
+        for number in range(1, retry.tries):
+            if self._landing(now := self._look()) is not Landing.NOT_LANDED:
+                return now
+            retry.sleep(retry.pause(number))
+        return self._look()
+
+    def _watch(self) -> FoundDatasource | None:
+        """Look for a while: a server may finish a publish whose connection broke long ago."""
+        retry = self._client.retry
+        for number in range(1, retry.tries + 1):
+            if self._landing(now := self._look()) is not Landing.NOT_LANDED:
+                return self._judge(now)
+            retry.sleep(retry.pause(number))
+        return None
+
+    def _judge(self, now: FoundDatasource | None) -> FoundDatasource:
+        """The datasource, when the change since the start is ours alone."""
+        verdict = self._landing(now)
+        if verdict is Landing.LANDED and now is not None:
+            # In our user's name; whoever else signs in as that user may have published it.
+            self._inferred()
+            return now
+        if verdict is Landing.UNKNOWN and self._sends:
+            raise PublishUnknownError(
+                f"Could not {self._doing} for certain: the connection to {self._client.where} broke, the datasource"
+                " has changed since, and the server does not say by whom. Compare its content before publishing again."
+            )
+        raise self._foreign(now, was=self._was, landed=bool(self._sends) and self._has_ours(now))
+
+    def _has_ours(self, now: FoundDatasource | None) -> bool:
+        after = (self._before.revision if self._before is not None else None) or 0
+        history = (now.history if now is not None else None) or ()
+        return any(item.number > after and item.publisher_id == self._client.user_id for item in history)
+
+    @property
+    def _was(self) -> str:
+        return "no such datasource" if self._before is None else str(server_version(self._before))
+
+    def _foreign(self, now: FoundDatasource | None, *, was: str, landed: bool = False) -> ForeignPublishError:
+        state = f"it is now {server_version(now)}" if now is not None else "it is gone"
+        end = (
+            "Ours was published too; both are in the revision history. Compare the content before the next refresh."
+            if landed
+            else "Nothing was overwritten. Run again: the next refresh starts from what is there."
+        )
+        return ForeignPublishError(
+            f"Could not {self._doing} undisturbed: somebody else changed it on {self._client.where}"
+            f" (expected {was}, {state}). {end}"
+        )

@@ -1,0 +1,231 @@
+"""Schedules: move one to a given moment, and find out whether the refresh that hangs on it has run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, time, timedelta
+from enum import Enum
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import tableauserverclient as TSC  # noqa: N812 - the name its own documentation uses
+
+from tir_dagster.errors import DatasourceError
+from tir_dagster.tableau.client import TableauClient
+from tir_dagster.tableau.find import reread
+from tir_dagster.tableau.found import FoundDatasource, ServerVersion, server_version
+from tir_dagster.tableau.jobs import JOB_LIST_SINCE, JobTimeoutError, wait_for_job
+from tir_dagster.tableau.tasks import refresh_tasks
+from tir_dagster.tableau.trouble import RefusedError
+
+# Servers show times in whole seconds and schedules start on whole minutes.
+_MINUTE = timedelta(minutes=1)
+_DAY = timedelta(days=1)
+
+
+def next_slot(at: time, zone: str, *, now: datetime) -> datetime:
+    """The next moment after `now` at which clocks in that zone show `at`."""
+    place = ZoneInfo(zone)
+    day = now.astimezone(place).date()
+    slots = (datetime.combine(day + timedelta(days=ahead), at, place).astimezone(UTC) for ahead in range(3))
+    return next(slot for slot in slots if slot > now)
+
+
+def soonest_slot(now: datetime, *, every_minutes: int = 5) -> datetime:
+    """The next multiple of so many minutes that is at least a minute away: time enough to tell the server."""
+    start = now.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+    step = timedelta(minutes=every_minutes)
+    return start + step * -(-(now + _MINUTE - start) // step)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A schedule that refreshes one datasource incrementally, and nothing else."""
+
+    id: str
+    name: str
+    next_run_at: datetime | None
+
+
+def find_schedule(client: TableauClient, found: FoundDatasource, *, name: str | None = None) -> Schedule:
+    """The schedule of the datasource's incremental task: the one named, else one called like it, else its task's own.
+
+    Refused when it has other work too: moving it would move that as well.
+    """
+    wanted = name or found.name
+    doing = f"find the schedule of {found.shown}"
+    items = client.call(
+        lambda server: list(TSC.Pager(server.schedules, TSC.RequestOptions(pagesize=1000))), doing=doing
+    )
+    chosen = next((item for item in items if item.name == wanted), None)
+    if chosen is None and name is None:
+        own = {task.schedule_id for task in refresh_tasks(client, found) if task.incremental}
+        chosen = next((item for item in items if item.id in own), None)
+    if chosen is None:
+        raise DatasourceError(
+            f"There is no schedule {wanted!r} for {found.shown} on {client.where} that this user can see. Create it on the"
+            " server, and put an incremental refresh of the datasource on it; only server administrators see schedules."
+        )
+    _check_alone(client, found, chosen, doing)
+    return Schedule(chosen.id, chosen.name, chosen.next_run_at)
+
+
+def _check_alone(client: TableauClient, found: FoundDatasource, schedule: Any, doing: str) -> None:
+    extracts = client.call(lambda server: _extracts(server, schedule.id), doing=doing)
+    ours = [item for item in extracts if item.datasource_id == found.id]
+    if len(ours) < len(extracts):
+        raise DatasourceError(
+            f"Schedule {schedule.name!r} on {client.where} also refreshes {len(extracts) - len(ours)} others, which would"
+            f" move with it. Give {found.shown} a schedule of its own, and call it {found.name!r}."
+        )
+    if not ours or not all("increment" in (item.type or "").casefold() for item in ours):
+        what = "a full refresh" if ours else "no refresh"
+        raise DatasourceError(
+            f"Schedule {schedule.name!r} on {client.where} has {what} of {found.shown}. Put an incremental refresh of the"
+            " datasource on it, and nothing else."
+        )
+
+
+def _extracts(server: Any, schedule_id: str) -> list[Any]:
+    def page(options: Any) -> Any:
+        return server.schedules.get_extract_refresh_tasks(schedule_id, options)
+
+    return list(TSC.Pager(page, TSC.RequestOptions(pagesize=1000)))
+
+
+def move_schedule(client: TableauClient, schedule: Schedule, slot: datetime) -> Schedule:
+    """Make the schedule run daily, next at that moment.
+
+    A schedule's times are in the server's own zone, which nobody tells: the answer's next run, which has one, shows how
+    far off the first guess was.
+    """
+    start = slot.astimezone(UTC)
+    for _ in range(2):
+        moved = _set_start(client, schedule, start.time())
+        if moved.next_run_at is None or abs(moved.next_run_at - slot) < _MINUTE:
+            break
+        start += (slot - moved.next_run_at) % _DAY
+    if moved.next_run_at is None or abs(moved.next_run_at - slot) >= _MINUTE:
+        shown = f"{moved.next_run_at:%Y-%m-%d %H:%M} UTC" if moved.next_run_at else "never"
+        raise DatasourceError(
+            f"Schedule {schedule.name!r} on {client.where} was to run at {slot.astimezone(UTC):%Y-%m-%d %H:%M} UTC and now"
+            f" runs at {shown}. Compare the server's clock with this machine's, and check that the schedule is active."
+        )
+    return moved
+
+
+def _set_start(client: TableauClient, schedule: Schedule, start: time) -> Schedule:
+    item = TSC.ScheduleItem(
+        schedule.name, None, "Extract", "Parallel", TSC.DailyInterval(start.replace(second=0, microsecond=0))
+    )
+    item._id = schedule.id  # noqa: SLF001 - the client can only update what it has read, one call more
+    item._execution_order = None  # noqa: SLF001 - stays as it is
+    doing = f"move schedule {schedule.name!r}"
+    changed = client.call(lambda server: server.schedules.update(item), doing=doing)
+    return Schedule(schedule.id, schedule.name, changed.next_run_at)
+
+
+class RunState(Enum):
+    """What became of a scheduled refresh."""
+
+    WAITING = "it has not begun"
+    RUNNING = "it waits in the queue or runs"
+    DONE = "the datasource has changed since"
+    FAILED = "it failed or was cancelled"
+
+
+@dataclass(frozen=True)
+class ScheduledRun:
+    """A scheduled refresh as far as the server tells. `job_id` is known where the user may see the list of jobs."""
+
+    state: RunState
+    job_id: str | None = None
+    at: datetime | None = None
+
+
+def scheduled_run(
+    client: TableauClient, found: FoundDatasource, *, slot: datetime, before: ServerVersion
+) -> ScheduledRun:
+    """Whether and when the refresh at that slot has run: by the jobs, else by the task, else by the datasource itself.
+
+    `before` is the datasource's version after our own last change to it.
+    """
+    if (by_job := _by_jobs(client, found, slot)) is not None:
+        return by_job
+    now = reread(client, found)
+    if now is None:
+        raise DatasourceError(f"{found.shown} on {client.where} was deleted. Publish it again, or name another one.")
+    if server_version(now) != before:
+        return ScheduledRun(RunState.DONE, at=now.updated_at)
+    begun = [task for task in refresh_tasks(client, found) if task.last_run_at and task.last_run_at > slot - _MINUTE]
+    if not begun:
+        return ScheduledRun(RunState.WAITING)
+    failed = all(task.failures for task in begun)
+    return ScheduledRun(RunState.FAILED if failed else RunState.RUNNING, at=begun[0].last_run_at)
+
+
+def _by_jobs(client: TableauClient, found: FoundDatasource, slot: datetime) -> ScheduledRun | None:
+    """The newest refresh job of the datasource since the slot; None without one, or where the user sees no jobs."""
+    if client.rest_version < JOB_LIST_SINCE:
+        return None
+    since = (slot - _MINUTE).astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    doing = f"look for the scheduled refresh of {found.shown} among the jobs"
+    try:
+        jobs = client.call(lambda server: list(server.jobs.filter(created_at__gte=since)), doing=doing)
+    except RefusedError:
+        return None
+    titled = [job for job in jobs if job.title == found.name and "extract" in (job.type or "")]
+    for job in sorted(titled, key=lambda job: job.created_at, reverse=True):
+        if _is_of(client, job.id, found, doing):
+            state = _STATES.get(job.status, RunState.RUNNING)
+            return ScheduledRun(state, str(job.id), job.ended_at or job.started_at or job.created_at)
+    return None
+
+
+_STATES = {"Success": RunState.DONE, "Failed": RunState.FAILED, "Cancelled": RunState.FAILED}
+
+
+def _is_of(client: TableauClient, job_id: str, found: FoundDatasource, doing: str) -> bool:
+    try:
+        job = client.call(lambda server: server.jobs.get_by_id(job_id), doing=doing)
+    except RefusedError:
+        return False
+    return bool(job.datasource_id == found.id)
+
+
+def wait_for_scheduled_run(
+    client: TableauClient,
+    found: FoundDatasource,
+    *,
+    slot: datetime,
+    before: ServerVersion,
+    timeout: float = 3600.0,
+    job_timeout: float | None = None,
+) -> ScheduledRun:
+    """Wait until the refresh at that slot has ended well; its job's own errors otherwise.
+
+    `timeout` begins now; a job that is known by then may take `job_timeout`, if that is given.
+    """
+    clock = client.retry.clock
+    started, number = clock(), 0
+    while True:
+        run = scheduled_run(client, found, slot=slot, before=before)
+        left = timeout - (clock() - started)
+        if run.state is RunState.DONE:
+            return run
+        if run.job_id is not None:
+            what, allowed = f"scheduled refresh of {found.shown}", left if job_timeout is None else job_timeout
+            wait_for_job(client, run.job_id, what=what, timeout=max(allowed, 0.0))
+            return ScheduledRun(RunState.DONE, run.job_id, run.at)
+        if run.state is RunState.FAILED:
+            raise DatasourceError(
+                f"The scheduled refresh of {found.shown} on {client.where} failed; this user cannot see the job. Look at it"
+                " on the server's jobs page."
+            )
+        if left <= 0:
+            raise JobTimeoutError(
+                f"The refresh of {found.shown} scheduled for {slot.astimezone(UTC):%Y-%m-%d %H:%M} UTC on {client.where}:"
+                f" {run.state.value} after {timeout:.0f} s. Look at the schedule and at the server's jobs page."
+            )
+        number += 1
+        client.retry.sleep(min(client.poll.seconds(number, chance=client.retry.chance()), left))

@@ -1,0 +1,230 @@
+"""What a failed call to Tableau means: whether the server acted, whether to try again, and what a person should check."""
+
+from __future__ import annotations
+
+import re
+import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
+from xml.etree.ElementTree import ParseError
+
+import requests
+import urllib3
+from tableauserverclient.server.endpoint.exceptions import (
+    NonXMLResponseError,
+    NotSignedInError,
+    RedirectError,
+    XMLError,
+)
+from tableauserverclient.server.exceptions import EndpointUnavailableError
+
+from tir_dagster.errors import DatasourceError
+from tir_dagster.tableau.access import TableauAccess, TableauToken
+from tir_dagster.tableau.transport import BadAnswerError
+
+# The server's REST version does not know the call. The client says so before it asks, a server by this code.
+TOO_OLD = "404950"
+# The name, token or secret is not, or no longer, one that the server knows.
+NO_ENTRY = "401001"
+
+
+# A secure connection that is cut shows as one of these, wherever it was; every other trouble with one is of its beginning.
+_CUT = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
+# Servers say it with one code or another, and always in words.
+_NO_ROOM = re.compile(r"\b(quota|storage limit|disk space|too large)\b", re.IGNORECASE)
+
+
+class UnknownOutcomeError(DatasourceError):
+    """A call broke off, and the server may have acted on it or not: look before it is sent again."""
+
+
+class UnreadableAnswerError(UnknownOutcomeError):
+    """Something answered that does not speak as Tableau does: whether the server has acted is anybody's guess."""
+
+
+class ServerDownError(DatasourceError):
+    """The server as a whole cannot be reached, or only a proxy in front of it answers."""
+
+
+class RefusedError(DatasourceError):
+    """The server understood and said no; `code` is Tableau's, such as 403007."""
+
+    def __init__(self, message: str, *, code: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class SignInError(RefusedError):
+    """The server lets nobody in with these credentials: no extract can be refreshed until they are mended."""
+
+
+class Fate(Enum):
+    """What became of a call that failed."""
+
+    NOT_DONE = "the server did not act on it"
+    UNKNOWN = "the server may have acted on it"
+    SESSION_GONE = "the session is over"
+    REFUSED = "the server said no"
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """One failure, understood."""
+
+    fate: Fate
+    reason: str
+    code: str = ""
+    asked_seconds: float | None = None
+    unreachable: bool = False
+
+    @property
+    def may_pass(self) -> bool:
+        return self.fate in (Fate.NOT_DONE, Fate.UNKNOWN)
+
+
+def understand(error: Exception) -> Trouble | None:
+    """The failure in our terms; None for what is no matter of the server or the network."""
+    if isinstance(error, BadAnswerError):
+        fate = Fate.NOT_DONE if error.status == 429 else Fate.UNKNOWN
+        return Trouble(fate, _of_answer(error), str(error.status), error.retry_after)
+    if isinstance(error, XMLError):
+        # That one is an answer to a sign-in; every other 401 means that the session is no more.
+        gone = error.code.startswith("401") and error.code != NO_ENTRY
+        words = _one_line(error.detail or error.summary or "no reason given")
+        return Trouble(Fate.SESSION_GONE if gone else Fate.REFUSED, words, error.code)
+    if isinstance(error, EndpointUnavailableError):
+        return Trouble(Fate.REFUSED, "its REST version does not know this call", TOO_OLD)
+    if isinstance(error, NotSignedInError):
+        return Trouble(Fate.SESSION_GONE, "the session is over", "401002")
+    if isinstance(error, (NonXMLResponseError, ParseError, RedirectError)):
+        return Trouble(Fate.REFUSED, "it did not answer the way Tableau does")
+    if isinstance(error, requests.RequestException):
+        return _of_connection(error)
+    return None
+
+
+def _of_answer(error: BadAnswerError) -> str:
+    words = "it asks for fewer calls" if error.status == 429 else "it failed"
+    return f"{words} ({error.status}{': ' if error.detail else ''}{_one_line(error.detail)})"
+
+
+def _of_connection(error: requests.RequestException) -> Trouble:
+    reason = _reason(error)
+    if isinstance(error, requests.exceptions.SSLError) and not any(_find(error, kind) for kind in _CUT):
+        return Trouble(Fate.REFUSED, f"no secure connection: {reason}", unreachable=True)
+    if isinstance(error, requests.ConnectTimeout) or _find(error, urllib3.exceptions.NewConnectionError):
+        return Trouble(Fate.NOT_DONE, reason, unreachable=True)
+    if isinstance(error, requests.ReadTimeout):
+        return Trouble(Fate.UNKNOWN, "no answer in time")
+    broken = (requests.ConnectionError, requests.exceptions.ChunkedEncodingError)
+    if isinstance(error, (*broken, requests.exceptions.ContentDecodingError)):
+        return Trouble(Fate.UNKNOWN, f"the connection broke ({reason})")
+    return Trouble(Fate.REFUSED, reason)
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    """The error and what it was made from; requests and urllib3 keep that in three different places."""
+    found, waiting = [], [error]
+    while waiting:
+        current = waiting.pop(0)
+        if current in found:
+            continue
+        found.append(current)
+        nested = (current.__cause__, current.__context__, getattr(current, "reason", None), *current.args)
+        waiting.extend(item for item in nested if isinstance(item, BaseException))
+    return found
+
+
+def _find(error: BaseException, kind: type[BaseException]) -> BaseException | None:
+    return next((item for item in _chain(error) if isinstance(item, kind)), None)
+
+
+def _reason(error: BaseException) -> str:
+    """The operating system's words where there are any: the libraries' own texts are a line of addresses."""
+    if _find(error, urllib3.exceptions.NameResolutionError):
+        return "its name is not known"
+    if isinstance(error, requests.ConnectTimeout):
+        return "no connection in time"
+    words = [item.strerror for item in _chain(error) if isinstance(item, OSError) and isinstance(item.strerror, str)]
+    return _one_line(words[-1]).lower() if words else "cut"
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split()).rstrip(".")
+
+
+@contextmanager
+def reading(answer_to: str, *, where: str) -> Iterator[None]:
+    """Around what reads the answer to a request that changes something: one that says nothing leaves it open what was done."""
+    try:
+        yield
+    except (ParseError, IndexError):
+        # Without its cause: it holds the answer.
+        raise UnreadableAnswerError(
+            f"Could not {answer_to} for certain: {where} took it and did not answer the way Tableau does. Check that no proxy"
+            " answers in its place, and run again: the next refresh compares what is there."
+        ) from None
+
+
+def as_error(trouble: Trouble, *, access: TableauAccess, doing: str, repeated: bool = True) -> DatasourceError:
+    """The error a person reads: what happened, where, and what to do. `doing` reads on after "could not".
+
+    Where the call was not `repeated` because the server may have acted on it, the error says so by its type.
+    """
+    at = f"Tableau Server {access.where}"
+    if trouble.unreachable:
+        return ServerDownError(
+            f"Could not {doing}: {at} cannot be reached, {trouble.reason}."
+            " Check TABLEAU_SERVER_URL, that the server runs, and that this machine may connect to it."
+        )
+    if trouble.fate is Fate.SESSION_GONE:
+        return DatasourceError(f"Could not {doing}: {_session_sentence(access)}")
+    if trouble.code == "429":
+        return DatasourceError(
+            f"Could not {doing}: {at} still asks for fewer calls. Run fewer refreshes at once, or run again later."
+        )
+    if trouble.fate is Fate.UNKNOWN:
+        down = trouble.code in ("502", "503", "504")
+        kind = UnknownOutcomeError if not repeated else ServerDownError if down else DatasourceError
+        return kind(
+            f"Could not {doing}: {at} is in trouble, {trouble.reason}. Look at the server's status and run again."
+        )
+    refusal = SignInError if trouble.code == NO_ENTRY else RefusedError
+    return refusal(
+        f"Could not {doing}: {at} refused{f' ({trouble.code})' if trouble.code else ''}, {trouble.reason}."
+        f" {_hint(trouble.code, trouble.reason, access)}",
+        code=trouble.code,
+    )
+
+
+def _session_sentence(access: TableauAccess) -> str:
+    at = f"{access.where} ended the session of {access.identity.shown} again right after a new sign-in."
+    if isinstance(access.identity, TableauToken):
+        return (
+            f"{at} A token carries one session, so another process uses the same one: give each process a token of"
+            " its own in TABLEAU_TOKEN_NAME and TABLEAU_TOKEN_SECRET."
+        )
+    return f"{at} Check that the user is active and may use the REST API, and run again."
+
+
+def _hint(code: str, reason: str, access: TableauAccess) -> str:
+    if code.startswith("413") or _NO_ROOM.search(reason):
+        return "Make room on the site, or ask its administrator for more."
+    if code == NO_ENTRY:
+        return (
+            f"Check that {access.identity.shown} exists, has not expired and belongs to a user of the site,"
+            " that its secret is right, and that TABLEAU_SITE is the site's name in its address."
+        )
+    if code == "403007":
+        return "Somebody else has just created it. Run again to start from what is there, or choose another name."
+    if code.startswith("403"):
+        return f"Give the user behind {access.identity.shown} the permission, or use another one."
+    if code == TOO_OLD:
+        return "It takes a newer Tableau Server: upgrade it, or choose a delivery that it can serve."
+    if code.startswith("404"):
+        return "Check that it still exists and that the user may see it."
+    if not code:
+        return "Check that TABLEAU_SERVER_URL is the address of Tableau Server itself, without a path."
+    return "Mend what it says and run again."

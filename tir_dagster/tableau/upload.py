@@ -1,0 +1,240 @@
+"""Bring a file to the server in pieces, as large ones must be, and send the publish that uses them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tableauserverclient as TSC  # noqa: N812 - the name its own documentation uses
+from defusedxml.ElementTree import fromstring
+from tableauserverclient.config import BYTES_PER_MB, config
+from tableauserverclient.server import RequestFactory
+
+from tir_dagster.tableau.client import TableauClient
+from tir_dagster.tableau.credentials import ConnectionCredential
+from tir_dagster.tableau.progress import Progress
+from tir_dagster.tableau.transport import patience
+from tir_dagster.tableau.trouble import RefusedError, UnknownOutcomeError, reading
+
+UPLOAD_GONE = "404015"
+# In one request the client holds the whole file several times.
+_MOST_AT_ONCE_MB = 8
+_BLOCK = 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """A publish: the file, where it goes, and with which credentials."""
+
+    package: Path
+    project_id: str
+    name: str
+    overwrite: bool
+    connections: Sequence[ConnectionCredential]
+    as_job: bool
+
+    @property
+    def size(self) -> int:
+        return self.package.stat().st_size
+
+    @property
+    def in_pieces(self) -> bool:
+        return self.size >= min(config.FILESIZE_LIMIT_MB, _MOST_AT_ONCE_MB) * BYTES_PER_MB
+
+    @property
+    def mode(self) -> str:
+        return str(TSC.Server.PublishMode.Overwrite if self.overwrite else TSC.Server.PublishMode.CreateNew)
+
+    def item(self) -> Any:
+        return TSC.DatasourceItem(self.project_id, self.name)
+
+    def connection_items(self) -> list[Any] | None:
+        return [credential.as_item() for credential in self.connections] or None
+
+
+def send(
+    client: TableauClient, parcel: Parcel, *, doing: str, check: Callable[[], None], progress: Progress | None
+) -> str | None:
+    """Publish; the id of the job when it was asked for as one.
+
+    `check` runs right before every request that would publish, after all bytes of a large file are there. A request
+    whose answer is lost is not sent again: UnknownOutcomeError.
+    """
+    upload_id = upload(client, parcel.package, doing=doing, progress=progress) if parcel.in_pieces else None
+
+    def post(server: Any) -> Any:
+        check()
+        with patience(client.timeouts.for_bytes(parcel.size)), reading(doing, where=client.where):
+            return _publish(server, parcel) if upload_id is None else _publish_uploaded(server, parcel, upload_id)
+
+    job_id: str | None = client.call(post, doing=doing, repeat=False)
+    if progress is not None:
+        progress(parcel.size, parcel.size)
+    return job_id
+
+
+def _publish(server: Any, parcel: Parcel) -> str | None:
+    result = server.datasources.publish(
+        parcel.item(), str(parcel.package), parcel.mode, connections=parcel.connection_items(), as_job=parcel.as_job
+    )
+    return str(result.id) if parcel.as_job else None
+
+
+def _publish_uploaded(server: Any, parcel: Parcel, upload_id: str) -> str | None:
+    """The request that the client's `publish` ends with; that one cannot repeat a piece, nor look before it sends."""
+    request, content_type = RequestFactory.Datasource.publish_req_chunked(
+        parcel.item(), None, parcel.connection_items()
+    )
+    kind = parcel.package.suffix.removeprefix(".")
+    url = f"{server.datasources.baseurl}?datasourceType={kind}&{parcel.mode.lower()}=true"
+    url += "&asJob=true" if parcel.as_job else ""
+    answer = server.datasources.post_request(f"{url}&uploadSessionId={upload_id}", request, content_type)
+    made = TSC.JobItem if parcel.as_job else TSC.DatasourceItem
+    item = made.from_response(answer.content, server.namespace)[0]
+    return str(item.id) if parcel.as_job else None
+
+
+def upload(client: TableauClient, file: Path, *, doing: str, progress: Progress | None = None) -> str:
+    """All bytes of the file on the server; the id of the upload session.
+
+    A piece is sent again only when the server has not taken it: pieces carry no offset, and one taken twice would break
+    the file. When nobody can tell, a new session starts over.
+    """
+    for number in range(1, client.retry.tries):
+        try:
+            return _Upload(client, file, doing, progress).run()
+        except UnknownOutcomeError:
+            client.retry.sleep(client.retry.pause(number))
+    return _Upload(client, file, doing, progress).run()
+
+
+class _Upload:
+    """One upload session, and how much the server says that it has.
+
+    It says so in megabytes after each piece, rounded in a way that nobody documents. So only what it said before is
+    compared: a whole piece makes it say so much more as the first one did.
+    """
+
+    def __init__(self, client: TableauClient, file: Path, doing: str, progress: Progress | None) -> None:
+        self._client, self._file, self._doing, self._progress = client, file, doing, progress
+        self._total, self._most = file.stat().st_size, config.CHUNK_SIZE_MB * BYTES_PER_MB
+        self._id = ""
+        self._said = 0
+        self._growth: int | None = None
+        self._repeated = False
+
+    def run(self) -> str:
+        doing = f"start the upload to {self._doing}"
+        self._id = str(self._client.call(lambda server: server.fileuploads.initiate(), doing=doing))
+        for start in range(0, self._total, self._most):
+            self._bring(_Piece(self._file, start, min(self._most, self._total - start), self._tell))
+        if self._repeated and self._ask() != self._said:
+            raise self._twice()
+        return self._id
+
+    def _twice(self) -> UnknownOutcomeError:
+        """A piece that was sent again came late after all."""
+        return UnknownOutcomeError(f"Could not {self._doing}: the server has a piece of the file twice. Run again.")
+
+    def _tell(self, done: int) -> None:
+        if self._progress is not None:
+            self._progress(done, self._total)
+
+    def _bring(self, piece: _Piece) -> None:
+        whole = piece.size == self._most
+        try:
+            said = self._append(piece)
+        except UnknownOutcomeError:
+            if not whole or not self._growth:
+                raise
+            said = self._bring_again(piece)
+        grown = said - self._said
+        if whole and self._growth is None:
+            self._growth = grown
+        if self._repeated and grown > (self._growth or 0):
+            raise self._twice()
+        self._said = said
+
+    def _bring_again(self, piece: _Piece) -> int:
+        """Nobody answered: what the server says that it has tells whether it took the piece."""
+        assert self._growth is not None
+        expected, said = self._said + self._growth, self._ask()
+        if said == self._said:
+            self._repeated = True
+            said = self._append(piece)
+        if said != expected:
+            raise UnknownOutcomeError(
+                f"Could not {self._doing}: the server has {said} MB of the file instead of {expected}. Run again."
+            )
+        return said
+
+    def _ask(self) -> int:
+        """How much the server says that it has, by a piece of nothing; one that takes none says nothing."""
+        try:
+            return self._append(_Piece(self._file, 0, 0))
+        except RefusedError:
+            return -1
+
+    def _append(self, piece: _Piece) -> int:
+        body, content_type = _in_wrapping(piece)
+
+        def put(server: Any) -> int:
+            endpoint = server.fileuploads
+            # As data and not as content: of that the client parses the beginning for its log, and the error that this
+            # raises keeps the whole piece in memory until the garbage is collected.
+            answer = endpoint.put_request(
+                f"{endpoint.baseurl}/{self._id}", None, content_type, parameters={"data": body}
+            )
+            said = fromstring(answer.content).find(".//t:fileUpload", namespaces=server.namespace)
+            size = said.get("fileSize", "") if said is not None else ""
+            return int(size) if size.isdigit() else 0
+
+        with patience(self._client.timeouts.for_bytes(piece.size)):
+            said: int = self._client.call(put, doing=f"upload a piece of the file to {self._doing}", repeat=False)
+        return said
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """A stretch of a file, which is read while it is sent."""
+
+    file: Path
+    start: int
+    size: int
+    # Told how many bytes of the file have gone out.
+    tell: Callable[[int], None] = lambda _: None
+
+    def blocks(self) -> Iterator[bytes]:
+        with self.file.open("rb") as source:
+            source.seek(self.start)
+            left = self.size
+            while left and (block := source.read(min(left, _BLOCK))):
+                left -= len(block)
+                yield block
+                self.tell(self.start + self.size - left)
+
+
+@dataclass(frozen=True)
+class _Body:
+    """A piece in the client's own wrapping, as `requests` sends it: of known length, and read anew each time."""
+
+    before: bytes
+    piece: _Piece
+    after: bytes
+
+    def __len__(self) -> int:
+        return len(self.before) + self.piece.size + len(self.after)
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield self.before
+        yield from self.piece.blocks()
+        yield self.after
+
+
+def _in_wrapping(piece: _Piece) -> tuple[_Body, str]:
+    empty, content_type = RequestFactory.Fileupload.chunk_req(b"")
+    # A part's content ends where the line of the next boundary begins.
+    end = empty.rindex(b"\r\n--", 0, -len(b"--\r\n"))
+    return _Body(empty[:end], piece, empty[end:]), content_type

@@ -1,0 +1,179 @@
+"""Webhooks on Tableau Server: register ours for the refreshes of datasources, list them, remove them."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import tableauserverclient as TSC  # noqa: N812 - the name its own documentation uses
+from defusedxml.ElementTree import fromstring
+
+from tir_dagster.addresses import has_credentials
+from tir_dagster.errors import DatasourceError
+from tir_dagster.tableau.client import TableauClient
+from tir_dagster.tableau.refresh_events import FAILED, SUCCEEDED
+from tir_dagster.tableau.trouble import RefusedError
+
+# The server knows no webhook of that id.
+_NO_SUCH = "400113"
+T = TypeVar("T")
+SECRET_VARIABLE = "TIR_WEBHOOK_SECRET"
+SINCE = (3, 6)
+# How the client calls the events.
+_EVENTS = {SUCCEEDED: "datasource-refresh-succeeded", FAILED: "datasource-refresh-failed"}
+_SECRET = re.compile(r"[A-Za-z0-9_-]{32,200}")
+_HIDDEN = "***"
+
+
+@dataclass(frozen=True)
+class Webhook:
+    """One of ours. Its address ends with the secret, so that its text leaves the address out."""
+
+    id: str
+    name: str
+    event: str
+    url: str = field(repr=False)
+    enabled: bool = True
+    # Why the server disabled it.
+    reason: str = ""
+
+    @property
+    def shown_url(self) -> str:
+        return f"{self.url.rpartition('/')[0]}/{_HIDDEN}"
+
+
+def webhook_secret(env: Mapping[str, str]) -> str:
+    """The last part of the receiver's address. Tableau signs nothing: who knows the address is believed."""
+    secret = env.get(SECRET_VARIABLE, "").strip()
+    if not _SECRET.fullmatch(secret):
+        what = "is not set" if not secret else "is not 32 to 200 letters, digits, hyphens or underscores"
+        raise DatasourceError(
+            f"Webhooks need a secret that nobody can guess, and {SECRET_VARIABLE} {what}. Make one with"
+            f' `export {SECRET_VARIABLE}="$(openssl rand -hex 32)"`, and give `register` and `listen` the same one.'
+        )
+    return secret
+
+
+def receiver_url(address: str, secret: str) -> str:
+    """The address that the server is told: https, except on this machine, where a sandbox may call."""
+    try:
+        parts = urlsplit(address)
+        host, _ = parts.hostname or "", parts.port
+    except ValueError:
+        parts, host = urlsplit(""), ""
+    secret_in_it = has_credentials(address)
+    if parts.scheme not in ("http", "https") or not host or secret_in_it or parts.query or parts.fragment:
+        shown = "What was given" if secret_in_it else repr(address)
+        raise DatasourceError(
+            f"{shown} is not an address that Tableau Server can call. Give the address at which the"
+            " receiver is reached, such as https://hooks.example.com/tir, without user, query or fragment."
+        )
+    if parts.scheme == "http" and not _is_loopback(host):
+        raise DatasourceError(
+            f"{address!r} is not https, and Tableau Server calls nothing else. Put a proxy with a valid certificate in"
+            " front of `tir webhooks listen`, and give its address."
+        )
+    return f"{address.rstrip('/')}/{secret}"
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def our_webhooks(client: TableauClient, label: str) -> list[Webhook]:
+    """The webhooks that were registered under this label, as the server has them now."""
+    names = {_name(label, event): event for event in _EVENTS}
+    found = _call(client, _listed, doing="list the webhooks")
+    return [_webhook(item, marks, names[item.name]) for item, marks in found if item.name in names]
+
+
+def _listed(server: Any) -> list[tuple[Any, Mapping[str, str]]]:
+    """Each webhook with the attributes that the client drops: whether it is enabled, and why not."""
+    content = server.webhooks.get_request(server.webhooks.baseurl).content
+    marks = {
+        element.get("id"): dict(element.attrib)
+        for element in fromstring(content).iterfind(".//t:webhook", namespaces=server.namespace)
+    }
+    return [(item, marks.get(item.id, {})) for item in TSC.WebhookItem.from_response(content, server.namespace)]
+
+
+def _webhook(item: Any, marks: Mapping[str, str], event: str) -> Webhook:
+    right = item.event == _EVENTS[event]
+    return Webhook(
+        id=str(item.id),
+        name=str(item.name),
+        event=event if right else str(item.event),
+        url=item.url or "",
+        enabled=marks.get("isEnabled", "true").casefold() != "false",
+        reason=marks.get("statusChangeReason", ""),
+    )
+
+
+def register_webhooks(client: TableauClient, label: str, url: str) -> list[Webhook]:
+    """One enabled webhook per event, at this address; those that are there already and right stay as they are."""
+    there = our_webhooks(client, label)
+    kept = {hook.event: hook for hook in reversed(there) if hook.enabled and hook.url == url and hook.event in _EVENTS}
+    for hook in there:
+        if hook not in kept.values():
+            _delete(client, hook)
+    return [kept.get(event) or _create(client, _name(label, event), event, url) for event in _EVENTS]
+
+
+def remove_webhooks(client: TableauClient, label: str) -> list[Webhook]:
+    """Those that were there."""
+    there = our_webhooks(client, label)
+    for hook in there:
+        _delete(client, hook)
+    return there
+
+
+def _create(client: TableauClient, name: str, event: str, url: str) -> Webhook:
+    item = TSC.WebhookItem()
+    item.name, item.url, item.event = name, url, _EVENTS[event]
+    # Not repeated when the answer got lost: a second registration finds what the first one left.
+    made = _call(
+        client,
+        lambda server: server.webhooks.create(item),
+        doing=f"register webhook {name!r}",
+        secret=url.rpartition("/")[2],
+        repeat=False,
+    )
+    return Webhook(str(made.id), name, event, url)
+
+
+def _delete(client: TableauClient, hook: Webhook) -> None:
+    try:
+        _call(client, lambda server: server.webhooks.delete(hook.id), doing=f"remove webhook {hook.name!r}")
+    except RefusedError as error:
+        # Somebody else removed it, or we did, and the answer got lost.
+        if error.code != _NO_SUCH and not error.code.startswith("404"):
+            raise
+
+
+def _name(label: str, event: str) -> str:
+    return f"tir_dagster {label} {event}"
+
+
+def _call(client: TableauClient, action: Callable[[Any], T], *, doing: str, secret: str = "", repeat: bool = True) -> T:
+    if client.rest_version < SINCE:
+        version = ".".join(map(str, client.rest_version))
+        raise DatasourceError(
+            f"Could not {doing}: {client.where} speaks REST {version}, and webhooks came with"
+            f" {'.'.join(map(str, SINCE))} (Tableau Server 2019.4). Upgrade it, or do without webhooks."
+        )
+    try:
+        return client.call(action, doing=doing, repeat=repeat)
+    except DatasourceError as error:
+        # Without its cause: it may quote the address, and that ends with the secret.
+        told = str(error).replace(secret, _HIDDEN) if secret else str(error)
+        if not isinstance(error, RefusedError):
+            raise DatasourceError(told) from None
+        only = " Only administrators of the site use webhooks." if error.code.startswith("403") else ""
+        raise RefusedError(f"{told}{only}", code=error.code) from None
