@@ -57,15 +57,15 @@ dev: setup ## Dagster's UI on the sandbox, with the history of what ran here
 	@$(WITH_JAVA) $(BIN)/tir dev
 
 bench: setup ## a full refresh and one by key, each stage beside its bare limit; a package of GB=1 repacked beside a plain script; a load of files
-	@$(WITH_JAVA) $(BIN)/tir bench
-	@$(BIN)/tir bench package --gb $(GB)
-	@$(WITH_JAVA) $(BIN)/tir bench load
+	@$(WITH_JAVA) $(BIN)/python -m benchmarks
+	@$(BIN)/python -m benchmarks package --gb $(GB)
+	@$(WITH_JAVA) $(BIN)/python -m benchmarks load
 
 profile: $(READY) ## what loading the definitions costs beyond importing Dagster, module by module
 	@$(BIN)/python scripts/profile-definitions
 
 LONG = $(patsubst %,orchestration/test_%.py,histories crashes twice faults server_histories server_ways server_delivery ranges views view_histories view_deliveries patch trigger) \
-	sandbox/test_size.py sandbox/test_full_disk.py sandbox/warehouse/test_time_travel.py sandbox/warehouse/test_restart.py test_bench.py test_demo.py
+	sandbox/test_size.py sandbox/test_full_disk.py sandbox/warehouse/test_time_travel.py sandbox/warehouse/test_restart.py benchmarks/test_bench.py cli/test_demo.py
 
 soak: setup $(CLASSES) ## the long forms of the tests: more random histories, every crash three times, two refreshes at once, every fault at every call, large tables
 	$(WITH_JAVA) TIR_HISTORIES=$(HISTORIES) TIR_CRASHES=3 TIR_TWICE=20 TIR_FAULTS=all TIR_SIZE=full TIR_LONG=all $(BIN)/python -m pytest $(LONG:%=tir_dagster_tests/%)

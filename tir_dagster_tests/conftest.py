@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,8 @@ import tableauserverclient as TSC  # noqa: N812 - the name its own documentation
 
 from tir_dagster.sandbox import processes, sample
 from tir_dagster.sandbox.home import Identity, SandboxHome
+from tir_dagster.snowflake.connection import SnowflakeAccess
+from tir_dagster.snowflake.names import TableName
 from tir_dagster_tests import jvm
 from tir_dagster_tests.rest_calls import check_product
 
@@ -92,17 +95,13 @@ class Sandbox:
                 server.projects.create(TSC.ProjectItem(project))
 
     def new_token(self, user: str | None = None) -> tuple[str, str]:
-        wanted = {"user": user or self.identity.tableau_user, "name": f"test-{_next_number()}"}
+        wanted = {"user": user or self.identity.tableau_user, "name": f"test-{next(_numbers)}"}
         answer = requests.post(f"{self.tableau_url}/sandbox/tokens", json=wanted, timeout=30)
         assert answer.ok, f"no token for {wanted}: {answer.status_code} {answer.text}"
         return answer.json()["name"], answer.json()["secret"]
 
 
-_numbers = iter(range(1_000_000))
-
-
-def _next_number() -> int:
-    return next(_numbers)
+_numbers = itertools.count(1)
 
 
 @contextmanager
@@ -168,3 +167,54 @@ def people(sandbox: Sandbox) -> People:
     found = People(sandbox.people_url)
     found.forget()
     return found
+
+
+@pytest.fixture(scope="session")
+def access(sandbox: Sandbox) -> SnowflakeAccess:
+    return SnowflakeAccess.from_environment(sandbox.env)
+
+
+@pytest.fixture(scope="session")
+def run(sandbox: Sandbox) -> Iterator[Callable[[str], list[tuple]]]:
+    """Runs one statement in a database that tests share."""
+    with sandbox.snowflake() as connection, connection.cursor() as cursor:
+        cursor.execute("CREATE DATABASE IF NOT EXISTS SRC")
+        cursor.execute("USE SCHEMA SRC.PUBLIC")
+        yield lambda sql: cursor.execute(sql).fetchall()
+
+
+@pytest.fixture
+def make_table(run) -> Callable[[str], TableName]:
+    """Makes a table with these columns, under a name of its own."""
+
+    def make(columns: str, *inserts: str) -> TableName:
+        table = TableName("SRC", "PUBLIC", f"T{next(_numbers)}")
+        run(f"CREATE TABLE {table.sql} ({columns})")
+        for rows in inserts:
+            run(f"INSERT INTO {table.sql} {rows}")
+        return table
+
+    return make
+
+
+@dataclass(frozen=True)
+class Warehouse:
+    """The warehouse's own view of what it was asked, and its faults."""
+
+    url: str
+
+    def break_next(self, **fault) -> None:
+        assert requests.post(f"{self.url}/sandbox/faults", json=fault, timeout=30).ok
+
+    def pending_faults(self) -> list[dict]:
+        return requests.get(f"{self.url}/sandbox/faults", timeout=30).json()["faults"]
+
+    def queries(self) -> list[dict]:
+        return requests.get(f"{self.url}/sandbox/queries", timeout=30).json()["queries"]
+
+
+@pytest.fixture
+def warehouse(sandbox: Sandbox) -> Iterator[Warehouse]:
+    address = Warehouse(f"http://{sandbox.env['SNOWFLAKE_HOST']}:{sandbox.env['SNOWFLAKE_PORT']}")
+    yield address
+    requests.delete(f"{address.url}/sandbox/faults", timeout=30)

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from tir_dagster.bench import bench
 from tir_dagster.cli.revisions_command import revisions
 from tir_dagster.cli.sandbox import PORT, SEED, sandbox
 from tir_dagster.cli.webhooks import webhooks
@@ -259,7 +258,6 @@ def dev(port: int, host: str) -> None:
     run_dagster(port, host)
 
 
-tir.add_command(bench)
 tir.add_command(revisions)
 tir.add_command(sandbox)
 tir.add_command(webhooks)

@@ -42,12 +42,12 @@ from tir_dagster.tableau.find import find_project, read_datasource
 from tir_dagster.tableau.found import FoundProject, server_version
 from tir_dagster.tableau.retry import RetryPolicy
 from tir_dagster_tests.conftest import Sandbox
-from tir_dagster_tests.datasource.test_download import Disk
 from tir_dagster_tests.orchestration.served import PROJECT, Served
 from tir_dagster_tests.packages import plain
 from tir_dagster_tests.processes import wait_for
 from tir_dagster_tests.rest_calls import check_played
 from tir_dagster_tests.sandbox.tableau.helpers import Admin, Looker
+from tir_dagster_tests.tableau.test_download import Disk
 
 EVERYTHING = os.environ.get("TIR_FAULTS") == "all"
 # What passes: a refresh need not fail of it.

@@ -14,7 +14,7 @@ import tableauserverclient as TSC  # noqa: N812 - the name its own documentation
 from tir_dagster.changes.plan import Reason
 from tir_dagster.errors import DatasourceError
 from tir_dagster_tests.conftest import Sandbox
-from tir_dagster_tests.extract.helpers import run
+from tir_dagster_tests.hyper.helpers import run
 from tir_dagster_tests.orchestration.history import DATABASE, PROJECT, History, Layout
 
 

@@ -98,6 +98,8 @@ class SettingsBook:
         self._lock = threading.Lock()
         # Set when something has changed; whoever lives by the settings waits for it.
         self.changed = threading.Event()
+        # How often the clock was moved back or got another zone: what was planned by it has to be planned anew.
+        self.clock_changes = 0
         stored = {row["name"]: json.loads(row["value"]) for row in store.rows("SELECT name, value FROM settings")}
         known = {field.name for field in fields(Settings)}
         self.current = replace(Settings(), **{name: value for name, value in stored.items() if name in known})
@@ -108,6 +110,8 @@ class SettingsBook:
             with self._store.transaction() as db:
                 for name, value in asdict(settings).items():
                     db.execute("INSERT OR REPLACE INTO settings VALUES (?, ?)", (name, json.dumps(value)))
-            self.current = settings
+            before, self.current = self.current, settings
+            moved_back = settings.clock_offset_seconds < before.clock_offset_seconds
+            self.clock_changes += moved_back or settings.time_zone != before.time_zone
             self.changed.set()
             return settings

@@ -35,7 +35,7 @@ class Timetable:
         self._server = server
         self._queue = queue
         self._stopping = threading.Event()
-        self._seen = (server.now(), server.settings.current.time_zone)
+        self._seen = (server.now(), server.settings.clock_changes)
         self._thread = threading.Thread(target=self._work, daemon=True, name="timetable")
 
     def start(self) -> None:
@@ -57,10 +57,11 @@ class Timetable:
             self._server.settings.changed.clear()
 
     def _tick(self) -> None:
-        now, zone = self._server.now(), self._server.settings.current.time_zone
-        before, zone_before = self._seen
-        self._seen = (now, zone)
-        if now < before or zone != zone_before:
+        # The number of changes, not the time alone: between two looks a clock can be moved forth and back.
+        changes, now = self._server.settings.clock_changes, self._server.now()
+        before, changes_before = self._seen
+        self._seen = (now, changes)
+        if now < before or changes != changes_before:
             # The clock was moved back, or means something else: what was planned is too late or too early now.
             self._plan(only_new=False)
         for task in self._due(now):

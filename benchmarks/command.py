@@ -1,0 +1,114 @@
+"""The command itself. The work is imported when it runs, so that `tir --help` answers at once."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import click
+
+from benchmarks.package_report import PackageReport
+from benchmarks.place import own_place
+from benchmarks.report import Report
+
+if TYPE_CHECKING:
+    from benchmarks.load_run import LoadReport
+
+# By estimate: the lake, two packages, three versions and what is staged come to less than this for each order.
+_BYTES_PER_ROW = 1_000
+# Of an extract, its packages on both sides, and what the servers unpack to look into them.
+_COPIES = 10
+_GIGABYTE = 1_000_000_000
+
+
+@click.group(invoke_without_command=True, short_help="Measure refreshes beside their bare limits.")
+@click.option(
+    "--rows", type=click.IntRange(min=1_000), default=2_000_000, show_default=True, help="Orders in the sample."
+)
+@click.option(
+    "--changed",
+    type=click.FloatRange(min=0, max=40, min_open=True),
+    default=1,
+    show_default=True,
+    help="How many per cent of the keys change.",
+)
+@click.option("--seed", type=click.IntRange(min=0), default=1, show_default=True, help="Another seed, other orders.")
+@click.option("--keep", is_flag=True, help="Keep the folder of the run: specs, versions, Dagster's history.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output.")
+@click.pass_context
+def bench(context: click.Context, /, rows: int, changed: float, seed: int, *, keep: bool, as_json: bool) -> None:
+    """Measure a full refresh and one by key on a sandbox of their own, each stage beside its bare limit.
+
+    Compare the ratios, which come from one run on one machine; seconds differ from machine to machine. Exit code 1 if
+    the published extract differs from the source.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    progress = _progress()
+    with own_place(rows * _BYTES_PER_ROW, keep=keep, progress=progress) as folder:
+        from benchmarks.run import run_bench  # noqa: PLC0415 - Dagster, Spark, the clients: seconds
+
+        report = run_bench(folder, rows=rows, changed=changed, seed=seed, progress=progress)
+    conclude(report, as_json=as_json)
+
+
+@bench.command(short_help="Measure the repacking of a large package.")
+@click.option(
+    "--gb",
+    type=click.FloatRange(min=0.001, max=100),
+    default=1,
+    show_default=True,
+    help="About how many gigabytes the extract has.",
+)
+@click.option("--keep", is_flag=True, help="Keep the folder of the run: the package, the servers' data and logs.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output.")
+def package(gb: float, *, keep: bool, as_json: bool) -> None:
+    """Measure how the newest rows leave a published extract, from the download to the publish, beside a plain script.
+
+    Time by step, and the most memory that each process held; Hyper's process apart. Exit code 1 if what either has
+    published is not what had to remain.
+    """
+    size, progress = round(gb * _GIGABYTE), _progress()
+    with own_place(_COPIES * size, keep=keep, progress=progress) as folder:
+        from benchmarks.package_run import run_package_bench  # noqa: PLC0415 - Hyper, the clients: seconds
+
+        report = run_package_bench(folder, size=size, progress=progress)
+    conclude(report, as_json=as_json)
+
+
+@bench.command(short_help="Measure a load of files beside a bare COPY.")
+@click.option(
+    "--rows", type=click.IntRange(min=1_000), default=5_000_000, show_default=True, help="Orders in the Parquet files."
+)
+@click.option("--keep", is_flag=True, help="Keep the folder of the run: the files, the servers' data and logs.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output.")
+def load(rows: int, *, keep: bool, as_json: bool) -> None:
+    """Measure a load of Parquet files by Spark beside PUT and COPY of the same files by one process.
+
+    Exit code 1 if both tables differ.
+    """
+    progress = _progress()
+    with own_place(rows * _BYTES_PER_ROW, keep=keep, progress=progress) as folder:
+        from benchmarks.load_run import run_load_bench  # noqa: PLC0415 - Spark, the clients: seconds
+
+        report = run_load_bench(folder, rows=rows, progress=progress)
+    conclude(report, as_json=as_json)
+
+
+def conclude(report: Report | PackageReport | LoadReport, *, as_json: bool) -> None:
+    """Print the numbers; they count for nothing if the extract is wrong."""
+    click.echo(json.dumps(report.as_dict(), indent=2) if as_json else report.as_text())
+    if not report.equal:
+        raise click.ClickException("what was published is not what it should be.")
+
+
+def _progress() -> Callable[[str], None]:
+    """Lines with the time since the start, on standard error: standard output stays a script's."""
+    begun = time.monotonic()
+
+    def tell(line: str) -> None:
+        click.echo(f"[{time.monotonic() - begun:6.1f} s] {line}", err=True)
+
+    return tell

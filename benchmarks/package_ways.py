@@ -1,0 +1,189 @@
+"""Two ways to take the newest rows out of a published extract, each run in a process of its own, whose memory is counted.
+
+`ours` is what the delivery `server` does up to its publish. `plain` is what a script does with the same client and the
+same Hyper: unzip everything, delete, deflate everything.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from datetime import date
+from importlib import import_module
+from pathlib import Path
+
+import tableauserverclient as TSC  # noqa: N812 - the name its own documentation uses
+from tableauhyperapi import Connection, HyperProcess, Telemetry
+
+from benchmarks.package_report import PACK, PUBLISH, PURGE, UNPACK, Way
+from tir_dagster.errors import TirError
+from tir_dagster.hyper.engine import close_shared_engine
+from tir_dagster.hyper.increment import Increment, find_increment, format_value, purge_from, set_increment_value
+from tir_dagster.hyper.package.package import read_package
+from tir_dagster.refresh.deliveries.republish import fetch_shell
+from tir_dagster.tableau.access import TableauAccess
+from tir_dagster.tableau.client import TableauClient
+from tir_dagster.tableau.find import find_project, look_for_datasource
+from tir_dagster.tableau.found import server_version
+from tir_dagster.tableau.transfer import publish
+
+KEY = "ORDER_DATE"
+_LIMIT_SECONDS = 3600
+
+
+@dataclass(frozen=True)
+class Task:
+    """What both ways are asked for: this datasource without its rows from a day on; a folder for the work."""
+
+    project: str
+    datasource: str
+    since: str
+    folder: str
+
+
+@dataclass
+class _Account:
+    """What is written down while a way runs."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    before: int | None = None
+    hyper_peak: int | None = None
+
+    @contextmanager
+    def timed(self, step: str) -> Iterator[None]:
+        begun = time.perf_counter()
+        yield
+        self.seconds[step] = time.perf_counter() - begun
+
+    def begin(self) -> None:
+        self.before = _peak_memory(os.getpid())
+
+    def as_way(self, *, rows: int, package: Path) -> Way:
+        peak = _peak_memory(os.getpid())
+        return Way(self.seconds, rows, package.stat().st_size, peak, self.before, self.hyper_peak)
+
+
+def run_way(name: str, task: Task, env: Mapping[str, str]) -> Way:
+    """One way in a process of its own; what it found."""
+    done = subprocess.run(
+        [sys.executable, "-m", __name__, name, json.dumps(asdict(task))],
+        env={**os.environ, **env},
+        capture_output=True,
+        text=True,
+        timeout=_LIMIT_SECONDS,
+        check=False,
+    )
+    if done.returncode != 0:
+        said = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        raise TirError(f"The way {name!r} ended with code {done.returncode} on {task.datasource}: {said}")
+    return Way.from_json(json.loads(done.stdout))
+
+
+def ours(task: Task, account: _Account) -> Way:
+    """The steps of the delivery, by its own functions."""
+    folder, since = Path(task.folder), date.fromisoformat(task.since)
+    # A refresh has all of this in memory too: Dagster, Spark's client, the connectors.
+    import_module("tir_dagster.cli.refresh")
+    with TableauClient(TableauAccess.from_environment(os.environ)) as client:
+        project = find_project(client, task.project)
+        found = look_for_datasource(client, project=project, name=task.datasource)
+        assert found is not None, "the bench has published it"
+        account.begin()
+        with account.timed(UNPACK):
+            shell, hyper = fetch_shell(client, found, folder)
+        with account.timed(PURGE):
+            package = read_package(shell)
+            increment = find_increment(package, hyper)
+            assert isinstance(increment, Increment), "the bench has made it incremental"
+            purged = purge_from(hyper, folder / "purged.hyper", column=increment.column, smallest=since)
+        assert purged.largest is not None, "rows remain"
+        with account.timed(PACK):
+            target = set_increment_value(
+                package, folder / "package.tdsx", hyper=folder / "purged.hyper", value=purged.largest
+            )
+        with account.timed(PUBLISH):
+            publish(
+                client,
+                target,
+                project=project,
+                name=task.datasource,
+                overwrite=True,
+                expected=server_version(found),
+            )
+    account.hyper_peak = _peak_of_children()
+    close_shared_engine()
+    return account.as_way(rows=purged.after, package=target)
+
+
+def plain(task: Task, account: _Account) -> Way:
+    """The steps of a script."""
+    folder, unzipped = Path(task.folder), Path(task.folder) / "unzipped"
+    target = folder / "package.tdsx"
+    env = os.environ
+    token = TSC.PersonalAccessTokenAuth(env["TABLEAU_TOKEN_NAME"], env["TABLEAU_TOKEN_SECRET"], env["TABLEAU_SITE"])
+    server = TSC.Server(env["TABLEAU_SERVER_URL"], use_server_version=True)
+    with server.auth.sign_in(token):
+        (found,) = [item for item in TSC.Pager(server.datasources) if item.name == task.datasource]
+        account.begin()
+        with account.timed(UNPACK):
+            package = server.datasources.download(found.id, filepath=str(folder / "download"))
+            with zipfile.ZipFile(package) as archive:
+                archive.extractall(unzipped)
+        with account.timed(PURGE):
+            (hyper,) = unzipped.rglob("*.hyper")
+            (document,) = unzipped.rglob("*.tds")
+            rows, largest = _delete(hyper, task.since, account)
+            text = document.read_text(encoding="utf-8")
+            value = f'increment-value="{format_value(date.fromisoformat(largest))}"'
+            document.write_text(re.sub(r'increment-value="[^"]*"', value, text), encoding="utf-8")
+        with account.timed(PACK), zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
+            for file in sorted(path for path in unzipped.rglob("*") if path.is_file()):
+                archive.write(file, file.relative_to(unzipped))
+        with account.timed(PUBLISH):
+            item = TSC.DatasourceItem(found.project_id, name=task.datasource)
+            server.datasources.publish(item, str(target), TSC.Server.PublishMode.Overwrite)
+    return account.as_way(rows=rows, package=target)
+
+
+def _delete(hyper: Path, since: str, account: _Account) -> tuple[int, str]:
+    """Rows that remain, and the greatest day among them."""
+    quiet = {"log_config": ""}
+    with HyperProcess(Telemetry.DO_NOT_SEND_USAGE_DATA_TO_TABLEAU, parameters=quiet) as process:
+        with Connection(process.endpoint, hyper) as connection:
+            connection.execute_command(f"""DELETE FROM "Extract"."Extract" WHERE "{KEY}" >= DATE '{since}'""")
+            asked = f'SELECT COUNT(*), CAST(MAX("{KEY}") AS TEXT) FROM "Extract"."Extract"'
+            rows, largest = connection.execute_list_query(asked)[0]
+        account.hyper_peak = _peak_of_children()
+    return int(rows), str(largest)
+
+
+def _peak_memory(pid: int) -> int | None:
+    """The most memory that the process ever held, in bytes; None where the system does not tell."""
+    with suppress(OSError):
+        status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
+        return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM"))
+    return None
+
+
+def _peak_of_children() -> int | None:
+    """The same of the processes that this one has started: Hyper's."""
+    lists = Path("/proc/self/task").glob("*/children")
+    pids = [int(pid) for file in lists for pid in file.read_text(encoding="utf-8").split()]
+    peaks = [peak for pid in pids if (peak := _peak_memory(pid)) is not None]
+    return sum(peaks) if peaks else None
+
+
+WAYS: dict[str, Callable[[Task, _Account], Way]] = {"ours": ours, "plain": plain}
+
+
+if __name__ == "__main__":
+    way, asked = sys.argv[1:]
+    print(json.dumps(asdict(WAYS[way](Task(**json.loads(asked)), _Account()))))

@@ -1,0 +1,73 @@
+"""A command that a signal ends says so in one line, with the exit code that shells use."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from tir_dagster.cli.main import ProjectGroup
+from tir_dagster.interrupts import stopping
+from tir_dagster.refresh.state.lease import lease
+from tir_dagster_tests.processes import wait_for
+from tir_dagster_tests.spec.test_spec import GOOD
+
+# Never asked: the command waits for its turn first.
+SERVERS = {
+    "SNOWFLAKE_ACCOUNT": "a",
+    "SNOWFLAKE_USER": "u",
+    "SNOWFLAKE_PASSWORD": "p",
+    "TABLEAU_SERVER_URL": "http://127.0.0.1:1",
+    "TABLEAU_TOKEN_NAME": "t",
+    "TABLEAU_TOKEN_SECRET": "s",
+}
+
+
+@pytest.mark.parametrize(("number", "code", "word"), [(signal.SIGINT, 130, "Ctrl-C"), (signal.SIGTERM, 143, "SIGTERM")])
+def test_a_refresh_that_waits_for_another_one_ends_with_one_line(tmp_path, number, code, word):
+    specs, log, state = tmp_path / "extracts.yaml", tmp_path / "log", tmp_path / "state"
+    specs.write_text(GOOD, encoding="utf-8")
+    env = {**os.environ, **SERVERS, "TIR_HOME": str(state), "DAGSTER_HOME": str(tmp_path / "dagster")}
+    command = [sys.executable, "-m", "tir_dagster.cli.main", "--specs", str(specs), "refresh", "orders"]
+    with lease(state / "extracts" / "orders" / "lease.json", purpose="a test"), log.open("wb") as lines:
+        started = subprocess.Popen(command, stdout=lines, stderr=lines, start_new_session=True, env=env)
+        try:
+            wait_for(lambda: "waiting for" in log.read_text(), "its turn", log=log)
+            os.killpg(started.pid, number)
+            assert started.wait(timeout=60) == code, log.read_text()
+        finally:
+            started.kill()
+            started.wait()
+    waiting, said = log.read_text().splitlines()
+    assert "waiting for process" in waiting
+    assert said == f"orders: stopped by {word}. The published datasource is unchanged. Run it again."
+
+
+def invoke(error: BaseException, so_far: str = "") -> tuple[int, str]:
+    @click.group(cls=ProjectGroup)
+    def group() -> None: ...
+
+    @group.command()
+    def play() -> None:
+        if not so_far:
+            raise error
+        with stopping("tir play", lambda: so_far):
+            raise error
+
+    done = CliRunner().invoke(group, ["play"])
+    return done.exit_code, done.stderr
+
+
+class InterruptedRunError(BaseException):
+    """As Dagster tells of a signal during a run: no Exception."""
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), InterruptedRunError()])
+def test_any_command_ends_with_one_line_and_says_what_it_left(error):
+    assert invoke(error) == (130, "tir play: stopped by Ctrl-C. Run it again.\n")
+    assert invoke(error, "Half is done.") == (130, "tir play: stopped by Ctrl-C. Half is done. Run it again.\n")

@@ -1,0 +1,485 @@
+"""Packages: read without trust, written so that only the extract and its last refresh event differ."""
+
+from __future__ import annotations
+
+import io
+import re
+import struct
+import tracemalloc
+import zipfile
+from datetime import date
+from pathlib import Path
+
+import pytest
+from lxml import etree
+from tableaudocumentapi import Datasource
+
+from tir_dagster.errors import ExtractError
+from tir_dagster.hyper.hyperfile import create_extract, describe
+from tir_dagster.hyper.package.package import (
+    Package,
+    RefreshChange,
+    extract_hyper,
+    greatest_increment,
+    read_package,
+    refresh_change,
+    write_package,
+)
+from tir_dagster.sandbox.tableau.packages import Column, SnowflakeConnection, build_tdsx
+from tir_dagster_tests.hyper.helpers import columns_of, run, stage
+
+SNOWFLAKE = SnowflakeConnection("acme.snowflakecomputing.com", "SHOP", "PUBLIC", "WH", "READER", "TABLEAU")
+FIELDS = (
+    Column("ORDER_ID", "NUMBER(38,0)"),
+    Column("ORDER_DATE", "DATE", local_name="Order Date", extract_name="order date"),
+    Column("NAME", "VARCHAR"),
+)
+STORED = columns_of({"ORDER_ID": "NUMBER(38,0)", "ORDER_DATE": "DATE", "NAME": "VARCHAR"})
+EVENTS = """<refresh increment-key='[Order Date]' incremental-updates='true' _.fcp.Later.true...lookback='3'>
+        <refresh-event add-from-file-path='orders &amp; more' increment-value='#2001-01-01#' refresh-type='create' rows-inserted='1' timestamp-start='2020-12-27 22:46:33.357' />
+        <!-- kept -->
+        <_.fcp.Later.true...refresh-event increment-value="#2002-02-02#" add-from-file-path='x' _.fcp.Later.true...note='a > b' refresh-type='increment' rows-inserted='1' timestamp-start='2020-12-28 22:46:33.357'/>
+      </refresh>"""
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> Path:
+    """As Desktop publishes it: incremental, not yet refreshed."""
+    return build_tdsx(
+        tmp_path / "plain.tdsx",
+        caption="Orders",
+        columns=FIELDS,
+        snowflake=SNOWFLAKE,
+        table="ORDERS",
+        increment_key="ORDER_DATE",
+    )
+
+
+@pytest.fixture
+def package(tmp_path: Path, plain: Path) -> Path:
+    """Refreshed twice, with prefixes, comments, single quotes and members that nobody knows."""
+    return edited(plain, tmp_path / "orders.tdsx", with_events)
+
+
+def with_events(text: str) -> str:
+    head, extract = text.split("<extract ")
+    extract = re.sub(r"<refresh [^>]*/>", EVENTS, extract, count=1)
+    return f"{head}<unknown-node future='ja'>é</unknown-node><extract {extract}"
+
+
+def edited(source: Path, target: Path, edit) -> Path:
+    with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as new:
+        for name in old.namelist():
+            content = old.read(name)
+            new.writestr(name, edit(content.decode()).encode() if name.endswith(".tds") else content)
+        if "Image/logo.png" not in old.namelist():
+            new.writestr("Image/logo.png", b"\x89PNG" * 50)
+            new.writestr("Data/Extracts/", b"")
+    return target
+
+
+def document_of(path: Path) -> bytes:
+    with zipfile.ZipFile(path) as opened:
+        return opened.read(next(name for name in opened.namelist() if name.endswith(".tds")))
+
+
+@pytest.fixture
+def hyper(tmp_path: Path) -> Path:
+    rows = [(1, date(2024, 1, 31), "a"), (2, date(2024, 3, 1), "b"), (3, None, None)]
+    staged = stage(tmp_path / "rows.parquet", STORED, rows)
+    create_extract(tmp_path / "new.hyper", STORED, staged, names={"ORDER_DATE": "order date"})
+    return tmp_path / "new.hyper"
+
+
+def test_a_package_tells_its_two_sides(package: Path):
+    found = read_package(package)
+    assert (found.document, found.name) == ("Orders.tds", "Orders")
+    assert found.hyper_member == "Data/Extracts/Orders.hyper"
+    assert found.table == ("Extract", "Extract")
+    assert [record.remote_name for record in found.columns] == ["ORDER_ID", "order date", "NAME"]
+    assert found.hyper_names == {"ORDER_ID": "ORDER_ID", "ORDER_DATE": "order date", "NAME": "NAME"}
+    assert found.incremental
+    assert (found.increment_key, found.increment_column, found.increment_source) == (
+        "[Order Date]",
+        "order date",
+        "ORDER_DATE",
+    )
+    assert [(event.kind, event.increment_value) for event in found.events] == [
+        ("create", "#2001-01-01#"),
+        ("increment", "#2002-02-02#"),
+    ]
+    assert found.last_increment == "#2002-02-02#"
+    assert found.relation is not None
+    assert (found.relation.kind, found.relation.table) == ("table", ("PUBLIC", "ORDERS"))
+    assert found.connections[0].kind == "snowflake"
+    assert (found.connections[0].server, found.connections[0].dbname) == (SNOWFLAKE.server, "SHOP")
+    assert (found.connections[0].schema, found.connections[0].username) == ("PUBLIC", "TABLEAU")
+    assert (found.filters, found.aggregated, found.row_limit, found.calculated_columns) == ((), False, None, ())
+
+
+def test_a_package_of_a_query_tells_its_text(tmp_path: Path):
+    sql = "SELECT ORDER_ID FROM ORDERS WHERE ORDER_ID > 3 AND NAME <> 'x'"
+    built = build_tdsx(
+        tmp_path / "q.tdsx", caption="Q", columns=FIELDS[:1], snowflake=SNOWFLAKE, custom_sql=sql, increment_key=None
+    )
+    found = read_package(built)
+    assert found.relation is not None
+    assert (found.relation.kind, found.relation.sql) == ("text", sql)
+    assert (found.incremental, found.increment_key, found.events, found.last_increment) == (False, None, (), None)
+
+
+def test_what_would_change_the_rows_of_an_extract_is_told(tmp_path: Path, package: Path):
+    def edit(text: str) -> str:
+        text = text.replace("<extract ", "<extract _.fcp.X.true...aggregation='true' ").replace(
+            'count="-1"', 'count="100"'
+        )
+        return text.replace("</extract>", "<filter class='categorical' column='[NAME]'/></extract>")
+
+    found = read_package(edited(package, tmp_path / "e.tdsx", edit))
+    assert (found.filters, found.aggregated, found.row_limit) == (("[NAME]",), True, "100 records")
+
+
+def test_calculations_stored_in_the_extract_are_told(tmp_path: Path, package: Path):
+    record = "<metadata-record class='column'><remote-name>calc</remote-name><local-name>[Calculation_1]</local-name></metadata-record>"
+
+    def edit(text: str) -> str:
+        head, extract = text.split("<extract ")
+        return f"{head}<extract {extract.replace('</metadata-records>', record + '</metadata-records>')}"
+
+    assert read_package(edited(package, tmp_path / "c.tdsx", edit)).calculated_columns == ("calc",)
+
+
+def test_several_tables_are_refused_for_refreshing_by_key(tmp_path: Path, package: Path):
+    def edit(text: str) -> str:
+        more = "<object id='B'><properties context=''><relation name='B' table='[P].[B]' type='table'/></properties>"
+        more += "<properties context='extract'><relation name='B' table='[Extract].[B_1]' type='table'/></properties></object>"
+        return text.replace("</objects>", f"{more}</objects>")
+
+    found = read_package(edited(package, tmp_path / "two.tdsx", edit))
+    assert found.relation is not None
+    assert found.relation.kind == "other"
+    with pytest.raises(ExtractError, match=r"stores 2 tables \(Extract\.Extract, Extract\.B_1\)"):
+        _ = found.table
+
+
+def test_a_published_hyper_file_has_an_extract_and_no_live_side(tmp_path: Path, hyper: Path):
+    text = (
+        "<datasource formatted-name='f' version='18.1'><connection class='federated'><named-connections>"
+        "<named-connection name='hyper.1'><connection class='hyper' dbname='Data/Extracts/x.hyper' schema='Extract'/>"
+        "</named-connection></named-connections><relation name='Extract' table='[Extract].[Extract]' type='table'/>"
+        "</connection></datasource>"
+    )
+    with zipfile.ZipFile(tmp_path / "bare.tdsx", "w") as made:
+        made.writestr("x.tds", text)
+        made.write(hyper, "Data/Extracts/x.hyper")
+    found = read_package(tmp_path / "bare.tdsx")
+    assert (found.hyper_member, found.table) == ("Data/Extracts/x.hyper", ("Extract", "Extract"))
+    assert (found.relation, found.incremental, found.source_columns) == (None, False, ())
+
+
+def test_the_hyper_file_comes_out_as_it_is(tmp_path: Path, package: Path):
+    found = read_package(package)
+    extract_hyper(found, tmp_path / "out" / "x.hyper")
+    with zipfile.ZipFile(package) as opened:
+        assert (tmp_path / "out" / "x.hyper").read_bytes() == opened.read("Data/Extracts/Orders.hyper")
+    described = describe(tmp_path / "out" / "x.hyper")
+    assert [column.name for column in described.columns] == [record.remote_name for record in found.columns]
+
+
+def test_a_package_without_its_extract_can_be_read_but_not_unpacked(tmp_path: Path, package: Path):
+    with zipfile.ZipFile(package) as old, zipfile.ZipFile(tmp_path / "thin.tdsx", "w") as thin:
+        thin.writestr("Orders.tds", old.read("Orders.tds"))
+    found = read_package(tmp_path / "thin.tdsx")
+    assert found.hyper_member is None
+    with pytest.raises(ExtractError, match="Download it with its extract"):
+        extract_hyper(found, tmp_path / "x.hyper")
+
+
+def test_only_the_last_event_and_the_time_of_update_differ_after_a_republish(
+    tmp_path: Path, package: Path, hyper: Path
+):
+    source = read_package(package)
+    change = refresh_change(source, hyper, rows=3)
+    written = write_package(source, tmp_path / "new.tdsx", hyper=hyper, refresh=change)
+    old, new = document_of(package).decode(), document_of(written).decode()
+    expected = old.replace('increment-value="#2002-02-02#"', 'increment-value="#2024-03-01#"')
+    expected = re.sub(r"(#2024-03-01#.*?)rows-inserted='1'", r"\1rows-inserted='3'", expected)
+    stamp = re.search(r'update-time="([^"]*)"', new)
+    assert stamp is not None
+    assert new == re.sub(r'update-time="[^"]*"', stamp[0], expected)
+    assert re.fullmatch(r"\d\d/\d\d/\d{4} \d\d:\d\d:\d\d [AP]M", stamp[1])
+
+    found = read_package(written)
+    assert [event.increment_value for event in found.events] == ["#2001-01-01#", "#2024-03-01#"]
+    assert canonical(new, skip=("increment-value", "rows-inserted", "update-time")) == canonical(
+        old, skip=("increment-value", "rows-inserted", "update-time")
+    )
+
+
+def canonical(text: str, *, skip: tuple[str, ...]) -> bytes:
+    root = etree.fromstring(text.encode())
+    for element in root.iter(etree.Element):
+        for name in skip:
+            element.attrib.pop(name, None)
+    out = io.BytesIO()
+    root.getroottree().write_c14n(out, with_comments=True)
+    return out.getvalue()
+
+
+def check_invariants(path: Path, folder: Path) -> None:
+    """What a published package has to keep, whatever was done to it."""
+    found = read_package(path)
+    assert found.hyper_member is not None
+    file = extract_hyper(found, folder / "check.hyper")
+    described = describe(file)
+    assert (described.schema, described.name) == found.table
+    assert [record.remote_name for record in found.columns] == [column.name for column in described.columns]
+    if found.events:
+        assert found.last_increment == greatest_increment(found, file)
+
+
+@pytest.mark.parametrize("which", ["plain", "package"])
+def test_a_written_package_holds_together_and_opens_in_the_document_api(
+    tmp_path: Path, hyper: Path, which: str, request: pytest.FixtureRequest
+):
+    source = read_package(request.getfixturevalue(which))
+    written = write_package(source, tmp_path / "w.tdsx", hyper=hyper, refresh=refresh_change(source, hyper))
+    check_invariants(written, tmp_path)
+    opened = Datasource.from_file(str(written))
+    assert [connection.server for connection in opened.connections] == [SNOWFLAKE.server]
+    assert "[NAME]" in opened.fields
+
+
+def test_without_events_the_refresh_information_stays_as_it_is(tmp_path: Path, plain: Path, hyper: Path):
+    source = read_package(plain)
+    written = write_package(source, tmp_path / "w.tdsx", hyper=hyper, refresh=RefreshChange("#2024-03-01#", rows=3))
+    assert document_of(written) == document_of(plain)
+
+
+def test_every_other_member_keeps_content_order_and_date(tmp_path: Path, package: Path, hyper: Path):
+    written = write_package(read_package(package), tmp_path / "w.tdsx", hyper=hyper)
+    with zipfile.ZipFile(package) as old, zipfile.ZipFile(written) as new:
+        assert new.testzip() is None
+        assert [(one.filename, one.date_time) for one in old.infolist()] == [
+            (one.filename, one.date_time) for one in new.infolist()
+        ]
+        for name in old.namelist():
+            assert new.read(name) == (hyper.read_bytes() if name.endswith(".hyper") else old.read(name))
+
+
+class OneWay(io.RawIOBase):
+    """A file that cannot be rewound, as a socket: the sizes of what is zipped into it follow their bytes."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("wb")
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, block) -> int:
+        return self._file.write(block)
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+def compressed(path: Path, name: str) -> bytes:
+    """A member's bytes as they stand in the file."""
+    with zipfile.ZipFile(path) as opened:
+        info = opened.getinfo(name)
+    content = path.read_bytes()
+    lengths = struct.unpack_from("<HH", content, info.header_offset + 26)
+    start = info.header_offset + 30 + sum(lengths)
+    return content[start : start + info.compress_size]
+
+
+MEMBERS = {
+    "notes/ä light.csv": (zipfile.ZIP_DEFLATED, 1),
+    "notes/heavy.csv": (zipfile.ZIP_DEFLATED, 9),
+    "notes/bare.csv": (zipfile.ZIP_STORED, None),
+    "notes/other.csv": (zipfile.ZIP_BZIP2, 1),
+}
+
+
+def with_members(package: Path, target: Path, *, streamed: bool) -> Path:
+    """The package with a text four times, compressed in four ways, among strange attributes."""
+    text = b"".join(b"%d;%d\n" % (number, number * number) for number in range(20_000))
+    with OneWay(target) if streamed else target.open("wb") as file, zipfile.ZipFile(file, "w") as new:
+        new.comment = b"made by hand"
+        for name, (kind, level) in MEMBERS.items():
+            info = zipfile.ZipInfo(name, (2001, 2, 3, 4, 5, 6))
+            info.extra, info.comment, info.external_attr = b"\xfe\xca\x02\x00hi", b"a comment", 0o600 << 16
+            new.writestr(info, text, kind, level)
+        with zipfile.ZipFile(package) as old:
+            for name in old.namelist():
+                new.writestr(name, old.read(name))
+    return target
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_other_members_are_copied_without_being_compressed_again(
+    tmp_path: Path, plain: Path, hyper: Path, *, streamed: bool
+):
+    source = with_members(plain, tmp_path / "many.tdsx", streamed=streamed)
+    written = write_package(read_package(source), tmp_path / "w.tdsx", hyper=hyper)
+    kept = ("date_time", "compress_type", "CRC", "extra", "comment", "external_attr")
+    with zipfile.ZipFile(source) as old, zipfile.ZipFile(written) as new:
+        assert new.testzip() is None
+        assert (old.namelist(), old.comment) == (new.namelist(), new.comment)
+        for name in MEMBERS:
+            before, after = old.getinfo(name), new.getinfo(name)
+            assert [getattr(before, one) for one in kept] == [getattr(after, one) for one in kept]
+    assert [compressed(source, name) for name in MEMBERS] == [compressed(written, name) for name in MEMBERS]
+
+
+def test_a_damaged_member_is_found_before_the_package_is_written(tmp_path: Path, plain: Path, hyper: Path):
+    path = with_members(plain, tmp_path / "many.tdsx", streamed=False)
+    content = bytearray(path.read_bytes())
+    content[content.index(b"10000;100000000")] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ExtractError, match=r"its member 'notes/bare\.csv' cannot be read"):
+        write_package(read_package(path), tmp_path / "w.tdsx", hyper=hyper)
+    assert not (tmp_path / "w.tdsx").exists()
+
+
+def test_a_member_that_declares_more_bytes_than_the_package_has_is_refused(tmp_path: Path, plain: Path):
+    path = with_members(plain, tmp_path / "many.tdsx", streamed=False)
+    content = bytearray(path.read_bytes())
+    # The sizes of the last of the entries at the end, which are what zipfile believes.
+    struct.pack_into("<LL", content, content.rindex(b"PK\x01\x02") + 20, 1 << 30, 1 << 30)
+    path.write_bytes(content)
+    with pytest.raises(ExtractError, match="declares more bytes than it has"):
+        read_package(path)
+
+
+def test_a_package_can_be_written_over_itself(package: Path, hyper: Path):
+    write_package(read_package(package), package, hyper=hyper)
+    assert read_package(package).hyper_member is not None
+
+
+def test_memory_does_not_grow_with_the_extract(tmp_path: Path, package: Path):
+    large = tmp_path / "large.hyper"
+    with large.open("wb") as file:
+        file.truncate(200 << 20)
+    source = read_package(package)
+    tracemalloc.start()
+    written = write_package(source, tmp_path / "w.tdsx", hyper=large)
+    extract_hyper(read_package(written), tmp_path / "back.hyper")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert (tmp_path / "back.hyper").stat().st_size == 200 << 20
+    assert peak < 16 << 20
+
+
+@pytest.mark.parametrize(
+    ("stored", "value", "literal"),
+    [
+        ("BIGINT", "17", "17"),
+        ("INTEGER", "-3", "-3"),
+        ("DATE", "'2024-01-31'", "#2024-01-31#"),
+        ("TIMESTAMP", "'2024-01-31 10:00:00'", "#2024-01-31 10:00:00#"),
+        ("TIMESTAMP", "'2024-01-31 10:00:00.5'", "#2024-01-31 10:00:00.5#"),
+        ("TIMESTAMPTZ", "'2024-01-31 10:00:00+00'", "#2024-01-31 10:00:00#"),
+        ("DATE", "NULL", "%null%"),
+    ],
+)
+def test_increment_values_are_written_as_tableau_writes_them(
+    tmp_path: Path, package: Path, stored: str, value: str, literal: str
+):
+    file = one_column(tmp_path, stored, value)
+    assert greatest_increment(read_package(package), file) == literal
+
+
+def one_column(folder: Path, stored: str, value: str) -> Path:
+    path = folder / "one.hyper"
+    run(
+        path,
+        'CREATE SCHEMA "Extract"',
+        f'CREATE TABLE "Extract"."Extract" ("order date" {stored})',
+        f'INSERT INTO "Extract"."Extract" VALUES (CAST({value} AS {stored})), (NULL)',
+        create=True,
+    )
+    return path
+
+
+@pytest.mark.parametrize("stored", ["TEXT", "DOUBLE PRECISION"])
+def test_an_increment_key_that_tableau_cannot_compare_is_refused(tmp_path: Path, package: Path, stored: str):
+    with pytest.raises(ExtractError, match=rf"\[Order Date\] of .* is {stored}"):
+        greatest_increment(read_package(package), one_column(tmp_path, stored, "'1'"))
+
+
+def make(path: Path, members: list[tuple[str, bytes]]) -> Path:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as made:
+        for name, content in members:
+            made.writestr(name, content)
+    return path
+
+
+BOMB = b"""<?xml version='1.0'?><!DOCTYPE d [<!ENTITY a "aaaaaaaaaa"><!ENTITY b "&a;&a;&a;&a;&a;">]><datasource version='18.1'>&b;</datasource>"""
+LIVE = b"<datasource version='18.1'><connection class='federated'/></datasource>"
+OLD_ENGINE = (
+    b"<datasource version='10.1'><connection class='federated'/><extract enabled='true'>"
+    b"<connection class='dataengine' dbname='x.tde'/></extract></datasource>"
+)
+
+
+@pytest.mark.parametrize(
+    ("members", "words"),
+    [
+        ([], "0 .tds documents"),
+        ([("a.tds", LIVE), ("b.tds", LIVE)], "2 .tds documents"),
+        ([("a.tds", LIVE)], "has no extract: it reads its source live"),
+        ([("a.tds", OLD_ENGINE)], "class dataengine, not hyper"),
+        ([("a.tds", BOMB)], "document type"),
+        ([("a.tds", BOMB.decode().encode("utf-16"))], "document type|well-formed"),
+        ([("a.tds", b"<datasource")], "not well-formed XML"),
+        ([("a.tds", b"<workbook version='18.1'/>")], "does not describe a datasource"),
+        ([("a.tds", b"<datasource/>")], "does not say its version"),
+        ([("a.tds", LIVE), ("../evil", b"")], "leads out of it"),
+        ([("a.tds", LIVE), ("/etc/passwd", b"")], "leads out of it"),
+        ([("a.tds", LIVE), ("C:\\x", b"")], "leads out of it"),
+        ([("a.tds", LIVE), ("..\\x", b"")], "leads out of it"),
+    ],
+)
+def test_a_hostile_or_unfit_package_is_refused_with_its_reason(tmp_path: Path, members: list, words: str):
+    with pytest.raises(ExtractError, match=words):
+        read_package(make(tmp_path / "bad.tdsx", members))
+
+
+def test_what_is_no_package_is_refused(tmp_path: Path, package: Path):
+    (tmp_path / "text.tdsx").write_text("hello")
+    with pytest.raises(ExtractError, match="is not a zip archive"):
+        read_package(tmp_path / "text.tdsx")
+    with pytest.raises(ExtractError, match="There is no package"):
+        read_package(tmp_path / "none.tdsx")
+    content = bytearray(package.read_bytes())
+    place = content.index(b"Orders.tds") + 200
+    content[place : place + 40] = b"\xff" * 40
+    (tmp_path / "damaged.tdsx").write_bytes(content)
+    with pytest.raises(ExtractError, match="cannot be read"):
+        read_package(tmp_path / "damaged.tdsx")
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_a_package_with_a_name_twice_or_a_declared_size_beyond_reason_is_refused(tmp_path: Path):
+    with pytest.raises(ExtractError, match="two members named"):
+        read_package(make(tmp_path / "twice.tdsx", [("a.tds", LIVE), ("x", b"1"), ("x", b"2")]))
+    bomb = make(tmp_path / "bomb.tdsx", [("a.tds", b" " * (65 << 20))])
+    with pytest.raises(ExtractError, match="larger than 64 MB"):
+        read_package(bomb)
+
+
+def test_a_refused_write_leaves_the_target_alone(tmp_path: Path, package: Path, hyper: Path):
+    source = read_package(package)
+    target = tmp_path / "t.tdsx"
+    target.write_text("old")
+    package.write_text("gone")
+    with pytest.raises(ExtractError, match="is not a zip"):
+        write_package(source, target, hyper=hyper)
+    assert target.read_text() == "old"
+
+
+def test_a_package_is_a_plain_value(package: Path):
+    assert isinstance(read_package(package), Package)
+    assert read_package(package) == read_package(package)

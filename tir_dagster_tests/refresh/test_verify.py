@@ -1,0 +1,139 @@
+"""Verification that follows the change: what was replaced is read back, sums are brought forward, slices come in turn."""
+
+from __future__ import annotations
+
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tir_dagster.changes.difference import ROW_MARK, Forced
+from tir_dagster.changes.plan import Known
+from tir_dagster.changes.state import ChangeSet, counts_to_json
+from tir_dagster.errors import VerificationError
+from tir_dagster.hyper.compare import comparing
+from tir_dagster.hyper.content import (
+    bring_forward,
+    content_digest,
+    content_digests,
+    content_fingerprints,
+    content_sums,
+    sums_from_json,
+    sums_to_json,
+)
+from tir_dagster.hyper.hyperfile import create_extract
+from tir_dagster.refresh.apply import Shape, replace_change, replaced_rows
+from tir_dagster.refresh.verify import slices_in_turn, verify_loaded, verify_replaced
+from tir_dagster.snowflake.slices import SliceBy
+from tir_dagster_tests.hyper.helpers import columns_of, run, stage
+
+COLUMNS = columns_of({"ID": "NUMBER(38,0)", "DAY": "DATE", "NAME": "VARCHAR"})
+KEYED = Shape(COLUMNS, ("ID",), SliceBy("DAY", "month"))
+ROWS = [
+    (1, date(2024, 1, 5), "one"),
+    (2, date(2024, 2, 6), "two"),
+    (2, date(2024, 2, 6), "two"),
+    (None, None, "nobody"),
+]
+FRESH = [(1, date(2024, 3, 5), "moved"), (None, None, "somebody")]
+
+
+def replaced(folder: Path, rows: list[Any] = ROWS, fresh: list[Any] = FRESH) -> tuple[Path, Path, ChangeSet, Path]:
+    """A base, the base with the fresh rows in place of those of their keys, and the change set between them."""
+    base, target, change = folder / "base.hyper", folder / "new.hyper", folder / "change"
+    create_extract(base, COLUMNS, stage(folder / "base.parquet", COLUMNS, rows))
+    marked = [(*row, 1) for row in fresh]
+    with comparing(base, KEYED) as comparison:
+        comparison.add(stage(folder / "staged.parquet", [*COLUMNS, ROW_MARK], marked, bookkeeping=False))
+        found = comparison.decide(Forced(), change)
+    purged, appended = counts_to_json(found.purged), counts_to_json(found.appended)
+    made = ChangeSet(
+        "c", "e", "v", "t", Known("", "", "", ""), "changes", "incremental", None, 0, 0, purged, appended, None
+    )
+    replace_change(base, target, made, change, KEYED)
+    return base, target, made, change
+
+
+def test_what_was_replaced_is_read_back(tmp_path: Path):
+    _, target, made, change = replaced(tmp_path)
+
+    verify_replaced(target, made, change, KEYED)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        'DELETE FROM "Extract"."Extract" WHERE "ID" = 1',
+        """UPDATE "Extract"."Extract" SET "NAME" = 'other' WHERE "ID" IS NULL""",
+        """INSERT INTO "Extract"."Extract" VALUES (NULL, NULL, 'somebody')""",
+    ],
+    ids=["lost", "changed", "doubled"],
+)
+def test_a_replaced_row_that_is_not_as_it_was_read_stops_the_refresh(tmp_path: Path, damage):
+    _, target, made, change = replaced(tmp_path)
+    run(target, damage)
+
+    with pytest.raises(
+        VerificationError, match=r"does not hold the rows that were read, of 1 keys\. Nothing was published"
+    ):
+        verify_replaced(target, made, change, KEYED)
+
+
+def test_a_key_that_was_deleted_must_be_gone(tmp_path: Path):
+    base, _, made, change = replaced(tmp_path)
+
+    with pytest.raises(VerificationError, match="of 2 keys"):
+        verify_replaced(base, made, change, KEYED)
+
+
+def test_rows_of_other_keys_are_not_looked_at(tmp_path: Path):
+    _, target, made, change = replaced(tmp_path)
+    run(target, """UPDATE "Extract"."Extract" SET "NAME" = 'other' WHERE "ID" = 2""")
+
+    verify_replaced(target, made, change, KEYED)
+
+
+def test_a_file_that_was_loaded_anew_has_the_rows_that_were_read(tmp_path: Path):
+    base, _, made, _ = replaced(tmp_path)
+    sums = content_sums(base, KEYED)
+
+    with pytest.raises(VerificationError, match="does not hold the rows that were read"):
+        verify_loaded(sums, made)
+
+
+VALUES = st.tuples(
+    st.sampled_from([1, 2, None]),
+    st.sampled_from([date(2024, 1, 1), date(2024, 2, 1), None]),
+    st.sampled_from(["a", None]),
+)
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(rows=st.lists(VALUES, max_size=5), fresh=st.lists(VALUES, min_size=1, max_size=4))
+def test_sums_that_are_brought_forward_are_those_of_the_file(tmp_path_factory, rows, fresh):
+    base, target, made, change = replaced(tmp_path_factory.mktemp("sums"), rows, fresh)
+    condition = replaced_rows(made, change, KEYED)
+    purged, appended = (content_sums(file, KEYED, condition) for file in (base, target))
+
+    after = bring_forward(sums_from_json(sums_to_json(content_sums(base, KEYED))), purged=purged, appended=appended)
+
+    assert after == content_sums(target, KEYED)
+    assert content_digest(after) == content_digests(content_fingerprints(target, KEYED), KEYED)[0]
+
+
+def test_slices_come_in_turn_those_never_compared_first():
+    verified = {"2024-01": "2026-05-01", "2024-02": "2026-04-01"}
+
+    assert slices_in_turn(verified, ["2024-01", "2024-02", "2024-03"], 2) == ["2024-03", "2024-02"]
+    assert slices_in_turn(verified, ["2024-01"], 0) == []
+
+
+def test_every_slice_has_its_turn_within_as_many_refreshes_as_there_are_slices():
+    names, verified = [f"2024-{month:02}" for month in range(1, 13)], {}
+    for refresh in range(len(names)):
+        for name in slices_in_turn(verified, names, 1):
+            verified[name] = f"2026-01-{refresh + 1:02}"
+    assert sorted(verified) == names

@@ -1,0 +1,243 @@
+"""A package there and back again: progress is told, everything around it stays, and a server that says no changes nothing."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tir_dagster.errors import DatasourceError
+from tir_dagster.refresh.deliveries.overwrite import Place, publish_over
+from tir_dagster.refresh.deliveries.republish import (
+    Delivered,
+    ServerLook,
+    credentials_for,
+    deliver,
+    fetch_shell,
+    finish_delivery,
+)
+from tir_dagster.spec.extract import Credentials, ExtractSpec
+from tir_dagster.spec.reading import spec_from_mapping
+from tir_dagster.tableau.client import TableauClient
+from tir_dagster.tableau.found import FoundDatasource, server_version
+from tir_dagster.tableau.keep import is_remembered, keep, remember
+from tir_dagster.tableau.outcome import ForeignPublishError
+from tir_dagster.tableau.retry import RetryPolicy
+from tir_dagster.tableau.transfer import publish
+from tir_dagster.tableau.trouble import RefusedError
+from tir_dagster_tests.sandbox.tableau.helpers import Admin, rewritten
+from tir_dagster_tests.tableau.conftest import Naps, Orders
+
+MEGABYTES = 9
+
+
+@pytest.fixture
+def spec(orders: Orders) -> ExtractSpec:
+    datasource = {"name": "Orders", "project": orders.project.path}
+    value = {"name": "orders", "source": "A.B.C", "row_key": "ID", "datasource": datasource}
+    return spec_from_mapping(value, "a test")
+
+
+@pytest.fixture
+def look(orders: Orders, tmp_path: Path) -> ServerLook:
+    """A datasource that is large enough for an upload in pieces, tagged and certified."""
+    image = random.Random(1).randbytes(MEGABYTES * 2**20)
+    file = rewritten(orders.packages / "ours.tdsx", tmp_path / "large.tdsx", add=[("Image/logo.png", image)])
+    made = publish(orders.client, file, project=orders.project, name="Orders", connections=[orders.credential])
+    orders.others.datasources.add_tags(made.id, ["nightly"])
+    item = orders.others.datasources.get_by_id(made.id)
+    item.description, item.certified, item.certification_note = "All orders", True, "checked"
+    orders.others.datasources.update(item)
+    return ServerLook(orders.project, orders.now())
+
+
+@pytest.fixture
+def client(access: Any, quick: RetryPolicy) -> Any:
+    """One on whose clock six seconds pass between any two looks."""
+    retry = RetryPolicy(tries=3, backoff=quick.backoff, sleep=quick.sleep, clock=itertools.count(0, 6).__next__)
+    with TableauClient(access, retry=retry) as client:
+        yield client
+
+
+def found_in(look: ServerLook) -> FoundDatasource:
+    assert look.found is not None
+    return look.found
+
+
+def test_a_republish_tells_how_far_it_is_and_keeps_everything(
+    orders: Orders, spec: ExtractSpec, look: ServerLook, tmp_path: Path
+) -> None:
+    lines: list[str] = []
+    delivered = redeliver(orders, spec, look, tmp_path, lines.append)
+    assert (delivered.warnings, delivered.doubtful) == ((), False)
+    assert (delivered.found.revision, keep(delivered.found)) == (2, keep(found_in(look)))
+    verbs = [line.split()[0] for line in lines]
+    assert list(dict.fromkeys(verbs)) == ["downloading", "publishing", "uploading"]
+    assert lines[0].endswith(" of 10 MB")
+
+
+def redeliver(
+    orders: Orders, spec: ExtractSpec, look: ServerLook, folder: Path, log: Callable[[str], None] = lambda _: None
+) -> Delivered:
+    shell, hyper = fetch_shell(orders.client, found_in(look), folder / "download", log=log)
+    return deliver(
+        orders.client,
+        spec,
+        look,
+        hyper=hyper,
+        shell=shell,
+        rows=0,
+        credentials=[orders.credential],
+        folder=folder / "publish",
+        home=folder,
+        log=log,
+    )
+
+
+def test_what_people_set_during_the_upload_is_kept(
+    orders: Orders, spec: ExtractSpec, look: ServerLook, tmp_path: Path
+) -> None:
+    tag = iter([lambda: orders.others.datasources.add_tags(found_in(look).id, ["urgent"])])
+    redeliver(orders, spec, look, tmp_path, lambda _: next(tag, lambda: None)() and None)
+    assert orders.now().tags == {"nightly", "urgent"}
+
+
+def test_somebody_elses_publish_right_after_ours_is_not_confirmed_as_ours(
+    orders: Orders, spec: ExtractSpec, look: ServerLook, naps: Naps, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Naps.__call__
+
+    def nap(self: Naps, seconds: float) -> None:
+        # The one pause of a delivery without trouble: until the second is over in which it was published.
+        orders.publish_by_others()
+        real(self, seconds)
+
+    monkeypatch.setattr(Naps, "__call__", nap)
+    with pytest.raises(ForeignPublishError, match=r"\(revision 2, now 3\)\. Nothing is confirmed\. Run again"):
+        redeliver(orders, spec, look, tmp_path)
+
+
+@pytest.mark.parametrize("shown", [True, False])
+def test_a_publish_is_in_doubt_where_nobody_can_tell_what_happened_after_it(
+    orders: Orders,
+    spec: ExtractSpec,
+    look: ServerLook,
+    admin: Admin,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    shown: bool,
+) -> None:
+    if shown:
+        # Something moves it without a revision, such as a refresh by Tableau.
+        monkeypatch.setattr(Naps, "__call__", lambda *_: describe_later(orders, admin))
+    else:
+        admin.fault("status", path="/revisions$", status=403, code="403004", times=99)
+        look = ServerLook(look.project, orders.now())
+    assert redeliver(orders, spec, look, tmp_path).doubtful
+
+
+def test_a_publish_whose_answer_was_lost_is_in_doubt(
+    orders: Orders, spec: ExtractSpec, look: ServerLook, admin: Admin, tmp_path: Path
+) -> None:
+    admin.fault("cut", method="POST", path="/datasources$", when="after")
+    assert redeliver(orders, spec, look, tmp_path).doubtful
+
+
+def test_what_changed_while_it_was_looked_at_is_not_confirmed(
+    orders: Orders, spec: ExtractSpec, look: ServerLook, admin: Admin, tmp_path: Path
+) -> None:
+    remember(replace(found_in(look), tags=frozenset({"lost"})), tmp_path)
+    describe_later(orders, admin)
+    with pytest.raises(ForeignPublishError, match=r"while it was being looked at .* Nothing is confirmed"):
+        finish_delivery(orders.client, spec, look, home=tmp_path, env={}, foreign=False, landed=True)
+    assert is_remembered(tmp_path), "the next one puts it back"
+
+
+def describe_later(orders: Orders, admin: Admin) -> None:
+    admin.set(clock_offset_seconds=5)
+    item = orders.others.datasources.get_by_id(orders.now().id)
+    item.description = "All orders since May"
+    orders.others.datasources.update(item)
+
+
+def test_credentials_are_given_to_one_server_only(orders: Orders, spec: ExtractSpec) -> None:
+    named = Credentials(username="TIR", password_env="THE_PASSWORD")
+    told, env = replace(spec, datasource=replace(spec.datasource, credentials=named)), {"THE_PASSWORD": "secret"}
+    found = orders.create(connections=[orders.credential])
+    (first,) = found.connections
+    twice = replace(found, connections=(first, replace(first, server_address=first.server_address.upper())))
+    assert {one.password for one in credentials_for(told, twice, env)} == {"secret"}
+    elsewhere = replace(first, type="postgres", server_address="db.example.com")
+    with pytest.raises(
+        DatasourceError, match=r"for 2 servers \(postgres db\.example\.com; .*Nothing was touched"
+    ) as caught:
+        credentials_for(told, replace(found, connections=(first, elsewhere)), env)
+    assert "secret" not in str(caught.value)
+    silent = replace(elsewhere, embed_password=False)
+    (only,) = credentials_for(told, replace(found, connections=(first, silent)), env)
+    assert only.server_address == first.server_address
+
+
+def test_a_publish_over_tells_how_far_it_is(
+    orders: Orders, spec: ExtractSpec, look: ServerLook, tmp_path: Path
+) -> None:
+    lines: list[str] = []
+    place = Place(spec, look, [orders.credential], tmp_path / "publish", tmp_path, log=lines.append)
+    done = publish_over(orders.client, tmp_path / "large.tdsx", place, found_in(look))
+    assert (done.warnings, keep(done.found)) == ((), keep(found_in(look)))
+    assert lines
+    assert all(line.startswith("uploading ") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "message", "told"),
+    [
+        (403, "403004", "User has no write permission on the project", "Give the user behind token"),
+        (403, "403132", "The site is over its storage quota", "Make room on the site"),
+        (413, "413000", "The file exceeds the limit", "Make room on the site"),
+        (400, "400011", "The datasource's type is not allowed", "Mend what it says"),
+    ],
+)
+@pytest.mark.parametrize("call", ["/datasources$", "/fileUploads$", "/fileUploads/"])
+def test_a_server_that_says_no_is_told_with_datasource_and_cause_and_nothing_changed(
+    orders: Orders,
+    spec: ExtractSpec,
+    look: ServerLook,
+    admin: Admin,
+    tmp_path: Path,
+    status: int,
+    code: str,
+    message: str,
+    told: str,
+    call: str,
+) -> None:
+    shell, hyper = fetch_shell(orders.client, found_in(look), tmp_path / "download")
+    for method in ("POST", "PUT"):
+        admin.fault("status", method=method, path=call, status=status, code=code, message=message)
+    with pytest.raises(RefusedError) as error:
+        deliver(
+            orders.client,
+            spec,
+            look,
+            hyper=hyper,
+            shell=shell,
+            rows=0,
+            credentials=[orders.credential],
+            folder=tmp_path / "publish",
+            home=tmp_path,
+            log=lambda _: None,
+        )
+    text = str(error.value)
+    assert f"datasource 'Orders' in project {orders.project.path!r}" in text
+    assert f"refused ({code}), {message}. {told}" in text
+    assert text.endswith(" Nothing was published.")
+    admin.clear_faults()
+    assert server_version(orders.now()) == look.version
+    assert keep(orders.now()) == keep(found_in(look))
+    assert is_remembered(tmp_path), "the next refresh looks whether the publish took anything away"
+    assert [file.name for file in (tmp_path / "publish").iterdir()] == [], "and no package is left behind"
