@@ -25,7 +25,7 @@ from tir_dagster.hyper.package.package import read_package
 from tir_dagster.refresh.deliveries.republish import fetch_shell
 from tir_dagster.tableau.access import TableauAccess
 from tir_dagster.tableau.client import TableauClient
-from tir_dagster.tableau.find import find_datasource, find_project
+from tir_dagster.tableau.datasources import find_datasource, find_project
 
 Say = Callable[[str], None]
 

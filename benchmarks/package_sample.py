@@ -18,7 +18,7 @@ from tir_dagster.sandbox.tableau.document import Document
 from tir_dagster.sandbox.tableau.packages import Column, SnowflakeConnection, build_tdsx
 from tir_dagster.tableau.access import TableauAccess
 from tir_dagster.tableau.client import TableauClient
-from tir_dagster.tableau.find import find_project
+from tir_dagster.tableau.datasources import find_project
 from tir_dagster.tableau.transfer import publish
 
 # Every site has it.

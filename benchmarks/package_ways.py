@@ -31,8 +31,7 @@ from tir_dagster.hyper.package.package import read_package
 from tir_dagster.refresh.deliveries.republish import fetch_shell
 from tir_dagster.tableau.access import TableauAccess
 from tir_dagster.tableau.client import TableauClient
-from tir_dagster.tableau.find import find_project, look_for_datasource
-from tir_dagster.tableau.found import server_version
+from tir_dagster.tableau.datasources import find_project, look_for_datasource, server_version
 from tir_dagster.tableau.transfer import publish
 
 KEY = "ORDER_DATE"

@@ -20,8 +20,7 @@ from tir_dagster.snowflake.columns import Column, Kind
 from tir_dagster.snowflake.names import TableName, quote
 from tir_dagster.snowflake.pinned import sql_literal, with_cut_keys
 from tir_dagster.snowflake.slices import slice_filter_snowflake, slice_sql_snowflake
-from tir_dagster.snowflake.span import Span
-from tir_dagster.snowflake.versions import SourceVersion
+from tir_dagster.snowflake.versions import SourceVersion, Span
 
 NEW, OLD = quote("TIR_NEW"), quote("TIR_OLD")
 

@@ -3,33 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
-from tir_dagster.changes.described import described_keys, described_rows
 from tir_dagster.changes.detectors import Described, History, Question
-from tir_dagster.changes.hints import Hint
+from tir_dagster.changes.hints import (
+    All,
+    ChangeType,
+    Hint,
+    HintError,
+    Resolution,
+    Unknown,
+    check_hint,
+    condition_sql,
+)
 from tir_dagster.changes.marks import highest_mark, lower_bound
 from tir_dagster.changes.relation import Dimension, Relation
-from tir_dagster.changes.state import Confirmation
+from tir_dagster.snowflake.columns import Column
 from tir_dagster.snowflake.connection import BEYOND_TIME_TRAVEL, UNTRACKED, SnowflakeAccess, SnowflakeError
 from tir_dagster.snowflake.names import TableName, quote
-from tir_dagster.snowflake.span import Span
-from tir_dagster.snowflake.versions import SourceVersion
+from tir_dagster.snowflake.versions import SourceVersion, Span, describe_held
 
 
 def ask_question(
     relation: Relation,
     access: SnowflakeAccess,
     *,
-    confirmed: Confirmation,
+    since: SourceVersion,
+    watermark: str | None,
     version: SourceVersion,
     changed: Collection[TableName],
     hints: Sequence[Hint] = (),
 ) -> tuple[Question, tuple[str, ...]]:
-    """Prepare a detection from the confirmed version to a new one; return warnings about the hints, too."""
-    span = Span(SourceVersion.parse(confirmed.source_version), version)
+    """Prepare a detection from a version, with its highest watermark, to a new one; return warnings about the hints, too."""
+    span = Span(since, version)
     history = _history(relation, access, span, changed)
-    question = Question(span, changed, since=_since(relation, confirmed), history=history)
+    question = Question(span, changed, since=_lowest_mark(relation, watermark, since), history=history)
     rows = described_rows(hints, relation, access, span)
     keys = {dimension.alias: described_keys(hints, dimension, access, span) for dimension in relation.dimensions}
     marked = {
@@ -82,12 +91,11 @@ def _failing(
     return []
 
 
-def _since(relation: Relation, confirmed: Confirmation) -> str | None:
+def _lowest_mark(relation: Relation, watermark: str | None, read: SourceVersion) -> str | None:
     """From where on rows are candidates: the last confirmed watermark minus the look-back, as an SQL literal."""
-    if relation.watermark is None or confirmed.watermark is None:
+    if relation.watermark is None or watermark is None:
         return None
-    read = SourceVersion.parse(confirmed.source_version).moment
-    return lower_bound(relation.watermark, confirmed.watermark, read=read, look_back=relation.spec.changes.look_back)
+    return lower_bound(relation.watermark, watermark, read=read.moment, look_back=relation.spec.changes.look_back)
 
 
 def _marked(access: SnowflakeAccess, dimension: Dimension, span: Span, history: History) -> str | None:
@@ -100,3 +108,81 @@ def _marked(access: SnowflakeAccess, dimension: Dimension, span: Span, history: 
     since = lower_bound(dimension.mark, highest, read=span.old.moment, look_back=dimension.changes.look_back)
     mark = f"r.{quote(dimension.mark.name)}"
     return f"({mark} >= {since} OR {mark} IS NULL)"
+
+
+# Keys beyond these are refreshed like all others; only the check of the declared type does not look at them.
+_CHECKED_KEYS = 1_000
+
+
+@dataclass(frozen=True)
+class HintedKeys:
+    """What hints say of one table: queries for the keys they hit, or that anything may have changed."""
+
+    queries: tuple[str, ...] = ()
+    anything: bool = False
+    warnings: tuple[str, ...] = ()
+
+
+def checked_hints(hints: Iterable[Hint], relation: Relation, access: SnowflakeAccess) -> tuple[Hint, ...]:
+    """The hints with names and values as the tables have them; HintError for what the extract does not read."""
+    known: dict[TableName, dict[str, Column]] = {}
+    checked = []
+    for hint in hints:
+        if hint.table not in relation.tables:
+            tables = ", ".join(str(table) for table in relation.tables)
+            raise HintError(
+                f"{relation.spec.name} does not read {hint.table}. It reads {tables}: hint at one of these."
+            )
+        if hint.table not in known:
+            known[hint.table] = {column.name: column for column in describe_held(access, hint.table)}
+        checked.append(check_hint(hint, known[hint.table]))
+    return tuple(checked)
+
+
+def described_rows(hints: Sequence[Hint], relation: Relation, access: SnowflakeAccess, span: Span) -> HintedKeys:
+    """The first table's keys, under the names that the row key has."""
+    mine = [hint for hint in hints if hint.table == relation.table]
+    if mine and not relation.fact_key:
+        # Rows without a key of their own can only be compared all together.
+        return HintedKeys(anything=True)
+    return _described(mine, relation.fact_key_sql if mine else "", access, span)
+
+
+def described_keys(hints: Sequence[Hint], dimension: Dimension, access: SnowflakeAccess, span: Span) -> HintedKeys:
+    """The join keys of a joined table."""
+    mine = [hint for hint in hints if hint.table == dimension.table]
+    return _described(mine, ", ".join(quote(column.name) for column in dimension.key), access, span)
+
+
+def _described(hints: Sequence[Hint], listed: str, access: SnowflakeAccess, span: Span) -> HintedKeys:
+    found = HintedKeys()
+    for hint in hints:
+        if isinstance(hint.scope, (All, Unknown)):
+            found = replace(found, anything=True)
+            continue
+        columns = {column.name: column for column in describe_held(access, hint.table)}
+        where = condition_sql(hint.scope, columns)
+        new, old = (
+            f"SELECT DISTINCT {listed} FROM {hint.table.sql} {version.sql} WHERE {where}"
+            for version in (span.new, span.old)
+        )
+        try:
+            old_keys = _some(access, old)
+        except SnowflakeError as error:
+            if error.errno not in BEYOND_TIME_TRAVEL:
+                raise
+            # What it was before is not known any more.
+            told = f"The history of {hint.table} does not reach back to {span.old}: every row is compared with the extract."
+            found = replace(found, anything=True, warnings=(*found.warnings, told))
+            continue
+        new_keys = _some(access, new)
+        resolved = Resolution(hint, frozenset(old_keys), frozenset(new_keys))
+        # Of two lists that are cut off, nothing can be said about what is in one and not in the other.
+        cut = hint.type is ChangeType.UPDATE_ROWS and max(len(old_keys), len(new_keys)) > _CHECKED_KEYS
+        doubts = () if cut else resolved.warnings
+        found = replace(found, queries=(*found.queries, new, old), warnings=(*found.warnings, *doubts))
+    return found
+
+
+def _some(access: SnowflakeAccess, query: str) -> list[tuple[Any, ...]]:
+    return [tuple(row) for row in access.query(f"SELECT * FROM ({query}) LIMIT {_CHECKED_KEYS + 1}")]

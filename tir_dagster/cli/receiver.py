@@ -6,7 +6,7 @@ import hmac
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from tir_dagster.tableau.refresh_events import BadEventError, RefreshEvent, read_event
+from tir_dagster.tableau.webhooks import BadEventError, RefreshEvent, read_event
 
 LARGEST_BODY = 64 * 1024
 # A body that is too large is read this far and thrown away, or its sender would miss the answer.

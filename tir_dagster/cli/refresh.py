@@ -12,11 +12,11 @@ from typing import Any, cast
 
 import dagster as dg
 
-from tir_dagster.changes.described import checked_hints
+from tir_dagster.changes.change_set import ChangeSet, slice_label
 from tir_dagster.changes.hints import parse_hints
 from tir_dagster.changes.plan import Mode, Plan
+from tir_dagster.changes.question import checked_hints
 from tir_dagster.changes.relation import relation_of
-from tir_dagster.changes.state import ChangeSet, slice_label
 from tir_dagster.errors import SpecError, TirError
 from tir_dagster.interrupts import StoppedError, check_signals, stopping
 from tir_dagster.orchestration.checks import published_evaluations

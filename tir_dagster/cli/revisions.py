@@ -11,21 +11,28 @@ from pathlib import Path
 
 import dagster as dg
 
-from tir_dagster.changes.state import Confirmation
 from tir_dagster.durable import need_space, replaced_file
 from tir_dagster.errors import DatasourceError
 from tir_dagster.orchestration.confirmations import confirmations
 from tir_dagster.orchestration.home import tir_home
 from tir_dagster.orchestration.names import extract_keys
 from tir_dagster.refresh.flow import for_datasource
+from tir_dagster.refresh.state.records import Confirmation
 from tir_dagster.refresh.state.versions import MANIFEST_FILE, Version, VersionStore
 from tir_dagster.spec.extract import ExtractSpec
 from tir_dagster.tableau.access import TableauAccess
 from tir_dagster.tableau.client import TableauClient
-from tir_dagster.tableau.find import find_datasource, find_project, look_for_datasource
-from tir_dagster.tableau.found import FoundDatasource, Revision, ServerVersion, server_version
-from tir_dagster.tableau.progress import tell_progress
+from tir_dagster.tableau.datasources import (
+    FoundDatasource,
+    Revision,
+    ServerVersion,
+    find_datasource,
+    find_project,
+    look_for_datasource,
+    server_version,
+)
 from tir_dagster.tableau.transfer import download
+from tir_dagster.tableau.upload import tell_progress
 
 Log = Callable[[str], None]
 

@@ -20,8 +20,8 @@ from tir_dagster.hyper.engine import connect, literal, parquet, quoted
 from tir_dagster.hyper.fingerprints import Fingerprint, extract_fingerprints
 from tir_dagster.hyper.hyperfile import look_at
 from tir_dagster.hyper.purge import key_select, staged_key
+from tir_dagster.hyper.replace import Shape
 from tir_dagster.hyper.slices import slice_sql_hyper
-from tir_dagster.refresh.apply import Shape
 
 # So many keys are kept for people to look at.
 _SAMPLE = 20

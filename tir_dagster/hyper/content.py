@@ -8,12 +8,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tir_dagster.changes.state import NO_SLICE_KEY
+from tir_dagster.changes.change_set import NO_SLICE_KEY
 from tir_dagster.hyper.casts import Loaded
 from tir_dagster.hyper.features import is_older_feature
 from tir_dagster.hyper.fingerprints import SUMS, Fingerprint, extract_fingerprints, read_fingerprints
 from tir_dagster.hyper.fingerprints import snowflake_sql as fingerprint_sql
-from tir_dagster.refresh.apply import Shape
+from tir_dagster.hyper.replace import Shape
 
 Prints = Mapping[str | None, Fingerprint]
 # A digest says its form: over rows and row digests by slice. Earlier releases wrote one over other features, without a word before it.

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tir_dagster.changes.state import ChangeSet
+from tir_dagster.changes.change_set import ChangeSet
 from tir_dagster.errors import ExtractError
 from tir_dagster.hyper.casts import PURGE_KEY, Loaded, pair_columns
 from tir_dagster.hyper.engine import connect, literal, quoted, unbroken
 from tir_dagster.hyper.features import HYPER
 from tir_dagster.hyper.hyperfile import Added, ExtractTable, describe, rebuild
 from tir_dagster.hyper.purge import key_select
+from tir_dagster.hyper.replace import Shape, staged_keys
 from tir_dagster.hyper.slices import slice_sql_hyper
-from tir_dagster.refresh.apply import Shape, staged_keys
 from tir_dagster.snowflake.columns import Kind
 
 KEYS_TABLE = "keys"

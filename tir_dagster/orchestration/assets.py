@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import dagster as dg
 
-from tir_dagster.changes.state import ChangeSet, Confirmation
+from tir_dagster.changes.change_set import ChangeSet
 from tir_dagster.errors import TirError, VerificationError
 from tir_dagster.orchestration import metadata
 from tir_dagster.orchestration.checks import evaluation, gate_failure, gate_results, gate_specs, published_evaluations
@@ -43,6 +43,7 @@ from tir_dagster.orchestration.translation import ExtractAssets
 from tir_dagster.orchestration.upstream import source_dep, upstream_deps, upstream_keys
 from tir_dagster.orchestration.value_slices import add_slices, known_slices
 from tir_dagster.refresh.state.change_sets import new_id
+from tir_dagster.refresh.state.records import Confirmation
 from tir_dagster.refresh.state.versions import Version
 from tir_dagster.spec.extract import ExtractSpec
 
@@ -324,7 +325,7 @@ def _chosen(
 
 def _usable(change_set: ChangeSet, looked: "Looked") -> bool:
     """Whether it starts from what is there now, is young enough to be verified at its own version, and of the present form."""
-    from tir_dagster.changes.state import FORM  # noqa: PLC0415
+    from tir_dagster.changes.change_set import FORM  # noqa: PLC0415
     from tir_dagster.snowflake.versions import SourceVersion  # noqa: PLC0415
 
     age = datetime.now(UTC) - SourceVersion.parse(change_set.source_version).moment

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from tir_dagster.changes.state import Confirmation, slice_label
+from tir_dagster.changes.change_set import slice_label
 from tir_dagster.errors import EQUALS_SOURCE, ROWS_ADD_UP, SERVER_HOLDS_IT, TirError, VerificationError
 from tir_dagster.orchestration.confirmations import last_confirmation
 from tir_dagster.orchestration.drift import DIFFERENT, REPAIR, VERSION
 from tir_dagster.orchestration.names import ExtractKeys, verify_job_name
 from tir_dagster.orchestration.resources import SnowflakeParam, SparkParam, StateFolder, TableauResource
+from tir_dagster.refresh.state.records import Confirmation
 from tir_dagster.spec.extract import ExtractSpec
 
 if TYPE_CHECKING:

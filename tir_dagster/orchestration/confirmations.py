@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import dagster as dg
 
-from tir_dagster.changes.state import Confirmation
+from tir_dagster.refresh.state.records import Confirmation
 
 CONFIRMATION = "tir/confirmation"
 # People may report events by hand; ours is among the newest ones.

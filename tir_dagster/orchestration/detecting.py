@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import dagster as dg
 from pydantic import Field
 
-from tir_dagster.changes.state import ChangeSet, counts_from_json
+from tir_dagster.changes.change_set import ChangeSet, counts_from_json
 from tir_dagster.orchestration.partitions import rest_of
 
 if TYPE_CHECKING:

@@ -7,9 +7,10 @@ from typing import Any
 
 import dagster as dg
 
-from tir_dagster.changes.state import NO_SLICE_KEY, Confirmation, slice_label
+from tir_dagster.changes.change_set import NO_SLICE_KEY, slice_label
 from tir_dagster.errors import EQUALS_SOURCE, SERVER_HOLDS_IT
 from tir_dagster.orchestration.names import ExtractKeys
+from tir_dagster.refresh.state.records import Confirmation
 
 # Metadata of a check that failed: the version it looked at, or started from; what differs; whether it was a repair.
 VERSION, DIFFERENT, REPAIR = "tir/version", "tir/different_slices", "tir/repair"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import dagster as dg
 
-from tir_dagster.changes.state import ChangeSet
+from tir_dagster.changes.change_set import ChangeSet
 from tir_dagster.errors import ExtractError, TirError
 from tir_dagster.orchestration.metadata import EXTRACT
 from tir_dagster.orchestration.resources import StateFolder

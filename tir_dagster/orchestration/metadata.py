@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from tir_dagster.changes.state import ChangeSet, Confirmation, slice_label
+from tir_dagster.changes.change_set import ChangeSet, slice_label
 from tir_dagster.orchestration.confirmations import CONFIRMATION
 from tir_dagster.orchestration.names import ExtractKeys
 from tir_dagster.orchestration.partitions import REST, fits
 from tir_dagster.orchestration.pictures import plan_markdown
 from tir_dagster.orchestration.value_slices import HELD, held
+from tir_dagster.refresh.state.records import Confirmation
 from tir_dagster.refresh.state.versions import Version
 from tir_dagster.spec.extract import ExtractSpec
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from urllib.parse import quote
 
-from tir_dagster.changes.state import ChangeSet, slice_label
+from tir_dagster.changes.change_set import ChangeSet, slice_label
 from tir_dagster.snowflake.names import TableName
 
 _WIDTH = 20

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from tir_dagster.changes.described import checked_hints
 from tir_dagster.changes.hints import ChangeType, Hint, HintError, Unknown, parse_hints
+from tir_dagster.changes.question import checked_hints
 from tir_dagster.orchestration.upstream import CLOCKS, materializations
 from tir_dagster.snowflake.names import TableName
 

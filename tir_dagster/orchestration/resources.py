@@ -16,7 +16,7 @@ from tir_dagster.errors import TirError
 from tir_dagster.orchestration.home import tir_home
 from tir_dagster.refresh.state.change_sets import ChangeSetStore
 from tir_dagster.refresh.state.versions import VersionStore
-from tir_dagster.snowflake.server import check_mere_name, whole_number
+from tir_dagster.snowflake.connection import check_mere_name, whole_number
 from tir_dagster.spec.extract import ExtractSpec
 
 if TYPE_CHECKING:

@@ -12,7 +12,6 @@ from typing import Any, Literal
 
 import dagster as dg
 
-from tir_dagster.changes.state import Confirmation
 from tir_dagster.orchestration.alerting import unless_blind
 from tir_dagster.orchestration.confirmations import last_confirmation
 from tir_dagster.orchestration.metadata import SOURCE_VERSION, TOUCHED
@@ -28,6 +27,7 @@ from tir_dagster.orchestration.resources import SnowflakeParam
 from tir_dagster.orchestration.value_slices import slice_requests
 from tir_dagster.orchestration.watching import Source, confirmed_state, news
 from tir_dagster.refresh.state.change_sets import new_id
+from tir_dagster.refresh.state.records import Confirmation
 from tir_dagster.spec.extract import ExtractSpec
 
 INTERVAL_SECONDS = 30

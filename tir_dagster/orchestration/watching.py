@@ -6,7 +6,6 @@ from typing import Any
 
 import dagster as dg
 
-from tir_dagster.changes.state import Confirmation
 from tir_dagster.orchestration.drift import verified_drift
 from tir_dagster.orchestration.metadata import source_metadata
 from tir_dagster.orchestration.names import ExtractKeys
@@ -14,6 +13,7 @@ from tir_dagster.orchestration.pictures import snowflake_url
 from tir_dagster.orchestration.probing import SHARED
 from tir_dagster.orchestration.resources import SnowflakeParam, probing_access
 from tir_dagster.orchestration.upstream import newest_materialization
+from tir_dagster.refresh.state.records import Confirmation
 from tir_dagster.spec.extract import ExtractSpec
 
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import dagster as dg
 
-from tir_dagster.changes.state import Confirmation
 from tir_dagster.orchestration.confirmations import CONFIRMATION, last_confirmation
 from tir_dagster.refresh.state.lease import lease_holder
+from tir_dagster.refresh.state.records import Confirmation
 from tir_dagster.spec.extract import ExtractSpec
-from tir_dagster.tableau.refresh_events import SUCCEEDED, RefreshEvent
+from tir_dagster.tableau.webhooks import SUCCEEDED, RefreshEvent
 
 EVENT, AT, DURING = "tir/webhook_event", "tir/webhook_at", "tir/during_our_refresh"
 _URI = "dagster/uri"

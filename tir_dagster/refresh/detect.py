@@ -12,22 +12,21 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tir_dagster.changes.contracts import refuse_duplicates
-from tir_dagster.changes.described import checked_hints
+from tir_dagster.changes.change_set import FORM, KEYS, ROWS, ChangeSet, counts_to_json
 from tir_dagster.changes.difference import Difference
-from tir_dagster.changes.doubts import contract_warnings, key_warnings, partial_warnings
 from tir_dagster.changes.find import Asked, Found, find_changes
 from tir_dagster.changes.hints import Hint
 from tir_dagster.changes.marks import highest_mark
 from tir_dagster.changes.plan import Known, Plan, check_guards, settle_plan
-from tir_dagster.changes.question import ask_question
+from tir_dagster.changes.question import ask_question, checked_hints
 from tir_dagster.changes.relation import Relation, relation_of
-from tir_dagster.changes.state import FORM, ChangeSet, Confirmation, counts_to_json
+from tir_dagster.changes.warnings import contract_warnings, key_warnings, partial_warnings, refuse_duplicates
 from tir_dagster.errors import GuardError, SourceError
 from tir_dagster.hyper.compare import comparing
-from tir_dagster.refresh.apply import Shape
+from tir_dagster.hyper.replace import Shape
 from tir_dagster.refresh.source_reader import SourceReader
-from tir_dagster.refresh.state.change_sets import KEYS, ROWS, ChangeSetStore
+from tir_dagster.refresh.state.change_sets import ChangeSetStore
+from tir_dagster.refresh.state.records import Confirmation
 from tir_dagster.snowflake.columns import Column
 from tir_dagster.snowflake.connection import SnowflakeAccess
 from tir_dagster.snowflake.names import TableName
@@ -318,7 +317,8 @@ def _find(
     question, warnings = ask_question(
         relation,
         access,
-        confirmed=base.confirmation,
+        since=SourceVersion.parse(base.confirmation.source_version),
+        watermark=base.confirmation.watermark,
         version=surveyed.version,
         changed=surveyed.changed(base.confirmation.known),
         hints=hints,

@@ -15,16 +15,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tir_dagster.changes.change_set import NO_SLICE_KEY, ChangeSet, counts_from_json
 from tir_dagster.changes.hints import Hint
 from tir_dagster.changes.plan import Mode, Plan, Reason, Situation, plan_refresh
 from tir_dagster.changes.relation import Relation, relation_of
-from tir_dagster.changes.state import (
-    NO_SLICE_KEY,
-    ChangeSet,
-    Confirmation,
-    Intent,
-    counts_from_json,
-)
 from tir_dagster.durable import need_space
 from tir_dagster.errors import TirError
 from tir_dagster.hyper.casts import check_key
@@ -41,7 +35,8 @@ from tir_dagster.hyper.content import (
 from tir_dagster.hyper.hyperfile import describe
 from tir_dagster.hyper.package.package import Package, read_package
 from tir_dagster.hyper.purge import Applied
-from tir_dagster.refresh.apply import SHELL, Shape, apply_change_set, bytes_per_row, new_version, replaced_rows
+from tir_dagster.hyper.replace import Shape, replaced_rows
+from tir_dagster.refresh.apply import SHELL, apply_change_set, bytes_per_row, new_version
 from tir_dagster.refresh.deliveries.agreement import check_agreement, check_query_agreement, check_replaceable
 from tir_dagster.refresh.deliveries.by_patch import ByPatch
 from tir_dagster.refresh.deliveries.by_server import ByServer
@@ -51,6 +46,7 @@ from tir_dagster.refresh.detect import Base, Settled, Survey, make_change_set, r
 from tir_dagster.refresh.look import Looking
 from tir_dagster.refresh.state.change_sets import ChangeSetStore
 from tir_dagster.refresh.state.lease import Lease, LeaseLostError, lease
+from tir_dagster.refresh.state.records import Confirmation, Intent
 from tir_dagster.refresh.state.versions import Version, VersionStore
 from tir_dagster.refresh.steps import (
     Looked,
@@ -72,7 +68,7 @@ from tir_dagster.spark.java import require_java
 from tir_dagster.spec.extract import ExtractSpec, check_columns, needed_columns
 from tir_dagster.tableau.access import TableauAccess
 from tir_dagster.tableau.client import TableauClient
-from tir_dagster.tableau.found import shown_place
+from tir_dagster.tableau.datasources import shown_place
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

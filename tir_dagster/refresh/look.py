@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tir_dagster.changes.plan import Reason
-from tir_dagster.changes.state import Aftermath, Confirmation, Intent, aftermath, surely_other_rows
 from tir_dagster.durable import replaced_file
 from tir_dagster.errors import DatasourceError, ExtractError, MachineError
 from tir_dagster.refresh.deliveries.by_patch import ByPatch, Compared
@@ -17,12 +16,12 @@ from tir_dagster.refresh.deliveries.by_server import ByServer
 from tir_dagster.refresh.deliveries.patch import check_patchable
 from tir_dagster.refresh.deliveries.republish import ServerLook, credentials_for, finish_delivery, look_at_server
 from tir_dagster.refresh.state.change_sets import DamagedStateError
+from tir_dagster.refresh.state.records import Aftermath, Confirmation, Intent, aftermath, surely_other_rows
 from tir_dagster.refresh.state.versions import Version
 from tir_dagster.refresh.steps import Looked
 from tir_dagster.tableau.client import TableauClient
-from tir_dagster.tableau.find import name_of_id, none_of_that_name, settled
-from tir_dagster.tableau.found import ServerVersion, shown_place
-from tir_dagster.tableau.outcome import ForeignPublishError
+from tir_dagster.tableau.datasources import ServerVersion, name_of_id, none_of_that_name, settled, shown_place
+from tir_dagster.tableau.publishing import ForeignPublishError
 from tir_dagster.tableau.transfer import NoExtractError
 
 if TYPE_CHECKING:

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from tir_dagster.changes.plan import Known, Reason
-from tir_dagster.changes.state import Confirmation
-from tir_dagster.refresh.apply import Shape
+from tir_dagster.hyper.replace import Shape
 from tir_dagster.refresh.deliveries.republish import ServerLook
 from tir_dagster.refresh.detect import Survey
+from tir_dagster.refresh.state.records import Confirmation
 from tir_dagster.refresh.state.versions import Version
 from tir_dagster.snowflake.columns import Column, Kind
 from tir_dagster.snowflake.slices import SliceBy
-from tir_dagster.tableau.found import FoundDatasource
+from tir_dagster.tableau.datasources import FoundDatasource
 
 # A test or a drill may end the process right after a step: TIR_CRASH_AFTER=staged
 CRASH_VARIABLE = "TIR_CRASH_AFTER"

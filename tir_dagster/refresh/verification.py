@@ -10,16 +10,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tir_dagster.changes.change_set import NO_SLICE_KEY, slice_label
 from tir_dagster.changes.relation import Dimension, Relation, relation_of
-from tir_dagster.changes.state import NO_SLICE_KEY, Confirmation, slice_label
 from tir_dagster.errors import TirError
 from tir_dagster.hyper.content import content_digests, content_fingerprints, source_fingerprints
 from tir_dagster.hyper.fingerprints import different_slices
 from tir_dagster.hyper.hyperfile import odd_keys
 from tir_dagster.hyper.payload import row_digest
-from tir_dagster.refresh.apply import Shape
+from tir_dagster.hyper.replace import Shape
 from tir_dagster.refresh.deliveries.republish import fetch_shell, look_at_server
 from tir_dagster.refresh.detect import readable_version
+from tir_dagster.refresh.state.records import Confirmation
 from tir_dagster.refresh.state.versions import Version
 from tir_dagster.refresh.steps import remove, shape_of
 from tir_dagster.snowflake.names import quote

@@ -6,13 +6,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tir_dagster.changes.state import NO_SLICE_KEY, ChangeSet, slice_label
+from tir_dagster.changes.change_set import NO_SLICE_KEY, ROWS, ChangeSet, parts_of, slice_label
 from tir_dagster.errors import EQUALS_SOURCE, VerificationError
 from tir_dagster.hyper.compare import comparing
 from tir_dagster.hyper.content import Prints, content_fingerprints, slice_rows, source_fingerprints
 from tir_dagster.hyper.fingerprints import different_slices
-from tir_dagster.refresh.apply import Shape, staged_keys
-from tir_dagster.refresh.state.change_sets import ROWS, parts_of
+from tir_dagster.hyper.replace import Shape, staged_keys
 
 _MOST_NAMED = 5
 

@@ -226,3 +226,16 @@ def select(
     listed = ", ".join(quote(column.name) for column in columns)
     pinned = f" {version.sql}" if version else ""
     return f"SELECT {listed} FROM {table.sql}{pinned}" + (f" WHERE {where}" if where else "")
+
+
+@dataclass(frozen=True)
+class Span:
+    """From the version that the extract shows to the one it is brought to."""
+
+    old: SourceVersion
+    new: SourceVersion
+
+    def changes(self, table: TableName) -> str:
+        """The table's own feed of changes, both images of updates, as what follows FROM."""
+        end = self.new.sql.replace("AT(", "END(", 1)
+        return f"{table.sql} CHANGES(INFORMATION => DEFAULT) {self.old.sql} {end}"

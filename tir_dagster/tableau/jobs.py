@@ -13,9 +13,9 @@ import tableauserverclient as TSC  # noqa: N812 - the name its own documentation
 
 from tir_dagster.errors import DatasourceError
 from tir_dagster.tableau.client import TableauClient
-from tir_dagster.tableau.found import FoundDatasource
+from tir_dagster.tableau.datasources import FoundDatasource
+from tir_dagster.tableau.failures import TOO_OLD, RefusedError
 from tir_dagster.tableau.tasks import RefreshTask, refresh_tasks
-from tir_dagster.tableau.trouble import TOO_OLD, RefusedError
 
 INCREMENTAL_SINCE = (3, 25)
 # The first REST versions that refresh a datasource when asked, list jobs, and cancel one.

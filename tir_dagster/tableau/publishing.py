@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from enum import Enum
 
 from tir_dagster.errors import DatasourceError
 from tir_dagster.tableau.client import TableauClient
-from tir_dagster.tableau.find import look_for_datasource, reread
-from tir_dagster.tableau.found import FoundDatasource, FoundProject, ServerVersion, server_version
+from tir_dagster.tableau.datasources import (
+    FoundDatasource,
+    FoundProject,
+    ServerVersion,
+    look_for_datasource,
+    reread,
+    server_version,
+)
+from tir_dagster.tableau.failures import RefusedError, UnknownOutcomeError, UnreadableAnswerError
 from tir_dagster.tableau.jobs import JobVanishedError, wait_for_job
-from tir_dagster.tableau.keep import Seen, check_credentials, nothing
-from tir_dagster.tableau.outcome import ForeignPublishError, Landing, PublishUnknownError, landing
-from tir_dagster.tableau.progress import Progress
-from tir_dagster.tableau.trouble import RefusedError, UnknownOutcomeError, UnreadableAnswerError
-from tir_dagster.tableau.upload import UPLOAD_GONE, Parcel, send
+from tir_dagster.tableau.settings import Seen, check_credentials, nothing
+from tir_dagster.tableau.upload import UPLOAD_GONE, Parcel, Progress, send
 
 # Asked right before a request that publishes: an error from it, and nothing is sent.
 Check = Callable[[], None]
@@ -203,3 +208,56 @@ class Publishing:
             f"Could not {self._doing} undisturbed: somebody else changed it on {self._client.where}"
             f" (expected {was}, {state}). {end}"
         )
+
+
+class ForeignPublishError(DatasourceError):
+    """Somebody else changed the datasource; the message says whether ours was published nevertheless."""
+
+
+class PublishUnknownError(DatasourceError):
+    """A publish broke off, and the server does not tell whose content it holds: compare the content."""
+
+
+def check_undisturbed(before: FoundDatasource, now: FoundDatasource, *, where: str, meanwhile: str) -> None:
+    """A revision more than there was, or than ours was, is somebody else's publish in between."""
+    if now.revision != before.revision:
+        raise ForeignPublishError(
+            f"Somebody else published {before.shown} on {where} while {meanwhile} (revision {before.revision}, now"
+            f" {now.revision}). Nothing is confirmed. Run again: the next refresh compares what is there."
+        )
+
+
+class Landing(Enum):
+    """What became of a publish."""
+
+    NOT_LANDED = "the server holds what it held before"
+    LANDED = "only we published since"
+    FOREIGN = "somebody else published or deleted it"
+    UNKNOWN = "it changed, and the server does not say by whom"
+
+
+def landing(before: FoundDatasource | None, now: FoundDatasource | None, *, user_id: str, sends: int) -> Landing:
+    """Compare the datasource before a publish (None: there was none) with what is there now.
+
+    `sends` is how many requests of ours may have landed: more revisions than that are not all ours, even those in our
+    user's name.
+    """
+    if before is None or now is None:
+        if before is now:
+            return Landing.NOT_LANDED
+        return Landing.FOREIGN if now is None else _by_publishers(now, after=0, user_id=user_id, sends=sends)
+    if server_version(now) == server_version(before):
+        return Landing.NOT_LANDED
+    if now.id != before.id:
+        return Landing.FOREIGN
+    return _by_publishers(now, after=before.revision or 0, user_id=user_id, sends=sends)
+
+
+def _by_publishers(now: FoundDatasource, *, after: int, user_id: str, sends: int) -> Landing:
+    """Who made the revisions since. Without any, a refresh, an edit or a site without history: nobody can tell."""
+    publishers = [revision.publisher_id for revision in now.history or () if revision.number > after]
+    if len(publishers) > sends:
+        return Landing.FOREIGN
+    if not publishers or None in publishers:
+        return Landing.UNKNOWN
+    return Landing.LANDED if set(publishers) == {user_id} else Landing.FOREIGN

@@ -12,11 +12,10 @@ import tableauserverclient as TSC  # noqa: N812 - the name its own documentation
 
 from tir_dagster.errors import DatasourceError
 from tir_dagster.tableau.client import TableauClient
-from tir_dagster.tableau.find import reread
-from tir_dagster.tableau.found import FoundDatasource, ServerVersion, server_version
+from tir_dagster.tableau.datasources import FoundDatasource, ServerVersion, reread, server_version
+from tir_dagster.tableau.failures import RefusedError
 from tir_dagster.tableau.jobs import JOB_LIST_SINCE, JobTimeoutError, wait_for_job
 from tir_dagster.tableau.tasks import refresh_tasks
-from tir_dagster.tableau.trouble import RefusedError
 
 # Servers show times in whole seconds and schedules start on whole minutes.
 _MINUTE = timedelta(minutes=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +14,9 @@ from tableauserverclient.config import BYTES_PER_MB, config
 from tableauserverclient.server import RequestFactory
 
 from tir_dagster.tableau.client import TableauClient
-from tir_dagster.tableau.credentials import ConnectionCredential
-from tir_dagster.tableau.progress import Progress
+from tir_dagster.tableau.failures import RefusedError, UnknownOutcomeError, reading
+from tir_dagster.tableau.settings import ConnectionCredential
 from tir_dagster.tableau.transport import patience
-from tir_dagster.tableau.trouble import RefusedError, UnknownOutcomeError, reading
 
 UPLOAD_GONE = "404015"
 # In one request the client holds the whole file several times.
@@ -238,3 +238,27 @@ def _in_wrapping(piece: _Piece) -> tuple[_Body, str]:
     # A part's content ends where the line of the next boundary begins.
     end = empty.rindex(b"\r\n--", 0, -len(b"--\r\n"))
     return _Body(empty[:end], piece, empty[end:]), content_type
+
+
+# (bytes so far, bytes in all)
+Progress = Callable[[int, int], None]
+EVERY_SECONDS = 5.0
+
+
+def tell_progress(
+    log: Callable[[str], None],
+    verb: str,
+    *,
+    every: float = EVERY_SECONDS,
+    clock: Callable[[], float] = time.monotonic,
+) -> Progress:
+    """Logs `uploading 120 of 400 MB`, not more often than `every` seconds."""
+    last = clock()
+
+    def tell(done: int, total: int) -> None:
+        nonlocal last
+        if clock() - last >= every:
+            last = clock()
+            log(f"{verb} {done / 1e6:,.0f} of {total / 1e6:,.0f} MB")
+
+    return tell

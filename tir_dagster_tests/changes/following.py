@@ -12,15 +12,14 @@ from typing import Any
 import duckdb
 
 from tir_dagster.changes import find
-from tir_dagster.changes.described import checked_hints
 from tir_dagster.changes.difference import ROW_MARK, SLICE_KEY, Difference, Forced
 from tir_dagster.changes.find import Asked
 from tir_dagster.changes.hints import Hint
 from tir_dagster.changes.marks import highest_mark
 from tir_dagster.changes.plan import Known, Mode, Plan, Reason, Situation, plan_refresh
-from tir_dagster.changes.question import ask_question
+from tir_dagster.changes.question import ask_question, checked_hints
 from tir_dagster.changes.relation import Relation, relation_of
-from tir_dagster.changes.state import Aftermath, Confirmation, Intent, aftermath
+from tir_dagster.refresh.state.records import Aftermath, Confirmation, Intent, aftermath
 from tir_dagster.snowflake.names import TableName
 from tir_dagster.snowflake.slices import slice_of
 from tir_dagster.snowflake.versions import SourceVersion
@@ -290,7 +289,8 @@ class FollowedQuery:
         question, warnings = ask_question(
             relation,
             self.warehouse,
-            confirmed=confirmed,
+            since=SourceVersion.parse(confirmed.source_version),
+            watermark=confirmed.watermark,
             version=version,
             changed=self._changed(known),
             hints=checked_hints(hints, relation, self.warehouse),

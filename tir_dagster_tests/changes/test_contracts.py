@@ -7,8 +7,8 @@ from typing import Any
 import duckdb
 import pytest
 
-from tir_dagster.changes.contracts import refuse_duplicates
 from tir_dagster.changes.relation import Relation, relation_of
+from tir_dagster.changes.warnings import refuse_duplicates
 from tir_dagster.errors import GuardError, SpecError
 from tir_dagster.spec.reading import spec_from_mapping
 from tir_dagster_tests.changes.warehouse import COLUMNS, PRODUCTS, Warehouse

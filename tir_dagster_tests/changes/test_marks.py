@@ -11,13 +11,10 @@ import pytest
 
 from tir_dagster.changes.detectors import Described, changed_dimension_keys, find_candidates
 from tir_dagster.changes.marks import lower_bound
-from tir_dagster.changes.plan import Known
 from tir_dagster.changes.question import ask_question
 from tir_dagster.changes.relation import Relation, relation_of
-from tir_dagster.changes.state import Confirmation
 from tir_dagster.errors import SpecError
 from tir_dagster.snowflake.columns import Column, Kind
-from tir_dagster.snowflake.versions import SourceVersion
 from tir_dagster.spec.reading import spec_from_mapping
 from tir_dagster_tests.changes.warehouse import COLUMNS, PRODUCTS, STAMP, Row, Warehouse
 
@@ -42,10 +39,6 @@ def product(number: int | None, color: str = "a", stamp: datetime | None = OLD) 
     return dict.fromkeys(COLUMNS[PRODUCTS]) | {"PRODUCT": number, "COLOR": color, STAMP: stamp}
 
 
-def confirmed(version: SourceVersion) -> Confirmation:
-    return Confirmation("shown", "v1", str(version), Known("", "", "", ""), None, "", "", "", 0, ())
-
-
 def proposed(
     warehouse: Warehouse, before: list[Row], after: list[Row], *, anything: bool = False, **joined: Any
 ) -> list[Any]:
@@ -54,7 +47,7 @@ def proposed(
     old = warehouse.pin()
     warehouse.write(PRODUCTS, after)
     made = relation(warehouse, **joined)
-    question, _ = ask_question(made, warehouse, confirmed=confirmed(old), version=warehouse.pin(), changed=[PRODUCTS])
+    question, _ = ask_question(made, warehouse, since=old, watermark=None, version=warehouse.pin(), changed=[PRODUCTS])
     if anything:
         question = replace(question, described={"P": Described(anything=True)})
     (select,) = changed_dimension_keys(made, question).values()
@@ -133,7 +126,7 @@ def test_where_the_history_is_too_short_every_row_is_compared(warehouse):
     old = warehouse.pin()
     warehouse.forget()
     made = relation(warehouse)
-    question, _ = ask_question(made, warehouse, confirmed=confirmed(old), version=warehouse.pin(), changed=[PRODUCTS])
+    question, _ = ask_question(made, warehouse, since=old, watermark=None, version=warehouse.pin(), changed=[PRODUCTS])
     found = find_candidates(made, question)
     assert "does not reach back" in (found.everything or "")
 

@@ -16,15 +16,14 @@ from click.testing import CliRunner
 from tableauhyperapi import Connection, CreateMode, HyperProcess, Telemetry
 
 from tir_dagster.changes.plan import Known
-from tir_dagster.changes.state import Confirmation
 from tir_dagster.cli.main import tir
 from tir_dagster.orchestration.confirmations import CONFIRMATION
 from tir_dagster.orchestration.home import dagster_instance
+from tir_dagster.refresh.state.records import Confirmation
 from tir_dagster.refresh.state.versions import VersionStore
 from tir_dagster.tableau.access import TableauAccess
 from tir_dagster.tableau.client import TableauClient
-from tir_dagster.tableau.find import find_datasource, find_project
-from tir_dagster.tableau.found import server_version
+from tir_dagster.tableau.datasources import find_datasource, find_project, server_version
 from tir_dagster_tests.conftest import Sandbox
 
 FAILED, WRONG_USAGE = 1, 2

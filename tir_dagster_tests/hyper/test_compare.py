@@ -19,7 +19,7 @@ from tir_dagster.changes.difference import ROW_MARK, SLICE_KEY, Difference, Forc
 from tir_dagster.hyper.compare import comparing
 from tir_dagster.hyper.hyperfile import create_extract, create_like
 from tir_dagster.hyper.purge import replace_keys
-from tir_dagster.refresh.apply import Shape
+from tir_dagster.hyper.replace import Shape
 from tir_dagster.snowflake.slices import SliceBy
 from tir_dagster_tests.hyper.helpers import bag, columns_of, run, stage
 

@@ -20,7 +20,7 @@ from tir_dagster.hyper.fingerprints import (
     snowflake_sql,
 )
 from tir_dagster.hyper.hyperfile import create_extract
-from tir_dagster.refresh.apply import Shape
+from tir_dagster.hyper.replace import Shape
 from tir_dagster.snowflake.columns import Column
 from tir_dagster.snowflake.slices import SliceBy
 from tir_dagster_tests.hyper.helpers import columns_of, run, stage

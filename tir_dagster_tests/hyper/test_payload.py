@@ -17,8 +17,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tableauhyperapi import Date
 
+from tir_dagster.changes.change_set import NO_SLICE_KEY, ChangeSet
 from tir_dagster.changes.plan import Known
-from tir_dagster.changes.state import NO_SLICE_KEY, ChangeSet
 from tir_dagster.errors import ExtractError
 from tir_dagster.hyper.casts import PURGE_KEY
 from tir_dagster.hyper.content import content_digest, content_fingerprints
@@ -36,7 +36,7 @@ from tir_dagster.hyper.payload import (
     with_key_column,
     write_payloads,
 )
-from tir_dagster.refresh.apply import Shape, replace_change
+from tir_dagster.hyper.replace import Shape, replace_change
 from tir_dagster.snowflake.columns import Kind
 from tir_dagster.snowflake.slices import SliceBy
 from tir_dagster_tests.hyper.helpers import bag, columns_of, run, stage

@@ -14,10 +14,10 @@ from pyspark.sql import SparkSession
 from tableauhyperapi import Connection, CreateMode, HyperProcess, Telemetry
 
 from tir_dagster.changes.plan import Mode, Plan
-from tir_dagster.changes.state import Confirmation
 from tir_dagster.refresh.deliveries.republish import fetch_shell, look_at_server
 from tir_dagster.refresh.flow import Refresher
 from tir_dagster.refresh.state.change_sets import new_id
+from tir_dagster.refresh.state.records import Confirmation
 from tir_dagster.refresh.state.versions import Version
 from tir_dagster.refresh.steps import Looked
 from tir_dagster.sandbox.tableau.packages import Column as PackageColumn

@@ -13,12 +13,13 @@ from typing import Any
 from pyspark.sql import SparkSession
 from tableauhyperapi import Connection, HyperProcess, Telemetry
 
+from tir_dagster.changes.change_set import ChangeSet
 from tir_dagster.changes.hints import parse_hints
 from tir_dagster.changes.plan import Mode, Plan
-from tir_dagster.changes.state import ChangeSet, Confirmation
 from tir_dagster.refresh.deliveries.republish import fetch_shell, look_at_server
 from tir_dagster.refresh.flow import Refresher
 from tir_dagster.refresh.state.change_sets import new_id
+from tir_dagster.refresh.state.records import Confirmation
 from tir_dagster.snowflake.connection import SnowflakeAccess
 from tir_dagster.spec.reading import spec_from_mapping
 from tir_dagster.tableau.access import TableauAccess

@@ -20,7 +20,6 @@ from tir_dagster.alerts.events import Cause, Failure, Recovered, Report, Success
 from tir_dagster.alerts.under_way import killed_commands, under_way
 from tir_dagster.changes.hints import HintError
 from tir_dagster.changes.plan import Known
-from tir_dagster.changes.state import Confirmation, Intent
 from tir_dagster.definitions import build_defs
 from tir_dagster.errors import EQUALS_SOURCE, DatasourceError, GuardError, LoadError, SpecError, VerificationError
 from tir_dagster.orchestration.alerting import build_alert_sensor, report, report_recovery, unless_blind
@@ -42,11 +41,12 @@ from tir_dagster.orchestration.resources import StateFolder
 from tir_dagster.orchestration.run_reports import unaffected
 from tir_dagster.orchestration.standing import standing
 from tir_dagster.refresh.state.change_sets import ChangeSetStore
+from tir_dagster.refresh.state.records import Confirmation, Intent
 from tir_dagster.snowflake.connection import SnowflakeDownError
 from tir_dagster.spec.alerts import Alerts, OthersAlerts
 from tir_dagster.spec.extract import ExtractSpec
 from tir_dagster.spec.reading import parse_declared
-from tir_dagster.tableau.trouble import ServerDownError, SignInError
+from tir_dagster.tableau.failures import ServerDownError, SignInError
 from tir_dagster_tests.alerts.reports import Desk
 
 SPECS = """\

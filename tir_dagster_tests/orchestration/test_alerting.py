@@ -15,7 +15,6 @@ from click.testing import CliRunner, Result
 from tir_dagster.alerts.book import Book, Trouble
 from tir_dagster.alerts.events import Cause
 from tir_dagster.changes.plan import Known
-from tir_dagster.changes.state import Intent
 from tir_dagster.cli.main import tir
 from tir_dagster.cli.trigger import TriggerCommand
 from tir_dagster.definitions import build_defs
@@ -27,11 +26,12 @@ from tir_dagster.orchestration.home import dagster_instance, tir_home
 from tir_dagster.orchestration.names import TOLD_BY_COMMAND
 from tir_dagster.orchestration.resources import environment_resources
 from tir_dagster.refresh.state.change_sets import ChangeSetStore
+from tir_dagster.refresh.state.records import Intent
 from tir_dagster.sandbox import sample
 from tir_dagster.spec.extract import ExtractSpec
 from tir_dagster.spec.reading import spec_from_mapping
+from tir_dagster.tableau.failures import RefusedError, ServerDownError
 from tir_dagster.tableau.jobs import JobFailedError
-from tir_dagster.tableau.trouble import RefusedError, ServerDownError
 from tir_dagster_tests.conftest import People, Sandbox
 from tir_dagster_tests.sandbox.tableau.helpers import Admin
 

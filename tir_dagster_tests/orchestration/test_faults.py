@@ -26,21 +26,19 @@ import tableauserverclient as TSC  # noqa: N812 - the name its own documentation
 from pyspark.sql import SparkSession
 from tableauhyperapi import HyperProcess, Telemetry
 
-from tir_dagster.changes.state import Confirmation
 from tir_dagster.errors import TirError
 from tir_dagster.orchestration.home import tir_home
 from tir_dagster.refresh.deliveries import by_patch
 from tir_dagster.refresh.deliveries.trigger_flow import TriggerRefresher, plan_trigger
 from tir_dagster.refresh.state.change_sets import new_id
 from tir_dagster.refresh.state.lease import LeaseLostError
+from tir_dagster.refresh.state.records import Confirmation
 from tir_dagster.sandbox.tableau.settings import Settings
 from tir_dagster.snowflake.connection import SnowflakeAccess
 from tir_dagster.spark.session import spark_session
 from tir_dagster.tableau.access import TableauAccess, TableauToken
-from tir_dagster.tableau.client import TableauClient, paced
-from tir_dagster.tableau.find import find_project, read_datasource
-from tir_dagster.tableau.found import FoundProject, server_version
-from tir_dagster.tableau.retry import RetryPolicy
+from tir_dagster.tableau.client import RetryPolicy, TableauClient, paced
+from tir_dagster.tableau.datasources import FoundProject, find_project, read_datasource, server_version
 from tir_dagster_tests.conftest import Sandbox
 from tir_dagster_tests.orchestration.served import PROJECT, Served
 from tir_dagster_tests.packages import plain

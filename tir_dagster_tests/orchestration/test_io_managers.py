@@ -5,8 +5,8 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
+from tir_dagster.changes.change_set import ChangeSet
 from tir_dagster.changes.plan import Known
-from tir_dagster.changes.state import ChangeSet
 from tir_dagster.errors import ExtractError, TirError
 from tir_dagster.orchestration.io_managers import (
     CHANGE_SET_IO,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dagster as dg
 import pytest
 
+from tir_dagster.changes.change_set import NO_SLICE_KEY, ChangeSet
 from tir_dagster.changes.plan import Known
-from tir_dagster.changes.state import NO_SLICE_KEY, ChangeSet
 from tir_dagster.orchestration.metadata import same_columns
 from tir_dagster.orchestration.pictures import plan_markdown, snowflake_url
 from tir_dagster.snowflake.names import TableName

@@ -16,8 +16,7 @@ from tir_dagster.orchestration.home import dagster_instance
 from tir_dagster.orchestration.resources import environment_resources
 from tir_dagster.orchestration.sensors import Watch
 from tir_dagster.sandbox import sample
-from tir_dagster.tableau.client import paced
-from tir_dagster.tableau.retry import RetryPolicy
+from tir_dagster.tableau.client import RetryPolicy, paced
 from tir_dagster_tests.orchestration.reporting import post_as_curl_would, post_by_python, serving, shown_request
 from tir_dagster_tests.sandbox.tableau.helpers import Admin
 

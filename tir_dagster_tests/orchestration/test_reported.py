@@ -13,12 +13,12 @@ import dagster as dg
 import pytest
 
 from tir_dagster.changes.plan import Known
-from tir_dagster.changes.state import Confirmation
 from tir_dagster.orchestration.names import extract_keys
 from tir_dagster.orchestration.preparing import prepare_detection
 from tir_dagster.orchestration.watching import news
 from tir_dagster.refresh.flow import Looked, Refresher
 from tir_dagster.refresh.state.change_sets import ChangeSetStore
+from tir_dagster.refresh.state.records import Confirmation
 from tir_dagster.refresh.steps import Prepared
 from tir_dagster.snowflake.versions import SourceVersion
 from tir_dagster.spec.reading import spec_from_mapping

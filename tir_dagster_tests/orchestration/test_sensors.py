@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from pyspark import SparkContext
 
 from tir_dagster.changes.plan import Known
-from tir_dagster.changes.state import Confirmation
 from tir_dagster.definitions import build_defs
 from tir_dagster.orchestration.confirmations import CONFIRMATION
 from tir_dagster.orchestration.partitions import RANGE_END, RANGE_START
@@ -31,6 +30,7 @@ from tir_dagster.orchestration.sensors import (
     watch_source,
 )
 from tir_dagster.orchestration.value_slices import HELD, add_slices
+from tir_dagster.refresh.state.records import Confirmation
 from tir_dagster.spec.extract import Slices
 from tir_dagster.spec.reading import parse_specs
 from tir_dagster_tests.sandbox.tableau.helpers import Admin

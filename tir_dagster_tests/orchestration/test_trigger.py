@@ -20,7 +20,6 @@ from click.testing import CliRunner, Result
 from tableauhyperapi import HyperProcess, Telemetry
 
 from tir_dagster.changes.plan import Known, Reason
-from tir_dagster.changes.state import Confirmation
 from tir_dagster.cli.main import tir
 from tir_dagster.definitions import build_defs
 from tir_dagster.errors import SourceError
@@ -30,6 +29,7 @@ from tir_dagster.orchestration.resources import environment_resources
 from tir_dagster.orchestration.sensors import Watch
 from tir_dagster.refresh.deliveries.trigger_flow import TriggerRefresher, plan_trigger
 from tir_dagster.refresh.detect import combined_token
+from tir_dagster.refresh.state.records import Confirmation
 from tir_dagster.refresh.watched import Watched, watch_tables, watched_tables
 from tir_dagster.sandbox.tableau.packages import Column, SnowflakeConnection, build_tdsx
 from tir_dagster.sandbox.tableau.settings import Settings

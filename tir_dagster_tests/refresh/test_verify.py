@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tir_dagster.changes.change_set import ChangeSet, counts_to_json
 from tir_dagster.changes.difference import ROW_MARK, Forced
 from tir_dagster.changes.plan import Known
-from tir_dagster.changes.state import ChangeSet, counts_to_json
 from tir_dagster.errors import VerificationError
 from tir_dagster.hyper.compare import comparing
 from tir_dagster.hyper.content import (
@@ -25,7 +25,7 @@ from tir_dagster.hyper.content import (
     sums_to_json,
 )
 from tir_dagster.hyper.hyperfile import create_extract
-from tir_dagster.refresh.apply import Shape, replace_change, replaced_rows
+from tir_dagster.hyper.replace import Shape, replace_change, replaced_rows
 from tir_dagster.refresh.verify import slices_in_turn, verify_loaded, verify_replaced
 from tir_dagster.snowflake.slices import SliceBy
 from tir_dagster_tests.hyper.helpers import columns_of, run, stage

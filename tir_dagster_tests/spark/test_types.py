@@ -23,7 +23,7 @@ from tir_dagster.hyper.compare import comparing
 from tir_dagster.hyper.engine import connect
 from tir_dagster.hyper.fingerprints import different_slices, extract_fingerprints, read_fingerprints, snowflake_sql
 from tir_dagster.hyper.hyperfile import create_extract
-from tir_dagster.refresh.apply import Shape
+from tir_dagster.hyper.replace import Shape
 from tir_dagster.snowflake.columns import HELD, REFUSED, Column, Kind
 from tir_dagster.snowflake.names import TableName, literal
 from tir_dagster.snowflake.pinned import sql_literal

@@ -10,8 +10,15 @@ import tableauserverclient as TSC  # noqa: N812 - the name its own documentation
 
 from tir_dagster.errors import DatasourceError
 from tir_dagster.tableau.client import TableauClient
-from tir_dagster.tableau.find import find_datasource, find_project, look_for_datasource, reread, settled
-from tir_dagster.tableau.found import FoundProject, server_version
+from tir_dagster.tableau.datasources import (
+    FoundProject,
+    find_datasource,
+    find_project,
+    look_for_datasource,
+    reread,
+    server_version,
+    settled,
+)
 from tir_dagster.tableau.transfer import publish
 from tir_dagster_tests.sandbox.tableau.helpers import Admin
 from tir_dagster_tests.tableau.conftest import Naps, Orders

@@ -13,11 +13,10 @@ import tableauserverclient as TSC  # noqa: N812 - the name its own documentation
 
 from tir_dagster.errors import DatasourceError
 from tir_dagster.tableau.access import TableauAccess, TableauToken
-from tir_dagster.tableau.client import TableauClient
-from tir_dagster.tableau.found import FoundDatasource, server_version
-from tir_dagster.tableau.increment_refresh import FullRefreshError, Route, Way, find_route, start_incremental_refresh
+from tir_dagster.tableau.client import Backoff, RetryPolicy, TableauClient
+from tir_dagster.tableau.datasources import FoundDatasource, server_version
 from tir_dagster.tableau.jobs import JobFailedError, JobTimeoutError, start_refresh, wait_for_job
-from tir_dagster.tableau.retry import Backoff, RetryPolicy
+from tir_dagster.tableau.refreshes import FullRefreshError, Route, Way, find_route, start_incremental_refresh
 from tir_dagster.tableau.schedules import (
     RunState,
     find_schedule,

@@ -10,8 +10,9 @@ import tableauserverclient as TSC  # noqa: N812 - the name its own documentation
 
 from tir_dagster.errors import DatasourceError
 from tir_dagster.tableau.access import TableauAccess, TableauToken
-from tir_dagster.tableau.client import TableauClient
-from tir_dagster.tableau.found import FoundDatasource, server_version
+from tir_dagster.tableau.client import Backoff, RetryPolicy, TableauClient
+from tir_dagster.tableau.datasources import FoundDatasource, server_version
+from tir_dagster.tableau.failures import RefusedError
 from tir_dagster.tableau.jobs import (
     FinishedJob,
     JobCancelledError,
@@ -22,9 +23,7 @@ from tir_dagster.tableau.jobs import (
     start_refresh,
     wait_for_job,
 )
-from tir_dagster.tableau.retry import Backoff, RetryPolicy
 from tir_dagster.tableau.tasks import refresh_tasks
-from tir_dagster.tableau.trouble import RefusedError
 from tir_dagster_tests.conftest import Sandbox
 from tir_dagster_tests.sandbox.tableau.helpers import Admin
 from tir_dagster_tests.tableau.conftest import Orders

@@ -13,11 +13,10 @@ import pytest
 import tableauserverclient as TSC  # noqa: N812 - the name its own documentation uses
 
 from tir_dagster.errors import DatasourceError
-from tir_dagster.tableau.beside import look_beside
 from tir_dagster.tableau.client import TableauClient
-from tir_dagster.tableau.credentials import ConnectionCredential
-from tir_dagster.tableau.found import FoundDatasource, server_version
-from tir_dagster.tableau.keep import (
+from tir_dagster.tableau.datasources import FoundDatasource, server_version
+from tir_dagster.tableau.settings import (
+    ConnectionCredential,
     Kept,
     check_credentials,
     forget,
@@ -27,6 +26,7 @@ from tir_dagster.tableau.keep import (
     remember,
     restore,
 )
+from tir_dagster.tableau.tasks import look_beside
 from tir_dagster_tests.conftest import Sandbox
 from tir_dagster_tests.sandbox.tableau.helpers import Admin
 from tir_dagster_tests.tableau.conftest import Orders

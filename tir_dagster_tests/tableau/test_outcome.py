@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from tir_dagster.tableau.found import FoundDatasource, FoundProject, Revision, ServerVersion, server_version
-from tir_dagster.tableau.outcome import Landing, landing
+from tir_dagster.tableau.datasources import FoundDatasource, FoundProject, Revision, ServerVersion, server_version
+from tir_dagster.tableau.publishing import Landing, landing
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 LATER = datetime(2026, 1, 1, 13, tzinfo=UTC)

@@ -23,13 +23,12 @@ from tir_dagster.refresh.deliveries.republish import (
 )
 from tir_dagster.spec.extract import Credentials, ExtractSpec
 from tir_dagster.spec.reading import spec_from_mapping
-from tir_dagster.tableau.client import TableauClient
-from tir_dagster.tableau.found import FoundDatasource, server_version
-from tir_dagster.tableau.keep import is_remembered, keep, remember
-from tir_dagster.tableau.outcome import ForeignPublishError
-from tir_dagster.tableau.retry import RetryPolicy
+from tir_dagster.tableau.client import RetryPolicy, TableauClient
+from tir_dagster.tableau.datasources import FoundDatasource, server_version
+from tir_dagster.tableau.failures import RefusedError
+from tir_dagster.tableau.publishing import ForeignPublishError
+from tir_dagster.tableau.settings import is_remembered, keep, remember
 from tir_dagster.tableau.transfer import publish
-from tir_dagster.tableau.trouble import RefusedError
 from tir_dagster_tests.sandbox.tableau.helpers import Admin, rewritten
 from tir_dagster_tests.tableau.conftest import Naps, Orders
 

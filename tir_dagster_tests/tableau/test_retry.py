@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from tir_dagster.tableau.retry import Backoff, Repeat, RetryPolicy
+from tir_dagster.tableau.client import Backoff, Repeat, RetryPolicy
 
 
 class FlakyError(Exception):

@@ -20,11 +20,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from tir_dagster.tableau.access import TableauAccess
-from tir_dagster.tableau.client import TableauClient
-from tir_dagster.tableau.find import list_projects
-from tir_dagster.tableau.retry import RetryPolicy
+from tir_dagster.tableau.client import RetryPolicy, TableauClient
+from tir_dagster.tableau.datasources import list_projects
+from tir_dagster.tableau.failures import ServerDownError
 from tir_dagster.tableau.transfer import publish
-from tir_dagster.tableau.trouble import ServerDownError
 from tir_dagster_tests.conftest import Sandbox
 from tir_dagster_tests.sandbox.tableau.helpers import Admin
 from tir_dagster_tests.tableau.conftest import Orders

@@ -7,10 +7,9 @@ import tableauserverclient as TSC  # noqa: N812 - the name its own documentation
 
 from tir_dagster.refresh.deliveries.trigger import TriggeredRefresh, refresh_by_server, rows_told, schedule_warnings
 from tir_dagster.tableau.access import TableauAccess
-from tir_dagster.tableau.client import TableauClient
-from tir_dagster.tableau.found import FoundDatasource, server_version
+from tir_dagster.tableau.client import RetryPolicy, TableauClient
+from tir_dagster.tableau.datasources import FoundDatasource, server_version
 from tir_dagster.tableau.jobs import JobFailedError, JobVanishedError, start_refresh
-from tir_dagster.tableau.retry import RetryPolicy
 from tir_dagster_tests.processes import wait_for
 from tir_dagster_tests.sandbox.tableau.helpers import Admin
 from tir_dagster_tests.tableau.conftest import Orders

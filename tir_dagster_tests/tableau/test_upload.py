@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tableauserverclient.config import config
 
-from tir_dagster.tableau.trouble import UnknownOutcomeError
+from tir_dagster.tableau.failures import UnknownOutcomeError
 from tir_dagster.tableau.upload import _Upload
 
 PIECE = config.CHUNK_SIZE_MB

@@ -13,10 +13,18 @@ import tableauserverclient as TSC  # noqa: N812 - the name its own documentation
 
 from tir_dagster.errors import DatasourceError
 from tir_dagster.tableau.access import TableauAccess, TableauToken
-from tir_dagster.tableau.client import TableauClient
-from tir_dagster.tableau.refresh_events import FAILED, SUCCEEDED, BadEventError, read_event
-from tir_dagster.tableau.retry import RetryPolicy
-from tir_dagster.tableau.webhooks import our_webhooks, receiver_url, register_webhooks, remove_webhooks, webhook_secret
+from tir_dagster.tableau.client import RetryPolicy, TableauClient
+from tir_dagster.tableau.webhooks import (
+    FAILED,
+    SUCCEEDED,
+    BadEventError,
+    our_webhooks,
+    read_event,
+    receiver_url,
+    register_webhooks,
+    remove_webhooks,
+    webhook_secret,
+)
 from tir_dagster_tests.conftest import Sandbox
 from tir_dagster_tests.sandbox.tableau.helpers import Admin
 

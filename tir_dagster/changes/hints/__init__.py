@@ -19,9 +19,9 @@ from tir_dagster.changes.hints.model import Not as Not
 from tir_dagster.changes.hints.model import Or as Or
 from tir_dagster.changes.hints.model import Scope as Scope
 from tir_dagster.changes.hints.model import Unknown as Unknown
+from tir_dagster.changes.hints.model import hint_to_json as hint_to_json
 from tir_dagster.changes.hints.reading import MAX_CONDITIONS as MAX_CONDITIONS
 from tir_dagster.changes.hints.reading import MAX_VALUES as MAX_VALUES
 from tir_dagster.changes.hints.reading import parse_hint as parse_hint
 from tir_dagster.changes.hints.reading import parse_hints as parse_hints
-from tir_dagster.changes.hints.writing import hint_to_json as hint_to_json
 from tir_dagster.errors import HintError as HintError

@@ -12,8 +12,9 @@ from tir_dagster.changes.hints.model import (
     Hint,
     Key,
     Unknown,
+    is_number,
+    shown,
 )
-from tir_dagster.changes.hints.values import is_number, shown
 
 _SHOWN_KEYS = 5
 

@@ -23,9 +23,13 @@ from tir_dagster.changes.hints.model import (
     Not,
     Or,
     Scope,
+    Unfit,
     Unknown,
+    close,
+    is_number,
+    scalar,
+    shown,
 )
-from tir_dagster.changes.hints.values import Unfit, close, is_number, scalar, shown
 from tir_dagster.errors import HintError
 from tir_dagster.snowflake.columns import Column, Kind
 

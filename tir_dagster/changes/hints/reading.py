@@ -23,9 +23,14 @@ from tir_dagster.changes.hints.model import (
     Not,
     Or,
     Scope,
+    Unfit,
     Unknown,
+    checked_text,
+    close,
+    is_number,
+    scalar,
+    shown,
 )
-from tir_dagster.changes.hints.values import Unfit, checked_text, close, is_number, scalar, shown
 from tir_dagster.errors import HintError, SourceError
 from tir_dagster.snowflake.names import TableName
 

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tir_dagster.changes.state import Aftermath, ChangeSet, Intent
+from tir_dagster.changes.change_set import ChangeSet
 from tir_dagster.errors import DatasourceError, ExtractError, MachineError
 from tir_dagster.hyper.content import content_digests, content_fingerprints
 from tir_dagster.hyper.hyperfile import describe
@@ -27,7 +27,8 @@ from tir_dagster.hyper.payload import (
     with_key_column,
     write_payloads,
 )
-from tir_dagster.refresh.apply import SHELL, Shape, replace_change
+from tir_dagster.hyper.replace import Shape, replace_change
+from tir_dagster.refresh.apply import SHELL
 from tir_dagster.refresh.deliveries.patch import (
     Batch,
     Table,
@@ -38,14 +39,14 @@ from tir_dagster.refresh.deliveries.patch import (
     what_is_left,
 )
 from tir_dagster.refresh.deliveries.republish import ServerLook, fetch_shell, look_at_server
+from tir_dagster.refresh.state.records import Aftermath, Intent
 from tir_dagster.refresh.state.versions import Version
 from tir_dagster.refresh.steps import Looked, Published, crash_after, remove, shape_of
 from tir_dagster.tableau.client import TableauClient
-from tir_dagster.tableau.find import settled
-from tir_dagster.tableau.found import FoundDatasource
+from tir_dagster.tableau.datasources import FoundDatasource, settled
+from tir_dagster.tableau.failures import RefusedError, UnknownOutcomeError
 from tir_dagster.tableau.jobs import JobCancelledError, JobFailedError, JobVanishedError, wait_for_job
-from tir_dagster.tableau.progress import tell_progress
-from tir_dagster.tableau.trouble import RefusedError, UnknownOutcomeError
+from tir_dagster.tableau.upload import tell_progress
 
 if TYPE_CHECKING:
     from tir_dagster.refresh.flow import Refresher

@@ -9,14 +9,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from tir_dagster.changes.change_set import ChangeSet
 from tir_dagster.changes.plan import Reason
 from tir_dagster.changes.relation import read_tables
-from tir_dagster.changes.state import ChangeSet
 from tir_dagster.errors import DatasourceError, ExtractError
 from tir_dagster.hyper.content import content_digest, content_digests, content_fingerprints
 from tir_dagster.hyper.increment import least_difference
 from tir_dagster.hyper.package.package import NO_VALUE, read_package
-from tir_dagster.refresh.apply import SHELL, Shape, least_changed, new_version
+from tir_dagster.hyper.replace import Shape, least_changed
+from tir_dagster.refresh.apply import SHELL, new_version
 from tir_dagster.refresh.deliveries.overwrite import Place, put_back
 from tir_dagster.refresh.deliveries.republish import ServerLook, credentials_for, fetch_shell, look_at_server
 from tir_dagster.refresh.deliveries.server_load import Loaded, load_by_server

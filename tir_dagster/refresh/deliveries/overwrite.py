@@ -9,14 +9,13 @@ from pathlib import Path
 from tir_dagster.hyper.package.package import RefreshChange, greatest_increment, read_package, write_package
 from tir_dagster.refresh.deliveries.republish import ServerLook
 from tir_dagster.spec.extract import ExtractSpec
-from tir_dagster.tableau.beside import look_beside
 from tir_dagster.tableau.client import TableauClient
-from tir_dagster.tableau.credentials import ConnectionCredential
-from tir_dagster.tableau.found import FoundDatasource, server_version
-from tir_dagster.tableau.keep import Restored, is_remembered, put_back_remembered, remember
-from tir_dagster.tableau.progress import tell_progress
+from tir_dagster.tableau.datasources import FoundDatasource, server_version
 from tir_dagster.tableau.publishing import Check, always
+from tir_dagster.tableau.settings import ConnectionCredential, Restored, is_remembered, put_back_remembered, remember
+from tir_dagster.tableau.tasks import look_beside
 from tir_dagster.tableau.transfer import publish
+from tir_dagster.tableau.upload import tell_progress
 
 
 @dataclass(frozen=True)

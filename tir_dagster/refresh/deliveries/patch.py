@@ -14,11 +14,10 @@ import tableauserverclient as TSC  # noqa: N812 - the name its own documentation
 
 from tir_dagster.errors import DatasourceError
 from tir_dagster.tableau.client import TableauClient
-from tir_dagster.tableau.find import reread
-from tir_dagster.tableau.found import FoundDatasource, server_version
+from tir_dagster.tableau.datasources import FoundDatasource, reread, server_version
+from tir_dagster.tableau.failures import Fate, RefusedError, reading, understand
 from tir_dagster.tableau.jobs import FinishedJob, JobFailedError, wait_for_job
-from tir_dagster.tableau.outcome import ForeignPublishError, check_undisturbed
-from tir_dagster.tableau.trouble import Fate, RefusedError, reading, understand
+from tir_dagster.tableau.publishing import ForeignPublishError, check_undisturbed
 from tir_dagster.tableau.upload import UPLOAD_GONE, Progress, upload
 
 # The first REST version that changes data in place.

@@ -13,12 +13,21 @@ from tir_dagster.hyper.hyperfile import describe
 from tir_dagster.hyper.package.archive import open_archive
 from tir_dagster.hyper.package.package import extract_hyper, read_package, refresh_change, write_package
 from tir_dagster.spec.extract import ExtractSpec
-from tir_dagster.tableau.beside import look_beside
 from tir_dagster.tableau.client import TableauClient
-from tir_dagster.tableau.credentials import ConnectionCredential
-from tir_dagster.tableau.find import find_project, look_for_datasource, reread, settled
-from tir_dagster.tableau.found import Connection, FoundDatasource, FoundProject, ServerVersion, server_version
-from tir_dagster.tableau.keep import (
+from tir_dagster.tableau.datasources import (
+    Connection,
+    FoundDatasource,
+    FoundProject,
+    ServerVersion,
+    find_project,
+    look_for_datasource,
+    reread,
+    server_version,
+    settled,
+)
+from tir_dagster.tableau.publishing import Check, ForeignPublishError, always, check_undisturbed
+from tir_dagster.tableau.settings import (
+    ConnectionCredential,
     Restored,
     check_credentials,
     is_remembered,
@@ -27,10 +36,9 @@ from tir_dagster.tableau.keep import (
     remember,
     remembered_connections,
 )
-from tir_dagster.tableau.outcome import ForeignPublishError, check_undisturbed
-from tir_dagster.tableau.progress import tell_progress
-from tir_dagster.tableau.publishing import Check, always
+from tir_dagster.tableau.tasks import look_beside
 from tir_dagster.tableau.transfer import NoExtractError, download, publish
+from tir_dagster.tableau.upload import tell_progress
 
 Log = Callable[[str], None]
 

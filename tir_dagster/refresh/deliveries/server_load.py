@@ -12,9 +12,8 @@ from tir_dagster.hyper.package.package import NO_VALUE, Package, read_package
 from tir_dagster.refresh.deliveries.republish import fetch_shell
 from tir_dagster.refresh.deliveries.suffix_load import Load, Log, Suffix, SuffixLoad, own_refreshes, refreshed
 from tir_dagster.tableau.client import TableauClient
-from tir_dagster.tableau.find import settled
-from tir_dagster.tableau.found import FoundDatasource, server_version
-from tir_dagster.tableau.increment_refresh import may_refresh_fully
+from tir_dagster.tableau.datasources import FoundDatasource, server_version, settled
+from tir_dagster.tableau.refreshes import may_refresh_fully
 
 
 @dataclass(frozen=True)

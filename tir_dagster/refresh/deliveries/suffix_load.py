@@ -21,10 +21,9 @@ from tir_dagster.refresh.deliveries.overwrite import Place, publish_over, put_ba
 from tir_dagster.refresh.deliveries.republish import fetch_shell
 from tir_dagster.refresh.deliveries.trigger import refresh_by_server
 from tir_dagster.tableau.client import TableauClient
-from tir_dagster.tableau.find import reread, settled
-from tir_dagster.tableau.found import FoundDatasource, server_version
-from tir_dagster.tableau.increment_refresh import Route, Way, find_route, may_refresh_fully
+from tir_dagster.tableau.datasources import FoundDatasource, reread, server_version, settled
 from tir_dagster.tableau.jobs import JobVanishedError
+from tir_dagster.tableau.refreshes import Route, Way, find_route, may_refresh_fully
 from tir_dagster.tableau.schedules import (
     Schedule,
     find_schedule,

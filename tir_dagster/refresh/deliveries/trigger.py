@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from datetime import UTC
 
 from tir_dagster.tableau.client import TableauClient
-from tir_dagster.tableau.find import settled
-from tir_dagster.tableau.found import FoundDatasource, server_version
+from tir_dagster.tableau.datasources import FoundDatasource, server_version, settled
 from tir_dagster.tableau.jobs import JobVanishedError, wait_for_job
-from tir_dagster.tableau.own_refresh import start_own_refresh
+from tir_dagster.tableau.refreshes import start_own_refresh
 from tir_dagster.tableau.tasks import RefreshTask, scheduled_refreshes
 
 _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")

@@ -11,17 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tir_dagster.changes.plan import Mode, Plan, Reason
-from tir_dagster.changes.state import Confirmation
 from tir_dagster.refresh.deliveries.trigger import TriggeredRefresh, refresh_by_server, schedule_warnings
 from tir_dagster.refresh.flow import Stages, for_datasource, for_extract
 from tir_dagster.refresh.state.lease import lease
+from tir_dagster.refresh.state.records import Confirmation
 from tir_dagster.refresh.watched import Watched, watch_tables
 from tir_dagster.snowflake.connection import SnowflakeAccess
 from tir_dagster.spec.extract import ExtractSpec
 from tir_dagster.tableau.access import TableauAccess
 from tir_dagster.tableau.client import TableauClient
-from tir_dagster.tableau.find import find_datasource, find_project
-from tir_dagster.tableau.found import FoundDatasource, server_version
+from tir_dagster.tableau.datasources import FoundDatasource, find_datasource, find_project, server_version
 
 Log = Callable[[str], None]
 

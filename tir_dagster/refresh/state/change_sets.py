@@ -11,13 +11,12 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tir_dagster.changes.state import ChangeSet, Intent
+from tir_dagster.changes.change_set import KEYS, ChangeSet, parts_of
 from tir_dagster.durable import replaced_file, sync
 from tir_dagster.errors import TirError
+from tir_dagster.refresh.state.records import Intent
 
 MANIFEST = "change_set.json"
-# The folders of a change set: the keys to replace, and their fresh rows.
-KEYS, ROWS = "keys", "rows"
 _DAMAGED = (ValueError, KeyError, TypeError)
 _UNFINISHED = ".unfinished-"
 
@@ -29,11 +28,6 @@ class DamagedStateError(TirError, ValueError):
 def new_id() -> str:
     """A change set's name: sorts by time, and no two are alike."""
     return f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:8]}"
-
-
-def parts_of(folder: Path) -> list[Path]:
-    """The Parquet files in a folder that hold something."""
-    return sorted(path for path in folder.glob("part-*.parquet") if path.stat().st_size)
 
 
 class ChangeSetStore:

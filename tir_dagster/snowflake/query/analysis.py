@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from sqlglot import exp
 
 from tir_dagster.snowflake.names import TableName
-from tir_dagster.snowflake.query.groups import Output, grouping
-from tir_dagster.snowflake.query.joins import Joined, check_join, joined_tables
 from tir_dagster.snowflake.query.limits import check_parts, check_shape, check_source, is_aggregate, is_restless
-from tir_dagster.snowflake.query.model import RESERVED, Read, View, ViewColumn, ViewTable
-from tir_dagster.snowflake.query.names import Meaning, Scope, reads
-from tir_dagster.snowflake.query.spans import mark_spans
-from tir_dagster.snowflake.query.text import NotIncremental, Query, ViewError, folded, parse_query, too_deep, written
+from tir_dagster.snowflake.query.model import RESERVED, JoinKey, Read, Role, View, ViewColumn, ViewTable
+from tir_dagster.snowflake.query.names import Meaning, Scope, Source, reads
+from tir_dagster.snowflake.query.text import (
+    NotIncremental,
+    Query,
+    ViewError,
+    folded,
+    mark_spans,
+    parse_query,
+    too_deep,
+    written,
+)
 
 
 def tables_of(sql: str) -> tuple[TableName, ...]:
@@ -165,3 +172,192 @@ def _star_scope(query: Query, select: exp.Select, known: Mapping[TableName, Sequ
             raise NotIncremental
         scope.add(source, known)
     return scope
+
+
+_JOIN_PARTS = {"this", "on", "using", "side", "kind", "method", "match_condition", "directed"}
+
+
+@dataclass(frozen=True)
+class Joined:
+    """A table of the query and how it is joined to those before it."""
+
+    source: Source
+    role: Role
+    on: tuple[JoinKey, ...] = ()
+    condition: Meaning | None = None
+
+
+def check_join(query: Query, join: exp.Join) -> None:
+    """Refuse a join that has no equality by its very kind."""
+    advice = "Write LEFT JOIN or INNER JOIN … ON with an equality of columns."
+    kind = " ".join(word for word in (join.method, join.side, join.kind) if word)
+    odd = {name for name, value in join.args.items() if value} - _JOIN_PARTS
+    if odd:
+        raise NotIncremental(f"the join of {written(join.this)} has {', '.join(sorted(odd))}, which is not analysed")
+    if join.method == "ASOF":
+        raise NotIncremental("an ASOF join takes the nearest of several rows")
+    if join.method or join.side not in {"", "LEFT"} or join.kind not in {"", "INNER", "OUTER"}:
+        raise query.error(join.this, f"a {kind} join of {written(join.this)} is not supported. {advice}")
+    if not join.args.get("on") and not join.args.get("using"):
+        raise query.error(join.this, f"{written(join.this)} is joined without a condition. {advice}")
+
+
+def joined_tables(select: exp.Select, scope: Scope, known: Mapping[TableName, Sequence[str]]) -> list[Joined]:
+    tables = [Joined(scope.add(select.args["from_"].this, known), "fact")]
+    for join in select.args.get("joins") or ():
+        # The left side of USING is looked for among the tables before the joined one.
+        sides = [(name, _left_of_using(scope, name)) for name in join.args.get("using") or ()]
+        source = scope.add(join.this, known)
+        condition = _using(scope, source, sides) if sides else scope.resolve(join.args["on"])
+        role: Role = "left" if join.side == "LEFT" else "inner"
+        tables.append(Joined(source, role, _join_keys(scope.query, join, source.alias, condition.tree), condition))
+    return tables
+
+
+def _left_of_using(scope: Scope, name: exp.Expr) -> Meaning:
+    return scope.resolve(exp.Column(this=name.copy()))
+
+
+def _using(scope: Scope, source: Source, sides: Sequence[tuple[exp.Expr, Meaning]]) -> Meaning:
+    parts = []
+    for name, left in sides:
+        right = scope.resolve(exp.Column(this=name.copy(), table=exp.to_identifier(source.alias, quoted=True)))
+        equality = exp.EQ(this=left.tree, expression=right.tree)
+        parts.append(Meaning(equality, f"{left.sql} = {right.sql}"))
+    for name, _ in sides:
+        scope.merged.setdefault(folded(name), set()).add(source.alias)
+    return Meaning(exp.and_(*(part.tree for part in parts), copy=False), " AND ".join(part.sql for part in parts))
+
+
+def _join_keys(query: Query, join: exp.Join, alias: str, condition: exp.Expr) -> tuple[JoinKey, ...]:
+    """The equalities between the joined table and its parent; further conditions only narrow the join."""
+    equalities = [part for part in _conjuncts(condition) if isinstance(part, exp.EQ)]
+    keys = tuple(key for part in equalities if (key := _join_key(part, alias)))
+    if parents := sorted({key.parent for key in keys}):
+        if len(parents) > 1:
+            raise NotIncremental(f"{alias} is joined on columns of {' and '.join(parents)}, not of one table")
+        return keys
+    if any(_compares(part, alias) for part in equalities):
+        raise NotIncremental(f"{alias} is joined on expressions, not on columns: {written(condition)}")
+    raise query.error(
+        join.this,
+        f"{alias} is joined without an equality between one of its columns and a column of an earlier table. "
+        "Join it ON such an equality; further conditions may follow it with AND.",
+    )
+
+
+def _conjuncts(condition: exp.Expr) -> list[exp.Expr]:
+    bare = condition.unnest()
+    if isinstance(bare, exp.And):
+        return [part for side in (bare.this, bare.expression) for part in _conjuncts(side)]
+    return [bare]
+
+
+def _join_key(equality: exp.EQ, alias: str) -> JoinKey | None:
+    sides = [equality.this.unnest(), equality.expression.unnest()]
+    if not all(isinstance(side, exp.Column) for side in sides):
+        return None
+    own = [side.name for side in sides if side.table == alias]
+    other = [side for side in sides if side.table != alias]
+    return JoinKey(other[0].table, other[0].name, own[0]) if own and other else None
+
+
+def _compares(equality: exp.EQ, alias: str) -> bool:
+    """Whether the equality has the joined table on one side and earlier tables on the other."""
+    sides = [{table for table, _ in reads(side)} for side in (equality.this, equality.expression)]
+    return all(sides) and sum(side == {alias} for side in sides) == 1 and sum(alias in side for side in sides) == 1
+
+
+@dataclass(frozen=True)
+class Output:
+    """An output column: its name and its expression, resolved."""
+
+    name: str
+    meaning: Meaning
+
+    @property
+    def aggregate(self) -> bool:
+        return any(is_aggregate(node) for node in self.meaning.tree.walk())
+
+
+def grouping(
+    select: exp.Select, scope: Scope, raw: Mapping[str, exp.Expr], outputs: Sequence[Output]
+) -> tuple[tuple[str, ...] | None, Meaning | None]:
+    """The outputs that name a group, None if rows are not grouped; and the condition on groups."""
+    group, having = select.args.get("group"), select.args.get("having")
+    if not group and not having and not any(output.aggregate for output in outputs):
+        return (tuple(raw) if select.args.get("distinct") else None), None
+    names = _group_names(group, scope, raw, outputs) if group else ()
+    if not names:
+        raise NotIncremental("it makes one total of all rows, which every change changes")
+    meaning = _having(having, scope, raw, outputs) if having else None
+    grouped = {written(output.meaning.tree.unnest()) for output in outputs if output.name in names}
+    for part in (*(output.meaning for output in outputs), *([meaning] if meaning else [])):
+        if column := _ungrouped(part.tree, grouped):
+            raise scope.query.error(
+                column,
+                f"{column.table}.{column.name} is neither grouped nor aggregated. Add it to GROUP BY, or aggregate it.",
+            )
+    return names, meaning
+
+
+def _group_names(
+    group: exp.Group, scope: Scope, raw: Mapping[str, exp.Expr], outputs: Sequence[Output]
+) -> tuple[str, ...]:
+    if group.args.get("all"):
+        return tuple(output.name for output in outputs if not output.aggregate)
+    found = dict.fromkeys(_group_output(node, scope, raw, outputs) for node in group.expressions)
+    if wrong := [output.name for output in found if output.aggregate]:
+        raise scope.query.error(group, f"GROUP BY names {wrong[0]}, which is an aggregate. Group by other columns.")
+    return tuple(output.name for output in found)
+
+
+def _group_output(node: exp.Expr, scope: Scope, raw: Mapping[str, exp.Expr], outputs: Sequence[Output]) -> Output:
+    """The output that a part of GROUP BY means: by position, by name or by expression."""
+    bare = node.unnest()
+    if isinstance(bare, exp.Literal) and bare.name.isdigit():
+        if not 1 <= int(bare.name) <= len(outputs):
+            raise scope.query.error(bare, f"GROUP BY {bare.name}: there are {len(outputs)} output columns.")
+        return outputs[int(bare.name) - 1]
+    meaning = written(scope.resolve(node, raw).tree.unnest())
+    for output in outputs:
+        if written(output.meaning.tree.unnest()) == meaning:
+            return output
+    if isinstance(bare, exp.Column) and folded(bare.this) in raw:
+        raise NotIncremental(
+            f"GROUP BY {written(bare)} means the column {meaning}, not the output of that name, and that column is no output: "
+            "to group by the output, write its position or its expression"
+        )
+    raise NotIncremental(f"it groups by {meaning}, which is not among its outputs")
+
+
+def _having(having: exp.Expr, scope: Scope, raw: Mapping[str, exp.Expr], outputs: Sequence[Output]) -> Meaning:
+    meanings = {output.name: output.meaning.sql for output in outputs}
+    for column in having.find_all(exp.Column):
+        name = folded(column.this)
+        unclear = (
+            not column.args.get("table")
+            and name in meanings
+            and scope.owners(name)
+            and not _is_inside_aggregate(column)
+        )
+        if unclear and scope.resolve(column).sql != meanings[name]:
+            raise NotIncremental(f"{name} in HAVING may mean the column or the output of that name")
+    return scope.resolve(having.this, raw)
+
+
+def _is_inside_aggregate(node: exp.Expr) -> bool:
+    above: exp.Expr | None = node
+    while above := above.parent if above else None:
+        if is_aggregate(above) or isinstance(above, exp.WithinGroup):
+            return True
+    return False
+
+
+def _ungrouped(node: exp.Expr, grouped: set[str]) -> exp.Column | None:
+    """A column outside of every aggregate and every group expression."""
+    if is_aggregate(node) or isinstance(node, exp.WithinGroup) or written(node) in grouped:
+        return None
+    if isinstance(node, exp.Column):
+        return node
+    return next((found for part in node.iter_expressions() if (found := _ungrouped(part, grouped))), None)

@@ -9,10 +9,9 @@ from dataclasses import dataclass, field
 from sqlglot import exp
 
 from tir_dagster.snowflake.names import TableName, quote
-from tir_dagster.snowflake.query.functions import DATE_PARTS, TAKES_PART, TAKES_PART_OR_DIGITS
+from tir_dagster.snowflake.query.limits import DATE_PARTS, TAKES_PART, TAKES_PART_OR_DIGITS
 from tir_dagster.snowflake.query.model import Read
-from tir_dagster.snowflake.query.spans import column_span, expression_span
-from tir_dagster.snowflake.query.text import NotIncremental, Query, ViewError, folded
+from tir_dagster.snowflake.query.text import NotIncremental, Query, ViewError, column_span, expression_span, folded
 
 # In the meta of a word: the column that it may mean instead.
 MAY_READ = "may_read"

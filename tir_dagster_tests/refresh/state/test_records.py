@@ -8,10 +8,11 @@ from dataclasses import replace
 
 import pytest
 
+from tir_dagster.changes.change_set import ChangeSet
 from tir_dagster.changes.plan import Known, Reason, Situation, plan_refresh
-from tir_dagster.changes.state import Aftermath, ChangeSet, Confirmation, Intent, aftermath
 from tir_dagster.refresh.state.change_sets import ChangeSetStore, DamagedStateError
 from tir_dagster.refresh.state.lease import EXPIRE_SECONDS, lease
+from tir_dagster.refresh.state.records import Aftermath, Confirmation, Intent, aftermath
 
 KNOWN = Known("d", "s", "i", "t")
 CONFIRMED = Confirmation("orders", "v1", "2026-01-01", KNOWN, None, "id", "server 1", "old rows", 1, ())

@@ -2,78 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
-from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Collection
+from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Self
 
-from tir_dagster.changes.difference import Counts
-from tir_dagster.changes.plan import Decision, Known, Mode
-
-# NULL is a slice too; JSON has no NULL keys.
-NO_SLICE_KEY = "\0"
-
-
-@dataclass(frozen=True)
-class Record:
-    """A value that is kept as a JSON object."""
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self), sort_keys=True)
-
-    @classmethod
-    def from_json(cls, text: str) -> Self:
-        """The record, or ValueError when the text does not hold one: then the state is lost, never guessed."""
-        value = json.loads(text)
-        fields = dataclasses.fields(cls)
-        needed = {field.name for field in fields if field.default is dataclasses.MISSING}
-        if not isinstance(value, dict) or not needed <= value.keys():
-            raise ValueError(f"not a complete {cls.__name__}")
-        names = [field.name for field in fields if field.name in value]
-        return cls(**{name: cls.restored(name, value[name]) for name in names})
-
-    @classmethod
-    def restored(cls, name: str, value: Any) -> Any:
-        if name == "known":
-            return Known(**value)
-        return tuple(value) if isinstance(value, list) else value
-
-
-# The form of change sets that are made now.
-FORM = 2
-
-
-@dataclass(frozen=True)
-class ChangeSet(Record):
-    """Keys to replace, their slices and fresh rows, at one source version; durable before anything is purged."""
-
-    id: str
-    extract: str
-    base: str | None  # the confirmed version it starts from
-    source_version: str
-    known: Known
-    mode: Mode
-    decision: Decision
-    reason: str | None
-    keys: int
-    rows: int
-    purged: Mapping[str, int]
-    appended: Mapping[str, int]
-    watermark: str | None
-    settles: tuple[str, ...] = ()
-    warnings: tuple[str, ...] = ()
-    sentence: str = ""
-    # How keys and rows are written; sets of earlier releases give their keys only, and are made anew.
-    form: int = 1
-    # Numbers of the reports in Dagster's log whose changes this version shows, as far as they may be met again.
-    reports: tuple[int, ...] = ()
-
-    @property
-    def touched(self) -> tuple[str | None, ...]:
-        """The slices that lose or gain rows."""
-        return tuple(None if name == NO_SLICE_KEY else name for name in sorted({**self.purged, **self.appended}))
+from tir_dagster.changes.change_set import Record
+from tir_dagster.changes.plan import Known
 
 
 @dataclass(frozen=True)
@@ -164,16 +98,3 @@ def aftermath(
 def surely_other_rows(fingerprint: str, other: str) -> bool:
     """Whether two fingerprints are of different rows; those of different forms cannot be compared."""
     return fingerprint != other and fingerprint.rpartition(" ")[0] == other.rpartition(" ")[0]
-
-
-def counts_to_json(counts: Counts) -> dict[str, int]:
-    return {NO_SLICE_KEY if name is None else name: count for name, count in counts.items()}
-
-
-def counts_from_json(value: Mapping[str, int]) -> Counts:
-    return {None if name == NO_SLICE_KEY else name: count for name, count in value.items()}
-
-
-def slice_label(name: str) -> str:
-    """A slice's name for people."""
-    return "(no date)" if name == NO_SLICE_KEY else name

@@ -1,9 +1,11 @@
-"""Find projects by their path and datasources by project and name, and read what the server says about them."""
+"""Projects and datasources: find them by path and name, and read what the server says about them."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
@@ -13,8 +15,7 @@ from tableauserverclient.datetime_helpers import parse_datetime
 
 from tir_dagster.errors import DatasourceError
 from tir_dagster.tableau.client import TableauClient
-from tir_dagster.tableau.found import Connection, FoundDatasource, FoundProject, Revision, shown_place
-from tir_dagster.tableau.trouble import RefusedError
+from tir_dagster.tableau.failures import RefusedError
 
 _PAGE = 1000
 _MOST_READS = 5
@@ -225,9 +226,9 @@ def _revision(element: Any, namespace: dict[str, str]) -> Revision:
 def _everything(client: TableauClient, endpoint: str, doing: str, equal: dict[str, str] | None = None) -> Sequence[Any]:
     """All items of a list, filtered by the server where its filters can say it."""
     options = TSC.RequestOptions(pagesize=_PAGE)
-    for field, value in (equal or {}).items():
+    for attribute, value in (equal or {}).items():
         if not _NOT_IN_FILTERS & set(value):
-            options.filter.add(TSC.Filter(field, TSC.RequestOptions.Operator.Equals, value))
+            options.filter.add(TSC.Filter(attribute, TSC.RequestOptions.Operator.Equals, value))
     return client.call(lambda server: list(TSC.Pager(getattr(server, endpoint), options)), doing=doing)
 
 
@@ -239,3 +240,113 @@ def _close(wanted: str, *candidates: Iterable[str]) -> str:
             lowered.setdefault(name.casefold(), name)
     close = difflib.get_close_matches(wanted.casefold(), list(lowered), n=3, cutoff=0.6)
     return f" Close to it: {', '.join(repr(lowered[name]) for name in close)}." if close else ""
+
+
+@dataclass(frozen=True)
+class FoundProject:
+    """A project; its path names it among projects of the same name."""
+
+    id: str
+    name: str
+    path: str
+
+
+@dataclass(frozen=True)
+class Connection:
+    """One live connection of a datasource, without its password: nobody ever gets that back."""
+
+    id: str
+    type: str
+    server_address: str
+    server_port: str
+    username: str
+    embed_password: bool
+
+
+@dataclass(frozen=True)
+class Revision:
+    """One publish of a datasource. Refreshes by the server are no revisions."""
+
+    number: int
+    publisher_id: str | None
+    published_at: datetime | None
+    size_bytes: int | None
+
+
+@dataclass(frozen=True)
+class ServerVersion:
+    """Which content the server holds, as far as its REST API tells.
+
+    A publish adds a revision and moves `updated_at`; a refresh moves `updated_at` and nearly always the size. Changed
+    descriptions and owners move `updated_at` too, so two different versions can hold the same rows. Two equal ones
+    hold the same content unless two refreshes fell into one second: see `settled`.
+    """
+
+    datasource_id: str
+    revision: int | None
+    updated_at: datetime | None
+    size_bytes: int | None
+
+    def __str__(self) -> str:
+        moment = self.updated_at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if self.updated_at else "-"
+        return f"{self.datasource_id} {_or_dash(self.revision)} {moment} {_or_dash(self.size_bytes)}"
+
+    @staticmethod
+    def parse(text: str) -> ServerVersion:
+        """The version that `str` wrote; ValueError for anything else."""
+        datasource_id, revision, moment, size = text.split(" ")
+        return ServerVersion(
+            datasource_id,
+            None if revision == "-" else int(revision),
+            None if moment == "-" else datetime.strptime(moment, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC),
+            None if size == "-" else int(size),
+        )
+
+
+def _or_dash(value: int | None) -> str:
+    return "-" if value is None else str(value)
+
+
+def shown_place(name: str, project: str, where: str) -> str:
+    """A datasource and where it lives, as messages name it."""
+    return f"datasource {name!r} in project {project!r} on {where}"
+
+
+@dataclass(frozen=True)
+class FoundDatasource:
+    """A published datasource at one moment."""
+
+    id: str
+    name: str
+    project: FoundProject
+    owner_id: str
+    tags: frozenset[str]
+    description: str
+    certified: bool
+    certification_note: str
+    updated_at: datetime | None
+    has_extracts: bool | None
+    size_mb: int | None
+    connections: tuple[Connection, ...]
+    webpage_url: str
+    # None where the server keeps or shows no history.
+    history: tuple[Revision, ...] | None = field(repr=False)
+
+    @property
+    def shown(self) -> str:
+        """The datasource as messages name it."""
+        return f"datasource {self.name!r} in project {self.project.path!r}"
+
+    @property
+    def current(self) -> Revision | None:
+        return max(self.history, key=lambda revision: revision.number) if self.history else None
+
+    @property
+    def revision(self) -> int | None:
+        return self.current.number if self.current else None
+
+
+def server_version(found: FoundDatasource) -> ServerVersion:
+    """A value that changes with every publish and every refresh, by anybody."""
+    size = found.current.size_bytes if found.current else None
+    return ServerVersion(found.id, found.revision, found.updated_at, found.size_mb if size is None else size)

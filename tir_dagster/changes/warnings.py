@@ -1,4 +1,4 @@
-"""Warnings about a change set that is right: odd row keys, hints that told too little, joined tables that break their contract."""
+"""Warnings about a valid change set (NULL or duplicate keys, incomplete hints, broken joins), and what the spec forbids."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from tir_dagster.changes.detectors import Question, changed_dimension_keys
 from tir_dagster.changes.difference import Difference
 from tir_dagster.changes.hints import Hint, partial_warning
 from tir_dagster.changes.relation import Dimension, Relation
+from tir_dagster.errors import GuardError
 from tir_dagster.snowflake.connection import SnowflakeAccess
 from tir_dagster.snowflake.names import quote
+from tir_dagster.snowflake.versions import SourceVersion
 from tir_dagster.spec.extract import ExtractSpec
 
 
@@ -76,3 +78,37 @@ def _broken_contracts(
     rows = f"SELECT COUNT(*) FROM {parent.sql} {question.span.new.sql} AS r JOIN {gone} ON {refers}"
     if count := int(access.query(rows)[0][0]):
         yield f"{count:,} rows of {parent} refer to keys that {dimension.table} does not have any more: the query hides them."
+
+
+# So many keys are named; that there are more is said.
+_NAMED = 5
+
+
+def refuse_duplicates(relation: Relation, access: SnowflakeAccess, version: SourceVersion) -> None:
+    """GuardError if a join key is there more than once in a table whose keys the spec wants to be unique."""
+    tested: set[tuple[str, ...]] = set()
+    for dimension in relation.dimensions:
+        key = (str(dimension.table), *(column.name for column in dimension.key))
+        if dimension.changes.duplicates == "fail" and key not in tested:
+            tested.add(key)
+            _refuse(relation.spec.name, access, dimension, version)
+
+
+def _refuse(extract: str, access: SnowflakeAccess, dimension: Dimension, version: SourceVersion) -> None:
+    names = [quote(column.name) for column in dimension.key]
+    # NULL never joins, so it multiplies nothing.
+    there = " AND ".join(f"{name} IS NOT NULL" for name in names)
+    listed = ", ".join(names)
+    found = access.query(
+        f"SELECT {listed}, COUNT(*) FROM {dimension.table.sql} {version.sql} WHERE {there} "
+        f"GROUP BY {listed} HAVING COUNT(*) > 1 ORDER BY {listed} LIMIT {_NAMED + 1}"
+    )
+    if not found:
+        return
+    told = "; ".join(f"{', '.join(map(str, row[:-1]))} ({row[-1]} rows)" for row in found[:_NAMED])
+    more = " and more" if len(found) > _NAMED else ""
+    joined = ", ".join(column.name for column in dimension.key)
+    raise GuardError(
+        f"{extract}: {dimension.table} has keys ({joined}) more than once: {told}{more}. Rows that refer to them would be "
+        f"multiplied. Nothing was touched. Mend the table, or set changes.tables.{dimension.table}.duplicates to warn."
+    )
