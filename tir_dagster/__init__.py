@@ -6,7 +6,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tir_dagster.alerts.events import Cause as Cause
     from tir_dagster.alerts.events import Channel as Channel
     from tir_dagster.alerts.events import Event as Event
     from tir_dagster.definitions import build_defs as build_defs
@@ -25,12 +24,13 @@ if TYPE_CHECKING:
     from tir_dagster.orchestration.resources import environment_resources as environment_resources
     from tir_dagster.orchestration.translation import ExtractTranslator as ExtractTranslator
     from tir_dagster.refresh.state.versions import Version as Version
+    from tir_dagster.spec.alerts import Cause as Cause
     from tir_dagster.spec.extract import ExtractSpec as ExtractSpec
     from tir_dagster.spec.reading import load_specs as load_specs
 
 # Loaded when they are first used: Dagster and the connectors take seconds, `import tir_dagster` must not.
 _HOMES = {
-    "Cause": "alerts.events",
+    "Cause": "spec.alerts",
     "Channel": "alerts.events",
     "ChangeSetIOManager": "orchestration.io_managers",
     "Event": "alerts.events",

@@ -5,45 +5,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from enum import Enum
 from typing import Any, Literal, Protocol, TypeAlias, get_args
 
-# `server` is no trouble's: it says that a server answered somebody.
-Topic = Literal["refresh", "load", "sensor", "drift", "freshness", "verification", "server"]
+from tir_dagster.spec.alerts import Cause, Topic
+
 TOPICS: tuple[Topic, ...] = get_args(Topic)
-
-
-class Cause(Enum):
-    """Why people are told; the value is the sentence's beginning."""
-
-    STEP_FAILED = "the refresh failed"
-    JOB_FAILED = "a Tableau job failed"
-    CHECK_FAILED = "a blocking check failed"
-    GUARD = "the refresh stopped before it touched anything"
-    SPEC_UNFIT = "the spec and its source do not fit"
-    SERVER_DOWN = "Tableau Server cannot be reached or lets nobody in"
-    WAREHOUSE_DOWN = "Snowflake cannot be reached or lets nobody in"
-    DRIFT = "the extract drifted from its source"
-    STALE = "the extract is not as fresh as promised"
-    SENSOR_BLIND = "the sensor cannot read the source"
-    LOAD_FAILED = "the load failed"
-    UNVERIFIED = "the verification could not be made"
-
-    @property
-    def topic(self) -> Topic:
-        """Which success ends it: a refresh ends most of them, a tick that reads ends a sensor's."""
-        topics: dict[Cause, Topic] = {
-            Cause.DRIFT: "drift",
-            Cause.STALE: "freshness",
-            Cause.SENSOR_BLIND: "sensor",
-            Cause.LOAD_FAILED: "load",
-            Cause.UNVERIFIED: "verification",
-        }
-        return topics.get(self, "refresh")
-
-    @property
-    def is_whole_server(self) -> bool:
-        return self in (Cause.SERVER_DOWN, Cause.WAREHOUSE_DOWN)
 
 
 @dataclass(frozen=True)

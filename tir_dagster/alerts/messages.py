@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from tir_dagster.alerts.book import Trouble
-from tir_dagster.alerts.events import Cause, Event, Failure, Recovered, Success
+from tir_dagster.alerts.events import Event, Failure, Recovered, Success
 from tir_dagster.alerts.text import joined, moment, one_line, shortened, span
+from tir_dagster.spec.alerts import Cause
 
 LONGEST_SENTENCE = 600
 _LOOK = "Look at the run, mend the cause, and refresh again."

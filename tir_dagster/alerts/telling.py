@@ -10,11 +10,11 @@ from datetime import UTC, datetime, timedelta
 from typing import cast
 
 from tir_dagster.alerts.book import Book, BusyError, Pending, Trouble
-from tir_dagster.alerts.events import Channel, Event, Failure, Recovered, Report, Success, Topic, trouble_key
+from tir_dagster.alerts.events import Channel, Event, Failure, Recovered, Report, Success, trouble_key
 from tir_dagster.alerts.messages import digest_event, failure_event, recovery_event, success_event
 from tir_dagster.alerts.persistence import Persistence
 from tir_dagster.alerts.text import one_line, scrub, shortened, span, without_user
-from tir_dagster.spec.alerts import Alerts
+from tir_dagster.spec.alerts import Alerts, Topic
 
 # How often people hear again of a sensor that is still blind, and of further extracts on a server that is down.
 SENSOR_REPEAT_SECONDS, SERVER_REPEAT_SECONDS = 3600.0, 600.0

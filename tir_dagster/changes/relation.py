@@ -167,11 +167,11 @@ def relation_of(spec: ExtractSpec, access: SnowflakeAccess, *, columns: Sequence
 
 def read_tables(spec: ExtractSpec) -> tuple[TableName, ...]:
     """All tables that the extract reads, the one that rows come from first."""
-    return (TableName.parse(spec.source),) if spec.query is None else tables_of(spec.query)
+    return (TableName.parse(spec.main_table),) if spec.query is None else tables_of(spec.query)
 
 
 def _of_table(spec: ExtractSpec, access: SnowflakeAccess, columns: Sequence[str]) -> Relation:
-    table = TableName.parse(spec.source)
+    table = TableName.parse(spec.main_table)
     shown = describe(access, table, tuple(columns) or spec.columns or None)
     key = tuple(_column(spec, shown, name, "row_key") for name in spec.row_key)
     _check_row_key(spec, key, stored=True)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from tir_dagster.cli.refresh import _QUIET
 from tir_dagster.errors import SpecError
-from tir_dagster.interrupts import stopping
 from tir_dagster.orchestration.home import dagster_instance
+from tir_dagster.orchestration.interrupts import stopping
 from tir_dagster.orchestration.load_reports import with_people
 from tir_dagster.orchestration.loading import Listener, listening, loader_for
 from tir_dagster.orchestration.names import TOLD_BY_COMMAND, load_job_name

@@ -20,7 +20,7 @@ from tir_dagster.cli.revisions_command import revisions
 from tir_dagster.cli.sandbox import PORT, SEED, sandbox
 from tir_dagster.cli.webhooks import webhooks
 from tir_dagster.errors import LoadError, SpecError, TirError
-from tir_dagster.interrupts import StoppedError, is_interrupt, stopped, stopping, watch_signals
+from tir_dagster.orchestration.interrupts import StoppedError, is_interrupt, stopped, stopping, watch_signals
 from tir_dagster.sandbox.home import SandboxError
 from tir_dagster.spec.reading import load_declared, load_specs
 

@@ -18,11 +18,11 @@ from tir_dagster.changes.plan import Mode, Plan
 from tir_dagster.changes.question import checked_hints
 from tir_dagster.changes.relation import relation_of
 from tir_dagster.errors import SpecError, TirError
-from tir_dagster.interrupts import StoppedError, check_signals, stopping
 from tir_dagster.orchestration.checks import published_evaluations
 from tir_dagster.orchestration.confirmations import last_confirmation
 from tir_dagster.orchestration.home import dagster_instance, tir_home
 from tir_dagster.orchestration.hosting import Host, hosting
+from tir_dagster.orchestration.interrupts import StoppedError, check_signals, stopping
 from tir_dagster.orchestration.metadata import late_events
 from tir_dagster.orchestration.names import (
     TOLD_BY_COMMAND,
@@ -111,7 +111,7 @@ class Command:
     def explain(self) -> list[str]:
         """What the extract's query means for a refresh."""
         view = relation_of(self.spec, self.refresher.snowflake).view
-        return explain(view) if view else [f"A copy of {self.spec.source}: all its changes are refreshed by key."]
+        return explain(view) if view else [f"A copy of {self.spec.main_table}: all its changes are refreshed by key."]
 
     def refresh(self, mode: Mode, slices: Sequence[str], *, allow_empty: bool, hints: Sequence[str] = ()) -> Outcome:
         from tir_dagster.orchestration.command_reports import telling  # noqa: PLC0415 - a plan tells nobody
@@ -163,7 +163,7 @@ class Command:
 
     def _look(self, *, mend: bool = True) -> Looked:
         named = f"datasource {self.spec.datasource.name!r}"
-        self._progress(f"looking at {named} and at {self.spec.source}")
+        self._progress(f"looking at {named} and at {self.spec.main_table}")
         looked = self.refresher.look(last_confirmation(self._instance, self.keys.published_datasource), mend=mend)
         if looked.server.found is None:
             # Perhaps a name was misspelt: say it before anything is created.

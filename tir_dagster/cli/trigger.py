@@ -13,10 +13,10 @@ import dagster as dg
 from tir_dagster.changes.plan import Mode, Plan
 from tir_dagster.cli.refresh import LEASE_WAIT_SECONDS, Outcome, run_here, so_far
 from tir_dagster.errors import SpecError, TirError
-from tir_dagster.interrupts import stopping
 from tir_dagster.orchestration.confirmations import last_confirmation
 from tir_dagster.orchestration.home import tir_home
 from tir_dagster.orchestration.hosting import Host
+from tir_dagster.orchestration.interrupts import stopping
 from tir_dagster.orchestration.names import extract_keys, refresh_job_name
 from tir_dagster.refresh.deliveries.trigger_flow import Done, TriggerRefresher, plan_trigger
 from tir_dagster.refresh.watched import Watched
@@ -50,7 +50,7 @@ class TriggerCommand:
     def explain(self) -> list[str]:
         """Which tables a refresh is started for."""
         return [
-            f"Refreshed by Tableau itself when one of these changed: {', '.join([self.spec.source, *self.spec.watch])}."
+            f"Refreshed by Tableau itself when one of these changed: {', '.join([self.spec.main_table, *self.spec.watch])}."
         ]
 
     def refresh(self, mode: Mode, slices: Sequence[str], *, allow_empty: bool, hints: Sequence[str] = ()) -> Outcome:
@@ -84,7 +84,7 @@ class TriggerCommand:
             )
 
     def _plan(self, mode: Mode) -> tuple[Plan, Watched]:
-        self._progress(f"looking at {', '.join([self.spec.source, *self.spec.watch])}")
+        self._progress(f"looking at {', '.join([self.spec.main_table, *self.spec.watch])}")
         watched = self.refresher.watch()
         confirmed = last_confirmation(self._instance, self.keys.published_datasource)
         return plan_trigger(self.spec, watched, confirmed, mode), watched

@@ -13,7 +13,7 @@ from typing import TypeVar
 import dagster as dg
 
 from tir_dagster.alerts.book import Book
-from tir_dagster.alerts.events import Cause, Failure, Recovered, Report, Topic
+from tir_dagster.alerts.events import Failure, Recovered, Report
 from tir_dagster.alerts.telling import Teller
 from tir_dagster.alerts.text import scrub
 from tir_dagster.errors import TirError
@@ -24,6 +24,7 @@ from tir_dagster.orchestration.people import ServiceNowResource, SlackAppResourc
 from tir_dagster.orchestration.resources import StateFolder
 from tir_dagster.orchestration.run_reports import cause_of, error_names, scope_of, snowflake_scope
 from tir_dagster.orchestration.standing import standing
+from tir_dagster.spec.alerts import Cause, Topic
 from tir_dagster.spec.extract import ExtractSpec
 from tir_dagster.spec.load import LoadSpec
 

@@ -161,7 +161,7 @@ def build_detect_job(shown: ExtractAssets) -> dg.JobDefinition:
     return detection.to_job(
         partitions_def=change_set_partitions(spec),
         executor_def=dg.in_process_executor,
-        description=f"Find what changed in {spec.source} and stage it as a change set.",
+        description=f"Find what changed in {spec.main_table} and stage it as a change set.",
     )
 
 

@@ -21,10 +21,10 @@ from tir_dagster.alerts.telling import Note, Teller
 from tir_dagster.alerts.text import one_line, scrub, shortened
 from tir_dagster.alerts.under_way import Killed, killed_commands, under_way
 from tir_dagster.errors import HintError, SpecError
-from tir_dagster.interrupts import StoppedError
 from tir_dagster.orchestration.confirmations import last_confirmation
 from tir_dagster.orchestration.ended_runs import Told
 from tir_dagster.orchestration.home import tir_home
+from tir_dagster.orchestration.interrupts import StoppedError
 from tir_dagster.orchestration.load_reports import load_failure, load_failure_of_run, load_success_of_run
 from tir_dagster.orchestration.names import (
     TOLD_BY_COMMAND,

@@ -16,7 +16,7 @@ import yaml
 
 from tir_dagster.durable import replaced_file
 from tir_dagster.errors import MachineError, TirError
-from tir_dagster.interrupts import spare_log_tails
+from tir_dagster.orchestration.interrupts import spare_log_tails
 
 HOME_VARIABLE = "TIR_HOME"
 # What a new DAGSTER_HOME begins with, and an example for others.

@@ -9,7 +9,7 @@ from typing import Any
 
 import dagster as dg
 
-from tir_dagster.alerts.events import Cause, Failure, Success
+from tir_dagster.alerts.events import Failure, Success
 from tir_dagster.orchestration.names import load_keys
 from tir_dagster.orchestration.run_reports import (
     cause_of,
@@ -21,7 +21,7 @@ from tir_dagster.orchestration.run_reports import (
     snowflake_scope,
 )
 from tir_dagster.snowflake.names import TableName
-from tir_dagster.spec.alerts import OthersAlerts
+from tir_dagster.spec.alerts import Cause, OthersAlerts
 from tir_dagster.spec.extract import ExtractSpec
 from tir_dagster.spec.load import LoadSpec
 

@@ -170,7 +170,7 @@ def late_events(late: Confirmation | None, keys: ExtractKeys) -> Iterator[dg.Ass
 
 def definition_metadata(spec: ExtractSpec) -> dict[str, Any]:
     """What an asset says of itself before anything ran; IO managers read the extract's name here."""
-    return {"dagster/table_name": spec.source, EXTRACT: spec.name}
+    return {"dagster/table_name": spec.main_table, EXTRACT: spec.name}
 
 
 def table_schema(columns: Sequence[Column]) -> dg.TableSchema:

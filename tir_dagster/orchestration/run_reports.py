@@ -11,7 +11,7 @@ import dagster as dg
 from dagster import DagsterEventType
 
 from tir_dagster.addresses import host_of
-from tir_dagster.alerts.events import Cause, Failure, Success
+from tir_dagster.alerts.events import Failure, Success
 from tir_dagster.alerts.text import moment
 from tir_dagster.changes.plan import Reason
 from tir_dagster.errors import EQUALS_SOURCE, TirError
@@ -19,6 +19,7 @@ from tir_dagster.orchestration.confirmations import last_confirmation
 from tir_dagster.orchestration.metadata import SOURCE_VERSION
 from tir_dagster.orchestration.names import extract_keys
 from tir_dagster.refresh.state.change_sets import ChangeSetStore
+from tir_dagster.spec.alerts import Cause
 from tir_dagster.spec.extract import ExtractSpec
 
 URL_VARIABLE = "TIR_DAGSTER_URL"

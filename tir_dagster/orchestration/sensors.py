@@ -159,7 +159,7 @@ def _reporting_sensor(spec: ExtractSpec, keys: ExtractKeys) -> dg.SensorDefiniti
     @dg.sensor(
         name=f"{spec.name}_source",
         minimum_interval_seconds=round(spec.thresholds.interval),
-        description=f"Probes {spec.source} by one cheap query; reports its update when it changed and has been quiet.",
+        description=f"Probes {spec.main_table} by one cheap query; reports its update when it changed and has been quiet.",
     )
     def source_sensor(context: dg.SensorEvaluationContext, snowflake: SnowflakeParam) -> Any:
         before, now = Watch.parse(context.cursor), time.time()
@@ -194,7 +194,7 @@ def _source_sensor(spec: ExtractSpec, keys: ExtractKeys, detect_job: Any) -> dg.
         name=f"{spec.name}_source",
         job=detect_job,
         minimum_interval_seconds=round(spec.thresholds.interval),
-        description=f"Probes {spec.source} by one cheap query; starts a detection when it changed and has been quiet.",
+        description=f"Probes {spec.main_table} by one cheap query; starts a detection when it changed and has been quiet.",
     )
     def source_sensor(context: dg.SensorEvaluationContext, snowflake: SnowflakeParam) -> Any:
         before, now = Watch.parse(context.cursor), time.time()
@@ -243,7 +243,7 @@ def _trigger_sensor(spec: ExtractSpec, keys: ExtractKeys, refresh_job: Any) -> d
         name=f"{spec.name}_source",
         job=refresh_job,
         minimum_interval_seconds=round(spec.thresholds.interval),
-        description=f"Probes {', '.join([spec.source, *spec.watch])} by one cheap query; starts the refresh by Tableau when "
+        description=f"Probes {', '.join([spec.main_table, *spec.watch])} by one cheap query; starts the refresh by Tableau when "
         "one of them changed and all have been quiet.",
     )
     def source_sensor(context: dg.SensorEvaluationContext, snowflake: SnowflakeParam) -> Any:

@@ -116,8 +116,8 @@ def _description(spec: ExtractSpec, part: Part) -> str:
     if spec.delivery == "trigger" and part == "published_datasource":
         return f"{datasource}, refreshed by its own {spec.datasource.refresh} refresh. One event is one confirmation."
     return {
-        "source_table": f"The Snowflake table {spec.source}, as the source sensor observes it.{further}",
-        "changed_keys": f"Keys of {spec.source} whose rows differ from the extract's, with their fresh rows: one "
+        "source_table": f"The Snowflake table {spec.main_table}, as the source sensor observes it.{further}",
+        "changed_keys": f"Keys of {spec.main_table} whose rows differ from the extract's, with their fresh rows: one "
         "partition per change set, pending until a publish confirms it.",
         "purged_extract": "The Hyper extract, purged of the changed keys, with their fresh rows in place, verified "
         "against the source. A run by hand on slices re-syncs them.",

@@ -126,7 +126,7 @@ def survey(
 
 def definition_of(spec: ExtractSpec) -> str:
     """A digest of everything in the spec that decides which rows the extract shows and how they are kept."""
-    value = asdict(spec) | {"watermark": spec.changes.watermark}
+    value = asdict(spec) | {"source": spec.main_table, "watermark": spec.changes.watermark}
     # What may be created or replaced shows no other rows.
     value["datasource"] = {name: one for name, one in value["datasource"].items() if name not in ("create", "replace")}
     # Tableau itself decides what a triggered refresh shows: here it counts what is watched, and what is refreshed.

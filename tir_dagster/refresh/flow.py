@@ -224,7 +224,7 @@ class Refresher:
         """Which columns the extract has: the datasource's own if people built it, else the spec's, else all."""
         if self.spec.query is not None:
             return self._agree_on_query(looked)
-        table = TableName.parse(self.spec.source)
+        table = TableName.parse(self.spec.main_table)
         # Before the package is downloaded: it may be large, and a spec that does not fit the source needs no package.
         known = column_names(self.snowflake, table)
         check_columns(self.spec, known)
@@ -638,7 +638,7 @@ def _settled(confirmed: Confirmation | None) -> Settled | None:
 
 def for_extract(access: SnowflakeAccess, spec: ExtractSpec) -> SnowflakeAccess:
     asked = {name: value for name, value in vars(spec.snowflake).items() if value}
-    table = TableName.parse(spec.source)
+    table = TableName.parse(spec.main_table)
     return replace(access, database=quote(table.database), schema=quote(table.schema), **asked)
 
 

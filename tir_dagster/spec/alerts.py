@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Literal
 
 Level = Literal["high", "medium", "low"]
@@ -85,8 +86,6 @@ class Alerts:
     show_values: bool = False
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        from tir_dagster.alerts.events import Cause  # noqa: PLC0415 - it needs this module
-
         for name in self.channels:
             if not _CLASS.fullmatch(name):
                 yield "channels", f"{name!r} names no class; write module:name, such as my_alerts:Teams"
@@ -120,3 +119,40 @@ class OthersAlerts(Alerts):
     @property
     def hears_successes(self) -> bool:
         return False
+
+
+# `server` is no trouble's: it says that a server answered somebody.
+Topic = Literal["refresh", "load", "sensor", "drift", "freshness", "verification", "server"]
+
+
+class Cause(Enum):
+    """Why people are told; the value is the sentence's beginning."""
+
+    STEP_FAILED = "the refresh failed"
+    JOB_FAILED = "a Tableau job failed"
+    CHECK_FAILED = "a blocking check failed"
+    GUARD = "the refresh stopped before it touched anything"
+    SPEC_UNFIT = "the spec and its source do not fit"
+    SERVER_DOWN = "Tableau Server cannot be reached or lets nobody in"
+    WAREHOUSE_DOWN = "Snowflake cannot be reached or lets nobody in"
+    DRIFT = "the extract drifted from its source"
+    STALE = "the extract is not as fresh as promised"
+    SENSOR_BLIND = "the sensor cannot read the source"
+    LOAD_FAILED = "the load failed"
+    UNVERIFIED = "the verification could not be made"
+
+    @property
+    def topic(self) -> Topic:
+        """Which success ends it: a refresh ends most of them, a tick that reads ends a sensor's."""
+        topics: dict[Cause, Topic] = {
+            Cause.DRIFT: "drift",
+            Cause.STALE: "freshness",
+            Cause.SENSOR_BLIND: "sensor",
+            Cause.LOAD_FAILED: "load",
+            Cause.UNVERIFIED: "verification",
+        }
+        return topics.get(self, "refresh")
+
+    @property
+    def is_whole_server(self) -> bool:
+        return self in (Cause.SERVER_DOWN, Cause.WAREHOUSE_DOWN)

@@ -298,7 +298,7 @@ class ExtractSpec:
     """One extract: its source, its keys and slices, how changes are found, and where it is published."""
 
     name: str
-    # One table as it is; or empty, and `query` is a SELECT: then this becomes the query's first table.
+    # One table as it is; or empty, and `query` is a SELECT.
     source: str = field(metadata={"unless": "query"})
     datasource: Datasource
     query: str | None = None
@@ -326,13 +326,17 @@ class ExtractSpec:
     # Assets that fill the source, by their keys, parts divided by slashes: their partitions map onto slices.
     upstream: Mapping[str, Upstream] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        if self.query is not None and not self.source:
-            # Here and not above: SQL is parsed by a library that a plain table does not need.
-            from tir_dagster.snowflake.query import ViewError, tables_of  # noqa: PLC0415
+    @property
+    def main_table(self) -> str:
+        """The table that rows come from: the source, or the first one that the query reads; empty if nobody can read it."""
+        if self.query is None or self.source:
+            return self.source
+        # Here and not above: SQL is parsed by a library that a plain table does not need.
+        from tir_dagster.snowflake.query import ViewError, tables_of  # noqa: PLC0415
 
-            with suppress(ViewError):
-                object.__setattr__(self, "source", str(next(iter(tables_of(self.query)), "")))
+        with suppress(ViewError):
+            return str(next(iter(tables_of(self.query)), ""))
+        return ""
 
     def _query_problems(self) -> Iterator[tuple[str, str]]:
         from tir_dagster.snowflake.query import ViewError, tables_of  # noqa: PLC0415
@@ -345,7 +349,7 @@ class ExtractSpec:
             return
         if not tables:
             yield "query", "it reads no table; select from one that an extract can follow"
-        elif self.source not in tables:
+        elif self.source and self.source not in tables:
             yield "source", "give a table as `source`, or a SELECT as `query`, not both"
         if self.columns:
             yield "columns", "a query names its columns itself"
@@ -407,7 +411,7 @@ class ExtractSpec:
 def check_columns(spec: ExtractSpec, known: Sequence[str]) -> None:
     """Refuse a spec that names a column the source does not have, or works with one that `columns` leaves out."""
     problems = [
-        f"{field} names {name}, which {spec.source} does not have{_close(name, known)}"
+        f"{field} names {name}, which {spec.main_table} does not have{_close(name, known)}"
         for field, names in {"columns": spec.columns, **_shown(spec), "changes.watermark": _watermark(spec)}.items()
         for name in names
         if not {name, name.upper()} & set(known)

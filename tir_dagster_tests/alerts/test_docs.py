@@ -15,11 +15,10 @@ from textwrap import dedent
 import pytest
 
 from tir_dagster.alerts.channels import channels_of
-from tir_dagster.alerts.events import Cause
 from tir_dagster.alerts.messages import failure_event, success_event
 from tir_dagster.alerts.persistence import Persistence
 from tir_dagster.alerts.servicenow import ServiceNowAccess
-from tir_dagster.spec.alerts import Alerts, ServiceNowAlerts, SlackAlerts
+from tir_dagster.spec.alerts import Alerts, Cause, ServiceNowAlerts, SlackAlerts
 from tir_dagster.spec.reading import parse_specs
 from tir_dagster_tests.alerts.reports import failed, refreshed
 from tir_dagster_tests.spec.test_spec import GOOD

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tir_dagster.alerts.events import Cause, Event, from_json, to_json
+from tir_dagster.alerts.events import Event, from_json, to_json
 from tir_dagster.alerts.messages import digest_event, failure_event, success_event
 from tir_dagster.alerts.servicenow import correlation_id, incident_fields
 from tir_dagster.alerts.slack import blocks
 from tir_dagster.alerts.text import hide_values, mrkdwn, scrub
 from tir_dagster.sandbox.people.slack import problem_of, texts_of
-from tir_dagster.spec.alerts import ServiceNowAlerts, Severity
+from tir_dagster.spec.alerts import Cause, ServiceNowAlerts, Severity
 from tir_dagster_tests.alerts.reports import NOON, down, failed, refreshed
 
 

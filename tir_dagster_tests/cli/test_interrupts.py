@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from tir_dagster.cli.main import ProjectGroup
-from tir_dagster.interrupts import stopping
+from tir_dagster.orchestration.interrupts import stopping
 from tir_dagster.refresh.state.lease import lease
 from tir_dagster_tests.processes import wait_for
 from tir_dagster_tests.spec.test_spec import GOOD

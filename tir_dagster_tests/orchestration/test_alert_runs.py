@@ -16,7 +16,7 @@ import dagster as dg
 import pytest
 
 from tir_dagster.alerts.book import Book
-from tir_dagster.alerts.events import Cause, Failure, Recovered, Report, Success
+from tir_dagster.alerts.events import Failure, Recovered, Report, Success
 from tir_dagster.alerts.under_way import killed_commands, under_way
 from tir_dagster.changes.hints import HintError
 from tir_dagster.changes.plan import Known
@@ -43,7 +43,7 @@ from tir_dagster.orchestration.standing import standing
 from tir_dagster.refresh.state.change_sets import ChangeSetStore
 from tir_dagster.refresh.state.records import Confirmation, Intent
 from tir_dagster.snowflake.connection import SnowflakeDownError
-from tir_dagster.spec.alerts import Alerts, OthersAlerts
+from tir_dagster.spec.alerts import Alerts, Cause, OthersAlerts
 from tir_dagster.spec.extract import ExtractSpec
 from tir_dagster.spec.reading import parse_declared
 from tir_dagster.tableau.failures import ServerDownError, SignInError

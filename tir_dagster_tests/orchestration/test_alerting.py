@@ -13,7 +13,6 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tir_dagster.alerts.book import Book, Trouble
-from tir_dagster.alerts.events import Cause
 from tir_dagster.changes.plan import Known
 from tir_dagster.cli.main import tir
 from tir_dagster.cli.trigger import TriggerCommand
@@ -28,6 +27,7 @@ from tir_dagster.orchestration.resources import environment_resources
 from tir_dagster.refresh.state.change_sets import ChangeSetStore
 from tir_dagster.refresh.state.records import Intent
 from tir_dagster.sandbox import sample
+from tir_dagster.spec.alerts import Cause
 from tir_dagster.spec.extract import ExtractSpec
 from tir_dagster.spec.reading import spec_from_mapping
 from tir_dagster.tableau.failures import RefusedError, ServerDownError

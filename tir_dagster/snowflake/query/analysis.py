@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from sqlglot import exp
 
@@ -23,6 +24,7 @@ from tir_dagster.snowflake.query.text import (
 )
 
 
+@lru_cache(maxsize=64)
 def tables_of(sql: str) -> tuple[TableName, ...]:
     """All tables that the query reads, wherever they stand in it, each once."""
     return parse_query(sql).tables

@@ -1,0 +1,122 @@
+"""The rooms of the package and their order, read from the imports in its source."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+PACKAGE = Path(__file__).parents[1] / "tir_dagster"
+# A room may import the rooms above it, and itself.
+ORDER = (
+    {"errors", "addresses", "durable"},
+    {"snowflake"},
+    {"spec"},
+    {"spark"},
+    {"loading", "changes"},
+    {"hyper"},
+    {"tableau"},
+    {"refresh"},
+    {"alerts"},
+    {"orchestration"},
+    {"definitions"},
+    {"cli"},
+)
+RANK = {room: rank for rank, rooms in enumerate(ORDER) for room in rooms}
+MAY_IMPORT_DAGSTER = {"orchestration", "definitions", "cli"}
+MOST_MODULES = 16
+
+
+@cache
+def modules() -> dict[str, ast.Module]:
+    """Every module of the package by its dotted name; the sandbox is a program of its own."""
+    named = {}
+    for file in sorted(PACKAGE.rglob("*.py")):
+        parts = file.relative_to(PACKAGE.parent).with_suffix("").parts
+        named[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = ast.parse(file.read_text(encoding="utf-8"))
+    return named
+
+
+def imports(module: str, *, types: bool = True) -> Iterator[str]:
+    """The modules that a module imports anywhere in its text; `types` says whether those for annotations count."""
+    tree = modules()[module]
+    only_types = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if id(node) in only_types and not types:
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                yield inner if inner in modules() else node.module
+
+
+def room_of(module: str) -> str:
+    parts = module.split(".")
+    return parts[1] if parts[0] == PACKAGE.name and len(parts) > 1 else ""
+
+
+def in_rooms() -> list[str]:
+    """The modules that belong to a room; the package's own `__init__` offers the public names of all of them."""
+    return [module for module in modules() if room_of(module) not in ("", "sandbox")]
+
+
+def test_every_module_is_in_a_room_of_the_order():
+    assert {room_of(module) for module in in_rooms()} == set(RANK)
+
+
+def test_a_room_imports_only_rooms_above_it():
+    wrong = [
+        f"{module} imports {other}"
+        for module in in_rooms()
+        for other in imports(module)
+        if (theirs := room_of(other)) not in ("", "sandbox")
+        and theirs != room_of(module)
+        and RANK[theirs] >= RANK[room_of(module)]
+    ]
+    assert wrong == []
+
+
+def test_no_two_modules_need_each_other():
+    graph = {module: {other for other in imports(module, types=False) if other in modules()} for module in modules()}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        raise AssertionError(f"modules that import each other: {' → '.join(error.args[1])}") from None
+
+
+def test_only_three_rooms_know_dagster():
+    knowing = {
+        room_of(module) for module in in_rooms() for other in imports(module) if other.split(".")[0].startswith("dagster")
+    }
+    assert knowing <= MAY_IMPORT_DAGSTER
+
+
+def test_the_sandbox_is_reached_over_http_and_started_by_the_command_line_alone():
+    sandbox = [module for module in modules() if room_of(module) == "sandbox"]
+    assert {room_of(other) for module in sandbox for other in imports(module)} <= {"", "sandbox"}
+    starting = {room_of(module) for module in in_rooms() for other in imports(module) if room_of(other) == "sandbox"}
+    assert starting <= {"cli"}
+
+
+def test_no_room_is_a_drawer():
+    folders = {file.parent for file in PACKAGE.rglob("*.py") if "sandbox" not in file.parts}
+    crowded = {
+        str(folder.relative_to(PACKAGE)): count
+        for folder in folders
+        if (count := len([file for file in folder.glob("*.py") if not file.name.startswith("__")])) > MOST_MODULES
+    }
+    assert crowded == {}
+
+
+def test_every_module_says_in_its_first_line_what_belongs_in_it():
+    silent = [name for name, tree in modules().items() if not ast.get_docstring(tree)]
+    assert silent == []
