@@ -19,7 +19,7 @@ def test_definitions_are_built_anew_each_time():
 
 def test_loading_the_definitions_starts_neither_spark_nor_hyper():
     """Dagster imports the definitions in every process, also in those that only schedule."""
-    heavy = ["tableauhyperapi", "tableauserverclient", "fakesnow", "duckdb", "tir_dagster.snowflake.reader"]
+    heavy = ["tableauhyperapi", "tableauserverclient", "fakesnow", "duckdb", "tir_dagster.spark.staging"]
     script = (
         f"import sys, tir_dagster.definitions; print([name for name in {heavy} if name in sys.modules]); "
         "import pyspark; print(pyspark.SparkContext._active_spark_context)"

@@ -30,7 +30,7 @@ from tir_dagster.refresh.state.lease import (
 HOLD = """
 import sys
 from pathlib import Path
-from tir_dagster.changes.lease import lease
+from tir_dagster.refresh.state.lease import lease
 with lease(Path(sys.argv[1]), purpose="a nightly run"):
     print("held", flush=True)
     sys.stdin.read()
@@ -171,7 +171,7 @@ def test_a_disk_that_is_away_at_the_end_hides_nothing(path):
 TURNS = """
 import sys, time
 from pathlib import Path
-from tir_dagster.changes.lease import lease
+from tir_dagster.refresh.state.lease import lease
 folder, me = Path(sys.argv[1]), sys.argv[2]
 for turn in range(10):
     with lease(folder / "lease.json", purpose=me, wait_seconds=60) as held, (folder / "log").open("a") as log:

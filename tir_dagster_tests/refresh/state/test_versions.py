@@ -115,8 +115,8 @@ def test_workspaces_and_half_removed_versions_of_a_crash_are_cleaned(store: Vers
 CRASH = """
 import os, signal, sys
 from pathlib import Path
-from tir_dagster.extract import versions
-from tir_dagster.extract.versions import VersionStore
+from tir_dagster.refresh.state import versions
+from tir_dagster.refresh.state.versions import VersionStore
 
 folder, stop = Path(sys.argv[1]), int(sys.argv[2])
 lines = 0
