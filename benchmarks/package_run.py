@@ -22,7 +22,7 @@ from benchmarks.package_ways import WAYS, Task, run_way
 from benchmarks.place import own_sandbox
 from tir_dagster.hyper.engine import close_shared_engine
 from tir_dagster.hyper.package.package import read_package
-from tir_dagster.refresh.deliveries.republish import fetch_shell
+from tir_dagster.refresh.datasource import fetch_shell
 from tir_dagster.tableau.access import TableauAccess
 from tir_dagster.tableau.client import TableauClient
 from tir_dagster.tableau.datasources import find_datasource, find_project

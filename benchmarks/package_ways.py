@@ -28,7 +28,7 @@ from tir_dagster.errors import TirError
 from tir_dagster.hyper.engine import close_shared_engine
 from tir_dagster.hyper.increment import Increment, find_increment, format_value, purge_from, set_increment_value
 from tir_dagster.hyper.package.package import read_package
-from tir_dagster.refresh.deliveries.republish import fetch_shell
+from tir_dagster.refresh.datasource import fetch_shell
 from tir_dagster.tableau.access import TableauAccess
 from tir_dagster.tableau.client import TableauClient
 from tir_dagster.tableau.datasources import find_project, look_for_datasource, server_version

@@ -17,13 +17,13 @@ from pyspark.sql import SparkSession
 from benchmarks import limits
 from benchmarks.place import own_sandbox
 from benchmarks.report import Limit, Refresh, Report, Stage, staged
+from tir_dagster.cli.commands import command
 from tir_dagster.cli.comparison import Comparison, compare_slices, published_extract, snowflake_of
 from tir_dagster.cli.demo import declare_orders
-from tir_dagster.cli.refresh import Outcome, command
+from tir_dagster.cli.refresh import Outcome
 from tir_dagster.errors import TirError
 from tir_dagster.hyper.package.package import read_package, refresh_change, write_package
-from tir_dagster.refresh.apply import SHELL
-from tir_dagster.refresh.state.versions import Version
+from tir_dagster.refresh.state.versions import SHELL, Version
 from tir_dagster.sandbox import sample
 from tir_dagster.snowflake.names import TableName, quote
 from tir_dagster.snowflake.versions import SourceVersion, describe, select
@@ -127,7 +127,7 @@ class _Bench:
 
         with command(spec, hear) as running:
             outcome = running.refresh(mode, (), allow_empty=False)
-            version = running.refresher.versions.latest()
+            version = running.context.versions.latest()
         assert version is not None, "a refresh that ended well has made a version"
         return _Done(outcome, version, sum(read))
 

@@ -26,6 +26,7 @@ def build_defs(
     loads: Sequence[LoadSpec] | None = None,
     resource_overrides: Mapping[str, Any] | None = None,
     translator: ExtractTranslator | None = None,
+    loggers: Mapping[str, dg.LoggerDefinition] | None = None,
 ) -> dg.Definitions:
     """All declared extracts and loads (default: those of TIR_SPECS) and resources by environment."""
     if specs is None and loads is None:
@@ -33,7 +34,9 @@ def build_defs(
         specs, loads = declared.extracts, declared.loads
     # In process also for runs that name assets and no job: a step of its own process would start a JVM of its own.
     common = dg.Definitions(
-        resources={**environment_resources(), **(resource_overrides or {})}, executor=dg.in_process_executor
+        resources={**environment_resources(), **(resource_overrides or {})},
+        executor=dg.in_process_executor,
+        loggers=loggers,
     )
     loads = [with_people(load, specs or ()) for load in loads or ()]
     told = any(spec.alerts for spec in specs or ()) or any(load.alerts for load in loads)
@@ -48,7 +51,7 @@ def _after_loads(spec: ExtractSpec, loads: Sequence[LoadSpec], translator: Extra
     """The extract, its source below the loads that fill the tables it reads."""
     if not loads:
         return build_extract_defs(spec, alerts=False, translator=translator)
-    from tir_dagster.refresh.watched import watched_tables  # noqa: PLC0415 - it parses the extract's query
+    from tir_dagster.refresh.survey import watched_tables  # noqa: PLC0415 - it parses the extract's query
 
     tables = set(watched_tables(spec))
     filled = [load_keys(load).source_table for load in loads if TableName.parse(load.table) in tables]

@@ -95,7 +95,10 @@ def test_no_two_modules_need_each_other():
 
 def test_only_three_rooms_know_dagster():
     knowing = {
-        room_of(module) for module in in_rooms() for other in imports(module) if other.split(".")[0].startswith("dagster")
+        room_of(module)
+        for module in in_rooms()
+        for other in imports(module)
+        if other.split(".")[0].startswith("dagster")
     }
     assert knowing <= MAY_IMPORT_DAGSTER
 

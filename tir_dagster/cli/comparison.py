@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tir_dagster.errors import DatasourceError
 from tir_dagster.hyper.fingerprints import different_slices, extract_fingerprints, read_fingerprints, snowflake_sql
-from tir_dagster.refresh.deliveries.republish import fetch_shell, look_at_server
+from tir_dagster.refresh.datasource import fetch_shell, look_at_server
 from tir_dagster.snowflake.connection import SnowflakeAccess
 from tir_dagster.snowflake.names import TableName, quote
 from tir_dagster.snowflake.slices import SliceBy

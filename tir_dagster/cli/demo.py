@@ -21,7 +21,7 @@ from tir_dagster.hyper.engine import connect
 from tir_dagster.orchestration.home import dagster_instance
 from tir_dagster.orchestration.names import extract_keys
 from tir_dagster.orchestration.run_reports import URL_VARIABLE
-from tir_dagster.refresh.deliveries.republish import look_at_server
+from tir_dagster.refresh.datasource import look_at_server
 from tir_dagster.sandbox import processes, sample
 from tir_dagster.sandbox.home import SandboxHome
 from tir_dagster.snowflake.connection import SnowflakeAccess

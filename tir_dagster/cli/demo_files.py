@@ -13,7 +13,7 @@ from typing import Any
 
 import dagster as dg
 
-from tir_dagster.cli.refresh import _QUIET
+from tir_dagster.cli.refresh import QUIET_RUN
 from tir_dagster.definitions import build_defs
 from tir_dagster.errors import TirError
 from tir_dagster.orchestration.home import dagster_instance
@@ -84,7 +84,7 @@ class SensorRunner:
     def _run(self, job: str, request: dg.RunRequest) -> None:
         self.defs.resolve_job_def(job).execute_in_process(
             instance=self.instance,
-            run_config={**request.run_config, **_QUIET},
+            run_config={**request.run_config, **QUIET_RUN},
             tags=dict(request.tags),
             partition_key=request.partition_key,
         )

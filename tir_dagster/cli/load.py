@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from tir_dagster.cli.refresh import _QUIET
+from tir_dagster.cli.refresh import QUIET_RUN
 from tir_dagster.errors import SpecError
 from tir_dagster.orchestration.home import dagster_instance
 from tir_dagster.orchestration.interrupts import stopping
@@ -86,7 +86,7 @@ def run_load(spec: LoadSpec, progress: Callable[[str], None]) -> LoadOutcome:
 def _run(job: Any, instance: Any, outcome: LoadOutcome, heard: Listener) -> None:
     with listening(heard):
         job.execute_in_process(
-            run_config=_QUIET,
+            run_config=QUIET_RUN,
             instance=instance,
             run_id=outcome.run_id,
             tags={TOLD_BY_COMMAND: outcome.run_id},

@@ -129,7 +129,7 @@ AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON o
 def plan(extract: str, span: str | None, *, full: bool, explain: bool, as_json: bool) -> None:
     """Show what a refresh of EXTRACT would do, and why; nothing is touched."""
     mode, specs = _mode(span, full=full), load_specs()
-    from tir_dagster.cli.refresh import chosen_slices, command, find_spec  # noqa: PLC0415 - seconds
+    from tir_dagster.cli.commands import chosen_slices, command, find_spec  # noqa: PLC0415 - seconds
 
     spec = find_spec(specs, extract)
     slices = chosen_slices(spec, span)
@@ -159,7 +159,7 @@ def refresh(
 ) -> None:
     """Refresh EXTRACT: find what changed, replace those keys, publish. Exit code 1 if that failed."""
     mode, specs = _mode(span, full=full), load_specs()
-    from tir_dagster.cli.refresh import chosen_slices, command, find_spec  # noqa: PLC0415 - seconds
+    from tir_dagster.cli.commands import chosen_slices, command, find_spec  # noqa: PLC0415 - seconds
 
     spec = find_spec(specs, extract)
     slices = chosen_slices(spec, span)

@@ -16,7 +16,7 @@ from tir_dagster.errors import DatasourceError
 from tir_dagster.orchestration.confirmations import confirmations
 from tir_dagster.orchestration.home import tir_home
 from tir_dagster.orchestration.names import extract_keys
-from tir_dagster.refresh.flow import for_datasource
+from tir_dagster.refresh.context import tableau_for as for_datasource
 from tir_dagster.refresh.state.records import Confirmation
 from tir_dagster.refresh.state.versions import MANIFEST_FILE, Version, VersionStore
 from tir_dagster.spec.extract import ExtractSpec

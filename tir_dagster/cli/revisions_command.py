@@ -28,7 +28,7 @@ def revisions(extract: str, wanted: str | None, target: Path | None, *, force: b
     `--fetch 3 --to orders.tdsx` fetches a revision from the server, `--fetch v00000012 --to orders.hyper` a version.
     """
     _check(wanted, target, force=force)
-    from tir_dagster.cli.refresh import find_spec  # noqa: PLC0415 - seconds
+    from tir_dagster.cli.commands import find_spec  # noqa: PLC0415 - seconds
     from tir_dagster.cli.revisions import Revisions  # noqa: PLC0415
     from tir_dagster.orchestration.home import dagster_instance  # noqa: PLC0415
 

@@ -15,9 +15,7 @@ from tir_dagster.errors import TirError, VerificationError
 from tir_dagster.orchestration import metadata
 from tir_dagster.orchestration.checks import evaluation, gate_failure, gate_results, gate_specs, published_evaluations
 from tir_dagster.orchestration.confirmations import last_confirmation
-from tir_dagster.orchestration.detecting import Detection, detect
 from tir_dagster.orchestration.drift import Drift, known_drift
-from tir_dagster.orchestration.hosting import host_of
 from tir_dagster.orchestration.io_managers import CHANGE_SET_IO, HYPER_IO, staged_metadata
 from tir_dagster.orchestration.names import ExtractKeys, detect_job_name, pool_name
 from tir_dagster.orchestration.partitions import (
@@ -31,6 +29,7 @@ from tir_dagster.orchestration.partitions import (
     slices_of_run,
 )
 from tir_dagster.orchestration.pictures import snowflake_url
+from tir_dagster.orchestration.requests import Detection, DetectionConfig, run_detection
 from tir_dagster.orchestration.resources import (
     SnowflakeParam,
     SparkParam,
@@ -49,9 +48,8 @@ from tir_dagster.spec.extract import ExtractSpec
 
 if TYPE_CHECKING:
     from tir_dagster.hyper.purge import Applied
-    from tir_dagster.refresh.detect import Survey
-    from tir_dagster.refresh.flow import Looked, Refresher
-    from tir_dagster.refresh.steps import Prepared
+    from tir_dagster.refresh.context import Looked, RefreshContext
+    from tir_dagster.refresh.survey import Survey
 
 LEASE_WAIT_SECONDS = 3600.0
 # A change set older than this is made anew: Time Travel may no longer reach its version.
@@ -70,7 +68,7 @@ class Application(dg.Config):
     full: bool = False
 
 
-def refresher_for(
+def context_for(
     spec: ExtractSpec,
     *,
     snowflake: SnowflakeParam,
@@ -78,28 +76,18 @@ def refresher_for(
     pyspark: SparkParam,
     state: StateFolder,
     log: Callable[[str], None],
-) -> "Refresher":
+) -> "RefreshContext":
     """The extract's refresh with plain objects; the rooms know nothing of Dagster."""
-    from tir_dagster.refresh.flow import Refresher  # noqa: PLC0415
+    from tir_dagster.refresh import stages  # noqa: PLC0415 - seconds that loading definitions must not take
 
-    host = host_of(spec.name)
-    if host is None:
-        return Refresher(
-            spec,
-            snowflake=snowflake_access(snowflake),
-            tableau=tableau.access(),
-            spark=lambda: spark_session(pyspark, state.folder),
-            home=state.folder,
-            log=log,
-        )
-
-    def tell(line: str) -> None:
-        log(line)
-        host.listener(line)
-
-    # On a terminal, what the JVM prints would stand between our lines.
-    host.refresher.lend(tell, lambda: spark_session(pyspark, state.folder, quiet=True))
-    return host.refresher
+    return stages.refresh_context(
+        spec,
+        snowflake=snowflake_access(snowflake),
+        tableau=tableau.access(),
+        spark=lambda: spark_session(pyspark, state.folder, quiet=True),
+        home=state.folder,
+        log=log,
+    )
 
 
 def build_assets(shown: ExtractAssets) -> list[Any]:
@@ -128,31 +116,29 @@ def build_detect_job(shown: ExtractAssets) -> dg.JobDefinition:
     @dg.op(name=keys.changed_keys.to_python_identifier(), out={}, pool=pool_name(spec))
     def changed_keys(
         context: dg.OpExecutionContext,
-        config: Detection,
+        config: DetectionConfig,
         snowflake: SnowflakeParam,
         tableau: TableauResource,
         pyspark: SparkParam,
         state: StateFolder,
     ) -> Events:
-        refresher = refresher_for(
+        extract = context_for(
             spec, snowflake=snowflake, tableau=tableau, pyspark=pyspark, state=state, log=context.log.info
         )
         # Events are yielded inside the lease: outside of it, somebody else might already have settled the change set.
-        with refresher.leased(f"run {context.run_id}", wait_seconds=LEASE_WAIT_SECONDS):
-            prepared = refresher.take_prepared()
-            looked = prepared.looked if prepared else _look(context, refresher, keys)
-            yield from _confirm_late(refresher, looked, keys, context.log.warning)
-            prepared = prepared or _prepare(context, refresher, looked, keys)
-            change_set, sentence = detect(context, refresher, prepared, config, context.partition_key)
+        from tir_dagster.refresh import stages  # noqa: PLC0415 - seconds that loading definitions must not take
+
+        with stages.leased(extract, f"run {context.run_id}", wait_seconds=LEASE_WAIT_SECONDS) as refresh:
+            looked = _look(context, refresh, keys)
+            yield from _confirm_late(refresh, looked, keys, context.log.warning)
+            detection = run_detection(
+                context.instance, refresh, looked, keys, config, ident=context.partition_key, warn=context.log.warning
+            )
+            sentence = detection.plan.sentence()
             context.log.info(sentence)
-            yield _observation(refresher, keys, prepared.surveyed, sentence)
-            if change_set is not None:
-                told = metadata.change_set_metadata(change_set, prepared.surveyed.columns, refresher.stages.seconds)
-                lineage = metadata.lineage_from_source(prepared.surveyed.relation, keys.source_table)
-                where = staged_metadata(refresher.change_sets, change_set)
-                yield dg.AssetMaterialization(
-                    keys.changed_keys, partition=context.partition_key, metadata={**told, **lineage, **where}
-                )
+            yield _observation(refresh, keys, detection.surveyed, sentence)
+            if detection.change_set is not None:
+                yield _staged(refresh, keys, detection)
 
     @dg.graph(name=detect_job_name(spec))
     def detection() -> None:
@@ -165,10 +151,21 @@ def build_detect_job(shown: ExtractAssets) -> dg.JobDefinition:
     )
 
 
-def _look(context: StepContext, refresher: "Refresher", keys: ExtractKeys) -> "Looked":
-    known = len(refresher.warnings)
-    looked = refresher.look(last_confirmation(context.instance, keys.published_datasource))
-    _warn(context, refresher.warnings[known:])
+def _staged(refresh: "RefreshContext", keys: ExtractKeys, detection: Detection) -> dg.AssetMaterialization:
+    """The event of a new change set."""
+    change_set = detection.change_set
+    assert change_set is not None
+    shown = metadata.change_set_metadata(change_set, detection.surveyed.columns, refresh.stages.seconds)
+    lineage = metadata.lineage_from_source(detection.surveyed.relation, keys.source_table)
+    where = staged_metadata(refresh.change_sets, change_set)
+    return dg.AssetMaterialization(keys.changed_keys, partition=change_set.id, metadata={**shown, **lineage, **where})
+
+
+def _look(context: StepContext, refresh: "RefreshContext", keys: ExtractKeys) -> "Looked":
+    from tir_dagster.refresh import stages  # noqa: PLC0415 - seconds that loading definitions must not take
+
+    looked = stages.look(refresh, last_confirmation(context.instance, keys.published_datasource))
+    _warn(context, looked.warnings)
     return looked
 
 
@@ -178,28 +175,31 @@ def _warn(context: StepContext, warnings: Sequence[str]) -> None:
 
 
 def _confirm_late(
-    refresher: "Refresher", looked: "Looked", keys: ExtractKeys, warn: Callable[..., None]
+    refresh: "RefreshContext", looked: "Looked", keys: ExtractKeys, warn: Callable[..., None]
 ) -> Iterator[dg.AssetMaterialization | dg.AssetCheckEvaluation]:
     """Settled only once the event is on record, which it is when the generator goes on."""
+    from tir_dagster.refresh import stages  # noqa: PLC0415 - seconds that loading definitions must not take
+
     if looked.late is not None:
         yield from metadata.late_events(looked.late, keys)
-        refresher.settle(looked.late)
-        yield from published_evaluations(refresher, looked.late, keys, warn=warn)
+        stages.settle(refresh, looked.late)
+        yield from published_evaluations(refresh, looked.late, keys, warn=warn)
 
 
-def _observation(refresher: "Refresher", keys: ExtractKeys, surveyed: "Survey", sentence: str) -> dg.AssetObservation:
-    url = snowflake_url(refresher.snowflake.account, refresher.snowflake.host, surveyed.relation.table)
+def _observation(
+    refresh: "RefreshContext", keys: ExtractKeys, surveyed: "Survey", sentence: str
+) -> dg.AssetObservation:
+    url = snowflake_url(refresh.snowflake.account, refresh.snowflake.host, surveyed.relation.table)
     shown = metadata.source_metadata(surveyed.known.token, surveyed.columns, url=url)
     return dg.AssetObservation(
         keys.source_table,
-        metadata={metadata.PLAN: sentence, metadata.SOURCE_VERSION: str(surveyed.version), **shown},
+        metadata={
+            metadata.PLAN: sentence,
+            metadata.SOURCE_VERSION: str(surveyed.version),
+            "tir/stages": dict(refresh.stages.seconds),
+            **shown,
+        },
     )
-
-
-def _prepare(context: StepContext, refresher: "Refresher", looked: "Looked", keys: ExtractKeys) -> "Prepared":
-    from tir_dagster.orchestration.preparing import prepare_detection  # noqa: PLC0415
-
-    return prepare_detection(refresher, looked, context.instance, keys)
 
 
 def _purged_extract(shown: ExtractAssets) -> dg.AssetsDefinition:
@@ -227,13 +227,15 @@ def _purged_extract(shown: ExtractAssets) -> dg.AssetsDefinition:
         state: StateFolder,
     ) -> Events:
         slices = slices_of_run(spec, context.run.tags, known_slices(context.instance, spec))
-        refresher = refresher_for(
+        extract = context_for(
             spec, snowflake=snowflake, tableau=tableau, pyspark=pyspark, state=state, log=context.log.info
         )
-        with refresher.leased(f"run {context.run_id}", wait_seconds=LEASE_WAIT_SECONDS):
-            looked = _look(context, refresher, keys)
-            yield from _confirm_late(refresher, looked, keys, context.log.warning)
-            applied = yield from _applied(context, refresher, looked, config, slices, keys=keys)
+        from tir_dagster.refresh import stages  # noqa: PLC0415 - seconds that loading definitions must not take
+
+        with stages.leased(extract, f"run {context.run_id}", wait_seconds=LEASE_WAIT_SECONDS) as refresh:
+            looked = _look(context, refresh, keys)
+            yield from _confirm_late(refresh, looked, keys, context.log.warning)
+            applied = yield from _applied(context, refresh, looked, config, slices, keys=keys)
             for name in slices:
                 context.add_asset_metadata(
                     metadata.slice_metadata(applied.version, applied.change_set, name), partition_key=name
@@ -262,7 +264,7 @@ class _Applied:
 
 def _applied(
     context: dg.AssetExecutionContext,
-    refresher: "Refresher",
+    refresh: "RefreshContext",
     looked: "Looked",
     config: Application,
     slices: list[str],
@@ -270,9 +272,9 @@ def _applied(
     keys: ExtractKeys,
 ) -> Generator[dg.AssetCheckEvaluation, None, _Applied]:
     """Choose or detect a change set and apply it; a version that fails the gate is a failed check and an error."""
-    spec = refresher.spec
+    spec = refresh.spec
     drift = known_drift(context.instance, keys, looked.confirmed)
-    change_set, sentence = _chosen(context, refresher, looked, config, slices, keys=keys, drift=drift)
+    change_set, sentence = _chosen(context, refresh, looked, config, slices, keys=keys, drift=drift)
     context.log.info(sentence)
     if change_set is not None:
         # A run by hand may find values that nobody knew.
@@ -280,7 +282,7 @@ def _applied(
         if len(slices_known) > SENSIBLE_SLICES:
             context.log.warning(many_slices(spec, len(slices_known)))
     try:
-        version, counted, told = _apply(refresher, looked, change_set, sentence)
+        version, counted, told = _apply(refresh, looked, change_set, sentence)
     except VerificationError as error:
         # On record as a failed check, and then as the failed run that it is: no version was made.
         failed = gate_failure(error, looked.confirmed, repair=drift is not None)
@@ -306,7 +308,7 @@ def _superseded(
 
 def _chosen(
     context: dg.AssetExecutionContext,
-    refresher: "Refresher",
+    refresh: "RefreshContext",
     looked: "Looked",
     config: Application,
     slices: list[str],
@@ -315,12 +317,15 @@ def _chosen(
     drift: Drift | None,
 ) -> tuple[ChangeSet | None, str]:
     """The newest pending change set, if it starts from what is confirmed; by hand, too late or after drift a new one."""
-    pending = refresher.change_sets.pending()
+    pending = refresh.change_sets.pending()
     if config.change_set and not config.full and drift is None and pending and _usable(pending[-1], looked):
         return pending[-1], pending[-1].sentence
     mode = "full" if config.full else "slices" if slices and not config.change_set else "changes"
-    detection = Detection(mode=mode, slices=[] if config.full else slices)
-    return detect(context, refresher, _prepare(context, refresher, looked, keys), detection, new_id())
+    request = DetectionConfig(mode=mode, slices=[] if config.full else slices)
+    detection = run_detection(
+        context.instance, refresh, looked, keys, request, ident=new_id(), warn=context.log.warning
+    )
+    return detection.change_set, detection.plan.sentence()
 
 
 def _usable(change_set: ChangeSet, looked: "Looked") -> bool:
@@ -336,16 +341,19 @@ def _usable(change_set: ChangeSet, looked: "Looked") -> bool:
 
 
 def _apply(
-    refresher: "Refresher", looked: "Looked", change_set: ChangeSet | None, sentence: str
+    refresh: "RefreshContext", looked: "Looked", change_set: ChangeSet | None, sentence: str
 ) -> tuple[Version, "Applied | None", dict[str, Any]]:
     """The version with the change set in it; without one, the version that is published, so that nothing follows."""
+    from tir_dagster.refresh import stages  # noqa: PLC0415 - seconds that loading definitions must not take
+
     if change_set is not None:
-        version, applied = refresher.apply(looked, change_set)
-        return version, applied, metadata.version_metadata(version, change_set, applied, refresher.stages.seconds)
+        made = stages.apply(refresh, looked, change_set)
+        version, applied = made.version, made.counts
+        return version, applied, metadata.version_metadata(version, change_set, applied, refresh.stages.seconds)
     if looked.base is None:
         # Unreachable as plans are made today: without a base there is always a reason for a full refresh.
-        raise TirError(f"{refresher.spec.name}: there is no extract yet and nothing to load. Run tir refresh --full.")
-    return looked.base, None, metadata.unchanged_metadata(looked.base, sentence, refresher.stages.seconds)
+        raise TirError(f"{refresh.spec.name}: there is no extract yet and nothing to load. Run tir refresh --full.")
+    return looked.base, None, metadata.unchanged_metadata(looked.base, sentence, refresh.stages.seconds)
 
 
 def _published(shown: ExtractAssets) -> dg.AssetsDefinition:
@@ -371,37 +379,38 @@ def _published(shown: ExtractAssets) -> dg.AssetsDefinition:
         pyspark: SparkParam,
         state: StateFolder,
     ) -> Events:
-        refresher = refresher_for(
+        extract = context_for(
             spec, snowflake=snowflake, tableau=tableau, pyspark=pyspark, state=state, log=context.log.info
         )
-        with refresher.leased(f"run {context.run_id}", wait_seconds=LEASE_WAIT_SECONDS):
-            looked = _look(context, refresher, keys)
-            yield from _confirm_late(refresher, looked, keys, context.log.warning)
-            version = _to_publish(refresher, looked, purged_extract)
+        from tir_dagster.refresh import stages  # noqa: PLC0415 - seconds that loading definitions must not take
+
+        with stages.leased(extract, f"run {context.run_id}", wait_seconds=LEASE_WAIT_SECONDS) as refresh:
+            looked = _look(context, refresh, keys)
+            yield from _confirm_late(refresh, looked, keys, context.log.warning)
+            version = _to_publish(refresh, looked, purged_extract)
             if version is None and _is_alone(context, keys):
                 # Materialized by hand, without purged_extract: whoever clicks there means a refresh.
-                version = yield from _refreshed_here(context, refresher, looked, keys)
+                version = yield from _refreshed_here(context, refresh, looked, keys)
             if version is None:
                 said = f"{spec.name}: nothing to publish, the newest version is the confirmed one."
                 context.log.info(said)
                 yield dg.AssetObservation(keys.published_datasource, metadata={metadata.PLAN: said})
                 return
-            known = len(refresher.warnings)
-            published = refresher.publish(looked, version)
-            _warn(context, refresher.warnings[known:])
+            published = stages.publish(refresh, looked, version)
+            _warn(context, published.warnings)
             told = metadata.confirmation_metadata(
                 published.confirmation,
                 version=version,
-                stages=refresher.stages.seconds,
-                sent_bytes=refresher.sent_bytes,
+                stages=refresh.stages.seconds,
+                sent_bytes=published.sent_bytes,
                 uri=published.found.webpage_url or "",
-                reason=refresher.full_reason,
-                warnings=refresher.warnings,
+                reason=published.full_reason.name if published.full_reason else None,
+                warnings=[*looked.warnings, *published.warnings],
             )
             yield dg.Output(None, metadata={**told, **metadata.same_columns(told, keys.purged_extract)})
-            refresher.settle(published.confirmation)
-            _retire(context, refresher, keys, published.confirmation)
-            yield from published_evaluations(refresher, published.confirmation, keys, warn=context.log.warning)
+            stages.settle(refresh, published.confirmation)
+            _retire(context, refresh, keys, published.confirmation)
+            yield from published_evaluations(refresh, published.confirmation, keys, warn=context.log.warning)
 
     return cast("dg.AssetsDefinition", published_datasource)
 
@@ -412,11 +421,11 @@ def _is_alone(context: dg.AssetExecutionContext, keys: ExtractKeys) -> bool:
 
 
 def _refreshed_here(
-    context: dg.AssetExecutionContext, refresher: "Refresher", looked: "Looked", keys: ExtractKeys
+    context: dg.AssetExecutionContext, refresh: "RefreshContext", looked: "Looked", keys: ExtractKeys
 ) -> Generator[dg.AssetMaterialization | dg.AssetCheckEvaluation, None, Version | None]:
     """The version to publish after what `purged_extract` would do, with its events; None where nothing differs."""
-    spec, instance = refresher.spec, context.instance
-    applied = yield from _applied(context, refresher, looked, Application(), [], keys=keys)
+    spec, instance = refresh.spec, context.instance
+    applied = yield from _applied(context, refresh, looked, Application(), [], keys=keys)
     if applied.change_set is None:
         return None
     known = known_slices(instance, spec)
@@ -431,12 +440,16 @@ def _refreshed_here(
     return applied.version
 
 
-def _to_publish(refresher: "Refresher", looked: "Looked", given: Version) -> Version | None:
-    """The version to publish, or None when the confirmed one is the newest.
+def _to_publish(refresh: "RefreshContext", looked: "Looked", given: Version) -> Version | None:
+    """Return the version to publish, or None when what the server shows is as new.
 
-    While this step waited for the lease, another run may have made or published a newer version than the one given.
+    It is the given one, unless another run made a newer version while this step waited for the lease.
     """
-    version = refresher.versions.latest() or given
+    newest = refresh.versions.latest()
+    version = given
+    if newest is not None and newest.id != given.id:
+        refresh.log(f"version {newest.id} was made since {given.id}, which this step was given: the newer one counts")
+        version = newest
     confirmed = looked.confirmed.version if looked.confirmed else None
     if version.id == confirmed:
         return None
@@ -445,24 +458,24 @@ def _to_publish(refresher: "Refresher", looked: "Looked", given: Version) -> Ver
         return None
     if version.manifest.get("server_version") != looked.server.version_text:
         raise TirError(
-            f"{refresher.spec.name}: the datasource changed on the server since version {version.id} was made. Nothing was "
+            f"{refresh.spec.name}: the datasource changed on the server since version {version.id} was made. Nothing was "
             f"published. Refresh again: it then starts from what is there."
         )
     if version.manifest["base"] != confirmed:
         raise TirError(
-            f"{refresher.spec.name}: version {version.id} does not start from what is confirmed. Refresh again."
+            f"{refresh.spec.name}: version {version.id} does not start from what is confirmed. Refresh again."
         )
     return version
 
 
 def _retire(
-    context: dg.AssetExecutionContext, refresher: "Refresher", keys: ExtractKeys, confirmation: Confirmation
+    context: dg.AssetExecutionContext, refresh: "RefreshContext", keys: ExtractKeys, confirmation: Confirmation
 ) -> None:
     """Tidying up must not fail a run whose publish is confirmed."""
     try:
-        pending = {one.id for one in refresher.change_sets.pending()}
+        pending = {one.id for one in refresh.change_sets.pending()}
         settled = max(confirmation.change_sets, default="")
-        gone = retire_change_sets(context.instance, refresher.spec, keys.changed_keys, pending=pending, settled=settled)
+        gone = retire_change_sets(context.instance, refresh.spec, keys.changed_keys, pending=pending, settled=settled)
     except Exception as error:
         context.log.warning("partitions of old change sets were not removed; the next refresh tries again: %s", error)
         return

@@ -20,7 +20,7 @@ from tir_dagster.spec.extract import ExtractSpec
 
 if TYPE_CHECKING:
     from tir_dagster.hyper.purge import Applied
-    from tir_dagster.refresh.flow import Refresher
+    from tir_dagster.refresh.context import RefreshContext
     from tir_dagster.refresh.state.versions import Version
     from tir_dagster.refresh.verification import Finding, Verification
 
@@ -125,7 +125,7 @@ def verification_names(spec: ExtractSpec) -> list[str]:
 
 
 def build_verification(
-    spec: ExtractSpec, keys: ExtractKeys, refresher_for: Callable[..., Any]
+    spec: ExtractSpec, keys: ExtractKeys, context_for: Callable[..., Any]
 ) -> dg.AssetChecksDefinition:
     """One step that makes the chosen checks, none of which blocks anything: what they look at is published."""
     words = {**_WORDS, EQUALS_SOURCE: _PUBLISHED}
@@ -142,20 +142,22 @@ def build_verification(
         pyspark: SparkParam,
         state: StateFolder,
     ) -> Iterator[dg.AssetCheckResult]:
-        refresher = refresher_for(
+        extract = context_for(
             spec, snowflake=snowflake, tableau=tableau, pyspark=pyspark, state=state, log=context.log.info
         )
+        from tir_dagster.refresh import stages  # noqa: PLC0415 - seconds that loading definitions must not take
+
         wanted = sorted(key.name for key in context.selected_asset_check_keys)
         # A run at work may remove the version that is looked at.
-        with refresher.leased(f"run {context.run.run_id}", wait_seconds=_LEASE_WAIT_SECONDS):
+        with stages.leased(extract, f"run {context.run.run_id}", wait_seconds=_LEASE_WAIT_SECONDS) as refresh:
             confirmed = last_confirmation(context.instance, keys.published_datasource)
-            yield from _verify(refresher, confirmed, wanted)
+            yield from _verify(refresh, confirmed, wanted)
 
     return verification
 
 
 def published_evaluations(
-    refresher: "Refresher", confirmation: Confirmation, keys: ExtractKeys, *, warn: Callable[..., None]
+    refresh: "RefreshContext", confirmation: Confirmation, keys: ExtractKeys, *, warn: Callable[..., None]
 ) -> Iterator[dg.AssetCheckEvaluation]:
     """What is known of a version right after its publish, as results of the datasource's checks.
 
@@ -163,7 +165,7 @@ def published_evaluations(
     again are left to the verification.
     """
     try:
-        results = _known_at_publish(refresher, confirmation)
+        results = _known_at_publish(refresh, confirmation)
     except Exception as error:
         # Nothing about it may fail a run whose publish is confirmed.
         warn("the checks of what was published were not reported; the verification makes them: %s", error)
@@ -171,17 +173,15 @@ def published_evaluations(
     yield from (evaluation(result, keys.published_datasource) for result in results)
 
 
-def _known_at_publish(refresher: "Refresher", confirmation: Confirmation) -> list[dg.AssetCheckResult]:
+def _known_at_publish(refresh: "RefreshContext", confirmation: Confirmation) -> list[dg.AssetCheckResult]:
     from tir_dagster.refresh.verification import Finding, Verification  # noqa: PLC0415
 
-    verification = Verification(refresher, confirmation)
+    verification = Verification(refresh, confirmation)
     said = f"Verified before the publish: what version {confirmation.version} replaced equals the source at "
-    equal = Finding(
-        True, f"{said}{confirmation.source_version}. {verify_job_name(refresher.spec)} compares every slice."
-    )
+    equal = Finding(True, f"{said}{confirmation.source_version}. {verify_job_name(refresh.spec)} compares every slice.")
     looked_at = {VERSION: confirmation.version}
     results = [_result(EQUALS_SOURCE, equal, dg.AssetCheckSeverity.ERROR, looked_at)]
-    if UNIQUE_KEY in verification_names(refresher.spec):
+    if UNIQUE_KEY in verification_names(refresh.spec):
         found = _found(verification, UNIQUE_KEY)
         results.append(_result(UNIQUE_KEY, found, dg.AssetCheckSeverity.WARN, looked_at))
     return results
@@ -190,15 +190,15 @@ def _known_at_publish(refresher: "Refresher", confirmation: Confirmation) -> lis
 _LEASE_WAIT_SECONDS = 3600.0
 
 
-def _verify(refresher: Any, confirmed: Any, wanted: Sequence[str]) -> Iterator[dg.AssetCheckResult]:
+def _verify(refresh: Any, confirmed: Any, wanted: Sequence[str]) -> Iterator[dg.AssetCheckResult]:
     from tir_dagster.refresh.verification import Finding, Verification, not_told  # noqa: PLC0415
 
     if confirmed is None:
-        nothing = Finding(False, f"Nothing is published yet: tir refresh {refresher.spec.name}.", open=True)
+        nothing = Finding(False, f"Nothing is published yet: tir refresh {refresh.spec.name}.", open=True)
         yield from (_result(name, nothing, dg.AssetCheckSeverity.WARN) for name in wanted)
         return
     try:
-        verification = Verification(refresher, confirmed)
+        verification = Verification(refresh, confirmed)
     except TirError as error:
         yield from (_result(name, not_told(error), dg.AssetCheckSeverity.WARN) for name in wanted)
         return

@@ -10,7 +10,7 @@ import dagster as dg
 from dagster_shared.libraries import DagsterLibraryRegistry
 
 from tir_dagster.orchestration.alerting import build_alert_sensor
-from tir_dagster.orchestration.assets import build_assets, build_detect_job, refresher_for
+from tir_dagster.orchestration.assets import build_assets, build_detect_job, context_for
 from tir_dagster.orchestration.checks import build_verification
 from tir_dagster.orchestration.names import refresh_job_name
 from tir_dagster.orchestration.partitions import extract_partitions, warn_of_many_slices
@@ -63,7 +63,7 @@ def _extract_defs(shown: ExtractAssets) -> dg.Definitions:
     verify = verify_job(spec, keys)
     return dg.Definitions(
         assets=build_assets(shown),
-        asset_checks=[build_verification(spec, keys, refresher_for)],
+        asset_checks=[build_verification(spec, keys, context_for)],
         jobs=[detect, refresh, verify],
         sensors=build_sensors(spec, keys, detect, refresh),
         schedules=build_schedules(spec, keys, refresh=refresh, verify=verify),

@@ -153,7 +153,7 @@ def loader_for(spec: LoadSpec, access: Any, *, spark: Callable[[], Any], log: Ca
     """The load with plain objects; its room knows nothing of Dagster."""
     from tir_dagster.loading.load import Loader  # noqa: PLC0415
     from tir_dagster.loading.staging import by_spark  # noqa: PLC0415
-    from tir_dagster.refresh.steps import crash_after  # noqa: PLC0415 - with it come the clients of a refresh
+    from tir_dagster.refresh.context import crash_after  # noqa: PLC0415 - with it come the clients of a refresh
 
     return Loader(spec, access=access, stager=by_spark(spark), log=log, after=crash_after)
 

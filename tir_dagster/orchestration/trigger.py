@@ -3,7 +3,6 @@
 No postponed annotations here: Dagster reads the types of config and resources from the functions.
 """
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 import dagster as dg
@@ -11,18 +10,16 @@ import dagster as dg
 from tir_dagster.orchestration import metadata
 from tir_dagster.orchestration.assets import LEASE_WAIT_SECONDS, Events
 from tir_dagster.orchestration.confirmations import last_confirmation
-from tir_dagster.orchestration.hosting import host_of
 from tir_dagster.orchestration.names import pool_name, refresh_job_name
 from tir_dagster.orchestration.resources import SnowflakeParam, StateFolder, TableauResource, snowflake_access
 from tir_dagster.orchestration.sensors import build_trigger_sensors
 from tir_dagster.orchestration.timetable import build_schedules
 from tir_dagster.orchestration.translation import ExtractAssets
-from tir_dagster.spec.extract import ExtractSpec
 
 if TYPE_CHECKING:
     from tir_dagster.changes.plan import Plan
-    from tir_dagster.refresh.deliveries.trigger_flow import Done, TriggerRefresher
-    from tir_dagster.refresh.watched import Watched
+    from tir_dagster.refresh.deliveries.trigger import RefreshedByServer
+    from tir_dagster.refresh.survey import Watched
 
 
 class Triggering(dg.Config):
@@ -66,49 +63,37 @@ def _published(shown: ExtractAssets) -> dg.AssetsDefinition:
         tableau: TableauResource,
         state: StateFolder,
     ) -> Events:
-        from tir_dagster.refresh.deliveries.trigger_flow import plan_trigger  # noqa: PLC0415
+        from tir_dagster.refresh.context import leased, refresh_context  # noqa: PLC0415 - the clients: seconds
+        from tir_dagster.refresh.deliveries.trigger import (  # noqa: PLC0415
+            no_spark,
+            plan_trigger,
+            refresh_on_server,
+            watch,
+        )
 
-        refresher = _refresher_for(spec, snowflake=snowflake, tableau=tableau, state=state, log=context.log.info)
-        with refresher.leased(f"run {context.run_id}", wait_seconds=LEASE_WAIT_SECONDS):
+        extract = refresh_context(
+            spec,
+            snowflake=snowflake_access(snowflake),
+            tableau=tableau.access(),
+            spark=no_spark,
+            home=state.folder,
+            log=context.log.info,
+        )
+        with leased(extract, f"run {context.run_id}", wait_seconds=LEASE_WAIT_SECONDS) as refresh:
             confirmed = last_confirmation(context.instance, keys.published_datasource)
-            watched = refresher.watch()
+            watched = watch(refresh)
             plan = plan_trigger(spec, watched, confirmed, config.mode)  # type: ignore[arg-type]
             context.log.info(plan.sentence())
             yield dg.AssetObservation(keys.source_table, metadata=_seen(watched, plan))
             if plan.decision == "none":
                 yield dg.AssetObservation(keys.published_datasource, metadata={metadata.PLAN: plan.sentence()})
                 return
-            done = refresher.refresh(plan, watched)
+            done = refresh_on_server(refresh, plan, watched)
             for warning in done.warnings:
                 context.log.warning(warning)
-            yield dg.Output(None, metadata=_shown(plan, done, refresher.stages.seconds))
+            yield dg.Output(None, metadata=_shown(plan, done, refresh.stages.seconds))
 
     return cast("dg.AssetsDefinition", published_datasource)
-
-
-def _refresher_for(
-    spec: ExtractSpec,
-    *,
-    snowflake: SnowflakeParam,
-    tableau: TableauResource,
-    state: StateFolder,
-    log: Callable[[str], None],
-) -> "TriggerRefresher":
-    """The extract's refresh with plain objects; that of the command, if one runs the job in its own process."""
-    from tir_dagster.refresh.deliveries.trigger_flow import TriggerRefresher  # noqa: PLC0415
-
-    host = host_of(spec.name)
-    if host is None:
-        access = snowflake_access(snowflake)
-        return TriggerRefresher(spec, snowflake=access, tableau=tableau.access(), home=state.folder, log=log)
-
-    def tell(line: str) -> None:
-        log(line)
-        host.listener(line)
-
-    refresher = cast("TriggerRefresher", host.refresher)
-    refresher.lend(tell)
-    return refresher
 
 
 def _seen(watched: "Watched", plan: "Plan") -> dict[str, Any]:
@@ -119,7 +104,7 @@ def _seen(watched: "Watched", plan: "Plan") -> dict[str, Any]:
     }
 
 
-def _shown(plan: "Plan", done: "Done", stages: dict[str, float]) -> dict[str, Any]:
+def _shown(plan: "Plan", done: "RefreshedByServer", stages: dict[str, float]) -> dict[str, Any]:
     """The confirmation, and how the server came to it; numbers of rows only where it tells them."""
     triggered = done.triggered
     shown = metadata.confirmation_metadata(done.confirmation, stages=stages, uri=triggered.found.webpage_url or "")

@@ -27,7 +27,7 @@ def news(instance: dg.DagsterInstance, spec: ExtractSpec, keys: ExtractKeys, con
         return ""
     from tir_dagster.orchestration.reported import newest_report  # noqa: PLC0415
     from tir_dagster.orchestration.webhooks import refreshed_elsewhere  # noqa: PLC0415
-    from tir_dagster.refresh.watched import watched_tables  # noqa: PLC0415
+    from tir_dagster.refresh.survey import watched_tables  # noqa: PLC0415
     from tir_dagster.snowflake.versions import SourceVersion  # noqa: PLC0415
 
     since = SourceVersion.parse(confirmed.source_version).moment
@@ -52,8 +52,12 @@ class Source:
     """The source table, and what is watched with it, at this tick; SourceError when it cannot be read. No Spark."""
 
     def __init__(self, spec: ExtractSpec, snowflake: SnowflakeParam) -> None:
-        from tir_dagster.refresh.detect import combined_token, definition_of, role_of  # noqa: PLC0415
-        from tir_dagster.refresh.watched import watched_tables  # noqa: PLC0415
+        from tir_dagster.refresh.survey import (  # noqa: PLC0415
+            definition_of,
+            role_of,
+            watched_tables,
+        )
+        from tir_dagster.snowflake.versions import combined_token  # noqa: PLC0415
 
         self._spec = spec
         self._access = probing_access(snowflake, spec)

@@ -1,19 +1,26 @@
-"""A change set becomes an extract version: keys purged, rows appended, the result verified."""
+"""The stage `apply`: a change set becomes an extract version: keys purged, rows appended, the result verified."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from tir_dagster.changes.change_set import ROWS, ChangeSet, parts_of
+from tir_dagster.changes.relation import relation_of
 from tir_dagster.errors import ExtractError
+from tir_dagster.hyper.content import content_digest, slice_digests, slice_rows, sums_to_json
 from tir_dagster.hyper.hyperfile import create_extract, create_like, describe, needs_rebuild, rebuild
 from tir_dagster.hyper.purge import Applied
 from tir_dagster.hyper.replace import Shape, replace_change
-from tir_dagster.refresh.state.versions import Version, VersionStore, Workspace
-
-SHELL = "shell.tdsx"
+from tir_dagster.refresh.confirm import prune_versions
+from tir_dagster.refresh.context import Looked, RefreshContext, crash_after, explaining_lost_lease, shape_to_json
+from tir_dagster.refresh.datasource import server_package
+from tir_dagster.refresh.state.versions import SHELL, Version, VersionStore, Workspace
+from tir_dagster.refresh.survey import extract_columns, extract_shape
+from tir_dagster.refresh.verify import verify_content, verify_in_turn
 
 
 @contextmanager
@@ -26,7 +33,7 @@ def new_version(store: VersionStore) -> Iterator[Workspace]:
         store.abandon(workspace)
 
 
-def apply_change_set(
+def fill_extract(
     workspace: Workspace,
     change_set: ChangeSet,
     folder: Path,
@@ -60,3 +67,70 @@ def bytes_per_row(extract: Path, base: Version | None, change_set: ChangeSet) ->
         return float(base.manifest["bytes_per_row"])
     table = describe(extract)
     return table.bytes / table.rows if table.rows else 0.0
+
+
+# The stage
+
+
+@dataclass(frozen=True)
+class AppliedVersion:
+    """A new, verified version, and how many rows it took."""
+
+    version: Version
+    counts: Applied
+
+
+def apply(context: RefreshContext, looked: Looked, change_set: ChangeSet) -> AppliedVersion:
+    """Make a new version of the extract, verified against the source at the change set's own version."""
+    folder = context.change_sets.path(change_set.id)
+    context.check_lease()
+    prune_versions(context, looked.confirmed)
+    with explaining_lost_lease(context), new_version(context.versions) as workspace:
+        with context.stages.timed("shell"), context.snowflake.kept_open():
+            shell, template = server_package(context, looked)
+            relation = relation_of(context.spec, context.snowflake, columns=extract_columns(context, looked))
+            shape = extract_shape(relation, shell)
+            if shell is not None:
+                shutil.copyfile(shell, workspace.folder / SHELL)
+        with context.stages.timed("apply"):
+            counts = fill_extract(
+                workspace,
+                change_set,
+                folder,
+                shape=shape,
+                base=looked.base,
+                # Only a package that people built fixes the types; what we made ourselves may change with the source.
+                template=template if shell is not None else None,
+                rebuild_factor=context.spec.thresholds.rebuild_factor,
+            )
+        crash_after("applied")
+        context.log(f"{counts.purged:,} rows purged, {counts.appended:,} appended: verifying against the source")
+        with context.stages.timed("verify"):
+            sums = verify_content(context, workspace.extract, change_set, looked.base, shape)
+            verified = verify_in_turn(context, workspace.extract, change_set, looked.base, relation, shape, sums)
+        manifest = {
+            "extract": context.spec.name,
+            "change_set": change_set.id,
+            "change_sets": [*change_set.settles, change_set.id],
+            "base": change_set.base,
+            "source_version": change_set.source_version,
+            "server_version": looked.server.version_text,
+            "known": change_set.known.__dict__,
+            "watermark": change_set.watermark,
+            "reports": change_set.reports,
+            "fingerprint": content_digest(sums),
+            "content_sums": sums_to_json(sums),
+            "slice_digests": slice_digests(sums),
+            "verified": verified,
+            "rows": counts.after,
+            "rows_purged": counts.purged,
+            "rows_appended": counts.appended,
+            "slice_rows": slice_rows(sums),
+            "bytes_per_row": bytes_per_row(workspace.extract, looked.base, change_set),
+            "shape": shape_to_json(shape),
+        }
+        version = context.versions.commit(
+            workspace, manifest, after=looked.confirmed.version if looked.confirmed else None
+        )
+    crash_after("verified")
+    return AppliedVersion(version, counts)

@@ -6,26 +6,24 @@ import json
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tir_dagster.changes.plan import Reason
 from tir_dagster.durable import replaced_file
 from tir_dagster.errors import DatasourceError, ExtractError, MachineError
+from tir_dagster.refresh.confirm import confirmation_of
+from tir_dagster.refresh.context import Looked, RefreshContext, ServerLook, explaining_lost_lease
+from tir_dagster.refresh.datasource import credentials_for, look_at_server
 from tir_dagster.refresh.deliveries.by_patch import ByPatch, Compared
 from tir_dagster.refresh.deliveries.by_server import ByServer
 from tir_dagster.refresh.deliveries.patch import check_patchable
-from tir_dagster.refresh.deliveries.republish import ServerLook, credentials_for, finish_delivery, look_at_server
+from tir_dagster.refresh.deliveries.republish import finish_delivery
 from tir_dagster.refresh.state.change_sets import DamagedStateError
 from tir_dagster.refresh.state.records import Aftermath, Confirmation, Intent, aftermath, surely_other_rows
 from tir_dagster.refresh.state.versions import Version
-from tir_dagster.refresh.steps import Looked
 from tir_dagster.tableau.client import TableauClient
 from tir_dagster.tableau.datasources import ServerVersion, name_of_id, none_of_that_name, settled, shown_place
 from tir_dagster.tableau.publishing import ForeignPublishError
 from tir_dagster.tableau.transfer import NoExtractError
-
-if TYPE_CHECKING:
-    from tir_dagster.refresh.flow import Refresher
 
 _MENDABLE = (Aftermath.NOT_LANDED, Aftermath.PARTIAL)
 _MOST_LOOKS = 3
@@ -78,17 +76,30 @@ class _Memory:
             )
 
 
-class Looking:
-    """One look of a refresher, signed in; without the lease nothing may be mended: a crash can be a run at work."""
+def look(context: RefreshContext, confirmed: Confirmation | None, *, mend: bool = True) -> Looked:
+    """Find out what the server holds and what a crash may have left; a publish that landed unnoticed is confirmed now.
 
-    def __init__(
-        self, flow: Refresher, client: TableauClient, by_server: ByServer, by_patch: ByPatch, *, mend: bool
-    ) -> None:
-        self._flow = flow
+    Without the lease nothing may be mended: what looks like a crash can be a run at work.
+    """
+    with explaining_lost_lease(context), context.stages.timed("look"), TableauClient(context.tableau) as client:
+        looked = _Looking(context, client, mend=mend).look(confirmed)
+    if looked.server.found is None:
+        # Perhaps a name was misspelt: say it before anything is created.
+        place = f"datasource {context.spec.datasource.name!r} in project {looked.server.project.path!r}"
+        context.log(f"there is no {place} yet: a refresh creates it")
+    return looked
+
+
+class _Looking:
+    """One look at the server, signed in."""
+
+    def __init__(self, context: RefreshContext, client: TableauClient, *, mend: bool) -> None:
+        self._context = context
         self._client = client
-        self._by_server = by_server
-        self._by_patch = by_patch
+        self._by_server = ByServer(context)
+        self._by_patch = ByPatch(context)
         self._mend = mend
+        self._warnings: tuple[str, ...] = ()
 
     def look(self, confirmed: Confirmation | None) -> Looked:
         """A publish that landed unnoticed is confirmed late."""
@@ -102,19 +113,19 @@ class Looking:
         untouched = verdict is Aftermath.NOT_LANDED and differs and intent is not None and intent.hole is None
         if self._mend:
             # The comparison may have taken long: an intent that is there now may be of somebody who took over.
-            self._flow.check_lease()
+            self._context.check_lease()
             server = self._put_back_around(server, foreign=verdict is Aftermath.FOREIGN, landed=not untouched)
         late = None
         if verdict is Aftermath.LANDED and intent is not None and server.found is not None:
-            version = self._flow.versions.get(intent.version)
-            late = self._flow.confirmation_of(version, server, keyed=intent.keyed and judged.keyed)
+            version = self._context.versions.get(intent.version)
+            late = confirmation_of(self._context, version, server, keyed=intent.keyed and judged.keyed)
         if judged.forgotten is not None:
-            late = self._flow.confirmation_of(judged.forgotten, server, keyed=judged.keyed)
+            late = confirmation_of(self._context, judged.forgotten, server, keyed=judged.keyed)
         in_doubt = verdict is Aftermath.PARTIAL or self._is_unknown(intent, confirmed, judged)
         if self._mend and intent is not None and late is None and not in_doubt:
-            self._flow.change_sets.drop_intent()
+            self._context.change_sets.drop_intent()
         known = late or (replace(confirmed, keyed=confirmed.keyed and judged.keyed) if confirmed else None)
-        base = self._flow.known_version(known.version) if known else None
+        base = self._context.known_version(known.version) if known else None
         return Looked(
             server,
             known,
@@ -125,6 +136,7 @@ class Looking:
             in_doubt=in_doubt,
             alike=judged.alike,
             bare=judged.bare,
+            warnings=self._warnings,
         )
 
     def _is_unknown(self, intent: Intent | None, confirmed: Confirmation | None, judged: _Judged) -> bool:
@@ -132,7 +144,7 @@ class Looking:
 
         A part of a change may be there, or the same rows in a file of somebody else's: only the intent tells.
         """
-        if intent is None or intent.patch or confirmed is None or self._flow.spec.delivery != "patch":
+        if intent is None or intent.patch or confirmed is None or self._context.spec.delivery != "patch":
             return False
         untouched = judged.server.version_text == intent.base_server_version
         return untouched and intent.base_server_version != confirmed.server_version
@@ -140,27 +152,27 @@ class Looking:
     def _intent(self, confirmed: Confirmation | None) -> Intent | None:
         """What was about to be published, unless that is confirmed already: then only its end was interrupted."""
         try:
-            intent = self._flow.change_sets.intent()
+            intent = self._context.change_sets.intent()
         except DamagedStateError:
-            self._flow.log("what was about to be published cannot be read: only what the server holds counts")
+            self._context.log("what was about to be published cannot be read: only what the server holds counts")
             if self._mend:
-                self._flow.change_sets.drop_intent()
+                self._context.change_sets.drop_intent()
             return None
         if intent is None or confirmed is None or intent.version != confirmed.version:
             return intent
         if self._mend:
-            self._flow.change_sets.settle(confirmed.change_sets)
+            self._context.change_sets.settle(confirmed.change_sets)
         return None
 
     def _judge(self, intent: Intent | None, confirmed: Confirmation | None) -> _Judged:
-        spec, client = self._flow.spec, self._client
+        spec, client = self._context.spec, self._client
         server = look_at_server(client, spec)
         elsewhere = self._elsewhere(server, confirmed)
-        credentials_for(spec, server.found, self._flow.env)
+        credentials_for(spec, server.found, self._context.env)
         if spec.delivery == "patch":
             check_patchable(client, spec.name, server.found)
         if elsewhere is not None:
-            self._flow.log(f"{elsewhere.value}: everything is loaded")
+            self._context.log(f"{elsewhere.value}: everything is loaded")
             return self._mended(_Judged(Aftermath.FOREIGN, server, elsewhere=elsewhere), intent, confirmed)
         judged = self._aftermath(server, intent, confirmed)
         if not self._mend or intent is None:
@@ -176,7 +188,7 @@ class Looking:
 
     def _elsewhere(self, server: ServerLook, confirmed: Confirmation | None) -> Reason | None:
         """Why the datasource is not the confirmed one; refuse to create one under a name that may be misspelt."""
-        spec, client = self._flow.spec, self._client
+        spec, client = self._context.spec, self._client
         if confirmed is None or (server.found is not None and server.found.id == confirmed.datasource_id):
             return None
         named = shown_place(spec.datasource.name, server.project.path, client.where)
@@ -198,7 +210,7 @@ class Looking:
         if intent is None or not self._mend:
             return judged
         if judged.verdict is Aftermath.HOLE:
-            kept = self._flow.known_version(confirmed.version) if confirmed is not None else None
+            kept = self._context.known_version(confirmed.version) if confirmed is not None else None
             # Without the kept version nothing can be put back: then everything is loaded (STATE_LOST).
             if kept is None:
                 return judged
@@ -208,23 +220,23 @@ class Looking:
             return _Judged(verdict, server, judged.compared)
         if intent.patch and intent.job is not None and judged.verdict is Aftermath.FOREIGN:
             self._by_patch.outlast(client, intent)
-            return replace(judged, server=look_at_server(client, self._flow.spec))
+            return replace(judged, server=look_at_server(client, self._context.spec))
         return judged
 
     def _put_back_around(self, server: ServerLook, *, foreign: bool, landed: bool) -> ServerLook:
         """Tags and the like that a publish of ours took away come back; what somebody else published is left alone."""
-        flow = self._flow
+        context = self._context
         server, warnings = finish_delivery(
-            self._client, flow.spec, server, home=flow.folder, env=flow.env, foreign=foreign, landed=landed
+            self._client, context.spec, server, home=context.folder, env=context.env, foreign=foreign, landed=landed
         )
-        flow.warnings += warnings
+        self._warnings += warnings
         return server
 
     def _aftermath(self, server: ServerLook, intent: Intent | None, confirmed: Confirmation | None) -> _Judged:
         before = intent.base_server_version if intent else (confirmed.server_version if confirmed else None)
         compared = None
         if (intent or confirmed) and server.found is not None and server.version_text != before:
-            version = self._flow.known_version(intent.version if intent else confirmed.version if confirmed else "")
+            version = self._context.known_version(intent.version if intent else confirmed.version if confirmed else "")
             if version is not None:
                 server, compared = self._compared(server, version, intent, confirmed)
         verdict = aftermath(
@@ -238,21 +250,21 @@ class Looking:
             for version in self._unrecorded(confirmed) if server.found is not None else ():
                 server, seen = self._compared(server, version, None, confirmed)
                 if version.manifest["fingerprint"] in seen.fingerprints:
-                    self._flow.log(Aftermath.FORGOTTEN.value)
+                    self._context.log(Aftermath.FORGOTTEN.value)
                     return _Judged(Aftermath.FORGOTTEN, server, seen, forgotten=version)
         if verdict is not Aftermath.CLEAN:
-            self._flow.log(verdict.value)
+            self._context.log(verdict.value)
         return _Judged(verdict, server, compared)
 
     def _unrecorded(self, confirmed: Confirmation | None) -> list[Version]:
         """Versions that were confirmed after the last one on record: somebody deleted the run that said so."""
         after = confirmed.version if confirmed is not None else ""
-        return [version for version in self._flow.settled_versions() if version.id > after]
+        return [version for version in self._context.settled_versions() if version.id > after]
 
     def _is_published(self, server: ServerLook, confirmed: Confirmation | None) -> bool:
         """Whether somebody published it: then equal rows have equal words, which Tableau's own refreshes may change."""
-        if self._flow.spec.delivery != "republish" or confirmed is None or server.found is None:
-            return self._flow.spec.delivery == "patch"
+        if self._context.spec.delivery != "republish" or confirmed is None or server.found is None:
+            return self._context.spec.delivery == "patch"
         with suppress(ValueError):
             return ServerVersion.parse(confirmed.server_version).revision != server.found.revision
         return False
@@ -263,11 +275,11 @@ class Looking:
         """What is there beside the version, found out once: an edited description moves the server's version, too."""
         assert server.found is not None
         exactly = self._is_published(server, confirmed) if intent is None else intent.patch
-        memory = _Memory(self._flow.folder)
+        memory = _Memory(self._context.folder)
         of = (version.id, str(exactly))
         if intent is None and (known := memory.recall(server, of)) is not None:
             return server, known
-        self._flow.log("the server holds another version than the last confirmed one: comparing its rows")
+        self._context.log("the server holds another version than the last confirmed one: comparing its rows")
         if intent is not None:
             return server, self._compare(server, version, intent, exactly=exactly)
         server = replace(server, found=settled(self._client, server.found))
@@ -278,7 +290,7 @@ class Looking:
 
     def _compare(self, server: ServerLook, version: Version, intent: Intent | None, *, exactly: bool) -> Compared:
         assert server.found is not None
-        folder = self._flow.work / "look"
+        folder = self._context.work / "look"
         try:
             return self._by_patch.compare(self._client, server.found, version, folder, intent, exactly=exactly)
         except MachineError:
@@ -286,5 +298,5 @@ class Looking:
             raise
         except (ExtractError, NoExtractError) as error:
             # Not even the columns fit: whatever it is, it is not ours.
-            self._flow.log(f"the server's extract cannot be compared: {error}")
+            self._context.log(f"the server's extract cannot be compared: {error}")
             return Compared()

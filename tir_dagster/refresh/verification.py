@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tir_dagster.changes.change_set import NO_SLICE_KEY, slice_label
 from tir_dagster.changes.relation import Dimension, Relation, relation_of
@@ -18,17 +17,14 @@ from tir_dagster.hyper.fingerprints import different_slices
 from tir_dagster.hyper.hyperfile import odd_keys
 from tir_dagster.hyper.payload import row_digest
 from tir_dagster.hyper.replace import Shape
-from tir_dagster.refresh.deliveries.republish import fetch_shell, look_at_server
-from tir_dagster.refresh.detect import readable_version
+from tir_dagster.refresh.context import RefreshContext, remove, shape_of
+from tir_dagster.refresh.datasource import fetch_shell, look_at_server
 from tir_dagster.refresh.state.records import Confirmation
 from tir_dagster.refresh.state.versions import Version
-from tir_dagster.refresh.steps import remove, shape_of
+from tir_dagster.refresh.survey import readable_version
 from tir_dagster.snowflake.names import quote
 from tir_dagster.snowflake.versions import SourceVersion
 from tir_dagster.tableau.client import TableauClient
-
-if TYPE_CHECKING:
-    from tir_dagster.refresh.flow import Refresher
 
 
 @dataclass(frozen=True)
@@ -46,11 +42,11 @@ class Finding:
 class Verification:
     """The published version of one extract, with everything it is compared with."""
 
-    def __init__(self, refresher: Refresher, confirmed: Confirmation) -> None:
-        self._refresher = refresher
+    def __init__(self, context: RefreshContext, confirmed: Confirmation) -> None:
+        self._context = context
         self._confirmed = confirmed
-        self._name = refresher.spec.name
-        self._version: Version = refresher.versions.get(confirmed.version)
+        self._name = context.spec.name
+        self._version: Version = context.versions.get(confirmed.version)
         self._shape: Shape = shape_of(self._version)
 
     def equals_source(self) -> Finding:
@@ -61,7 +57,7 @@ class Verification:
         ours = content_fingerprints(self._version.extract, self._shape)
         if (version := self._readable(relation)) is None:
             return Finding(False, f"Not verified: {self._unreadable(relation)}", open=True)
-        theirs = source_fingerprints(self._refresher.snowflake.query, relation.shown(version), self._shape)
+        theirs = source_fingerprints(self._context.snowflake.query, relation.shown(version), self._shape)
         different = {slice_label(one or NO_SLICE_KEY): lines for one, lines in different_slices(ours, theirs).items()}
         rows = sum(one["rows"] for one in ours.values())
         counted = {"tir/slices_compared": len({*ours, *theirs}), "dagster/row_count": rows}
@@ -84,13 +80,13 @@ class Verification:
 
     def server_holds_it(self) -> Finding:
         """What the server holds, downloaded, against what was confirmed."""
-        refresher = self._refresher
-        folder = refresher.work / "verify"
+        context = self._context
+        folder = context.work / "verify"
         try:
-            with TableauClient(refresher.tableau) as client:
-                found = look_at_server(client, refresher.spec).found
+            with TableauClient(context.tableau) as client:
+                found = look_at_server(client, context.spec).found
                 if found is None:
-                    return Finding(False, f"The datasource {refresher.spec.datasource.name!r} is gone. Refresh again.")
+                    return Finding(False, f"The datasource {context.spec.datasource.name!r} is gone. Refresh again.")
                 _, hyper = fetch_shell(client, found, folder)
             same = self._holds(hyper)
         finally:
@@ -104,7 +100,7 @@ class Verification:
         if self._confirmed.fingerprint not in content_digests(content_fingerprints(hyper, self._shape), self._shape):
             return False
         # Of changes that were sent alone, the rows were not read back; Tableau's own may say equal values in other words.
-        exact = self._refresher.spec.delivery == "patch"
+        exact = self._context.spec.delivery == "patch"
         return not exact or row_digest(hyper, self._shape) == row_digest(self._version.extract, self._shape)
 
     def unique_row_key(self) -> Finding:
@@ -138,7 +134,7 @@ class Verification:
     def _readable(self, relation: Relation) -> SourceVersion | None:
         """The confirmed version, as far as its tables can still be read as they were."""
         version = SourceVersion.parse(self._confirmed.source_version)
-        return readable_version(self._refresher.snowflake, relation.tables, version, self._confirmed.known.token)
+        return readable_version(self._context.snowflake, relation.tables, version, self._confirmed.known.token)
 
     def _unreadable(self, relation: Relation) -> str:
         tables = ", ".join(map(str, relation.tables))
@@ -158,11 +154,11 @@ class Verification:
             f"SELECT COUNT(*) FROM {parent.sql} {pinned} AS P WHERE {given} AND NOT EXISTS "
             f"(SELECT 1 FROM {dimension.table.sql} {pinned} AS D WHERE {same})"
         )
-        return int(self._refresher.snowflake.query(sql)[0][0])
+        return int(self._context.snowflake.query(sql)[0][0])
 
     def _relation(self) -> Relation:
         names = [column.name for column in self._shape.columns]
-        return relation_of(self._refresher.spec, self._refresher.snowflake, columns=names)
+        return relation_of(self._context.spec, self._context.snowflake, columns=names)
 
 
 def _pairs(dimension: Dimension) -> Iterator[tuple[str, str]]:

@@ -7,11 +7,24 @@ from pathlib import Path
 from typing import Any
 
 from tir_dagster.changes.change_set import NO_SLICE_KEY, ROWS, ChangeSet, parts_of, slice_label
+from tir_dagster.changes.relation import Relation
 from tir_dagster.errors import EQUALS_SOURCE, VerificationError
 from tir_dagster.hyper.compare import comparing
-from tir_dagster.hyper.content import Prints, content_fingerprints, slice_rows, source_fingerprints
+from tir_dagster.hyper.content import (
+    Prints,
+    bring_forward,
+    content_fingerprints,
+    content_sums,
+    slice_rows,
+    source_fingerprints,
+    sums_from_json,
+)
 from tir_dagster.hyper.fingerprints import different_slices
-from tir_dagster.hyper.replace import Shape, staged_keys
+from tir_dagster.hyper.replace import Shape, replaced_rows, staged_keys
+from tir_dagster.refresh.context import RefreshContext
+from tir_dagster.refresh.state.versions import Version
+from tir_dagster.refresh.survey import readable_version
+from tir_dagster.snowflake.versions import SourceVersion
 
 _MOST_NAMED = 5
 
@@ -68,3 +81,56 @@ def verify_slices(
 def slices_in_turn(verified: Mapping[str, str], present: Iterable[str], count: int) -> list[str]:
     """Return the slices that were longest not verified; `verified` tells the source version at which each last was."""
     return sorted(present, key=lambda name: (verified.get(name, ""), name))[:count]
+
+
+# The stage
+
+
+def verify_content(
+    context: RefreshContext, extract: Path, change_set: ChangeSet, base: Version | None, shape: Shape
+) -> Prints:
+    """Verify what was replaced (L1); return the sums of the whole content, brought forward from the base's."""
+    if change_set.decision == "full" or base is None:
+        sums = content_sums(extract, shape)
+        verify_loaded(sums, change_set)
+        return sums
+    folder = context.change_sets.path(change_set.id)
+    verify_replaced(extract, change_set, folder, shape)
+    # Versions of earlier releases have no sums.
+    kept = base.manifest.get("content_sums")
+    before = sums_from_json(kept) if kept is not None else content_sums(base.extract, shape)
+    replaced = replaced_rows(change_set, folder, shape)
+    purged, appended = (content_sums(file, shape, replaced) for file in (base.extract, extract))
+    return bring_forward(before, purged=purged, appended=appended)
+
+
+def verify_in_turn(
+    context: RefreshContext,
+    extract: Path,
+    change_set: ChangeSet,
+    base: Version | None,
+    relation: Relation,
+    shape: Shape,
+    sums: Prints,
+) -> dict[str, str]:
+    """Compare slices in turn with the source (L2), or all that were touched; return at which version each last was."""
+    rows, settings = slice_rows(sums), context.spec.verify
+    kept = base.manifest.get("verified", {}) if base is not None and change_set.decision == "incremental" else {}
+    verified = {name: version for name, version in kept.items() if name in rows}
+    read = SourceVersion.parse(change_set.source_version)
+    pinned = readable_version(context.snowflake, relation.tables, read, change_set.known.token)
+    if relation.why_full is not None or pinned is None:
+        # Asked again, such a query may rightly answer something else, and such a table does.
+        return verified
+    chosen = set(slices_in_turn(verified, rows, settings.slices_per_run))
+    if settings.each == "slices":
+        chosen |= set(rows) if change_set.decision == "full" else {*change_set.purged, *change_set.appended}
+    verify_slices(
+        extract,
+        context.spec.name,
+        [None if name == NO_SLICE_KEY else name for name in chosen],
+        shape=shape,
+        table_sql=relation.shown(pinned),
+        query=context.snowflake.query,
+    )
+    return {**verified, **dict.fromkeys(sorted(chosen & rows.keys()), change_set.source_version)}

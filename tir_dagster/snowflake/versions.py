@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -239,3 +239,14 @@ class Span:
         """The table's own feed of changes, both images of updates, as what follows FROM."""
         end = self.new.sql.replace("AT(", "END(", 1)
         return f"{table.sql} CHANGES(INFORMATION => DEFAULT) {self.old.sql} {end}"
+
+
+def combined_token(found: Iterable[tuple[TableName, Probe]]) -> str:
+    """One token that changes when any of the tables does; SourceError for a table that gives none."""
+    return ",".join(_token(table, probed) for table, probed in found)
+
+
+def _token(table: TableName, found: Probe) -> str:
+    if found.token is None:
+        raise SourceError(found.problem or f"{table} gives no change token.")
+    return found.token

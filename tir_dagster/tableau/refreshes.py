@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from defusedxml.ElementTree import fromstring
 
 from tir_dagster.errors import DatasourceError
 from tir_dagster.tableau.client import TableauClient
-from tir_dagster.tableau.datasources import FoundDatasource, reread
+from tir_dagster.tableau.datasources import FoundDatasource, reread, server_version, settled
 from tir_dagster.tableau.failures import RefusedError
 from tir_dagster.tableau.jobs import (
     CREATE_TASK,
@@ -145,3 +146,63 @@ def start_own_refresh(
 
 def _start_full(client: TableauClient, found: FoundDatasource) -> StartedRefresh:
     return start_refresh(client, found, incremental=False)
+
+
+_QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
+
+
+_ROWS = re.compile(r"\b(\d[\d,]*) rows\b")
+
+
+@dataclass(frozen=True)
+class TriggeredRefresh:
+    """A refresh that ended well. `rows` is how many the server says it loaded: all of them, or the appended ones.
+
+    `joined` tells that somebody else's refresh was waited for first.
+    """
+
+    job_id: str
+    joined: bool
+    seconds: float
+    rows: int | None
+    found: FoundDatasource
+
+
+def refresh_by_server(
+    client: TableauClient, found: FoundDatasource, *, incremental: bool, log: Log, timeout: float
+) -> TriggeredRefresh:
+    """Start the server's own refresh of this kind and wait for its end; every other end is an error with the job's notes."""
+    clock = client.retry.clock
+    begun = clock()
+    what = f"{'incremental' if incremental else 'full'} refresh of {found.shown}"
+    own = start_own_refresh(client, found, incremental=incremental, log=log, timeout=timeout)
+    log(f"{what}: job {own.job_id}")
+    rows: int | None = None
+    try:
+        notes = wait_for_job(client, own.job_id, what=what, timeout=timeout).notes
+    except JobVanishedError as vanished:
+        now = _landed(client, own.before, what, vanished)
+        log(f"the server forgot job {own.job_id}, but the datasource is another one than before: it was refreshed")
+    else:
+        rows = rows_told(notes)
+        log(" ".join(notes) or f"{what}: done, without a note")
+        now = settled(client, own.before)
+    return TriggeredRefresh(own.job_id, own.waited, round(clock() - begun, 3), rows, now)
+
+
+def _landed(client: TableauClient, before: FoundDatasource, what: str, vanished: JobVanishedError) -> FoundDatasource:
+    """The datasource, if it shows that the refresh took place; else nobody knows."""
+    now = settled(client, before)
+    if server_version(now) != server_version(before):
+        return now
+    raise JobVanishedError(
+        f"{client.where} no longer knows the job of the {what}, and the datasource is as it was before: whether the refresh"
+        " took place is unknown. Look at the datasource's refresh history on the server, and run again."
+    ) from vanished
+
+
+def rows_told(notes: tuple[str, ...]) -> int | None:
+    """How many rows the job's notes speak of; None where they speak of none."""
+    # Without what stands in quotes: a datasource may be called "Top 10 rows".
+    told = [found[1] for note in notes if (found := _ROWS.search(_QUOTED.sub("", note)))]
+    return int(told[0].replace(",", "")) if told else None

@@ -13,7 +13,7 @@ def main() -> None:
     (spec,) = load_specs(sys.argv[1])
     with dagster_instance() as instance:
         command = Command(spec, instance, print)
-        command._apply(Outcome(spec.name, "changes"), command.refresher.change_sets.pending()[-1])
+        command.apply(Outcome(spec.name, "changes"), command.context.change_sets.pending()[-1])
 
 
 if __name__ == "__main__":

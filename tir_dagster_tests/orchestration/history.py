@@ -14,12 +14,11 @@ from pyspark.sql import SparkSession
 from tableauhyperapi import Connection, CreateMode, HyperProcess, Telemetry
 
 from tir_dagster.changes.plan import Mode, Plan
-from tir_dagster.refresh.deliveries.republish import fetch_shell, look_at_server
-from tir_dagster.refresh.flow import Refresher
+from tir_dagster.refresh.context import Looked
+from tir_dagster.refresh.datasource import fetch_shell, look_at_server
 from tir_dagster.refresh.state.change_sets import new_id
 from tir_dagster.refresh.state.records import Confirmation
 from tir_dagster.refresh.state.versions import Version
-from tir_dagster.refresh.steps import Looked
 from tir_dagster.sandbox.tableau.packages import Column as PackageColumn
 from tir_dagster.sandbox.tableau.packages import SnowflakeConnection, build_tdsx
 from tir_dagster.snowflake.connection import SnowflakeAccess
@@ -29,6 +28,7 @@ from tir_dagster.tableau.client import TableauClient
 from tir_dagster_tests.conftest import Sandbox
 from tir_dagster_tests.orchestration.pace import quickly
 from tir_dagster_tests.packages import plain
+from tir_dagster_tests.stages import Refresher
 
 DATABASE, PROJECT = "HISTORIES", "histories"
 COLUMNS = "K, L, D, V, W"
@@ -157,7 +157,7 @@ class History:
         plan, made = refresher.detect(looked, surveyed, plan, ident=new_id(), resync=resync, allow_empty=True)
         if made is None or until == "staged":
             return plan
-        version, _ = refresher.apply(looked, made)
+        version = refresher.apply(looked, made)
         if until == "verified":
             return plan
         confirmation = refresher.publish(looked, version).confirmation
@@ -174,7 +174,7 @@ class History:
         plan = self.refresher.plan(looked, surveyed, "changes")
         _, made = self.refresher.detect(looked, surveyed, plan, ident=new_id(), resync=[], allow_empty=False)
         assert made is not None
-        return looked, self.refresher.apply(looked, made)[0]
+        return looked, self.refresher.apply(looked, made)
 
     def publish_foreign(self, columns: str = COLUMN_TYPES) -> None:
         """Somebody else puts a file of their own in the extract's place."""

@@ -18,8 +18,6 @@ import tableauserverclient as TSC  # noqa: N812 - the name its own documentation
 from pyspark.sql import SparkSession
 
 from tir_dagster.changes.plan import Mode, Plan
-from tir_dagster.refresh.deliveries.by_server import ByServer
-from tir_dagster.refresh.flow import Refresher
 from tir_dagster.refresh.state.change_sets import new_id
 from tir_dagster.refresh.state.records import Confirmation
 from tir_dagster.sandbox.tableau.packages import Column, SnowflakeConnection, build_tdsx
@@ -32,6 +30,7 @@ from tir_dagster_tests.conftest import Sandbox
 from tir_dagster_tests.orchestration.conftest import download
 from tir_dagster_tests.packages import check_package, document_of, plain
 from tir_dagster_tests.sandbox.tableau.helpers import Admin
+from tir_dagster_tests.stages import Refresher
 
 DATABASE, PROJECT = "SERVED", "served"
 _START = datetime.fromisoformat("2025-03-01 00:00:00")
@@ -107,14 +106,6 @@ class Clock:
 
     def policy(self) -> RetryPolicy:
         return RetryPolicy(sleep=self.sleep, clock=lambda: time.monotonic() + self.ahead)
-
-
-class ClockedRefresher(Refresher):
-    """A refresher that sees another time than this machine's when it moves schedules."""
-
-    def __init__(self, spec: ExtractSpec, *, now: Callable[[], datetime], **others: Any) -> None:
-        super().__init__(spec, **others)
-        self._by_server = ByServer(self, now=now)
 
 
 @dataclass
@@ -214,7 +205,7 @@ class Served:
         )
 
     def _refresher(self) -> Refresher:
-        return ClockedRefresher(
+        return Refresher(
             self.spec(),
             now=self.server_clock.now if self.server_clock else lambda: datetime.now(UTC),
             snowflake=SnowflakeAccess.from_environment(self.env),
@@ -297,7 +288,7 @@ class Served:
 
         self.lines.clear()
         self.refresher.begin()
-        self.refresher.lend(log, lambda: self.spark)
+        self.refresher.listen(log)
         with paced(self.server_clock.policy()) if self.server_clock else nullcontext():
             return self._refresh(mode, until)
 
@@ -313,7 +304,7 @@ class Served:
         plan, made = refresher.detect(looked, surveyed, plan, ident=new_id(), resync=[], allow_empty=True)
         if made is None or until == "staged":
             return Done(plan, made.reason if made else None)
-        version, _ = refresher.apply(looked, made)
+        version = refresher.apply(looked, made)
         if until == "verified":
             return Done(plan, made.reason)
         confirmation = refresher.publish(looked, version).confirmation

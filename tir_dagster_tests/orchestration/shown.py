@@ -16,8 +16,7 @@ from tableauhyperapi import Connection, HyperProcess, Telemetry
 from tir_dagster.changes.change_set import ChangeSet
 from tir_dagster.changes.hints import parse_hints
 from tir_dagster.changes.plan import Mode, Plan
-from tir_dagster.refresh.deliveries.republish import fetch_shell, look_at_server
-from tir_dagster.refresh.flow import Refresher
+from tir_dagster.refresh.datasource import fetch_shell, look_at_server
 from tir_dagster.refresh.state.change_sets import new_id
 from tir_dagster.refresh.state.records import Confirmation
 from tir_dagster.snowflake.connection import SnowflakeAccess
@@ -27,6 +26,7 @@ from tir_dagster.tableau.client import TableauClient
 from tir_dagster_tests.conftest import Sandbox
 from tir_dagster_tests.orchestration.pace import quickly
 from tir_dagster_tests.packages import plain
+from tir_dagster_tests.stages import Refresher
 
 DATABASE, PROJECT = "SHOWN", "shown"
 _numbers = itertools.count(1)
@@ -117,16 +117,16 @@ class Shown:
             refresher.settle(looked.late)
         surveyed = refresher.survey(looked)
         given = parse_hints(self._hints(hints), "a test") if hints else ()
-        plan = refresher.plan(looked, surveyed, mode, hinted=bool(given))
+        plan = refresher.plan(looked, surveyed, mode, hints=tuple(given))
         if plan.decision == "none":
             return plan
         plan, made = refresher.detect(
-            looked, surveyed, plan, ident=new_id(), resync=[], allow_empty=allow_empty, hints=given
+            looked, surveyed, plan, ident=new_id(), resync=[], allow_empty=allow_empty, hints=tuple(given)
         )
         self.change_set = made
         if made is None or until == "staged":
             return plan
-        version, _ = refresher.apply(looked, made)
+        version = refresher.apply(looked, made)
         if until == "verified":
             return plan
         confirmation = refresher.publish(looked, version).confirmation

@@ -336,7 +336,7 @@ def test_rows_that_a_mandatory_join_hides_are_counted(loaded, tmp_path, spark):
     shown.sql("INSERT INTO {s}.PRODUCTS VALUES (1, 'blue'), (1, 'red')")
     shown.sql("INSERT INTO {s}.SALES VALUES (10, 1), (11, NULL), (12, 2), (13, 2)")
     shown.refresh()
-    verification = Verification(shown.refresher, shown.confirmed)
+    verification = Verification(shown.refresher.context, shown.confirmed)
     assert verification.equals_source().passed
     joins = verification.mandatory_joins()
     assert not joins.passed

@@ -15,6 +15,7 @@ import pytest
 
 from tir_dagster.changes.plan import Mode
 from tir_dagster.cli.refresh import Command, Outcome
+from tir_dagster.refresh.context import leased
 from tir_dagster.refresh.state.change_sets import ChangeSetStore
 from tir_dagster_tests.orchestration.conftest import Place
 from tir_dagster_tests.processes import wait_for
@@ -46,8 +47,8 @@ def stage(place, mode: Mode = "changes"):
 
 
 def _detect(command: Command, mode: Mode):
-    with command.refresher.leased("test", wait_seconds=60):
-        return command._detect(Outcome(command.spec.name, mode), mode, (), allow_empty=False)
+    with leased(command.context, "test", wait_seconds=60):
+        return command.detect(Outcome(command.spec.name, mode), mode, (), allow_empty=False)
 
 
 def apply_and_die(place, step: str) -> None:

@@ -29,7 +29,7 @@ from tableauhyperapi import HyperProcess, Telemetry
 from tir_dagster.errors import TirError
 from tir_dagster.orchestration.home import tir_home
 from tir_dagster.refresh.deliveries import by_patch
-from tir_dagster.refresh.deliveries.trigger_flow import TriggerRefresher, plan_trigger
+from tir_dagster.refresh.deliveries.trigger import no_spark, plan_trigger, refresh_on_server, watch
 from tir_dagster.refresh.state.change_sets import new_id
 from tir_dagster.refresh.state.lease import LeaseLostError
 from tir_dagster.refresh.state.records import Confirmation
@@ -45,6 +45,7 @@ from tir_dagster_tests.packages import plain
 from tir_dagster_tests.processes import wait_for
 from tir_dagster_tests.rest_calls import check_played
 from tir_dagster_tests.sandbox.tableau.helpers import Admin, Looker
+from tir_dagster_tests.stages import Refresher
 from tir_dagster_tests.tableau.test_download import Disk
 
 EVERYTHING = os.environ.get("TIR_FAULTS") == "all"
@@ -186,7 +187,7 @@ class Scene:
             plan, made = refresher.detect(looked, surveyed, plan, ident=new_id(), resync=[], allow_empty=False)
             assert made is not None
             assert plan.decision == "incremental"
-            version, _ = refresher.apply(looked, made)
+            version = refresher.apply(looked, made)
         self.version = version.id
 
     def play(self) -> None:
@@ -296,11 +297,12 @@ class Scene:
 class TriggerScene(Scene):
     """The same, where Tableau's own refresh is all that happens."""
 
-    def _refresher(self) -> TriggerRefresher:
-        return TriggerRefresher(
+    def _refresher(self) -> Refresher:
+        return Refresher(
             self.place.spec(),
             snowflake=SnowflakeAccess.from_environment(self.place.env),
             tableau=TableauAccess.from_environment(self.place.env),
+            spark=no_spark,
             home=self.place.folder,
             log=self.place.lines.append,
         )
@@ -312,10 +314,10 @@ class TriggerScene(Scene):
     def _settle(self) -> str:
         refresher = self._refresher()
         with self.waiting():
-            watched = refresher.watch()
+            watched = watch(refresher.context)
             plan = plan_trigger(self.place.spec(), watched, self.confirmed, "changes")
             if plan.decision != "none":
-                self.confirmed = refresher.refresh(plan, watched).confirmation
+                self.confirmed = refresh_on_server(refresher.context, plan, watched).confirmation
         return plan.decision
 
     def change(self) -> None:
@@ -574,7 +576,7 @@ def take_over(scene: Scene) -> None:
 @pytest.mark.parametrize("scene", ["republish", "server", "patch"], indirect=True)
 def test_one_who_lost_the_lease_stops_right_before_the_publish(scene: Scene) -> None:
     refresher = scene.place.refresher = scene.place._refresher()
-    refresher.log = lambda line: take_over(scene) if line.startswith(("publishing", "sending")) else None
+    refresher.listen(lambda line: take_over(scene) if line.startswith(("publishing", "sending")) else None)
     dead, theirs = (refresher.work.with_name(name) / "patch" / "payload.hyper" for name in ("dead", "theirs"))
     put(dead)
     with scene.waiting(), refresher.leased("a slow run", wait_seconds=0):
@@ -602,7 +604,7 @@ def test_one_whose_files_were_swept_is_told_who_took_over(scene: Scene) -> None:
             take_over(scene)
             shutil.rmtree(refresher.work)
 
-    refresher.log = swept
+    refresher.listen(swept)
     with scene.waiting(), refresher.leased("a slow run", wait_seconds=0):
         looked = refresher.look(scene.confirmed)
         with pytest.raises(LeaseLostError, match="process 7 on elsewhere"):
@@ -639,7 +641,7 @@ def test_what_happened_while_a_job_worked_is_noticed_before_anything_is_sent_aga
 ) -> None:
     refresher = scene.place.refresher = scene.place._refresher()
     sleep, waiting = scene.time.sleep, iter([scene])
-    refresher.log = lambda line: scene.calls() if line.startswith("sending") else None
+    refresher.listen(lambda line: scene.calls() if line.startswith("sending") else None)
     scene.admin.fault("slow_job", path=f"/{scene.name}$", seconds=0.2)
     if fails:
         scene.admin.fault("fail_job", path=f"/{scene.name}$")

@@ -231,7 +231,7 @@ def test_what_somebody_published_between_two_steps_is_not_overwritten(loaded):
     # As after publishes that were refused: what is never confirmed must not fill the disk.
     made = loaded.refresher.change_sets.get(version.manifest["change_set"])
     for _ in range(4):
-        version, _ = loaded.refresher.apply(looked, made)
+        version = loaded.refresher.apply(looked, made)
     assert [one.number for one in loaded.refresher.versions.versions()] == [1, 3, 4, 5, 6]
     loaded.publish_foreign()
     theirs = loaded.published_rows()

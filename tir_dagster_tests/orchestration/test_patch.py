@@ -148,7 +148,7 @@ def test_a_large_change_travels_in_parts_and_goes_on_where_it_was_interrupted(pr
     # Between two parts something else moves it, and nobody can tell what: the rows are compared at the end.
     history.sql(f"UPDATE {history.name} SET V = V || 'x', W = '2025-02-03'::TIMESTAMP_NTZ WHERE K >= 1000")
     edits = iter(["Ask Ann."])
-    history.refresher.lend(lambda line: edit(history, admin, edits) if line.startswith("done") else None, lambda: spark)
+    history.refresher.listen(lambda line: edit(history, admin, edits) if line.startswith("done") else None)
     assert history.refresh().decision == "incremental"
     assert "download" in routes(admin)
     assert history.published_rows() == history.source_rows()
@@ -206,7 +206,7 @@ def test_rows_that_look_alike_in_sum_are_told_apart(prepared, spark, tmp_path, a
     assert before.manifest["fingerprint"] != now.manifest["fingerprint"]
     # Somebody goes back to what was there before.
     history.publish(before.extract)
-    assert not Verification(history.refresher, history.confirmed).server_holds_it().passed
+    assert not Verification(history.refresher.context, history.confirmed).server_holds_it().passed
     assert history.refresh().reason is Reason.FOREIGN_PUBLISH
     assert history.published_rows() == history.source_rows()
     # And into what was not confirmed yet somebody puts others.
@@ -325,11 +325,11 @@ def test_what_somebody_published_is_not_changed(one):
 
 def test_what_somebody_published_right_before_we_sent_is_left_alone(one):
     one.act(("update", "1", "'ours'"))
-    one.refresher.lend(lambda line: one.publish_foreign() if line.startswith("sending") else None, lambda: one.spark)
+    one.refresher.listen(lambda line: one.publish_foreign() if line.startswith("sending") else None)
     with pytest.raises(DatasourceError, match="Nothing was changed"):
         one.refresh()
     assert not one.published_rows()
-    one.refresher.lend(lambda _: None, lambda: one.spark)
+    one.refresher.listen(lambda _: None)
     assert one.refresh().reason is Reason.FOREIGN_PUBLISH
     assert one.published_rows() == one.source_rows()
 
@@ -388,7 +388,7 @@ def test_a_change_that_may_still_come_is_outlasted_before_anything_else_is_publi
         if line.startswith("publishing"):
             seen.append(status_of_job(one))
 
-    one.refresher.lend(listen, lambda: one.spark)
+    one.refresher.listen(listen)
     assert one.refresh().reason is Reason.FOREIGN_PUBLISH
     assert set(seen) <= {"Success", "Failed"}
     assert seen

@@ -113,7 +113,7 @@ def test_a_table_without_time_travel_is_read_as_it_is_and_never_in_two_versions(
     shop.sql("UPDATE {s}.PRODUCTS SET PRICE = 5 WHERE PRODUCT = 'P1'")
     assert shop.refresh().decision == "incremental"
     assert shop.published() == shop.expected()
-    assert Verification(shop.refresher, shop.confirmed).equals_source().passed
+    assert Verification(shop.refresher.context, shop.confirmed).equals_source().passed
 
     # A change between the survey and the end of the reading.
     looked = shop.refresher.look(shop.confirmed)
@@ -122,14 +122,14 @@ def test_a_table_without_time_travel_is_read_as_it_is_and_never_in_two_versions(
     plan = shop.refresher.plan(looked, surveyed, "full")
     with pytest.raises(GuardError, match=r"changed while it was read.*DATA_RETENTION_TIME_IN_DAYS is 0"):
         shop.refresher.detect(looked, surveyed, plan, ident="early", resync=[], allow_empty=True)
-    finding = Verification(shop.refresher, shop.confirmed).equals_source()
+    finding = Verification(shop.refresher.context, shop.confirmed).equals_source()
     assert (finding.passed, finding.open) == (False, True)
 
     # And one between the reading and the verification: what was read is what is published.
     shop.refresh("full", until="staged")
     looked, staged = shop.refresher.look(shop.confirmed), shop.change_set
     shop.sql("UPDATE {s}.PRODUCTS SET PRICE = 7 WHERE PRODUCT = 'P1'")
-    version, _ = shop.refresher.apply(looked, staged)
+    version = shop.refresher.apply(looked, staged)
     assert version.manifest["rows"] == staged.rows
     assert shop.refresh().reason is Reason.REQUESTED, "it is still owed"
     assert shop.published() == shop.expected()

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from tir_dagster.changes.plan import Known
-from tir_dagster.refresh.flow import Refresher
 from tir_dagster.refresh.state.records import Confirmation
 from tir_dagster.snowflake.connection import SnowflakeAccess
 from tir_dagster.spec.reading import spec_from_mapping
 from tir_dagster.tableau.access import TableauAccess, TableauToken
+from tir_dagster_tests.stages import Refresher
 
 
 @pytest.mark.parametrize(

@@ -27,14 +27,14 @@ from tir_dagster.orchestration.confirmations import last_confirmation
 from tir_dagster.orchestration.home import dagster_instance
 from tir_dagster.orchestration.resources import environment_resources
 from tir_dagster.orchestration.sensors import Watch
-from tir_dagster.refresh.deliveries.trigger_flow import TriggerRefresher, plan_trigger
-from tir_dagster.refresh.detect import combined_token
+from tir_dagster.refresh.context import refresh_context
+from tir_dagster.refresh.deliveries.trigger import no_spark, plan_trigger, refresh_on_server, watch
 from tir_dagster.refresh.state.records import Confirmation
-from tir_dagster.refresh.watched import Watched, watch_tables, watched_tables
+from tir_dagster.refresh.survey import Watched, watch_tables, watched_tables
 from tir_dagster.sandbox.tableau.packages import Column, SnowflakeConnection, build_tdsx
 from tir_dagster.sandbox.tableau.settings import Settings
 from tir_dagster.snowflake.connection import SnowflakeAccess
-from tir_dagster.snowflake.versions import SourceVersion, probe
+from tir_dagster.snowflake.versions import SourceVersion, combined_token, probe
 from tir_dagster.spec.extract import ExtractSpec
 from tir_dagster.spec.reading import spec_from_mapping
 from tir_dagster.tableau.access import TableauAccess
@@ -208,7 +208,7 @@ def test_a_change_of_any_watched_table_is_refreshed_by_the_server_once(shop: Sho
 
     admin.forget_calls()
     third = shop.refresh()
-    assert (third["decision"], third["published"], third["run_ids"]) == ("none", False, [])
+    assert (third["decision"], third["published"], len(third["run_ids"])) == ("none", False, 1)
     assert third["source_version"] == second["source_version"]
     assert shop.tir("plan").stdout == f"{shop.name}: nothing to do, the source has not changed.\n"
     assert admin.calls() == [], "nothing is asked of Tableau when nothing changed"
@@ -274,18 +274,18 @@ def test_a_job_that_vanished_without_a_trace_confirms_nothing(shop: Shop, admin:
 
 
 def test_a_change_during_the_refresh_is_seen_next_time(shop: Shop) -> None:
-    refresher = TriggerRefresher(
+    context = refresh_context(
         shop.spec,
         snowflake=SnowflakeAccess.from_environment(os.environ),
         tableau=TableauAccess.from_environment(os.environ),
+        spark=no_spark,
         home=shop.folder,
-        log=lambda _: None,
     )
-    watched = refresher.watch()
+    watched = watch(context)
     shop.sql("DELETE FROM {orders} WHERE ID = 2")
-    done = refresher.refresh(plan_trigger(shop.spec, watched, None, "changes"), watched)
+    done = refresh_on_server(context, plan_trigger(shop.spec, watched, None, "changes"), watched)
     assert plan_trigger(shop.spec, watched, done.confirmation, "changes").decision == "none"
-    assert plan_trigger(shop.spec, refresher.watch(), done.confirmation, "changes").decision == "full"
+    assert plan_trigger(shop.spec, watch(context), done.confirmation, "changes").decision == "full"
 
 
 @pytest.mark.parametrize("command", ["plan", "refresh"])

@@ -13,7 +13,7 @@ from tir_dagster.changes.hints import HintError
 from tir_dagster.changes.plan import Reason
 from tir_dagster.errors import GuardError, SpecError
 from tir_dagster.orchestration.metadata import slice_metadata
-from tir_dagster.refresh.detect import survey
+from tir_dagster.refresh.survey import survey_source
 from tir_dagster_tests.conftest import Sandbox
 from tir_dagster_tests.orchestration.shown import Shown, prepare
 
@@ -196,7 +196,7 @@ def test_nothing_of_an_aggregate_is_touched_while_a_table_is_not_quiet(sums):
     patient = replace(spec, thresholds=replace(spec.thresholds, quiet_period=3600.0))
     told = pytest.raises(GuardError, match=r"SALES.* keeps changing: never quiet for 3600 seconds\. Nothing was")
     with sums.refresher.snowflake.kept_open(), told:
-        survey(patient, sums.refresher.snowflake, log=lambda _: None, sleep=waited.append)
+        survey_source(patient, sums.refresher.snowflake, log=lambda _: None, sleep=waited.append)
     assert min(waited) > 3000
 
 

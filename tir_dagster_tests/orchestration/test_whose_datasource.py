@@ -44,7 +44,7 @@ def named(history: History, name: str, **settings: Any) -> None:
     """The spec names that datasource from now on."""
     spec = history.new_refresher().spec
     history.refresher = history.new_refresher()
-    history.refresher.spec = replace(spec, datasource=replace(spec.datasource, name=name, **settings))
+    history.refresher.change(spec=replace(spec, datasource=replace(spec.datasource, name=name, **settings)))
 
 
 def published(history: History) -> set[str]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tir_dagster.errors import SpecError
-from tir_dagster.refresh.detect import definition_of
+from tir_dagster.refresh.survey import definition_of
 from tir_dagster.spec.extract import Changes, ExtractSpec, Keep, check_columns
 from tir_dagster.spec.reading import load_specs, parse_specs, spec_from_mapping
 

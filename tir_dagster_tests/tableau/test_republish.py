@@ -12,15 +12,10 @@ from typing import Any
 import pytest
 
 from tir_dagster.errors import DatasourceError
+from tir_dagster.refresh.context import ServerLook
+from tir_dagster.refresh.datasource import credentials_for, fetch_shell
 from tir_dagster.refresh.deliveries.overwrite import Place, publish_over
-from tir_dagster.refresh.deliveries.republish import (
-    Delivered,
-    ServerLook,
-    credentials_for,
-    deliver,
-    fetch_shell,
-    finish_delivery,
-)
+from tir_dagster.refresh.deliveries.republish import Delivered, deliver, finish_delivery
 from tir_dagster.spec.extract import Credentials, ExtractSpec
 from tir_dagster.spec.reading import spec_from_mapping
 from tir_dagster.tableau.client import RetryPolicy, TableauClient

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 import tableauserverclient as TSC  # noqa: N812 - the name its own documentation uses
 
-from tir_dagster.refresh.deliveries.trigger import TriggeredRefresh, refresh_by_server, rows_told, schedule_warnings
+from tir_dagster.refresh.deliveries.trigger import schedule_warnings
 from tir_dagster.tableau.access import TableauAccess
 from tir_dagster.tableau.client import RetryPolicy, TableauClient
 from tir_dagster.tableau.datasources import FoundDatasource, server_version
 from tir_dagster.tableau.jobs import JobFailedError, JobVanishedError, start_refresh
+from tir_dagster.tableau.refreshes import TriggeredRefresh, refresh_by_server, rows_told
 from tir_dagster_tests.processes import wait_for
 from tir_dagster_tests.sandbox.tableau.helpers import Admin
 from tir_dagster_tests.tableau.conftest import Orders

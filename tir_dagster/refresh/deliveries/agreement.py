@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from tir_dagster.errors import DatasourceError
@@ -10,6 +11,8 @@ from tir_dagster.hyper.casts import PURGE_KEY
 from tir_dagster.hyper.package.package import Package
 from tir_dagster.snowflake.names import TableName
 from tir_dagster.snowflake.query import same_query
+from tir_dagster.spec.extract import ExtractSpec
+from tir_dagster.tableau.datasources import FoundDatasource
 
 
 def check_agreement(
@@ -115,3 +118,12 @@ def _relation(package: Package, table: TableName) -> Iterator[str]:
     mine = [table.database, table.schema, table.name]
     if [part.upper() for part in named] != [part.upper() for part in mine]:
         yield f"it reads {'.'.join(named)}, the spec names {table}"
+
+
+def refuse_document(spec: ExtractSpec, shell: Path | None, found: FoundDatasource | None) -> None:
+    """Refuse a document that people made for the delivery `patch`: it names its columns, so ours cannot be among them."""
+    if shell is not None and spec.delivery == "patch" and found is not None:
+        raise DatasourceError(
+            f"{spec.name}: {found.shown} has a document that people made, and the delivery `patch` keeps none. Choose the "
+            "delivery `republish`, or publish under another name: then a Hyper file is created."
+        )

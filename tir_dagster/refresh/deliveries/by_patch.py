@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tir_dagster.changes.change_set import ChangeSet
 from tir_dagster.errors import DatasourceError, ExtractError, MachineError
@@ -28,7 +27,9 @@ from tir_dagster.hyper.payload import (
     write_payloads,
 )
 from tir_dagster.hyper.replace import Shape, replace_change
-from tir_dagster.refresh.apply import SHELL
+from tir_dagster.refresh.confirm import confirmation_of, intend
+from tir_dagster.refresh.context import Looked, Published, RefreshContext, ServerLook, crash_after, remove, shape_of
+from tir_dagster.refresh.datasource import fetch_shell, look_at_server
 from tir_dagster.refresh.deliveries.patch import (
     Batch,
     Table,
@@ -38,18 +39,13 @@ from tir_dagster.refresh.deliveries.patch import (
     still_the_same,
     what_is_left,
 )
-from tir_dagster.refresh.deliveries.republish import ServerLook, fetch_shell, look_at_server
 from tir_dagster.refresh.state.records import Aftermath, Intent
-from tir_dagster.refresh.state.versions import Version
-from tir_dagster.refresh.steps import Looked, Published, crash_after, remove, shape_of
+from tir_dagster.refresh.state.versions import SHELL, Version
 from tir_dagster.tableau.client import TableauClient
 from tir_dagster.tableau.datasources import FoundDatasource, settled
 from tir_dagster.tableau.failures import RefusedError, UnknownOutcomeError
 from tir_dagster.tableau.jobs import JobCancelledError, JobFailedError, JobVanishedError, wait_for_job
 from tir_dagster.tableau.upload import tell_progress
-
-if TYPE_CHECKING:
-    from tir_dagster.refresh.flow import Refresher
 
 # A job that failed is sent once more: the batch replaces keys, so it heals whatever part of it was done.
 _ATTEMPTS = 2
@@ -116,16 +112,16 @@ class ByPatch:
     that is known is patched: where a change may have arrived in part, the whole version is published instead.
     """
 
-    def __init__(self, flow: Refresher) -> None:
-        self._flow = flow
+    def __init__(self, context: RefreshContext) -> None:
+        self._context = context
 
     def keyed(self, version: Version) -> bool:
         """Whether a whole publish gives the rows a key column, so that later changes can be sent alone."""
-        return self._flow.spec.delivery == "patch" and self._needs_key(shape_of(version))
+        return self._context.spec.delivery == "patch" and self._needs_key(shape_of(version))
 
     def _needs_key(self, shape: Shape) -> bool:
         # What a query gives is NOT NULL only as far as somebody's reasoning about it goes.
-        return self._flow.spec.query is not None or needs_key_column(shape)
+        return self._context.spec.query is not None or needs_key_column(shape)
 
     @contextmanager
     def whole(self, version: Version) -> Iterator[Path]:
@@ -141,18 +137,10 @@ class ByPatch:
         finally:
             remove(folder)
 
-    def refuse_document(self, shell: Path | None, looked: Looked) -> None:
-        """A document that people made names its columns, so ours cannot be among them."""
-        if shell is not None and self._flow.spec.delivery == "patch" and looked.server.found is not None:
-            raise DatasourceError(
-                f"{self._flow.spec.name}: {looked.server.found.shown} has a document that people made, and the delivery `patch`"
-                " keeps none. Choose the delivery `republish`, or publish under another name: then a Hyper file is created."
-            )
-
     def fits(self, looked: Looked, version: Version) -> bool:
         """Whether the change alone can be sent; otherwise the whole file is, once."""
         confirmed, base = looked.confirmed, looked.base
-        if self._flow.spec.delivery != "patch" or looked.server.found is None or confirmed is None or base is None:
+        if self._context.spec.delivery != "patch" or looked.server.found is None or confirmed is None or base is None:
             return False
         change_set = self._change_set(version)
         if change_set.decision == "full" or change_set.base != confirmed.version:
@@ -160,14 +148,16 @@ class ByPatch:
         if looked.in_doubt:
             untouched = looked.server.version_text == confirmed.server_version
             why = "the server does not take changes" if untouched else "a change may have arrived in part"
-            self._flow.log(f"{why}: publishing all rows")
+            self._context.log(f"{why}: publishing all rows")
             return False
         if not looked.alike:
-            self._flow.log("somebody published the same rows in columns of other types: publishing all of them anew")
+            self._context.log("somebody published the same rows in columns of other types: publishing all of them anew")
             return False
         # Old rows may have had no key where the new ones always do.
         if not confirmed.keyed and any(self._needs_key(shape_of(one)) for one in (base, version)):
-            self._flow.log("the published rows have no key that the server can test: publishing all of them, with one")
+            self._context.log(
+                "the published rows have no key that the server can test: publishing all of them, with one"
+            )
             return False
         return not (version.folder / SHELL).is_file()
 
@@ -176,11 +166,11 @@ class ByPatch:
         assert looked.server.found is not None
         assert looked.confirmed is not None
         keyed, folder = looked.confirmed.keyed, self._folder()
-        with self._flow.stages.timed("publish"), TableauClient(self._flow.tableau) as client:
+        with self._context.stages.timed("publish"), TableauClient(self._context.tableau) as client:
             try:
                 # Before the intent: what cannot be sent at all leaves nothing behind.
                 payloads = self._payloads(version, folder, keyed=keyed)
-                self._flow.intend(looked, version, patch=True, keyed=keyed)
+                intend(self._context, looked, version, patch=True, keyed=keyed)
                 crash_after("intended")
                 base = str(looked.server.version)
                 sent = self._send(client, looked.server.found, version, payloads, base=base, keyed=keyed)
@@ -189,8 +179,10 @@ class ByPatch:
             finally:
                 remove(folder)
         crash_after("published")
-        confirmation = self._flow.confirmation_of(version, ServerLook(looked.server.project, sent.found), keyed=keyed)
-        return Published(confirmation, sent.found, ())
+        confirmation = confirmation_of(
+            self._context, version, ServerLook(looked.server.project, sent.found), keyed=keyed
+        )
+        return Published(confirmation, sent.found, sent_bytes=sum(payload.bytes for payload in payloads))
 
     def _payloads(self, version: Version, folder: Path, *, keyed: bool) -> list[Payload]:
         change_set = self._change_set(version)
@@ -198,10 +190,10 @@ class ByPatch:
             version.extract,
             folder,
             change_set,
-            self._flow.change_sets.path(change_set.id),
+            self._context.change_sets.path(change_set.id),
             shape=shape_of(version),
             keyed=keyed,
-            most_bytes=int(self._flow.spec.datasource.patch_limit_mb * 1_000_000),
+            most_bytes=int(self._context.spec.datasource.patch_limit_mb * 1_000_000),
         )
 
     def _send(
@@ -215,10 +207,9 @@ class ByPatch:
         keyed: bool,
     ) -> Sent:
         """All parts, one after the other. `base` is the server's version that they change: it belongs to their ids."""
-        self._flow.sent_bytes = sum(payload.bytes for payload in payloads)
         table, columns = describe(version.extract), key_names(version.extract, shape_of(version), keyed=keyed)
         manifest = version.manifest
-        whole = f"{self._flow.spec.name} {version.id} {manifest['change_set']} {manifest['source_version']}"
+        whole = f"{self._context.spec.name} {version.id} {manifest['change_set']} {manifest['source_version']}"
         now, doubtful = found, False
         for number, payload in enumerate(payloads, 1):
             part = f"{number} of {len(payloads)}"
@@ -230,14 +221,14 @@ class ByPatch:
                 key_columns=columns,
                 identity=f"{whole} {payload.part} {base}",
             )
-            self._flow.log(
+            self._context.log(
                 f"sending {payload.keys:,} keys and {payload.rows:,} rows, {payload.bytes / 1e6:,.1f} MB ({part})"
             )
             ended = None
             try:
                 ended = self._send_one(client, found, now, version, batch)
             except JobVanishedError:
-                self._flow.log("the server forgot the job: its rows are compared at the end")
+                self._context.log("the server forgot the job: its rows are compared at the end")
             now = settled(client, now)
             check_unpublished(client, found, now)
             doubtful = doubtful or _changed_later(now, ended) or now.revision is None
@@ -252,18 +243,18 @@ class ByPatch:
         def check() -> None:
             still_the_same(client, now, begun=now is not found)
             # Last: looking takes several calls, each of which a machine may sleep through.
-            self._flow.check_lease()
+            self._context.check_lease()
             asking.begin()
 
         def check_again() -> None:
             not_published_since(client, now)
-            self._flow.check_lease()
+            self._context.check_lease()
             asking.begin()
 
         def sent(job_id: str) -> None:
             asking.taken = True
-            self._flow.check_lease()
-            self._flow.change_sets.note_job(version.id, job_id)
+            self._context.check_lease()
+            self._context.change_sets.note_job(version.id, job_id)
             crash_after("sent")
 
         try:
@@ -272,12 +263,12 @@ class ByPatch:
                 now,
                 batch,
                 attempts=_ATTEMPTS,
-                timeout=self._flow.spec.datasource.job_timeout,
+                timeout=self._context.spec.datasource.job_timeout,
                 check=check,
                 check_again=check_again,
                 lost=asking.lose,
                 sent=sent,
-                progress=tell_progress(self._flow.log, "uploading", clock=client.retry.clock),
+                progress=tell_progress(self._context.log, "uploading", clock=client.retry.clock),
             )
         except (JobFailedError, JobCancelledError) as error:
             error.args = (f"{error} {what_is_left(client, found)}",)
@@ -290,27 +281,27 @@ class ByPatch:
                 ) from error
             error.args = (f"{error} {what_is_left(client, found)}",)
             raise
-        self._flow.log(" ".join(["done on the server", *job.notes]))
+        self._context.log(" ".join(["done on the server", *job.notes]))
         return job.ended_at
 
     def check(
         self, client: TableauClient, found: FoundDatasource, version: Version, folder: Path, *, exactly: bool = True
     ) -> None:
         """Compare; what is not as it must be is not confirmed."""
-        self._flow.log("something may have changed on the server meanwhile: comparing its rows")
+        self._context.log("something may have changed on the server meanwhile: comparing its rows")
         compared = self.compare(client, found, version, folder, exactly=exactly)
         if version.manifest["fingerprint"] not in compared.fingerprints:
             raise NotAsIntendedError(
-                f"{self._flow.spec.name}: the rows of {found.shown} on {client.where} are not what they must be after this refresh."
+                f"{self._context.spec.name}: the rows of {found.shown} on {client.where} are not what they must be after this refresh."
                 " Nothing is confirmed. Run again: the next refresh compares what is there, and brings the same keys."
             )
 
     def check_delivered(self, client: TableauClient, found: FoundDatasource, version: Version) -> tuple[str, ...]:
         """After a whole publish that something may have followed; a warning where nobody may look."""
         # Tableau's own refreshes may write equal values in other words.
-        exactly = self._flow.spec.delivery == "patch"
+        exactly = self._context.spec.delivery == "patch"
         try:
-            self.check(client, found, version, self._flow.work / "compared", exactly=exactly)
+            self.check(client, found, version, self._context.work / "compared", exactly=exactly)
         except RefusedError as error:
             # Who may not download is not shown the revisions, either, and could never confirm anything.
             return (f"{error} So a publish by somebody else right after this one would not be noticed.",)
@@ -328,7 +319,7 @@ class ByPatch:
     ) -> Compared:
         """Download what the server holds and look at it; `exactly`: rows that look alike in sum are told apart."""
         try:
-            shell, hyper = fetch_shell(client, found, folder, log=self._flow.log)
+            shell, hyper = fetch_shell(client, found, folder, log=self._context.log)
             shape = shape_of(version)
             digests = content_digests(content_fingerprints(hyper, shape), shape)
             if exactly and version.manifest["fingerprint"] in digests and not _same_rows(hyper, version):
@@ -345,7 +336,7 @@ class ByPatch:
             return False
         change_set, shape, healed = self._change_set(version), shape_of(version), folder / "healed.hyper"
         try:
-            replace_change(hyper, healed, change_set, self._flow.change_sets.path(change_set.id), shape)
+            replace_change(hyper, healed, change_set, self._context.change_sets.path(change_set.id), shape)
             return _same_rows(healed, version)
         except MachineError:
             # Nobody has looked: it may well be ours.
@@ -363,10 +354,10 @@ class ByPatch:
         Known to be over, it cannot come late and undo what the next refresh brings. PARTIAL where that is all that is
         known.
         """
-        version = self._flow.known_version(intent.version)
+        version = self._context.known_version(intent.version)
         if version is None or server.found is None or not self._is_of(intent, version):
             self.outlast(client, intent)
-            return Aftermath.PARTIAL, look_at_server(client, self._flow.spec)
+            return Aftermath.PARTIAL, look_at_server(client, self._context.spec)
         folder = self._folder()
         try:
             payloads = self._payloads(version, folder, keyed=intent.keyed)
@@ -379,39 +370,39 @@ class ByPatch:
             # What was sent may still be at work.
             raise
         except _IN_VAIN as error:
-            self._flow.log(f"what was interrupted could not be sent again: {error}")
+            self._context.log(f"what was interrupted could not be sent again: {error}")
             self.outlast(client, intent)
         else:
             return Aftermath.LANDED, ServerLook(server.project, sent.found)
         finally:
             remove(folder)
-        return Aftermath.PARTIAL, look_at_server(client, self._flow.spec)
+        return Aftermath.PARTIAL, look_at_server(client, self._context.spec)
 
     def outlast(self, client: TableauClient, intent: Intent) -> None:
         """Wait until the job that was sent is over: coming late it would change what is published from now on."""
         if intent.job is None:
             return
-        self._flow.log("waiting for the change that was sent before")
+        self._context.log("waiting for the change that was sent before")
         try:
-            wait_for_job(client, intent.job, what="change of data", timeout=self._flow.spec.datasource.job_timeout)
+            wait_for_job(client, intent.job, what="change of data", timeout=self._context.spec.datasource.job_timeout)
         except (JobFailedError, JobCancelledError, JobVanishedError) as error:
-            self._flow.log(f"it is over: {error}")
+            self._context.log(f"it is over: {error}")
         except RefusedError as error:
             raise UnknownOutcomeError(f"{error} A change that was sent before may still come.") from error
 
     def _is_of(self, intent: Intent, version: Version) -> bool:
         """Whether the change set is there as it was when the version was made of it; a run may have replaced it."""
-        made = next((one for one in self._flow.change_sets.pending() if one.id == intent.change_set), None)
+        made = next((one for one in self._context.change_sets.pending() if one.id == intent.change_set), None)
         if made is None or made.decision != "incremental":
             return False
         return made.source_version == version.manifest["source_version"]
 
     def _change_set(self, version: Version) -> ChangeSet:
-        return self._flow.change_sets.get(version.manifest["change_set"])
+        return self._context.change_sets.get(version.manifest["change_set"])
 
     def _folder(self) -> Path:
         """A place for what is sent, empty."""
-        folder = self._flow.work / "patch"
+        folder = self._context.work / "patch"
         remove(folder)
         folder.mkdir(parents=True, exist_ok=True)
         return folder

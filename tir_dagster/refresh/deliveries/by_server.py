@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from tir_dagster.changes.change_set import ChangeSet
 from tir_dagster.changes.plan import Reason
@@ -17,20 +16,25 @@ from tir_dagster.hyper.content import content_digest, content_digests, content_f
 from tir_dagster.hyper.increment import least_difference
 from tir_dagster.hyper.package.package import NO_VALUE, read_package
 from tir_dagster.hyper.replace import Shape, least_changed
-from tir_dagster.refresh.apply import SHELL, new_version
+from tir_dagster.refresh.apply import new_version
+from tir_dagster.refresh.confirm import confirmation_of, intend
+from tir_dagster.refresh.context import (
+    Looked,
+    Published,
+    RefreshContext,
+    ServerLook,
+    crash_after,
+    known_of,
+    remove,
+    shape_of,
+)
+from tir_dagster.refresh.datasource import credentials_for, fetch_shell, look_at_server, server_package
 from tir_dagster.refresh.deliveries.overwrite import Place, put_back
-from tir_dagster.refresh.deliveries.republish import ServerLook, credentials_for, fetch_shell, look_at_server
 from tir_dagster.refresh.deliveries.server_load import Loaded, load_by_server
 from tir_dagster.refresh.deliveries.suffix_load import Affected, Load
-from tir_dagster.refresh.detect import combined_token
-from tir_dagster.refresh.state.versions import Version
-from tir_dagster.refresh.steps import Looked, Published, crash_after, known_of, remove, shape_of
-from tir_dagster.snowflake.versions import probe
+from tir_dagster.refresh.state.versions import SHELL, Version
+from tir_dagster.snowflake.versions import combined_token, probe
 from tir_dagster.tableau.client import TableauClient
-
-if TYPE_CHECKING:
-    from tir_dagster.refresh.flow import Refresher
-
 
 _COMPARE = (
     "Look at the server's jobs page, and compare the datasource's own filters and increment key with the spec; then run"
@@ -43,56 +47,52 @@ class ByServer:
     The version is applied and verified locally as for any delivery: it is what Tableau must come to.
     """
 
-    def __init__(self, flow: Refresher, *, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
-        self._flow = flow
-        self._now = now
+    def __init__(self, context: RefreshContext) -> None:
+        self._context = context
         self._hole: str | None = None
 
     def put_back(self, client: TableauClient, server: ServerLook, kept: Version) -> ServerLook:
         """An earlier run ended while rows were missing on the server: first of all, people get them back."""
         assert server.found is not None
         put_back(client, self._place(server), server.found, shell=kept.folder / SHELL, hyper=kept.extract)
-        self._flow.log("the datasource is whole again")
-        return look_at_server(client, self._flow.spec)
+        self._context.log("the datasource is whole again")
+        return look_at_server(client, self._context.spec)
 
     def publish(self, looked: Looked, version: Version) -> Published:
         """Let Tableau load what changed; what it loaded must be what the version holds."""
         self._hole = None
-        change_set = self._flow.change_sets.get(version.manifest["change_set"])
+        change_set = self._context.change_sets.get(version.manifest["change_set"])
         shape = shape_of(version)
-        self._flow.intend(looked, version)
-        with self._flow.stages.timed("publish"), TableauClient(self._flow.tableau) as client:
+        intend(self._context, looked, version)
+        with self._context.stages.timed("publish"), TableauClient(self._context.tableau) as client:
             load = self._load(looked, version, change_set, shape)
-            loaded = load_by_server(client, load, log=self._flow.log)
+            loaded = load_by_server(client, load, log=self._context.log)
         crash_after("published")
-        with self._flow.stages.timed("compare"):
+        with self._context.stages.timed("compare"):
             digests = content_digests(content_fingerprints(loaded.hyper, shape), shape)
             same = version.manifest["fingerprint"] in digests
             lag = None if same else self._lag(version, load, loaded, digests[0])
         settled = self._settled_version(version, loaded)
-        if loaded.reason is not None:
-            self._flow.full_reason = loaded.reason.name
-        self._flow.warnings += loaded.warnings
-        confirmation = self._flow.confirmation_of(settled, ServerLook(looked.server.project, loaded.found))
+        confirmation = confirmation_of(self._context, settled, ServerLook(looked.server.project, loaded.found))
         if lag is not None:
             self._keep_pending(change_set)
             kept = tuple(name for name in confirmation.change_sets if name != change_set.id)
             confirmation = replace(confirmation, fingerprint=digests[0], lag=lag, change_sets=kept)
         remove(load.place.folder)
-        return Published(confirmation, loaded.found, tuple(self._flow.warnings))
+        return Published(confirmation, loaded.found, loaded.warnings, full_reason=loaded.reason)
 
     def _put_back_and_tell(self, load: Load, loaded: Loaded, what: str) -> NoReturn:
         """Rows are missing or wrong, and we know what was right: people get that back."""
-        name = self._flow.spec.name
+        name = self._context.spec.name
         if self._hole is None:
             raise DatasourceError(f"{name}: {what} Nothing is confirmed. {_COMPARE} tir refresh {name} --full.")
-        with TableauClient(self._flow.tableau) as client:
+        with TableauClient(self._context.tableau) as client:
             put_back(client, load.place, loaded.found, shell=load.shell, hyper=load.hyper)
         raise DatasourceError(f"{name}: {what} The datasource is as it was before. {_COMPARE} tir refresh {name}.")
 
     def _load(self, looked: Looked, version: Version, change_set: ChangeSet, shape: Shape) -> Load:
         shell, hyper = self._servers_files(looked)
-        folder = self._flow.change_sets.path(change_set.id)
+        folder = self._context.change_sets.path(change_set.id)
 
         def affected(column: str) -> Affected:
             sides = [version.extract, *([looked.base.extract] if looked.base else [])]
@@ -104,7 +104,7 @@ class ByServer:
             self._hole = digests[0]
             # Where rows were only deleted nothing will be loaded: what looks like a hole is how it must be.
             whole = version.manifest["fingerprint"] in digests
-            self._flow.intend(looked, version, hole=None if whole else self._hole)
+            intend(self._context, looked, version, hole=None if whole else self._hole)
             crash_after("intended")
 
         def is_hole(hyper: Path) -> bool:
@@ -120,25 +120,25 @@ class ByServer:
             lag=looked.confirmed.lag if looked.confirmed else None,
             before_hole=before_hole,
             is_hole=is_hole,
-            now=self._now,
+            now=self._context.now,
         )
 
     def _place(self, server: ServerLook) -> Place:
-        flow, folder = self._flow, self._flow.work / "publish"
+        context, folder = self._context, self._context.work / "publish"
         folder.mkdir(parents=True, exist_ok=True)
-        credentials = credentials_for(flow.spec, server.found, flow.env)
-        return Place(flow.spec, server, credentials, folder, flow.folder, flow.check_lease, flow.log)
+        credentials = credentials_for(context.spec, server.found, context.env)
+        return Place(context.spec, server, credentials, folder, context.folder, context.check_lease, context.log)
 
     def _servers_files(self, looked: Looked) -> tuple[Path, Path]:
         """The package and the Hyper file as the server holds them: its own, if it shows later rows than ours."""
         if looked.confirmed is not None and looked.confirmed.lag is not None and looked.server.found is not None:
-            with TableauClient(self._flow.tableau) as client:
-                return fetch_shell(client, looked.server.found, self._flow.work / "download", log=self._flow.log)
-        shell, hyper = self._flow.shell(looked)
+            with TableauClient(self._context.tableau) as client:
+                return fetch_shell(client, looked.server.found, self._context.work / "download", log=self._context.log)
+        shell, hyper = server_package(self._context, looked)
         if shell is None or hyper is None:
             raise DatasourceError(
-                f"{self._flow.spec.name}: the delivery `server` needs a datasource that Tableau refreshes, and there is none "
-                f"{self._flow.spec.datasource.name!r} in project {self._flow.spec.datasource.project!r}. Publish it from Tableau, or "
+                f"{self._context.spec.name}: the delivery `server` needs a datasource that Tableau refreshes, and there is none "
+                f"{self._context.spec.datasource.name!r} in project {self._context.spec.datasource.project!r}. Publish it from Tableau, or "
                 "use the delivery `republish`, which creates it."
             )
         return shell, hyper
@@ -150,19 +150,19 @@ class ByServer:
         will change after the version, lies at or above the literal or among the changed keys. `%null%` where no literal
         is small enough: then everything is loaded again.
         """
-        tables = read_tables(self._flow.spec)
+        tables = read_tables(self._context.spec)
         named = ", ".join(map(str, tables))
         before, after = read_package(load.shell), read_package(loaded.shell)
         if digest == self._hole and before.events[-1].started == after.events[-1].started:
             # A job that was forgotten, or began before our publish.
             self._put_back_and_tell(load, loaded, "Tableau's refresh ended without loading the rows that were purged.")
-        if combined_token(probe(self._flow.snowflake, tables).items()) == known_of(version).token:
+        if combined_token(probe(self._context.snowflake, tables).items()) == known_of(version).token:
             what = f"what Tableau loaded differs from {named}, which has not changed since."
             self._put_back_and_tell(load, loaded, what)
         column = after.increment_column
         lag = (_first_difference(loaded.hyper, version, column) if column else None) or NO_VALUE
         again = "loads everything again" if lag == NO_VALUE else f"reads again from {lag} on"
-        self._flow.log(f"{named} changed while Tableau read it: the next refresh {again}")
+        self._context.log(f"{named} changed while Tableau read it: the next refresh {again}")
         return lag
 
     def _keep_pending(self, change_set: ChangeSet) -> None:
@@ -170,8 +170,8 @@ class ByServer:
 
         What came and went while Tableau read is in no version of ours, and yet on the server.
         """
-        store = self._flow.change_sets
-        said = f"{self._flow.spec.name}: the source changed while Tableau read it."
+        store = self._context.change_sets
+        said = f"{self._context.spec.name}: the source changed while Tableau read it."
         with store.staging(change_set.id) as folder:
             store.commit(
                 replace(
@@ -189,10 +189,10 @@ class ByServer:
 
     def _settled_version(self, version: Version, loaded: Loaded) -> Version:
         """The version again, with the package as the server has it now: its refresh events are what comes next."""
-        with new_version(self._flow.versions) as workspace:
+        with new_version(self._context.versions) as workspace:
             shutil.copyfile(version.extract, workspace.extract)
             shutil.copyfile(loaded.shell, workspace.folder / SHELL)
-            return self._flow.versions.commit(workspace, {**version.manifest, "from_server": True}, after=version.id)
+            return self._context.versions.commit(workspace, {**version.manifest, "from_server": True}, after=version.id)
 
 
 def _first_difference(hyper: Path, version: Version, column: str) -> str | None:

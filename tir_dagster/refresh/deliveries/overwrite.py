@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tir_dagster.hyper.package.package import RefreshChange, greatest_increment, read_package, write_package
-from tir_dagster.refresh.deliveries.republish import ServerLook
+from tir_dagster.refresh.context import ServerLook
 from tir_dagster.spec.extract import ExtractSpec
 from tir_dagster.tableau.client import TableauClient
 from tir_dagster.tableau.datasources import FoundDatasource, server_version

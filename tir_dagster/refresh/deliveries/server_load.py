@@ -9,7 +9,7 @@ from tir_dagster.changes.plan import Reason
 from tir_dagster.errors import DatasourceError
 from tir_dagster.hyper.increment import Increment, Missing, NoIncrement, find_increment, parse_value
 from tir_dagster.hyper.package.package import NO_VALUE, Package, read_package
-from tir_dagster.refresh.deliveries.republish import fetch_shell
+from tir_dagster.refresh.datasource import fetch_shell
 from tir_dagster.refresh.deliveries.suffix_load import Load, Log, Suffix, SuffixLoad, own_refreshes, refreshed
 from tir_dagster.tableau.client import TableauClient
 from tir_dagster.tableau.datasources import FoundDatasource, server_version, settled

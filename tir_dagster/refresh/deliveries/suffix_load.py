@@ -17,13 +17,12 @@ from tir_dagster.changes.plan import Reason
 from tir_dagster.errors import DatasourceError, TirError
 from tir_dagster.hyper.increment import Increment, IncrementValue, Purged, purge_from, set_increment_value
 from tir_dagster.hyper.package.package import Package
+from tir_dagster.refresh.datasource import fetch_shell
 from tir_dagster.refresh.deliveries.overwrite import Place, publish_over, put_back
-from tir_dagster.refresh.deliveries.republish import fetch_shell
-from tir_dagster.refresh.deliveries.trigger import refresh_by_server
 from tir_dagster.tableau.client import TableauClient
 from tir_dagster.tableau.datasources import FoundDatasource, reread, server_version, settled
 from tir_dagster.tableau.jobs import JobVanishedError
-from tir_dagster.tableau.refreshes import Route, Way, find_route, may_refresh_fully
+from tir_dagster.tableau.refreshes import Route, Way, find_route, may_refresh_fully, refresh_by_server
 from tir_dagster.tableau.schedules import (
     Schedule,
     find_schedule,

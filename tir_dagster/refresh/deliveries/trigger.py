@@ -1,76 +1,109 @@
-"""The delivery `trigger`: the server's own refresh is started and waited for; nothing of the datasource is touched."""
+"""The delivery `trigger`: watch the tables, let Tableau run its own refresh, wait for it; nothing of the datasource is touched.
+
+What is confirmed was read before the refresh started: a change during it is seen next time.
+"""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC
+from typing import TYPE_CHECKING
 
+from tir_dagster.changes.plan import Mode, Plan, Reason
+from tir_dagster.refresh.context import RefreshContext
+from tir_dagster.refresh.state.records import Confirmation
+from tir_dagster.refresh.survey import Watched, watch_tables
+from tir_dagster.spec.extract import ExtractSpec
 from tir_dagster.tableau.client import TableauClient
-from tir_dagster.tableau.datasources import FoundDatasource, server_version, settled
-from tir_dagster.tableau.jobs import JobVanishedError, wait_for_job
-from tir_dagster.tableau.refreshes import start_own_refresh
+from tir_dagster.tableau.datasources import FoundDatasource, find_datasource, find_project, server_version
+from tir_dagster.tableau.refreshes import TriggeredRefresh, refresh_by_server
 from tir_dagster.tableau.tasks import RefreshTask, scheduled_refreshes
 
-_QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
-_ROWS = re.compile(r"\b(\d[\d,]*) rows\b")
-
-Log = Callable[[str], None]
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 
 @dataclass(frozen=True)
-class TriggeredRefresh:
-    """A refresh that ended well. `rows` is how many the server says it loaded: all of them, or the appended ones.
+class TriggerPlan(Plan):
+    """A plan whose refresh is the server's own."""
 
-    `joined` tells that somebody else's refresh was waited for first.
-    """
-
-    job_id: str
-    joined: bool
-    seconds: float
-    rows: int | None
-    found: FoundDatasource
+    def sentence(self) -> str:
+        if self.decision == "none":
+            return super().sentence()
+        why = self.reason.value if self.reason else "the source changed"
+        return f"{self.extract}: {self.decision} refresh by Tableau itself, because {why}."
 
 
-def refresh_by_server(
-    client: TableauClient, found: FoundDatasource, *, incremental: bool, log: Log, timeout: float
-) -> TriggeredRefresh:
-    """Start the server's own refresh of this kind and wait for its end; every other end is an error with the job's notes."""
-    clock = client.retry.clock
-    begun = clock()
-    what = f"{'incremental' if incremental else 'full'} refresh of {found.shown}"
-    own = start_own_refresh(client, found, incremental=incremental, log=log, timeout=timeout)
-    log(f"{what}: job {own.job_id}")
-    rows: int | None = None
-    try:
-        notes = wait_for_job(client, own.job_id, what=what, timeout=timeout).notes
-    except JobVanishedError as vanished:
-        now = _landed(client, own.before, what, vanished)
-        log(f"the server forgot job {own.job_id}, but the datasource is another one than before: it was refreshed")
-    else:
-        rows = rows_told(notes)
-        log(" ".join(notes) or f"{what}: done, without a note")
-        now = settled(client, own.before)
-    return TriggeredRefresh(own.job_id, own.waited, round(clock() - begun, 3), rows, now)
+def plan_trigger(spec: ExtractSpec, watched: Watched, confirmed: Confirmation | None, mode: Mode) -> TriggerPlan:
+    """Nothing if all tables are as confirmed; else the server's refresh that the spec names, or the one asked for."""
+    requested = mode == "full" or spec.policy == "full"
+    if mode != "full" and confirmed is not None and confirmed.known == watched.known:
+        return TriggerPlan(spec.name, mode, "none")
+    decision = "full" if requested else spec.datasource.refresh
+    return TriggerPlan(spec.name, mode, decision, Reason.REQUESTED if requested else None)
 
 
-def _landed(client: TableauClient, before: FoundDatasource, what: str, vanished: JobVanishedError) -> FoundDatasource:
-    """The datasource, if it shows that the refresh took place; else nobody knows."""
-    now = settled(client, before)
-    if server_version(now) != server_version(before):
-        return now
-    raise JobVanishedError(
-        f"{client.where} no longer knows the job of the {what}, and the datasource is as it was before: whether the refresh"
-        " took place is unknown. Look at the datasource's refresh history on the server, and run again."
-    ) from vanished
+@dataclass(frozen=True)
+class RefreshedByServer:
+    """What the server did, and the confirmation of it."""
+
+    triggered: TriggeredRefresh
+    confirmation: Confirmation
+    row_count: int | None
+    warnings: tuple[str, ...]
 
 
-def rows_told(notes: tuple[str, ...]) -> int | None:
-    """How many rows the job's notes speak of; None where they speak of none."""
-    # Without what stands in quotes: a datasource may be called "Top 10 rows".
-    told = [found[1] for note in notes if (found := _ROWS.search(_QUOTED.sub("", note)))]
-    return int(told[0].replace(",", "")) if told else None
+def watch(context: RefreshContext) -> Watched:
+    """Wait until all watched tables are quiet together; what changes after this is seen next time."""
+    with context.stages.timed("survey"), context.snowflake.kept_open():
+        return watch_tables(context.spec, context.snowflake, log=context.log)
+
+
+def trigger_warnings(context: RefreshContext) -> tuple[str, ...]:
+    """Warn of refreshes that Tableau runs by its own clock; raise if the datasource is not there."""
+    with context.stages.timed("look"), TableauClient(context.tableau) as client:
+        return schedule_warnings(client, _find(context, client))
+
+
+def refresh_on_server(context: RefreshContext, plan: Plan, watched: Watched) -> RefreshedByServer:
+    """Let the server refresh the datasource, and wait for it."""
+    with TableauClient(context.tableau) as client:
+        with context.stages.timed("look"):
+            found = _find(context, client)
+            warnings = schedule_warnings(client, found)
+        incremental = plan.decision == "incremental"
+        with context.stages.timed("refresh"):
+            triggered = refresh_by_server(
+                client,
+                found,
+                incremental=incremental,
+                log=context.log,
+                timeout=context.spec.datasource.job_timeout,
+            )
+    # After an increment the server tells what it appended, not how many rows there are.
+    row_count = None if incremental else triggered.rows
+    confirmation = _confirmation(context.spec, watched, triggered.found, row_count)
+    return RefreshedByServer(triggered, confirmation, row_count, warnings)
+
+
+def _find(context: RefreshContext, client: TableauClient) -> FoundDatasource:
+    project = find_project(client, context.spec.datasource.project)
+    return find_datasource(client, project=project, name=context.spec.datasource.name)
+
+
+def _confirmation(spec: ExtractSpec, watched: Watched, found: FoundDatasource, row_count: int | None) -> Confirmation:
+    return Confirmation(
+        extract=spec.name,
+        version="",
+        source_version=str(watched.version),
+        known=watched.known,
+        watermark=None,
+        datasource_id=found.id,
+        server_version=str(server_version(found)),
+        fingerprint="",
+        rows=row_count or 0,
+        change_sets=(),
+    )
 
 
 def schedule_warnings(client: TableauClient, found: FoundDatasource) -> tuple[str, ...]:
@@ -85,3 +118,8 @@ def _warning(found: FoundDatasource, task: RefreshTask) -> str:
         f"Tableau also runs {kind} refresh of {found.shown} on its own ({task.schedule}{when}), whether the source changed or"
         " not. Remove the task on the server if the refreshes started from here are enough."
     )
+
+
+def no_spark() -> SparkSession:
+    """Take the place of Spark in a context whose rows Tableau reads itself."""
+    raise AssertionError("a refresh by the server needs no Spark")

@@ -20,6 +20,8 @@ MANIFEST_FILE = "manifest.json"
 _NAME = re.compile(r"v(\d{8,})")
 _WORKSPACE = ".work."
 _LEAVING = ".gone."
+# In a version's folder: the package that people built around the extract, without its rows.
+SHELL = "shell.tdsx"
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,180 @@
+"""What a detection is asked for: its run config, and what Dagster's log tells since the last one (hints, upstream assets, drift).
+
+No postponed annotations here: Dagster reads the types of the config.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import dagster as dg
+from pydantic import Field
+
+from tir_dagster.changes.change_set import ChangeSet, counts_from_json
+from tir_dagster.changes.plan import Plan, Reason
+from tir_dagster.changes.relation import read_tables
+from tir_dagster.orchestration.drift import known_drift
+from tir_dagster.orchestration.names import ExtractKeys
+from tir_dagster.orchestration.partitions import rest_of
+from tir_dagster.orchestration.reported import report_stamps, reported_hints
+from tir_dagster.orchestration.upstream import CLOCKS, materialization_stamps, told_since
+from tir_dagster.refresh.state.records import Confirmation
+from tir_dagster.snowflake.versions import SourceVersion
+from tir_dagster.spec.extract import ExtractSpec
+
+if TYPE_CHECKING:
+    from tir_dagster.changes.hints import Hint
+    from tir_dagster.changes.relation import Relation
+    from tir_dagster.refresh.context import Looked, RefreshContext
+    from tir_dagster.refresh.plan import Request
+    from tir_dagster.refresh.survey import Survey
+
+Warn = Callable[[str], None]
+
+
+class DetectionConfig(dg.Config):
+    """How to look for changes; `slices` are re-synced whatever the watermark says; `hints` are JSON texts."""
+
+    mode: str = "changes"
+    slices: list[str] = Field(default_factory=list)
+    allow_empty: bool = False
+    hints: list[str] = Field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class News:
+    """Reported hints and upstream materializations by their numbers in Dagster's log, with their times.
+
+    Read before the version is pinned: one that comes later tells of something that the version may not show.
+    """
+
+    since: datetime
+    stamps: Mapping[int, float]
+    # Of these numbers, the ones that no refresh has used.
+    unused: frozenset[int]
+
+    def shown_at(self, version: SourceVersion) -> tuple[int, ...]:
+        """Return the numbers that this version shows and that may be met again: older ones are not asked for."""
+        oldest = (version.moment - CLOCKS).timestamp()
+        return tuple(sorted(number for number, stamp in self.stamps.items() if stamp >= oldest))
+
+
+@dataclass(frozen=True)
+class Detection:
+    """What a detection found: the source as it was surveyed, the plan, and the change set if anything differs."""
+
+    surveyed: "Survey"
+    plan: Plan
+    change_set: ChangeSet | None
+
+
+def run_detection(
+    instance: dg.DagsterInstance,
+    context: "RefreshContext",
+    looked: "Looked",
+    keys: ExtractKeys,
+    config: DetectionConfig,
+    *,
+    ident: str,
+    warn: Warn,
+) -> Detection:
+    """Survey, plan and detect by what was asked for; a change set gets this name."""
+    from tir_dagster.refresh import stages  # noqa: PLC0415 - seconds that loading definitions must not take
+
+    news = read_news(instance, context, looked.confirmed)
+    surveyed = stages.survey(context, looked)
+    request = build_request(instance, context, looked, surveyed, keys, config, news, warn=warn)
+    planned = stages.plan(context, looked, surveyed, request)
+    if planned.decision == "none":
+        return Detection(surveyed, planned, None)
+    context.log(planned.sentence())
+    detected = stages.detect(context, looked, surveyed, planned, request, ident=ident)
+    if detected.change_set is None and looked.confirmed is not None and news.unused:
+        # Not before: a crash until here lets them be looked at again.
+        context.change_sets.remember_looked_at(looked.confirmed.version, news.unused)
+    return Detection(surveyed, detected.plan, detected.change_set)
+
+
+def read_news(instance: dg.DagsterInstance, context: "RefreshContext", confirmed: Confirmation | None) -> News:
+    """Read what was reported since the confirmed version, as far as it may be met again."""
+    spec = context.spec
+    since = SourceVersion.parse(confirmed.source_version).moment if confirmed else datetime.now(UTC) - CLOCKS
+    stamps = report_stamps(instance, read_tables(spec), since=since)
+    stamps |= materialization_stamps(instance, spec, since=since)
+    used = frozenset[int]()
+    if confirmed is not None:
+        used = frozenset(context.change_sets.looked_at(confirmed.version).union(confirmed.reports))
+    return News(since, stamps, frozenset(stamps) - used if confirmed is not None else frozenset())
+
+
+def build_request(
+    instance: dg.DagsterInstance,
+    context: "RefreshContext",
+    looked: "Looked",
+    surveyed: "Survey",
+    keys: ExtractKeys,
+    config: DetectionConfig,
+    news: News,
+    *,
+    warn: Warn,
+) -> "Request":
+    """Put together what the run asks for, what was reported, and the drift that checks found."""
+    from tir_dagster.changes.hints import ChangeType, Hint, Unknown, parse_hints  # noqa: PLC0415
+    from tir_dagster.changes.question import checked_hints  # noqa: PLC0415
+    from tir_dagster.refresh import stages  # noqa: PLC0415 - seconds that loading definitions must not take
+
+    spec, confirmed, relation = context.spec, looked.confirmed, surveyed.relation
+    given = [hint for text in config.hints for hint in parse_hints(text, "the run's hints")]
+    hints: list[Hint] = list(checked_hints(given, relation, context.snowflake))
+    request = stages.Request(
+        mode=config.mode,  # type: ignore[arg-type]
+        slices=tuple(config.slices),
+        hints=tuple(hints),
+        hinted=bool(hints),
+        reports=news.shown_at(surveyed.version),
+        allow_empty=config.allow_empty,
+    )
+    if confirmed is None:
+        return request
+    # After the version: what came meanwhile is compared now, and once more next time.
+    used = context.change_sets.looked_at(confirmed.version).union(confirmed.reports)
+    told = told_since(instance, spec, since=news.since, used=used)
+    for name in told.unclear:
+        context.log(f"{name} was materialized, which says nothing of the slices: every row is compared")
+    if told.unclear:
+        hints.append(Hint(relation.table, ChangeType.MIXED_CHANGES, Unknown()))
+    hints += _reported(instance, context, relation, news, warn)
+    drift = known_drift(instance, keys, confirmed)
+    owed = Reason.DRIFT_UNREPAIRED if drift and drift.unrepaired else None
+    drifted = drift.slices if drift else ()
+    return replace(
+        request,
+        hints=tuple(hints),
+        hinted=bool(config.hints or news.unused or drifted or owed),
+        resync=_resync(spec, looked, config, drifted),
+        compare=told.slices,
+        owed=owed,
+    )
+
+
+def _reported(
+    instance: dg.DagsterInstance, context: "RefreshContext", relation: "Relation", news: News, warn: Warn
+) -> "Sequence[Hint]":
+    if not news.unused:
+        return ()
+    hints, warnings = reported_hints(instance, relation, context.snowflake, since=news.since, numbers=news.unused)
+    for warning in warnings:
+        warn(warning)
+    return hints
+
+
+def _resync(
+    spec: ExtractSpec, looked: "Looked", config: DetectionConfig, drifted: Sequence[str | None]
+) -> tuple[str | None, ...]:
+    """The slices that are replaced whatever their rows say: those of the run with the rest, and those that drifted."""
+    chosen = list(drifted)
+    if config.mode == "slices" and looked.base is not None:
+        present = counts_from_json(looked.base.manifest["slice_rows"])
+        chosen += [*config.slices, *rest_of(spec, config.slices, [None, *present])]
+    return tuple(dict.fromkeys(chosen))

@@ -1,0 +1,85 @@
+"""Intents before a publish, confirmations after it, and what a confirmation settles."""
+
+from __future__ import annotations
+
+from tir_dagster.refresh.context import (
+    Looked,
+    RefreshContext,
+    ServerLook,
+    crash_after,
+    known_of,
+    lost_lease,
+    remove,
+)
+from tir_dagster.refresh.state.records import Confirmation, Intent
+from tir_dagster.refresh.state.versions import Version
+from tir_dagster.tableau.datasources import shown_place
+
+
+def intend(
+    context: RefreshContext,
+    looked: Looked,
+    version: Version,
+    *,
+    hole: str | None = None,
+    patch: bool = False,
+    keyed: bool = False,
+) -> None:
+    """Write down what is about to be published, and what the server holds before."""
+    context.check_lease()
+    context.change_sets.intend(
+        Intent(
+            extract=context.spec.name,
+            change_set=version.manifest["change_set"],
+            version=version.id,
+            base_server_version=looked.server.version_text,
+            fingerprint=version.manifest["fingerprint"],
+            known=known_of(version),
+            hole=hole,
+            patch=patch,
+            keyed=keyed,
+        )
+    )
+
+
+def confirmation_of(
+    context: RefreshContext, version: Version, server: ServerLook, *, keyed: bool = False
+) -> Confirmation:
+    """Return the record that the server shows this version now."""
+    assert server.found is not None
+    manifest = version.manifest
+    return Confirmation(
+        extract=context.spec.name,
+        version=version.id,
+        source_version=manifest["source_version"],
+        known=known_of(version),
+        watermark=manifest["watermark"],
+        datasource_id=server.found.id,
+        server_version=server.version_text or "",
+        fingerprint=manifest["fingerprint"],
+        rows=manifest["rows"],
+        change_sets=tuple(manifest["change_sets"]),
+        keyed=keyed,
+        reports=tuple(manifest.get("reports", ())),
+        datasource=shown_place(server.found.name, server.project.path, context.tableau.where),
+    )
+
+
+def settle(context: RefreshContext, confirmation: Confirmation) -> None:
+    """Once the confirmation is on record: its change sets are no longer pending, old versions and scratch files go."""
+    crash_after("confirmed")
+    if lost_lease(context):
+        # It is on record: whoever took over finds that out by itself, and may be at work on its own intent.
+        return
+    context.change_sets.settle(confirmation.change_sets)
+    prune_versions(context, confirmation)
+    remove(context.work)
+    remove(context.downloads)
+
+
+def prune_versions(context: RefreshContext, confirmed: Confirmation | None) -> None:
+    """Remove old versions: also before a new one, or a publish that is refused again and again would fill the disk."""
+    intent = context.change_sets.intent()
+    protected = {record.version for record in (confirmed, intent) if record is not None}
+    keep = context.spec.keep
+    context.versions.prune(keep.versions, protected=protected, most_bytes=keep.size)

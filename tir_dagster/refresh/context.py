@@ -1,0 +1,266 @@
+"""What one extract's refresh talks to and where it keeps its state; what its stages hand to each other."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tir_dagster.changes.plan import Known, Reason
+from tir_dagster.errors import TirError
+from tir_dagster.hyper.replace import Shape
+from tir_dagster.refresh.state.change_sets import ChangeSetStore
+from tir_dagster.refresh.state.lease import Lease, LeaseLostError, lease
+from tir_dagster.refresh.state.records import Confirmation
+from tir_dagster.refresh.state.versions import Version, VersionStore
+from tir_dagster.snowflake.columns import Column, Kind
+from tir_dagster.snowflake.connection import SnowflakeAccess
+from tir_dagster.snowflake.names import TableName, quote
+from tir_dagster.snowflake.slices import SliceBy
+from tir_dagster.spec.extract import ExtractSpec
+from tir_dagster.tableau.access import TableauAccess
+from tir_dagster.tableau.datasources import FoundDatasource, FoundProject, ServerVersion, server_version
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# A test or a drill may end the process right after a step: TIR_CRASH_AFTER=staged
+CRASH_VARIABLE = "TIR_CRASH_AFTER"
+# Under it, a folder of its own for every refresh: what is compared and sent.
+_WORK, _DOWNLOADS = "work", "downloads"
+
+Log = Callable[[str], None]
+
+
+@dataclass
+class Stages:
+    """Seconds by stage of one refresh."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] = round(self.seconds.get(name, 0.0) + time.perf_counter() - started, 3)
+
+
+@dataclass(frozen=True)
+class RefreshContext:
+    """One extract with everything that its refresh needs; each stage is a function that takes it first."""
+
+    spec: ExtractSpec
+    snowflake: SnowflakeAccess
+    tableau: TableauAccess
+    spark: Callable[[], SparkSession]
+    folder: Path
+    # Scratch files of this refresh alone: a process that slept through the end of its lease must not write into the next one's.
+    work: Path
+    log: Log
+    env: Mapping[str, str]
+    now: Callable[[], datetime] = lambda: datetime.now(UTC)
+    stages: Stages = field(default_factory=Stages)
+    lease: Lease | None = None
+
+    @cached_property
+    def change_sets(self) -> ChangeSetStore:
+        return ChangeSetStore(self.folder / "change_sets")
+
+    @cached_property
+    def versions(self) -> VersionStore:
+        return VersionStore(self.folder / "versions")
+
+    @property
+    def downloads(self) -> Path:
+        """Where the server's package is kept from one stage to the next; without the lease, among the scratch files."""
+        return (self.folder if self.lease is not None else self.work) / _DOWNLOADS
+
+    def check_lease(self) -> None:
+        """Raise LeaseLostError if another process took over; call it before anything that others would see."""
+        if self.lease is not None:
+            self.lease.check()
+
+    def known_version(self, version_id: str) -> Version | None:
+        """Return the version, if it is still there."""
+        return next((version for version in self.versions.versions() if version.id == version_id), None)
+
+    def settled_versions(self) -> list[Version]:
+        """Return the versions that were confirmed at some time, the newest first: their change sets are no longer pending."""
+        pending = {change_set.id for change_set in self.change_sets.pending()}
+        versions = reversed(self.versions.versions())
+        return [version for version in versions if version.manifest["change_set"] not in pending]
+
+
+def refresh_context(
+    spec: ExtractSpec,
+    *,
+    snowflake: SnowflakeAccess,
+    tableau: TableauAccess,
+    spark: Callable[[], SparkSession],
+    home: Path,
+    log: Log = lambda _: None,
+    env: Mapping[str, str] | None = None,
+    now: Callable[[], datetime] = lambda: datetime.now(UTC),
+) -> RefreshContext:
+    """Put the context of an extract's refresh together; its state lies under `home`."""
+    folder = home / "extracts" / spec.name
+    return RefreshContext(
+        spec=spec,
+        snowflake=snowflake_for(snowflake, spec),
+        tableau=tableau_for(tableau, spec),
+        spark=spark,
+        folder=folder,
+        work=folder / _WORK / uuid.uuid4().hex[:12],
+        log=log,
+        env=os.environ if env is None else env,
+        now=now,
+    )
+
+
+def snowflake_for(access: SnowflakeAccess, spec: ExtractSpec) -> SnowflakeAccess:
+    """Return the access with the warehouse, role and tag of the spec, in the schema of the extract's main table."""
+    settings = {name: value for name, value in vars(spec.snowflake).items() if value}
+    table = TableName.parse(spec.main_table)
+    return replace(access, database=quote(table.database), schema=quote(table.schema), **settings)
+
+
+def tableau_for(access: TableauAccess, spec: ExtractSpec) -> TableauAccess:
+    """Return the access to the server and site that the spec names."""
+    return replace(
+        access,
+        server_url=spec.datasource.server or access.server_url,
+        site=access.site if spec.datasource.site is None else spec.datasource.site,
+    )
+
+
+@contextmanager
+def leased(context: RefreshContext, purpose: str, *, wait_seconds: float) -> Iterator[RefreshContext]:
+    """Hold the extract's lease; inside, use the context that is given: it knows the lease."""
+    with lease(context.folder / "lease.json", purpose=purpose, wait_seconds=wait_seconds, on_wait=context.log) as held:
+        holding = replace(context, lease=held)
+        if context.lease is None:
+            # Only the holder of the lease works: what others have left is of no use to anybody.
+            for left in (context.folder / _WORK).glob("*"):
+                if left != context.work:
+                    remove(left)
+        yield holding
+
+
+@contextmanager
+def explaining_lost_lease(context: RefreshContext) -> Iterator[None]:
+    """Say that somebody took over, and removed our files, where that is why something failed."""
+    try:
+        yield
+    except LeaseLostError:
+        raise
+    except (OSError, TirError) as error:
+        if lost := lost_lease(context):
+            raise LeaseLostError(f"{lost} Before that: {error}") from error
+        raise
+
+
+def lost_lease(context: RefreshContext) -> LeaseLostError | None:
+    """Return the error if the lease is known to be lost."""
+    try:
+        context.check_lease()
+    except LeaseLostError as lost:
+        return lost
+    except OSError:
+        # Nobody can tell; the trouble at hand is reason enough.
+        pass
+    return None
+
+
+def remove(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def crash_after(step: str) -> None:
+    """End the process here if somebody asked for it: for tests and drills."""
+    if os.environ.get(CRASH_VARIABLE) == step:
+        os.kill(os.getpid(), 9)
+
+
+# What stages hand to each other
+
+
+@dataclass(frozen=True)
+class ServerLook:
+    """What the server holds now under the extract's name; `found` is None where there is nothing yet."""
+
+    project: FoundProject
+    found: FoundDatasource | None
+
+    @property
+    def version(self) -> ServerVersion | None:
+        return server_version(self.found) if self.found else None
+
+    @property
+    def version_text(self) -> str | None:
+        return str(self.version) if self.found else None
+
+
+@dataclass(frozen=True)
+class Looked:
+    """What is known before anything is read: the server, the last confirmation, and the version it stands for."""
+
+    server: ServerLook
+    confirmed: Confirmation | None
+    base: Version | None
+    foreign: bool = False
+    # Why the datasource that the spec names is not the confirmed one.
+    elsewhere: Reason | None = None
+    # A publish that landed without being confirmed.
+    late: Confirmation | None = None
+    # A change may have arrived on the server in part.
+    in_doubt: bool = False
+    # As far as it was compared, what is published has the table and the types that our versions have.
+    alike: bool = True
+    # It was compared, and people have made no document around it that would have to be kept.
+    bare: bool = False
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Published:
+    """What is on the server now."""
+
+    confirmation: Confirmation
+    found: FoundDatasource
+    warnings: tuple[str, ...] = ()
+    sent_bytes: int = 0
+    # Why the server itself had to load everything.
+    full_reason: Reason | None = None
+
+
+def known_of(version: Version) -> Known:
+    """Return what was known of the source when the version was made."""
+    return Known(**version.manifest["known"])
+
+
+def shape_to_json(shape: Shape) -> dict[str, Any]:
+    return {
+        "columns": [[c.name, c.kind.value, c.precision, c.scale, c.nullable] for c in shape.columns],
+        "key": list(shape.key),
+        "slices": [shape.slices.column, shape.slices.by, shape.slices.zone],
+        "names": dict(shape.names),
+        "loose": sorted(shape.loose),
+    }
+
+
+def shape_of(version: Version) -> Shape:
+    """Return how the version's extract is laid out, as its manifest says."""
+    value = version.manifest["shape"]
+    columns = tuple(Column(name, Kind(kind), *rest) for name, kind, *rest in value["columns"])
+    loose = frozenset(value.get("loose", ()))
+    return Shape(columns, tuple(value["key"]), SliceBy(*value["slices"]), value["names"], loose)

@@ -1,0 +1,142 @@
+"""The extract's datasource on the server: look at it, download its package, name the credentials it signs in with."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+
+from tir_dagster.durable import need_space
+from tir_dagster.errors import DatasourceError, ExtractError, MachineError
+from tir_dagster.hyper.hyperfile import describe
+from tir_dagster.hyper.package.archive import open_archive
+from tir_dagster.hyper.package.package import extract_hyper, read_package
+from tir_dagster.refresh.context import Log, Looked, RefreshContext, ServerLook, remove
+from tir_dagster.refresh.state.versions import SHELL, Version
+from tir_dagster.spec.extract import ExtractSpec
+from tir_dagster.tableau.client import TableauClient
+from tir_dagster.tableau.datasources import (
+    Connection,
+    FoundDatasource,
+    find_project,
+    look_for_datasource,
+)
+from tir_dagster.tableau.settings import (
+    ConnectionCredential,
+    check_credentials,
+)
+from tir_dagster.tableau.transfer import NoExtractError, download
+from tir_dagster.tableau.upload import tell_progress
+
+
+def look_at_server(client: TableauClient, spec: ExtractSpec) -> ServerLook:
+    project = find_project(client, spec.datasource.project)
+    return ServerLook(project, look_for_datasource(client, project=project, name=spec.datasource.name))
+
+
+def credentials_for(
+    spec: ExtractSpec, found: FoundDatasource | None, env: Mapping[str, str]
+) -> list[ConnectionCredential]:
+    """The credentials the spec names, for every connection that has embedded ones; refused here if they are missing."""
+    if found is None:
+        return []
+    named = named_credentials(spec, found.connections, env)
+    check_credentials(found, named)
+    return named
+
+
+def named_credentials(
+    spec: ExtractSpec, connections: Sequence[Connection], env: Mapping[str, str]
+) -> list[ConnectionCredential]:
+    embedded = [connection for connection in connections if connection.embed_password]
+    given = spec.datasource.credentials
+    if given is None or not embedded:
+        return []
+    _refuse_many(spec, {one.server_address.casefold(): one for one in embedded}.values())
+    username = given.username or _variable(spec, given.username_env, env)
+    password = _variable(spec, given.password_env, env)
+    return [ConnectionCredential(one.server_address, username, password, one.server_port) for one in embedded]
+
+
+def _refuse_many(spec: ExtractSpec, places: Collection[Connection]) -> None:
+    """The spec names the credentials of one server: another one must never get them."""
+    if len(places) > 1:
+        shown = "; ".join(sorted(f"{one.type} {one.server_address}" for one in places))
+        raise DatasourceError(
+            f"{spec.name}: datasource {spec.datasource.name!r} in project {spec.datasource.project!r} has passwords embedded for"
+            f" {len(places)} servers ({shown}), and the spec names the credentials of one. Nothing was touched. Remove the connections"
+            " that the extract does not need in Tableau, or choose the delivery `trigger`."
+        )
+
+
+def _variable(spec: ExtractSpec, name: str | None, env: Mapping[str, str]) -> str:
+    value = env.get(name or "")
+    if not value:
+        raise DatasourceError(
+            f"{spec.name}: the environment variable {name}, which the spec names for the datasource's credentials, is not set. "
+            "Set it before the refresh: publishing without it would leave the datasource without its password."
+        )
+    return value
+
+
+def fetch_shell(
+    client: TableauClient, found: FoundDatasource, folder: Path, *, log: Log = lambda _: None
+) -> tuple[Path, Path]:
+    """Download the package and take it apart: the shell (everything but the rows), and the Hyper file."""
+    # The package, and the Hyper file out of it.
+    need_space(folder, 2 * (found.size_mb or 0) * 1_000_000)
+    target, progress = folder / "download.tdsx", tell_progress(log, "downloading", clock=client.retry.clock)
+    package = read_package(download(client, found, target, progress=progress))
+    hyper = extract_hyper(package, folder / "download.hyper")
+    try:
+        describe(hyper)
+    except MachineError:
+        raise
+    except ExtractError as error:
+        raise NoExtractError(f"The {found.shown} cannot be refreshed by key: {error}") from error
+    shell = folder / "shell.tdsx"
+    with open_archive(package.path) as archive:
+        assert package.hyper_member is not None, "extract_hyper refused it otherwise"
+        archive.rewrite(shell, {package.hyper_member: b""})
+    package.path.unlink()
+    return shell, hyper
+
+
+def server_package(context: RefreshContext, looked: Looked) -> tuple[Path | None, Path | None]:
+    """Return the package around the extract, and the file whose column types a full refresh keeps; downloaded if need be.
+
+    There is no package where no people built one.
+    """
+    found, base, confirmed = looked.server.found, looked.base, looked.confirmed
+    if found is None:
+        return None, None
+    if base is not None and confirmed is not None and _is_the_servers(context, looked, base):
+        # The local version is provably the server's: nothing to download. Without a shell we made it ourselves.
+        shell = base.folder / SHELL
+        return (shell if shell.is_file() else None), base.extract
+    if base is not None and looked.bare:
+        return None, base.extract
+    shell, hyper = _downloaded(context, found, looked.server.version_text or "")
+    return (None if read_package(shell).is_bare else shell), hyper
+
+
+def _downloaded(context: RefreshContext, found: FoundDatasource, version: str) -> tuple[Path, Path]:
+    """Download the package of this server version once; stages in other processes find it."""
+    folder = context.downloads / hashlib.sha256(version.encode()).hexdigest()[:16]
+    shell, hyper = folder / "shell.tdsx", folder / "download.hyper"
+    if not (shell.is_file() and hyper.is_file()):
+        remove(context.downloads)
+        context.log("downloading the datasource's package")
+        with TableauClient(context.tableau) as client:
+            fetched = fetch_shell(client, found, context.work / "download", log=context.log)
+        folder.mkdir(parents=True, exist_ok=True)
+        # The Hyper file last: whoever finds it finds both.
+        fetched[0].replace(shell)
+        fetched[1].replace(hyper)
+    return shell, hyper
+
+
+def _is_the_servers(context: RefreshContext, looked: Looked, base: Version) -> bool:
+    """Whether the base and its shell are provably what the server holds, the refresh events included."""
+    same = looked.confirmed is not None and looked.server.version_text == looked.confirmed.server_version
+    return same and (context.spec.delivery != "server" or bool(base.manifest.get("from_server")))

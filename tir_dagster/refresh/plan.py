@@ -1,0 +1,82 @@
+"""The stage `plan`: none, incremental or full, and why, from what was looked at and surveyed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tir_dagster.changes.hints import Hint
+from tir_dagster.changes.plan import Mode, Plan, Reason, Situation, plan_refresh
+from tir_dagster.refresh.context import Looked, RefreshContext
+from tir_dagster.refresh.survey import Survey
+from tir_dagster.refresh.verification import Verification
+from tir_dagster.snowflake.connection import BEYOND_TIME_TRAVEL, SnowflakeError
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a refresh is asked to do, and what others said since the last one."""
+
+    mode: Mode = "changes"
+    slices: tuple[str, ...] = ()
+    hints: tuple[Hint, ...] = ()
+    # Slices that are replaced whatever their rows say, and slices whose rows are compared.
+    resync: tuple[str | None, ...] = ()
+    compare: tuple[str | None, ...] = ()
+    # There is something to look at though the source may not have changed.
+    hinted: bool = False
+    # Why everything has to be loaded, where whoever asks knows of a reason.
+    owed: Reason | None = None
+    # Numbers of the reports in Dagster's log that the pinned version shows.
+    reports: tuple[int, ...] = ()
+    allow_empty: bool = False
+
+
+def plan(context: RefreshContext, looked: Looked, surveyed: Survey, request: Request) -> Plan:
+    """Decide what to do; nothing is touched, and no row is read unless DDL ran on the source."""
+    pending = context.change_sets.pending()
+    unfinished = (one.reason for one in pending if one.decision == "full" and one.reason)
+    relation = surveyed.relation
+    return plan_refresh(
+        Situation(
+            extract=context.spec.name,
+            mode=request.mode,
+            policy=context.spec.policy,
+            now=surveyed.known,
+            confirmed=looked.confirmed.known if looked.confirmed else None,
+            base_present=looked.base is not None,
+            foreign=looked.foreign,
+            elsewhere=looked.elsewhere,
+            forgotten=looked.confirmed is None and bool(context.settled_versions()),
+            pending=tuple(one.id for one in pending),
+            owed=request.owed or next((Reason[reason] for reason in unfinished), None),
+            slices=request.slices,
+            hinted=bool(request.hinted or request.hints),
+            opaque=relation.why_full,
+            same_rows=request.mode != "full" and _holds_same_rows(context, looked, surveyed),
+            restless=relation.view is not None and relation.view.restless,
+            unsought=relation.unsought,
+        )
+    )
+
+
+def _holds_same_rows(context: RefreshContext, looked: Looked, surveyed: Survey) -> bool:
+    """Whether the extract equals the source of then under the columns of now, though DDL ran on it since.
+
+    Time Travel shows old rows under the current columns: after a rename, a drop or an add it shows something else than
+    was read then, and after a comment it does not. Only for extracts that show all that a refresh by key relies on.
+    """
+    confirmed, relation = looked.confirmed, surveyed.relation
+    if confirmed is None or looked.base is None or looked.foreign:
+        return False
+    if confirmed.known.ddl in (None, surveyed.known.ddl) or confirmed.known.schema != surveyed.known.schema:
+        return False
+    hidden = relation.watermark is not None and relation.watermark not in relation.columns
+    if hidden or relation.aggregated or relation.why_full is not None:
+        return False
+    context.log("DDL ran on the source since the last refresh: comparing what the extract shows with the rows of then")
+    try:
+        return Verification(context, confirmed).equals_source().passed
+    except SnowflakeError as error:
+        if error.errno not in BEYOND_TIME_TRAVEL:
+            raise
+        return False

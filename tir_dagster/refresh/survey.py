@@ -1,0 +1,339 @@
+"""The source before anything is read: its columns, its identity, its change token, and a quiet moment to pin."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from tir_dagster.changes.plan import Known
+from tir_dagster.changes.relation import Relation, read_tables, relation_of
+from tir_dagster.errors import GuardError
+from tir_dagster.hyper.casts import check_key
+from tir_dagster.hyper.hyperfile import describe
+from tir_dagster.hyper.package.package import Package, read_package
+from tir_dagster.hyper.replace import Shape
+from tir_dagster.refresh.context import Log, Looked, RefreshContext, explaining_lost_lease
+from tir_dagster.refresh.datasource import server_package
+from tir_dagster.refresh.deliveries.agreement import (
+    check_agreement,
+    check_query_agreement,
+    check_replaceable,
+    refuse_document,
+)
+from tir_dagster.refresh.deliveries.server_load import needed_increment
+from tir_dagster.snowflake.columns import Column
+from tir_dagster.snowflake.connection import SnowflakeAccess
+from tir_dagster.snowflake.names import TableName
+from tir_dagster.snowflake.pinned import PinnedSource
+from tir_dagster.snowflake.versions import (
+    SourceVersion,
+    column_names,
+    combined_token,
+    is_kept,
+    probe,
+    table_facts,
+)
+from tir_dagster.spec.extract import ExtractSpec, check_columns, needed_columns
+
+# A version lies this long before the last look: transactions in flight then have ended.
+MARGIN_SECONDS = 1.0
+
+
+# And at least this long after the token was told: the warehouse's machines do not share one clock.
+AFTER_TOKEN_SECONDS = 0.25
+
+
+QUIET_TRIES = 30
+
+
+@dataclass(frozen=True)
+class Settled:
+    """The source as an extract already shows it: the token of its tables, and a version at which they were quiet."""
+
+    token: str
+    version: SourceVersion
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What the source looks like now, found without Spark and without reading a row."""
+
+    spec: ExtractSpec
+    relation: Relation
+    known: Known
+    version: SourceVersion
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        return self.relation.columns
+
+    @property
+    def source(self) -> PinnedSource:
+        return self.relation.base(self.version)
+
+    def changed(self, since: Known) -> set[TableName]:
+        """The tables whose token is another one than then."""
+        before, now = since.token.split(","), self.known.token.split(",")
+        tables = self.relation.tables
+        return {table for table, one, other in zip(tables, before, now, strict=False) if one != other}
+
+
+def survey_source(
+    spec: ExtractSpec,
+    access: SnowflakeAccess,
+    *,
+    columns: Sequence[str] = (),
+    settled: Settled | None = None,
+    log: Log,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Survey:
+    """Look at the source: its columns, its identity, its change token, and a quiet moment to pin."""
+    relation = relation_of(spec, access, columns=columns)
+    # Before anything is read: DDL that comes later is seen next time.
+    facts = {table: table_facts(access, table) for table in relation.tables}
+    token, version = quiet_moment(spec, access, relation.tables, settled=settled, log=log, sleep=sleep)
+    known = Known(
+        definition=definition_of(spec),
+        schema=_digest(
+            [
+                (one.name, one.kind.value, one.precision, one.scale)
+                for one in (*relation.columns, *relation.base_columns)
+            ]
+        ),
+        identity=",".join(one.identity for one in facts.values()),
+        token=token,
+        ddl=",".join(one.ddl for one in facts.values()),
+        role=role_of(spec),
+    )
+    kept = all(is_kept(access, table, one, version) for table, one in facts.items())
+    return Survey(spec, relation, known, replace(version, kept=kept))
+
+
+def definition_of(spec: ExtractSpec) -> str:
+    """A digest of everything in the spec that decides which rows the extract shows and how they are kept."""
+    value = asdict(spec) | {"source": spec.main_table, "watermark": spec.changes.watermark}
+    # What may be created or replaced shows no other rows.
+    value["datasource"] = {name: one for name, one in value["datasource"].items() if name not in ("create", "replace")}
+    # Tableau itself decides what a triggered refresh shows: here it counts what is watched, and what is refreshed.
+    triggered = spec.delivery == "trigger"
+    names = ["source", "watch", "datasource"] if triggered else ["source", "columns", "row_key", "slices", "watermark"]
+    return _digest({name: value[name] for name in [*names, *(["query"] if spec.query else [])]})
+
+
+def role_of(spec: ExtractSpec) -> str:
+    """The role that the spec reads with, as Snowflake spells it: row access and masking policies may depend on it."""
+    role = spec.snowflake.role or ""
+    return role if role.startswith('"') else role.upper()
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def quiet_moment(
+    spec: ExtractSpec,
+    access: SnowflakeAccess,
+    tables: Sequence[TableName],
+    *,
+    settled: Settled | None = None,
+    log: Log,
+    sleep: Callable[[float], None] = time.sleep,
+) -> tuple[str, SourceVersion]:
+    """One token for all tables, and a version that surely shows every change that the token stands for.
+
+    The token is read first; the version lies between that reading and a second one, a margin before the second. So it
+    shows what the token tells, and transactions that were in flight then have ended. A change that comes later can be in
+    the version but not in the token, which costs a look next time; the other way round it would be lost. Nothing else
+    says when rows changed: LAST_ALTERED of a view does not move with its tables.
+    """
+    token, seen = read_tokens(access, tables)
+    if settled is not None and token == settled.token:
+        # Nothing changed since a version that was quiet then.
+        return token, max(settled.version, _before(seen, MARGIN_SECONDS))
+    quiet = spec.thresholds.quiet_period
+    wait = max(quiet, MARGIN_SECONDS) + AFTER_TOKEN_SECONDS
+    left = wait
+    for _ in range(QUIET_TRIES):
+        sleep(left)
+        again, now = read_tokens(access, tables)
+        if again != token and quiet > 0:
+            log(f"{listed_tables(tables)} changed; waiting until all has been quiet for {quiet:g} s")
+            token, seen, left = again, now, wait
+            continue
+        # By the warehouse's clock, which is the one that the version is on.
+        left = wait - (now.moment - seen.moment).total_seconds()
+        if left <= 0:
+            return token, _before(now, MARGIN_SECONDS)
+    raise GuardError(
+        f"{spec.name}: {listed_tables(tables)} keeps changing: never quiet for {quiet:g} seconds. Nothing was touched. "
+        "Refresh when the load is done, or lower thresholds.quiet_period in the spec."
+    )
+
+
+def read_tokens(access: SnowflakeAccess, tables: Sequence[TableName]) -> tuple[str, SourceVersion]:
+    """The token of all tables, and the warehouse's clock when it was asked for."""
+    found = probe(access, tables)
+    token = combined_token(found.items())
+    seen = next(one.seen for one in found.values())
+    assert seen is not None, "a token has its moment"
+    return token, seen
+
+
+def _before(version: SourceVersion, seconds: float) -> SourceVersion:
+    return SourceVersion(version.moment - timedelta(seconds=seconds))
+
+
+def listed_tables(tables: Sequence[TableName]) -> str:
+    return ", ".join(map(str, tables))
+
+
+def readable_version(
+    access: SnowflakeAccess, tables: Sequence[TableName], version: SourceVersion, token: str
+) -> SourceVersion | None:
+    """The version as it can be read: by Time Travel; as it is now if there is none and nothing changed since; else None."""
+    if all(is_kept(access, table, table_facts(access, table), version) for table in tables):
+        return version
+    return replace(version, kept=False) if read_tokens(access, tables)[0] == token else None
+
+
+@dataclass(frozen=True)
+class Watched:
+    """All watched tables at a quiet moment: what a refresh that starts later shows, at least."""
+
+    known: Known
+    version: SourceVersion
+
+
+def watched_tables(spec: ExtractSpec) -> tuple[TableName, ...]:
+    """All tables that the extract reads, and those that are only watched, each once."""
+    return tuple(dict.fromkeys([*read_tables(spec), *map(TableName.parse, spec.watch)]))
+
+
+def watch_tables(
+    spec: ExtractSpec, access: SnowflakeAccess, *, log: Log, sleep: Callable[[float], None] = time.sleep
+) -> Watched:
+    """Wait until all tables are quiet together; what changes after this is seen next time."""
+    token, version = quiet_moment(spec, access, watched_tables(spec), log=log, sleep=sleep)
+    return Watched(Known(definition_of(spec), "", "", token), version)
+
+
+# The stage
+
+
+def survey(context: RefreshContext, looked: Looked) -> Survey:
+    """Look at the source: what the extract shows, whether it fits the datasource, and a quiet version to pin."""
+    confirmed = looked.confirmed
+    settled = Settled(confirmed.known.token, SourceVersion.parse(confirmed.source_version)) if confirmed else None
+    with explaining_lost_lease(context), context.stages.timed("survey"), context.snowflake.kept_open():
+        columns = extract_columns(context, looked)
+        surveyed = survey_source(context.spec, context.snowflake, columns=columns, settled=settled, log=context.log)
+        _check_stored_key(context, looked, surveyed)
+        return surveyed
+
+
+def extract_columns(context: RefreshContext, looked: Looked) -> tuple[str, ...]:
+    """Return the columns that the extract has: the datasource's own if people built it, else the spec's, else none: all."""
+    spec, access = context.spec, context.snowflake
+    if spec.query is not None:
+        _check_query(context, looked)
+        return ()
+    table = TableName.parse(spec.source)
+    # Before the package is downloaded: it may be large, and a spec that does not fit the source needs no package.
+    known = column_names(access, table)
+    check_columns(spec, known)
+    shell, hyper = server_package(context, looked)
+    refuse_document(spec, shell, looked.server.found)
+    if shell is None:
+        _check_replaceable(context, looked, hyper, spec.columns or known, known)
+        return spec.columns
+    package = read_package(shell)
+    names = package.hyper_names or {record.remote_name: record.remote_name for record in package.columns}
+    assert looked.server.found is not None, "a shell is downloaded from there"
+    check_agreement(
+        package,
+        shown=looked.server.found.shown,
+        table=table,
+        source_columns=known,
+        wanted=[name if name in names else name.upper() for name in needed_columns(spec)],
+        only=[name if name in names else name.upper() for name in spec.columns],
+    )
+    _check_increment(spec, package, hyper)
+    return tuple(name for name in known if name in names)
+
+
+def _check_query(context: RefreshContext, looked: Looked) -> None:
+    """Raise unless a datasource that people built shows this very query, with all its columns."""
+    spec = context.spec
+    shell, hyper = server_package(context, looked)
+    refuse_document(spec, shell, looked.server.found)
+    if shell is not None:
+        assert looked.server.found is not None, "a shell is downloaded from there"
+        relation, package = relation_of(spec, context.snowflake), read_package(shell)
+        check_query_agreement(
+            package,
+            shown=looked.server.found.shown,
+            query=spec.query or "",
+            columns=[column.name for column in relation.columns],
+        )
+        _check_increment(spec, package, hyper)
+    elif _may_be_anybodys(looked, hyper):
+        columns = [column.name for column in relation_of(spec, context.snowflake).columns]
+        _check_replaceable(context, looked, hyper, columns, columns)
+
+
+def _may_be_anybodys(looked: Looked, hyper: Path | None) -> bool:
+    """Whether what is published may never have been ours."""
+    return hyper is not None and (looked.confirmed is None or looked.elsewhere is not None)
+
+
+def _check_replaceable(
+    context: RefreshContext, looked: Looked, hyper: Path | None, wanted: Sequence[str], known: Sequence[str]
+) -> None:
+    """Refuse to replace a Hyper file of other columns: it may be dear to somebody."""
+    if context.spec.datasource.replace or hyper is None or not _may_be_anybodys(looked, hyper):
+        return
+    assert looked.server.found is not None, "the file is downloaded from there"
+    check_replaceable(
+        context.spec.name,
+        looked.server.found.shown,
+        there=[column.name for column in describe(hyper).columns],
+        wanted=[name if name in known else name.upper() for name in wanted],
+    )
+
+
+def _check_increment(spec: ExtractSpec, package: Package, hyper: Path | None) -> None:
+    """Refuse now rather than after Spark has read everything."""
+    if spec.delivery == "server" and hyper is not None:
+        needed_increment(spec.name, package, hyper)
+
+
+def _check_stored_key(context: RefreshContext, looked: Looked, surveyed: Survey) -> None:
+    """Raise ExtractError before the first load into an extract whose own types cannot tell the keys apart."""
+    confirmed = looked.confirmed
+    if confirmed is not None and confirmed.known.definition == surveyed.known.definition:
+        return
+    shell, hyper = server_package(context, looked)
+    if shell is None or hyper is None:
+        return
+    stored = {column.name: column for column in describe(hyper).columns}
+    names = extract_shape(surveyed.relation, shell).names
+    for column in surveyed.relation.key:
+        if key := stored.get(names.get(column.name, column.name)):
+            check_key(column, key)
+
+
+def extract_shape(relation: Relation, shell: Path | None) -> Shape:
+    """Return how the extract is laid out: by the source's names, or by those of the package that people built."""
+    key = tuple(column.name for column in relation.key)
+    loose = relation.unrepeatable
+    if shell is None:
+        return Shape(relation.columns, key, relation.slices, loose=loose)
+    package = read_package(shell)
+    names = package.hyper_names or {record.remote_name: record.remote_name for record in package.columns}
+    return Shape(relation.columns, key, relation.slices, names, loose)
