@@ -11,15 +11,15 @@ if TYPE_CHECKING:
     from tir_dagster.definitions import build_defs as build_defs
     from tir_dagster.errors import SpecError as SpecError
     from tir_dagster.errors import TirError as TirError
-    from tir_dagster.orchestration.alerting import build_alert_sensor as build_alert_sensor
-    from tir_dagster.orchestration.alerting import report as report
-    from tir_dagster.orchestration.alerting import report_recovery as report_recovery
+    from tir_dagster.orchestration.alerts.sensor import build_alert_sensor as build_alert_sensor
+    from tir_dagster.orchestration.alerts.sensor import report as report
+    from tir_dagster.orchestration.alerts.sensor import report_recovery as report_recovery
     from tir_dagster.orchestration.component import TableauExtractComponent as TableauExtractComponent
     from tir_dagster.orchestration.extracts import build_extract_defs as build_extract_defs
     from tir_dagster.orchestration.io_managers import ChangeSetIOManager as ChangeSetIOManager
     from tir_dagster.orchestration.io_managers import HyperIOManager as HyperIOManager
     from tir_dagster.orchestration.io_managers import StagedChangeSet as StagedChangeSet
-    from tir_dagster.orchestration.resources import StateFolder as StateFolder
+    from tir_dagster.orchestration.io_managers import StateFolder as StateFolder
     from tir_dagster.orchestration.resources import TableauResource as TableauResource
     from tir_dagster.orchestration.resources import environment_resources as environment_resources
     from tir_dagster.orchestration.translation import ExtractTranslator as ExtractTranslator
@@ -39,18 +39,18 @@ _HOMES = {
     "HyperIOManager": "orchestration.io_managers",
     "SpecError": "errors",
     "StagedChangeSet": "orchestration.io_managers",
-    "StateFolder": "orchestration.resources",
+    "StateFolder": "orchestration.io_managers",
     "TableauExtractComponent": "orchestration.component",
     "TableauResource": "orchestration.resources",
     "TirError": "errors",
     "Version": "refresh.state.versions",
-    "build_alert_sensor": "orchestration.alerting",
+    "build_alert_sensor": "orchestration.alerts.sensor",
     "build_defs": "definitions",
     "build_extract_defs": "orchestration.extracts",
     "environment_resources": "orchestration.resources",
     "load_specs": "spec.reading",
-    "report": "orchestration.alerting",
-    "report_recovery": "orchestration.alerting",
+    "report": "orchestration.alerts.sensor",
+    "report_recovery": "orchestration.alerts.sensor",
 }
 
 __all__ = sorted(_HOMES)  # noqa: PLE0605

@@ -7,10 +7,10 @@ from typing import Any
 
 import dagster as dg
 
-from tir_dagster.orchestration.alerting import build_alert_sensor
+from tir_dagster.orchestration.alerts.load_reports import with_people
+from tir_dagster.orchestration.alerts.sensor import build_alert_sensor
 from tir_dagster.orchestration.extracts import build_extract_defs
-from tir_dagster.orchestration.load_reports import with_people
-from tir_dagster.orchestration.loading import build_load_defs
+from tir_dagster.orchestration.loads import build_load_defs
 from tir_dagster.orchestration.names import load_keys
 from tir_dagster.orchestration.resources import environment_resources
 from tir_dagster.orchestration.translation import ExtractTranslator

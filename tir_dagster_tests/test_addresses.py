@@ -13,7 +13,7 @@ from tir_dagster.alerts.servicenow import ServiceNowAccess
 from tir_dagster.alerts.text import scrub
 from tir_dagster.errors import SourceError, TirError
 from tir_dagster.loading.landing import Place
-from tir_dagster.orchestration.people import SlackAppResource
+from tir_dagster.orchestration.alerts.resources import SlackAppResource
 from tir_dagster.orchestration.resources import environment_resources
 from tir_dagster.snowflake.connection import SnowflakeAccess
 from tir_dagster.spec.extract import Datasource

@@ -11,7 +11,9 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[1] / "tir_dagster"
 # A room may import the rooms above it, and itself.
 ORDER = (
-    {"errors", "addresses", "durable"},
+    {"addresses"},
+    {"errors"},
+    {"durable"},
     {"snowflake"},
     {"spec"},
     {"spark"},

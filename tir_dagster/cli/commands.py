@@ -9,8 +9,7 @@ from tir_dagster.cli.refresh import Command
 from tir_dagster.cli.trigger import TriggerCommand
 from tir_dagster.errors import SpecError
 from tir_dagster.orchestration.home import dagster_instance
-from tir_dagster.orchestration.partitions import slices_between
-from tir_dagster.orchestration.value_slices import known_slices
+from tir_dagster.orchestration.partitions import known_slices, slices_between
 from tir_dagster.spec.extract import ExtractSpec
 
 

@@ -17,7 +17,7 @@ from tir_dagster.cli.refresh import QUIET_RUN
 from tir_dagster.definitions import build_defs
 from tir_dagster.errors import TirError
 from tir_dagster.orchestration.home import dagster_instance
-from tir_dagster.orchestration.loading import Listener, listening
+from tir_dagster.orchestration.loads import Listener, listening
 from tir_dagster.sandbox.home import S3_BUCKET
 from tir_dagster.snowflake.connection import SnowflakeAccess
 from tir_dagster.spec.extract import ExtractSpec

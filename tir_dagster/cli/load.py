@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from tir_dagster.cli.refresh import QUIET_RUN
 from tir_dagster.errors import SpecError
+from tir_dagster.orchestration.alerts.load_reports import with_people
 from tir_dagster.orchestration.home import dagster_instance
 from tir_dagster.orchestration.interrupts import stopping
-from tir_dagster.orchestration.load_reports import with_people
-from tir_dagster.orchestration.loading import Listener, listening, loader_for
+from tir_dagster.orchestration.loads import Listener, listening, loader_for
 from tir_dagster.orchestration.names import TOLD_BY_COMMAND, load_job_name
 from tir_dagster.snowflake.connection import SnowflakeAccess
 from tir_dagster.spec.load import LoadSpec
@@ -70,7 +70,7 @@ def run_load(spec: LoadSpec, progress: Callable[[str], None]) -> LoadOutcome:
     """Run the load's job here; its error is the run's."""
     # Here and not above: a plan needs no job.
     from tir_dagster.definitions import build_defs  # noqa: PLC0415
-    from tir_dagster.orchestration.command_reports import telling  # noqa: PLC0415
+    from tir_dagster.orchestration.alerts.commands import telling  # noqa: PLC0415
 
     begun = time.perf_counter()
     outcome = LoadOutcome(spec.name, run_id=str(uuid.uuid4()))

@@ -17,9 +17,9 @@ from tir_dagster.changes.hints import parse_hints
 from tir_dagster.changes.plan import Mode, Plan
 from tir_dagster.changes.relation import relation_of
 from tir_dagster.errors import TirError
-from tir_dagster.orchestration.confirmations import last_confirmation
 from tir_dagster.orchestration.home import tir_home
 from tir_dagster.orchestration.interrupts import StoppedError, check_signals, stopping
+from tir_dagster.orchestration.metadata import last_confirmation
 from tir_dagster.orchestration.names import (
     TOLD_BY_COMMAND,
     application_config,
@@ -28,8 +28,7 @@ from tir_dagster.orchestration.names import (
     extract_keys,
     refresh_job_name,
 )
-from tir_dagster.orchestration.partitions import change_set_partitions, covering_range
-from tir_dagster.orchestration.value_slices import add_slices, retire_slices
+from tir_dagster.orchestration.partitions import add_slices, change_set_partitions, covering_range, retire_slices
 from tir_dagster.refresh.context import leased, refresh_context, remove
 from tir_dagster.refresh.deliveries.trigger import no_spark
 from tir_dagster.refresh.look import look
@@ -111,7 +110,7 @@ class Command:
 
     def refresh(self, mode: Mode, slices: Sequence[str], *, allow_empty: bool, hints: Sequence[str] = ()) -> Outcome:
         """Start the runs of a refresh in this process, one after the other."""
-        from tir_dagster.orchestration.command_reports import telling  # noqa: PLC0415 - a plan tells nobody
+        from tir_dagster.orchestration.alerts.commands import telling  # noqa: PLC0415 - a plan tells nobody
 
         started = time.perf_counter()
         outcome = Outcome(self.spec.name, mode)
@@ -263,7 +262,7 @@ def run_logger(progress: Callable[[str], None], warn: Callable[[Sequence[str]], 
 
 def so_far(spec: ExtractSpec, instance: dg.DagsterInstance, outcome: Outcome) -> str:
     """What the datasource shows when a command is stopped."""
-    from tir_dagster.orchestration.run_reports import unaffected  # noqa: PLC0415 - a plan tells nobody
+    from tir_dagster.orchestration.alerts.run_reports import unaffected  # noqa: PLC0415 - a plan tells nobody
 
     # Without a run, nothing was asked of the server yet.
     names = () if outcome.run_ids else (StoppedError.__name__,)

@@ -13,8 +13,8 @@ import dagster as dg
 
 from tir_dagster.durable import need_space, replaced_file
 from tir_dagster.errors import DatasourceError
-from tir_dagster.orchestration.confirmations import confirmations
 from tir_dagster.orchestration.home import tir_home
+from tir_dagster.orchestration.metadata import confirmations
 from tir_dagster.orchestration.names import extract_keys
 from tir_dagster.refresh.context import tableau_for as for_datasource
 from tir_dagster.refresh.state.records import Confirmation

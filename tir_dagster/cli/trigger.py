@@ -8,7 +8,7 @@ from dataclasses import replace
 from tir_dagster.changes.plan import Mode, Plan
 from tir_dagster.cli.refresh import Command, Outcome, event_metadata
 from tir_dagster.errors import SpecError
-from tir_dagster.orchestration.confirmations import last_confirmation
+from tir_dagster.orchestration.metadata import last_confirmation
 from tir_dagster.orchestration.names import refresh_job_name
 from tir_dagster.refresh.deliveries.trigger import plan_trigger, trigger_warnings, watch
 

@@ -72,7 +72,7 @@ def listen(host: str, port: int) -> None:
     """
     from tir_dagster.cli.receiver import Receiver  # noqa: PLC0415
     from tir_dagster.orchestration.home import dagster_instance, tir_home  # noqa: PLC0415
-    from tir_dagster.orchestration.webhooks import Observer  # noqa: PLC0415
+    from tir_dagster.orchestration.sensing.webhooks import Observer  # noqa: PLC0415
     from tir_dagster.tableau.webhooks import SECRET_VARIABLE, webhook_secret  # noqa: PLC0415
 
     secret = webhook_secret(os.environ)
@@ -99,7 +99,7 @@ def _opened(make: Any, host: str, port: int) -> Any:
 def _site() -> Iterator[tuple[TableauClient, str]]:
     """The site of the environment, and what our webhooks there are called."""
     from tir_dagster.orchestration.home import dagster_instance  # noqa: PLC0415
-    from tir_dagster.orchestration.webhooks import instance_label  # noqa: PLC0415
+    from tir_dagster.orchestration.sensing.webhooks import instance_label  # noqa: PLC0415
     from tir_dagster.tableau.access import TableauAccess  # noqa: PLC0415
     from tir_dagster.tableau.client import TableauClient  # noqa: PLC0415
 

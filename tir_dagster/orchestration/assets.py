@@ -13,34 +13,40 @@ import dagster as dg
 from tir_dagster.changes.change_set import ChangeSet
 from tir_dagster.errors import TirError, VerificationError
 from tir_dagster.orchestration import metadata
-from tir_dagster.orchestration.checks import evaluation, gate_failure, gate_results, gate_specs, published_evaluations
-from tir_dagster.orchestration.confirmations import last_confirmation
-from tir_dagster.orchestration.drift import Drift, known_drift
-from tir_dagster.orchestration.io_managers import CHANGE_SET_IO, HYPER_IO, staged_metadata
+from tir_dagster.orchestration.checks import (
+    Drift,
+    evaluation,
+    gate_failure,
+    gate_results,
+    gate_specs,
+    known_drift,
+    published_evaluations,
+)
+from tir_dagster.orchestration.io_managers import CHANGE_SET_IO, HYPER_IO, StateFolder, staged_metadata
+from tir_dagster.orchestration.metadata import last_confirmation, snowflake_url
 from tir_dagster.orchestration.names import ExtractKeys, detect_job_name, pool_name
 from tir_dagster.orchestration.partitions import (
     SENSIBLE_SLICES,
+    add_slices,
     change_set_partitions,
     covering_range,
     extract_partitions,
     failed_slices,
+    known_slices,
     many_slices,
     retire_change_sets,
     slices_of_run,
 )
-from tir_dagster.orchestration.pictures import snowflake_url
 from tir_dagster.orchestration.requests import Detection, DetectionConfig, run_detection
 from tir_dagster.orchestration.resources import (
     SnowflakeParam,
     SparkParam,
-    StateFolder,
     TableauResource,
     snowflake_access,
     spark_session,
 )
+from tir_dagster.orchestration.sensing.reported import source_dep, upstream_deps, upstream_keys
 from tir_dagster.orchestration.translation import ExtractAssets
-from tir_dagster.orchestration.upstream import source_dep, upstream_deps, upstream_keys
-from tir_dagster.orchestration.value_slices import add_slices, known_slices
 from tir_dagster.refresh.state.change_sets import new_id
 from tir_dagster.refresh.state.records import Confirmation
 from tir_dagster.refresh.state.versions import Version

@@ -1,20 +1,23 @@
-"""Asset checks: the gate before a publish, the verification of what is published, and what the spec takes for granted.
+"""Asset checks: the gate before a publish, the verification of what is published, and the drift that is on record.
 
-No postponed annotations here: Dagster reads the resources' types.
+No postponed annotations here: Dagster reads the types of resources from the functions.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from tir_dagster.changes.change_set import slice_label
+from tir_dagster.changes.change_set import NO_SLICE_KEY, slice_label
 from tir_dagster.errors import EQUALS_SOURCE, ROWS_ADD_UP, SERVER_HOLDS_IT, TirError, VerificationError
-from tir_dagster.orchestration.confirmations import last_confirmation
-from tir_dagster.orchestration.drift import DIFFERENT, REPAIR, VERSION
+from tir_dagster.orchestration.io_managers import StateFolder
+from tir_dagster.orchestration.metadata import last_confirmation
 from tir_dagster.orchestration.names import ExtractKeys, verify_job_name
-from tir_dagster.orchestration.resources import SnowflakeParam, SparkParam, StateFolder, TableauResource
+from tir_dagster.orchestration.resources import SnowflakeParam, SparkParam, TableauResource
 from tir_dagster.refresh.state.records import Confirmation
 from tir_dagster.spec.extract import ExtractSpec
 
@@ -23,6 +26,69 @@ if TYPE_CHECKING:
     from tir_dagster.refresh.context import RefreshContext
     from tir_dagster.refresh.state.versions import Version
     from tir_dagster.refresh.verification import Finding, Verification
+
+
+# Metadata of a check that failed: the version it looked at, or started from; what differs; whether it was a repair.
+VERSION, DIFFERENT, REPAIR = "tir/version", "tir/different_slices", "tir/repair"
+
+
+@dataclass(frozen=True)
+class Drift:
+    """The slices in which the confirmed version differs from the source; `unrepaired` when replacing them did not help."""
+
+    slices: tuple[str | None, ...]
+    unrepaired: bool = False
+
+
+def known_drift(instance: dg.DagsterInstance, keys: ExtractKeys, confirmed: Confirmation | None) -> Drift | None:
+    """What the last verification, or the gate of a refresh that failed, found in the confirmed version.
+
+    A version that was published since is another one: what was found in the old one no longer counts.
+    """
+    if confirmed is None:
+        return None
+    assets = (keys.published_datasource, keys.purged_extract)
+    found = [_failure(instance, key, EQUALS_SOURCE, confirmed.version) for key in assets]
+    # What the server holds may have keys that neither the source nor our own version knows: replacing does not reach them.
+    found.append(_other_rows(instance, keys, confirmed.version))
+    failed = [one for one in found if one is not None]
+    if not failed:
+        return None
+    slices = {_name(label) for one in failed for label in one.get(DIFFERENT, ())}
+    repaired = any(one.get(REPAIR) for one in failed)
+    return Drift(tuple(sorted(slices, key=lambda name: (name is None, name or ""))), repaired or not slices)
+
+
+def _other_rows(instance: dg.DagsterInstance, keys: ExtractKeys, version: str) -> dict[str, Any] | None:
+    failed = _failure(instance, keys.published_datasource, SERVER_HOLDS_IT, version)
+    return None if failed is None else {**failed, REPAIR: True}
+
+
+def verified_drift(instance: dg.DagsterInstance, keys: ExtractKeys, confirmed: Confirmation | None) -> str | None:
+    """A text for the source sensor when a verification found drift; what a gate found is asked for again anyway."""
+    if confirmed is None:
+        return None
+    checks = (EQUALS_SOURCE, SERVER_HOLDS_IT)
+    failed = (_failure(instance, keys.published_datasource, name, confirmed.version) for name in checks)
+    return None if all(one is None for one in failed) else f"drift@{confirmed.version}"
+
+
+def _failure(instance: dg.DagsterInstance, asset: dg.AssetKey, check: str, version: str) -> dict[str, Any] | None:
+    """The metadata of the asset's last check of that name, if it failed at that version as an error."""
+    key = dg.AssetCheckKey(asset, check)
+    record = instance.event_log_storage.get_latest_asset_check_execution_by_key([key]).get(key)
+    event = record.event if record else None
+    data = event.dagster_event.event_specific_data if event and event.dagster_event else None
+    # While it runs there is only the word that it was planned.
+    if not isinstance(data, dg.AssetCheckEvaluation) or data.passed or data.severity is not dg.AssetCheckSeverity.ERROR:
+        return None
+    metadata = {name: getattr(entry, "value", None) for name, entry in data.metadata.items()}
+    return metadata if metadata.get(VERSION) == version else None
+
+
+def _name(label: str) -> str | None:
+    return None if label == slice_label(NO_SLICE_KEY) else label
+
 
 ROW_JUMP = "row_count_jump"
 SERVER, UNIQUE_KEY, JOINS = SERVER_HOLDS_IT, "unique_row_key", "mandatory_joins"
@@ -57,14 +123,14 @@ def gate_specs(spec: ExtractSpec, key: dg.AssetKey) -> list[dg.AssetCheckSpec]:
 _GATE = (ROWS_ADD_UP, EQUALS_SOURCE)
 
 
-def compared_slices(version: "Version") -> list[str]:
+def compared_slices(version: Version) -> list[str]:
     """Return the slices that were compared as a whole when the version was made."""
     made = version.manifest["source_version"]
     return [slice_label(name) for name, at in version.manifest.get("verified", {}).items() if at == made]
 
 
 def gate_results(
-    spec: ExtractSpec, version: "Version", applied: "Applied | None", before: int | None
+    spec: ExtractSpec, version: Version, applied: Applied | None, before: int | None
 ) -> Iterator[dg.AssetCheckResult]:
     """What the gate found; without something applied, the version that is there passed it when it was made."""
     rows = version.manifest["rows"]
@@ -157,7 +223,7 @@ def build_verification(
 
 
 def published_evaluations(
-    refresh: "RefreshContext", confirmation: Confirmation, keys: ExtractKeys, *, warn: Callable[..., None]
+    refresh: RefreshContext, confirmation: Confirmation, keys: ExtractKeys, *, warn: Callable[..., None]
 ) -> Iterator[dg.AssetCheckEvaluation]:
     """What is known of a version right after its publish, as results of the datasource's checks.
 
@@ -173,7 +239,7 @@ def published_evaluations(
     yield from (evaluation(result, keys.published_datasource) for result in results)
 
 
-def _known_at_publish(refresh: "RefreshContext", confirmation: Confirmation) -> list[dg.AssetCheckResult]:
+def _known_at_publish(refresh: RefreshContext, confirmation: Confirmation) -> list[dg.AssetCheckResult]:
     from tir_dagster.refresh.verification import Finding, Verification  # noqa: PLC0415
 
     verification = Verification(refresh, confirmation)
@@ -208,7 +274,7 @@ def _verify(refresh: Any, confirmed: Any, wanted: Sequence[str]) -> Iterator[dg.
         yield _result(name, _found(verification, name), severity, looked_at)
 
 
-def _found(verification: "Verification", name: str) -> "Finding":
+def _found(verification: Verification, name: str) -> Finding:
     from tir_dagster.refresh.verification import not_told  # noqa: PLC0415
 
     checks = {
@@ -224,7 +290,7 @@ def _found(verification: "Verification", name: str) -> "Finding":
 
 
 def _result(
-    name: str, found: "Finding", severity: dg.AssetCheckSeverity, more: Mapping[str, str] = MappingProxyType({})
+    name: str, found: Finding, severity: dg.AssetCheckSeverity, more: Mapping[str, str] = MappingProxyType({})
 ) -> dg.AssetCheckResult:
     return dg.AssetCheckResult(
         passed=found.passed,

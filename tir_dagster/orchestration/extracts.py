@@ -9,13 +9,13 @@ from importlib.metadata import version
 import dagster as dg
 from dagster_shared.libraries import DagsterLibraryRegistry
 
-from tir_dagster.orchestration.alerting import build_alert_sensor
+from tir_dagster.orchestration.alerts.sensor import build_alert_sensor
 from tir_dagster.orchestration.assets import build_assets, build_detect_job, context_for
 from tir_dagster.orchestration.checks import build_verification
 from tir_dagster.orchestration.names import refresh_job_name
 from tir_dagster.orchestration.partitions import extract_partitions, warn_of_many_slices
-from tir_dagster.orchestration.sensors import build_sensors
-from tir_dagster.orchestration.timetable import build_schedules, refresh_selection, verify_job
+from tir_dagster.orchestration.schedules import build_schedules, refresh_selection, verify_job
+from tir_dagster.orchestration.sensing.sensors import build_sensors
 from tir_dagster.orchestration.translation import ExtractAssets, ExtractTranslator, extract_assets
 from tir_dagster.orchestration.trigger import build_trigger_defs
 from tir_dagster.spec.extract import ExtractSpec

@@ -14,11 +14,26 @@ import dagster as dg
 from tir_dagster.changes.change_set import ChangeSet
 from tir_dagster.errors import ExtractError, TirError
 from tir_dagster.orchestration.metadata import EXTRACT
-from tir_dagster.orchestration.resources import StateFolder
 from tir_dagster.refresh.state.change_sets import MANIFEST, ChangeSetStore
-from tir_dagster.refresh.state.versions import Version
+from tir_dagster.refresh.state.versions import Version, VersionStore
 
 CHANGE_SET_IO, HYPER_IO = "change_set_io_manager", "hyper_io_manager"
+
+
+class StateFolder(dg.ConfigurableResource):
+    """Where change sets, extract versions and leases are kept."""
+
+    path: str
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.path)
+
+    def change_sets(self, extract: str) -> ChangeSetStore:
+        return ChangeSetStore(self.folder / "extracts" / extract / "change_sets")
+
+    def versions(self, extract: str) -> VersionStore:
+        return VersionStore(self.folder / "extracts" / extract / "versions")
 
 
 @dataclass(frozen=True)

@@ -1,26 +1,48 @@
-"""What the events of the four assets show: plans, rows, keys by slice, versions, stage times, columns."""
+"""What the events of the four assets show, and the confirmation that is read back from them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import dagster as dg
 
 from tir_dagster.changes.change_set import ChangeSet, slice_label
-from tir_dagster.orchestration.confirmations import CONFIRMATION
 from tir_dagster.orchestration.names import ExtractKeys
-from tir_dagster.orchestration.partitions import REST, fits
-from tir_dagster.orchestration.pictures import plan_markdown
-from tir_dagster.orchestration.value_slices import HELD, held
+from tir_dagster.orchestration.partitions import HELD, REST, fits, held
 from tir_dagster.refresh.state.records import Confirmation
 from tir_dagster.refresh.state.versions import Version
+from tir_dagster.snowflake.names import TableName
 from tir_dagster.spec.extract import ExtractSpec
 
 if TYPE_CHECKING:
     from tir_dagster.changes.relation import Relation
     from tir_dagster.hyper.purge import Applied
     from tir_dagster.snowflake.columns import Column
+
+
+CONFIRMATION = "tir/confirmation"
+# People may report events by hand; ours is among the newest ones.
+_LOOK_BACK = 200
+
+
+def last_confirmation(instance: dg.DagsterInstance, asset_key: dg.AssetKey) -> Confirmation | None:
+    """The newest event with complete metadata, whatever became of its run; None when there is none."""
+    return next(confirmations(instance, asset_key), None)
+
+
+def confirmations(instance: dg.DagsterInstance, asset_key: dg.AssetKey) -> Iterator[Confirmation]:
+    """The newest ones, the newest first."""
+    for record in instance.fetch_materializations(asset_key, limit=_LOOK_BACK).records:
+        materialization = record.asset_materialization
+        entry = materialization.metadata.get(CONFIRMATION) if materialization else None
+        text = getattr(entry, "value", None)
+        if isinstance(text, str):
+            with suppress(ValueError, TypeError):
+                yield Confirmation.from_json(text)
+
 
 PLAN, TOUCHED, SOURCE_VERSION, EXTRACT = "tir/plan", "tir/touched", "tir/source_version", "tir/extract"
 
@@ -202,3 +224,46 @@ def _content_of(version: Version) -> dict[str, Any]:
         "dagster/row_count": version.manifest["rows"],
         "dagster/column_schema": table_schema(columns),
     }
+
+
+_WIDTH = 20
+# The busiest ones: a table of hundreds of lines says less than its top.
+_LINES = 36
+
+
+def plan_markdown(change_set: ChangeSet) -> str:
+    """The plan's sentence, its warnings, and how many rows go and come in each slice, with a bar beside."""
+    named = sorted({**change_set.purged, **change_set.appended})
+    moved = {name: max(change_set.purged.get(name, 0), change_set.appended.get(name, 0)) for name in named}
+    most = max(moved.values(), default=0)
+    busiest = set(sorted(named, key=lambda name: -moved[name])[:_LINES])
+    lines = [
+        f"| {slice_label(name)} | {change_set.purged.get(name, 0):,} | {change_set.appended.get(name, 0):,} "
+        f"| {_bar(moved[name], most)} |"
+        for name in named
+        if name in busiest
+    ]
+    left = [f"*and {len(named) - len(busiest)} slices with fewer rows*"] if len(named) > len(busiest) else []
+    table = ["| slice | purged | appended | |", "|---|---:|---:|---|", *lines] if lines else []
+    return "\n\n".join([f"**{change_set.sentence}**", *_listed(change_set.warnings), "\n".join(table), *left]).strip()
+
+
+def _listed(warnings: Sequence[str]) -> list[str]:
+    return ["\n".join(f"- {warning}" for warning in warnings)] if warnings else []
+
+
+def _bar(count: int, most: int) -> str:
+    """A bar as wide as its share of the busiest slice; whatever is not nothing is seen."""
+    return "█" * max(round(_WIDTH * count / most), 1) if count else ""
+
+
+def snowflake_url(account: str, host: str | None, table: TableName) -> str | None:
+    """The table's page in Snowsight; only where the account's name tells its organisation."""
+    organisation, dash, name = account.partition("-")
+    if host or not dash:
+        return None
+    parts = [quote(part, safe="") for part in (organisation.lower(), name.lower())]
+    place = [quote(part, safe="") for part in (table.database, table.schema, table.name)]
+    return (
+        f"https://app.snowflake.com/{'/'.join(parts)}/#/data/databases/{place[0]}/schemas/{place[1]}/table/{place[2]}"
+    )

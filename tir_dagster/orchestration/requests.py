@@ -14,11 +14,16 @@ from pydantic import Field
 from tir_dagster.changes.change_set import ChangeSet, counts_from_json
 from tir_dagster.changes.plan import Plan, Reason
 from tir_dagster.changes.relation import read_tables
-from tir_dagster.orchestration.drift import known_drift
+from tir_dagster.orchestration.checks import known_drift
 from tir_dagster.orchestration.names import ExtractKeys
 from tir_dagster.orchestration.partitions import rest_of
-from tir_dagster.orchestration.reported import report_stamps, reported_hints
-from tir_dagster.orchestration.upstream import CLOCKS, materialization_stamps, told_since
+from tir_dagster.orchestration.sensing.reported import (
+    CLOCKS,
+    materialization_stamps,
+    report_stamps,
+    reported_hints,
+    told_since,
+)
 from tir_dagster.refresh.state.records import Confirmation
 from tir_dagster.snowflake.versions import SourceVersion
 from tir_dagster.spec.extract import ExtractSpec

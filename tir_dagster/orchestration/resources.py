@@ -13,9 +13,9 @@ import dagster as dg
 from pydantic import Field
 
 from tir_dagster.errors import TirError
+from tir_dagster.orchestration import io_managers
 from tir_dagster.orchestration.home import tir_home
-from tir_dagster.refresh.state.change_sets import ChangeSetStore
-from tir_dagster.refresh.state.versions import VersionStore
+from tir_dagster.orchestration.io_managers import StateFolder
 from tir_dagster.snowflake.connection import check_mere_name, whole_number
 from tir_dagster.spec.extract import ExtractSpec
 
@@ -109,26 +109,9 @@ class TableauResource(dg.ConfigurableResource):
 TABLEAU_VARIABLES = {name: f"TABLEAU_{name.upper()}" for name in TableauResource.model_fields}
 
 
-class StateFolder(dg.ConfigurableResource):
-    """Where change sets, extract versions and leases are kept."""
-
-    path: str
-
-    @property
-    def folder(self) -> Path:
-        return Path(self.path)
-
-    def change_sets(self, extract: str) -> ChangeSetStore:
-        return ChangeSetStore(self.folder / "extracts" / extract / "change_sets")
-
-    def versions(self, extract: str) -> VersionStore:
-        return VersionStore(self.folder / "extracts" / extract / "versions")
-
-
 def environment_resources() -> dict[str, Any]:
     """All resources by environment variables; a value that is not set is left out, a secret is never read here."""
-    from tir_dagster.orchestration import io_managers  # noqa: PLC0415 - it needs the folder's class from here
-    from tir_dagster.orchestration.people import people_resources  # noqa: PLC0415
+    from tir_dagster.orchestration.alerts.resources import people_resources  # noqa: PLC0415
 
     state = StateFolder(path=str(tir_home()))
     return {

@@ -17,8 +17,8 @@ from tableauhyperapi import Connection, CreateMode, HyperProcess, Telemetry
 
 from tir_dagster.changes.plan import Known
 from tir_dagster.cli.main import tir
-from tir_dagster.orchestration.confirmations import CONFIRMATION
 from tir_dagster.orchestration.home import dagster_instance
+from tir_dagster.orchestration.metadata import CONFIRMATION
 from tir_dagster.refresh.state.records import Confirmation
 from tir_dagster.refresh.state.versions import VersionStore
 from tir_dagster.tableau.access import TableauAccess

@@ -22,24 +22,19 @@ from tir_dagster.changes.hints import HintError
 from tir_dagster.changes.plan import Known
 from tir_dagster.definitions import build_defs
 from tir_dagster.errors import EQUALS_SOURCE, DatasourceError, GuardError, LoadError, SpecError, VerificationError
-from tir_dagster.orchestration.alerting import build_alert_sensor, report, report_recovery, unless_blind
+from tir_dagster.orchestration.alerts.commands import book_of, killed_reports, telling
+from tir_dagster.orchestration.alerts.ended_runs import COMMAND_NEWS_SECONDS, UNREADABLE_SECONDS, Watermark, finished
+from tir_dagster.orchestration.alerts.load_reports import with_people
+from tir_dagster.orchestration.alerts.resources import people_resources
+from tir_dagster.orchestration.alerts.run_reports import unaffected
+from tir_dagster.orchestration.alerts.sensor import build_alert_sensor, report, report_recovery, unless_blind
+from tir_dagster.orchestration.alerts.standing import standing
 from tir_dagster.orchestration.checks import SERVER
-from tir_dagster.orchestration.command_reports import book_of, killed_reports, telling
-from tir_dagster.orchestration.confirmations import CONFIRMATION
-from tir_dagster.orchestration.ended_runs import (
-    COMMAND_NEWS_SECONDS,
-    UNREADABLE_SECONDS,
-    Watermark,
-    finished,
-)
 from tir_dagster.orchestration.home import tir_home
-from tir_dagster.orchestration.load_reports import with_people
+from tir_dagster.orchestration.io_managers import StateFolder
+from tir_dagster.orchestration.metadata import CONFIRMATION
 from tir_dagster.orchestration.names import TOLD_BY_COMMAND, extract_keys
-from tir_dagster.orchestration.people import people_resources
-from tir_dagster.orchestration.probing import in_time
-from tir_dagster.orchestration.resources import StateFolder
-from tir_dagster.orchestration.run_reports import unaffected
-from tir_dagster.orchestration.standing import standing
+from tir_dagster.orchestration.sensing.watching import in_time
 from tir_dagster.refresh.state.change_sets import ChangeSetStore
 from tir_dagster.refresh.state.records import Confirmation, Intent
 from tir_dagster.snowflake.connection import SnowflakeDownError

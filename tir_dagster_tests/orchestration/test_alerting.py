@@ -18,8 +18,8 @@ from tir_dagster.cli.main import tir
 from tir_dagster.cli.trigger import TriggerCommand
 from tir_dagster.definitions import build_defs
 from tir_dagster.errors import DatasourceError
-from tir_dagster.orchestration.alerting import build_alert_sensor, report, report_recovery
-from tir_dagster.orchestration.ended_runs import RETRY_WAIT_SECONDS, Watermark, finished
+from tir_dagster.orchestration.alerts.ended_runs import RETRY_WAIT_SECONDS, Watermark, finished
+from tir_dagster.orchestration.alerts.sensor import build_alert_sensor, report, report_recovery
 from tir_dagster.orchestration.extracts import build_extract_defs
 from tir_dagster.orchestration.home import dagster_instance, tir_home
 from tir_dagster.orchestration.names import TOLD_BY_COMMAND

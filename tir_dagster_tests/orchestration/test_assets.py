@@ -12,12 +12,12 @@ from tir_dagster.definitions import build_defs
 from tir_dagster.errors import SpecError
 from tir_dagster.hyper.engine import connect
 from tir_dagster.orchestration.assets import build_assets
-from tir_dagster.orchestration.confirmations import last_confirmation
 from tir_dagster.orchestration.home import dagster_instance
+from tir_dagster.orchestration.metadata import last_confirmation
 from tir_dagster.orchestration.names import ExtractKeys, application_config, detection_config, extract_keys
 from tir_dagster.orchestration.partitions import RANGE_END, RANGE_START, failed_slices
 from tir_dagster.orchestration.resources import environment_resources
-from tir_dagster.orchestration.sensors import Watch
+from tir_dagster.orchestration.sensing.sensors import Watch
 from tir_dagster.orchestration.translation import PARTS, extract_assets
 from tir_dagster.refresh.verification import Verification
 from tir_dagster.spec.extract import Checks, Upstream, Verify

@@ -23,8 +23,8 @@ import requests
 from playwright.sync_api import Page, expect, sync_playwright
 
 from tir_dagster.hyper.engine import connect
-from tir_dagster.orchestration.confirmations import last_confirmation
 from tir_dagster.orchestration.home import dagster_instance, tir_home
+from tir_dagster.orchestration.metadata import last_confirmation
 from tir_dagster.orchestration.names import extract_keys
 from tir_dagster.orchestration.partitions import slice_partitions
 from tir_dagster_tests.processes import answers, free_port, wait_for

@@ -14,9 +14,9 @@ from tir_dagster.orchestration.io_managers import (
     ChangeSetIOManager,
     HyperIOManager,
     StagedChangeSet,
+    StateFolder,
 )
 from tir_dagster.orchestration.partitions import RANGE_END, RANGE_START
-from tir_dagster.orchestration.resources import StateFolder
 from tir_dagster.refresh.state.versions import Version
 
 MONTHS = dg.MonthlyPartitionsDefinition(start_date="2025-01", fmt="%Y-%m", end_offset=1)

@@ -14,7 +14,7 @@ import dagster as dg
 import pytest
 import requests
 
-from tir_dagster.orchestration.reported import newest_report
+from tir_dagster.orchestration.sensing.reported import newest_report
 from tir_dagster.snowflake.names import TableName
 from tir_dagster_tests.processes import answers, free_port, wait_for
 

@@ -15,9 +15,8 @@ from tir_dagster.loading.landing import LandedFile
 from tir_dagster.loading.load import Loader
 from tir_dagster.loading.staging import by_spark, right_here
 from tir_dagster.orchestration.home import dagster_instance, tir_home
-from tir_dagster.orchestration.late_loads import unreported
-from tir_dagster.orchestration.loading import Arrivals, settled
-from tir_dagster.orchestration.sensors import Watch
+from tir_dagster.orchestration.loads import Arrivals, settled, unreported
+from tir_dagster.orchestration.sensing.sensors import Watch
 from tir_dagster.refresh.state.lease import lease
 from tir_dagster.snowflake.connection import SnowflakeAccess
 from tir_dagster.spec.reading import parse_declared

@@ -7,26 +7,24 @@ import pytest
 
 from tir_dagster.errors import SpecError
 from tir_dagster.orchestration.partitions import (
+    HELD,
     KEEP_CHANGE_SETS,
     RANGE_END,
     RANGE_START,
+    add_slices,
     change_set_partitions,
     covering_range,
     extract_partitions,
     failed_slices,
+    known_slices,
     partitions_in_flight,
     partitions_to_retire,
     rest_of,
     retire_change_sets,
+    retire_slices,
     slice_partitions,
     slices_between,
     slices_of_run,
-)
-from tir_dagster.orchestration.value_slices import (
-    HELD,
-    add_slices,
-    known_slices,
-    retire_slices,
     slices_to_add,
     slices_to_remove,
 )

@@ -7,8 +7,7 @@ import pytest
 
 from tir_dagster.changes.change_set import NO_SLICE_KEY, ChangeSet
 from tir_dagster.changes.plan import Known
-from tir_dagster.orchestration.metadata import same_columns
-from tir_dagster.orchestration.pictures import plan_markdown, snowflake_url
+from tir_dagster.orchestration.metadata import plan_markdown, same_columns, snowflake_url
 from tir_dagster.snowflake.names import TableName
 
 

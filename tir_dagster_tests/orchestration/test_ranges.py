@@ -17,8 +17,7 @@ from tir_dagster.definitions import build_defs
 from tir_dagster.errors import SpecError
 from tir_dagster.orchestration.home import dagster_instance
 from tir_dagster.orchestration.names import extract_keys
-from tir_dagster.orchestration.partitions import slice_partitions
-from tir_dagster.orchestration.value_slices import known_slices
+from tir_dagster.orchestration.partitions import known_slices, slice_partitions
 from tir_dagster.spec.extract import ExtractSpec
 from tir_dagster.spec.reading import parse_specs
 from tir_dagster_tests.orchestration.conftest import Place

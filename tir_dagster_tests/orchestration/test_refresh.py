@@ -11,10 +11,10 @@ import pytest
 
 from tir_dagster.definitions import build_defs
 from tir_dagster.errors import GuardError, TirError
-from tir_dagster.orchestration.confirmations import last_confirmation
 from tir_dagster.orchestration.home import dagster_instance
+from tir_dagster.orchestration.metadata import last_confirmation
 from tir_dagster.orchestration.resources import environment_resources
-from tir_dagster.orchestration.sensors import Watch
+from tir_dagster.orchestration.sensing.sensors import Watch
 from tir_dagster.sandbox import sample
 from tir_dagster.tableau.client import RetryPolicy, paced
 from tir_dagster_tests.orchestration.reporting import post_as_curl_would, post_by_python, serving, shown_request

@@ -15,7 +15,7 @@ import pytest
 from tir_dagster.changes.plan import Known
 from tir_dagster.orchestration.names import extract_keys
 from tir_dagster.orchestration.requests import News, read_news
-from tir_dagster.orchestration.watching import news
+from tir_dagster.orchestration.sensing.watching import news
 from tir_dagster.refresh.state.change_sets import ChangeSetStore
 from tir_dagster.refresh.state.records import Confirmation
 from tir_dagster.snowflake.versions import SourceVersion

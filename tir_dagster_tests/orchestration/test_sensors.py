@@ -16,10 +16,10 @@ from pyspark import SparkContext
 
 from tir_dagster.changes.plan import Known
 from tir_dagster.definitions import build_defs
-from tir_dagster.orchestration.confirmations import CONFIRMATION
-from tir_dagster.orchestration.partitions import RANGE_END, RANGE_START
+from tir_dagster.orchestration.metadata import CONFIRMATION
+from tir_dagster.orchestration.partitions import HELD, RANGE_END, RANGE_START, add_slices
 from tir_dagster.orchestration.resources import environment_resources
-from tir_dagster.orchestration.sensors import (
+from tir_dagster.orchestration.sensing.sensors import (
     CHANGE_SET_TAG,
     LONGEST_BACK_OFF,
     Ready,
@@ -29,7 +29,6 @@ from tir_dagster.orchestration.sensors import (
     refresh_due,
     watch_source,
 )
-from tir_dagster.orchestration.value_slices import HELD, add_slices
 from tir_dagster.refresh.state.records import Confirmation
 from tir_dagster.spec.extract import Slices
 from tir_dagster.spec.reading import parse_specs

@@ -23,10 +23,10 @@ from tir_dagster.changes.plan import Known, Reason
 from tir_dagster.cli.main import tir
 from tir_dagster.definitions import build_defs
 from tir_dagster.errors import SourceError
-from tir_dagster.orchestration.confirmations import last_confirmation
 from tir_dagster.orchestration.home import dagster_instance
+from tir_dagster.orchestration.metadata import last_confirmation
 from tir_dagster.orchestration.resources import environment_resources
-from tir_dagster.orchestration.sensors import Watch
+from tir_dagster.orchestration.sensing.sensors import Watch
 from tir_dagster.refresh.context import refresh_context
 from tir_dagster.refresh.deliveries.trigger import no_spark, plan_trigger, refresh_on_server, watch
 from tir_dagster.refresh.state.records import Confirmation

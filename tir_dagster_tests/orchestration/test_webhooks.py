@@ -27,9 +27,9 @@ from tableauhyperapi import HyperProcess, Telemetry
 from tir_dagster.changes.plan import Known
 from tir_dagster.cli.main import tir
 from tir_dagster.cli.receiver import LARGEST_BODY, Receiver
-from tir_dagster.orchestration.confirmations import CONFIRMATION
 from tir_dagster.orchestration.home import dagster_instance
-from tir_dagster.orchestration.webhooks import AT, DURING, EVENT, Observer, refreshed_elsewhere
+from tir_dagster.orchestration.metadata import CONFIRMATION
+from tir_dagster.orchestration.sensing.webhooks import AT, DURING, EVENT, Observer, refreshed_elsewhere
 from tir_dagster.refresh.state.lease import lease
 from tir_dagster.refresh.state.records import Confirmation
 from tir_dagster.sandbox.tableau.packages import Column

@@ -10,7 +10,7 @@ from typing import Any
 
 import dagster as dg
 
-from tir_dagster.orchestration.confirmations import CONFIRMATION, last_confirmation
+from tir_dagster.orchestration.metadata import CONFIRMATION, last_confirmation
 from tir_dagster.refresh.state.lease import lease_holder
 from tir_dagster.refresh.state.records import Confirmation
 from tir_dagster.spec.extract import ExtractSpec

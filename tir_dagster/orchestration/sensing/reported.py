@@ -1,4 +1,4 @@
-"""Assets of the project's own that fill the source: their partitions map onto slices, their materializations are hints."""
+"""What others report in Dagster's log: hints at a `source_table`, and materializations of the project's own assets that fill the source."""
 
 from __future__ import annotations
 
@@ -6,12 +6,21 @@ from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
 
 import dagster as dg
 
+from tir_dagster.changes.hints import ChangeType, Hint, HintError, Unknown, parse_hints
+from tir_dagster.changes.question import checked_hints
+from tir_dagster.snowflake.names import TableName
 from tir_dagster.snowflake.slices import SliceBy, slice_of
 from tir_dagster.spec.extract import ExtractSpec, Slices, Upstream
+
+if TYPE_CHECKING:
+    from tir_dagster.changes.relation import Relation
+    from tir_dagster.snowflake.connection import SnowflakeAccess
+
 
 _PAGE = 500
 # Events bear Dagster's time, versions the warehouse's. What was used is known by its number.
@@ -130,3 +139,85 @@ def materializations(instance: dg.DagsterInstance, key: dg.AssetKey, since: date
         found = instance.fetch_materializations(wanted, limit=_PAGE, cursor=cursor)
         cursor, more = found.cursor, found.has_more
         yield from found.records
+
+
+HINT = "tir/hint"
+_SOURCE_TABLE = "source_table"
+
+
+def reported_hints(
+    instance: dg.DagsterInstance,
+    relation: Relation,
+    access: SnowflakeAccess,
+    *,
+    since: datetime,
+    numbers: Collection[int],
+) -> tuple[tuple[Hint, ...], tuple[str, ...]]:
+    """Return the hints of these reports, whichever extract's `source_table` they were reported at; and warnings.
+
+    What cannot be understood counts as a change of anything, with a warning: nobody waits for its answer, and it may not
+    block a refresh.
+    """
+    hints: list[Hint] = []
+    warnings: list[str] = []
+    for report in _reports(instance, since):
+        if report.number not in numbers:
+            continue
+        where = f"{HINT} at {report.key.to_user_string()}"
+        try:
+            mine = [hint for hint in parse_hints(report.value, where) if hint.table in relation.tables]
+            hints += checked_hints(mine, relation, access)
+        except HintError as error:
+            warnings.append(f"A reported hint was not understood, so every row is compared: {error}")
+            hints.append(Hint(relation.table, ChangeType.MIXED_CHANGES, Unknown()))
+    return tuple(dict.fromkeys(hints)), tuple(warnings)
+
+
+def newest_report(
+    instance: dg.DagsterInstance, tables: Collection[TableName], *, since: datetime, used: Collection[int] = ()
+) -> str | None:
+    """Return a text that changes with each hint reported at one of the tables and not yet used; None if there is none."""
+    stamps = [
+        f"{report.key.to_user_string()}@{report.stamp}"
+        for report in _reports(instance, since)
+        if report.number not in used and _concerns(report.value, tables)
+    ]
+    return max(stamps, default=None)
+
+
+def report_stamps(instance: dg.DagsterInstance, tables: Collection[TableName], *, since: datetime) -> dict[int, float]:
+    """Return number and time of each hint reported at one of the tables.
+
+    Ask before a version is pinned: a load reports when it has ended, so what these tell of is in the version.
+    """
+    return {report.number: report.stamp for report in _reports(instance, since) if _concerns(report.value, tables)}
+
+
+def _concerns(value: Any, tables: Collection[TableName]) -> bool:
+    try:
+        return any(hint.table in tables for hint in parse_hints(value, HINT))
+    except HintError:
+        # Nobody knows what it means: it may mean these.
+        return True
+
+
+@dataclass(frozen=True)
+class _Report:
+    """A hint in Dagster's log: where it was reported, what it says, when, and its number there."""
+
+    key: dg.AssetKey
+    value: Any
+    stamp: float
+    number: int
+
+
+def _reports(instance: dg.DagsterInstance, since: datetime) -> Iterator[_Report]:
+    """All that may have come after that moment of the warehouse: Dagster's clock may be behind."""
+    for key in instance.all_asset_keys():
+        if key.path[-1] != _SOURCE_TABLE:
+            continue
+        for record in materializations(instance, key, since - CLOCKS):
+            event = record.asset_materialization
+            entry = event.metadata.get(HINT) if event else None
+            if entry is not None:
+                yield _Report(key, entry.value, record.timestamp, record.storage_id)

@@ -10,8 +10,7 @@ from typing import Any
 import dagster as dg
 
 from tir_dagster.alerts.events import Failure, Success
-from tir_dagster.orchestration.names import load_keys
-from tir_dagster.orchestration.run_reports import (
+from tir_dagster.orchestration.alerts.run_reports import (
     cause_of,
     failed_steps,
     materialized,
@@ -20,6 +19,7 @@ from tir_dagster.orchestration.run_reports import (
     seconds_of,
     snowflake_scope,
 )
+from tir_dagster.orchestration.names import load_keys
 from tir_dagster.snowflake.names import TableName
 from tir_dagster.spec.alerts import Cause, OthersAlerts
 from tir_dagster.spec.extract import ExtractSpec

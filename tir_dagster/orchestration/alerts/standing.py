@@ -12,9 +12,9 @@ from tir_dagster.alerts.book import Trouble
 from tir_dagster.alerts.events import Failure, Recovered, Report
 from tir_dagster.alerts.text import span
 from tir_dagster.errors import EQUALS_SOURCE
+from tir_dagster.orchestration.alerts.run_reports import run_url
 from tir_dagster.orchestration.checks import SERVER, verification_names
 from tir_dagster.orchestration.names import extract_keys
-from tir_dagster.orchestration.run_reports import run_url
 from tir_dagster.spec.alerts import Cause, Topic
 from tir_dagster.spec.extract import ExtractSpec
 

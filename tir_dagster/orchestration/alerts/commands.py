@@ -21,21 +21,10 @@ from tir_dagster.alerts.telling import Note, Teller
 from tir_dagster.alerts.text import one_line, scrub, shortened
 from tir_dagster.alerts.under_way import Killed, killed_commands, under_way
 from tir_dagster.errors import HintError, SpecError
-from tir_dagster.orchestration.confirmations import last_confirmation
-from tir_dagster.orchestration.ended_runs import Told
-from tir_dagster.orchestration.home import tir_home
-from tir_dagster.orchestration.interrupts import StoppedError
-from tir_dagster.orchestration.load_reports import load_failure, load_failure_of_run, load_success_of_run
-from tir_dagster.orchestration.names import (
-    TOLD_BY_COMMAND,
-    detect_job_name,
-    extract_keys,
-    load_job_name,
-    refresh_job_name,
-)
-from tir_dagster.orchestration.partitions import UNFINISHED
-from tir_dagster.orchestration.people import people_of_environment
-from tir_dagster.orchestration.run_reports import (
+from tir_dagster.orchestration.alerts.ended_runs import Told
+from tir_dagster.orchestration.alerts.load_reports import load_failure, load_failure_of_run, load_success_of_run
+from tir_dagster.orchestration.alerts.resources import people_of_environment
+from tir_dagster.orchestration.alerts.run_reports import (
     error_names,
     failure,
     failures_of_run,
@@ -44,6 +33,17 @@ from tir_dagster.orchestration.run_reports import (
     sentence_of,
     success_of_run,
 )
+from tir_dagster.orchestration.home import tir_home
+from tir_dagster.orchestration.interrupts import StoppedError
+from tir_dagster.orchestration.metadata import last_confirmation
+from tir_dagster.orchestration.names import (
+    TOLD_BY_COMMAND,
+    detect_job_name,
+    extract_keys,
+    load_job_name,
+    refresh_job_name,
+)
+from tir_dagster.orchestration.partitions import UNFINISHED
 from tir_dagster.spec.load import LoadSpec
 
 _KILLED = "The command that worked on it ended without a word: its process was killed, or its machine stopped."

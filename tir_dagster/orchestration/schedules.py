@@ -8,8 +8,7 @@ import dagster as dg
 
 from tir_dagster.orchestration.checks import gate_specs
 from tir_dagster.orchestration.names import ExtractKeys, full_config, verify_job_name
-from tir_dagster.orchestration.partitions import covering_range
-from tir_dagster.orchestration.value_slices import add_slices
+from tir_dagster.orchestration.partitions import add_slices, covering_range
 from tir_dagster.spec.extract import ExtractSpec
 
 

@@ -16,8 +16,9 @@ from dagster import DagsterEventType
 
 from tir_dagster.alerts.events import Failure, Recovered, Report, Success
 from tir_dagster.alerts.text import scrub
-from tir_dagster.orchestration.confirmations import last_confirmation
-from tir_dagster.orchestration.load_reports import load_failure_of_run, load_success_of_run
+from tir_dagster.orchestration.alerts.load_reports import load_failure_of_run, load_success_of_run
+from tir_dagster.orchestration.alerts.run_reports import failure, failures_of_run, not_verified, success_of_run
+from tir_dagster.orchestration.metadata import last_confirmation
 from tir_dagster.orchestration.names import (
     TOLD_BY_COMMAND,
     detect_job_name,
@@ -27,7 +28,6 @@ from tir_dagster.orchestration.names import (
     refresh_job_name,
     verify_job_name,
 )
-from tir_dagster.orchestration.run_reports import failure, failures_of_run, not_verified, success_of_run
 from tir_dagster.spec.alerts import Cause
 from tir_dagster.spec.extract import ExtractSpec
 from tir_dagster.spec.load import LoadSpec

@@ -15,8 +15,7 @@ from tir_dagster.alerts.events import Failure, Success
 from tir_dagster.alerts.text import moment
 from tir_dagster.changes.plan import Reason
 from tir_dagster.errors import EQUALS_SOURCE, TirError
-from tir_dagster.orchestration.confirmations import last_confirmation
-from tir_dagster.orchestration.metadata import SOURCE_VERSION
+from tir_dagster.orchestration.metadata import SOURCE_VERSION, last_confirmation
 from tir_dagster.orchestration.names import extract_keys
 from tir_dagster.refresh.state.change_sets import ChangeSetStore
 from tir_dagster.spec.alerts import Cause

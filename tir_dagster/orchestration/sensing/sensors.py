@@ -12,20 +12,18 @@ from typing import Any, Literal
 
 import dagster as dg
 
-from tir_dagster.orchestration.alerting import unless_blind
-from tir_dagster.orchestration.confirmations import last_confirmation
-from tir_dagster.orchestration.metadata import SOURCE_VERSION, TOUCHED
+from tir_dagster.orchestration.alerts.sensor import unless_blind
+from tir_dagster.orchestration.metadata import SOURCE_VERSION, TOUCHED, last_confirmation
 from tir_dagster.orchestration.names import ExtractKeys, application_config
 from tir_dagster.orchestration.partitions import (
     PARTITION,
     UNFINISHED,
     change_set_partitions,
     covering_range,
+    slice_requests,
 )
-from tir_dagster.orchestration.probing import in_time
 from tir_dagster.orchestration.resources import SnowflakeParam
-from tir_dagster.orchestration.value_slices import slice_requests
-from tir_dagster.orchestration.watching import Source, confirmed_state, news
+from tir_dagster.orchestration.sensing.watching import Source, confirmed_state, in_time, news
 from tir_dagster.refresh.state.change_sets import new_id
 from tir_dagster.refresh.state.records import Confirmation
 from tir_dagster.spec.extract import ExtractSpec

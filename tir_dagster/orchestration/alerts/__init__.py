@@ -1,0 +1,1 @@
+"""What Dagster ran, told to people."""

@@ -1,0 +1,1 @@
+"""What happens outside and starts runs: changes of the source, reports, webhooks."""

@@ -1,0 +1,157 @@
+"""What a source sensor sees at a tick: the tables' state by one cheap query, shared by sensors, and what is news besides. No Spark."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import dagster as dg
+
+from tir_dagster.orchestration.checks import verified_drift
+from tir_dagster.orchestration.metadata import snowflake_url, source_metadata
+from tir_dagster.orchestration.names import ExtractKeys
+from tir_dagster.orchestration.resources import SnowflakeParam, probing_access
+from tir_dagster.orchestration.sensing.reported import newest_materialization
+from tir_dagster.refresh.state.records import Confirmation
+from tir_dagster.spec.extract import ExtractSpec
+
+if TYPE_CHECKING:
+    from tir_dagster.snowflake.connection import SnowflakeAccess
+    from tir_dagster.snowflake.names import TableName
+    from tir_dagster.snowflake.versions import Probe
+
+
+# Half of what sensors wait between ticks: older than that, somebody else's answer is no news.
+FRESH_SECONDS = 15.0
+# Dagster ends a tick after 60 seconds, without a word to anybody; a tick reads twice.
+READ_SECONDS = 25.0
+
+T = TypeVar("T")
+
+
+def in_time(action: Callable[[], T], seconds: float = READ_SECONDS) -> T:
+    """What the action returns or raises; SnowflakeDownError if it takes longer, so that the tick can still tell people."""
+    from tir_dagster.snowflake.connection import SnowflakeDownError  # noqa: PLC0415 - the connector takes seconds
+
+    ended: list[tuple[bool, Any]] = []
+
+    def act() -> None:
+        try:
+            ended.append((True, action()))
+        except Exception as error:
+            ended.append((False, error))
+
+    thread = threading.Thread(target=act, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if not ended:
+        raise SnowflakeDownError(
+            f"Snowflake did not answer within {seconds:g} seconds. Check its status and the network."
+        )
+    well, what = ended[0]
+    if not well:
+        raise what
+    result: T = what
+    return result
+
+
+@dataclass
+class _Answer:
+    """What one query told, and who has heard it."""
+
+    probes: dict[TableName, Probe]
+    at: float
+    heard: set[str] = field(default_factory=set)
+
+
+class SharedProbes:
+    """The last answer for each way of reaching Snowflake."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._answers: dict[Hashable, _Answer] = {}
+
+    def probe(self, access: SnowflakeAccess, tables: Sequence[TableName], *, asker: str) -> dict[TableName, Probe]:
+        """The tables' probes: those that another asker just got, if they tell all and this asker has not heard them."""
+        from tir_dagster.snowflake.versions import probe  # noqa: PLC0415 - the connector takes seconds
+
+        # Another role may see other tables.
+        way = (access.account, access.host, access.port, access.user, access.role)
+        with self._lock:
+            known = self._answers.get(way)
+            if known is None or not self._is_news(known, tables, asker):
+                known = _Answer(probe(access, tables), self._clock())
+                self._answers[way] = known
+            known.heard.add(asker)
+            return {table: known.probes[table] for table in tables}
+
+    def _is_news(self, answer: _Answer, tables: Sequence[TableName], asker: str) -> bool:
+        fresh = self._clock() - answer.at < FRESH_SECONDS
+        return fresh and asker not in answer.heard and set(tables) <= answer.probes.keys()
+
+
+SHARED = SharedProbes()
+
+
+def news(instance: dg.DagsterInstance, spec: ExtractSpec, keys: ExtractKeys, confirmed: Confirmation | None) -> str:
+    """What came after the version that the extract shows is news, even if the tables were looked at before.
+
+    A hint, an upstream asset that was materialized, drift that a verification found, or a refresh by Tableau that a webhook
+    told of: the detection compares what the server shows since then.
+    """
+    if confirmed is None:
+        return ""
+    from tir_dagster.orchestration.sensing.reported import newest_report  # noqa: PLC0415
+    from tir_dagster.orchestration.sensing.webhooks import refreshed_elsewhere  # noqa: PLC0415
+    from tir_dagster.refresh.survey import watched_tables  # noqa: PLC0415
+    from tir_dagster.snowflake.versions import SourceVersion  # noqa: PLC0415
+
+    since = SourceVersion.parse(confirmed.source_version).moment
+    told = (
+        newest_report(instance, watched_tables(spec), since=since, used=confirmed.reports),
+        refreshed_elsewhere(instance, spec, keys.published_datasource, since=since),
+        newest_materialization(instance, spec, since=since, used=confirmed.reports),
+        verified_drift(instance, keys, confirmed),
+    )
+    return "".join(f"/{one}" for one in told if one)
+
+
+def confirmed_state(confirmed: Confirmation | None) -> str | None:
+    return f"{confirmed.known.token}/{confirmed.known.definition}{_role(confirmed.known.role)}" if confirmed else None
+
+
+def _role(role: str | None) -> str:
+    return f"/{role}" if role else ""
+
+
+class Source:
+    """The source table, and what is watched with it, at this tick; SourceError when it cannot be read. No Spark."""
+
+    def __init__(self, spec: ExtractSpec, snowflake: SnowflakeParam) -> None:
+        from tir_dagster.refresh.survey import (  # noqa: PLC0415
+            definition_of,
+            role_of,
+            watched_tables,
+        )
+        from tir_dagster.snowflake.versions import combined_token  # noqa: PLC0415
+
+        self._spec = spec
+        self._access = probing_access(snowflake, spec)
+        self._table, *further = watched_tables(spec)
+        probes = SHARED.probe(self._access, [self._table, *further], asker=spec.name)
+        self.token = combined_token(probes.items())
+        # A spec that changed is a change, too.
+        role = "" if spec.delivery == "trigger" else role_of(spec)
+        self.state = f"{self.token}/{definition_of(spec)}{_role(role)}"
+
+    def metadata(self) -> dict[str, Any]:
+        from tir_dagster.snowflake.versions import describe, describe_held, table_facts  # noqa: PLC0415
+
+        named = self._spec.columns
+        columns = describe(self._access, self._table, named) if named else describe_held(self._access, self._table)
+        url = snowflake_url(self._access.account, self._access.host, self._table)
+        return source_metadata(self.token, columns, rows=table_facts(self._access, self._table).rows, url=url)
