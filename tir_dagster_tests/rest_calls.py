@@ -1,6 +1,6 @@
 """docs/rest-calls.md: REST calls by served by the stand-in, made by the product, fault-tested; and how each is measured.
 
-The stand-in's table says what it serves. What the product makes is said in `datasource/calls.py`; the tests hold that against the
+The stand-in's table says what it serves. What the product makes is said in `tableau/calls.py`; the tests hold that against the
 calls that the stand-in saw, which tells the product by its User-Agent. What faults were played at is said here, and held
 against the calls of the very refreshes at which they are played.
 
@@ -95,7 +95,7 @@ def check_product(url: str) -> None:
         return  # a test stopped it
     unknown = set(routes.get(PRODUCT, ())) - made()
     assert not unknown, (
-        f"tir_dagster makes calls that tir_dagster/datasource/calls.py does not list: {sorted(unknown)}. Add them, then"
+        f"tir_dagster makes calls that tir_dagster/tableau/calls.py does not list: {sorted(unknown)}. Add them, then"
         f" run `{COMMAND}`."
     )
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from tir_dagster.addresses import hide_credentials, host_of, without_credentials
-from tir_dagster.alerts.persistence import ChannelError
+from tir_dagster.alerts.retries import ChannelError
 from tir_dagster.alerts.servicenow import ServiceNowAccess
 from tir_dagster.alerts.text import scrub
 from tir_dagster.errors import SourceError, TirError

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "tir_dagster"
+DOCS = PACKAGE.parent / "docs" / "architecture.md"
 # A room may import the rooms above it, and itself.
 ORDER = (
     {"addresses"},
@@ -125,3 +127,37 @@ def test_no_room_is_a_drawer():
 def test_every_module_says_in_its_first_line_what_belongs_in_it():
     silent = [name for name, tree in modules().items() if not ast.get_docstring(tree)]
     assert silent == []
+
+
+def picture() -> str:
+    """The rooms and which they import, as a diagram in Mermaid's language; what an edge's rooms reach anyway is left out."""
+    rooms = [room for rooms in ORDER[3:] for room in sorted(rooms) if room != "definitions"]
+    direct = {
+        room: {room_of(other) for module in in_rooms() if room_of(module) == room for other in imports(module)}
+        & set(rooms) - {room}
+        for room in rooms
+    }
+    edges = [
+        f"    {other} --> {room}"
+        for room in rooms
+        for other in sorted(direct[room], key=rooms.index)
+        if not any(other in direct[between] for between in direct[room])
+    ]
+    return "\n".join(["flowchart TD", *edges, "    cli -. HTTP .-> sandbox"])
+
+
+def test_the_picture_in_the_docs_is_that_of_the_imports():
+    assert f"```mermaid\n{picture()}\n```" in DOCS.read_text(encoding="utf-8"), f"write it anew:\n{picture()}"
+
+
+def test_the_docs_tell_of_every_room():
+    text = DOCS.read_text(encoding="utf-8")
+    named = [str(folder.relative_to(PACKAGE)) for folder in PACKAGE.rglob("*") if (folder / "__init__.py").is_file()]
+    rooms = [name for name in named if not name.startswith("sandbox/")]
+    assert [room for room in rooms if f"`{room}/`" not in text] == []
+
+
+def test_the_docs_name_only_modules_that_exist():
+    text = DOCS.read_text(encoding="utf-8")
+    paths = set(re.findall(r"`((?:[a-z_]+/)+[a-z_]+\.py)`", text))
+    assert [path for path in sorted(paths) if not (PACKAGE / path).is_file()] == []

@@ -10,10 +10,10 @@ from typing import cast
 from slack_sdk import WebClient
 
 from tir_dagster.alerts.events import Channel
-from tir_dagster.alerts.persistence import ChannelError, Persistence
+from tir_dagster.alerts.notify import MakeChannel
+from tir_dagster.alerts.retries import ChannelError, Persistence
 from tir_dagster.alerts.servicenow import ServiceNowAccess, ServiceNowChannel, ServiceNowClient
 from tir_dagster.alerts.slack import SlackChannel
-from tir_dagster.alerts.telling import MakeChannel
 from tir_dagster.spec.alerts import Alerts, ServiceNowAlerts
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from tir_dagster.alerts.book import Trouble
 from tir_dagster.alerts.events import Event, Failure, Recovered, Success
+from tir_dagster.alerts.memory import Trouble
 from tir_dagster.alerts.text import joined, moment, one_line, shortened, span
 from tir_dagster.spec.alerts import Cause
 

@@ -11,7 +11,7 @@ from typing import Any
 import requests
 
 from tir_dagster.alerts.events import Event
-from tir_dagster.alerts.persistence import ChannelError, Persistence
+from tir_dagster.alerts.retries import ChannelError, Persistence
 from tir_dagster.alerts.text import one_line, shortened
 from tir_dagster.spec.alerts import ServiceNowAlerts
 

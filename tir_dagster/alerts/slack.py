@@ -11,7 +11,7 @@ from slack_sdk import WebClient
 from slack_sdk.errors import SlackApiError, SlackClientError
 
 from tir_dagster.alerts.events import Event
-from tir_dagster.alerts.persistence import ChannelError, Persistence
+from tir_dagster.alerts.retries import ChannelError, Persistence
 from tir_dagster.alerts.text import mrkdwn, shortened
 
 _SIGNS = {

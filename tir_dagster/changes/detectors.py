@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tir_dagster.changes.difference import HINT_MARK, ROW_MARK, SLICE_KEY
-from tir_dagster.changes.marks import NUMBERS
 from tir_dagster.changes.relation import Dimension, Relation
+from tir_dagster.changes.watermarks import NUMBERS
 from tir_dagster.snowflake.columns import Column, Kind
 from tir_dagster.snowflake.names import TableName, quote
 from tir_dagster.snowflake.pinned import sql_literal, with_cut_keys

@@ -17,8 +17,8 @@ from tir_dagster.changes.hints import (
     check_hint,
     condition_sql,
 )
-from tir_dagster.changes.marks import highest_mark, lower_bound
 from tir_dagster.changes.relation import Dimension, Relation
+from tir_dagster.changes.watermarks import highest_mark, lower_bound
 from tir_dagster.snowflake.columns import Column
 from tir_dagster.snowflake.connection import BEYOND_TIME_TRAVEL, UNTRACKED, SnowflakeAccess, SnowflakeError
 from tir_dagster.snowflake.names import TableName, quote

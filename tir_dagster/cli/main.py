@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from tir_dagster.cli.revisions_command import revisions
+from tir_dagster.cli.revisions import revisions
 from tir_dagster.cli.sandbox import PORT, SEED, sandbox
 from tir_dagster.cli.webhooks import webhooks
 from tir_dagster.errors import LoadError, SpecError, TirError

@@ -70,7 +70,7 @@ def listen(host: str, port: int) -> None:
     Speaks plain HTTP: Tableau wants https, so put a proxy with a certificate in front. Only calls whose path ends with
     TIR_WEBHOOK_SECRET are heard.
     """
-    from tir_dagster.cli.receiver import Receiver  # noqa: PLC0415
+    from tir_dagster.cli.webhook_receiver import Receiver  # noqa: PLC0415
     from tir_dagster.orchestration.home import dagster_instance, tir_home  # noqa: PLC0415
     from tir_dagster.orchestration.sensing.webhooks import Observer  # noqa: PLC0415
     from tir_dagster.tableau.webhooks import SECRET_VARIABLE, webhook_secret  # noqa: PLC0415

@@ -10,8 +10,8 @@ from decimal import Decimal
 from typing import Any, Literal
 
 from tir_dagster.errors import LoadError
-from tir_dagster.loading.choosing import Known
-from tir_dagster.loading.merging import Places, grave_columns
+from tir_dagster.loading.merge_sql import Places, grave_columns
+from tir_dagster.loading.selection import Known
 from tir_dagster.loading.tables import LEDGER_COLUMNS, LOADS_COLUMNS, REJECTS_COLUMNS, Bookkeeping, Target, create
 from tir_dagster.snowflake.connection import MISSING_OBJECT, SnowflakeAccess, SnowflakeError
 from tir_dagster.snowflake.names import TableName, literal

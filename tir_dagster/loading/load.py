@@ -10,12 +10,12 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from tir_dagster.errors import LoadError
-from tir_dagster.loading.choosing import Chosen, Known, choose, in_turn, news
-from tir_dagster.loading.committing import Committer, check_rows
+from tir_dagster.loading.commit import Committer, check_rows
 from tir_dagster.loading.landing import Listing, Place, chosen, unfinished
 from tir_dagster.loading.ledger import Changed, Committed, Ledger, prepare, read_ledger
-from tir_dagster.loading.merging import Places
+from tir_dagster.loading.merge_sql import Places
 from tir_dagster.loading.preview import Checker, Preview
+from tir_dagster.loading.selection import Chosen, Known, choose, in_turn, news
 from tir_dagster.loading.staging import Staged, StagePlan, Stager, Unit, units_of
 from tir_dagster.loading.tables import Bookkeeping, Target, check_supported, target_of
 from tir_dagster.snowflake.connection import MISSING_OBJECT, SnowflakeAccess, SnowflakeError

@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tir_dagster.loading.choosing import Chosen
+from tir_dagster.loading.selection import Chosen
 from tir_dagster.loading.staging import REJECTED, Staged, StagePlan, Unit, stage_unit
 from tir_dagster.loading.tables import Target
 from tir_dagster.spec.load import LoadSpec

@@ -374,7 +374,7 @@ class _Look:
 
 
 def _look(spec: LoadSpec, access: Any, before: Arrivals, instance: dg.DagsterInstance, lease_path: Path) -> _Look:
-    from tir_dagster.loading.choosing import news  # noqa: PLC0415
+    from tir_dagster.loading.selection import news  # noqa: PLC0415
 
     loader = loader_for(spec, access, spark=_no_spark, log=lambda _: None)
     with loader.access.kept_open():

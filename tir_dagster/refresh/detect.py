@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 from tir_dagster.changes.change_set import FORM, KEYS, ROWS, ChangeSet, counts_from_json, counts_to_json
 from tir_dagster.changes.difference import Difference
-from tir_dagster.changes.find import Asked, Found, find_changes
+from tir_dagster.changes.find_changes import Asked, Found, find_changes
 from tir_dagster.changes.hints import Hint
-from tir_dagster.changes.marks import highest_mark
 from tir_dagster.changes.plan import Plan, check_guards, settle_plan
 from tir_dagster.changes.question import ask_question, checked_hints
 from tir_dagster.changes.warnings import contract_warnings, key_warnings, partial_warnings, refuse_duplicates
+from tir_dagster.changes.watermarks import highest_mark
 from tir_dagster.durable import need_space
 from tir_dagster.errors import GuardError
 from tir_dagster.hyper.compare import comparing

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tir_dagster.alerts.book import Book
 from tir_dagster.alerts.events import Event, Failure, Report, Success
-from tir_dagster.alerts.telling import Note, Teller
+from tir_dagster.alerts.memory import Book
+from tir_dagster.alerts.notify import Note, Teller
 from tir_dagster.spec.alerts import Alerts, Cause, SlackAlerts
 
 NOON = 1_700_049_600.0

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from tir_dagster.alerts.book import Book
 from tir_dagster.alerts.channels import channels_of
 from tir_dagster.alerts.events import Report
+from tir_dagster.alerts.memory import Book
+from tir_dagster.alerts.notify import Note, Teller
 from tir_dagster.alerts.servicenow import ServiceNowAccess
-from tir_dagster.alerts.telling import Note, Teller
 from tir_dagster.orchestration.alerts.resources import ServiceNowResource, SlackAppResource, connect_by
 from tir_dagster.spec.alerts import Alerts, ServiceNowAlerts, SlackAlerts
 from tir_dagster_tests.alerts.reports import NOON, failed, refreshed

@@ -16,7 +16,7 @@ import pytest
 
 from tir_dagster.alerts.channels import channels_of
 from tir_dagster.alerts.messages import failure_event, success_event
-from tir_dagster.alerts.persistence import Persistence
+from tir_dagster.alerts.retries import Persistence
 from tir_dagster.alerts.servicenow import ServiceNowAccess
 from tir_dagster.spec.alerts import Alerts, Cause, ServiceNowAlerts, SlackAlerts
 from tir_dagster.spec.reading import parse_specs

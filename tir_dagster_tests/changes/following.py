@@ -11,14 +11,14 @@ from typing import Any
 
 import duckdb
 
-from tir_dagster.changes import find
+from tir_dagster.changes import find_changes as find
 from tir_dagster.changes.difference import ROW_MARK, SLICE_KEY, Difference, Forced
-from tir_dagster.changes.find import Asked
+from tir_dagster.changes.find_changes import Asked
 from tir_dagster.changes.hints import Hint
-from tir_dagster.changes.marks import highest_mark
 from tir_dagster.changes.plan import Known, Mode, Plan, Reason, Situation, plan_refresh
 from tir_dagster.changes.question import ask_question, checked_hints
 from tir_dagster.changes.relation import Relation, relation_of
+from tir_dagster.changes.watermarks import highest_mark
 from tir_dagster.refresh.state.records import Aftermath, Confirmation, Intent, aftermath
 from tir_dagster.snowflake.names import TableName
 from tir_dagster.snowflake.slices import slice_of

@@ -21,7 +21,8 @@ from hypothesis import HealthCheck, Phase, note, seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
-from tir_dagster.changes import detectors, find
+from tir_dagster.changes import detectors
+from tir_dagster.changes import find_changes as find
 from tir_dagster.changes import question as described
 from tir_dagster.changes.detectors import _Detection as Detection
 from tir_dagster.changes.hints import All, And, Between, ChangeType, Equal, Hint, In, KeyList, Not, Scope, Unknown

@@ -12,10 +12,10 @@ import pyarrow as pa
 import pytest
 
 from tir_dagster.errors import SpecError
-from tir_dagster.loading.choosing import Known, choose, in_turn
-from tir_dagster.loading.committing import DisturbedError, check_undisturbed, in_batches
+from tir_dagster.loading.commit import DisturbedError, check_undisturbed, in_batches
 from tir_dagster.loading.landing import LandedFile, Listing
 from tir_dagster.loading.ledger import Changed, listed
+from tir_dagster.loading.selection import Known, choose, in_turn
 from tir_dagster.loading.tables import Bookkeeping, stage_type, target_of
 from tir_dagster_tests.loading.conftest import PATH, parquet, spec_of, staged
 

@@ -15,20 +15,20 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from tir_dagster.alerts.book import Book
 from tir_dagster.alerts.events import Failure, Recovered, Report, Success
-from tir_dagster.alerts.under_way import killed_commands, under_way
+from tir_dagster.alerts.memory import Book
+from tir_dagster.alerts.running_commands import killed_commands, under_way
 from tir_dagster.changes.hints import HintError
 from tir_dagster.changes.plan import Known
 from tir_dagster.definitions import build_defs
 from tir_dagster.errors import EQUALS_SOURCE, DatasourceError, GuardError, LoadError, SpecError, VerificationError
 from tir_dagster.orchestration.alerts.commands import book_of, killed_reports, telling
+from tir_dagster.orchestration.alerts.conditions import standing
 from tir_dagster.orchestration.alerts.ended_runs import COMMAND_NEWS_SECONDS, UNREADABLE_SECONDS, Watermark, finished
 from tir_dagster.orchestration.alerts.load_reports import with_people
 from tir_dagster.orchestration.alerts.resources import people_resources
 from tir_dagster.orchestration.alerts.run_reports import unaffected
 from tir_dagster.orchestration.alerts.sensor import build_alert_sensor, report, report_recovery, unless_blind
-from tir_dagster.orchestration.alerts.standing import standing
 from tir_dagster.orchestration.checks import SERVER
 from tir_dagster.orchestration.home import tir_home
 from tir_dagster.orchestration.io_managers import StateFolder
@@ -358,7 +358,7 @@ def test_a_command_that_was_killed_between_its_runs_is_told(instance, home):
 def killed_command(home: Path, begun: float | None = None) -> None:
     """Leaves behind what a command does whose process ends without a word."""
     holds = (
-        "import sys, os, time, pathlib; from tir_dagster.alerts.under_way import under_way\n"
+        "import sys, os, time, pathlib; from tir_dagster.alerts.running_commands import under_way\n"
         "with under_way(pathlib.Path(sys.argv[1]), 'orders', float(sys.argv[2])): os._exit(9)"
     )
     command = [sys.executable, "-c", holds, str(home / "alerts" / "commands"), str(begun or time.time())]

@@ -12,7 +12,7 @@ import dagster as dg
 import pytest
 from click.testing import CliRunner, Result
 
-from tir_dagster.alerts.book import Book, Trouble
+from tir_dagster.alerts.memory import Book, Trouble
 from tir_dagster.changes.plan import Known
 from tir_dagster.cli.main import tir
 from tir_dagster.cli.trigger import TriggerCommand

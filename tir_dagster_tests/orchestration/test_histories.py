@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 from tableauhyperapi import Connection, HyperProcess, Telemetry
 
-from tir_dagster.changes import find
+from tir_dagster.changes import find_changes as find
 from tir_dagster.changes.plan import Reason
 from tir_dagster.errors import DatasourceError, ExtractError
 from tir_dagster.spark import staging

@@ -26,7 +26,7 @@ from tableauhyperapi import HyperProcess, Telemetry
 
 from tir_dagster.changes.plan import Known
 from tir_dagster.cli.main import tir
-from tir_dagster.cli.receiver import LARGEST_BODY, Receiver
+from tir_dagster.cli.webhook_receiver import LARGEST_BODY, Receiver
 from tir_dagster.orchestration.home import dagster_instance
 from tir_dagster.orchestration.metadata import CONFIRMATION
 from tir_dagster.orchestration.sensing.webhooks import AT, DURING, EVENT, Observer, refreshed_elsewhere

@@ -15,11 +15,11 @@ from typing import Any
 
 import dagster as dg
 
-from tir_dagster.alerts.book import Book
 from tir_dagster.alerts.events import Failure, Report, Success
-from tir_dagster.alerts.telling import Note, Teller
+from tir_dagster.alerts.memory import Book
+from tir_dagster.alerts.notify import Note, Teller
+from tir_dagster.alerts.running_commands import Killed, killed_commands, under_way
 from tir_dagster.alerts.text import one_line, scrub, shortened
-from tir_dagster.alerts.under_way import Killed, killed_commands, under_way
 from tir_dagster.errors import HintError, SpecError
 from tir_dagster.orchestration.alerts.ended_runs import Told
 from tir_dagster.orchestration.alerts.load_reports import load_failure, load_failure_of_run, load_success_of_run

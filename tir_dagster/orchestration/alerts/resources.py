@@ -13,9 +13,9 @@ from dagster_slack import SlackResource
 from slack_sdk import WebClient
 
 from tir_dagster.alerts.channels import channels_of
-from tir_dagster.alerts.persistence import ChannelError, Persistence
+from tir_dagster.alerts.notify import Connect
+from tir_dagster.alerts.retries import ChannelError, Persistence
 from tir_dagster.alerts.servicenow import ServiceNowAccess
-from tir_dagster.alerts.telling import Connect
 from tir_dagster.spec.alerts import Alerts
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")

@@ -12,16 +12,16 @@ from typing import TypeVar
 
 import dagster as dg
 
-from tir_dagster.alerts.book import Book
 from tir_dagster.alerts.events import Failure, Recovered, Report
-from tir_dagster.alerts.telling import Teller
+from tir_dagster.alerts.memory import Book
+from tir_dagster.alerts.notify import Teller
 from tir_dagster.alerts.text import scrub
 from tir_dagster.errors import TirError
 from tir_dagster.orchestration.alerts.commands import book_of, killed_reports, leave_notes
+from tir_dagster.orchestration.alerts.conditions import standing
 from tir_dagster.orchestration.alerts.ended_runs import Told, Watermark, finished
 from tir_dagster.orchestration.alerts.resources import ServiceNowResource, SlackAppResource, connect_by
 from tir_dagster.orchestration.alerts.run_reports import cause_of, error_names, scope_of, snowflake_scope
-from tir_dagster.orchestration.alerts.standing import standing
 from tir_dagster.orchestration.home import tir_home
 from tir_dagster.orchestration.io_managers import StateFolder
 from tir_dagster.spec.alerts import Cause, Topic

@@ -13,7 +13,7 @@ from playwright.sync_api import sync_playwright
 from slack_sdk import WebClient
 from slack_sdk.errors import SlackApiError
 
-from tir_dagster.alerts.book import Trouble
+from tir_dagster.alerts.memory import Trouble
 from tir_dagster.alerts.messages import failure_event, recovery_event, success_event
 from tir_dagster.alerts.slack import blocks
 from tir_dagster.sandbox import processes

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import cast
 
-from tir_dagster.alerts.book import Book, BusyError, Pending, Trouble
 from tir_dagster.alerts.events import Channel, Event, Failure, Recovered, Report, Success, trouble_key
+from tir_dagster.alerts.memory import Book, BusyError, Pending, Trouble
 from tir_dagster.alerts.messages import digest_event, failure_event, recovery_event, success_event
-from tir_dagster.alerts.persistence import Persistence
+from tir_dagster.alerts.retries import Persistence
 from tir_dagster.alerts.text import one_line, scrub, shortened, span, without_user
 from tir_dagster.spec.alerts import Alerts, Topic
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from tir_dagster.errors import LoadError
-from tir_dagster.loading import merging, versions
-from tir_dagster.loading.choosing import Chosen
+from tir_dagster.loading import merge_sql as merging
+from tir_dagster.loading import scd2 as versions
 from tir_dagster.loading.ledger import (
     Changed,
     Committed,
@@ -20,7 +20,8 @@ from tir_dagster.loading.ledger import (
     newest_loaded,
     remember,
 )
-from tir_dagster.loading.merging import Places
+from tir_dagster.loading.merge_sql import Places
+from tir_dagster.loading.selection import Chosen
 from tir_dagster.loading.staging import REJECTED, ROWS, Staged
 from tir_dagster.loading.tables import LEDGER_COLUMNS, create, stage_type
 from tir_dagster.snowflake.connection import SnowflakeAccess, SnowflakeError

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tir_dagster.alerts.events import Recovered, trouble_key
-from tir_dagster.alerts.telling import SENSOR_REPEAT_SECONDS, SERVER_REPEAT_SECONDS, last_boundary
+from tir_dagster.alerts.notify import SENSOR_REPEAT_SECONDS, SERVER_REPEAT_SECONDS, last_boundary
 from tir_dagster.spec.alerts import Alerts, Cause, OthersAlerts, SlackAlerts
 from tir_dagster_tests.alerts.reports import NOON, Desk, down, failed, refreshed
 

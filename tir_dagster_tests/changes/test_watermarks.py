@@ -10,9 +10,9 @@ import duckdb
 import pytest
 
 from tir_dagster.changes.detectors import Described, changed_dimension_keys, find_candidates
-from tir_dagster.changes.marks import lower_bound
 from tir_dagster.changes.question import ask_question
 from tir_dagster.changes.relation import Relation, relation_of
+from tir_dagster.changes.watermarks import lower_bound
 from tir_dagster.errors import SpecError
 from tir_dagster.snowflake.columns import Column, Kind
 from tir_dagster.spec.reading import spec_from_mapping

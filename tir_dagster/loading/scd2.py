@@ -6,7 +6,7 @@ version without a row. A late version therefore only takes its place between its
 
 from __future__ import annotations
 
-from tir_dagster.loading.merging import Places, assignments, differs, incoming, same_key, stored_names, stored_values
+from tir_dagster.loading.merge_sql import Places, assignments, differs, incoming, same_key, stored_names, stored_values
 from tir_dagster.loading.tables import Target
 from tir_dagster.snowflake.names import quote
 

@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 
 import dagster as dg
 
-from tir_dagster.alerts.book import Trouble
 from tir_dagster.alerts.events import Failure, Recovered, Report
+from tir_dagster.alerts.memory import Trouble
 from tir_dagster.alerts.text import span
 from tir_dagster.errors import EQUALS_SOURCE
 from tir_dagster.orchestration.alerts.run_reports import run_url

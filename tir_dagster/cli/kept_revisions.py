@@ -1,0 +1,170 @@
+"""What `tir revisions` shows and fetches: the server's revisions of a datasource, and the versions kept on this machine."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import dagster as dg
+
+from tir_dagster.durable import need_space, replaced_file
+from tir_dagster.errors import DatasourceError
+from tir_dagster.orchestration.home import tir_home
+from tir_dagster.orchestration.metadata import confirmations
+from tir_dagster.orchestration.names import extract_keys
+from tir_dagster.refresh.context import tableau_for as for_datasource
+from tir_dagster.refresh.state.records import Confirmation
+from tir_dagster.refresh.state.versions import MANIFEST_FILE, Version, VersionStore
+from tir_dagster.spec.extract import ExtractSpec
+from tir_dagster.tableau.access import TableauAccess
+from tir_dagster.tableau.client import TableauClient
+from tir_dagster.tableau.datasources import (
+    FoundDatasource,
+    Revision,
+    ServerVersion,
+    find_datasource,
+    find_project,
+    look_for_datasource,
+    server_version,
+)
+from tir_dagster.tableau.transfer import download
+from tir_dagster.tableau.upload import tell_progress
+
+Log = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class ServerRevision:
+    """One publish on the server. Its rows are known if it was ours."""
+
+    number: int
+    published_at: str | None
+    bytes: int | None
+    rows: int | None
+    current: bool
+    confirmed: bool
+
+
+@dataclass(frozen=True)
+class KeptVersion:
+    """One version on this machine's disk."""
+
+    id: str
+    made_at: str
+    bytes: int
+    rows: int | None
+    source_version: str | None
+    confirmed: bool
+
+
+@dataclass(frozen=True)
+class Listed:
+    """Both, newest first. `revisions` is None where the server keeps or shows no history."""
+
+    extract: str
+    datasource_id: str | None
+    revisions: list[ServerRevision] | None
+    versions: list[KeptVersion]
+
+
+class Revisions:
+    """One extract's revisions and versions; nothing here changes anything."""
+
+    def __init__(self, spec: ExtractSpec, instance: dg.DagsterInstance, log: Log) -> None:
+        self.spec = spec
+        self.versions = VersionStore(tir_home() / "extracts" / spec.name / "versions")
+        self._tableau = for_datasource(TableauAccess.from_environment(os.environ), spec)
+        self._confirmations = list(confirmations(instance, extract_keys(spec).published_datasource))
+        self._log = log
+
+    @property
+    def _last(self) -> Confirmation | None:
+        return self._confirmations[0] if self._confirmations else None
+
+    def listed(self) -> Listed:
+        with TableauClient(self._tableau) as client:
+            project = find_project(client, self.spec.datasource.project)
+            found = look_for_datasource(client, project=project, name=self.spec.datasource.name)
+        kept = [self._kept(version) for version in reversed(self.versions.versions())]
+        if found is None:
+            return Listed(self.spec.name, None, [], kept)
+        history = None if found.history is None else [self._revision(one, found) for one in _newest_first(found)]
+        return Listed(self.spec.name, found.id, history, kept)
+
+    def _revision(self, revision: Revision, found: FoundDatasource) -> ServerRevision:
+        current = revision.number == found.revision
+        confirmed = self._last is not None and _revision_of(self._last, found) == revision.number
+        if current and confirmed:
+            # A refresh on the server changes what a revision holds.
+            confirmed = self._last is not None and self._last.server_version == str(server_version(found))
+        return ServerRevision(
+            number=revision.number,
+            published_at=_shown(revision.published_at),
+            bytes=revision.size_bytes,
+            rows=self._rows(found).get(revision.number),
+            current=current,
+            confirmed=confirmed,
+        )
+
+    def _rows(self, found: FoundDatasource) -> Mapping[int | None, int]:
+        # The oldest first, so that of two confirmations of one revision the newer one counts.
+        return {_revision_of(one, found): one.rows for one in reversed(self._confirmations)}
+
+    def _kept(self, version: Version) -> KeptVersion:
+        made = datetime.fromtimestamp((version.folder / MANIFEST_FILE).stat().st_mtime, UTC)
+        return KeptVersion(
+            id=version.id,
+            made_at=_shown(made) or "",
+            bytes=version.extract.stat().st_size,
+            rows=version.manifest.get("rows"),
+            source_version=version.manifest.get("source_version"),
+            confirmed=self._last is not None and self._last.version == version.id,
+        )
+
+    def fetch_version(self, version_id: str, target: Path) -> str:
+        """Copy the Hyper file of a kept version; a sentence about it."""
+        known = [version.id for version in self.versions.versions()]
+        if version_id not in known:
+            raise DatasourceError(
+                f"{self.spec.name} has no version {version_id} in {self.versions.folder}. Kept are {', '.join(known) or 'none'}."
+            )
+        source = self.versions.get(version_id).extract
+        need_space(target.parent, source.stat().st_size)
+        with replaced_file(target) as beside:
+            shutil.copyfile(source, beside)
+        return f"The Hyper file of {self.spec.name} {version_id} is in {target}"
+
+    def fetch_revision(self, number: int, target: Path) -> str:
+        """Download the package of one of the server's revisions; a sentence about it."""
+        with TableauClient(self._tableau) as client:
+            project = find_project(client, self.spec.datasource.project)
+            found = find_datasource(client, project=project, name=self.spec.datasource.name)
+            known = [revision.number for revision in _newest_first(found)]
+            if found.history is not None and number not in known:
+                raise DatasourceError(
+                    f"{found.shown} on {client.where} has no revision {number}. It has {', '.join(map(str, known))}."
+                )
+            progress = tell_progress(self._log, "downloading", clock=client.retry.clock)
+            download(client, found, target, revision=number, progress=progress)
+        return f"Revision {number} of {found.shown} is in {target}"
+
+
+def _newest_first(found: FoundDatasource) -> list[Revision]:
+    return sorted(found.history or (), key=lambda revision: revision.number, reverse=True)
+
+
+def _revision_of(confirmation: Confirmation, found: FoundDatasource) -> int | None:
+    """Which revision of this datasource was confirmed; None where it was another one, or nobody can tell."""
+    try:
+        version = ServerVersion.parse(confirmation.server_version)
+    except ValueError:
+        return None
+    return version.revision if version.datasource_id == found.id else None
+
+
+def _shown(moment: datetime | None) -> str | None:
+    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if moment else None
