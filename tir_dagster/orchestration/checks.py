@@ -3,8 +3,6 @@
 No postponed annotations here: Dagster reads the types of resources from the functions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -123,14 +121,14 @@ def gate_specs(spec: ExtractSpec, key: dg.AssetKey) -> list[dg.AssetCheckSpec]:
 _GATE = (ROWS_ADD_UP, EQUALS_SOURCE)
 
 
-def compared_slices(version: Version) -> list[str]:
+def compared_slices(version: "Version") -> list[str]:
     """Return the slices that were compared as a whole when the version was made."""
     made = version.manifest["source_version"]
     return [slice_label(name) for name, at in version.manifest.get("verified", {}).items() if at == made]
 
 
 def gate_results(
-    spec: ExtractSpec, version: Version, applied: Applied | None, before: int | None
+    spec: ExtractSpec, version: "Version", applied: "Applied | None", before: int | None
 ) -> Iterator[dg.AssetCheckResult]:
     """What the gate found; without something applied, the version that is there passed it when it was made."""
     rows = version.manifest["rows"]
@@ -223,7 +221,7 @@ def build_verification(
 
 
 def published_evaluations(
-    refresh: RefreshContext, confirmation: Confirmation, keys: ExtractKeys, *, warn: Callable[..., None]
+    refresh: "RefreshContext", confirmation: Confirmation, keys: ExtractKeys, *, warn: Callable[..., None]
 ) -> Iterator[dg.AssetCheckEvaluation]:
     """What is known of a version right after its publish, as results of the datasource's checks.
 
@@ -239,7 +237,7 @@ def published_evaluations(
     yield from (evaluation(result, keys.published_datasource) for result in results)
 
 
-def _known_at_publish(refresh: RefreshContext, confirmation: Confirmation) -> list[dg.AssetCheckResult]:
+def _known_at_publish(refresh: "RefreshContext", confirmation: Confirmation) -> list[dg.AssetCheckResult]:
     from tir_dagster.refresh.verification import Finding, Verification  # noqa: PLC0415
 
     verification = Verification(refresh, confirmation)
@@ -274,7 +272,7 @@ def _verify(refresh: Any, confirmed: Any, wanted: Sequence[str]) -> Iterator[dg.
         yield _result(name, _found(verification, name), severity, looked_at)
 
 
-def _found(verification: Verification, name: str) -> Finding:
+def _found(verification: "Verification", name: str) -> "Finding":
     from tir_dagster.refresh.verification import not_told  # noqa: PLC0415
 
     checks = {
@@ -290,7 +288,7 @@ def _found(verification: Verification, name: str) -> Finding:
 
 
 def _result(
-    name: str, found: Finding, severity: dg.AssetCheckSeverity, more: Mapping[str, str] = MappingProxyType({})
+    name: str, found: "Finding", severity: dg.AssetCheckSeverity, more: Mapping[str, str] = MappingProxyType({})
 ) -> dg.AssetCheckResult:
     return dg.AssetCheckResult(
         passed=found.passed,
