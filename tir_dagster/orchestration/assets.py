@@ -45,7 +45,7 @@ from tir_dagster.orchestration.resources import (
     snowflake_access,
     spark_session,
 )
-from tir_dagster.orchestration.sensing.reported import source_dep, upstream_deps, upstream_keys
+from tir_dagster.orchestration.sensing.upstream import source_dep, upstream_deps, upstream_keys
 from tir_dagster.orchestration.translation import ExtractAssets
 from tir_dagster.refresh.state.change_sets import new_id
 from tir_dagster.refresh.state.records import Confirmation

@@ -13,19 +13,11 @@ from pydantic import Field
 
 from tir_dagster.changes.change_set import ChangeSet, counts_from_json
 from tir_dagster.changes.plan import Plan, Reason
-from tir_dagster.changes.relation import read_tables
 from tir_dagster.orchestration.checks import known_drift
 from tir_dagster.orchestration.names import ExtractKeys
 from tir_dagster.orchestration.partitions import rest_of
-from tir_dagster.orchestration.sensing.reported import (
-    CLOCKS,
-    materialization_stamps,
-    report_stamps,
-    reported_hints,
-    told_since,
-)
+from tir_dagster.orchestration.sensing.upstream import CLOCKS, materialization_stamps, told_since
 from tir_dagster.refresh.state.records import Confirmation
-from tir_dagster.snowflake.versions import SourceVersion
 from tir_dagster.spec.extract import ExtractSpec
 
 if TYPE_CHECKING:
@@ -34,6 +26,7 @@ if TYPE_CHECKING:
     from tir_dagster.refresh.context import Looked, RefreshContext
     from tir_dagster.refresh.plan import Request
     from tir_dagster.refresh.survey import Survey
+    from tir_dagster.snowflake.versions import SourceVersion
 
 Warn = Callable[[str], None]
 
@@ -59,7 +52,7 @@ class News:
     # Of these numbers, the ones that no refresh has used.
     unused: frozenset[int]
 
-    def shown_at(self, version: SourceVersion) -> tuple[int, ...]:
+    def shown_at(self, version: "SourceVersion") -> tuple[int, ...]:
         """Return the numbers that this version shows and that may be met again: older ones are not asked for."""
         oldest = (version.moment - CLOCKS).timestamp()
         return tuple(sorted(number for number, stamp in self.stamps.items() if stamp >= oldest))
@@ -103,6 +96,10 @@ def run_detection(
 
 def read_news(instance: dg.DagsterInstance, context: "RefreshContext", confirmed: Confirmation | None) -> News:
     """Read what was reported since the confirmed version, as far as it may be met again."""
+    from tir_dagster.changes.relation import read_tables  # noqa: PLC0415 - a parser of SQL, the connector
+    from tir_dagster.orchestration.sensing.reported import report_stamps  # noqa: PLC0415
+    from tir_dagster.snowflake.versions import SourceVersion  # noqa: PLC0415
+
     spec = context.spec
     since = SourceVersion.parse(confirmed.source_version).moment if confirmed else datetime.now(UTC) - CLOCKS
     stamps = report_stamps(instance, read_tables(spec), since=since)
@@ -166,6 +163,8 @@ def build_request(
 def _reported(
     instance: dg.DagsterInstance, context: "RefreshContext", relation: "Relation", news: News, warn: Warn
 ) -> "Sequence[Hint]":
+    from tir_dagster.orchestration.sensing.reported import reported_hints  # noqa: PLC0415
+
     if not news.unused:
         return ()
     hints, warnings = reported_hints(instance, relation, context.snowflake, since=news.since, numbers=news.unused)

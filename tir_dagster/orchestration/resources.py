@@ -16,7 +16,7 @@ from tir_dagster.errors import TirError
 from tir_dagster.orchestration import io_managers
 from tir_dagster.orchestration.home import tir_home
 from tir_dagster.orchestration.io_managers import StateFolder
-from tir_dagster.snowflake.connection import check_mere_name, whole_number
+from tir_dagster.snowflake.names import check_mere_name, whole_number
 from tir_dagster.spec.extract import ExtractSpec
 
 if TYPE_CHECKING:

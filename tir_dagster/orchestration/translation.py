@@ -12,7 +12,7 @@ import dagster as dg
 from tir_dagster.orchestration.metadata import definition_metadata
 from tir_dagster.orchestration.names import ExtractKeys, extract_keys
 from tir_dagster.orchestration.partitions import slice_partitions
-from tir_dagster.orchestration.sensing.reported import upstream_keys
+from tir_dagster.orchestration.sensing.upstream import upstream_keys
 from tir_dagster.spec.extract import ExtractSpec
 
 Condition = dg.AutomationCondition[Any]

@@ -18,6 +18,7 @@ from snowflake.connector import errors as connector_errors
 
 from tir_dagster.addresses import hide_credentials
 from tir_dagster.errors import SourceError
+from tir_dagster.snowflake.names import check_mere_name, whole_number
 
 # Without limits the connector repeats a request for ever when the server is gone.
 NETWORK_TIMEOUT = 120
@@ -278,23 +279,3 @@ def _load_key(data: bytes, password: bytes | None) -> Any:
             raise ValueError from None
         load = serialization.load_pem_private_key if b"-----BEGIN" in decoded else serialization.load_der_private_key
         return load(decoded, password)
-
-
-_ADDRESS = re.compile(r"[@/\\\s]")
-_EXAMPLES = {"account": "myorg-myaccount", "host": "myorg-myaccount.snowflakecomputing.com"}
-
-
-def check_mere_name(name: str, value: str) -> None:
-    """Refuse an account or a host that is a whole address: messages name them."""
-    if _ADDRESS.search(value):
-        raise SourceError(
-            f"SNOWFLAKE_{name.upper()} is a whole address, or carries a user or a password. Set it to the mere name, such as "
-            f"{_EXAMPLES[name]}, and the credentials to SNOWFLAKE_USER and SNOWFLAKE_PASSWORD."
-        )
-
-
-def whole_number(name: str, value: Any) -> int:
-    try:
-        return int(value)
-    except (TypeError, ValueError):
-        raise SourceError(f"SNOWFLAKE_{name.upper()} is no whole number. Correct it.") from None

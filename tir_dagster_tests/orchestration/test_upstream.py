@@ -10,7 +10,7 @@ import pytest
 
 from tir_dagster.definitions import build_defs
 from tir_dagster.errors import SpecError
-from tir_dagster.orchestration.sensing.reported import (
+from tir_dagster.orchestration.sensing.upstream import (
     materialization_stamps,
     newest_materialization,
     slices_of_partition,

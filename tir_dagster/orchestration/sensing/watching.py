@@ -14,7 +14,7 @@ from tir_dagster.orchestration.checks import verified_drift
 from tir_dagster.orchestration.metadata import snowflake_url, source_metadata
 from tir_dagster.orchestration.names import ExtractKeys
 from tir_dagster.orchestration.resources import SnowflakeParam, probing_access
-from tir_dagster.orchestration.sensing.reported import newest_materialization
+from tir_dagster.orchestration.sensing.upstream import newest_materialization
 from tir_dagster.refresh.state.records import Confirmation
 from tir_dagster.spec.extract import ExtractSpec
 

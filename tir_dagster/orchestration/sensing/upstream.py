@@ -1,0 +1,132 @@
+"""Assets of the project's own that fill the source: their partitions map onto slices, their materializations are hints."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from zoneinfo import ZoneInfo
+
+import dagster as dg
+
+from tir_dagster.snowflake.slices import SliceBy, slice_of
+from tir_dagster.spec.extract import ExtractSpec, Slices, Upstream
+
+_PAGE = 500
+# Events bear Dagster's time, versions the warehouse's. What was used is known by its number.
+CLOCKS = timedelta(minutes=10)
+# How Dagster writes the keys of partitions by time, its own formats first.
+_FORMATS = ("%Y-%m-%d-%H:%M", "%Y-%m-%d", "%Y-%m", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S", "%Y%m%d")
+
+
+@dataclass(frozen=True)
+class Told:
+    """What the materializations tell: the slices to compare; or anything, where a partition is not understood."""
+
+    slices: tuple[str, ...] = ()
+    unclear: tuple[str, ...] = ()
+
+
+def upstream_keys(spec: ExtractSpec) -> list[dg.AssetKey]:
+    return [dg.AssetKey(key.split("/")) for key in spec.upstream]
+
+
+def upstream_deps(spec: ExtractSpec) -> list[dg.AssetDep]:
+    """How `purged_extract` depends on them: Dagster shows which partitions a slice is made of."""
+    return [
+        dg.AssetDep(key, partition_mapping=_mapping(upstream))
+        for key, upstream in zip(upstream_keys(spec), spec.upstream.values(), strict=True)
+    ]
+
+
+def source_dep(spec: ExtractSpec, source_table: dg.AssetKey) -> dg.AssetDep:
+    """How `changed_keys` depends on the source; if that is an upstream asset with partitions, then on all of them."""
+    everything = dg.AllPartitionMapping() if source_table in upstream_keys(spec) else None
+    return dg.AssetDep(source_table, partition_mapping=everything)
+
+
+def _mapping(upstream: Upstream) -> dg.PartitionMapping | None:
+    if upstream.timed:
+        # The asset may begin later than the slices, and end before the current one.
+        return dg.TimeWindowPartitionMapping(allow_nonexistent_upstream_partitions=True)
+    return dg.IdentityPartitionMapping() if upstream.partitions == "value" else None
+
+
+def told_since(instance: dg.DagsterInstance, spec: ExtractSpec, *, since: datetime, used: Collection[int] = ()) -> Told:
+    """What was materialized since that moment, by slice. Told twice, a slice is compared twice, and nothing moves."""
+    slices: dict[str, None] = {}
+    unclear: list[str] = []
+    for key, upstream, record in _materialized(instance, spec, since):
+        if upstream.partitions == "none" or record.storage_id in used:
+            continue
+        found = slices_of_partition(spec.slices, upstream, record.partition_key)
+        slices |= dict.fromkeys(found or ())
+        if found is None:
+            unclear.append(f"{key.to_user_string()} ({record.partition_key or 'without a partition'})")
+    return Told(tuple(sorted(slices)), tuple(dict.fromkeys(unclear)))
+
+
+def newest_materialization(
+    instance: dg.DagsterInstance, spec: ExtractSpec, *, since: datetime, used: Collection[int] = ()
+) -> str | None:
+    """Return a text that changes with each materialization that was not yet used; None if there is none."""
+    stamps = [
+        f"{key.to_user_string()}@{record.timestamp}"
+        for key, _, record in _materialized(instance, spec, since)
+        if record.storage_id not in used
+    ]
+    return max(stamps, default=None)
+
+
+def materialization_stamps(instance: dg.DagsterInstance, spec: ExtractSpec, *, since: datetime) -> dict[int, float]:
+    """Return their numbers in Dagster's log, with their times."""
+    return {record.storage_id: record.timestamp for _, _, record in _materialized(instance, spec, since)}
+
+
+def _materialized(
+    instance: dg.DagsterInstance, spec: ExtractSpec, since: datetime
+) -> Iterator[tuple[dg.AssetKey, Upstream, dg.EventLogRecord]]:
+    """All that may have come after that moment of the warehouse: Dagster's clock may be behind."""
+    for key, upstream in zip(upstream_keys(spec), spec.upstream.values(), strict=True):
+        yield from ((key, upstream, record) for record in materializations(instance, key, since - CLOCKS))
+
+
+def slices_of_partition(slices: Slices, upstream: Upstream, partition: str | None) -> list[str] | None:
+    """The slices that rows of the partition may be in; None where its key cannot be understood."""
+    if upstream.partitions == "value":
+        return None if partition is None else [partition]
+    begin = _moment(partition or "")
+    if begin is None:
+        return None
+    ours = ZoneInfo(slices.zone)
+    theirs = ZoneInfo(upstream.zone or slices.zone)
+    first = begin.replace(tzinfo=theirs).astimezone(ours)
+    # The end belongs to the next partition.
+    last = (_end(upstream, begin).replace(tzinfo=theirs) - timedelta(microseconds=1)).astimezone(ours)
+    by = SliceBy(slices.column, slices.by, slices.zone)
+    days = [first.date() + timedelta(days=at) for at in range((last.date() - first.date()).days + 1)]
+    return list(dict.fromkeys(name for day in days if (name := slice_of(by, day)) is not None))
+
+
+def _moment(partition: str) -> datetime | None:
+    for form in _FORMATS:
+        with suppress(ValueError):
+            return datetime.strptime(partition, form)  # noqa: DTZ007 - its zone is the upstream's
+    return None
+
+
+def _end(upstream: Upstream, begin: datetime) -> datetime:
+    if upstream.partitions == "month":
+        return (begin.replace(day=1) + timedelta(days=32)).replace(day=1)
+    return begin + {"hour": timedelta(hours=1), "week": timedelta(days=7)}.get(upstream.partitions, timedelta(days=1))
+
+
+def materializations(instance: dg.DagsterInstance, key: dg.AssetKey, since: datetime) -> Iterator[dg.EventLogRecord]:
+    """All materializations of the asset since that moment, the newest first."""
+    wanted = dg.AssetRecordsFilter(asset_key=key, after_timestamp=since.timestamp())
+    cursor, more = None, True
+    while more:
+        found = instance.fetch_materializations(wanted, limit=_PAGE, cursor=cursor)
+        cursor, more = found.cursor, found.has_more
+        yield from found.records
