@@ -94,6 +94,15 @@ def test_errors_and_alerts_show_no_password_that_a_library_quotes(monkeypatch, v
             assert "Correct it." in shown
 
 
+@pytest.mark.parametrize("address", [one for one in ADDRESSES if "://" in one])
+def test_a_password_that_is_in_no_variable_is_hidden_by_the_form_of_its_address(address):
+    """As a resource of a project's own, or dagster.yaml, may hold it."""
+    shown = hide_credentials(f"Failed to reach '{address}/api'. Correct it.", {})
+    assert PASSWORD not in shown
+    assert "@127.0.0.1" in shown
+    assert shown.endswith("Correct it.")
+
+
 def test_what_is_no_password_stays():
     shown = "https://tableau.example.com (site 'a@b'), s3://bucket/a@b.csv, user me@example.com, http://127.0.0.1:1/x"
     assert hide_credentials(shown, {"MAIL": "me@example.com"}) == shown
