@@ -18,6 +18,11 @@ DDL_RAN = (
     "DDL ran on a source table since the last refresh: its columns have the names and types of before, but may hold other "
     "values (renamed, or dropped and added again), and it was not shown that they do not."
 )
+# Told with it where the source is a view.
+OTHER_ROWS_BEHIND = (
+    "A view shows the rows of the last refresh with other values than the extract: a table behind it was redefined (columns "
+    "renamed, or dropped and added again), or a change before that went unnoticed."
+)
 
 
 class Reason(Enum):
@@ -86,6 +91,8 @@ class Situation:
     restless: bool = False
     # DDL ran on a table since, and yet the rows of then are the same under the columns of now.
     same_rows: bool = False
+    # A view shows the rows of then with other values.
+    redefined: bool = False
     # What the spec lets nobody look for.
     unsought: tuple[str, ...] = ()
 
@@ -129,7 +136,7 @@ def plan_refresh(situation: Situation) -> Plan:
         return replace(plan, decision="incremental", slices=situation.slices)
     told = (situation.opaque,) if situation.opaque and reason is Reason.NONDETERMINISTIC_VIEW else ()
     if reason is Reason.SCHEMA_CHANGED and situation.confirmed and situation.now.schema == situation.confirmed.schema:
-        told = (DDL_RAN,)
+        told = (OTHER_ROWS_BEHIND if situation.redefined else DDL_RAN,)
     return _full(replace(plan, warnings=told), reason, situation.policy)
 
 
@@ -197,7 +204,7 @@ def _full_reason(situation: Situation) -> Reason | None:
         return Reason.SCHEMA_CHANGED
     if now.identity != confirmed.identity:
         return Reason.SOURCE_REPLACED
-    if now.ddl != confirmed.ddl and not situation.same_rows:
+    if situation.redefined or (now.ddl != confirmed.ddl and not situation.same_rows):
         return Reason.SCHEMA_CHANGED
     unchanged = now.token == confirmed.token and not situation.restless
     idle = situation.mode == "changes" and unchanged and not situation.pending

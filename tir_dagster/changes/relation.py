@@ -115,6 +115,12 @@ class Relation:
         return tuple(dict.fromkeys(told))
 
     @property
+    def finds_all(self) -> bool:
+        """Whether detectors look for every change, so that the extract should equal its source at its own version."""
+        detectors = (self.spec.changes.by, *(one.changes.by for one in self.dimensions))
+        return self.why_full is None and not self.unsought and "hint" not in detectors
+
+    @property
     def fact_key_sql(self) -> str:
         """The first table's key as what follows SELECT, under the names that it has before aggregation."""
         key = self.base_key or self.key

@@ -68,6 +68,8 @@ class Survey:
     relation: Relation
     known: Known
     version: SourceVersion
+    # DDL on the tables behind these moves nothing of theirs.
+    views: frozenset[TableName] = frozenset()
 
     @property
     def columns(self) -> tuple[Column, ...]:
@@ -112,7 +114,8 @@ def survey_source(
         role=role_of(spec),
     )
     kept = all(is_kept(access, table, one, version) for table, one in facts.items())
-    return Survey(spec, relation, known, replace(version, kept=kept))
+    views = frozenset(table for table, one in facts.items() if one.is_view)
+    return Survey(spec, relation, known, replace(version, kept=kept), views)
 
 
 def definition_of(spec: ExtractSpec) -> str:

@@ -73,6 +73,7 @@ class TableFacts:
     last_ddl: datetime | None
     rows: int | None
     retention_days: int | None
+    is_view: bool = False
 
     @property
     def identity(self) -> str:
@@ -181,7 +182,8 @@ def _chosen(table: TableName, known: list[str], names: Sequence[str] | None) -> 
 def table_facts(access: SnowflakeAccess, table: TableName) -> TableFacts:
     """When the table was made and last defined, its rows and how far Time Travel reaches."""
     rows = access.query(
-        f"SELECT CREATED, LAST_DDL, ROW_COUNT, RETENTION_TIME FROM {quote(table.database)}.INFORMATION_SCHEMA.TABLES "
+        "SELECT CREATED, LAST_DDL, ROW_COUNT, RETENTION_TIME, TABLE_TYPE "
+        f"FROM {quote(table.database)}.INFORMATION_SCHEMA.TABLES "
         f"WHERE TABLE_SCHEMA = {literal(table.schema)} AND TABLE_NAME = {literal(table.name)}"
     )
     if not rows:
@@ -189,8 +191,8 @@ def table_facts(access: SnowflakeAccess, table: TableName) -> TableFacts:
             f"{table} does not exist, or the role may not see it. Check the name and the grants.",
             errno=min(MISSING_OBJECT),
         )
-    created, defined, count, retention = rows[0]
-    return TableFacts(created, defined, _whole(count), _whole(retention))
+    created, defined, count, retention, kind = rows[0]
+    return TableFacts(created, defined, _whole(count), _whole(retention), is_view=kind == "VIEW")
 
 
 def _whole(value: Any) -> int | None:

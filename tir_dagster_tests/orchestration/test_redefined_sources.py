@@ -17,6 +17,7 @@ SALES = "ID INT, PRODUCT VARCHAR, DAY DATE"
 PRODUCTS = "PRODUCT VARCHAR, MARK INT, PRICE NUMBER(9,2), PRICE_NEW NUMBER(9,2)"
 JOINED = "SELECT s.ID, s.DAY, p.PRICE FROM {s}.SALES s LEFT JOIN {s}.PRODUCTS p ON s.PRODUCT = p.PRODUCT"
 SHOWN = "SELECT PRODUCT, MARK, PRICE FROM {s}.PRODUCTS"
+PRICES = "CREATE VIEW {s}.PRICES AS SELECT PRODUCT, MARK, PRICE FROM {s}.PRODUCTS WHERE PRICE IS NULL OR PRICE < 1000"
 OF_TABLE = {
     "query": None,
     "source": "{s}.PRODUCTS",
@@ -136,9 +137,50 @@ def test_a_table_without_time_travel_is_read_as_it_is_and_never_in_two_versions(
 
 
 def test_a_change_right_before_the_look_is_seen_through_a_view(make):
-    view = "CREATE VIEW {s}.PRICES AS SELECT PRODUCT, MARK, PRICE FROM {s}.PRODUCTS WHERE PRICE < 1000"
     of_view = OF_TABLE | {"source": "{s}.PRICES", "changes": {}}
-    shop = make("SELECT PRODUCT, MARK, PRICE FROM {s}.PRICES", before=view, **of_view)
+    shop = make("SELECT PRODUCT, MARK, PRICE FROM {s}.PRICES", before=PRICES, **of_view)
     shop.sql("UPDATE {s}.PRODUCTS SET PRICE = 5 WHERE PRODUCT = 'P1'")
     shop.refresh()
     assert shop.published() == shop.expected()
+
+
+@pytest.mark.parametrize("redefine", [exchange_prices, add_anew])
+def test_a_column_behind_a_view_with_other_content_costs_a_full_refresh(make, redefine):
+    of_view = OF_TABLE | {"source": "{s}.PRICES"}
+    shop = make("SELECT PRODUCT, MARK, PRICE FROM {s}.PRICES", before=PRICES, **of_view)
+    shop.sql("INSERT INTO {s}.PRODUCTS (PRODUCT, MARK, PRICE) VALUES ('P3', 3, 3)")
+    assert shop.refresh().decision == "incremental", "nothing was redefined"
+    redefine(shop)
+    shop.sql("INSERT INTO {s}.PRODUCTS (PRODUCT, MARK, PRICE) VALUES ('P4', 4, 4)")
+    plan = shop.refresh()
+    assert plan.reason is Reason.SCHEMA_CHANGED
+    assert "a table behind it was redefined" in plan.warnings[0]
+    assert shop.published() == shop.expected()
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "SELECT s.ID, s.DAY, p.PRICE FROM {s}.SALES s LEFT JOIN {s}.PRICES p ON s.PRODUCT = p.PRODUCT",
+        "SELECT s.DAY, SUM(p.PRICE) AS P FROM {s}.SALES s LEFT JOIN {s}.PRICES p ON s.PRODUCT = p.PRODUCT GROUP BY s.DAY",
+    ],
+    ids=["rows", "groups"],
+)
+def test_a_column_behind_a_joined_view_that_did_not_change_itself_costs_a_full_refresh(make, query):
+    shop = make(query, before=PRICES, row_key="ID")
+    exchange_prices(shop)
+    shop.sql("INSERT INTO {s}.SALES VALUES (3, 'P1', '2026-01-07')")
+    assert shop.refresh().reason is Reason.SCHEMA_CHANGED
+    assert shop.published() == shop.expected()
+
+
+def test_rows_that_an_extract_keeps_by_its_spec_do_not_redefine_a_view(make):
+    dated = PRICES.replace(" MARK,", " DATEADD('day', MARK, '2026-01-01'::DATE) AS MARK,")
+    changes = {"watermark": "MARK", "deletes": False}
+    of_view = OF_TABLE | {"source": "{s}.PRICES", "changes": changes, "verify": {"slices_per_run": 0}}
+    shop = make("SELECT PRODUCT, MARK, PRICE FROM {s}.PRICES", before=dated, **of_view)
+    for mark in (3, 4):
+        shop.sql(f"INSERT INTO {{s}}.PRODUCTS (PRODUCT, MARK, PRICE) VALUES ('P{mark}', {mark}, 1)")
+        shop.sql(f"DELETE FROM {{s}}.PRODUCTS WHERE MARK = {mark - 2}")
+        assert shop.refresh().decision == "incremental"
+    assert len(shop.published()) == 4
