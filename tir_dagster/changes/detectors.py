@@ -18,7 +18,7 @@ from tir_dagster.changes.relation import Dimension, Relation
 from tir_dagster.changes.watermarks import NUMBERS
 from tir_dagster.snowflake.columns import Column, Kind
 from tir_dagster.snowflake.names import TableName, quote
-from tir_dagster.snowflake.pinned import sql_literal, with_cut_keys
+from tir_dagster.snowflake.pinned import cut_sql, sql_literal, with_cut_keys
 from tir_dagster.snowflake.slices import slice_filter_snowflake, slice_sql_snowflake
 from tir_dagster.snowflake.versions import SourceVersion, Span
 
@@ -272,8 +272,7 @@ class _Detection:
         same = " AND ".join(f"p.{name} IS NOT DISTINCT FROM r.{name}" for name in names)
         keys = ", ".join(f"{name} AS {name}" for name in names)
         named = f"(SELECT DISTINCT {keys} FROM ({' UNION '.join(selects)}) AS n) AS p"
-        listed = ", ".join(f"r.{sql} AS {quote(name)}" for name, sql in self._key.items())
-        return [f"SELECT {listed} FROM {side} AS r JOIN {named} ON {same}" for side in (NEW, OLD)]
+        return [f"SELECT {_listed(self._key)} FROM {side} AS r JOIN {named} ON {same}" for side in (NEW, OLD)]
 
 
 # Statements
@@ -282,7 +281,8 @@ class _Detection:
 def purge_key(relation: Relation) -> dict[str, str]:
     """The names and SQL of the key that rows are replaced by: row key or group; the slice where there is neither."""
     if relation.key:
-        return {column.name: quote(column.name) for column in relation.key}
+        # Rows before aggregation have their groups to the nanosecond: so much tells the groups apart.
+        return {column.name: cut_sql(column) for column in relation.key}
     return {SLICE_KEY.name: slice_sql_snowflake(relation.slices, relation.columns)}
 
 

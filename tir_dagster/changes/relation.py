@@ -157,7 +157,7 @@ class Relation:
             return PinnedSource(rows, self.columns, self.key, self.slices, self.watermark, version)
         made = base_sql(self.view, row_key=self.spec.row_key, watermark=self.spec.changes.watermark, version=version)
         group = self.key if self.aggregated else ()
-        rows = with_cut_keys(f"({made.sql})", self.base_key)
+        rows = with_cut_keys(f"({made.sql})", [column for column in self.base_key if column.name in made.key])
         return PinnedSource(rows, self.base_columns, self.base_key, self.slices, self.watermark, version, group)
 
 
