@@ -48,7 +48,6 @@ from tir_dagster.orchestration.resources import (
 from tir_dagster.orchestration.sensing.upstream import source_dep, upstream_deps, upstream_keys
 from tir_dagster.orchestration.translation import ExtractAssets
 from tir_dagster.refresh.state.change_sets import new_id
-from tir_dagster.refresh.state.records import Confirmation
 from tir_dagster.refresh.state.versions import Version
 from tir_dagster.spec.extract import ExtractSpec
 
@@ -145,6 +144,9 @@ def build_detect_job(shown: ExtractAssets) -> dg.JobDefinition:
             yield _observation(refresh, keys, detection.surveyed, sentence)
             if detection.change_set is not None:
                 yield _staged(refresh, keys, detection)
+            else:
+                # All that detections before it could not find out is found out.
+                _retire(context, refresh, keys, settled=context.partition_key)
 
     @dg.graph(name=detect_job_name(spec))
     def detection() -> None:
@@ -415,7 +417,7 @@ def _published(shown: ExtractAssets) -> dg.AssetsDefinition:
             )
             yield dg.Output(None, metadata={**told, **metadata.same_columns(told, keys.purged_extract)})
             stages.settle(refresh, published.confirmation)
-            _retire(context, refresh, keys, published.confirmation)
+            _retire(context, refresh, keys, settled=max(published.confirmation.change_sets, default=""))
             yield from published_evaluations(refresh, published.confirmation, keys, warn=context.log.warning)
 
     return cast("dg.AssetsDefinition", published_datasource)
@@ -474,13 +476,10 @@ def _to_publish(refresh: "RefreshContext", looked: "Looked", given: Version) -> 
     return version
 
 
-def _retire(
-    context: dg.AssetExecutionContext, refresh: "RefreshContext", keys: ExtractKeys, confirmation: Confirmation
-) -> None:
-    """Tidying up must not fail a run whose publish is confirmed."""
+def _retire(context: StepContext, refresh: "RefreshContext", keys: ExtractKeys, *, settled: str) -> None:
+    """Tidying up must not fail a run that did what it was for."""
     try:
         pending = {one.id for one in refresh.change_sets.pending()}
-        settled = max(confirmation.change_sets, default="")
         gone = retire_change_sets(context.instance, refresh.spec, keys.changed_keys, pending=pending, settled=settled)
     except Exception as error:
         context.log.warning("partitions of old change sets were not removed; the next refresh tries again: %s", error)

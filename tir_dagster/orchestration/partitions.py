@@ -204,8 +204,8 @@ def retire_change_sets(
 ) -> list[str]:
     """Delete the partitions of long-settled change sets, and of earlier detections that failed; gives their names.
 
-    Their events stay in the history. `settled` is the newest change set that is published: what a detection before it
-    did not stage is superseded, and would be shown as failed or missing for ever.
+    Their events stay in the history. `settled` is the newest change set that is published, or one whose detection found
+    nothing: what a detection before it did not stage is superseded, and would be shown as failed or missing for ever.
     """
     partitions = str(change_set_partitions(spec).name)
     existing = instance.get_dynamic_partitions(partitions)

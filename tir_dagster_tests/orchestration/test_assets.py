@@ -196,8 +196,10 @@ def test_changes_reach_tableau_by_the_sensors_alone_also_those_that_an_upstream_
 
 def test_a_detection_that_found_nothing_leaves_no_partition_behind(loaded, defs, instance):
     loaded.sql("UPDATE MYTABLE SET NOTE = NOTE WHERE ORDER_ID % 50 = 0")
+    assert not detect_wrongly(defs, instance, "0002").success
     asked, request, result = detect(defs, instance)
     assert events(result, "changed_keys") == {}
+    assert "0002" not in instance.get_dynamic_partitions("orders_change_sets"), "what failed before is superseded"
     assert "nothing" in said(instance, extract_keys(loaded.spec).source_table)
     after = source_tick(defs, instance, asked.cursor)
     (deleted,) = after.dynamic_partitions_requests
