@@ -54,6 +54,8 @@ class Verification:
         relation = self._relation()
         if relation.why_full is not None:
             return Finding(True, f"Asked again, the query may rightly answer something else: {relation.why_full}.")
+        if relation.unsought:
+            return Finding(True, f"Not compared with the source: {' '.join(relation.unsought)}")
         ours = content_fingerprints(self._version.extract, self._shape)
         if (version := self._readable(relation)) is None:
             return Finding(False, f"Not verified: {self._unreadable(relation)}", open=True)

@@ -119,8 +119,8 @@ def verify_in_turn(
     verified = {name: version for name, version in kept.items() if name in rows}
     read = SourceVersion.parse(change_set.source_version)
     pinned = readable_version(context.snowflake, relation.tables, read, change_set.known.token)
-    if relation.why_full is not None or pinned is None:
-        # Asked again, such a query may rightly answer something else, and such a table does.
+    if relation.why_full is not None or relation.unsought or pinned is None:
+        # Asked again, such a query may rightly answer something else, and such a table does; deleted rows may stay by the spec.
         return verified
     chosen = set(slices_in_turn(verified, rows, settings.slices_per_run))
     if settings.each == "slices":
