@@ -65,9 +65,9 @@ class _Account:
     def begin(self) -> None:
         self.before = _peak_memory(os.getpid())
 
-    def as_way(self, *, rows: int, package: Path) -> Way:
+    def as_way(self, *, rows: int, package_bytes: int) -> Way:
         peak = _peak_memory(os.getpid())
-        return Way(self.seconds, rows, package.stat().st_size, peak, self.before, self.hyper_peak)
+        return Way(self.seconds, rows, package_bytes, peak, self.before, self.hyper_peak)
 
 
 def run_way(name: str, task: Task, env: Mapping[str, str]) -> Way:
@@ -105,9 +105,7 @@ def ours(task: Task, account: _Account) -> Way:
             purged = purge_from(hyper, folder / "purged.hyper", column=increment.column, smallest=since)
         assert purged.largest is not None, "rows remain"
         with account.timed(PACK):
-            target = set_increment_value(
-                package, folder / "package.tdsx", hyper=folder / "purged.hyper", value=purged.largest
-            )
+            target = set_increment_value(package, "package.tdsx", hyper=folder / "purged.hyper", value=purged.largest)
         with account.timed(PUBLISH):
             publish(
                 client,
@@ -119,7 +117,7 @@ def ours(task: Task, account: _Account) -> Way:
             )
     account.hyper_peak = _peak_of_children()
     close_shared_engine()
-    return account.as_way(rows=purged.after, package=target)
+    return account.as_way(rows=purged.after, package_bytes=target.size)
 
 
 def plain(task: Task, account: _Account) -> Way:
@@ -149,7 +147,7 @@ def plain(task: Task, account: _Account) -> Way:
         with account.timed(PUBLISH):
             item = TSC.DatasourceItem(found.project_id, name=task.datasource)
             server.datasources.publish(item, str(target), TSC.Server.PublishMode.Overwrite)
-    return account.as_way(rows=rows, package=target)
+    return account.as_way(rows=rows, package_bytes=target.stat().st_size)
 
 
 def _delete(hyper: Path, since: str, account: _Account) -> tuple[int, str]:

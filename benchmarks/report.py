@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+# Parts of a stage, which are in its seconds already.
+PARTS = ("publish_server",)
 STAGES = ("look", "survey", "spark", "detect", "shell", "apply", "verify", "publish")
 REST = "Dagster and the rest"
 _NO_NUMBER = "-"
@@ -66,9 +68,10 @@ class Refresh:
 
 def staged(seconds: Mapping[str, float], total: float, limits: Mapping[str, Limit]) -> tuple[Stage, ...]:
     """The stages in the order of the flow, known ones first, and what none of them accounts for."""
-    names = [*(name for name in STAGES if name in seconds), *(name for name in seconds if name not in STAGES)]
+    apart = [name for name in seconds if name not in STAGES and name not in PARTS]
+    names = [*(name for name in STAGES if name in seconds), *apart]
     stages = [Stage(name, seconds[name], limits.get(name)) for name in names]
-    return (*stages, Stage(REST, total - sum(seconds.values())))
+    return (*stages, Stage(REST, total - sum(stage.seconds for stage in stages)))
 
 
 @dataclass(frozen=True)

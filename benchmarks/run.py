@@ -22,7 +22,7 @@ from tir_dagster.cli.comparison import Comparison, compare_slices, published_ext
 from tir_dagster.cli.demo import declare_orders
 from tir_dagster.cli.refresh import Outcome
 from tir_dagster.errors import TirError
-from tir_dagster.hyper.package.package import read_package, refresh_change, write_package
+from tir_dagster.hyper.package.package import packed, read_package, refresh_change
 from tir_dagster.refresh.state.versions import SHELL, Version
 from tir_dagster.sandbox import sample
 from tir_dagster.snowflake.names import TableName, quote
@@ -214,4 +214,4 @@ def _packed(version: Version, folder: Path) -> Path:
     """The package as it was published, made again: the pipeline removes it when it has been sent."""
     shell = read_package(version.folder / SHELL)
     refresh = refresh_change(shell, version.extract, rows=version.manifest["rows"])
-    return write_package(shell, folder / "package.tdsx", hyper=version.extract, refresh=refresh)
+    return packed(shell, "package.tdsx", hyper=version.extract, refresh=refresh).write(folder / "package.tdsx")

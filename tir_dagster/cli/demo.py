@@ -295,7 +295,8 @@ def _moment(text: str) -> str:
 
 
 def _stages(outcome: Outcome) -> str:
-    named = sorted(outcome.stages.items(), key=lambda item: -item[1])[:3]
+    whole = [item for item in outcome.stages.items() if item[0] != "publish_server"]
+    named = sorted(whole, key=lambda item: -item[1])[:3]
     return ", ".join(f"{name} {seconds:.1f} s" for name, seconds in named)
 
 

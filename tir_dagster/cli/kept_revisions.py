@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import dagster as dg
 
-from tir_dagster.durable import need_space, replaced_file
+from tir_dagster.durable import copy_file, need_space, replaced_file
 from tir_dagster.errors import DatasourceError
 from tir_dagster.orchestration.home import tir_home
 from tir_dagster.orchestration.metadata import confirmations
@@ -135,7 +134,7 @@ class Revisions:
         source = self.versions.get(version_id).extract
         need_space(target.parent, source.stat().st_size)
         with replaced_file(target) as beside:
-            shutil.copyfile(source, beside)
+            copy_file(source, beside)
         return f"The Hyper file of {self.spec.name} {version_id} is in {target}"
 
     def fetch_revision(self, number: int, target: Path) -> str:

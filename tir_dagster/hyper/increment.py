@@ -8,7 +8,6 @@ NULL there, before or after, needs a full refresh on the server.
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
@@ -16,12 +15,13 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from tir_dagster.durable import need_space, replaced_file
+from tir_dagster.durable import copy_file, need_space, replaced_file
 from tir_dagster.errors import ExtractError
 from tir_dagster.hyper.casts import FileColumn
 from tir_dagster.hyper.engine import connect, literal, quoted, unbroken
 from tir_dagster.hyper.hyperfile import ExtractTable, check_count, describe, look_at
-from tir_dagster.hyper.package.package import NO_VALUE, Package, RefreshChange, read_package, write_package
+from tir_dagster.hyper.package.package import NO_VALUE, Package, RefreshChange, packed
+from tir_dagster.virtual_file import VirtualFile
 
 IncrementValue = date | datetime | int
 _INTEGER = re.compile(r"-?\d+")
@@ -164,7 +164,7 @@ def purge_from(base: Path, target: Path, *, column: str, smallest: IncrementValu
         raise ExtractError(f"There is no extract at {base}. Download the datasource again.")
     need_space(target.parent, base.stat().st_size)
     with replaced_file(target) as beside:
-        shutil.copyfile(base, beside)
+        copy_file(base, beside)
         with unbroken(target):
             before, purged = _purge(beside, base, column, smallest)
             result = _read_back(beside, base, column, before=before, purged=purged)
@@ -275,19 +275,11 @@ def least_difference(one: Path, other: Path, *, column: str) -> str | None:
     return NO_VALUE if valued < rows else format_value(_of_text(text, _KINDS[stored.type], one))
 
 
-def set_increment_value(package: Package, target: Path, *, hyper: Path, value: IncrementValue) -> Path:
-    """The same package around this Hyper file, whose last refresh event says this value; all else stays to the letter."""
+def set_increment_value(package: Package, name: str, *, hyper: Path, value: IncrementValue) -> VirtualFile:
+    """The same package around this Hyper file, under that name, whose last refresh event says this value; all else stays to the letter."""
     if not package.events or package.last_increment is None:
         raise ExtractError(
             f"The datasource {package.name} in {package.path} says nothing of an earlier refresh, so there is no value "
             "to set. Run a full refresh on the server first."
         )
-    text = format_value(value)
-    with replaced_file(target) as beside:
-        write_package(package, beside, hyper=hyper, refresh=RefreshChange(increment_value=text))
-        if read_package(beside).last_increment != text:
-            raise ExtractError(
-                f"The increment value {text} could not be set in {package.path}: its refresh events are written in an "
-                "unknown way. Use the delivery `republish`, and report the document."
-            )
-    return target
+    return packed(package, name, hyper=hyper, refresh=RefreshChange(increment_value=format_value(value)))

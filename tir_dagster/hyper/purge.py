@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tir_dagster.changes.difference import SLICE_KEY
-from tir_dagster.durable import need_space, replaced_file, total_bytes
+from tir_dagster.durable import copy_file, need_space, replaced_file, total_bytes
 from tir_dagster.errors import ExtractError
 from tir_dagster.hyper.casts import Loaded, check_staged, pair_columns
 from tir_dagster.hyper.engine import connect, parquet, quoted, unbroken
@@ -181,7 +180,7 @@ def _replace(
     need_space(target.parent, base.stat().st_size + _GROWTH * total_bytes(rows))
     clock = _Clock()
     with replaced_file(target) as beside:
-        shutil.copyfile(base, beside)
+        copy_file(base, beside)
         clock.lap("copy")
         with unbroken(target):
             with connect(beside) as connection:

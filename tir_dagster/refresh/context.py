@@ -27,6 +27,7 @@ from tir_dagster.snowflake.names import TableName, quote
 from tir_dagster.snowflake.slices import SliceBy
 from tir_dagster.spec.extract import ExtractSpec
 from tir_dagster.tableau.access import TableauAccess
+from tir_dagster.tableau.client import TableauClient
 from tir_dagster.tableau.datasources import FoundDatasource, FoundProject, ServerVersion, server_version
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ Log = Callable[[str], None]
 
 @dataclass
 class Stages:
-    """Seconds by stage of one refresh."""
+    """Seconds by stage of one refresh; `publish_server` is the part of `publish` that was waited for the server."""
 
     seconds: dict[str, float] = field(default_factory=dict)
 
@@ -52,7 +53,10 @@ class Stages:
         try:
             yield
         finally:
-            self.seconds[name] = round(self.seconds.get(name, 0.0) + time.perf_counter() - started, 3)
+            self.add(name, time.perf_counter() - started)
+
+    def add(self, name: str, seconds: float) -> None:
+        self.seconds[name] = round(self.seconds.get(name, 0.0) + seconds, 3)
 
 
 @dataclass(frozen=True)
@@ -179,6 +183,16 @@ def lost_lease(context: RefreshContext) -> LeaseLostError | None:
         # Nobody can tell; the trouble at hand is reason enough.
         pass
     return None
+
+
+@contextmanager
+def publishing(context: RefreshContext) -> Iterator[TableauClient]:
+    """Give a client for the stage `publish`; how long it waited for the server's answers and jobs is shown beside it."""
+    with context.stages.timed("publish"), TableauClient(context.tableau) as client:
+        try:
+            yield client
+        finally:
+            context.stages.add("publish_server", client.waited_seconds)
 
 
 def remove(folder: Path) -> None:

@@ -97,7 +97,7 @@ def fetch_shell(
     shell = folder / "shell.tdsx"
     with open_archive(package.path) as archive:
         assert package.hyper_member is not None, "extract_hyper refused it otherwise"
-        archive.rewrite(shell, {package.hyper_member: b""})
+        archive.rewritten(shell.name, {package.hyper_member: b""}).write(shell)
     package.path.unlink()
     return shell, hyper
 

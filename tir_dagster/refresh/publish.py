@@ -10,13 +10,13 @@ from tir_dagster.refresh.context import (
     ServerLook,
     crash_after,
     explaining_lost_lease,
+    publishing,
 )
 from tir_dagster.refresh.datasource import credentials_for
 from tir_dagster.refresh.deliveries.by_patch import ByPatch
 from tir_dagster.refresh.deliveries.by_server import ByServer
 from tir_dagster.refresh.deliveries.republish import deliver
 from tir_dagster.refresh.state.versions import SHELL, Version
-from tir_dagster.tableau.client import TableauClient
 
 
 def publish(context: RefreshContext, looked: Looked, version: Version) -> Published:
@@ -38,11 +38,7 @@ def _publish(context: RefreshContext, looked: Looked, version: Version) -> Publi
     intend(context, looked, version, keyed=keyed)
     crash_after("intended")
     shell = version.folder / SHELL
-    with (
-        context.stages.timed("publish"),
-        by_patch.whole(version) as hyper,
-        TableauClient(context.tableau) as client,
-    ):
+    with publishing(context) as client, by_patch.whole(version) as hyper:
         sent_bytes = hyper.stat().st_size
         delivered = deliver(
             client,
@@ -52,7 +48,6 @@ def _publish(context: RefreshContext, looked: Looked, version: Version) -> Publi
             shell=shell if shell.is_file() else None,
             rows=version.manifest["rows"],
             credentials=credentials_for(context.spec, looked.server.found, context.env),
-            folder=context.work / "publish",
             home=context.folder,
             log=context.log,
             check=context.check_lease,

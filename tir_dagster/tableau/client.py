@@ -27,6 +27,9 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 # Tableau Cloud asks for at least this much between two looks at a job.
 _CLOUD_POLL_SECONDS = 5.0
+# A short job is noticed at once; a long one costs few looks, and is noticed an eighth of its time late on average.
+_POLL_SECONDS = 0.1
+_POLL_GROWTH = 1.25
 _pace: ContextVar[RetryPolicy | None] = ContextVar("pace", default=None)
 
 
@@ -56,8 +59,13 @@ class TableauClient:
     ) -> None:
         self.access = access
         self.retry = retry or _pace.get() or RetryPolicy()
-        self.poll = poll or Backoff(first_seconds=_CLOUD_POLL_SECONDS if access.is_cloud else 1.0)
+        self.poll = poll or Backoff(
+            first_seconds=_CLOUD_POLL_SECONDS if access.is_cloud else _POLL_SECONDS, factor=_POLL_GROWTH
+        )
         self.timeouts = timeouts or Timeouts()
+        # How long this client has waited for the server: for its answers and its jobs.
+        self.waited_seconds = 0.0
+        self._waiting = False
         self._session: SharedSession | None = None
 
     def __enter__(self) -> Self:
@@ -105,7 +113,8 @@ class TableauClient:
             return Repeat(f"could not {doing}, {trouble.reason}", trouble.asked_seconds)
 
         try:
-            return self.retry.run(lambda: self._once(action), may_repeat=may_repeat)
+            with self.waiting():
+                return self.retry.run(lambda: self._once(action), may_repeat=may_repeat)
         except DatasourceError:
             raise
         except Exception as error:
@@ -113,6 +122,19 @@ class TableauClient:
                 raise
             # Without its cause: the libraries' errors hold requests, and those hold credentials.
             raise as_error(trouble, access=self.access, doing=doing, repeated=repeat) from None
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Count the time of this block as waited for the server; a block within another counts once."""
+        if self._waiting:
+            yield
+            return
+        started, self._waiting = time.perf_counter(), True
+        try:
+            yield
+        finally:
+            self._waiting = False
+            self.waited_seconds += time.perf_counter() - started
 
     def _signed_in(self) -> SharedSession:
         if self._session is None:
@@ -239,17 +261,18 @@ def leave_session(session: SharedSession) -> None:
 
 @dataclass(frozen=True)
 class Backoff:
-    """Pauses that double from the first to the longest, each shortened by up to `jitter` of itself."""
+    """Pauses that grow from the first to the longest, each shortened by up to `jitter` of itself."""
 
     first_seconds: float = 1.0
     most_seconds: float = 30.0
     jitter: float = 0.25
+    factor: float = 2.0
 
     def seconds(self, number: int, *, chance: float = 0.0) -> float:
         """The pause of this number, counted from 1; `chance` is a random number from 0 to 1."""
         # Bounded before the power: a job polled for a day would overflow a float.
-        doubled = self.first_seconds * 2.0 ** min(number - 1, 60)
-        return min(doubled, self.most_seconds) * (1 - self.jitter * chance)
+        grown = self.first_seconds * self.factor ** min(number - 1, 60)
+        return min(grown, self.most_seconds) * (1 - self.jitter * chance)
 
 
 @dataclass(frozen=True)

@@ -155,16 +155,24 @@ def read_datasource(
         connections=connections,
         webpage_url=item.webpage_url or "",
         history=history,
+        read_at=client.retry.clock(),
     )
 
 
-def settled(client: TableauClient, found: FoundDatasource) -> FoundDatasource:
+def settled(
+    client: TableauClient, found: FoundDatasource, *, shown_by: FoundDatasource | None = None
+) -> FoundDatasource:
     """The datasource at a moment after which every further change shows in its version.
 
     Times have whole seconds. A change in the same second as the last one would look like it, so read again when that
-    second has surely passed.
+    second has surely passed: so long from now, or from `shown_by`, an earlier reading that shows the same version.
     """
-    client.retry.sleep(_SETTLE_SECONDS)
+    since = client.retry.clock()
+    if shown_by is not None and server_version(shown_by) == server_version(found):
+        since = shown_by.read_at
+    left = _SETTLE_SECONDS - (client.retry.clock() - since)
+    if left > 0:
+        client.retry.sleep(left)
     now = reread(client, found)
     if now is None:
         raise DatasourceError(f"{found.shown} on {client.where} was deleted. Publish it again, or name another one.")
@@ -331,6 +339,8 @@ class FoundDatasource:
     webpage_url: str
     # None where the server keeps or shows no history.
     history: tuple[Revision, ...] | None = field(repr=False)
+    # When it was read, by the client's own clock.
+    read_at: float = field(default=0.0, repr=False, compare=False)
 
     @property
     def shown(self) -> str:

@@ -120,7 +120,9 @@ def wait_for_job(
         number += 1
         pause = client.poll.seconds(number, chance=client.retry.chance())
         # Not less, however little is left: a clock may not show the rest of a moment.
-        if not _slept(client, max(min(pause, timeout - waited), _SHORTEST_PAUSE), cancelled):
+        with client.waiting():
+            slept = _slept(client, max(min(pause, timeout - waited), _SHORTEST_PAUSE), cancelled)
+        if not slept:
             _stop(client, job_id, what)
 
 

@@ -21,6 +21,7 @@ from tir_dagster.tableau.publishing import Check, Publishing, always
 from tir_dagster.tableau.settings import ConnectionCredential, Seen, nothing
 from tir_dagster.tableau.transport import Timeouts, patience
 from tir_dagster.tableau.upload import Parcel, Progress
+from tir_dagster.virtual_file import VirtualFile
 
 _KINDS = (".tdsx", ".hyper")
 # A connection that brings so much and then breaks is slow, not broken: large files take many of them.
@@ -109,7 +110,7 @@ def _beside(target: Path) -> Iterator[tuple[IO[bytes], Path]]:
 
 def publish(
     client: TableauClient,
-    package: Path,
+    package: Path | VirtualFile,
     *,
     project: FoundProject,
     name: str,
@@ -123,18 +124,19 @@ def publish(
     seen: Seen = nothing,
     inferred: Check = always,
 ) -> FoundDatasource:
-    """Publish a .tdsx or .hyper file; the datasource as it is afterwards.
+    """Publish a .tdsx or .hyper file, which need not be on the disk; the datasource as it is afterwards.
 
     With `expected`, a datasource that is no longer that version is left alone: ForeignPublishError. Without it,
     `overwrite` replaces whatever is there at the start. A publish whose answer is lost is looked for on the server,
     and sent again only when it is not there: `inferred` is told, for rows that nobody answered for should be compared.
     `check` may still say no, right before every such request; `seen` is told what is about to be overwritten.
     """
-    if package.suffix not in _KINDS or not package.is_file():
+    sent = VirtualFile.of(package) if isinstance(package, Path) and package.is_file() else package
+    if isinstance(sent, Path) or sent.kind not in _KINDS:
         raise DatasourceError(
-            f"Could not publish {package} as datasource {name!r}: it must be a {' or '.join(_KINDS)} file that exists."
+            f"Could not publish {sent if isinstance(sent, Path) else sent.name} as datasource {name!r}: it must be a {' or '.join(_KINDS)} file that exists."
         )
-    parcel = Parcel(package, project.id, name, overwrite, tuple(connections), as_job)
+    parcel = Parcel(sent, project.id, name, overwrite, tuple(connections), as_job)
     publishing = Publishing(
         client,
         parcel,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import tableauserverclient as TSC  # noqa: N812 - the name its own documentation uses
@@ -17,18 +16,18 @@ from tir_dagster.tableau.client import TableauClient
 from tir_dagster.tableau.failures import RefusedError, UnknownOutcomeError, reading
 from tir_dagster.tableau.settings import ConnectionCredential
 from tir_dagster.tableau.transport import patience
+from tir_dagster.virtual_file import VirtualFile
 
 UPLOAD_GONE = "404015"
 # In one request the client holds the whole file several times.
 _MOST_AT_ONCE_MB = 8
-_BLOCK = 1024 * 1024
 
 
 @dataclass(frozen=True)
 class Parcel:
     """A publish: the file, where it goes, and with which credentials."""
 
-    package: Path
+    package: VirtualFile
     project_id: str
     name: str
     overwrite: bool
@@ -37,7 +36,7 @@ class Parcel:
 
     @property
     def size(self) -> int:
-        return self.package.stat().st_size
+        return self.package.size
 
     @property
     def in_pieces(self) -> bool:
@@ -66,8 +65,9 @@ def send(
 
     def post(server: Any) -> Any:
         check()
+        parcel.package.check()
         with patience(client.timeouts.for_bytes(parcel.size)), reading(doing, where=client.where):
-            return _publish(server, parcel) if upload_id is None else _publish_uploaded(server, parcel, upload_id)
+            return _publish(server, parcel, upload_id)
 
     job_id: str | None = client.call(post, doing=doing, repeat=False)
     if progress is not None:
@@ -75,28 +75,25 @@ def send(
     return job_id
 
 
-def _publish(server: Any, parcel: Parcel) -> str | None:
-    result = server.datasources.publish(
-        parcel.item(), str(parcel.package), parcel.mode, connections=parcel.connection_items(), as_job=parcel.as_job
-    )
-    return str(result.id) if parcel.as_job else None
-
-
-def _publish_uploaded(server: Any, parcel: Parcel, upload_id: str) -> str | None:
-    """The request that the client's `publish` ends with; that one cannot repeat a piece, nor look before it sends."""
-    request, content_type = RequestFactory.Datasource.publish_req_chunked(
-        parcel.item(), None, parcel.connection_items()
-    )
-    kind = parcel.package.suffix.removeprefix(".")
+def _publish(server: Any, parcel: Parcel, upload_id: str | None) -> str | None:
+    """The request that the client's `publish` ends with; that one needs a file, cannot repeat a piece, nor look before it sends."""
+    requests, connections = RequestFactory.Datasource, parcel.connection_items()
+    kind = parcel.package.kind.removeprefix(".")
     url = f"{server.datasources.baseurl}?datasourceType={kind}&{parcel.mode.lower()}=true"
     url += "&asJob=true" if parcel.as_job else ""
-    answer = server.datasources.post_request(f"{url}&uploadSessionId={upload_id}", request, content_type)
+    if upload_id is None:
+        content = b"".join(parcel.package.blocks())
+        request, content_type = requests.publish_req(parcel.item(), parcel.package.name, content, None, connections)
+    else:
+        url += f"&uploadSessionId={upload_id}"
+        request, content_type = requests.publish_req_chunked(parcel.item(), None, connections)
+    answer = server.datasources.post_request(url, request, content_type)
     made = TSC.JobItem if parcel.as_job else TSC.DatasourceItem
     item = made.from_response(answer.content, server.namespace)[0]
     return str(item.id) if parcel.as_job else None
 
 
-def upload(client: TableauClient, file: Path, *, doing: str, progress: Progress | None = None) -> str:
+def upload(client: TableauClient, file: VirtualFile, *, doing: str, progress: Progress | None = None) -> str:
     """All bytes of the file on the server; the id of the upload session.
 
     A piece is sent again only when the server has not taken it: pieces carry no offset, and one taken twice would break
@@ -117,9 +114,9 @@ class _Upload:
     compared: a whole piece makes it say so much more as the first one did.
     """
 
-    def __init__(self, client: TableauClient, file: Path, doing: str, progress: Progress | None) -> None:
+    def __init__(self, client: TableauClient, file: VirtualFile, doing: str, progress: Progress | None) -> None:
         self._client, self._file, self._doing, self._progress = client, file, doing, progress
-        self._total, self._most = file.stat().st_size, config.CHUNK_SIZE_MB * BYTES_PER_MB
+        self._total, self._most = file.size, config.CHUNK_SIZE_MB * BYTES_PER_MB
         self._id = ""
         self._said = 0
         self._growth: int | None = None
@@ -191,46 +188,53 @@ class _Upload:
             size = said.get("fileSize", "") if said is not None else ""
             return int(size) if size.isdigit() else 0
 
-        with patience(self._client.timeouts.for_bytes(piece.size)):
-            said: int = self._client.call(put, doing=f"upload a piece of the file to {self._doing}", repeat=False)
+        try:
+            with patience(self._client.timeouts.for_bytes(piece.size)):
+                said: int = self._client.call(put, doing=f"upload a piece of the file to {self._doing}", repeat=False)
+        finally:
+            self._client.waited_seconds -= body.sending_seconds
         return said
 
 
 @dataclass(frozen=True)
 class _Piece:
-    """A stretch of a file, which is read while it is sent."""
+    """A stretch of a file, which is read while it is sent, and again if it has to be sent again."""
 
-    file: Path
+    file: VirtualFile
     start: int
     size: int
     # Told how many bytes of the file have gone out.
     tell: Callable[[int], None] = lambda _: None
 
     def blocks(self) -> Iterator[bytes]:
-        with self.file.open("rb") as source:
-            source.seek(self.start)
-            left = self.size
-            while left and (block := source.read(min(left, _BLOCK))):
-                left -= len(block)
-                yield block
-                self.tell(self.start + self.size - left)
+        done = self.start
+        for block in self.file.blocks(self.start, self.size):
+            yield block
+            done += len(block)
+            self.tell(done)
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Body:
     """A piece in the client's own wrapping, as `requests` sends it: of known length, and read anew each time."""
 
     before: bytes
     piece: _Piece
     after: bytes
+    # From the first byte to the last; what follows is the server's.
+    sending_seconds: float = 0.0
 
     def __len__(self) -> int:
         return len(self.before) + self.piece.size + len(self.after)
 
     def __iter__(self) -> Iterator[bytes]:
-        yield self.before
-        yield from self.piece.blocks()
-        yield self.after
+        started = time.perf_counter()
+        try:
+            yield self.before
+            yield from self.piece.blocks()
+            yield self.after
+        finally:
+            self.sending_seconds += time.perf_counter() - started
 
 
 def _in_wrapping(piece: _Piece) -> tuple[_Body, str]:

@@ -21,9 +21,9 @@ from tir_dagster.hyper.package.package import (
     RefreshChange,
     extract_hyper,
     greatest_increment,
+    packed,
     read_package,
     refresh_change,
-    write_package,
 )
 from tir_dagster.sandbox.tableau.packages import Column, SnowflakeConnection, build_tdsx
 from tir_dagster_tests.hyper.helpers import columns_of, run, stage
@@ -200,7 +200,7 @@ def test_only_the_last_event_and_the_time_of_update_differ_after_a_republish(
 ):
     source = read_package(package)
     change = refresh_change(source, hyper, rows=3)
-    written = write_package(source, tmp_path / "new.tdsx", hyper=hyper, refresh=change)
+    written = packed(source, "w.tdsx", hyper=hyper, refresh=change).write(tmp_path / "new.tdsx")
     old, new = document_of(package).decode(), document_of(written).decode()
     expected = old.replace('increment-value="#2002-02-02#"', 'increment-value="#2024-03-01#"')
     expected = re.sub(r"(#2024-03-01#.*?)rows-inserted='1'", r"\1rows-inserted='3'", expected)
@@ -243,7 +243,7 @@ def test_a_written_package_holds_together_and_opens_in_the_document_api(
     tmp_path: Path, hyper: Path, which: str, request: pytest.FixtureRequest
 ):
     source = read_package(request.getfixturevalue(which))
-    written = write_package(source, tmp_path / "w.tdsx", hyper=hyper, refresh=refresh_change(source, hyper))
+    written = packed(source, "w.tdsx", hyper=hyper, refresh=refresh_change(source, hyper)).write(tmp_path / "w.tdsx")
     check_invariants(written, tmp_path)
     opened = Datasource.from_file(str(written))
     assert [connection.server for connection in opened.connections] == [SNOWFLAKE.server]
@@ -252,12 +252,14 @@ def test_a_written_package_holds_together_and_opens_in_the_document_api(
 
 def test_without_events_the_refresh_information_stays_as_it_is(tmp_path: Path, plain: Path, hyper: Path):
     source = read_package(plain)
-    written = write_package(source, tmp_path / "w.tdsx", hyper=hyper, refresh=RefreshChange("#2024-03-01#", rows=3))
+    written = packed(source, "w.tdsx", hyper=hyper, refresh=RefreshChange("#2024-03-01#", rows=3)).write(
+        tmp_path / "w.tdsx"
+    )
     assert document_of(written) == document_of(plain)
 
 
 def test_every_other_member_keeps_content_order_and_date(tmp_path: Path, package: Path, hyper: Path):
-    written = write_package(read_package(package), tmp_path / "w.tdsx", hyper=hyper)
+    written = packed(read_package(package), "w.tdsx", hyper=hyper).write(tmp_path / "w.tdsx")
     with zipfile.ZipFile(package) as old, zipfile.ZipFile(written) as new:
         assert new.testzip() is None
         assert [(one.filename, one.date_time) for one in old.infolist()] == [
@@ -322,7 +324,7 @@ def test_other_members_are_copied_without_being_compressed_again(
     tmp_path: Path, plain: Path, hyper: Path, *, streamed: bool
 ):
     source = with_members(plain, tmp_path / "many.tdsx", streamed=streamed)
-    written = write_package(read_package(source), tmp_path / "w.tdsx", hyper=hyper)
+    written = packed(read_package(source), "w.tdsx", hyper=hyper).write(tmp_path / "w.tdsx")
     kept = ("date_time", "compress_type", "CRC", "extra", "comment", "external_attr")
     with zipfile.ZipFile(source) as old, zipfile.ZipFile(written) as new:
         assert new.testzip() is None
@@ -339,7 +341,7 @@ def test_a_damaged_member_is_found_before_the_package_is_written(tmp_path: Path,
     content[content.index(b"10000;100000000")] ^= 1
     path.write_bytes(content)
     with pytest.raises(ExtractError, match=r"its member 'notes/bare\.csv' cannot be read"):
-        write_package(read_package(path), tmp_path / "w.tdsx", hyper=hyper)
+        packed(read_package(path), "w.tdsx", hyper=hyper).write(tmp_path / "w.tdsx")
     assert not (tmp_path / "w.tdsx").exists()
 
 
@@ -353,8 +355,34 @@ def test_a_member_that_declares_more_bytes_than_the_package_has_is_refused(tmp_p
         read_package(path)
 
 
+def test_size_and_checksum_of_every_member_stand_before_it(tmp_path: Path, package: Path, hyper: Path):
+    """A reader that unpacks a stream cannot tell where a stored member ends whose sizes follow it."""
+    source = with_members(package, tmp_path / "many.tdsx", streamed=True)
+    made = packed(read_package(source), "w.tdsx", hyper=hyper)
+    content = made.write(tmp_path / "w.tdsx").read_bytes()
+    assert len(content) == made.size
+    with zipfile.ZipFile(tmp_path / "w.tdsx") as opened:
+        for info in opened.infolist():
+            flags, _, _, _, checksum, *sizes = struct.unpack_from("<HHHHLLL", content, info.header_offset + 6)
+            assert (flags & 0x8, checksum, *sizes) == (0, info.CRC, info.compress_size, info.file_size), info.filename
+
+
+def test_a_member_that_is_too_large_for_the_small_form_has_its_sizes_in_the_large_one(
+    tmp_path: Path, plain: Path, hyper: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Of four gigabytes and more; here of anything, so that none need be written."""
+    monkeypatch.setattr(zipfile, "ZIP64_LIMIT", 1000)
+    written = packed(read_package(plain), "w.tdsx", hyper=hyper).write(tmp_path / "w.tdsx")
+    content = written.read_bytes()
+    with zipfile.ZipFile(written) as opened:
+        info = next(info for info in opened.infolist() if info.filename.endswith(".hyper"))
+        assert opened.testzip() is None
+    assert struct.unpack_from("<LL", content, info.header_offset + 18) == (0xFFFFFFFF, 0xFFFFFFFF)
+    assert struct.pack("<QQ", info.file_size, info.file_size) in content[info.header_offset :][:200]
+
+
 def test_a_package_can_be_written_over_itself(package: Path, hyper: Path):
-    write_package(read_package(package), package, hyper=hyper)
+    packed(read_package(package), "w.tdsx", hyper=hyper).write(package)
     assert read_package(package).hyper_member is not None
 
 
@@ -364,7 +392,7 @@ def test_memory_does_not_grow_with_the_extract(tmp_path: Path, package: Path):
         file.truncate(200 << 20)
     source = read_package(package)
     tracemalloc.start()
-    written = write_package(source, tmp_path / "w.tdsx", hyper=large)
+    written = packed(source, "w.tdsx", hyper=large).write(tmp_path / "w.tdsx")
     extract_hyper(read_package(written), tmp_path / "back.hyper")
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
@@ -476,7 +504,7 @@ def test_a_refused_write_leaves_the_target_alone(tmp_path: Path, package: Path, 
     target.write_text("old")
     package.write_text("gone")
     with pytest.raises(ExtractError, match="is not a zip"):
-        write_package(source, target, hyper=hyper)
+        packed(source, "w.tdsx", hyper=hyper).write(target)
     assert target.read_text() == "old"
 
 

@@ -69,8 +69,7 @@ class Shop:
         assert isinstance(increment, Increment)
         done = purge_from(hyper, self.folder / "purged.hyper", column=increment.column, smallest=smallest)
         assert done.largest is not None
-        target = self.folder / "Shop.tdsx"
-        set_increment_value(package, target, hyper=self.folder / "purged.hyper", value=done.largest)
+        target = set_increment_value(package, "Shop.tdsx", hyper=self.folder / "purged.hyper", value=done.largest)
         publish(
             self.client,
             target,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from typing import Any
 
 import pytest
@@ -133,6 +134,35 @@ def test_the_wait_backs_off_and_notices_within_a_second(
         wait_for_job(client, started.job_id, what="refresh", timeout=12)
     assert (sum(naps), max(naps)) == (12, 1)
     orders.others.jobs.cancel(started.job_id)
+
+
+def test_polls_begin_short_and_grow_slowly_except_where_tableau_cloud_asks_for_patience(access: TableauAccess) -> None:
+    pauses = [TableauClient(access).poll.seconds(number) for number in range(1, 100)]
+    waited = list(itertools.accumulate(pauses))
+    assert pauses[0] <= 0.1
+    assert max(pauses) == 30.0
+    late = [pause for pause, since in zip(pauses[10:], waited[9:], strict=False) if pause > 0.3 * since]
+    assert not late, "a job is noticed soon after its end, however long it ran"
+    cloud = TableauAccess("https://eu-1.online.tableau.com", "site", access.identity)
+    assert TableauClient(cloud).poll.seconds(1) == 5.0
+
+
+def test_the_time_that_a_job_takes_is_counted_as_the_servers(
+    orders: Orders, found: FoundDatasource, admin: Admin
+) -> None:
+    admin.set(job_seconds=0.3)
+    before = orders.client.waited_seconds
+    refreshed(orders.client, found)
+    assert orders.client.waited_seconds - before >= 0.3
+
+
+def test_a_wait_within_a_wait_counts_once(access: TableauAccess, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = itertools.count(0.0, 10.0)
+    monkeypatch.setattr(time, "perf_counter", lambda: next(now))
+    client = TableauClient(access)
+    with client.waiting(), client.waiting():
+        pass
+    assert client.waited_seconds == 10.0
 
 
 def test_a_server_that_restarts_meanwhile_does_not_end_the_wait(

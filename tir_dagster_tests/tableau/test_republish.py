@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,15 +12,16 @@ from typing import Any
 
 import pytest
 
-from tir_dagster.errors import DatasourceError
+from tir_dagster.errors import DatasourceError, MachineError
 from tir_dagster.refresh.context import ServerLook
 from tir_dagster.refresh.datasource import credentials_for, fetch_shell
 from tir_dagster.refresh.deliveries.overwrite import Place, publish_over
 from tir_dagster.refresh.deliveries.republish import Delivered, deliver, finish_delivery
 from tir_dagster.spec.extract import Credentials, ExtractSpec
 from tir_dagster.spec.reading import spec_from_mapping
+from tir_dagster.tableau.access import TableauAccess
 from tir_dagster.tableau.client import RetryPolicy, TableauClient
-from tir_dagster.tableau.datasources import FoundDatasource, server_version
+from tir_dagster.tableau.datasources import FoundDatasource, look_for_datasource, server_version, settled
 from tir_dagster.tableau.failures import RefusedError
 from tir_dagster.tableau.publishing import ForeignPublishError
 from tir_dagster.tableau.settings import is_remembered, keep, remember
@@ -87,10 +89,73 @@ def redeliver(
         shell=shell,
         rows=0,
         credentials=[orders.credential],
-        folder=folder / "publish",
         home=folder,
         log=log,
     )
+
+
+def test_a_file_that_is_written_to_while_it_is_sent_is_not_published(
+    orders: Orders, spec: ExtractSpec, look: ServerLook, tmp_path: Path
+) -> None:
+    shell, hyper = fetch_shell(orders.client, found_in(look), tmp_path / "download")
+
+    def write(_: str) -> None:
+        with hyper.open("r+b") as opened:
+            opened.seek(100)
+            opened.write(b"changed")
+        os.utime(hyper, ns=(1, 1))
+
+    with pytest.raises(MachineError, match="written to while it was being sent"):
+        deliver(
+            orders.client,
+            spec,
+            look,
+            hyper=hyper,
+            shell=shell,
+            rows=0,
+            credentials=[orders.credential],
+            home=tmp_path,
+            log=write,
+        )
+    assert orders.now().revision == found_in(look).revision
+
+
+def test_nothing_is_written_to_send_a_package(
+    orders: Orders, spec: ExtractSpec, look: ServerLook, tmp_path: Path
+) -> None:
+    shell, hyper = fetch_shell(orders.client, found_in(look), tmp_path / "download")
+    there, seen = set(tmp_path.rglob("*")), set[Path]()
+    deliver(
+        orders.client,
+        spec,
+        look,
+        hyper=hyper,
+        shell=shell,
+        rows=0,
+        credentials=[orders.credential],
+        home=tmp_path,
+        log=lambda _: None,
+        check=lambda: seen.update(tmp_path.rglob("*")),
+    )
+    assert {path.suffix for path in seen - there} == {".json"}, "what is to be put back, and no package"
+
+
+def test_a_publish_is_settled_a_second_after_it_was_first_seen(orders: Orders, access: TableauAccess) -> None:
+    orders.create()
+    naps: list[float] = []
+    now = [100.0]
+    policy = RetryPolicy(sleep=naps.append, clock=lambda: now[0])
+    with TableauClient(access, retry=policy) as client:
+        published = look_for_datasource(client, project=orders.project, name="Orders")
+        assert published is not None
+        now[0] += 0.4
+        settled(client, published, shown_by=published)
+        now[0] += 5.0
+        settled(client, published, shown_by=published)
+        settled(client, published)
+        elsewhere = replace(published, updated_at=None)
+        settled(client, elsewhere, shown_by=published)
+    assert naps == [pytest.approx(0.7), 1.1, 1.1], "what was seen long ago needs no wait, another version the whole one"
 
 
 def test_what_people_set_during_the_upload_is_kept(
@@ -222,7 +287,6 @@ def test_a_server_that_says_no_is_told_with_datasource_and_cause_and_nothing_cha
             shell=shell,
             rows=0,
             credentials=[orders.credential],
-            folder=tmp_path / "publish",
             home=tmp_path,
             log=lambda _: None,
         )

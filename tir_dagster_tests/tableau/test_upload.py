@@ -12,6 +12,7 @@ from tableauserverclient.config import config
 
 from tir_dagster.tableau.failures import UnknownOutcomeError
 from tir_dagster.tableau.upload import _Upload
+from tir_dagster.virtual_file import VirtualFile
 
 PIECE = config.CHUNK_SIZE_MB
 
@@ -21,7 +22,7 @@ class Scripted(_Upload):
 
     def __init__(self, file: Path, answers: Iterator[int | None]) -> None:
         client: Any = SimpleNamespace(call=lambda _, doing: f"an id to {doing}")
-        super().__init__(client, file, "publish it", None)
+        super().__init__(client, VirtualFile.of(file), "publish it", None)
         self._answers = answers
 
     def _append(self, piece: Any) -> int:

@@ -7,13 +7,13 @@ from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from tir_dagster.durable import need_space
 from tir_dagster.errors import ExtractError
 from tir_dagster.hyper.engine import connect, quoted
 from tir_dagster.hyper.hyperfile import look_at
 from tir_dagster.hyper.package.archive import Archive, bad_package, open_archive
 from tir_dagster.hyper.package.document import Document, LiveConnection, LiveRelation, MetadataRecord, RefreshEvent
 from tir_dagster.hyper.package.xmltext import UnreadableXmlError, attribute
+from tir_dagster.virtual_file import VirtualFile
 
 # How a document writes "no value".
 NO_VALUE = "%null%"
@@ -174,19 +174,17 @@ def _member(package: Package) -> str:
     return package.hyper_member
 
 
-def write_package(source: Package, target: Path, *, hyper: Path, refresh: RefreshChange | None = None) -> Path:
-    """The same package around another Hyper file.
+def packed(source: Package, name: str, *, hyper: Path, refresh: RefreshChange | None = None) -> VirtualFile:
+    """The same package around another Hyper file, under that name, to be sent without being written first.
 
     Every other member keeps its content. The document stays to the letter, except for what `refresh` says of the
     extract's last refresh event; without events there is nothing to bring in line, and a first full refresh will.
     """
-    need_space(target.parent, hyper.stat().st_size)
     with open_archive(source.path) as archive:
         replacements: dict[str, Path | bytes] = {_member(source): hyper}
         if refresh is not None:
             replacements[source.document] = _in_line(_document(archive), refresh)
-        archive.rewrite(target, replacements)
-    return target
+        return archive.rewritten(name, replacements)
 
 
 def _in_line(document: Document, change: RefreshChange) -> bytes:
@@ -197,7 +195,13 @@ def _in_line(document: Document, change: RefreshChange) -> bytes:
         document.xml.set(events[-1], "rows-inserted", str(change.rows))
     if change.updated is not None:
         document.xml.set(document.data, "update-time", change.updated.astimezone(UTC).strftime("%m/%d/%Y %I:%M:%S %p"))
-    return document.xml.edited()
+    edited = document.xml.edited()
+    if events and change.increment_value not in (None, Document(edited).events()[-1].increment_value):
+        raise ExtractError(
+            f"The increment value {change.increment_value} could not be set: the refresh events of the document are written "
+            "in an unknown way. Use the delivery `republish`, and report the document."
+        )
+    return edited
 
 
 def refresh_change(package: Package, hyper: Path, *, rows: int | None = None) -> RefreshChange:

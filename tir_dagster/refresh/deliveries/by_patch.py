@@ -28,7 +28,16 @@ from tir_dagster.hyper.payload import (
 )
 from tir_dagster.hyper.replace import Shape, replace_change
 from tir_dagster.refresh.confirm import confirmation_of, intend
-from tir_dagster.refresh.context import Looked, Published, RefreshContext, ServerLook, crash_after, remove, shape_of
+from tir_dagster.refresh.context import (
+    Looked,
+    Published,
+    RefreshContext,
+    ServerLook,
+    crash_after,
+    publishing,
+    remove,
+    shape_of,
+)
 from tir_dagster.refresh.datasource import fetch_shell, look_at_server
 from tir_dagster.refresh.deliveries.patch import (
     Batch,
@@ -166,7 +175,7 @@ class ByPatch:
         assert looked.server.found is not None
         assert looked.confirmed is not None
         keyed, folder = looked.confirmed.keyed, self._folder()
-        with self._context.stages.timed("publish"), TableauClient(self._context.tableau) as client:
+        with publishing(self._context) as client:
             try:
                 # Before the intent: what cannot be sent at all leaves nothing behind.
                 payloads = self._payloads(version, folder, keyed=keyed)

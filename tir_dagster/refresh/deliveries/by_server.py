@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import NoReturn
 from tir_dagster.changes.change_set import ChangeSet
 from tir_dagster.changes.plan import Reason
 from tir_dagster.changes.relation import read_tables
+from tir_dagster.durable import copy_file
 from tir_dagster.errors import DatasourceError, ExtractError
 from tir_dagster.hyper.content import content_digest, content_digests, content_fingerprints
 from tir_dagster.hyper.increment import least_difference
@@ -25,6 +25,7 @@ from tir_dagster.refresh.context import (
     ServerLook,
     crash_after,
     known_of,
+    publishing,
     remove,
     shape_of,
 )
@@ -64,7 +65,7 @@ class ByServer:
         change_set = self._context.change_sets.get(version.manifest["change_set"])
         shape = shape_of(version)
         intend(self._context, looked, version)
-        with self._context.stages.timed("publish"), TableauClient(self._context.tableau) as client:
+        with publishing(self._context) as client:
             load = self._load(looked, version, change_set, shape)
             loaded = load_by_server(client, load, log=self._context.log)
         crash_after("published")
@@ -190,8 +191,8 @@ class ByServer:
     def _settled_version(self, version: Version, loaded: Loaded) -> Version:
         """The version again, with the package as the server has it now: its refresh events are what comes next."""
         with new_version(self._context.versions) as workspace:
-            shutil.copyfile(version.extract, workspace.extract)
-            shutil.copyfile(loaded.shell, workspace.folder / SHELL)
+            copy_file(version.extract, workspace.extract)
+            copy_file(loaded.shell, workspace.folder / SHELL)
             return self._context.versions.commit(workspace, {**version.manifest, "from_server": True}, after=version.id)
 
 

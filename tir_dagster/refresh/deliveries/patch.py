@@ -19,6 +19,7 @@ from tir_dagster.tableau.failures import Fate, RefusedError, reading, understand
 from tir_dagster.tableau.jobs import FinishedJob, JobFailedError, wait_for_job
 from tir_dagster.tableau.publishing import ForeignPublishError, check_undisturbed
 from tir_dagster.tableau.upload import UPLOAD_GONE, Progress, upload
+from tir_dagster.virtual_file import VirtualFile
 
 # The first REST version that changes data in place.
 PATCH_SINCE = (3, 13)
@@ -158,7 +159,7 @@ def _start(
 
     for last in (False, True):
         try:
-            upload_id = upload(client, batch.payload, doing=what, progress=progress)
+            upload_id = upload(client, VirtualFile.of(batch.payload), doing=what, progress=progress)
             request = partial(patch, upload_id=upload_id)
             return client.call(lambda server, request=request: ask(partial(request, server)), doing=what)  # type: ignore[misc]
         except RefusedError as error:

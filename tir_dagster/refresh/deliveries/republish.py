@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tir_dagster.durable import need_space
-from tir_dagster.hyper.package.package import read_package, refresh_change, write_package
+from tir_dagster.hyper.package.package import packed, read_package, refresh_change
 from tir_dagster.refresh.context import ServerLook
 from tir_dagster.refresh.datasource import named_credentials
 from tir_dagster.spec.extract import ExtractSpec
@@ -32,6 +30,7 @@ from tir_dagster.tableau.settings import (
 from tir_dagster.tableau.tasks import look_beside
 from tir_dagster.tableau.transfer import publish
 from tir_dagster.tableau.upload import tell_progress
+from tir_dagster.virtual_file import VirtualFile
 
 Log = Callable[[str], None]
 
@@ -54,7 +53,6 @@ def deliver(
     shell: Path | None,
     rows: int,
     credentials: Sequence[ConnectionCredential],
-    folder: Path,
     home: Path,
     log: Log,
     check: Check = always,
@@ -62,42 +60,34 @@ def deliver(
 ) -> Delivered:
     """Publish over exactly what was looked at, and put back what overwriting loses; gives warnings about the rest.
 
-    The file to send is made in `folder`; what must not be forgotten is written down in `home`. `landed` is told between
-    the two.
+    What must not be forgotten is written down in `home`; `landed` is told before it is put back.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    target = folder / (f"{spec.name}.hyper" if shell is None else f"{spec.name}.tdsx")
-    target.unlink(missing_ok=True)
     if shell is None:
-        # A publish names the file; the version's own file must not be renamed or touched.
-        _link(hyper, target)
+        sent = VirtualFile.of(hyper, name=f"{spec.name}.hyper")
     else:
         package = read_package(shell)
-        write_package(package, target, hyper=hyper, refresh=refresh_change(package, hyper, rows=rows))
+        sent = packed(package, f"{spec.name}.tdsx", hyper=hyper, refresh=refresh_change(package, hyper, rows=rows))
     seen = remember(look.found, home, look_beside(client, look.found)) if look.found is not None else nothing
-    log(f"publishing {target.stat().st_size / 1e6:,.1f} MB")
+    log(f"publishing {sent.size / 1e6:,.1f} MB")
     inferred = False
 
     def infer() -> None:
         nonlocal inferred
         inferred = True
 
-    try:
-        found = publish(
-            client,
-            target,
-            project=look.project,
-            name=spec.datasource.name,
-            overwrite=look.found is not None,
-            expected=look.version,
-            connections=credentials,
-            progress=tell_progress(log, "uploading", clock=client.retry.clock),
-            check=check,
-            seen=seen,
-            inferred=infer,
-        )
-    finally:
-        target.unlink(missing_ok=True)
+    found = publish(
+        client,
+        sent,
+        project=look.project,
+        name=spec.datasource.name,
+        overwrite=look.found is not None,
+        expected=look.version,
+        connections=credentials,
+        progress=tell_progress(log, "uploading", clock=client.retry.clock),
+        check=check,
+        seen=seen,
+        inferred=infer,
+    )
     landed()
     restored = put_back_remembered(client, found, home, credentials)
     now = _settled(client, found, restored)
@@ -108,18 +98,9 @@ def deliver(
 
 def _settled(client: TableauClient, published: FoundDatasource, restored: Restored) -> FoundDatasource:
     """The datasource at a moment that can be confirmed: nobody published after us."""
-    now = settled(client, restored.found)
+    now = settled(client, restored.found, shown_by=published)
     check_undisturbed(published, now, where=client.where, meanwhile="ours was being confirmed")
     return now
-
-
-def _link(hyper: Path, target: Path) -> None:
-    try:
-        target.hardlink_to(hyper)
-    except OSError:
-        # Some file systems know no hard links.
-        need_space(target.parent, hyper.stat().st_size)
-        shutil.copyfile(hyper, target)
 
 
 def finish_delivery(

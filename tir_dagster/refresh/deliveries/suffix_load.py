@@ -122,7 +122,6 @@ class SuffixLoad:
         self._client, self._load, self._package, self._suffix = client, load, package, suffix
         self._found, self._log = found, log
         self._hole = load.place.folder / "purged.hyper"
-        self._target = load.place.folder / f"{load.place.spec.name}.tdsx"
         self._patience = load.place.spec.datasource.job_timeout
         self._hole_since: float | None = None
         self._missing = 0
@@ -148,8 +147,6 @@ class SuffixLoad:
                 with suppress(TirError):
                     self._restore()
             raise
-        finally:
-            self._target.unlink(missing_ok=True)
 
     def _reason_for_all(self, purged: Purged) -> Reason | None:
         """Why the server must load everything after all. What we never confirmed is purged only where it cannot."""
@@ -162,12 +159,10 @@ class SuffixLoad:
 
     def _publish_and_refresh(self, purged: Purged, schedule: Schedule | None) -> FoundDatasource:
         """All that takes long is done before the wait for the schedule, so that it does not come too early."""
-        if needed := self._needs_publish(purged):
-            assert purged.largest is not None
-            set_increment_value(self._package, self._target, hyper=self._hole, value=purged.largest)
+        needed = self._needs_publish(purged)
         slot = self._moved(schedule) if schedule is not None else None
         if slot is not None:
-            self._wait_for(slot)
+            self._wait_for(slot, self._hole.stat().st_size if needed else 0)
         if needed:
             self._publish(purged)
         if schedule is None or slot is None:
@@ -199,22 +194,25 @@ class SuffixLoad:
         move_schedule(self._client, schedule, slot)
         return slot
 
-    def _wait_for(self, slot: datetime) -> None:
+    def _wait_for(self, slot: datetime, upload_bytes: int) -> None:
         """Purged at that time and not before: until then people see everything."""
-        upload = self._target.stat().st_size / _BYTES_PER_SECOND if self._target.is_file() else 0.0
-        left = (slot - self._load.now()).total_seconds() - LEAD_SECONDS - upload
+        left = (slot - self._load.now()).total_seconds() - LEAD_SECONDS - upload_bytes / _BYTES_PER_SECOND
         if left > 0:
             self._log(f"waiting for the server's schedule at {slot:%Y-%m-%d %H:%M} UTC ({left:.0f} s)")
             self._client.retry.sleep(left)
 
     def _publish(self, purged: Purged) -> None:
         self._load.before_hole(self._hole)
+        assert purged.largest is not None, "everything would be loaded otherwise"
+        name = f"{self._load.place.spec.name}.tdsx"
+        # After the last time that Hyper opened the file, which writes to it.
+        package = set_increment_value(self._package, name, hyper=self._hole, value=purged.largest)
         self._log(
             f"publishing without {purged.purged:,} rows from {self._suffix.smallest} on: Tableau reads them again"
         )
         # From here on, also if the answer gets lost: whoever puts back looks at the server first.
         self._hole_since, self._missing = self._client.retry.clock(), purged.purged
-        done = publish_over(self._client, self._target, self._load.place, self._found)
+        done = publish_over(self._client, package, self._load.place, self._found)
         self._found, self.warnings = done.found, self.warnings + done.warnings
 
     def _refreshed_at(self, slot: datetime) -> FoundDatasource:
