@@ -16,6 +16,7 @@ ORDER = (
     {"addresses"},
     {"errors"},
     {"durable"},
+    {"virtual_file"},
     {"snowflake"},
     {"spec"},
     {"spark"},

@@ -69,6 +69,8 @@ class ChangeSet(Record):
     form: int = 1
     # Numbers of the reports in Dagster's log whose changes this version shows, as far as they may be met again.
     reports: tuple[int, ...] = ()
+    # The sum of a digest of each row that leaves the base, by slice, as text: they are too long for JSON numbers of other readers.
+    purged_digests: Mapping[str, str] | None = None
 
     @property
     def touched(self) -> tuple[str | None, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,8 @@ class Difference:
     # Changed keys that no hint describes, where hints were given: how many, and some of them.
     undescribed: int = 0
     undescribed_keys: tuple[Key, ...] = ()
+    # The sum of a digest of each row that leaves, by slice; None where nobody has summed it up.
+    purged_digests: Counts | None = field(default=None, compare=False)
 
     @property
     def slices(self) -> tuple[str | None, ...]:

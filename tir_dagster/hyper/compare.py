@@ -17,7 +17,7 @@ from typing import Any
 from tir_dagster.changes.difference import HINT_MARK, ROW_MARK, SLICE_KEY, Counts, Difference, Forced, Key
 from tir_dagster.hyper.casts import Loaded, check_staged, pair_columns
 from tir_dagster.hyper.engine import connect, literal, parquet, quoted
-from tir_dagster.hyper.fingerprints import Fingerprint, extract_fingerprints
+from tir_dagster.hyper.fingerprints import SUMS, Fingerprint, row_fingerprints
 from tir_dagster.hyper.hyperfile import look_at
 from tir_dagster.hyper.purge import key_select, staged_key
 from tir_dagster.hyper.replace import Shape
@@ -39,13 +39,13 @@ class ExtractComparison:
 
     def __init__(self, connection: Any, path: Path, shape: Shape) -> None:
         self._connection = connection
-        self._path = path
         self._shape = shape
         self._table = look_at(connection, path)
         self._pairs = pair_columns(shape.columns, self._table.columns, path=path, names=shape.names or None)
         self._stored = {pair.source.name: pair.stored for pair in self._pairs}
         self._keys = [f"k{at}" for at in range(len(shape.key) or 1)]
         self._columns = [f"c{at}" for at in range(len(self._pairs))]
+        self._source = self._table.sql
         self._staged: tuple[Path, ...] = ()
         self._hinted: tuple[Path, ...] = ()
         self._everything = False
@@ -73,9 +73,7 @@ class ExtractComparison:
         """Return, by slice, how many rows there are and a digest of their keys."""
         names = {*self._shape.key, *([self._shape.slices.column] if self._shape.slices.column else [])}
         columns = [column for column in self._shape.columns if column.name in names]
-        return extract_fingerprints(
-            self._path, columns, self._shape.slices, names=self._shape.names or None, among=self._shape.columns
-        )
+        return row_fingerprints(self._connection, self._source, self._pairs, columns, self._shape.slices)
 
     # Keys that nobody has staged
 
@@ -103,12 +101,7 @@ class ExtractComparison:
         """Find the keys to replace; write them and their fresh rows to `keys` and `rows` in the folder."""
         self._connection.execute_command(f"CREATE TEMPORARY TABLE changed AS ({self._changed(forced)})")
         self._write(f"SELECT {', '.join(self._keys)} FROM changed", folder / "keys")
-        leaving = self._extract_rows([f"{self._slice()} AS tir_slice"])
-        difference = Difference(
-            keys=self._count("changed"),
-            purged=self._by_slice(f"(SELECT * FROM ({leaving}) AS t WHERE {self._is_changed('t')})"),
-            appended={},
-        )
+        difference = self._leaving(self._count("changed"))
         if not self._staged:
             return difference
         undescribed = self._undescribed() if self._hinted else []
@@ -123,6 +116,48 @@ class ExtractComparison:
             undescribed=len(undescribed),
             undescribed_keys=tuple(undescribed[:_SAMPLE]),
         )
+
+    def _leaving(self, keys: int) -> Difference:
+        """Count the rows of the changed keys by slice, with the sums of their digests.
+
+        Their blocks have just been read for the comparison: later, in another process, that would take as long again.
+        Where most rows change everything will be loaded anew, and their digests are of no use.
+        """
+        if keys > self.rows // 2:
+            leaving = self._extract_rows([f"{self._slice()} AS tir_slice"])
+            purged = self._by_slice(f"(SELECT * FROM ({leaving}) AS t WHERE {self._is_changed('t')})")
+            return Difference(keys, purged, {})
+        sums = self._sums(
+            f"(SELECT * FROM {self._source} AS t WHERE {self._row_is_among('SELECT * FROM changed')}) AS t"
+        )
+        rows, digests = ({name: found[one] for name, found in sums.items()} for one in SUMS)
+        return Difference(keys, rows, {}, purged_digests=digests)
+
+    def narrow(self, keys: Sequence[Path]) -> None:
+        """From here on, look at the rows of these keys only; they are read once."""
+        among = self._row_is_among(self._file_keys(keys)) if keys else "FALSE"
+        self._connection.execute_command(
+            f"CREATE TEMPORARY TABLE tir_narrowed AS (SELECT * FROM {self._source} AS t WHERE {among})"
+        )
+        self._source = "tir_narrowed"
+
+    def sums(self) -> Mapping[str | None, Fingerprint]:
+        """Return rows and the sum of their digests, by slice."""
+        return self._sums(self._source)
+
+    def _sums(self, rows_sql: str) -> Mapping[str | None, Fingerprint]:
+        shape = self._shape
+        return row_fingerprints(
+            self._connection, rows_sql, self._pairs, shape.columns, shape.slices, loose=shape.loose, sums_only=True
+        )
+
+    def _row_is_among(self, keys: str) -> str:
+        """The condition for rows, called t, whose key is among these."""
+        parts = [f"t.{self._stored[name].comparable}" for name in self._shape.key] or [self._slice()]
+        same = " AND ".join(
+            f"s.{name} IS NOT DISTINCT FROM {part}" for name, part in zip(self._keys, parts, strict=True)
+        )
+        return f"EXISTS (SELECT 1 FROM ({keys}) AS s WHERE {same})"
 
     def misplaced_keys(self, keys: Sequence[Path], *, most: int) -> list[Key]:
         """Return keys of these files whose rows are not exactly those that were staged; at most so many."""
@@ -209,7 +244,7 @@ class ExtractComparison:
         key = [f"{self._slice()} AS k0"]
         if self._shape.key:
             key = [f"{self._stored[name].comparable} AS k{at}" for at, name in enumerate(self._shape.key)]
-        return f"SELECT {', '.join([*key, *listed])} FROM {self._table.sql} WHERE {where}"
+        return f"SELECT {', '.join([*key, *listed])} FROM {self._source} WHERE {where}"
 
     def _extract_keys(self, where: str) -> str:
         return self._extract_rows([], where)

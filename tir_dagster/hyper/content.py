@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tir_dagster.changes.change_set import NO_SLICE_KEY
+from tir_dagster.changes.change_set import NO_SLICE_KEY, ChangeSet
 from tir_dagster.hyper.casts import Loaded
 from tir_dagster.hyper.features import is_older_feature
 from tir_dagster.hyper.fingerprints import SUMS, Fingerprint, extract_fingerprints, read_fingerprints
@@ -53,6 +53,18 @@ def content_sums(
         condition=condition,
         sums_only=True,
     )
+
+
+def purged_sums(change_set: ChangeSet) -> Prints | None:
+    """Return rows and the sum of their digests that leave the base, by slice, as the detection found them; None if it did not."""
+    if change_set.purged_digests is None:
+        return None
+    return {
+        None if name == NO_SLICE_KEY else name: Fingerprint(
+            dict(zip(SUMS, (rows, int(change_set.purged_digests[name])), strict=True))
+        )
+        for name, rows in change_set.purged.items()
+    }
 
 
 def bring_forward(before: Prints, *, purged: Prints, appended: Prints) -> Prints:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+from tir_dagster.errors import SourceError
 from tir_dagster.hyper.casts import FileColumn, Loaded, pair_columns
 from tir_dagster.hyper.engine import connect, literal, quoted
 from tir_dagster.hyper.features import HYPER, ROW_DIGEST, SNOWFLAKE, Dialect, digested, features
-from tir_dagster.hyper.hyperfile import describe
-from tir_dagster.hyper.slices import slice_sql_hyper
+from tir_dagster.hyper.hyperfile import look_at
+from tir_dagster.hyper.slices import slice_bounds_hyper, slice_sql_hyper
 from tir_dagster.snowflake.columns import Column
 from tir_dagster.snowflake.names import literal as snowflake_literal
-from tir_dagster.snowflake.slices import SliceBy, slice_sql_snowflake
+from tir_dagster.snowflake.slices import SliceBy, slice_filter_snowflake, slice_sql_snowflake
 
 # What changes by plain arithmetic when rows are replaced.
 SUMS = ("rows", ROW_DIGEST)
@@ -75,28 +77,52 @@ def extract_fingerprints(
     only: Collection[str | None] | None = None,
     names: Mapping[str, str] | None = None,
     loose: Collection[str] = (),
-    among: Sequence[Column] = (),
     condition: Callable[[Sequence[Loaded]], str | None] | None = None,
     sums_only: bool = False,
 ) -> dict[str | None, Fingerprint]:
     """The extract's fingerprints by slice; `only` restricts them to some slices, None being the rows without one.
 
-    Where `columns` are some of the extract's, `among` gives all of them. `condition` restricts the rows, called t; `sums_only` asks for
-    the number of rows and the sum of their digests only, which follow every replacement of rows by plain arithmetic.
+    `condition` restricts the rows, called t; `sums_only` asks for the number of rows and the sum of their digests only, which
+    follow every replacement of rows by plain arithmetic.
 
     `loose` columns may differ in the last digit each time the source is asked: their values are counted only.
     """
-    table = describe(path)
-    pairs = pair_columns(among or columns, table.columns, path=path, names=names)
-    stored = {pair.source.name: pair.stored for pair in pairs}
-    rows_sql = table.sql
-    if condition is not None:
-        rows_sql = f"(SELECT * FROM {table.sql} AS t WHERE {condition(pairs) or 'FALSE'}) AS t"
-    slice_sql = slice_sql_hyper(slices or SliceBy(), columns, stored)
-    sql = _grouped(columns, HYPER, slice_sql, rows_sql, only, stored=stored, loose=loose, sums_only=sums_only)
     with connect(path) as connection:
-        rows = connection.execute_list_query(sql)
-    return read_fingerprints(rows, columns, loose=loose, sums_only=sums_only)
+        table = look_at(connection, path)
+        pairs = pair_columns(columns, table.columns, path=path, names=names)
+        rows_sql = table.sql
+        if condition is not None:
+            rows_sql = f"(SELECT * FROM {table.sql} AS t WHERE {condition(pairs) or 'FALSE'}) AS t"
+        return row_fingerprints(
+            connection, rows_sql, pairs, columns, slices, only=only, loose=loose, sums_only=sums_only
+        )
+
+
+def row_fingerprints(
+    connection: Any,
+    rows_sql: str,
+    pairs: Sequence[Loaded],
+    columns: Sequence[Column],
+    slices: SliceBy | None = None,
+    *,
+    only: Collection[str | None] | None = None,
+    loose: Collection[str] = (),
+    sums_only: bool = False,
+) -> dict[str | None, Fingerprint]:
+    """The same of rows in an open Hyper file: `rows_sql` is what follows FROM."""
+    stored = {pair.source.name: pair.stored for pair in pairs}
+    by = slices or SliceBy()
+    sql = _grouped(
+        columns,
+        HYPER,
+        slice_sql_hyper(by, columns, stored),
+        rows_sql if only is None else f"{rows_sql} WHERE {slice_bounds_hyper(by, columns, stored, only)}",
+        only,
+        stored=stored,
+        loose=loose,
+        sums_only=sums_only,
+    )
+    return read_fingerprints(connection.execute_list_query(sql), columns, loose=loose, sums_only=sums_only)
 
 
 def snowflake_sql(
@@ -111,9 +137,12 @@ def snowflake_sql(
 
     `table_sql` is what follows FROM: a quoted table, with its `AT(TIMESTAMP => …)`, or a query in parentheses.
     """
-    slice_sql = slice_sql_snowflake(slices or SliceBy(), columns)
+    by = slices or SliceBy()
     stored = {column.name: FileColumn(column.name, column.hyper) for column in columns}
-    return _grouped(columns, SNOWFLAKE, slice_sql, table_sql, only, stored=stored, loose=loose)
+    if only is not None:
+        with suppress(SourceError):  # a slice of a year that Python does not have
+            table_sql = f"{table_sql} WHERE {slice_filter_snowflake(by, columns, list(only))}"
+    return _grouped(columns, SNOWFLAKE, slice_sql_snowflake(by, columns), table_sql, only, stored=stored, loose=loose)
 
 
 def _grouped(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tir_dagster.changes.change_set import FORM, KEYS, ROWS, ChangeSet, counts_from_json, counts_to_json
-from tir_dagster.changes.difference import Difference
+from tir_dagster.changes.difference import Counts, Difference
 from tir_dagster.changes.find_changes import Asked, Found, find_changes
 from tir_dagster.changes.hints import Hint
 from tir_dagster.changes.plan import Plan, check_guards, settle_plan
@@ -128,8 +128,13 @@ def make_change_set(
             sentence=plan.sentence(),
             reports=tuple(sorted(reports)),
             form=FORM,
+            purged_digests=_digests_to_json(difference.purged_digests),
         )
         return plan, store.commit(made, folder)
+
+
+def _digests_to_json(digests: Counts | None) -> dict[str, str] | None:
+    return None if digests is None else {name: str(value) for name, value in counts_to_json(digests).items()}
 
 
 def _find(

@@ -15,13 +15,14 @@ from tir_dagster.hyper.content import (
     bring_forward,
     content_fingerprints,
     content_sums,
+    purged_sums,
     slice_rows,
     source_fingerprints,
     sums_from_json,
 )
 from tir_dagster.hyper.fingerprints import different_slices
 from tir_dagster.hyper.replace import Shape, replaced_rows, staged_keys
-from tir_dagster.refresh.context import RefreshContext
+from tir_dagster.refresh.context import RefreshContext, shape_of
 from tir_dagster.refresh.state.versions import Version
 from tir_dagster.refresh.survey import readable_version
 from tir_dagster.snowflake.versions import SourceVersion
@@ -29,14 +30,18 @@ from tir_dagster.snowflake.versions import SourceVersion
 _MOST_NAMED = 5
 
 
-def verify_replaced(extract: Path, change_set: ChangeSet, folder: Path, shape: Shape) -> None:
-    """Raise unless the rows of the replaced keys, read back from the closed file, are the staged ones (L1)."""
+def verify_replaced(extract: Path, change_set: ChangeSet, folder: Path, shape: Shape) -> Prints:
+    """Raise unless the rows of the replaced keys, read back from the closed file, are the staged ones (L1); return their sums."""
+    keys = staged_keys(folder)
     with comparing(extract, shape) as comparison:
+        comparison.narrow(keys)
         comparison.add(parts_of(folder / ROWS))
-        wrong = comparison.misplaced_keys(staged_keys(folder), most=_MOST_NAMED + 1)
+        wrong = comparison.misplaced_keys(keys, most=_MOST_NAMED + 1)
+        sums = comparison.sums()
     if wrong:
         many = f"more than {_MOST_NAMED}" if len(wrong) > _MOST_NAMED else str(len(wrong))
         raise _not_as_read(change_set, f", of {many} keys")
+    return sums
 
 
 def verify_loaded(sums: Prints, change_set: ChangeSet) -> None:
@@ -95,12 +100,13 @@ def verify_content(
         verify_loaded(sums, change_set)
         return sums
     folder = context.change_sets.path(change_set.id)
-    verify_replaced(extract, change_set, folder, shape)
-    # Versions of earlier releases have no sums.
+    appended = verify_replaced(extract, change_set, folder, shape)
+    # Versions and change sets of earlier releases have no sums.
     kept = base.manifest.get("content_sums")
     before = sums_from_json(kept) if kept is not None else content_sums(base.extract, shape)
-    replaced = replaced_rows(change_set, folder, shape)
-    purged, appended = (content_sums(file, shape, replaced) for file in (base.extract, extract))
+    purged = purged_sums(change_set) if (change_set.base, shape_of(base)) == (base.id, shape) else None
+    if purged is None:
+        purged = content_sums(base.extract, shape, replaced_rows(change_set, folder, shape))
     return bring_forward(before, purged=purged, appended=appended)
 
 

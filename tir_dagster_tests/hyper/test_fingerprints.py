@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tir_dagster.errors import SourceError
+from tir_dagster.hyper.casts import FileColumn
 from tir_dagster.hyper.content import content_digest, content_digests, content_fingerprints
 from tir_dagster.hyper.fingerprints import (
     Fingerprint,
@@ -21,6 +22,7 @@ from tir_dagster.hyper.fingerprints import (
 )
 from tir_dagster.hyper.hyperfile import create_extract
 from tir_dagster.hyper.replace import Shape
+from tir_dagster.hyper.slices import slice_bounds_hyper
 from tir_dagster.snowflake.columns import Column
 from tir_dagster.snowflake.slices import SliceBy
 from tir_dagster_tests.hyper.helpers import columns_of, run, stage
@@ -137,6 +139,28 @@ def test_both_sides_can_be_asked_for_some_slices_only(cursor: Any, extract: Path
     assert ours == source
     assert set(ours) == {"2024-01", None}
     assert extract_fingerprints(extract, COLUMNS, slicing, only=[]) == {}
+
+
+@pytest.mark.parametrize("zone", ["UTC", "America/New_York", "Pacific/Kiritimati"])
+@pytest.mark.parametrize("by", ["month", "week", "day"])
+@pytest.mark.parametrize("column", ["DAY", "SEEN", "MOMENT"])
+def test_one_slice_has_the_numbers_that_it_has_among_all(extract: Path, column: str, by: Any, zone: str):
+    """Blocks are skipped by bounds of the bare column, which know no zone."""
+    slicing = SliceBy(column, by, zone)
+    everything = extract_fingerprints(extract, COLUMNS, slicing)
+    assert len(everything) > 3
+    for name, found in everything.items():
+        assert extract_fingerprints(extract, COLUMNS, slicing, only=[name]) == {name: found}
+
+
+def test_a_slice_is_asked_for_by_bounds_of_its_column():
+    """Or all rows would be read, in both systems, to look at one slice."""
+    stored = {column.name: FileColumn(column.name, column.hyper) for column in COLUMNS}
+    within = slice_bounds_hyper(SliceBy("DAY", "month"), COLUMNS, stored, ["2024-01"])
+    assert within == """(("DAY" >= DATE '2023-12-31' AND "DAY" < DATE '2024-02-02'))"""
+    assert slice_bounds_hyper(SliceBy("DAY", "month"), COLUMNS, stored, ["12024-01"]) == "TRUE"
+    asked = snowflake_sql(COLUMNS, '"T"', SliceBy("DAY", "month"), only=["2024-01"])
+    assert """FROM "T" WHERE (("DAY" >= '2023-12-31'::DATE AND "DAY" < '2024-02-02'::DATE""" in asked
 
 
 def test_slices_are_named_by_the_wall_clock_of_their_zone(extract: Path):

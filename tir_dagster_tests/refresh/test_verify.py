@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,12 +23,15 @@ from tir_dagster.hyper.content import (
     content_digests,
     content_fingerprints,
     content_sums,
+    purged_sums,
     sums_from_json,
     sums_to_json,
 )
 from tir_dagster.hyper.hyperfile import create_extract
 from tir_dagster.hyper.replace import Shape, replace_change, replaced_rows
-from tir_dagster.refresh.verify import slices_in_turn, verify_loaded, verify_replaced
+from tir_dagster.refresh.context import shape_to_json
+from tir_dagster.refresh.state.versions import Version
+from tir_dagster.refresh.verify import slices_in_turn, verify_content, verify_loaded, verify_replaced
 from tir_dagster.snowflake.slices import SliceBy
 from tir_dagster_tests.hyper.helpers import columns_of, run, stage
 
@@ -50,8 +55,10 @@ def replaced(folder: Path, rows: list[Any] = ROWS, fresh: list[Any] = FRESH) -> 
         comparison.add(stage(folder / "staged.parquet", [*COLUMNS, ROW_MARK], marked, bookkeeping=False))
         found = comparison.decide(Forced(), change)
     purged, appended = counts_to_json(found.purged), counts_to_json(found.appended)
+    digests = found.purged_digests
     made = ChangeSet(
-        "c", "e", "v", "t", Known("", "", "", ""), "changes", "incremental", None, 0, 0, purged, appended, None
+        *("c", "e", "v", "t", Known("", "", "", ""), "changes", "incremental", None, 0, 0, purged, appended, None),
+        purged_digests=None if digests is None else {name: str(one) for name, one in counts_to_json(digests).items()},
     )
     replace_change(base, target, made, change, KEYED)
     return base, target, made, change
@@ -104,6 +111,30 @@ def test_a_file_that_was_loaded_anew_has_the_rows_that_were_read(tmp_path: Path)
         verify_loaded(sums, made)
 
 
+def test_what_the_detection_has_summed_up_is_not_read_again(tmp_path: Path):
+    rows = [*ROWS, *((number, date(2024, 5, 1), "other") for number in range(10, 20))]
+    base, target, made, change = replaced(tmp_path, rows)
+    context: Any = SimpleNamespace(change_sets=SimpleNamespace(path=lambda _: change))
+    manifest = {"content_sums": sums_to_json(content_sums(base, KEYED)), "shape": shape_to_json(KEYED)}
+    expected = content_sums(target, KEYED)
+    base.unlink()
+
+    assert verify_content(context, target, made, Version(1, tmp_path / "v", manifest), KEYED) == expected
+
+
+def test_of_another_base_the_rows_that_left_are_read(tmp_path: Path):
+    base, target, made, change = replaced(tmp_path)
+    context: Any = SimpleNamespace(change_sets=SimpleNamespace(path=lambda _: change))
+    manifest = {"content_sums": sums_to_json(content_sums(base, KEYED)), "shape": shape_to_json(KEYED)}
+    (tmp_path / "v1").mkdir()
+    base.rename(tmp_path / "v1" / "extract.hyper")
+    wrong = replace(made, purged_digests={"2024-01": "5"})
+
+    found = verify_content(context, target, wrong, Version(1, tmp_path / "v1", manifest), KEYED)
+
+    assert found == content_sums(target, KEYED)
+
+
 VALUES = st.tuples(
     st.sampled_from([1, 2, None]),
     st.sampled_from([date(2024, 1, 1), date(2024, 2, 1), None]),
@@ -117,6 +148,9 @@ def test_sums_that_are_brought_forward_are_those_of_the_file(tmp_path_factory, r
     base, target, made, change = replaced(tmp_path_factory.mktemp("sums"), rows, fresh)
     condition = replaced_rows(made, change, KEYED)
     purged, appended = (content_sums(file, KEYED, condition) for file in (base, target))
+    found = purged_sums(made)
+    assert found is None or found == purged, "the detection has summed up the same rows"
+    assert verify_replaced(target, made, change, KEYED) == appended
 
     after = bring_forward(sums_from_json(sums_to_json(content_sums(base, KEYED))), purged=purged, appended=appended)
 

@@ -19,6 +19,7 @@ from tir_dagster.refresh.deliveries.overwrite import Place, publish_over
 from tir_dagster.refresh.deliveries.republish import Delivered, deliver, finish_delivery
 from tir_dagster.spec.extract import Credentials, ExtractSpec
 from tir_dagster.spec.reading import spec_from_mapping
+from tir_dagster.tableau import datasources
 from tir_dagster.tableau.access import TableauAccess
 from tir_dagster.tableau.client import RetryPolicy, TableauClient
 from tir_dagster.tableau.datasources import FoundDatasource, look_for_datasource, server_version, settled
@@ -26,6 +27,7 @@ from tir_dagster.tableau.failures import RefusedError
 from tir_dagster.tableau.publishing import ForeignPublishError
 from tir_dagster.tableau.settings import is_remembered, keep, remember
 from tir_dagster.tableau.transfer import publish
+from tir_dagster.virtual_file import VirtualFile
 from tir_dagster_tests.sandbox.tableau.helpers import Admin, rewritten
 from tir_dagster_tests.tableau.conftest import Naps, Orders
 
@@ -177,6 +179,7 @@ def test_somebody_elses_publish_right_after_ours_is_not_confirmed_as_ours(
         real(self, seconds)
 
     monkeypatch.setattr(Naps, "__call__", nap)
+    monkeypatch.setattr(datasources, "_SETTLE_SECONDS", 60.0)
     with pytest.raises(ForeignPublishError, match=r"\(revision 2, now 3\)\. Nothing is confirmed\. Run again"):
         redeliver(orders, spec, look, tmp_path)
 
@@ -194,6 +197,7 @@ def test_a_publish_is_in_doubt_where_nobody_can_tell_what_happened_after_it(
     if shown:
         # Something moves it without a revision, such as a refresh by Tableau.
         monkeypatch.setattr(Naps, "__call__", lambda *_: describe_later(orders, admin))
+        monkeypatch.setattr(datasources, "_SETTLE_SECONDS", 60.0)
     else:
         admin.fault("status", path="/revisions$", status=403, code="403004", times=99)
         look = ServerLook(look.project, orders.now())
@@ -247,7 +251,7 @@ def test_a_publish_over_tells_how_far_it_is(
 ) -> None:
     lines: list[str] = []
     place = Place(spec, look, [orders.credential], tmp_path / "publish", tmp_path, log=lines.append)
-    done = publish_over(orders.client, tmp_path / "large.tdsx", place, found_in(look))
+    done = publish_over(orders.client, VirtualFile.of(tmp_path / "large.tdsx"), place, found_in(look))
     assert (done.warnings, keep(done.found)) == ((), keep(found_in(look)))
     assert lines
     assert all(line.startswith("uploading ") for line in lines)
@@ -298,4 +302,3 @@ def test_a_server_that_says_no_is_told_with_datasource_and_cause_and_nothing_cha
     assert server_version(orders.now()) == look.version
     assert keep(orders.now()) == keep(found_in(look))
     assert is_remembered(tmp_path), "the next refresh looks whether the publish took anything away"
-    assert [file.name for file in (tmp_path / "publish").iterdir()] == [], "and no package is left behind"
