@@ -7,6 +7,7 @@ import errno
 import os
 import shutil
 import sys
+import tempfile
 import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -49,6 +50,15 @@ def copy_file(source: Path, target: Path) -> None:
             return
     # Also macOS, where it is the system's own copy.
     shutil.copyfile(source, target)
+
+
+def shares_blocks(folder: Path) -> bool:
+    """Whether a copy of a file in this folder costs nothing, whatever its size."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder) as source, tempfile.TemporaryFile(dir=folder) as target:
+        source.write(b"block")
+        source.flush()
+        return _share_blocks(source.fileno(), target.fileno())
 
 
 def _share_blocks(source: int, target: int) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -175,8 +175,19 @@ def _create_table(schema: str, name: str, columns: Sequence[FileColumn]) -> str:
     return f"CREATE TABLE {quoted(schema, name)} ({body})"
 
 
-def append_rows(connection: Any, table: str, loaded: Sequence[Loaded], rows: Sequence[Path], *, path: Path) -> int:
-    """Add the staged rows, column by column by name: a positional insert would swap columns in silence."""
+def append_rows(
+    connection: Any,
+    table: str,
+    loaded: Sequence[Loaded],
+    rows: Sequence[Path],
+    *,
+    path: Path,
+    unless: Callable[[str], str] | None = None,
+) -> int:
+    """Add the staged rows, column by column by name: a positional insert would swap columns in silence.
+
+    `unless` leaves some out: it makes what follows FROM of the files.
+    """
     if not rows:
         return 0
     from tableauhyperapi import HyperException  # noqa: PLC0415
@@ -184,7 +195,8 @@ def append_rows(connection: Any, table: str, loaded: Sequence[Loaded], rows: Seq
     into = ", ".join(quoted(column.stored.name) for column in loaded)
     values = ", ".join(column.value for column in loaded)
     try:
-        added = connection.execute_command(f"INSERT INTO {table} ({into}) SELECT {values} FROM {parquet(rows)}")
+        staged = parquet(rows) if unless is None else unless(parquet(rows))
+        added = connection.execute_command(f"INSERT INTO {table} ({into}) SELECT {values} FROM {staged}")
     except HyperException as error:
         with contextlib.suppress(HyperException):
             connection.execute_command("ROLLBACK")

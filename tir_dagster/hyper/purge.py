@@ -10,7 +10,7 @@ from typing import Any
 
 from tir_dagster.changes.difference import SLICE_KEY
 from tir_dagster.durable import copy_file, need_space, replaced_file, total_bytes
-from tir_dagster.errors import ExtractError
+from tir_dagster.errors import ExtractError, MachineError
 from tir_dagster.hyper.casts import Loaded, check_staged, pair_columns
 from tir_dagster.hyper.engine import connect, parquet, quoted, unbroken
 from tir_dagster.hyper.hyperfile import append_rows, check_count, describe, look_at
@@ -33,6 +33,28 @@ class Applied:
     seconds: Mapping[str, float] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Replacement:
+    """Files with keys, and with the rows that took the place of theirs."""
+
+    keys: tuple[Path, ...]
+    rows: tuple[Path, ...]
+
+
+@dataclass(frozen=True)
+class Spare:
+    """An older file of the same extract that nobody needs: with some replacements it becomes what the base is."""
+
+    extract: Path
+    # All since, the oldest first, and how many rows there are after them.
+    since: tuple[Replacement, ...]
+    rows: int
+
+
+class _OutOfStepError(Exception):
+    """The spare file did not become what the base is."""
+
+
 def replace_keys(
     base: Path,
     target: Path,
@@ -42,20 +64,77 @@ def replace_keys(
     rows: Sequence[Path],
     columns: Sequence[Column],
     names: Mapping[str, str] | None = None,
+    spare: Spare | None = None,
 ) -> Applied:
     """Write `target`: base without the rows whose key is in the `keys` files, with the rows of the `rows` files.
 
     Keys are bags of values compared null-safely; the caller promises that every row's key is among the keys. `base`
     is not touched, unless it is the target, which is replaced in one step. `names` gives a column's name in the
-    extract where it differs from the source's.
+    extract where it differs from the source's. A `spare` is used up instead of a copy of the base.
     """
     if not key:
         raise ExtractError(f"{base}: no key was named to purge by. Name the row key, or replace whole slices.")
 
-    def condition(loaded: Sequence[Loaded]) -> str | None:
-        return key_condition([_of(loaded, name, base) for name in key], keys)
+    def parts(loaded: Sequence[Loaded]) -> list[Loaded]:
+        return [_of(loaded, name, base) for name in key]
 
+    def condition(loaded: Sequence[Loaded]) -> str | None:
+        return key_condition(parts(loaded), keys)
+
+    def begin(beside: Path) -> None:
+        assert spare is not None
+        spare.extract.rename(beside)
+
+    def catch_up(connection: Any, table: str, loaded: Sequence[Loaded]) -> int:
+        assert spare is not None
+        return _catch_up(connection, table, loaded, parts(loaded), spare, path=base)
+
+    if spare is not None:
+        try:
+            return _replace(
+                *(base, target),
+                condition=condition,
+                columns=columns,
+                names=names,
+                rows=rows,
+                begin=begin,
+                catch_up=catch_up,
+            )
+        except MachineError:
+            raise
+        except (_OutOfStepError, ExtractError, OSError):
+            # It was only to save a copy: a damaged one is gone now, and the base is as it was.
+            pass
     return _replace(base, target, condition=condition, columns=columns, names=names, rows=rows)
+
+
+def _catch_up(
+    connection: Any, table: str, loaded: Sequence[Loaded], parts: Sequence[Loaded], spare: Spare, *, path: Path
+) -> int:
+    """Make the spare file what the base is, with one look for all keys; return the number of its rows."""
+    every = [file for one in spare.since for file in one.keys]
+    _purge(connection, table, key_condition(parts, every))
+    for place, one in enumerate(spare.since):
+        later = [file for other in spare.since[place + 1 :] for file in other.keys]
+        append_rows(connection, table, loaded, one.rows, path=path, unless=_keyed_rows(parts, later) if later else None)
+    rows = int(connection.execute_scalar_query(f"SELECT COUNT(*) FROM {table}"))
+    if rows != spare.rows:
+        raise _OutOfStepError(f"{spare.extract}: {rows} rows instead of {spare.rows}")
+    return rows
+
+
+def _keyed_rows(parts: Sequence[Loaded], keys: Sequence[Path]) -> Callable[[str], str]:
+    """The staged rows whose key is in none of these files: what follows FROM, by what follows it otherwise."""
+    same = " AND ".join(f"k.k{number} IS NOT DISTINCT FROM s.tir_k{number}" for number in range(len(parts)))
+    named = ", ".join(f"{part.key} AS tir_k{number}" for number, part in enumerate(parts))
+
+    def rows(files: str) -> str:
+        return (
+            f"(SELECT *, {named} FROM {files}) AS s"
+            f" WHERE NOT EXISTS (SELECT 1 FROM ({key_select(parts, keys)}) AS k WHERE {same})"
+        )
+
+    return rows
 
 
 def replace_slices(
@@ -172,21 +251,33 @@ def _replace(
     columns: Sequence[Column],
     names: Mapping[str, str] | None,
     rows: Sequence[Path],
+    begin: Callable[[Path], None] | None = None,
+    catch_up: Callable[[Any, str, Sequence[Loaded]], int] | None = None,
 ) -> Applied:
-    """Copy, then purge and append in one transaction, then read back what the closed file holds."""
+    """Copy, then purge and append in one transaction, then read back what the closed file holds.
+
+    `begin` puts another file there instead of the copy, and `catch_up` makes it what the base is, in the same transaction.
+    """
     if not base.is_file():
         raise ExtractError(f"There is no extract at {base}. Run a full refresh to make one.")
     check_staged(rows, [column.name for column in columns])
-    need_space(target.parent, base.stat().st_size + _GROWTH * total_bytes(rows))
+    need_space(target.parent, (0 if begin else base.stat().st_size) + _GROWTH * total_bytes(rows))
     clock = _Clock()
     with replaced_file(target) as beside:
-        copy_file(base, beside)
+        if begin is not None:
+            begin(beside)
+        else:
+            copy_file(base, beside)
         clock.lap("copy")
         with unbroken(target):
             with connect(beside) as connection:
                 table = look_at(connection, beside)
                 loaded = pair_columns(columns, table.columns, path=base, names=names)
                 connection.execute_command("BEGIN TRANSACTION")
+                before = table.rows
+                if catch_up is not None:
+                    before = catch_up(connection, table.sql, loaded)
+                    clock.lap("catch up")
                 purged = _purge(connection, table.sql, condition(loaded))
                 clock.lap("purge")
                 appended = append_rows(connection, table.sql, loaded, rows, path=base)
@@ -195,10 +286,10 @@ def _replace(
             # Closing is what makes it durable, COMMIT is not.
             clock.lap("close")
             made = describe(beside)
-        check_count(target, made.rows, table.rows - purged + appended)
+        check_count(target, made.rows, before - purged + appended)
         clock.lap("check")
     clock.lap("sync")
-    return Applied(table.rows, purged, appended, made.rows, made.bytes, clock.seconds)
+    return Applied(before, purged, appended, made.rows, made.bytes, clock.seconds)
 
 
 def _purge(connection: Any, table: str, condition: str | None) -> int:

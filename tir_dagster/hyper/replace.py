@@ -8,7 +8,15 @@ from pathlib import Path
 
 from tir_dagster.changes.change_set import KEYS, ROWS, ChangeSet, parts_of
 from tir_dagster.hyper.casts import Loaded
-from tir_dagster.hyper.purge import Applied, key_condition, least_of_keys, least_of_slices, replace_keys, replace_slices
+from tir_dagster.hyper.purge import (
+    Applied,
+    Spare,
+    key_condition,
+    least_of_keys,
+    least_of_slices,
+    replace_keys,
+    replace_slices,
+)
 from tir_dagster.hyper.slices import SliceRanges, SliceValues
 from tir_dagster.snowflake.columns import Column
 from tir_dagster.snowflake.slices import SliceBy, slice_range
@@ -26,12 +34,16 @@ class Shape:
     loose: frozenset[str] = frozenset()
 
 
-def replace_change(base: Path, target: Path, change_set: ChangeSet, folder: Path, shape: Shape) -> Applied:
-    """A copy of the extract with the change set's keys, or slices, replaced."""
+def replace_change(
+    base: Path, target: Path, change_set: ChangeSet, folder: Path, shape: Shape, *, spare: Spare | None = None
+) -> Applied:
+    """A copy of the extract with the change set's keys, or slices, replaced; a spare file is used up instead of a copy."""
     names, rows = shape.names or None, parts_of(folder / ROWS)
     if shape.key:
         keys = staged_keys(folder)
-        return replace_keys(base, target, key=shape.key, keys=keys, rows=rows, columns=shape.columns, names=names)
+        return replace_keys(
+            base, target, key=shape.key, keys=keys, rows=rows, columns=shape.columns, names=names, spare=spare
+        )
     return replace_slices(
         base, target, ranges=_ranges(change_set, shape), rows=rows, columns=shape.columns, names=names
     )

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tir_dagster.durable import sync
+from tir_dagster.durable import shares_blocks, sync
 from tir_dagster.errors import ExtractError
 
 EXTRACT_FILE = "extract.hyper"
@@ -20,6 +20,9 @@ MANIFEST_FILE = "manifest.json"
 _NAME = re.compile(r"v(\d{8,})")
 _WORKSPACE = ".work."
 _LEAVING = ".gone."
+_SPARE = ".spare."
+# The replacement that made a version of the one before: its keys and rows.
+CHANGE_FOLDER = "change"
 # In a version's folder: the package that people built around the extract, without its rows.
 SHELL = "shell.tdsx"
 
@@ -45,7 +48,7 @@ class Version:
 
     @property
     def id(self) -> str:
-        return self.folder.name
+        return self.folder.name.removeprefix(_SPARE)
 
     @property
     def extract(self) -> Path:
@@ -128,16 +131,37 @@ class VersionStore:
         if most_bytes is not None:
             staying &= _fitting(complete, most_bytes, protected)
         going = [version for version in complete if version.id not in staying]
+        if going and not shares_blocks(self.folder):
+            self._set_aside(going[-1], [version for version in complete if version.id in staying], most_bytes)
         for version in going:
-            self._remove(version.folder)
+            if version.folder.is_dir():
+                self._remove(version.folder)
         return [version.id for version in going]
+
+    def spare(self) -> Version | None:
+        """A version that nobody needs any more, whose file may be used up for the next one."""
+        return next((version for path in self._spares() if (version := _read(path)) is not None), None)
+
+    def drop_spare(self) -> None:
+        for path in self._spares():
+            shutil.rmtree(path, ignore_errors=True)
+
+    def _spares(self) -> list[Path]:
+        return list(self.folder.glob(f"{_SPARE}v*")) if self.folder.is_dir() else []
+
+    def _set_aside(self, version: Version, staying: Sequence[Version], most_bytes: int | None) -> None:
+        """Keep its file as the spare one: a copy of the next base would take the same room for a while."""
+        self.drop_spare()
+        if most_bytes is None or sum(map(_bytes, (version, *staying))) <= most_bytes:
+            version.folder.rename(self.folder / f"{_SPARE}{version.id}")
+            sync(self.folder)
 
     def _clean(self) -> None:
         """Remove workspaces, half-removed versions and broken ones."""
         for path in self.folder.iterdir():
             if path.name.startswith((_WORKSPACE, _LEAVING)):
                 shutil.rmtree(path, ignore_errors=True)
-            elif _NAME.fullmatch(path.name) and _read(path) is None:
+            elif (_NAME.fullmatch(path.name) or path.name.startswith(_SPARE)) and _read(path) is None:
                 self._remove(path)
 
     def _remove(self, folder: Path) -> None:
@@ -167,8 +191,12 @@ def _fitting(versions: Sequence[Version], most_bytes: int, protected: Collection
     return kept
 
 
+def _bytes(version: Version) -> int:
+    return sum(path.stat().st_size for path in version.folder.rglob("*") if path.is_file())
+
+
 def _number(path: Path) -> int:
-    found = _NAME.fullmatch(path.name)
+    found = _NAME.fullmatch(path.name.removeprefix(_SPARE))
     assert found is not None
     return int(found[1])
 

@@ -11,12 +11,19 @@ from pathlib import Path
 import pytest
 
 from tir_dagster.errors import ExtractError
+from tir_dagster.refresh.state import versions
 from tir_dagster.refresh.state.versions import Version, VersionStore, Workspace
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> VersionStore:
     return VersionStore(tmp_path / "sales")
+
+
+@pytest.fixture(autouse=True)
+def plain_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk on which a copy costs what the file has."""
+    monkeypatch.setattr(versions, "shares_blocks", lambda _: False)
 
 
 def filled(store: VersionStore, content: str = "rows") -> Workspace:
@@ -70,6 +77,46 @@ def test_pruning_by_size_removes_the_oldest(store: VersionStore):
     assert store.prune(keep=9, most_bytes=together) == []
     assert store.prune(keep=9, most_bytes=together - 1) == ["v00000001"]
     assert store.prune(keep=9, most_bytes=1, protected={"v00000002"}) == ["v00000003"], "not the newest, nor that one"
+
+
+def test_the_newest_version_that_goes_is_set_aside_as_a_spare_file(store: VersionStore):
+    for number in range(4):
+        committed(store, f"rows {number}")
+    store.prune(keep=2)
+    spare = store.spare()
+    assert spare is not None
+    assert (spare.id, spare.number, spare.extract.read_text()) == ("v00000002", 2, "rows 1")
+    assert [version.id for version in store.versions()] == ["v00000003", "v00000004"], "it is none that is kept"
+
+    store.begin()
+    assert store.spare() == spare
+    committed(store)
+    store.prune(keep=2)
+    assert [path.name for path in store.folder.glob(".spare.*")] == [".spare.v00000003"]
+
+    store.drop_spare()
+    assert store.spare() is None
+
+
+def test_a_spare_file_takes_no_room_that_is_not_granted(store: VersionStore):
+    for number in range(3):
+        committed(store, f"rows {number}")
+    together = sum(path.stat().st_size for path in store.folder.rglob("*") if path.is_file())
+
+    store.prune(keep=2, most_bytes=together - 1)
+
+    assert store.spare() is None
+    assert len(store.versions()) == 2
+
+
+def test_where_copies_cost_nothing_no_spare_file_is_kept(store: VersionStore, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(versions, "shares_blocks", lambda _: True)
+    for _ in range(3):
+        committed(store)
+
+    store.prune(keep=1)
+
+    assert sorted(path.name for path in store.folder.iterdir()) == ["v00000003"]
 
 
 def test_a_version_that_is_not_there_is_told_by_name(store: VersionStore):
@@ -166,4 +213,5 @@ def test_a_kill_at_any_line_leaves_the_old_or_the_new_version_whole(tmp_path: Pa
         after = committed(store, "after")
         assert store.latest() == after
         store.prune(keep=1)
+        store.drop_spare()
         assert os.listdir(store.folder) == [after.id]  # noqa: PTH208
