@@ -189,6 +189,7 @@ def _confirm_late(
     from tir_dagster.refresh import stages  # noqa: PLC0415 - seconds that loading definitions must not take
 
     if looked.late is not None:
+        refresh.log("an earlier publish of ours was not on record: confirmed now")
         yield from metadata.late_events(looked.late, keys)
         stages.settle(refresh, looked.late)
         yield from published_evaluations(refresh, looked.late, keys, warn=warn)
