@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,22 +24,12 @@ from tir_dagster.refresh.context import (
     shape_to_json,
 )
 from tir_dagster.refresh.datasource import server_package
-from tir_dagster.refresh.state.versions import CHANGE_FOLDER, SHELL, Version, VersionStore, Workspace
+from tir_dagster.refresh.state.versions import CHANGE_FOLDER, SHELL, Version, VersionStore, Workspace, new_version
 from tir_dagster.refresh.survey import extract_columns, extract_shape
 from tir_dagster.refresh.verify import verify_content, verify_in_turn
 
 # So many bytes of a file are copied and made durable in the time that a byte of keys and rows takes to be replaced.
 _COPY_SPEED = 16
-
-
-@contextmanager
-def new_version(store: VersionStore) -> Iterator[Workspace]:
-    """A workspace that is removed unless it was committed inside the block."""
-    workspace = store.begin()
-    try:
-        yield workspace
-    finally:
-        store.abandon(workspace)
 
 
 def fill_extract(

@@ -13,19 +13,20 @@ from tir_dagster.errors import DatasourceError, ExtractError, MachineError
 from tir_dagster.refresh.confirm import confirmation_of
 from tir_dagster.refresh.context import Looked, RefreshContext, ServerLook, explaining_lost_lease
 from tir_dagster.refresh.datasource import credentials_for, look_at_server
-from tir_dagster.refresh.deliveries.by_patch import ByPatch, Compared
-from tir_dagster.refresh.deliveries.by_server import ByServer
-from tir_dagster.refresh.deliveries.patch import check_patchable
-from tir_dagster.refresh.deliveries.republish import finish_delivery
+from tir_dagster.refresh.deliveries import Recovered
+from tir_dagster.refresh.deliveries.patch import Patch, check_patchable
+from tir_dagster.refresh.deliveries.server import Server
+from tir_dagster.refresh.deliveries.whole import finish_delivery
+from tir_dagster.refresh.outcome import outcome_by_content
+from tir_dagster.refresh.server_content import Compared, compare_content
 from tir_dagster.refresh.state.change_sets import DamagedStateError
-from tir_dagster.refresh.state.records import Aftermath, Confirmation, Intent, aftermath, surely_other_rows
+from tir_dagster.refresh.state.records import Confirmation, Intent, surely_other_rows
 from tir_dagster.refresh.state.versions import Version
 from tir_dagster.tableau.client import TableauClient
 from tir_dagster.tableau.datasources import ServerVersion, name_of_id, none_of_that_name, settled, shown_place
-from tir_dagster.tableau.publishing import ForeignPublishError
+from tir_dagster.tableau.outcome import ForeignPublishError, PublishOutcome
 from tir_dagster.tableau.transfer import NoExtractError
 
-_MENDABLE = (Aftermath.NOT_LANDED, Aftermath.PARTIAL)
 _MOST_LOOKS = 3
 
 
@@ -33,7 +34,7 @@ _MOST_LOOKS = 3
 class _Judged:
     """What became of the last publish, and what the server holds after it was mended."""
 
-    verdict: Aftermath
+    verdict: PublishOutcome
     server: ServerLook
     # None where the rows were not looked at.
     compared: Compared | None = None
@@ -96,8 +97,6 @@ class _Looking:
     def __init__(self, context: RefreshContext, client: TableauClient, *, mend: bool) -> None:
         self._context = context
         self._client = client
-        self._by_server = ByServer(context)
-        self._by_patch = ByPatch(context)
         self._mend = mend
         self._warnings: tuple[str, ...] = ()
 
@@ -110,18 +109,18 @@ class _Looking:
         differs = intent is not None and (
             confirmed is None or surely_other_rows(intent.fingerprint, confirmed.fingerprint)
         )
-        untouched = verdict is Aftermath.NOT_LANDED and differs and intent is not None and intent.hole is None
+        untouched = verdict is PublishOutcome.NOT_LANDED and differs and intent is not None and intent.hole is None
         if self._mend:
             # The comparison may have taken long: an intent that is there now may be of somebody who took over.
             self._context.check_lease()
-            server = self._put_back_around(server, foreign=verdict is Aftermath.FOREIGN, landed=not untouched)
+            server = self._put_back_around(server, foreign=verdict is PublishOutcome.FOREIGN, landed=not untouched)
         late = None
-        if verdict is Aftermath.LANDED and intent is not None and server.found is not None:
+        if verdict is PublishOutcome.LANDED and intent is not None and server.found is not None:
             version = self._context.versions.get(intent.version)
             late = confirmation_of(self._context, version, server, keyed=intent.keyed and judged.keyed)
         if judged.forgotten is not None:
             late = confirmation_of(self._context, judged.forgotten, server, keyed=judged.keyed)
-        in_doubt = verdict is Aftermath.PARTIAL or self._is_unknown(intent, confirmed, judged)
+        in_doubt = verdict is PublishOutcome.PARTIAL or self._is_unknown(intent, confirmed, judged)
         if self._mend and intent is not None and late is None and not in_doubt:
             self._context.change_sets.drop_intent()
         known = late or (replace(confirmed, keyed=confirmed.keyed and judged.keyed) if confirmed else None)
@@ -130,7 +129,7 @@ class _Looking:
             server,
             known,
             base,
-            foreign=verdict is Aftermath.FOREIGN,
+            foreign=verdict is PublishOutcome.FOREIGN,
             elsewhere=judged.elsewhere,
             late=late,
             in_doubt=in_doubt,
@@ -173,7 +172,7 @@ class _Looking:
             check_patchable(client, spec.name, server.found)
         if elsewhere is not None:
             self._context.log(f"{elsewhere.value}: everything is loaded")
-            return self._mended(_Judged(Aftermath.FOREIGN, server, elsewhere=elsewhere), intent, confirmed)
+            return self._mended(_Judged(PublishOutcome.FOREIGN, server, elsewhere=elsewhere), intent, confirmed)
         judged = self._aftermath(server, intent, confirmed)
         if not self._mend or intent is None:
             return judged
@@ -209,19 +208,14 @@ class _Looking:
         client = self._client
         if intent is None or not self._mend:
             return judged
-        if judged.verdict is Aftermath.HOLE:
-            kept = self._context.known_version(confirmed.version) if confirmed is not None else None
-            # Without the kept version nothing can be put back: then everything is loaded (STATE_LOST).
-            if kept is None:
-                return judged
-            return _Judged(Aftermath.NOT_LANDED, self._by_server.put_back(client, judged.server, kept))
-        if intent.patch and judged.verdict in _MENDABLE:
-            verdict, server = self._by_patch.finish(client, judged.server, intent, judged.verdict)
-            return _Judged(verdict, server, judged.compared)
-        if intent.patch and intent.job is not None and judged.verdict is Aftermath.FOREIGN:
-            self._by_patch.outlast(client, intent)
-            return replace(judged, server=look_at_server(client, self._context.spec))
-        return judged
+        # By what was being done, not by what the spec says now: the delivery may have been changed since.
+        delivery = Patch(self._context) if intent.patch else Server(self._context)
+        last = Recovered(judged.verdict, judged.server)
+        recovered = delivery.recover(client, last, intent, confirmed)
+        if recovered == last:
+            return judged
+        compared = judged.compared if intent.patch else None
+        return replace(judged, verdict=recovered.outcome, server=recovered.server, compared=compared)
 
     def _put_back_around(self, server: ServerLook, *, foreign: bool, landed: bool) -> ServerLook:
         """Tags and the like that a publish of ours took away come back; what somebody else published is left alone."""
@@ -239,20 +233,20 @@ class _Looking:
             version = self._context.known_version(intent.version if intent else confirmed.version if confirmed else "")
             if version is not None:
                 server, compared = self._compared(server, version, intent, confirmed)
-        verdict = aftermath(
+        verdict = outcome_by_content(
             intent=intent,
             confirmed=confirmed,
             server_version=server.version_text,
             server_fingerprints=compared.fingerprints if compared else (),
             heals=compared is not None and compared.heals,
         )
-        if verdict is Aftermath.FOREIGN or (confirmed is None and intent is None):
+        if verdict is PublishOutcome.FOREIGN or (confirmed is None and intent is None):
             for version in self._unrecorded(confirmed) if server.found is not None else ():
                 server, seen = self._compared(server, version, None, confirmed)
                 if version.manifest["fingerprint"] in seen.fingerprints:
-                    self._context.log(Aftermath.FORGOTTEN.value)
-                    return _Judged(Aftermath.FORGOTTEN, server, seen, forgotten=version)
-        if verdict is not Aftermath.CLEAN:
+                    self._context.log(PublishOutcome.FORGOTTEN.value)
+                    return _Judged(PublishOutcome.FORGOTTEN, server, seen, forgotten=version)
+        if verdict is not PublishOutcome.CLEAN:
             self._context.log(verdict.value)
         return _Judged(verdict, server, compared)
 
@@ -292,7 +286,7 @@ class _Looking:
         assert server.found is not None
         folder = self._context.work / "look"
         try:
-            return self._by_patch.compare(self._client, server.found, version, folder, intent, exactly=exactly)
+            return compare_content(self._context, self._client, server.found, version, folder, intent, exactly=exactly)
         except MachineError:
             # Nobody has looked: it may well be ours.
             raise

@@ -24,9 +24,9 @@ from tir_dagster.refresh.deliveries.agreement import (
     check_agreement,
     check_query_agreement,
     check_replaceable,
+    needed_increment,
     refuse_document,
 )
-from tir_dagster.refresh.deliveries.server_load import needed_increment
 from tir_dagster.snowflake.columns import Column
 from tir_dagster.snowflake.connection import SnowflakeAccess
 from tir_dagster.snowflake.names import TableName

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from enum import Enum
 
 from tir_dagster.errors import DatasourceError
 from tir_dagster.tableau.client import TableauClient
@@ -17,6 +16,7 @@ from tir_dagster.tableau.datasources import (
 )
 from tir_dagster.tableau.failures import RefusedError, UnknownOutcomeError, UnreadableAnswerError
 from tir_dagster.tableau.jobs import JobVanishedError, wait_for_job
+from tir_dagster.tableau.outcome import ForeignPublishError, PublishOutcome, PublishUnknownError, outcome_by_revisions
 from tir_dagster.tableau.settings import Seen, check_credentials, nothing
 from tir_dagster.tableau.upload import UPLOAD_GONE, Parcel, Progress, send
 
@@ -97,12 +97,12 @@ class Publishing:
             return reread(self._client, self._before)
         return look_for_datasource(self._client, project=self._project, name=self._parcel.name)
 
-    def _landing(self, now: FoundDatasource | None) -> Landing:
-        return landing(self._before, now, user_id=self._client.user_id, sends=self._sends)
+    def _landing(self, now: FoundDatasource | None) -> PublishOutcome:
+        return outcome_by_revisions(self._before, now, user_id=self._client.user_id, sends=self._sends)
 
     def _check_unchanged(self) -> None:
         """Right before every request that publishes: what people did during a long upload counts, too."""
-        if self._landing(now := self._look()) is not Landing.NOT_LANDED:
+        if self._landing(now := self._look()) is not PublishOutcome.NOT_LANDED:
             raise _ChangedError(now)
         if now is not None:
             check_credentials(now, self._parcel.connections)
@@ -142,12 +142,12 @@ class Publishing:
             raise RefusedError(f"{error}{self._nothing}", code=error.code) from error
         now = self._look_until_it_shows()
         # Without revisions, a change in the same second as the one before does not show.
-        if self._landing(now) is Landing.NOT_LANDED and (now is None or now.revision is not None):
+        if self._landing(now) is PublishOutcome.NOT_LANDED and (now is None or now.revision is not None):
             raise PublishUnknownError(
                 f"Could not {self._doing} for certain: {self._client.where} took it and still shows what it held before."
                 " Nothing is confirmed. Run again: the next refresh compares what is there."
             )
-        if now is None or self._landing(now) is Landing.FOREIGN:
+        if now is None or self._landing(now) is PublishOutcome.FOREIGN:
             raise self._foreign(now, was=self._was, landed=True)
         return now
 
@@ -160,7 +160,7 @@ class Publishing:
         """After a publish that the server has answered: its lists may show it a moment later."""
         retry = self._client.retry
         for number in range(1, retry.tries):
-            if self._landing(now := self._look()) is not Landing.NOT_LANDED:
+            if self._landing(now := self._look()) is not PublishOutcome.NOT_LANDED:
                 return now
             retry.sleep(retry.pause(number))
         return self._look()
@@ -169,7 +169,7 @@ class Publishing:
         """Look for a while: a server may finish a publish whose connection broke long ago."""
         retry = self._client.retry
         for number in range(1, retry.tries + 1):
-            if self._landing(now := self._look()) is not Landing.NOT_LANDED:
+            if self._landing(now := self._look()) is not PublishOutcome.NOT_LANDED:
                 return self._judge(now)
             retry.sleep(retry.pause(number))
         return None
@@ -177,11 +177,11 @@ class Publishing:
     def _judge(self, now: FoundDatasource | None) -> FoundDatasource:
         """The datasource, when the change since the start is ours alone."""
         verdict = self._landing(now)
-        if verdict is Landing.LANDED and now is not None:
+        if verdict is PublishOutcome.LANDED and now is not None:
             # In our user's name; whoever else signs in as that user may have published it.
             self._inferred()
             return now
-        if verdict is Landing.UNKNOWN and self._sends:
+        if verdict is PublishOutcome.UNKNOWN and self._sends:
             raise PublishUnknownError(
                 f"Could not {self._doing} for certain: the connection to {self._client.where} broke, the datasource"
                 " has changed since, and the server does not say by whom. Compare its content before publishing again."
@@ -208,56 +208,3 @@ class Publishing:
             f"Could not {self._doing} undisturbed: somebody else changed it on {self._client.where}"
             f" (expected {was}, {state}). {end}"
         )
-
-
-class ForeignPublishError(DatasourceError):
-    """Somebody else changed the datasource; the message says whether ours was published nevertheless."""
-
-
-class PublishUnknownError(DatasourceError):
-    """A publish broke off, and the server does not tell whose content it holds: compare the content."""
-
-
-def check_undisturbed(before: FoundDatasource, now: FoundDatasource, *, where: str, meanwhile: str) -> None:
-    """A revision more than there was, or than ours was, is somebody else's publish in between."""
-    if now.revision != before.revision:
-        raise ForeignPublishError(
-            f"Somebody else published {before.shown} on {where} while {meanwhile} (revision {before.revision}, now"
-            f" {now.revision}). Nothing is confirmed. Run again: the next refresh compares what is there."
-        )
-
-
-class Landing(Enum):
-    """What became of a publish."""
-
-    NOT_LANDED = "the server holds what it held before"
-    LANDED = "only we published since"
-    FOREIGN = "somebody else published or deleted it"
-    UNKNOWN = "it changed, and the server does not say by whom"
-
-
-def landing(before: FoundDatasource | None, now: FoundDatasource | None, *, user_id: str, sends: int) -> Landing:
-    """Compare the datasource before a publish (None: there was none) with what is there now.
-
-    `sends` is how many requests of ours may have landed: more revisions than that are not all ours, even those in our
-    user's name.
-    """
-    if before is None or now is None:
-        if before is now:
-            return Landing.NOT_LANDED
-        return Landing.FOREIGN if now is None else _by_publishers(now, after=0, user_id=user_id, sends=sends)
-    if server_version(now) == server_version(before):
-        return Landing.NOT_LANDED
-    if now.id != before.id:
-        return Landing.FOREIGN
-    return _by_publishers(now, after=before.revision or 0, user_id=user_id, sends=sends)
-
-
-def _by_publishers(now: FoundDatasource, *, after: int, user_id: str, sends: int) -> Landing:
-    """Who made the revisions since. Without any, a refresh, an edit or a site without history: nobody can tell."""
-    publishers = [revision.publisher_id for revision in now.history or () if revision.number > after]
-    if len(publishers) > sends:
-        return Landing.FOREIGN
-    if not publishers or None in publishers:
-        return Landing.UNKNOWN
-    return Landing.LANDED if set(publishers) == {user_id} else Landing.FOREIGN

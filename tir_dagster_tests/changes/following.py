@@ -19,11 +19,13 @@ from tir_dagster.changes.plan import Known, Mode, Plan, Reason, Situation, plan_
 from tir_dagster.changes.question import ask_question, checked_hints
 from tir_dagster.changes.relation import Relation, relation_of
 from tir_dagster.changes.watermarks import highest_mark
-from tir_dagster.refresh.state.records import Aftermath, Confirmation, Intent, aftermath
+from tir_dagster.refresh.outcome import outcome_by_content
+from tir_dagster.refresh.state.records import Confirmation, Intent
 from tir_dagster.snowflake.names import TableName
 from tir_dagster.snowflake.slices import slice_of
 from tir_dagster.snowflake.versions import SourceVersion
 from tir_dagster.spec.reading import spec_from_mapping
+from tir_dagster.tableau.outcome import PublishOutcome
 from tir_dagster_tests.changes.warehouse import MAKERS, PRODUCTS, STAMP, Warehouse
 
 Values = tuple[Any, ...]
@@ -241,16 +243,16 @@ class FollowedQuery:
         if self.base is None and self.intended is None:
             return False
         intent, version = self.intended or (None, None)
-        verdict = aftermath(
+        verdict = outcome_by_content(
             intent=intent,
             confirmed=self.base.confirmation if self.base else None,
             server_version=str(self.server_version),
             server_fingerprints=(fingerprint(self.server),),
         )
-        if verdict is Aftermath.LANDED and version is not None:
+        if verdict is PublishOutcome.LANDED and version is not None:
             self._confirm(version)
         self.intended = None
-        return verdict is Aftermath.FOREIGN
+        return verdict is PublishOutcome.FOREIGN
 
     def _token(self) -> str:
         return ",".join(str(self.warehouse.tokens[table]) for table in self.relation.tables)

@@ -28,7 +28,7 @@ from tableauhyperapi import HyperProcess, Telemetry
 
 from tir_dagster.errors import TirError
 from tir_dagster.orchestration.home import tir_home
-from tir_dagster.refresh.deliveries import by_patch
+from tir_dagster.refresh.deliveries import patch as by_patch
 from tir_dagster.refresh.deliveries.trigger import no_spark, plan_trigger, refresh_on_server, watch
 from tir_dagster.refresh.state.change_sets import new_id
 from tir_dagster.refresh.state.lease import LeaseLostError

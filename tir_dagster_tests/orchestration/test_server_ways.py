@@ -14,7 +14,7 @@ import pytest
 import tableauserverclient as TSC  # noqa: N812 - the name its own documentation uses
 
 from tir_dagster.errors import DatasourceError
-from tir_dagster.refresh.deliveries.suffix_load import LEAD_SECONDS
+from tir_dagster.refresh.deliveries.server import LEAD_SECONDS
 from tir_dagster.sandbox.tableau.settings import Settings
 from tir_dagster.tableau.schedules import soonest_slot
 from tir_dagster_tests.conftest import Sandbox

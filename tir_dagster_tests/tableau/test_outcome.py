@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import pytest
 
 from tir_dagster.tableau.datasources import FoundDatasource, FoundProject, Revision, ServerVersion, server_version
-from tir_dagster.tableau.publishing import Landing, landing
+from tir_dagster.tableau.outcome import PublishOutcome, outcome_by_revisions
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 LATER = datetime(2026, 1, 1, 13, tzinfo=UTC)
@@ -43,28 +43,28 @@ def after(*publishers: str | None) -> FoundDatasource:
 @pytest.mark.parametrize(
     ("before", "now", "sends", "verdict"),
     [
-        (None, None, 1, Landing.NOT_LANDED),
-        (BEFORE, BEFORE, 1, Landing.NOT_LANDED),
-        (BEFORE, after("us", "us"), 1, Landing.LANDED),
-        (BEFORE, after("us", "us", "us"), 2, Landing.LANDED),
-        (None, after("us"), 1, Landing.LANDED),
-        (BEFORE, after("us", "them"), 1, Landing.FOREIGN),
-        (BEFORE, after("us", "them", "us"), 1, Landing.FOREIGN),
-        (BEFORE, after("us", "us", "us"), 1, Landing.FOREIGN),
-        (BEFORE, after("us", "us"), 0, Landing.FOREIGN),
-        (BEFORE, None, 1, Landing.FOREIGN),
-        (BEFORE, replace(after("us", "us"), id="2"), 1, Landing.FOREIGN),
-        (None, after("them"), 1, Landing.FOREIGN),
-        (BEFORE, after("us"), 1, Landing.UNKNOWN),
-        (BEFORE, after("us", None), 1, Landing.UNKNOWN),
-        (BEFORE, after("us", None, None), 1, Landing.FOREIGN),
-        (BEFORE, replace(BEFORE, updated_at=LATER, history=None), 1, Landing.UNKNOWN),
+        (None, None, 1, PublishOutcome.NOT_LANDED),
+        (BEFORE, BEFORE, 1, PublishOutcome.NOT_LANDED),
+        (BEFORE, after("us", "us"), 1, PublishOutcome.LANDED),
+        (BEFORE, after("us", "us", "us"), 2, PublishOutcome.LANDED),
+        (None, after("us"), 1, PublishOutcome.LANDED),
+        (BEFORE, after("us", "them"), 1, PublishOutcome.FOREIGN),
+        (BEFORE, after("us", "them", "us"), 1, PublishOutcome.FOREIGN),
+        (BEFORE, after("us", "us", "us"), 1, PublishOutcome.FOREIGN),
+        (BEFORE, after("us", "us"), 0, PublishOutcome.FOREIGN),
+        (BEFORE, None, 1, PublishOutcome.FOREIGN),
+        (BEFORE, replace(after("us", "us"), id="2"), 1, PublishOutcome.FOREIGN),
+        (None, after("them"), 1, PublishOutcome.FOREIGN),
+        (BEFORE, after("us"), 1, PublishOutcome.UNKNOWN),
+        (BEFORE, after("us", None), 1, PublishOutcome.UNKNOWN),
+        (BEFORE, after("us", None, None), 1, PublishOutcome.FOREIGN),
+        (BEFORE, replace(BEFORE, updated_at=LATER, history=None), 1, PublishOutcome.UNKNOWN),
     ],
 )
 def test_the_revisions_since_tell_whose_content_the_server_holds(
-    before: FoundDatasource | None, now: FoundDatasource | None, sends: int, verdict: Landing
+    before: FoundDatasource | None, now: FoundDatasource | None, sends: int, verdict: PublishOutcome
 ) -> None:
-    assert landing(before, now, user_id="us", sends=sends) is verdict
+    assert outcome_by_revisions(before, now, user_id="us", sends=sends) is verdict
 
 
 @pytest.mark.parametrize(

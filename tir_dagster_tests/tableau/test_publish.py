@@ -18,7 +18,7 @@ from tir_dagster.tableau import publishing, upload
 from tir_dagster.tableau.client import TableauClient
 from tir_dagster.tableau.datasources import server_version
 from tir_dagster.tableau.jobs import JobFailedError
-from tir_dagster.tableau.publishing import ForeignPublishError, PublishUnknownError
+from tir_dagster.tableau.outcome import ForeignPublishError, PublishUnknownError
 from tir_dagster.tableau.transfer import publish
 from tir_dagster_tests.sandbox.tableau.helpers import Admin, rewritten
 from tir_dagster_tests.tableau.conftest import OTHERS_PACKAGE, Naps, Orders

@@ -15,8 +15,7 @@ import pytest
 from tir_dagster.errors import DatasourceError, MachineError
 from tir_dagster.refresh.context import ServerLook
 from tir_dagster.refresh.datasource import credentials_for, fetch_shell
-from tir_dagster.refresh.deliveries.overwrite import Place, publish_over
-from tir_dagster.refresh.deliveries.republish import Delivered, deliver, finish_delivery
+from tir_dagster.refresh.deliveries.whole import Delivered, Place, deliver, finish_delivery, publish_over
 from tir_dagster.spec.extract import Credentials, ExtractSpec
 from tir_dagster.spec.reading import spec_from_mapping
 from tir_dagster.tableau import datasources
@@ -24,7 +23,7 @@ from tir_dagster.tableau.access import TableauAccess
 from tir_dagster.tableau.client import RetryPolicy, TableauClient
 from tir_dagster.tableau.datasources import FoundDatasource, look_for_datasource, server_version, settled
 from tir_dagster.tableau.failures import RefusedError
-from tir_dagster.tableau.publishing import ForeignPublishError
+from tir_dagster.tableau.outcome import ForeignPublishError
 from tir_dagster.tableau.settings import is_remembered, keep, remember
 from tir_dagster.tableau.transfer import publish
 from tir_dagster.virtual_file import VirtualFile

@@ -8,6 +8,12 @@ from typing import NoReturn
 
 from tir_dagster.errors import DatasourceError
 from tir_dagster.hyper.casts import PURGE_KEY
+from tir_dagster.hyper.increment import (
+    Increment,
+    Missing,
+    NoIncrement,
+    find_increment,
+)
 from tir_dagster.hyper.package.package import Package
 from tir_dagster.snowflake.names import TableName
 from tir_dagster.snowflake.query import same_query
@@ -127,3 +133,11 @@ def refuse_document(spec: ExtractSpec, shell: Path | None, found: FoundDatasourc
             f"{spec.name}: {found.shown} has a document that people made, and the delivery `patch` keeps none. Choose the "
             "delivery `republish`, or publish under another name: then a Hyper file is created."
         )
+
+
+def needed_increment(extract: str, package: Package, hyper: Path) -> Increment | NoIncrement:
+    """By what the server goes on; an error where it was never set up to."""
+    increment = find_increment(package, hyper)
+    if isinstance(increment, NoIncrement) and increment.why is Missing.NOT_INCREMENTAL:
+        raise DatasourceError(f"{extract}: {increment.sentence} Or use the delivery `republish`.")
+    return increment

@@ -2,136 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from contextlib import nullcontext
 
-from tir_dagster.hyper.package.package import packed, read_package, refresh_change
-from tir_dagster.refresh.context import ServerLook
-from tir_dagster.refresh.datasource import named_credentials
-from tir_dagster.spec.extract import ExtractSpec
+from tir_dagster.refresh.context import Looked, Published, RefreshContext
+from tir_dagster.refresh.deliveries import Recovered
+from tir_dagster.refresh.deliveries.whole import publish_whole
+from tir_dagster.refresh.state.records import Confirmation, Intent
+from tir_dagster.refresh.state.versions import Version
 from tir_dagster.tableau.client import TableauClient
-from tir_dagster.tableau.datasources import (
-    FoundDatasource,
-    reread,
-    server_version,
-    settled,
-)
-from tir_dagster.tableau.publishing import Check, ForeignPublishError, always, check_undisturbed
-from tir_dagster.tableau.settings import (
-    ConnectionCredential,
-    Restored,
-    is_remembered,
-    nothing,
-    put_back_remembered,
-    remember,
-    remembered_connections,
-)
-from tir_dagster.tableau.tasks import look_beside
-from tir_dagster.tableau.transfer import publish
-from tir_dagster.tableau.upload import tell_progress
-from tir_dagster.virtual_file import VirtualFile
-
-Log = Callable[[str], None]
 
 
-@dataclass(frozen=True)
-class Delivered:
-    """The datasource after a publish, warnings about what could not be put back, and whether its rows must be compared to be sure."""
+class Republish:
+    """Publishes the version's file; an interrupted publish landed or did not, so there is nothing half done."""
 
-    found: FoundDatasource
-    warnings: tuple[str, ...]
-    doubtful: bool = False
+    def __init__(self, context: RefreshContext) -> None:
+        self._context = context
 
+    def publish(self, looked: Looked, version: Version) -> Published:
+        return publish_whole(self._context, looked, version, file=nullcontext(version.extract))
 
-def deliver(
-    client: TableauClient,
-    spec: ExtractSpec,
-    look: ServerLook,
-    *,
-    hyper: Path,
-    shell: Path | None,
-    rows: int,
-    credentials: Sequence[ConnectionCredential],
-    home: Path,
-    log: Log,
-    check: Check = always,
-    landed: Check = always,
-) -> Delivered:
-    """Publish over exactly what was looked at, and put back what overwriting loses; gives warnings about the rest.
-
-    What must not be forgotten is written down in `home`; `landed` is told before it is put back.
-    """
-    if shell is None:
-        sent = VirtualFile.of(hyper, name=f"{spec.name}.hyper")
-    else:
-        package = read_package(shell)
-        sent = packed(package, f"{spec.name}.tdsx", hyper=hyper, refresh=refresh_change(package, hyper, rows=rows))
-    seen = remember(look.found, home, look_beside(client, look.found)) if look.found is not None else nothing
-    log(f"publishing {sent.size / 1e6:,.1f} MB")
-    inferred = False
-
-    def infer() -> None:
-        nonlocal inferred
-        inferred = True
-
-    found = publish(
-        client,
-        sent,
-        project=look.project,
-        name=spec.datasource.name,
-        overwrite=look.found is not None,
-        expected=look.version,
-        connections=credentials,
-        progress=tell_progress(log, "uploading", clock=client.retry.clock),
-        check=check,
-        seen=seen,
-        inferred=infer,
-    )
-    landed()
-    restored = put_back_remembered(client, found, home, credentials)
-    now = _settled(client, found, restored)
-    # Where no revisions are shown, nobody can tell whether somebody published since.
-    doubtful = inferred or now.revision is None or server_version(now) != server_version(restored.found)
-    return Delivered(now, restored.warnings, doubtful)
-
-
-def _settled(client: TableauClient, published: FoundDatasource, restored: Restored) -> FoundDatasource:
-    """The datasource at a moment that can be confirmed: nobody published after us."""
-    now = settled(client, restored.found, shown_by=published)
-    check_undisturbed(published, now, where=client.where, meanwhile="ours was being confirmed")
-    return now
-
-
-def finish_delivery(
-    client: TableauClient,
-    spec: ExtractSpec,
-    look: ServerLook,
-    *,
-    home: Path,
-    env: Mapping[str, str],
-    foreign: bool,
-    landed: bool,
-) -> tuple[ServerLook, tuple[str, ...]]:
-    """Put back what an earlier publish of ours took from the datasource, if that run ended before it could.
-
-    `foreign` and `landed` tell what is known of the rows: what somebody else did is left alone.
-    """
-    if look.found is None or not is_remembered(home):
-        return look, ()
-    credentials = named_credentials(spec, remembered_connections(home), env)
-    # The look may have taken long, and what is put back moves the version: only what was looked at may be confirmed.
-    _check_same(client, look.found, reread(client, look.found))
-    restored = put_back_remembered(client, look.found, home, credentials, foreign=foreign, landed=landed)
-    now = _settled(client, look.found, restored)
-    _check_same(client, restored.found, now)
-    return replace(look, found=now), restored.warnings
-
-
-def _check_same(client: TableauClient, before: FoundDatasource, now: FoundDatasource | None) -> None:
-    if now is None or server_version(now) != server_version(before):
-        state = f"it is now {server_version(now)}" if now is not None else "it is gone"
-        raise ForeignPublishError(
-            f"Somebody else changed {before.shown} on {client.where} while it was being looked at (it was"
-            f" {server_version(before)}, {state}). Nothing is confirmed. Run again: the next refresh compares what is there."
-        )
+    def recover(
+        self, client: TableauClient, last: Recovered, intent: Intent, confirmed: Confirmation | None
+    ) -> Recovered:
+        del client, intent, confirmed
+        return last

@@ -7,7 +7,8 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -223,3 +224,13 @@ def _write(path: Path, content: Mapping[str, Any]) -> None:
         file.write("\n")
         file.flush()
         os.fsync(file.fileno())
+
+
+@contextmanager
+def new_version(store: VersionStore) -> Iterator[Workspace]:
+    """A workspace that is removed unless it was committed inside the block."""
+    workspace = store.begin()
+    try:
+        yield workspace
+    finally:
+        store.abandon(workspace)

@@ -10,9 +10,11 @@ import pytest
 
 from tir_dagster.changes.change_set import ChangeSet
 from tir_dagster.changes.plan import Known, Reason, Situation, plan_refresh
+from tir_dagster.refresh.outcome import outcome_by_content
 from tir_dagster.refresh.state.change_sets import ChangeSetStore, DamagedStateError
 from tir_dagster.refresh.state.lease import EXPIRE_SECONDS, lease
-from tir_dagster.refresh.state.records import Aftermath, Confirmation, Intent, aftermath
+from tir_dagster.refresh.state.records import Confirmation, Intent
+from tir_dagster.tableau.outcome import PublishOutcome
 
 KNOWN = Known("d", "s", "i", "t")
 CONFIRMED = Confirmation("orders", "v1", "2026-01-01", KNOWN, None, "id", "server 1", "old rows", 1, ())
@@ -22,17 +24,17 @@ INTENT = Intent("orders", "c", "v2", "server 1", "new rows", KNOWN, hole="rows m
 @pytest.mark.parametrize(
     ("version", "fingerprint", "verdict"),
     [
-        ("server 1", None, Aftermath.NOT_LANDED),
-        ("server 2", "new rows", Aftermath.LANDED),
-        ("server 2", "rows missing", Aftermath.HOLE),
-        ("server 2", "old rows", Aftermath.NOT_LANDED),
-        ("server 2", "other rows", Aftermath.FOREIGN),
-        ("server 2", None, Aftermath.FOREIGN),
+        ("server 1", None, PublishOutcome.NOT_LANDED),
+        ("server 2", "new rows", PublishOutcome.LANDED),
+        ("server 2", "rows missing", PublishOutcome.HOLE),
+        ("server 2", "old rows", PublishOutcome.NOT_LANDED),
+        ("server 2", "other rows", PublishOutcome.FOREIGN),
+        ("server 2", None, PublishOutcome.FOREIGN),
     ],
 )
 def test_what_the_server_holds_decides_what_a_crash_left(version, fingerprint, verdict):
     prints = (fingerprint, "the same in another form") if fingerprint else ()
-    found = aftermath(intent=INTENT, confirmed=CONFIRMED, server_version=version, server_fingerprints=prints)
+    found = outcome_by_content(intent=INTENT, confirmed=CONFIRMED, server_version=version, server_fingerprints=prints)
     assert found is verdict
 
 

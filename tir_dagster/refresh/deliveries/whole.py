@@ -1,0 +1,221 @@
+"""Publish whole packages: over exactly what was looked at, with all that a datasource keeps; and put a kept package back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tir_dagster.hyper.package.package import RefreshChange, greatest_increment, packed, read_package, refresh_change
+from tir_dagster.refresh.confirm import confirmation_of, intend
+from tir_dagster.refresh.context import Looked, Published, RefreshContext, ServerLook, crash_after, publishing
+from tir_dagster.refresh.datasource import credentials_for, named_credentials
+from tir_dagster.refresh.server_content import check_delivered
+from tir_dagster.refresh.state.versions import SHELL, Version
+from tir_dagster.spec.extract import ExtractSpec
+from tir_dagster.tableau.client import TableauClient
+from tir_dagster.tableau.datasources import (
+    FoundDatasource,
+    reread,
+    server_version,
+    settled,
+)
+from tir_dagster.tableau.outcome import ForeignPublishError, check_undisturbed
+from tir_dagster.tableau.publishing import Check, always
+from tir_dagster.tableau.settings import (
+    ConnectionCredential,
+    Restored,
+    is_remembered,
+    nothing,
+    put_back_remembered,
+    remember,
+    remembered_connections,
+)
+from tir_dagster.tableau.tasks import look_beside
+from tir_dagster.tableau.transfer import publish
+from tir_dagster.tableau.upload import tell_progress
+from tir_dagster.virtual_file import VirtualFile
+
+Log = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Delivered:
+    """The datasource after a publish, warnings about what could not be put back, and whether its rows must be compared to be sure."""
+
+    found: FoundDatasource
+    warnings: tuple[str, ...]
+    doubtful: bool = False
+
+
+def deliver(
+    client: TableauClient,
+    spec: ExtractSpec,
+    look: ServerLook,
+    *,
+    hyper: Path,
+    shell: Path | None,
+    rows: int,
+    credentials: Sequence[ConnectionCredential],
+    home: Path,
+    log: Log,
+    check: Check = always,
+    landed: Check = always,
+) -> Delivered:
+    """Publish over exactly what was looked at, and put back what overwriting loses; gives warnings about the rest.
+
+    What must not be forgotten is written down in `home`; `landed` is told before it is put back.
+    """
+    if shell is None:
+        sent = VirtualFile.of(hyper, name=f"{spec.name}.hyper")
+    else:
+        package = read_package(shell)
+        sent = packed(package, f"{spec.name}.tdsx", hyper=hyper, refresh=refresh_change(package, hyper, rows=rows))
+    seen = remember(look.found, home, look_beside(client, look.found)) if look.found is not None else nothing
+    log(f"publishing {sent.size / 1e6:,.1f} MB")
+    inferred = False
+
+    def infer() -> None:
+        nonlocal inferred
+        inferred = True
+
+    found = publish(
+        client,
+        sent,
+        project=look.project,
+        name=spec.datasource.name,
+        overwrite=look.found is not None,
+        expected=look.version,
+        connections=credentials,
+        progress=tell_progress(log, "uploading", clock=client.retry.clock),
+        check=check,
+        seen=seen,
+        inferred=infer,
+    )
+    landed()
+    restored = put_back_remembered(client, found, home, credentials)
+    now = _settled(client, found, restored)
+    # Where no revisions are shown, nobody can tell whether somebody published since.
+    doubtful = inferred or now.revision is None or server_version(now) != server_version(restored.found)
+    return Delivered(now, restored.warnings, doubtful)
+
+
+def _settled(client: TableauClient, published: FoundDatasource, restored: Restored) -> FoundDatasource:
+    """The datasource at a moment that can be confirmed: nobody published after us."""
+    now = settled(client, restored.found, shown_by=published)
+    check_undisturbed(published, now, where=client.where, meanwhile="ours was being confirmed")
+    return now
+
+
+def finish_delivery(
+    client: TableauClient,
+    spec: ExtractSpec,
+    look: ServerLook,
+    *,
+    home: Path,
+    env: Mapping[str, str],
+    foreign: bool,
+    landed: bool,
+) -> tuple[ServerLook, tuple[str, ...]]:
+    """Put back what an earlier publish of ours took from the datasource, if that run ended before it could.
+
+    `foreign` and `landed` tell what is known of the rows: what somebody else did is left alone.
+    """
+    if look.found is None or not is_remembered(home):
+        return look, ()
+    credentials = named_credentials(spec, remembered_connections(home), env)
+    # The look may have taken long, and what is put back moves the version: only what was looked at may be confirmed.
+    _check_same(client, look.found, reread(client, look.found))
+    restored = put_back_remembered(client, look.found, home, credentials, foreign=foreign, landed=landed)
+    now = _settled(client, look.found, restored)
+    _check_same(client, restored.found, now)
+    return replace(look, found=now), restored.warnings
+
+
+def _check_same(client: TableauClient, before: FoundDatasource, now: FoundDatasource | None) -> None:
+    if now is None or server_version(now) != server_version(before):
+        state = f"it is now {server_version(now)}" if now is not None else "it is gone"
+        raise ForeignPublishError(
+            f"Somebody else changed {before.shown} on {client.where} while it was being looked at (it was"
+            f" {server_version(before)}, {state}). Nothing is confirmed. Run again: the next refresh compares what is there."
+        )
+
+
+@dataclass(frozen=True)
+class Place:
+    """The datasource as it was looked at, and all that publishing over it needs."""
+
+    spec: ExtractSpec
+    look: ServerLook
+    credentials: Sequence[ConnectionCredential]
+    # For what is sent, and for what is written down until it is put back.
+    folder: Path
+    home: Path
+    # Asked right before every request that publishes.
+    check: Check = always
+    log: Callable[[str], None] = lambda _: None
+
+
+def put_back(client: TableauClient, place: Place, found: FoundDatasource, *, shell: Path, hyper: Path) -> None:
+    """Publish the kept package over what we published ourselves, as it was when that was found out."""
+    package = read_package(shell)
+    value = greatest_increment(package, hyper)
+    # Another one where the server showed later rows than ours: it must go on from the rows that come back.
+    refresh = None if value == package.last_increment else RefreshChange(increment_value=value)
+    publish_over(client, packed(package, f"{place.spec.name}.tdsx", hyper=hyper, refresh=refresh), place, found)
+
+
+def publish_over(client: TableauClient, package: VirtualFile, place: Place, found: FoundDatasource) -> Restored:
+    """Publish over exactly this, and put back what overwriting loses: what an earlier publish of this run wrote down, else what is there."""
+    beside = None if is_remembered(place.home) else look_beside(client, found)
+    seen = remember(found, place.home, beside)
+    published = publish(
+        client,
+        package,
+        project=place.look.project,
+        name=place.spec.datasource.name,
+        overwrite=True,
+        expected=server_version(found),
+        connections=place.credentials,
+        progress=tell_progress(place.log, "uploading", clock=client.retry.clock),
+        check=place.check,
+        seen=seen,
+    )
+    return put_back_remembered(client, published, place.home, place.credentials)
+
+
+def publish_whole(
+    context: RefreshContext,
+    looked: Looked,
+    version: Version,
+    *,
+    file: AbstractContextManager[Path],
+    keyed: bool = False,
+) -> Published:
+    """Publish the version as this Hyper file, intent before and confirmation after; `keyed`: it has a key column of ours."""
+    intend(context, looked, version, keyed=keyed)
+    crash_after("intended")
+    shell = version.folder / SHELL
+    with publishing(context) as client, file as hyper:
+        sent_bytes = hyper.stat().st_size
+        delivered = deliver(
+            client,
+            context.spec,
+            looked.server,
+            hyper=hyper,
+            shell=shell if shell.is_file() else None,
+            rows=version.manifest["rows"],
+            credentials=credentials_for(context.spec, looked.server.found, context.env),
+            home=context.folder,
+            log=context.log,
+            check=context.check_lease,
+            landed=lambda: crash_after("landed"),
+        )
+        warnings = delivered.warnings
+        if delivered.doubtful:
+            warnings += check_delivered(context, client, delivered.found, version)
+    crash_after("published")
+    server = ServerLook(looked.server.project, delivered.found)
+    confirmation = confirmation_of(context, version, server, keyed=keyed)
+    return Published(confirmation, delivered.found, warnings, sent_bytes=sent_bytes)

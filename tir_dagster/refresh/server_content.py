@@ -1,0 +1,120 @@
+"""What the server's file holds, downloaded and held beside a version of ours."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tir_dagster.errors import DatasourceError, ExtractError, MachineError
+from tir_dagster.hyper.content import content_digests, content_fingerprints
+from tir_dagster.hyper.package.package import read_package
+from tir_dagster.hyper.payload import carries_keys, row_digest, same_layout
+from tir_dagster.hyper.replace import replace_change
+from tir_dagster.refresh.context import RefreshContext, remove, shape_of
+from tir_dagster.refresh.datasource import fetch_shell
+from tir_dagster.refresh.state.records import Intent
+from tir_dagster.refresh.state.versions import Version
+from tir_dagster.tableau.client import TableauClient
+from tir_dagster.tableau.datasources import FoundDatasource
+from tir_dagster.tableau.failures import RefusedError
+
+
+class NotAsIntendedError(DatasourceError):
+    """Something was sent, and the server's rows are not what they must be."""
+
+
+@dataclass(frozen=True)
+class Compared:
+    """What the server's file holds, beside a version of ours."""
+
+    # Of its rows, in every form; none where it cannot be told, or where rows differ that look alike in sum.
+    fingerprints: Sequence[str] = ()
+    # An interrupted change, sent again, would make it right.
+    heals: bool = False
+    # Every row carries its purge key.
+    keyed: bool = False
+    # The table and its columns are what our changes are made for.
+    alike: bool = False
+    # People have made no document around it.
+    bare: bool = False
+
+
+def compare_content(
+    context: RefreshContext,
+    client: TableauClient,
+    found: FoundDatasource,
+    version: Version,
+    folder: Path,
+    intent: Intent | None = None,
+    *,
+    exactly: bool = False,
+) -> Compared:
+    """Download what the server holds and look at it; `exactly`: rows that look alike in sum are told apart."""
+    try:
+        shell, hyper = fetch_shell(client, found, folder, log=context.log)
+        shape = shape_of(version)
+        digests = content_digests(content_fingerprints(hyper, shape), shape)
+        if exactly and version.manifest["fingerprint"] in digests and not _same_rows(hyper, version):
+            digests = ()
+        heals = intent is not None and intent.patch and _heals(context, hyper, intent, version, folder)
+        alike, bare = same_layout(hyper, version.extract), read_package(shell).is_bare
+        return Compared(digests, heals, carries_keys(hyper, shape), alike, bare)
+    finally:
+        remove(folder)
+
+
+def check_content(
+    context: RefreshContext, client: TableauClient, found: FoundDatasource, version: Version, *, exactly: bool = True
+) -> None:
+    """Raise NotAsIntendedError unless the server holds the version's rows: nothing else is confirmed."""
+    context.log("something may have changed on the server meanwhile: comparing its rows")
+    compared = compare_content(context, client, found, version, context.work / "compared", exactly=exactly)
+    if version.manifest["fingerprint"] not in compared.fingerprints:
+        raise NotAsIntendedError(
+            f"{context.spec.name}: the rows of {found.shown} on {client.where} are not what they must be after this refresh."
+            " Nothing is confirmed. Run again: the next refresh compares what is there, and brings the same keys."
+        )
+
+
+def check_delivered(
+    context: RefreshContext, client: TableauClient, found: FoundDatasource, version: Version
+) -> tuple[str, ...]:
+    """Check the rows after a whole publish that something may have followed; a warning where nobody may look."""
+    # Tableau's own refreshes may write equal values in other words.
+    exactly = context.spec.delivery == "patch"
+    try:
+        check_content(context, client, found, version, exactly=exactly)
+    except RefusedError as error:
+        # Who may not download is not shown the revisions, either, and could never confirm anything.
+        return (f"{error} So a publish by somebody else right after this one would not be noticed.",)
+    return ()
+
+
+def is_change_of(context: RefreshContext, intent: Intent, version: Version) -> bool:
+    """Whether the change set is there as it was when the version was made of it; a run may have replaced it."""
+    pending = (change_set for change_set in context.change_sets.pending() if change_set.id == intent.change_set)
+    change_set = next(pending, None)
+    if change_set is None or change_set.decision != "incremental":
+        return False
+    return change_set.source_version == version.manifest["source_version"]
+
+
+def _heals(context: RefreshContext, hyper: Path, intent: Intent, version: Version, folder: Path) -> bool:
+    """Whether sending the same keys again to what the server holds gives what was intended."""
+    if not is_change_of(context, intent, version):
+        return False
+    change_set, healed = context.change_sets.get(intent.change_set), folder / "healed.hyper"
+    try:
+        replace_change(hyper, healed, change_set, context.change_sets.path(change_set.id), shape_of(version))
+        return _same_rows(healed, version)
+    except MachineError:
+        # Nobody has looked: it may well be ours.
+        raise
+    except ExtractError:
+        return False
+
+
+def _same_rows(hyper: Path, version: Version) -> bool:
+    shape = shape_of(version)
+    return row_digest(hyper, shape) == row_digest(version.extract, shape)
