@@ -67,6 +67,8 @@ class ChangeSet(Record):
     sentence: str = ""
     # How keys and rows are written; sets of earlier releases give their keys only, and are made anew.
     form: int = 1
+    # Of the fresh rows: how many have a NULL in their key, and how many keys have several of them.
+    odd_keys: tuple[int, int] | None = None
     # Numbers of the reports in Dagster's log whose changes this version shows, as far as they may be met again.
     reports: tuple[int, ...] = ()
     # The sum of a digest of each row that leaves the base, by slice, as text: they are too long for JSON numbers of other readers.

@@ -246,7 +246,7 @@ def _known_at_publish(refresh: "RefreshContext", confirmation: Confirmation) -> 
     looked_at = {VERSION: confirmation.version}
     results = [_result(EQUALS_SOURCE, equal, dg.AssetCheckSeverity.ERROR, looked_at)]
     if UNIQUE_KEY in verification_names(refresh.spec):
-        found = _found(verification, UNIQUE_KEY)
+        found = verification.unique_row_key(known=True)
         results.append(_result(UNIQUE_KEY, found, dg.AssetCheckSeverity.WARN, looked_at))
     return results
 

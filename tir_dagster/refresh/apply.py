@@ -26,7 +26,7 @@ from tir_dagster.refresh.context import (
 from tir_dagster.refresh.datasource import server_package
 from tir_dagster.refresh.state.versions import CHANGE_FOLDER, SHELL, Version, VersionStore, Workspace, new_version
 from tir_dagster.refresh.survey import extract_columns, extract_shape
-from tir_dagster.refresh.verify import verify_content, verify_in_turn
+from tir_dagster.refresh.verify import count_odd_keys, verify_content, verify_in_turn
 
 # So many bytes of a file are copied and made durable in the time that a byte of keys and rows takes to be replaced.
 _COPY_SPEED = 16
@@ -188,6 +188,7 @@ def apply(context: RefreshContext, looked: Looked, change_set: ChangeSet) -> App
             "content_sums": sums_to_json(sums),
             "slice_digests": slice_digests(sums),
             "verified": verified,
+            "odd_keys": count_odd_keys(workspace.extract, change_set, looked.base, shape),
             "rows": counts.after,
             "rows_purged": counts.purged,
             "rows_appended": counts.appended,

@@ -128,6 +128,7 @@ def make_change_set(
             sentence=plan.sentence(),
             reports=tuple(sorted(reports)),
             form=FORM,
+            odd_keys=(difference.null_keys, difference.repeated_keys) if plan.decision == "incremental" else None,
             purged_digests=_digests_to_json(difference.purged_digests),
         )
         return plan, store.commit(made, folder)

@@ -21,6 +21,7 @@ from tir_dagster.hyper.content import (
     sums_from_json,
 )
 from tir_dagster.hyper.fingerprints import different_slices
+from tir_dagster.hyper.hyperfile import odd_keys
 from tir_dagster.hyper.replace import Shape, replaced_rows, staged_keys
 from tir_dagster.refresh.context import RefreshContext, shape_of
 from tir_dagster.refresh.state.versions import Version
@@ -108,6 +109,18 @@ def verify_content(
     if purged is None:
         purged = content_sums(base.extract, shape, replaced_rows(change_set, folder, shape))
     return bring_forward(before, purged=purged, appended=appended)
+
+
+def count_odd_keys(extract: Path, change_set: ChangeSet, base: Version | None, shape: Shape) -> tuple[int, int] | None:
+    """Return how many rows have a NULL in the row key, and how many keys have several rows; None without a row key.
+
+    Keys are replaced whole: where the base had none of them, all there are came with the change.
+    """
+    if not shape.key:
+        return None
+    if base is not None and change_set.odd_keys is not None and base.manifest.get("odd_keys") == [0, 0]:
+        return change_set.odd_keys
+    return odd_keys(extract, shape.key, shape.columns, names=shape.names or None)
 
 
 def verify_in_turn(

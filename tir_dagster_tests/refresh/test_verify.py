@@ -27,11 +27,11 @@ from tir_dagster.hyper.content import (
     sums_from_json,
     sums_to_json,
 )
-from tir_dagster.hyper.hyperfile import create_extract
+from tir_dagster.hyper.hyperfile import create_extract, odd_keys
 from tir_dagster.hyper.replace import Shape, replace_change, replaced_rows
 from tir_dagster.refresh.context import shape_to_json
 from tir_dagster.refresh.state.versions import Version
-from tir_dagster.refresh.verify import slices_in_turn, verify_content, verify_loaded, verify_replaced
+from tir_dagster.refresh.verify import count_odd_keys, slices_in_turn, verify_content, verify_loaded, verify_replaced
 from tir_dagster.snowflake.slices import SliceBy
 from tir_dagster_tests.hyper.helpers import columns_of, run, stage
 
@@ -58,10 +58,21 @@ def replaced(folder: Path, rows: list[Any] = ROWS, fresh: list[Any] = FRESH) -> 
     digests = found.purged_digests
     made = ChangeSet(
         *("c", "e", "v", "t", Known("", "", "", ""), "changes", "incremental", None, 0, 0, purged, appended, None),
+        odd_keys=(found.null_keys, found.repeated_keys),
         purged_digests=None if digests is None else {name: str(one) for name, one in counts_to_json(digests).items()},
     )
     replace_change(base, target, made, change, KEYED)
     return base, target, made, change
+
+
+@pytest.mark.parametrize("rows", [ROWS, ROWS[:2]], ids=["odd before", "none odd before"])
+def test_odd_keys_are_counted_from_the_change_where_there_were_none_before(tmp_path: Path, rows: list[Any]):
+    fresh = [*FRESH, (3, None, "three"), (3, None, "three")]
+    base, target, made, _ = replaced(tmp_path, rows, fresh)
+    kept = odd_keys(base, KEYED.key, COLUMNS)
+    version = Version(1, tmp_path, {"odd_keys": list(kept)})
+    assert kept == ((0, 0) if rows == ROWS[:2] else (1, 1))
+    assert count_odd_keys(target, made, version, KEYED) == odd_keys(target, KEYED.key, COLUMNS)
 
 
 def test_what_was_replaced_is_read_back(tmp_path: Path):
