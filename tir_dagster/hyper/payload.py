@@ -37,6 +37,9 @@ class Payload:
     keys: int
     rows: int
     bytes: int
+    # The table that is changed, by schema and name, and the columns by which the server finds the rows to purge.
+    table: tuple[str, str]
+    key_columns: tuple[str, ...]
 
     @property
     def part(self) -> str:
@@ -120,7 +123,8 @@ class _Maker:
             # Again: a commit that was lost would leave keys without their rows.
             with connect(path):
                 pass
-        return Payload(path, keys, rows, path.stat().st_size)
+        table = (self._table.schema, self._table.name)
+        return Payload(path, keys, rows, path.stat().st_size, table, tuple(self._key_names))
 
     def _make(self, connection: Any, table: str, select: str) -> int:
         connection.execute_command(f"CREATE TABLE {table} AS ({select})")
@@ -145,13 +149,6 @@ class _Maker:
             f"SELECT * FROM (SELECT {inner} FROM {quoted(old, self._table.schema, self._table.name)}) AS t WHERE EXISTS"
             f" (SELECT 1 FROM {quoted(new, PAYLOAD_SCHEMA, KEYS_TABLE)} AS k WHERE {same})"
         )
-
-
-def key_names(extract: Path, shape: Shape, *, keyed: bool) -> list[str]:
-    """The columns by which the server finds the rows to purge, as the published extract names them."""
-    if keyed:
-        return [PURGE_KEY]
-    return [part.stored.name for part in _own_parts(_pairs(describe(extract), shape, extract), shape)]
 
 
 def carries_keys(extract: Path, shape: Shape) -> bool:

@@ -185,6 +185,11 @@ def test_stages_come_in_the_order_of_the_flow_and_unknown_ones_are_not_dropped()
     assert found[-1].seconds == 2.5
 
 
+def test_the_servers_part_of_a_stage_is_not_counted_twice():
+    found = staged({"publish": 4.0, "publish_server": 3.0}, 10.0, {})
+    assert [(stage.name, stage.seconds) for stage in found] == [("publish", 4.0), (REST, 6.0)]
+
+
 def test_the_text_says_the_ratios_and_the_verdict():
     lines = made_report().as_text().splitlines()
     assert any(line.split()[:4] == ["detect", "6.00", "2.00", "3.0x"] for line in lines)

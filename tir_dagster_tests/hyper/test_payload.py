@@ -29,7 +29,6 @@ from tir_dagster.hyper.payload import (
     ROWS_TABLE,
     Payload,
     carries_keys,
-    key_names,
     needs_key_column,
     row_digest,
     same_layout,
@@ -103,11 +102,9 @@ class Case:
         """What a server does with a batch of ours."""
         with connect(self.server) as connection:
             connection.catalog.attach_database(str(payload.path), alias="p")
-            target = quoted("server", "Extract", "Extract")
+            target = quoted("server", *payload.table)
             keys, rows = (quoted("p", "Extract", name) for name in (KEYS_TABLE, ROWS_TABLE))
-            same = " AND ".join(
-                f"k.{quoted(name)} = t.{quoted(name)}" for name in key_names(self.new, self.shape, keyed=self.keyed)
-            )
+            same = " AND ".join(f"k.{quoted(name)} = t.{quoted(name)}" for name in payload.key_columns)
             connection.execute_command(
                 f"DELETE FROM {target} AS t WHERE EXISTS (SELECT 1 FROM {keys} AS k WHERE {same})"
             )

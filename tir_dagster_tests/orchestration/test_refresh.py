@@ -54,6 +54,7 @@ def test_changes_of_all_kinds_move_only_their_keys(place):
     sample.change_table(place.sandbox.env, mix=mix, seed=3)
     outcome = place.refresh()
     assert (outcome.decision, outcome.rows_purged, outcome.rows_appended) == ("incremental", 30, 40)
+    assert 0 < outcome.stages["publish_server"] < outcome.stages["publish"], "what is waited for is a part of the whole"
     assert place.published_rows() == place.source_rows()
 
 

@@ -16,13 +16,11 @@ import tableauserverclient as TSC  # noqa: N812 - the name its own documentation
 
 from tir_dagster.changes.change_set import ChangeSet
 from tir_dagster.errors import DatasourceError, ExtractError, MachineError
-from tir_dagster.hyper.hyperfile import describe
 from tir_dagster.hyper.payload import (
     KEYS_TABLE,
     PAYLOAD_SCHEMA,
     ROWS_TABLE,
     Payload,
-    key_names,
     needs_key_column,
     with_key_column,
     write_payloads,
@@ -355,7 +353,7 @@ class Patch:
                 intend(self._context, looked, version, patch=True, keyed=keyed)
                 crash_after("intended")
                 base = str(looked.server.version)
-                sent = self._send(client, looked.server.found, version, payloads, base=base, keyed=keyed)
+                sent = self._send(client, looked.server.found, version, payloads, base=base)
                 if sent.doubtful:
                     check_content(self._context, client, sent.found, version)
             finally:
@@ -386,10 +384,8 @@ class Patch:
         payloads: list[Payload],
         *,
         base: str,
-        keyed: bool,
     ) -> Sent:
         """All parts, one after the other. `base` is the server's version that they change: it belongs to their ids."""
-        table, columns = describe(version.extract), key_names(version.extract, shape_of(version), keyed=keyed)
         manifest = version.manifest
         whole = f"{self._context.spec.name} {version.id} {manifest['change_set']} {manifest['source_version']}"
         now, doubtful = found, False
@@ -397,10 +393,10 @@ class Patch:
             part = f"{number} of {len(payloads)}"
             batch = Batch(
                 payload=payload.path,
-                target=Table(table.schema, table.name),
+                target=Table(*payload.table),
                 keys=Table(PAYLOAD_SCHEMA, KEYS_TABLE),
                 rows=Table(PAYLOAD_SCHEMA, ROWS_TABLE),
-                key_columns=columns,
+                key_columns=payload.key_columns,
                 identity=f"{whole} {payload.part} {base}",
             )
             self._context.log(
@@ -495,7 +491,7 @@ class Patch:
         try:
             payloads = self._payloads(version, folder, keyed=intent.keyed)
             base = intent.base_server_version or ""
-            sent = self._send(client, server.found, version, payloads, base=base, keyed=intent.keyed)
+            sent = self._send(client, server.found, version, payloads, base=base)
             # Where the server had moved before, its request ids may be of content that is gone.
             if (
                 sent.doubtful
