@@ -29,7 +29,7 @@ from tir_dagster.refresh.survey import extract_columns, extract_shape
 from tir_dagster.refresh.verify import count_odd_keys, verify_content, verify_in_turn
 
 # So many bytes of a file are copied and made durable in the time that a byte of keys and rows takes to be replaced.
-_COPY_SPEED = 16
+_COPY_SPEED = 64
 
 
 def fill_extract(
@@ -99,7 +99,10 @@ def _replacement(folder: Path) -> Replacement:
 
 
 def _is_small(replacements: Sequence[Replacement], extract: Path) -> bool:
-    """Whether to replace all this takes less time than to copy the file: measured, 1 % of the rows four times takes as long."""
+    """Whether to replace all this takes less time than to copy the file.
+
+    Measured at 10M rows, four times .1 % of the rows take less than a copy, four times 1 % twice as long.
+    """
     files = [file for one in replacements for file in (*one.keys, *one.rows)]
     return _COPY_SPEED * total_bytes(files) <= extract.stat().st_size
 
