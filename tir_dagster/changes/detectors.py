@@ -31,6 +31,8 @@ class History:
 
     unreadable: Mapping[TableName, str] = field(default_factory=dict)
     untracked: Mapping[TableName, str] = field(default_factory=dict)
+    # Why another reading of the query at the same version may show other rows.
+    tied: str | None = None
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,11 @@ class _Detection:
         if question.described_rows.anything:
             raise _CannotTellError(f"a hint says that any row of {relation.table} may have changed")
         selects = self._of_named(question.described_rows.selects)
+        if not relation.analysed:
+            self.warnings += relation.unused_settings
+            if tied := question.history.tied:
+                # Of two readings, one could show rows of which the other, or the extract, shows the rest.
+                raise _CannotTellError(f"{tied}, so that each reading may show others", unexpected=True)
         if not relation.analysed or (changed and detector == "diff"):
             # Whatever changed, in whichever table.
             selects = [*selects, self._differing()]

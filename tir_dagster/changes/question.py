@@ -18,6 +18,7 @@ from tir_dagster.changes.hints import (
     condition_sql,
 )
 from tir_dagster.changes.relation import Dimension, Relation
+from tir_dagster.changes.ties import open_order
 from tir_dagster.changes.watermarks import highest_mark, lower_bound
 from tir_dagster.snowflake.columns import Column
 from tir_dagster.snowflake.connection import BEYOND_TIME_TRAVEL, UNTRACKED, SnowflakeAccess, SnowflakeError
@@ -59,11 +60,14 @@ def ask_question(
 
 
 def _history(relation: Relation, access: SnowflakeAccess, span: Span, changed: Collection[TableName]) -> History:
-    """Try to read the old version of every table, and the feeds that are used."""
+    """Try to read the old version of every table, and the feeds that are used; ask whether rows tie."""
     unreadable = {
         table: f"the history of {table} does not reach back to {span.old}"
         for table in _failing(access, relation.tables, BEYOND_TIME_TRAVEL, lambda table: f"{table.sql} {span.old.sql}")
     }
+    if not relation.analysed:
+        # No feed tells of a query that is compared as a whole.
+        return History(unreadable, tied=None if unreadable else open_order(relation, access, span.old, span.new))
     feeds = {relation.table: relation.spec.changes.by, **{one.table: one.changes.by for one in relation.dimensions}}
     fed = [table for table, by in feeds.items() if by == "feed" and table in changed and table not in unreadable]
     untracked = {
@@ -142,6 +146,9 @@ def checked_hints(hints: Iterable[Hint], relation: Relation, access: SnowflakeAc
 def described_rows(hints: Sequence[Hint], relation: Relation, access: SnowflakeAccess, span: Span) -> HintedKeys:
     """The first table's keys, under the names that the row key has."""
     mine = [hint for hint in hints if hint.table == relation.table]
+    if relation.whole is not None:
+        # Whatever is told, both versions of the query are compared.
+        return HintedKeys()
     if mine and not relation.fact_key:
         # Rows without a key of their own can only be compared all together.
         return HintedKeys(anything=True)

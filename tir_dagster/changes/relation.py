@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -14,6 +15,7 @@ from tir_dagster.snowflake.names import TableName, quote
 from tir_dagster.snowflake.pinned import PinnedSource, cut_sql, with_cut_keys
 from tir_dagster.snowflake.query import (
     JoinKey,
+    OpenOrder,
     View,
     ViewError,
     ViewTable,
@@ -71,7 +73,9 @@ class Relation:
     refers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     # Where the key stands in the first table: its columns there, in the key's order.
     fact_key: tuple[str, ...] = ()
-    # Why rows of this query cannot be told apart or kept track of, though its SQL could be.
+    # Why the query is compared as a whole, in a sentence; None: it is taken apart, or loaded in full.
+    whole: str | None = None
+    # Why rows of this query cannot be told apart, though it is repeatable; in a sentence.
     unfit: str | None = None
 
     @property
@@ -85,7 +89,7 @@ class Relation:
     @property
     def analysed(self) -> bool:
         """Whether it is known which rows a change of each table reaches; a table by itself, or joins and groups of tables."""
-        return self.why_full is None
+        return self.why_full is None and self.whole is None
 
     @property
     def may_hide_rows(self) -> bool:
@@ -99,7 +103,7 @@ class Relation:
     @property
     def unsought(self) -> tuple[str, ...]:
         """What nobody looks for, because the spec says so: a plan tells it."""
-        if self.why_full is not None:
+        if not self.analysed:
             return ()
         fact = self.spec.changes
         whole = "stay in the extract until a full refresh, or until their slices are re-synced"
@@ -117,8 +121,37 @@ class Relation:
     @property
     def finds_all(self) -> bool:
         """Whether detectors look for every change, so that the extract should equal its source at its own version."""
+        if self.whole is not None:
+            return True
         detectors = (self.spec.changes.by, *(one.changes.by for one in self.dimensions))
         return self.why_full is None and not self.unsought and "hint" not in detectors
+
+    @property
+    def unused_settings(self) -> tuple[str, ...]:
+        """What the spec says about finding changes that a query compared as a whole has no use for, and what is done instead."""
+        if self.whole is None:
+            return ()
+        changes = self.spec.changes
+        detectors = {
+            "changes": changes.by,
+            **{f"changes.tables.{name}": one.by for name, one in changes.tables.items()},
+        }
+        told = [
+            f"{place} asks for the detector {by}, which is not used: `diff` compares the query as a whole instead. {self.whole}"
+            for place, by in detectors.items()
+            if by != "diff"
+        ]
+        told += [
+            f"changes.tables.{name}.duplicates is not looked at: of a query that is compared as a whole no join keys are known."
+            for name, one in changes.tables.items()
+            if one.duplicates == "fail"
+        ]
+        return tuple(told)
+
+    @property
+    def orders(self) -> tuple[OpenOrder, ...]:
+        """Orders in which rows may tie, so that each reading of a query that is compared as a whole may show other ones."""
+        return self.view.orders if self.view is not None and self.whole is not None else ()
 
     @property
     def fact_key_sql(self) -> str:
@@ -140,6 +173,8 @@ class Relation:
         if self.view is None:
             return frozenset()
         kinds = {column.name: column.kind for column in self.columns}
+        if self.view.adds_up:
+            return frozenset(name for name, kind in kinds.items() if kind is Kind.FLOAT)
         return frozenset(
             one.name
             for one in self.view.columns
@@ -152,7 +187,7 @@ class Relation:
 
     def base(self, version: SourceVersion) -> PinnedSource:
         """The rows before aggregation."""
-        if self.view is None or self.why_full is not None:
+        if self.view is None or not self.analysed:
             rows = with_cut_keys(self.shown(version), self.key)
             return PinnedSource(rows, self.columns, self.key, self.slices, self.watermark, version)
         made = base_sql(self.view, row_key=self.spec.row_key, watermark=self.spec.changes.watermark, version=version)
@@ -191,15 +226,41 @@ def _of_query(spec: ExtractSpec, access: SnowflakeAccess) -> Relation:
     known = {table: _known(spec, access, table) for table in tables_of(spec.query)}
     view = analyse(spec.query, known)
     shown = describe_query(access, view_sql(view, None))
+    _check_names(shown)
     slices = _slices(spec, shown)
     tables = tuple(dict.fromkeys(table.table for table in view.tables))
-    whole = Relation(spec, tables, shown, (), slices, None, view)
+    untouched = Relation(spec, tables, shown, (), slices, None, view)
     if view.kind == "opaque":
-        return whole
+        return untouched
+    if view.kind == "whole":
+        return _compared_whole(untouched, view.why_whole or "", _output_key(spec, shown))
     try:
-        return _by_key(spec, access, view, whole)
+        return _by_key(spec, access, view, untouched)
     except _Unfit as reason:
-        return replace(whole, unfit=str(reason))
+        why = f"{str(reason)[0].upper()}{str(reason)[1:]}."
+        return _compared_whole(untouched, why, () if view.group else _output_key(spec, shown))
+
+
+def _check_names(shown: Sequence[Column]) -> None:
+    """ViewError for two columns of one name, which * can bring where the text does not tell."""
+    counted = Counter(column.name for column in shown)
+    if twice := [name for name, count in counted.items() if count > 1]:
+        raise ViewError(
+            f"two output columns are called {twice[0]}. Give one of them another name with AS, or leave it out."
+        )
+
+
+def _compared_whole(untouched: Relation, why: str, key: tuple[Column, ...]) -> Relation:
+    """A query that is not taken apart; without a key and slices nothing smaller than the extract can be replaced."""
+    if not key and untouched.slices.by == "none":
+        return replace(untouched, unfit=f"{why} It has neither a row_key nor slices by which rows could be replaced.")
+    return replace(untouched, key=key, whole=why)
+
+
+def _output_key(spec: ExtractSpec, shown: Sequence[Column]) -> tuple[Column, ...]:
+    key = tuple(_column(spec, shown, name, "row_key") for name in spec.row_key)
+    _check_row_key(spec, key, stored=True)
+    return key
 
 
 def _known(spec: ExtractSpec, access: SnowflakeAccess, table: TableName) -> list[str]:
@@ -214,13 +275,13 @@ def _known(spec: ExtractSpec, access: SnowflakeAccess, table: TableName) -> list
         raise SourceError(f"{spec.name}: {place} Correct the query, or grant SELECT on the table.") from failure
 
 
-class _Unfit(Exception):  # noqa: N818 - no error: such a query is loaded in full
-    """Why the rows of a query cannot be kept track of."""
+class _Unfit(Exception):  # noqa: N818 - no error: such a query is compared as a whole
+    """Why the rows before aggregation cannot be kept track of."""
 
 
-def _by_key(spec: ExtractSpec, access: SnowflakeAccess, view: View, whole: Relation) -> Relation:
+def _by_key(spec: ExtractSpec, access: SnowflakeAccess, view: View, untouched: Relation) -> Relation:
     """What a refresh by key needs to know of the query."""
-    shown, slices = whole.columns, whole.slices
+    shown, slices = untouched.columns, untouched.slices
     fact, *others = view.tables
     _check_joined(spec, fact.table, {one.table for one in others})
     mark = _watermark(spec, access, fact.table, spec.changes, "changes.watermark")
@@ -244,7 +305,7 @@ def _by_key(spec: ExtractSpec, access: SnowflakeAccess, view: View, whole: Relat
             "GROUP BY, or leave the slices out."
         )
     return replace(
-        whole,
+        untouched,
         key=group or base_key,
         watermark=Column("__TIR_MARK", mark.kind, mark.precision, mark.scale) if mark else None,
         dimensions=tuple(_dimension(spec, access, one) for one in others),

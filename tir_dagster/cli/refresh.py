@@ -105,8 +105,11 @@ class Command:
 
     def explain(self) -> list[str]:
         """What the extract's query means for a refresh."""
-        view = relation_of(self.spec, self.context.snowflake).view
-        return explain(view) if view else [f"A copy of {self.spec.main_table}: all its changes are refreshed by key."]
+        relation = relation_of(self.spec, self.context.snowflake)
+        if relation.view is None:
+            return [f"A copy of {self.spec.main_table}: all its changes are refreshed by key."]
+        key = [column.name for column in relation.key]
+        return explain(relation.view, why_full=relation.why_full, why_whole=relation.whole, key=key)
 
     def refresh(self, mode: Mode, slices: Sequence[str], *, allow_empty: bool, hints: Sequence[str] = ()) -> Outcome:
         """Start the runs of a refresh in this process, one after the other."""

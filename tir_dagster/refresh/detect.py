@@ -218,7 +218,9 @@ def detect(
     base = None
     if looked.base is not None and looked.confirmed is not None:
         slices = counts_from_json(looked.base.manifest["slice_rows"])
-        base = Base(looked.confirmed, looked.base.extract, shape_of(looked.base), slices)
+        # The key is what the spec and the query say now: an earlier release may have found none.
+        shape = replace(shape_of(looked.base), key=tuple(column.name for column in surveyed.relation.key))
+        base = Base(looked.confirmed, looked.base.extract, shape, slices)
     _need_room(context, looked)
     with context.stages.timed("spark"):
         require_java(os.environ)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from tir_dagster.changes.hints import Hint
 from tir_dagster.changes.plan import Mode, Plan, Reason, Situation, plan_refresh
+from tir_dagster.changes.ties import open_order
 from tir_dagster.hyper.content import content_sums, source_fingerprints, sums_to_json
 from tir_dagster.refresh.context import Looked, RefreshContext, shape_of
 from tir_dagster.refresh.survey import Survey
@@ -58,7 +59,7 @@ def plan(context: RefreshContext, looked: Looked, surveyed: Survey, request: Req
             same_rows=request.mode != "full" and _holds_same_rows(context, looked, surveyed),
             redefined=request.mode != "full" and _is_redefined(context, looked, surveyed, asked=asked),
             restless=relation.view is not None and relation.view.restless,
-            unsought=relation.unsought,
+            unsought=(*relation.unsought, *relation.unused_settings),
         )
     )
 
@@ -75,7 +76,7 @@ def _holds_same_rows(context: RefreshContext, looked: Looked, surveyed: Survey) 
     if confirmed.known.ddl in (None, surveyed.known.ddl) or confirmed.known.schema != surveyed.known.schema:
         return False
     hidden = relation.watermark is not None and relation.watermark not in relation.columns
-    if hidden or relation.aggregated or relation.why_full is not None:
+    if hidden or relation.aggregated or relation.why_full is not None or relation.orders:
         return False
     context.log("DDL ran on the source since the last refresh: comparing what the extract shows with the rows of then")
     try:
@@ -102,6 +103,9 @@ def _is_redefined(context: RefreshContext, looked: Looked, surveyed: Survey, *, 
     shape, kept = shape_of(base), base.manifest.get("content_sums")
     version = SourceVersion.parse(confirmed.source_version)
     try:
+        if open_order(relation, context.snowflake, version):
+            # Another reading may show others; then every row is compared, whatever the rows of then are.
+            return False
         shown = source_fingerprints(context.snowflake.query, relation.shown(version), shape)
     except SnowflakeError as error:
         if error.errno not in BEYOND_TIME_TRAVEL:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tir_dagster.changes.change_set import NO_SLICE_KEY, slice_label
 from tir_dagster.changes.relation import Dimension, Relation, relation_of
+from tir_dagster.changes.ties import open_order
 from tir_dagster.errors import TirError
 from tir_dagster.hyper.content import content_digests, content_fingerprints, source_fingerprints
 from tir_dagster.hyper.fingerprints import different_slices
@@ -53,12 +54,14 @@ class Verification:
         """Every slice of the local version against the source at the version's own moment."""
         relation = self._relation()
         if relation.why_full is not None:
-            return Finding(True, f"Asked again, the query may rightly answer something else: {relation.why_full}.")
+            return Finding(True, f"Asked again, the query may rightly answer something else. {relation.why_full}")
         if relation.unsought:
             return Finding(True, f"Not compared with the source: {' '.join(relation.unsought)}")
-        ours = content_fingerprints(self._version.extract, self._shape)
         if (version := self._readable(relation)) is None:
             return Finding(False, f"Not verified: {self._unreadable(relation)}", open=True)
+        if tied := open_order(relation, self._context.snowflake, version):
+            return Finding(True, f"Asked again, the query may rightly answer something else: {tied}.")
+        ours = content_fingerprints(self._version.extract, self._shape)
         theirs = source_fingerprints(self._context.snowflake.query, relation.shown(version), self._shape)
         different = {slice_label(one or NO_SLICE_KEY): lines for one, lines in different_slices(ours, theirs).items()}
         rows = sum(one["rows"] for one in ours.values())

@@ -50,6 +50,33 @@ def test_slices_by_what_is_no_date_are_told_with_their_field():
     assert told.startswith("shown: slices.column: The slice column COLOR holds text. Slice by a DATE or TIMESTAMP")
 
 
+WHOLE = "SELECT id, day, AVG(qty) OVER (PARTITION BY product) AS mean FROM db.s.sales WHERE product IN (SELECT product FROM db.s.products)"
+
+
+def test_of_a_query_that_is_compared_as_a_whole_any_output_that_tells_keys_apart_may_be_the_row_key():
+    assert "row_key names MEAN, which holds" in refused(WHOLE, row_key="MEAN")
+    assert "row_key names QTY, which the query does not have. It has ID, DAY, MEAN." in refused(WHOLE, row_key="QTY")
+
+
+def test_settings_that_a_query_compared_as_a_whole_has_no_use_for_are_named():
+    changes = {"detector": "feed", "tables": {"db.s.products": {"watermark": "STAMP", "duplicates": "fail"}}}
+    written = {"name": "shown", "query": WHOLE, "row_key": "ID", "datasource": {"project": "p", "name": "shown"}}
+    spec = spec_from_mapping({**written, "changes": changes}, "spec.yaml")
+    relation = relation_of(spec, Warehouse(duckdb.connect(config={"threads": 1})))
+    assert (relation.why_full, relation.analysed, [column.name for column in relation.key]) == (None, False, ["ID"])
+    assert relation.unused_settings == (
+        "changes asks for the detector feed, which is not used: `diff` compares the query as a whole instead. It has a subquery.",
+        (
+            "changes.tables.db.s.products asks for the detector watermark, which is not used: `diff` compares the query as a whole "
+            "instead. It has a subquery."
+        ),
+        (
+            "changes.tables.db.s.products.duplicates is not looked at: of a query that is compared as a whole no join keys are "
+            "known."
+        ),
+    )
+
+
 @pytest.fixture(scope="module")
 def keyed(sandbox) -> SnowflakeAccess:
     with sandbox.snowflake() as connection:

@@ -14,6 +14,7 @@ from typing import Any
 import duckdb
 import sqlglot
 from snowflake.connector.constants import FIELD_ID_TO_NAME
+from sqlglot.optimizer.normalize_identifiers import normalize_identifiers
 
 from tir_dagster.snowflake.connection import BEYOND_TIME_TRAVEL, MISSING_OBJECT, UNTRACKED, SnowflakeError
 from tir_dagster.snowflake.names import TableName
@@ -60,7 +61,9 @@ def literal(value: Any) -> str:
 
 @cache
 def for_duckdb(sql: str) -> str:
-    return sqlglot.transpile(sql, read="snowflake", write="duckdb")[0]
+    """Names that are not in quotes are in upper case, as Snowflake shows them."""
+    tree = sqlglot.parse_one(sql, dialect="snowflake")
+    return normalize_identifiers(tree, dialect="snowflake").sql(dialect="duckdb")
 
 
 class Warehouse:
@@ -70,6 +73,8 @@ class Warehouse:
 
     def __init__(self, connection: duckdb.DuckDBPyConnection) -> None:
         self.connection = connection
+        # With NULLs in the order, DuckDB 1.5.5 takes a wrong row for QUALIFY ROW_NUMBER() OVER (…) = 1.
+        connection.execute("SET disabled_optimizers = 'top_n_window_elimination'")
         self.tables: dict[TableName, list[Row]] = {table: [] for table in COLUMNS}
         self.tokens: Counter[TableName] = Counter()
         self.tracked = True

@@ -9,11 +9,12 @@ from functools import lru_cache
 from sqlglot import exp
 
 from tir_dagster.snowflake.names import TableName
-from tir_dagster.snowflake.query.limits import check_parts, check_shape, check_source, is_aggregate, is_restless
+from tir_dagster.snowflake.query.limits import check_parts, check_shape, check_source, is_aggregate, is_restless, is_sum
 from tir_dagster.snowflake.query.model import RESERVED, JoinKey, Read, Role, View, ViewColumn, ViewTable
 from tir_dagster.snowflake.query.names import Meaning, Scope, Source, reads
+from tir_dagster.snowflake.query.repeatable import open_orders, why_unrepeatable
 from tir_dagster.snowflake.query.text import (
-    NotIncremental,
+    NotTakenApart,
     Query,
     ViewError,
     folded,
@@ -48,14 +49,14 @@ def analyse(sql: str, known: Mapping[TableName, Sequence[str]]) -> View:
 def _view(query: Query, known: Mapping[TableName, Sequence[str]]) -> View:
     try:
         return _analysed(query, known)
-    except NotIncremental as reason:
-        return _opaque(query, known, f"{str(reason)[0].upper()}{str(reason)[1:]}.")
+    except NotTakenApart as reason:
+        return _untouched(query, known, str(reason))
 
 
 def _analysed(query: Query, known: Mapping[TableName, Sequence[str]]) -> View:
     select = check_shape(query.tree)
     for join in select.args.get("joins") or ():
-        check_join(query, join)
+        check_join(join)
     check_parts(select)
     mark_spans(query, select)
     scope = Scope(query)
@@ -74,6 +75,7 @@ def _analysed(query: Query, known: Mapping[TableName, Sequence[str]]) -> View:
         where=where.sql if where else None,
         having=having.sql if having else None,
         having_reads=reads(having.tree) if having else (),
+        orders=open_orders(query),
     )
 
 
@@ -116,7 +118,7 @@ def _named(scope: Scope, node: exp.Expr) -> list[tuple[str, exp.Expr]]:
     star = node.this if isinstance(node, exp.Column) else node
     if isinstance(star, exp.Star):
         if star.args.get("replace") or star.args.get("ilike"):
-            raise NotIncremental("* with REPLACE or ILIKE is not analysed")
+            raise NotTakenApart("* with REPLACE or ILIKE is not analysed")
         return scope.star(node)
     if isinstance(node, exp.Alias):
         return [(folded(node.args["alias"]), node.this)]
@@ -133,22 +135,30 @@ def _where(select: exp.Select, scope: Scope, raw: Mapping[str, exp.Expr]) -> Mea
     return meaning
 
 
-def _opaque(query: Query, known: Mapping[TableName, Sequence[str]], why_full: str) -> View:
-    """A view that is only ever read whole, in the user's own words."""
+def _untouched(query: Query, known: Mapping[TableName, Sequence[str]], why_whole: str) -> View:
+    """A view in the user's own words: compared as a whole if it gives the same rows each time, else loaded in full."""
+    why_full = why_unrepeatable(query.tree)
     return View(
-        kind="opaque",
+        kind="opaque" if why_full else "whole",
         tables=tuple(
             ViewTable(str(table), table, "read", (), tuple(known[table]), tuple(known[table])) for table in query.tables
         ),
-        columns=tuple(ViewColumn(name, "", (), aggregate=False) for name in _opaque_names(query, known)),
-        why_full=why_full,
+        columns=tuple(ViewColumn(name, "", (), aggregate=False) for name in _output_names(query, known)),
+        why_full=_sentence(why_full) if why_full else None,
+        why_whole=None if why_full else _sentence(why_whole),
         text=tuple(query.pieces()),
+        orders=() if why_full else open_orders(query),
+        adds_up=not why_full and any(is_sum(node) for node in query.tree.walk()),
         restless=is_restless(query.tree),
     )
 
 
-def _opaque_names(query: Query, known: Mapping[TableName, Sequence[str]]) -> Iterable[str]:
-    """The names of an opaque view's outputs; none if they cannot be told from the text and the tables alone."""
+def _sentence(words: str) -> str:
+    return f"{words[0].upper()}{words[1:]}."
+
+
+def _output_names(query: Query, known: Mapping[TableName, Sequence[str]]) -> Iterable[str]:
+    """The names of the outputs; none if they cannot be told from the text and the tables alone."""
     select: exp.Expr = query.tree
     while isinstance(select, (exp.SetOperation, exp.Subquery)):
         select = select.this
@@ -156,7 +166,7 @@ def _opaque_names(query: Query, known: Mapping[TableName, Sequence[str]]) -> Ite
         return ()
     try:
         return _raw_outputs(select, _star_scope(query, select, known))
-    except NotIncremental:
+    except NotTakenApart:
         return ()
 
 
@@ -167,11 +177,11 @@ def _star_scope(query: Query, select: exp.Select, known: Mapping[TableName, Sequ
         return scope
     joins = select.args.get("joins") or []
     if any(join.args.get("using") or join.method for join in joins) or select.args.get("laterals"):
-        raise NotIncremental
+        raise NotTakenApart
     for source in (select.args["from_"].this, *(join.this for join in joins)):
         check_source(source)
         if not source.args.get("catalog"):
-            raise NotIncremental
+            raise NotTakenApart
         scope.add(source, known)
     return scope
 
@@ -189,19 +199,18 @@ class Joined:
     condition: Meaning | None = None
 
 
-def check_join(query: Query, join: exp.Join) -> None:
-    """Refuse a join that has no equality by its very kind."""
-    advice = "Write LEFT JOIN or INNER JOIN … ON with an equality of columns."
+def check_join(join: exp.Join) -> None:
+    """Raise NotTakenApart for a join that has no equality by its very kind."""
     kind = " ".join(word for word in (join.method, join.side, join.kind) if word)
     odd = {name for name, value in join.args.items() if value} - _JOIN_PARTS
     if odd:
-        raise NotIncremental(f"the join of {written(join.this)} has {', '.join(sorted(odd))}, which is not analysed")
+        raise NotTakenApart(f"the join of {written(join.this)} has {', '.join(sorted(odd))}, which is not analysed")
     if join.method == "ASOF":
-        raise NotIncremental("an ASOF join takes the nearest of several rows")
+        raise NotTakenApart("an ASOF join takes the nearest of several rows")
     if join.method or join.side not in {"", "LEFT"} or join.kind not in {"", "INNER", "OUTER"}:
-        raise query.error(join.this, f"a {kind} join of {written(join.this)} is not supported. {advice}")
+        raise NotTakenApart(f"it has a {kind} join of {written(join.this)}")
     if not join.args.get("on") and not join.args.get("using"):
-        raise query.error(join.this, f"{written(join.this)} is joined without a condition. {advice}")
+        raise NotTakenApart(f"{written(join.this)} is joined without a condition")
 
 
 def joined_tables(select: exp.Select, scope: Scope, known: Mapping[TableName, Sequence[str]]) -> list[Joined]:
@@ -212,7 +221,7 @@ def joined_tables(select: exp.Select, scope: Scope, known: Mapping[TableName, Se
         source = scope.add(join.this, known)
         condition = _using(scope, source, sides) if sides else scope.resolve(join.args["on"])
         role: Role = "left" if join.side == "LEFT" else "inner"
-        tables.append(Joined(source, role, _join_keys(scope.query, join, source.alias, condition.tree), condition))
+        tables.append(Joined(source, role, _join_keys(source.alias, condition.tree), condition))
     return tables
 
 
@@ -231,21 +240,17 @@ def _using(scope: Scope, source: Source, sides: Sequence[tuple[exp.Expr, Meaning
     return Meaning(exp.and_(*(part.tree for part in parts), copy=False), " AND ".join(part.sql for part in parts))
 
 
-def _join_keys(query: Query, join: exp.Join, alias: str, condition: exp.Expr) -> tuple[JoinKey, ...]:
+def _join_keys(alias: str, condition: exp.Expr) -> tuple[JoinKey, ...]:
     """The equalities between the joined table and its parent; further conditions only narrow the join."""
     equalities = [part for part in _conjuncts(condition) if isinstance(part, exp.EQ)]
     keys = tuple(key for part in equalities if (key := _join_key(part, alias)))
     if parents := sorted({key.parent for key in keys}):
         if len(parents) > 1:
-            raise NotIncremental(f"{alias} is joined on columns of {' and '.join(parents)}, not of one table")
+            raise NotTakenApart(f"{alias} is joined on columns of {' and '.join(parents)}, not of one table")
         return keys
     if any(_compares(part, alias) for part in equalities):
-        raise NotIncremental(f"{alias} is joined on expressions, not on columns: {written(condition)}")
-    raise query.error(
-        join.this,
-        f"{alias} is joined without an equality between one of its columns and a column of an earlier table. "
-        "Join it ON such an equality; further conditions may follow it with AND.",
-    )
+        raise NotTakenApart(f"{alias} is joined on expressions, not on columns: {written(condition)}")
+    raise NotTakenApart(f"{alias} is joined without an equality of one of its columns and a column of an earlier table")
 
 
 def _conjuncts(condition: exp.Expr) -> list[exp.Expr]:
@@ -291,7 +296,7 @@ def grouping(
         return (tuple(raw) if select.args.get("distinct") else None), None
     names = _group_names(group, scope, raw, outputs) if group else ()
     if not names:
-        raise NotIncremental("it makes one total of all rows, which every change changes")
+        raise NotTakenApart("it makes one total of all rows, which every change changes")
     meaning = _having(having, scope, raw, outputs) if having else None
     grouped = {written(output.meaning.tree.unnest()) for output in outputs if output.name in names}
     for part in (*(output.meaning for output in outputs), *([meaning] if meaning else [])):
@@ -326,11 +331,11 @@ def _group_output(node: exp.Expr, scope: Scope, raw: Mapping[str, exp.Expr], out
         if written(output.meaning.tree.unnest()) == meaning:
             return output
     if isinstance(bare, exp.Column) and folded(bare.this) in raw:
-        raise NotIncremental(
+        raise NotTakenApart(
             f"GROUP BY {written(bare)} means the column {meaning}, not the output of that name, and that column is no output: "
             "to group by the output, write its position or its expression"
         )
-    raise NotIncremental(f"it groups by {meaning}, which is not among its outputs")
+    raise NotTakenApart(f"it groups by {meaning}, which is not among its outputs")
 
 
 def _having(having: exp.Expr, scope: Scope, raw: Mapping[str, exp.Expr], outputs: Sequence[Output]) -> Meaning:
@@ -344,7 +349,7 @@ def _having(having: exp.Expr, scope: Scope, raw: Mapping[str, exp.Expr], outputs
             and not _is_inside_aggregate(column)
         )
         if unclear and scope.resolve(column).sql != meanings[name]:
-            raise NotIncremental(f"{name} in HAVING may mean the column or the output of that name")
+            raise NotTakenApart(f"{name} in HAVING may mean the column or the output of that name")
     return scope.resolve(having.this, raw)
 
 

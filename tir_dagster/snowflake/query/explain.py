@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from tir_dagster.snowflake.query.model import View, ViewTable
+from collections.abc import Sequence
+
+from tir_dagster.snowflake.query.model import OpenOrder, View, ViewTable
 
 _ROLES = {"fact": "fact", "left": "optional", "inner": "mandatory", "read": "read"}
 
 
-def explain(view: View) -> list[str]:
-    """What the query means for a refresh, a line for each thing worth knowing."""
-    if view.kind == "opaque":
-        return [
-            f"Loaded in full at each change. {view.why_full}",
-            *(["Its rows can differ though no table changed."] if view.restless else []),
-            *(f"table {table.table}: any change of it" for table in view.tables),
-        ]
+def explain(
+    view: View, *, why_full: str | None = None, why_whole: str | None = None, key: Sequence[str] = ()
+) -> list[str]:
+    """What the query means for a refresh, a line for each thing worth knowing.
+
+    The reasons are those that the text alone does not tell; `key` names what rows are replaced by, none: slices.
+    """
+    if why := why_full or view.why_full:
+        return _full_lines(view, why)
+    if why := why_whole or view.why_whole:
+        return _whole_lines(view, why, ", ".join(key) or "slices")
     return [
         _kind(view),
         *(line for table in view.tables for line in _table_lines(table)),
@@ -24,6 +29,37 @@ def explain(view: View) -> list[str]:
         *(f"  {line}" for table in view.tables for line in _change_lines(view, table)),
         "Loaded in full: the first time, and when the query or the tables' columns change.",
     ]
+
+
+def _full_lines(view: View, why: str) -> list[str]:
+    """A query of which only a full load is right."""
+    return [
+        f"Loaded in full at each change. {why}",
+        *(["Its rows can differ though no table changed."] if view.restless else []),
+        *(f"table {table.table}: any change of it" for table in view.tables),
+    ]
+
+
+def _whole_lines(view: View, why: str, key: str) -> list[str]:
+    """A query that is compared as a whole, and why; what is asked because rows may tie in its orders."""
+    tables = ", ".join(dict.fromkeys(str(table.table) for table in view.tables))
+    how = (
+        f"Any change of {tables}: the warehouse evaluates the query at both versions, and the keys ({key}) whose rows differ "
+        "are replaced; without history every row is read and compared with the extract."
+    )
+    return [
+        f"Compared as a whole: it is not taken apart into joins and groups. {why}",
+        how,
+        *(_order_line(order) for order in view.orders),
+        "Loaded in full: the first time, and when the query or its columns change.",
+    ]
+
+
+def _order_line(order: OpenOrder) -> str:
+    everything = "every row is read, once, and compared with the extract"
+    if order.probe:
+        return f"Rows may tie in {order.written}: the warehouse is asked whether any do; then {everything}."
+    return f"Rows may tie in {order.written}: {everything}. Order by more columns to avoid that."
 
 
 def _kind(view: View) -> str:

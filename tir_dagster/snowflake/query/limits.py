@@ -1,10 +1,10 @@
-"""What keeps a query from being refreshed by key: the shapes and functions whose rows depend on more than their keys."""
+"""What keeps a query from being taken apart into joins and groups: shapes and functions whose rows depend on more than their keys."""
 
 from __future__ import annotations
 
 from sqlglot import exp
 
-from tir_dagster.snowflake.query.text import NotIncremental, written
+from tir_dagster.snowflake.query.text import NotTakenApart, written
 
 _CLAUSES = {"expressions", "distinct", "from_", "joins", "where", "group", "having", "order"}
 # What a clause means for a refresh by key; others are only named.
@@ -18,7 +18,7 @@ _CLAUSE_REASONS = {
     "laterals": "it joins a table function",
     "pivots": "PIVOT makes columns of rows",
 }
-_PARTS = (
+PLAIN_PARTS = (
     exp.Select, exp.From, exp.Join, exp.Table, exp.TableAlias, exp.Identifier, exp.Alias, exp.Column, exp.Star,
     exp.Where, exp.Group, exp.Having, exp.Distinct, exp.Order, exp.Ordered, exp.WithinGroup, exp.Anonymous,
     exp.Literal, exp.RawString, exp.Boolean, exp.Null, exp.Var, exp.Paren, exp.Tuple, exp.Case, exp.If, exp.Cast,
@@ -36,6 +36,11 @@ def is_aggregate(node: exp.Expr) -> bool:
     return isinstance(node, exp.Anonymous) and node.name.upper() in PLAIN_AGGREGATES | ORDERED_AGGREGATES
 
 
+def is_sum(node: exp.Expr) -> bool:
+    """Whether it is the call of an aggregate function that adds up: floats, in any order."""
+    return is_aggregate(node) and node.name.upper() not in EXACT_AGGREGATES
+
+
 def is_restless(tree: exp.Expr) -> bool:
     """Whether anything in it depends on the clock, on chance or on who asks."""
     names = (call.name.upper() for call in tree.find_all(exp.Anonymous))
@@ -44,47 +49,44 @@ def is_restless(tree: exp.Expr) -> bool:
 
 
 def check_shape(tree: exp.Query) -> exp.Select:
-    """The one SELECT over plain tables; or else why the query is only loaded in full."""
+    """The one SELECT over plain tables; or else why the query is not taken apart."""
     if not isinstance(tree, exp.Select):
-        raise NotIncremental("it puts several SELECTs together")
+        raise NotTakenApart("it puts several SELECTs together")
     for clause, reason in _CLAUSE_REASONS.items():
         if clause in {"with_", "laterals", "pivots"} and tree.args.get(clause):
-            raise NotIncremental(reason)
+            raise NotTakenApart(reason)
     if sum(1 for _ in tree.find_all(exp.Query)) > 1:
-        raise NotIncremental("it has a subquery")
+        raise NotTakenApart("it has a subquery")
     sources = [tree.args["from_"].this] if tree.args.get("from_") else []
     for source in (*sources, *(join.this for join in tree.args.get("joins") or ())):
         check_source(source)
     if not sources:
-        raise NotIncremental("it has no FROM clause")
+        raise NotTakenApart("it has no FROM clause")
     return tree
 
 
 def check_source(source: exp.Expr) -> None:
     if not isinstance(source, exp.Table) or not isinstance(source.this, exp.Identifier):
-        raise NotIncremental(
-            "it reads from something other than a table: joins in brackets, or a table function (what that reads elsewhere "
-            "is not watched)"
-        )
+        raise NotTakenApart("it reads from something other than a table: joins in brackets, VALUES or a table function")
     odd = {name for name, value in source.args.items() if value} - {"this", "db", "catalog", "alias"}
     if odd & {"sample"}:
-        raise NotIncremental(_CLAUSE_REASONS["sample"])
+        raise NotTakenApart(_CLAUSE_REASONS["sample"])
     if odd:
-        raise NotIncremental(f"{written(source)} is more than a table")
+        raise NotTakenApart(f"{written(source)} is more than a table")
     if source.args.get("alias") and source.args["alias"].args.get("columns"):
-        raise NotIncremental(f"{source.alias} gives a table's columns other names")
+        raise NotTakenApart(f"{source.alias} gives a table's columns other names")
 
 
 def check_parts(select: exp.Select) -> None:
     """Every clause and expression must be one whose meaning for a refresh by key is known."""
     for clause, value in select.args.items():
         if value and clause not in _CLAUSES:
-            raise NotIncremental(_CLAUSE_REASONS.get(clause, f"its {clause.strip('_').upper()} clause is not analysed"))
+            raise NotTakenApart(_CLAUSE_REASONS.get(clause, f"its {clause.strip('_').upper()} clause is not analysed"))
     distinct, group = select.args.get("distinct"), select.args.get("group")
     if distinct and distinct.args.get("on"):
-        raise NotIncremental("DISTINCT ON keeps one of several rows")
+        raise NotTakenApart("DISTINCT ON keeps one of several rows")
     if group and any(group.args.get(name) for name in ("grouping_sets", "cube", "rollup", "totals")):
-        raise NotIncremental("GROUPING SETS, ROLLUP and CUBE put one row into several groups")
+        raise NotTakenApart("GROUPING SETS, ROLLUP and CUBE put one row into several groups")
     for clause in _CLAUSES - {"order"}:
         for part in _listed(select.args.get(clause)):
             for node in part.walk():
@@ -97,18 +99,16 @@ def _listed(value: object) -> list[exp.Expr]:
 
 def _check_part(node: exp.Expr) -> None:
     if isinstance(node, exp.Window):
-        raise NotIncremental("a window function lets one row depend on others")
-    if isinstance(node, _CLOCK_PARTS):
-        raise NotIncremental(f"{written(node)} is another value at each refresh")
-    if isinstance(node, _SESSION_PARTS):
-        raise NotIncremental(f"{written(node)} depends on who asks")
-    if not isinstance(node, _PARTS):
-        raise NotIncremental(f"{_shortened(node)} is not analysed")
-    if isinstance(node, exp.Anonymous):
-        _check_function(node)
+        raise NotTakenApart("a window function lets one row depend on others")
+    if why := unsteady_part(node):
+        raise NotTakenApart(why)
+    if not isinstance(node, PLAIN_PARTS):
+        raise NotTakenApart(f"{shortened(node)} is not analysed")
+    if isinstance(node, exp.Anonymous) and (why := unsteady_function(node)):
+        raise NotTakenApart(why)
     whole = node.this if isinstance(node, exp.Column) else node
     if isinstance(whole, exp.Star) and not _is_listed_star(node):
-        raise NotIncremental("a * inside an expression reads columns that are not named")
+        raise NotTakenApart("a * inside an expression reads columns that are not named")
 
 
 def _is_listed_star(star: exp.Expr) -> bool:
@@ -119,28 +119,43 @@ def _is_listed_star(star: exp.Expr) -> bool:
     return counted or isinstance(above, exp.Select)
 
 
-def _check_function(call: exp.Anonymous) -> None:
-    name = "" if isinstance(call.this, exp.Identifier) else call.name.upper()
+def unsteady_part(node: exp.Expr) -> str | None:
+    """Why a word of the language may mean something else each time the query runs; None if it does not."""
+    if isinstance(node, _CLOCK_PARTS):
+        return f"{written(node)} is another value at each refresh"
+    return f"{written(node)} depends on who asks" if isinstance(node, _SESSION_PARTS) else None
+
+
+def unsteady_function(call: exp.Anonymous) -> str | None:
+    """Why a function may give something else each time for the same arguments; None if it is known not to."""
+    name = function_name(call)
     if name in CLOCK:
-        raise NotIncremental(f"{name} is another value at each refresh")
+        return f"{name} is another value at each refresh"
     if name in CHANCE:
-        raise NotIncremental(f"{name} gives other values each time")
+        return f"{name} gives other values each time"
     if name.startswith("CURRENT_"):
-        raise NotIncremental(f"{name} depends on who asks")
+        return f"{name} depends on who asks"
     if name in ORDERED_AGGREGATES and not isinstance(call.parent, exp.WithinGroup):
-        raise NotIncremental(f"{name} without WITHIN GROUP (ORDER BY …) takes the rows in any order")
+        return f"{name} without WITHIN GROUP (ORDER BY …) takes the rows in any order"
     if name in LOOSE_AGGREGATES:
-        raise NotIncremental(f"{name} may give another value for the same rows")
+        return f"{name} may give another value for the same rows"
     if name not in SCALARS | PLAIN_AGGREGATES | ORDERED_AGGREGATES:
-        raise NotIncremental(
-            f"{_shortened(call)}: the function is not known to give the same value for the same row "
+        return (
+            f"{shortened(call)}: the function is not known to give the same value for the same row "
             "(what a function of your own reads elsewhere is not watched)"
         )
+    return None
 
 
-def _shortened(node: exp.Expr) -> str:
+def function_name(call: exp.Anonymous) -> str:
+    """The function's name; empty for one in quotes, which is somebody's own."""
+    return "" if isinstance(call.this, exp.Identifier) else call.name.upper()
+
+
+def shortened(node: exp.Expr, most: int = 40) -> str:
+    """A part of the query for a message."""
     text = written(node)
-    return text if len(text) <= 40 else f"{text[:39]}…"
+    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def _names(text: str) -> frozenset[str]:
@@ -156,6 +171,11 @@ PLAIN_AGGREGATES = _names(
     HASH_AGG KURTOSIS MAX MEDIAN MIN OBJECT_AGG PERCENTILE_CONT PERCENTILE_DISC REGR_AVGX REGR_AVGY REGR_COUNT
     REGR_INTERCEPT REGR_R2 REGR_SLOPE REGR_SXX REGR_SXY REGR_SYY SKEW STDDEV STDDEV_POP STDDEV_SAMP SUM VARIANCE
     VARIANCE_POP VARIANCE_SAMP VAR_POP VAR_SAMP"""
+)
+# Of these, the ones that are the same to the last digit in whichever order rows come.
+EXACT_AGGREGATES = _names(
+    """BITAND_AGG BITOR_AGG BITXOR_AGG BOOLAND_AGG BOOLOR_AGG BOOLXOR_AGG COUNT COUNT_IF HASH_AGG MAX MEDIAN MIN
+    PERCENTILE_DISC REGR_COUNT"""
 )
 # These need WITHIN GROUP (ORDER BY …).
 ORDERED_AGGREGATES = _names("ARRAYAGG ARRAY_AGG LISTAGG")

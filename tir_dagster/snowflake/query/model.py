@@ -8,7 +8,7 @@ from typing import Literal
 from tir_dagster.snowflake.names import TableName
 
 Role = Literal["fact", "left", "inner", "read"]
-Kind = Literal["copy", "join", "aggregate", "opaque"]
+Kind = Literal["copy", "join", "aggregate", "whole", "opaque"]
 # A column of a table of the query: the table's alias, and the column's name.
 Read = tuple[str, str]
 # The names that the SELECT of rows before aggregation gives to columns of its own begin so.
@@ -51,10 +51,23 @@ class ViewColumn:
 
 
 @dataclass(frozen=True)
-class View:
-    """What a query means for a refresh by key. An opaque view is loaded in full; `why_full` says why.
+class OpenOrder:
+    """An order in which rows may tie, so that the query may give other rows each time it is asked.
 
-    `text` is an opaque view's own text, in pieces between which its tables stand. It is `restless` if its rows can differ
+    `probe` is a SELECT, in pieces between which tables stand, that gives a row if any rows tie; empty if none can be made.
+    """
+
+    written: str
+    probe: tuple[str | TableName, ...] = ()
+
+
+@dataclass(frozen=True)
+class View:
+    """What a query means for a refresh by key.
+
+    A `whole` view gives the same rows for the same tables, but cannot be taken apart: it is compared as a whole, and
+    `why_whole` says why. An `opaque` one may give others each time: it is loaded in full, and `why_full` says why. Of both,
+    `text` is the query's own text, in pieces between which its tables stand. A view is `restless` if its rows can differ
     though no table changed: by the clock, by chance, by who asks.
     """
 
@@ -63,6 +76,11 @@ class View:
     columns: tuple[ViewColumn, ...]
     group: tuple[str, ...] = ()
     why_full: str | None = None
+    why_whole: str | None = None
+    # Orders in which rows may tie: they matter where the view is compared as a whole.
+    orders: tuple[OpenOrder, ...] = ()
+    # Of a whole view: whether it adds numbers up, of which floats may differ a little.
+    adds_up: bool = False
     where: str | None = None
     having: str | None = None
     having_reads: tuple[Read, ...] = ()

@@ -11,7 +11,7 @@ from sqlglot import exp
 from tir_dagster.snowflake.names import TableName, quote
 from tir_dagster.snowflake.query.limits import DATE_PARTS, TAKES_PART, TAKES_PART_OR_DIGITS
 from tir_dagster.snowflake.query.model import Read
-from tir_dagster.snowflake.query.text import NotIncremental, Query, ViewError, column_span, expression_span, folded
+from tir_dagster.snowflake.query.text import NotTakenApart, Query, ViewError, column_span, expression_span, folded
 
 # In the meta of a word: the column that it may mean instead.
 MAY_READ = "may_read"
@@ -158,7 +158,7 @@ class Scope:
         """The column that a word may mean instead of a date part: the warehouse decides by the other argument's type."""
         owners = [alias for alias, source in self.sources.items() if name in source.columns]
         if len(owners) > 1:
-            raise NotIncremental(f"{name} may be a date part or a column of {' and '.join(owners)}")
+            raise NotTakenApart(f"{name} may be a date part or a column of {' and '.join(owners)}")
         return tuple((alias, name) for alias in owners)
 
 

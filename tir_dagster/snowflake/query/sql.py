@@ -31,8 +31,8 @@ class BaseSelect:
 
 def view_sql(view: View, version: SourceVersion | None) -> str:
     """The view's SELECT with every table pinned to the version."""
-    if view.kind == "opaque":
-        return "".join(piece if isinstance(piece, str) else _pinned(piece, version) for piece in view.text)
+    if view.text:
+        return pinned_text(view.text, version)
     listed = ", ".join(_named(column.sql, column.name) for column in view.columns)
     # Grouping by all outputs is DISTINCT; by position, because a name in GROUP BY may mean a column as well.
     distinct = view.kind == "aggregate" and len(view.group) == len(view.columns) and not view.having
@@ -43,10 +43,17 @@ def view_sql(view: View, version: SourceVersion | None) -> str:
     return f"{sql} HAVING {view.having}" if view.having else sql
 
 
+def pinned_text(pieces: Iterable[str | TableName], version: SourceVersion | None) -> str:
+    """A query's own words, with every table pinned to the version."""
+    return "".join(piece if isinstance(piece, str) else _pinned(piece, version) for piece in pieces)
+
+
 def base_sql(view: View, *, row_key: Sequence[str], watermark: str | None, version: SourceVersion | None) -> BaseSelect:
     """The rows behind the view, never aggregated. The row key names outputs; of an aggregate, columns of the fact."""
-    if view.kind == "opaque":
-        raise ViewError(f"it has no rows before aggregation that could be told apart. {view.why_full}")
+    if view.text:
+        raise ViewError(
+            f"it has no rows before aggregation that could be told apart. {view.why_whole or view.why_full}"
+        )
     shown = _aggregated(view, row_key) if view.kind == "aggregate" else {c.name: c.sql for c in view.columns}
     key = tuple(name for name in shown if name.startswith(f"{RESERVED}K")) or _output_key(view, row_key)
     referring = {

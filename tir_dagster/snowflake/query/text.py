@@ -19,8 +19,8 @@ from tir_dagster.errors import SpecError
 from tir_dagster.snowflake.names import TableName
 
 SUPPORTED = (
-    "An extract's query is one SELECT over tables, with LEFT and INNER joins on equal columns, WHERE, GROUP BY, HAVING or "
-    "DISTINCT; anything else that Snowflake can run as a SELECT is loaded in full each time"
+    "An extract's query is one SELECT in Snowflake's SQL, with anything that a SELECT may have: joins, groups, windows, "
+    "subqueries, WITH, UNION"
 )
 _STARTS = (TokenType.SELECT, TokenType.WITH, TokenType.L_PAREN)
 
@@ -35,8 +35,8 @@ class ViewError(SpecError):
         self.column = column
 
 
-class NotIncremental(Exception):  # noqa: N818 - an answer, not an error
-    """Why a query is valid, but can only be loaded in full."""
+class NotTakenApart(Exception):  # noqa: N818 - an answer, not an error
+    """Why a query is valid, but can only be read and compared as a whole."""
 
 
 class _WordForWord(Snowflake):
@@ -83,14 +83,15 @@ class Query:
         """Each table once, in the order in which the text names them."""
         return tuple(dict.fromkeys(reference.table for reference in self.references))
 
-    def pieces(self) -> Iterator[str | TableName]:
-        """The text in pieces, with a table in each place where one is named."""
-        at = 0
+    def pieces(self, start: int = 0, end: int | None = None) -> Iterator[str | TableName]:
+        """The text, or a part of it, in pieces, with a table in each place where one is named."""
+        at, end = start, len(self.text) if end is None else end
         for reference in self.references:
-            yield self.text[at : reference.start]
-            yield reference.table
-            at = reference.end
-        yield self.text[at:]
+            if start <= reference.start and reference.end <= end:
+                yield self.text[at : reference.start]
+                yield reference.table
+                at = reference.end
+        yield self.text[at:end]
 
     def error_at_table(self, table: TableName, problem: str) -> ViewError:
         """The error about a table, with the place where the query names it first."""
@@ -148,7 +149,7 @@ def _tree(text: str) -> exp.Query:
     starts = next(iter(DIALECT.tokenize(text))).token_type
     if not isinstance(tree, exp.Query) or starts not in _STARTS or tree.find(exp.Into):
         raise ViewError(f"it is not a SELECT. {SUPPORTED}.")
-    _keep_texts(tree, text)
+    keep_texts(tree, text)
     if filtered := tree.find(exp.Filter):
         raise Query(text, tree).error(
             filtered,
@@ -166,7 +167,7 @@ def parse_expression(text: str) -> exp.Expr | None:
         tree = sqlglot.parse_one(sql, dialect=DIALECT)
     except SqlglotError:
         return None
-    _keep_texts(tree, sql)
+    keep_texts(tree, sql)
     alone = isinstance(tree, exp.Select) and len(tree.expressions) == 1 and isinstance(tree.expressions[0], exp.Paren)
     return tree.expressions[0].this if alone else None
 
@@ -183,7 +184,7 @@ def _unreadable(failure: ParseError) -> ViewError:
     )
 
 
-def _keep_texts(tree: exp.Expr, text: str) -> None:
+def keep_texts(tree: exp.Expr, text: str) -> None:
     r"""Let each string stand as the user wrote it: sqlglot does not know all escapes, and turns '\d' into '\\d'."""
     for string in list(tree.find_all(exp.Literal, exp.RawString)):
         if isinstance(string, exp.Literal) and not string.is_string:
@@ -231,15 +232,28 @@ def _reference(query: Query, table: exp.Table) -> Reference:
 
 
 def _is_local(table: exp.Table) -> bool:
-    """Whether the name is that of a CTE around it: WITH recent AS (…) SELECT … FROM recent."""
+    """Whether the name is that of a CTE that can be seen from there: WITH recent AS (…) SELECT … FROM recent."""
     if table.args.get("db") or not isinstance(table.this, exp.Identifier):
         return False
-    above: exp.Expr | None = table
-    while above := above.parent if above else None:
-        ctes = above.args["with_"].expressions if above.args.get("with_") else ()
-        if folded(table.this) in {folded(cte.args["alias"].this) for cte in ctes}:
+    below: exp.Expr = table
+    while (above := below.parent) is not None:
+        if folded(table.this) in {folded(cte.args["alias"].this) for cte in _seen_ctes(above, below)}:
             return True
+        below = above
     return False
+
+
+def _seen_ctes(above: exp.Expr, below: exp.Expr) -> list[exp.Expr]:
+    """The CTEs of a query that its own parts see; a CTE sees those before it and, where it can recur, itself.
+
+    Without that a later CTE, or one that reads a table of its own name, would hide a table that nobody watches.
+    """
+    if isinstance(above, exp.With):
+        ctes = list(above.expressions)
+        before = ctes[: next(at for at, cte in enumerate(ctes) if cte is below)]
+        return [*before, *([below] if isinstance(below.this, exp.SetOperation) else [])]
+    with_ = above.args.get("with_")
+    return list(with_.expressions) if with_ is not None and with_ is not below else []
 
 
 def _is_function(query: Query, table: exp.Table) -> bool:
@@ -283,13 +297,13 @@ def mark_spans(query: Query, select: exp.Select) -> None:
     Each piece of the text is read once more, alone: where it does not give the same tree, the query is not taken apart.
     """
     clauses = _clauses(query.text)
-    outputs = _split(clauses[TokenType.SELECT], TokenType.COMMA)
+    outputs = split_tokens(clauses[TokenType.SELECT], TokenType.COMMA)
     _mark(query, select.expressions, outputs)
     for name, clause in (("where", TokenType.WHERE), ("having", TokenType.HAVING)):
         if select.args.get(name):
             _mark(query, [select.args[name].this], [clauses.get(clause, [])])
     if (group := select.args.get("group")) and group.expressions:
-        _mark(query, group.expressions, _split(clauses.get(TokenType.GROUP_BY, []), TokenType.COMMA))
+        _mark(query, group.expressions, split_tokens(clauses.get(TokenType.GROUP_BY, []), TokenType.COMMA))
     conditions = [join.args["on"] for join in select.args.get("joins") or () if join.args.get("on")]
     _mark(query, conditions, _conditions(clauses[TokenType.FROM]))
 
@@ -303,20 +317,20 @@ def column_span(column: exp.Column) -> Span:
     """Where a column stands, with its table."""
     parts = [part for part in column.parts if "start" in part.meta]
     if len(parts) != len(column.parts):
-        raise NotIncremental(f"the place of {column.name} in the text is not known")
+        raise NotTakenApart(f"the place of {column.name} in the text is not known")
     return parts[0].meta["start"], parts[-1].meta["end"] + 1
 
 
 def _mark(query: Query, nodes: Sequence[exp.Expr], pieces: Sequence[Sequence[Token]]) -> None:
     if len(nodes) != len(pieces):
-        raise NotIncremental("its text cannot be taken apart with certainty")
+        raise NotTakenApart("its text cannot be taken apart with certainty")
     for node, tokens in zip(nodes, pieces, strict=True):
         if node.is_star:
             continue
         bare, own = (node.this, _without_alias(tokens)) if isinstance(node, exp.Alias) else (node, tokens)
         start, end = (own[0].start, own[-1].end + 1) if own else (0, 0)
         if parse_expression(query.text[start:end]) != bare or (bare.find(exp.Interval) and _has_odd_interval(own)):
-            raise NotIncremental(f"{query.text[start:end]} cannot be taken out of its text with certainty")
+            raise NotTakenApart(f"{query.text[start:end]} cannot be taken out of its text with certainty")
         bare.meta[_SPAN] = start, end
 
 
@@ -338,7 +352,7 @@ def _clauses(text: str) -> dict[TokenType, list[Token]]:
     """The tokens of each clause, without the words that begin it."""
     clauses: dict[TokenType, list[Token]] = {}
     tokens = list(DIALECT.tokenize(text))
-    for at, (token, level) in enumerate(_levels(tokens)):
+    for at, (token, level) in enumerate(token_levels(tokens)):
         # IS DISTINCT FROM is no clause.
         compares = token.token_type == TokenType.FROM and tokens[at - 1].token_type == TokenType.DISTINCT
         if level == 0 and token.token_type in _CLAUSES and not compares:
@@ -354,8 +368,8 @@ def _clauses(text: str) -> dict[TokenType, list[Token]]:
 def _conditions(tokens: Sequence[Token]) -> list[Sequence[Token]]:
     """What stands between each ON and the next join."""
     pieces: list[Sequence[Token]] = []
-    for joined in _split(tokens, TokenType.JOIN):
-        condition = _split(joined, TokenType.ON)[1:]
+    for joined in split_tokens(tokens, TokenType.JOIN):
+        condition = split_tokens(joined, TokenType.ON)[1:]
         pieces += [_without_join_words(one) for one in condition]
     return pieces
 
@@ -366,14 +380,16 @@ def _without_join_words(tokens: Sequence[Token]) -> Sequence[Token]:
     return tokens
 
 
-def _split(tokens: Sequence[Token], at: TokenType) -> list[Sequence[Token]]:
+def split_tokens(tokens: Sequence[Token], at: TokenType) -> list[Sequence[Token]]:
     """The pieces between tokens of a type that stand in no brackets."""
-    places = [place for place, (token, level) in enumerate(_levels(tokens)) if level == 0 and token.token_type == at]
+    places = [
+        place for place, (token, level) in enumerate(token_levels(tokens)) if level == 0 and token.token_type == at
+    ]
     starts, ends = [0, *(place + 1 for place in places)], [*places, len(tokens)]
     return [tokens[start:end] for start, end in zip(starts, ends, strict=True)]
 
 
-def _levels(tokens: Sequence[Token]) -> list[tuple[Token, int]]:
+def token_levels(tokens: Sequence[Token]) -> list[tuple[Token, int]]:
     """Each token, and in how many brackets it stands."""
     level, levels = 0, []
     for token in tokens:

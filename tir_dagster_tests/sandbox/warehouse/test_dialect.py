@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from datetime import date, datetime
 
@@ -181,3 +182,15 @@ def test_a_data_frame_does_not_create_its_table(connect):
 def test_a_table_made_of_a_query_may_hold_texts(sql):
     sql("CREATE TABLE MADE_OF_TEXTS AS SELECT RANGE::VARCHAR AS A, MD5(RANGE::VARCHAR(20)) AS B FROM RANGE(3)")
     assert sql("SELECT A FROM MADE_OF_TEXTS ORDER BY A") == [("0",), ("1",), ("2",)]
+
+
+def test_the_first_row_by_an_order_with_nulls_is_the_first(sql):
+    rows = [(114, "'2025-03-31'", 1), (115, "NULL", 1), (110, "'2025-03-05'", 1), (5, "'2025-04-07'", 2)]
+    for at, order in enumerate(itertools.permutations(rows)):
+        listed = " UNION ALL ".join(
+            f"SELECT {number} AS ID, {day}::DATE AS DAY, {product} AS P" for number, day, product in order
+        )
+        first = (
+            f"SELECT ID FROM ({listed}) AS t QUALIFY ROW_NUMBER() OVER (PARTITION BY P ORDER BY DAY) = 1 ORDER BY ID"
+        )
+        assert sql(first) == [(5,), (110,)], f"order {at}"

@@ -354,6 +354,63 @@ def test_a_past_version_joins_with_the_present_one(sql):
     assert seen == [("new", "old"), ("same", "same")]
 
 
+@pytest.fixture(scope="module")
+def past(sql):
+    """Two tables that have changed since a moment, and copies of what they were then."""
+    sql("CREATE TABLE PAST_S (ID INT, PRODUCT INT, QTY INT, TAGS VARIANT)")
+    sql("CREATE TABLE PAST_P (PRODUCT INT, COLOR VARCHAR)")
+    sql(
+        "INSERT INTO PAST_S SELECT column1, column2, column3, PARSE_JSON(column4) FROM VALUES "
+        "(1, 1, 5, '[1, 2]'), (2, 1, NULL, '[]'), (3, 2, 7, '[3]'), (3, 2, 7, '[3]')"
+    )
+    sql("INSERT INTO PAST_P VALUES (1, 'blue'), (2, 'red'), (NULL, 'none')")
+    for name in ("S", "P"):
+        sql(f"CREATE TABLE THEN_{name} AS SELECT * FROM PAST_{name}")
+    moment = sql.now()
+    sql("UPDATE PAST_S SET QTY = 100 - COALESCE(QTY, 0), PRODUCT = 2")
+    sql("INSERT INTO PAST_S SELECT 9, 9, 9, PARSE_JSON('[9]')")
+    sql("UPDATE PAST_P SET COLOR = COLOR || '!'")
+    sql("DELETE FROM PAST_P WHERE PRODUCT = 2")
+    return moment
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "WITH s AS (SELECT * FROM {S}), t AS (SELECT PRODUCT, SUM(QTY) AS Q FROM s GROUP BY PRODUCT) SELECT s.ID, t.Q FROM s JOIN t ON t.PRODUCT = s.PRODUCT",
+        "WITH PAST_S AS (SELECT ID FROM {S} WHERE QTY > 5) SELECT ID FROM PAST_S",
+        "SELECT ID FROM {S} x WHERE PRODUCT IN (SELECT PRODUCT FROM {P} WHERE COLOR = 'red')",
+        "SELECT ID FROM {S} AS x WHERE EXISTS (SELECT 1 FROM {P} p WHERE p.PRODUCT = x.PRODUCT)",
+        "SELECT ID, (SELECT MAX(COLOR) FROM {P} p WHERE p.PRODUCT = s.PRODUCT) AS C FROM {S} s",
+        "SELECT ID, QTY FROM {S} UNION SELECT PRODUCT, NULL FROM {P}",
+        "SELECT ID FROM {S} UNION ALL (SELECT PRODUCT FROM {P} ORDER BY PRODUCT LIMIT 1)",
+        "SELECT ID FROM {S} MINUS SELECT PRODUCT FROM {P}",
+        "SELECT ID, QTY, RANK() OVER (PARTITION BY PRODUCT ORDER BY QTY) AS N FROM {S}",
+        "SELECT ID, QTY FROM {S} QUALIFY ROW_NUMBER() OVER (PARTITION BY PRODUCT ORDER BY QTY NULLS FIRST, ID) = 1",
+        "SELECT ID, QTY FROM {S} ORDER BY QTY DESC, ID LIMIT 2",
+        "SELECT TOP 2 ID, QTY FROM {S} ORDER BY QTY, ID",
+        "SELECT DISTINCT QTY FROM (SELECT * FROM {S} WHERE ID > 1)",
+        "SELECT x.ID, y.COLOR FROM (SELECT * FROM {S}) x FULL JOIN (SELECT * FROM {P}) y ON x.PRODUCT = y.PRODUCT",
+        "SELECT s.ID, p.COLOR FROM {S} s CROSS JOIN {P} p",
+        "SELECT s.ID, f.VALUE::INT AS V FROM {S} s, LATERAL FLATTEN(input => s.TAGS) f",
+        "SELECT s.ID, l.C FROM {S} s, LATERAL (SELECT MAX(COLOR) AS C FROM {P} p WHERE p.PRODUCT = s.PRODUCT) l",
+        "SELECT s.ID, s.QTY, v.N FROM {S} s JOIN (VALUES (1, 'one'), (3, 'three')) AS v(ID, N) ON v.ID = s.ID",
+        "WITH RECURSIVE r AS (SELECT 1 AS N UNION ALL SELECT N + 1 FROM r WHERE N < 3) SELECT s.ID, r.N FROM {S} s JOIN r ON r.N <= s.PRODUCT",
+        "SELECT PRODUCT, GROUPING(PRODUCT) AS G, SUM(QTY) AS Q FROM {S} GROUP BY ROLLUP (PRODUCT)",
+        "SELECT ID FROM (WITH i AS (SELECT ID FROM {S}) SELECT ID FROM i) AS o",
+    ],
+)  # fmt: skip
+def test_past_versions_may_stand_anywhere_in_a_query(sql, past, query):
+    def rows(statement):
+        return Counter(map(tuple, sql(f"SELECT * FROM ({statement}) AS r")))
+
+    at = f"AT(TIMESTAMP => {past})"
+    pinned = query.replace("{S}", f"PAST_S {at}").replace("{P}", f"PAST_P {at}")
+    then = query.replace("{S}", "THEN_S").replace("{P}", "THEN_P")
+    assert rows(pinned) == rows(then)
+    assert rows(pinned) != rows(query.replace("{S}", "PAST_S").replace("{P}", "PAST_P"))
+
+
 def test_swapped_tables_take_their_history_along(sql):
     sql("CREATE TABLE SWAP_A (A INT)")
     sql("CREATE TABLE SWAP_B (A INT)")
