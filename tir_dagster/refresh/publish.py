@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tir_dagster.measuring import moved
 from tir_dagster.refresh.confirm import confirmation_of, intend
 from tir_dagster.refresh.context import (
     Looked,
@@ -40,6 +41,7 @@ def _publish(context: RefreshContext, looked: Looked, version: Version) -> Publi
     shell = version.folder / SHELL
     with publishing(context) as client, by_patch.whole(version) as hyper:
         sent_bytes = hyper.stat().st_size
+        moved(rows=version.manifest["rows"], bytes=sent_bytes)
         delivered = deliver(
             client,
             context.spec,

@@ -11,6 +11,7 @@ from typing import Any
 from snowflake.connector.constants import FIELD_ID_TO_NAME
 
 from tir_dagster.errors import SourceError
+from tir_dagster.measuring import waiting_for
 from tir_dagster.snowflake.columns import Column, UnheldTypeError
 from tir_dagster.snowflake.connection import BEYOND_TIME_TRAVEL, MISSING_OBJECT, SnowflakeAccess, SnowflakeError
 from tir_dagster.snowflake.names import TableName, literal, quote
@@ -134,7 +135,7 @@ def describe_held(access: SnowflakeAccess, table: TableName) -> tuple[Column, ..
 
 def describe_query(access: SnowflakeAccess, sql: str) -> tuple[Column, ...]:
     """The columns of a query's result, without running it."""
-    with access.connect() as connection, connection.cursor() as cursor:
+    with access.connect() as connection, waiting_for("warehouse"), connection.cursor() as cursor:
         found = cursor.describe(sql)
     return tuple(Column.from_snowflake(one.name, _declared_type(one), nullable=bool(one.is_nullable)) for one in found)
 

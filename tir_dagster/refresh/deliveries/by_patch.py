@@ -27,6 +27,7 @@ from tir_dagster.hyper.payload import (
     write_payloads,
 )
 from tir_dagster.hyper.replace import Shape, replace_change
+from tir_dagster.measuring import moved
 from tir_dagster.refresh.confirm import confirmation_of, intend
 from tir_dagster.refresh.context import (
     Looked,
@@ -216,6 +217,7 @@ class ByPatch:
         keyed: bool,
     ) -> Sent:
         """All parts, one after the other. `base` is the server's version that they change: it belongs to their ids."""
+        moved(rows=sum(payload.rows for payload in payloads), bytes=sum(payload.bytes for payload in payloads))
         table, columns = describe(version.extract), key_names(version.extract, shape_of(version), keyed=keyed)
         manifest = version.manifest
         whole = f"{self._context.spec.name} {version.id} {manifest['change_set']} {manifest['source_version']}"
