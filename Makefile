@@ -3,6 +3,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 GB ?= 1
+ROWS ?= 2000000
 HISTORIES ?= 100
 # Containers often set it. Every Python that Spark, Dagster and the sandbox start would compile anew whatever it imports.
 unexport PYTHONDONTWRITEBYTECODE
@@ -56,8 +57,8 @@ demo: setup ## a change and its refresh on the sandbox, slice by slice beside th
 dev: setup ## Dagster's UI on the sandbox, with the history of what ran here
 	@$(WITH_JAVA) $(BIN)/tir dev
 
-bench: setup ## a full refresh and one by key, each stage beside its bare limit; a package of GB=1 repacked beside a plain script; a load of files
-	@$(WITH_JAVA) $(BIN)/python -m benchmarks
+bench: setup ## refreshes of ROWS=2000000 orders, each stage beside its bare limit (build/bench.json); a package of GB=1 repacked beside a plain script; a load of files
+	@$(WITH_JAVA) $(BIN)/python -m benchmarks --rows $(ROWS)
 	@$(BIN)/python -m benchmarks package --gb $(GB)
 	@$(WITH_JAVA) $(BIN)/python -m benchmarks load
 

@@ -5,27 +5,41 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from benchmarks.package_report import PackageReport
 from benchmarks.place import own_place
-from benchmarks.report import Report
+from benchmarks.report import DELIVERIES, DETECTORS, Report
 
 if TYPE_CHECKING:
+    from benchmarks.growth import GrowthReport
     from benchmarks.load_run import LoadReport
 
-# By estimate: the lake, two packages, three versions and what is staged come to less than this for each order.
+# By estimate: the lake, packages and three versions of both extracts, and what is staged, for each order.
 _BYTES_PER_ROW = 1_000
 # Of an extract, its packages on both sides, and what the servers unpack to look into them.
 _COPIES = 10
 _GIGABYTE = 1_000_000_000
+_LEAST_ROWS = 1_000
+
+
+def _sizes(_context: click.Context, _parameter: click.Parameter, text: str | None) -> tuple[int, ...]:
+    """Numbers of rows, with commas between them."""
+    try:
+        sizes = tuple(int(part) for part in (text or "").split(",") if part.strip())
+    except ValueError:
+        raise click.BadParameter(f"{text!r}: write numbers of rows, such as 1000000,5000000") from None
+    if any(size < _LEAST_ROWS for size in sizes):
+        raise click.BadParameter(f"{text!r}: each size has at least {_LEAST_ROWS:,} rows")
+    return sizes
 
 
 @click.group(invoke_without_command=True, short_help="Measure refreshes beside their bare limits.")
 @click.option(
-    "--rows", type=click.IntRange(min=1_000), default=2_000_000, show_default=True, help="Orders in the sample."
+    "--rows", type=click.IntRange(min=_LEAST_ROWS), default=2_000_000, show_default=True, help="Orders in the sample."
 )
 @click.option(
     "--changed",
@@ -34,23 +48,66 @@ _GIGABYTE = 1_000_000_000
     show_default=True,
     help="How many per cent of the keys change.",
 )
+@click.option(
+    "--detector", "detectors", type=click.Choice(DETECTORS), multiple=True, help="Only these.  [default: all]"
+)
+@click.option(
+    "--delivery", "deliveries", type=click.Choice(DELIVERIES), multiple=True, help="Only these.  [default: all]"
+)
+@click.option(
+    "--growth",
+    metavar="ROWS,ROWS,…",
+    callback=_sizes,
+    help="Instead: how a patch and verification grow with the extract, at 10,000 changed keys.",
+)
 @click.option("--seed", type=click.IntRange(min=0), default=1, show_default=True, help="Another seed, other orders.")
+@click.option(
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default=Path("build/bench.json"),
+    show_default=True,
+    help="Where the list of stages is written.",
+)
 @click.option("--keep", is_flag=True, help="Keep the folder of the run: specs, versions, Dagster's history.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output.")
 @click.pass_context
-def bench(context: click.Context, /, rows: int, changed: float, seed: int, *, keep: bool, as_json: bool) -> None:
-    """Measure a full refresh and one by key on a sandbox of their own, each stage beside its bare limit.
+def bench(
+    context: click.Context,
+    /,
+    rows: int,
+    changed: float,
+    detectors: tuple[str, ...],
+    deliveries: tuple[str, ...],
+    growth: tuple[int, ...],
+    seed: int,
+    output: Path,
+    *,
+    keep: bool,
+    as_json: bool,
+) -> None:
+    """Measure full refreshes and refreshes by key on a sandbox of their own, each stage beside its bare limit.
 
     Compare the ratios, which come from one run on one machine; seconds differ from machine to machine. Exit code 1 if
-    the published extract differs from the source.
+    a published extract differs from the source.
     """
     if context.invoked_subcommand is not None:
         return
-    progress = _progress()
-    with own_place(rows * _BYTES_PER_ROW, keep=keep, progress=progress) as folder:
-        from benchmarks.run import run_bench  # noqa: PLC0415 - Dagster, Spark, the clients: seconds
+    progress, output = _progress(), output.absolute()
+    most = max(growth or (rows,))
+    report: Report | GrowthReport
+    with own_place(most * _BYTES_PER_ROW, keep=keep, progress=progress) as folder:
+        if growth:
+            from benchmarks.growth import run_growth  # noqa: PLC0415 - Dagster, Spark, the clients: seconds
 
-        report = run_bench(folder, rows=rows, changed=changed, seed=seed, progress=progress)
+            report = run_growth(folder, growth, seed=seed, progress=progress)
+        else:
+            from benchmarks.run import Wanted, run_bench  # noqa: PLC0415 - the same
+
+            wanted = Wanted(rows, changed, seed, detectors or DETECTORS, deliveries or DELIVERIES)
+            report = run_bench(folder, wanted, progress)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(json.dumps(report.entries, indent=1) + "\n", encoding="utf-8")
+    progress(f"written: {output}")
     conclude(report, as_json=as_json)
 
 
@@ -97,7 +154,7 @@ def load(rows: int, *, keep: bool, as_json: bool) -> None:
     conclude(report, as_json=as_json)
 
 
-def conclude(report: Report | PackageReport | LoadReport, *, as_json: bool) -> None:
+def conclude(report: Report | GrowthReport | PackageReport | LoadReport, *, as_json: bool) -> None:
     """Print the numbers; they count for nothing if the extract is wrong."""
     click.echo(json.dumps(report.as_dict(), indent=2) if as_json else report.as_text())
     if not report.equal:

@@ -14,7 +14,7 @@ import sys
 import time
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import date
 from importlib import import_module
@@ -23,6 +23,7 @@ from pathlib import Path
 import tableauserverclient as TSC  # noqa: N812 - the name its own documentation uses
 from tableauhyperapi import Connection, HyperProcess, Telemetry
 
+from benchmarks.memory import peak_memory, peak_of_children
 from benchmarks.package_report import PACK, PUBLISH, PURGE, UNPACK, Way
 from tir_dagster.errors import TirError
 from tir_dagster.hyper.engine import close_shared_engine
@@ -63,10 +64,10 @@ class _Account:
         self.seconds[step] = time.perf_counter() - begun
 
     def begin(self) -> None:
-        self.before = _peak_memory(os.getpid())
+        self.before = peak_memory(os.getpid())
 
     def as_way(self, *, rows: int, package_bytes: int) -> Way:
-        peak = _peak_memory(os.getpid())
+        peak = peak_memory(os.getpid())
         return Way(self.seconds, rows, package_bytes, peak, self.before, self.hyper_peak)
 
 
@@ -115,7 +116,7 @@ def ours(task: Task, account: _Account) -> Way:
                 overwrite=True,
                 expected=server_version(found),
             )
-    account.hyper_peak = _peak_of_children()
+    account.hyper_peak = peak_of_children()
     close_shared_engine()
     return account.as_way(rows=purged.after, package_bytes=target.size)
 
@@ -158,24 +159,8 @@ def _delete(hyper: Path, since: str, account: _Account) -> tuple[int, str]:
             connection.execute_command(f"""DELETE FROM "Extract"."Extract" WHERE "{KEY}" >= DATE '{since}'""")
             asked = f'SELECT COUNT(*), CAST(MAX("{KEY}") AS TEXT) FROM "Extract"."Extract"'
             rows, largest = connection.execute_list_query(asked)[0]
-        account.hyper_peak = _peak_of_children()
+        account.hyper_peak = peak_of_children()
     return int(rows), str(largest)
-
-
-def _peak_memory(pid: int) -> int | None:
-    """The most memory that the process ever held, in bytes; None where the system does not tell."""
-    with suppress(OSError):
-        status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
-        return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM"))
-    return None
-
-
-def _peak_of_children() -> int | None:
-    """The same of the processes that this one has started: Hyper's."""
-    lists = Path("/proc/self/task").glob("*/children")
-    pids = [int(pid) for file in lists for pid in file.read_text(encoding="utf-8").split()]
-    peaks = [peak for pid in pids if (peak := _peak_memory(pid)) is not None]
-    return sum(peaks) if peaks else None
 
 
 WAYS: dict[str, Callable[[Task, _Account], Way]] = {"ours": ours, "plain": plain}

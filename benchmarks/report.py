@@ -1,15 +1,17 @@
-"""What the bench found: stages beside their limits, as values, as text and as JSON. Pure: nothing is measured here."""
+"""What the bench found: refreshes by stage beside their limits, as values, as text and as JSON. Pure: nothing is measured here."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Any
 
-# Parts of a stage, which are in its seconds already.
-PARTS = ("publish_server",)
-STAGES = ("look", "survey", "spark", "detect", "shell", "apply", "verify", "publish")
-REST = "Dagster and the rest"
+SERVER, TOTAL, QUIET_PERIOD = "server", "total", "quiet period"
+DETECTORS, DELIVERIES = ("watermark", "feed", "diff"), ("republish", "patch")
+FULL, BY_KEY, BY_KEY_1000 = "full", "by_key", "by_key_1000"
+_TITLES = {FULL: "Full refresh", BY_KEY: "Refresh by key", BY_KEY_1000: "Refresh by key, at most 1,000 keys"}
+_SHOWN = {"rest": "Dagster and the rest", SERVER: "(server's own work)"}
 _NO_NUMBER = "-"
 
 
@@ -28,50 +30,102 @@ class Stage:
 
     name: str
     seconds: float
+    rows: int | None = None
+    bytes: int | None = None
+    waited_for: Mapping[str, float] = field(default_factory=dict)
     limit: Limit | None = None
-
-    @property
-    def ratio(self) -> float | None:
-        return self.seconds / self.limit.seconds if self.limit and self.limit.seconds else None
-
-    def as_dict(self) -> dict[str, Any]:
-        limit = {**asdict(self.limit), "seconds": round(self.limit.seconds, 4)} if self.limit else None
-        return {"name": self.name, "seconds": round(self.seconds, 3), "limit": limit, "ratio": _rounded(self.ratio)}
 
 
 @dataclass(frozen=True)
-class Refresh:
-    """One refresh by the pipeline."""
+class Case:
+    """One refresh. `server` is the stand-in's own work: it is in no stage and not in the total."""
 
-    decision: str
-    seconds: float
+    refresh: str
+    detector: str
+    delivery: str
     stages: tuple[Stage, ...]
-    rows_read: int
-    rows_purged: int
-    rows_appended: int
-    bytes_published: int
+    server: float
+    rows_purged: int = 0
+    rows_appended: int = 0
+    memory: Mapping[str, int] = field(default_factory=dict)
+    calls: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def seconds(self) -> float:
+        return sum(stage.seconds for stage in self.stages)
 
     @property
     def limits(self) -> float:
         return sum(stage.limit.seconds for stage in self.stages if stage.limit)
 
     @property
-    def total(self) -> Stage:
-        """All of it beside all its limits together: what is left to win."""
-        return Stage("total", self.seconds, Limit("all limits together", self.limits) if self.limits else None)
+    def own(self) -> float:
+        """Seconds without what the warehouse, the server and the quiet period took."""
+        return self.seconds - self.waited("warehouse") - self.stage(QUIET_PERIOD).seconds
 
-    def as_dict(self) -> dict[str, Any]:
-        value = asdict(self)
-        stages = [stage.as_dict() for stage in self.stages]
-        return {**value, "stages": stages, "limits": round(self.limits, 4), "ratio": _rounded(self.total.ratio)}
+    def waited(self, whom: str) -> float:
+        return sum(stage.waited_for.get(whom, 0.0) for stage in self.stages)
+
+    def stage(self, name: str) -> Stage:
+        return next((stage for stage in self.stages if stage.name == name), Stage(name, 0.0))
+
+    @property
+    def entries(self) -> list[dict[str, Any]]:
+        """The stages, the server's work and the total as bench.json has them."""
+        total = Stage(TOTAL, self.seconds, self.rows_purged + self.rows_appended, self.stage("publish").bytes)
+        named = {"refresh": self.refresh, "detector": self.detector, "delivery": self.delivery}
+        found = [{**named, **_entry(stage)} for stage in (*self.stages, Stage(SERVER, self.server))]
+        more = {"limit": round(self.limits, 4), "memory": dict(self.memory), "calls": dict(self.calls)}
+        return [*found, {**named, **_entry(total), **more}]
 
 
-def staged(seconds: Mapping[str, float], total: float, limits: Mapping[str, Limit]) -> tuple[Stage, ...]:
-    """The stages in the order of the flow, known ones first, and what none of them accounts for."""
-    apart = [name for name in seconds if name not in STAGES and name not in PARTS]
-    names = [*(name for name in STAGES if name in seconds), *apart]
-    stages = [Stage(name, seconds[name], limits.get(name)) for name in names]
-    return (*stages, Stage(REST, total - sum(stage.seconds for stage in stages)))
+def _entry(stage: Stage) -> dict[str, Any]:
+    return {
+        "stage": stage.name,
+        "seconds": round(stage.seconds, 3),
+        "limit": round(stage.limit.seconds, 4) if stage.limit else None,
+        "rows": stage.rows,
+        "bytes": stage.bytes,
+        "waited_for": {whom: round(seconds, 3) for whom, seconds in stage.waited_for.items()},
+    }
+
+
+def apart(stages: Iterable[Stage], server: float) -> tuple[Stage, ...]:
+    """Show the quiet period as a stage of its own, and leave the server's work out of the publish."""
+    shown: list[Stage] = []
+    for stage in stages:
+        waited = dict(stage.waited_for)
+        quiet = waited.pop(QUIET_PERIOD, 0.0)
+        # Never more than was waited: part of a job may be over before anybody asks for it.
+        theirs = min(server, waited.get("Tableau", 0.0)) if stage.name == "publish" else 0.0
+        if theirs:
+            waited["Tableau"] -= theirs
+        shown.append(replace(stage, seconds=stage.seconds - quiet - theirs, waited_for=waited))
+        if quiet:
+            shown.append(Stage(QUIET_PERIOD, quiet))
+    return tuple(shown)
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What has to be reached, and what was."""
+
+    what: str
+    reached: float
+    goal: float
+    unit: str
+    at_least: bool = False
+
+    @property
+    def met(self) -> bool:
+        return self.reached >= self.goal if self.at_least else self.reached <= self.goal
+
+    def as_text(self) -> str:
+        sign = "≥" if self.at_least else "≤"
+        verdict = "met" if self.met else "NOT met"
+        return (
+            f"  {self.what:<58}{self.reached:>9.2f} {self.unit:<2} {sign} {self.goal:>8.2f} {self.unit:<2}  {verdict}"
+        )
 
 
 @dataclass(frozen=True)
@@ -83,78 +137,98 @@ class Report:
     seed: int
     cores: int
     load: float  # what else the machine was doing when the run began: the mean number of busy processes
-    change: Mapping[str, int]
-    first: Refresh
-    by_key: Refresh
-    full: Refresh
+    cases: tuple[Case, ...]
     file_bytes: int
-    scale: tuple[Stage, ...]
-    equal_by_key: bool
-    equal_full: bool
+    copy: Limit  # a plain copy of the extract
+    equal_by_delivery: Mapping[str, bool]
     slices: int
 
     @property
     def equal(self) -> bool:
-        return self.equal_by_key and self.equal_full
+        return all(self.equal_by_delivery.values())
 
     @property
-    def ratio(self) -> float:
-        return self.by_key.seconds / self.full.seconds
+    def entries(self) -> list[dict[str, Any]]:
+        return [entry for case in self.cases for entry in case.entries]
 
     def as_dict(self) -> dict[str, Any]:
-        return {
-            **{name: getattr(self, name) for name in ("rows", "changed", "seed", "cores", "load")},
-            "change": dict(self.change),
-            **{name: getattr(self, name).as_dict() for name in ("first", "full", "by_key")},
-            "file_bytes": self.file_bytes,
-            "scale": [stage.as_dict() for stage in self.scale],
-            "by_key_against_full": {
-                "seconds": _rounded(self.ratio),
-                "rows_read": _rounded(self.by_key.rows_read / max(self.full.rows_read, 1), 4),
-                "bytes_published": _rounded(self.by_key.bytes_published / max(self.full.bytes_published, 1), 4),
-            },
-            **{name: getattr(self, name) for name in ("slices", "equal_by_key", "equal_full", "equal")},
-        }
+        named = ("rows", "changed", "seed", "cores", "load", "file_bytes", "slices", "equal")
+        goals = [
+            {"what": goal.what, "reached": goal.reached, "goal": goal.goal, "met": goal.met} for goal in self.goals
+        ]
+        return {**{name: getattr(self, name) for name in named}, "goals": goals, "entries": self.entries}
+
+    def _cases(self, refresh: str, delivery: str) -> list[Case]:
+        return [case for case in self.cases if (case.refresh, case.delivery) == (refresh, delivery)]
+
+    @property
+    def goals(self) -> list[Goal]:
+        return list(self._goals())
+
+    def _goals(self) -> Iterator[Goal]:
+        full = next(iter(self._cases(FULL, "republish")), None)
+        for case in self._cases(BY_KEY, "republish"):
+            by = f"by key, republish, {case.detector}"
+            yield Goal(f"{by}: total, its limits together", _ratio(case.seconds, case.limits), 4, "x")
+            if full is not None:
+                yield Goal(f"{by}: faster than full", _ratio(full.seconds, case.seconds), 8, "x", at_least=True)
+        if full is not None:
+            yield Goal("full, republish: total, its limits together", _ratio(full.seconds, full.limits), 1.6, "x")
+        for case in self._cases(BY_KEY_1000, "republish"):
+            upload = case.stage("publish").limit
+            least = self.copy.seconds + (upload.seconds if upload else 0.0)
+            what = f"1,000 keys, republish, {case.detector}: 3 x (copy + upload) + 3 s"
+            yield Goal(what, case.seconds, 3 * least + 3, "s")
+        for case in self._cases(BY_KEY_1000, "patch"):
+            yield Goal(f"1,000 keys, patch, {case.detector}: our own", case.own, 3, "s")
+        if peaks := [case.memory["python"] for case in self.cases if "python" in case.memory]:
+            yield Goal("peak memory of our Python process", max(peaks) / 1e6, 500, "MB")
 
     def as_text(self) -> str:
         return "\n".join(self._lines())
 
     def _lines(self) -> Iterator[str]:
-        told = ", ".join(f"{count:,} {kind}" for kind, count in self.change.items())
-        yield f"{self.rows:,} orders, {self.changed:g} % of the keys changed ({told}); seed {self.seed}"
-        yield f"{self.cores} cores, load {self.load:.1f} before the run"
-        started = sum(stage.seconds for stage in self.first.stages if stage.name == "spark")
-        yield f"First load, cold: {self.first.seconds:.1f} s, of which Spark's start {started:.1f} s"
-        yield from _table("Full refresh, warm", self.full)
-        yield from _table("Refresh by key, warm", self.by_key)
-        yield f"\nFor scale, the Hyper file of {self.file_bytes / 1e6:,.1f} MB"
-        yield from map(_line, self.scale)
-        yield f"\n  {'':<22}{'by key':>12}{'full':>12}{'ratio':>8}"
-        yield _beside("seconds", self.by_key.seconds, self.full.seconds)
-        yield _beside("whole rows read", self.by_key.rows_read, self.full.rows_read)
-        yield _beside("MB published", self.by_key.bytes_published / 1e6, self.full.bytes_published / 1e6)
-        for name, equal in (("by key", self.equal_by_key), ("full", self.equal_full)):
+        yield f"{self.rows:,} orders, {self.changed:g} % of the keys changed, scattered over all months; seed {self.seed}"
+        yield f"{self.cores} cores, load {self.load:.1f} before the run; Spark warm; an extract of {self.file_bytes / 1e6:,.1f} MB"
+        ordered = sorted(self.cases, key=lambda case: (list(_TITLES).index(case.refresh), case.delivery != "republish"))
+        for _, cases in groupby(ordered, key=lambda case: (case.refresh, case.delivery)):
+            yield from _table(list(cases))
+        yield f"\nA plain copy of the Hyper file: {self.copy.seconds:.2f} s"
+        yield "\nGoals (set for 10,000,000 orders, 1 % of the keys)"
+        yield from (goal.as_text() for goal in self.goals)
+        for delivery, equal in self.equal_by_delivery.items():
             verdict = "equal to the source in all" if equal else "NOT equal to the source, compared by"
-            yield f"Published {name}: {verdict} {self.slices} slices"
+            yield f"Published by {delivery}: {verdict} {self.slices} slices"
 
 
-def _table(title: str, refresh: Refresh) -> Iterator[str]:
-    yield f"\n{title}: {refresh.rows_purged:,} rows purged, {refresh.rows_appended:,} appended"
-    yield f"  {'stage':<22}{'seconds':>9}{'limit':>9}{'ratio':>8}  the limit is"
-    yield from map(_line, (*refresh.stages, refresh.total))
+def _table(cases: Sequence[Case]) -> Iterator[str]:
+    """Cases that differ by their detector only, side by side; the limit is the first one's."""
+    first = cases[0]
+    yield (
+        f"\n{_TITLES[first.refresh]}, {first.delivery}: {first.rows_purged:,} rows purged, {first.rows_appended:,} appended"
+    )
+    # A full refresh looks for no changes.
+    names = ["seconds"] if first.refresh == FULL else [case.detector for case in cases]
+    yield f"  {'stage':<22}{''.join(f'{name:>11}' for name in names)}{'limit':>9}  the limit is"
+    for name in dict.fromkeys(stage.name for case in cases for stage in case.stages):
+        limit = first.stage(name).limit
+        yield _line(name, [case.stage(name).seconds for case in cases], limit)
+    yield _line(SERVER, [case.server for case in cases], None)
+    limits = Limit("all limits together", first.limits) if first.limits else None
+    yield _line(TOTAL, [case.seconds for case in cases], limits)
+    for kind in dict.fromkeys(kind for case in cases for kind in case.memory):
+        told = "".join(f"{case.memory.get(kind, 0) / 1e6:>11,.0f}" for case in cases)
+        yield f"  {f'peak MB, {kind}':<22}{told}"
+    for whom in dict.fromkeys(whom for case in cases for whom in case.calls):
+        told = "".join(f"{case.calls.get(whom, 0):>11,}" for case in cases)
+        yield f"  {f'calls, {whom}':<22}{told}"
 
 
-def _line(stage: Stage) -> str:
-    limit, ratio = stage.limit, stage.ratio
+def _line(name: str, seconds: Sequence[float], limit: Limit | None) -> str:
     beside = f"{limit.seconds:>9.2f}" if limit else f"{_NO_NUMBER:>9}"
-    times = f"{ratio:>7.1f}x" if ratio is not None else f"{_NO_NUMBER:>8}"
-    return f"  {stage.name:<22}{stage.seconds:>9.2f}{beside}{times}  {limit.what if limit else ''}".rstrip()
+    told = "".join(f"{one:>11.2f}" for one in seconds)
+    return f"  {_SHOWN.get(name, name):<22}{told}{beside}  {limit.what if limit else ''}".rstrip()
 
 
-def _beside(name: str, by_key: float, full: float) -> str:
-    digits = 0 if isinstance(by_key, int) else 1
-    return f"  {name:<22}{by_key:>12,.{digits}f}{full:>12,.{digits}f}{by_key / full if full else 0:>7.2f}x"
-
-
-def _rounded(value: float | None, digits: int = 3) -> float | None:
-    return None if value is None else round(value, digits)
+def _ratio(one: float, other: float) -> float:
+    return one / other if other else 0.0

@@ -1,200 +1,278 @@
-"""The run: a sandbox of its own, a first load, a change, a refresh by key and a full one, and the limits of both."""
+"""The run: a sandbox of its own, seeded once; full refreshes, changes, refreshes by key, and the limits of all of them."""
 
 from __future__ import annotations
 
 import os
-import re
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from pyspark.sql import SparkSession
 
-from benchmarks import limits
+from benchmarks import limits, memory
 from benchmarks.place import own_sandbox
-from benchmarks.report import Limit, Refresh, Report, Stage, staged
+from benchmarks.report import BY_KEY, BY_KEY_1000, DELIVERIES, DETECTORS, FULL, Case, Limit, Report, Stage, apart
+from benchmarks.stand_in import StandIns
 from tir_dagster.cli.commands import command
 from tir_dagster.cli.comparison import Comparison, compare_slices, published_extract, snowflake_of
-from tir_dagster.cli.demo import declare_orders
 from tir_dagster.cli.refresh import Outcome
 from tir_dagster.errors import TirError
-from tir_dagster.hyper.package.package import packed, read_package, refresh_change
-from tir_dagster.refresh.state.versions import SHELL, Version
+from tir_dagster.refresh.profile import StageProfile
+from tir_dagster.refresh.state.versions import Version
 from tir_dagster.sandbox import sample
+from tir_dagster.snowflake.connection import SnowflakeAccess
 from tir_dagster.snowflake.names import TableName, quote
 from tir_dagster.snowflake.versions import SourceVersion, describe, select
 from tir_dagster.spec.extract import ExtractSpec
+from tir_dagster.spec.reading import parse_specs
 
-# How the pipeline tells how many rows it read.
-_READ = re.compile(r"\bread ([\d,]+) rows")
+FEW_KEYS = 1_000
+# Enough to let everything that a first refresh loads be loaded.
+_WARM_UP_ROWS = 1_000
+# The sample's changes are stamped seconds apart, so without a look-back only the last one's rows are candidates.
+_SPEC = """\
+extracts:
+  - name: bench_{delivery}
+    source: MYDB.MYSCHEMA.MYTABLE
+    row_key: ORDER_ID
+    slices: {{column: ORDER_DATE, by: month, start: {start}}}
+    changes: {{watermark: UPDATED_AT, look_back: 0 seconds}}
+    delivery: {delivery}
+    datasource:
+      project: {project}
+      name: bench_{delivery}
+      credentials: {{username_env: SNOWFLAKE_USER, password_env: SNOWFLAKE_PASSWORD}}
+"""
 
 Say = Callable[[str], None]
 
 
-def run_bench(folder: Path, *, rows: int, changed: float, seed: int, progress: Say) -> Report:
+@dataclass(frozen=True)
+class Wanted:
+    """What to measure."""
+
+    rows: int
+    changed: float
+    seed: int
+    detectors: Sequence[str] = DETECTORS
+    deliveries: Sequence[str] = DELIVERIES
+
+    @property
+    def keys(self) -> dict[str, int]:
+        """How many keys change for each refresh by key; few stay few of a small table."""
+        return {
+            BY_KEY: max(4, round(self.rows * self.changed / 100)),
+            BY_KEY_1000: min(FEW_KEYS, max(4, self.rows // 10)),
+        }
+
+
+def run_bench(folder: Path, wanted: Wanted, progress: Say) -> Report:
     """Measure everything in one run, in a place of its own; the sandbox is stopped at the end."""
+    load = os.getloadavg()[0]
+    with measuring(folder, progress) as bench:
+        bench.warm_up(wanted.deliveries)
+        bench.seed(wanted.rows, wanted.seed)
+        full = [bench.refresh(FULL, delivery, wanted.detectors[0]) for delivery in wanted.deliveries]
+        by_key = [done for refresh, keys in wanted.keys.items() for done in _by_key(bench, wanted, refresh, keys)]
+        # Last: what the connector leaves in memory would be counted as a refresh's.
+        shared = bench.full_limits(by_key[-1])
+        whole = [done.beside({**shared, "publish": bench.upload_limit(done)}) for done in full]
+        newest = by_key[-1].version.extract
+        compared = {delivery: bench.compare(delivery) for delivery in wanted.deliveries}
+        return Report(
+            rows=wanted.rows,
+            changed=wanted.changed,
+            seed=wanted.seed,
+            cores=os.cpu_count() or 1,
+            load=round(load, 2),
+            cases=(*whole, *(done.case for done in by_key)),
+            file_bytes=newest.stat().st_size,
+            copy=bench.copy_limit(newest),
+            equal_by_delivery={delivery: one.equal for delivery, one in compared.items()},
+            slices=max(one.slices for one in compared.values()),
+        )
+
+
+def _by_key(bench: Bench, wanted: Wanted, refresh: str, keys: int) -> Iterator[Done]:
+    """The same kind of change for every detector, brought by every delivery; limits of the first one are all others'."""
+    shared: dict[str, Limit] = {}
+    uploads: dict[str, Limit] = {}
+    for detector in wanted.detectors:
+        bench.change(keys)
+        for delivery in wanted.deliveries:
+            done = bench.refresh(refresh, delivery, detector)
+            _require_by_key(done.outcome)
+            shared = shared or bench.key_limits(done)
+            uploads[delivery] = uploads.get(delivery) or bench.upload_limit(done)
+            yield replace(done, case=done.beside({**shared, "publish": uploads[delivery]}))
+
+
+@contextmanager
+def measuring(folder: Path, progress: Say) -> Iterator[Bench]:
+    """A sandbox and a Spark of its own for the block."""
     with own_sandbox(progress) as env:
         try:
-            return _Bench(folder, env, progress).run(rows=rows, changed=changed, seed=seed)
+            yield Bench(folder, env, progress)
         finally:
-            _stop_spark()
+            session = SparkSession.getActiveSession()
+            if session is not None:
+                # Before its folder goes: at its end the JVM looks for its files there.
+                session.stop()
 
 
-def _stop_spark() -> None:
-    """Before its folder goes: at its end the JVM looks for its files there."""
-    session = SparkSession.getActiveSession()
-    if session is not None:
-        session.stop()
-
-
-def change_mix(rows: int, changed: float) -> sample.Mix:
-    """So many per cent of the keys, in the proportions of the sample's own change; the rest by rounding are updates."""
+def change_mix(keys: int) -> sample.Mix:
+    """So many keys, in the proportions of the sample's own change; the rest by rounding are updates."""
     usual = asdict(sample.Mix())
-    wanted = max(len(usual), round(rows * changed / 100))
-    counts = {kind: max(1, wanted * count // sum(usual.values())) for kind, count in usual.items()}
-    counts["updates"] += wanted - sum(counts.values())
+    counts = {kind: max(1, keys * count // sum(usual.values())) for kind, count in usual.items()}
+    counts["updates"] += keys - sum(counts.values())
     return sample.Mix(**counts)
 
 
 @dataclass(frozen=True)
-class _Done:
-    """A refresh with what it left behind."""
+class Done:
+    """A refresh, and the versions before and after it."""
 
+    case: Case
     outcome: Outcome
     version: Version
-    rows_read: int
+    before: Version | None
+
+    def beside(self, found: Mapping[str, Limit]) -> Case:
+        """The refresh with its stages' limits."""
+        stages = [replace(stage, limit=found.get(stage.name)) for stage in self.case.stages]
+        return replace(self.case, stages=tuple(stages))
 
 
-class _Bench:
-    """What all parts of one run share."""
+class Bench:
+    """One extract for each delivery, on the table of one sandbox."""
 
     def __init__(self, folder: Path, env: Mapping[str, str], progress: Say) -> None:
         self._folder = folder
         self._env = env
         self._progress = progress
+        self._stand_ins = StandIns.at(env)
+        self._specs: dict[str, ExtractSpec] = {}
+        self._changes = 0
 
-    def run(self, *, rows: int, changed: float, seed: int) -> Report:
-        load = os.getloadavg()[0]
-        spec = self._seed(rows, seed)
-        first = self._refresh(spec, "full", "first load")
-        loaded = self._measured(first, {})
-        change = self._change(rows, changed, seed + 1)
-        by_key = self._refresh(spec, "changes", "refresh by key")
-        _require_by_key(by_key.outcome)
-        keyed = self._measured(by_key, self._key_limits(spec, first, by_key))
-        after_key = self._compare(spec)
-        full = self._refresh(spec, "full", "full refresh, warm")
-        whole = self._measured(full, self._full_limits(spec, full))
-        after_full = self._compare(spec)
-        return Report(
-            rows=rows,
-            changed=changed,
-            seed=seed,
-            cores=os.cpu_count() or 1,
-            load=round(load, 2),
-            change=asdict(change),
-            first=loaded,
-            by_key=keyed,
-            full=whole,
-            file_bytes=full.version.extract.stat().st_size,
-            scale=self._scale(full.version),
-            equal_by_key=after_key.equal,
-            equal_full=after_full.equal,
-            slices=max(after_key.slices, after_full.slices),
-        )
+    def warm_up(self, deliveries: Sequence[str]) -> None:
+        """Publish a small extract by each delivery: Spark, Hyper, Dagster and the clients are loaded then."""
+        self._progress("warming up")
+        self.seed(_WARM_UP_ROWS, seed=1)
+        if "republish" in deliveries:
+            # A package that people made has a document around the rows; the one of a patch is a Hyper file of our own.
+            sample.seed_datasource(self._env, timeout=600, name="bench_republish")
+        first = SnowflakeAccess.from_environment(self._env).query(f"SELECT MIN(ORDER_DATE) FROM {sample.TABLE}")[0][0]
+        for delivery in deliveries:
+            text = _SPEC.format(delivery=delivery, start=f"{first:%Y-%m}", project=sample.PROJECT)
+            (self._folder / f"{delivery}.yaml").write_text(text, encoding="utf-8")
+            (self._specs[delivery],) = parse_specs(text, f"{delivery}.yaml")
+            self.refresh(FULL, delivery, "watermark")
 
-    def _seed(self, rows: int, seed: int) -> ExtractSpec:
-        sample.seed_table(self._env, rows=rows, seed=seed, until=sample.parse_month(None), progress=self._progress)
-        sample.seed_datasource(self._env, timeout=3600, progress=self._progress)
-        return declare_orders(self._env, self._folder / "bench.yaml")
+    def seed(self, rows: int, seed: int) -> None:
+        # Up to the last month: stamps of this one may lie in the future, and a watermark goes back a day for those.
+        until = sample.parse_month(None).plus(-1)
+        sample.seed_table(self._env, rows=rows, seed=seed, until=until, progress=self._progress)
 
-    def _change(self, rows: int, changed: float, seed: int) -> sample.Mix:
-        mix = change_mix(rows, changed)
-        self._progress(f"changing {sum(asdict(mix).values()):,} orders")
-        sample.change_table(self._env, seed=seed, mix=mix)
-        return mix
+    def change(self, keys: int) -> None:
+        """Change so many keys, scattered over all months."""
+        self._progress(f"changing {keys:,} orders")
+        self._changes += 1
+        sample.change_table(self._env, seed=self._changes, mix=change_mix(keys))
 
-    def _refresh(self, spec: ExtractSpec, mode: Any, what: str) -> _Done:
-        read: list[int] = []
-
-        def hear(line: str) -> None:
-            read.extend(int(found.replace(",", "")) for found in _READ.findall(line))
-            self._progress(f"{what}: {line}")
-
-        with command(spec, hear) as running:
-            outcome = running.refresh(mode, (), allow_empty=False)
+    def refresh(self, refresh: str, delivery: str, detector: str) -> Done:
+        """Measure one refresh."""
+        # A file names a watermark only for that detector. Here it always stays, or the extract would be another one.
+        spec = self._specs[delivery]
+        spec = replace(spec, changes=replace(spec.changes, detector=detector))  # type: ignore[arg-type]
+        what = f"{refresh}, {detector}, {delivery}"
+        memory.forget_peaks()
+        job = self._stand_ins.forget()
+        with command(spec, lambda line: self._progress(f"{what}: {line}")) as running:
+            before = running.context.versions.latest()
+            mode: Any = "full" if refresh == FULL else "changes"
+            outcome = running.refresh(mode, (), allow_empty=True)
             version = running.context.versions.latest()
         assert version is not None, "a refresh that ended well has made a version"
-        return _Done(outcome, version, sum(read))
+        server, calls = self._stand_ins.work(job)
+        self._progress(f"{what}: {outcome.seconds:.1f} s, of which {server:.1f} s the server's own work")
+        case = Case(
+            refresh=refresh,
+            detector=detector,
+            delivery=delivery,
+            stages=apart(map(_stage, outcome.profile), server),
+            server=server,
+            rows_purged=outcome.rows_purged,
+            rows_appended=outcome.rows_appended,
+            memory=memory.peaks(),
+            calls=calls,
+        )
+        return Done(case, outcome, version, before)
 
-    def _compare(self, spec: ExtractSpec) -> Comparison:
-        self._progress("comparing what is published with the source")
+    def compare(self, delivery: str) -> Comparison:
+        """Hold what is published beside the source as it is now."""
+        self._progress(f"comparing what {delivery} published with the source")
+        spec = self._specs[delivery]
         with published_extract(spec, self._env) as hyper:
             return compare_slices(hyper, spec, self._env)
 
-    def _measured(self, done: _Done, found: Mapping[str, Limit]) -> Refresh:
-        outcome = done.outcome
-        with self._scratch() as folder:
-            size = _packed(done.version, folder).stat().st_size
-        return Refresh(
-            decision=outcome.decision,
-            seconds=outcome.seconds,
-            stages=staged(outcome.stages, outcome.seconds, found),
-            rows_read=done.rows_read,
-            rows_purged=outcome.rows_purged,
-            rows_appended=outcome.rows_appended,
-            bytes_published=size,
-        )
+    # Limits
 
-    def _key_limits(self, spec: ExtractSpec, before: _Done, done: _Done) -> dict[str, Limit]:
-        """The watermark SELECT, Hyper's own replacement of the same change, the upload."""
+    def key_limits(self, done: Done) -> dict[str, Limit]:
+        """The watermark SELECT, and Hyper's own replacement of the same change."""
         self._progress("the limits of the refresh by key")
-        access, table = snowflake_of(spec, self._env), TableName.parse(spec.source)
-        watermark = str(spec.changes.watermark)
-        pinned = f"{table.sql} {_version(before.outcome).sql}"
-        since = limits.candidates_since(access, pinned, watermark, spec.changes.look_back)
-        query = select(
-            table, describe(access, table), version=_version(done.outcome), where=f"{quote(watermark)} >= {since}"
-        )
+        assert done.before is not None, "a refresh by key starts from a version"
+        spec = self._specs[done.case.delivery]
+        access, table, watermark = self._access(spec), TableName.parse(spec.source), str(spec.changes.watermark)
+        pinned = f"{table.sql} {SourceVersion.parse(done.before.manifest['source_version']).sql}"
+        since = limits.candidates_since(access, pinned, watermark)
+        query = select(table, describe(access, table), version=_version(done), where=f"{quote(watermark)} > {since}")
         with self._scratch() as folder:
             return {
-                "detect": limits.read_limit(access, query, "bare SELECT by watermark"),
+                "detect": limits.read_limit(access, query, "bare SELECT of the changed rows"),
                 "apply": limits.replace_limit(
-                    before.version.extract, done.version.extract, folder, key=spec.row_key[0], watermark=watermark
+                    done.before.extract, done.version.extract, folder, key=spec.row_key[0], watermark=watermark
                 ),
-                "publish": limits.upload_limit(_packed(done.version, folder)),
             }
 
-    def _full_limits(self, spec: ExtractSpec, done: _Done) -> dict[str, Limit]:
-        """The SELECT of all rows, Hyper's own COPY of them, the upload."""
+    def full_limits(self, done: Done) -> dict[str, Limit]:
+        """The SELECT of all rows, and Hyper's own COPY of them, at the version of this refresh."""
         self._progress("the limits of the full refresh")
-        access, table = snowflake_of(spec, self._env), TableName.parse(spec.source)
-        query = select(table, describe(access, table), version=_version(done.outcome))
+        spec = self._specs[done.case.delivery]
+        access, table = self._access(spec), TableName.parse(spec.source)
+        query = select(table, describe(access, table), version=_version(done))
         with self._scratch() as folder:
             return {
                 "detect": limits.read_limit(access, query, "bare SELECT of the same rows"),
                 "apply": limits.build_limit(done.version.extract, folder),
-                "publish": limits.upload_limit(_packed(done.version, folder)),
             }
 
-    def _scale(self, version: Version) -> tuple[Stage, ...]:
+    def upload_limit(self, done: Done) -> Limit:
+        """One upload of as many bytes as the publish sent."""
         with self._scratch() as folder:
-            copied = limits.copy_limit(version.extract, folder)
-            begun = time.perf_counter()
-            _packed(version, folder)
-            packed = time.perf_counter() - begun
-            return Stage("plain copy", copied.seconds), Stage(
-                "packing", packed, limits.zip_limit(version.extract, folder)
-            )
+            sent = folder / "sent"
+            with sent.open("wb") as file:
+                file.truncate(done.case.stage("publish").bytes or 0)
+            return limits.upload_limit(sent)
+
+    def copy_limit(self, extract: Path) -> Limit:
+        with self._scratch() as folder:
+            return limits.copy_limit(extract, folder)
+
+    def _access(self, spec: ExtractSpec) -> SnowflakeAccess:
+        return snowflake_of(spec, self._env)
 
     @contextmanager
     def _scratch(self) -> Iterator[Path]:
         with tempfile.TemporaryDirectory(dir=self._folder, prefix="limits-") as folder:
             yield Path(folder)
+
+
+def _stage(stage: StageProfile) -> Stage:
+    waited = {str(whom): seconds for whom, seconds in stage.waited_for.items()}
+    return Stage(stage.stage, stage.seconds, stage.rows, stage.bytes, waited)
 
 
 def _require_by_key(outcome: Outcome) -> None:
@@ -205,13 +283,5 @@ def _require_by_key(outcome: Outcome) -> None:
         )
 
 
-def _version(outcome: Outcome) -> SourceVersion:
-    assert outcome.source_version is not None, "a refresh that published has read a version"
-    return SourceVersion.parse(outcome.source_version)
-
-
-def _packed(version: Version, folder: Path) -> Path:
-    """The package as it was published, made again: the pipeline removes it when it has been sent."""
-    shell = read_package(version.folder / SHELL)
-    refresh = refresh_change(shell, version.extract, rows=version.manifest["rows"])
-    return packed(shell, "package.tdsx", hyper=version.extract, refresh=refresh).write(folder / "package.tdsx")
+def _version(done: Done) -> SourceVersion:
+    return SourceVersion.parse(done.version.manifest["source_version"])

@@ -15,7 +15,7 @@ DOCS = PACKAGE.parent / "docs" / "architecture.md"
 ORDER = (
     {"addresses"},
     {"errors"},
-    {"durable"},
+    {"durable", "measuring"},
     {"virtual_file"},
     {"snowflake"},
     {"spec"},

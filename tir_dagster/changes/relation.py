@@ -26,7 +26,7 @@ from tir_dagster.snowflake.query import (
     view_sql,
 )
 from tir_dagster.snowflake.slices import SliceBy, slice_column
-from tir_dagster.snowflake.versions import SourceVersion, column_names, describe, describe_query
+from tir_dagster.snowflake.versions import SourceVersion, column_names, describe, describe_query, described_once
 from tir_dagster.spec.extract import KEY_NEEDED, ExtractSpec, JoinedChanges, TableChanges
 
 # Aggregates whose text follows an order that ties leave open.
@@ -196,6 +196,7 @@ class Relation:
         return PinnedSource(rows, self.base_columns, self.base_key, self.slices, self.watermark, version, group)
 
 
+@described_once()
 def relation_of(spec: ExtractSpec, access: SnowflakeAccess, *, columns: Sequence[str] = ()) -> Relation:
     """Look the tables' columns up; `columns` are those of a datasource that people built, if they are fewer."""
     if spec.query is None:

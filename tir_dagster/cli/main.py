@@ -153,9 +153,17 @@ def plan(extract: str, span: str | None, *, full: bool, explain: bool, as_json: 
 @MODE_FULL
 @click.option("--allow-empty", is_flag=True, help="Go on even if the source is empty or lost many rows.")
 @HINTS
+@click.option("--profile", is_flag=True, help="Then show each stage: seconds, rows, bytes, and whom it waited for.")
 @AS_JSON
 def refresh(
-    extract: str, span: str | None, *, full: bool, allow_empty: bool, hints: tuple[str, ...], as_json: bool
+    extract: str,
+    span: str | None,
+    *,
+    full: bool,
+    allow_empty: bool,
+    hints: tuple[str, ...],
+    profile: bool,
+    as_json: bool,
 ) -> None:
     """Refresh EXTRACT: find what changed, replace those keys, publish. Exit code 1 if that failed."""
     mode, specs = _mode(span, full=full), load_specs()
@@ -167,13 +175,21 @@ def refresh(
         outcome = running.refresh(mode, slices, allow_empty=allow_empty, hints=hints)
     if as_json:
         click.echo(json.dumps(outcome.as_dict()))
-        return
+    else:
+        _show(spec, outcome)
+    if profile:
+        from tir_dagster.refresh.profile import profile_table  # noqa: PLC0415 - `tir --help` answers at once
+
+        click.echo(profile_table(outcome.profile), err=True)
+
+
+def _show(spec: ExtractSpec, outcome: Outcome) -> None:
     for warning in outcome.warnings:
         click.echo(f"warning: {warning}")
     if outcome.decision == "none":
-        click.echo(f"{extract}: nothing to do ({outcome.seconds:.1f} s).")
-        return
-    click.echo(_told(spec, outcome))
+        click.echo(f"{spec.name}: nothing to do ({outcome.seconds:.1f} s).")
+    else:
+        click.echo(_told(spec, outcome))
 
 
 def _told(spec: ExtractSpec, outcome: Outcome) -> str:

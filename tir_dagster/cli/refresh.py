@@ -19,7 +19,7 @@ from tir_dagster.changes.relation import relation_of
 from tir_dagster.errors import TirError
 from tir_dagster.orchestration.home import tir_home
 from tir_dagster.orchestration.interrupts import StoppedError, check_signals, stopping
-from tir_dagster.orchestration.metadata import last_confirmation
+from tir_dagster.orchestration.metadata import PROFILE, last_confirmation
 from tir_dagster.orchestration.names import (
     TOLD_BY_COMMAND,
     application_config,
@@ -33,6 +33,7 @@ from tir_dagster.refresh.context import leased, refresh_context, remove
 from tir_dagster.refresh.deliveries.trigger import no_spark
 from tir_dagster.refresh.look import look
 from tir_dagster.refresh.plan import Request, plan
+from tir_dagster.refresh.profile import StageProfile, whole
 from tir_dagster.refresh.state.change_sets import new_id
 from tir_dagster.refresh.survey import survey
 from tir_dagster.snowflake.connection import SnowflakeAccess
@@ -64,10 +65,11 @@ class Outcome:
     run_ids: list[str] = field(default_factory=list)
     seconds: float = 0.0
     stages: dict[str, float] = field(default_factory=dict)
+    profile: list[StageProfile] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        return {**asdict(self), "profile": [stage.as_dict() for stage in self.profile]}
 
     def warn(self, warnings: Sequence[str]) -> None:
         """Add what people should know, each sentence once."""
@@ -129,6 +131,7 @@ class Command:
                 raise
             finally:
                 outcome.seconds = round(time.perf_counter() - started, 3)
+                outcome.profile = whole([*self.context.stages.profile.ended, *outcome.profile], outcome.seconds)
         return outcome
 
     def _refresh(
@@ -224,6 +227,7 @@ class Command:
         for asset in (self.keys.source_table, self.keys.purged_extract, self.keys.published_datasource):
             for stage, seconds in event_metadata(result, asset).get("tir/stages", {}).items():
                 outcome.stages[stage] = round(outcome.stages.get(stage, 0.0) + seconds, 3)
+            outcome.profile += [StageProfile(**stage) for stage in event_metadata(result, asset).get(PROFILE, [])]
         return result
 
 

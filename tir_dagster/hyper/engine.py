@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tir_dagster.errors import ExtractError, MachineError
+from tir_dagster.measuring import waiting_for
 
 # What Hyper writes by default; every Tableau since 2019 reads it.
 DEFAULT_FILE_VERSION = 2
@@ -39,7 +40,8 @@ class HyperEngine:
         from tableauhyperapi import HyperException  # noqa: PLC0415
 
         version = DEFAULT_FILE_VERSION if file_version is None else file_version
-        with told_of(path):
+        # Also while our own code reads its answers: they come one by one.
+        with told_of(path), waiting_for("Hyper"):
             try:
                 with self._open(path, create=create, version=version) as connection:
                     yield connection

@@ -166,7 +166,10 @@ def _staged(refresh: "RefreshContext", keys: ExtractKeys, detection: Detection) 
     shown = metadata.change_set_metadata(change_set, detection.surveyed.columns, refresh.stages.seconds)
     lineage = metadata.lineage_from_source(detection.surveyed.relation, keys.source_table)
     where = staged_metadata(refresh.change_sets, change_set)
-    return dg.AssetMaterialization(keys.changed_keys, partition=change_set.id, metadata={**shown, **lineage, **where})
+    profile = metadata.profile_metadata(refresh.stages.profile)
+    return dg.AssetMaterialization(
+        keys.changed_keys, partition=change_set.id, metadata={**shown, **lineage, **where, **profile}
+    )
 
 
 def _look(context: StepContext, refresh: "RefreshContext", keys: ExtractKeys) -> "Looked":
@@ -206,6 +209,7 @@ def _observation(
             metadata.PLAN: sentence,
             metadata.SOURCE_VERSION: str(surveyed.version),
             "tir/stages": dict(refresh.stages.seconds),
+            **metadata.profile_metadata(refresh.stages.profile),
             **shown,
         },
     )
@@ -358,7 +362,8 @@ def _apply(
     if change_set is not None:
         made = stages.apply(refresh, looked, change_set)
         version, applied = made.version, made.counts
-        return version, applied, metadata.version_metadata(version, change_set, applied, refresh.stages.seconds)
+        told = metadata.version_metadata(version, change_set, applied, refresh.stages.seconds)
+        return version, applied, told | metadata.profile_metadata(refresh.stages.profile)
     if looked.base is None:
         # Unreachable as plans are made today: without a base there is always a reason for a full refresh.
         raise TirError(f"{refresh.spec.name}: there is no extract yet and nothing to load. Run tir refresh --full.")
@@ -415,7 +420,7 @@ def _published(shown: ExtractAssets) -> dg.AssetsDefinition:
                 uri=published.found.webpage_url or "",
                 reason=published.full_reason.name if published.full_reason else None,
                 warnings=[*looked.warnings, *published.warnings],
-            )
+            ) | metadata.profile_metadata(refresh.stages.profile)
             yield dg.Output(None, metadata={**told, **metadata.same_columns(told, keys.purged_extract)})
             stages.settle(refresh, published.confirmation)
             _retire(context, refresh, keys, settled=max(published.confirmation.change_sets, default=""))

@@ -20,6 +20,7 @@ from tir_dagster.spec.extract import ExtractSpec
 if TYPE_CHECKING:
     from tir_dagster.changes.relation import Relation
     from tir_dagster.hyper.purge import Applied
+    from tir_dagster.refresh.profile import Profile
     from tir_dagster.snowflake.columns import Column
 
 
@@ -45,6 +46,7 @@ def confirmations(instance: dg.DagsterInstance, asset_key: dg.AssetKey) -> Itera
 
 
 PLAN, TOUCHED, SOURCE_VERSION, EXTRACT = "tir/plan", "tir/touched", "tir/source_version", "tir/extract"
+PROFILE = "tir/profile"
 
 
 def source_metadata(
@@ -188,6 +190,11 @@ def late_events(late: Confirmation | None, keys: ExtractKeys) -> Iterator[dg.Ass
             description="Confirmed late: the run that published it ended before it could say so, or was deleted.",
             metadata=confirmation_metadata(late),
         )
+
+
+def profile_metadata(profile: Profile) -> dict[str, Any]:
+    """What each stage of an asset took and moved, and for whom it waited."""
+    return {PROFILE: dg.MetadataValue.json([stage.as_dict() for stage in profile.stages])}
 
 
 def definition_metadata(spec: ExtractSpec) -> dict[str, Any]:

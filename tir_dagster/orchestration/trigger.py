@@ -19,6 +19,7 @@ from tir_dagster.orchestration.translation import ExtractAssets
 
 if TYPE_CHECKING:
     from tir_dagster.changes.plan import Plan
+    from tir_dagster.refresh.context import Stages
     from tir_dagster.refresh.deliveries.trigger import RefreshedByServer
     from tir_dagster.refresh.survey import Watched
 
@@ -92,7 +93,7 @@ def _published(shown: ExtractAssets) -> dg.AssetsDefinition:
             done = refresh_on_server(refresh, plan, watched)
             for warning in done.warnings:
                 context.log.warning(warning)
-            yield dg.Output(None, metadata=_shown(plan, done, refresh.stages.seconds))
+            yield dg.Output(None, metadata=_shown(plan, done, refresh.stages))
 
     return cast("dg.AssetsDefinition", published_datasource)
 
@@ -105,16 +106,18 @@ def _seen(watched: "Watched", plan: "Plan") -> dict[str, Any]:
     }
 
 
-def _shown(plan: "Plan", done: "RefreshedByServer", stages: dict[str, float]) -> dict[str, Any]:
+def _shown(plan: "Plan", done: "RefreshedByServer", stages: "Stages") -> dict[str, Any]:
     """The confirmation, and how the server came to it; numbers of rows only where it tells them."""
     triggered = done.triggered
-    shown = metadata.confirmation_metadata(done.confirmation, stages=stages, uri=triggered.found.webpage_url or "")
+    uri = triggered.found.webpage_url or ""
+    shown = metadata.confirmation_metadata(done.confirmation, stages=stages.seconds, uri=uri)
     if done.row_count is None:
         del shown["dagster/row_count"]
     loaded = {} if triggered.rows is None else {"tir/rows_appended": triggered.rows}
     return {
         **shown,
         **loaded,
+        **metadata.profile_metadata(stages.profile),
         metadata.PLAN: plan.sentence(),
         "tir/mode": plan.mode,
         "tir/decision": plan.decision,

@@ -158,7 +158,7 @@ def apply(context: RefreshContext, looked: Looked, change_set: ChangeSet) -> App
             shape = extract_shape(relation, shell)
             if shell is not None:
                 copy_file(shell, workspace.folder / SHELL)
-        with context.stages.timed("apply"):
+        with context.stages.timed("apply") as meter:
             counts = fill_extract(
                 workspace,
                 change_set,
@@ -170,6 +170,7 @@ def apply(context: RefreshContext, looked: Looked, change_set: ChangeSet) -> App
                 rebuild_factor=context.spec.thresholds.rebuild_factor,
                 spare=spare_file(context.versions, looked.base, change_set, folder, shape),
             )
+            meter.moved(rows=counts.purged + counts.appended, bytes=workspace.extract.stat().st_size)
         crash_after("applied")
         context.log(f"{counts.purged:,} rows purged, {counts.appended:,} appended: verifying against the source")
         with context.stages.timed("verify"):

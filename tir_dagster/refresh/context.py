@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
-import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
@@ -17,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 from tir_dagster.changes.plan import Known, Reason
 from tir_dagster.errors import TirError
 from tir_dagster.hyper.replace import Shape
+from tir_dagster.measuring import Meter
+from tir_dagster.refresh.profile import Profile
 from tir_dagster.refresh.state.change_sets import ChangeSetStore
 from tir_dagster.refresh.state.lease import Lease, LeaseLostError, lease
 from tir_dagster.refresh.state.records import Confirmation
@@ -43,17 +44,21 @@ Log = Callable[[str], None]
 
 @dataclass
 class Stages:
-    """Seconds by stage of one refresh; `publish_server` is the part of `publish` that was waited for the server."""
+    """Seconds by stage of one refresh; its profile tells more of each.
+
+    `publish_server` is the part of `publish` that was waited for the server.
+    """
 
     seconds: dict[str, float] = field(default_factory=dict)
+    profile: Profile = field(default_factory=Profile)
 
     @contextmanager
-    def timed(self, name: str) -> Iterator[None]:
-        started = time.perf_counter()
+    def timed(self, name: str) -> Iterator[Meter]:
         try:
-            yield
+            with self.profile.timed(name) as meter:
+                yield meter
         finally:
-            self.add(name, time.perf_counter() - started)
+            self.add(name, self.profile.ended[-1].seconds)
 
     def add(self, name: str, seconds: float) -> None:
         self.seconds[name] = round(self.seconds.get(name, 0.0) + seconds, 3)
@@ -150,7 +155,10 @@ def tableau_for(access: TableauAccess, spec: ExtractSpec) -> TableauAccess:
 @contextmanager
 def leased(context: RefreshContext, purpose: str, *, wait_seconds: float) -> Iterator[RefreshContext]:
     """Hold the extract's lease; inside, use the context that is given: it knows the lease."""
-    with lease(context.folder / "lease.json", purpose=purpose, wait_seconds=wait_seconds, on_wait=context.log) as held:
+    path = context.folder / "lease.json"
+    with ExitStack() as stack:
+        with context.stages.profile.timed("lease"):
+            held = stack.enter_context(lease(path, purpose=purpose, wait_seconds=wait_seconds, on_wait=context.log))
         holding = replace(context, lease=held)
         if context.lease is None:
             # Only the holder of the lease works: what others have left is of no use to anybody.

@@ -21,6 +21,7 @@ from tir_dagster.durable import need_space
 from tir_dagster.errors import GuardError
 from tir_dagster.hyper.compare import comparing
 from tir_dagster.hyper.replace import Shape
+from tir_dagster.measuring import waiting_for
 from tir_dagster.refresh.confirm import prune_versions
 from tir_dagster.refresh.context import Looked, RefreshContext, crash_after, shape_of
 from tir_dagster.refresh.plan import Request
@@ -225,7 +226,8 @@ def detect(
     with context.stages.timed("spark"):
         require_java(os.environ)
         context.log("starting Spark")
-        spark = context.spark()
+        with waiting_for("Spark"):
+            spark = context.spark()
     with context.stages.timed("detect"), context.snowflake.kept_open():
         plan, change_set = make_change_set(
             surveyed,

@@ -18,6 +18,7 @@ from tir_dagster.hyper.casts import check_key
 from tir_dagster.hyper.hyperfile import describe
 from tir_dagster.hyper.package.package import Package, read_package
 from tir_dagster.hyper.replace import Shape
+from tir_dagster.measuring import waiting_for
 from tir_dagster.refresh.context import Log, Looked, RefreshContext, explaining_lost_lease
 from tir_dagster.refresh.datasource import server_package
 from tir_dagster.refresh.deliveries.agreement import (
@@ -163,7 +164,8 @@ def quiet_moment(
     wait = max(quiet, MARGIN_SECONDS) + AFTER_TOKEN_SECONDS
     left = wait
     for _ in range(QUIET_TRIES):
-        sleep(left)
+        with waiting_for("quiet period"):
+            sleep(left)
         again, now = read_tokens(access, tables)
         if again != token and quiet > 0:
             log(f"{listed_tables(tables)} changed; waiting until all has been quiet for {quiet:g} s")

@@ -24,6 +24,7 @@ from tir_dagster.hyper.content import (
 from tir_dagster.hyper.fingerprints import different_slices
 from tir_dagster.hyper.hyperfile import odd_keys
 from tir_dagster.hyper.replace import Shape, replaced_rows, staged_keys
+from tir_dagster.measuring import moved
 from tir_dagster.refresh.context import RefreshContext, shape_of
 from tir_dagster.refresh.state.versions import Version
 from tir_dagster.refresh.survey import readable_version
@@ -100,9 +101,11 @@ def verify_content(
     if change_set.decision == "full" or base is None:
         sums = content_sums(extract, shape)
         verify_loaded(sums, change_set)
+        moved(rows=sum(slice_rows(sums).values()))
         return sums
     folder = context.change_sets.path(change_set.id)
     appended = verify_replaced(extract, change_set, folder, shape)
+    moved(rows=change_set.rows)
     # Versions and change sets of earlier releases have no sums, or have them over other columns.
     kept = base.manifest.get("content_sums") if shape_of(base).loose == shape.loose else None
     before = sums_from_json(kept) if kept is not None else content_sums(base.extract, shape)
@@ -156,4 +159,5 @@ def verify_in_turn(
         table_sql=relation.shown(pinned),
         query=context.snowflake.query,
     )
+    moved(rows=sum(rows.get(name, 0) for name in chosen))
     return {**verified, **dict.fromkeys(sorted(chosen & rows.keys()), change_set.source_version)}

@@ -18,6 +18,7 @@ from snowflake.connector import errors as connector_errors
 
 from tir_dagster.addresses import hide_credentials
 from tir_dagster.errors import SourceError
+from tir_dagster.measuring import waiting_for
 from tir_dagster.snowflake.names import check_mere_name, whole_number
 
 # Without limits the connector repeats a request for ever when the server is gone.
@@ -154,14 +155,16 @@ class SnowflakeAccess:
                 yield kept
             return
         try:
-            connection = snowflake.connector.connect(**self.connection_args())
+            with waiting_for("warehouse"):
+                connection = snowflake.connector.connect(**self.connection_args())
         except connector_errors.Error as error:
             self.fail(error)
         try:
             with self._told():
                 yield connection
         finally:
-            connection.close()
+            with waiting_for("warehouse"):
+                connection.close()
 
     def _kept(self) -> snowflake.connector.SnowflakeConnection | None:
         return next((connection for access, connection in _kept.get() if access == self), None)
@@ -175,7 +178,7 @@ class SnowflakeAccess:
 
     def query(self, sql: str, params: Sequence[Any] | None = None) -> list[tuple[Any, ...]]:
         """All rows of one statement, on a connection of its own."""
-        with self.connect() as connection, connection.cursor() as cursor:
+        with self.connect() as connection, waiting_for("warehouse"), connection.cursor() as cursor:
             cursor.execute(sql, params)
             return [tuple(row) for row in cursor.fetchall()]
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 from snowflake.connector.constants import FIELD_ID_TO_NAME
 
 from tir_dagster.errors import SourceError
+from tir_dagster.measuring import waiting_for
 from tir_dagster.snowflake.columns import Column, UnheldTypeError
 from tir_dagster.snowflake.connection import BEYOND_TIME_TRAVEL, MISSING_OBJECT, SnowflakeAccess, SnowflakeError
 from tir_dagster.snowflake.names import TableName, literal, quote
@@ -134,7 +136,7 @@ def describe_held(access: SnowflakeAccess, table: TableName) -> tuple[Column, ..
 
 def describe_query(access: SnowflakeAccess, sql: str) -> tuple[Column, ...]:
     """The columns of a query's result, without running it."""
-    with access.connect() as connection, connection.cursor() as cursor:
+    with access.connect() as connection, waiting_for("warehouse"), connection.cursor() as cursor:
         found = cursor.describe(sql)
     return tuple(Column.from_snowflake(one.name, _declared_type(one), nullable=bool(one.is_nullable)) for one in found)
 
@@ -159,9 +161,30 @@ def column_names(access: SnowflakeAccess, table: TableName) -> list[str]:
         ) from None
 
 
-def _declared(access: SnowflakeAccess, table: TableName) -> dict[str, tuple[str, bool]]:
-    rows = access.query(f"DESCRIBE TABLE {table.sql}")
-    return {str(row[0]): (str(row[1]), str(row[3]).upper() == "Y") for row in rows if str(row[2]).upper() == "COLUMN"}
+Declared = dict[str, tuple[str, bool]]
+_described: ContextVar[dict[tuple[int, TableName], Declared] | None] = ContextVar("described", default=None)
+
+
+@contextmanager
+def described_once() -> Iterator[None]:
+    """Inside the block, ask for the columns of each table once: every DESCRIBE is a round trip."""
+    token = _described.set({})
+    try:
+        yield
+    finally:
+        _described.reset(token)
+
+
+def _declared(access: SnowflakeAccess, table: TableName) -> Declared:
+    known = _described.get()
+    found = None if known is None else known.get((id(access), table))
+    if found is None:
+        rows = access.query(f"DESCRIBE TABLE {table.sql}")
+        columns = [row for row in rows if str(row[2]).upper() == "COLUMN"]
+        found = {str(row[0]): (str(row[1]), str(row[3]).upper() == "Y") for row in columns}
+    if known is not None:
+        known[id(access), table] = found
+    return found
 
 
 def _chosen(table: TableName, known: list[str], names: Sequence[str] | None) -> list[str]:

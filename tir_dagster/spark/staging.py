@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tir_dagster.errors import SourceError
+from tir_dagster.measuring import moved, waiting_for
 from tir_dagster.snowflake.columns import Column, Kind
 from tir_dagster.snowflake.slices import SliceBy, slice_column, slice_of
 from tir_dagster.spark.arrow import arrow_schema, fetch
@@ -78,18 +79,20 @@ def stage(
     groups = _grouped(batches)
     folder.mkdir(parents=True, exist_ok=True)
     task = StagingTask(tuple(columns), slices or SliceBy(), str(folder.absolute()))
-    with spark_failures(f"staging {folder.name}"):
+    with spark_failures(f"staging {folder.name}"), waiting_for("Spark"):
         numbers = spark.range(0, len(groups), 1, len(groups))
         written = numbers.mapInArrow(_run_task(task, [pickle.dumps(group) for group in groups]), "written string")
         reports = [json.loads(row["written"]) for row in written.collect()]
-    return _checked(reports, sum(batch.rowcount for batch in batches))
+    staged = _checked(reports, sum(batch.rowcount for batch in batches))
+    moved(rows=staged.rows, bytes=staged.bytes)
+    return staged
 
 
 def result_batches(access: SnowflakeAccess, query: str) -> list[Any]:
     """Run the query and return the parts of its result, still to be downloaded."""
     from snowflake.connector.result_batch import ArrowResultBatch  # noqa: PLC0415 - seconds, and workers need it not
 
-    with access.connect() as connection, connection.cursor() as cursor:
+    with access.connect() as connection, waiting_for("warehouse"), connection.cursor() as cursor:
         cursor.execute(query)
         batches = cursor.get_result_batches() or []
     arrow = [batch for batch in batches if isinstance(batch, ArrowResultBatch)]

@@ -18,6 +18,7 @@ from typing import Any, Self, TypeVar
 import tableauserverclient as TSC  # noqa: N812 - the name its own documentation uses
 
 from tir_dagster.errors import DatasourceError
+from tir_dagster.measuring import waiting_for
 from tir_dagster.tableau.access import TableauAccess, TableauToken
 from tir_dagster.tableau.failures import Fate, as_error, understand
 from tir_dagster.tableau.transport import TimedSession, Timeouts, patience
@@ -283,6 +284,12 @@ class Repeat:
     asked_seconds: float | None = None
 
 
+def _pause(seconds: float) -> None:
+    """Wait before the next try, or the next look at a job."""
+    with waiting_for("Tableau"):
+        time.sleep(seconds)
+
+
 @dataclass(frozen=True)
 class RetryPolicy:
     """A bounded number of tries. Clock, sleep and chance can be replaced, so that tests do not wait."""
@@ -291,7 +298,7 @@ class RetryPolicy:
     backoff: Backoff = field(default_factory=Backoff)
     # A server that asks for more than this is as good as down for a run.
     most_asked_seconds: float = 300.0
-    sleep: Callable[[float], None] = time.sleep
+    sleep: Callable[[float], None] = _pause
     clock: Callable[[], float] = time.monotonic
     chance: Callable[[], float] = random.random
 

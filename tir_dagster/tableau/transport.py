@@ -16,6 +16,8 @@ import requests
 from defusedxml import DefusedXmlException
 from defusedxml.ElementTree import fromstring
 
+from tir_dagster.measuring import waiting_for
+
 # A server's log then tells who called; the client's own name would be that of many tools.
 USER_AGENT = f"tir_dagster/{version('tir_dagster')} tableauserverclient/{version('tableauserverclient')}"
 _read_seconds: ContextVar[float | None] = ContextVar("read_seconds", default=None)
@@ -67,7 +69,8 @@ class TimedSession(requests.Session):
             "timeout", (self._timeouts.connect_seconds, _read_seconds.get() or self._timeouts.read_seconds)
         )
         kwargs["headers"] = {**(kwargs.get("headers") or {}), "User-Agent": USER_AGENT}
-        response = super().request(*args, **kwargs)
+        with waiting_for("Tableau"):
+            response = super().request(*args, **kwargs)
         if response.status_code == 429 or response.status_code >= 500:
             with response:
                 raise BadAnswerError(response.status_code, _detail(response), _retry_after(response))

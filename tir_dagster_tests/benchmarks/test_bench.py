@@ -1,29 +1,38 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import click
 import pytest
+from click.testing import CliRunner
 
-from benchmarks.command import conclude
+from benchmarks.command import bench, conclude
+from benchmarks.growth import GrowthReport, exponent
 from benchmarks.limits import build_limit, replace_limit, upload_limit
 from benchmarks.package_report import STEPS, PackageReport, Way
-from benchmarks.report import REST, Limit, Refresh, Report, staged
-from benchmarks.run import change_mix
+from benchmarks.report import DELIVERIES, Case, Limit, Report, Stage, apart
+from benchmarks.run import Wanted, change_mix
 from tir_dagster.hyper.engine import connect
 from tir_dagster.sandbox import processes
 from tir_dagster.sandbox.home import SERVERS, SandboxHome
+from tir_dagster.sandbox.sample import Mix
 
 ROWS = 3_000
 COMMAND = [sys.executable, "-m", "benchmarks"]
+
+
+KINDS = ("full", "by_key", "by_key_1000")
+FIELDS = {"refresh", "detector", "delivery", "stage", "seconds", "limit", "rows", "bytes", "waited_for"}
 
 
 @dataclass(frozen=True)
@@ -33,6 +42,14 @@ class Ran:
     report: dict[str, Any]
     told: str
     folder: Path
+    entries: list[dict[str, Any]] = field(default_factory=list)
+
+    def stages(self, refresh: str, delivery: str) -> dict[str, dict[str, Any]]:
+        return {
+            entry["stage"]: entry
+            for entry in self.entries
+            if (entry["refresh"], entry["delivery"]) == (refresh, delivery)
+        }
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -43,9 +60,10 @@ def environment(folder: Path) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran]:
     """In a process of its own, as people run it: it ends Spark, which other tests of this process share."""
-    folder = tmp_path_factory.mktemp("bench")
+    folder, written = tmp_path_factory.mktemp("bench"), tmp_path_factory.mktemp("written") / "build" / "bench.json"
+    few = ["--rows", str(ROWS), "--changed", "2", "--detector", "watermark", "--output", str(written)]
     done = subprocess.run(
-        [*COMMAND, "--rows", str(ROWS), "--changed", "2", "--keep", "--json"],
+        [*COMMAND, *few, "--keep", "--json"],
         env=environment(folder),
         capture_output=True,
         text=True,
@@ -55,69 +73,107 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran]:
     assert done.returncode == 0, done.stderr[-3000:]
     (kept,) = folder.glob("tir-bench-*")
     try:
-        yield Ran(json.loads(done.stdout), done.stderr, kept)
+        yield Ran(json.loads(done.stdout), done.stderr, kept, json.loads(written.read_text(encoding="utf-8")))
     finally:
         processes.stop(SandboxHome(kept / "home" / "sandbox"))
 
 
-def stages(refresh: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    return {stage["name"]: stage for stage in refresh["stages"]}
-
-
 @pytest.mark.long
-def test_the_published_extract_equals_the_source_after_both_refreshes(ran: Ran):
-    assert ran.report["equal_by_key"]
-    assert ran.report["equal_full"]
+def test_the_published_extracts_equal_the_source_after_all_refreshes(ran: Ran):
     assert ran.report["equal"]
     assert ran.report["slices"] == 25, "24 months and the orders without a date"
 
 
 @pytest.mark.long
-def test_two_per_cent_of_the_keys_change_and_only_they_are_replaced(ran: Ran):
-    change, by_key, full = (ran.report[name] for name in ("change", "by_key", "full"))
-    assert sum(change.values()) == ROWS * 2 // 100
-    assert by_key["decision"] == "incremental"
-    assert by_key["rows_purged"] == change["updates"] + change["moves"] + change["deletes"]
-    assert by_key["rows_appended"] == change["updates"] + change["moves"] + change["inserts"]
-    assert by_key["rows_appended"] <= by_key["rows_read"] < ROWS / 10
-    assert full["decision"] == "full"
-    assert full["rows_read"] == full["rows_appended"] == ROWS + change["inserts"] - change["deletes"]
+def test_the_file_lists_every_stage_of_every_refresh_and_its_total(ran: Ran):
+    assert ran.entries == ran.report["entries"]
+    assert {(entry["refresh"], entry["delivery"]) for entry in ran.entries} == {
+        (kind, delivery) for kind in KINDS for delivery in DELIVERIES
+    }
+    assert {entry["detector"] for entry in ran.entries} == {"watermark"}
+    for entry in ran.entries:
+        assert entry.keys() - {"memory", "calls"} == FIELDS
+    for kind, delivery in product(KINDS, DELIVERIES):
+        found = ran.stages(kind, delivery)
+        assert list(found) == [
+            *("lease", "look", "survey", "quiet period", "spark", "detect", "shell", "apply", "verify", "publish"),
+            *("rest", "server", "total"),
+        ]
+        ours = [entry["seconds"] for name, entry in found.items() if name not in ("server", "total")]
+        assert sum(ours) == pytest.approx(found["total"]["seconds"], abs=0.05)
+        assert found["rest"]["seconds"] > 0, f"{kind}, {delivery}: stages overlap or are counted twice"
 
 
 @pytest.mark.long
-def test_every_second_of_a_refresh_is_in_a_stage_or_named_as_the_rest(ran: Ran):
-    for name in ("first", "full", "by_key"):
-        refresh = ran.report[name]
-        assert {"look", "survey", "spark", "detect", "apply", "verify", "publish", REST} <= stages(refresh).keys()
-        assert sum(stage["seconds"] for stage in refresh["stages"]) == pytest.approx(refresh["seconds"], abs=0.05)
-        assert stages(refresh)[REST]["seconds"] > 0, f"{name}: stages overlap or are counted twice"
+def test_two_per_cent_of_the_keys_change_and_only_they_are_replaced(ran: Ran):
+    mix = change_mix(ROWS * 2 // 100)
+    for delivery in DELIVERIES:
+        moved = moved_rows(mix)
+        found = ran.stages("by_key", delivery)
+        assert found["total"]["rows"] == found["apply"]["rows"] == moved
+        # The rows of the change, a key alone for each delete, and what has the watermark's last value.
+        assert moved / 2 <= found["detect"]["rows"] < ROWS / 10
+        assert ran.stages("full", delivery)["detect"]["rows"] == ROWS
+        few = change_mix(ROWS // 10)
+        assert ran.stages("by_key_1000", delivery)["total"]["rows"] == moved_rows(few)
+
+
+def moved_rows(mix: Mix) -> int:
+    """Rows purged and rows appended; what is updated or moved is both."""
+    return mix.deletes + mix.inserts + 2 * (mix.updates + mix.moves)
+
+
+@pytest.mark.long
+def test_a_patch_sends_the_change_and_a_republish_the_extract(ran: Ran):
+    sent = {delivery: ran.stages("by_key", delivery)["publish"]["bytes"] for delivery in DELIVERIES}
+    assert 0 < sent["patch"] < sent["republish"]
 
 
 @pytest.mark.long
 def test_the_limits_did_the_same_work_as_the_stages_beside_them(ran: Ran):
-    for name in ("full", "by_key"):
-        refresh = ran.report[name]
-        found = stages(refresh)
-        assert {stage for stage, value in found.items() if value["limit"]} == {"detect", "apply", "publish"}
-        # By key, a refresh reads more than the bare SELECT where the sample's stamps lie in the future.
-        bare, read = found["detect"]["limit"]["rows"], refresh["rows_read"]
-        assert bare == read if name == "full" else 0 < bare <= read
-        assert found["apply"]["limit"]["rows"] == refresh["rows_appended"]
-        assert all(value["ratio"] > 0 for value in found.values() if value["limit"])
-        assert refresh["limits"] == pytest.approx(
-            sum(value["limit"]["seconds"] for value in found.values() if value["limit"]), abs=0.001
-        )
+    for kind, delivery in product(KINDS, DELIVERIES):
+        found = ran.stages(kind, delivery)
+        beside = {name for name, entry in found.items() if entry["limit"] is not None}
+        assert beside == {"detect", "apply", "publish", "total"}
+        parts = [found[name]["limit"] for name in ("detect", "apply", "publish")]
+        assert all(part > 0 for part in parts)
+        assert sum(parts) == pytest.approx(found["total"]["limit"], abs=0.001)
 
 
 @pytest.mark.long
-def test_the_published_bytes_are_those_of_the_whole_package(ran: Ran):
-    assert ran.report["full"]["bytes_published"] > ran.report["file_bytes"] > 0
-    assert {stage["name"] for stage in ran.report["scale"]} == {"plain copy", "packing"}
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is counted on Linux only")
+def test_the_memory_of_each_process_is_told_apart(ran: Ran):
+    for kind, delivery in product(KINDS, DELIVERIES):
+        memory = ran.stages(kind, delivery)["total"]["memory"]
+        assert {"python", "hyper", "spark"} <= memory.keys()
+        assert all(20e6 < memory[name] < 4e9 for name in ("python", "hyper", "spark"))
+
+
+@pytest.mark.long
+def test_the_servers_own_work_is_apart_and_its_calls_are_counted(ran: Ran):
+    for kind, delivery in product(KINDS, DELIVERIES):
+        found = ran.stages(kind, delivery)
+        assert found["server"]["seconds"] > 0
+        assert found["total"]["calls"].keys() == {"warehouse", "Tableau"}
+        assert all(count > 0 for count in found["total"]["calls"].values())
+
+
+@pytest.mark.long
+def test_every_goal_that_can_be_measured_is_told(ran: Ran):
+    told = " ".join(goal["what"] for goal in ran.report["goals"])
+    for what in (
+        "by key, republish",
+        "faster than full",
+        "full, republish",
+        "1,000 keys, republish",
+        "1,000 keys, patch",
+    ):
+        assert what in told
 
 
 @pytest.mark.long
 def test_progress_goes_to_standard_error(ran: Ran):
-    for line in ("rows staged", "refresh by key: ", "the limits of the full refresh", f"kept: {ran.folder}"):
+    for line in ("rows staged", "by_key, watermark, patch: ", "the limits of the full refresh", f"kept: {ran.folder}"):
         assert line in ran.told
 
 
@@ -125,7 +181,7 @@ def test_progress_goes_to_standard_error(ran: Ran):
 def test_the_servers_are_stopped_and_what_was_kept_is_complete(ran: Ran):
     states = processes.status(SandboxHome(ran.folder / "home" / "sandbox"))
     assert not any(state.running for state in states.values())
-    assert (ran.folder / "bench.yaml").is_file()
+    assert (ran.folder / "patch.yaml").is_file()
     assert (ran.folder / "dagster" / "dagster.yaml").is_file()
     assert not list(ran.folder.glob("limits-*")), "what the limits wrote is removed at once"
 
@@ -149,56 +205,120 @@ def test_a_terminated_run_leaves_neither_servers_nor_files_behind(tmp_path: Path
             os.kill(pid, 0)
 
 
-@pytest.mark.parametrize(("rows", "changed"), [(1_000, 0.1), (5_000, 1), (2_000_000, 1), (10_000, 40)])
-def test_the_change_has_the_share_asked_for_and_something_of_every_kind(rows: int, changed: float):
-    counts = asdict(change_mix(rows, changed))
-    assert sum(counts.values()) == max(4, round(rows * changed / 100))
-    assert all(count > 0 for count in counts.values())
+@pytest.mark.parametrize(
+    ("rows", "changed", "keys"), [(1_000, 0.1, (4, 100)), (5_000, 1, (50, 500)), (2_000_000, 1, (20_000, 1_000))]
+)
+def test_the_changes_have_the_size_asked_for_and_something_of_every_kind(
+    rows: int, changed: float, keys: tuple[int, int]
+):
+    wanted = Wanted(rows, changed, seed=1).keys
+    assert tuple(wanted.values()) == keys
+    for count in keys:
+        counts = asdict(change_mix(count))
+        assert sum(counts.values()) == count
+        assert all(part > 0 for part in counts.values())
+
+
+def made_case(refresh: str, delivery: str, seconds: float, *, detector: str = "watermark") -> Case:
+    stages = [
+        Stage("survey", 3.0, waited_for={"quiet period": 2.0, "warehouse": 0.5}),
+        Stage("detect", seconds, 10, 100, {"warehouse": 1.0}, Limit("bare SELECT", 2.0, 10)),
+        Stage("publish", 4.0, 10, 500, {"Tableau": 3.0}, Limit("upload", 0.5)),
+    ]
+    return Case(
+        refresh,
+        detector,
+        delivery,
+        apart(stages, server=2.5),
+        server=2.5,
+        rows_purged=1,
+        rows_appended=2,
+        memory={"python": 300_000_000},
+        calls={"warehouse": 7},
+    )
 
 
 def made_report() -> Report:
-    limits = {"detect": Limit("bare SELECT", 2.0, 10)}
-    refresh = Refresh("full", 10.0, staged({"publish": 1.0, "detect": 6.0, "novel": 0.5}, 10.0, limits), 10, 0, 10, 500)
-    by_key = replace(refresh, decision="incremental", seconds=5.0, rows_read=1)
     return Report(
         rows=10,
         changed=1,
         seed=1,
         cores=2,
         load=0.5,
-        change={"inserts": 1},
-        first=refresh,
-        by_key=by_key,
-        full=refresh,
+        cases=(
+            made_case("full", "republish", 100.0),
+            made_case("by_key", "republish", 6.0),
+            made_case("by_key", "republish", 8.0, detector="feed"),
+            made_case("by_key_1000", "patch", 1.5),
+        ),
         file_bytes=400,
-        scale=(),
-        equal_by_key=True,
-        equal_full=True,
+        copy=Limit("a plain copy", 0.25),
+        equal_by_delivery={"republish": True, "patch": True},
         slices=3,
     )
 
 
-def test_stages_come_in_the_order_of_the_flow_and_unknown_ones_are_not_dropped():
-    found = made_report().full.stages
-    assert [stage.name for stage in found] == ["detect", "publish", "novel", REST]
-    assert found[0].ratio == 3.0
-    assert found[-1].seconds == 2.5
+def test_the_quiet_period_and_the_servers_work_are_apart_from_the_stages():
+    case = made_case("by_key", "patch", 6.0)
+    assert {stage.name: stage.seconds for stage in case.stages} == {
+        "survey": 1.0,
+        "quiet period": 2.0,
+        "detect": 6.0,
+        "publish": 1.5,
+    }
+    assert (case.seconds, case.limits) == (10.5, 2.5)
+    assert case.own == 10.5 - 1.5 - 2.0, "without the warehouse's 1.5 s and the quiet period"
 
 
-def test_the_servers_part_of_a_stage_is_not_counted_twice():
-    found = staged({"publish": 4.0, "publish_server": 3.0}, 10.0, {})
-    assert [(stage.name, stage.seconds) for stage in found] == [("publish", 4.0), (REST, 6.0)]
+def test_the_server_is_never_said_to_have_worked_longer_than_was_waited_for_it():
+    (publish,) = apart([Stage("publish", 4.0, waited_for={"Tableau": 3.0})], server=9.0)
+    assert publish.seconds == 1.0
 
 
-def test_the_text_says_the_ratios_and_the_verdict():
+def test_goals_are_told_with_what_was_reached():
+    goals = {goal.what: goal for goal in made_report().goals}
+    total = goals["by key, republish, watermark: total, its limits together"]
+    assert (total.reached, total.goal, total.met) == (10.5 / 2.5, 4, False)
+    faster = goals["by key, republish, watermark: faster than full"]
+    assert (faster.reached, faster.met) == (104.5 / 10.5, True)
+    assert goals["by key, republish, feed: faster than full"].met
+    assert goals["1,000 keys, patch, watermark: our own"].reached == 1.5 + 1.0 + 1.5 - 1.5
+    assert goals["peak memory of our Python process"].reached == 300
+
+
+def test_the_text_shows_detectors_side_by_side_and_the_verdict():
     lines = made_report().as_text().splitlines()
-    assert any(line.split()[:4] == ["detect", "6.00", "2.00", "3.0x"] for line in lines)
-    assert any(line.split() == ["seconds", "5.0", "10.0", "0.50x"] for line in lines)
-    assert lines[-1] == "Published full: equal to the source in all 3 slices"
+    assert any(line.split() == ["stage", "watermark", "feed", "limit", "the", "limit", "is"] for line in lines)
+    assert any(line.split()[:4] == ["detect", "6.00", "8.00", "2.00"] for line in lines)
+    assert any(line.split()[:4] == ["total", "10.50", "12.50", "2.50"] for line in lines)
+    assert any("faster than full" in line and line.endswith("  met") for line in lines)
+    assert lines[-1] == "Published by patch: equal to the source in all 3 slices"
+
+
+def test_the_exponent_tells_how_time_grows_with_size():
+    sizes = [1_000, 5_000, 20_000]
+    assert exponent(sizes, [2.0, 2.0, 2.0]) == pytest.approx(0)
+    assert exponent(sizes, [1.0, 5.0, 20.0]) == pytest.approx(1)
+    assert exponent(sizes, [10.0, 10.0 * 5**0.5, 10.0 * 20**0.5]) == pytest.approx(0.5)
+
+
+def test_growth_is_told_for_our_own_time_and_for_verification():
+    cases = {1_000: made_case("by_key", "patch", 2.0), 10_000: made_case("by_key", "patch", 20.0)}
+    report = GrowthReport(10_000, 2, 0.5, cases, equal=True)
+    own, verify = report.goals
+    assert own.reached == pytest.approx(math.log10((20.0 + 1.0) / (2.0 + 1.0)))
+    assert verify.reached == 0
+    assert {entry["size"] for entry in report.entries} == {1_000, 10_000}
+
+
+def test_sizes_that_are_no_numbers_are_refused():
+    for wrong in ("many", "1000,x", "10"):
+        done = CliRunner().invoke(bench, ["--growth", wrong])
+        assert (done.exit_code, "--growth" in done.stderr) == (2, True)
 
 
 def test_an_unequal_extract_is_printed_and_then_an_error(capsys: pytest.CaptureFixture[str]):
-    wrong = replace(made_report(), equal_by_key=False)
+    wrong = replace(made_report(), equal_by_delivery={"patch": False})
     with pytest.raises(click.ClickException) as failure:
         conclude(wrong, as_json=True)
     assert failure.value.exit_code == 1

@@ -91,7 +91,7 @@ def keyed(sandbox) -> SnowflakeAccess:
 COPY, AGGREGATE = "SELECT * FROM KEYED.PUBLIC.T", "SELECT D, SUM(N) AS N FROM KEYED.PUBLIC.T GROUP BY D"
 
 
-def key_of(access: SnowflakeAccess, key: str, **shown: str) -> Any:
+def key_of(access: SnowflakeAccess, key: str, **shown: Any) -> Any:
     written = {"name": "shown", "row_key": key, "datasource": {"project": "p", "name": "shown"}}
     return relation_of(spec_from_mapping({**written, **shown}, "spec.yaml"), access)
 
@@ -119,3 +119,14 @@ def test_the_row_key_of_an_aggregate_is_in_no_extract_and_may_be_wide(keyed):
     assert (key.precision, key.scale) == (38, 5)
     with pytest.raises(SpecError, match="row_key names F, which holds float"):
         key_of(keyed, "F", query=AGGREGATE)
+
+
+def test_each_table_is_described_once_however_many_settings_name_its_columns(keyed, warehouse):
+    before = len(warehouse.queries())
+    settings = {"slices": {"column": "D", "by": "month", "start": "2025-01"}, "changes": {"watermark": "N"}}
+    assert key_of(keyed, "FITS", source="KEYED.PUBLIC.T", **settings).watermark.name == "N"
+    asked = [query["sql"] for query in warehouse.queries()[before:]]
+    assert [sql.split()[0] for sql in asked] == ["DESCRIBE"], asked
+    # And anew the next time: somebody may have changed it.
+    key_of(keyed, "FITS", source="KEYED.PUBLIC.T", **settings)
+    assert len(warehouse.queries()) == before + 2

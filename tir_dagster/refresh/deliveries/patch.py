@@ -26,6 +26,7 @@ from tir_dagster.hyper.payload import (
     write_payloads,
 )
 from tir_dagster.hyper.replace import Shape
+from tir_dagster.measuring import moved
 from tir_dagster.refresh.confirm import confirmation_of, intend
 from tir_dagster.refresh.context import (
     Looked,
@@ -386,6 +387,7 @@ class Patch:
         base: str,
     ) -> Sent:
         """All parts, one after the other. `base` is the server's version that they change: it belongs to their ids."""
+        moved(rows=sum(payload.rows for payload in payloads), bytes=sum(payload.bytes for payload in payloads))
         manifest = version.manifest
         whole = f"{self._context.spec.name} {version.id} {manifest['change_set']} {manifest['source_version']}"
         now, doubtful = found, False

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tir_dagster.hyper.package.package import RefreshChange, greatest_increment, packed, read_package, refresh_change
+from tir_dagster.measuring import moved
 from tir_dagster.refresh.confirm import confirmation_of, intend
 from tir_dagster.refresh.context import Looked, Published, RefreshContext, ServerLook, crash_after, publishing
 from tir_dagster.refresh.datasource import credentials_for, named_credentials
@@ -199,6 +200,7 @@ def publish_whole(
     shell = version.folder / SHELL
     with publishing(context) as client, file as hyper:
         sent_bytes = hyper.stat().st_size
+        moved(rows=version.manifest["rows"], bytes=sent_bytes)
         delivered = deliver(
             client,
             context.spec,

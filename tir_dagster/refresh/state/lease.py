@@ -17,6 +17,7 @@ from functools import cache
 from pathlib import Path
 
 from tir_dagster.errors import TirError
+from tir_dagster.measuring import waiting_for
 
 RENEW_SECONDS = 5.0
 # A holder that has not renewed for this long is dead, whatever machine it ran on.
@@ -150,7 +151,8 @@ def _wait_for(path: Path, me: Holder, wait_seconds: float, on_wait: Callable[[st
         if not told:
             on_wait(f"waiting for {holder}")
             told = True
-        time.sleep(0.2)
+        with waiting_for("lease"):
+            time.sleep(0.2)
 
 
 def lease_holder(path: Path) -> Holder | None:

@@ -1,0 +1,69 @@
+"""How much one stage of work moved and for whom it waited: whoever talks to a server says so here, whoever times a stage collects it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Literal
+
+Whom = Literal["warehouse", "Spark", "Hyper", "Tableau", "lease", "quiet period"]
+
+
+@dataclass
+class Meter:
+    """One stage while it runs: rows and bytes where it moved some, and seconds by whom it waited for."""
+
+    rows: int | None = None
+    bytes: int | None = None
+    waited_for: dict[Whom, float] = field(default_factory=dict)
+    _inner_seconds: float = 0.0
+
+    @contextmanager
+    def waiting(self, whom: Whom) -> Iterator[None]:
+        """Count the time of the block for `whom`, without what an inner block waits for somebody else."""
+        begun, outer, self._inner_seconds = time.perf_counter(), self._inner_seconds, 0.0
+        try:
+            yield
+        finally:
+            spent = time.perf_counter() - begun
+            self.waited_for[whom] = self.waited_for.get(whom, 0.0) + spent - self._inner_seconds
+            self._inner_seconds = outer + spent
+
+    def moved(self, *, rows: int | None = None, bytes: int | None = None) -> None:  # noqa: A002 - as metadata calls it
+        """Add to what the stage moved."""
+        self.rows = self.rows if rows is None else (self.rows or 0) + rows
+        self.bytes = self.bytes if bytes is None else (self.bytes or 0) + bytes
+
+
+# A thread starts without one: what happens beside a stage must not count twice.
+_running: ContextVar[Meter | None] = ContextVar("running", default=None)
+
+
+@contextmanager
+def metered(meter: Meter) -> Iterator[Meter]:
+    """Collect in this meter what the block moves and waits for."""
+    token = _running.set(meter)
+    try:
+        yield meter
+    finally:
+        _running.reset(token)
+
+
+@contextmanager
+def waiting_for(whom: Whom) -> Iterator[None]:
+    """Count the time of the block as a wait of the running stage, if there is one."""
+    meter = _running.get()
+    if meter is None:
+        yield
+        return
+    with meter.waiting(whom):
+        yield
+
+
+def moved(*, rows: int | None = None, bytes: int | None = None) -> None:  # noqa: A002 - as metadata calls it
+    """Add to what the running stage moved, if there is one."""
+    if (meter := _running.get()) is not None:
+        meter.moved(rows=rows, bytes=bytes)

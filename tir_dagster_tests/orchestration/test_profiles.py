@@ -1,0 +1,79 @@
+"""`tir refresh --profile` and the profile in Dagster's history. The tests tell one story."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import dagster as dg
+from click.testing import CliRunner
+
+from tir_dagster.cli.main import tir
+from tir_dagster.orchestration.home import dagster_instance
+from tir_dagster.sandbox import sample
+
+STAGES = ["lease", "look", "survey", "spark", "detect", "shell", "apply", "verify", "publish", "rest"]
+CHANGE = sample.Mix(inserts=20, updates=15, moves=5, deletes=10)
+
+
+def refresh(place, *options: str):
+    specs = place.folder / "profiled.yaml"
+    specs.write_text(place.spec_text, encoding="utf-8")
+    done = CliRunner().invoke(tir, ["--specs", str(specs), "refresh", "orders", *options], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done
+
+
+def by_stage(profile: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    return {one["stage"]: one for one in profile}
+
+
+def profile_of(asset: str) -> dict[str, dict[str, Any]]:
+    with dagster_instance() as instance:
+        event = instance.get_latest_materialization_event(dg.AssetKey(["orders", asset]))
+    assert event is not None
+    assert event.asset_materialization is not None
+    return by_stage(event.asset_materialization.metadata["tir/profile"].value)
+
+
+def test_json_tells_every_stage_with_what_it_moved_and_waited_for(place):
+    outcome = json.loads(refresh(place, "--json").stdout)
+    profile = by_stage(outcome["profile"])
+    assert list(profile) == STAGES
+    assert {frozenset(one) for one in outcome["profile"]} == {
+        frozenset({"stage", "seconds", "rows", "bytes", "waited_for"})
+    }
+    assert outcome["stages"].keys() - {"publish_server"} == profile.keys() - {"lease", "rest"}
+    assert (profile["detect"]["rows"], profile["apply"]["rows"], profile["publish"]["rows"]) == (3_000, 3_000, 3_000)
+    assert all(profile[stage]["bytes"] > 0 for stage in ("detect", "apply", "publish"))
+    waits = {stage: one["waited_for"].keys() for stage, one in profile.items()}
+    assert waits["look"] == {"Tableau"}
+    assert {"warehouse", "quiet period"} <= waits["survey"]
+    assert waits["detect"] == {"warehouse", "Spark"}
+    assert waits["apply"] == {"Hyper"}
+    assert waits["verify"] == {"Hyper", "warehouse"}
+    assert "Tableau" in waits["publish"]
+    assert all(sum(one["waited_for"].values()) <= one["seconds"] + 0.01 for one in outcome["profile"])
+
+
+def test_the_table_for_people_follows_the_result_on_standard_error(place):
+    sample.change_table(place.sandbox.env, mix=CHANGE, seed=3)
+    done = refresh(place, "--profile")
+    assert done.stdout.startswith("orders: incremental refresh: 30 rows purged, 40 appended")
+    lines = done.stderr.splitlines()
+    table = lines[next(at for at, line in enumerate(lines) if line.startswith("stage ")) :]
+    assert [line.split()[0] for line in table] == ["stage", *STAGES[:-1], "Dagster"]
+    (apply,) = [line for line in table if line.startswith("apply ")]
+    assert apply.split()[2] == "70"
+
+
+def test_each_asset_shows_its_own_stages(place):
+    assert list(profile_of("changed_keys")) == ["lease", "look", "survey", "spark", "detect"]
+    assert list(profile_of("purged_extract")) == ["lease", "look", "shell", "apply", "verify"]
+    assert list(profile_of("published_datasource")) == ["lease", "look", "publish"]
+
+
+def test_a_refresh_with_nothing_to_do_has_a_profile_too(place):
+    outcome = json.loads(refresh(place, "--json", "--profile").stdout)
+    assert outcome["decision"] == "none"
+    assert [one["stage"] for one in outcome["profile"]] == ["lease", "look", "survey", "rest"]
