@@ -63,6 +63,7 @@ def never_at_once(place: Place, folder: Path, *, sent: str) -> None:
     lines = [line.split("] ", 1)[1] for line in log.read_text(encoding="utf-8").splitlines() if line.startswith("[")]
     assert sum(line.startswith("waiting for process") for line in lines) == 1, lines
     worked = [line for line in lines if not line.startswith("waiting for")]
-    assert worked[0] == worked[-1], "the second one looked when the first one had told its last"
+    assert worked[0] == worked[-2], "the second one looked when the first one had told its last"
+    assert worked[-1] == f"{place.spec.name}: nothing to do, the source has not changed."
     assert worked.count(worked[0]) == 2
     assert place.published_rows() == place.source_rows()
