@@ -49,11 +49,13 @@ class Stages:
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
-        started = time.perf_counter()
+        """Count the block for this stage; Spark's start inside of it counts by itself."""
+        started, before = time.perf_counter(), self.seconds.get("spark", 0.0)
         try:
             yield
         finally:
-            self.add(name, time.perf_counter() - started)
+            inside = self.seconds.get("spark", 0.0) - before
+            self.add(name, time.perf_counter() - started - inside)
 
     def add(self, name: str, seconds: float) -> None:
         self.seconds[name] = round(self.seconds.get(name, 0.0) + seconds, 3)
