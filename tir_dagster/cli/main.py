@@ -18,6 +18,7 @@ import click
 
 from tir_dagster.cli.revisions import revisions
 from tir_dagster.cli.sandbox import PORT, SEED, sandbox
+from tir_dagster.cli.spark import spark
 from tir_dagster.cli.webhooks import webhooks
 from tir_dagster.errors import LoadError, SpecError, TirError
 from tir_dagster.orchestration.interrupts import StoppedError, is_interrupt, stopped, stopping, watch_signals
@@ -276,6 +277,7 @@ def dev(port: int, host: str) -> None:
 
 tir.add_command(revisions)
 tir.add_command(sandbox)
+tir.add_command(spark)
 tir.add_command(webhooks)
 
 

@@ -34,6 +34,7 @@ from tir_dagster.loading.landing import Hashed, Place
 from tir_dagster.loading.values import Wanted, converted
 from tir_dagster.snowflake.connection import SnowflakeAccess
 from tir_dagster.snowflake.names import literal
+from tir_dagster.spark.remote import remote_of
 from tir_dagster.spec.load import Files
 
 if TYPE_CHECKING:
@@ -134,13 +135,13 @@ def by_spark(spark: Callable[[], SparkSession]) -> Stager:
     """Units as Spark's tasks; each opens its own connection, and tells what became of it."""
 
     def stage(plan: StagePlan, units: Sequence[Unit]) -> list[Staged]:
-        from tir_dagster.spark.session import spark_failures  # noqa: PLC0415 - Spark is imported by who uses it
+        from tir_dagster.spark.failures import spark_failures  # noqa: PLC0415 - Spark is imported by who uses it
 
         session = spark()
         if plan.files.through == "spark":
             return _through_spark(session, plan, units)
-        given = session.createDataFrame([(pickle.dumps(unit),) for unit in units], "unit binary")
-        with spark_failures("staging files"):
+        with spark_failures("staging files", remote_of(session)):
+            given = session.createDataFrame([(pickle.dumps(unit),) for unit in units], "unit binary")
             told = given.repartition(min(len(units), _TASKS)).mapInArrow(_task(plan), "told string").collect()
         return [_back(row["told"]) for row in told]
 
@@ -149,7 +150,7 @@ def by_spark(spark: Callable[[], SparkSession]) -> Stager:
 
 def _through_spark(session: SparkSession, plan: StagePlan, units: Sequence[Unit]) -> list[Staged]:
     """Spark itself reads the files, by whatever client the cluster has for them; each as a whole, in a task's memory."""
-    from tir_dagster.spark.session import spark_failures  # noqa: PLC0415
+    from tir_dagster.spark.failures import spark_failures  # noqa: PLC0415
 
     numbers = {_bare(unit.path): unit for unit in units}
     paths = [_GLOB.sub(r"\\\1", unit.path.replace("s3://", "s3a://", 1)) for unit in units]
@@ -161,7 +162,7 @@ def _through_spark(session: SparkSession, plan: StagePlan, units: Sequence[Unit]
                     staged = stage_unit(plan, numbers[_bare(path)], put, content)
                     yield pa.RecordBatch.from_pydict({"told": [json.dumps(asdict(staged))]})
 
-    with spark_failures("staging files"):
+    with spark_failures("staging files", remote_of(session)):
         read = session.read.format("binaryFile").load(paths).select("path", "content")
         return [_back(row["told"]) for row in read.mapInArrow(run, "told string").collect()]
 

@@ -11,13 +11,16 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import dagster as dg
 import yaml
 
 from tir_dagster.durable import replaced_file
 from tir_dagster.errors import MachineError, TirError
 from tir_dagster.orchestration.interrupts import spare_log_tails
+
+if TYPE_CHECKING:
+    import dagster as dg
 
 HOME_VARIABLE = "TIR_HOME"
 # What a new DAGSTER_HOME begins with, and an example for others.
@@ -51,7 +54,8 @@ def _alone(home: Path) -> Iterator[None]:
 @contextmanager
 def dagster_instance() -> Iterator[dg.DagsterInstance]:
     """The instance that the command line, the UI and the daemon share."""
-    # Here: Dagster loads it with its history, which definitions do without.
+    # Here: whoever asks for TIR_HOME alone needs no Dagster, and definitions do without what it loads with its history.
+    import dagster as dg  # noqa: PLC0415
     from sqlalchemy.exc import SQLAlchemyError  # noqa: PLC0415
 
     with _full_disk_told():

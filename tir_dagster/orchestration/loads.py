@@ -217,7 +217,7 @@ def _loader(
             heard.tell(line)
 
     # On a terminal, what the JVM prints would stand between our lines.
-    spark = lambda: spark_session(pyspark, state.folder, quiet=heard is not None)  # noqa: E731
+    spark = lambda: spark_session(pyspark, state.folder, log=tell, quiet=heard is not None)  # noqa: E731
     return loader_for(spec, snowflake_access(snowflake), spark=spark, log=tell)
 
 

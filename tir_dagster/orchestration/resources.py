@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +17,7 @@ from tir_dagster.orchestration import io_managers
 from tir_dagster.orchestration.home import tir_home
 from tir_dagster.orchestration.io_managers import StateFolder
 from tir_dagster.snowflake.names import check_mere_name, whole_number
+from tir_dagster.spark.java import require_java
 from tir_dagster.spec.extract import ExtractSpec
 
 if TYPE_CHECKING:
@@ -165,8 +166,27 @@ def probing_access(resource: SnowflakeParam, spec: ExtractSpec) -> Any:
     return replace(snowflake_access(resource), **asked)
 
 
-def spark_session(resource: SparkParam, home: Path, *, quiet: bool = False) -> Any:
-    """The session of dagster-pyspark with the settings that our values depend on."""
+def spark_session(resource: SparkParam, home: Path, *, log: Callable[[str], None], quiet: bool = False) -> Any:
+    """A session with the settings that our values depend on: on the Spark server if there is one, else dagster-pyspark's.
+
+    SPARK_REMOTE names a server for everybody. The home's own one stands in only where nobody configured a Spark.
+    """
+    from tir_dagster.spark.connect import connect_session  # noqa: PLC0415
+    from tir_dagster.spark.remote import REMOTE_VARIABLE  # noqa: PLC0415
+    from tir_dagster.spark.server import remote_spark  # noqa: PLC0415
+
+    own = isinstance(resource, SparkSettings) and not resource.spark_config
+    remote = remote_spark(os.environ, home, log) if own or os.environ.get(REMOTE_VARIABLE) else None
+    if remote is not None:
+        log(f"using Spark at {remote.name}")
+        return connect_session(remote)
+    require_java(os.environ)
+    log("starting Spark")
+    return _own_session(resource, home, quiet=quiet)
+
+
+def _own_session(resource: SparkParam, home: Path, *, quiet: bool) -> Any:
+    """The session of dagster-pyspark, in this process."""
     from dagster_pyspark import LazyPySparkResource  # noqa: PLC0415
 
     from tir_dagster.spark.session import configure, jvm_output, spark_conf, use_this_python  # noqa: PLC0415

@@ -54,6 +54,7 @@ class Stages:
 
     @contextmanager
     def timed(self, name: str) -> Iterator[Meter]:
+        """Count the block for this stage; one inside of it, such as Spark's start, counts by itself."""
         try:
             with self.profile.timed(name) as meter:
                 yield meter

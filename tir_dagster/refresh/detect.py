@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,7 +31,6 @@ from tir_dagster.refresh.state.records import Confirmation
 from tir_dagster.refresh.survey import Log, Survey, listed_tables, read_tokens
 from tir_dagster.snowflake.connection import SnowflakeAccess
 from tir_dagster.snowflake.versions import SourceVersion
-from tir_dagster.spark.java import require_java
 from tir_dagster.spec.extract import ExtractSpec
 
 if TYPE_CHECKING:
@@ -72,7 +71,7 @@ def make_change_set(
     *,
     ident: str,
     access: SnowflakeAccess,
-    spark: SparkSession,
+    start_spark: Callable[[], SparkSession],
     store: ChangeSetStore,
     base: Base | None,
     confirmed: Confirmation | None,
@@ -88,7 +87,7 @@ def make_change_set(
     refuse_duplicates(relation, access, surveyed.version)
     pending = store.pending()
     with store.staging(ident) as folder:
-        reader = SourceReader(spark, access, relation, surveyed.version, folder / _WORK, log)
+        reader = SourceReader(start_spark, access, relation, surveyed.version, folder / _WORK, log)
         difference = Difference(0, {}, {})
         if plan.decision == "incremental" and base is not None:
             keyed = [one.id for one in pending if one.decision == "incremental"]
@@ -223,18 +222,20 @@ def detect(
         shape = replace(shape_of(looked.base), key=tuple(column.name for column in surveyed.relation.key))
         base = Base(looked.confirmed, looked.base.extract, shape, slices)
     _need_room(context, looked)
-    with context.stages.timed("spark"):
-        require_java(os.environ)
-        context.log("starting Spark")
-        with waiting_for("Spark"):
-            spark = context.spark()
+
+    @cache
+    def start_spark() -> SparkSession:
+        # Not before the first result that is worth it.
+        with context.stages.timed("spark"), waiting_for("Spark"):
+            return context.spark()
+
     with context.stages.timed("detect"), context.snowflake.kept_open():
         plan, change_set = make_change_set(
             surveyed,
             plan,
             ident=ident,
             access=context.snowflake,
-            spark=spark,
+            start_spark=start_spark,
             store=context.change_sets,
             base=base,
             confirmed=looked.confirmed,

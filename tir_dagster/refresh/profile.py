@@ -48,18 +48,20 @@ class Profile:
     """The stages of one refresh in the order in which they ended; one that ran several times is there as often."""
 
     ended: list[StageProfile] = field(default_factory=list)
+    _inner_seconds: float = 0.0
 
     @contextmanager
     def timed(self, stage: str) -> Iterator[Meter]:
-        """Time the block, and collect what it moves and waits for."""
-        begun = time.perf_counter()
+        """Time the block, without a stage inside of it, and collect what it moves and waits for."""
+        begun, outer, self._inner_seconds = time.perf_counter(), self._inner_seconds, 0.0
         meter = Meter()
         try:
             with metered(meter):
                 yield meter
         finally:
             spent = time.perf_counter() - begun
-            self.ended.append(StageProfile(stage, spent, meter.rows, meter.bytes, dict(meter.waited_for)))
+            own, self._inner_seconds = spent - self._inner_seconds, outer + spent
+            self.ended.append(StageProfile(stage, own, meter.rows, meter.bytes, dict(meter.waited_for)))
 
     @property
     def stages(self) -> list[StageProfile]:

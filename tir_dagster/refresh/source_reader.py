@@ -1,4 +1,4 @@
-"""Reads the source for a detection: runs a statement in Snowflake, lets Spark stage its rows as Parquet."""
+"""Reads the source for a detection: runs a statement in Snowflake, lets Spark stage its rows as Parquet, unless they are few."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class SourceReader:
     """The source at one pinned version; rows are staged below a folder."""
 
-    spark: SparkSession
+    start_spark: Callable[[], SparkSession]
     access: SnowflakeAccess
     relation: Relation
     version: SourceVersion
@@ -34,9 +34,13 @@ class SourceReader:
     def stage(self, statement: str, *, hinted: bool = False) -> tuple[Path, ...]:
         """Run the statement and stage its rows; return the files."""
         staged = stage(
-            self.spark, self.access, statement, staged_columns(self.relation, hinted=hinted), self.folder / "candidates"
+            self.start_spark,
+            self.access,
+            statement,
+            staged_columns(self.relation, hinted=hinted),
+            self.folder / "candidates",
         )
-        self.log(f"read {staged.rows:,} rows")
+        self.log(staged.told)
         return staged.files
 
     def read_all(self, folder: Path) -> StagedRows:
@@ -44,8 +48,8 @@ class SourceReader:
         rows = with_cut_keys(self.relation.shown(self.version), self.relation.key)
         listed = ", ".join(quote(column.name) for column in self.relation.columns)
         query = f"SELECT {listed} FROM {rows} AS r"
-        staged = stage(self.spark, self.access, query, self.relation.columns, folder, slices=self.relation.slices)
-        self.log(f"read {staged.rows:,} rows")
+        staged = stage(self.start_spark, self.access, query, self.relation.columns, folder, slices=self.relation.slices)
+        self.log(staged.told)
         return staged
 
     def slice_digests(self) -> Mapping[str | None, Fingerprint]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -13,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pyspark
-from py4j.protocol import Py4JNetworkError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
@@ -150,7 +148,7 @@ def _dump(archive: str) -> None:
 
 def _rehearse(spark: SparkSession, folder: Path) -> None:
     """Run what a refresh asks of Spark: tasks of our own in Python workers."""
-    from tir_dagster.spark.staging import rehearse  # noqa: PLC0415 - it imports this module
+    from tir_dagster.spark.staging import rehearse  # noqa: PLC0415 - pyarrow, for nobody else
 
     del folder
     rehearse(spark)
@@ -160,28 +158,3 @@ def _archive_options(home: Path) -> str:
     archive = class_archive(home)
     # A JVM of another version passes the archive over; with the log off it does so silently.
     return f"-XX:SharedArchiveFile={archive} -Xshare:auto -Xlog:disable" if archive.is_file() else ""
-
-
-_TASK_ERROR = re.compile(r"tir_dagster\.\S*(?:SourceError|SnowflakeError): (.+?)(?:\n|$)")
-
-
-@contextmanager
-def spark_failures(action: str) -> Iterator[None]:
-    """What a task said in its SourceError is raised here; any other failure of Spark names the action."""
-    try:
-        yield
-    except SourceError:
-        raise
-    # A task's failure comes as Py4J's error, as Spark's or as Connect's; each carries the traceback as text.
-    except Exception as error:
-        if told := _TASK_ERROR.search(str(error)):
-            raise SourceError(told[1]) from None
-        if isinstance(error, Py4JNetworkError | ConnectionError):
-            raise SourceError(
-                f"Spark's Java process ended while {action}, most likely for want of memory. Give it more, by the variable"
-                " SPARK_DRIVER_MEMORY=4g or the setting spark.driver.memory, and run again. Nothing was published."
-            ) from error
-        if not isinstance(error, PySparkException):
-            raise
-        first = str(error).strip().split("\n", 1)[0][:300]
-        raise SourceError(f"Spark failed while {action}: {first}. The log of the run has the details.") from error

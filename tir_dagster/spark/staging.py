@@ -1,7 +1,8 @@
 """Staging: Spark's tasks download the parts of a Snowflake result and write them as Parquet; no row enters the JVM.
 
 The statement runs in the driver, so Spark, which may run a task twice, never reads the source twice. A task gets its result
-batches, that is signed addresses and the first rows: no credential leaves the driver.
+batches, that is signed addresses and the first rows: no credential leaves the driver. A small result is written by the driver
+itself, and Spark is not even started for it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import re
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ from tir_dagster.measuring import moved, waiting_for
 from tir_dagster.snowflake.columns import Column, Kind
 from tir_dagster.snowflake.slices import SliceBy, slice_column, slice_of
 from tir_dagster.spark.arrow import arrow_schema, fetch
+from tir_dagster.spark.remote import remote_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -37,21 +39,40 @@ ROWS_PER_TASK = 250_000
 # Hyper reads a file of large row groups fastest; a group is held in a worker's memory.
 _ROWS_PER_GROUP = 250_000
 _ADDRESS = re.compile(r"https?://\S+")
+# Results of at most so many rows are written without Spark: it would take longer to start a task than to write them.
+SMALL_VARIABLE = "TIR_SPARK_ROWS"
+_SMALL_ROWS = 10_000
+# However few they are: what is still to be downloaded of them fits into the memory of any machine.
+_SMALL_BYTES = 32 << 20
 
 
 @dataclass(frozen=True)
 class StagedRows:
-    """Parquet files with the rows of one query, and how many there are, in all and by slice."""
+    """Parquet files with the rows of one query, how many there are, in all and by slice, and how many tasks wrote them."""
 
     files: tuple[Path, ...] = ()
     rows: int = 0
     slices: Mapping[str | None, int] = field(default_factory=dict)
     bytes: int = 0
+    # None: the driver wrote them itself.
+    tasks: int = 0
 
     def __add__(self, other: StagedRows) -> StagedRows:
         slices = Counter(self.slices)
         slices.update(other.slices)
-        return StagedRows((*self.files, *other.files), self.rows + other.rows, dict(slices), self.bytes + other.bytes)
+        return StagedRows(
+            (*self.files, *other.files),
+            self.rows + other.rows,
+            dict(slices),
+            self.bytes + other.bytes,
+            self.tasks + other.tasks,
+        )
+
+    @property
+    def told(self) -> str:
+        """One line for the log of a run."""
+        by = "" if self.tasks else ", so few that they were staged without Spark"
+        return f"read {self.rows:,} rows{by}"
 
 
 @dataclass(frozen=True)
@@ -64,28 +85,56 @@ class StagingTask:
 
 
 def stage(
-    spark: SparkSession,
+    start_spark: Callable[[], SparkSession],
     access: SnowflakeAccess,
     query: str,
     columns: Sequence[Column],
     folder: Path,
     *,
     slices: SliceBy | None = None,
+    small_rows: int | None = None,
 ) -> StagedRows:
-    """Run the query once and write its rows to new files in the folder, by as many tasks as its size pays for."""
-    from tir_dagster.spark.session import spark_failures  # noqa: PLC0415 - imports Spark: seconds
+    """Run the query once and write its rows to new files in the folder, by as many tasks as its size pays for.
 
+    A result of at most `small_rows` rows (by default those of TIR_SPARK_ROWS) is written right here, without Spark.
+    """
+    limit = rows_without_spark(os.environ) if small_rows is None else small_rows
     batches = result_batches(access, query)
-    groups = _grouped(batches)
     folder.mkdir(parents=True, exist_ok=True)
     task = StagingTask(tuple(columns), slices or SliceBy(), str(folder.absolute()))
-    with spark_failures(f"staging {folder.name}"), waiting_for("Spark"):
-        numbers = spark.range(0, len(groups), 1, len(groups))
-        written = numbers.mapInArrow(_run_task(task, [pickle.dumps(group) for group in groups]), "written string")
-        reports = [json.loads(row["written"]) for row in written.collect()]
-    staged = _checked(reports, sum(batch.rowcount for batch in batches))
+    promised = sum(batch.rowcount for batch in batches)
+    if is_small(batches, limit):
+        staged = _checked([write_part(task, batches)], promised)
+    else:
+        groups = _grouped(batches)
+        staged = replace(_checked(_by_tasks(start_spark(), task, groups), promised), tasks=len(groups))
     moved(rows=staged.rows, bytes=staged.bytes)
     return staged
+
+
+def _by_tasks(spark: SparkSession, task: StagingTask, groups: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:
+    """Write each group of result batches by a task of its own: the same on a Spark of this process and on a remote one."""
+    from tir_dagster.spark.failures import spark_failures  # noqa: PLC0415 - imports Spark: seconds
+
+    with spark_failures(f"staging {Path(task.folder).name}", remote_of(spark)), waiting_for("Spark"):
+        numbers = spark.range(0, len(groups), 1, len(groups))
+        written = numbers.mapInArrow(_run_task(task, [pickle.dumps(group) for group in groups]), "written string")
+        return [json.loads(row["written"]) for row in written.collect()]
+
+
+def rows_without_spark(env: Mapping[str, str]) -> int:
+    """The most rows of a result for which Spark is not used; 0 gives every result to Spark."""
+    given = env.get(SMALL_VARIABLE, "").strip().replace("_", "")
+    if given and not given.isdecimal():
+        raise SourceError(f"{SMALL_VARIABLE} is no whole number. Set it to a number of rows such as {_SMALL_ROWS}.")
+    return int(given) if given else _SMALL_ROWS
+
+
+def is_small(batches: Sequence[Any], limit: int) -> bool:
+    """Whether the driver writes the result itself."""
+    # What came with Snowflake's answer has no size; Snowflake keeps that part small.
+    size = sum(batch.uncompressed_size or 0 for batch in batches)
+    return 0 < limit >= sum(batch.rowcount for batch in batches) and size <= _SMALL_BYTES
 
 
 def result_batches(access: SnowflakeAccess, query: str) -> list[Any]:

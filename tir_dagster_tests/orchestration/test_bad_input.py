@@ -341,7 +341,7 @@ def test_without_java_one_sentence_says_what_to_install(shell, tmp_path):
     before = published(shell.place)
     done = subprocess.run(
         [sys.executable, "-m", "tir_dagster.cli.main", "refresh", "orders", "--json"],
-        env={**os.environ, "TIR_SPECS": str(shell.specs()), "JAVA_HOME": str(tmp_path)},
+        env={**os.environ, "TIR_SPECS": str(shell.specs()), "JAVA_HOME": str(tmp_path), "TIR_SPARK_ROWS": "0"},
         capture_output=True,
         text=True,
         timeout=120,
@@ -373,7 +373,9 @@ def test_a_history_that_cannot_be_opened_is_told_with_its_folder(shell, tmp_path
 @pytest.fixture(scope="module")
 def loaded(place: Place) -> Shell:
     shell = Shell(place)
-    said = shell.tir("refresh", "orders", "--json")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TIR_SPARK_ROWS", "0")
+        said = shell.tir("refresh", "orders", "--json")
     assert said.code == 0, said
     assert json.loads(said.stdout)["published"]
     told = [line.split("] ", 1)[1] for line in said.stderr.splitlines()]

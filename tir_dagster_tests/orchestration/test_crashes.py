@@ -179,7 +179,8 @@ def last_line(log: Path) -> str:
     return last
 
 
-def test_ctrl_c_while_spark_starts_is_one_line_and_the_next_refresh_heals(loaded, tmp_path):
+def test_ctrl_c_while_spark_starts_is_one_line_and_the_next_refresh_heals(loaded, tmp_path, monkeypatch):
+    monkeypatch.setenv("TIR_SPARK_ROWS", "0")
     touch(loaded, "stopped")
     log = tmp_path / "log"
     with refreshing(loaded, log) as started:

@@ -51,6 +51,14 @@ DATES = st.sampled_from(
 )
 
 
+@pytest.fixture(autouse=True, scope="module")
+def through_spark() -> Iterator[None]:
+    """However few rows there are."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TIR_SPARK_ROWS", "0")
+        yield
+
+
 def keys_of(layout: Layout) -> list[str]:
     return [key for key in KEYS[layout.key_type] if key != "NULL" or not layout.whole_key]
 

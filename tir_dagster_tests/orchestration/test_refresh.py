@@ -176,10 +176,12 @@ def test_a_reported_hint_that_finds_nothing_is_looked_at_once(place, monkeypatch
         instance.report_runless_asset_event(event)
     with monkeypatch.context() as broken:
         broken.setenv("JAVA_HOME", str(place.folder / "nowhere"))
+        broken.setenv("TIR_SPARK_ROWS", "0")
         with pytest.raises(TirError, match="JAVA_HOME"):
             place.refresh()
     after_the_failure, once_more = place.refresh(), place.refresh()
-    assert (after_the_failure.decision, "spark" in after_the_failure.stages) == ("none", True), "it was not lost"
+    assert (after_the_failure.decision, "detect" in after_the_failure.stages) == ("none", True), "it was not lost"
+    assert "spark" not in after_the_failure.stages, "so few rows need none"
     assert (once_more.decision, len(once_more.run_ids)) == ("none", 1)
 
 

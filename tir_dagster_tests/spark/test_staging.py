@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
+from typing import NoReturn
 
 import pyarrow.parquet as pq
 import pytest
@@ -16,7 +18,7 @@ from tir_dagster.snowflake.columns import Column, Kind
 from tir_dagster.snowflake.slices import SliceBy
 from tir_dagster.snowflake.versions import describe, pin, select
 from tir_dagster.spark import staging
-from tir_dagster.spark.session import spark_failures
+from tir_dagster.spark.failures import spark_failures
 from tir_dagster.spark.staging import StagingTask, result_batches, stage, write_part
 
 MANY = 200_000
@@ -54,12 +56,13 @@ def test_every_type_goes_through_parquet_into_hyper(spark, access, make_table, t
     columns = describe(access, table)
 
     done = stage(
-        spark,
+        lambda: spark,
         access,
         select(table, columns),
         columns,
         tmp_path / "staged",
         slices=SliceBy("TZ", "month", "America/New_York"),
+        small_rows=0,
     )
 
     assert (done.rows, done.slices) == (2, {"2024-03": 1, None: 1})
@@ -98,7 +101,7 @@ def test_no_rows_give_no_files(spark, access, make_table, tmp_path):
     table = make_table(EVERY_TYPE)
     columns = describe(access, table)
 
-    done = stage(spark, access, select(table, columns), columns, tmp_path / "staged")
+    done = stage(lambda: spark, access, select(table, columns), columns, tmp_path / "staged", small_rows=0)
 
     assert (done.rows, done.files) == (0, ())
 
@@ -109,7 +112,9 @@ def test_a_pinned_statement_sees_the_old_version(spark, access, make_table, run,
     version = pin(access, margin_seconds=0)
     run(f"UPDATE {table.sql} SET NAME = 'new'")
 
-    done = stage(spark, access, select(table, columns, version=version), columns, tmp_path / "staged")
+    done = stage(
+        lambda: spark, access, select(table, columns, version=version), columns, tmp_path / "staged", small_rows=0
+    )
 
     assert {tuple(row.values()) for row in pq.read_table(done.files[0]).to_pylist()} == {(1, "old"), (2, "old")}
 
@@ -117,11 +122,50 @@ def test_a_pinned_statement_sees_the_old_version(spark, access, make_table, run,
 def test_a_large_result_is_staged_by_several_tasks_each_row_once(spark, access, many, warehouse, tmp_path, monkeypatch):
     monkeypatch.setattr(staging, "ROWS_PER_TASK", MANY // 4)
 
-    done = stage(spark, access, many, MANY_COLUMNS, tmp_path / "staged")
+    done = stage(lambda: spark, access, many, MANY_COLUMNS, tmp_path / "staged", small_rows=0)
 
     assert len(done.files) == 4
     assert (facts(done), done.rows) == (ALL_OF_THEM, MANY)
     assert [query["sql"] for query in warehouse.queries()].count(many) == 1
+
+
+def no_spark() -> NoReturn:
+    pytest.fail("Spark was started")
+
+
+def test_a_small_result_is_staged_without_spark_in_the_same_form(spark, access, many, tmp_path):
+    query = f"{many} WHERE ID < 1000"
+
+    here = stage(no_spark, access, query, MANY_COLUMNS, tmp_path / "here", small_rows=1000)
+    by_task = stage(lambda: spark, access, query, MANY_COLUMNS, tmp_path / "task", small_rows=999)
+
+    assert (here.tasks, by_task.tasks) == (0, 1)
+    assert here.told == "read 1,000 rows, so few that they were staged without Spark"
+    assert (here.rows, here.slices, len(here.files)) == (by_task.rows, by_task.slices, len(by_task.files))
+    one, other = pq.read_table(here.files[0]), pq.read_table(by_task.files[0])
+    assert one.sort_by("ID").equals(other.sort_by("ID"))
+    assert one.schema.equals(other.schema, check_metadata=True)
+
+
+def test_few_but_huge_rows_go_to_spark():
+    @dataclass
+    class Batch:
+        rowcount: int
+        uncompressed_size: int | None
+
+    answer = Batch(10, None)
+    assert staging.is_small([answer, Batch(10, 1 << 20)], 20)
+    assert not staging.is_small([answer, Batch(10, 1 << 30)], 20)
+    assert not staging.is_small([answer, Batch(11, 1 << 20)], 20)
+    assert not staging.is_small([Batch(0, None)], 0), "0 gives every result to Spark"
+
+
+def test_the_environment_says_which_results_are_small():
+    assert staging.rows_without_spark({}) == 10_000
+    assert staging.rows_without_spark({"TIR_SPARK_ROWS": "0"}) == 0
+    assert staging.rows_without_spark({"TIR_SPARK_ROWS": "250_000"}) == 250_000
+    with pytest.raises(SourceError, match="TIR_SPARK_ROWS is no whole number"):
+        staging.rows_without_spark({"TIR_SPARK_ROWS": "many"})
 
 
 def test_small_results_pay_for_one_task(access, many):
@@ -132,7 +176,10 @@ def test_a_second_staging_into_the_same_folder_adds_files(spark, access, make_ta
     table = make_table("ID INT, NAME VARCHAR", "VALUES (1, 'a')")
     columns = describe(access, table)
 
-    both = [stage(spark, access, select(table, columns), columns, tmp_path / "staged") for _ in range(2)]
+    both = [
+        stage(lambda: spark, access, select(table, columns), columns, tmp_path / "staged", small_rows=0)
+        for _ in range(2)
+    ]
 
     assert len({file for one in both for file in one.files}) == 2
     assert (both[0] + both[1]).slices == {"all": 2}
@@ -150,7 +197,7 @@ def test_a_second_staging_into_the_same_folder_adds_files(spark, access, make_ta
 def test_a_broken_download_is_repeated(spark, access, many, warehouse, fault, tmp_path):
     warehouse.break_next(**fault, path="results", times=2)
 
-    assert facts(stage(spark, access, many, MANY_COLUMNS, tmp_path / "staged")) == ALL_OF_THEM
+    assert facts(stage(lambda: spark, access, many, MANY_COLUMNS, tmp_path / "staged", small_rows=0)) == ALL_OF_THEM
     assert warehouse.pending_faults() == [], "both faults struck"
 
 
@@ -170,7 +217,7 @@ def test_a_statement_whose_answer_is_lost_is_repeated(spark, access, make_table,
     columns = describe(access, table)
     warehouse.break_next(kind="cut", when="after", path="query-request", times=1)
 
-    assert stage(spark, access, select(table, columns), columns, tmp_path / "staged").rows == 2
+    assert stage(lambda: spark, access, select(table, columns), columns, tmp_path / "staged", small_rows=0).rows == 2
 
 
 def test_what_a_task_finds_wrong_is_told_by_the_driver(spark, access, make_table, tmp_path):
@@ -178,7 +225,7 @@ def test_what_a_task_finds_wrong_is_told_by_the_driver(spark, access, make_table
     other, columns = f"SELECT ID AS OTHER FROM {table.sql}", [Column("ID", Kind.INTEGER, 38)]
 
     with pytest.raises(SourceError, match="gives column ID 0 times among OTHER"):
-        stage(spark, access, other, columns, tmp_path / "staged")
+        stage(lambda: spark, access, other, columns, tmp_path / "staged", small_rows=0)
 
 
 def test_a_java_process_that_ended_is_told_with_what_to_do():

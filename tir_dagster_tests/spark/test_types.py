@@ -384,7 +384,8 @@ def _told(column: Column, value: Any) -> str:
 def staged_rows(spark, access, table: TableName, tmp_path_factory: pytest.TempPathFactory) -> StagedRows:
     columns = describe(access, table)
     assert columns == _columns(EXTREMES)
-    return stage(spark, access, select(table, columns), columns, tmp_path_factory.mktemp("warehouse") / "staged")
+    folder = tmp_path_factory.mktemp("warehouse") / "staged"
+    return stage(lambda: spark, access, select(table, columns), columns, folder, small_rows=0)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,68 @@
+"""Sessions on a Spark elsewhere, by Spark Connect: no JVM here, no Java, no sparkContext."""
+
+from __future__ import annotations
+
+import atexit
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from tir_dagster.errors import SourceError
+from tir_dagster.spark.remote import Remote, sessions
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# Waits between them grow fourfold from 50 ms: about four seconds for a server on this machine, which is there or not; a
+# minute over a network. Spark's own 15 take ten minutes.
+_RETRIES_HERE, _RETRIES_ELSEWHERE = 4, 7
+
+
+def connect_session(remote: Remote) -> SparkSession:
+    """This process's session on that server, made if there is none or the server has forgotten it."""
+    from tir_dagster.spark.failures import spark_failures  # noqa: PLC0415 - imports Spark: seconds
+    from tir_dagster.spark.session import configure  # noqa: PLC0415
+
+    if known := sessions.pop(remote, None):
+        try:
+            sessions[remote] = configure(known)
+        except Exception:
+            # The server was started anew, or ended the session; whatever else it is, the next lines will meet it, too.
+            sessions.pop(remote, None)
+        else:
+            return known
+    with spark_failures(f"connecting to {remote.name}", remote):
+        sessions[remote] = configure(_new_session(remote))
+    return sessions[remote]
+
+
+def _new_session(remote: Remote) -> SparkSession:
+    try:
+        from pyspark.sql.connect.client import DefaultChannelBuilder  # noqa: PLC0415
+        from pyspark.sql.connect.client.retries import DefaultPolicy  # noqa: PLC0415
+        from pyspark.sql.connect.session import SparkSession as ConnectSession  # noqa: PLC0415
+    except ImportError as error:
+        raise SourceError(
+            f"Spark at {remote.name} needs packages that are missing here ({error}). Install them: pip install 'pyspark[connect]'"
+        ) from error
+
+    # What was tried in vain is told by the error.
+    warnings.filterwarnings("ignore", message=r"\[RETRIES_EXCEEDED\]")
+    channel = DefaultChannelBuilder(remote.address)
+    if remote.token:
+        channel.set("token", remote.token)
+    if remote.session:
+        channel.set("session_id", remote.session)
+        # Not the user's name, which not every process knows: sessions belong to one.
+        channel.set("user_id", "tir")
+    session = ConnectSession(channel)
+    retries = _RETRIES_HERE if remote.log else _RETRIES_ELSEWHERE
+    session.client.set_retry_policies([DefaultPolicy(max_retries=retries)])
+    session.release_session_on_close = remote.session is None
+    atexit.register(_leave, session)
+    return session  # type: ignore[return-value]
+
+
+def _leave(session: Any) -> None:
+    """Close the session when the process ends; a server that is gone is not waited for."""
+    session.client.set_retry_policies([])
+    session.stop()
