@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tir_dagster.durable import need_space
+from tir_dagster.files import need_space
 from tir_dagster.sandbox import processes
 from tir_dagster.sandbox.home import SandboxHome
 

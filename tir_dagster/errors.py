@@ -13,7 +13,7 @@ SERVER_HOLDS_IT = "server_holds_it"
 
 
 class TirError(Exception):
-    """Something a user can cause or mend. Its text is one or two sentences that end with what to do next.
+    """Something a user can cause or repair. Its text is one or two sentences that end with what to do next.
 
     Never put a secret into it: these messages reach logs, events, Slack and incidents. Credentials inside addresses, which
     the libraries like to quote, are hidden here.

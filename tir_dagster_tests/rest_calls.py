@@ -83,7 +83,7 @@ def check_played(delivery: str, routes: Iterable[str]) -> None:
     seen, said = set(routes), PLAYED.get(delivery, frozenset())
     assert seen == said, (
         f"PLAYED[{delivery!r}] in tir_dagster_tests/rest_calls.py is out of date: it lacks {sorted(seen - said)} and has"
-        f" {sorted(said - seen)} too many. Mend it, then run `{COMMAND}`."
+        f" {sorted(said - seen)} too many. Fix it, then run `{COMMAND}`."
     )
 
 

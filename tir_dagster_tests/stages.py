@@ -50,8 +50,8 @@ class Refresher:
             finally:
                 self.context = outside
 
-    def look(self, confirmed: Confirmation | None, *, mend: bool = True) -> Looked:
-        looked = stages.look(self.context, confirmed, mend=mend)
+    def look(self, confirmed: Confirmation | None, *, repair: bool = True) -> Looked:
+        looked = stages.look(self.context, confirmed, repair=repair)
         self.warnings += looked.warnings
         return looked
 

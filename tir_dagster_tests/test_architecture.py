@@ -15,8 +15,7 @@ DOCS = PACKAGE.parent / "docs" / "architecture.md"
 ORDER = (
     {"addresses"},
     {"errors"},
-    {"durable", "measuring"},
-    {"virtual_file"},
+    {"files", "measuring"},
     {"snowflake"},
     {"spec"},
     {"spark"},

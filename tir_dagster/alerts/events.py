@@ -82,7 +82,7 @@ class Success:
 
 @dataclass(frozen=True)
 class Recovered:
-    """Something other than a refresh works again: a sensor reads, drift was mended."""
+    """Something other than a refresh works again: a sensor reads, drift was repaired."""
 
     id: str
     extract: str

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tir_dagster.alerts.events import TOPICS, Event, Recovered, Report, Success, event_from_json, from_json, to_json
-from tir_dagster.durable import replaced_file
+from tir_dagster.files import replaced_file
 from tir_dagster.spec.alerts import Topic
 
 TOLD_KEPT = 2000

@@ -11,7 +11,7 @@ from tir_dagster.alerts.text import joined, moment, one_line, shortened, span
 from tir_dagster.spec.alerts import Cause
 
 LONGEST_SENTENCE = 600
-_LOOK = "Look at the run, mend the cause, and refresh again."
+_LOOK = "Look at the run, fix the cause, and refresh again."
 _NEXT = {
     Cause.SERVER_DOWN: "Check that Tableau Server runs, can be reached from here and takes the token; the sensors try again by themselves.",
     Cause.WAREHOUSE_DOWN: "Check Snowflake's status, the network and the credentials; the sensors try again by themselves.",
@@ -19,10 +19,10 @@ _NEXT = {
     Cause.GUARD: "Look at the source. Only if it is right as it is, do what the message says.",
     Cause.SPEC_UNFIT: "Look what changed in the source, correct the spec or the source, and refresh again.",
     Cause.SENSOR_BLIND: "Check the table's name, the role's grants and the network; the sensor tries again by itself.",
-    Cause.JOB_FAILED: "Look at the job on Tableau Server, mend the cause, and refresh again.",
+    Cause.JOB_FAILED: "Look at the job on Tableau Server, fix the cause, and refresh again.",
     Cause.DRIFT: "Re-sync the slices that differ: tir refresh EXTRACT --slices FROM..TO.",
-    Cause.LOAD_FAILED: "Look at the run, mend the file or the table, and load again: tir load EXTRACT.",
-    Cause.UNVERIFIED: "Look at the run and mend the cause. Until then nobody knows if the extract equals its source.",
+    Cause.LOAD_FAILED: "Look at the run, fix the file or the table, and load again: tir load EXTRACT.",
+    Cause.UNVERIFIED: "Look at the run and fix the cause. Until then nobody knows if the extract equals its source.",
     Cause.STALE: "Look why no refresh came through: the extract's sensors and its last runs.",
 }
 

@@ -36,7 +36,7 @@ class Reason(Enum):
     ORTHOGONAL_UNRESOLVED = "a change description could not be resolved to keys"
     NONDETERMINISTIC_VIEW = "the extract's query cannot be refreshed by key"
     COST_THRESHOLD = "so many keys changed that reading everything is cheaper"
-    DRIFT_UNREPAIRED = "the extract differs from the source in a way that replacing keys did not mend"
+    DRIFT_UNREPAIRED = "the extract differs from the source in a way that replacing keys did not repair"
     FOREIGN_PUBLISH = "somebody else published the datasource"
     DATASOURCE_CHANGED = "the spec names another datasource"
     DATASOURCE_GONE = "the datasource was deleted on the server"
@@ -121,7 +121,7 @@ class Plan:
             return f"{self.extract}: full refresh, because {self.reason.value if self.reason else 'it was asked for'}."
         counted = "" if self.keys is None else f" of {self.keys:,} keys"
         where = f" in {len(self.slices)} slices" if self.slices else ""
-        moved = "" if self.purged is None else f": {self.purged:,} rows go, {self.appended:,} come"
+        moved = "" if self.purged is None else f": {self.purged:,} rows removed, {self.appended:,} added"
         return f"{self.extract}: incremental refresh{counted}{where}{moved}."
 
 

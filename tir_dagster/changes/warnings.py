@@ -110,5 +110,5 @@ def _refuse(extract: str, access: SnowflakeAccess, dimension: Dimension, version
     joined = ", ".join(column.name for column in dimension.key)
     raise GuardError(
         f"{extract}: {dimension.table} has keys ({joined}) more than once: {told}{more}. Rows that refer to them would be "
-        f"multiplied. Nothing was touched. Mend the table, or set changes.tables.{dimension.table}.duplicates to warn."
+        f"multiplied. Nothing was touched. Fix the table, or set changes.tables.{dimension.table}.duplicates to warn."
     )

@@ -130,7 +130,7 @@ def run_demo(*, rows: int, seed: int, say: Say, progress: Say) -> bool:
 
 
 def run_failing_demo(*, rows: int, seed: int, say: Say, progress: Say) -> bool:
-    """Play a refresh that fails and one that mends it; True if the incident opened and was resolved."""
+    """Play a refresh that fails and one that repairs it; True if the incident opened and was resolved."""
     home = SandboxHome.from_environment()
     say("1. The sandbox, and a refresh that works")
     processes.start(home)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import dagster as dg
 
-from tir_dagster.durable import copy_file, need_space, replaced_file
 from tir_dagster.errors import DatasourceError
+from tir_dagster.files import copy_file, need_space, replaced_file
 from tir_dagster.orchestration.home import tir_home
 from tir_dagster.orchestration.metadata import confirmations
 from tir_dagster.orchestration.names import extract_keys

@@ -33,7 +33,7 @@ CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 
 
 class ProjectGroup(click.Group):
-    """Commands whose errors a user can mend: one clear message and exit code 1, no traceback."""
+    """Commands whose errors a user can repair: one clear message and exit code 1, no traceback."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:

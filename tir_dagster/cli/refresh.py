@@ -100,7 +100,7 @@ class Command:
         context = replace(self.context, work=self.context.folder / "plan")
         try:
             self._say_where()
-            looked = look(context, last_confirmation(self._instance, self.keys.published_datasource), mend=False)
+            looked = look(context, last_confirmation(self._instance, self.keys.published_datasource), repair=False)
             return plan(context, looked, survey(context, looked), Request(mode, tuple(slices)))
         finally:
             remove(context.work)

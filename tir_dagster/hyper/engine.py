@@ -161,7 +161,7 @@ def _explained(path: Path, message: str) -> str:
         return f"{path} is not a Hyper file, or it is damaged. Run a full refresh, or download the datasource again."
     if "locked" in message or "in use" in message or "being used" in message:
         return f"{path} is open in another process ({message}). Close it there and run again."
-    return f"Hyper could not work on {path}: {message}. Nothing was replaced; mend the cause and run again."
+    return f"Hyper could not work on {path}: {message}. Nothing was replaced; fix the cause and run again."
 
 
 def first_line(error: Exception) -> str:

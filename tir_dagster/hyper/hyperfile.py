@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tir_dagster.durable import need_space, replaced_file, total_bytes
 from tir_dagster.errors import ROWS_ADD_UP, ExtractError, VerificationError
+from tir_dagster.files import need_space, replaced_file, total_bytes
 from tir_dagster.hyper.casts import FileColumn, Loaded, check_staged, pair_columns
 from tir_dagster.hyper.engine import DEFAULT_FILE_VERSION, connect, first_line, parquet, quoted
 from tir_dagster.snowflake.columns import Column
@@ -202,7 +202,7 @@ def append_rows(
             connection.execute_command("ROLLBACK")
         raise ExtractError(
             f"{_unfit(connection, loaded, rows)} into the extract {path}: {first_line(error)}. Nothing was replaced. "
-            "Run a full refresh into a new extract, or mend the values in the source."
+            "Run a full refresh into a new extract, or correct the values in the source."
         ) from error
     return int(added or 0)
 

@@ -15,13 +15,12 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from tir_dagster.durable import copy_file, need_space, replaced_file
 from tir_dagster.errors import ExtractError
+from tir_dagster.files import VirtualFile, copy_file, need_space, replaced_file
 from tir_dagster.hyper.casts import FileColumn
 from tir_dagster.hyper.engine import connect, literal, quoted, unbroken
 from tir_dagster.hyper.hyperfile import ExtractTable, check_count, describe, look_at
 from tir_dagster.hyper.package.package import NO_VALUE, Package, RefreshChange, packed
-from tir_dagster.virtual_file import VirtualFile
 
 IncrementValue = date | datetime | int
 _INTEGER = re.compile(r"-?\d+")

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from tir_dagster.changes.difference import SLICE_KEY
-from tir_dagster.durable import copy_file, need_space, replaced_file, total_bytes
 from tir_dagster.errors import ExtractError, MachineError
+from tir_dagster.files import copy_file, need_space, replaced_file, total_bytes
 from tir_dagster.hyper.casts import Loaded, check_staged, pair_columns
 from tir_dagster.hyper.engine import connect, parquet, quoted, unbroken
 from tir_dagster.hyper.hyperfile import append_rows, check_count, describe, look_at

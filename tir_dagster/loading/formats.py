@@ -97,9 +97,7 @@ def _folded(name: str) -> str:
 
 def _check_once(names: Sequence[str], path: str, where: str) -> None:
     if twice := sorted({shown_name(name) for name in names if names.count(name) > 1}):
-        raise LoadError(
-            f"{path}: column {', '.join(twice)} is twice in the {where}. Nothing was loaded; mend the file."
-        )
+        raise LoadError(f"{path}: column {', '.join(twice)} is twice in the {where}. Nothing was loaded; fix the file.")
 
 
 def csv_pieces(raw: Any, path: str, wanted: Sequence[Wanted], shape: Shape, *, delimiter: str) -> Iterator[Piece]:
@@ -133,7 +131,7 @@ def _csv_rows(reader: Any, width: int, places: Sequence[int | None], path: str) 
                 # A quote that is never closed takes all that follows with it: those are not one bad row.
                 raise LoadError(
                     f"{path}: line {begun}: a quote opens there and does not close as it should ({error}), up to line"
-                    f" {reader.line_num}. Nothing was loaded; mend the file."
+                    f" {reader.line_num}. Nothing was loaded; fix the file."
                 ) from error
             bad.append(Bad(begun, f"not CSV: {error}", ""))
         else:

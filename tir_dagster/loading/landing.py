@@ -234,7 +234,7 @@ def _fail(path: str, error: Exception) -> NoReturn:
         raise LoadError(
             f"{path}: it is not there, or no longer. Nothing was loaded; look for who removes files, then run again."
         ) from None
-    raise LoadError(f"{path}: it cannot be read: {said}. Nothing was loaded; mend it, then run again.") from None
+    raise LoadError(f"{path}: it cannot be read: {said}. Nothing was loaded; fix it, then run again.") from None
 
 
 def chosen(files: list[LandedFile], place: Place, declared: Files) -> list[LandedFile]:

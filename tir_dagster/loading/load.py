@@ -279,7 +279,7 @@ class Loader:
                 "the table has a value"
             )
             raise LoadError(
-                f"{self.spec.name}: {said}. Nothing was loaded. Mend the file, or change `columns` in the load's spec"
+                f"{self.spec.name}: {said}. Nothing was loaded. Fix the file, or change `columns` in the load's spec"
                 f"{'' if any(self._intolerable(one) for one in drifted) else tolerate}."
             )
         for one in plan:

@@ -251,7 +251,7 @@ def _drift(plan: StagePlan, shape: Shape) -> tuple[str, ...]:
 
 def _unforeseen(unit: Unit, error: Exception) -> str:
     said = " ".join(repr(error).encode("utf-8", "backslashreplace").decode().split())[:300]
-    return f"{unit.path}: it cannot be read: {said}. Nothing was loaded; mend the file or take it away, then run again."
+    return f"{unit.path}: it cannot be read: {said}. Nothing was loaded; fix the file or take it away, then run again."
 
 
 @dataclass

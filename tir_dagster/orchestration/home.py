@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 import yaml
 
-from tir_dagster.durable import replaced_file
 from tir_dagster.errors import MachineError, TirError
+from tir_dagster.files import replaced_file
 from tir_dagster.orchestration.interrupts import spare_log_tails
 
 if TYPE_CHECKING:

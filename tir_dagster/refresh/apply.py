@@ -8,8 +8,8 @@ from pathlib import Path
 
 from tir_dagster.changes.change_set import KEYS, ROWS, ChangeSet, parts_of
 from tir_dagster.changes.relation import relation_of
-from tir_dagster.durable import copy_file, total_bytes
 from tir_dagster.errors import ExtractError
+from tir_dagster.files import copy_file, total_bytes
 from tir_dagster.hyper.content import content_digest, slice_digests, slice_rows, sums_to_json
 from tir_dagster.hyper.hyperfile import create_extract, create_like, describe, needs_rebuild, rebuild
 from tir_dagster.hyper.purge import Applied, Replacement, Spare

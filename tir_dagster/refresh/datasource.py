@@ -6,8 +6,8 @@ import hashlib
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from tir_dagster.durable import need_space
 from tir_dagster.errors import DatasourceError, ExtractError, MachineError
+from tir_dagster.files import need_space
 from tir_dagster.hyper.hyperfile import describe
 from tir_dagster.hyper.package.archive import open_archive
 from tir_dagster.hyper.package.package import extract_hyper, read_package

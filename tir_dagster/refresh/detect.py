@@ -17,8 +17,8 @@ from tir_dagster.changes.plan import Plan, check_guards, settle_plan
 from tir_dagster.changes.question import ask_question, checked_hints
 from tir_dagster.changes.warnings import contract_warnings, key_warnings, partial_warnings, refuse_duplicates
 from tir_dagster.changes.watermarks import highest_mark
-from tir_dagster.durable import need_space
 from tir_dagster.errors import GuardError
+from tir_dagster.files import need_space
 from tir_dagster.hyper.compare import comparing
 from tir_dagster.hyper.replace import Shape
 from tir_dagster.measuring import waiting_for

@@ -1,4 +1,4 @@
-"""The first step of a refresh: what the server holds, what a crash may have left, and what of it is mended at once."""
+"""The first step of a refresh: what the server holds, what a crash may have left, and what of it is repaired at once."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from tir_dagster.changes.plan import Reason
-from tir_dagster.durable import replaced_file
 from tir_dagster.errors import DatasourceError, ExtractError, MachineError
+from tir_dagster.files import replaced_file
 from tir_dagster.refresh.confirm import confirmation_of
 from tir_dagster.refresh.context import Looked, RefreshContext, ServerLook, explaining_lost_lease
 from tir_dagster.refresh.datasource import credentials_for, look_at_server
@@ -32,7 +32,7 @@ _MOST_LOOKS = 3
 
 @dataclass(frozen=True)
 class _Judged:
-    """What became of the last publish, and what the server holds after it was mended."""
+    """What became of the last publish, and what the server holds after it was repaired."""
 
     verdict: PublishOutcome
     server: ServerLook
@@ -77,13 +77,13 @@ class _Memory:
             )
 
 
-def look(context: RefreshContext, confirmed: Confirmation | None, *, mend: bool = True) -> Looked:
+def look(context: RefreshContext, confirmed: Confirmation | None, *, repair: bool = True) -> Looked:
     """Find out what the server holds and what a crash may have left; a publish that landed unnoticed is confirmed now.
 
-    Without the lease nothing may be mended: what looks like a crash can be a run at work.
+    Without the lease nothing may be repaired: what looks like a crash can be a run at work.
     """
     with explaining_lost_lease(context), context.stages.timed("look"), TableauClient(context.tableau) as client:
-        looked = _Looking(context, client, mend=mend).look(confirmed)
+        looked = _Looking(context, client, repair=repair).look(confirmed)
     if looked.server.found is None:
         # Perhaps a name was misspelt: say it before anything is created.
         place = f"datasource {context.spec.datasource.name!r} in project {looked.server.project.path!r}"
@@ -94,10 +94,10 @@ def look(context: RefreshContext, confirmed: Confirmation | None, *, mend: bool 
 class _Looking:
     """One look at the server, signed in."""
 
-    def __init__(self, context: RefreshContext, client: TableauClient, *, mend: bool) -> None:
+    def __init__(self, context: RefreshContext, client: TableauClient, *, repair: bool) -> None:
         self._context = context
         self._client = client
-        self._mend = mend
+        self._repair = repair
         self._warnings: tuple[str, ...] = ()
 
     def look(self, confirmed: Confirmation | None) -> Looked:
@@ -110,7 +110,7 @@ class _Looking:
             confirmed is None or surely_other_rows(intent.fingerprint, confirmed.fingerprint)
         )
         untouched = verdict is PublishOutcome.NOT_LANDED and differs and intent is not None and intent.hole is None
-        if self._mend:
+        if self._repair:
             # The comparison may have taken long: an intent that is there now may be of somebody who took over.
             self._context.check_lease()
             server = self._put_back_around(server, foreign=verdict is PublishOutcome.FOREIGN, landed=not untouched)
@@ -121,7 +121,7 @@ class _Looking:
         if judged.forgotten is not None:
             late = confirmation_of(self._context, judged.forgotten, server, keyed=judged.keyed)
         in_doubt = verdict is PublishOutcome.PARTIAL or self._is_unknown(intent, confirmed, judged)
-        if self._mend and intent is not None and late is None and not in_doubt:
+        if self._repair and intent is not None and late is None and not in_doubt:
             self._context.change_sets.drop_intent()
         known = late or (replace(confirmed, keyed=confirmed.keyed and judged.keyed) if confirmed else None)
         base = self._context.known_version(known.version) if known else None
@@ -154,12 +154,12 @@ class _Looking:
             intent = self._context.change_sets.intent()
         except DamagedStateError:
             self._context.log("what was about to be published cannot be read: only what the server holds counts")
-            if self._mend:
+            if self._repair:
                 self._context.change_sets.drop_intent()
             return None
         if intent is None or confirmed is None or intent.version != confirmed.version:
             return intent
-        if self._mend:
+        if self._repair:
             self._context.change_sets.settle(confirmed.change_sets)
         return None
 
@@ -172,18 +172,18 @@ class _Looking:
             check_patchable(client, spec.name, server.found)
         if elsewhere is not None:
             self._context.log(f"{elsewhere.value}: everything is loaded")
-            return self._mended(_Judged(PublishOutcome.FOREIGN, server, elsewhere=elsewhere), intent, confirmed)
+            return self._repaired(_Judged(PublishOutcome.FOREIGN, server, elsewhere=elsewhere), intent, confirmed)
         judged = self._aftermath(server, intent, confirmed)
-        if not self._mend or intent is None:
+        if not self._repair or intent is None:
             return judged
         for _ in range(_MOST_LOOKS - 1):
             try:
-                return self._mended(judged, intent, confirmed)
+                return self._repaired(judged, intent, confirmed)
             except ForeignPublishError:
                 # A job of ours or of Tableau's ended between the look and the request, or somebody edited a description:
                 # what is there now decides.
                 judged = self._aftermath(look_at_server(client, spec), intent, confirmed)
-        return self._mended(judged, intent, confirmed)
+        return self._repaired(judged, intent, confirmed)
 
     def _elsewhere(self, server: ServerLook, confirmed: Confirmation | None) -> Reason | None:
         """Why the datasource is not the confirmed one; refuse to create one under a name that may be misspelt."""
@@ -203,10 +203,10 @@ class _Looking:
             )
         return Reason.DATASOURCE_CHANGED
 
-    def _mended(self, judged: _Judged, intent: Intent | None, confirmed: Confirmation | None) -> _Judged:
+    def _repaired(self, judged: _Judged, intent: Intent | None, confirmed: Confirmation | None) -> _Judged:
         """What a run left half done, brought to its end."""
         client = self._client
-        if intent is None or not self._mend:
+        if intent is None or not self._repair:
             return judged
         # By what was being done, not by what the spec says now: the delivery may have been changed since.
         delivery = Patch(self._context) if intent.patch else Server(self._context)
@@ -278,7 +278,7 @@ class _Looking:
             return server, self._compare(server, version, intent, exactly=exactly)
         server = replace(server, found=settled(self._client, server.found))
         compared = self._compare(server, version, intent, exactly=exactly)
-        if self._mend:
+        if self._repair:
             memory.keep(server, of, compared)
         return server, compared
 

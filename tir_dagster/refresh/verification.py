@@ -69,14 +69,14 @@ class Verification:
         if not different:
             return Finding(True, f"All {len(ours)} slices equal the source at {self._moment}.", counted=counted)
         count = "1 slice differs" if len(different) == 1 else f"{len(different)} slices differ"
-        said = f"{count} from the source at {self._moment}. {self._mend(sorted(different))}"
+        said = f"{count} from the source at {self._moment}. {self._repair(sorted(different))}"
         return Finding(False, said, slices=different, counted=counted)
 
     @property
     def _moment(self) -> str:
         return self._confirmed.source_version
 
-    def _mend(self, names: Sequence[str]) -> str:
+    def _repair(self, names: Sequence[str]) -> str:
         dated = [name for name in names if name != slice_label(NO_SLICE_KEY)]
         if self._shape.slices.by == "none" or not dated:
             return f"The next refresh replaces them; at once: tir refresh {self._name}."

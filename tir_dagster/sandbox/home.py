@@ -24,7 +24,7 @@ _ALWAYS_THERE = {"account", "snowflake_password", "tableau_password", "token_sec
 
 
 class SandboxError(Exception):
-    """Something a user of the sandbox can mend; the message says what happened and what to do."""
+    """Something a user of the sandbox can repair; the message says what happened and what to do."""
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from tir_dagster.durable import replaced_file
 from tir_dagster.errors import SourceError
+from tir_dagster.files import replaced_file
 from tir_dagster.spark.java import require_java
 from tir_dagster.spark.remote import REMOTE_VARIABLE, Remote
 

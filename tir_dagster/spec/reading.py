@@ -37,12 +37,12 @@ class Declared:
 
 
 def load_specs(path: str | os.PathLike[str] | None = None) -> tuple[ExtractSpec, ...]:
-    """The extracts declared in a YAML file (default: the one TIR_SPECS names); SpecError says what to mend, and where."""
+    """The extracts declared in a YAML file (default: the one TIR_SPECS names); SpecError says what to repair, and where."""
     return load_declared(path).extracts
 
 
 def load_declared(path: str | os.PathLike[str] | None = None) -> Declared:
-    """All that a YAML file declares (default: the one TIR_SPECS names); SpecError says what to mend, and where."""
+    """All that a YAML file declares (default: the one TIR_SPECS names); SpecError says what to repair, and where."""
     chosen = path or os.environ.get(SPECS_VARIABLE)
     if not chosen:
         return Declared()

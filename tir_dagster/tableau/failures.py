@@ -57,7 +57,7 @@ class RefusedError(DatasourceError):
 
 
 class SignInError(RefusedError):
-    """The server lets nobody in with these credentials: no extract can be refreshed until they are mended."""
+    """The server lets nobody in with these credentials: no extract can be refreshed until they are repaired."""
 
 
 class Fate(Enum):
@@ -227,4 +227,4 @@ def _hint(code: str, reason: str, access: TableauAccess) -> str:
         return "Check that it still exists and that the user may see it."
     if not code:
         return "Check that TABLEAU_SERVER_URL is the address of Tableau Server itself, without a path."
-    return "Mend what it says and run again."
+    return "Fix the reported problem and run again."

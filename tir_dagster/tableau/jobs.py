@@ -152,7 +152,7 @@ def _ending(job: Any, what: str) -> FinishedJob:
         raise JobCancelledError(f"Job {job.id} ({what}) was cancelled on the server{said}. Run again when it may run.")
     raise JobFailedError(
         f"Job {job.id} ({what}) failed on the server{said}{'' if said.endswith('.') else '.'}"
-        " Mend what the note says and run again."
+        " Fix what the note reports and run again."
     )
 
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import tableauserverclient as TSC  # noqa: N812 - the name its own documentation uses
 
-from tir_dagster.durable import replaced_file
 from tir_dagster.errors import DatasourceError
+from tir_dagster.files import replaced_file
 from tir_dagster.tableau.client import TableauClient
 from tir_dagster.tableau.datasources import Connection, FoundDatasource, ServerVersion, reread, server_version
 from tir_dagster.tableau.failures import RefusedError
@@ -240,7 +240,7 @@ class Restored:
 
 @dataclass(frozen=True)
 class _Step:
-    """One thing that differs from what was kept, and how to mend it."""
+    """One thing that differs from what was kept, and how to fix it."""
 
     what: str
     value: str
@@ -298,7 +298,7 @@ def _all_steps(found: FoundDatasource, kept: Kept, credentials: Sequence[Connect
     steps += [
         _Step(f"connection to {one.wanted.server_address}", "", partial(mend_connection, found, one)) for one in lost
     ]
-    # Last: who gives it away may no longer be allowed to mend the rest.
+    # Last: who gives it away may no longer be allowed to fix the rest.
     if kept.owner_id and kept.owner_id != found.owner_id:
         owner = kept.owner_id
         steps.append(_Step(_OWNER, owner, lambda server: _give(server, found, owner)))

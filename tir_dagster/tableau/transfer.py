@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from tir_dagster.errors import DatasourceError
+from tir_dagster.files import VirtualFile
 from tir_dagster.tableau.client import TableauClient
 from tir_dagster.tableau.datasources import FoundDatasource, FoundProject, ServerVersion
 from tir_dagster.tableau.failures import RefusedError
@@ -21,7 +22,6 @@ from tir_dagster.tableau.publishing import Check, Publishing, always
 from tir_dagster.tableau.settings import ConnectionCredential, Seen, nothing
 from tir_dagster.tableau.transport import Timeouts, patience
 from tir_dagster.tableau.upload import Parcel, Progress
-from tir_dagster.virtual_file import VirtualFile
 
 _KINDS = (".tdsx", ".hyper")
 # A connection that brings so much and then breaks is slow, not broken: large files take many of them.

@@ -12,11 +12,11 @@ from defusedxml.ElementTree import fromstring
 from tableauserverclient.config import BYTES_PER_MB, config
 from tableauserverclient.server import RequestFactory
 
+from tir_dagster.files import VirtualFile
 from tir_dagster.tableau.client import TableauClient
 from tir_dagster.tableau.failures import RefusedError, UnknownOutcomeError, reading
 from tir_dagster.tableau.settings import ConnectionCredential
 from tir_dagster.tableau.transport import patience
-from tir_dagster.virtual_file import VirtualFile
 
 UPLOAD_GONE = "404015"
 # In one request the client holds the whole file several times.

@@ -16,7 +16,7 @@ NOON = 1_700_049_600.0
 
 
 def failed(ident: str, extract: str = "orders", at: float = NOON, **more: Any) -> Failure:
-    given = {"cause": Cause.STEP_FAILED, "sentence": "The step broke. Mend it.", "run_id": ident, **more}
+    given = {"cause": Cause.STEP_FAILED, "sentence": "The step broke. Fix it.", "run_id": ident, **more}
     return Failure(id=ident, extract=extract, at=at, **given)
 
 

@@ -62,7 +62,7 @@ def test_drift_is_ended_by_its_own_recovery_or_a_full_refresh_only(desk):
     desk.tell(failed("drift-1", cause=Cause.DRIFT))
     desk.tell(refreshed("run-1", at=NOON + 1))
     assert desk.listener.kinds == ["failure", "success"]
-    desk.tell(Recovered("mended", "orders", "drift", NOON + 2))
+    desk.tell(Recovered("repaired", "orders", "drift", NOON + 2))
     assert desk.listener.kinds == ["failure", "success", "recovery"]
     desk.tell(failed("drift-2", at=NOON + 3, cause=Cause.DRIFT), refreshed("run-2", at=NOON + 4, decision="full"))
     assert desk.listener.kinds[3:] == ["failure", "recovery"]

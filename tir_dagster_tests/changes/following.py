@@ -239,7 +239,7 @@ class FollowedQuery:
     # Look
 
     def _look(self) -> bool:
-        """What a crash left behind is mended; whether somebody else published."""
+        """What a crash left behind is repaired; whether somebody else published."""
         if self.base is None and self.intended is None:
             return False
         intent, version = self.intended or (None, None)

@@ -300,7 +300,7 @@ class Following(RuleBasedStateMachine):
 
     @rule()
     def drift(self) -> None:
-        """The file loses, doubles or misplaces a row; the slice where that shows is asked for again, and mends it."""
+        """The file loses, doubles or misplaces a row; the slice where that shows is asked for again, and repairs it."""
         self.run()
         history = self.history
         if not history.server:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tir_dagster import durable
+from tir_dagster import files
 from tir_dagster.errors import ExtractError
 from tir_dagster.hyper.engine import connect
 from tir_dagster.hyper.hyperfile import create_extract, create_like, describe, needs_rebuild, rebuild
@@ -114,7 +114,7 @@ def test_describe_refuses_what_is_no_single_table_extract(tmp_path: Path):
 
 def test_a_full_disk_is_told_before_anything_is_written(tmp_path: Path):
     with pytest.raises(ExtractError, match=rf"{tmp_path} needs [\d,]+ MB of free disk space and has [\d,]+ MB"):
-        durable.need_space(tmp_path, 1 << 60)
+        files.need_space(tmp_path, 1 << 60)
 
 
 @pytest.mark.parametrize("version", [1, 2, 3, 4])

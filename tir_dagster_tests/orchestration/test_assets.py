@@ -304,9 +304,9 @@ def test_drift_stops_a_publish_is_a_failed_check_that_names_the_slice_and_is_men
     assert found["server_holds_it"].passed, "only the local version lost something"
     assert str(Watch.parse(source_tick(defs, instance, None).cursor).token).endswith(f"/drift@{before.version}")
     # As the sensor asks again: nobody names the slice.
-    mended = run(defs, instance, "orders_refresh", config=config, tags=tags)
+    repaired = run(defs, instance, "orders_refresh", config=config, tags=tags)
     assert loaded.published_rows() == loaded.source_rows()
-    assert checked(mended) == {"rows_add_up": True, "equals_source": True, "row_count_jump": True}
+    assert checked(repaired) == {"rows_add_up": True, "equals_source": True, "row_count_jump": True}
     assert failed_slices(instance, loaded.spec, keys.purged_extract) == [], "the next version holds them all"
 
 

@@ -68,7 +68,7 @@ DELIVERIES = ["republish", "server", "patch", "trigger", *(["trigger incremental
 AT_STAKE = ("publish", "add_tags", "refresh", "update_data")
 TAGS = {"kept", "dear to people"}
 ADVICE = re.compile(
-    r"\b([Rr]un|[Ll]ook|Check|Compare|Create|Choose|[Gg]ive|Mend|Open|Refresh|Upgrade|Wait|next refresh)\b"
+    r"\b([Rr]un|[Ll]ook|Check|Compare|Create|Choose|[Gg]ive|Repair|Open|Refresh|Upgrade|Wait|next refresh)\b"
 )
 
 

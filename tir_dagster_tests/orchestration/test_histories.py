@@ -257,7 +257,7 @@ def test_a_look_without_the_lease_mends_nothing(loaded):
     loaded.refresh(until="published")
     intent = loaded.refresher.change_sets.intent()
 
-    loaded.refresher.look(loaded.confirmed, mend=False)
+    loaded.refresher.look(loaded.confirmed, repair=False)
 
     assert intent is not None
     assert loaded.refresher.change_sets.intent() == intent

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tir_dagster.errors import DatasourceError, MachineError
+from tir_dagster.files import VirtualFile
 from tir_dagster.refresh.context import ServerLook
 from tir_dagster.refresh.datasource import credentials_for, fetch_shell
 from tir_dagster.refresh.deliveries.whole import Delivered, Place, deliver, finish_delivery, publish_over
@@ -26,7 +27,6 @@ from tir_dagster.tableau.failures import RefusedError
 from tir_dagster.tableau.outcome import ForeignPublishError
 from tir_dagster.tableau.settings import is_remembered, keep, remember
 from tir_dagster.tableau.transfer import publish
-from tir_dagster.virtual_file import VirtualFile
 from tir_dagster_tests.sandbox.tableau.helpers import Admin, rewritten
 from tir_dagster_tests.tableau.conftest import Naps, Orders
 
@@ -262,7 +262,7 @@ def test_a_publish_over_tells_how_far_it_is(
         (403, "403004", "User has no write permission on the project", "Give the user behind token"),
         (403, "403132", "The site is over its storage quota", "Make room on the site"),
         (413, "413000", "The file exceeds the limit", "Make room on the site"),
-        (400, "400011", "The datasource's type is not allowed", "Mend what it says"),
+        (400, "400011", "The datasource's type is not allowed", "Fix what it says"),
     ],
 )
 @pytest.mark.parametrize("call", ["/datasources$", "/fileUploads$", "/fileUploads/"])

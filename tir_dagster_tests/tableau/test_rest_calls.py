@@ -98,7 +98,7 @@ def mend_a_connection(stage: Stage) -> None:
     (wanted,) = stage.found.connections
     lost = LostConnection(wanted, wanted, stage.orders.credential)
     with stage.client() as client:
-        client.call(partial(mend_connection, stage.found, lost), doing="mend a connection")
+        client.call(partial(mend_connection, stage.found, lost), doing="repair a connection")
 
 
 SCENES: dict[Callable[[Stage], None], frozenset[str]] = {

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from tableauserverclient.config import config
 
+from tir_dagster.files import VirtualFile
 from tir_dagster.tableau.failures import UnknownOutcomeError
 from tir_dagster.tableau.upload import _Upload
-from tir_dagster.virtual_file import VirtualFile
 
 PIECE = config.CHUNK_SIZE_MB
 

@@ -13,9 +13,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import IO
 
-from tir_dagster.durable import need_space, replaced_file
 from tir_dagster.errors import ExtractError
-from tir_dagster.virtual_file import FileRange, VirtualFile
+from tir_dagster.files import FileRange, VirtualFile, need_space, replaced_file
 
 MAX_MEMBERS = 10_000
 MAX_DOCUMENT_BYTES = 64 << 20

@@ -8,12 +8,12 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from tir_dagster.errors import ExtractError
+from tir_dagster.files import VirtualFile
 from tir_dagster.hyper.engine import connect, quoted
 from tir_dagster.hyper.hyperfile import look_at
 from tir_dagster.hyper.package.archive import Archive, bad_package, open_archive
 from tir_dagster.hyper.package.document import Document, LiveConnection, LiveRelation, MetadataRecord, RefreshEvent
 from tir_dagster.hyper.package.xmltext import UnreadableXmlError, attribute
-from tir_dagster.virtual_file import VirtualFile
 
 # How a document writes "no value".
 NO_VALUE = "%null%"

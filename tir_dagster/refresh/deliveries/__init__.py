@@ -22,7 +22,7 @@ class Recovered:
 
 
 class Delivery(Protocol):
-    """Brings versions of one extract to the server, and mends what a crash left half done."""
+    """Brings versions of one extract to the server, and repairs what a crash left half done."""
 
     def publish(self, looked: Looked, version: Version) -> Published:
         """Bring the version to the server over exactly what was looked at."""

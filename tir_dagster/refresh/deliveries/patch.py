@@ -16,6 +16,7 @@ import tableauserverclient as TSC  # noqa: N812 - the name its own documentation
 
 from tir_dagster.changes.change_set import ChangeSet
 from tir_dagster.errors import DatasourceError, ExtractError, MachineError
+from tir_dagster.files import VirtualFile
 from tir_dagster.hyper.payload import (
     KEYS_TABLE,
     PAYLOAD_SCHEMA,
@@ -50,7 +51,6 @@ from tir_dagster.tableau.failures import Fate, RefusedError, UnknownOutcomeError
 from tir_dagster.tableau.jobs import FinishedJob, JobCancelledError, JobFailedError, JobVanishedError, wait_for_job
 from tir_dagster.tableau.outcome import ForeignPublishError, PublishOutcome, check_undisturbed
 from tir_dagster.tableau.upload import UPLOAD_GONE, Progress, tell_progress, upload
-from tir_dagster.virtual_file import VirtualFile
 
 # The first REST version that changes data in place.
 PATCH_SINCE = (3, 13)
@@ -237,7 +237,7 @@ def what_is_left(client: TableauClient, found: FoundDatasource) -> str:
         return "Nothing was changed."
     return (
         "A part of the change may be there: people may see some keys new, others old or missing."
-        " The next refresh mends it: run it soon."
+        " The next refresh repairs it: run it soon."
     )
 
 

@@ -16,8 +16,8 @@ from typing import NoReturn
 from tir_dagster.changes.change_set import ChangeSet
 from tir_dagster.changes.plan import Reason
 from tir_dagster.changes.relation import read_tables
-from tir_dagster.durable import copy_file
 from tir_dagster.errors import DatasourceError, ExtractError, TirError
+from tir_dagster.files import copy_file
 from tir_dagster.hyper.content import content_digest, content_digests, content_fingerprints
 from tir_dagster.hyper.increment import (
     Increment,

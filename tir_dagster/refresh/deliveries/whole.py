@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from tir_dagster.files import VirtualFile
 from tir_dagster.hyper.package.package import RefreshChange, greatest_increment, packed, read_package, refresh_change
 from tir_dagster.measuring import moved
 from tir_dagster.refresh.confirm import confirmation_of, intend
@@ -36,7 +37,6 @@ from tir_dagster.tableau.settings import (
 from tir_dagster.tableau.tasks import look_beside
 from tir_dagster.tableau.transfer import publish
 from tir_dagster.tableau.upload import tell_progress
-from tir_dagster.virtual_file import VirtualFile
 
 Log = Callable[[str], None]
 

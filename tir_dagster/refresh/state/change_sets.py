@@ -12,8 +12,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from tir_dagster.changes.change_set import KEYS, ChangeSet, parts_of
-from tir_dagster.durable import replaced_file, sync
 from tir_dagster.errors import TirError
+from tir_dagster.files import replaced_file, sync
 from tir_dagster.refresh.state.records import Intent
 
 MANIFEST = "change_set.json"

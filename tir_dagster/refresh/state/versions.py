@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tir_dagster.durable import shares_blocks, sync
 from tir_dagster.errors import ExtractError
+from tir_dagster.files import shares_blocks, sync
 
 EXTRACT_FILE = "extract.hyper"
 MANIFEST_FILE = "manifest.json"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tir_dagster import durable
+from tir_dagster import files
 
 CONTENT = os.urandom(3_000_001)
 
@@ -25,7 +25,7 @@ def test_a_copy_has_the_bytes_of_its_source_and_none_of_what_was_there(source: P
     target = source.with_name("target.hyper")
     target.write_bytes(CONTENT * 2)
 
-    durable.copy_file(source, target)
+    files.copy_file(source, target)
 
     assert target.read_bytes() == CONTENT
     target.write_bytes(b"another")
@@ -35,7 +35,7 @@ def test_a_copy_has_the_bytes_of_its_source_and_none_of_what_was_there(source: P
 def test_an_empty_file_is_copied(tmp_path: Path) -> None:
     (tmp_path / "empty").touch()
 
-    durable.copy_file(tmp_path / "empty", tmp_path / "copy")
+    files.copy_file(tmp_path / "empty", tmp_path / "copy")
 
     assert (tmp_path / "copy").read_bytes() == b""
 
@@ -44,9 +44,9 @@ def test_an_empty_file_is_copied(tmp_path: Path) -> None:
 def test_the_kernel_copies_where_blocks_cannot_be_shared(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(durable, "_share_blocks", lambda *_: False)
     monkeypatch.setattr(durable, "_AT_ONCE", 1_000_000)
-    monkeypatch.delattr(durable.shutil, "copyfile")
+    monkeypatch.delattr(files.shutil, "copyfile")
 
-    durable.copy_file(source, source.with_name("target.hyper"))
+    files.copy_file(source, source.with_name("target.hyper"))
 
     assert source.with_name("target.hyper").read_bytes() == CONTENT
 
@@ -64,7 +64,7 @@ def test_a_kernel_that_gives_up_half_way_leaves_a_whole_copy(source: Path, monke
     monkeypatch.setattr(durable, "_share_blocks", lambda *_: False)
     monkeypatch.setattr(os, "copy_file_range", break_off)
 
-    durable.copy_file(source, source.with_name("target.hyper"))
+    files.copy_file(source, source.with_name("target.hyper"))
 
     assert begun
     assert source.with_name("target.hyper").read_bytes() == CONTENT
@@ -79,4 +79,4 @@ def test_a_full_disk_is_told_and_not_tried_again(source: Path, monkeypatch: pyte
     monkeypatch.setattr(os, "copy_file_range", refuse)
 
     with pytest.raises(OSError, match="no space left"):
-        durable.copy_file(source, source.with_name("target.hyper"))
+        files.copy_file(source, source.with_name("target.hyper"))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tir_dagster.errors import MachineError
-from tir_dagster.virtual_file import FileRange, VirtualFile
+from tir_dagster.files import FileRange, VirtualFile
 
 CONTENT = os.urandom(2_500_000)
 
