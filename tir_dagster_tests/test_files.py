@@ -42,8 +42,8 @@ def test_an_empty_file_is_copied(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have one way only")
 def test_the_kernel_copies_where_blocks_cannot_be_shared(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(durable, "_share_blocks", lambda *_: False)
-    monkeypatch.setattr(durable, "_AT_ONCE", 1_000_000)
+    monkeypatch.setattr(files, "_share_blocks", lambda *_: False)
+    monkeypatch.setattr(files, "_AT_ONCE", 1_000_000)
     monkeypatch.delattr(files.shutil, "copyfile")
 
     files.copy_file(source, source.with_name("target.hyper"))
@@ -61,7 +61,7 @@ def test_a_kernel_that_gives_up_half_way_leaves_a_whole_copy(source: Path, monke
         begun.append(count)
         return os.pwrite(to_file, os.pread(from_file, 1_000_000, from_offset), to_offset)
 
-    monkeypatch.setattr(durable, "_share_blocks", lambda *_: False)
+    monkeypatch.setattr(files, "_share_blocks", lambda *_: False)
     monkeypatch.setattr(os, "copy_file_range", break_off)
 
     files.copy_file(source, source.with_name("target.hyper"))
@@ -75,7 +75,7 @@ def test_a_full_disk_is_told_and_not_tried_again(source: Path, monkeypatch: pyte
     def refuse(*_: object) -> int:
         raise OSError(errno.ENOSPC, "no space left on device")
 
-    monkeypatch.setattr(durable, "_share_blocks", lambda *_: False)
+    monkeypatch.setattr(files, "_share_blocks", lambda *_: False)
     monkeypatch.setattr(os, "copy_file_range", refuse)
 
     with pytest.raises(OSError, match="no space left"):
