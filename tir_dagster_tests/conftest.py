@@ -16,6 +16,7 @@ import tableauserverclient as TSC  # noqa: N812 - the name its own documentation
 
 from tir_dagster.sandbox import processes, sample
 from tir_dagster.sandbox.home import Identity, SandboxHome
+from tir_dagster.sandbox.serve import OWNER_VARIABLE
 from tir_dagster.snowflake.connection import SnowflakeAccess
 from tir_dagster.snowflake.names import TableName
 from tir_dagster_tests import jvm
@@ -23,6 +24,8 @@ from tir_dagster_tests.rest_calls import check_product
 
 SEEDED_ROWS = 5_000
 os.environ.setdefault("SPARK_SUBMIT_OPTS", jvm.options())
+# However a run of the tests ends, no server of it is left behind.
+os.environ[OWNER_VARIABLE] = str(os.getpid())
 # Files that take minutes begin first: processes share the files out in this order, and none shall wait at the end for one of them.
 LONG = (
     "test_faults",

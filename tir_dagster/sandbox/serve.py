@@ -6,8 +6,11 @@ import argparse
 import errno
 import logging
 import os
+import signal
 import socket
 import sys
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,10 @@ import uvicorn
 from starlette.responses import JSONResponse
 
 from tir_dagster.sandbox.home import HEALTH_PATH, LOOPBACK, SandboxHome
+
+# The process for which the server runs, if there is one: however that ends, the server ends after it.
+OWNER_VARIABLE = "TIR_SANDBOX_OWNER"
+_LOOK_SECONDS = 1.0
 
 
 def run_server(server: str, build_app: Callable[[SandboxHome, argparse.Namespace], Any]) -> None:
@@ -28,6 +35,7 @@ def run_server(server: str, build_app: Callable[[SandboxHome, argparse.Namespace
     logging.basicConfig(
         level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
     )
+    _follow_owner()
     listener = _bind(server, options.port)
     port: int = listener.getsockname()[1]
     app = build_app(SandboxHome(options.home.absolute()), options)
@@ -40,6 +48,25 @@ def run_server(server: str, build_app: Callable[[SandboxHome, argparse.Namespace
 
     config = uvicorn.Config(with_health, log_level="warning", lifespan="on", timeout_graceful_shutdown=5, ws="none")
     uvicorn.Server(config).run(sockets=[listener])
+
+
+def _follow_owner() -> None:
+    owner = os.environ.get(OWNER_VARIABLE, "")
+    if owner.isdecimal():
+        threading.Thread(target=_end_after, args=(int(owner),), daemon=True, name="owner").start()
+
+
+def _end_after(owner: int) -> None:
+    while True:
+        try:
+            os.kill(owner, 0)
+        except ProcessLookupError:
+            os.kill(os.getpid(), signal.SIGTERM)
+            return
+        except PermissionError:
+            # It is there, and somebody else's.
+            pass
+        time.sleep(_LOOK_SECONDS)
 
 
 def _bind(server: str, port: int) -> socket.socket:
