@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tir_dagster.alerts.events import Channel as Channel
     from tir_dagster.alerts.events import Event as Event
-    from tir_dagster.definitions import build_defs as build_defs
     from tir_dagster.errors import SpecError as SpecError
     from tir_dagster.errors import TirError as TirError
     from tir_dagster.orchestration.alerts.sensor import build_alert_sensor as build_alert_sensor
     from tir_dagster.orchestration.alerts.sensor import report as report
     from tir_dagster.orchestration.alerts.sensor import report_recovery as report_recovery
+    from tir_dagster.orchestration.build import build_defs as build_defs
     from tir_dagster.orchestration.component import TableauExtractComponent as TableauExtractComponent
     from tir_dagster.orchestration.extracts import build_extract_defs as build_extract_defs
     from tir_dagster.orchestration.io_managers import ChangeSetIOManager as ChangeSetIOManager
@@ -45,7 +45,7 @@ _HOMES = {
     "TirError": "errors",
     "Version": "refresh.state.versions",
     "build_alert_sensor": "orchestration.alerts.sensor",
-    "build_defs": "definitions",
+    "build_defs": "orchestration.build",
     "build_extract_defs": "orchestration.extracts",
     "environment_resources": "orchestration.resources",
     "load_specs": "spec.reading",

@@ -14,8 +14,8 @@ from typing import Any
 import dagster as dg
 
 from tir_dagster.cli.refresh import QUIET_RUN
-from tir_dagster.definitions import build_defs
 from tir_dagster.errors import TirError
+from tir_dagster.orchestration.build import build_defs
 from tir_dagster.orchestration.home import dagster_instance
 from tir_dagster.orchestration.loads import Listener, listening
 from tir_dagster.sandbox.home import S3_BUCKET

@@ -69,8 +69,8 @@ def preview_load(spec: LoadSpec, progress: Callable[[str], None]) -> Preview:
 def run_load(spec: LoadSpec, progress: Callable[[str], None]) -> LoadOutcome:
     """Run the load's job here; its error is the run's."""
     # Here and not above: a plan needs no job.
-    from tir_dagster.definitions import build_defs  # noqa: PLC0415
     from tir_dagster.orchestration.alerts.commands import telling  # noqa: PLC0415
+    from tir_dagster.orchestration.build import build_defs  # noqa: PLC0415
 
     begun = time.perf_counter()
     outcome = LoadOutcome(spec.name, run_id=str(uuid.uuid4()))

@@ -8,6 +8,7 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import dagster as dg
@@ -84,6 +85,7 @@ class Command:
         self.keys = extract_keys(spec)
         self._instance = instance
         self._progress = progress
+        self._run_warnings: list[str] = []
         # For plans and for the lease; each step of a run makes its own.
         self.context = refresh_context(
             spec,
@@ -199,6 +201,15 @@ class Command:
             outcome.decision, outcome.reason = "full", reason
         outcome.datasource_id = confirmed.datasource_id
 
+    @cached_property
+    def _definitions(self) -> dg.Definitions:
+        """The extract's definitions, built once for both runs."""
+        # Here and not above: a plan needs no job.
+        from tir_dagster.orchestration.build import build_defs  # noqa: PLC0415
+
+        listening = run_logger(self._progress, self._run_warnings.extend)
+        return build_defs(specs=(self.spec,), loggers={_CONSOLE: listening})
+
     def _run(
         self,
         outcome: Outcome,
@@ -209,21 +220,21 @@ class Command:
         tags: dict[str, str] | None = None,
     ) -> dg.ExecuteInProcessResult:
         """Run the extract's job in this process; its error is the run's, and its log is this command's progress."""
-        # Here and not above: a plan needs no job.
-        from tir_dagster.definitions import build_defs  # noqa: PLC0415
-
         check_signals()
-        defs = build_defs(specs=(self.spec,), loggers={_CONSOLE: run_logger(self._progress, outcome.warn)})
         run_id = str(uuid.uuid4())
         outcome.run_ids.append(run_id)
-        result = defs.resolve_job_def(job).execute_in_process(
-            run_config={**config, "loggers": {_CONSOLE: {}}},
-            instance=self._instance,
-            partition_key=partition_key,
-            tags={**(tags or {}), TOLD_BY_COMMAND: run_id},
-            run_id=run_id,
-            raise_on_error=True,
-        )
+        try:
+            result = self._definitions.resolve_job_def(job).execute_in_process(
+                run_config={**config, "loggers": {_CONSOLE: {}}},
+                instance=self._instance,
+                partition_key=partition_key,
+                tags={**(tags or {}), TOLD_BY_COMMAND: run_id},
+                run_id=run_id,
+                raise_on_error=True,
+            )
+        finally:
+            outcome.warn(self._run_warnings)
+            self._run_warnings.clear()
         for asset in (self.keys.source_table, self.keys.purged_extract, self.keys.published_datasource):
             for stage, seconds in event_metadata(result, asset).get("tir/stages", {}).items():
                 outcome.stages[stage] = round(outcome.stages.get(stage, 0.0) + seconds, 3)
