@@ -32,6 +32,15 @@ class Meter:
             self.waited_for[whom] = self.waited_for.get(whom, 0.0) + spent - self._inner_seconds
             self._inner_seconds = outer + spent
 
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """Count the time of the block for nobody: a stage inside this one has a meter of its own."""
+        begun, outer = time.perf_counter(), self._inner_seconds
+        try:
+            yield
+        finally:
+            self._inner_seconds = outer + time.perf_counter() - begun
+
     def moved(self, *, rows: int | None = None, bytes: int | None = None) -> None:  # noqa: A002 - as metadata calls it
         """Add to what the stage moved."""
         self.rows = self.rows if rows is None else (self.rows or 0) + rows
@@ -44,10 +53,15 @@ _running: ContextVar[Meter | None] = ContextVar("running", default=None)
 
 @contextmanager
 def metered(meter: Meter) -> Iterator[Meter]:
-    """Collect in this meter what the block moves and waits for."""
+    """Collect in this meter what the block moves and waits for; whom an outer stage waits for has no part in it."""
+    outer = _running.get()
     token = _running.set(meter)
     try:
-        yield meter
+        if outer is None:
+            yield meter
+        else:
+            with outer.apart():
+                yield meter
     finally:
         _running.reset(token)
 

@@ -34,6 +34,18 @@ def test_an_inner_wait_counts_for_its_own_and_not_for_the_outer_one(monkeypatch:
     assert stage.seconds == 10.0
 
 
+def test_a_stage_inside_another_one_counts_by_itself_alone(monkeypatch: pytest.MonkeyPatch):
+    # Begin of detect, of its wait, of spark (twice: its own, and what detect leaves out), of spark's wait; ends in reverse.
+    clock = iter([0.0, 1.0, 2.0, 2.0, 3.0, 6.0, 7.0, 7.0, 9.0, 10.0])
+    monkeypatch.setattr("time.perf_counter", lambda: next(clock))
+    profile = Profile()
+    with profile.timed("detect"), waiting_for("Hyper"), profile.timed("spark"), waiting_for("Spark"):
+        pass
+    spark, detect = profile.stages
+    assert (spark.stage, spark.seconds, spark.waited_for) == ("spark", 5.0, {"Spark": 3.0})
+    assert (detect.stage, detect.seconds, detect.waited_for) == ("detect", 5.0, {"Hyper": 3.0})
+
+
 def test_outside_of_a_stage_and_in_other_threads_nothing_is_counted():
     profile = Profile()
     moved(rows=1)
