@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from tir_dagster.hyper.content import (
 from tir_dagster.hyper.fingerprints import different_slices
 from tir_dagster.hyper.hyperfile import odd_keys
 from tir_dagster.hyper.replace import Shape, replaced_rows, staged_keys
-from tir_dagster.measuring import moved
+from tir_dagster.measuring import moved, waiting_for
 from tir_dagster.refresh.context import RefreshContext, shape_of
 from tir_dagster.refresh.state.versions import Version
 from tir_dagster.refresh.survey import readable_version
@@ -73,8 +74,12 @@ def verify_slices(
     """Raise if whole slices differ from the source at the same version (L2)."""
     if not slices:
         return
-    ours = content_fingerprints(extract, shape, only=slices)
-    theirs = source_fingerprints(query, table_sql, shape, only=slices)
+    # Side by side: Hyper and the warehouse are different machines' work.
+    with ThreadPoolExecutor(max_workers=1) as beside:
+        asked = beside.submit(source_fingerprints, query, table_sql, shape, only=slices)
+        ours = content_fingerprints(extract, shape, only=slices)
+        with waiting_for("warehouse"):
+            theirs = asked.result()
     if different := different_slices(ours, theirs):
         first, lines = next(iter(different.items()))
         raise VerificationError(
