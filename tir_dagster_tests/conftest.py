@@ -212,6 +212,9 @@ class Warehouse:
     def pending_faults(self) -> list[dict]:
         return requests.get(f"{self.url}/sandbox/faults", timeout=30).json()["faults"]
 
+    def forget_queries(self) -> None:
+        requests.delete(f"{self.url}/sandbox/queries", timeout=30)
+
     def queries(self) -> list[dict]:
         return requests.get(f"{self.url}/sandbox/queries", timeout=30).json()["queries"]
 

@@ -443,10 +443,6 @@ def in_words(query: str) -> tuple[tuple[str, str], ...]:
     [
         ("SELECT ORDER_ID, ORDER_DAT FROM MYDB.MYSCHEMA.MYTABLE", "ORDER_DAT"),
         ("SELECT ORDER_ID, ORDER_DATE FROM MYDB.MYSCHEMA.NOTABLE", "line 1, column 34: MYDB.MYSCHEMA.NOTABLE"),
-        (
-            "SELECT a.ORDER_ID, a.ORDER_DATE FROM MYDB.MYSCHEMA.MYTABLE a JOIN MYDB.MYSCHEMA.MYTABLE b ON a.ORDER_ID < b.ORDER_ID",
-            "equal",
-        ),
         ("SELECT CUSTOMER, ORDER_DATE FROM MYDB.MYSCHEMA.MYTABLE", "ORDER_ID"),
     ],
 )

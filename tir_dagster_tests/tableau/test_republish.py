@@ -262,7 +262,7 @@ def test_a_publish_over_tells_how_far_it_is(
         (403, "403004", "User has no write permission on the project", "Give the user behind token"),
         (403, "403132", "The site is over its storage quota", "Make room on the site"),
         (413, "413000", "The file exceeds the limit", "Make room on the site"),
-        (400, "400011", "The datasource's type is not allowed", "Fix what it says"),
+        (400, "400011", "The datasource's type is not allowed", "Fix the reported problem"),
     ],
 )
 @pytest.mark.parametrize("call", ["/datasources$", "/fileUploads$", "/fileUploads/"])
