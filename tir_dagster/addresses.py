@@ -47,9 +47,9 @@ def _secrets(env: Mapping[str, str]) -> set[str]:
 def _credentials(address: str) -> Iterator[str]:
     """What stands before the last @, its password, and the pieces of that; as written and unescaped."""
     whole = address.partition("://")[2] or address
-    given = whole.rpartition("@")[0]
-    user, colon, password = given.partition(":")
-    for secret in {given, password if colon else user}:
+    credentials = whole.rpartition("@")[0]
+    user, colon, password = credentials.partition(":")
+    for secret in {credentials, password if colon else user}:
         for text in {secret, unquote(secret)}:
             yield text
-            yield from _DELIMITERS.split(text.partition(":")[2] if secret == given and colon else text)
+            yield from _DELIMITERS.split(text.partition(":")[2] if secret == credentials and colon else text)

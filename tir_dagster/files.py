@@ -48,8 +48,9 @@ def copy_file(source: Path, target: Path) -> None:
     Where the file system shares blocks this costs nothing, whatever the size; else the kernel copies, without a byte
     passing through this process.
     """
-    with source.open("rb") as opened, target.open("wb") as made:
-        if _share_blocks(opened.fileno(), made.fileno()) or _copy_in_kernel(opened.fileno(), made.fileno()):
+    with source.open("rb") as source_file, target.open("wb") as target_file:
+        handles = source_file.fileno(), target_file.fileno()
+        if _share_blocks(*handles) or _copy_in_kernel(*handles):
             return
     # Also macOS, where it is the system's own copy.
     shutil.copyfile(source, target)
@@ -139,8 +140,8 @@ class FileRange:
     @classmethod
     def of(cls, path: Path, start: int = 0, size: int | None = None) -> Self:
         """A stretch of the file as it is now; without a size, all from `start` on."""
-        found = path.stat()
-        return cls(path, start, found.st_size - start if size is None else size, found.st_mtime_ns)
+        status = path.stat()
+        return cls(path, start, status.st_size - start if size is None else size, status.st_mtime_ns)
 
     def blocks(self, start: int, size: int) -> Iterator[bytes]:
         with self.path.open("rb") as source:
@@ -153,8 +154,8 @@ class FileRange:
                 yield block
 
     def check(self) -> None:
-        found = self.path.stat()
-        if found.st_mtime_ns != self.written_at or found.st_size < self.start + self.size:
+        status = self.path.stat()
+        if status.st_mtime_ns != self.written_at or status.st_size < self.start + self.size:
             raise self.changed()
 
     def changed(self) -> MachineError:

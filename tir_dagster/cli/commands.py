@@ -14,12 +14,12 @@ from tir_dagster.spec.extract import ExtractSpec
 
 
 def find_spec(specs: Sequence[ExtractSpec], name: str) -> ExtractSpec:
-    found = next((spec for spec in specs if spec.name == name), None)
-    if found is None:
+    spec = next((spec for spec in specs if spec.name == name), None)
+    if spec is None:
         known = ", ".join(spec.name for spec in specs)
         hint = f"The spec file declares {known}" if known else "Name a spec file with --specs or TIR_SPECS"
         raise SpecError(f"There is no extract {name!r}. {hint}.")
-    return found
+    return spec
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from tir_dagster.tableau.client import TableauClient
 
 
 @dataclass(frozen=True)
-class Comparison:
+class SliceComparison:
     """How many slices there are on either side, how many of them differ, and the rows of the extract."""
 
     slices: int
@@ -44,19 +44,21 @@ def published_extract(spec: ExtractSpec, env: Mapping[str, str]) -> Iterator[Pat
     """The Hyper file of what is published now, for as long as the block lasts."""
     with tempfile.TemporaryDirectory(prefix="tir-compare-") as folder:
         with TableauClient(TableauAccess.from_environment(env)) as client:
-            found = look_at_server(client, spec).found
-            if found is None:
+            datasource = look_at_server(client, spec).found
+            if datasource is None:
                 raise DatasourceError(f"There is no datasource {spec.datasource.name!r} to compare. Refresh it first.")
-            _, hyper = fetch_shell(client, found, Path(folder))
+            _, hyper = fetch_shell(client, datasource, Path(folder))
         yield hyper
 
 
-def compare_slices(hyper: Path, spec: ExtractSpec, env: Mapping[str, str]) -> Comparison:
+def compare_slices(hyper: Path, spec: ExtractSpec, env: Mapping[str, str]) -> SliceComparison:
     """The file's fingerprints beside those that Snowflake computes of the table."""
     access, table = snowflake_of(spec, env), TableName.parse(spec.source)
     columns = describe(access, table)
     slicing = SliceBy(spec.slices.column, spec.slices.by, spec.slices.zone)
-    ours = extract_fingerprints(hyper, columns, slicing)
-    theirs = read_fingerprints(access.query(snowflake_sql(columns, table.sql, slicing)), columns)
-    rows = sum(found["rows"] for found in ours.values())
-    return Comparison(len({**ours, **theirs}), len(different_slices(ours, theirs)), rows)
+    extract_slices = extract_fingerprints(hyper, columns, slicing)
+    source_slices = read_fingerprints(access.query(snowflake_sql(columns, table.sql, slicing)), columns)
+    rows = sum(fingerprint["rows"] for fingerprint in extract_slices.values())
+    return SliceComparison(
+        len({**extract_slices, **source_slices}), len(different_slices(extract_slices, source_slices)), rows
+    )

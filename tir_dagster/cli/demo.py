@@ -12,10 +12,10 @@ from typing import Any
 
 from dagster import AssetKey, DagsterInstance
 
-from tir_dagster.cli.comparison import Comparison, compare_slices, published_extract, snowflake_of
+from tir_dagster.cli.comparison import SliceComparison, compare_slices, published_extract, snowflake_of
 from tir_dagster.cli.demo_files import LOADS, play_files
 from tir_dagster.cli.demo_people import is_resolved, last_incident, last_message, open_incident, refusing_publishes
-from tir_dagster.cli.refresh import Command, Outcome
+from tir_dagster.cli.refresh import Command, RefreshOutcome
 from tir_dagster.errors import TirError
 from tir_dagster.hyper.engine import connect
 from tir_dagster.orchestration.alerts.run_reports import URL_VARIABLE
@@ -105,10 +105,10 @@ def run_demo(*, rows: int, seed: int, say: Say, progress: Say) -> bool:
     say(f"   {TWIN} gets Tableau's own incremental refresh instead: {_tableau_increment(spec):.1f} s")
 
     say("6. What do people see? Every slice of the published extracts, downloaded, beside the source")
-    ours = _compare(spec, env)
+    refreshed = _compare(spec, env)
     twin = _compare(replace(spec, datasource=replace(spec.datasource, name=TWIN)), env)
-    for name, seen in ((sample.DATASOURCE, ours), (TWIN, twin)):
-        say(_verdict(name, *seen))
+    for name, comparison in ((sample.DATASOURCE, refreshed), (TWIN, twin)):
+        say(_verdict(name, *comparison))
 
     say("7. Beside a full refresh of the same data by the same pipeline")
     say(_indented(_beside(by_key, _refresh(spec, "full", progress))))
@@ -125,8 +125,8 @@ def run_demo(*, rows: int, seed: int, say: Say, progress: Say) -> bool:
         "tir sandbox down                  stop the servers",
     ):
         say(f"   {line}")
-    found, wrong = ours
-    return found.equal and wrong == 0 and both_equal
+    slices, wrong_rows = refreshed
+    return slices.equal and wrong_rows == 0 and both_equal
 
 
 def run_failing_demo(*, rows: int, seed: int, say: Say, progress: Say) -> bool:
@@ -172,30 +172,36 @@ def _by_server(
     say(f"   {SERVED} is taken over: loaded by Tableau in {first.outcome.seconds:.1f} s ({first.outcome.reason})")
     account = sample.change_table(env, seed=seed + 2, mix=RECENT_MIX, recent=RECENT)
     say(f"   A change of the newest {RECENT} months: {account.as_text().splitlines()[-1]}")
-    told: list[str] = []
+    hole_lines: list[str] = []
 
     def listen(line: str) -> None:
         progress(line)
-        told.extend([line] if line.startswith("publishing without") else [])
+        hole_lines.extend([line] if line.startswith("publishing without") else [])
 
     republished, loaded = _refresh(spec, "changes", progress), _refresh(served, "changes", listen)
     say(f"   republish  {republished.outcome.seconds:5.1f} s   {_moved(republished.outcome)}; nobody sees rows missing")
     hole = loaded.outcome.stages.get("publish", 0.0)
-    said = f"{told[0].removeprefix('publishing ')}, which takes {hole:.1f} s" if told else _moved(loaded.outcome)
-    say(f"   server     {loaded.outcome.seconds:5.1f} s   published {said}")
-    found = {one.datasource.name: _compare(one, env) for one in (spec, served)}
-    for name, verdict in found.items():
+    server_text = (
+        f"{hole_lines[0].removeprefix('publishing ')}, which takes {hole:.1f} s"
+        if hole_lines
+        else _moved(loaded.outcome)
+    )
+    say(f"   server     {loaded.outcome.seconds:5.1f} s   published {server_text}")
+    comparisons = {extract.datasource.name: _compare(extract, env) for extract in (spec, served)}
+    for name, verdict in comparisons.items():
         say(_verdict(name, *verdict))
-    return all(comparison.equal and wrong == 0 for comparison, wrong in found.values())
+    return all(comparison.equal and wrong == 0 for comparison, wrong in comparisons.values())
 
 
-def _moved(outcome: Outcome) -> str:
+def _moved(outcome: RefreshOutcome) -> str:
     return f"{outcome.rows_purged:,} rows purged, {outcome.rows_appended:,} appended by key"
 
 
-def _verdict(name: str, found: Comparison, wrong: int) -> str:
-    told = "equal in every slice" if found.equal else f"wrong in {found.different} of {found.slices} slices"
-    return f"   {name:<26} {found.rows:>9,} rows, {wrong:>6,} of them wrong or missing: {told}"
+def _verdict(name: str, comparison: SliceComparison, wrong_rows: int) -> str:
+    verdict = (
+        "equal in every slice" if comparison.equal else f"wrong in {comparison.different} of {comparison.slices} slices"
+    )
+    return f"   {name:<26} {comparison.rows:>9,} rows, {wrong_rows:>6,} of them wrong or missing: {verdict}"
 
 
 def spec_file(home: SandboxHome) -> Path:
@@ -222,7 +228,7 @@ def _declare(env: Mapping[str, str], file: Path, text: str) -> list[ExtractSpec]
 class _Refreshed:
     """A refresh as Dagster's history tells it."""
 
-    outcome: Outcome
+    outcome: RefreshOutcome
     slices: Mapping[str, str]
     staged_bytes: int
     extract_bytes: int
@@ -250,8 +256,8 @@ def _slices_text(refreshed: _Refreshed) -> str:
 
 
 def _beside(by_key: _Refreshed, full: _Refreshed) -> str:
-    def line(what: str, one: float, other: float, form: str) -> str:
-        return f"{what:<28}{one:>12{form}}{other:>12{form}}{one / other:>9.2f}x"
+    def line(what: str, by_key_value: float, full_value: float, form: str) -> str:
+        return f"{what:<28}{by_key_value:>12{form}}{full_value:>12{form}}{by_key_value / full_value:>9.2f}x"
 
     return "\n".join(
         [
@@ -267,14 +273,14 @@ def _beside(by_key: _Refreshed, full: _Refreshed) -> str:
 def _tableau_increment(spec: ExtractSpec) -> float:
     begun = time.monotonic()
     with TableauClient(TableauAccess.from_environment(os.environ)) as client:
-        found = look_at_server(client, replace(spec, datasource=replace(spec.datasource, name=TWIN))).found
-        assert found is not None, "the demo published it"
-        started = start_refresh(client, found, incremental=True)
+        datasource = look_at_server(client, replace(spec, datasource=replace(spec.datasource, name=TWIN))).found
+        assert datasource is not None, "the demo published it"
+        started = start_refresh(client, datasource, incremental=True)
         wait_for_job(client, started.job_id, what="Tableau's own incremental refresh")
     return time.monotonic() - begun
 
 
-def _compare(spec: ExtractSpec, env: Mapping[str, str]) -> tuple[Comparison, int]:
+def _compare(spec: ExtractSpec, env: Mapping[str, str]) -> tuple[SliceComparison, int]:
     """What is published beside the source: slice by slice, and how many rows are wrong or missing."""
     with published_extract(spec, env) as hyper:
         return compare_slices(hyper, spec, env), _wrong_rows(hyper, spec, env)
@@ -283,10 +289,10 @@ def _compare(spec: ExtractSpec, env: Mapping[str, str]) -> tuple[Comparison, int
 def _wrong_rows(hyper: Path, spec: ExtractSpec, env: Mapping[str, str]) -> int:
     with connect(hyper) as connection:
         listed = 'SELECT "ORDER_ID", CAST("UPDATED_AT" AS TEXT) FROM "Extract"."Extract"'
-        shown = Counter((row[0], _moment(row[1])) for row in connection.execute_list_query(listed))
+        extract_rows = Counter((row[0], _moment(row[1])) for row in connection.execute_list_query(listed))
     listed = f"SELECT ORDER_ID, UPDATED_AT FROM {TableName.parse(spec.source).sql}"
-    source = Counter((row[0], _moment(str(row[1]))) for row in snowflake_of(spec, env).query(listed))
-    return len(({key for key, _ in (shown - source)}) | ({key for key, _ in (source - shown)}))
+    source_rows = Counter((row[0], _moment(str(row[1]))) for row in snowflake_of(spec, env).query(listed))
+    return len(({key for key, _ in (extract_rows - source_rows)}) | ({key for key, _ in (source_rows - extract_rows)}))
 
 
 def _moment(text: str) -> str:
@@ -294,7 +300,7 @@ def _moment(text: str) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
-def _stages(outcome: Outcome) -> str:
+def _stages(outcome: RefreshOutcome) -> str:
     whole = [item for item in outcome.stages.items() if item[0] != "publish_server"]
     named = sorted(whole, key=lambda item: -item[1])[:3]
     return ", ".join(f"{name} {seconds:.1f} s" for name, seconds in named)

@@ -42,34 +42,36 @@ def last_incident(env: Mapping[str, str]) -> str:
     incidents = _kept(env, "incidents")
     if not incidents:
         return "(there is no incident)"
-    one = incidents[-1]
-    state = f"resolved, {one['close_notes']}" if one["resolved_at"] else "open"
-    return f"{one['number']} for {one['assignment_group']}: {one['short_description']} ({state})"
+    incident = incidents[-1]
+    state = f"resolved, {incident['close_notes']}" if incident["resolved_at"] else "open"
+    return f"{incident['number']} for {incident['assignment_group']}: {incident['short_description']} ({state})"
 
 
 def open_incident(env: Mapping[str, str]) -> str | None:
     """The number of the newest incident that is not resolved."""
-    return next((one["number"] for one in reversed(_kept(env, "incidents")) if not one["resolved_at"]), None)
+    return next(
+        (incident["number"] for incident in reversed(_kept(env, "incidents")) if not incident["resolved_at"]), None
+    )
 
 
 def is_resolved(env: Mapping[str, str], number: str | None) -> bool:
     """Whether this very incident is: an earlier demo may have left others."""
-    return any(one["number"] == number and one["resolved_at"] for one in _kept(env, "incidents"))
+    return any(incident["number"] == number and incident["resolved_at"] for incident in _kept(env, "incidents"))
 
 
-def _kept(env: Mapping[str, str], what: str) -> list[dict[str, Any]]:
-    answer = requests.get(f"{env['SERVICENOW_URL']}/sandbox/{what}", timeout=_SECONDS)
+def _kept(env: Mapping[str, str], kind: str) -> list[dict[str, Any]]:
+    answer = requests.get(f"{env['SERVICENOW_URL']}/sandbox/{kind}", timeout=_SECONDS)
     answer.raise_for_status()
-    found: list[dict[str, Any]] = answer.json()[what]
-    return found
+    entries: list[dict[str, Any]] = answer.json()[kind]
+    return entries
 
 
 def _lines(block: dict[str, Any]) -> list[str]:
     """Slack's markup as plain lines."""
     if block.get("fields"):
-        return [": ".join(_plain(one["text"])) for one in block["fields"]]
+        return [": ".join(_plain(element["text"])) for element in block["fields"]]
     texts = [block["text"]] if "text" in block else block.get("elements", [])
-    return [line for one in texts for line in _plain(one["text"])]
+    return [line for element in texts for line in _plain(element["text"])]
 
 
 def _plain(text: str) -> list[str]:

@@ -61,7 +61,7 @@ class KeptVersion:
 
 
 @dataclass(frozen=True)
-class Listed:
+class RevisionList:
     """Both, newest first. `revisions` is None where the server keeps or shows no history."""
 
     extract: str
@@ -84,40 +84,46 @@ class Revisions:
     def _last(self) -> Confirmation | None:
         return self._confirmations[0] if self._confirmations else None
 
-    def listed(self) -> Listed:
+    def listed(self) -> RevisionList:
         with TableauClient(self._tableau) as client:
             project = find_project(client, self.spec.datasource.project)
-            found = look_for_datasource(client, project=project, name=self.spec.datasource.name)
+            datasource = look_for_datasource(client, project=project, name=self.spec.datasource.name)
         kept = [self._kept(version) for version in reversed(self.versions.versions())]
-        if found is None:
-            return Listed(self.spec.name, None, [], kept)
-        history = None if found.history is None else [self._revision(one, found) for one in _newest_first(found)]
-        return Listed(self.spec.name, found.id, history, kept)
+        if datasource is None:
+            return RevisionList(self.spec.name, None, [], kept)
+        history = (
+            None
+            if datasource.history is None
+            else [self._revision(revision, datasource) for revision in _newest_first(datasource)]
+        )
+        return RevisionList(self.spec.name, datasource.id, history, kept)
 
-    def _revision(self, revision: Revision, found: FoundDatasource) -> ServerRevision:
-        current = revision.number == found.revision
-        confirmed = self._last is not None and _revision_of(self._last, found) == revision.number
+    def _revision(self, revision: Revision, datasource: FoundDatasource) -> ServerRevision:
+        current = revision.number == datasource.revision
+        confirmed = self._last is not None and _revision_of(self._last, datasource) == revision.number
         if current and confirmed:
             # A refresh on the server changes what a revision holds.
-            confirmed = self._last is not None and self._last.server_version == str(server_version(found))
+            confirmed = self._last is not None and self._last.server_version == str(server_version(datasource))
         return ServerRevision(
             number=revision.number,
-            published_at=_shown(revision.published_at),
+            published_at=_utc_text(revision.published_at),
             bytes=revision.size_bytes,
-            rows=self._rows(found).get(revision.number),
+            rows=self._rows(datasource).get(revision.number),
             current=current,
             confirmed=confirmed,
         )
 
-    def _rows(self, found: FoundDatasource) -> Mapping[int | None, int]:
+    def _rows(self, datasource: FoundDatasource) -> Mapping[int | None, int]:
         # The oldest first, so that of two confirmations of one revision the newer one counts.
-        return {_revision_of(one, found): one.rows for one in reversed(self._confirmations)}
+        return {
+            _revision_of(confirmation, datasource): confirmation.rows for confirmation in reversed(self._confirmations)
+        }
 
     def _kept(self, version: Version) -> KeptVersion:
-        made = datetime.fromtimestamp((version.folder / MANIFEST_FILE).stat().st_mtime, UTC)
+        made_at = datetime.fromtimestamp((version.folder / MANIFEST_FILE).stat().st_mtime, UTC)
         return KeptVersion(
             id=version.id,
-            made_at=_shown(made) or "",
+            made_at=_utc_text(made_at) or "",
             bytes=version.extract.stat().st_size,
             rows=version.manifest.get("rows"),
             source_version=version.manifest.get("source_version"),
@@ -141,29 +147,29 @@ class Revisions:
         """Download the package of one of the server's revisions; a sentence about it."""
         with TableauClient(self._tableau) as client:
             project = find_project(client, self.spec.datasource.project)
-            found = find_datasource(client, project=project, name=self.spec.datasource.name)
-            known = [revision.number for revision in _newest_first(found)]
-            if found.history is not None and number not in known:
+            datasource = find_datasource(client, project=project, name=self.spec.datasource.name)
+            known = [revision.number for revision in _newest_first(datasource)]
+            if datasource.history is not None and number not in known:
                 raise DatasourceError(
-                    f"{found.shown} on {client.where} has no revision {number}. It has {', '.join(map(str, known))}."
+                    f"{datasource.shown} on {client.where} has no revision {number}. It has {', '.join(map(str, known))}."
                 )
             progress = tell_progress(self._log, "downloading", clock=client.retry.clock)
-            download(client, found, target, revision=number, progress=progress)
-        return f"Revision {number} of {found.shown} is in {target}"
+            download(client, datasource, target, revision=number, progress=progress)
+        return f"Revision {number} of {datasource.shown} is in {target}"
 
 
-def _newest_first(found: FoundDatasource) -> list[Revision]:
-    return sorted(found.history or (), key=lambda revision: revision.number, reverse=True)
+def _newest_first(datasource: FoundDatasource) -> list[Revision]:
+    return sorted(datasource.history or (), key=lambda revision: revision.number, reverse=True)
 
 
-def _revision_of(confirmation: Confirmation, found: FoundDatasource) -> int | None:
+def _revision_of(confirmation: Confirmation, datasource: FoundDatasource) -> int | None:
     """Which revision of this datasource was confirmed; None where it was another one, or nobody can tell."""
     try:
         version = ServerVersion.parse(confirmation.server_version)
     except ValueError:
         return None
-    return version.revision if version.datasource_id == found.id else None
+    return version.revision if version.datasource_id == datasource.id else None
 
 
-def _shown(moment: datetime | None) -> str | None:
+def _utc_text(moment: datetime | None) -> str | None:
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if moment else None

@@ -48,8 +48,8 @@ class LoadOutcome:
 
 
 def find_load(declared: Declared, name: str) -> LoadSpec:
-    found = next((load for load in declared.loads if load.name == name), None)
-    if found is None:
+    load = next((load for load in declared.loads if load.name == name), None)
+    if load is None:
         known = ", ".join(load.name for load in declared.loads)
         hint = (
             f"The spec file declares {known}"
@@ -57,7 +57,7 @@ def find_load(declared: Declared, name: str) -> LoadSpec:
             else "Name a spec file that has `loads:` with --specs or TIR_SPECS"
         )
         raise SpecError(f"There is no load {name!r}. {hint}.")
-    return with_people(found, declared.extracts)
+    return with_people(load, declared.extracts)
 
 
 def preview_load(spec: LoadSpec, progress: Callable[[str], None]) -> Preview:
@@ -75,16 +75,16 @@ def run_load(spec: LoadSpec, progress: Callable[[str], None]) -> LoadOutcome:
     begun = time.perf_counter()
     outcome = LoadOutcome(spec.name, run_id=str(uuid.uuid4()))
     job = build_defs(specs=(), loads=(spec,)).resolve_job_def(load_job_name(spec))
-    heard = Listener(progress)
-    stop = stopping(spec.name, lambda: _so_far(spec, heard))
+    listener = Listener(progress)
+    stop = stopping(spec.name, lambda: _so_far(spec, listener))
     with dagster_instance() as instance, telling(spec, instance, outcome, progress), stop:
-        _run(job, instance, outcome, heard)
+        _run(job, instance, outcome, listener)
         outcome.seconds = round(time.perf_counter() - begun, 3)
     return outcome
 
 
-def _run(job: Any, instance: Any, outcome: LoadOutcome, heard: Listener) -> None:
-    with listening(heard):
+def _run(job: Any, instance: Any, outcome: LoadOutcome, listener: Listener) -> None:
+    with listening(listener):
         job.execute_in_process(
             run_config=QUIET_RUN,
             instance=instance,
@@ -92,13 +92,13 @@ def _run(job: Any, instance: Any, outcome: LoadOutcome, heard: Listener) -> None
             tags={TOLD_BY_COMMAND: outcome.run_id},
             raise_on_error=True,
         )
-    if heard.loaded:
-        _fill(outcome, heard.loaded[-1])
+    if listener.loaded:
+        _fill(outcome, listener.loaded[-1])
 
 
-def _so_far(spec: LoadSpec, heard: Listener) -> str:
+def _so_far(spec: LoadSpec, listener: Listener) -> str:
     """What is in the table when the command is stopped: a load commits once."""
-    if heard.loaded:
+    if listener.loaded:
         return f"Its files are in {spec.table}."
     return f"Either all of its files are in {spec.table} or none, and the next load finds out."
 
@@ -114,7 +114,7 @@ def _fill(outcome: LoadOutcome, loaded: Any) -> None:
     outcome.stages, outcome.warnings = dict(loaded.seconds), list(loaded.warnings)
 
 
-def told(outcome: LoadOutcome) -> str:
+def outcome_text(outcome: LoadOutcome) -> str:
     if outcome.load_id is None:
         return f"{outcome.load}: no new files ({outcome.seconds:.1f} s)."
     files = {status: len(paths) for status, paths in outcome.files.items() if paths}
@@ -132,13 +132,13 @@ def preview_fields(spec: LoadSpec, preview: Preview) -> dict[str, Any]:
     """What `--dry-run --json` prints."""
     files = [
         {
-            "path": chosen.file.path,
-            "bytes": chosen.file.size,
-            "status": chosen.status,
-            "rows_read": preview.rows.get(chosen.file.path, 0) + preview.rejected.get(chosen.file.path, 0),
-            "rows_rejected": preview.rejected.get(chosen.file.path, 0),
+            "path": choice.file.path,
+            "bytes": choice.file.size,
+            "status": choice.status,
+            "rows_read": preview.rows.get(choice.file.path, 0) + preview.rejected.get(choice.file.path, 0),
+            "rows_rejected": preview.rejected.get(choice.file.path, 0),
         }
-        for chosen in preview.files
+        for choice in preview.files
     ]
     return {
         "load": spec.name,

@@ -26,7 +26,7 @@ from tir_dagster.sandbox.home import SandboxError
 from tir_dagster.spec.reading import load_declared, load_specs
 
 if TYPE_CHECKING:
-    from tir_dagster.cli.refresh import Outcome
+    from tir_dagster.cli.refresh import RefreshOutcome
     from tir_dagster.spec.extract import ExtractSpec
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
@@ -49,7 +49,7 @@ class ProjectGroup(click.Group):
         except BrokenPipeError:
             raise  # the reader of our output left (`| head`): click ends quietly
         except OSError as error:
-            raise click.ClickException(_of_disk(error)) from error
+            raise click.ClickException(_disk_error(error)) from error
         except BaseException as error:
             if not is_interrupt(error):
                 raise
@@ -62,23 +62,25 @@ def _end(ctx: click.Context, error: StoppedError) -> NoReturn:
     ctx.exit(error.exit_code)
 
 
-def _of_disk(error: OSError) -> str:
+def _disk_error(error: OSError) -> str:
     # Of two files it is the second that is written.
     file = error.filename2 or error.filename
     where = f"{file}: " if file else ""
-    said = f"{where}{error.strerror or error}"
+    problem = f"{where}{error.strerror or error}"
     if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-        return f"{said}. Check TIR_HOME and the disk."
+        return f"{problem}. Check TIR_HOME and the disk."
     home = Path(os.environ.get("TIR_HOME") or ".tir").expanduser().absolute()
     folder = next(path for path in (home, *home.parents) if path.exists())
     free = shutil.disk_usage(folder).free // 2**20
-    return f"{said}. {folder} has {free:,} MB free: make room there, or set TIR_HOME to a larger disk, then run again."
+    return (
+        f"{problem}. {folder} has {free:,} MB free: make room there, or set TIR_HOME to a larger disk, then run again."
+    )
 
 
-def _hints(_context: click.Context, _parameter: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
+def _hints(_context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
     """Each as JSON; @FILE is the text of a file."""
     texts = []
-    for text in given:
+    for text in values:
         try:
             texts.append(Path(text[1:]).read_text(encoding="utf-8") if text.startswith("@") else text)
         except (OSError, UnicodeDecodeError) as error:
@@ -136,16 +138,16 @@ def plan(extract: str, span: str | None, *, full: bool, explain: bool, as_json: 
     slices = chosen_slices(spec, span)
     with command(spec, _tell) as running:
         planned = running.plan(mode, slices)
-        told = running.explain() if explain else []
+        explanation = running.explain() if explain else []
     if as_json:
         reason = planned.reason.name if planned.reason else None
         value = {"extract": extract, "mode": planned.mode, "decision": planned.decision, "reason": reason}
-        more = {"explain": told} if explain else {}
-        said = {"warnings": list(planned.warnings), "notes": list(planned.notes)}
-        click.echo(json.dumps({**value, "slices": slices, **said, **more}))
+        more = {"explain": explanation} if explain else {}
+        remarks = {"warnings": list(planned.warnings), "notes": list(planned.notes)}
+        click.echo(json.dumps({**value, "slices": slices, **remarks, **more}))
     else:
         warned = [f"warning: {warning}" for warning in planned.warnings]
-        click.echo("\n".join([planned.sentence(), *warned, *planned.notes, *told]))
+        click.echo("\n".join([planned.sentence(), *warned, *planned.notes, *explanation]))
 
 
 @tir.command(short_help="Find what changed, replace it, publish.")
@@ -184,16 +186,16 @@ def refresh(
         click.echo(profile_table(outcome.profile), err=True)
 
 
-def _show(spec: ExtractSpec, outcome: Outcome) -> None:
+def _show(spec: ExtractSpec, outcome: RefreshOutcome) -> None:
     for warning in outcome.warnings:
         click.echo(f"warning: {warning}")
     if outcome.decision == "none":
         click.echo(f"{spec.name}: nothing to do ({outcome.seconds:.1f} s).")
     else:
-        click.echo(_told(spec, outcome))
+        click.echo(_outcome_text(spec, outcome))
 
 
-def _told(spec: ExtractSpec, outcome: Outcome) -> str:
+def _outcome_text(spec: ExtractSpec, outcome: RefreshOutcome) -> str:
     why = f" ({outcome.reason})" if outcome.reason else ""
     begin, end = f"{spec.name}: {outcome.decision} refresh{why}", f"({outcome.seconds:.1f} s)."
     if spec.delivery == "trigger":
@@ -233,7 +235,7 @@ def load(name: str, *, dry_run: bool, as_json: bool) -> None:
         return
     for warning in outcome.warnings:
         click.echo(f"warning: {warning}")
-    click.echo(command.told(outcome))
+    click.echo(command.outcome_text(outcome))
 
 
 @tir.command(short_help="Play a change and its refresh on the sandbox.")
@@ -247,8 +249,8 @@ def demo(rows: int, seed: int, *, verbose: bool, failing: bool) -> None:
 
     play = run_failing_demo if failing else run_demo
     with stopping("tir demo", _sandbox_left):
-        well = play(rows=rows, seed=seed, say=click.echo, progress=_tell if verbose else lambda _: None)
-    if not well:
+        succeeded = play(rows=rows, seed=seed, say=click.echo, progress=_tell if verbose else lambda _: None)
+    if not succeeded:
         wrong = "the incident was not resolved." if failing else "the refreshed datasource differs from the source."
         raise click.ClickException(wrong)
 

@@ -50,7 +50,7 @@ QUIET_RUN = {"loggers": {_CONSOLE: {"config": {"log_level": "CRITICAL"}}}}
 
 
 @dataclass
-class Outcome:
+class RefreshOutcome:
     """What a command did, as `--json` prints it."""
 
     extract: str
@@ -115,12 +115,14 @@ class Command:
         key = [column.name for column in relation.key]
         return explain(relation.view, why_full=relation.why_full, why_whole=relation.whole, key=key)
 
-    def refresh(self, mode: Mode, slices: Sequence[str], *, allow_empty: bool, hints: Sequence[str] = ()) -> Outcome:
+    def refresh(
+        self, mode: Mode, slices: Sequence[str], *, allow_empty: bool, hints: Sequence[str] = ()
+    ) -> RefreshOutcome:
         """Start the runs of a refresh in this process, one after the other."""
         from tir_dagster.orchestration.alerts.commands import telling  # noqa: PLC0415 - a plan tells nobody
 
         started = time.perf_counter()
-        outcome = Outcome(self.spec.name, mode)
+        outcome = RefreshOutcome(self.spec.name, mode)
         stop = stopping(self.spec.name, lambda: so_far(self.spec, self._instance, outcome))
         with telling(self.spec, self._instance, outcome, self._progress), stop:
             try:
@@ -137,7 +139,7 @@ class Command:
         return outcome
 
     def _refresh(
-        self, outcome: Outcome, mode: Mode, slices: Sequence[str], *, allow_empty: bool, hints: Sequence[str]
+        self, outcome: RefreshOutcome, mode: Mode, slices: Sequence[str], *, allow_empty: bool, hints: Sequence[str]
     ) -> None:
         # Before anything is looked at: a hint that nobody can read.
         for text in hints:
@@ -155,7 +157,13 @@ class Command:
         self._progress(f"looking at datasource {self.spec.datasource.name!r} and at {self.spec.main_table}")
 
     def detect(
-        self, outcome: Outcome, mode: Mode, slices: Sequence[str], *, allow_empty: bool, hints: Sequence[str] = ()
+        self,
+        outcome: RefreshOutcome,
+        mode: Mode,
+        slices: Sequence[str],
+        *,
+        allow_empty: bool,
+        hints: Sequence[str] = (),
     ) -> ChangeSet | None:
         """Run a detection; return its change set if anything differs."""
         ident = new_id()
@@ -166,12 +174,12 @@ class Command:
             self._run(outcome, detect_job_name(self.spec), partition_key=ident, config=config)
         finally:
             # Also after a failure: a partition without a change set would be missing for ever.
-            made = [one for one in self.context.change_sets.pending() if one.id == ident]
-            if not made:
+            staged = [change_set for change_set in self.context.change_sets.pending() if change_set.id == ident]
+            if not staged:
                 self._instance.delete_dynamic_partition(str(partitions.name), ident)
-        return made[0] if made else None
+        return staged[0] if staged else None
 
-    def _fill(self, outcome: Outcome, change_set: ChangeSet) -> None:
+    def _fill(self, outcome: RefreshOutcome, change_set: ChangeSet) -> None:
         outcome.decision = change_set.decision
         outcome.reason = change_set.reason
         outcome.slices = [slice_label(name) for name in sorted({**change_set.purged, **change_set.appended})]
@@ -180,7 +188,7 @@ class Command:
         outcome.source_version = change_set.source_version
         outcome.warn(change_set.warnings)
 
-    def apply(self, outcome: Outcome, change_set: ChangeSet) -> None:
+    def apply(self, outcome: RefreshOutcome, change_set: ChangeSet) -> None:
         """Run the refresh that applies and publishes a change set."""
         known = add_slices(self._instance, self.spec, change_set.touched)
         tags = covering_range(self.spec, change_set.touched, known)
@@ -212,7 +220,7 @@ class Command:
 
     def _run(
         self,
-        outcome: Outcome,
+        outcome: RefreshOutcome,
         job: str,
         *,
         config: dict[str, Any],
@@ -246,9 +254,9 @@ def event_metadata(result: dg.ExecuteInProcessResult, asset: dg.AssetKey) -> dic
     """Return the metadata of the first event in which the run says something of the asset."""
     for event in result.all_events:
         data = event.event_specific_data
-        told = getattr(data, "materialization", None) or getattr(data, "asset_observation", None)
-        if told is not None and told.asset_key == asset:
-            return {name: getattr(entry, "value", None) for name, entry in told.metadata.items()}
+        asset_event = getattr(data, "materialization", None) or getattr(data, "asset_observation", None)
+        if asset_event is not None and asset_event.asset_key == asset:
+            return {name: getattr(entry, "value", None) for name, entry in asset_event.metadata.items()}
     return {}
 
 
@@ -278,11 +286,11 @@ def run_logger(progress: Callable[[str], None], warn: Callable[[Sequence[str]], 
     return listening
 
 
-def so_far(spec: ExtractSpec, instance: dg.DagsterInstance, outcome: Outcome) -> str:
+def so_far(spec: ExtractSpec, instance: dg.DagsterInstance, outcome: RefreshOutcome) -> str:
     """What the datasource shows when a command is stopped."""
     from tir_dagster.orchestration.alerts.run_reports import unaffected  # noqa: PLC0415 - a plan tells nobody
 
     # Without a run, nothing was asked of the server yet.
     names = () if outcome.run_ids else (StoppedError.__name__,)
-    said = unaffected(instance, spec, tir_home(), names, outcome.run_ids[-1] if outcome.run_ids else "")
-    return f"{said[0].upper()}{said[1:]}."
+    sentence = unaffected(instance, spec, tir_home(), names, outcome.run_ids[-1] if outcome.run_ids else "")
+    return f"{sentence[0].upper()}{sentence[1:]}."

@@ -40,13 +40,13 @@ def sandbox() -> None:
 @click.option("--storage-port", type=PORT, help="Port of the S3 stand-in.  [default: the last one, else a free one]")
 def up(**ports: int | None) -> None:
     """Start the servers in the background; harmless when they already run."""
-    asked = {name.removesuffix("_port"): port for name, port in ports.items() if port}
-    for server, port in asked.items():
-        if other := next((name for name in asked if name != server and asked[name] == port), None):
+    chosen_ports = {name.removesuffix("_port"): port for name, port in ports.items() if port}
+    for server, port in chosen_ports.items():
+        if other := next((name for name in chosen_ports if name != server and chosen_ports[name] == port), None):
             raise click.UsageError(f"--{server}-port and --{other}-port are both {port}: choose two ports.")
     begun = time.monotonic()
     home = SandboxHome.from_environment()
-    states = processes.start(home, asked)
+    states = processes.start(home, chosen_ports)
     for state in states.values():
         word = "started" if state.started_now else "already running"
         click.echo(f"{state.server}: {word}, {state.url} (pid {state.pid})")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tir_dagster.changes.plan import Mode, Plan
-from tir_dagster.cli.refresh import Command, Outcome, event_metadata
+from tir_dagster.cli.refresh import Command, RefreshOutcome, event_metadata
 from tir_dagster.errors import SpecError
 from tir_dagster.orchestration.metadata import last_confirmation
 from tir_dagster.orchestration.names import refresh_job_name
@@ -30,7 +30,9 @@ class TriggerCommand(Command):
         """Which tables a refresh is started for."""
         return [f"Refreshed by Tableau itself when one of these changed: {self._tables()}."]
 
-    def refresh(self, mode: Mode, slices: Sequence[str], *, allow_empty: bool, hints: Sequence[str] = ()) -> Outcome:
+    def refresh(
+        self, mode: Mode, slices: Sequence[str], *, allow_empty: bool, hints: Sequence[str] = ()
+    ) -> RefreshOutcome:
         """Let the server refresh the datasource if its source changed; one run in the history."""
         self._refuse(mode, slices)
         if hints:
@@ -40,19 +42,19 @@ class TriggerCommand(Command):
         return super().refresh(mode, slices, allow_empty=allow_empty)
 
     def _refresh(
-        self, outcome: Outcome, mode: Mode, slices: Sequence[str], *, allow_empty: bool, hints: Sequence[str]
+        self, outcome: RefreshOutcome, mode: Mode, slices: Sequence[str], *, allow_empty: bool, hints: Sequence[str]
     ) -> None:
         del slices, allow_empty, hints  # what the server loads is its own business
         op = self.keys.published_datasource.to_python_identifier()
         result = self._run(outcome, refresh_job_name(self.spec), config={"ops": {op: {"config": {"mode": mode}}}})
-        told = event_metadata(result, self.keys.published_datasource)
+        event = event_metadata(result, self.keys.published_datasource)
         confirmed = last_confirmation(self._instance, self.keys.published_datasource)
         outcome.source_version = confirmed.source_version if confirmed else None
         outcome.datasource_id = confirmed.datasource_id if confirmed else None
-        if "tir/decision" in told:
+        if "tir/decision" in event:
             outcome.published = True
-            outcome.decision, outcome.reason = told["tir/decision"], told["tir/reason"] or None
-            outcome.rows_appended = told.get("tir/rows_appended") or 0
+            outcome.decision, outcome.reason = event["tir/decision"], event["tir/reason"] or None
+            outcome.rows_appended = event.get("tir/rows_appended") or 0
 
     def _say_where(self) -> None:
         self._progress(f"looking at {self._tables()}")

@@ -44,11 +44,11 @@ def show(as_json: bool) -> None:
     from tir_dagster.tableau.webhooks import our_webhooks  # noqa: PLC0415
 
     with _site() as (client, label):
-        found = our_webhooks(client, label)
+        registered = our_webhooks(client, label)
     if as_json:
-        click.echo(json.dumps({"webhooks": [_as_json(hook) for hook in found]}, indent=2))
+        click.echo(json.dumps({"webhooks": [_as_json(hook) for hook in registered]}, indent=2))
     else:
-        click.echo("\n".join(map(_line, found)) or "No webhooks are registered.")
+        click.echo("\n".join(map(_line, registered)) or "No webhooks are registered.")
 
 
 @webhooks.command(short_help="Remove our webhooks.")
@@ -57,8 +57,8 @@ def remove() -> None:
     from tir_dagster.tableau.webhooks import remove_webhooks  # noqa: PLC0415
 
     with _site() as (client, label):
-        gone = remove_webhooks(client, label)
-    click.echo(f"{len(gone)} webhooks removed." if gone else "No webhooks were registered.")
+        removed = remove_webhooks(client, label)
+    click.echo(f"{len(removed)} webhooks removed." if removed else "No webhooks were registered.")
 
 
 @webhooks.command(short_help="Receive what Tableau tells, and note it.")
@@ -86,9 +86,9 @@ def listen(host: str, port: int) -> None:
                 click.echo("Ended.")
 
 
-def _opened(make: Any, host: str, port: int) -> Any:
+def _opened(open_receiver: Any, host: str, port: int) -> Any:
     try:
-        return make()
+        return open_receiver()
     except OSError as error:
         raise click.ClickException(
             f"Cannot listen on {host}:{port}: {error.strerror or error}. Choose another --port, or another --host."
@@ -116,5 +116,5 @@ def _line(hook: Webhook) -> str:
 
 
 def _as_json(hook: Webhook) -> dict[str, Any]:
-    shown = {"id": hook.id, "name": hook.name, "event": hook.event, "url": hook.shown_url}
-    return {**shown, "enabled": hook.enabled, "reason": hook.reason}
+    fields = {"id": hook.id, "name": hook.name, "event": hook.event, "url": hook.shown_url}
+    return {**fields, "enabled": hook.enabled, "reason": hook.reason}

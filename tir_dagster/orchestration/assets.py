@@ -66,7 +66,7 @@ Events = Iterator[
 ]
 
 
-class Application(dg.Config):
+class ApplyConfig(dg.Config):
     """Which change set to apply; without one the run's slices are re-synced, or everything is loaded anew."""
 
     change_set: str = ""
@@ -95,27 +95,27 @@ def context_for(
     )
 
 
-def build_assets(shown: ExtractAssets) -> list[Any]:
+def build_assets(assets: ExtractAssets) -> list[Any]:
     """All assets of the extract, in the order the data flows."""
-    return [*shown.external(), _changed_keys(shown), _purged_extract(shown), _published(shown)]
+    return [*assets.external(), _changed_keys(assets), _purged_extract(assets), _published(assets)]
 
 
-def _changed_keys(shown: ExtractAssets) -> dg.AssetSpec:
+def _changed_keys(assets: ExtractAssets) -> dg.AssetSpec:
     """The change sets that detections stage, one partition each.
 
     Not materializable by itself: only a detection can name a new change set, but "Materialize all" in the UI would ask
     people for one, because the other assets depend on it.
     """
-    spec, keys = shown.spec, shown.keys
-    made = shown.by_part["changed_keys"].replace_attributes(
+    spec, keys = assets.spec, assets.keys
+    asset = assets.by_part["changed_keys"].replace_attributes(
         deps=[source_dep(spec, keys.source_table)], partitions_def=change_set_partitions(spec)
     )
-    return made.with_io_manager_key(CHANGE_SET_IO)
+    return asset.with_io_manager_key(CHANGE_SET_IO)
 
 
-def build_detect_job(shown: ExtractAssets) -> dg.JobDefinition:
+def build_detect_job(assets: ExtractAssets) -> dg.JobDefinition:
     """The job that finds what changed and stages it as a partition of `changed_keys`."""
-    spec, keys = shown.spec, shown.keys
+    spec, keys = assets.spec, assets.keys
 
     # Named like an asset's step: that is how run config and alerts speak of it.
     @dg.op(name=keys.changed_keys.to_python_identifier(), out={}, pool=pool_name(spec))
@@ -163,12 +163,12 @@ def _staged(refresh: "RefreshContext", keys: ExtractKeys, detection: Detection) 
     """The event of a new change set."""
     change_set = detection.change_set
     assert change_set is not None
-    shown = metadata.change_set_metadata(change_set, detection.surveyed.columns, refresh.stages.seconds)
+    content = metadata.change_set_metadata(change_set, detection.surveyed.columns, refresh.stages.seconds)
     lineage = metadata.lineage_from_source(detection.surveyed.relation, keys.source_table)
-    where = staged_metadata(refresh.change_sets, change_set)
+    location = staged_metadata(refresh.change_sets, change_set)
     profile = metadata.profile_metadata(refresh.stages.profile)
     return dg.AssetMaterialization(
-        keys.changed_keys, partition=change_set.id, metadata={**shown, **lineage, **where, **profile}
+        keys.changed_keys, partition=change_set.id, metadata={**content, **lineage, **location, **profile}
     )
 
 
@@ -202,7 +202,7 @@ def _observation(
     refresh: "RefreshContext", keys: ExtractKeys, surveyed: "Survey", sentence: str
 ) -> dg.AssetObservation:
     url = snowflake_url(refresh.snowflake.account, refresh.snowflake.host, surveyed.relation.table)
-    shown = metadata.source_metadata(surveyed.known.token, surveyed.columns, url=url)
+    source = metadata.source_metadata(surveyed.known.token, surveyed.columns, url=url)
     return dg.AssetObservation(
         keys.source_table,
         metadata={
@@ -210,20 +210,20 @@ def _observation(
             metadata.SOURCE_VERSION: str(surveyed.version),
             "tir/stages": dict(refresh.stages.seconds),
             **metadata.profile_metadata(refresh.stages.profile),
-            **shown,
+            **source,
         },
     )
 
 
-def _purged_extract(shown: ExtractAssets) -> dg.AssetsDefinition:
-    spec, keys = shown.spec, shown.keys
+def _purged_extract(assets: ExtractAssets) -> dg.AssetsDefinition:
+    spec, keys = assets.spec, assets.keys
     deps: list[Any] = [dg.AssetDep(keys.changed_keys, partition_mapping=dg.AllPartitionMapping()), *upstream_deps(spec)]
     if spec.automation == "condition" and keys.source_table not in upstream_keys(spec):
         # What the condition looks at; a run by condition detects by itself.
         deps.append(keys.source_table)
 
     @dg.asset(
-        **shown.attributes("purged_extract"),
+        **assets.attributes("purged_extract"),
         deps=deps,
         partitions_def=extract_partitions(spec),
         backfill_policy=dg.BackfillPolicy.single_run() if extract_partitions(spec) else None,
@@ -233,7 +233,7 @@ def _purged_extract(shown: ExtractAssets) -> dg.AssetsDefinition:
     )
     def purged_extract(
         context: dg.AssetExecutionContext,
-        config: Application,
+        config: ApplyConfig,
         snowflake: SnowflakeParam,
         tableau: TableauResource,
         pyspark: SparkParam,
@@ -254,15 +254,18 @@ def _purged_extract(shown: ExtractAssets) -> dg.AssetsDefinition:
                     metadata.slice_metadata(applied.version, applied.change_set, name), partition_key=name
                 )
             yield from _superseded(context.instance, spec, keys, applied, slices)
-            told = applied.metadata
-            yield dg.Output(applied.version, metadata={**told, **metadata.same_columns(told, keys.changed_keys)})
+            version_metadata = applied.metadata
+            yield dg.Output(
+                applied.version,
+                metadata={**version_metadata, **metadata.same_columns(version_metadata, keys.changed_keys)},
+            )
             yield from applied.gate(spec, looked)
 
     return purged_extract
 
 
 @dataclass(frozen=True)
-class _Applied:
+class _AppliedVersion:
     """A version that passed the gate, with the change set in it; without one, the version that is published."""
 
     change_set: ChangeSet | None
@@ -279,11 +282,11 @@ def _applied(
     context: dg.AssetExecutionContext,
     refresh: "RefreshContext",
     looked: "Looked",
-    config: Application,
+    config: ApplyConfig,
     slices: list[str],
     *,
     keys: ExtractKeys,
-) -> Generator[dg.AssetCheckEvaluation, None, _Applied]:
+) -> Generator[dg.AssetCheckEvaluation, None, _AppliedVersion]:
     """Choose or detect a change set and apply it; a version that fails the gate is a failed check and an error."""
     spec = refresh.spec
     drift = known_drift(context.instance, keys, looked.confirmed)
@@ -295,27 +298,27 @@ def _applied(
         if len(slices_known) > SENSIBLE_SLICES:
             context.log.warning(many_slices(spec, len(slices_known)))
     try:
-        version, counted, told = _apply(refresh, looked, change_set, sentence)
+        version, counted, version_metadata = _apply(refresh, looked, change_set, sentence)
     except VerificationError as error:
         # On record as a failed check, and then as the failed run that it is: no version was made.
         failed = gate_failure(error, looked.confirmed, repair=drift is not None)
         yield evaluation(failed, keys.purged_extract, blocking=True)
         raise
-    return _Applied(change_set, version, counted, told)
+    return _AppliedVersion(change_set, version, counted, version_metadata)
 
 
 def _superseded(
-    instance: dg.DagsterInstance, spec: ExtractSpec, keys: ExtractKeys, applied: _Applied, slices: Sequence[str]
+    instance: dg.DagsterInstance, spec: ExtractSpec, keys: ExtractKeys, applied: _AppliedVersion, slices: Sequence[str]
 ) -> Iterator[dg.AssetMaterialization]:
     """Events of slices whose last run failed and that this run does not name: the new version holds them, too."""
     for name in failed_slices(instance, spec, keys.purged_extract):
         if name not in slices:
-            shown = metadata.slice_metadata(applied.version, applied.change_set, name)
+            slice_counts = metadata.slice_metadata(applied.version, applied.change_set, name)
             yield dg.AssetMaterialization(
                 keys.purged_extract,
                 partition=name,
                 description="Its own run failed; a later refresh brought all slices up to date.",
-                metadata={**applied.metadata, **shown},
+                metadata={**applied.metadata, **slice_counts},
             )
 
 
@@ -323,7 +326,7 @@ def _chosen(
     context: dg.AssetExecutionContext,
     refresh: "RefreshContext",
     looked: "Looked",
-    config: Application,
+    config: ApplyConfig,
     slices: list[str],
     *,
     keys: ExtractKeys,
@@ -360,23 +363,23 @@ def _apply(
     from tir_dagster.refresh import stages  # noqa: PLC0415 - seconds that loading definitions must not take
 
     if change_set is not None:
-        made = stages.apply(refresh, looked, change_set)
-        version, applied = made.version, made.counts
-        told = metadata.version_metadata(version, change_set, applied, refresh.stages.seconds)
-        return version, applied, told | metadata.profile_metadata(refresh.stages.profile)
+        result = stages.apply(refresh, looked, change_set)
+        version, applied = result.version, result.counts
+        version_metadata = metadata.version_metadata(version, change_set, applied, refresh.stages.seconds)
+        return version, applied, version_metadata | metadata.profile_metadata(refresh.stages.profile)
     if looked.base is None:
         # Unreachable as plans are made today: without a base there is always a reason for a full refresh.
         raise TirError(f"{refresh.spec.name}: there is no extract yet and nothing to load. Run tir refresh --full.")
     return looked.base, None, metadata.unchanged_metadata(looked.base, sentence, refresh.stages.seconds)
 
 
-def _published(shown: ExtractAssets) -> dg.AssetsDefinition:
-    spec, keys = shown.spec, shown.keys
+def _published(assets: ExtractAssets) -> dg.AssetsDefinition:
+    spec, keys = assets.spec, assets.keys
     sliced = extract_partitions(spec) is not None
     mapping = dg.AllPartitionMapping() if sliced else None
 
     @dg.asset(
-        **shown.attributes("published_datasource"),
+        **assets.attributes("published_datasource"),
         ins={"purged_extract": dg.AssetIn(keys.purged_extract, partition_mapping=mapping)},
         # It has no partitions, but `dagster asset materialize --partition-range` asks it of every selected asset.
         backfill_policy=dg.BackfillPolicy.single_run() if sliced else None,
@@ -406,13 +409,13 @@ def _published(shown: ExtractAssets) -> dg.AssetsDefinition:
                 # Materialized by hand, without purged_extract: whoever clicks there means a refresh.
                 version = yield from _refreshed_here(context, refresh, looked, keys)
             if version is None:
-                said = f"{spec.name}: nothing to publish, the newest version is the confirmed one."
-                context.log.info(said)
-                yield dg.AssetObservation(keys.published_datasource, metadata={metadata.PLAN: said})
+                sentence = f"{spec.name}: nothing to publish, the newest version is the confirmed one."
+                context.log.info(sentence)
+                yield dg.AssetObservation(keys.published_datasource, metadata={metadata.PLAN: sentence})
                 return
             published = stages.publish(refresh, looked, version)
             _warn(context, published.warnings)
-            told = metadata.confirmation_metadata(
+            confirmation_metadata = metadata.confirmation_metadata(
                 published.confirmation,
                 version=version,
                 stages=refresh.stages.seconds,
@@ -421,7 +424,10 @@ def _published(shown: ExtractAssets) -> dg.AssetsDefinition:
                 reason=published.full_reason.name if published.full_reason else None,
                 warnings=[*looked.warnings, *published.warnings],
             ) | metadata.profile_metadata(refresh.stages.profile)
-            yield dg.Output(None, metadata={**told, **metadata.same_columns(told, keys.purged_extract)})
+            yield dg.Output(
+                None,
+                metadata={**confirmation_metadata, **metadata.same_columns(confirmation_metadata, keys.purged_extract)},
+            )
             stages.settle(refresh, published.confirmation)
             _retire(context, refresh, keys, settled=max(published.confirmation.change_sets, default=""))
             yield from published_evaluations(refresh, published.confirmation, keys, warn=context.log.warning)
@@ -439,7 +445,7 @@ def _refreshed_here(
 ) -> Generator[dg.AssetMaterialization | dg.AssetCheckEvaluation, None, Version | None]:
     """The version to publish after what `purged_extract` would do, with its events; None where nothing differs."""
     spec, instance = refresh.spec, context.instance
-    applied = yield from _applied(context, refresh, looked, Application(), [], keys=keys)
+    applied = yield from _applied(context, refresh, looked, ApplyConfig(), [], keys=keys)
     if applied.change_set is None:
         return None
     known = known_slices(instance, spec)
@@ -447,22 +453,26 @@ def _refreshed_here(
     yield from _superseded(instance, spec, keys, applied, slices)
     names: list[str | None] = [*slices] or [None]
     for name in names:
-        shown = {} if name is None else metadata.slice_metadata(applied.version, applied.change_set, name)
-        yield dg.AssetMaterialization(keys.purged_extract, partition=name, metadata={**applied.metadata, **shown})
+        slice_counts = {} if name is None else metadata.slice_metadata(applied.version, applied.change_set, name)
+        yield dg.AssetMaterialization(
+            keys.purged_extract, partition=name, metadata={**applied.metadata, **slice_counts}
+        )
     for result in applied.gate(spec, looked):
         yield evaluation(result, keys.purged_extract)
     return applied.version
 
 
-def _to_publish(refresh: "RefreshContext", looked: "Looked", given: Version) -> Version | None:
+def _to_publish(refresh: "RefreshContext", looked: "Looked", input_version: Version) -> Version | None:
     """Return the version to publish, or None when what the server shows is as new.
 
     It is the given one, unless another run made a newer version while this step waited for the lease.
     """
     newest = refresh.versions.latest()
-    version = given
-    if newest is not None and newest.id != given.id:
-        refresh.log(f"version {newest.id} was made since {given.id}, which this step was given: the newer one counts")
+    version = input_version
+    if newest is not None and newest.id != input_version.id:
+        refresh.log(
+            f"version {newest.id} was made since {input_version.id}, which this step was given: the newer one counts"
+        )
         version = newest
     confirmed = looked.confirmed.version if looked.confirmed else None
     if version.id == confirmed:
@@ -485,10 +495,12 @@ def _to_publish(refresh: "RefreshContext", looked: "Looked", given: Version) -> 
 def _retire(context: StepContext, refresh: "RefreshContext", keys: ExtractKeys, *, settled: str) -> None:
     """Tidying up must not fail a run that did what it was for."""
     try:
-        pending = {one.id for one in refresh.change_sets.pending()}
-        gone = retire_change_sets(context.instance, refresh.spec, keys.changed_keys, pending=pending, settled=settled)
+        pending = {change_set.id for change_set in refresh.change_sets.pending()}
+        removed = retire_change_sets(
+            context.instance, refresh.spec, keys.changed_keys, pending=pending, settled=settled
+        )
     except Exception as error:
         context.log.warning("partitions of old change sets were not removed; the next refresh tries again: %s", error)
         return
-    if gone:
-        context.log.info("removed the partitions of %d settled or failed change sets", len(gone))
+    if removed:
+        context.log.info("removed the partitions of %d settled or failed change sets", len(removed))

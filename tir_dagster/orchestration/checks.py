@@ -46,14 +46,14 @@ def known_drift(instance: dg.DagsterInstance, keys: ExtractKeys, confirmed: Conf
     if confirmed is None:
         return None
     assets = (keys.published_datasource, keys.purged_extract)
-    found = [_failure(instance, key, EQUALS_SOURCE, confirmed.version) for key in assets]
+    failures = [_failure(instance, key, EQUALS_SOURCE, confirmed.version) for key in assets]
     # What the server holds may have keys that neither the source nor our own version knows: replacing does not reach them.
-    found.append(_other_rows(instance, keys, confirmed.version))
-    failed = [one for one in found if one is not None]
+    failures.append(_other_rows(instance, keys, confirmed.version))
+    failed = [failure for failure in failures if failure is not None]
     if not failed:
         return None
-    slices = {_name(label) for one in failed for label in one.get(DIFFERENT, ())}
-    repaired = any(one.get(REPAIR) for one in failed)
+    slices = {_name(label) for failure in failed for label in failure.get(DIFFERENT, ())}
+    repaired = any(failure.get(REPAIR) for failure in failed)
     return Drift(tuple(sorted(slices, key=lambda name: (name is None, name or ""))), repaired or not slices)
 
 
@@ -68,7 +68,7 @@ def verified_drift(instance: dg.DagsterInstance, keys: ExtractKeys, confirmed: C
         return None
     checks = (EQUALS_SOURCE, SERVER_HOLDS_IT)
     failed = (_failure(instance, keys.published_datasource, name, confirmed.version) for name in checks)
-    return None if all(one is None for one in failed) else f"drift@{confirmed.version}"
+    return None if all(failure is None for failure in failed) else f"drift@{confirmed.version}"
 
 
 def _failure(instance: dg.DagsterInstance, asset: dg.AssetKey, check: str, version: str) -> dict[str, Any] | None:
@@ -123,8 +123,8 @@ _GATE = (ROWS_ADD_UP, EQUALS_SOURCE)
 
 def compared_slices(version: "Version") -> list[str]:
     """Return the slices that were compared as a whole when the version was made."""
-    made = version.manifest["source_version"]
-    return [slice_label(name) for name, at in version.manifest.get("verified", {}).items() if at == made]
+    made_from = version.manifest["source_version"]
+    return [slice_label(name) for name, at in version.manifest.get("verified", {}).items() if at == made_from]
 
 
 def gate_results(
@@ -158,8 +158,8 @@ def gate_failure(
     With what the next refresh goes by: the version it started from, and whether it replaced slices that had drifted.
     """
     started = {VERSION: confirmed.version, REPAIR: repair} if confirmed else {}
-    shown = {**_slices_shown(error.slices), **started}
-    return dg.AssetCheckResult(passed=False, check_name=error.check, description=str(error), metadata=shown)
+    failure_metadata = {**_slices_shown(error.slices), **started}
+    return dg.AssetCheckResult(passed=False, check_name=error.check, description=str(error), metadata=failure_metadata)
 
 
 def evaluation(result: dg.AssetCheckResult, key: dg.AssetKey, *, blocking: bool = False) -> dg.AssetCheckEvaluation:
@@ -211,11 +211,11 @@ def build_verification(
         )
         from tir_dagster.refresh import stages  # noqa: PLC0415 - seconds that loading definitions must not take
 
-        wanted = sorted(key.name for key in context.selected_asset_check_keys)
+        check_names = sorted(key.name for key in context.selected_asset_check_keys)
         # A run at work may remove the version that is looked at.
         with stages.leased(extract, f"run {context.run.run_id}", wait_seconds=_LEASE_WAIT_SECONDS) as refresh:
             confirmed = last_confirmation(context.instance, keys.published_datasource)
-            yield from _verify(refresh, confirmed, wanted)
+            yield from _verify(refresh, confirmed, check_names)
 
     return verification
 
@@ -241,38 +241,40 @@ def _known_at_publish(refresh: "RefreshContext", confirmation: Confirmation) -> 
     from tir_dagster.refresh.verification import Finding, Verification  # noqa: PLC0415
 
     verification = Verification(refresh, confirmation)
-    said = f"Verified before the publish: what version {confirmation.version} replaced equals the source at "
-    equal = Finding(True, f"{said}{confirmation.source_version}. {verify_job_name(refresh.spec)} compares every slice.")
+    verified = f"Verified before the publish: what version {confirmation.version} replaced equals the source at "
+    equal = Finding(
+        True, f"{verified}{confirmation.source_version}. {verify_job_name(refresh.spec)} compares every slice."
+    )
     looked_at = {VERSION: confirmation.version}
     results = [_result(EQUALS_SOURCE, equal, dg.AssetCheckSeverity.ERROR, looked_at)]
     if UNIQUE_KEY in verification_names(refresh.spec):
-        found = verification.unique_row_key(known=True)
-        results.append(_result(UNIQUE_KEY, found, dg.AssetCheckSeverity.WARN, looked_at))
+        finding = verification.unique_row_key(known=True)
+        results.append(_result(UNIQUE_KEY, finding, dg.AssetCheckSeverity.WARN, looked_at))
     return results
 
 
 _LEASE_WAIT_SECONDS = 3600.0
 
 
-def _verify(refresh: Any, confirmed: Any, wanted: Sequence[str]) -> Iterator[dg.AssetCheckResult]:
+def _verify(refresh: Any, confirmed: Any, check_names: Sequence[str]) -> Iterator[dg.AssetCheckResult]:
     from tir_dagster.refresh.verification import Finding, Verification, not_told  # noqa: PLC0415
 
     if confirmed is None:
         nothing = Finding(False, f"Nothing is published yet: tir refresh {refresh.spec.name}.", open=True)
-        yield from (_result(name, nothing, dg.AssetCheckSeverity.WARN) for name in wanted)
+        yield from (_result(name, nothing, dg.AssetCheckSeverity.WARN) for name in check_names)
         return
     try:
         verification = Verification(refresh, confirmed)
     except TirError as error:
-        yield from (_result(name, not_told(error), dg.AssetCheckSeverity.WARN) for name in wanted)
+        yield from (_result(name, not_told(error), dg.AssetCheckSeverity.WARN) for name in check_names)
         return
     looked_at = {VERSION: confirmed.version}
-    for name in wanted:
+    for name in check_names:
         severity = dg.AssetCheckSeverity.ERROR if name in (EQUALS_SOURCE, SERVER) else dg.AssetCheckSeverity.WARN
-        yield _result(name, _found(verification, name), severity, looked_at)
+        yield _result(name, _finding(verification, name), severity, looked_at)
 
 
-def _found(verification: "Verification", name: str) -> "Finding":
+def _finding(verification: "Verification", name: str) -> "Finding":
     from tir_dagster.refresh.verification import not_told  # noqa: PLC0415
 
     checks = {
@@ -288,15 +290,15 @@ def _found(verification: "Verification", name: str) -> "Finding":
 
 
 def _result(
-    name: str, found: "Finding", severity: dg.AssetCheckSeverity, more: Mapping[str, str] = MappingProxyType({})
+    name: str, finding: "Finding", severity: dg.AssetCheckSeverity, more: Mapping[str, str] = MappingProxyType({})
 ) -> dg.AssetCheckResult:
     return dg.AssetCheckResult(
-        passed=found.passed,
+        passed=finding.passed,
         check_name=name,
-        description=found.sentence,
+        description=finding.sentence,
         # What could not be asked is no drift.
-        severity=dg.AssetCheckSeverity.WARN if found.open else severity,
-        metadata={**found.counted, **_slices_shown(found.slices), **more},
+        severity=dg.AssetCheckSeverity.WARN if finding.open else severity,
+        metadata={**finding.counted, **_slices_shown(finding.slices), **more},
     )
 
 

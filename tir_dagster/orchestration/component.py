@@ -69,13 +69,13 @@ class TableauExtractComponent(dg.Component, dg.Resolvable):
 
     @classmethod
     def resolve_from_model(cls, context: dg.ResolutionContext, model: BaseModel) -> Self:
-        written = context.resolve_value(model.model_dump())
+        attributes = context.resolve_value(model.model_dump())
         tree = context.source_position_tree
         if tree is None:
-            return cls(spec_from_mapping(written, "attributes"))
+            return cls(spec_from_mapping(attributes, "attributes"))
         return cls(
             spec_from_mapping(
-                written, tree.position.filename, lines=dict(_lines(tree.children.get("attributes", tree)))
+                attributes, tree.position.filename, lines=dict(_lines(tree.children.get("attributes", tree)))
             )
         )
 
@@ -112,10 +112,10 @@ def _twin(cls: type[Any]) -> type[BaseModel]:
         field.name: (_schema_type(hints[field.name], field.metadata), _default(field))
         for field in dataclasses.fields(cls)
     }
-    made: type[BaseModel] = create_model(
+    model: type[BaseModel] = create_model(
         cls.__name__, __config__=ConfigDict(extra="forbid"), __doc__=cls.__doc__, **fields
     )
-    return made
+    return model
 
 
 def _schema_type(hint: Any, metadata: Mapping[str, Any]) -> Any:
@@ -125,7 +125,7 @@ def _schema_type(hint: Any, metadata: Mapping[str, Any]) -> Any:
         return str | None
     origin = typing.get_origin(hint)
     if origin in (typing.Union, types.UnionType):
-        inner = [one for one in typing.get_args(hint) if one is not type(None)]
+        inner = [member for member in typing.get_args(hint) if member is not type(None)]
         return _schema_type(inner[0], metadata) | None
     if origin is tuple:
         return str | list[str]

@@ -37,22 +37,22 @@ def build_extract_defs(
     sensor for all its extracts: `build_alert_sensor(specs)`. `filled_by` are the assets after which its source is there: those
     of loads.
     """
-    made = _extract_defs(extract_assets(spec, translator, filled_by))
+    defs = _extract_defs(extract_assets(spec, translator, filled_by))
     if not alerts or spec.alerts is None:
-        return made
-    return dg.Definitions.merge(made, dg.Definitions(sensors=[build_alert_sensor([spec], f"{spec.name}_alerts")]))
+        return defs
+    return dg.Definitions.merge(defs, dg.Definitions(sensors=[build_alert_sensor([spec], f"{spec.name}_alerts")]))
 
 
-def _extract_defs(shown: ExtractAssets) -> dg.Definitions:
-    spec = shown.spec
+def _extract_defs(assets: ExtractAssets) -> dg.Definitions:
+    spec = assets.spec
     # Dagster calls backfill policies beta in every process that loads them; users can do nothing about it.
     warnings.filterwarnings("ignore", category=dg.BetaWarning)
     warn_of_many_slices(spec)
     if spec.delivery == "trigger":
-        return build_trigger_defs(shown)
-    keys = shown.keys
+        return build_trigger_defs(assets)
+    keys = assets.keys
     # In process: a JVM and ten seconds of imports per step would cost more than most refreshes.
-    detect = build_detect_job(shown)
+    detect = build_detect_job(assets)
     refresh = dg.define_asset_job(
         refresh_job_name(spec),
         selection=refresh_selection(spec, keys),
@@ -62,7 +62,7 @@ def _extract_defs(shown: ExtractAssets) -> dg.Definitions:
     )
     verify = verify_job(spec, keys)
     return dg.Definitions(
-        assets=build_assets(shown),
+        assets=build_assets(assets),
         asset_checks=[build_verification(spec, keys, context_for)],
         jobs=[detect, refresh, verify],
         sensors=build_sensors(spec, keys, detect, refresh),

@@ -38,8 +38,8 @@ def dagster_home() -> Path:
     os.environ["DAGSTER_HOME"] = str(home)
     home.mkdir(parents=True, exist_ok=True)
     if not (home / "dagster.yaml").exists():
-        with replaced_file(home / "dagster.yaml") as written:
-            shutil.copyfile(DAGSTER_YAML, written)
+        with replaced_file(home / "dagster.yaml") as file:
+            shutil.copyfile(DAGSTER_YAML, file)
     return home
 
 
@@ -58,7 +58,7 @@ def dagster_instance() -> Iterator[dg.DagsterInstance]:
     import dagster as dg  # noqa: PLC0415
     from sqlalchemy.exc import SQLAlchemyError  # noqa: PLC0415
 
-    with _full_disk_told():
+    with _full_disk_as_error():
         home = dagster_home()
         try:
             with _alone(home):
@@ -119,7 +119,7 @@ def reused_connections(instance: dg.DagsterInstance) -> Iterator[None]:
 
 
 @contextmanager
-def _full_disk_told() -> Iterator[None]:
+def _full_disk_as_error() -> Iterator[None]:
     """What SQLite or the system says where Dagster's history has no room becomes an error that says so."""
     try:
         yield

@@ -20,8 +20,8 @@ class StoppedError(TirError):
     """Somebody ended the command; says what became of its work, and what to do next."""
 
     def __init__(self, what: str, so_far: str, number: signal.Signals) -> None:
-        said = f" {so_far}" if so_far else ""
-        super().__init__(f"{what}: stopped by {_WORDS[number]}.{said} Run it again.")
+        progress = f" {so_far}" if so_far else ""
+        super().__init__(f"{what}: stopped by {_WORDS[number]}.{progress} Run it again.")
         self.number = number
 
     @property
@@ -48,10 +48,10 @@ class _Signals:
     def first(self) -> signal.Signals | None:
         if self._first is None and self._pipe is not None:
             try:
-                came = os.read(self._pipe, 1000)
+                numbers = os.read(self._pipe, 1000)
             except BlockingIOError:
                 return None
-            self._first = next((number for number in map(signal.Signals, came) if number in _WORDS), None)
+            self._first = next((number for number in map(signal.Signals, numbers) if number in _WORDS), None)
         return self._first
 
 

@@ -59,16 +59,18 @@ class ChangeSetIOManager(dg.ConfigurableIOManager):
     def load_input(self, context: dg.InputContext) -> StagedChangeSet | Mapping[str, StagedChangeSet]:
         extract = extract_of(context)
         store = self.state.change_sets(extract)
-        pending = {one.id: StagedChangeSet(one, store.path(one.id)) for one in store.pending()}
-        wanted = list(context.asset_partition_keys)
-        if len(wanted) != 1:
-            return {name: pending[name] for name in wanted if name in pending}
-        if wanted[0] not in pending:
+        pending = {
+            change_set.id: StagedChangeSet(change_set, store.path(change_set.id)) for change_set in store.pending()
+        }
+        partitions = list(context.asset_partition_keys)
+        if len(partitions) != 1:
+            return {name: pending[name] for name in partitions if name in pending}
+        if partitions[0] not in pending:
             raise TirError(
-                f"{extract}: the change set {wanted[0]} is not pending: a publish settled it, or it was never staged. "
+                f"{extract}: the change set {partitions[0]} is not pending: a publish settled it, or it was never staged. "
                 "Its rows are in the extract: take purged_extract, or a newer change set."
             )
-        return pending[wanted[0]]
+        return pending[partitions[0]]
 
 
 class HyperIOManager(dg.ConfigurableIOManager):
@@ -81,13 +83,13 @@ class HyperIOManager(dg.ConfigurableIOManager):
     state: dg.ResourceDependency[StateFolder]
 
     def handle_output(self, context: dg.OutputContext, obj: Version) -> None:
-        found = self.state.versions(extract_of(context)).get(obj.id)
-        if found.folder != obj.folder:
+        version = self.state.versions(extract_of(context)).get(obj.id)
+        if version.folder != obj.folder:
             raise ExtractError(
-                f"The version {obj.id} is in {obj.folder}, but the IO manager looks in {found.folder}. "
+                f"The version {obj.id} is in {obj.folder}, but the IO manager looks in {version.folder}. "
                 "Give the resource `state` and the IO managers the same path."
             )
-        context.add_output_metadata(_whereabouts(found.extract, found.extract.stat().st_size))
+        context.add_output_metadata(_file_metadata(version.extract, version.extract.stat().st_size))
 
     def load_input(self, context: dg.InputContext) -> Version:
         extract = extract_of(context)
@@ -102,8 +104,8 @@ class HyperIOManager(dg.ConfigurableIOManager):
 
 
 def extract_of(context: dg.OutputContext | dg.InputContext) -> str:
-    made = context.upstream_output if isinstance(context, dg.InputContext) else context
-    name = (made.definition_metadata or {}).get(EXTRACT) if made is not None else None
+    output = context.upstream_output if isinstance(context, dg.InputContext) else context
+    name = (output.definition_metadata or {}).get(EXTRACT) if output is not None else None
     if name is not None:
         return str(getattr(name, "value", name))
     if len(context.asset_key.path) > 1:
@@ -121,10 +123,10 @@ def staged_metadata(store: ChangeSetStore, change_set: ChangeSet) -> dict[str, d
         raise TirError(
             f"{change_set.extract}: the change set {change_set.id} is not in {folder}. Nothing was purged; refresh again."
         )
-    return _whereabouts(folder, sum(_sizes(folder)))
+    return _file_metadata(folder, sum(_sizes(folder)))
 
 
-def _whereabouts(path: Path, size: int) -> dict[str, dg.MetadataValue]:
+def _file_metadata(path: Path, size: int) -> dict[str, dg.MetadataValue]:
     return {
         "path": dg.MetadataValue.path(str(path)),
         "dagster/uri": dg.MetadataValue.text(path.absolute().as_uri()),

@@ -67,11 +67,11 @@ def late_reports(
 
     late = committed(loader.access, loader.books, unreported(instance, source_table, ids))
     if len(late) > _MOST_LATE:
-        settled = {LOAD_IDS: [one.load_id for one in late]}
+        settled = {LOAD_IDS: [load.load_id for load in late]}
         yield _event(loader.spec, source_table, late[-1], Changed("MIXED_CHANGES"), settled)
         return
-    for one in late:
-        yield _event(loader.spec, source_table, one, one.changed, {})
+    for load in late:
+        yield _event(loader.spec, source_table, load, load.changed, {})
 
 
 def unreported(instance: dg.DagsterInstance, source_table: dg.AssetKey, ids: Sequence[str]) -> list[str]:
@@ -80,27 +80,33 @@ def unreported(instance: dg.DagsterInstance, source_table: dg.AssetKey, ids: Seq
     for _ in range(_PAGES):
         if not missing:
             break
-        found = instance.fetch_materializations(source_table, limit=LOOK_BACK, cursor=cursor)
-        for record in found.records:
-            for one in _told(record.asset_materialization):
-                missing.pop(one, None)
-        if not found.has_more:
+        page = instance.fetch_materializations(source_table, limit=LOOK_BACK, cursor=cursor)
+        for record in page.records:
+            for load_id in _load_ids(record.asset_materialization):
+                missing.pop(load_id, None)
+        if not page.has_more:
             break
-        cursor = found.cursor
+        cursor = page.cursor
     return list(missing)
 
 
-def _told(event: dg.AssetMaterialization | None) -> list[str]:
+def _load_ids(event: dg.AssetMaterialization | None) -> list[str]:
     values = [event.metadata[name].value for name in (LOAD_ID, LOAD_IDS) if name in event.metadata] if event else []
-    return [str(one) for value in values for one in (value if isinstance(value, list) else [value])]
+    return [str(load_id) for value in values for load_id in (value if isinstance(value, list) else [value])]
 
 
 def _event(
-    spec: LoadSpec, source_table: dg.AssetKey, one: "Committed", changed: "Changed | None", more: dict[str, Any]
+    spec: LoadSpec, source_table: dg.AssetKey, load: "Committed", changed: "Changed | None", extra: dict[str, Any]
 ) -> dg.AssetMaterialization:
-    shown = {"tir/rows_read": one.rows, "tir/rows_inserted": one.inserted, "tir/rows_updated": one.updated}
-    told: dict[str, Any] = {LOAD_ID: one.load_id, "tir/late": True, **shown, "tir/rows_deleted": one.deleted, **more}
-    return dg.AssetMaterialization(source_table, metadata={**told, **hint_metadata(spec, changed)})
+    counts = {"tir/rows_read": load.rows, "tir/rows_inserted": load.inserted, "tir/rows_updated": load.updated}
+    content: dict[str, Any] = {
+        LOAD_ID: load.load_id,
+        "tir/late": True,
+        **counts,
+        "tir/rows_deleted": load.deleted,
+        **extra,
+    }
+    return dg.AssetMaterialization(source_table, metadata={**content, **hint_metadata(spec, changed)})
 
 
 LEASE_WAIT_SECONDS = 600.0
@@ -108,7 +114,7 @@ LEASE_WAIT_SECONDS = 600.0
 MOST_FILES = 500
 
 
-class Landed(dg.Config):
+class LoadConfig(dg.Config):
     """Which files to load; none named means all that are there, complete and new.
 
     A file with a stamp is loaded only if it still looks like that.
@@ -179,7 +185,7 @@ def _source_table(spec: LoadSpec, keys: LoadKeys) -> dg.AssetsDefinition:
     )
     def source_table(
         context: dg.AssetExecutionContext,
-        config: Landed,
+        config: LoadConfig,
         snowflake: SnowflakeParam,
         pyspark: SparkParam,
         state: StateFolder,
@@ -188,8 +194,8 @@ def _source_table(spec: LoadSpec, keys: LoadKeys) -> dg.AssetsDefinition:
         with _leased(spec, state, f"run {context.run_id}"):
             yield from late_reports(context.instance, loader, keys.source_table, recent_loads(loader))
             loaded = loader.run({path: config.stamps.get(path, "") for path in config.files})
-            if heard := _listener.get():
-                heard.loaded.append(loaded)
+            if listener := _listener.get():
+                listener.loaded.append(loaded)
             for warning in loaded.warnings:
                 context.log.warning(warning)
             if loaded.load_id:
@@ -209,15 +215,15 @@ def _loader(
     state: StateFolder,
 ) -> "Loader":
     """The load of this run: its lines go to the run's log, and to a command that listens."""
-    heard = _listener.get()
+    listener = _listener.get()
 
     def tell(line: str) -> None:
         context.log.info(line)
-        if heard:
-            heard.tell(line)
+        if listener:
+            listener.tell(line)
 
     # On a terminal, what the JVM prints would stand between our lines.
-    spark = lambda: spark_session(pyspark, state.folder, log=tell, quiet=heard is not None)  # noqa: E731
+    spark = lambda: spark_session(pyspark, state.folder, log=tell, quiet=listener is not None)  # noqa: E731
     return loader_for(spec, snowflake_access(snowflake), spark=spark, log=tell)
 
 
@@ -272,7 +278,7 @@ class Arrivals:
 
     seen: Mapping[str, tuple[str, float]] = field(default_factory=dict)
     watch: Watch = field(default_factory=Watch)
-    told: tuple[str, ...] = ()
+    reported: tuple[str, ...] = ()
 
     @staticmethod
     def parse(cursor: str | None) -> "Arrivals":
@@ -284,7 +290,7 @@ class Arrivals:
             return Arrivals()
 
     def to_cursor(self) -> str:
-        return json.dumps({"seen": dict(self.seen), "watch": asdict(self.watch), "told": self.told})
+        return json.dumps({"seen": dict(self.seen), "watch": asdict(self.watch), "told": self.reported})
 
 
 def settled(
@@ -300,18 +306,18 @@ def settled(
 
     Where the order matters, a later file must not overtake an earlier one that is not complete.
     """
-    seen: dict[str, tuple[str, float]] = {}
+    stable_since: dict[str, tuple[str, float]] = {}
     for file in new:
         stamp, since = before.seen.get(file.path, ("", now))
-        seen[file.path] = (file.stamp, since if stamp == file.stamp else now)
+        stable_since[file.path] = (file.stamp, since if stamp == file.stamp else now)
     ready: list[LandedFile] = []
     for file in new:
-        if file.path not in unfinished and now - seen[file.path][1] >= settle:
+        if file.path not in unfinished and now - stable_since[file.path][1] >= settle:
             ready.append(file)
         elif in_order:
             break
     # Where nobody waits, nothing is to be remembered of what may be many files.
-    return (seen if settle else {}), ready[:MOST_FILES]
+    return (stable_since if settle else {}), ready[:MOST_FILES]
 
 
 def _arrival_sensor(spec: LoadSpec, keys: LoadKeys, job: Any) -> dg.SensorDefinition:
@@ -324,7 +330,7 @@ def _arrival_sensor(spec: LoadSpec, keys: LoadKeys, job: Any) -> dg.SensorDefini
     def arrival_sensor(context: dg.SensorEvaluationContext, snowflake: SnowflakeParam, state: StateFolder) -> Any:
         before, now = Arrivals.parse(context.cursor), time.time()
         # Before the files: what a run that is done has loaded is in the ledger then.
-        asked = _tried(context.instance, job.name, {ASKED_TAG: _run_key(spec, before.watch)}, now).state
+        last_run = _tried(context.instance, job.name, {ASKED_TAG: _run_key(spec, before.watch)}, now).state
 
         def look_at_files() -> _Look:
             access, lease_path = snowflake_access(snowflake), _lease_path(spec, state)
@@ -333,23 +339,23 @@ def _arrival_sensor(spec: LoadSpec, keys: LoadKeys, job: Any) -> dg.SensorDefini
         look = unless_blind(spec, "the files could not be looked at", look_at_files)
         if isinstance(look, dg.SkipReason):
             return look
-        seen, ready = settled(
+        stable_since, ready = settled(
             before, look.new, now=now, settle=_settle(spec), unfinished=look.unfinished, in_order=spec.in_order
         )
         if not ready:
-            cursor = Arrivals(seen, before.watch, look.told).to_cursor()
+            cursor = Arrivals(stable_since, before.watch, look.reported).to_cursor()
             return dg.SensorResult(skip_reason=_waiting(look.new), cursor=cursor, asset_events=look.late)
         watch, waiting = watch_source(
             before.watch,
             token=_token(ready),
             confirmed=None,
             # Files that are still new were not loaded, whatever became of the run.
-            last="failed" if asked == "done" else asked,
+            last="failed" if last_run == "done" else last_run,
             now=now,
             quiet=0.0,
             what="load",
         )
-        cursor = Arrivals(seen, watch, look.told).to_cursor()
+        cursor = Arrivals(stable_since, watch, look.reported).to_cursor()
         if waiting:
             return dg.SensorResult(skip_reason=waiting, cursor=cursor, asset_events=look.late)
         key = _run_key(spec, watch)
@@ -370,7 +376,7 @@ class _Look:
     new: "list[LandedFile]"
     unfinished: frozenset[str]
     late: list[dg.AssetMaterialization]
-    told: tuple[str, ...]
+    reported: tuple[str, ...]
 
 
 def _look(spec: LoadSpec, access: Any, before: Arrivals, instance: dg.DagsterInstance, lease_path: Path) -> _Look:
@@ -380,13 +386,14 @@ def _look(spec: LoadSpec, access: Any, before: Arrivals, instance: dg.DagsterIns
     with loader.access.kept_open():
         loads = recent_loads(loader)
         late: list[dg.AssetMaterialization] = []
-        told = tuple(one for one in loads if one in before.told)
+        reported = tuple(load_id for load_id in loads if load_id in before.reported)
         # Who is at work reports what it has committed, before it gives its lease back: so the lease is looked at in between.
-        if len(told) < len(loads) and lease_holder(lease_path) is None:
-            untold = [one for one in loads if one not in told]
-            late, told = list(late_reports(instance, loader, load_keys(spec).source_table, untold)), tuple(loads)
-        found, ledger = loader.listing(), loader.ledger()
-    return _Look(news(found.files, ledger.known), found.unfinished, late, told)
+        if len(reported) < len(loads) and lease_holder(lease_path) is None:
+            unreported_ids = [load_id for load_id in loads if load_id not in reported]
+            late = list(late_reports(instance, loader, load_keys(spec).source_table, unreported_ids))
+            reported = tuple(loads)
+        listing, ledger = loader.listing(), loader.ledger()
+    return _Look(news(listing.files, ledger.known), listing.unfinished, late, reported)
 
 
 def _waiting(new: "Sequence[LandedFile]") -> str:
@@ -413,8 +420,8 @@ def _landed_metadata(files: "Sequence[LandedFile]") -> dict[str, Any]:
 
 
 def _token(files: "Sequence[LandedFile]") -> str:
-    told = "\n".join(f"{file.path} {file.stamp}" for file in files)
-    return hashlib.sha1(told.encode(), usedforsecurity=False).hexdigest()[:16]
+    text = "\n".join(f"{file.path} {file.stamp}" for file in files)
+    return hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()[:16]
 
 
 def _run_key(spec: LoadSpec, watch: Watch) -> str:

@@ -64,22 +64,22 @@ def lineage_from_source(relation: Relation, source_table: dg.AssetKey) -> dict[s
     if view is None:
         return _lineage({column.name: [(source_table, column.name)] for column in relation.columns})
     tables = {
-        one.alias: source_table
-        if one.table == relation.table
-        else dg.AssetKey([one.table.database, one.table.schema, one.table.name])
-        for one in view.tables
+        joined.alias: source_table
+        if joined.table == relation.table
+        else dg.AssetKey([joined.table.database, joined.table.schema, joined.table.name])
+        for joined in view.tables
     }
-    return _lineage({one.name: [(tables[alias], name) for alias, name in one.reads] for one in view.columns})
+    return _lineage({column.name: [(tables[alias], name) for alias, name in column.reads] for column in view.columns})
 
 
-def same_columns(shown: Mapping[str, Any], upstream: dg.AssetKey) -> dict[str, Any]:
+def same_columns(metadata: Mapping[str, Any], upstream: dg.AssetKey) -> dict[str, Any]:
     """The lineage of an asset that hands on the columns of the one before."""
-    schema = shown.get("dagster/column_schema")
-    return _lineage({one.name: [(upstream, one.name)] for one in schema.columns}) if schema else {}
+    schema = metadata.get("dagster/column_schema")
+    return _lineage({column.name: [(upstream, column.name)] for column in schema.columns}) if schema else {}
 
 
 def _lineage(reads: Mapping[str, Sequence[tuple[dg.AssetKey, str]]]) -> dict[str, Any]:
-    deps = {name: [dg.TableColumnDep(key, column) for key, column in found] for name, found in reads.items()}
+    deps = {name: [dg.TableColumnDep(key, column) for key, column in sources] for name, sources in reads.items()}
     return {"dagster/column_lineage": dg.TableColumnLineage(deps)}
 
 
@@ -135,13 +135,17 @@ def unchanged_metadata(version: Version, sentence: str, stages: Mapping[str, flo
 
 def slice_metadata(version: Version, change_set: ChangeSet | None, name: str) -> dict[str, Any]:
     """What one slice lost, gained and holds now."""
-    held = version.manifest["slice_rows"]
+    slice_rows = version.manifest["slice_rows"]
     purged, appended = (change_set.purged, change_set.appended) if change_set else ({}, {})
-    names = [one for one in {**held, **purged, **appended} if not fits(one)] if name == REST else []
+    names = (
+        [slice_name for slice_name in {**slice_rows, **purged, **appended} if not fits(slice_name)]
+        if name == REST
+        else []
+    )
     return {
-        "tir/slice_purged": sum(purged.get(one, 0) for one in (name, *names)),
-        "tir/slice_appended": sum(appended.get(one, 0) for one in (name, *names)),
-        "dagster/partition_row_count": sum(held.get(one, 0) for one in (name, *names)),
+        "tir/slice_purged": sum(purged.get(slice_name, 0) for slice_name in (name, *names)),
+        "tir/slice_appended": sum(appended.get(slice_name, 0) for slice_name in (name, *names)),
+        "dagster/partition_row_count": sum(slice_rows.get(slice_name, 0) for slice_name in (name, *names)),
         "tir/slice_fingerprint": version.manifest.get("slice_digests", {}).get(names[0] if names else name, ""),
     }
 

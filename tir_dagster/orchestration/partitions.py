@@ -79,10 +79,10 @@ class ManySlicesWarning(UserWarning):
     """An extract is cut into more slices than is sensible."""
 
 
-def _known(spec: ExtractSpec, given: Sequence[str]) -> list[str]:
+def _known(spec: ExtractSpec, values: Sequence[str]) -> list[str]:
     """All slices in the order of their ranges; those by value are told by whoever can look them up."""
     partitions = slice_partitions(spec.slices)
-    return list(given) if partitions is None else list(partitions.get_partition_keys())
+    return list(values) if partitions is None else list(partitions.get_partition_keys())
 
 
 def covering_range(spec: ExtractSpec, touched: Iterable[str | None], known: Sequence[str] = ()) -> dict[str, str]:
@@ -95,8 +95,8 @@ def covering_range(spec: ExtractSpec, touched: Iterable[str | None], known: Sequ
     keys = _known(spec, known)
     fallback = keys.index(REST) if REST in keys else len(keys) - 1
     names = {name if name is not None and fits(name) else REST for name in touched}
-    found = sorted(keys.index(name) for name in names if name in keys) or [fallback]
-    return {RANGE_START: keys[found[0]], RANGE_END: keys[found[-1]]}
+    positions = sorted(keys.index(name) for name in names if name in keys) or [fallback]
+    return {RANGE_START: keys[positions[0]], RANGE_END: keys[positions[-1]]}
 
 
 def slices_of_run(spec: ExtractSpec, tags: Mapping[str, str], known: Sequence[str] = ()) -> list[str]:
@@ -150,14 +150,14 @@ def _check_known(spec: ExtractSpec, names: Iterable[str], keys: Sequence[str]) -
             raise SpecError(
                 f"{spec.name} has no slice {name!r}: its slices are {keys[0]} to {keys[-1]}, by {spec.slices.by}."
             )
-        told = ", ".join(keys[:_TOLD]) + (", …" if len(keys) > _TOLD else "")
+        listed = ", ".join(keys[:_LISTED]) + (", …" if len(keys) > _LISTED else "")
         raise SpecError(
             f"{spec.name} has no slice {name!r}: its slices are the values of {spec.slices.column} that it holds, "
-            f"{told or 'none before the first refresh'}. One that is new comes with any refresh."
+            f"{listed or 'none before the first refresh'}. One that is new comes with any refresh."
         )
 
 
-_TOLD = 20
+_LISTED = 20
 
 
 def fits(name: str | None) -> bool:
@@ -216,10 +216,10 @@ def retire_change_sets(
     unfinished = instance.get_runs(filters=dg.RunsFilter(statuses=UNFINISHED))
     busy = partitions_in_flight((run.tags for run in unfinished), sorted(existing))
     old = partitions_to_retire(existing, pending=pending, in_flight=busy)
-    going = sorted({*old, *(unstaged - busy - set(pending))})
-    for name in going:
+    retired = sorted({*old, *(unstaged - busy - set(pending))})
+    for name in retired:
         instance.delete_dynamic_partition(partitions, name)
-    return going
+    return retired
 
 
 def failed_slices(instance: dg.DagsterInstance, spec: ExtractSpec, purged_extract: dg.AssetKey) -> list[str]:
@@ -228,8 +228,8 @@ def failed_slices(instance: dg.DagsterInstance, spec: ExtractSpec, purged_extrac
     if partitions is None:
         return []
     names = partitions.get_partition_keys(dynamic_partitions_store=instance)
-    found = instance.get_status_by_partition(purged_extract, names, partitions) or {}
-    return [name for name, status in found.items() if status is not None and status.value == "FAILED"]
+    statuses = instance.get_status_by_partition(purged_extract, names, partitions) or {}
+    return [name for name, status in statuses.items() if status is not None and status.value == "FAILED"]
 
 
 # On the newest event of `published_datasource`: the slices that have rows.
@@ -282,10 +282,10 @@ def going_slices(
 
 def retire_slices(instance: dg.DagsterInstance, spec: ExtractSpec, published: dg.AssetKey) -> list[str]:
     """Remove the partitions of slices that are gone; gives their names. Their events stay in the history."""
-    going = going_slices(instance, spec, published, ())
-    for name in going:
+    retired = going_slices(instance, spec, published, ())
+    for name in retired:
         instance.delete_dynamic_partition(slice_partitions_name(spec), name)
-    return going
+    return retired
 
 
 def slice_requests(
@@ -296,19 +296,19 @@ def slice_requests(
         return [], []
     partitions = dg.DynamicPartitionsDefinition(name=slice_partitions_name(spec))
     existing = known_slices(instance, spec)
-    coming = slices_to_add(existing, touched) if touched else []
-    going = going_slices(instance, spec, published, touched)
-    requests: list[Any] = [partitions.build_add_request(coming)] if coming else []
-    requests += [partitions.build_delete_request(going)] if going else []
-    return [name for name in [*existing, *coming] if name not in going], requests
+    added = slices_to_add(existing, touched) if touched else []
+    removed = going_slices(instance, spec, published, touched)
+    requests: list[Any] = [partitions.build_add_request(added)] if added else []
+    requests += [partitions.build_delete_request(removed)] if removed else []
+    return [name for name in [*existing, *added] if name not in removed], requests
 
 
 def _held(instance: dg.DagsterInstance, published: dg.AssetKey) -> Sequence[str] | None:
     for record in instance.fetch_materializations(published, limit=1).records:
         event = record.asset_materialization
-        found = getattr(event.metadata.get(HELD), "value", None) if event else None
-        if isinstance(found, list):
-            return found
+        slices = getattr(event.metadata.get(HELD), "value", None) if event else None
+        if isinstance(slices, list):
+            return slices
     return None
 
 

@@ -16,7 +16,7 @@ from tir_dagster.changes.plan import Plan, Reason
 from tir_dagster.orchestration.checks import known_drift
 from tir_dagster.orchestration.names import ExtractKeys
 from tir_dagster.orchestration.partitions import rest_of
-from tir_dagster.orchestration.sensing.upstream import CLOCKS, materialization_stamps, told_since
+from tir_dagster.orchestration.sensing.upstream import CLOCKS, materialization_stamps, upstream_changes
 from tir_dagster.refresh.state.records import Confirmation
 from tir_dagster.spec.extract import ExtractSpec
 
@@ -127,8 +127,8 @@ def build_request(
     from tir_dagster.refresh import stages  # noqa: PLC0415 - seconds that loading definitions must not take
 
     spec, confirmed, relation = context.spec, looked.confirmed, surveyed.relation
-    given = [hint for text in config.hints for hint in parse_hints(text, "the run's hints")]
-    hints: list[Hint] = list(checked_hints(given, relation, context.snowflake))
+    run_hints = [hint for text in config.hints for hint in parse_hints(text, "the run's hints")]
+    hints: list[Hint] = list(checked_hints(run_hints, relation, context.snowflake))
     request = stages.Request(
         mode=config.mode,  # type: ignore[arg-type]
         slices=tuple(config.slices),
@@ -141,10 +141,10 @@ def build_request(
         return request
     # After the version: what came meanwhile is compared now, and once more next time.
     used = context.change_sets.looked_at(confirmed.version).union(confirmed.reports)
-    told = told_since(instance, spec, since=news.since, used=used)
-    for name in told.unclear:
+    upstream = upstream_changes(instance, spec, since=news.since, used=used)
+    for name in upstream.unclear:
         context.log(f"{name} was materialized, which says nothing of the slices: every row is compared")
-    if told.unclear:
+    if upstream.unclear:
         hints.append(Hint(relation.table, ChangeType.MIXED_CHANGES, Unknown()))
     hints += _reported(instance, context, relation, news, warn)
     drift = known_drift(instance, keys, confirmed)
@@ -155,7 +155,7 @@ def build_request(
         hints=tuple(hints),
         hinted=bool(config.hints or news.unused or drifted or owed),
         resync=_resync(spec, looked, config, drifted),
-        compare=told.slices,
+        compare=upstream.slices,
         owed=owed,
     )
 

@@ -37,7 +37,7 @@ _SNOWFLAKE_CONTEXT = {
 }
 
 
-class SnowflakeConnection(dg.ConfigurableResource):
+class SnowflakeSettings(dg.ConfigurableResource):
     """Snowflake, configured like dagster-snowflake's resource, which a project may use here instead.
 
     That one brings Snowpark and Snowflake's own API along, eight of the ten seconds that definitions took to load: it
@@ -65,8 +65,8 @@ class SnowflakeConnection(dg.ConfigurableResource):
         """A connection as dagster-snowflake's resource gives it, for assets of your own."""
         from dagster_snowflake import SnowflakeResource  # noqa: PLC0415
 
-        given = {name: value for name, value in self.connection_args.items() if value is not None}
-        with SnowflakeResource(**given).get_connection() as connection:
+        arguments = {name: value for name, value in self.connection_args.items() if value is not None}
+        with SnowflakeResource(**arguments).get_connection() as connection:
             yield connection
 
 
@@ -79,7 +79,7 @@ class SparkSettings(dg.ConfigurableResource):
 # How assets, sensors and checks ask for them: ours, or those of the Dagster libraries. Named as types, Dagster would
 # have to import the libraries whenever definitions load.
 if TYPE_CHECKING:
-    SnowflakeParam: TypeAlias = SnowflakeConnection | SnowflakeResource
+    SnowflakeParam: TypeAlias = SnowflakeSettings | SnowflakeResource
     SparkParam: TypeAlias = SparkSettings | LazyPySparkResource
 else:
     SnowflakeParam = SparkParam = dg.ResourceParam[Any]
@@ -102,8 +102,8 @@ class TableauResource(dg.ConfigurableResource):
         """The plain object that the datasource room works with."""
         from tir_dagster.tableau.access import TableauAccess  # noqa: PLC0415
 
-        given = {name: getattr(self, name) for name in TABLEAU_VARIABLES}
-        env = {variable: given[name] for name, variable in TABLEAU_VARIABLES.items() if given[name]}
+        values = {name: getattr(self, name) for name in TABLEAU_VARIABLES}
+        env = {variable: values[name] for name, variable in TABLEAU_VARIABLES.items() if values[name]}
         return TableauAccess.from_environment(env)
 
 
@@ -126,7 +126,7 @@ def environment_resources() -> dict[str, Any]:
     }
 
 
-def _snowflake() -> SnowflakeConnection:
+def _snowflake() -> SnowflakeSettings:
     connection: dict[str, Any] = {"network_timeout": 120, "login_timeout": 60}
     # As values, which Dagster shows: not before they are known to hold no password.
     if host := os.environ.get("SNOWFLAKE_HOST"):
@@ -136,15 +136,15 @@ def _snowflake() -> SnowflakeConnection:
         connection["port"] = whole_number("port", port)
     if protocol := os.environ.get("SNOWFLAKE_PROTOCOL"):
         connection["protocol"] = protocol
-    given = _set_variables(_SNOWFLAKE_SECRETS | _SNOWFLAKE_CONTEXT)
-    if not given.keys() & {*_SNOWFLAKE_SECRETS, "authenticator"}:
+    settings = _set_variables(_SNOWFLAKE_SECRETS | _SNOWFLAKE_CONTEXT)
+    if not settings.keys() & {*_SNOWFLAKE_SECRETS, "authenticator"}:
         # The variable is asked for when the resource is used.
-        given["password"] = dg.EnvVar("SNOWFLAKE_PASSWORD")
-    return SnowflakeConnection(
+        settings["password"] = dg.EnvVar("SNOWFLAKE_PASSWORD")
+    return SnowflakeSettings(
         account=dg.EnvVar("SNOWFLAKE_ACCOUNT"),
         user=dg.EnvVar("SNOWFLAKE_USER"),
         additional_snowflake_connection_args=connection,
-        **given,
+        **settings,
     )
 
 
@@ -155,15 +155,15 @@ def _set_variables(names: Mapping[str, str]) -> dict[str, Any]:
 def snowflake_access(resource: SnowflakeParam) -> Any:
     from tir_dagster.snowflake.connection import SnowflakeAccess  # noqa: PLC0415
 
-    if isinstance(resource, SnowflakeConnection):
+    if isinstance(resource, SnowflakeSettings):
         return SnowflakeAccess.from_connection_args(resource.connection_args)
     return SnowflakeAccess.from_connection_args(dict(resource._connection_args))  # noqa: SLF001
 
 
 def probing_access(resource: SnowflakeParam, spec: ExtractSpec) -> Any:
     """How the extract's own queries reach Snowflake: its role may be the only one that sees the table."""
-    asked = {name: value for name, value in vars(spec.snowflake).items() if value}
-    return replace(snowflake_access(resource), **asked)
+    overrides = {name: value for name, value in vars(spec.snowflake).items() if value}
+    return replace(snowflake_access(resource), **overrides)
 
 
 def spark_session(resource: SparkParam, home: Path, *, log: Callable[[str], None], quiet: bool = False) -> Any:
@@ -197,8 +197,8 @@ def _own_session(resource: SparkParam, home: Path, *, quiet: bool) -> Any:
         with jvm_output(home) if quiet else nullcontext():
             session = LazyPySparkResource(spark_config=settings).spark_session
     except Exception as error:
-        said = " ".join(str(error).split())[:200]
+        message = " ".join(str(error).split())[:200]
         raise TirError(
-            f"Spark did not start: {said}. It needs Java 17 or 21: check `java -version` and JAVA_HOME."
+            f"Spark did not start: {message}. It needs Java 17 or 21: check `java -version` and JAVA_HOME."
         ) from error
     return configure(session)

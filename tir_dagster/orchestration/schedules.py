@@ -14,7 +14,7 @@ from tir_dagster.spec.extract import ExtractSpec
 
 def refresh_selection(spec: ExtractSpec, keys: ExtractKeys) -> dg.AssetSelection:
     """The assets of a refresh with the checks that belong to it; not the verification, which reads everything."""
-    gate = [dg.AssetCheckKey(keys.purged_extract, one.name) for one in gate_specs(spec, keys.purged_extract)]
+    gate = [dg.AssetCheckKey(keys.purged_extract, check.name) for check in gate_specs(spec, keys.purged_extract)]
     assets = dg.AssetSelection.assets(keys.purged_extract, keys.published_datasource).without_checks()
     return assets | dg.AssetSelection.checks(*gate)
 
@@ -32,12 +32,12 @@ def build_schedules(
     spec: ExtractSpec, keys: ExtractKeys, *, refresh: Any, verify: Any | None
 ) -> list[dg.ScheduleDefinition]:
     """Those that the spec asks for; they run unless somebody turns them off."""
-    made = []
+    schedules = []
     if spec.schedules.verify and verify is not None:
-        made.append(_verify_schedule(spec, spec.schedules.verify, verify))
+        schedules.append(_verify_schedule(spec, spec.schedules.verify, verify))
     if spec.schedules.full_refresh:
-        made.append(_full_schedule(spec, keys, spec.schedules.full_refresh, refresh))
-    return made
+        schedules.append(_full_schedule(spec, keys, spec.schedules.full_refresh, refresh))
+    return schedules
 
 
 def _verify_schedule(spec: ExtractSpec, cron: str, job: Any) -> dg.ScheduleDefinition:

@@ -71,16 +71,16 @@ class ExtractAssets:
 
     def attributes(self, part: Part) -> dict[str, Any]:
         """The arguments of `@dg.asset` that say how the asset looks."""
-        shown = self.by_part[part]
+        asset = self.by_part[part]
         return {
-            "key": shown.key,
-            "group_name": shown.group_name,
-            "description": shown.description,
-            "metadata": dict(shown.metadata),
-            "tags": dict(shown.tags),
-            "owners": list(shown.owners),
-            "freshness_policy": shown.freshness_policy,
-            "automation_condition": shown.automation_condition,
+            "key": asset.key,
+            "group_name": asset.group_name,
+            "description": asset.description,
+            "metadata": dict(asset.metadata),
+            "tags": dict(asset.tags),
+            "owners": list(asset.owners),
+            "freshness_policy": asset.freshness_policy,
+            "automation_condition": asset.automation_condition,
         }
 
     def external(self) -> list[dg.AssetSpec]:
@@ -93,8 +93,8 @@ def extract_assets(
 ) -> ExtractAssets:
     """The assets as they are shown; `filled_by` are the loads of the tables that the extract reads."""
     hook = translator or ExtractTranslator()
-    made = {part: hook.get_asset_spec(spec, part, _default(spec, part, filled_by)) for part in PARTS}
-    return ExtractAssets(spec, made)
+    assets = {part: hook.get_asset_spec(spec, part, _default(spec, part, filled_by)) for part in PARTS}
+    return ExtractAssets(spec, assets)
 
 
 def _default(spec: ExtractSpec, part: Part, filled_by: Sequence[dg.AssetKey]) -> dg.AssetSpec:

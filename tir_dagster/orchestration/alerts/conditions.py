@@ -36,7 +36,7 @@ def standing(
 
 
 def _open(spec: ExtractSpec, topic: Topic, troubles: Sequence[Trouble]) -> Trouble | None:
-    return next((one for one in troubles if one.affected.get(spec.name) == topic), None)
+    return next((trouble for trouble in troubles if trouble.affected.get(spec.name) == topic), None)
 
 
 def _drift(
@@ -45,19 +45,19 @@ def _drift(
     """One report for all that the last checks say; a check that could not be made says nothing."""
     # A check that the spec no longer asks for is never made again: its last word counts for nothing.
     names = {EQUALS_SOURCE, SERVER} & set(verification_names(spec))
-    found = [one for name in sorted(names) if (one := _evaluated(instance, spec, name)) is not None]
-    wrong = [one for one in found if not one.passed]
-    newest = max((one.at for one in wrong or found), default=0.0)
+    results = [result for name in sorted(names) if (result := _last_result(instance, spec, name)) is not None]
+    failed = [result for result in results if not result.passed]
+    newest = max((result.at for result in failed or results), default=0.0)
     trouble = _open(spec, "drift", troubles)
     if newest <= (trouble.latest if trouble else since):
         return
-    if wrong:
-        yield _drifted(spec, wrong)
+    if failed:
+        yield _drifted(spec, failed)
     elif trouble:
-        yield Recovered(f"{found[-1].run_id}/{spec.name}/no-drift", spec.name, "drift", newest)
+        yield Recovered(f"{results[-1].run_id}/{spec.name}/no-drift", spec.name, "drift", newest)
 
 
-class _Evaluated:
+class _CheckResult:
     """A check's last result."""
 
     def __init__(self, record: dg.AssetCheckExecutionRecord, evaluation: dg.AssetCheckEvaluation) -> None:
@@ -67,7 +67,7 @@ class _Evaluated:
         self.sentence = evaluation.description or f"the check {evaluation.check_name} failed"
 
 
-def _evaluated(instance: dg.DagsterInstance, spec: ExtractSpec, name: str) -> _Evaluated | None:
+def _last_result(instance: dg.DagsterInstance, spec: ExtractSpec, name: str) -> _CheckResult | None:
     key = dg.AssetCheckKey(extract_keys(spec).published_datasource, name)
     record = instance.get_latest_asset_check_evaluation_record(key)
     evaluation = record.evaluation if record is not None and record.event is not None else None
@@ -75,16 +75,16 @@ def _evaluated(instance: dg.DagsterInstance, spec: ExtractSpec, name: str) -> _E
         return None
     # What failed as a warning could not be looked at: neither drift nor its end.
     unknown = not evaluation.passed and evaluation.severity is not dg.AssetCheckSeverity.ERROR
-    return None if unknown else _Evaluated(record, evaluation)
+    return None if unknown else _CheckResult(record, evaluation)
 
 
-def _drifted(spec: ExtractSpec, wrong: Sequence[_Evaluated]) -> Failure:
-    last = max(wrong, key=lambda one: one.at)
+def _drifted(spec: ExtractSpec, failed: Sequence[_CheckResult]) -> Failure:
+    last = max(failed, key=lambda result: result.at)
     return Failure(
         id=f"{last.run_id}/{spec.name}/drift",
         extract=spec.name,
         cause=Cause.DRIFT,
-        sentence=" ".join(one.sentence for one in wrong),
+        sentence=" ".join(result.sentence for result in failed),
         at=last.at,
         run_id=last.run_id,
         run_url=run_url(last.run_id, os.environ),

@@ -32,7 +32,7 @@ from tir_dagster.spec.alerts import Cause
 from tir_dagster.spec.extract import ExtractSpec
 from tir_dagster.spec.load import LoadSpec
 
-Told: TypeAlias = ExtractSpec | LoadSpec
+Declaration: TypeAlias = ExtractSpec | LoadSpec
 
 # A run may be on record a little later than its end says.
 OVERLAP_SECONDS = 300.0
@@ -66,17 +66,17 @@ class Watermark:
     @staticmethod
     def parse(cursor: str | None, now: float) -> Watermark:
         try:
-            found = Watermark(**json.loads(cursor or ""))
+            watermark = Watermark(**json.loads(cursor or ""))
         except (ValueError, TypeError):
             return Watermark(start=now, after=now)
         # A list, as an earlier release kept it.
-        seen = found.seen if isinstance(found.seen, dict) else dict.fromkeys(found.seen, found.after)
-        return replace(found, seen=seen)
+        seen = watermark.seen if isinstance(watermark.seen, dict) else dict.fromkeys(watermark.seen, watermark.after)
+        return replace(watermark, seen=seen)
 
 
 def finished(
     instance: dg.DagsterInstance,
-    told: Sequence[Told],
+    specs: Sequence[Declaration],
     before: Watermark,
     now: float,
     home: Path,
@@ -87,25 +87,25 @@ def finished(
     """Reports of the runs that ended since, the longest ago first, and where to go on."""
     records = _ended_since(instance, before, most)
     oldest = max(before.start, before.after - OLDEST_SECONDS)
-    fresh = {one.dagster_run.run_id: one for one in records if _end(one) >= oldest} | {
+    fresh = {record.dagster_run.run_id: record for record in records if _end(record) >= oldest} | {
         ident: record for ident in before.waiting if (record := instance.get_run_record_by_id(ident)) is not None
     }
-    waiting = [ident for ident, one in fresh.items() if _is_early(instance, one, now)]
+    waiting = [ident for ident, record in fresh.items() if _is_early(instance, record, now)]
     reports: list[Report] = []
-    deadline, some = time.monotonic() + seconds, False
-    for ident, one in sorted(fresh.items(), key=lambda item: _end(item[1])):
-        if ident in waiting or _RETRIED_BY in one.dagster_run.tags:
+    deadline, any_read = time.monotonic() + seconds, False
+    for ident, record in sorted(fresh.items(), key=lambda item: _end(item[1])):
+        if ident in waiting or _RETRIED_BY in record.dagster_run.tags:
             continue
-        if some and time.monotonic() >= deadline:
+        if any_read and time.monotonic() >= deadline:
             waiting.append(ident)
             continue
-        some = True
-        found = _reports_if_readable(instance, told, one, home)
-        reports += found or []
-        if found is None and now - _end(one) < UNREADABLE_SECONDS:
+        any_read = True
+        new_reports = _reports_if_readable(instance, specs, record, home)
+        reports += new_reports or []
+        if new_reports is None and now - _end(record) < UNREADABLE_SECONDS:
             waiting.append(ident)
     after = max([before.after, *map(_updated, records)])
-    seen = {**before.seen, **{one.dagster_run.run_id: _updated(one) for one in records}}
+    seen = {**before.seen, **{record.dagster_run.run_id: _updated(record) for record in records}}
     seen = {ident: at for ident, at in seen.items() if at > after - OVERLAP_SECONDS}
     return reports, Watermark(before.start, after, seen, waiting)
 
@@ -113,9 +113,11 @@ def finished(
 def _ended_since(instance: dg.DagsterInstance, before: Watermark, most: int) -> list[dg.RunRecord]:
     """Those that were not seen, in the order in which they came on record: however many there are, the next tick goes on."""
     since = max(before.start, before.after - OVERLAP_SECONDS)
-    wanted = dg.RunsFilter(statuses=_ENDED, updated_after=datetime.fromtimestamp(since, UTC))
-    found = instance.get_run_records(wanted, limit=most + len(before.seen), order_by="update_timestamp", ascending=True)
-    return [one for one in found if one.dagster_run.run_id not in before.seen][:most]
+    runs_filter = dg.RunsFilter(statuses=_ENDED, updated_after=datetime.fromtimestamp(since, UTC))
+    records = instance.get_run_records(
+        runs_filter, limit=most + len(before.seen), order_by="update_timestamp", ascending=True
+    )
+    return [record for record in records if record.dagster_run.run_id not in before.seen][:most]
 
 
 def _updated(record: dg.RunRecord) -> float:
@@ -141,52 +143,55 @@ def _may_be_retried(instance: dg.DagsterInstance, record: dg.RunRecord, now: flo
     run = record.dagster_run
     if run.status is not dg.DagsterRunStatus.FAILURE or _RETRIED_BY in run.tags or not instance.run_retries_enabled:
         return False
-    said, since = run.tags.get(_WILL_RETRY), now - _end(record)
-    if said is None:
+    will_retry, since = run.tags.get(_WILL_RETRY), now - _end(record)
+    if will_retry is None:
         return since < RETRY_NEWS_SECONDS
     # The daemon that retries may be down, or the run's code gone.
-    return said.lower() == "true" and since < RETRY_WAIT_SECONDS
+    return will_retry.lower() == "true" and since < RETRY_WAIT_SECONDS
 
 
 def _reports_if_readable(
-    instance: dg.DagsterInstance, told: Sequence[Told], record: dg.RunRecord, home: Path
+    instance: dg.DagsterInstance, specs: Sequence[Declaration], record: dg.RunRecord, home: Path
 ) -> list[Report] | None:
     """None for a run that cannot be read: people still hear of all others, and of this one if that passes."""
     try:
-        return reports_of(instance, told, record, home)
+        return reports_of(instance, specs, record, home)
     except Exception as error:
-        said = scrub(f"{type(error).__name__}: {error}", os.environ)
-        dg.get_dagster_logger().warning("run %s cannot be read for alerts: %s", record.dagster_run.run_id, said)
+        message = scrub(f"{type(error).__name__}: {error}", os.environ)
+        dg.get_dagster_logger().warning("run %s cannot be read for alerts: %s", record.dagster_run.run_id, message)
         return None
 
 
-def reports_of(instance: dg.DagsterInstance, told: Sequence[Told], record: dg.RunRecord, home: Path) -> list[Report]:
+def reports_of(
+    instance: dg.DagsterInstance, specs: Sequence[Declaration], record: dg.RunRecord, home: Path
+) -> list[Report]:
     run = record.dagster_run
     keys = _asset_keys(instance, run)
-    own = [one for one in told if _concerns(one, run, keys)]
-    loads = [one for one in own if isinstance(one, LoadSpec)]
-    extracts = [one for one in own if isinstance(one, ExtractSpec)]
+    own = [spec for spec in specs if _concerns(spec, run, keys)]
+    loads = [spec for spec in own if isinstance(spec, LoadSpec)]
+    extracts = [spec for spec in own if isinstance(spec, ExtractSpec)]
     if _only_verifies(run, keys, extracts):
         return _verified(instance, extracts, record, home)
     if run.status is dg.DagsterRunStatus.FAILURE:
         failed = [load_failure_of_run(instance, load, record) for load in loads]
-        found = [*failures_of_run(instance, extracts, record, home), *filter(None, failed)]
-        hit = {one.extract for one in found}
-        spared = [one for one in own if one.name not in hit]
+        failures = [*failures_of_run(instance, extracts, record, home), *filter(None, failed)]
+        failed_names = {report.extract for report in failures}
+        others = [spec for spec in own if spec.name not in failed_names]
         # What another step's failure did not keep from being published, or loaded, is through.
-        return [*found, *(one for one in _done(instance, spared, record, keys, home) if one.published)]
-    return [*_done(instance, own, record, keys, home)]
+        successes = _successes(instance, others, record, keys, home)
+        return [*failures, *(report for report in successes if report.published)]
+    return [*_successes(instance, own, record, keys, home)]
 
 
-def _done(
-    instance: dg.DagsterInstance, own: Sequence[Told], record: dg.RunRecord, keys: set[dg.AssetKey], home: Path
+def _successes(
+    instance: dg.DagsterInstance, own: Sequence[Declaration], record: dg.RunRecord, keys: set[dg.AssetKey], home: Path
 ) -> Iterator[Success]:
     """What the run brought to an end; an asset beside the extract's own ones says nothing about its refresh."""
-    for one in own:
-        if isinstance(one, LoadSpec):
-            yield load_success_of_run(instance, one, record)
-        elif _refreshes(one, record.dagster_run, keys):
-            success = success_of_run(instance, one, record, home)
+    for spec in own:
+        if isinstance(spec, LoadSpec):
+            yield load_success_of_run(instance, spec, record)
+        elif _refreshes(spec, record.dagster_run, keys):
+            success = success_of_run(instance, spec, record, home)
             yield from [success] if success else []
 
 
@@ -201,10 +206,10 @@ def _verified(
     """Of a run that made checks and no asset: whether they could be made. What they found is told elsewhere."""
     ident, ended = record.dagster_run.run_id, _end(record)
     if record.dagster_run.status is dg.DagsterRunStatus.FAILURE:
-        return [_unverified(one) for one in failures_of_run(instance, specs, record, home)]
+        return [_unverified(failed) for failed in failures_of_run(instance, specs, record, home)]
     return [
-        _not_verified(instance, spec, record, said, home)
-        if (said := not_verified(instance, spec, ident))
+        _not_verified(instance, spec, record, reason, home)
+        if (reason := not_verified(instance, spec, ident))
         else Recovered(f"{ident}/{spec.name}/verified", spec.name, "verification", ended)
         for spec in specs
         # Where nothing is published yet there is nothing to verify either.
@@ -213,18 +218,18 @@ def _verified(
 
 
 def _not_verified(
-    instance: dg.DagsterInstance, spec: ExtractSpec, record: dg.RunRecord, said: str, home: Path
+    instance: dg.DagsterInstance, spec: ExtractSpec, record: dg.RunRecord, reason: str, home: Path
 ) -> Failure:
     """Its run ended well, but the checks could not look: Snowflake or Tableau did not let them."""
     run_id = record.dagster_run.run_id
     ident, at = f"{run_id}/{spec.name}", _end(record)
-    return _unverified(failure(instance, spec, home, ident=ident, names=[], sentence=said, at=at, run_id=run_id))
+    return _unverified(failure(instance, spec, home, ident=ident, names=[], sentence=reason, at=at, run_id=run_id))
 
 
-def _unverified(found: Failure) -> Failure:
+def _unverified(failed: Failure) -> Failure:
     """A verification changes nothing, so that there is nothing to say about what is unaffected."""
-    cause = found.cause if found.cause.is_whole_server else Cause.UNVERIFIED
-    return replace(found, topic="verification", cause=cause, unaffected="")
+    cause = failed.cause if failed.cause.is_whole_server else Cause.UNVERIFIED
+    return replace(failed, topic="verification", cause=cause, unaffected="")
 
 
 def _asset_keys(instance: dg.DagsterInstance, run: dg.DagsterRun) -> set[dg.AssetKey]:
@@ -235,19 +240,19 @@ def _asset_keys(instance: dg.DagsterInstance, run: dg.DagsterRun) -> set[dg.Asse
     return {record.asset_key for record in planned.records if record.asset_key is not None}
 
 
-def _concerns(one: Told, run: dg.DagsterRun, keys: set[dg.AssetKey]) -> bool:
+def _concerns(spec: Declaration, run: dg.DagsterRun, keys: set[dg.AssetKey]) -> bool:
     """By its job or its assets; of a translator's keys the first part is still the extract's name."""
-    if isinstance(one, LoadSpec):
-        return run.job_name == load_job_name(one) or load_keys(one).source_table in keys
+    if isinstance(spec, LoadSpec):
+        return run.job_name == load_job_name(spec) or load_keys(spec).source_table in keys
     return (
-        _refreshes(one, run, keys)
-        or run.job_name == verify_job_name(one)
-        or any(key.path[0] == one.name and len(key.path) == 2 for key in keys)
-        or any(key.asset_key == extract_keys(one).published_datasource for key in run.asset_check_selection or ())
+        _refreshes(spec, run, keys)
+        or run.job_name == verify_job_name(spec)
+        or any(key.path[0] == spec.name and len(key.path) == 2 for key in keys)
+        or any(key.asset_key == extract_keys(spec).published_datasource for key in run.asset_check_selection or ())
     )
 
 
 def _refreshes(spec: ExtractSpec, run: dg.DagsterRun, keys: set[dg.AssetKey]) -> bool:
-    made = extract_keys(spec)
-    own = {made.changed_keys, made.purged_extract, made.published_datasource}
+    extract = extract_keys(spec)
+    own = {extract.changed_keys, extract.purged_extract, extract.published_datasource}
     return run.job_name in (detect_job_name(spec), refresh_job_name(spec)) or bool(keys & own)

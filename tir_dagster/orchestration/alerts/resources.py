@@ -84,11 +84,11 @@ def _set_variables(names: dict[str, str]) -> dict[str, Any]:
 
 def people_of_environment() -> Connect:
     """The same for a command, where no run resolves resources."""
-    slack = SlackAppResource(**_given(SLACK_VARIABLES))
-    return connect_by(slack, ServiceNowResource(**_given(SERVICENOW_VARIABLES)))
+    slack = SlackAppResource(**_values(SLACK_VARIABLES))
+    return connect_by(slack, ServiceNowResource(**_values(SERVICENOW_VARIABLES)))
 
 
-def _given(names: dict[str, str]) -> dict[str, Any]:
+def _values(names: dict[str, str]) -> dict[str, Any]:
     return {name: os.environ[variable] for name, variable in names.items() if os.environ.get(variable)}
 
 

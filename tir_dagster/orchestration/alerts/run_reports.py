@@ -59,8 +59,8 @@ def error_names(error: BaseException) -> list[str]:
 
 def sentence_of(error: BaseException) -> str:
     """Our own errors are sentences; of others the kind belongs to it."""
-    said = str(error).strip()
-    return said if isinstance(error, TirError) else f"{type(error).__name__}: {said}".rstrip(": ")
+    message = str(error).strip()
+    return message if isinstance(error, TirError) else f"{type(error).__name__}: {message}".rstrip(": ")
 
 
 def scope_of(cause: Cause, spec: ExtractSpec, env: Mapping[str, str]) -> str:
@@ -116,8 +116,8 @@ def unaffected(
 def _is_published_by(instance: dg.DagsterInstance, spec: ExtractSpec, run_id: str) -> bool:
     """By the step itself: an earlier publish that landed unnoticed is confirmed by the steps before it."""
     key = extract_keys(spec).published_datasource
-    made = _events(instance, run_id, DagsterEventType.ASSET_MATERIALIZATION)
-    return any((one.asset_key, one.step_key) == (key, key.to_python_identifier()) for one in made)
+    events = _events(instance, run_id, DagsterEventType.ASSET_MATERIALIZATION)
+    return any((event.asset_key, event.step_key) == (key, key.to_python_identifier()) for event in events)
 
 
 def failure(
@@ -155,11 +155,13 @@ def failures_of_run(
     """One for each extract whose step failed; for all of the run's extracts if it ended without such a step."""
     run_id, at = record.dagster_run.run_id, record.end_time or record.update_timestamp.timestamp()
     steps = failed_steps(instance, run_id)
-    found = []
+    failures = []
     for spec in specs:
-        own = [one for one in steps if _is_step_of(spec, one[0])] or ([] if steps else run_ending(instance, run_id))
+        own = [ending for ending in steps if _is_step_of(spec, ending[0])] or (
+            [] if steps else run_ending(instance, run_id)
+        )
         for step, names, sentence in own[:1]:
-            found.append(
+            failures.append(
                 failure(
                     instance,
                     spec,
@@ -172,7 +174,7 @@ def failures_of_run(
                     run_id=run_id,
                 )
             )
-    return found
+    return failures
 
 
 def _is_step_of(spec: ExtractSpec, step: str) -> bool:
@@ -186,37 +188,37 @@ Ending = tuple[str, list[str], str]
 
 def failed_steps(instance: dg.DagsterInstance, run_id: str) -> list[Ending]:
     """Step, names of its errors, sentence."""
-    found = []
+    endings = []
     for event in _events(instance, run_id, DagsterEventType.STEP_FAILURE):
         chain = _chain(event.step_failure_data.error)
-        told = next((one for one in chain if one.cls_name not in _WRAPPERS), None)
-        names = [one.cls_name or "" for one in chain]
-        found.append((event.step_key or "", names, _said(told) if told else event.message or ""))
-    return found
+        cause = next((error for error in chain if error.cls_name not in _WRAPPERS), None)
+        names = [error.cls_name or "" for error in chain]
+        endings.append((event.step_key or "", names, _error_text(cause) if cause else event.message or ""))
+    return endings
 
 
 def run_ending(instance: dg.DagsterInstance, run_id: str) -> list[Ending]:
     """A run that failed outside of its steps: a process that died, a check that blocks, a launch that failed."""
     for event in _events(instance, run_id, DagsterEventType.RUN_FAILURE):
         chain = _chain(getattr(event.event_specific_data, "error", None))
-        sentence = _said(chain[-1]) if chain else event.message
-        return [("", [one.cls_name or "" for one in chain], sentence or "the run ended without saying why")]
+        sentence = _error_text(chain[-1]) if chain else event.message
+        return [("", [error.cls_name or "" for error in chain], sentence or "the run ended without saying why")]
     return [("", [], "the run ended without saying why")]
 
 
 def _chain(error: Any) -> list[Any]:
-    found: list[Any] = []
-    while error is not None and len(found) < 10:
-        found.append(error)
+    chain: list[Any] = []
+    while error is not None and len(chain) < 10:
+        chain.append(error)
         error = error.cause or error.context
-    return found
+    return chain
 
 
-def _said(error: Any) -> str:
+def _error_text(error: Any) -> str:
     """`package.GuardError: orders: …` without the class, unless it is somebody else's."""
-    said = str(error.message).strip()
-    head, _, rest = said.partition(f"{error.cls_name}: ")
-    return rest if rest and head.startswith("tir_dagster.") else f"{error.cls_name}: {rest or said}"
+    message = str(error.message).strip()
+    head, _, rest = message.partition(f"{error.cls_name}: ")
+    return rest if rest and head.startswith("tir_dagster.") else f"{error.cls_name}: {rest or message}"
 
 
 def _events(instance: dg.DagsterInstance, run_id: str, kind: DagsterEventType) -> list[Any]:
@@ -230,18 +232,18 @@ def not_verified(instance: dg.DagsterInstance, spec: ExtractSpec, run_id: str) -
 
     key = extract_keys(spec).published_datasource
     for event in _events(instance, run_id, DagsterEventType.ASSET_CHECK_EVALUATION):
-        made = event.asset_check_evaluation_data
+        check = event.asset_check_evaluation_data
         # These fail as a warning only if nothing is known.
-        compares = made.asset_key == key and made.check_name in (EQUALS_SOURCE, SERVER)
-        if compares and not made.passed and made.severity is not dg.AssetCheckSeverity.ERROR:
-            return made.description or f"the check {made.check_name} could not be made"
+        compares = check.asset_key == key and check.check_name in (EQUALS_SOURCE, SERVER)
+        if compares and not check.passed and check.severity is not dg.AssetCheckSeverity.ERROR:
+            return check.description or f"the check {check.check_name} could not be made"
     return ""
 
 
 def success_of_run(instance: dg.DagsterInstance, spec: ExtractSpec, record: dg.RunRecord, home: Path) -> Success | None:
     """A publish, or the certainty that there was nothing to publish; None where more is to come."""
     run_id, keys = record.dagster_run.run_id, extract_keys(spec)
-    made = materialized(instance, run_id)
+    materializations = materialized(instance, run_id)
     at = record.end_time or record.update_timestamp.timestamp()
     success = Success(
         id=f"{run_id}/{spec.name}",
@@ -253,10 +255,10 @@ def success_of_run(instance: dg.DagsterInstance, spec: ExtractSpec, record: dg.R
         seconds=seconds_of(record),
         scopes=reached(spec, published=False),
     )
-    published = made.get(keys.published_datasource)
+    published = materializations.get(keys.published_datasource)
     if published is not None:
-        return _published(instance, spec, success, published, made.get(keys.purged_extract, {}))
-    detected = keys.changed_keys in made and keys.purged_extract not in made
+        return _published(instance, spec, success, published, materializations.get(keys.purged_extract, {}))
+    detected = keys.changed_keys in materializations and keys.purged_extract not in materializations
     # A detection that found something is only the half of it: the refresh follows.
     return None if detected or _is_pending(spec, home) else success
 
@@ -276,25 +278,25 @@ def _published(
     published: Mapping[str, Any],
     applied: Mapping[str, Any],
 ) -> Success:
-    shown = {**applied, **published}
-    reason = str(shown.get("tir/reason") or applied.get("tir/reason") or "")
+    metadata = {**applied, **published}
+    reason = str(metadata.get("tir/reason") or applied.get("tir/reason") or "")
     staged, detection = _staged(instance, spec, str(applied.get("tir/change_set", "")))
     return Success(
         **{
             **vars(success),
             "published": True,
             "scopes": reached(spec, published=True),
-            "datasource_url": _link(shown.get("dagster/uri")),
-            "decision": str(shown.get("tir/decision") or "incremental"),
+            "datasource_url": _link(metadata.get("dagster/uri")),
+            "decision": str(metadata.get("tir/decision") or "incremental"),
             "reason": reason,
             "why": in_words(reason),
             "rows_purged": int(applied.get("tir/rows_purged", 0)),
-            "rows_appended": int(shown.get("tir/rows_appended", 0)),
-            "rows": shown.get("dagster/row_count"),
+            "rows_appended": int(metadata.get("tir/rows_appended", 0)),
+            "rows": metadata.get("dagster/row_count"),
             "slices": tuple(staged.get("tir/slices") or ()),
-            "warnings": (*(staged.get("tir/warnings") or ()), *(shown.get("tir/warnings") or ())),
+            "warnings": (*(staged.get("tir/warnings") or ()), *(metadata.get("tir/warnings") or ())),
             "seconds": success.seconds + detection,
-            "as_of": str(shown.get(SOURCE_VERSION, "")),
+            "as_of": str(metadata.get(SOURCE_VERSION, "")),
         }
     )
 
@@ -312,8 +314,8 @@ def _staged(instance: dg.DagsterInstance, spec: ExtractSpec, change_set: str) ->
     """What the detection said of the change set, and how long its run took."""
     if not change_set:
         return {}, 0.0
-    wanted = dg.AssetRecordsFilter(asset_key=extract_keys(spec).changed_keys, asset_partitions=[change_set])
-    records = instance.fetch_materializations(wanted, limit=1).records
+    records_filter = dg.AssetRecordsFilter(asset_key=extract_keys(spec).changed_keys, asset_partitions=[change_set])
+    records = instance.fetch_materializations(records_filter, limit=1).records
     if not records or records[0].asset_materialization is None:
         return {}, 0.0
     run = instance.get_run_record_by_id(records[0].run_id)
@@ -322,11 +324,11 @@ def _staged(instance: dg.DagsterInstance, spec: ExtractSpec, change_set: str) ->
 
 def materialized(instance: dg.DagsterInstance, run_id: str) -> dict[dg.AssetKey, dict[str, Any]]:
     """The metadata of each asset; of a partitioned one that of its first partition with the output's metadata."""
-    found: dict[dg.AssetKey, dict[str, Any]] = {}
+    metadata: dict[dg.AssetKey, dict[str, Any]] = {}
     for event in _events(instance, run_id, DagsterEventType.ASSET_MATERIALIZATION):
         materialization = event.step_materialization_data.materialization
-        found[materialization.asset_key] = {**found.get(materialization.asset_key, {}), **_plain(materialization)}
-    return found
+        metadata[materialization.asset_key] = {**metadata.get(materialization.asset_key, {}), **_plain(materialization)}
+    return metadata
 
 
 def _plain(materialization: dg.AssetMaterialization) -> dict[str, Any]:

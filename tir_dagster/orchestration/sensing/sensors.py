@@ -23,7 +23,7 @@ from tir_dagster.orchestration.partitions import (
     slice_requests,
 )
 from tir_dagster.orchestration.resources import SnowflakeParam
-from tir_dagster.orchestration.sensing.watching import Source, confirmed_state, in_time, news
+from tir_dagster.orchestration.sensing.watching import WatchedSource, confirmed_state, in_time, news
 from tir_dagster.refresh.state.change_sets import new_id
 from tir_dagster.refresh.state.records import Confirmation
 from tir_dagster.spec.extract import ExtractSpec
@@ -76,21 +76,21 @@ def watch_source(
 
     `last` is what became of the one asked for last.
     """
-    seen = replace(before, token=token, since=before.since if before.token == token else now)
+    watch = replace(before, token=token, since=before.since if before.token == token else now)
     if token == confirmed:
-        return seen, "the source has not changed since the last confirmation"
+        return watch, "the source has not changed since the last confirmation"
     if before.requested is not None and last == "running":
-        return seen, f"a {what} is under way"
+        return watch, f"a {what} is under way"
     attempt = 0
     if token == before.requested:
         if last == "done":
-            return seen, "this change was already looked at"
+            return watch, "this change was already looked at"
         attempt = before.attempt + 1
         if (wait := before.asked + back_off(attempt) - now) > 0:
-            return seen, f"the {what} failed; it is asked for again in {wait:.0f} seconds"
-    if now - seen.since < quiet:
-        return seen, f"the source changed and has been quiet for {now - seen.since:.0f} of {quiet:g} seconds"
-    return replace(seen, requested=token, attempt=attempt, asked=now), ""
+            return watch, f"the {what} failed; it is asked for again in {wait:.0f} seconds"
+    if now - watch.since < quiet:
+        return watch, f"the source changed and has been quiet for {now - watch.since:.0f} of {quiet:g} seconds"
+    return replace(watch, requested=token, attempt=attempt, asked=now), ""
 
 
 def back_off(attempt: int) -> float:
@@ -178,11 +178,11 @@ def _reporting_sensor(spec: ExtractSpec, keys: ExtractKeys) -> dg.SensorDefiniti
         )
         if isinstance(look, dg.SkipReason):
             return look
-        seen, waiting, shown = look
+        watch, waiting, source_metadata = look
         if waiting:
-            return dg.SensorResult(skip_reason=waiting, cursor=seen.to_cursor())
-        updated = dg.AssetMaterialization(keys.source_table, metadata=shown)
-        return dg.SensorResult(asset_events=[updated], cursor=seen.to_cursor())
+            return dg.SensorResult(skip_reason=waiting, cursor=watch.to_cursor())
+        updated = dg.AssetMaterialization(keys.source_table, metadata=source_metadata)
+        return dg.SensorResult(asset_events=[updated], cursor=watch.to_cursor())
 
     return source_sensor
 
@@ -212,18 +212,18 @@ def _source_sensor(spec: ExtractSpec, keys: ExtractKeys, detect_job: Any) -> dg.
         )
         if isinstance(look, dg.SkipReason):
             return look
-        seen, waiting, shown = look
+        watch, waiting, source_metadata = look
         # Not deleted by the detection itself: its own run is still on the partition then.
         partitions = change_set_partitions(spec)
         deleted = [partitions.build_delete_request([empty])] if empty else []
         if waiting:
-            return dg.SensorResult(skip_reason=waiting, cursor=seen.to_cursor(), dynamic_partitions_requests=deleted)
+            return dg.SensorResult(skip_reason=waiting, cursor=watch.to_cursor(), dynamic_partitions_requests=deleted)
         ident = new_id()
         return dg.SensorResult(
-            run_requests=[dg.RunRequest(run_key=_detection_key(spec, seen), partition_key=ident)],
+            run_requests=[dg.RunRequest(run_key=_detection_key(spec, watch), partition_key=ident)],
             dynamic_partitions_requests=[*deleted, partitions.build_add_request([ident])],
-            asset_events=[dg.AssetObservation(keys.source_table, metadata=shown)],
-            cursor=replace(seen, change_set=ident).to_cursor(),
+            asset_events=[dg.AssetObservation(keys.source_table, metadata=source_metadata)],
+            cursor=replace(watch, change_set=ident).to_cursor(),
         )
 
     return source_sensor
@@ -247,7 +247,7 @@ def _trigger_sensor(spec: ExtractSpec, keys: ExtractKeys, refresh_job: Any) -> d
     def source_sensor(context: dg.SensorEvaluationContext, snowflake: SnowflakeParam) -> Any:
         before, now = Watch.parse(context.cursor), time.time()
         confirmed = last_confirmation(context.instance, keys.published_datasource)
-        asked = {ASKED_TAG: _detection_key(spec, replace(before, token=before.requested))}
+        asked_tag = {ASKED_TAG: _detection_key(spec, replace(before, token=before.requested))}
         look = _look(
             spec,
             snowflake,
@@ -255,24 +255,24 @@ def _trigger_sensor(spec: ExtractSpec, keys: ExtractKeys, refresh_job: Any) -> d
                 before,
                 token=state,
                 confirmed=confirmed_state(confirmed),
-                last=_tried(context.instance, refresh_job.name, asked, now).state,
+                last=_tried(context.instance, refresh_job.name, asked_tag, now).state,
                 now=now,
                 quiet=spec.thresholds.quiet_period,
                 what="refresh",
             ),
             # Without columns: Tableau loads what it can hold, whatever else the table has.
-            shown=lambda source: {"tir/token": source.token},
+            describe=lambda source: {"tir/token": source.token},
         )
         if isinstance(look, dg.SkipReason):
             return look
-        seen, waiting, shown = look
+        watch, waiting, source_metadata = look
         if waiting:
-            return dg.SensorResult(skip_reason=waiting, cursor=seen.to_cursor())
-        key = _detection_key(spec, seen)
+            return dg.SensorResult(skip_reason=waiting, cursor=watch.to_cursor())
+        key = _detection_key(spec, watch)
         return dg.SensorResult(
             run_requests=[dg.RunRequest(run_key=key, tags={ASKED_TAG: key})],
-            asset_events=[dg.AssetObservation(keys.source_table, metadata=shown)],
-            cursor=seen.to_cursor(),
+            asset_events=[dg.AssetObservation(keys.source_table, metadata=source_metadata)],
+            cursor=watch.to_cursor(),
         )
 
     return source_sensor
@@ -282,20 +282,20 @@ def _look(
     spec: ExtractSpec,
     snowflake: SnowflakeParam,
     watch: Callable[[str], tuple[Watch, str]],
-    shown: Callable[[Source], dict[str, Any]] = Source.metadata,
+    describe: Callable[[WatchedSource], dict[str, Any]] = WatchedSource.metadata,
 ) -> tuple[Watch, str, dict[str, Any]] | dg.SkipReason:
     """What `watch` makes of the source's state, and what is shown of it when something is asked for."""
 
     def look() -> tuple[Watch, str, dict[str, Any]]:
-        source = in_time(lambda: Source(spec, snowflake))
-        seen, waiting = watch(source.state)
-        return seen, waiting, {} if waiting else in_time(lambda: shown(source))
+        source = in_time(lambda: WatchedSource(spec, snowflake))
+        new_watch, waiting = watch(source.state)
+        return new_watch, waiting, {} if waiting else in_time(lambda: describe(source))
 
     return unless_blind(spec, "the source could not be read", look)
 
 
-def _detection_key(spec: ExtractSpec, seen: Watch) -> str:
-    return f"{spec.name}-{seen.token}" + (f"-{seen.attempt}" if seen.attempt else "")
+def _detection_key(spec: ExtractSpec, watch: Watch) -> str:
+    return f"{spec.name}-{watch.token}" + (f"-{watch.attempt}" if watch.attempt else "")
 
 
 def _last_detection(
@@ -343,18 +343,18 @@ def _refresh_sensor(spec: ExtractSpec, keys: ExtractKeys, refresh_job: Any) -> d
             busy=_busy(instance, refresh_job.name, now),
             now=now,
         )
-        asked = key is not None and ready is not None
-        known, changed = slice_requests(
-            instance, spec, keys.published_datasource, ready.touched if ready and asked else ()
+        is_due = key is not None and ready is not None
+        known, partition_requests = slice_requests(
+            instance, spec, keys.published_datasource, ready.touched if ready and is_due else ()
         )
         if key is None or ready is None:
-            return dg.SensorResult(skip_reason=reason, dynamic_partitions_requests=changed)
+            return dg.SensorResult(skip_reason=reason, dynamic_partitions_requests=partition_requests)
         request = dg.RunRequest(
             run_key=key,
             tags={**covering_range(spec, ready.touched, known), CHANGE_SET_TAG: ready.change_set},
             run_config=application_config(keys, ready.change_set),
         )
-        return dg.SensorResult(run_requests=[request], dynamic_partitions_requests=changed)
+        return dg.SensorResult(run_requests=[request], dynamic_partitions_requests=partition_requests)
 
     return refresh_sensor
 

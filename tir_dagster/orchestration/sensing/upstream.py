@@ -21,7 +21,7 @@ _FORMATS = ("%Y-%m-%d-%H:%M", "%Y-%m-%d", "%Y-%m", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%
 
 
 @dataclass(frozen=True)
-class Told:
+class UpstreamChanges:
     """What the materializations tell: the slices to compare; or anything, where a partition is not understood."""
 
     slices: tuple[str, ...] = ()
@@ -53,18 +53,20 @@ def _mapping(upstream: Upstream) -> dg.PartitionMapping | None:
     return dg.IdentityPartitionMapping() if upstream.partitions == "value" else None
 
 
-def told_since(instance: dg.DagsterInstance, spec: ExtractSpec, *, since: datetime, used: Collection[int] = ()) -> Told:
+def upstream_changes(
+    instance: dg.DagsterInstance, spec: ExtractSpec, *, since: datetime, used: Collection[int] = ()
+) -> UpstreamChanges:
     """What was materialized since that moment, by slice. Told twice, a slice is compared twice, and nothing moves."""
     slices: dict[str, None] = {}
     unclear: list[str] = []
     for key, upstream, record in _materialized(instance, spec, since):
         if upstream.partitions == "none" or record.storage_id in used:
             continue
-        found = slices_of_partition(spec.slices, upstream, record.partition_key)
-        slices |= dict.fromkeys(found or ())
-        if found is None:
+        partition_slices = slices_of_partition(spec.slices, upstream, record.partition_key)
+        slices |= dict.fromkeys(partition_slices or ())
+        if partition_slices is None:
             unclear.append(f"{key.to_user_string()} ({record.partition_key or 'without a partition'})")
-    return Told(tuple(sorted(slices)), tuple(dict.fromkeys(unclear)))
+    return UpstreamChanges(tuple(sorted(slices)), tuple(dict.fromkeys(unclear)))
 
 
 def newest_materialization(
@@ -99,11 +101,11 @@ def slices_of_partition(slices: Slices, upstream: Upstream, partition: str | Non
     begin = _moment(partition or "")
     if begin is None:
         return None
-    ours = ZoneInfo(slices.zone)
-    theirs = ZoneInfo(upstream.zone or slices.zone)
-    first = begin.replace(tzinfo=theirs).astimezone(ours)
+    slice_zone = ZoneInfo(slices.zone)
+    upstream_zone = ZoneInfo(upstream.zone or slices.zone)
+    first = begin.replace(tzinfo=upstream_zone).astimezone(slice_zone)
     # The end belongs to the next partition.
-    last = (_end(upstream, begin).replace(tzinfo=theirs) - timedelta(microseconds=1)).astimezone(ours)
+    last = (_end(upstream, begin).replace(tzinfo=upstream_zone) - timedelta(microseconds=1)).astimezone(slice_zone)
     by = SliceBy(slices.column, slices.by, slices.zone)
     days = [first.date() + timedelta(days=at) for at in range((last.date() - first.date()).days + 1)]
     return list(dict.fromkeys(name for day in days if (name := slice_of(by, day)) is not None))
@@ -124,9 +126,9 @@ def _end(upstream: Upstream, begin: datetime) -> datetime:
 
 def materializations(instance: dg.DagsterInstance, key: dg.AssetKey, since: datetime) -> Iterator[dg.EventLogRecord]:
     """All materializations of the asset since that moment, the newest first."""
-    wanted = dg.AssetRecordsFilter(asset_key=key, after_timestamp=since.timestamp())
+    records_filter = dg.AssetRecordsFilter(asset_key=key, after_timestamp=since.timestamp())
     cursor, more = None, True
     while more:
-        found = instance.fetch_materializations(wanted, limit=_PAGE, cursor=cursor)
-        cursor, more = found.cursor, found.has_more
-        yield from found.records
+        page = instance.fetch_materializations(records_filter, limit=_PAGE, cursor=cursor)
+        cursor, more = page.cursor, page.has_more
+        yield from page.records

@@ -36,25 +36,25 @@ def in_time(action: Callable[[], T], seconds: float = READ_SECONDS) -> T:
     """What the action returns or raises; SnowflakeDownError if it takes longer, so that the tick can still tell people."""
     from tir_dagster.snowflake.connection import SnowflakeDownError  # noqa: PLC0415 - the connector takes seconds
 
-    ended: list[tuple[bool, Any]] = []
+    results: list[tuple[bool, Any]] = []
 
     def act() -> None:
         try:
-            ended.append((True, action()))
+            results.append((True, action()))
         except Exception as error:
-            ended.append((False, error))
+            results.append((False, error))
 
     thread = threading.Thread(target=act, daemon=True)
     thread.start()
     thread.join(seconds)
-    if not ended:
+    if not results:
         raise SnowflakeDownError(
             f"Snowflake did not answer within {seconds:g} seconds. Check its status and the network."
         )
-    well, what = ended[0]
-    if not well:
-        raise what
-    result: T = what
+    succeeded, value = results[0]
+    if not succeeded:
+        raise value
+    result: T = value
     return result
 
 
@@ -82,12 +82,12 @@ class SharedProbes:
         # Another role may see other tables.
         way = (access.account, access.host, access.port, access.user, access.role)
         with self._lock:
-            known = self._answers.get(way)
-            if known is None or not self._is_news(known, tables, asker):
-                known = _Answer(probe(access, tables), self._clock())
-                self._answers[way] = known
-            known.heard.add(asker)
-            return {table: known.probes[table] for table in tables}
+            answer = self._answers.get(way)
+            if answer is None or not self._is_news(answer, tables, asker):
+                answer = _Answer(probe(access, tables), self._clock())
+                self._answers[way] = answer
+            answer.heard.add(asker)
+            return {table: answer.probes[table] for table in tables}
 
     def _is_news(self, answer: _Answer, tables: Sequence[TableName], asker: str) -> bool:
         fresh = self._clock() - answer.at < FRESH_SECONDS
@@ -111,13 +111,13 @@ def news(instance: dg.DagsterInstance, spec: ExtractSpec, keys: ExtractKeys, con
     from tir_dagster.snowflake.versions import SourceVersion  # noqa: PLC0415
 
     since = SourceVersion.parse(confirmed.source_version).moment
-    told = (
+    causes = (
         newest_report(instance, watched_tables(spec), since=since, used=confirmed.reports),
         refreshed_elsewhere(instance, spec, keys.published_datasource, since=since),
         newest_materialization(instance, spec, since=since, used=confirmed.reports),
         verified_drift(instance, keys, confirmed),
     )
-    return "".join(f"/{one}" for one in told if one)
+    return "".join(f"/{cause}" for cause in causes if cause)
 
 
 def confirmed_state(confirmed: Confirmation | None) -> str | None:
@@ -128,7 +128,7 @@ def _role(role: str | None) -> str:
     return f"/{role}" if role else ""
 
 
-class Source:
+class WatchedSource:
     """The source table, and what is watched with it, at this tick; SourceError when it cannot be read. No Spark."""
 
     def __init__(self, spec: ExtractSpec, snowflake: SnowflakeParam) -> None:

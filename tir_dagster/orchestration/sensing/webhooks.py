@@ -56,17 +56,17 @@ class Observer:
                     yield key, confirmed
 
     def _note(self, key: dg.AssetKey, confirmed: Confirmation, event: RefreshEvent) -> str:
-        said = {EVENT: event.kind, AT: event.at.isoformat()}
-        if any(said.items() <= known.items() for known in _observed(self._instance, key)):
+        event_metadata = {EVENT: event.kind, AT: event.at.isoformat()}
+        if any(event_metadata.items() <= metadata.items() for metadata in _observed(self._instance, key)):
             return f"{key.to_user_string()}: {event.kind} of {event.at:%H:%M:%S} was noted before"
         lease = self._home / "extracts" / confirmed.extract / "lease.json"
-        more = {"tir/resource_name": event.name, "tir/datasource_id": event.datasource_id}
+        datasource = {"tir/resource_name": event.name, "tir/datasource_id": event.datasource_id}
         link = _link(self._instance, key)
         self._instance.report_runless_asset_event(
             dg.AssetObservation(
                 key,
                 description=f"Tableau {'refreshed' if event.succeeded else 'failed to refresh'} the datasource.",
-                metadata={**said, **more, **link, DURING: lease_holder(lease) is not None},
+                metadata={**event_metadata, **datasource, **link, DURING: lease_holder(lease) is not None},
             )
         )
         return f"{key.to_user_string()}: {event.kind} noted"
@@ -92,17 +92,19 @@ def refreshed_elsewhere(
     """
     if spec.delivery == "trigger":
         return None
-    wanted = dg.AssetRecordsFilter(asset_key=key, after_timestamp=since.timestamp())
-    for known in _observed(instance, wanted):
-        ours = spec.delivery == "server" and known.get(DURING) is True
-        if known.get(EVENT) == SUCCEEDED and not ours:
-            return f"refreshed@{known.get(AT)}"
+    records_filter = dg.AssetRecordsFilter(asset_key=key, after_timestamp=since.timestamp())
+    for metadata in _observed(instance, records_filter):
+        by_this_project = spec.delivery == "server" and metadata.get(DURING) is True
+        if metadata.get(EVENT) == SUCCEEDED and not by_this_project:
+            return f"refreshed@{metadata.get(AT)}"
     return None
 
 
-def _observed(instance: dg.DagsterInstance, wanted: dg.AssetKey | dg.AssetRecordsFilter) -> Iterator[dict[str, Any]]:
+def _observed(
+    instance: dg.DagsterInstance, records_filter: dg.AssetKey | dg.AssetRecordsFilter
+) -> Iterator[dict[str, Any]]:
     """What the newest observations say, newest first."""
-    for record in instance.fetch_observations(wanted, limit=_LOOK_BACK).records:
+    for record in instance.fetch_observations(records_filter, limit=_LOOK_BACK).records:
         event = record.asset_observation
         if event is not None:
             yield {name: value.value for name, value in event.metadata.items()}
