@@ -1,4 +1,4 @@
-"""Which extract a command means, and the class that does its work."""
+"""Choose the extract, the slices and the command class for a `tir` command."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def command(spec: ExtractSpec, progress: Callable[[str], None]) -> Iterator[Comm
 
 
 def chosen_slices(spec: ExtractSpec, text: str | None) -> list[str]:
-    """The slices that a command names; those by value are the ones that Dagster knows."""
+    """Return the slices that `--slices` names; for slices by value, Dagster's partitions are the known ones."""
     if not text:
         return []
     if spec.slices.by != "value":

@@ -1,4 +1,4 @@
-"""`tir demo`: the sandbox, a file, two changes, and their refreshes side by side; ends well only if every slice is equal."""
+"""`tir demo`: load a file, change the sample twice, refresh, and compare; succeeds only if every slice is equal."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from tir_dagster.tableau.jobs import start_refresh, wait_for_job
 DEV_URL = "http://127.0.0.1:3000"
 TWIN = "mydatasource_by_tableau"
 SERVED = "mydatasource_by_server"
-# What the delivery `server` is made for: a change of the newest months, where every row has its date.
+# The typical case for the delivery `server`: a change in the newest months, where every row has a date.
 RECENT, RECENT_MIX = 2, sample.Mix(inserts=40, updates=30, moves=10, deletes=20)
 _SPEC = """\
 # The sample's extract. Try: tir --specs {file} plan orders
@@ -86,7 +86,7 @@ def run_demo(*, rows: int, seed: int, say: Say, progress: Say) -> bool:
     spec, served = _declare(env, home.root.parent / "demo.yaml", _SPEC + _SERVED + LOADS)
 
     say(f"2. Full load: {sample.DATASOURCE} is taken over; Spark starts")
-    # An earlier demo may have left a larger table; that this one is smaller is meant.
+    # An earlier demo may have left a larger table; a smaller one is intended here.
     first = _refresh(spec, "changes", progress, allow_empty=True)
     say(f"   {first.outcome.rows_appended:,} rows in {first.outcome.seconds:.1f} s ({first.outcome.reason})")
 
@@ -140,7 +140,7 @@ def run_failing_demo(*, rows: int, seed: int, say: Say, progress: Say) -> bool:
     sample.seed_table(env, rows=rows, seed=seed, until=sample.parse_month(None))
     sample.seed_datasource(env, timeout=900)
     (spec,) = _declare(env, home.root.parent / "demo.yaml", _SPEC)
-    # An earlier demo may have left a larger table; that this one is smaller is meant.
+    # An earlier demo may have left a larger table; a smaller one is intended here.
     _refresh(spec, "changes", progress, allow_empty=True)
     say(_indented(last_message(env)))
     sample.change_table(env, seed=seed + 1, mix=sample.Mix())
@@ -166,7 +166,7 @@ def run_failing_demo(*, rows: int, seed: int, say: Say, progress: Say) -> bool:
 def _by_server(
     spec: ExtractSpec, served: ExtractSpec, env: Mapping[str, str], *, seed: int, say: Say, progress: Say
 ) -> bool:
-    """The delivery `server` beside `republish`, on a change of the newest months."""
+    """Compare the deliveries `server` and `republish` on a change in the newest months; True if both equal the source."""
     say(f"8. Let Tableau do the loading: {SERVED} is delivered by `server`, {sample.DATASOURCE} by `republish`")
     first = _refresh(served, "changes", progress)
     say(f"   {SERVED} is taken over: loaded by Tableau in {first.outcome.seconds:.1f} s ({first.outcome.reason})")
@@ -205,7 +205,7 @@ def _verdict(name: str, comparison: SliceComparison, wrong_rows: int) -> str:
 
 
 def spec_file(home: SandboxHome) -> Path:
-    """Where the sample's extract is declared, as short as it can be written."""
+    """Return the path of the sample's spec file, relative to the current folder if possible."""
     file = home.root.parent / "demo.yaml"
     return file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
 
@@ -226,7 +226,7 @@ def _declare(env: Mapping[str, str], file: Path, text: str) -> list[ExtractSpec]
 
 @dataclass(frozen=True)
 class _Refreshed:
-    """A refresh as Dagster's history tells it."""
+    """A refresh and its numbers from Dagster's history."""
 
     outcome: RefreshOutcome
     slices: Mapping[str, str]
@@ -281,7 +281,7 @@ def _tableau_increment(spec: ExtractSpec) -> float:
 
 
 def _compare(spec: ExtractSpec, env: Mapping[str, str]) -> tuple[SliceComparison, int]:
-    """What is published beside the source: slice by slice, and how many rows are wrong or missing."""
+    """Compare the published extract with its source; return the slices, and the number of wrong or missing rows."""
     with published_extract(spec, env) as hyper:
         return compare_slices(hyper, spec, env), _wrong_rows(hyper, spec, env)
 
@@ -296,7 +296,7 @@ def _wrong_rows(hyper: Path, spec: ExtractSpec, env: Mapping[str, str]) -> int:
 
 
 def _moment(text: str) -> str:
-    """A timestamp without the zeros that one side writes and the other does not."""
+    """Return a timestamp without trailing zeros, which only one side writes."""
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 

@@ -1,7 +1,7 @@
-"""The demo's beginning: a file lands in the bucket, and sensors bring it to the published datasource.
+"""First part of the demo: a file lands in the bucket, and sensors bring it to the published datasource.
 
-The sensors are those that Dagster's daemon asks every half minute; here they are asked one after the other, at once, and what
-they ask for runs in this process.
+Dagster's daemon evaluates these sensors every 30 seconds. Here they are evaluated at once, one after the other, and the runs
+that they request execute in this process.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Say = Callable[[str], None]
 
 
 class SensorRunner:
-    """What Dagster's daemon does with a sensor: keeps its cursor, stores its events, runs what it asks for."""
+    """Evaluates sensors as Dagster's daemon does: keeps cursors, stores events, executes requested runs."""
 
     def __init__(
         self, extracts: Sequence[ExtractSpec], loads: Sequence[LoadSpec], instance: dg.DagsterInstance
@@ -50,7 +50,7 @@ class SensorRunner:
         self.cursors: dict[str, str | None] = {}
 
     def tick(self, name: str) -> str:
-        """Ask the sensor once; why it asked for nothing, or an empty text if what it asked for has run."""
+        """Evaluate the sensor once and run its requests; return its skip reason, or an empty text if it requested something."""
         sensor: Any = self.defs.resolve_sensor_def(name)
         resources = {key: (self.defs.resources or {})[key] for key in sensor.required_resource_keys}
         context = dg.build_sensor_context(self.instance, cursor=self.cursors.get(name), resources=resources)
@@ -67,7 +67,7 @@ class SensorRunner:
         return str(result.skip_reason.skip_message) if result.skip_reason else ""
 
     def until_it_asks(self, name: str) -> None:
-        """Ask the sensor until what it waits for has come, a quiet source for example."""
+        """Evaluate the sensor until it requests something; it may wait for a quiet source, for example."""
         deadline = time.monotonic() + WAIT_SECONDS
         while reason := self.tick(name):
             if time.monotonic() > deadline:
@@ -93,7 +93,7 @@ class SensorRunner:
 def play_files(
     spec: ExtractSpec, load: LoadSpec, access: SnowflakeAccess, env: Mapping[str, str], *, say: Say, progress: Say
 ) -> None:
-    """Land a file, and let three sensors do the rest; a line for each step, with the time since the file landed."""
+    """Land a file and let three sensors do the rest; print each step with the time since the file landed."""
     begun = time.monotonic()
 
     def tell(line: str) -> None:
@@ -115,7 +115,7 @@ def play_files(
 
 
 def _land(access: SnowflakeAccess, env: Mapping[str, str]) -> str:
-    """New orders, changed ones and deleted ones, as a shop's system would send them."""
+    """Put a file with new, changed and deleted orders into the bucket; return its address and row count."""
     import boto3  # noqa: PLC0415 - half a second, for the demo only
 
     ids = [int(row[0]) for row in access.query("SELECT ORDER_ID FROM MYDB.MYSCHEMA.MYTABLE ORDER BY ORDER_ID LIMIT 60")]
@@ -127,7 +127,7 @@ def _land(access: SnowflakeAccess, env: Mapping[str, str]) -> str:
     rows += [f"{order_id},{day},Changed by a file,2,{stamp}," for order_id in ids[:40]]
     rows += [f"{order_id},,,,{stamp},D" for order_id in ids[40:]]
     text = "\n".join(["ORDER_ID,ORDER_DATE,CUSTOMER,QUANTITY,UPDATED_AT,OP", *rows, ""])
-    # A name of its own: a demo that is played again sends the same rows.
+    # A unique name: a demo that runs again sends the same rows.
     key = f"orders/{datetime.now(UTC):%Y%m%dT%H%M%S}.csv"
     client = boto3.Session().client("s3", endpoint_url=env["AWS_ENDPOINT_URL_S3"])
     client.put_object(Bucket=S3_BUCKET, Key=key, Body=text.encode())

@@ -1,4 +1,4 @@
-"""What `tir revisions` shows and fetches: the server's revisions of a datasource, and the versions kept on this machine."""
+"""The work of `tir revisions`: list and fetch the server's revisions of a datasource and the versions kept on this machine."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Log = Callable[[str], None]
 
 @dataclass(frozen=True)
 class ServerRevision:
-    """One publish on the server. Its rows are known if it was ours."""
+    """One publish on the server. `rows` is known only for publishes by this project."""
 
     number: int
     published_at: str | None
@@ -62,7 +62,7 @@ class KeptVersion:
 
 @dataclass(frozen=True)
 class RevisionList:
-    """Both, newest first. `revisions` is None where the server keeps or shows no history."""
+    """Revisions and versions of an extract, newest first. `revisions` is None if the server shows no history."""
 
     extract: str
     datasource_id: str | None
@@ -71,7 +71,7 @@ class RevisionList:
 
 
 class Revisions:
-    """One extract's revisions and versions; nothing here changes anything."""
+    """Read access to the revisions and versions of one extract."""
 
     def __init__(self, spec: ExtractSpec, instance: dg.DagsterInstance, log: Log) -> None:
         self.spec = spec
@@ -102,7 +102,7 @@ class Revisions:
         current = revision.number == datasource.revision
         confirmed = self._last is not None and _revision_of(self._last, datasource) == revision.number
         if current and confirmed:
-            # A refresh on the server changes what a revision holds.
+            # A refresh on the server changes the content of a revision.
             confirmed = self._last is not None and self._last.server_version == str(server_version(datasource))
         return ServerRevision(
             number=revision.number,
@@ -131,11 +131,11 @@ class Revisions:
         )
 
     def fetch_version(self, version_id: str, target: Path) -> str:
-        """Copy the Hyper file of a kept version; a sentence about it."""
+        """Copy the Hyper file of a kept version; return a sentence for the user."""
         known = [version.id for version in self.versions.versions()]
         if version_id not in known:
             raise DatasourceError(
-                f"{self.spec.name} has no version {version_id} in {self.versions.folder}. Kept are {', '.join(known) or 'none'}."
+                f"{self.spec.name} has no version {version_id} in {self.versions.folder}. Choose one of these: {', '.join(known) or 'none are kept'}."
             )
         source = self.versions.get(version_id).extract
         need_space(target.parent, source.stat().st_size)
@@ -144,14 +144,14 @@ class Revisions:
         return f"The Hyper file of {self.spec.name} {version_id} is in {target}"
 
     def fetch_revision(self, number: int, target: Path) -> str:
-        """Download the package of one of the server's revisions; a sentence about it."""
+        """Download the package of a revision; return a sentence for the user."""
         with TableauClient(self._tableau) as client:
             project = find_project(client, self.spec.datasource.project)
             datasource = find_datasource(client, project=project, name=self.spec.datasource.name)
             known = [revision.number for revision in _newest_first(datasource)]
             if datasource.history is not None and number not in known:
                 raise DatasourceError(
-                    f"{datasource.shown} on {client.where} has no revision {number}. It has {', '.join(map(str, known))}."
+                    f"{datasource.shown} on {client.where} has no revision {number}. Choose one of these: {', '.join(map(str, known))}."
                 )
             progress = tell_progress(self._log, "downloading", clock=client.retry.clock)
             download(client, datasource, target, revision=number, progress=progress)
@@ -163,7 +163,7 @@ def _newest_first(datasource: FoundDatasource) -> list[Revision]:
 
 
 def _revision_of(confirmation: Confirmation, datasource: FoundDatasource) -> int | None:
-    """Which revision of this datasource was confirmed; None where it was another one, or nobody can tell."""
+    """Return the confirmed revision of this datasource; None if it was another datasource or is unknown."""
     try:
         version = ServerVersion.parse(confirmation.server_version)
     except ValueError:

@@ -1,4 +1,4 @@
-"""What `tir load` does: the load's Dagster job in this process, so that every load is in the history."""
+"""The work of `tir load`: run the load's Dagster job in this process, so that every load is in Dagster's history."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class LoadOutcome:
-    """What the command did, as `--json` prints it."""
+    """The result of a load, as `--json` prints it."""
 
     load: str
     load_id: str | None = None
@@ -61,14 +61,14 @@ def find_load(declared: Declared, name: str) -> LoadSpec:
 
 
 def preview_load(spec: LoadSpec, progress: Callable[[str], None]) -> Preview:
-    """What a load would do with each new file and say of its rows; nothing is touched, no Spark, no run."""
+    """Return what a load would do with each new file and which rows it would reject; without Spark, run or changes."""
     access = SnowflakeAccess.from_environment(os.environ)
     return loader_for(spec, access, spark=_no_spark, log=progress).preview()
 
 
 def run_load(spec: LoadSpec, progress: Callable[[str], None]) -> LoadOutcome:
-    """Run the load's job here; its error is the run's."""
-    # Here and not above: a plan needs no job.
+    """Run the load's job in this process; raise the run's error if it fails."""
+    # Imported here: a dry run needs no job.
     from tir_dagster.orchestration.alerts.commands import telling  # noqa: PLC0415
     from tir_dagster.orchestration.build import build_defs  # noqa: PLC0415
 
@@ -97,10 +97,10 @@ def _run(job: Any, instance: Any, outcome: LoadOutcome, listener: Listener) -> N
 
 
 def _so_far(spec: LoadSpec, listener: Listener) -> str:
-    """What is in the table when the command is stopped: a load commits once."""
+    """Say what is in the table when the command is stopped; a load commits once."""
     if listener.loaded:
         return f"Its files are in {spec.table}."
-    return f"Either all of its files are in {spec.table} or none, and the next load finds out."
+    return f"Either all of its files are in {spec.table} or none; the next load checks that."
 
 
 def _fill(outcome: LoadOutcome, loaded: Any) -> None:
@@ -129,7 +129,7 @@ def outcome_text(outcome: LoadOutcome) -> str:
 
 
 def preview_fields(spec: LoadSpec, preview: Preview) -> dict[str, Any]:
-    """What `--dry-run --json` prints."""
+    """The fields that `--dry-run --json` prints."""
     files = [
         {
             "path": choice.file.path,
@@ -152,14 +152,14 @@ def preview_fields(spec: LoadSpec, preview: Preview) -> dict[str, Any]:
 
 
 def preview_lines(spec: LoadSpec, preview: Preview) -> list[str]:
-    """What `--dry-run` prints: each file, then each row that would be rejected."""
+    """The lines that `--dry-run` prints: each file, then each row that would be rejected."""
     if not preview.files:
         return [f"{spec.name}: no new files under {spec.files.path}."]
     fields = preview_fields(spec, preview)
     words = {
         "LOADED": "load",
-        "REPEATED": "pass over: the same content again",
-        "SUPERSEDED": "pass over: a newer one counts",
+        "REPEATED": "skip: same content as before",
+        "SUPERSEDED": "skip: a newer file replaces it",
     }
     lines = [f"{spec.name}: {len(preview.files)} new files for {spec.table} ({spec.mode})"]
     for file in fields["files"]:
@@ -172,4 +172,4 @@ def preview_lines(spec: LoadSpec, preview: Preview) -> list[str]:
 
 
 def _no_spark() -> Any:
-    raise AssertionError("Spark starts inside a run, never for a plan")
+    raise AssertionError("a dry run needs no Spark")

@@ -1,4 +1,4 @@
-"""`tir revisions`: the command itself. The work is imported when it runs, so that `tir --help` answers at once."""
+"""The command `tir revisions`. Its work is imported when it runs, so that `tir --help` answers at once."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
     from tir_dagster.cli.kept_revisions import RevisionList, Revisions
 
 
-@click.command(short_help="List or fetch what is kept of an extract.")
+@click.command(short_help="List or fetch revisions and kept versions of an extract.")
 @click.argument("extract")
-@click.option("--fetch", "wanted", metavar="N|vN", help="Fetch a revision's package, or a kept version's Hyper file.")
+@click.option("--fetch", "revision", metavar="N|vN", help="Fetch a revision's package, or a kept version's Hyper file.")
 @click.option("--to", "target", type=click.Path(dir_okay=False, path_type=Path), help="The file to write it to.")
 @click.option("--force", is_flag=True, help="Replace the file if it exists.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output.")
-def revisions(extract: str, wanted: str | None, target: Path | None, *, force: bool, as_json: bool) -> None:
-    """List what is kept of EXTRACT: the server's revisions, and the versions on this machine; or fetch one of them.
+def revisions(extract: str, revision: str | None, target: Path | None, *, force: bool, as_json: bool) -> None:
+    """List the server's revisions of EXTRACT and the versions kept on this machine, or fetch one of them.
 
     `--fetch 3 --to orders.tdsx` fetches a revision from the server, `--fetch v00000012 --to orders.hyper` a version.
     """
-    _check(wanted, target, force=force)
+    _check(revision, target, force=force)
     from tir_dagster.cli.commands import find_spec  # noqa: PLC0415 - seconds
     from tir_dagster.cli.kept_revisions import Revisions  # noqa: PLC0415
     from tir_dagster.orchestration.home import dagster_instance  # noqa: PLC0415
@@ -35,8 +35,8 @@ def revisions(extract: str, wanted: str | None, target: Path | None, *, force: b
     spec = find_spec(load_specs(), extract)
     with dagster_instance() as instance:
         known = Revisions(spec, instance, lambda line: click.echo(line, err=True))
-    if wanted is not None and target is not None:
-        click.echo(_fetched(known, wanted, target, as_json=as_json))
+    if revision is not None and target is not None:
+        click.echo(_fetched(known, revision, target, as_json=as_json))
         return
     listed = known.listed()
     click.echo(json.dumps(asdict(listed)) if as_json else "\n".join(_lines(listed, known)))
@@ -44,7 +44,7 @@ def revisions(extract: str, wanted: str | None, target: Path | None, *, force: b
 
 def _check(revision: str | None, target: Path | None, *, force: bool) -> None:
     if (revision is None) != (target is None):
-        raise click.UsageError("--fetch N and --to FILE go together.")
+        raise click.UsageError("--fetch N and --to FILE must be used together.")
     if revision is not None and not re.fullmatch(r"v?\d+", revision, re.ASCII):
         raise click.UsageError(f"{revision!r} is neither a revision such as 3 nor a version such as v00000012.")
     if target is not None and target.exists() and not force:
@@ -69,7 +69,7 @@ def _lines(listed: RevisionList, revisions: Revisions) -> list[str]:
     datasource = revisions.spec.datasource
     lines = [f"{listed.extract}: datasource {datasource.name!r} in project {datasource.project!r}"]
     if listed.datasource_id is None:
-        lines.append("  there is none yet: a refresh creates it")
+        lines.append("  it does not exist yet; a refresh creates it")
     elif listed.revisions is None:
         lines.append("  the server shows no revisions")
     for entry in listed.revisions or ():

@@ -1,4 +1,4 @@
-"""What `tir plan` and `tir refresh` do for an extract that Tableau refreshes itself (delivery `trigger`)."""
+"""The work of `tir plan` and `tir refresh` for an extract that Tableau refreshes itself (delivery `trigger`)."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from tir_dagster.refresh.deliveries.trigger import plan_trigger, trigger_warning
 
 
 class TriggerCommand(Command):
-    """One extract that the server refreshes: one run, which watches its tables and decides."""
+    """`tir plan` and `tir refresh` for an extract that the server refreshes, in one run."""
 
     def plan(self, mode: Mode, slices: Sequence[str]) -> Plan:
-        """What a refresh would do, from tokens and definitions alone; nothing is touched."""
+        """Return what a refresh would do, from tokens and definitions alone, without changes."""
         self._refuse(mode, slices)
         self._say_where()
         confirmed = last_confirmation(self._instance, self.keys.published_datasource)
@@ -27,13 +27,13 @@ class TriggerCommand(Command):
         return replace(planned, warnings=trigger_warnings(self.context))
 
     def explain(self) -> list[str]:
-        """Which tables a refresh is started for."""
+        """Say which tables start a refresh when they change."""
         return [f"Refreshed by Tableau itself when one of these changed: {self._tables()}."]
 
     def refresh(
         self, mode: Mode, slices: Sequence[str], *, allow_empty: bool, hints: Sequence[str] = ()
     ) -> RefreshOutcome:
-        """Let the server refresh the datasource if its source changed; one run in the history."""
+        """Start the server's own refresh if the source changed, and wait for it."""
         self._refuse(mode, slices)
         if hints:
             raise SpecError(
@@ -44,7 +44,7 @@ class TriggerCommand(Command):
     def _refresh(
         self, outcome: RefreshOutcome, mode: Mode, slices: Sequence[str], *, allow_empty: bool, hints: Sequence[str]
     ) -> None:
-        del slices, allow_empty, hints  # what the server loads is its own business
+        del slices, allow_empty, hints  # the server decides what it loads
         op = self.keys.published_datasource.to_python_identifier()
         result = self._run(outcome, refresh_job_name(self.spec), config={"ops": {op: {"config": {"mode": mode}}}})
         event = event_metadata(result, self.keys.published_datasource)

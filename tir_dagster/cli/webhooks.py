@@ -1,4 +1,4 @@
-"""`tir webhooks`: let Tableau tell of refreshes, and receive what it tells. Heavy imports stand inside the commands."""
+"""The commands `tir webhooks …`: register webhooks in Tableau and receive its events. Heavy imports are inside the commands."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 DEFAULT_PORT = 8642
 
 
-@click.group(short_help="Let Tableau tell when it refreshed a datasource.")
+@click.group(short_help="Receive events when Tableau refreshes a datasource.")
 def webhooks() -> None:
-    """Let Tableau tell when it refreshed a datasource: on its schedules, or because somebody asked it to.
+    """Receive events when Tableau refreshes a datasource, by schedule or by hand.
 
-    Each such refresh becomes an observation of the extract's `published_datasource` in Dagster.
+    Each refresh becomes an observation of the extract's `published_datasource` in Dagster.
     """
 
 
-@webhooks.command(short_help="Register our webhooks at Tableau.")
-@click.option("--url", required=True, help="Public address at which the receiver is reached, such as https://host/tir.")
+@webhooks.command(short_help="Register the webhooks in Tableau.")
+@click.option("--url", required=True, help="Public address of the receiver, such as https://host/tir.")
 def register(url: str) -> None:
-    """Register the webhooks at Tableau, ending with TIR_WEBHOOK_SECRET; harmless when they are there already."""
+    """Register the webhooks in Tableau; their URL ends with TIR_WEBHOOK_SECRET. Safe to repeat."""
     from tir_dagster.tableau.webhooks import receiver_url, register_webhooks, webhook_secret  # noqa: PLC0415
 
     address = receiver_url(url, webhook_secret(os.environ))
@@ -37,7 +37,7 @@ def register(url: str) -> None:
             click.echo(_line(hook))
 
 
-@webhooks.command("list", short_help="List our webhooks.")
+@webhooks.command("list", short_help="List the registered webhooks.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def show(as_json: bool) -> None:
     """List the webhooks that were registered from this Dagster history."""
@@ -51,7 +51,7 @@ def show(as_json: bool) -> None:
         click.echo("\n".join(map(_line, registered)) or "No webhooks are registered.")
 
 
-@webhooks.command(short_help="Remove our webhooks.")
+@webhooks.command(short_help="Remove the registered webhooks.")
 def remove() -> None:
     """Remove the webhooks that were registered from this Dagster history."""
     from tir_dagster.tableau.webhooks import remove_webhooks  # noqa: PLC0415
@@ -61,14 +61,16 @@ def remove() -> None:
     click.echo(f"{len(removed)} webhooks removed." if removed else "No webhooks were registered.")
 
 
-@webhooks.command(short_help="Receive what Tableau tells, and note it.")
+@webhooks.command(short_help="Receive events and record them in Dagster.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--port", type=click.IntRange(0, 65535), default=DEFAULT_PORT, show_default=True, help="0: any free one.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=DEFAULT_PORT, show_default=True, help="0 selects a free port."
+)
 def listen(host: str, port: int) -> None:
-    """Receive what Tableau tells, and note it in Dagster's history; Ctrl-C ends it.
+    """Receive Tableau's events and record them in Dagster's history. Ctrl-C ends it.
 
-    Speaks plain HTTP: Tableau wants https, so put a proxy with a certificate in front. Only calls whose path ends with
-    TIR_WEBHOOK_SECRET are heard.
+    Speaks plain HTTP. Tableau requires HTTPS, so put a proxy with a certificate in front. Only calls whose path ends with
+    TIR_WEBHOOK_SECRET are accepted.
     """
     from tir_dagster.cli.webhook_receiver import Receiver  # noqa: PLC0415
     from tir_dagster.orchestration.home import dagster_instance, tir_home  # noqa: PLC0415
@@ -97,7 +99,7 @@ def _opened(open_receiver: Any, host: str, port: int) -> Any:
 
 @contextmanager
 def _site() -> Iterator[tuple[TableauClient, str]]:
-    """The site of the environment, and what our webhooks there are called."""
+    """Yield a client of the environment's site, and the label in the names of this project's webhooks."""
     from tir_dagster.orchestration.home import dagster_instance  # noqa: PLC0415
     from tir_dagster.orchestration.sensing.webhooks import instance_label  # noqa: PLC0415
     from tir_dagster.tableau.access import TableauAccess  # noqa: PLC0415
@@ -111,7 +113,7 @@ def _site() -> Iterator[tuple[TableauClient, str]]:
 
 
 def _line(hook: Webhook) -> str:
-    state = "" if hook.enabled else f" (disabled, register again: {hook.reason or 'nobody says why'})"
+    state = "" if hook.enabled else f" (disabled, register again: {hook.reason or 'reason unknown'})"
     return f"{hook.event}: {hook.shown_url}{state}"
 
 

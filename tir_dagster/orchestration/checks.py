@@ -1,4 +1,4 @@
-"""Asset checks: the gate before a publish, the verification of what is published, and the drift that is on record.
+"""Asset checks: the gate before a publish, the verification of the published extract, and recorded drift.
 
 No postponed annotations here: Dagster reads the types of resources from the functions.
 """
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tir_dagster.refresh.verification import Finding, Verification
 
 
-# Metadata of a check that failed: the version it looked at, or started from; what differs; whether it was a repair.
+# Metadata of a failed check: the version that it compared or started from, the slices that differ, and whether the refresh was a repair.
 VERSION, DIFFERENT, REPAIR = "tir/version", "tir/different_slices", "tir/repair"
 
 
@@ -39,15 +39,15 @@ class Drift:
 
 
 def known_drift(instance: dg.DagsterInstance, keys: ExtractKeys, confirmed: Confirmation | None) -> Drift | None:
-    """What the last verification, or the gate of a refresh that failed, found in the confirmed version.
+    """Return the drift that the last verification, or the gate of a failed refresh, found in the confirmed version.
 
-    A version that was published since is another one: what was found in the old one no longer counts.
+    Drift of an older version no longer counts after a newer one is published.
     """
     if confirmed is None:
         return None
     assets = (keys.published_datasource, keys.purged_extract)
     failures = [_failure(instance, key, EQUALS_SOURCE, confirmed.version) for key in assets]
-    # What the server holds may have keys that neither the source nor our own version knows: replacing does not reach them.
+    # The server may hold keys that neither the source nor the local version has: replacing keys cannot remove them.
     failures.append(_other_rows(instance, keys, confirmed.version))
     failed = [failure for failure in failures if failure is not None]
     if not failed:
@@ -63,7 +63,7 @@ def _other_rows(instance: dg.DagsterInstance, keys: ExtractKeys, version: str) -
 
 
 def verified_drift(instance: dg.DagsterInstance, keys: ExtractKeys, confirmed: Confirmation | None) -> str | None:
-    """A text for the source sensor when a verification found drift; what a gate found is asked for again anyway."""
+    """Return a text for the source sensor if a verification found drift; the sensor retries a failed gate anyway."""
     if confirmed is None:
         return None
     checks = (EQUALS_SOURCE, SERVER_HOLDS_IT)
@@ -72,12 +72,12 @@ def verified_drift(instance: dg.DagsterInstance, keys: ExtractKeys, confirmed: C
 
 
 def _failure(instance: dg.DagsterInstance, asset: dg.AssetKey, check: str, version: str) -> dict[str, Any] | None:
-    """The metadata of the asset's last check of that name, if it failed at that version as an error."""
+    """Return the metadata of the asset's last check of that name if it failed as an error at that version."""
     key = dg.AssetCheckKey(asset, check)
     record = instance.event_log_storage.get_latest_asset_check_execution_by_key([key]).get(key)
     event = record.event if record else None
     data = event.dagster_event.event_specific_data if event and event.dagster_event else None
-    # While it runs there is only the word that it was planned.
+    # While the check runs, the record only says that it is planned.
     if not isinstance(data, dg.AssetCheckEvaluation) or data.passed or data.severity is not dg.AssetCheckSeverity.ERROR:
         return None
     metadata = {name: getattr(entry, "value", None) for name, entry in data.metadata.items()}
@@ -90,20 +90,20 @@ def _name(label: str) -> str | None:
 
 ROW_JUMP = "row_count_jump"
 SERVER, UNIQUE_KEY, JOINS = SERVER_HOLDS_IT, "unique_row_key", "mandatory_joins"
-# As many differing slices as a page shows.
+# At most this many differing slices are shown.
 _SHOWN_SLICES = 50
 
 _WORDS = {
     ROWS_ADD_UP: "Rows after the refresh = rows before - purged + appended, read back from the closed file.",
-    EQUALS_SOURCE: "What was replaced is in the closed file as it was read (L1); the slices whose turn it was equal the source at the same "
-    "version by counts, sums, extremes, digests (L2).",
+    EQUALS_SOURCE: "The replaced rows in the closed file equal the rows that were read (L1). The slices compared in this refresh equal the "
+    "source at the same version: counts, sums, extremes, digests (L2).",
     ROW_JUMP: "The extract did not grow or shrink by more than `checks.row_jump` allows.",
-    SERVER: "What the server holds, downloaded, is what was confirmed.",
-    UNIQUE_KEY: "Every row of the extract has a row key of its own, without NULLs.",
+    SERVER: "The downloaded content of the server equals the confirmed version.",
+    UNIQUE_KEY: "Every row of the extract has a unique row key without NULLs.",
     JOINS: "No row is hidden because its partner in an inner join is missing.",
 }
 _PUBLISHED = (
-    "The published version equals the source at that version's own moment: with a publish what it replaced, in a "
+    "The published version equals the source at that version's own moment: after a publish the replaced rows, in a "
     "verification every slice."
 )
 
@@ -112,7 +112,7 @@ _PUBLISHED = (
 
 
 def gate_specs(spec: ExtractSpec, key: dg.AssetKey) -> list[dg.AssetCheckSpec]:
-    """The checks that every refresh makes; a version that fails one is neither kept nor published."""
+    """Return the checks of every refresh; a version that fails a blocking one is neither kept nor published."""
     gate = [dg.AssetCheckSpec(name, asset=key, blocking=True, description=_WORDS[name]) for name in _GATE]
     jump = dg.AssetCheckSpec(ROW_JUMP, asset=key, description=_WORDS[ROW_JUMP])
     return [*gate, *([jump] if spec.checks.row_jump is not None else [])]
@@ -130,14 +130,14 @@ def compared_slices(version: "Version") -> list[str]:
 def gate_results(
     spec: ExtractSpec, version: "Version", applied: "Applied | None", before: int | None
 ) -> Iterator[dg.AssetCheckResult]:
-    """What the gate found; without something applied, the version that is there passed it when it was made."""
+    """Yield the results of the gate; if nothing was applied, the existing version passed it when it was made."""
     rows = version.manifest["rows"]
     if applied is None:
         sums = f"nothing was applied; version {version.id} has {rows:,} rows"
     else:
         sums = f"{applied.before:,} - {applied.purged:,} + {applied.appended:,} = {applied.after:,}"
     compared = compared_slices(version)
-    levels = "L1: what was replaced is in the file as it was read."
+    levels = "L1: the replaced rows in the file equal the rows that were read."
     if compared:
         levels += f" L2: {', '.join(compared)} equal the source at {version.manifest['source_version']}."
     yield dg.AssetCheckResult(passed=True, check_name=ROWS_ADD_UP, description=sums)
@@ -153,9 +153,9 @@ def gate_results(
 def gate_failure(
     error: VerificationError, confirmed: Confirmation | None, *, repair: bool = False
 ) -> dg.AssetCheckResult:
-    """The check that stopped the refresh, in red; the run fails with the same words.
+    """Return the failed check that stopped the refresh; the run fails with the same message.
 
-    With what the next refresh goes by: the version it started from, and whether it replaced slices that had drifted.
+    Its metadata tells the next refresh the version it started from, and whether it was a repair of drifted slices.
     """
     started = {VERSION: confirmed.version, REPAIR: repair} if confirmed else {}
     failure_metadata = {**_slices_shown(error.slices), **started}
@@ -163,7 +163,7 @@ def gate_failure(
 
 
 def evaluation(result: dg.AssetCheckResult, key: dg.AssetKey, *, blocking: bool = False) -> dg.AssetCheckEvaluation:
-    """The same result as an event that any step may yield, whichever one declares the check."""
+    """Return the result as an event that any step may yield, not only the one that declares the check."""
     return dg.AssetCheckEvaluation(
         asset_key=key,
         check_name=str(result.check_name),
@@ -179,7 +179,7 @@ def evaluation(result: dg.AssetCheckResult, key: dg.AssetKey, *, blocking: bool 
 
 
 def verification_names(spec: ExtractSpec) -> list[str]:
-    """Which checks `published_datasource` has."""
+    """Return the names of the checks of `published_datasource`."""
     return [
         EQUALS_SOURCE,
         *([UNIQUE_KEY] if spec.row_key else []),
@@ -191,7 +191,7 @@ def verification_names(spec: ExtractSpec) -> list[str]:
 def build_verification(
     spec: ExtractSpec, keys: ExtractKeys, context_for: Callable[..., Any]
 ) -> dg.AssetChecksDefinition:
-    """One step that makes the chosen checks, none of which blocks anything: what they look at is published."""
+    """Build one step for the selected checks; none of them blocks, because the extract is already published."""
     words = {**_WORDS, EQUALS_SOURCE: _PUBLISHED}
     specs = [
         dg.AssetCheckSpec(name, asset=keys.published_datasource, description=words[name])
@@ -212,7 +212,7 @@ def build_verification(
         from tir_dagster.refresh import stages  # noqa: PLC0415 - seconds that loading definitions must not take
 
         check_names = sorted(key.name for key in context.selected_asset_check_keys)
-        # A run at work may remove the version that is looked at.
+        # Under the lease: a refresh could remove the version that is compared.
         with stages.leased(extract, f"run {context.run.run_id}", wait_seconds=_LEASE_WAIT_SECONDS) as refresh:
             confirmed = last_confirmation(context.instance, keys.published_datasource)
             yield from _verify(refresh, confirmed, check_names)
@@ -223,16 +223,16 @@ def build_verification(
 def published_evaluations(
     refresh: "RefreshContext", confirmation: Confirmation, keys: ExtractKeys, *, warn: Callable[..., None]
 ) -> Iterator[dg.AssetCheckEvaluation]:
-    """What is known of a version right after its publish, as results of the datasource's checks.
+    """Yield check results that are known right after a publish.
 
-    Without them Dagster shows the checks as not evaluated after every publish. Those that ask the source or the server
-    again are left to the verification.
+    Without them, Dagster shows the checks as not evaluated after every publish. Checks that must query the source or the
+    server again are left to the verification.
     """
     try:
         results = _known_at_publish(refresh, confirmation)
     except Exception as error:
-        # Nothing about it may fail a run whose publish is confirmed.
-        warn("the checks of what was published were not reported; the verification makes them: %s", error)
+        # An error here must not fail a run whose publish is confirmed.
+        warn("the check results of the publish were not reported; the next verification reports them: %s", error)
         return
     yield from (evaluation(result, keys.published_datasource) for result in results)
 
@@ -241,7 +241,7 @@ def _known_at_publish(refresh: "RefreshContext", confirmation: Confirmation) -> 
     from tir_dagster.refresh.verification import Finding, Verification  # noqa: PLC0415
 
     verification = Verification(refresh, confirmation)
-    verified = f"Verified before the publish: what version {confirmation.version} replaced equals the source at "
+    verified = f"Verified before the publish: the rows replaced by version {confirmation.version} equal the source at "
     equal = Finding(
         True, f"{verified}{confirmation.source_version}. {verify_job_name(refresh.spec)} compares every slice."
     )
@@ -260,7 +260,7 @@ def _verify(refresh: Any, confirmed: Any, check_names: Sequence[str]) -> Iterato
     from tir_dagster.refresh.verification import Finding, Verification, not_told  # noqa: PLC0415
 
     if confirmed is None:
-        nothing = Finding(False, f"Nothing is published yet: tir refresh {refresh.spec.name}.", open=True)
+        nothing = Finding(False, f"Nothing is published yet. Run tir refresh {refresh.spec.name}.", open=True)
         yield from (_result(name, nothing, dg.AssetCheckSeverity.WARN) for name in check_names)
         return
     try:
@@ -296,14 +296,14 @@ def _result(
         passed=finding.passed,
         check_name=name,
         description=finding.sentence,
-        # What could not be asked is no drift.
+        # A comparison that could not be made is not drift.
         severity=dg.AssetCheckSeverity.WARN if finding.open else severity,
         metadata={**finding.counted, **_slices_shown(finding.slices), **more},
     )
 
 
 def _slices_shown(slices: Any) -> dict[str, Any]:
-    """What differs by slice, as a table."""
+    """Return metadata with the differences by slice, as a table."""
     if not slices:
         return {}
     lines = [f"| {name} | {'; '.join(slices[name][:3])} |" for name in sorted(slices)[:_SHOWN_SLICES]]

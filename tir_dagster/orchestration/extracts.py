@@ -1,4 +1,4 @@
-"""From a spec to Dagster definitions: assets, jobs and sensors of one extract. No resources: they are the project's."""
+"""Dagster definitions of one extract, built from its spec: assets, checks, jobs, sensors, schedules. No resources."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tir_dagster.orchestration.translation import ExtractAssets, ExtractTranslat
 from tir_dagster.orchestration.trigger import build_trigger_defs
 from tir_dagster.spec.extract import ExtractSpec
 
-# Dagster shows which libraries made the definitions; here, because `import tir_dagster` loads no Dagster.
+# Dagster shows which libraries made the definitions. Registered here, because `import tir_dagster` does not import Dagster.
 DagsterLibraryRegistry.register("tir_dagster", version("tir_dagster"), is_dagster_package=False)
 
 
@@ -31,11 +31,10 @@ def build_extract_defs(
     alerts: bool = True,
     filled_by: Sequence[dg.AssetKey] = (),
 ) -> dg.Definitions:
-    """The definitions of one extract; merge them with a project's own, and with resources by environment.
+    """Build the definitions of one extract; merge them with your own and with `environment_resources()`.
 
-    A translator changes how the assets look: keys, groups, owners, tags, descriptions. Without `alerts` the project has one
-    sensor for all its extracts: `build_alert_sensor(specs)`. `filled_by` are the assets after which its source is there: those
-    of loads.
+    A translator changes how the assets look: keys, groups, owners, tags, descriptions. Pass `alerts=False` if the project has
+    one sensor for all its extracts: `build_alert_sensor(specs)`. `filled_by` are the assets of loads that fill the source.
     """
     defs = _extract_defs(extract_assets(spec, translator, filled_by))
     if not alerts or spec.alerts is None:
@@ -45,7 +44,7 @@ def build_extract_defs(
 
 def _extract_defs(assets: ExtractAssets) -> dg.Definitions:
     spec = assets.spec
-    # Dagster calls backfill policies beta in every process that loads them; users can do nothing about it.
+    # Dagster warns in every process that backfill policies are beta; users can do nothing about it.
     warnings.filterwarnings("ignore", category=dg.BetaWarning)
     warn_of_many_slices(spec)
     if spec.delivery == "trigger":

@@ -1,8 +1,8 @@
 """IO managers: steps exchange handles of change sets and extract versions, never rows.
 
-The data itself is made durable inside the step, under the extract's lease; these check that it is there, say where, and
-find it again for the next step, in whatever process that runs. The asset's own metadata tells which extract's folder is
-meant; without it the last but one part of its key does. No postponed annotations here: Dagster reads the fields' types.
+The step itself stores the data, under the extract's lease. The IO managers check that it exists, record its location, and
+find it again for the next step, in any process. The asset's metadata names the extract; without it, the second to last part
+of the asset key does. No postponed annotations here: Dagster reads the fields' types.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ CHANGE_SET_IO, HYPER_IO = "change_set_io_manager", "hyper_io_manager"
 
 
 class StateFolder(dg.ConfigurableResource):
-    """Where change sets, extract versions and leases are kept."""
+    """The folder of change sets, extract versions and leases."""
 
     path: str
 
@@ -45,10 +45,10 @@ class StagedChangeSet:
 
 
 class ChangeSetIOManager(dg.ConfigurableIOManager):
-    """The handle of a change set; an input gets it back with its folder while it is pending.
+    """Passes the handle of a change set; an input gets it with its folder while it is pending.
 
-    An asset that takes one partition of `changed_keys` gets a StagedChangeSet; one that takes several gets those that
-    are still pending, by partition.
+    An asset that takes one partition of `changed_keys` gets a StagedChangeSet; one that takes several gets a mapping of
+    those that are still pending, by partition.
     """
 
     state: dg.ResourceDependency[StateFolder]
@@ -68,13 +68,13 @@ class ChangeSetIOManager(dg.ConfigurableIOManager):
         if partitions[0] not in pending:
             raise TirError(
                 f"{extract}: the change set {partitions[0]} is not pending: a publish settled it, or it was never staged. "
-                "Its rows are in the extract: take purged_extract, or a newer change set."
+                "Its rows are in the extract: use purged_extract, or a newer change set."
             )
         return pending[partitions[0]]
 
 
 class HyperIOManager(dg.ConfigurableIOManager):
-    """The handle of a verified extract version, for one slice, a range of them or none: a version is always whole.
+    """Passes the handle of a verified extract version; it contains all slices, whichever partitions a run names.
 
     An asset that takes `purged_extract` gets the newest verified Version; its `.extract` is the Hyper file. Open a
     copy: Hyper writes into a file that it only reads.
@@ -111,13 +111,13 @@ def extract_of(context: dg.OutputContext | dg.InputContext) -> str:
     if len(context.asset_key.path) > 1:
         return context.asset_key.path[-2]
     raise TirError(
-        f"{context.asset_key.to_user_string()} is no asset of an extract. Use this IO manager for changed_keys and "
+        f"{context.asset_key.to_user_string()} is not an asset of an extract. Use this IO manager for changed_keys and "
         "purged_extract, and for assets that take them."
     )
 
 
 def staged_metadata(store: ChangeSetStore, change_set: ChangeSet) -> dict[str, dg.MetadataValue]:
-    """Where a staged change set is and how large; an error if it is not there."""
+    """Return path and size of a staged change set; raise if it does not exist."""
     folder = store.path(change_set.id)
     if not (folder / MANIFEST).is_file():
         raise TirError(

@@ -31,7 +31,7 @@ class TriggerConfig(dg.Config):
 
 
 def build_trigger_defs(assets: ExtractAssets) -> dg.Definitions:
-    """The definitions of one extract that the server refreshes."""
+    """Build the definitions of an extract that the server refreshes."""
     spec, keys = assets.spec, assets.keys
     job = dg.define_asset_job(
         refresh_job_name(spec),
@@ -65,7 +65,7 @@ def _published(assets: ExtractAssets) -> dg.AssetsDefinition:
         tableau: TableauResource,
         state: StateFolder,
     ) -> Events:
-        from tir_dagster.refresh.context import leased, refresh_context  # noqa: PLC0415 - the clients: seconds
+        from tir_dagster.refresh.context import leased, refresh_context  # noqa: PLC0415 - the clients take seconds to import
         from tir_dagster.refresh.deliveries.trigger import (  # noqa: PLC0415
             no_spark,
             plan_trigger,
