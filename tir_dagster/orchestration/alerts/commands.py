@@ -1,4 +1,4 @@
-"""What becomes of a command, for people: told at its end, or by the alerts sensor where it was killed."""
+"""Alerts about commands: sent at the end of a command, or by the alerts sensor if the command was killed."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ from tir_dagster.orchestration.names import (
 from tir_dagster.orchestration.partitions import UNFINISHED
 from tir_dagster.spec.load import LoadSpec
 
-_KILLED = "The command that worked on it ended without a word: its process was killed, or its machine stopped."
+_KILLED = "The command ended without a result: its process was killed, or its machine stopped."
 
 
 def book_of(home: Path) -> Book:
-    """One for commands, sensors and a project's own reports, wherever the rest of the state is: below TIR_HOME."""
+    """Return the alerts' state in TIR_HOME; commands, sensors and a project's own reports share it."""
     return Book(home / "alerts")
 
 
@@ -62,7 +62,7 @@ def _commands(home: Path) -> Path:
 def telling(
     spec: Declaration, instance: dg.DagsterInstance, outcome: Any, progress: Callable[[str], None]
 ) -> Iterator[None]:
-    """Tell people how the block ended, within the time that the spec allows, whatever becomes of the telling."""
+    """Send an alert about the end of the block, within the spec's timeout; a failed alert never changes the result."""
     if spec.alerts is None:
         yield
         return
@@ -71,16 +71,16 @@ def telling(
         try:
             yield
         except Exception as error:
-            if not _is_typists(spec, instance, error):
+            if not _concerns_only_user(spec, instance, error):
                 _tell(spec, instance, outcome, progress, partial(_failed, spec, instance, outcome, error, started))
             raise
         _tell(spec, instance, outcome, progress, partial(_succeeded, spec, instance, outcome))
 
 
-def _is_typists(spec: Declaration, instance: dg.DagsterInstance, error: Exception) -> bool:
-    """A wrong command is the business of who typed it, and so are Ctrl-C and a spec that never worked.
+def _concerns_only_user(spec: Declaration, instance: dg.DagsterInstance, error: Exception) -> bool:
+    """Return whether only the user of the command needs to know: a wrong option, Ctrl-C, a spec that never worked.
 
-    One that did work is everybody's: its source lost a column, and the command runs by itself at night.
+    A spec that worked before is different: the source may have lost a column, and nobody watches a nightly command.
     """
     if isinstance(error, HintError) or (isinstance(error, StoppedError) and error.number is signal.SIGINT):
         return True
@@ -96,7 +96,7 @@ def _tell(
     progress: Callable[[str], None],
     make_report: Callable[[], Report | None],
 ) -> None:
-    assert spec.alerts is not None, "who has nobody to tell does not come here"
+    assert spec.alerts is not None, "called only for specs with alerts"
     try:
         teller = Teller(
             book_of(tir_home()),
@@ -110,13 +110,13 @@ def _tell(
         leave_notes(instance, notes, progress)
         outcome.warnings += [note.text for note in notes]
     except Exception as error:
-        # Nothing about the telling may turn a refresh that is through into one that failed.
+        # A failed alert must not make a finished refresh fail.
         message = shortened(one_line(scrub(str(error), os.environ)), 300)
-        progress(f"people were not told: {type(error).__name__}: {message}")
+        progress(f"the alert could not be sent: {type(error).__name__}: {message}")
 
 
 def leave_notes(instance: dg.DagsterInstance, notes: Sequence[Note], warn: Callable[[str], Any]) -> None:
-    """What could not be told is visible: in the log here, and on the run that it was about."""
+    """Show alerts that could not be sent: in the log, and on the run that they are about."""
     for note in notes:
         warn(note.text)
         run = instance.get_run_by_id(note.run_id) if note.run_id else None
@@ -138,7 +138,7 @@ def _failed(spec: Declaration, instance: dg.DagsterInstance, outcome: Any, error
         step = load_failure_of_run(instance, spec, record) if record is not None else None
         return load_failure(spec, **fields, step=step.step if step else "")
     failures = failures_of_run(instance, [spec], record, tir_home()) if record is not None else []
-    # Before the first run it looks at the server and the source.
+    # Before the first run, the command reads the server and the source.
     step_name = failures[0].step if failures else "looking at the datasource and its source"
     return failure(instance, spec, tir_home(), **fields, step=step_name)
 
@@ -173,13 +173,13 @@ def _succeeded(spec: Declaration, instance: dg.DagsterInstance, outcome: Any) ->
     )
 
 
-# A command that was killed
+# Killed commands
 
 
 def killed_reports(
     instance: dg.DagsterInstance, specs: Sequence[Declaration], home: Path
 ) -> list[tuple[Killed, Failure | None]]:
-    """What the commands would have said that can say nothing any more; None where their last run says it all."""
+    """Return killed commands with their failures; None where the report of their last run is enough."""
     by_name = {spec.name: spec for spec in specs}
     return [
         (command, _killed(instance, by_name[command.extract], command))
@@ -194,11 +194,11 @@ def _killed(instance: dg.DagsterInstance, spec: Declaration, command: Killed) ->
     run_id = record.dagster_run.run_id if record else ""
     at_work = record is not None and record.dagster_run.status in UNFINISHED
     fields: dict[str, Any] = {
-        # A run that ended has its own report, under its own id.
+        # An ended run has its own report with its own id.
         "ident": f"{run_id if at_work else command.started}/{spec.name}",
         "names": [],
         "sentence": _KILLED,
-        # Not now: a later command may have worked meanwhile.
+        # Not the current time: a later command may have succeeded meanwhile.
         "at": command.last,
         "run_id": run_id,
     }
@@ -206,7 +206,7 @@ def _killed(instance: dg.DagsterInstance, spec: Declaration, command: Killed) ->
 
 
 def _last_run(instance: dg.DagsterInstance, spec: Declaration, command: Killed) -> dg.RunRecord | None:
-    """The run that the command was in; those made after it was last seen alive are another command's."""
+    """Return the command's last run; runs created after it was last seen alive belong to another command."""
     jobs = [load_job_name(spec)] if isinstance(spec, LoadSpec) else [detect_job_name(spec), refresh_job_name(spec)]
     since, until = (datetime.fromtimestamp(at, UTC) for at in (command.started, command.last))
     records = [
@@ -221,7 +221,7 @@ def _last_run(instance: dg.DagsterInstance, spec: Declaration, command: Killed) 
 
 
 def _says_it_all(instance: dg.DagsterInstance, spec: Declaration, record: dg.RunRecord) -> bool:
-    """Whether the sensor tells of the command by its last run: it was killed after that, while it told people itself."""
+    """Return whether the sensor reports the command by its last run: it was killed after that run."""
     status = record.dagster_run.status
     if status is not dg.DagsterRunStatus.SUCCESS:
         return status not in UNFINISHED

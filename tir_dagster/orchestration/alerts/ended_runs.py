@@ -1,4 +1,4 @@
-"""Dagster's history as the alerts sensor reads it: which runs ended since its last tick, and what they mean for people."""
+"""Ended runs for the alerts sensor: find those that ended since its last tick, and turn them into reports."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ from tir_dagster.spec.load import LoadSpec
 
 Declaration: TypeAlias = ExtractSpec | LoadSpec
 
-# A run may be on record a little later than its end says.
+# A run may be recorded a little after its end time.
 OVERLAP_SECONDS = 300.0
-# A run's tags may change after its end: it comes up again, and who has heard of it need not hear it again.
+# A run's tags may change after its end; then it is found again, but must not be reported again.
 OLDEST_SECONDS = 86_400.0
-# Whether Dagster retries a failed run is on record right after its failure; that nobody does, is not.
+# Dagster records soon after a failure that it will retry; it records nothing if it will not.
 RETRY_NEWS_SECONDS, RETRY_WAIT_SECONDS = 30.0, 900.0
-# A command tells people of its own runs within its `timeout`; one that was killed does not.
+# A command reports its own runs within its `timeout`; a killed command does not.
 COMMAND_NEWS_SECONDS = 120.0
-# How long a run that cannot be read is tried again.
+# How long reading an unreadable run is retried.
 UNREADABLE_SECONDS = 900.0
-# After a long outage the next tick goes on.
+# After a long outage, the next tick continues.
 MOST_RUNS = 100
-# And where the history answers slowly: Dagster ends a tick after 60 seconds, and all it read would be read again.
+# For a slow history: Dagster ends a tick after 60 seconds, and the next tick would have to read everything again.
 READ_SECONDS = 20.0
 _WILL_RETRY, _RETRIED_BY = "dagster/will_retry", "dagster/auto_retry_run_id"
 _ENDED = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE]
@@ -54,12 +54,12 @@ _ENDED = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE]
 
 @dataclass(frozen=True)
 class Watermark:
-    """Up to where ended runs were looked at, which ones around there, and which wait for Dagster's retry."""
+    """The sensor's cursor: the time up to which ended runs were read, the runs seen around it, and runs to read later."""
 
-    # When the sensor first looked: what ended before people asked to be told is history.
+    # The sensor's first tick: runs that ended before it are not reported.
     start: float
     after: float
-    # By when they came on record.
+    # Run ids with the time at which they were recorded.
     seen: dict[str, float] = field(default_factory=dict)
     waiting: list[str] = field(default_factory=list)
 
@@ -84,7 +84,7 @@ def finished(
     most: int = MOST_RUNS,
     seconds: float = READ_SECONDS,
 ) -> tuple[list[Report], Watermark]:
-    """Reports of the runs that ended since, the longest ago first, and where to go on."""
+    """Return reports of the runs that ended since, oldest first, and the new cursor."""
     records = _ended_since(instance, before, most)
     oldest = max(before.start, before.after - OLDEST_SECONDS)
     fresh = {record.dagster_run.run_id: record for record in records if _end(record) >= oldest} | {
@@ -111,7 +111,7 @@ def finished(
 
 
 def _ended_since(instance: dg.DagsterInstance, before: Watermark, most: int) -> list[dg.RunRecord]:
-    """Those that were not seen, in the order in which they came on record: however many there are, the next tick goes on."""
+    """Return unseen ended runs in the order of recording; if there are too many, the next tick continues."""
     since = max(before.start, before.after - OVERLAP_SECONDS)
     runs_filter = dg.RunsFilter(statuses=_ENDED, updated_after=datetime.fromtimestamp(since, UTC))
     records = instance.get_run_records(
@@ -133,27 +133,27 @@ def _is_early(instance: dg.DagsterInstance, record: dg.RunRecord, now: float) ->
 
 
 def _is_left_to_command(record: dg.RunRecord, now: float) -> bool:
-    """What the command has told by then is not told again: its reports have the same ids."""
+    """Return whether to wait for the command's own report; it has the same id, so it is not sent twice."""
     run = record.dagster_run
     return run.tags.get(TOLD_BY_COMMAND) == run.run_id and now - _end(record) < COMMAND_NEWS_SECONDS
 
 
 def _may_be_retried(instance: dg.DagsterInstance, record: dg.RunRecord, now: float) -> bool:
-    """Whether Dagster may still run it again: people hear of the last try only, but they do hear of it."""
+    """Return whether Dagster may still retry the run: only the last attempt is reported."""
     run = record.dagster_run
     if run.status is not dg.DagsterRunStatus.FAILURE or _RETRIED_BY in run.tags or not instance.run_retries_enabled:
         return False
     will_retry, since = run.tags.get(_WILL_RETRY), now - _end(record)
     if will_retry is None:
         return since < RETRY_NEWS_SECONDS
-    # The daemon that retries may be down, or the run's code gone.
+    # The daemon that retries may be down, or the run's code may be gone.
     return will_retry.lower() == "true" and since < RETRY_WAIT_SECONDS
 
 
 def _reports_if_readable(
     instance: dg.DagsterInstance, specs: Sequence[Declaration], record: dg.RunRecord, home: Path
 ) -> list[Report] | None:
-    """None for a run that cannot be read: people still hear of all others, and of this one if that passes."""
+    """Return the run's reports; None if it cannot be read, so that all others are still reported."""
     try:
         return reports_of(instance, specs, record, home)
     except Exception as error:
@@ -177,7 +177,7 @@ def reports_of(
         failures = [*failures_of_run(instance, extracts, record, home), *filter(None, failed)]
         failed_names = {report.extract for report in failures}
         others = [spec for spec in own if spec.name not in failed_names]
-        # What another step's failure did not keep from being published, or loaded, is through.
+        # Extracts and loads that succeeded although another step of the run failed.
         successes = _successes(instance, others, record, keys, home)
         return [*failures, *(report for report in successes if report.published)]
     return [*_successes(instance, own, record, keys, home)]
@@ -186,7 +186,7 @@ def reports_of(
 def _successes(
     instance: dg.DagsterInstance, own: Sequence[Declaration], record: dg.RunRecord, keys: set[dg.AssetKey], home: Path
 ) -> Iterator[Success]:
-    """What the run brought to an end; an asset beside the extract's own ones says nothing about its refresh."""
+    """Yield the successes of the run; other assets in the run do not count as a refresh of the extract."""
     for spec in own:
         if isinstance(spec, LoadSpec):
             yield load_success_of_run(instance, spec, record)
@@ -203,7 +203,7 @@ def _only_verifies(run: dg.DagsterRun, keys: set[dg.AssetKey], specs: Sequence[E
 def _verified(
     instance: dg.DagsterInstance, specs: Sequence[ExtractSpec], record: dg.RunRecord, home: Path
 ) -> list[Report]:
-    """Of a run that made checks and no asset: whether they could be made. What they found is told elsewhere."""
+    """Return reports of a verification run: whether its checks could compare. Drift is reported by `conditions`."""
     ident, ended = record.dagster_run.run_id, _end(record)
     if record.dagster_run.status is dg.DagsterRunStatus.FAILURE:
         return [_unverified(failed) for failed in failures_of_run(instance, specs, record, home)]
@@ -212,7 +212,7 @@ def _verified(
         if (reason := not_verified(instance, spec, ident))
         else Recovered(f"{ident}/{spec.name}/verified", spec.name, "verification", ended)
         for spec in specs
-        # Where nothing is published yet there is nothing to verify either.
+        # Nothing published yet, so nothing to verify.
         if last_confirmation(instance, extract_keys(spec).published_datasource) is not None
     ]
 
@@ -220,20 +220,20 @@ def _verified(
 def _not_verified(
     instance: dg.DagsterInstance, spec: ExtractSpec, record: dg.RunRecord, reason: str, home: Path
 ) -> Failure:
-    """Its run ended well, but the checks could not look: Snowflake or Tableau did not let them."""
+    """Return the failure of a run that succeeded although its checks could not read Snowflake or Tableau."""
     run_id = record.dagster_run.run_id
     ident, at = f"{run_id}/{spec.name}", _end(record)
     return _unverified(failure(instance, spec, home, ident=ident, names=[], sentence=reason, at=at, run_id=run_id))
 
 
 def _unverified(failed: Failure) -> Failure:
-    """A verification changes nothing, so that there is nothing to say about what is unaffected."""
+    """Turn the failure into one of the verification, which changes nothing: `unaffected` stays empty."""
     cause = failed.cause if failed.cause.is_whole_server else Cause.UNVERIFIED
     return replace(failed, topic="verification", cause=cause, unaffected="")
 
 
 def _asset_keys(instance: dg.DagsterInstance, run: dg.DagsterRun) -> set[dg.AssetKey]:
-    """In runs of the extracts' jobs, of assets picked by hand, of a user's job."""
+    """Return the assets of a run: of an extract's job, of selected assets, or of a user's job."""
     if run.asset_selection:
         return set(run.asset_selection)
     planned = instance.get_records_for_run(run.run_id, of_type=DagsterEventType.ASSET_MATERIALIZATION_PLANNED)
@@ -241,7 +241,7 @@ def _asset_keys(instance: dg.DagsterInstance, run: dg.DagsterRun) -> set[dg.Asse
 
 
 def _concerns(spec: Declaration, run: dg.DagsterRun, keys: set[dg.AssetKey]) -> bool:
-    """By its job or its assets; of a translator's keys the first part is still the extract's name."""
+    """Return whether the run belongs to the spec, by its job or its assets."""
     if isinstance(spec, LoadSpec):
         return run.job_name == load_job_name(spec) or load_keys(spec).source_table in keys
     return (

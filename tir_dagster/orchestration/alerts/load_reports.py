@@ -1,4 +1,4 @@
-"""What a finished load means for people, and who they are. Reads, decides nothing."""
+"""Reports about finished loads, and whom they go to."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ UNAFFECTED = "a load is one transaction: the table has all of it or nothing"
 
 
 def with_people(load: LoadSpec, extracts: Sequence[ExtractSpec]) -> LoadSpec:
-    """The load with somebody to tell: its own people, else those of the first extract that reads its table.
+    """Return the load with alerts: its own, or those of the first extract that reads its table.
 
-    The latter hear of failures and their end only: a load that works shows in their extract.
+    The people of the extract get only failures and recoveries: a successful load shows in their extract.
     """
     if load.alerts is not None:
         return load
@@ -70,7 +70,7 @@ def load_failure(
 
 
 def load_failure_of_run(instance: dg.DagsterInstance, load: LoadSpec, record: dg.RunRecord) -> Failure | None:
-    """None if other steps of the run failed, and not the load's."""
+    """Return the load's failure; None if only other steps of the run failed."""
     run_id, steps = record.dagster_run.run_id, failed_steps(instance, record.dagster_run.run_id)
     own = [ending for ending in steps if ending[0] == load_keys(load).source_table.to_python_identifier()]
     for step, names, sentence in own or ([] if steps else run_ending(instance, run_id)):
@@ -101,7 +101,7 @@ def load_success_of_run(instance: dg.DagsterInstance, load: LoadSpec, record: dg
         seconds=seconds_of(record),
         of="load",
         facts=_facts(metadata or {}),
-        # It reads the list of loads, whatever it finds.
+        # Every load reads the list of loads, so Snowflake answered.
         scopes=(snowflake_scope(os.environ),),
     )
 

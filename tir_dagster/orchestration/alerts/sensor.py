@@ -1,4 +1,4 @@
-"""People are told of what Dagster ran: the sensor over its history, and what others leave to be told by it.
+"""The alerts sensor over Dagster's history, and reports that checks, sensors and own code leave for it.
 
 No postponed annotations here: Dagster reads the resources' types.
 """
@@ -30,17 +30,17 @@ from tir_dagster.spec.load import LoadSpec
 
 Seen = TypeVar("Seen")
 INTERVAL_SECONDS = 30
-# Dagster ends a tick after 60 seconds; reading and telling share these.
+# Dagster ends a tick after 60 seconds; reading and sending share this time.
 TICK_SECONDS, LEAST_SECONDS = 45.0, 10.0
 
 
-# What others report: checks, sensors, a project's own code
+# Reports of checks, sensors and a project's own code
 
 
 def report(spec: Declaration, cause: Cause, sentence: str, *, ident: str, topic: Topic | None = None) -> None:
-    """Leave a failure for the alerts sensor: what a project's own check finds, a sensor that cannot read.
+    """Leave a failure for the alerts sensor, such as the result of your own check.
 
-    `ident` is the same when the same thing is reported twice, and another one for a new occurrence.
+    Use the same `ident` for the same occurrence, and another one for a new occurrence.
     """
     if spec.alerts is None:
         return
@@ -54,7 +54,7 @@ def report(spec: Declaration, cause: Cause, sentence: str, *, ident: str, topic:
         datasource=_place(spec),
         topic=topic,
     )
-    # A sensor reports at every tick: the newest says it all.
+    # A sensor reports at every tick: keep only the newest report.
     book_of(tir_home()).put(failure, slot=f"{spec.name}/sensor" if failure.ends_with == "sensor" else "")
 
 
@@ -69,21 +69,21 @@ def _place(spec: Declaration) -> str:
 
 
 def report_recovery(spec: Declaration, topic: Topic) -> None:
-    """Leave word that something other than a refresh works again; free of cost where nothing was wrong."""
+    """Leave a recovery for the alerts sensor, of something other than a refresh; does nothing if nothing was wrong."""
     if spec.alerts is None:
         return
     book = book_of(tir_home())
     slot = f"{spec.name}/{topic}"
-    # Whoever reads the source also shows that Snowflake answers.
+    # A sensor that reads the source also shows that Snowflake answers.
     scopes = (snowflake_scope(os.environ),) if topic == "sensor" else ()
     recovery = Recovered(f"{slot}/{time.time():.3f}", spec.name, topic, time.time(), scopes)
-    # A report that waits is not yet a trouble, and would become one that nobody ends.
+    # Also if a report still waits: it would become a trouble without an end.
     if book.reports([spec.name]) or any(trouble.left_by(recovery) != trouble.affected for trouble in book.troubles()):
         book.put(recovery, slot=slot)
 
 
 def unless_blind(spec: Declaration, otherwise: str, look: Callable[[], Seen]) -> Seen | dg.SkipReason:
-    """What a sensor saw. That it could not see is told after some patience, as one missed tick is nothing; its end, too."""
+    """Return the result of `look`; on an error, report a blind sensor and return a skip reason. Report recovery, too."""
     try:
         seen = look()
     except TirError as error:
@@ -101,11 +101,11 @@ def _report_blind(spec: Declaration, error: TirError) -> None:
 
 
 def _guarded(action: Callable[[], None]) -> None:
-    """A disk that is full must not stop a sensor that can still read."""
+    """Run the action; a full disk must not stop a sensor that can still read."""
     try:
         action()
     except OSError as error:
-        dg.get_dagster_logger().warning("people could not be told: %s", error)
+        dg.get_dagster_logger().warning("the alert could not be stored: %s", error)
 
 
 # The sensor
@@ -114,16 +114,16 @@ def _guarded(action: Callable[[], None]) -> None:
 def build_alert_sensor(
     specs: Sequence[ExtractSpec], name: str = "alerts", *, loads: Sequence[LoadSpec] = ()
 ) -> dg.SensorDefinition:
-    """One sensor for all these extracts and loads, so that a server that is down is one message and not one for each."""
+    """Build one sensor for all these extracts and loads, so that a server that is down gives one message."""
     declared: list[Declaration] = [*specs, *loads]
     alerting = [spec for spec in declared if spec.alerts is not None]
 
     @dg.sensor(
         name=name,
         minimum_interval_seconds=INTERVAL_SECONDS,
-        # Whoever declares alerts wants to hear of failures, not to look for a switch first.
+        # On by default: people who declare alerts expect to get them.
         default_status=dg.DefaultSensorStatus.RUNNING,
-        description="Tells people of failed and recovered refreshes and loads and of successes, as `alerts` say.",
+        description="Sends messages about failed, recovered and successful refreshes and loads, as `alerts` in the spec defines.",
     )
     def alerts(
         context: dg.SensorEvaluationContext,
@@ -144,14 +144,14 @@ def build_alert_sensor(
         )
         notes = teller.tell([*reports, *_standing(context.instance, alerting, book, before.start)])
         leave_notes(context.instance, notes, context.log.warning)
-        summary = "; ".join(note.text for note in notes) or f"{len(reports)} finished runs looked at"
+        summary = "; ".join(note.text for note in notes) or f"{len(reports)} finished runs read"
         return dg.SensorResult(skip_reason=summary, cursor=json.dumps(asdict(after)))
 
     return alerts
 
 
 def _take_killed(instance: dg.DagsterInstance, specs: Sequence[Declaration], book: Book) -> None:
-    """Into the reports that wait first: a tick that is cut off here forgets none."""
+    """Store reports of killed commands before forgetting the commands: an interrupted tick loses none."""
     for command, failure in killed_reports(instance, specs, tir_home()):
         if failure is not None:
             book.put(failure)

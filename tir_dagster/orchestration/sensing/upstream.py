@@ -1,4 +1,4 @@
-"""Assets of the project's own that fill the source: their partitions map onto slices, their materializations are hints."""
+"""Upstream assets that fill the source: their partitions map to slices, their materializations are hints."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from tir_dagster.snowflake.slices import SliceBy, slice_of
 from tir_dagster.spec.extract import ExtractSpec, Slices, Upstream
 
 _PAGE = 500
-# Events bear Dagster's time, versions the warehouse's. What was used is known by its number.
+# Events have Dagster's time, versions the warehouse's. Allow for this difference; used events are known by number.
 CLOCKS = timedelta(minutes=10)
-# How Dagster writes the keys of partitions by time, its own formats first.
+# Formats of time partition keys, Dagster's own formats first.
 _FORMATS = ("%Y-%m-%d-%H:%M", "%Y-%m-%d", "%Y-%m", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S", "%Y%m%d")
 
 
 @dataclass(frozen=True)
 class UpstreamChanges:
-    """What the materializations tell: the slices to compare; or anything, where a partition is not understood."""
+    """Slices to compare because of upstream materializations; `unclear` names assets whose partition is not understood."""
 
     slices: tuple[str, ...] = ()
     unclear: tuple[str, ...] = ()
@@ -33,7 +33,7 @@ def upstream_keys(spec: ExtractSpec) -> list[dg.AssetKey]:
 
 
 def upstream_deps(spec: ExtractSpec) -> list[dg.AssetDep]:
-    """How `purged_extract` depends on them: Dagster shows which partitions a slice is made of."""
+    """Return the dependencies of `purged_extract`: Dagster shows which partitions a slice is made of."""
     return [
         dg.AssetDep(key, partition_mapping=_mapping(upstream))
         for key, upstream in zip(upstream_keys(spec), spec.upstream.values(), strict=True)
@@ -41,14 +41,14 @@ def upstream_deps(spec: ExtractSpec) -> list[dg.AssetDep]:
 
 
 def source_dep(spec: ExtractSpec, source_table: dg.AssetKey) -> dg.AssetDep:
-    """How `changed_keys` depends on the source; if that is an upstream asset with partitions, then on all of them."""
+    """Return the dependency of `changed_keys` on the source; on all partitions if the source is an upstream asset."""
     everything = dg.AllPartitionMapping() if source_table in upstream_keys(spec) else None
     return dg.AssetDep(source_table, partition_mapping=everything)
 
 
 def _mapping(upstream: Upstream) -> dg.PartitionMapping | None:
     if upstream.timed:
-        # The asset may begin later than the slices, and end before the current one.
+        # The asset's partitions may begin later than the slices, and end before the current slice.
         return dg.TimeWindowPartitionMapping(allow_nonexistent_upstream_partitions=True)
     return dg.IdentityPartitionMapping() if upstream.partitions == "value" else None
 
@@ -56,7 +56,7 @@ def _mapping(upstream: Upstream) -> dg.PartitionMapping | None:
 def upstream_changes(
     instance: dg.DagsterInstance, spec: ExtractSpec, *, since: datetime, used: Collection[int] = ()
 ) -> UpstreamChanges:
-    """What was materialized since that moment, by slice. Told twice, a slice is compared twice, and nothing moves."""
+    """Return what was materialized since that moment, by slice. Comparing a slice twice does no harm."""
     slices: dict[str, None] = {}
     unclear: list[str] = []
     for key, upstream, record in _materialized(instance, spec, since):
@@ -82,20 +82,20 @@ def newest_materialization(
 
 
 def materialization_stamps(instance: dg.DagsterInstance, spec: ExtractSpec, *, since: datetime) -> dict[int, float]:
-    """Return their numbers in Dagster's log, with their times."""
+    """Return number and time of each upstream materialization in Dagster's log."""
     return {record.storage_id: record.timestamp for _, _, record in _materialized(instance, spec, since)}
 
 
 def _materialized(
     instance: dg.DagsterInstance, spec: ExtractSpec, since: datetime
 ) -> Iterator[tuple[dg.AssetKey, Upstream, dg.EventLogRecord]]:
-    """All that may have come after that moment of the warehouse: Dagster's clock may be behind."""
+    """Yield all materializations that may be later than this moment of the warehouse; Dagster's clock may be behind."""
     for key, upstream in zip(upstream_keys(spec), spec.upstream.values(), strict=True):
         yield from ((key, upstream, record) for record in materializations(instance, key, since - CLOCKS))
 
 
 def slices_of_partition(slices: Slices, upstream: Upstream, partition: str | None) -> list[str] | None:
-    """The slices that rows of the partition may be in; None where its key cannot be understood."""
+    """Return the slices that may contain rows of the partition; None if its key cannot be read."""
     if upstream.partitions == "value":
         return None if partition is None else [partition]
     begin = _moment(partition or "")
@@ -125,7 +125,7 @@ def _end(upstream: Upstream, begin: datetime) -> datetime:
 
 
 def materializations(instance: dg.DagsterInstance, key: dg.AssetKey, since: datetime) -> Iterator[dg.EventLogRecord]:
-    """All materializations of the asset since that moment, the newest first."""
+    """Yield all materializations of the asset since that moment, newest first."""
     records_filter = dg.AssetRecordsFilter(asset_key=key, after_timestamp=since.timestamp())
     cursor, more = None, True
     while more:
