@@ -34,7 +34,7 @@ class Meter:
 
     @contextmanager
     def apart(self) -> Iterator[None]:
-        """Count the time of the block for nobody: a stage inside this one has a meter of its own."""
+        """Leave the time of the block out of all waits: an inner stage has its own meter."""
         begun, outer = time.perf_counter(), self._inner_seconds
         try:
             yield
@@ -53,7 +53,7 @@ _running: ContextVar[Meter | None] = ContextVar("running", default=None)
 
 @contextmanager
 def metered(meter: Meter) -> Iterator[Meter]:
-    """Collect in this meter what the block moves and waits for; whom an outer stage waits for has no part in it."""
+    """Collect in this meter what the block moves and waits for; the waits of an outer stage exclude the block."""
     outer = _running.get()
     token = _running.set(meter)
     try:
