@@ -17,8 +17,8 @@ from benchmarks.place import own_sandbox
 from benchmarks.report import BY_KEY, BY_KEY_1000, DELIVERIES, DETECTORS, FULL, Case, Limit, Report, Stage, apart
 from benchmarks.stand_in import StandIns
 from tir_dagster.cli.commands import command
-from tir_dagster.cli.comparison import Comparison, compare_slices, published_extract, snowflake_of
-from tir_dagster.cli.refresh import Outcome
+from tir_dagster.cli.comparison import SliceComparison, compare_slices, published_extract, snowflake_of
+from tir_dagster.cli.refresh import RefreshOutcome
 from tir_dagster.errors import TirError
 from tir_dagster.refresh.profile import StageProfile
 from tir_dagster.refresh.state.versions import Version
@@ -137,7 +137,7 @@ class Done:
     """A refresh, and the versions before and after it."""
 
     case: Case
-    outcome: Outcome
+    outcome: RefreshOutcome
     version: Version
     before: Version | None
 
@@ -217,7 +217,7 @@ class Bench:
         )
         return Done(case, outcome, version, before)
 
-    def compare(self, delivery: str) -> Comparison:
+    def compare(self, delivery: str) -> SliceComparison:
         """Hold what is published beside the source as it is now."""
         self._progress(f"comparing what {delivery} published with the source")
         spec = self._specs[delivery]
@@ -281,7 +281,7 @@ def _stage(stage: StageProfile) -> Stage:
     return Stage(stage.stage, stage.seconds, stage.rows, stage.bytes, waited)
 
 
-def _require_by_key(outcome: Outcome) -> None:
+def _require_by_key(outcome: RefreshOutcome) -> None:
     if outcome.decision != "incremental":
         raise TirError(
             f"The refresh after the change was not by key but {outcome.decision} ({outcome.reason}): there is nothing to "

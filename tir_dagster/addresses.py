@@ -1,4 +1,4 @@
-"""Credentials inside addresses: found in environment variables, and hidden in every text that people read."""
+"""Credentials inside addresses: find them in environment variables and hide them in every text that people read."""
 
 from __future__ import annotations
 
@@ -8,34 +8,34 @@ from collections.abc import Iterator, Mapping
 from urllib.parse import unquote
 
 HIDDEN = "…"
-# Names of variables that hold an address, or something that an address is put into by mistake.
+# Names of variables that hold an address, or into which people put an address by mistake.
 _ADDRESS_NAME = re.compile(r"URL|URI|HOST|PORT|PROXY|ENDPOINT|SERVER|ACCOUNT|REMOTE|DSN|CONN", re.IGNORECASE)
 # To the last @ of a word: a password may hold one itself, or a slash, which should have been escaped.
 _CREDENTIALS = re.compile(r"(\w+://)(?:[^\s/:@'\"<>|]+:[^\s'\"<>|]*|[^\s/@'\"<>|]+)@")
-# Libraries quote what they take for a host or a path: the pieces of a password that was not escaped.
+# A library that cannot parse an address quotes pieces of an unescaped password as host or path.
 _DELIMITERS = re.compile(r"[/#?@:\\]")
 _SHORTEST = 4
 
 
 def has_credentials(address: str) -> bool:
-    """Whether an address, with or without its scheme, carries a user or a password."""
+    """Return whether an address, with or without its scheme, contains a user or a password."""
     return "@" in address
 
 
 def hide_credentials(text: str, env: Mapping[str, str] = os.environ) -> str:
-    """The text without user and password of any address in it, also where it quotes only a part of a variable's."""
+    """Return the text without credentials of any address in it, also where it quotes only a part of them."""
     for secret in sorted(_secrets(env), key=len, reverse=True):
         text = text.replace(secret, HIDDEN)
     return _CREDENTIALS.sub(rf"\1{HIDDEN}@", text)
 
 
 def without_credentials(address: str) -> str:
-    """An address to follow, without user and password."""
+    """Return the address without user and password."""
     return _CREDENTIALS.sub(r"\1", address)
 
 
 def host_of(address: str) -> str:
-    """Host and port of any address, be it wrong."""
+    """Return host and port of an address, even of a malformed one."""
     return address.rpartition("@")[2].rpartition("://")[2].partition("/")[0]
 
 
@@ -45,11 +45,11 @@ def _secrets(env: Mapping[str, str]) -> set[str]:
 
 
 def _credentials(address: str) -> Iterator[str]:
-    """What stands before the last @, its password, and the pieces of that; as written and unescaped."""
+    """Yield the text before the last @, the password in it, and the pieces of that password; as written and unescaped."""
     whole = address.partition("://")[2] or address
-    given = whole.rpartition("@")[0]
-    user, colon, password = given.partition(":")
-    for secret in {given, password if colon else user}:
+    credentials = whole.rpartition("@")[0]
+    user, colon, password = credentials.partition(":")
+    for secret in {credentials, password if colon else user}:
         for text in {secret, unquote(secret)}:
             yield text
-            yield from _DELIMITERS.split(text.partition(":")[2] if secret == given and colon else text)
+            yield from _DELIMITERS.split(text.partition(":")[2] if secret == credentials and colon else text)

@@ -1,4 +1,4 @@
-"""What Dagster loads: `defs`."""
+"""The definitions that Dagster loads: `defs`."""
 
 from tir_dagster.orchestration.build import build_defs
 

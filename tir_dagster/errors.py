@@ -8,15 +8,15 @@ from tir_dagster.addresses import hide_credentials
 
 # The checks of a new version, by the names under which Dagster shows them.
 ROWS_ADD_UP, EQUALS_SOURCE = "rows_add_up", "equals_source"
-# And the one of what is published that goes by what the server holds.
+# The check that compares what the server holds with what was confirmed.
 SERVER_HOLDS_IT = "server_holds_it"
 
 
 class TirError(Exception):
-    """Something a user can cause or repair. Its text is one or two sentences that end with what to do next.
+    """A problem that a user can cause or repair. Its text is one or two sentences that end with what to do next.
 
     Never put a secret into it: these messages reach logs, events, Slack and incidents. Credentials inside addresses, which
-    the libraries like to quote, are hidden here.
+    libraries often quote, are hidden here.
     """
 
     def __init__(self, *parts: object) -> None:
@@ -24,42 +24,42 @@ class TirError(Exception):
 
 
 class SpecError(TirError):
-    """An extract spec that cannot work, found before anything ran; names file, line, field and the fix."""
+    """An invalid extract spec, found before anything ran; the text names file, line, field and the fix."""
 
 
 class HintError(SpecError):
-    """A hint that cannot be understood or does not fit its table; says where, what is wrong and what is supported."""
+    """A hint that cannot be read or does not fit its table; the text says where, what is wrong and what is supported."""
 
 
 class SourceError(TirError):
-    """Snowflake or its table: unreachable, missing, empty, of the wrong shape."""
+    """A problem with Snowflake or the table: unreachable, missing, empty, or with the wrong columns."""
 
 
 class ExtractError(TirError):
-    """The Hyper file or its package: broken, of the wrong shape, no room on the disk."""
+    """A problem with the Hyper file or its package: damaged, or with the wrong columns."""
 
 
 class MachineError(ExtractError):
-    """This machine could not: no room on the disk, Hyper did not start or ended. It says nothing about any file's content."""
+    """A problem of this machine: the disk is full, or Hyper did not start or crashed. No file is to blame."""
 
 
 class VerificationError(ExtractError):
-    """A new version that is not what it must be; `check` names the check that found it. Nothing was published."""
+    """A new version that failed verification; `check` names the failed check. Nothing was published."""
 
     def __init__(self, message: str, *, check: str, slices: Mapping[str, Sequence[str]] | None = None) -> None:
         super().__init__(message)
         self.check = check
-        # What differs, by slice.
+        # Differences by slice.
         self.slices = dict(slices or {})
 
 
 class DatasourceError(TirError):
-    """Tableau Server or the datasource: unreachable, missing, ambiguous, refused."""
+    """A problem with Tableau Server or the datasource: unreachable, missing, ambiguous, refused."""
 
 
 class GuardError(TirError):
-    """A refresh stopped before it touched anything, because what it saw looked wrong."""
+    """A refresh that stopped before it changed anything, because the source looked wrong."""
 
 
 class LoadError(TirError):
-    """Files that cannot become rows: unreadable, of another shape, too many bad rows; the table is as it was."""
+    """Files that cannot be loaded: unreadable, with other columns, or with too many bad rows. The table is unchanged."""

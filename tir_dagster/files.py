@@ -1,4 +1,4 @@
-"""Files that are whole or not there, copies that share blocks, and virtual files that are put together while they are sent."""
+"""Files: atomic writes, copies that share blocks, and virtual files that are assembled while they are sent."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MEGABYTE = 1024 * 1024
 # linux/fs.h: _IOW(0x94, 9, int). Btrfs, XFS, bcachefs and others then share the blocks until one of the files is written.
 _FICLONE = 0x40049409
 _AT_ONCE = 1 << 30
-# The file system, or this pair of them, cannot do it; anything else is trouble of its own.
+# Errors by which a file system says that it does not support the call; any other error is a real problem.
 _CANNOT = (
     *(errno.EOPNOTSUPP, errno.ENOTTY, errno.EXDEV, errno.EINVAL),
     *(errno.ENOSYS, errno.EPERM, errno.EACCES, errno.EBADF, errno.ETXTBSY),
@@ -30,7 +30,7 @@ _CANNOT = (
 
 @contextlib.contextmanager
 def replaced_file(target: Path) -> Iterator[Path]:
-    """A path beside `target` to write to; when the block ends well it takes target's place, otherwise it is removed."""
+    """Yield a path beside `target` to write to; it replaces `target` if the block succeeds, and is removed otherwise."""
     target.parent.mkdir(parents=True, exist_ok=True)
     beside = target.parent / f".{target.stem}.{uuid.uuid4().hex[:12]}{target.suffix}"
     try:
@@ -43,20 +43,21 @@ def replaced_file(target: Path) -> Iterator[Path]:
 
 
 def copy_file(source: Path, target: Path) -> None:
-    """Copy a whole file, in place of what is at `target`, without its permissions and times.
+    """Copy a file over `target`, without its permissions and times.
 
-    Where the file system shares blocks this costs nothing, whatever the size; else the kernel copies, without a byte
-    passing through this process.
+    Where the file system shares blocks, this costs nothing, whatever the size. Elsewhere the kernel copies, so no byte
+    passes through this process.
     """
-    with source.open("rb") as opened, target.open("wb") as made:
-        if _share_blocks(opened.fileno(), made.fileno()) or _copy_in_kernel(opened.fileno(), made.fileno()):
+    with source.open("rb") as source_file, target.open("wb") as target_file:
+        handles = source_file.fileno(), target_file.fileno()
+        if _share_blocks(*handles) or _copy_in_kernel(*handles):
             return
     # Also macOS, where it is the system's own copy.
     shutil.copyfile(source, target)
 
 
 def shares_blocks(folder: Path) -> bool:
-    """Whether a copy of a file in this folder costs nothing, whatever its size."""
+    """Return whether the folder's file system shares blocks: then a copy costs nothing, whatever the size."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=folder) as source, tempfile.TemporaryFile(dir=folder) as target:
         source.write(b"block")
@@ -90,14 +91,14 @@ def _copy_in_kernel(source: int, target: int) -> bool:
                 return False
             raise
         if not moved:
-            # Some network file systems say so of files that are not at their end.
+            # Some network file systems report zero bytes before the end of a file.
             return False
         done += moved
     return True
 
 
 def sync(path: Path) -> None:
-    """Make a file's content, or a folder's entries, survive a power cut."""
+    """Flush a file's content, or a folder's entries, to the disk, so that they survive a power cut."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -106,7 +107,7 @@ def sync(path: Path) -> None:
 
 
 def need_space(folder: Path, needed: int) -> None:
-    """Refuse before anything is written when the disk cannot hold it."""
+    """Raise MachineError if the disk has less than `needed` bytes free."""
     folder.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(folder).free
     if free < needed:
@@ -129,7 +130,7 @@ _BLOCK = 1024 * 1024
 
 @dataclass(frozen=True)
 class FileRange:
-    """A stretch of a file, and when that file was last written."""
+    """A range of bytes of a file, and the time when that file was last written."""
 
     path: Path
     start: int
@@ -138,9 +139,9 @@ class FileRange:
 
     @classmethod
     def of(cls, path: Path, start: int = 0, size: int | None = None) -> Self:
-        """A stretch of the file as it is now; without a size, all from `start` on."""
-        found = path.stat()
-        return cls(path, start, found.st_size - start if size is None else size, found.st_mtime_ns)
+        """Return a range of the file as it is now; without a size, everything from `start` on."""
+        status = path.stat()
+        return cls(path, start, status.st_size - start if size is None else size, status.st_mtime_ns)
 
     def blocks(self, start: int, size: int) -> Iterator[bytes]:
         with self.path.open("rb") as source:
@@ -153,31 +154,31 @@ class FileRange:
                 yield block
 
     def check(self) -> None:
-        found = self.path.stat()
-        if found.st_mtime_ns != self.written_at or found.st_size < self.start + self.size:
+        status = self.path.stat()
+        if status.st_mtime_ns != self.written_at or status.st_size < self.start + self.size:
             raise self.changed()
 
     def changed(self) -> MachineError:
         return MachineError(
-            f"{self.path} was written to while it was being sent. Nothing was published. Close it where else it is open, then run again."
+            f"{self.path} was written to while it was being sent. Nothing was published. Close other programs that use it, then run again."
         )
 
 
 @dataclass(frozen=True)
 class VirtualFile:
-    """A name and content that can be read from anywhere, any number of times, a block at a time."""
+    """A name and content that can be read from any position, repeatedly, block by block."""
 
     name: str
     parts: tuple[bytes | FileRange, ...]
 
     @classmethod
     def of(cls, path: Path, *, name: str | None = None) -> Self:
-        """A file as it is, under its own name or another one."""
+        """Return a virtual file with the content of a real one, under its own name or another."""
         return cls(name or path.name, (FileRange.of(path),))
 
     @property
     def kind(self) -> str:
-        """What its name ends with, such as .tdsx."""
+        """The file extension, such as .tdsx."""
         return Path(self.name).suffix
 
     @cached_property
@@ -185,7 +186,7 @@ class VirtualFile:
         return sum(map(_size, self.parts))
 
     def blocks(self, start: int = 0, size: int | None = None) -> Iterator[bytes]:
-        """The bytes of a stretch, at most a megabyte of them in memory at once."""
+        """Yield the bytes of a range in blocks of at most one megabyte."""
         left, skipped = self.size - start if size is None else size, start
         for part in self.parts:
             here = min(_size(part) - skipped, left)
@@ -195,13 +196,13 @@ class VirtualFile:
             skipped = max(0, skipped - _size(part))
 
     def check(self) -> None:
-        """Raise MachineError if a file it is made of was written to since: what was sent would not fit together."""
+        """Raise MachineError if one of its files was changed since: the bytes sent would be inconsistent."""
         for part in self.parts:
             if isinstance(part, FileRange):
                 part.check()
 
     def write(self, target: Path) -> Path:
-        """Make it a file, in place of what was there."""
+        """Write it to `target`, replacing an existing file."""
         need_space(target.parent, self.size)
         with replaced_file(target) as beside, beside.open("wb") as sink:
             for block in self.blocks():

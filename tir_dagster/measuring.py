@@ -1,4 +1,4 @@
-"""How much one stage of work moved and for whom it waited: whoever talks to a server says so here, whoever times a stage collects it."""
+"""Measurements of one stage: rows and bytes moved, and seconds waited by server. Callers of servers report; stages collect."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Whom = Literal["warehouse", "Spark", "Hyper", "Tableau", "lease", "quiet period"
 
 @dataclass
 class Meter:
-    """One stage while it runs: rows and bytes where it moved some, and seconds by whom it waited for."""
+    """Counts of a running stage: rows and bytes moved, and seconds waited, by what it waited for."""
 
     rows: int | None = None
     bytes: int | None = None
@@ -23,7 +23,7 @@ class Meter:
 
     @contextmanager
     def waiting(self, whom: Whom) -> Iterator[None]:
-        """Count the time of the block for `whom`, without what an inner block waits for somebody else."""
+        """Count the time of the block as waiting for `whom`, without the time that an inner block counts."""
         begun, outer, self._inner_seconds = time.perf_counter(), self._inner_seconds, 0.0
         try:
             yield
@@ -34,7 +34,7 @@ class Meter:
 
     @contextmanager
     def apart(self) -> Iterator[None]:
-        """Count the time of the block for nobody: a stage inside this one has a meter of its own."""
+        """Leave the time of the block out of all waits: an inner stage has its own meter."""
         begun, outer = time.perf_counter(), self._inner_seconds
         try:
             yield
@@ -42,18 +42,18 @@ class Meter:
             self._inner_seconds = outer + time.perf_counter() - begun
 
     def moved(self, *, rows: int | None = None, bytes: int | None = None) -> None:  # noqa: A002 - as metadata calls it
-        """Add to what the stage moved."""
+        """Add rows and bytes to the stage's counts."""
         self.rows = self.rows if rows is None else (self.rows or 0) + rows
         self.bytes = self.bytes if bytes is None else (self.bytes or 0) + bytes
 
 
-# A thread starts without one: what happens beside a stage must not count twice.
+# Not inherited by threads: work that runs in parallel to a stage must not count twice.
 _running: ContextVar[Meter | None] = ContextVar("running", default=None)
 
 
 @contextmanager
 def metered(meter: Meter) -> Iterator[Meter]:
-    """Collect in this meter what the block moves and waits for; whom an outer stage waits for has no part in it."""
+    """Collect in this meter what the block moves and waits for; the waits of an outer stage exclude the block."""
     outer = _running.get()
     token = _running.set(meter)
     try:
@@ -78,6 +78,6 @@ def waiting_for(whom: Whom) -> Iterator[None]:
 
 
 def moved(*, rows: int | None = None, bytes: int | None = None) -> None:  # noqa: A002 - as metadata calls it
-    """Add to what the running stage moved, if there is one."""
+    """Add rows and bytes to the counts of the running stage, if there is one."""
     if (meter := _running.get()) is not None:
         meter.moved(rows=rows, bytes=bytes)

@@ -1,4 +1,4 @@
-"""Which extract a command means, and the class that does its work."""
+"""Choose the extract, the slices and the command class for a `tir` command."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tir_dagster.spec.extract import ExtractSpec
 
 
 def find_spec(specs: Sequence[ExtractSpec], name: str) -> ExtractSpec:
-    found = next((spec for spec in specs if spec.name == name), None)
-    if found is None:
+    spec = next((spec for spec in specs if spec.name == name), None)
+    if spec is None:
         known = ", ".join(spec.name for spec in specs)
         hint = f"The spec file declares {known}" if known else "Name a spec file with --specs or TIR_SPECS"
         raise SpecError(f"There is no extract {name!r}. {hint}.")
-    return found
+    return spec
 
 
 @contextmanager
@@ -29,7 +29,7 @@ def command(spec: ExtractSpec, progress: Callable[[str], None]) -> Iterator[Comm
 
 
 def chosen_slices(spec: ExtractSpec, text: str | None) -> list[str]:
-    """The slices that a command names; those by value are the ones that Dagster knows."""
+    """Return the slices that `--slices` names; for slices by value, Dagster's partitions are the known ones."""
     if not text:
         return []
     if spec.slices.by != "value":

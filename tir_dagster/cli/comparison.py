@@ -1,4 +1,4 @@
-"""A published datasource beside its source: what anybody would download, compared slice by slice with the table as it is now."""
+"""Comparison of a published datasource with its source: download the extract and compare each slice with the table."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from tir_dagster.tableau.client import TableauClient
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """How many slices there are on either side, how many of them differ, and the rows of the extract."""
+class SliceComparison:
+    """Number of slices on both sides, number of slices that differ, and rows of the extract."""
 
     slices: int
     different: int
@@ -34,29 +34,31 @@ class Comparison:
 
 
 def snowflake_of(spec: ExtractSpec, env: Mapping[str, str]) -> SnowflakeAccess:
-    """How to reach the extract's source, with its database and schema in use."""
+    """Return access to Snowflake with the database and schema of the extract's source."""
     table = TableName.parse(spec.source)
     return replace(SnowflakeAccess.from_environment(env), database=quote(table.database), schema=quote(table.schema))
 
 
 @contextmanager
 def published_extract(spec: ExtractSpec, env: Mapping[str, str]) -> Iterator[Path]:
-    """The Hyper file of what is published now, for as long as the block lasts."""
+    """Yield the Hyper file of the datasource as published now; it is deleted after the block."""
     with tempfile.TemporaryDirectory(prefix="tir-compare-") as folder:
         with TableauClient(TableauAccess.from_environment(env)) as client:
-            found = look_at_server(client, spec).found
-            if found is None:
+            datasource = look_at_server(client, spec).found
+            if datasource is None:
                 raise DatasourceError(f"There is no datasource {spec.datasource.name!r} to compare. Refresh it first.")
-            _, hyper = fetch_shell(client, found, Path(folder))
+            _, hyper = fetch_shell(client, datasource, Path(folder))
         yield hyper
 
 
-def compare_slices(hyper: Path, spec: ExtractSpec, env: Mapping[str, str]) -> Comparison:
-    """The file's fingerprints beside those that Snowflake computes of the table."""
+def compare_slices(hyper: Path, spec: ExtractSpec, env: Mapping[str, str]) -> SliceComparison:
+    """Compare the file's fingerprints with those that Snowflake computes for the table."""
     access, table = snowflake_of(spec, env), TableName.parse(spec.source)
     columns = describe(access, table)
     slicing = SliceBy(spec.slices.column, spec.slices.by, spec.slices.zone)
-    ours = extract_fingerprints(hyper, columns, slicing)
-    theirs = read_fingerprints(access.query(snowflake_sql(columns, table.sql, slicing)), columns)
-    rows = sum(found["rows"] for found in ours.values())
-    return Comparison(len({**ours, **theirs}), len(different_slices(ours, theirs)), rows)
+    extract_slices = extract_fingerprints(hyper, columns, slicing)
+    source_slices = read_fingerprints(access.query(snowflake_sql(columns, table.sql, slicing)), columns)
+    rows = sum(fingerprint["rows"] for fingerprint in extract_slices.values())
+    return SliceComparison(
+        len({**extract_slices, **source_slices}), len(different_slices(extract_slices, source_slices)), rows
+    )

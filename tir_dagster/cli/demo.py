@@ -1,4 +1,4 @@
-"""`tir demo`: the sandbox, a file, two changes, and their refreshes side by side; ends well only if every slice is equal."""
+"""`tir demo`: load a file, change the sample twice, refresh, and compare; succeeds only if every slice is equal."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Any
 
 from dagster import AssetKey, DagsterInstance
 
-from tir_dagster.cli.comparison import Comparison, compare_slices, published_extract, snowflake_of
+from tir_dagster.cli.comparison import SliceComparison, compare_slices, published_extract, snowflake_of
 from tir_dagster.cli.demo_files import LOADS, play_files
 from tir_dagster.cli.demo_people import is_resolved, last_incident, last_message, open_incident, refusing_publishes
-from tir_dagster.cli.refresh import Command, Outcome
+from tir_dagster.cli.refresh import Command, RefreshOutcome
 from tir_dagster.errors import TirError
 from tir_dagster.hyper.engine import connect
 from tir_dagster.orchestration.alerts.run_reports import URL_VARIABLE
@@ -36,7 +36,7 @@ from tir_dagster.tableau.jobs import start_refresh, wait_for_job
 DEV_URL = "http://127.0.0.1:3000"
 TWIN = "mydatasource_by_tableau"
 SERVED = "mydatasource_by_server"
-# What the delivery `server` is made for: a change of the newest months, where every row has its date.
+# The typical case for the delivery `server`: a change in the newest months, where every row has a date.
 RECENT, RECENT_MIX = 2, sample.Mix(inserts=40, updates=30, moves=10, deletes=20)
 _SPEC = """\
 # The sample's extract. Try: tir --specs {file} plan orders
@@ -86,7 +86,7 @@ def run_demo(*, rows: int, seed: int, say: Say, progress: Say) -> bool:
     spec, served = _declare(env, home.root.parent / "demo.yaml", _SPEC + _SERVED + LOADS)
 
     say(f"2. Full load: {sample.DATASOURCE} is taken over; Spark starts")
-    # An earlier demo may have left a larger table; that this one is smaller is meant.
+    # An earlier demo may have left a larger table; a smaller one is intended here.
     first = _refresh(spec, "changes", progress, allow_empty=True)
     say(f"   {first.outcome.rows_appended:,} rows in {first.outcome.seconds:.1f} s ({first.outcome.reason})")
 
@@ -105,10 +105,10 @@ def run_demo(*, rows: int, seed: int, say: Say, progress: Say) -> bool:
     say(f"   {TWIN} gets Tableau's own incremental refresh instead: {_tableau_increment(spec):.1f} s")
 
     say("6. What do people see? Every slice of the published extracts, downloaded, beside the source")
-    ours = _compare(spec, env)
+    refreshed = _compare(spec, env)
     twin = _compare(replace(spec, datasource=replace(spec.datasource, name=TWIN)), env)
-    for name, seen in ((sample.DATASOURCE, ours), (TWIN, twin)):
-        say(_verdict(name, *seen))
+    for name, comparison in ((sample.DATASOURCE, refreshed), (TWIN, twin)):
+        say(_verdict(name, *comparison))
 
     say("7. Beside a full refresh of the same data by the same pipeline")
     say(_indented(_beside(by_key, _refresh(spec, "full", progress))))
@@ -125,8 +125,8 @@ def run_demo(*, rows: int, seed: int, say: Say, progress: Say) -> bool:
         "tir sandbox down                  stop the servers",
     ):
         say(f"   {line}")
-    found, wrong = ours
-    return found.equal and wrong == 0 and both_equal
+    slices, wrong_rows = refreshed
+    return slices.equal and wrong_rows == 0 and both_equal
 
 
 def run_failing_demo(*, rows: int, seed: int, say: Say, progress: Say) -> bool:
@@ -140,7 +140,7 @@ def run_failing_demo(*, rows: int, seed: int, say: Say, progress: Say) -> bool:
     sample.seed_table(env, rows=rows, seed=seed, until=sample.parse_month(None))
     sample.seed_datasource(env, timeout=900)
     (spec,) = _declare(env, home.root.parent / "demo.yaml", _SPEC)
-    # An earlier demo may have left a larger table; that this one is smaller is meant.
+    # An earlier demo may have left a larger table; a smaller one is intended here.
     _refresh(spec, "changes", progress, allow_empty=True)
     say(_indented(last_message(env)))
     sample.change_table(env, seed=seed + 1, mix=sample.Mix())
@@ -166,40 +166,46 @@ def run_failing_demo(*, rows: int, seed: int, say: Say, progress: Say) -> bool:
 def _by_server(
     spec: ExtractSpec, served: ExtractSpec, env: Mapping[str, str], *, seed: int, say: Say, progress: Say
 ) -> bool:
-    """The delivery `server` beside `republish`, on a change of the newest months."""
+    """Compare the deliveries `server` and `republish` on a change in the newest months; True if both equal the source."""
     say(f"8. Let Tableau do the loading: {SERVED} is delivered by `server`, {sample.DATASOURCE} by `republish`")
     first = _refresh(served, "changes", progress)
     say(f"   {SERVED} is taken over: loaded by Tableau in {first.outcome.seconds:.1f} s ({first.outcome.reason})")
     account = sample.change_table(env, seed=seed + 2, mix=RECENT_MIX, recent=RECENT)
     say(f"   A change of the newest {RECENT} months: {account.as_text().splitlines()[-1]}")
-    told: list[str] = []
+    hole_lines: list[str] = []
 
     def listen(line: str) -> None:
         progress(line)
-        told.extend([line] if line.startswith("publishing without") else [])
+        hole_lines.extend([line] if line.startswith("publishing without") else [])
 
     republished, loaded = _refresh(spec, "changes", progress), _refresh(served, "changes", listen)
     say(f"   republish  {republished.outcome.seconds:5.1f} s   {_moved(republished.outcome)}; nobody sees rows missing")
     hole = loaded.outcome.stages.get("publish", 0.0)
-    said = f"{told[0].removeprefix('publishing ')}, which takes {hole:.1f} s" if told else _moved(loaded.outcome)
-    say(f"   server     {loaded.outcome.seconds:5.1f} s   published {said}")
-    found = {one.datasource.name: _compare(one, env) for one in (spec, served)}
-    for name, verdict in found.items():
+    server_text = (
+        f"{hole_lines[0].removeprefix('publishing ')}, which takes {hole:.1f} s"
+        if hole_lines
+        else _moved(loaded.outcome)
+    )
+    say(f"   server     {loaded.outcome.seconds:5.1f} s   published {server_text}")
+    comparisons = {extract.datasource.name: _compare(extract, env) for extract in (spec, served)}
+    for name, verdict in comparisons.items():
         say(_verdict(name, *verdict))
-    return all(comparison.equal and wrong == 0 for comparison, wrong in found.values())
+    return all(comparison.equal and wrong == 0 for comparison, wrong in comparisons.values())
 
 
-def _moved(outcome: Outcome) -> str:
+def _moved(outcome: RefreshOutcome) -> str:
     return f"{outcome.rows_purged:,} rows purged, {outcome.rows_appended:,} appended by key"
 
 
-def _verdict(name: str, found: Comparison, wrong: int) -> str:
-    told = "equal in every slice" if found.equal else f"wrong in {found.different} of {found.slices} slices"
-    return f"   {name:<26} {found.rows:>9,} rows, {wrong:>6,} of them wrong or missing: {told}"
+def _verdict(name: str, comparison: SliceComparison, wrong_rows: int) -> str:
+    verdict = (
+        "equal in every slice" if comparison.equal else f"wrong in {comparison.different} of {comparison.slices} slices"
+    )
+    return f"   {name:<26} {comparison.rows:>9,} rows, {wrong_rows:>6,} of them wrong or missing: {verdict}"
 
 
 def spec_file(home: SandboxHome) -> Path:
-    """Where the sample's extract is declared, as short as it can be written."""
+    """Return the path of the sample's spec file, relative to the current folder if possible."""
     file = home.root.parent / "demo.yaml"
     return file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
 
@@ -220,9 +226,9 @@ def _declare(env: Mapping[str, str], file: Path, text: str) -> list[ExtractSpec]
 
 @dataclass(frozen=True)
 class _Refreshed:
-    """A refresh as Dagster's history tells it."""
+    """A refresh and its numbers from Dagster's history."""
 
-    outcome: Outcome
+    outcome: RefreshOutcome
     slices: Mapping[str, str]
     staged_bytes: int
     extract_bytes: int
@@ -250,8 +256,8 @@ def _slices_text(refreshed: _Refreshed) -> str:
 
 
 def _beside(by_key: _Refreshed, full: _Refreshed) -> str:
-    def line(what: str, one: float, other: float, form: str) -> str:
-        return f"{what:<28}{one:>12{form}}{other:>12{form}}{one / other:>9.2f}x"
+    def line(what: str, by_key_value: float, full_value: float, form: str) -> str:
+        return f"{what:<28}{by_key_value:>12{form}}{full_value:>12{form}}{by_key_value / full_value:>9.2f}x"
 
     return "\n".join(
         [
@@ -267,15 +273,15 @@ def _beside(by_key: _Refreshed, full: _Refreshed) -> str:
 def _tableau_increment(spec: ExtractSpec) -> float:
     begun = time.monotonic()
     with TableauClient(TableauAccess.from_environment(os.environ)) as client:
-        found = look_at_server(client, replace(spec, datasource=replace(spec.datasource, name=TWIN))).found
-        assert found is not None, "the demo published it"
-        started = start_refresh(client, found, incremental=True)
+        datasource = look_at_server(client, replace(spec, datasource=replace(spec.datasource, name=TWIN))).found
+        assert datasource is not None, "the demo published it"
+        started = start_refresh(client, datasource, incremental=True)
         wait_for_job(client, started.job_id, what="Tableau's own incremental refresh")
     return time.monotonic() - begun
 
 
-def _compare(spec: ExtractSpec, env: Mapping[str, str]) -> tuple[Comparison, int]:
-    """What is published beside the source: slice by slice, and how many rows are wrong or missing."""
+def _compare(spec: ExtractSpec, env: Mapping[str, str]) -> tuple[SliceComparison, int]:
+    """Compare the published extract with its source; return the slices, and the number of wrong or missing rows."""
     with published_extract(spec, env) as hyper:
         return compare_slices(hyper, spec, env), _wrong_rows(hyper, spec, env)
 
@@ -283,18 +289,18 @@ def _compare(spec: ExtractSpec, env: Mapping[str, str]) -> tuple[Comparison, int
 def _wrong_rows(hyper: Path, spec: ExtractSpec, env: Mapping[str, str]) -> int:
     with connect(hyper) as connection:
         listed = 'SELECT "ORDER_ID", CAST("UPDATED_AT" AS TEXT) FROM "Extract"."Extract"'
-        shown = Counter((row[0], _moment(row[1])) for row in connection.execute_list_query(listed))
+        extract_rows = Counter((row[0], _moment(row[1])) for row in connection.execute_list_query(listed))
     listed = f"SELECT ORDER_ID, UPDATED_AT FROM {TableName.parse(spec.source).sql}"
-    source = Counter((row[0], _moment(str(row[1]))) for row in snowflake_of(spec, env).query(listed))
-    return len(({key for key, _ in (shown - source)}) | ({key for key, _ in (source - shown)}))
+    source_rows = Counter((row[0], _moment(str(row[1]))) for row in snowflake_of(spec, env).query(listed))
+    return len(({key for key, _ in (extract_rows - source_rows)}) | ({key for key, _ in (source_rows - extract_rows)}))
 
 
 def _moment(text: str) -> str:
-    """A timestamp without the zeros that one side writes and the other does not."""
+    """Return a timestamp without trailing zeros, which only one side writes."""
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
-def _stages(outcome: Outcome) -> str:
+def _stages(outcome: RefreshOutcome) -> str:
     whole = [item for item in outcome.stages.items() if item[0] != "publish_server"]
     named = sorted(whole, key=lambda item: -item[1])[:3]
     return ", ".join(f"{name} {seconds:.1f} s" for name, seconds in named)

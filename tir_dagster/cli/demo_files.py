@@ -1,7 +1,7 @@
-"""The demo's beginning: a file lands in the bucket, and sensors bring it to the published datasource.
+"""First part of the demo: a file lands in the bucket, and sensors bring it to the published datasource.
 
-The sensors are those that Dagster's daemon asks every half minute; here they are asked one after the other, at once, and what
-they ask for runs in this process.
+Dagster's daemon evaluates these sensors every 30 seconds. Here they are evaluated at once, one after the other, and the runs
+that they request execute in this process.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Say = Callable[[str], None]
 
 
 class SensorRunner:
-    """What Dagster's daemon does with a sensor: keeps its cursor, stores its events, runs what it asks for."""
+    """Evaluates sensors as Dagster's daemon does: keeps cursors, stores events, executes requested runs."""
 
     def __init__(
         self, extracts: Sequence[ExtractSpec], loads: Sequence[LoadSpec], instance: dg.DagsterInstance
@@ -50,36 +50,36 @@ class SensorRunner:
         self.cursors: dict[str, str | None] = {}
 
     def tick(self, name: str) -> str:
-        """Ask the sensor once; why it asked for nothing, or an empty text if what it asked for has run."""
+        """Evaluate the sensor once and run its requests; return its skip reason, or an empty text if it requested something."""
         sensor: Any = self.defs.resolve_sensor_def(name)
         resources = {key: (self.defs.resources or {})[key] for key in sensor.required_resource_keys}
         context = dg.build_sensor_context(self.instance, cursor=self.cursors.get(name), resources=resources)
         # Not evaluate_tick: it cannot resolve a partition that is added in the same tick; the daemon can.
-        found = sensor(context)
-        if isinstance(found, dg.SkipReason):
-            return str(found.skip_message)
-        if isinstance(found, dg.RunRequest):
-            found = dg.SensorResult(run_requests=[found])
-        self.cursors[name] = found.cursor or self.cursors.get(name)
-        self._keep(found)
-        for request in found.run_requests or ():
+        result = sensor(context)
+        if isinstance(result, dg.SkipReason):
+            return str(result.skip_message)
+        if isinstance(result, dg.RunRequest):
+            result = dg.SensorResult(run_requests=[result])
+        self.cursors[name] = result.cursor or self.cursors.get(name)
+        self._keep(result)
+        for request in result.run_requests or ():
             self._run(str(sensor.job_name), request)
-        return str(found.skip_reason.skip_message) if found.skip_reason else ""
+        return str(result.skip_reason.skip_message) if result.skip_reason else ""
 
     def until_it_asks(self, name: str) -> None:
-        """Ask the sensor until what it waits for has come, a quiet source for example."""
+        """Evaluate the sensor until it requests something; it may wait for a quiet source, for example."""
         deadline = time.monotonic() + WAIT_SECONDS
         while reason := self.tick(name):
             if time.monotonic() > deadline:
                 raise TirError(f"The sensor {name} still waits: {reason}. Look at its ticks in Dagster's UI.")
             time.sleep(0.2)
 
-    def _keep(self, found: dg.SensorResult) -> None:
-        for event in found.asset_events or ():
+    def _keep(self, result: dg.SensorResult) -> None:
+        for event in result.asset_events or ():
             self.instance.report_runless_asset_event(event)
-        for asked in found.dynamic_partitions_requests or ():
-            if isinstance(asked, dg.AddDynamicPartitionsRequest):
-                self.instance.add_dynamic_partitions(asked.partitions_def_name, asked.partition_keys)
+        for request in result.dynamic_partitions_requests or ():
+            if isinstance(request, dg.AddDynamicPartitionsRequest):
+                self.instance.add_dynamic_partitions(request.partitions_def_name, request.partition_keys)
 
     def _run(self, job: str, request: dg.RunRequest) -> None:
         self.defs.resolve_job_def(job).execute_in_process(
@@ -93,7 +93,7 @@ class SensorRunner:
 def play_files(
     spec: ExtractSpec, load: LoadSpec, access: SnowflakeAccess, env: Mapping[str, str], *, say: Say, progress: Say
 ) -> None:
-    """Land a file, and let three sensors do the rest; a line for each step, with the time since the file landed."""
+    """Land a file and let three sensors do the rest; print each step with the time since the file landed."""
     begun = time.monotonic()
 
     def tell(line: str) -> None:
@@ -101,12 +101,12 @@ def play_files(
 
     name = _land(access, env)
     tell(f"{name} lands in the bucket")
-    heard = Listener(progress)
-    with dagster_instance() as instance, listening(heard):
+    listener = Listener(progress)
+    with dagster_instance() as instance, listening(listener):
         daemon = SensorRunner([spec], [load], instance)
         daemon.until_it_asks(f"{load.name}_arrival")
-        done = heard.loaded[-1]
-        rows = f"{done.inserted} rows inserted, {done.updated} updated, {done.deleted} deleted"
+        loaded = listener.loaded[-1]
+        rows = f"{loaded.inserted} rows inserted, {loaded.updated} updated, {loaded.deleted} deleted"
         tell(f"{load.name}_arrival saw it; loaded into {load.table}: {rows}")
         daemon.until_it_asks(f"{spec.name}_source")
         tell(f"{spec.name}_source saw the change; its keys came with the load")
@@ -115,7 +115,7 @@ def play_files(
 
 
 def _land(access: SnowflakeAccess, env: Mapping[str, str]) -> str:
-    """New orders, changed ones and deleted ones, as a shop's system would send them."""
+    """Put a file with new, changed and deleted orders into the bucket; return its address and row count."""
     import boto3  # noqa: PLC0415 - half a second, for the demo only
 
     ids = [int(row[0]) for row in access.query("SELECT ORDER_ID FROM MYDB.MYSCHEMA.MYTABLE ORDER BY ORDER_ID LIMIT 60")]
@@ -124,10 +124,10 @@ def _land(access: SnowflakeAccess, env: Mapping[str, str]) -> str:
     )
     day = f"{stamp:%Y-%m}-01"
     rows = [f"{int(highest) + at},{day},From a file,1,{stamp}," for at in range(1, 41)]
-    rows += [f"{one},{day},Changed by a file,2,{stamp}," for one in ids[:40]]
-    rows += [f"{one},,,,{stamp},D" for one in ids[40:]]
+    rows += [f"{order_id},{day},Changed by a file,2,{stamp}," for order_id in ids[:40]]
+    rows += [f"{order_id},,,,{stamp},D" for order_id in ids[40:]]
     text = "\n".join(["ORDER_ID,ORDER_DATE,CUSTOMER,QUANTITY,UPDATED_AT,OP", *rows, ""])
-    # A name of its own: a demo that is played again sends the same rows.
+    # A unique name: a demo that runs again sends the same rows.
     key = f"orders/{datetime.now(UTC):%Y%m%dT%H%M%S}.csv"
     client = boto3.Session().client("s3", endpoint_url=env["AWS_ENDPOINT_URL_S3"])
     client.put_object(Bucket=S3_BUCKET, Key=key, Body=text.encode())

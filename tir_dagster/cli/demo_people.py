@@ -1,4 +1,4 @@
-"""What `tir demo` shows of the sandbox's Slack and ServiceNow, and how it makes a refresh fail."""
+"""Slack and ServiceNow in `tir demo`: read messages and incidents from the sandbox, and make a refresh fail."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 import requests
 
 _SECONDS = 30
-# What a server answers whose token lost its right to publish; not worth repeating, so the demo does not wait.
+# The answer to a token without permission to publish; it is not retried, so the demo does not wait.
 _REFUSED = {"kind": "status", "method": "POST", "path": "/(datasources|fileUploads)$", "times": 1000}
 _REASON = {"status": 403, "code": "403004", "message": "Publishing is forbidden for this user."}
 
 
 @contextmanager
 def refusing_publishes(env: Mapping[str, str]) -> Iterator[None]:
-    """Inside the block the Tableau stand-in takes no publish."""
+    """Make the Tableau stand-in refuse every publish inside the block."""
     faults = f"{env['TABLEAU_SERVER_URL']}/sandbox/faults"
     requests.post(faults, json={**_REFUSED, **_REASON}, timeout=_SECONDS).raise_for_status()
     try:
@@ -28,10 +28,10 @@ def refusing_publishes(env: Mapping[str, str]) -> Iterator[None]:
 
 
 def last_message(env: Mapping[str, str]) -> str:
-    """The newest message as text."""
+    """Return the newest Slack message as text."""
     messages = _kept(env, "messages")
     if not messages:
-        return "(nobody was told)"
+        return "(no message)"
     message = messages[-1]
     where = f"#{message['channel']}{', in the thread of the failure' if message.get('thread_ts') else ''}"
     texts = [line for block in message["blocks"] for line in _lines(block)]
@@ -41,35 +41,37 @@ def last_message(env: Mapping[str, str]) -> str:
 def last_incident(env: Mapping[str, str]) -> str:
     incidents = _kept(env, "incidents")
     if not incidents:
-        return "(there is no incident)"
-    one = incidents[-1]
-    state = f"resolved, {one['close_notes']}" if one["resolved_at"] else "open"
-    return f"{one['number']} for {one['assignment_group']}: {one['short_description']} ({state})"
+        return "(no incident)"
+    incident = incidents[-1]
+    state = f"resolved, {incident['close_notes']}" if incident["resolved_at"] else "open"
+    return f"{incident['number']} for {incident['assignment_group']}: {incident['short_description']} ({state})"
 
 
 def open_incident(env: Mapping[str, str]) -> str | None:
-    """The number of the newest incident that is not resolved."""
-    return next((one["number"] for one in reversed(_kept(env, "incidents")) if not one["resolved_at"]), None)
+    """Return the number of the newest open incident."""
+    return next(
+        (incident["number"] for incident in reversed(_kept(env, "incidents")) if not incident["resolved_at"]), None
+    )
 
 
 def is_resolved(env: Mapping[str, str], number: str | None) -> bool:
-    """Whether this very incident is: an earlier demo may have left others."""
-    return any(one["number"] == number and one["resolved_at"] for one in _kept(env, "incidents"))
+    """Return whether this incident is resolved; an earlier demo may have left others."""
+    return any(incident["number"] == number and incident["resolved_at"] for incident in _kept(env, "incidents"))
 
 
-def _kept(env: Mapping[str, str], what: str) -> list[dict[str, Any]]:
-    answer = requests.get(f"{env['SERVICENOW_URL']}/sandbox/{what}", timeout=_SECONDS)
+def _kept(env: Mapping[str, str], kind: str) -> list[dict[str, Any]]:
+    answer = requests.get(f"{env['SERVICENOW_URL']}/sandbox/{kind}", timeout=_SECONDS)
     answer.raise_for_status()
-    found: list[dict[str, Any]] = answer.json()[what]
-    return found
+    entries: list[dict[str, Any]] = answer.json()[kind]
+    return entries
 
 
 def _lines(block: dict[str, Any]) -> list[str]:
-    """Slack's markup as plain lines."""
+    """Return a Slack block as plain lines."""
     if block.get("fields"):
-        return [": ".join(_plain(one["text"])) for one in block["fields"]]
+        return [": ".join(_plain(element["text"])) for element in block["fields"]]
     texts = [block["text"]] if "text" in block else block.get("elements", [])
-    return [line for one in texts for line in _plain(one["text"])]
+    return [line for element in texts for line in _plain(element["text"])]
 
 
 def _plain(text: str) -> list[str]:

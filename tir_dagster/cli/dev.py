@@ -20,7 +20,7 @@ ROWS = 20_000
 
 
 def prepare_sandbox(say: Callable[[str], None]) -> None:
-    """The sandbox runs, its sample is there, and the environment names both; what exists is left as it is."""
+    """Start the sandbox, seed its sample and set the environment; leave what already exists unchanged."""
     home = SandboxHome.from_environment()
     processes.start(home)
     env = processes.environment(home)
@@ -41,7 +41,7 @@ def prepare_sandbox(say: Callable[[str], None]) -> None:
 
 
 def run_dagster(port: int, host: str) -> None:
-    """Become `dagster dev`, so that Ctrl-C and signals reach it."""
+    """Replace this process by `dagster dev`, so that Ctrl-C and signals reach it."""
     dagster_home()
     command = [str(Path(sys.executable).with_name("dagster")), "dev", "-m", "tir_dagster.definitions"]
     os.execv(command[0], [*command, "--port", str(port), "--host", host])  # noqa: S606 - no shell is wanted

@@ -1,4 +1,4 @@
-"""What `tir revisions` shows and fetches: the server's revisions of a datasource, and the versions kept on this machine."""
+"""The work of `tir revisions`: list and fetch the server's revisions of a datasource and the versions kept on this machine."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Log = Callable[[str], None]
 
 @dataclass(frozen=True)
 class ServerRevision:
-    """One publish on the server. Its rows are known if it was ours."""
+    """One publish on the server. `rows` is known only for publishes by this project."""
 
     number: int
     published_at: str | None
@@ -61,8 +61,8 @@ class KeptVersion:
 
 
 @dataclass(frozen=True)
-class Listed:
-    """Both, newest first. `revisions` is None where the server keeps or shows no history."""
+class RevisionList:
+    """Revisions and versions of an extract, newest first. `revisions` is None if the server shows no history."""
 
     extract: str
     datasource_id: str | None
@@ -71,7 +71,7 @@ class Listed:
 
 
 class Revisions:
-    """One extract's revisions and versions; nothing here changes anything."""
+    """Read access to the revisions and versions of one extract."""
 
     def __init__(self, spec: ExtractSpec, instance: dg.DagsterInstance, log: Log) -> None:
         self.spec = spec
@@ -84,40 +84,46 @@ class Revisions:
     def _last(self) -> Confirmation | None:
         return self._confirmations[0] if self._confirmations else None
 
-    def listed(self) -> Listed:
+    def listed(self) -> RevisionList:
         with TableauClient(self._tableau) as client:
             project = find_project(client, self.spec.datasource.project)
-            found = look_for_datasource(client, project=project, name=self.spec.datasource.name)
+            datasource = look_for_datasource(client, project=project, name=self.spec.datasource.name)
         kept = [self._kept(version) for version in reversed(self.versions.versions())]
-        if found is None:
-            return Listed(self.spec.name, None, [], kept)
-        history = None if found.history is None else [self._revision(one, found) for one in _newest_first(found)]
-        return Listed(self.spec.name, found.id, history, kept)
+        if datasource is None:
+            return RevisionList(self.spec.name, None, [], kept)
+        history = (
+            None
+            if datasource.history is None
+            else [self._revision(revision, datasource) for revision in _newest_first(datasource)]
+        )
+        return RevisionList(self.spec.name, datasource.id, history, kept)
 
-    def _revision(self, revision: Revision, found: FoundDatasource) -> ServerRevision:
-        current = revision.number == found.revision
-        confirmed = self._last is not None and _revision_of(self._last, found) == revision.number
+    def _revision(self, revision: Revision, datasource: FoundDatasource) -> ServerRevision:
+        current = revision.number == datasource.revision
+        confirmed = self._last is not None and _revision_of(self._last, datasource) == revision.number
         if current and confirmed:
-            # A refresh on the server changes what a revision holds.
-            confirmed = self._last is not None and self._last.server_version == str(server_version(found))
+            # A refresh on the server changes the content of a revision.
+            confirmed = self._last is not None and self._last.server_version == str(server_version(datasource))
         return ServerRevision(
             number=revision.number,
-            published_at=_shown(revision.published_at),
+            published_at=_utc_text(revision.published_at),
             bytes=revision.size_bytes,
-            rows=self._rows(found).get(revision.number),
+            rows=self._rows(datasource).get(revision.number),
             current=current,
             confirmed=confirmed,
         )
 
-    def _rows(self, found: FoundDatasource) -> Mapping[int | None, int]:
+    def _rows(self, datasource: FoundDatasource) -> Mapping[int | None, int]:
         # The oldest first, so that of two confirmations of one revision the newer one counts.
-        return {_revision_of(one, found): one.rows for one in reversed(self._confirmations)}
+        return {
+            _revision_of(confirmation, datasource): confirmation.rows for confirmation in reversed(self._confirmations)
+        }
 
     def _kept(self, version: Version) -> KeptVersion:
-        made = datetime.fromtimestamp((version.folder / MANIFEST_FILE).stat().st_mtime, UTC)
+        made_at = datetime.fromtimestamp((version.folder / MANIFEST_FILE).stat().st_mtime, UTC)
         return KeptVersion(
             id=version.id,
-            made_at=_shown(made) or "",
+            made_at=_utc_text(made_at) or "",
             bytes=version.extract.stat().st_size,
             rows=version.manifest.get("rows"),
             source_version=version.manifest.get("source_version"),
@@ -125,11 +131,11 @@ class Revisions:
         )
 
     def fetch_version(self, version_id: str, target: Path) -> str:
-        """Copy the Hyper file of a kept version; a sentence about it."""
+        """Copy the Hyper file of a kept version; return a sentence for the user."""
         known = [version.id for version in self.versions.versions()]
         if version_id not in known:
             raise DatasourceError(
-                f"{self.spec.name} has no version {version_id} in {self.versions.folder}. Kept are {', '.join(known) or 'none'}."
+                f"{self.spec.name} has no version {version_id} in {self.versions.folder}. Choose one of these: {', '.join(known) or 'none are kept'}."
             )
         source = self.versions.get(version_id).extract
         need_space(target.parent, source.stat().st_size)
@@ -138,32 +144,32 @@ class Revisions:
         return f"The Hyper file of {self.spec.name} {version_id} is in {target}"
 
     def fetch_revision(self, number: int, target: Path) -> str:
-        """Download the package of one of the server's revisions; a sentence about it."""
+        """Download the package of a revision; return a sentence for the user."""
         with TableauClient(self._tableau) as client:
             project = find_project(client, self.spec.datasource.project)
-            found = find_datasource(client, project=project, name=self.spec.datasource.name)
-            known = [revision.number for revision in _newest_first(found)]
-            if found.history is not None and number not in known:
+            datasource = find_datasource(client, project=project, name=self.spec.datasource.name)
+            known = [revision.number for revision in _newest_first(datasource)]
+            if datasource.history is not None and number not in known:
                 raise DatasourceError(
-                    f"{found.shown} on {client.where} has no revision {number}. It has {', '.join(map(str, known))}."
+                    f"{datasource.shown} on {client.where} has no revision {number}. Choose one of these: {', '.join(map(str, known))}."
                 )
             progress = tell_progress(self._log, "downloading", clock=client.retry.clock)
-            download(client, found, target, revision=number, progress=progress)
-        return f"Revision {number} of {found.shown} is in {target}"
+            download(client, datasource, target, revision=number, progress=progress)
+        return f"Revision {number} of {datasource.shown} is in {target}"
 
 
-def _newest_first(found: FoundDatasource) -> list[Revision]:
-    return sorted(found.history or (), key=lambda revision: revision.number, reverse=True)
+def _newest_first(datasource: FoundDatasource) -> list[Revision]:
+    return sorted(datasource.history or (), key=lambda revision: revision.number, reverse=True)
 
 
-def _revision_of(confirmation: Confirmation, found: FoundDatasource) -> int | None:
-    """Which revision of this datasource was confirmed; None where it was another one, or nobody can tell."""
+def _revision_of(confirmation: Confirmation, datasource: FoundDatasource) -> int | None:
+    """Return the confirmed revision of this datasource; None if it was another datasource or is unknown."""
     try:
         version = ServerVersion.parse(confirmation.server_version)
     except ValueError:
         return None
-    return version.revision if version.datasource_id == found.id else None
+    return version.revision if version.datasource_id == datasource.id else None
 
 
-def _shown(moment: datetime | None) -> str | None:
+def _utc_text(moment: datetime | None) -> str | None:
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if moment else None

@@ -1,4 +1,4 @@
-"""What `tir load` does: the load's Dagster job in this process, so that every load is in the history."""
+"""The work of `tir load`: run the load's Dagster job in this process, so that every load is in Dagster's history."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class LoadOutcome:
-    """What the command did, as `--json` prints it."""
+    """The result of a load, as `--json` prints it."""
 
     load: str
     load_id: str | None = None
@@ -48,8 +48,8 @@ class LoadOutcome:
 
 
 def find_load(declared: Declared, name: str) -> LoadSpec:
-    found = next((load for load in declared.loads if load.name == name), None)
-    if found is None:
+    load = next((load for load in declared.loads if load.name == name), None)
+    if load is None:
         known = ", ".join(load.name for load in declared.loads)
         hint = (
             f"The spec file declares {known}"
@@ -57,34 +57,34 @@ def find_load(declared: Declared, name: str) -> LoadSpec:
             else "Name a spec file that has `loads:` with --specs or TIR_SPECS"
         )
         raise SpecError(f"There is no load {name!r}. {hint}.")
-    return with_people(found, declared.extracts)
+    return with_people(load, declared.extracts)
 
 
 def preview_load(spec: LoadSpec, progress: Callable[[str], None]) -> Preview:
-    """What a load would do with each new file and say of its rows; nothing is touched, no Spark, no run."""
+    """Return what a load would do with each new file and which rows it would reject; without Spark, run or changes."""
     access = SnowflakeAccess.from_environment(os.environ)
     return loader_for(spec, access, spark=_no_spark, log=progress).preview()
 
 
 def run_load(spec: LoadSpec, progress: Callable[[str], None]) -> LoadOutcome:
-    """Run the load's job here; its error is the run's."""
-    # Here and not above: a plan needs no job.
+    """Run the load's job in this process; raise the run's error if it fails."""
+    # Imported here: a dry run needs no job.
     from tir_dagster.orchestration.alerts.commands import telling  # noqa: PLC0415
     from tir_dagster.orchestration.build import build_defs  # noqa: PLC0415
 
     begun = time.perf_counter()
     outcome = LoadOutcome(spec.name, run_id=str(uuid.uuid4()))
     job = build_defs(specs=(), loads=(spec,)).resolve_job_def(load_job_name(spec))
-    heard = Listener(progress)
-    stop = stopping(spec.name, lambda: _so_far(spec, heard))
+    listener = Listener(progress)
+    stop = stopping(spec.name, lambda: _so_far(spec, listener))
     with dagster_instance() as instance, telling(spec, instance, outcome, progress), stop:
-        _run(job, instance, outcome, heard)
+        _run(job, instance, outcome, listener)
         outcome.seconds = round(time.perf_counter() - begun, 3)
     return outcome
 
 
-def _run(job: Any, instance: Any, outcome: LoadOutcome, heard: Listener) -> None:
-    with listening(heard):
+def _run(job: Any, instance: Any, outcome: LoadOutcome, listener: Listener) -> None:
+    with listening(listener):
         job.execute_in_process(
             run_config=QUIET_RUN,
             instance=instance,
@@ -92,15 +92,15 @@ def _run(job: Any, instance: Any, outcome: LoadOutcome, heard: Listener) -> None
             tags={TOLD_BY_COMMAND: outcome.run_id},
             raise_on_error=True,
         )
-    if heard.loaded:
-        _fill(outcome, heard.loaded[-1])
+    if listener.loaded:
+        _fill(outcome, listener.loaded[-1])
 
 
-def _so_far(spec: LoadSpec, heard: Listener) -> str:
-    """What is in the table when the command is stopped: a load commits once."""
-    if heard.loaded:
+def _so_far(spec: LoadSpec, listener: Listener) -> str:
+    """Say what is in the table when the command is stopped; a load commits once."""
+    if listener.loaded:
         return f"Its files are in {spec.table}."
-    return f"Either all of its files are in {spec.table} or none, and the next load finds out."
+    return f"Either all of its files are in {spec.table} or none; the next load checks that."
 
 
 def _fill(outcome: LoadOutcome, loaded: Any) -> None:
@@ -114,7 +114,7 @@ def _fill(outcome: LoadOutcome, loaded: Any) -> None:
     outcome.stages, outcome.warnings = dict(loaded.seconds), list(loaded.warnings)
 
 
-def told(outcome: LoadOutcome) -> str:
+def outcome_text(outcome: LoadOutcome) -> str:
     if outcome.load_id is None:
         return f"{outcome.load}: no new files ({outcome.seconds:.1f} s)."
     files = {status: len(paths) for status, paths in outcome.files.items() if paths}
@@ -129,16 +129,16 @@ def told(outcome: LoadOutcome) -> str:
 
 
 def preview_fields(spec: LoadSpec, preview: Preview) -> dict[str, Any]:
-    """What `--dry-run --json` prints."""
+    """The fields that `--dry-run --json` prints."""
     files = [
         {
-            "path": chosen.file.path,
-            "bytes": chosen.file.size,
-            "status": chosen.status,
-            "rows_read": preview.rows.get(chosen.file.path, 0) + preview.rejected.get(chosen.file.path, 0),
-            "rows_rejected": preview.rejected.get(chosen.file.path, 0),
+            "path": choice.file.path,
+            "bytes": choice.file.size,
+            "status": choice.status,
+            "rows_read": preview.rows.get(choice.file.path, 0) + preview.rejected.get(choice.file.path, 0),
+            "rows_rejected": preview.rejected.get(choice.file.path, 0),
         }
-        for chosen in preview.files
+        for choice in preview.files
     ]
     return {
         "load": spec.name,
@@ -152,14 +152,14 @@ def preview_fields(spec: LoadSpec, preview: Preview) -> dict[str, Any]:
 
 
 def preview_lines(spec: LoadSpec, preview: Preview) -> list[str]:
-    """What `--dry-run` prints: each file, then each row that would be rejected."""
+    """The lines that `--dry-run` prints: each file, then each row that would be rejected."""
     if not preview.files:
         return [f"{spec.name}: no new files under {spec.files.path}."]
     fields = preview_fields(spec, preview)
     words = {
         "LOADED": "load",
-        "REPEATED": "pass over: the same content again",
-        "SUPERSEDED": "pass over: a newer one counts",
+        "REPEATED": "skip: same content as before",
+        "SUPERSEDED": "skip: a newer file replaces it",
     }
     lines = [f"{spec.name}: {len(preview.files)} new files for {spec.table} ({spec.mode})"]
     for file in fields["files"]:
@@ -172,4 +172,4 @@ def preview_lines(spec: LoadSpec, preview: Preview) -> list[str]:
 
 
 def _no_spark() -> Any:
-    raise AssertionError("Spark starts inside a run, never for a plan")
+    raise AssertionError("a dry run needs no Spark")

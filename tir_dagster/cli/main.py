@@ -1,6 +1,6 @@
-"""The `tir` command: says in plain words what it did; 0 done, 1 failed, 2 wrong usage, 130 Ctrl-C, 143 SIGTERM.
+"""The `tir` command. Exit codes: 0 done, 1 failed, 2 wrong usage, 130 Ctrl-C, 143 SIGTERM.
 
-Heavy imports stand inside the commands, so that `tir --help` answers at once.
+Heavy imports are inside the commands, so that `tir --help` answers at once.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from tir_dagster.sandbox.home import SandboxError
 from tir_dagster.spec.reading import load_declared, load_specs
 
 if TYPE_CHECKING:
-    from tir_dagster.cli.refresh import Outcome
+    from tir_dagster.cli.refresh import RefreshOutcome
     from tir_dagster.spec.extract import ExtractSpec
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 
 
 class ProjectGroup(click.Group):
-    """Commands whose errors a user can repair: one clear message and exit code 1, no traceback."""
+    """A command group that shows expected errors as one message with exit code 1 or 2, without a traceback."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -47,9 +47,9 @@ class ProjectGroup(click.Group):
         except TirError as error:
             raise click.ClickException(str(error)) from error
         except BrokenPipeError:
-            raise  # the reader of our output left (`| head`): click ends quietly
+            raise  # the reader of the output closed it (`| head`): click ends quietly
         except OSError as error:
-            raise click.ClickException(_of_disk(error)) from error
+            raise click.ClickException(_disk_error(error)) from error
         except BaseException as error:
             if not is_interrupt(error):
                 raise
@@ -57,28 +57,30 @@ class ProjectGroup(click.Group):
 
 
 def _end(ctx: click.Context, error: StoppedError) -> NoReturn:
-    """Say in one line how it ended; the exit code is the one that shells give to a process ended by the signal."""
+    """Print one line and exit with the code that shells give to a process ended by the signal."""
     click.echo(str(error), err=True)
     ctx.exit(error.exit_code)
 
 
-def _of_disk(error: OSError) -> str:
-    # Of two files it is the second that is written.
+def _disk_error(error: OSError) -> str:
+    # An error about two files: the second one is written.
     file = error.filename2 or error.filename
     where = f"{file}: " if file else ""
-    said = f"{where}{error.strerror or error}"
+    problem = f"{where}{error.strerror or error}"
     if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-        return f"{said}. Check TIR_HOME and the disk."
+        return f"{problem}. Check TIR_HOME and the disk."
     home = Path(os.environ.get("TIR_HOME") or ".tir").expanduser().absolute()
     folder = next(path for path in (home, *home.parents) if path.exists())
     free = shutil.disk_usage(folder).free // 2**20
-    return f"{said}. {folder} has {free:,} MB free: make room there, or set TIR_HOME to a larger disk, then run again."
+    return (
+        f"{problem}. {folder} has {free:,} MB free: make room there, or set TIR_HOME to a larger disk, then run again."
+    )
 
 
-def _hints(_context: click.Context, _parameter: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
-    """Each as JSON; @FILE is the text of a file."""
+def _hints(_context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
+    """Return each hint as JSON text; read @FILE from the file."""
     texts = []
-    for text in given:
+    for text in values:
         try:
             texts.append(Path(text[1:]).read_text(encoding="utf-8") if text.startswith("@") else text)
         except (OSError, UnicodeDecodeError) as error:
@@ -87,7 +89,7 @@ def _hints(_context: click.Context, _parameter: click.Parameter, given: tuple[st
 
 
 def _span(_: click.Context, __: click.Parameter, text: str | None) -> str | None:
-    """An empty range is no range: a script's unset variable must not turn a re-sync into something else."""
+    """Refuse an empty range: an unset variable in a script must not turn a re-sync into another refresh."""
     if text is not None and not text.strip():
         raise click.BadParameter(f"{text!r} is not a range. Write FROM..TO, such as 2025-03..2025-05, or one slice.")
     return text
@@ -107,16 +109,16 @@ MODE_SLICES = click.option(
     "span",
     metavar="FROM..TO",
     callback=_span,
-    help="Re-sync these slices whatever the watermark says.",
+    help="Re-sync these slices, regardless of the watermark.",
 )
-MODE_FULL = click.option("--full", is_flag=True, help="Read everything and build the extract anew.")
+MODE_FULL = click.option("--full", is_flag=True, help="Read everything and rebuild the extract.")
 HINTS = click.option(
     "--hint",
     "hints",
     multiple=True,
     metavar="JSON|@FILE",
     callback=_hints,
-    help="What changed, as a change description; may be given several times.",
+    help="A description of what changed; repeatable.",
 )
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output.")
 
@@ -125,10 +127,14 @@ AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON o
 @click.argument("extract")
 @MODE_SLICES
 @MODE_FULL
-@click.option("--explain", is_flag=True, help="Show what the query means: tables, joins, and which changes go by key.")
+@click.option(
+    "--explain",
+    is_flag=True,
+    help="Show how the query is understood: tables, joins, and which changes are refreshed by key.",
+)
 @AS_JSON
 def plan(extract: str, span: str | None, *, full: bool, explain: bool, as_json: bool) -> None:
-    """Show what a refresh of EXTRACT would do, and why; nothing is touched."""
+    """Show what a refresh of EXTRACT would do, and why. Nothing is changed."""
     mode, specs = _mode(span, full=full), load_specs()
     from tir_dagster.cli.commands import chosen_slices, command, find_spec  # noqa: PLC0415 - seconds
 
@@ -136,25 +142,25 @@ def plan(extract: str, span: str | None, *, full: bool, explain: bool, as_json: 
     slices = chosen_slices(spec, span)
     with command(spec, _tell) as running:
         planned = running.plan(mode, slices)
-        told = running.explain() if explain else []
+        explanation = running.explain() if explain else []
     if as_json:
         reason = planned.reason.name if planned.reason else None
         value = {"extract": extract, "mode": planned.mode, "decision": planned.decision, "reason": reason}
-        more = {"explain": told} if explain else {}
-        said = {"warnings": list(planned.warnings), "notes": list(planned.notes)}
-        click.echo(json.dumps({**value, "slices": slices, **said, **more}))
+        more = {"explain": explanation} if explain else {}
+        remarks = {"warnings": list(planned.warnings), "notes": list(planned.notes)}
+        click.echo(json.dumps({**value, "slices": slices, **remarks, **more}))
     else:
         warned = [f"warning: {warning}" for warning in planned.warnings]
-        click.echo("\n".join([planned.sentence(), *warned, *planned.notes, *told]))
+        click.echo("\n".join([planned.sentence(), *warned, *planned.notes, *explanation]))
 
 
 @tir.command(short_help="Find what changed, replace it, publish.")
 @click.argument("extract")
 @MODE_SLICES
 @MODE_FULL
-@click.option("--allow-empty", is_flag=True, help="Go on even if the source is empty or lost many rows.")
+@click.option("--allow-empty", is_flag=True, help="Continue even if the source is empty or lost many rows.")
 @HINTS
-@click.option("--profile", is_flag=True, help="Then show each stage: seconds, rows, bytes, and whom it waited for.")
+@click.option("--profile", is_flag=True, help="Also show each stage: seconds, rows, bytes, and what it waited for.")
 @AS_JSON
 def refresh(
     extract: str,
@@ -166,7 +172,7 @@ def refresh(
     profile: bool,
     as_json: bool,
 ) -> None:
-    """Refresh EXTRACT: find what changed, replace those keys, publish. Exit code 1 if that failed."""
+    """Refresh EXTRACT: find what changed, replace those keys, publish. Exit code 1 if it fails."""
     mode, specs = _mode(span, full=full), load_specs()
     from tir_dagster.cli.commands import chosen_slices, command, find_spec  # noqa: PLC0415 - seconds
 
@@ -184,16 +190,16 @@ def refresh(
         click.echo(profile_table(outcome.profile), err=True)
 
 
-def _show(spec: ExtractSpec, outcome: Outcome) -> None:
+def _show(spec: ExtractSpec, outcome: RefreshOutcome) -> None:
     for warning in outcome.warnings:
         click.echo(f"warning: {warning}")
     if outcome.decision == "none":
         click.echo(f"{spec.name}: nothing to do ({outcome.seconds:.1f} s).")
     else:
-        click.echo(_told(spec, outcome))
+        click.echo(_outcome_text(spec, outcome))
 
 
-def _told(spec: ExtractSpec, outcome: Outcome) -> str:
+def _outcome_text(spec: ExtractSpec, outcome: RefreshOutcome) -> str:
     why = f" ({outcome.reason})" if outcome.reason else ""
     begin, end = f"{spec.name}: {outcome.decision} refresh{why}", f"({outcome.seconds:.1f} s)."
     if spec.delivery == "trigger":
@@ -206,13 +212,13 @@ def _told(spec: ExtractSpec, outcome: Outcome) -> str:
 @tir.command(short_help="Load new files into a table.")
 @click.argument("name")
 @click.option(
-    "--dry-run", is_flag=True, help="Only read the new files and show what the load would say; nothing is touched."
+    "--dry-run", is_flag=True, help="Only read the new files and show what the load would do; nothing is changed."
 )
 @AS_JSON
 def load(name: str, *, dry_run: bool, as_json: bool) -> None:
     """Load the new files of the load NAME into its table.
 
-    Exit code 1 if that failed, or with --dry-run would fail; then the table is as it was.
+    Exit code 1 if it fails, or with --dry-run would fail; the table is then unchanged.
     """
     declared = load_declared()
     from dataclasses import asdict  # noqa: PLC0415
@@ -233,44 +239,48 @@ def load(name: str, *, dry_run: bool, as_json: bool) -> None:
         return
     for warning in outcome.warnings:
         click.echo(f"warning: {warning}")
-    click.echo(command.told(outcome))
+    click.echo(command.outcome_text(outcome))
 
 
 @tir.command(short_help="Play a change and its refresh on the sandbox.")
 @click.option("--rows", type=click.IntRange(min=1000), default=200_000, show_default=True, help="Orders in the sample.")
-@click.option("--seed", type=SEED, default=1, show_default=True, help="Another seed makes other orders and changes.")
+@click.option("--seed", type=SEED, default=1, show_default=True, help="Another seed gives other orders and changes.")
 @click.option("--verbose", is_flag=True, help="Also show the progress of each refresh.")
-@click.option("--fail", "failing", is_flag=True, help="Play a refresh that fails instead, and what people hear of it.")
+@click.option("--fail", "failing", is_flag=True, help="Play a refresh that fails, and show the messages about it.")
 def demo(rows: int, seed: int, *, verbose: bool, failing: bool) -> None:
-    """Play a change and its refresh on the sandbox; exit code 0 only if every slice is equal."""
+    """Play a change and its refresh on the sandbox. Exit code 0 only if every slice equals the source."""
     from tir_dagster.cli.demo import run_demo, run_failing_demo  # noqa: PLC0415
 
     play = run_failing_demo if failing else run_demo
     with stopping("tir demo", _sandbox_left):
-        well = play(rows=rows, seed=seed, say=click.echo, progress=_tell if verbose else lambda _: None)
-    if not well:
-        wrong = "the incident was not resolved." if failing else "the refreshed datasource differs from the source."
+        succeeded = play(rows=rows, seed=seed, say=click.echo, progress=_tell if verbose else lambda _: None)
+    if not succeeded:
+        wrong = (
+            "The incident was not resolved. Run the demo again with --verbose to see the refreshes."
+            if failing
+            else "The refreshed datasource differs from the source. Run the demo again with --verbose to see the refreshes."
+        )
         raise click.ClickException(wrong)
 
 
 def _sandbox_left() -> str:
-    return "Servers of the sandbox that were started go on; tir sandbox down ends them."
+    return "The sandbox servers keep running; tir sandbox down stops them."
 
 
 @tir.command(short_help="Open Dagster's UI on the sandbox.")
 @click.option("--port", type=PORT, default=3000, show_default=True, help="Port of the page.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address the page is served on.")
 def dev(port: int, host: str) -> None:
-    """Open Dagster's UI and daemon on the sandbox, with the history of the commands run here; Ctrl-C ends both.
+    """Open Dagster's UI and daemon on the sandbox, with the history of the commands run here. Ctrl-C ends both.
 
-    Starts and seeds the sandbox if need be. With TIR_SPECS set, its extracts are shown; else the sample's.
+    Starts and seeds the sandbox if needed. Shows the extracts of TIR_SPECS if it is set, otherwise the sample's.
     """
     from tir_dagster.cli.dev import prepare_sandbox, run_dagster  # noqa: PLC0415 - Dagster, the clients: seconds
 
     with stopping("tir dev", _sandbox_left):
         prepare_sandbox(click.echo)
     os.environ.setdefault("TIR_DAGSTER_URL", f"http://{host}:{port}")
-    click.echo(f"Slack and ServiceNow: {os.environ['SERVICENOW_URL']} (what people are told)")
+    click.echo(f"Slack and ServiceNow: {os.environ['SERVICENOW_URL']} (messages and incidents)")
     click.echo(f"Dagster's UI: http://{host}:{port} (turn the sensors on under Automation)")
     run_dagster(port, host)
 
@@ -281,11 +291,11 @@ tir.add_command(spark)
 tir.add_command(webhooks)
 
 
-@tir.command("warm-up", short_help="Let Spark start faster from now on.")
+@tir.command("warm-up", short_help="Make Spark start faster.")
 def warm_up() -> None:
-    """Let Spark start faster from now on: keep the Java classes that it loads, about 180 MB under TIR_HOME.
+    """Make Spark start faster: store the Java classes that it loads, about 180 MB under TIR_HOME.
 
-    Takes a minute, once for each version of Spark. Worth it where every run starts a process of its own.
+    Takes a minute, once for each version of Spark. Useful where every run starts its own process.
     """
     from tir_dagster.orchestration.home import tir_home  # noqa: PLC0415
     from tir_dagster.spark.java import require_java  # noqa: PLC0415
@@ -293,12 +303,12 @@ def warm_up() -> None:
 
     require_java(os.environ)
     archive = build_class_archive(home=tir_home())
-    click.echo(f"{archive}: {archive.stat().st_size / 1e6:,.0f} MB. Spark uses it from the next start on.")
+    click.echo(f"{archive}: {archive.stat().st_size / 1e6:,.0f} MB. Spark uses it from the next start.")
 
 
 def _mode(span: str | None, *, full: bool) -> Any:
     if span and full:
-        raise click.UsageError("--slices and --full exclude each other.")
+        raise click.UsageError("--slices and --full exclude each other. Use only one of them.")
     return "full" if full else "slices" if span else "changes"
 
 
@@ -306,13 +316,13 @@ _started = time.monotonic()
 
 
 def _tell(line: str) -> None:
-    """Progress goes to standard error, one plain line each, so that standard output stays a script's."""
+    """Print a line of progress to standard error, so that scripts can read standard output."""
     click.echo(f"[{time.monotonic() - _started:6.1f} s] {line}", err=True)
 
 
 def _forget_failed_cancellations(failure: threading.ExceptHookArgs) -> None:
-    # When the warehouse is gone, the connector's own thread also fails to cancel the query there; the command has
-    # already said so in one line, and this would add a page of traceback.
+    # When the warehouse is unreachable, the connector's own thread also fails to cancel the query. The command has
+    # already reported that in one line; this would add a page of traceback.
     if not failure.exc_type.__module__.startswith("snowflake."):
         threading.__excepthook__(failure)
 

@@ -1,4 +1,4 @@
-"""What `tir plan` and `tir refresh` do: the Dagster jobs in this process, so that every refresh is in the history."""
+"""The work of `tir plan` and `tir refresh`: run the Dagster jobs in this process, so that every refresh is in the history."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ from tir_dagster.spec.extract import ExtractSpec
 from tir_dagster.tableau.access import TableauAccess
 
 LEASE_WAIT_SECONDS = 600.0
-# The console shows our own progress in the place of Dagster's log, which is in its history.
+# The console shows this command's progress instead of Dagster's log, which is in the history.
 _CONSOLE = "console"
-# For runs of which nothing is shown at all.
+# For runs that print nothing.
 QUIET_RUN = {"loggers": {_CONSOLE: {"config": {"log_level": "CRITICAL"}}}}
 
 
 @dataclass
-class Outcome:
-    """What a command did, as `--json` prints it."""
+class RefreshOutcome:
+    """The result of a refresh, as `--json` prints it."""
 
     extract: str
     mode: Mode
@@ -73,12 +73,12 @@ class Outcome:
         return {**asdict(self), "profile": [stage.as_dict() for stage in self.profile]}
 
     def warn(self, warnings: Sequence[str]) -> None:
-        """Add what people should know, each sentence once."""
+        """Add warnings, each sentence once."""
         self.warnings += [warning for warning in dict.fromkeys(warnings) if warning not in self.warnings]
 
 
 class Command:
-    """One extract and everything its commands need."""
+    """`tir plan` and `tir refresh` for one extract."""
 
     def __init__(self, spec: ExtractSpec, instance: dg.DagsterInstance, progress: Callable[[str], None]) -> None:
         self.spec = spec
@@ -86,7 +86,7 @@ class Command:
         self._instance = instance
         self._progress = progress
         self._run_warnings: list[str] = []
-        # For plans and for the lease; each step of a run makes its own.
+        # For plans and the lease; each step of a run creates its own.
         self.context = refresh_context(
             spec,
             snowflake=SnowflakeAccess.from_environment(os.environ),
@@ -97,8 +97,8 @@ class Command:
         )
 
     def plan(self, mode: Mode, slices: Sequence[str]) -> Plan:
-        """What a refresh would do, from tokens and definitions alone: no Spark, nothing touched."""
-        # Without the lease: a run at work may be using its own files.
+        """Return what a refresh would do, from tokens and definitions alone; without Spark or changes."""
+        # A folder of its own: the plan takes no lease, and a run may be using the usual folder.
         context = replace(self.context, work=self.context.folder / "plan")
         try:
             self._say_where()
@@ -108,19 +108,21 @@ class Command:
             remove(context.work)
 
     def explain(self) -> list[str]:
-        """What the extract's query means for a refresh."""
+        """Describe what the extract's query means for a refresh, in lines."""
         relation = relation_of(self.spec, self.context.snowflake)
         if relation.view is None:
             return [f"A copy of {self.spec.main_table}: all its changes are refreshed by key."]
         key = [column.name for column in relation.key]
         return explain(relation.view, why_full=relation.why_full, why_whole=relation.whole, key=key)
 
-    def refresh(self, mode: Mode, slices: Sequence[str], *, allow_empty: bool, hints: Sequence[str] = ()) -> Outcome:
+    def refresh(
+        self, mode: Mode, slices: Sequence[str], *, allow_empty: bool, hints: Sequence[str] = ()
+    ) -> RefreshOutcome:
         """Start the runs of a refresh in this process, one after the other."""
         from tir_dagster.orchestration.alerts.commands import telling  # noqa: PLC0415 - a plan tells nobody
 
         started = time.perf_counter()
-        outcome = Outcome(self.spec.name, mode)
+        outcome = RefreshOutcome(self.spec.name, mode)
         stop = stopping(self.spec.name, lambda: so_far(self.spec, self._instance, outcome))
         with telling(self.spec, self._instance, outcome, self._progress), stop:
             try:
@@ -137,9 +139,9 @@ class Command:
         return outcome
 
     def _refresh(
-        self, outcome: Outcome, mode: Mode, slices: Sequence[str], *, allow_empty: bool, hints: Sequence[str]
+        self, outcome: RefreshOutcome, mode: Mode, slices: Sequence[str], *, allow_empty: bool, hints: Sequence[str]
     ) -> None:
-        # Before anything is looked at: a hint that nobody can read.
+        # First of all, refuse a hint that cannot be read.
         for text in hints:
             parse_hints(text, "--hint")
         change_set = self.detect(outcome, mode, slices, allow_empty=allow_empty, hints=hints)
@@ -155,7 +157,13 @@ class Command:
         self._progress(f"looking at datasource {self.spec.datasource.name!r} and at {self.spec.main_table}")
 
     def detect(
-        self, outcome: Outcome, mode: Mode, slices: Sequence[str], *, allow_empty: bool, hints: Sequence[str] = ()
+        self,
+        outcome: RefreshOutcome,
+        mode: Mode,
+        slices: Sequence[str],
+        *,
+        allow_empty: bool,
+        hints: Sequence[str] = (),
     ) -> ChangeSet | None:
         """Run a detection; return its change set if anything differs."""
         ident = new_id()
@@ -165,13 +173,13 @@ class Command:
         try:
             self._run(outcome, detect_job_name(self.spec), partition_key=ident, config=config)
         finally:
-            # Also after a failure: a partition without a change set would be missing for ever.
-            made = [one for one in self.context.change_sets.pending() if one.id == ident]
-            if not made:
+            # Also after a failure: Dagster would show a partition without a change set as missing forever.
+            staged = [change_set for change_set in self.context.change_sets.pending() if change_set.id == ident]
+            if not staged:
                 self._instance.delete_dynamic_partition(str(partitions.name), ident)
-        return made[0] if made else None
+        return staged[0] if staged else None
 
-    def _fill(self, outcome: Outcome, change_set: ChangeSet) -> None:
+    def _fill(self, outcome: RefreshOutcome, change_set: ChangeSet) -> None:
         outcome.decision = change_set.decision
         outcome.reason = change_set.reason
         outcome.slices = [slice_label(name) for name in sorted({**change_set.purged, **change_set.appended})]
@@ -180,8 +188,8 @@ class Command:
         outcome.source_version = change_set.source_version
         outcome.warn(change_set.warnings)
 
-    def apply(self, outcome: Outcome, change_set: ChangeSet) -> None:
-        """Run the refresh that applies and publishes a change set."""
+    def apply(self, outcome: RefreshOutcome, change_set: ChangeSet) -> None:
+        """Run the job that applies and publishes a change set."""
         known = add_slices(self._instance, self.spec, change_set.touched)
         tags = covering_range(self.spec, change_set.touched, known)
         config = application_config(self.keys, change_set.id)
@@ -192,19 +200,19 @@ class Command:
         outcome.published = True
         version = self.context.known_version(confirmed.version)
         if version is not None and version.manifest["change_set"] == change_set.id:
-            # Counted in the extract itself: of a query that aggregates, a group that HAVING hides has no row there.
+            # Counts of the extract itself: in an aggregate, a group that HAVING hides has no row there.
             outcome.rows_purged = version.manifest["rows_purged"]
             outcome.rows_appended = version.manifest["rows_appended"]
         retire_slices(self._instance, self.spec, self.keys.published_datasource)
         if reason := event_metadata(result, self.keys.published_datasource).get("tir/reason"):
-            # The server itself had to load everything.
+            # The server had to load everything.
             outcome.decision, outcome.reason = "full", reason
         outcome.datasource_id = confirmed.datasource_id
 
     @cached_property
     def _definitions(self) -> dg.Definitions:
         """The extract's definitions, built once for both runs."""
-        # Here and not above: a plan needs no job.
+        # Imported here: a plan needs no job.
         from tir_dagster.orchestration.build import build_defs  # noqa: PLC0415
 
         listening = run_logger(self._progress, self._run_warnings.extend)
@@ -212,14 +220,14 @@ class Command:
 
     def _run(
         self,
-        outcome: Outcome,
+        outcome: RefreshOutcome,
         job: str,
         *,
         config: dict[str, Any],
         partition_key: str | None = None,
         tags: dict[str, str] | None = None,
     ) -> dg.ExecuteInProcessResult:
-        """Run the extract's job in this process; its error is the run's, and its log is this command's progress."""
+        """Run the extract's job in this process; raise its error, and show its log as this command's progress."""
         check_signals()
         run_id = str(uuid.uuid4())
         outcome.run_ids.append(run_id)
@@ -243,17 +251,17 @@ class Command:
 
 
 def event_metadata(result: dg.ExecuteInProcessResult, asset: dg.AssetKey) -> dict[str, Any]:
-    """Return the metadata of the first event in which the run says something of the asset."""
+    """Return the metadata of the run's first materialization or observation of the asset."""
     for event in result.all_events:
         data = event.event_specific_data
-        told = getattr(data, "materialization", None) or getattr(data, "asset_observation", None)
-        if told is not None and told.asset_key == asset:
-            return {name: getattr(entry, "value", None) for name, entry in told.metadata.items()}
+        asset_event = getattr(data, "materialization", None) or getattr(data, "asset_observation", None)
+        if asset_event is not None and asset_event.asset_key == asset:
+            return {name: getattr(entry, "value", None) for name, entry in asset_event.metadata.items()}
     return {}
 
 
 def run_logger(progress: Callable[[str], None], warn: Callable[[Sequence[str]], None]) -> dg.LoggerDefinition:
-    """A Dagster logger that hands the lines of a run's own steps on to a command, each once."""
+    """Build a Dagster logger that passes the log lines of a run's steps to a command, each once."""
     lines: set[str] = set()
 
     class Handler(logging.Handler):
@@ -261,7 +269,7 @@ def run_logger(progress: Callable[[str], None], warn: Callable[[Sequence[str]], 
             meta = getattr(record, "dagster_meta", {})
             line = meta.get("orig_message")
             if meta.get("dagster_event") is not None or not line:
-                # What Dagster says of itself is in its history.
+                # Dagster's own events are in its history.
                 return
             if record.levelno >= logging.WARNING:
                 warn([line])
@@ -278,11 +286,11 @@ def run_logger(progress: Callable[[str], None], warn: Callable[[Sequence[str]], 
     return listening
 
 
-def so_far(spec: ExtractSpec, instance: dg.DagsterInstance, outcome: Outcome) -> str:
-    """What the datasource shows when a command is stopped."""
+def so_far(spec: ExtractSpec, instance: dg.DagsterInstance, outcome: RefreshOutcome) -> str:
+    """Say what the datasource shows when a command is stopped."""
     from tir_dagster.orchestration.alerts.run_reports import unaffected  # noqa: PLC0415 - a plan tells nobody
 
-    # Without a run, nothing was asked of the server yet.
+    # Without a run, no request was sent to the server yet.
     names = () if outcome.run_ids else (StoppedError.__name__,)
-    said = unaffected(instance, spec, tir_home(), names, outcome.run_ids[-1] if outcome.run_ids else "")
-    return f"{said[0].upper()}{said[1:]}."
+    sentence = unaffected(instance, spec, tir_home(), names, outcome.run_ids[-1] if outcome.run_ids else "")
+    return f"{sentence[0].upper()}{sentence[1:]}."

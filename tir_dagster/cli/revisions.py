@@ -1,4 +1,4 @@
-"""`tir revisions`: the command itself. The work is imported when it runs, so that `tir --help` answers at once."""
+"""The command `tir revisions`. Its work is imported when it runs, so that `tir --help` answers at once."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ import click
 from tir_dagster.spec.reading import load_specs
 
 if TYPE_CHECKING:
-    from tir_dagster.cli.kept_revisions import Listed, Revisions
+    from tir_dagster.cli.kept_revisions import RevisionList, Revisions
 
 
-@click.command(short_help="List or fetch what is kept of an extract.")
+@click.command(short_help="List or fetch revisions and kept versions of an extract.")
 @click.argument("extract")
-@click.option("--fetch", "wanted", metavar="N|vN", help="Fetch a revision's package, or a kept version's Hyper file.")
+@click.option("--fetch", "revision", metavar="N|vN", help="Fetch a revision's package, or a kept version's Hyper file.")
 @click.option("--to", "target", type=click.Path(dir_okay=False, path_type=Path), help="The file to write it to.")
 @click.option("--force", is_flag=True, help="Replace the file if it exists.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output.")
-def revisions(extract: str, wanted: str | None, target: Path | None, *, force: bool, as_json: bool) -> None:
-    """List what is kept of EXTRACT: the server's revisions, and the versions on this machine; or fetch one of them.
+def revisions(extract: str, revision: str | None, target: Path | None, *, force: bool, as_json: bool) -> None:
+    """List the server's revisions of EXTRACT and the versions kept on this machine, or fetch one of them.
 
     `--fetch 3 --to orders.tdsx` fetches a revision from the server, `--fetch v00000012 --to orders.hyper` a version.
     """
-    _check(wanted, target, force=force)
+    _check(revision, target, force=force)
     from tir_dagster.cli.commands import find_spec  # noqa: PLC0415 - seconds
     from tir_dagster.cli.kept_revisions import Revisions  # noqa: PLC0415
     from tir_dagster.orchestration.home import dagster_instance  # noqa: PLC0415
@@ -35,54 +35,58 @@ def revisions(extract: str, wanted: str | None, target: Path | None, *, force: b
     spec = find_spec(load_specs(), extract)
     with dagster_instance() as instance:
         known = Revisions(spec, instance, lambda line: click.echo(line, err=True))
-    if wanted is not None and target is not None:
-        click.echo(_fetched(known, wanted, target, as_json=as_json))
+    if revision is not None and target is not None:
+        click.echo(_fetched(known, revision, target, as_json=as_json))
         return
     listed = known.listed()
     click.echo(json.dumps(asdict(listed)) if as_json else "\n".join(_lines(listed, known)))
 
 
-def _check(wanted: str | None, target: Path | None, *, force: bool) -> None:
-    if (wanted is None) != (target is None):
-        raise click.UsageError("--fetch N and --to FILE go together.")
-    if wanted is not None and not re.fullmatch(r"v?\d+", wanted, re.ASCII):
-        raise click.UsageError(f"{wanted!r} is neither a revision such as 3 nor a version such as v00000012.")
+def _check(revision: str | None, target: Path | None, *, force: bool) -> None:
+    if (revision is None) != (target is None):
+        raise click.UsageError("--fetch N and --to FILE must be used together.")
+    if revision is not None and not re.fullmatch(r"v?\d+", revision, re.ASCII):
+        raise click.UsageError(f"{revision!r} is neither a revision such as 3 nor a version such as v00000012.")
     if target is not None and target.exists() and not force:
         raise click.UsageError(f"{target} exists. Name another file, or add --force to replace it.")
 
 
-def _fetched(known: Revisions, wanted: str, target: Path, *, as_json: bool) -> str:
+def _fetched(known: Revisions, revision: str, target: Path, *, as_json: bool) -> str:
     fetch = (
-        known.fetch_version if wanted.startswith("v") else lambda number, file: known.fetch_revision(int(number), file)
+        known.fetch_version
+        if revision.startswith("v")
+        else lambda number, file: known.fetch_revision(int(number), file)
     )
-    said, size = fetch(wanted, target), target.stat().st_size
+    sentence, size = fetch(revision, target), target.stat().st_size
     return (
-        json.dumps({"fetched": wanted, "file": str(target), "bytes": size}) if as_json else f"{said} ({_size(size)})."
+        json.dumps({"fetched": revision, "file": str(target), "bytes": size})
+        if as_json
+        else f"{sentence} ({_size(size)})."
     )
 
 
-def _lines(listed: Listed, known: Revisions) -> list[str]:
-    datasource = known.spec.datasource
+def _lines(listed: RevisionList, revisions: Revisions) -> list[str]:
+    datasource = revisions.spec.datasource
     lines = [f"{listed.extract}: datasource {datasource.name!r} in project {datasource.project!r}"]
     if listed.datasource_id is None:
-        lines.append("  there is none yet: a refresh creates it")
+        lines.append("  it does not exist yet; a refresh creates it")
     elif listed.revisions is None:
         lines.append("  the server shows no revisions")
-    for one in listed.revisions or ():
-        marks = [mark for mark, is_so in (("current", one.current), ("confirmed", one.confirmed)) if is_so]
-        lines.append(_line(str(one.number), one.published_at, one.bytes, one.rows, marks))
-    lines.append(f"kept in {known.versions.folder}")
-    kept = [
-        _line(one.id, one.made_at, one.bytes, one.rows, ["confirmed"] if one.confirmed else [])
-        for one in listed.versions
+    for entry in listed.revisions or ():
+        marks = [mark for mark, is_so in (("current", entry.current), ("confirmed", entry.confirmed)) if is_so]
+        lines.append(_line(str(entry.number), entry.published_at, entry.bytes, entry.rows, marks))
+    lines.append(f"kept in {revisions.versions.folder}")
+    version_lines = [
+        _line(entry.id, entry.made_at, entry.bytes, entry.rows, ["confirmed"] if entry.confirmed else [])
+        for entry in listed.versions
     ]
-    return lines + (kept or ["  none"])
+    return lines + (version_lines or ["  none"])
 
 
 def _line(name: str, moment: str | None, size: int | None, rows: int | None, marks: list[str]) -> str:
     counted = "-" if rows is None else f"{rows:,} rows"
-    shown = f"  {name:<10} {moment or '-':<20}  {_size(size):>10}  {counted:>16}  {', '.join(marks)}"
-    return shown.rstrip()
+    line = f"  {name:<10} {moment or '-':<20}  {_size(size):>10}  {counted:>16}  {', '.join(marks)}"
+    return line.rstrip()
 
 
 def _size(size: int | None) -> str:

@@ -1,4 +1,4 @@
-"""`tir sandbox`: the commands themselves. The work is imported when it runs, so that `tir --help` answers at once."""
+"""The commands `tir sandbox …`. Their work is imported when they run, so that `tir --help` answers at once."""
 
 from __future__ import annotations
 
@@ -27,37 +27,37 @@ SEED = click.IntRange(min=0)
 def sandbox() -> None:
     """The embedded Snowflake, Tableau Server, Slack, ServiceNow and S3, on this machine only.
 
-    TIR_HOME (default: .tir in this folder) chooses the sandbox; two homes are two sandboxes.
+    TIR_HOME (default: .tir in this folder) selects the sandbox; each home has its own.
     """
 
 
 @sandbox.command(short_help="Start the servers in the background.")
-@click.option("--warehouse-port", type=PORT, help="Port of the warehouse.  [default: the last one, else a free one]")
-@click.option("--tableau-port", type=PORT, help="Port of Tableau Server.  [default: the last one, else a free one]")
+@click.option("--warehouse-port", type=PORT, help="Port of the warehouse.  [default: the last one used, or a free one]")
+@click.option("--tableau-port", type=PORT, help="Port of Tableau Server.  [default: the last one used, or a free one]")
 @click.option(
-    "--people-port", type=PORT, help="Port of Slack and ServiceNow.  [default: the last one, else a free one]"
+    "--people-port", type=PORT, help="Port of Slack and ServiceNow.  [default: the last one used, or a free one]"
 )
-@click.option("--storage-port", type=PORT, help="Port of the S3 stand-in.  [default: the last one, else a free one]")
+@click.option("--storage-port", type=PORT, help="Port of the S3 stand-in.  [default: the last one used, or a free one]")
 def up(**ports: int | None) -> None:
-    """Start the servers in the background; harmless when they already run."""
-    asked = {name.removesuffix("_port"): port for name, port in ports.items() if port}
-    for server, port in asked.items():
-        if other := next((name for name in asked if name != server and asked[name] == port), None):
-            raise click.UsageError(f"--{server}-port and --{other}-port are both {port}: choose two ports.")
+    """Start the servers in the background. Does nothing if they already run."""
+    chosen_ports = {name.removesuffix("_port"): port for name, port in ports.items() if port}
+    for server, port in chosen_ports.items():
+        if other := next((name for name in chosen_ports if name != server and chosen_ports[name] == port), None):
+            raise click.UsageError(f"--{server}-port and --{other}-port are both {port}. Choose two different ports.")
     begun = time.monotonic()
     home = SandboxHome.from_environment()
-    states = processes.start(home, asked)
+    states = processes.start(home, chosen_ports)
     for state in states.values():
         word = "started" if state.started_now else "already running"
         click.echo(f"{state.server}: {word}, {state.url} (pid {state.pid})")
     if any(state.started_now for state in states.values()):
         click.echo(f"The sandbox in {home.root} is up ({time.monotonic() - begun:.1f} s).")
-        click.echo('Its addresses and secrets, for this shell: eval "$(tir sandbox env)"')
+        click.echo('To set its addresses and secrets in this shell: eval "$(tir sandbox env)"')
 
 
 @sandbox.command()
 def down() -> None:
-    """Stop the servers; their data stays."""
+    """Stop the servers. Their data stays."""
     for state in processes.stop(SandboxHome.from_environment()).values():
         click.echo(f"{state.server}: {f'stopped (pid {state.pid})' if state.pid else 'was not running'}")
 
@@ -65,7 +65,7 @@ def down() -> None:
 @sandbox.command(short_help="Show every server.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def status(as_json: bool) -> None:
-    """Show every server; exit code 0 when all run, else 1."""
+    """Show every server. Exit code 0 if all run, otherwise 1."""
     home = SandboxHome.from_environment()
     states = processes.status(home)
     if as_json:
@@ -77,14 +77,14 @@ def status(as_json: bool) -> None:
     sys.exit(0 if all(state.running for state in states.values()) else 1)
 
 
-@sandbox.command(short_help="Print the variables clients need.")
+@sandbox.command(short_help="Print the variables that clients need.")
 def env() -> None:
-    """Print the variables clients need, as `export` lines: eval "$(tir sandbox env)"."""
+    """Print the variables that clients need, as `export` lines: eval "$(tir sandbox env)"."""
     for name, value in processes.environment(SandboxHome.from_environment()).items():
         click.echo(f"export {name}={shlex.quote(value)}")
 
 
-@sandbox.command(short_help="Delete data and logs; names stay.")
+@sandbox.command(short_help="Delete data and logs; keep names.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def reset(yes: bool) -> None:
     """Delete the sandbox's data and logs; names, secrets and ports stay."""
@@ -132,20 +132,20 @@ def seed(rows: int, seed: int, until: str | None, job_seconds: int) -> None:
     click.echo(f"Done in {time.monotonic() - begun:.1f} s. Next: tir sandbox change")
 
 
-@sandbox.command(short_help="Change the sample table, and say how.")
-@click.option("--seed", type=SEED, default=1, show_default=True, help="Another seed makes another change.")
+@sandbox.command(short_help="Change the sample table and print the changes.")
+@click.option("--seed", type=SEED, default=1, show_default=True, help="Another seed gives another change.")
 @click.option("--inserts", type=COUNT, default=400, show_default=True, help="New orders, some in old months.")
 @click.option("--updates", type=COUNT, default=300, show_default=True, help="Changed orders of old months.")
 @click.option("--moves", type=COUNT, default=60, show_default=True, help="Orders that get a date in another month.")
-@click.option("--deletes", type=COUNT, default=200, show_default=True, help="Orders that go.")
+@click.option("--deletes", type=COUNT, default=200, show_default=True, help="Deleted orders.")
 @click.option(
     "--recent",
     type=click.IntRange(min=2),
-    help="Keep the change to this many newest months, and to orders with a date.",
+    help="Change only this many newest months, and only orders with a date.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def change(seed: int, recent: int | None, as_json: bool, **counts: int) -> None:
-    """Change the sample table as a business would, in one transaction, and say what was done by month."""
+    """Change the sample table in one transaction, as a business would, and print the changes by month."""
     from tir_dagster.sandbox import sample  # noqa: PLC0415 - numpy, pyarrow, the clients: seconds
 
     environment = processes.environment(SandboxHome.from_environment())

@@ -1,4 +1,4 @@
-"""`tir spark`: one Spark for all processes of this machine, kept in the background."""
+"""The commands `tir spark …`: one Spark server in the background for all processes of this machine."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import time
 import click
 
 
-@click.group(short_help="One Spark for all processes, kept in the background.")
+@click.group(short_help="One Spark server in the background for all processes.")
 def spark() -> None:
-    """One Spark for all processes of this machine, on loopback only: refreshes and loads use it while it runs.
+    """One Spark server for all processes of this machine, on loopback only. Refreshes and loads use it while it runs.
 
-    TIR_HOME (default: .tir in this folder) chooses the server; two homes are two servers.
+    TIR_HOME (default: .tir in this folder) selects the server; each home has its own.
     """
 
 
 @spark.command()
 def up() -> None:
-    """Start the Spark server in the background and wait until it runs tasks; harmless when it already runs."""
+    """Start the Spark server in the background and wait until it runs tasks. Does nothing if it already runs."""
     from tir_dagster.orchestration.home import tir_home  # noqa: PLC0415
     from tir_dagster.spark.server import start_server  # noqa: PLC0415
 
@@ -32,7 +32,7 @@ def up() -> None:
 
 @spark.command()
 def down() -> None:
-    """End the Spark server; later runs start a Spark of their own."""
+    """Stop the Spark server. Later runs start their own Spark."""
     from tir_dagster.orchestration.home import tir_home  # noqa: PLC0415
     from tir_dagster.spark.server import stop_server  # noqa: PLC0415
 
@@ -43,7 +43,7 @@ def down() -> None:
 @spark.command()
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def status(as_json: bool) -> None:
-    """Show the Spark server; exit code 0 when it runs and is used, else 1."""
+    """Show the Spark server. Exit code 0 if it runs and is used, otherwise 1."""
     from tir_dagster.orchestration.home import tir_home  # noqa: PLC0415
     from tir_dagster.spark.server import log_file, server_state  # noqa: PLC0415
 
@@ -61,9 +61,9 @@ def status(as_json: bool) -> None:
         click.echo(json.dumps(fields, indent=2))
     else:
         more = {
-            "ended": "It ended by itself; its log says why. Start it again: tir spark up",
-            "outdated": "It was started by other versions of the packages and is not used. Start it anew: tir spark up",
-            "not answering": "It is starting, or hangs. Start it anew: tir spark up",
+            "ended": "It ended unexpectedly; see its log. Start it again: tir spark up",
+            "outdated": "It was started with other package versions and is not used. Restart it: tir spark up",
+            "not answering": "It is starting or hangs. Restart it: tir spark up",
         }
         where = f", {alive.address} (pid {alive.pid})" if alive else ""
         click.echo(f"Spark server of {tir_home()}: {state}{where}")

@@ -1,4 +1,4 @@
-"""What `tir plan` and `tir refresh` do for an extract that Tableau refreshes itself (delivery `trigger`)."""
+"""The work of `tir plan` and `tir refresh` for an extract that Tableau refreshes itself (delivery `trigger`)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tir_dagster.changes.plan import Mode, Plan
-from tir_dagster.cli.refresh import Command, Outcome, event_metadata
+from tir_dagster.cli.refresh import Command, RefreshOutcome, event_metadata
 from tir_dagster.errors import SpecError
 from tir_dagster.orchestration.metadata import last_confirmation
 from tir_dagster.orchestration.names import refresh_job_name
@@ -14,10 +14,10 @@ from tir_dagster.refresh.deliveries.trigger import plan_trigger, trigger_warning
 
 
 class TriggerCommand(Command):
-    """One extract that the server refreshes: one run, which watches its tables and decides."""
+    """`tir plan` and `tir refresh` for an extract that the server refreshes, in one run."""
 
     def plan(self, mode: Mode, slices: Sequence[str]) -> Plan:
-        """What a refresh would do, from tokens and definitions alone; nothing is touched."""
+        """Return what a refresh would do, from tokens and definitions alone, without changes."""
         self._refuse(mode, slices)
         self._say_where()
         confirmed = last_confirmation(self._instance, self.keys.published_datasource)
@@ -27,11 +27,13 @@ class TriggerCommand(Command):
         return replace(planned, warnings=trigger_warnings(self.context))
 
     def explain(self) -> list[str]:
-        """Which tables a refresh is started for."""
+        """Say which tables start a refresh when they change."""
         return [f"Refreshed by Tableau itself when one of these changed: {self._tables()}."]
 
-    def refresh(self, mode: Mode, slices: Sequence[str], *, allow_empty: bool, hints: Sequence[str] = ()) -> Outcome:
-        """Let the server refresh the datasource if its source changed; one run in the history."""
+    def refresh(
+        self, mode: Mode, slices: Sequence[str], *, allow_empty: bool, hints: Sequence[str] = ()
+    ) -> RefreshOutcome:
+        """Start the server's own refresh if the source changed, and wait for it."""
         self._refuse(mode, slices)
         if hints:
             raise SpecError(
@@ -40,19 +42,19 @@ class TriggerCommand(Command):
         return super().refresh(mode, slices, allow_empty=allow_empty)
 
     def _refresh(
-        self, outcome: Outcome, mode: Mode, slices: Sequence[str], *, allow_empty: bool, hints: Sequence[str]
+        self, outcome: RefreshOutcome, mode: Mode, slices: Sequence[str], *, allow_empty: bool, hints: Sequence[str]
     ) -> None:
-        del slices, allow_empty, hints  # what the server loads is its own business
+        del slices, allow_empty, hints  # the server decides what it loads
         op = self.keys.published_datasource.to_python_identifier()
         result = self._run(outcome, refresh_job_name(self.spec), config={"ops": {op: {"config": {"mode": mode}}}})
-        told = event_metadata(result, self.keys.published_datasource)
+        event = event_metadata(result, self.keys.published_datasource)
         confirmed = last_confirmation(self._instance, self.keys.published_datasource)
         outcome.source_version = confirmed.source_version if confirmed else None
         outcome.datasource_id = confirmed.datasource_id if confirmed else None
-        if "tir/decision" in told:
+        if "tir/decision" in event:
             outcome.published = True
-            outcome.decision, outcome.reason = told["tir/decision"], told["tir/reason"] or None
-            outcome.rows_appended = told.get("tir/rows_appended") or 0
+            outcome.decision, outcome.reason = event["tir/decision"], event["tir/reason"] or None
+            outcome.rows_appended = event.get("tir/rows_appended") or 0
 
     def _say_where(self) -> None:
         self._progress(f"looking at {self._tables()}")

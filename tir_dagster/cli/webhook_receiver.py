@@ -1,4 +1,4 @@
-"""The HTTP receiver of `tir webhooks listen`: believes whoever knows the secret address, and little even then."""
+"""The HTTP receiver of `tir webhooks listen`: accepts small events from callers that know the secret path."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from tir_dagster.tableau.webhooks import BadEventError, RefreshEvent, read_event
 
 LARGEST_BODY = 64 * 1024
-# A body that is too large is read this far and thrown away, or its sender would miss the answer.
+# This much of a too large body is read and discarded; otherwise the sender would miss the answer.
 _DRAINED = 1024 * 1024
 _TIMEOUT_SECONDS = 10.0
 _TEXT = "text/plain; charset=utf-8"
 
 
 class Receiver(ThreadingHTTPServer):
-    """Serves until it is shut down; `note` is told of every refresh, `say` what became of each call."""
+    """HTTP server; calls `note` with each refresh event, and `say` with the result of each call."""
 
     daemon_threads = True
 
@@ -34,12 +34,12 @@ class Receiver(ThreadingHTTPServer):
         self.say = say
 
     def knows(self, path: str) -> bool:
-        """Whether the path ends with the secret; what a proxy leaves before it does not matter."""
+        """Return whether the path ends with the secret; a proxy may add a prefix."""
         last = path.partition("?")[0].rpartition("/")[2]
         return hmac.compare_digest(last.encode("utf-8", "replace"), self.secret.encode())
 
     def answer(self, body: bytes) -> tuple[int, str]:
-        """Status and text. Success for what concerns others, too: after failures Tableau would disable the webhook."""
+        """Return status and text; 200 also for irrelevant events, because Tableau disables webhooks that fail."""
         try:
             event = read_event(body)
         except BadEventError as error:
@@ -49,12 +49,12 @@ class Receiver(ThreadingHTTPServer):
         try:
             return 200, self.note(event)
         except Exception as error:
-            # Tableau sends it again, and then the history may be within reach.
+            # Tableau sends the event again; Dagster's history may be reachable then.
             return 500, f"{event.kind} of {event.name!r} could not be noted ({type(error).__name__})"
 
     def handle_error(self, *_: object) -> None:
-        """A caller that hangs up is no reason for a page of traceback."""
-        self.say("a call broke off")
+        """Print one line instead of a traceback when a caller hangs up."""
+        self.say("a call was interrupted")
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -84,7 +84,7 @@ class _Handler(BaseHTTPRequestHandler):
         if drain:
             self.rfile.read(min(drain, _DRAINED))
         self.server.say(f"{status} {text}")
-        # Without what was noted: the caller need not know which extracts there are.
+        # Without details: the caller need not know which extracts exist.
         body = b"ok\n" if status == 200 else f"{text}\n".encode()
         self.send_response(status)
         self.send_header("Content-Type", _TEXT)
@@ -93,4 +93,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
-        """Not the usual line: it would show the path, and with it the secret."""
+        """Suppress the usual log line: it would show the path, which contains the secret."""

@@ -1,4 +1,4 @@
-"""`tir webhooks`: let Tableau tell of refreshes, and receive what it tells. Heavy imports stand inside the commands."""
+"""The commands `tir webhooks …`: register webhooks in Tableau and receive its events. Heavy imports are inside the commands."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 DEFAULT_PORT = 8642
 
 
-@click.group(short_help="Let Tableau tell when it refreshed a datasource.")
+@click.group(short_help="Receive events when Tableau refreshes a datasource.")
 def webhooks() -> None:
-    """Let Tableau tell when it refreshed a datasource: on its schedules, or because somebody asked it to.
+    """Receive events when Tableau refreshes a datasource, by schedule or by hand.
 
-    Each such refresh becomes an observation of the extract's `published_datasource` in Dagster.
+    Each refresh becomes an observation of the extract's `published_datasource` in Dagster.
     """
 
 
-@webhooks.command(short_help="Register our webhooks at Tableau.")
-@click.option("--url", required=True, help="Public address at which the receiver is reached, such as https://host/tir.")
+@webhooks.command(short_help="Register the webhooks in Tableau.")
+@click.option("--url", required=True, help="Public address of the receiver, such as https://host/tir.")
 def register(url: str) -> None:
-    """Register the webhooks at Tableau, ending with TIR_WEBHOOK_SECRET; harmless when they are there already."""
+    """Register the webhooks in Tableau; their URL ends with TIR_WEBHOOK_SECRET. Safe to repeat."""
     from tir_dagster.tableau.webhooks import receiver_url, register_webhooks, webhook_secret  # noqa: PLC0415
 
     address = receiver_url(url, webhook_secret(os.environ))
@@ -37,38 +37,40 @@ def register(url: str) -> None:
             click.echo(_line(hook))
 
 
-@webhooks.command("list", short_help="List our webhooks.")
+@webhooks.command("list", short_help="List the registered webhooks.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def show(as_json: bool) -> None:
     """List the webhooks that were registered from this Dagster history."""
     from tir_dagster.tableau.webhooks import our_webhooks  # noqa: PLC0415
 
     with _site() as (client, label):
-        found = our_webhooks(client, label)
+        registered = our_webhooks(client, label)
     if as_json:
-        click.echo(json.dumps({"webhooks": [_as_json(hook) for hook in found]}, indent=2))
+        click.echo(json.dumps({"webhooks": [_as_json(hook) for hook in registered]}, indent=2))
     else:
-        click.echo("\n".join(map(_line, found)) or "No webhooks are registered.")
+        click.echo("\n".join(map(_line, registered)) or "No webhooks are registered.")
 
 
-@webhooks.command(short_help="Remove our webhooks.")
+@webhooks.command(short_help="Remove the registered webhooks.")
 def remove() -> None:
     """Remove the webhooks that were registered from this Dagster history."""
     from tir_dagster.tableau.webhooks import remove_webhooks  # noqa: PLC0415
 
     with _site() as (client, label):
-        gone = remove_webhooks(client, label)
-    click.echo(f"{len(gone)} webhooks removed." if gone else "No webhooks were registered.")
+        removed = remove_webhooks(client, label)
+    click.echo(f"{len(removed)} webhooks removed." if removed else "No webhooks were registered.")
 
 
-@webhooks.command(short_help="Receive what Tableau tells, and note it.")
+@webhooks.command(short_help="Receive events and record them in Dagster.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--port", type=click.IntRange(0, 65535), default=DEFAULT_PORT, show_default=True, help="0: any free one.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=DEFAULT_PORT, show_default=True, help="0 selects a free port."
+)
 def listen(host: str, port: int) -> None:
-    """Receive what Tableau tells, and note it in Dagster's history; Ctrl-C ends it.
+    """Receive Tableau's events and record them in Dagster's history. Ctrl-C ends it.
 
-    Speaks plain HTTP: Tableau wants https, so put a proxy with a certificate in front. Only calls whose path ends with
-    TIR_WEBHOOK_SECRET are heard.
+    Speaks plain HTTP. Tableau requires HTTPS, so put a proxy with a certificate in front. Only calls whose path ends with
+    TIR_WEBHOOK_SECRET are accepted.
     """
     from tir_dagster.cli.webhook_receiver import Receiver  # noqa: PLC0415
     from tir_dagster.orchestration.home import dagster_instance, tir_home  # noqa: PLC0415
@@ -86,9 +88,9 @@ def listen(host: str, port: int) -> None:
                 click.echo("Ended.")
 
 
-def _opened(make: Any, host: str, port: int) -> Any:
+def _opened(open_receiver: Any, host: str, port: int) -> Any:
     try:
-        return make()
+        return open_receiver()
     except OSError as error:
         raise click.ClickException(
             f"Cannot listen on {host}:{port}: {error.strerror or error}. Choose another --port, or another --host."
@@ -97,7 +99,7 @@ def _opened(make: Any, host: str, port: int) -> Any:
 
 @contextmanager
 def _site() -> Iterator[tuple[TableauClient, str]]:
-    """The site of the environment, and what our webhooks there are called."""
+    """Yield a client of the environment's site, and the label in the names of this project's webhooks."""
     from tir_dagster.orchestration.home import dagster_instance  # noqa: PLC0415
     from tir_dagster.orchestration.sensing.webhooks import instance_label  # noqa: PLC0415
     from tir_dagster.tableau.access import TableauAccess  # noqa: PLC0415
@@ -111,10 +113,10 @@ def _site() -> Iterator[tuple[TableauClient, str]]:
 
 
 def _line(hook: Webhook) -> str:
-    state = "" if hook.enabled else f" (disabled, register again: {hook.reason or 'nobody says why'})"
+    state = "" if hook.enabled else f" (disabled, register again: {hook.reason or 'reason unknown'})"
     return f"{hook.event}: {hook.shown_url}{state}"
 
 
 def _as_json(hook: Webhook) -> dict[str, Any]:
-    shown = {"id": hook.id, "name": hook.name, "event": hook.event, "url": hook.shown_url}
-    return {**shown, "enabled": hook.enabled, "reason": hook.reason}
+    fields = {"id": hook.id, "name": hook.name, "event": hook.event, "url": hook.shown_url}
+    return {**fields, "enabled": hook.enabled, "reason": hook.reason}

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from tir_dagster.refresh.survey import Survey
 
 LEASE_WAIT_SECONDS = 3600.0
-# A change set older than this is made anew: Time Travel may no longer reach its version.
+# An older change set is detected again: Time Travel may no longer reach its version.
 STALE = timedelta(hours=6)
 
 StepContext = dg.OpExecutionContext | dg.AssetExecutionContext
@@ -66,8 +66,8 @@ Events = Iterator[
 ]
 
 
-class Application(dg.Config):
-    """Which change set to apply; without one the run's slices are re-synced, or everything is loaded anew."""
+class ApplyConfig(dg.Config):
+    """Which change set to apply; without one, re-sync the run's slices, or with `full` load everything."""
 
     change_set: str = ""
     full: bool = False
@@ -82,8 +82,8 @@ def context_for(
     state: StateFolder,
     log: Callable[[str], None],
 ) -> "RefreshContext":
-    """The extract's refresh with plain objects; the rooms know nothing of Dagster."""
-    from tir_dagster.refresh import stages  # noqa: PLC0415 - seconds that loading definitions must not take
+    """Build the refresh context from Dagster's resources; the room `refresh` does not know Dagster."""
+    from tir_dagster.refresh import stages  # noqa: PLC0415 - takes seconds; definitions must load fast
 
     return stages.refresh_context(
         spec,
@@ -95,29 +95,29 @@ def context_for(
     )
 
 
-def build_assets(shown: ExtractAssets) -> list[Any]:
-    """All assets of the extract, in the order the data flows."""
-    return [*shown.external(), _changed_keys(shown), _purged_extract(shown), _published(shown)]
+def build_assets(assets: ExtractAssets) -> list[Any]:
+    """Build all assets of the extract, in the order the data flows."""
+    return [*assets.external(), _changed_keys(assets), _purged_extract(assets), _published(assets)]
 
 
-def _changed_keys(shown: ExtractAssets) -> dg.AssetSpec:
+def _changed_keys(assets: ExtractAssets) -> dg.AssetSpec:
     """The change sets that detections stage, one partition each.
 
-    Not materializable by itself: only a detection can name a new change set, but "Materialize all" in the UI would ask
-    people for one, because the other assets depend on it.
+    Not materializable by itself: only a detection can name a new change set. If it were, "Materialize all" in the UI
+    would ask people for one, because the other assets depend on it.
     """
-    spec, keys = shown.spec, shown.keys
-    made = shown.by_part["changed_keys"].replace_attributes(
+    spec, keys = assets.spec, assets.keys
+    asset = assets.by_part["changed_keys"].replace_attributes(
         deps=[source_dep(spec, keys.source_table)], partitions_def=change_set_partitions(spec)
     )
-    return made.with_io_manager_key(CHANGE_SET_IO)
+    return asset.with_io_manager_key(CHANGE_SET_IO)
 
 
-def build_detect_job(shown: ExtractAssets) -> dg.JobDefinition:
-    """The job that finds what changed and stages it as a partition of `changed_keys`."""
-    spec, keys = shown.spec, shown.keys
+def build_detect_job(assets: ExtractAssets) -> dg.JobDefinition:
+    """Build the job that finds what changed and stages it as a partition of `changed_keys`."""
+    spec, keys = assets.spec, assets.keys
 
-    # Named like an asset's step: that is how run config and alerts speak of it.
+    # Named like an asset's step: run config and alerts use this name.
     @dg.op(name=keys.changed_keys.to_python_identifier(), out={}, pool=pool_name(spec))
     def changed_keys(
         context: dg.OpExecutionContext,
@@ -130,8 +130,8 @@ def build_detect_job(shown: ExtractAssets) -> dg.JobDefinition:
         extract = context_for(
             spec, snowflake=snowflake, tableau=tableau, pyspark=pyspark, state=state, log=context.log.info
         )
-        # Events are yielded inside the lease: outside of it, somebody else might already have settled the change set.
-        from tir_dagster.refresh import stages  # noqa: PLC0415 - seconds that loading definitions must not take
+        # Events are yielded inside the lease: outside of it, another run might already have settled the change set.
+        from tir_dagster.refresh import stages  # noqa: PLC0415 - takes seconds; definitions must load fast
 
         with stages.leased(extract, f"run {context.run_id}", wait_seconds=LEASE_WAIT_SECONDS) as refresh:
             looked = _look(context, refresh, keys)
@@ -145,7 +145,7 @@ def build_detect_job(shown: ExtractAssets) -> dg.JobDefinition:
             if detection.change_set is not None:
                 yield _staged(refresh, keys, detection)
             else:
-                # All that detections before it could not find out is found out.
+                # Earlier detections that failed are no longer needed.
                 _retire(context, refresh, keys, settled=context.partition_key)
 
     @dg.graph(name=detect_job_name(spec))
@@ -160,20 +160,20 @@ def build_detect_job(shown: ExtractAssets) -> dg.JobDefinition:
 
 
 def _staged(refresh: "RefreshContext", keys: ExtractKeys, detection: Detection) -> dg.AssetMaterialization:
-    """The event of a new change set."""
+    """Return the materialization event of a new change set."""
     change_set = detection.change_set
     assert change_set is not None
-    shown = metadata.change_set_metadata(change_set, detection.surveyed.columns, refresh.stages.seconds)
+    content = metadata.change_set_metadata(change_set, detection.surveyed.columns, refresh.stages.seconds)
     lineage = metadata.lineage_from_source(detection.surveyed.relation, keys.source_table)
-    where = staged_metadata(refresh.change_sets, change_set)
+    location = staged_metadata(refresh.change_sets, change_set)
     profile = metadata.profile_metadata(refresh.stages.profile)
     return dg.AssetMaterialization(
-        keys.changed_keys, partition=change_set.id, metadata={**shown, **lineage, **where, **profile}
+        keys.changed_keys, partition=change_set.id, metadata={**content, **lineage, **location, **profile}
     )
 
 
 def _look(context: StepContext, refresh: "RefreshContext", keys: ExtractKeys) -> "Looked":
-    from tir_dagster.refresh import stages  # noqa: PLC0415 - seconds that loading definitions must not take
+    from tir_dagster.refresh import stages  # noqa: PLC0415 - takes seconds; definitions must load fast
 
     looked = stages.look(refresh, last_confirmation(context.instance, keys.published_datasource))
     _warn(context, looked.warnings)
@@ -188,11 +188,11 @@ def _warn(context: StepContext, warnings: Sequence[str]) -> None:
 def _confirm_late(
     refresh: "RefreshContext", looked: "Looked", keys: ExtractKeys, warn: Callable[..., None]
 ) -> Iterator[dg.AssetMaterialization | dg.AssetCheckEvaluation]:
-    """Settled only once the event is on record, which it is when the generator goes on."""
-    from tir_dagster.refresh import stages  # noqa: PLC0415 - seconds that loading definitions must not take
+    """Confirm an earlier publish that is not on record. Settle it only after the event is stored: when the generator resumes."""
+    from tir_dagster.refresh import stages  # noqa: PLC0415 - takes seconds; definitions must load fast
 
     if looked.late is not None:
-        refresh.log("an earlier publish of ours was not on record: confirmed now")
+        refresh.log("an earlier publish of this extract was not recorded; it is confirmed now")
         yield from metadata.late_events(looked.late, keys)
         stages.settle(refresh, looked.late)
         yield from published_evaluations(refresh, looked.late, keys, warn=warn)
@@ -202,7 +202,7 @@ def _observation(
     refresh: "RefreshContext", keys: ExtractKeys, surveyed: "Survey", sentence: str
 ) -> dg.AssetObservation:
     url = snowflake_url(refresh.snowflake.account, refresh.snowflake.host, surveyed.relation.table)
-    shown = metadata.source_metadata(surveyed.known.token, surveyed.columns, url=url)
+    source = metadata.source_metadata(surveyed.known.token, surveyed.columns, url=url)
     return dg.AssetObservation(
         keys.source_table,
         metadata={
@@ -210,20 +210,20 @@ def _observation(
             metadata.SOURCE_VERSION: str(surveyed.version),
             "tir/stages": dict(refresh.stages.seconds),
             **metadata.profile_metadata(refresh.stages.profile),
-            **shown,
+            **source,
         },
     )
 
 
-def _purged_extract(shown: ExtractAssets) -> dg.AssetsDefinition:
-    spec, keys = shown.spec, shown.keys
+def _purged_extract(assets: ExtractAssets) -> dg.AssetsDefinition:
+    spec, keys = assets.spec, assets.keys
     deps: list[Any] = [dg.AssetDep(keys.changed_keys, partition_mapping=dg.AllPartitionMapping()), *upstream_deps(spec)]
     if spec.automation == "condition" and keys.source_table not in upstream_keys(spec):
-        # What the condition looks at; a run by condition detects by itself.
+        # The automation condition reads this dependency; a run by condition detects by itself.
         deps.append(keys.source_table)
 
     @dg.asset(
-        **shown.attributes("purged_extract"),
+        **assets.attributes("purged_extract"),
         deps=deps,
         partitions_def=extract_partitions(spec),
         backfill_policy=dg.BackfillPolicy.single_run() if extract_partitions(spec) else None,
@@ -233,7 +233,7 @@ def _purged_extract(shown: ExtractAssets) -> dg.AssetsDefinition:
     )
     def purged_extract(
         context: dg.AssetExecutionContext,
-        config: Application,
+        config: ApplyConfig,
         snowflake: SnowflakeParam,
         tableau: TableauResource,
         pyspark: SparkParam,
@@ -243,7 +243,7 @@ def _purged_extract(shown: ExtractAssets) -> dg.AssetsDefinition:
         extract = context_for(
             spec, snowflake=snowflake, tableau=tableau, pyspark=pyspark, state=state, log=context.log.info
         )
-        from tir_dagster.refresh import stages  # noqa: PLC0415 - seconds that loading definitions must not take
+        from tir_dagster.refresh import stages  # noqa: PLC0415 - takes seconds; definitions must load fast
 
         with stages.leased(extract, f"run {context.run_id}", wait_seconds=LEASE_WAIT_SECONDS) as refresh:
             looked = _look(context, refresh, keys)
@@ -254,16 +254,19 @@ def _purged_extract(shown: ExtractAssets) -> dg.AssetsDefinition:
                     metadata.slice_metadata(applied.version, applied.change_set, name), partition_key=name
                 )
             yield from _superseded(context.instance, spec, keys, applied, slices)
-            told = applied.metadata
-            yield dg.Output(applied.version, metadata={**told, **metadata.same_columns(told, keys.changed_keys)})
+            version_metadata = applied.metadata
+            yield dg.Output(
+                applied.version,
+                metadata={**version_metadata, **metadata.same_columns(version_metadata, keys.changed_keys)},
+            )
             yield from applied.gate(spec, looked)
 
     return purged_extract
 
 
 @dataclass(frozen=True)
-class _Applied:
-    """A version that passed the gate, with the change set in it; without one, the version that is published."""
+class _AppliedVersion:
+    """A version that passed the gate, with its change set; without a change set, the published version."""
 
     change_set: ChangeSet | None
     version: Version
@@ -279,43 +282,43 @@ def _applied(
     context: dg.AssetExecutionContext,
     refresh: "RefreshContext",
     looked: "Looked",
-    config: Application,
+    config: ApplyConfig,
     slices: list[str],
     *,
     keys: ExtractKeys,
-) -> Generator[dg.AssetCheckEvaluation, None, _Applied]:
-    """Choose or detect a change set and apply it; a version that fails the gate is a failed check and an error."""
+) -> Generator[dg.AssetCheckEvaluation, None, _AppliedVersion]:
+    """Choose or detect a change set and apply it; if the gate fails, yield a failed check and raise."""
     spec = refresh.spec
     drift = known_drift(context.instance, keys, looked.confirmed)
     change_set, sentence = _chosen(context, refresh, looked, config, slices, keys=keys, drift=drift)
     context.log.info(sentence)
     if change_set is not None:
-        # A run by hand may find values that nobody knew.
+        # A run by hand may find new values.
         slices_known = add_slices(context.instance, spec, change_set.touched)
         if len(slices_known) > SENSIBLE_SLICES:
             context.log.warning(many_slices(spec, len(slices_known)))
     try:
-        version, counted, told = _apply(refresh, looked, change_set, sentence)
+        version, counted, version_metadata = _apply(refresh, looked, change_set, sentence)
     except VerificationError as error:
-        # On record as a failed check, and then as the failed run that it is: no version was made.
+        # Recorded as a failed check and as a failed run: no version was made.
         failed = gate_failure(error, looked.confirmed, repair=drift is not None)
         yield evaluation(failed, keys.purged_extract, blocking=True)
         raise
-    return _Applied(change_set, version, counted, told)
+    return _AppliedVersion(change_set, version, counted, version_metadata)
 
 
 def _superseded(
-    instance: dg.DagsterInstance, spec: ExtractSpec, keys: ExtractKeys, applied: _Applied, slices: Sequence[str]
+    instance: dg.DagsterInstance, spec: ExtractSpec, keys: ExtractKeys, applied: _AppliedVersion, slices: Sequence[str]
 ) -> Iterator[dg.AssetMaterialization]:
-    """Events of slices whose last run failed and that this run does not name: the new version holds them, too."""
+    """Yield events for slices whose last run failed and that this run does not name: the new version contains them, too."""
     for name in failed_slices(instance, spec, keys.purged_extract):
         if name not in slices:
-            shown = metadata.slice_metadata(applied.version, applied.change_set, name)
+            slice_counts = metadata.slice_metadata(applied.version, applied.change_set, name)
             yield dg.AssetMaterialization(
                 keys.purged_extract,
                 partition=name,
                 description="Its own run failed; a later refresh brought all slices up to date.",
-                metadata={**applied.metadata, **shown},
+                metadata={**applied.metadata, **slice_counts},
             )
 
 
@@ -323,13 +326,13 @@ def _chosen(
     context: dg.AssetExecutionContext,
     refresh: "RefreshContext",
     looked: "Looked",
-    config: Application,
+    config: ApplyConfig,
     slices: list[str],
     *,
     keys: ExtractKeys,
     drift: Drift | None,
 ) -> tuple[ChangeSet | None, str]:
-    """The newest pending change set, if it starts from what is confirmed; by hand, too late or after drift a new one."""
+    """Return the newest pending change set if it is usable; otherwise detect a new one. Also return the plan's sentence."""
     pending = refresh.change_sets.pending()
     if config.change_set and not config.full and drift is None and pending and _usable(pending[-1], looked):
         return pending[-1], pending[-1].sentence
@@ -342,7 +345,7 @@ def _chosen(
 
 
 def _usable(change_set: ChangeSet, looked: "Looked") -> bool:
-    """Whether it starts from what is there now, is young enough to be verified at its own version, and of the present form."""
+    """Return whether it starts from the confirmed version, is recent enough to be verified, and has the current form."""
     from tir_dagster.changes.change_set import FORM  # noqa: PLC0415
     from tir_dagster.snowflake.versions import SourceVersion  # noqa: PLC0415
 
@@ -356,29 +359,29 @@ def _usable(change_set: ChangeSet, looked: "Looked") -> bool:
 def _apply(
     refresh: "RefreshContext", looked: "Looked", change_set: ChangeSet | None, sentence: str
 ) -> tuple[Version, "Applied | None", dict[str, Any]]:
-    """The version with the change set in it; without one, the version that is published, so that nothing follows."""
-    from tir_dagster.refresh import stages  # noqa: PLC0415 - seconds that loading definitions must not take
+    """Apply the change set; return the new version, its counts and its metadata. Without one, return the published version."""
+    from tir_dagster.refresh import stages  # noqa: PLC0415 - takes seconds; definitions must load fast
 
     if change_set is not None:
-        made = stages.apply(refresh, looked, change_set)
-        version, applied = made.version, made.counts
-        told = metadata.version_metadata(version, change_set, applied, refresh.stages.seconds)
-        return version, applied, told | metadata.profile_metadata(refresh.stages.profile)
+        result = stages.apply(refresh, looked, change_set)
+        version, applied = result.version, result.counts
+        version_metadata = metadata.version_metadata(version, change_set, applied, refresh.stages.seconds)
+        return version, applied, version_metadata | metadata.profile_metadata(refresh.stages.profile)
     if looked.base is None:
         # Unreachable as plans are made today: without a base there is always a reason for a full refresh.
         raise TirError(f"{refresh.spec.name}: there is no extract yet and nothing to load. Run tir refresh --full.")
     return looked.base, None, metadata.unchanged_metadata(looked.base, sentence, refresh.stages.seconds)
 
 
-def _published(shown: ExtractAssets) -> dg.AssetsDefinition:
-    spec, keys = shown.spec, shown.keys
+def _published(assets: ExtractAssets) -> dg.AssetsDefinition:
+    spec, keys = assets.spec, assets.keys
     sliced = extract_partitions(spec) is not None
     mapping = dg.AllPartitionMapping() if sliced else None
 
     @dg.asset(
-        **shown.attributes("published_datasource"),
+        **assets.attributes("published_datasource"),
         ins={"purged_extract": dg.AssetIn(keys.purged_extract, partition_mapping=mapping)},
-        # It has no partitions, but `dagster asset materialize --partition-range` asks it of every selected asset.
+        # It has no partitions, but `dagster asset materialize --partition-range` requires this of every selected asset.
         backfill_policy=dg.BackfillPolicy.single_run() if sliced else None,
         # The confirmation is the event itself; there is nothing to store beside it. Checkers see Nothing as None.
         dagster_type=dg.Nothing,
@@ -396,23 +399,23 @@ def _published(shown: ExtractAssets) -> dg.AssetsDefinition:
         extract = context_for(
             spec, snowflake=snowflake, tableau=tableau, pyspark=pyspark, state=state, log=context.log.info
         )
-        from tir_dagster.refresh import stages  # noqa: PLC0415 - seconds that loading definitions must not take
+        from tir_dagster.refresh import stages  # noqa: PLC0415 - takes seconds; definitions must load fast
 
         with stages.leased(extract, f"run {context.run_id}", wait_seconds=LEASE_WAIT_SECONDS) as refresh:
             looked = _look(context, refresh, keys)
             yield from _confirm_late(refresh, looked, keys, context.log.warning)
             version = _to_publish(refresh, looked, purged_extract)
             if version is None and _is_alone(context, keys):
-                # Materialized by hand, without purged_extract: whoever clicks there means a refresh.
+                # Materialized by hand, without purged_extract: the user wants a refresh.
                 version = yield from _refreshed_here(context, refresh, looked, keys)
             if version is None:
-                said = f"{spec.name}: nothing to publish, the newest version is the confirmed one."
-                context.log.info(said)
-                yield dg.AssetObservation(keys.published_datasource, metadata={metadata.PLAN: said})
+                sentence = f"{spec.name}: nothing to publish, the newest version is the confirmed one."
+                context.log.info(sentence)
+                yield dg.AssetObservation(keys.published_datasource, metadata={metadata.PLAN: sentence})
                 return
             published = stages.publish(refresh, looked, version)
             _warn(context, published.warnings)
-            told = metadata.confirmation_metadata(
+            confirmation_metadata = metadata.confirmation_metadata(
                 published.confirmation,
                 version=version,
                 stages=refresh.stages.seconds,
@@ -421,7 +424,10 @@ def _published(shown: ExtractAssets) -> dg.AssetsDefinition:
                 reason=published.full_reason.name if published.full_reason else None,
                 warnings=[*looked.warnings, *published.warnings],
             ) | metadata.profile_metadata(refresh.stages.profile)
-            yield dg.Output(None, metadata={**told, **metadata.same_columns(told, keys.purged_extract)})
+            yield dg.Output(
+                None,
+                metadata={**confirmation_metadata, **metadata.same_columns(confirmation_metadata, keys.purged_extract)},
+            )
             stages.settle(refresh, published.confirmation)
             _retire(context, refresh, keys, settled=max(published.confirmation.change_sets, default=""))
             yield from published_evaluations(refresh, published.confirmation, keys, warn=context.log.warning)
@@ -430,16 +436,16 @@ def _published(shown: ExtractAssets) -> dg.AssetsDefinition:
 
 
 def _is_alone(context: dg.AssetExecutionContext, keys: ExtractKeys) -> bool:
-    """Whether the run makes `published_datasource` without `purged_extract`."""
+    """Return whether the run materializes `published_datasource` without `purged_extract`."""
     return keys.purged_extract not in context.job_def.asset_layer.executable_asset_keys
 
 
 def _refreshed_here(
     context: dg.AssetExecutionContext, refresh: "RefreshContext", looked: "Looked", keys: ExtractKeys
 ) -> Generator[dg.AssetMaterialization | dg.AssetCheckEvaluation, None, Version | None]:
-    """The version to publish after what `purged_extract` would do, with its events; None where nothing differs."""
+    """Do the work of `purged_extract`, yield its events, and return the version to publish; None if nothing differs."""
     spec, instance = refresh.spec, context.instance
-    applied = yield from _applied(context, refresh, looked, Application(), [], keys=keys)
+    applied = yield from _applied(context, refresh, looked, ApplyConfig(), [], keys=keys)
     if applied.change_set is None:
         return None
     known = known_slices(instance, spec)
@@ -447,48 +453,52 @@ def _refreshed_here(
     yield from _superseded(instance, spec, keys, applied, slices)
     names: list[str | None] = [*slices] or [None]
     for name in names:
-        shown = {} if name is None else metadata.slice_metadata(applied.version, applied.change_set, name)
-        yield dg.AssetMaterialization(keys.purged_extract, partition=name, metadata={**applied.metadata, **shown})
+        slice_counts = {} if name is None else metadata.slice_metadata(applied.version, applied.change_set, name)
+        yield dg.AssetMaterialization(
+            keys.purged_extract, partition=name, metadata={**applied.metadata, **slice_counts}
+        )
     for result in applied.gate(spec, looked):
         yield evaluation(result, keys.purged_extract)
     return applied.version
 
 
-def _to_publish(refresh: "RefreshContext", looked: "Looked", given: Version) -> Version | None:
-    """Return the version to publish, or None when what the server shows is as new.
+def _to_publish(refresh: "RefreshContext", looked: "Looked", input_version: Version) -> Version | None:
+    """Return the version to publish, or None if the server already shows it or a newer one.
 
-    It is the given one, unless another run made a newer version while this step waited for the lease.
+    This is the input version, unless another run made a newer one while this step waited for the lease.
     """
     newest = refresh.versions.latest()
-    version = given
-    if newest is not None and newest.id != given.id:
-        refresh.log(f"version {newest.id} was made since {given.id}, which this step was given: the newer one counts")
+    version = input_version
+    if newest is not None and newest.id != input_version.id:
+        refresh.log(f"using version {newest.id}: another run made it after {input_version.id}, the input of this step")
         version = newest
     confirmed = looked.confirmed.version if looked.confirmed else None
     if version.id == confirmed:
         return None
     if looked.confirmed and version.manifest["source_version"] <= looked.confirmed.source_version:
-        # Made by a run that died, and a later one is confirmed.
+        # Made by a run that died; a later version is confirmed.
         return None
     if version.manifest.get("server_version") != looked.server.version_text:
         raise TirError(
             f"{refresh.spec.name}: the datasource changed on the server since version {version.id} was made. Nothing was "
-            f"published. Refresh again: it then starts from what is there."
+            f"published. Refresh again: the next refresh starts from the current datasource."
         )
     if version.manifest["base"] != confirmed:
         raise TirError(
-            f"{refresh.spec.name}: version {version.id} does not start from what is confirmed. Refresh again."
+            f"{refresh.spec.name}: version {version.id} does not start from the confirmed version. Nothing was published. Refresh again."
         )
     return version
 
 
 def _retire(context: StepContext, refresh: "RefreshContext", keys: ExtractKeys, *, settled: str) -> None:
-    """Tidying up must not fail a run that did what it was for."""
+    """Remove partitions of old change sets; a failure here is only a warning, because the run itself succeeded."""
     try:
-        pending = {one.id for one in refresh.change_sets.pending()}
-        gone = retire_change_sets(context.instance, refresh.spec, keys.changed_keys, pending=pending, settled=settled)
+        pending = {change_set.id for change_set in refresh.change_sets.pending()}
+        removed = retire_change_sets(
+            context.instance, refresh.spec, keys.changed_keys, pending=pending, settled=settled
+        )
     except Exception as error:
         context.log.warning("partitions of old change sets were not removed; the next refresh tries again: %s", error)
         return
-    if gone:
-        context.log.info("removed the partitions of %d settled or failed change sets", len(gone))
+    if removed:
+        context.log.info("removed the partitions of %d settled or failed change sets", len(removed))

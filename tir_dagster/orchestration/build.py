@@ -1,4 +1,4 @@
-"""How all definitions are put together: every declared extract and load, with resources by environment."""
+"""All definitions: every declared extract and load, with resources by environment."""
 
 from __future__ import annotations
 
@@ -28,31 +28,31 @@ def build_defs(
     translator: ExtractTranslator | None = None,
     loggers: Mapping[str, dg.LoggerDefinition] | None = None,
 ) -> dg.Definitions:
-    """All declared extracts and loads (default: those of TIR_SPECS) and resources by environment."""
+    """Build definitions of all declared extracts and loads (default: those of TIR_SPECS), with resources by environment."""
     if specs is None and loads is None:
         declared = load_declared()
         specs, loads = declared.extracts, declared.loads
-    # In process also for runs that name assets and no job: a step of its own process would start a JVM of its own.
+    # In process, also for runs that select assets without a job: a separate process per step would start one JVM each.
     common = dg.Definitions(
         resources={**environment_resources(), **(resource_overrides or {})},
         executor=dg.in_process_executor,
         loggers=loggers,
     )
     loads = [with_people(load, specs or ()) for load in loads or ()]
-    told = any(spec.alerts for spec in specs or ()) or any(load.alerts for load in loads)
-    people = [build_alert_sensor(tuple(specs or ()), loads=loads)] if told else []
+    has_alerts = any(spec.alerts for spec in specs or ()) or any(load.alerts for load in loads)
+    alert_sensors = [build_alert_sensor(tuple(specs or ()), loads=loads)] if has_alerts else []
     extracts = [_after_loads(spec, loads, translator) for spec in specs or ()]
     return dg.Definitions.merge(
-        common, dg.Definitions(sensors=people), *extracts, *(build_load_defs(load) for load in loads)
+        common, dg.Definitions(sensors=alert_sensors), *extracts, *(build_load_defs(load) for load in loads)
     )
 
 
 def _after_loads(spec: ExtractSpec, loads: Sequence[LoadSpec], translator: ExtractTranslator | None) -> dg.Definitions:
-    """The extract, its source below the loads that fill the tables it reads."""
+    """Build the extract's definitions; its source depends on the loads that fill the tables it reads."""
     if not loads:
         return build_extract_defs(spec, alerts=False, translator=translator)
     from tir_dagster.refresh.survey import watched_tables  # noqa: PLC0415 - it parses the extract's query
 
     tables = set(watched_tables(spec))
-    filled = [load_keys(load).source_table for load in loads if TableName.parse(load.table) in tables]
-    return build_extract_defs(spec, alerts=False, translator=translator, filled_by=filled)
+    load_assets = [load_keys(load).source_table for load in loads if TableName.parse(load.table) in tables]
+    return build_extract_defs(spec, alerts=False, translator=translator, filled_by=load_assets)

@@ -1,4 +1,4 @@
-"""Asset checks: the gate before a publish, the verification of what is published, and the drift that is on record.
+"""Asset checks: the gate before a publish, the verification of the published extract, and recorded drift.
 
 No postponed annotations here: Dagster reads the types of resources from the functions.
 """
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tir_dagster.refresh.verification import Finding, Verification
 
 
-# Metadata of a check that failed: the version it looked at, or started from; what differs; whether it was a repair.
+# Metadata of a failed check: the version that it compared or started from, the slices that differ, and whether the refresh was a repair.
 VERSION, DIFFERENT, REPAIR = "tir/version", "tir/different_slices", "tir/repair"
 
 
@@ -39,21 +39,21 @@ class Drift:
 
 
 def known_drift(instance: dg.DagsterInstance, keys: ExtractKeys, confirmed: Confirmation | None) -> Drift | None:
-    """What the last verification, or the gate of a refresh that failed, found in the confirmed version.
+    """Return the drift that the last verification, or the gate of a failed refresh, found in the confirmed version.
 
-    A version that was published since is another one: what was found in the old one no longer counts.
+    Drift of an older version no longer counts after a newer one is published.
     """
     if confirmed is None:
         return None
     assets = (keys.published_datasource, keys.purged_extract)
-    found = [_failure(instance, key, EQUALS_SOURCE, confirmed.version) for key in assets]
-    # What the server holds may have keys that neither the source nor our own version knows: replacing does not reach them.
-    found.append(_other_rows(instance, keys, confirmed.version))
-    failed = [one for one in found if one is not None]
+    failures = [_failure(instance, key, EQUALS_SOURCE, confirmed.version) for key in assets]
+    # The server may hold keys that neither the source nor the local version has: replacing keys cannot remove them.
+    failures.append(_other_rows(instance, keys, confirmed.version))
+    failed = [failure for failure in failures if failure is not None]
     if not failed:
         return None
-    slices = {_name(label) for one in failed for label in one.get(DIFFERENT, ())}
-    repaired = any(one.get(REPAIR) for one in failed)
+    slices = {_name(label) for failure in failed for label in failure.get(DIFFERENT, ())}
+    repaired = any(failure.get(REPAIR) for failure in failed)
     return Drift(tuple(sorted(slices, key=lambda name: (name is None, name or ""))), repaired or not slices)
 
 
@@ -63,21 +63,21 @@ def _other_rows(instance: dg.DagsterInstance, keys: ExtractKeys, version: str) -
 
 
 def verified_drift(instance: dg.DagsterInstance, keys: ExtractKeys, confirmed: Confirmation | None) -> str | None:
-    """A text for the source sensor when a verification found drift; what a gate found is asked for again anyway."""
+    """Return a text for the source sensor if a verification found drift; the sensor retries a failed gate anyway."""
     if confirmed is None:
         return None
     checks = (EQUALS_SOURCE, SERVER_HOLDS_IT)
     failed = (_failure(instance, keys.published_datasource, name, confirmed.version) for name in checks)
-    return None if all(one is None for one in failed) else f"drift@{confirmed.version}"
+    return None if all(failure is None for failure in failed) else f"drift@{confirmed.version}"
 
 
 def _failure(instance: dg.DagsterInstance, asset: dg.AssetKey, check: str, version: str) -> dict[str, Any] | None:
-    """The metadata of the asset's last check of that name, if it failed at that version as an error."""
+    """Return the metadata of the asset's last check of that name if it failed as an error at that version."""
     key = dg.AssetCheckKey(asset, check)
     record = instance.event_log_storage.get_latest_asset_check_execution_by_key([key]).get(key)
     event = record.event if record else None
     data = event.dagster_event.event_specific_data if event and event.dagster_event else None
-    # While it runs there is only the word that it was planned.
+    # While the check runs, the record only says that it is planned.
     if not isinstance(data, dg.AssetCheckEvaluation) or data.passed or data.severity is not dg.AssetCheckSeverity.ERROR:
         return None
     metadata = {name: getattr(entry, "value", None) for name, entry in data.metadata.items()}
@@ -90,20 +90,20 @@ def _name(label: str) -> str | None:
 
 ROW_JUMP = "row_count_jump"
 SERVER, UNIQUE_KEY, JOINS = SERVER_HOLDS_IT, "unique_row_key", "mandatory_joins"
-# As many differing slices as a page shows.
+# At most this many differing slices are shown.
 _SHOWN_SLICES = 50
 
 _WORDS = {
     ROWS_ADD_UP: "Rows after the refresh = rows before - purged + appended, read back from the closed file.",
-    EQUALS_SOURCE: "What was replaced is in the closed file as it was read (L1); the slices whose turn it was equal the source at the same "
-    "version by counts, sums, extremes, digests (L2).",
+    EQUALS_SOURCE: "The replaced rows in the closed file equal the rows that were read (L1). The slices compared in this refresh equal the "
+    "source at the same version: counts, sums, extremes, digests (L2).",
     ROW_JUMP: "The extract did not grow or shrink by more than `checks.row_jump` allows.",
-    SERVER: "What the server holds, downloaded, is what was confirmed.",
-    UNIQUE_KEY: "Every row of the extract has a row key of its own, without NULLs.",
+    SERVER: "The downloaded content of the server equals the confirmed version.",
+    UNIQUE_KEY: "Every row of the extract has a unique row key without NULLs.",
     JOINS: "No row is hidden because its partner in an inner join is missing.",
 }
 _PUBLISHED = (
-    "The published version equals the source at that version's own moment: with a publish what it replaced, in a "
+    "The published version equals the source at that version's own moment: after a publish the replaced rows, in a "
     "verification every slice."
 )
 
@@ -112,7 +112,7 @@ _PUBLISHED = (
 
 
 def gate_specs(spec: ExtractSpec, key: dg.AssetKey) -> list[dg.AssetCheckSpec]:
-    """The checks that every refresh makes; a version that fails one is neither kept nor published."""
+    """Return the checks of every refresh; a version that fails a blocking one is neither kept nor published."""
     gate = [dg.AssetCheckSpec(name, asset=key, blocking=True, description=_WORDS[name]) for name in _GATE]
     jump = dg.AssetCheckSpec(ROW_JUMP, asset=key, description=_WORDS[ROW_JUMP])
     return [*gate, *([jump] if spec.checks.row_jump is not None else [])]
@@ -123,21 +123,21 @@ _GATE = (ROWS_ADD_UP, EQUALS_SOURCE)
 
 def compared_slices(version: "Version") -> list[str]:
     """Return the slices that were compared as a whole when the version was made."""
-    made = version.manifest["source_version"]
-    return [slice_label(name) for name, at in version.manifest.get("verified", {}).items() if at == made]
+    made_from = version.manifest["source_version"]
+    return [slice_label(name) for name, at in version.manifest.get("verified", {}).items() if at == made_from]
 
 
 def gate_results(
     spec: ExtractSpec, version: "Version", applied: "Applied | None", before: int | None
 ) -> Iterator[dg.AssetCheckResult]:
-    """What the gate found; without something applied, the version that is there passed it when it was made."""
+    """Yield the results of the gate; if nothing was applied, the existing version passed it when it was made."""
     rows = version.manifest["rows"]
     if applied is None:
         sums = f"nothing was applied; version {version.id} has {rows:,} rows"
     else:
         sums = f"{applied.before:,} - {applied.purged:,} + {applied.appended:,} = {applied.after:,}"
     compared = compared_slices(version)
-    levels = "L1: what was replaced is in the file as it was read."
+    levels = "L1: the replaced rows in the file equal the rows that were read."
     if compared:
         levels += f" L2: {', '.join(compared)} equal the source at {version.manifest['source_version']}."
     yield dg.AssetCheckResult(passed=True, check_name=ROWS_ADD_UP, description=sums)
@@ -153,17 +153,17 @@ def gate_results(
 def gate_failure(
     error: VerificationError, confirmed: Confirmation | None, *, repair: bool = False
 ) -> dg.AssetCheckResult:
-    """The check that stopped the refresh, in red; the run fails with the same words.
+    """Return the failed check that stopped the refresh; the run fails with the same message.
 
-    With what the next refresh goes by: the version it started from, and whether it replaced slices that had drifted.
+    Its metadata tells the next refresh the version it started from, and whether it was a repair of drifted slices.
     """
     started = {VERSION: confirmed.version, REPAIR: repair} if confirmed else {}
-    shown = {**_slices_shown(error.slices), **started}
-    return dg.AssetCheckResult(passed=False, check_name=error.check, description=str(error), metadata=shown)
+    failure_metadata = {**_slices_shown(error.slices), **started}
+    return dg.AssetCheckResult(passed=False, check_name=error.check, description=str(error), metadata=failure_metadata)
 
 
 def evaluation(result: dg.AssetCheckResult, key: dg.AssetKey, *, blocking: bool = False) -> dg.AssetCheckEvaluation:
-    """The same result as an event that any step may yield, whichever one declares the check."""
+    """Return the result as an event that any step may yield, not only the one that declares the check."""
     return dg.AssetCheckEvaluation(
         asset_key=key,
         check_name=str(result.check_name),
@@ -179,7 +179,7 @@ def evaluation(result: dg.AssetCheckResult, key: dg.AssetKey, *, blocking: bool 
 
 
 def verification_names(spec: ExtractSpec) -> list[str]:
-    """Which checks `published_datasource` has."""
+    """Return the names of the checks of `published_datasource`."""
     return [
         EQUALS_SOURCE,
         *([UNIQUE_KEY] if spec.row_key else []),
@@ -191,7 +191,7 @@ def verification_names(spec: ExtractSpec) -> list[str]:
 def build_verification(
     spec: ExtractSpec, keys: ExtractKeys, context_for: Callable[..., Any]
 ) -> dg.AssetChecksDefinition:
-    """One step that makes the chosen checks, none of which blocks anything: what they look at is published."""
+    """Build one step for the selected checks; none of them blocks, because the extract is already published."""
     words = {**_WORDS, EQUALS_SOURCE: _PUBLISHED}
     specs = [
         dg.AssetCheckSpec(name, asset=keys.published_datasource, description=words[name])
@@ -211,11 +211,11 @@ def build_verification(
         )
         from tir_dagster.refresh import stages  # noqa: PLC0415 - seconds that loading definitions must not take
 
-        wanted = sorted(key.name for key in context.selected_asset_check_keys)
-        # A run at work may remove the version that is looked at.
+        check_names = sorted(key.name for key in context.selected_asset_check_keys)
+        # Under the lease: a refresh could remove the version that is compared.
         with stages.leased(extract, f"run {context.run.run_id}", wait_seconds=_LEASE_WAIT_SECONDS) as refresh:
             confirmed = last_confirmation(context.instance, keys.published_datasource)
-            yield from _verify(refresh, confirmed, wanted)
+            yield from _verify(refresh, confirmed, check_names)
 
     return verification
 
@@ -223,16 +223,16 @@ def build_verification(
 def published_evaluations(
     refresh: "RefreshContext", confirmation: Confirmation, keys: ExtractKeys, *, warn: Callable[..., None]
 ) -> Iterator[dg.AssetCheckEvaluation]:
-    """What is known of a version right after its publish, as results of the datasource's checks.
+    """Yield check results that are known right after a publish.
 
-    Without them Dagster shows the checks as not evaluated after every publish. Those that ask the source or the server
-    again are left to the verification.
+    Without them, Dagster shows the checks as not evaluated after every publish. Checks that must query the source or the
+    server again are left to the verification.
     """
     try:
         results = _known_at_publish(refresh, confirmation)
     except Exception as error:
-        # Nothing about it may fail a run whose publish is confirmed.
-        warn("the checks of what was published were not reported; the verification makes them: %s", error)
+        # An error here must not fail a run whose publish is confirmed.
+        warn("the check results of the publish were not reported; the next verification reports them: %s", error)
         return
     yield from (evaluation(result, keys.published_datasource) for result in results)
 
@@ -241,38 +241,40 @@ def _known_at_publish(refresh: "RefreshContext", confirmation: Confirmation) -> 
     from tir_dagster.refresh.verification import Finding, Verification  # noqa: PLC0415
 
     verification = Verification(refresh, confirmation)
-    said = f"Verified before the publish: what version {confirmation.version} replaced equals the source at "
-    equal = Finding(True, f"{said}{confirmation.source_version}. {verify_job_name(refresh.spec)} compares every slice.")
+    verified = f"Verified before the publish: the rows replaced by version {confirmation.version} equal the source at "
+    equal = Finding(
+        True, f"{verified}{confirmation.source_version}. {verify_job_name(refresh.spec)} compares every slice."
+    )
     looked_at = {VERSION: confirmation.version}
     results = [_result(EQUALS_SOURCE, equal, dg.AssetCheckSeverity.ERROR, looked_at)]
     if UNIQUE_KEY in verification_names(refresh.spec):
-        found = verification.unique_row_key(known=True)
-        results.append(_result(UNIQUE_KEY, found, dg.AssetCheckSeverity.WARN, looked_at))
+        finding = verification.unique_row_key(known=True)
+        results.append(_result(UNIQUE_KEY, finding, dg.AssetCheckSeverity.WARN, looked_at))
     return results
 
 
 _LEASE_WAIT_SECONDS = 3600.0
 
 
-def _verify(refresh: Any, confirmed: Any, wanted: Sequence[str]) -> Iterator[dg.AssetCheckResult]:
+def _verify(refresh: Any, confirmed: Any, check_names: Sequence[str]) -> Iterator[dg.AssetCheckResult]:
     from tir_dagster.refresh.verification import Finding, Verification, not_told  # noqa: PLC0415
 
     if confirmed is None:
-        nothing = Finding(False, f"Nothing is published yet: tir refresh {refresh.spec.name}.", open=True)
-        yield from (_result(name, nothing, dg.AssetCheckSeverity.WARN) for name in wanted)
+        nothing = Finding(False, f"Nothing is published yet. Run tir refresh {refresh.spec.name}.", open=True)
+        yield from (_result(name, nothing, dg.AssetCheckSeverity.WARN) for name in check_names)
         return
     try:
         verification = Verification(refresh, confirmed)
     except TirError as error:
-        yield from (_result(name, not_told(error), dg.AssetCheckSeverity.WARN) for name in wanted)
+        yield from (_result(name, not_told(error), dg.AssetCheckSeverity.WARN) for name in check_names)
         return
     looked_at = {VERSION: confirmed.version}
-    for name in wanted:
+    for name in check_names:
         severity = dg.AssetCheckSeverity.ERROR if name in (EQUALS_SOURCE, SERVER) else dg.AssetCheckSeverity.WARN
-        yield _result(name, _found(verification, name), severity, looked_at)
+        yield _result(name, _finding(verification, name), severity, looked_at)
 
 
-def _found(verification: "Verification", name: str) -> "Finding":
+def _finding(verification: "Verification", name: str) -> "Finding":
     from tir_dagster.refresh.verification import not_told  # noqa: PLC0415
 
     checks = {
@@ -288,20 +290,20 @@ def _found(verification: "Verification", name: str) -> "Finding":
 
 
 def _result(
-    name: str, found: "Finding", severity: dg.AssetCheckSeverity, more: Mapping[str, str] = MappingProxyType({})
+    name: str, finding: "Finding", severity: dg.AssetCheckSeverity, more: Mapping[str, str] = MappingProxyType({})
 ) -> dg.AssetCheckResult:
     return dg.AssetCheckResult(
-        passed=found.passed,
+        passed=finding.passed,
         check_name=name,
-        description=found.sentence,
-        # What could not be asked is no drift.
-        severity=dg.AssetCheckSeverity.WARN if found.open else severity,
-        metadata={**found.counted, **_slices_shown(found.slices), **more},
+        description=finding.sentence,
+        # A comparison that could not be made is not drift.
+        severity=dg.AssetCheckSeverity.WARN if finding.open else severity,
+        metadata={**finding.counted, **_slices_shown(finding.slices), **more},
     )
 
 
 def _slices_shown(slices: Any) -> dict[str, Any]:
-    """What differs by slice, as a table."""
+    """Return metadata with the differences by slice, as a table."""
     if not slices:
         return {}
     lines = [f"| {name} | {'; '.join(slices[name][:3])} |" for name in sorted(slices)[:_SHOWN_SLICES]]

@@ -29,10 +29,10 @@ _EXAMPLE = {
 
 
 class ExtractAttributes(RootModel[dict[str, Any]]):
-    """The attributes as they were written.
+    """The attributes as written.
 
-    Checked by the spec's own reader, so that a mistake gives the same sentence here as in a spec file; editors and
-    `dg` see the schema, which is derived from the spec.
+    The spec's own reader checks them, so that a mistake gives the same message as in a spec file. Editors and `dg` see a
+    schema that is derived from the spec.
     """
 
     @classmethod
@@ -52,7 +52,8 @@ class ExtractScaffolder(dg.Scaffolder[Any]):
 class TableauExtractComponent(dg.Component, dg.Resolvable):
     """A Tableau extract that stays equal to its Snowflake table while only the changed keys move.
 
-    Gives four assets with their checks, three jobs and two sensors (for the delivery `trigger` two, one and one), and a sensor more with `alerts`. The resources are the project's own, once for all extracts:
+    Gives four assets with their checks, three jobs and two sensors (for the delivery `trigger`: two assets, one job, one
+    sensor), and one more sensor with `alerts`. Add the resources once for all extracts:
     `dg.Definitions(resources=tir_dagster.environment_resources())`.
     """
 
@@ -64,18 +65,18 @@ class TableauExtractComponent(dg.Component, dg.Resolvable):
 
     @classmethod
     def load(cls, attributes: BaseModel | None, context: dg.ComponentLoadContext) -> Self:
-        # Dagster would make a component of no attributes at all; the spec says which ones are missing.
+        # Dagster would accept a component without attributes; the spec's reader says which ones are missing.
         return super().load(attributes or ExtractAttributes({}), context)
 
     @classmethod
     def resolve_from_model(cls, context: dg.ResolutionContext, model: BaseModel) -> Self:
-        written = context.resolve_value(model.model_dump())
+        attributes = context.resolve_value(model.model_dump())
         tree = context.source_position_tree
         if tree is None:
-            return cls(spec_from_mapping(written, "attributes"))
+            return cls(spec_from_mapping(attributes, "attributes"))
         return cls(
             spec_from_mapping(
-                written, tree.position.filename, lines=dict(_lines(tree.children.get("attributes", tree)))
+                attributes, tree.position.filename, lines=dict(_lines(tree.children.get("attributes", tree)))
             )
         )
 
@@ -99,23 +100,23 @@ class _OfComponent(ExtractTranslator):
 
 
 def _lines(tree: Any, path: str = "") -> Iterator[tuple[str, int]]:
-    """In which line of the file each attribute stands."""
+    """Yield the path and the line number of each attribute."""
     yield path, tree.position.start.line
     for name, inner in tree.children.items():
         yield from _lines(inner, f"{path}.{name}" if path else str(name))
 
 
 def _twin(cls: type[Any]) -> type[BaseModel]:
-    """A model with the fields of a spec's dataclass: only a schema, nothing is ever read into it."""
+    """Build a model with the fields of a spec's dataclass; it is used only for its schema."""
     hints = typing.get_type_hints(cls)
     fields: dict[str, Any] = {
         field.name: (_schema_type(hints[field.name], field.metadata), _default(field))
         for field in dataclasses.fields(cls)
     }
-    made: type[BaseModel] = create_model(
+    model: type[BaseModel] = create_model(
         cls.__name__, __config__=ConfigDict(extra="forbid"), __doc__=cls.__doc__, **fields
     )
-    return made
+    return model
 
 
 def _schema_type(hint: Any, metadata: Mapping[str, Any]) -> Any:
@@ -125,7 +126,7 @@ def _schema_type(hint: Any, metadata: Mapping[str, Any]) -> Any:
         return str | None
     origin = typing.get_origin(hint)
     if origin in (typing.Union, types.UnionType):
-        inner = [one for one in typing.get_args(hint) if one is not type(None)]
+        inner = [member for member in typing.get_args(hint) if member is not type(None)]
         return _schema_type(inner[0], metadata) | None
     if origin is tuple:
         return str | list[str]
@@ -138,11 +139,11 @@ def _schema_type(hint: Any, metadata: Mapping[str, Any]) -> Any:
 
 def _default(field: dataclasses.Field[Any]) -> Any:
     if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-        # The spec's own reader asks for one of the two.
+        # The spec's reader requires one of the two.
         return Field(default="") if "unless" in field.metadata else Field()
     if field.default is dataclasses.MISSING:
         return Field(default=None)
     if dataclasses.is_dataclass(field.default) or isinstance(field.default, tuple):
-        # Shown as optional; the spec's own defaults count.
+        # Optional in the schema; the spec has the defaults.
         return Field(default=None)
     return Field(default=field.default)

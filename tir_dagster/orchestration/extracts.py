@@ -1,4 +1,4 @@
-"""From a spec to Dagster definitions: assets, jobs and sensors of one extract. No resources: they are the project's."""
+"""Dagster definitions of one extract, built from its spec: assets, checks, jobs, sensors, schedules. No resources."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tir_dagster.orchestration.translation import ExtractAssets, ExtractTranslat
 from tir_dagster.orchestration.trigger import build_trigger_defs
 from tir_dagster.spec.extract import ExtractSpec
 
-# Dagster shows which libraries made the definitions; here, because `import tir_dagster` loads no Dagster.
+# Dagster shows which libraries made the definitions. Registered here, because `import tir_dagster` does not import Dagster.
 DagsterLibraryRegistry.register("tir_dagster", version("tir_dagster"), is_dagster_package=False)
 
 
@@ -31,28 +31,27 @@ def build_extract_defs(
     alerts: bool = True,
     filled_by: Sequence[dg.AssetKey] = (),
 ) -> dg.Definitions:
-    """The definitions of one extract; merge them with a project's own, and with resources by environment.
+    """Build the definitions of one extract; merge them with your own and with `environment_resources()`.
 
-    A translator changes how the assets look: keys, groups, owners, tags, descriptions. Without `alerts` the project has one
-    sensor for all its extracts: `build_alert_sensor(specs)`. `filled_by` are the assets after which its source is there: those
-    of loads.
+    A translator changes how the assets look: keys, groups, owners, tags, descriptions. Pass `alerts=False` if the project has
+    one sensor for all its extracts: `build_alert_sensor(specs)`. `filled_by` are the assets of loads that fill the source.
     """
-    made = _extract_defs(extract_assets(spec, translator, filled_by))
+    defs = _extract_defs(extract_assets(spec, translator, filled_by))
     if not alerts or spec.alerts is None:
-        return made
-    return dg.Definitions.merge(made, dg.Definitions(sensors=[build_alert_sensor([spec], f"{spec.name}_alerts")]))
+        return defs
+    return dg.Definitions.merge(defs, dg.Definitions(sensors=[build_alert_sensor([spec], f"{spec.name}_alerts")]))
 
 
-def _extract_defs(shown: ExtractAssets) -> dg.Definitions:
-    spec = shown.spec
-    # Dagster calls backfill policies beta in every process that loads them; users can do nothing about it.
+def _extract_defs(assets: ExtractAssets) -> dg.Definitions:
+    spec = assets.spec
+    # Dagster warns in every process that backfill policies are beta; users can do nothing about it.
     warnings.filterwarnings("ignore", category=dg.BetaWarning)
     warn_of_many_slices(spec)
     if spec.delivery == "trigger":
-        return build_trigger_defs(shown)
-    keys = shown.keys
+        return build_trigger_defs(assets)
+    keys = assets.keys
     # In process: a JVM and ten seconds of imports per step would cost more than most refreshes.
-    detect = build_detect_job(shown)
+    detect = build_detect_job(assets)
     refresh = dg.define_asset_job(
         refresh_job_name(spec),
         selection=refresh_selection(spec, keys),
@@ -62,7 +61,7 @@ def _extract_defs(shown: ExtractAssets) -> dg.Definitions:
     )
     verify = verify_job(spec, keys)
     return dg.Definitions(
-        assets=build_assets(shown),
+        assets=build_assets(assets),
         asset_checks=[build_verification(spec, keys, context_for)],
         jobs=[detect, refresh, verify],
         sensors=build_sensors(spec, keys, detect, refresh),

@@ -1,4 +1,4 @@
-"""Where state and history live: TIR_HOME, and Dagster's instance below it unless DAGSTER_HOME says otherwise."""
+"""The folders of state and history: TIR_HOME, and Dagster's instance in it unless DAGSTER_HOME names another folder."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import dagster as dg
 
 HOME_VARIABLE = "TIR_HOME"
-# What a new DAGSTER_HOME begins with, and an example for others.
+# Copied into a new DAGSTER_HOME; an example for other instances.
 DAGSTER_YAML = Path(__file__).with_name("dagster.yaml")
 _ROOM_OF_SQLITE = 2**20
 
@@ -33,19 +33,19 @@ def tir_home(env: Mapping[str, str] | None = None) -> Path:
 
 
 def dagster_home() -> Path:
-    """DAGSTER_HOME, by default below TIR_HOME; made if it is not there, and set for this process and its children."""
+    """Return DAGSTER_HOME (default: inside TIR_HOME), create it if missing, and set it for this process and its children."""
     home = Path(os.environ.get("DAGSTER_HOME") or tir_home() / "dagster").expanduser().absolute()
     os.environ["DAGSTER_HOME"] = str(home)
     home.mkdir(parents=True, exist_ok=True)
     if not (home / "dagster.yaml").exists():
-        with replaced_file(home / "dagster.yaml") as written:
-            shutil.copyfile(DAGSTER_YAML, written)
+        with replaced_file(home / "dagster.yaml") as file:
+            shutil.copyfile(DAGSTER_YAML, file)
     return home
 
 
 @contextmanager
 def _alone(home: Path) -> Iterator[None]:
-    """Dagster makes its tables when it first opens them: of two commands that do so at once, one would fail."""
+    """Lock the opening of the history: Dagster creates its tables then, and two processes at once would fail."""
     with (home / ".opening").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
@@ -53,12 +53,12 @@ def _alone(home: Path) -> Iterator[None]:
 
 @contextmanager
 def dagster_instance() -> Iterator[dg.DagsterInstance]:
-    """The instance that the command line, the UI and the daemon share."""
-    # Here: whoever asks for TIR_HOME alone needs no Dagster, and definitions do without what it loads with its history.
+    """Open the Dagster instance that the command line, the UI and the daemon share."""
+    # Imported here: TIR_HOME alone needs no Dagster, and definitions do not need the history.
     import dagster as dg  # noqa: PLC0415
     from sqlalchemy.exc import SQLAlchemyError  # noqa: PLC0415
 
-    with _full_disk_told():
+    with _full_disk_as_error():
         home = dagster_home()
         try:
             with _alone(home):
@@ -66,10 +66,10 @@ def dagster_instance() -> Iterator[dg.DagsterInstance]:
         except (dg.DagsterError, yaml.YAMLError, SQLAlchemyError) as error:
             if _is_of_full_disk(error):
                 raise
-            # Without its text, which may quote the configuration and with it a database's password.
+            # Without the error's text, which may quote a database password from the configuration.
             raise TirError(
                 f"Dagster's history in {home} cannot be opened ({type(error).__name__}). Check dagster.yaml there "
-                "(`dagster instance info` says more), or set DAGSTER_HOME to another folder."
+                "(run `dagster instance info` for details), or set DAGSTER_HOME to another folder."
             ) from None
         with opened as instance, reused_connections(instance):
             spare_log_tails(instance)
@@ -78,12 +78,12 @@ def dagster_instance() -> Iterator[dg.DagsterInstance]:
 
 @contextmanager
 def reused_connections(instance: dg.DagsterInstance) -> Iterator[None]:
-    """Inside the block, keep Dagster's SQLite files of events open.
+    """Keep Dagster's SQLite event files open inside the block.
 
-    Dagster opens a file anew for every event, and the last one to close it writes its journal back: of a refresh that touches 24
-    slices, with 115 events, that is most of the time that is not the refresh's own. Other storages are left alone.
+    Dagster opens and closes a file for every event, and closing writes the journal back. For a refresh of 24 slices, with 115
+    events, that is most of the overhead. Other storages are not changed.
     """
-    # Loaded with the history, which definitions do without.
+    # Imported here: definitions do not need the history.
     from dagster._core.storage.event_log import SqliteEventLogStorage  # noqa: PLC0415
     from dagster._core.storage.event_log.sqlite.sqlite_event_log import INDEX_SHARD_NAME  # noqa: PLC0415
     from dagster._core.storage.sqlite import SQLITE_BUSY_TIMEOUT_SECONDS  # noqa: PLC0415
@@ -99,7 +99,7 @@ def reused_connections(instance: dg.DagsterInstance) -> Iterator[None]:
     def connect(shard: str) -> Iterator[Connection]:
         with lock:
             if shard not in engines:
-                # Dagster makes its tables when it first opens a file.
+                # Dagster creates the tables when it first opens a file.
                 with open_anew(shard):
                     pass
                 settings = {"timeout": SQLITE_BUSY_TIMEOUT_SECONDS, "check_same_thread": False}
@@ -119,8 +119,8 @@ def reused_connections(instance: dg.DagsterInstance) -> Iterator[None]:
 
 
 @contextmanager
-def _full_disk_told() -> Iterator[None]:
-    """What SQLite or the system says where Dagster's history has no room becomes an error that says so."""
+def _full_disk_as_error() -> Iterator[None]:
+    """Turn errors about a full disk under Dagster's history into a MachineError."""
     try:
         yield
     except TirError:
@@ -138,7 +138,7 @@ def _full_disk_told() -> Iterator[None]:
 
 
 def _is_of_full_disk(error: BaseException | None) -> bool:
-    """Whether the error, or one behind it, is that there is no room for Dagster's history."""
+    """Return whether the error or one of its causes is a full disk under Dagster's history."""
     while error is not None:
         if isinstance(error, sqlite3.Error) and ("disk is full" in str(error) or _is_full(os.environ["DAGSTER_HOME"])):
             return True
@@ -149,11 +149,11 @@ def _is_of_full_disk(error: BaseException | None) -> bool:
 
 
 def _is_full(folder: str) -> bool:
-    """Without room for its shared memory SQLite says `disk I/O error` or `unable to open database file`."""
+    """Return whether the disk is full; SQLite then may say `disk I/O error` or `unable to open database file`."""
     return Path(folder).exists() and shutil.disk_usage(folder).free < _ROOM_OF_SQLITE
 
 
 def _is_within(error: OSError, folder: Path) -> bool:
-    """Whether it is about the folder, what is in it, or one that had to be made for it."""
+    """Return whether the error is about the folder, its content, or one of its parents."""
     paths = [Path(str(name)) for name in (error.filename, error.filename2) if name]
     return any(path.is_relative_to(folder) or folder.is_relative_to(path) for path in paths)

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: what a command says when somebody ends it, whoever handles signals at that moment."""
+"""Ctrl-C and SIGTERM: end a command with one clear message, whichever library handles signals at that moment."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ _WORDS = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
 
 
 class StoppedError(TirError):
-    """Somebody ended the command; says what became of its work, and what to do next."""
+    """A command was stopped by a signal; the text says what happened to its work, and what to do next."""
 
     def __init__(self, what: str, so_far: str, number: signal.Signals) -> None:
-        said = f" {so_far}" if so_far else ""
-        super().__init__(f"{what}: stopped by {_WORDS[number]}.{said} Run it again.")
+        progress = f" {so_far}" if so_far else ""
+        super().__init__(f"{what}: stopped by {_WORDS[number]}.{progress} Run it again.")
         self.number = number
 
     @property
     def exit_code(self) -> int:
-        """As shells count: 130 for Ctrl-C, 143 for SIGTERM."""
+        """The exit code that shells use: 130 for Ctrl-C, 143 for SIGTERM."""
         return 128 + self.number
 
 
 class _Signals:
-    """The signals that came to this process, in their order."""
+    """The signals that this process received, in order."""
 
     def __init__(self) -> None:
         self._pipe: int | None = None
@@ -48,10 +48,10 @@ class _Signals:
     def first(self) -> signal.Signals | None:
         if self._first is None and self._pipe is not None:
             try:
-                came = os.read(self._pipe, 1000)
+                numbers = os.read(self._pipe, 1000)
             except BlockingIOError:
                 return None
-            self._first = next((number for number in map(signal.Signals, came) if number in _WORDS), None)
+            self._first = next((number for number in map(signal.Signals, numbers) if number in _WORDS), None)
         return self._first
 
 
@@ -59,21 +59,21 @@ _signals = _Signals()
 
 
 def watch_signals() -> None:
-    """Note from now on which signal ends this process, and let SIGTERM end it as Ctrl-C does.
+    """Record which signal ends this process, and let SIGTERM end it as Ctrl-C does.
 
-    No handler could tell: Dagster, Spark and Snowflake's connector set their own, and Dagster's is one for both.
+    A handler is not enough: Dagster, Spark and Snowflake's connector set their own, and Dagster's is the same for both signals.
     """
     _signals.watch()
 
 
 def check_signals() -> None:
-    """Stop here if a signal came that somebody's handler has swallowed, as Dagster's does at the end of a run."""
+    """Raise KeyboardInterrupt if a signal came that a handler ignored, as Dagster's does at the end of a run."""
     if _signals.first() is not None:
         raise KeyboardInterrupt
 
 
 def is_interrupt(error: BaseException) -> bool:
-    """Whether it is Python's, or Dagster's own, which is no Exception either."""
+    """Return whether the error is Python's KeyboardInterrupt or Dagster's own interrupt."""
     return not isinstance(error, (Exception, SystemExit, GeneratorExit))
 
 
@@ -83,7 +83,7 @@ def stopped(what: str, so_far: str = "") -> StoppedError:
 
 @contextmanager
 def stopping(what: str, so_far: Callable[[], str]) -> Iterator[None]:
-    """Turn the end by a signal into a StoppedError; also an error that followed from it, as of a child that it ended."""
+    """Turn an interrupt into a StoppedError; also an error that follows from it, such as that of a killed child process."""
     try:
         yield
     except (SystemExit, GeneratorExit):
@@ -100,9 +100,9 @@ def _interrupt(*_: Any) -> None:
 
 @contextmanager
 def _spared_children() -> Iterator[None]:
-    """Start processes that Ctrl-C does not end: a terminal sends it to all of them.
+    """Start child processes that Ctrl-C does not end, although a terminal sends it to all processes.
 
-    Blocked, not ignored: one that comes meanwhile reaches this process after the block.
+    The signal is blocked, not ignored: one that comes meanwhile reaches this process after the block.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -112,7 +112,7 @@ def _spared_children() -> Iterator[None]:
 
 
 def spare_log_tails(instance: dg.DagsterInstance) -> None:
-    """Let Ctrl-C pass by the processes that Dagster captures output with: each would print a traceback of its own."""
+    """Keep Ctrl-C from Dagster's output-capturing processes: each would print its own traceback."""
     manager = instance.compute_log_manager
     capture = manager.capture_logs
 

@@ -1,8 +1,8 @@
 """IO managers: steps exchange handles of change sets and extract versions, never rows.
 
-The data itself is made durable inside the step, under the extract's lease; these check that it is there, say where, and
-find it again for the next step, in whatever process that runs. The asset's own metadata tells which extract's folder is
-meant; without it the last but one part of its key does. No postponed annotations here: Dagster reads the fields' types.
+The step itself stores the data, under the extract's lease. The IO managers check that it exists, record its location, and
+find it again for the next step, in any process. The asset's metadata names the extract; without it, the second to last part
+of the asset key does. No postponed annotations here: Dagster reads the fields' types.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ CHANGE_SET_IO, HYPER_IO = "change_set_io_manager", "hyper_io_manager"
 
 
 class StateFolder(dg.ConfigurableResource):
-    """Where change sets, extract versions and leases are kept."""
+    """The folder of change sets, extract versions and leases."""
 
     path: str
 
@@ -45,10 +45,10 @@ class StagedChangeSet:
 
 
 class ChangeSetIOManager(dg.ConfigurableIOManager):
-    """The handle of a change set; an input gets it back with its folder while it is pending.
+    """Passes the handle of a change set; an input gets it with its folder while it is pending.
 
-    An asset that takes one partition of `changed_keys` gets a StagedChangeSet; one that takes several gets those that
-    are still pending, by partition.
+    An asset that takes one partition of `changed_keys` gets a StagedChangeSet; one that takes several gets a mapping of
+    those that are still pending, by partition.
     """
 
     state: dg.ResourceDependency[StateFolder]
@@ -59,20 +59,22 @@ class ChangeSetIOManager(dg.ConfigurableIOManager):
     def load_input(self, context: dg.InputContext) -> StagedChangeSet | Mapping[str, StagedChangeSet]:
         extract = extract_of(context)
         store = self.state.change_sets(extract)
-        pending = {one.id: StagedChangeSet(one, store.path(one.id)) for one in store.pending()}
-        wanted = list(context.asset_partition_keys)
-        if len(wanted) != 1:
-            return {name: pending[name] for name in wanted if name in pending}
-        if wanted[0] not in pending:
+        pending = {
+            change_set.id: StagedChangeSet(change_set, store.path(change_set.id)) for change_set in store.pending()
+        }
+        partitions = list(context.asset_partition_keys)
+        if len(partitions) != 1:
+            return {name: pending[name] for name in partitions if name in pending}
+        if partitions[0] not in pending:
             raise TirError(
-                f"{extract}: the change set {wanted[0]} is not pending: a publish settled it, or it was never staged. "
-                "Its rows are in the extract: take purged_extract, or a newer change set."
+                f"{extract}: the change set {partitions[0]} is not pending: a publish settled it, or it was never staged. "
+                "Its rows are in the extract: use purged_extract, or a newer change set."
             )
-        return pending[wanted[0]]
+        return pending[partitions[0]]
 
 
 class HyperIOManager(dg.ConfigurableIOManager):
-    """The handle of a verified extract version, for one slice, a range of them or none: a version is always whole.
+    """Passes the handle of a verified extract version; it contains all slices, whichever partitions a run names.
 
     An asset that takes `purged_extract` gets the newest verified Version; its `.extract` is the Hyper file. Open a
     copy: Hyper writes into a file that it only reads.
@@ -81,13 +83,13 @@ class HyperIOManager(dg.ConfigurableIOManager):
     state: dg.ResourceDependency[StateFolder]
 
     def handle_output(self, context: dg.OutputContext, obj: Version) -> None:
-        found = self.state.versions(extract_of(context)).get(obj.id)
-        if found.folder != obj.folder:
+        version = self.state.versions(extract_of(context)).get(obj.id)
+        if version.folder != obj.folder:
             raise ExtractError(
-                f"The version {obj.id} is in {obj.folder}, but the IO manager looks in {found.folder}. "
+                f"The version {obj.id} is in {obj.folder}, but the IO manager looks in {version.folder}. "
                 "Give the resource `state` and the IO managers the same path."
             )
-        context.add_output_metadata(_whereabouts(found.extract, found.extract.stat().st_size))
+        context.add_output_metadata(_file_metadata(version.extract, version.extract.stat().st_size))
 
     def load_input(self, context: dg.InputContext) -> Version:
         extract = extract_of(context)
@@ -102,29 +104,29 @@ class HyperIOManager(dg.ConfigurableIOManager):
 
 
 def extract_of(context: dg.OutputContext | dg.InputContext) -> str:
-    made = context.upstream_output if isinstance(context, dg.InputContext) else context
-    name = (made.definition_metadata or {}).get(EXTRACT) if made is not None else None
+    output = context.upstream_output if isinstance(context, dg.InputContext) else context
+    name = (output.definition_metadata or {}).get(EXTRACT) if output is not None else None
     if name is not None:
         return str(getattr(name, "value", name))
     if len(context.asset_key.path) > 1:
         return context.asset_key.path[-2]
     raise TirError(
-        f"{context.asset_key.to_user_string()} is no asset of an extract. Use this IO manager for changed_keys and "
+        f"{context.asset_key.to_user_string()} is not an asset of an extract. Use this IO manager for changed_keys and "
         "purged_extract, and for assets that take them."
     )
 
 
 def staged_metadata(store: ChangeSetStore, change_set: ChangeSet) -> dict[str, dg.MetadataValue]:
-    """Where a staged change set is and how large; an error if it is not there."""
+    """Return path and size of a staged change set; raise if it does not exist."""
     folder = store.path(change_set.id)
     if not (folder / MANIFEST).is_file():
         raise TirError(
             f"{change_set.extract}: the change set {change_set.id} is not in {folder}. Nothing was purged; refresh again."
         )
-    return _whereabouts(folder, sum(_sizes(folder)))
+    return _file_metadata(folder, sum(_sizes(folder)))
 
 
-def _whereabouts(path: Path, size: int) -> dict[str, dg.MetadataValue]:
+def _file_metadata(path: Path, size: int) -> dict[str, dg.MetadataValue]:
     return {
         "path": dg.MetadataValue.path(str(path)),
         "dagster/uri": dg.MetadataValue.text(path.absolute().as_uri()),

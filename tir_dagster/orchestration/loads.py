@@ -1,4 +1,4 @@
-"""Loads in Dagster: `landed_files` → `source_table`, the arrival sensor, the schedule, and loads whose process died before its report.
+"""Loads in Dagster: the assets `landed_files` → `source_table`, the arrival sensor, the schedule, and late reports of loads.
 
 No postponed annotations here: Dagster reads the types of config and resources from the functions.
 """
@@ -33,16 +33,16 @@ if TYPE_CHECKING:
 
 
 LOAD_ID, LOAD_IDS, HINT = "tir/load_id", "tir/load_ids", "tir/hint"
-# How many of the newest loads are looked at; each run looks, so an unreported one is among them.
+# How many of the newest loads are checked. Every run checks, so an unreported load is among them.
 LOOK_BACK = 50
-# More of them are told as one change of anything.
+# More late loads than this are reported as one change of unknown rows.
 _MOST_LATE = 20
-# People may report events by hand; those of the newest loads are among the newest ones.
+# People may report events by hand; the events of the newest loads are on the newest pages.
 _PAGES = 20
 
 
 def hint_metadata(spec: LoadSpec, changed: "Changed | None") -> dict[str, Any]:
-    """What changed, as every extract on the table understands it; nothing if nothing did."""
+    """Return metadata with a hint that describes the change to all extracts on the table; empty if nothing changed."""
     from tir_dagster.changes.hints import ChangeType, Hint, KeyList, Unknown, hint_to_json  # noqa: PLC0415
     from tir_dagster.snowflake.names import TableName  # noqa: PLC0415
 
@@ -62,56 +62,62 @@ def recent_loads(loader: "Loader") -> list[str]:
 def late_reports(
     instance: dg.DagsterInstance, loader: "Loader", source_table: dg.AssetKey, ids: Sequence[str]
 ) -> Iterator[dg.AssetMaterialization]:
-    """What is to be reported of these loads, in the order of their commits. Whoever asks holds the lease, or saw it free."""
+    """Yield events of loads that nobody reported, in commit order. The caller holds the lease, or saw that it is free."""
     from tir_dagster.loading.ledger import Changed, committed  # noqa: PLC0415
 
     late = committed(loader.access, loader.books, unreported(instance, source_table, ids))
     if len(late) > _MOST_LATE:
-        settled = {LOAD_IDS: [one.load_id for one in late]}
+        settled = {LOAD_IDS: [load.load_id for load in late]}
         yield _event(loader.spec, source_table, late[-1], Changed("MIXED_CHANGES"), settled)
         return
-    for one in late:
-        yield _event(loader.spec, source_table, one, one.changed, {})
+    for load in late:
+        yield _event(loader.spec, source_table, load, load.changed, {})
 
 
 def unreported(instance: dg.DagsterInstance, source_table: dg.AssetKey, ids: Sequence[str]) -> list[str]:
-    """Those of the loads that no event of the table tells of. By their ids: a load that began first may end last."""
+    """Return the ids of loads without an event. Compared by id, because a load that began first may end last."""
     missing, cursor = dict.fromkeys(ids), None
     for _ in range(_PAGES):
         if not missing:
             break
-        found = instance.fetch_materializations(source_table, limit=LOOK_BACK, cursor=cursor)
-        for record in found.records:
-            for one in _told(record.asset_materialization):
-                missing.pop(one, None)
-        if not found.has_more:
+        page = instance.fetch_materializations(source_table, limit=LOOK_BACK, cursor=cursor)
+        for record in page.records:
+            for load_id in _load_ids(record.asset_materialization):
+                missing.pop(load_id, None)
+        if not page.has_more:
             break
-        cursor = found.cursor
+        cursor = page.cursor
     return list(missing)
 
 
-def _told(event: dg.AssetMaterialization | None) -> list[str]:
+def _load_ids(event: dg.AssetMaterialization | None) -> list[str]:
     values = [event.metadata[name].value for name in (LOAD_ID, LOAD_IDS) if name in event.metadata] if event else []
-    return [str(one) for value in values for one in (value if isinstance(value, list) else [value])]
+    return [str(load_id) for value in values for load_id in (value if isinstance(value, list) else [value])]
 
 
 def _event(
-    spec: LoadSpec, source_table: dg.AssetKey, one: "Committed", changed: "Changed | None", more: dict[str, Any]
+    spec: LoadSpec, source_table: dg.AssetKey, load: "Committed", changed: "Changed | None", extra: dict[str, Any]
 ) -> dg.AssetMaterialization:
-    shown = {"tir/rows_read": one.rows, "tir/rows_inserted": one.inserted, "tir/rows_updated": one.updated}
-    told: dict[str, Any] = {LOAD_ID: one.load_id, "tir/late": True, **shown, "tir/rows_deleted": one.deleted, **more}
-    return dg.AssetMaterialization(source_table, metadata={**told, **hint_metadata(spec, changed)})
+    counts = {"tir/rows_read": load.rows, "tir/rows_inserted": load.inserted, "tir/rows_updated": load.updated}
+    content: dict[str, Any] = {
+        LOAD_ID: load.load_id,
+        "tir/late": True,
+        **counts,
+        "tir/rows_deleted": load.deleted,
+        **extra,
+    }
+    return dg.AssetMaterialization(source_table, metadata={**content, **hint_metadata(spec, changed)})
 
 
 LEASE_WAIT_SECONDS = 600.0
-# A run's configuration names its files; the next run takes the others.
+# A run's configuration lists its files; the next run takes the others.
 MOST_FILES = 500
 
 
-class Landed(dg.Config):
-    """Which files to load; none named means all that are there, complete and new.
+class LoadConfig(dg.Config):
+    """Which files to load; an empty list means all complete new files.
 
-    A file with a stamp is loaded only if it still looks like that.
+    A file with a stamp is loaded only if it still has that stamp.
     """
 
     files: list[str] = Field(default_factory=list)
@@ -120,7 +126,7 @@ class Landed(dg.Config):
 
 @dataclass
 class Listener:
-    """A command that runs the job in its own process hears the lines, and gets what was loaded."""
+    """Receives log lines and results for a command that runs the job in its own process."""
 
     tell: Callable[[str], None]
     loaded: "list[Loaded]" = field(default_factory=list)
@@ -139,7 +145,7 @@ def listening(listener: Listener) -> Iterator[None]:
 
 
 def build_load_defs(spec: LoadSpec) -> dg.Definitions:
-    """The definitions of one load; merge them with a project's own, and with resources by environment."""
+    """Build the definitions of one load; merge them with your own and with `environment_resources()`."""
     keys = load_keys(spec)
     landed = dg.AssetSpec(
         keys.landed_files,
@@ -179,7 +185,7 @@ def _source_table(spec: LoadSpec, keys: LoadKeys) -> dg.AssetsDefinition:
     )
     def source_table(
         context: dg.AssetExecutionContext,
-        config: Landed,
+        config: LoadConfig,
         snowflake: SnowflakeParam,
         pyspark: SparkParam,
         state: StateFolder,
@@ -188,8 +194,8 @@ def _source_table(spec: LoadSpec, keys: LoadKeys) -> dg.AssetsDefinition:
         with _leased(spec, state, f"run {context.run_id}"):
             yield from late_reports(context.instance, loader, keys.source_table, recent_loads(loader))
             loaded = loader.run({path: config.stamps.get(path, "") for path in config.files})
-            if heard := _listener.get():
-                heard.loaded.append(loaded)
+            if listener := _listener.get():
+                listener.loaded.append(loaded)
             for warning in loaded.warnings:
                 context.log.warning(warning)
             if loaded.load_id:
@@ -208,21 +214,21 @@ def _loader(
     pyspark: SparkParam,
     state: StateFolder,
 ) -> "Loader":
-    """The load of this run: its lines go to the run's log, and to a command that listens."""
-    heard = _listener.get()
+    """Build the loader of this run; its lines go to the run's log and to a listening command."""
+    listener = _listener.get()
 
     def tell(line: str) -> None:
         context.log.info(line)
-        if heard:
-            heard.tell(line)
+        if listener:
+            listener.tell(line)
 
-    # On a terminal, what the JVM prints would stand between our lines.
-    spark = lambda: spark_session(pyspark, state.folder, log=tell, quiet=heard is not None)  # noqa: E731
+    # On a terminal, the JVM's output would mix with the command's lines.
+    spark = lambda: spark_session(pyspark, state.folder, log=tell, quiet=listener is not None)  # noqa: E731
     return loader_for(spec, snowflake_access(snowflake), spark=spark, log=tell)
 
 
 def loader_for(spec: LoadSpec, access: Any, *, spark: Callable[[], Any], log: Callable[[str], None]) -> "Loader":
-    """The load with plain objects; its room knows nothing of Dagster."""
+    """Build the loader from plain objects; the room `loading` does not know Dagster."""
     from tir_dagster.loading.load import Loader  # noqa: PLC0415
     from tir_dagster.loading.staging import by_spark  # noqa: PLC0415
     from tir_dagster.refresh.context import crash_after  # noqa: PLC0415 - with it come the clients of a refresh
@@ -240,10 +246,12 @@ def _leased(spec: LoadSpec, state: StateFolder, purpose: str) -> Iterator[None]:
         with lease(_lease_path(spec, state), purpose=purpose, wait_seconds=LEASE_WAIT_SECONDS):
             yield
     except LeaseHeldError as error:
-        raise TirError(f"{spec.name}: another run is loading these files. Wait until it is done. ({error})") from None
+        raise TirError(
+            f"{spec.name}: another run is loading these files. Wait until it ends, then run again. ({error})"
+        ) from None
 
 
-# What is reported
+# Reports
 
 
 def load_metadata(spec: LoadSpec, loaded: "Loaded") -> dict[str, Any]:
@@ -268,11 +276,11 @@ def load_metadata(spec: LoadSpec, loaded: "Loaded") -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Arrivals:
-    """What the sensor remembers: since when each new file has looked as it does, what it asked for, which loads are reported."""
+    """The sensor's cursor: since when each new file is unchanged, the run it requested, and which loads are reported."""
 
     seen: Mapping[str, tuple[str, float]] = field(default_factory=dict)
     watch: Watch = field(default_factory=Watch)
-    told: tuple[str, ...] = ()
+    reported: tuple[str, ...] = ()
 
     @staticmethod
     def parse(cursor: str | None) -> "Arrivals":
@@ -284,7 +292,7 @@ class Arrivals:
             return Arrivals()
 
     def to_cursor(self) -> str:
-        return json.dumps({"seen": dict(self.seen), "watch": asdict(self.watch), "told": self.told})
+        return json.dumps({"seen": dict(self.seen), "watch": asdict(self.watch), "told": self.reported})
 
 
 def settled(
@@ -296,22 +304,22 @@ def settled(
     unfinished: frozenset[str] = frozenset(),
     in_order: bool = True,
 ) -> "tuple[dict[str, tuple[str, float]], list[LandedFile]]":
-    """Since when each new file is unchanged, and the complete files to load now, in their order.
+    """Return since when each new file is unchanged, and the complete files to load now, in order.
 
-    Where the order matters, a later file must not overtake an earlier one that is not complete.
+    If the order matters, a later file must not overtake an earlier incomplete one.
     """
-    seen: dict[str, tuple[str, float]] = {}
+    stable_since: dict[str, tuple[str, float]] = {}
     for file in new:
         stamp, since = before.seen.get(file.path, ("", now))
-        seen[file.path] = (file.stamp, since if stamp == file.stamp else now)
+        stable_since[file.path] = (file.stamp, since if stamp == file.stamp else now)
     ready: list[LandedFile] = []
     for file in new:
-        if file.path not in unfinished and now - seen[file.path][1] >= settle:
+        if file.path not in unfinished and now - stable_since[file.path][1] >= settle:
             ready.append(file)
         elif in_order:
             break
-    # Where nobody waits, nothing is to be remembered of what may be many files.
-    return (seen if settle else {}), ready[:MOST_FILES]
+    # Without a waiting time there is no need to remember files, of which there may be many.
+    return (stable_since if settle else {}), ready[:MOST_FILES]
 
 
 def _arrival_sensor(spec: LoadSpec, keys: LoadKeys, job: Any) -> dg.SensorDefinition:
@@ -323,33 +331,33 @@ def _arrival_sensor(spec: LoadSpec, keys: LoadKeys, job: Any) -> dg.SensorDefini
     )
     def arrival_sensor(context: dg.SensorEvaluationContext, snowflake: SnowflakeParam, state: StateFolder) -> Any:
         before, now = Arrivals.parse(context.cursor), time.time()
-        # Before the files: what a run that is done has loaded is in the ledger then.
-        asked = _tried(context.instance, job.name, {ASKED_TAG: _run_key(spec, before.watch)}, now).state
+        # Read before the files: then the ledger contains the files of a finished run.
+        last_run = _tried(context.instance, job.name, {ASKED_TAG: _run_key(spec, before.watch)}, now).state
 
         def look_at_files() -> _Look:
             access, lease_path = snowflake_access(snowflake), _lease_path(spec, state)
             return in_time(lambda: _look(spec, access, before, context.instance, lease_path))
 
-        look = unless_blind(spec, "the files could not be looked at", look_at_files)
+        look = unless_blind(spec, "the files could not be listed", look_at_files)
         if isinstance(look, dg.SkipReason):
             return look
-        seen, ready = settled(
+        stable_since, ready = settled(
             before, look.new, now=now, settle=_settle(spec), unfinished=look.unfinished, in_order=spec.in_order
         )
         if not ready:
-            cursor = Arrivals(seen, before.watch, look.told).to_cursor()
+            cursor = Arrivals(stable_since, before.watch, look.reported).to_cursor()
             return dg.SensorResult(skip_reason=_waiting(look.new), cursor=cursor, asset_events=look.late)
         watch, waiting = watch_source(
             before.watch,
             token=_token(ready),
             confirmed=None,
-            # Files that are still new were not loaded, whatever became of the run.
-            last="failed" if asked == "done" else asked,
+            # Files that are still new were not loaded, even if the run succeeded.
+            last="failed" if last_run == "done" else last_run,
             now=now,
             quiet=0.0,
             what="load",
         )
-        cursor = Arrivals(seen, watch, look.told).to_cursor()
+        cursor = Arrivals(stable_since, watch, look.reported).to_cursor()
         if waiting:
             return dg.SensorResult(skip_reason=waiting, cursor=cursor, asset_events=look.late)
         key = _run_key(spec, watch)
@@ -365,12 +373,12 @@ def _arrival_sensor(spec: LoadSpec, keys: LoadKeys, job: Any) -> dg.SensorDefini
 
 @dataclass(frozen=True)
 class _Look:
-    """New files in their order, those of them that are not complete, loads that nobody reported, and all that now are."""
+    """New files in order, the incomplete ones of them, events of unreported loads, and the ids of all reported loads."""
 
     new: "list[LandedFile]"
     unfinished: frozenset[str]
     late: list[dg.AssetMaterialization]
-    told: tuple[str, ...]
+    reported: tuple[str, ...]
 
 
 def _look(spec: LoadSpec, access: Any, before: Arrivals, instance: dg.DagsterInstance, lease_path: Path) -> _Look:
@@ -380,13 +388,14 @@ def _look(spec: LoadSpec, access: Any, before: Arrivals, instance: dg.DagsterIns
     with loader.access.kept_open():
         loads = recent_loads(loader)
         late: list[dg.AssetMaterialization] = []
-        told = tuple(one for one in loads if one in before.told)
-        # Who is at work reports what it has committed, before it gives its lease back: so the lease is looked at in between.
-        if len(told) < len(loads) and lease_holder(lease_path) is None:
-            untold = [one for one in loads if one not in told]
-            late, told = list(late_reports(instance, loader, load_keys(spec).source_table, untold)), tuple(loads)
-        found, ledger = loader.listing(), loader.ledger()
-    return _Look(news(found.files, ledger.known), found.unfinished, late, told)
+        reported = tuple(load_id for load_id in loads if load_id in before.reported)
+        # A running load reports before it releases its lease. So check the lease between reading the loads and reporting.
+        if len(reported) < len(loads) and lease_holder(lease_path) is None:
+            unreported_ids = [load_id for load_id in loads if load_id not in reported]
+            late = list(late_reports(instance, loader, load_keys(spec).source_table, unreported_ids))
+            reported = tuple(loads)
+        listing, ledger = loader.listing(), loader.ledger()
+    return _Look(news(listing.files, ledger.known), listing.unfinished, late, reported)
 
 
 def _waiting(new: "Sequence[LandedFile]") -> str:
@@ -398,7 +407,7 @@ def _no_spark() -> Any:
 
 
 def _settle(spec: LoadSpec) -> float:
-    """S3 shows an object when it is whole; a marker says it of a file."""
+    """Return how long a file must be unchanged: zero on S3, which shows only complete objects, and with markers."""
     at_once = spec.files.complete == "marker" or spec.files.path.startswith("s3://")
     return 0.0 if at_once else spec.files.settle
 
@@ -413,8 +422,8 @@ def _landed_metadata(files: "Sequence[LandedFile]") -> dict[str, Any]:
 
 
 def _token(files: "Sequence[LandedFile]") -> str:
-    told = "\n".join(f"{file.path} {file.stamp}" for file in files)
-    return hashlib.sha1(told.encode(), usedforsecurity=False).hexdigest()[:16]
+    text = "\n".join(f"{file.path} {file.stamp}" for file in files)
+    return hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()[:16]
 
 
 def _run_key(spec: LoadSpec, watch: Watch) -> str:

@@ -1,4 +1,4 @@
-"""What the events of the four assets show, and the confirmation that is read back from them."""
+"""Metadata of the four assets' events, and the confirmations that are read back from them."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 
 
 CONFIRMATION = "tir/confirmation"
-# People may report events by hand; ours is among the newest ones.
+# People may report events by hand; the confirmation is among the newest events.
 _LOOK_BACK = 200
 
 
 def last_confirmation(instance: dg.DagsterInstance, asset_key: dg.AssetKey) -> Confirmation | None:
-    """The newest event with complete metadata, whatever became of its run; None when there is none."""
+    """Return the confirmation of the newest event with complete metadata, whatever its run's status; None without one."""
     return next(confirmations(instance, asset_key), None)
 
 
 def confirmations(instance: dg.DagsterInstance, asset_key: dg.AssetKey) -> Iterator[Confirmation]:
-    """The newest ones, the newest first."""
+    """Yield the recent confirmations, newest first."""
     for record in instance.fetch_materializations(asset_key, limit=_LOOK_BACK).records:
         materialization = record.asset_materialization
         entry = materialization.metadata.get(CONFIRMATION) if materialization else None
@@ -52,34 +52,34 @@ PROFILE = "tir/profile"
 def source_metadata(
     token: str, columns: Sequence[Column], *, rows: int | None = None, url: str | None = None
 ) -> dict[str, Any]:
-    """An observation of the source table."""
+    """Return the metadata of an observation of the source table."""
     counted = {} if rows is None else {"dagster/row_count": rows}
     linked = {} if url is None else {"dagster/uri": dg.MetadataValue.url(url)}
     return {"tir/token": token, "dagster/column_schema": table_schema(columns), **counted, **linked}
 
 
 def lineage_from_source(relation: Relation, source_table: dg.AssetKey) -> dict[str, Any]:
-    """Which columns of the source's tables each column comes from; joined tables are named as Snowflake does."""
+    """Return the column lineage from the source's tables; joined tables have their Snowflake names as keys."""
     view = relation.view
     if view is None:
         return _lineage({column.name: [(source_table, column.name)] for column in relation.columns})
     tables = {
-        one.alias: source_table
-        if one.table == relation.table
-        else dg.AssetKey([one.table.database, one.table.schema, one.table.name])
-        for one in view.tables
+        joined.alias: source_table
+        if joined.table == relation.table
+        else dg.AssetKey([joined.table.database, joined.table.schema, joined.table.name])
+        for joined in view.tables
     }
-    return _lineage({one.name: [(tables[alias], name) for alias, name in one.reads] for one in view.columns})
+    return _lineage({column.name: [(tables[alias], name) for alias, name in column.reads] for column in view.columns})
 
 
-def same_columns(shown: Mapping[str, Any], upstream: dg.AssetKey) -> dict[str, Any]:
-    """The lineage of an asset that hands on the columns of the one before."""
-    schema = shown.get("dagster/column_schema")
-    return _lineage({one.name: [(upstream, one.name)] for one in schema.columns}) if schema else {}
+def same_columns(metadata: Mapping[str, Any], upstream: dg.AssetKey) -> dict[str, Any]:
+    """Return the lineage of an asset with the same columns as its upstream asset."""
+    schema = metadata.get("dagster/column_schema")
+    return _lineage({column.name: [(upstream, column.name)] for column in schema.columns}) if schema else {}
 
 
 def _lineage(reads: Mapping[str, Sequence[tuple[dg.AssetKey, str]]]) -> dict[str, Any]:
-    deps = {name: [dg.TableColumnDep(key, column) for key, column in found] for name, found in reads.items()}
+    deps = {name: [dg.TableColumnDep(key, column) for key, column in sources] for name, sources in reads.items()}
     return {"dagster/column_lineage": dg.TableColumnLineage(deps)}
 
 
@@ -108,7 +108,7 @@ def change_set_metadata(
 def version_metadata(
     version: Version, change_set: ChangeSet, applied: Applied, stages: Mapping[str, float]
 ) -> dict[str, Any]:
-    """The extract after a change set was applied."""
+    """Return the metadata of a version to which a change set was applied."""
     return {
         **_plan_of(change_set),
         **_content_of(version),
@@ -122,7 +122,7 @@ def version_metadata(
 
 
 def unchanged_metadata(version: Version, sentence: str, stages: Mapping[str, float]) -> dict[str, Any]:
-    """The extract when there was nothing to apply: the version that is there."""
+    """Return the metadata of the existing version when there was nothing to apply."""
     return {
         PLAN: sentence,
         "tir/decision": "none",
@@ -134,14 +134,18 @@ def unchanged_metadata(version: Version, sentence: str, stages: Mapping[str, flo
 
 
 def slice_metadata(version: Version, change_set: ChangeSet | None, name: str) -> dict[str, Any]:
-    """What one slice lost, gained and holds now."""
-    held = version.manifest["slice_rows"]
+    """Return the metadata of one slice: rows purged, appended and held now."""
+    slice_rows = version.manifest["slice_rows"]
     purged, appended = (change_set.purged, change_set.appended) if change_set else ({}, {})
-    names = [one for one in {**held, **purged, **appended} if not fits(one)] if name == REST else []
+    names = (
+        [slice_name for slice_name in {**slice_rows, **purged, **appended} if not fits(slice_name)]
+        if name == REST
+        else []
+    )
     return {
-        "tir/slice_purged": sum(purged.get(one, 0) for one in (name, *names)),
-        "tir/slice_appended": sum(appended.get(one, 0) for one in (name, *names)),
-        "dagster/partition_row_count": sum(held.get(one, 0) for one in (name, *names)),
+        "tir/slice_purged": sum(purged.get(slice_name, 0) for slice_name in (name, *names)),
+        "tir/slice_appended": sum(appended.get(slice_name, 0) for slice_name in (name, *names)),
+        "dagster/partition_row_count": sum(slice_rows.get(slice_name, 0) for slice_name in (name, *names)),
         "tir/slice_fingerprint": version.manifest.get("slice_digests", {}).get(names[0] if names else name, ""),
     }
 
@@ -156,7 +160,7 @@ def confirmation_metadata(
     reason: str | None = None,
     warnings: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """The confirmation itself, and what people want to know of it."""
+    """Return the metadata of a confirmation, with the details that people look for."""
     return {
         CONFIRMATION: confirmation.to_json(),
         SOURCE_VERSION: confirmation.source_version,
@@ -170,40 +174,40 @@ def confirmation_metadata(
         "tir/version": confirmation.version,
         "dagster/row_count": confirmation.rows,
         **({"dagster/uri": dg.MetadataValue.url(uri)} if uri else {}),
-        # Where the server itself had to load everything.
+        # Set if the server had to load everything.
         **({"tir/reason": reason} if reason else {}),
         **({"tir/warnings": list(warnings)} if warnings else {}),
     }
 
 
 def _held_by(version: Version) -> dict[str, Any]:
-    """Where slices are values, the ones that have rows: partitions of others may go."""
+    """Return the slices with rows if slices are values: other partitions may be removed."""
     by_value = version.manifest["shape"]["slices"][1] == "value"
     return {HELD: held(version.manifest["slice_rows"])} if by_value else {}
 
 
 def late_events(late: Confirmation | None, keys: ExtractKeys) -> Iterator[dg.AssetMaterialization]:
-    """A publish that landed before its run died, or whose run was deleted, is confirmed by whoever notices."""
+    """Yield the event of a publish that succeeded although its run died or was deleted."""
     if late is not None:
         yield dg.AssetMaterialization(
             keys.published_datasource,
-            description="Confirmed late: the run that published it ended before it could say so, or was deleted.",
+            description="Confirmed late: the run that published it ended before it was recorded, or was deleted.",
             metadata=confirmation_metadata(late),
         )
 
 
 def profile_metadata(profile: Profile) -> dict[str, Any]:
-    """What each stage of an asset took and moved, and for whom it waited."""
+    """Return the profile of an asset's stages: seconds, rows, bytes and waits."""
     return {PROFILE: dg.MetadataValue.json([stage.as_dict() for stage in profile.stages])}
 
 
 def definition_metadata(spec: ExtractSpec) -> dict[str, Any]:
-    """What an asset says of itself before anything ran; IO managers read the extract's name here."""
+    """Return the metadata of an asset's definition; IO managers read the extract's name from it."""
     return {"dagster/table_name": spec.main_table, EXTRACT: spec.name}
 
 
 def table_schema(columns: Sequence[Column]) -> dg.TableSchema:
-    """The columns as an extract holds them; one that people built keeps its own types where they are as good."""
+    """Return the columns with the types of the extract; an extract that people built may keep other compatible types."""
     return dg.TableSchema(
         [
             dg.TableColumn(column.name, column.hyper, constraints=dg.TableColumnConstraints(nullable=column.nullable))
@@ -234,12 +238,12 @@ def _content_of(version: Version) -> dict[str, Any]:
 
 
 _WIDTH = 20
-# The busiest ones: a table of hundreds of lines says less than its top.
+# Show only the slices with most rows: a table of hundreds of lines is hard to read.
 _LINES = 36
 
 
 def plan_markdown(change_set: ChangeSet) -> str:
-    """The plan's sentence, its warnings, and how many rows go and come in each slice, with a bar beside."""
+    """Return the plan as Markdown: its sentence, its warnings, and rows purged and appended by slice with a bar."""
     named = sorted({**change_set.purged, **change_set.appended})
     moved = {name: max(change_set.purged.get(name, 0), change_set.appended.get(name, 0)) for name in named}
     most = max(moved.values(), default=0)
@@ -260,12 +264,12 @@ def _listed(warnings: Sequence[str]) -> list[str]:
 
 
 def _bar(count: int, most: int) -> str:
-    """A bar as wide as its share of the busiest slice; whatever is not nothing is seen."""
+    """Return a bar relative to the largest slice, at least one character wide unless the count is zero."""
     return "█" * max(round(_WIDTH * count / most), 1) if count else ""
 
 
 def snowflake_url(account: str, host: str | None, table: TableName) -> str | None:
-    """The table's page in Snowsight; only where the account's name tells its organisation."""
+    """Return the URL of the table in Snowsight; None if the account's name does not contain the organisation."""
     organisation, dash, name = account.partition("-")
     if host or not dash:
         return None

@@ -1,4 +1,4 @@
-"""The names that an extract's, or a load's, Dagster objects have: asset keys, jobs, and the op config that runs are started with."""
+"""Names of Dagster objects of extracts and loads: asset keys, jobs, pools, and the op config of runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import dagster as dg
 from tir_dagster.spec.extract import ASSETS, ExtractSpec
 from tir_dagster.spec.load import LoadSpec
 
-# The run whose command tells people itself; a re-execution copies the tag, but has another id.
+# The id of a run whose command sends alerts itself; a re-execution copies the tag, but has another id.
 TOLD_BY_COMMAND = "tir/told_by_command"
 
 
@@ -26,7 +26,7 @@ class ExtractKeys:
 
 
 def extract_keys(spec: ExtractSpec) -> ExtractKeys:
-    """The spec's own keys; where it names none, the extract's name and the asset's."""
+    """Return the asset keys of the spec; by default the extract's name and the asset's."""
     return ExtractKeys(
         *(
             dg.AssetKey(spec.asset_keys[name].split("/") if name in spec.asset_keys else [spec.name, name])
@@ -52,7 +52,7 @@ def load_job_name(spec: LoadSpec) -> str:
 
 
 def pool_name(spec: ExtractSpec) -> str:
-    """One pool for each datasource, whoever refreshes it; Dagster allows letters, digits and a few signs."""
+    """Return the pool of the datasource; Dagster allows only letters, digits and a few signs."""
     place = f"{spec.datasource.project}/{spec.datasource.name}"
     return "tableau_" + re.sub(r"[^A-Za-z0-9_]+", "_", place).strip("_").lower()
 
@@ -70,7 +70,7 @@ def verify_job_name(spec: ExtractSpec) -> str:
 
 
 def full_config(spec: ExtractSpec, keys: ExtractKeys) -> dict[str, Any]:
-    """What a run of the refresh job is told to load everything."""
+    """Return the run config of a full refresh."""
     if spec.delivery == "trigger":
         return {"ops": {keys.published_datasource.to_python_identifier(): {"config": {"mode": "full"}}}}
     return {"ops": {keys.purged_extract.to_python_identifier(): {"config": {"full": True}}}}

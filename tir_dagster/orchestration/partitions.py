@@ -1,4 +1,4 @@
-"""Slices as Dagster partitions, change sets as dynamic ones, and the range of slices that one run covers."""
+"""Dagster partitions: slices, change sets as dynamic partitions, and the range of slices that one run covers."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tir_dagster.spec.extract import ExtractSpec, Slices
 
 RANGE_START, RANGE_END = "dagster/asset_partition_range_start", "dagster/asset_partition_range_end"
 PARTITION = "dagster/partition"
-# Settled change sets stay visible as partitions for a while: a page in the UI, not a history.
+# This many settled change sets stay visible as partitions: about one page in the UI.
 KEEP_CHANGE_SETS = 100
-# The partition of rows that no other one stands for, where slices are values: no value, or one that cannot be a name.
+# For slices by value: the partition of rows without a value, or with a value that cannot be a partition's name.
 REST = "(rest)"
-# What Dagster refuses in the name of a partition; and longer ones are no names.
+# Dagster refuses these in a partition's name; longer names are not useful.
 _REFUSED, MOST_LETTERS = re.compile(r"\.\.\.|[\x00-\x1f]"), 200
 # Measured with SQLite: .05 to .1 seconds for each event.
 SENSIBLE_SLICES, SECONDS_PER_EVENT = 500, 0.1
@@ -28,7 +28,7 @@ _FORMATS = {"month": "%Y-%m", "week": "%Y-%m-%d", "day": "%Y-%m-%d"}
 
 
 def change_set_partitions(spec: ExtractSpec) -> dg.DynamicPartitionsDefinition:
-    """One partition per change set, added when its detection starts."""
+    """Return the partitions of `changed_keys`: one per change set, added when its detection starts."""
     return dg.DynamicPartitionsDefinition(name=f"{spec.name}_change_sets")
 
 
@@ -37,14 +37,14 @@ def slice_partitions_name(spec: ExtractSpec) -> str:
 
 
 def extract_partitions(spec: ExtractSpec) -> dg.PartitionsDefinition[str] | None:
-    """One partition per slice; those by value come and go with the values."""
+    """Return the partitions of `purged_extract`: one per slice; those by value are added and removed with the values."""
     if spec.slices.by == "value":
         return dg.DynamicPartitionsDefinition(name=slice_partitions_name(spec))
     return slice_partitions(spec.slices)
 
 
 def slice_partitions(slices: Slices) -> dg.TimeWindowPartitionsDefinition | None:
-    """One partition per slice of time, the current one included; rows outside of them belong to every run."""
+    """Return one partition per slice of time, including the current one; rows outside of them belong to every run."""
     if slices.by in ("value", "none") or slices.start is None:
         return None
     start = slices.start[:7] if slices.by == "month" else slices.start
@@ -58,7 +58,7 @@ def slice_partitions(slices: Slices) -> dg.TimeWindowPartitionsDefinition | None
 
 
 def warn_of_many_slices(spec: ExtractSpec) -> None:
-    """Told when the definitions load: each slice of a run is an event of its own, and the UI draws them all."""
+    """Warn when the definitions load: each slice of a run is one event, and the UI draws all of them."""
     partitions = slice_partitions(spec.slices)
     count = 0 if partitions is None else partitions.get_num_partitions()
     if count > SENSIBLE_SLICES:
@@ -66,7 +66,7 @@ def warn_of_many_slices(spec: ExtractSpec) -> None:
 
 
 def many_slices(spec: ExtractSpec, count: int) -> str:
-    """What people are told of so many; of slices by value when they come."""
+    """Return the warning about too many slices."""
     way = "a coarser unit, or start later: older rows still belong to the extract"
     return (
         f"{spec.name} has {count:,} slices by {spec.slices.by}. A run over all of them writes as many events, about "
@@ -79,31 +79,31 @@ class ManySlicesWarning(UserWarning):
     """An extract is cut into more slices than is sensible."""
 
 
-def _known(spec: ExtractSpec, given: Sequence[str]) -> list[str]:
-    """All slices in the order of their ranges; those by value are told by whoever can look them up."""
+def _known(spec: ExtractSpec, values: Sequence[str]) -> list[str]:
+    """Return all slices in the order of ranges; `values` are those of slices by value."""
     partitions = slice_partitions(spec.slices)
-    return list(given) if partitions is None else list(partitions.get_partition_keys())
+    return list(values) if partitions is None else list(partitions.get_partition_keys())
 
 
 def covering_range(spec: ExtractSpec, touched: Iterable[str | None], known: Sequence[str] = ()) -> dict[str, str]:
     """Run tags for the smallest range that covers the touched slices; the newest slice when none of them has one.
 
-    `known` are the partitions of slices by value, in the order in which they came; without one in it, the rest's is taken.
+    `known` are the partitions of slices by value, in the order of their creation; if none is touched, the rest's is used.
     """
     if spec.slices.by == "none":
         return {}
     keys = _known(spec, known)
     fallback = keys.index(REST) if REST in keys else len(keys) - 1
     names = {name if name is not None and fits(name) else REST for name in touched}
-    found = sorted(keys.index(name) for name in names if name in keys) or [fallback]
-    return {RANGE_START: keys[found[0]], RANGE_END: keys[found[-1]]}
+    positions = sorted(keys.index(name) for name in names if name in keys) or [fallback]
+    return {RANGE_START: keys[positions[0]], RANGE_END: keys[positions[-1]]}
 
 
 def slices_of_run(spec: ExtractSpec, tags: Mapping[str, str], known: Sequence[str] = ()) -> list[str]:
-    """The slices that a run is for, by its tags; none for an extract without slices.
+    """Return the slices of a run, read from its tags; none for an extract without slices.
 
-    Refused here because Dagster is silent: it runs a reversed range on no partition at all, and cuts one that ends
-    in the future.
+    Invalid ranges are refused here, because Dagster accepts them: it runs a reversed range on no partition, and shortens one
+    that ends in the future.
     """
     if spec.slices.by == "none":
         return []
@@ -118,7 +118,7 @@ def slices_of_run(spec: ExtractSpec, tags: Mapping[str, str], known: Sequence[st
 
 
 def slices_between(spec: ExtractSpec, text: str, known: Sequence[str] = ()) -> list[str]:
-    """The slices FROM..TO of a command line, or of values one or several between commas; others are refused."""
+    """Return the slices of a command line: FROM..TO, or values separated by commas; raise SpecError for unknown ones."""
     if spec.slices.by == "none":
         raise SpecError(f"{spec.name} has no slices. Leave --slices out, or declare `slices:` in the spec.")
     keys = _known(spec, known)
@@ -133,7 +133,7 @@ def slices_between(spec: ExtractSpec, text: str, known: Sequence[str] = ()) -> l
 
 
 def _range(spec: ExtractSpec, first: str, last: str, keys: Sequence[str]) -> list[str]:
-    """All slices from the first to the last; a reversed or unknown range is refused."""
+    """Return all slices from the first to the last; raise SpecError if the range is reversed or unknown."""
     _check_known(spec, (first, last), keys)
     if keys.index(first) > keys.index(last):
         raise SpecError(
@@ -150,23 +150,23 @@ def _check_known(spec: ExtractSpec, names: Iterable[str], keys: Sequence[str]) -
             raise SpecError(
                 f"{spec.name} has no slice {name!r}: its slices are {keys[0]} to {keys[-1]}, by {spec.slices.by}."
             )
-        told = ", ".join(keys[:_TOLD]) + (", …" if len(keys) > _TOLD else "")
+        listed = ", ".join(keys[:_LISTED]) + (", …" if len(keys) > _LISTED else "")
         raise SpecError(
             f"{spec.name} has no slice {name!r}: its slices are the values of {spec.slices.column} that it holds, "
-            f"{told or 'none before the first refresh'}. One that is new comes with any refresh."
+            f"{listed or 'none before the first refresh'}. A new value gets its slice with the next refresh."
         )
 
 
-_TOLD = 20
+_LISTED = 20
 
 
 def fits(name: str | None) -> bool:
-    """Whether a slice by value can be a partition; the others are the rest, which belongs to every run."""
+    """Return whether a slice by value can be a partition; otherwise it belongs to the rest, which is part of every run."""
     return name is not None and len(name) <= MOST_LETTERS and not _REFUSED.search(name)
 
 
 def rest_of(spec: ExtractSpec, known: Sequence[str], present: Iterable[str | None]) -> list[str | None]:
-    """The slices with rows that no partition stands for: no date, before the first, after the last; no value, no name."""
+    """Return the slices in `present` without a partition: no date, before the first, after the last; no value or no valid name."""
     if spec.slices.by == "value":
         return [name for name in present if not fits(name)]
     partitions = slice_partitions(spec.slices)
@@ -177,13 +177,13 @@ def rest_of(spec: ExtractSpec, known: Sequence[str], present: Iterable[str | Non
 def partitions_to_retire(
     existing: Iterable[str], *, pending: Collection[str], in_flight: Collection[str], keep: int = KEEP_CHANGE_SETS
 ) -> list[str]:
-    """Change sets whose partitions may go: beyond the newest ones, and neither pending nor with a run in flight."""
+    """Return the change sets whose partitions may be removed: not among the newest, not pending, and without a run in flight."""
     newest_first = sorted(existing, reverse=True)
     return sorted(name for name in newest_first[keep:] if name not in pending and name not in in_flight)
 
 
 def partitions_in_flight(runs: Iterable[Mapping[str, str]], existing: Iterable[str]) -> set[str]:
-    """The partitions that unfinished runs, given by their tags, are for: one by one or by range, in the given order."""
+    """Return the partitions of unfinished runs, from the runs' tags: single ones, or ranges in the order of `existing`."""
     names = list(existing)
     busy: set[str] = set()
     for tags in runs:
@@ -202,10 +202,10 @@ def retire_change_sets(
     pending: Collection[str],
     settled: str = "",
 ) -> list[str]:
-    """Delete the partitions of long-settled change sets, and of earlier detections that failed; gives their names.
+    """Delete the partitions of old settled change sets and of failed earlier detections; return their names.
 
-    Their events stay in the history. `settled` is the newest change set that is published, or one whose detection found
-    nothing: what a detection before it did not stage is superseded, and would be shown as failed or missing for ever.
+    Their events stay in the history. `settled` is the newest published change set, or one whose detection found nothing.
+    Earlier detections without a change set are superseded by it, and Dagster would show them as failed or missing forever.
     """
     partitions = str(change_set_partitions(spec).name)
     existing = instance.get_dynamic_partitions(partitions)
@@ -216,20 +216,20 @@ def retire_change_sets(
     unfinished = instance.get_runs(filters=dg.RunsFilter(statuses=UNFINISHED))
     busy = partitions_in_flight((run.tags for run in unfinished), sorted(existing))
     old = partitions_to_retire(existing, pending=pending, in_flight=busy)
-    going = sorted({*old, *(unstaged - busy - set(pending))})
-    for name in going:
+    retired = sorted({*old, *(unstaged - busy - set(pending))})
+    for name in retired:
         instance.delete_dynamic_partition(partitions, name)
-    return going
+    return retired
 
 
 def failed_slices(instance: dg.DagsterInstance, spec: ExtractSpec, purged_extract: dg.AssetKey) -> list[str]:
-    """The slices that Dagster shows as failed: no run on them has succeeded since."""
+    """Return the slices that Dagster shows as failed: no run on them has succeeded since."""
     partitions = extract_partitions(spec)
     if partitions is None:
         return []
     names = partitions.get_partition_keys(dynamic_partitions_store=instance)
-    found = instance.get_status_by_partition(purged_extract, names, partitions) or {}
-    return [name for name, status in found.items() if status is not None and status.value == "FAILED"]
+    statuses = instance.get_status_by_partition(purged_extract, names, partitions) or {}
+    return [name for name, status in statuses.items() if status is not None and status.value == "FAILED"]
 
 
 # On the newest event of `published_datasource`: the slices that have rows.
@@ -237,12 +237,12 @@ HELD = "tir/held_slices"
 
 
 def held(rows: Mapping[str, int]) -> list[str]:
-    """The partitions that a version's slices need."""
+    """Return the partitions of a version's slices that have rows."""
     return sorted(name for name, count in rows.items() if count and fits(name))
 
 
 def slices_to_add(existing: Collection[str], touched: Iterable[str | None]) -> list[str]:
-    """The partitions that a change set needs and that are not there; one for the rest, so that every run has one."""
+    """Return the missing partitions that a change set needs; always with one for the rest, so that every run has one."""
     named = sorted({name for name in touched if name is not None and fits(name)})
     return [name for name in dict.fromkeys((REST, *named)) if name not in existing]
 
@@ -250,17 +250,17 @@ def slices_to_add(existing: Collection[str], touched: Iterable[str | None]) -> l
 def slices_to_remove(
     existing: Iterable[str], *, held: Collection[str], wanted: Collection[str | None], in_flight: Collection[str]
 ) -> list[str]:
-    """The partitions whose slices have no rows, are not about to get any, and have no run in flight."""
+    """Return the partitions whose slices have no rows, will not get any, and have no run in flight."""
     return [name for name in existing if name != REST and not any(name in kept for kept in (held, wanted, in_flight))]
 
 
 def known_slices(instance: dg.DagsterInstance, spec: ExtractSpec) -> list[str]:
-    """The partitions in the order in which they came: ranges of them follow it. None where slices are not values."""
+    """Return the partitions of slices by value in the order of their creation, which ranges follow; else an empty list."""
     return [] if spec.slices.by != "value" else list(instance.get_dynamic_partitions(slice_partitions_name(spec)))
 
 
 def add_slices(instance: dg.DagsterInstance, spec: ExtractSpec, touched: Iterable[str | None]) -> list[str]:
-    """Add the partitions that are missing; gives all of them, in the order of their ranges."""
+    """Add the missing partitions; return all of them in the order of ranges."""
     missing = slices_to_add(known_slices(instance, spec), touched)
     if missing and spec.slices.by == "value":
         instance.add_dynamic_partitions(slice_partitions_name(spec), missing)
@@ -270,7 +270,7 @@ def add_slices(instance: dg.DagsterInstance, spec: ExtractSpec, touched: Iterabl
 def going_slices(
     instance: dg.DagsterInstance, spec: ExtractSpec, published: dg.AssetKey, wanted: Collection[str | None]
 ) -> list[str]:
-    """The partitions that may be removed now; none before the first publish, nor while a backfill has runs to start."""
+    """Return the partitions that may be removed now; none before the first publish, or while a backfill has runs to start."""
     kept = _held(instance, published) if spec.slices.by == "value" else None
     if kept is None or _backfilling(instance):
         return []
@@ -281,39 +281,39 @@ def going_slices(
 
 
 def retire_slices(instance: dg.DagsterInstance, spec: ExtractSpec, published: dg.AssetKey) -> list[str]:
-    """Remove the partitions of slices that are gone; gives their names. Their events stay in the history."""
-    going = going_slices(instance, spec, published, ())
-    for name in going:
+    """Remove the partitions of slices without rows; return their names. Their events stay in the history."""
+    retired = going_slices(instance, spec, published, ())
+    for name in retired:
         instance.delete_dynamic_partition(slice_partitions_name(spec), name)
-    return going
+    return retired
 
 
 def slice_requests(
     instance: dg.DagsterInstance, spec: ExtractSpec, published: dg.AssetKey, touched: Sequence[str]
 ) -> tuple[list[str], list[Any]]:
-    """The slices by value that there will be, in the order of their ranges; and a sensor's requests that make it so."""
+    """Return the future slices by value in the order of ranges, and the requests by which a sensor adds and removes them."""
     if spec.slices.by != "value":
         return [], []
     partitions = dg.DynamicPartitionsDefinition(name=slice_partitions_name(spec))
     existing = known_slices(instance, spec)
-    coming = slices_to_add(existing, touched) if touched else []
-    going = going_slices(instance, spec, published, touched)
-    requests: list[Any] = [partitions.build_add_request(coming)] if coming else []
-    requests += [partitions.build_delete_request(going)] if going else []
-    return [name for name in [*existing, *coming] if name not in going], requests
+    added = slices_to_add(existing, touched) if touched else []
+    removed = going_slices(instance, spec, published, touched)
+    requests: list[Any] = [partitions.build_add_request(added)] if added else []
+    requests += [partitions.build_delete_request(removed)] if removed else []
+    return [name for name in [*existing, *added] if name not in removed], requests
 
 
 def _held(instance: dg.DagsterInstance, published: dg.AssetKey) -> Sequence[str] | None:
     for record in instance.fetch_materializations(published, limit=1).records:
         event = record.asset_materialization
-        found = getattr(event.metadata.get(HELD), "value", None) if event else None
-        if isinstance(found, list):
-            return found
+        slices = getattr(event.metadata.get(HELD), "value", None) if event else None
+        if isinstance(slices, list):
+            return slices
     return None
 
 
 def _backfilling(instance: dg.DagsterInstance) -> bool:
-    # Here: it brings half of Dagster's daemon along.
+    # Imported here: it imports half of Dagster's daemon.
     from dagster._core.execution.backfill import BulkActionsFilter, BulkActionStatus  # noqa: PLC0415
 
     return bool(instance.get_backfills(BulkActionsFilter(statuses=[BulkActionStatus.REQUESTED]), limit=1))

@@ -1,4 +1,4 @@
-"""What a detection is asked for: its run config, and what Dagster's log tells since the last one (hints, upstream assets, drift).
+"""The request of a detection: its run config, and news from Dagster's log (hints, upstream assets, drift).
 
 No postponed annotations here: Dagster reads the types of the config.
 """
@@ -16,7 +16,7 @@ from tir_dagster.changes.plan import Plan, Reason
 from tir_dagster.orchestration.checks import known_drift
 from tir_dagster.orchestration.names import ExtractKeys
 from tir_dagster.orchestration.partitions import rest_of
-from tir_dagster.orchestration.sensing.upstream import CLOCKS, materialization_stamps, told_since
+from tir_dagster.orchestration.sensing.upstream import CLOCKS, materialization_stamps, upstream_changes
 from tir_dagster.refresh.state.records import Confirmation
 from tir_dagster.spec.extract import ExtractSpec
 
@@ -32,7 +32,7 @@ Warn = Callable[[str], None]
 
 
 class DetectionConfig(dg.Config):
-    """How to look for changes; `slices` are re-synced whatever the watermark says; `hints` are JSON texts."""
+    """How to look for changes; `slices` are re-synced regardless of the watermark; `hints` are JSON texts."""
 
     mode: str = "changes"
     slices: list[str] = Field(default_factory=list)
@@ -44,16 +44,16 @@ class DetectionConfig(dg.Config):
 class News:
     """Reported hints and upstream materializations by their numbers in Dagster's log, with their times.
 
-    Read before the version is pinned: one that comes later tells of something that the version may not show.
+    Read before the version is pinned: a later report may describe a change that the version does not contain.
     """
 
     since: datetime
     stamps: Mapping[int, float]
-    # Of these numbers, the ones that no refresh has used.
+    # The numbers that no refresh has used.
     unused: frozenset[int]
 
     def shown_at(self, version: "SourceVersion") -> tuple[int, ...]:
-        """Return the numbers that this version shows and that may be met again: older ones are not asked for."""
+        """Return the numbers that this version covers and that may be read again; older ones are never read again."""
         oldest = (version.moment - CLOCKS).timestamp()
         return tuple(sorted(number for number, stamp in self.stamps.items() if stamp >= oldest))
 
@@ -77,7 +77,7 @@ def run_detection(
     ident: str,
     warn: Warn,
 ) -> Detection:
-    """Survey, plan and detect by what was asked for; a change set gets this name."""
+    """Survey, plan and detect as requested; a new change set gets the name `ident`."""
     from tir_dagster.refresh import stages  # noqa: PLC0415 - seconds that loading definitions must not take
 
     news = read_news(instance, context, looked.confirmed)
@@ -89,13 +89,13 @@ def run_detection(
     context.log(planned.sentence())
     detected = stages.detect(context, looked, surveyed, planned, request, ident=ident)
     if detected.change_set is None and looked.confirmed is not None and news.unused:
-        # Not before: a crash until here lets them be looked at again.
+        # Only now: after a crash before this line they are read again.
         context.change_sets.remember_looked_at(looked.confirmed.version, news.unused)
     return Detection(surveyed, detected.plan, detected.change_set)
 
 
 def read_news(instance: dg.DagsterInstance, context: "RefreshContext", confirmed: Confirmation | None) -> News:
-    """Read what was reported since the confirmed version, as far as it may be met again."""
+    """Read the reports since the confirmed version."""
     from tir_dagster.changes.relation import read_tables  # noqa: PLC0415 - a parser of SQL, the connector
     from tir_dagster.orchestration.sensing.reported import report_stamps  # noqa: PLC0415
     from tir_dagster.snowflake.versions import SourceVersion  # noqa: PLC0415
@@ -121,14 +121,14 @@ def build_request(
     *,
     warn: Warn,
 ) -> "Request":
-    """Put together what the run asks for, what was reported, and the drift that checks found."""
+    """Combine the run's config, the reports, and the drift that checks found."""
     from tir_dagster.changes.hints import ChangeType, Hint, Unknown, parse_hints  # noqa: PLC0415
     from tir_dagster.changes.question import checked_hints  # noqa: PLC0415
     from tir_dagster.refresh import stages  # noqa: PLC0415 - seconds that loading definitions must not take
 
     spec, confirmed, relation = context.spec, looked.confirmed, surveyed.relation
-    given = [hint for text in config.hints for hint in parse_hints(text, "the run's hints")]
-    hints: list[Hint] = list(checked_hints(given, relation, context.snowflake))
+    run_hints = [hint for text in config.hints for hint in parse_hints(text, "the run's hints")]
+    hints: list[Hint] = list(checked_hints(run_hints, relation, context.snowflake))
     request = stages.Request(
         mode=config.mode,  # type: ignore[arg-type]
         slices=tuple(config.slices),
@@ -139,12 +139,12 @@ def build_request(
     )
     if confirmed is None:
         return request
-    # After the version: what came meanwhile is compared now, and once more next time.
+    # Read after the version is pinned: what came meanwhile is compared now, and again in the next refresh.
     used = context.change_sets.looked_at(confirmed.version).union(confirmed.reports)
-    told = told_since(instance, spec, since=news.since, used=used)
-    for name in told.unclear:
-        context.log(f"{name} was materialized, which says nothing of the slices: every row is compared")
-    if told.unclear:
+    upstream = upstream_changes(instance, spec, since=news.since, used=used)
+    for name in upstream.unclear:
+        context.log(f"{name} was materialized, but its slices are unknown: every row is compared")
+    if upstream.unclear:
         hints.append(Hint(relation.table, ChangeType.MIXED_CHANGES, Unknown()))
     hints += _reported(instance, context, relation, news, warn)
     drift = known_drift(instance, keys, confirmed)
@@ -155,7 +155,7 @@ def build_request(
         hints=tuple(hints),
         hinted=bool(config.hints or news.unused or drifted or owed),
         resync=_resync(spec, looked, config, drifted),
-        compare=told.slices,
+        compare=upstream.slices,
         owed=owed,
     )
 
@@ -176,7 +176,7 @@ def _reported(
 def _resync(
     spec: ExtractSpec, looked: "Looked", config: DetectionConfig, drifted: Sequence[str | None]
 ) -> tuple[str | None, ...]:
-    """The slices that are replaced whatever their rows say: those of the run with the rest, and those that drifted."""
+    """Return the slices to replace unconditionally: those of the run with the rest, and those that drifted."""
     chosen = list(drifted)
     if config.mode == "slices" and looked.base is not None:
         present = counts_from_json(looked.base.manifest["slice_rows"])

@@ -1,4 +1,4 @@
-"""Dagster resources: Snowflake, Spark and Tableau by environment variables, and the folder that keeps the state."""
+"""Dagster resources by environment variables: Snowflake, Spark, Tableau, and the state folder."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ _SNOWFLAKE_CONTEXT = {
 }
 
 
-class SnowflakeConnection(dg.ConfigurableResource):
+class SnowflakeSettings(dg.ConfigurableResource):
     """Snowflake, configured like dagster-snowflake's resource, which a project may use here instead.
 
-    That one brings Snowpark and Snowflake's own API along, eight of the ten seconds that definitions took to load: it
-    is only imported where somebody asks for it.
+    That one imports Snowpark and Snowflake's own API, eight of the ten seconds that definitions took to load. So it is
+    imported only when it is used.
     """
 
     account: str
@@ -57,29 +57,29 @@ class SnowflakeConnection(dg.ConfigurableResource):
 
     @property
     def connection_args(self) -> dict[str, Any]:
-        """What the connector takes, under its own names."""
+        """The arguments of the connector, under its own names."""
         return {name: getattr(self, name) for name in type(self).model_fields}
 
     @contextmanager
     def get_connection(self) -> Iterator[Any]:
-        """A connection as dagster-snowflake's resource gives it, for assets of your own."""
+        """Open a connection like dagster-snowflake's resource, for your own assets."""
         from dagster_snowflake import SnowflakeResource  # noqa: PLC0415
 
-        given = {name: value for name, value in self.connection_args.items() if value is not None}
-        with SnowflakeResource(**given).get_connection() as connection:
+        arguments = {name: value for name, value in self.connection_args.items() if value is not None}
+        with SnowflakeResource(**arguments).get_connection() as connection:
             yield connection
 
 
 class SparkSettings(dg.ConfigurableResource):
-    """What dagster-pyspark's lazy resource is configured with; neither it nor Spark is imported before a run needs them."""
+    """The configuration of dagster-pyspark's lazy resource; neither it nor Spark is imported before a run needs them."""
 
     spark_config: dict[str, Any] = Field(default_factory=dict)
 
 
-# How assets, sensors and checks ask for them: ours, or those of the Dagster libraries. Named as types, Dagster would
-# have to import the libraries whenever definitions load.
+# Parameter types of assets, sensors and checks: the classes above, or those of the Dagster libraries. As real types they
+# would make Dagster import the libraries whenever definitions load.
 if TYPE_CHECKING:
-    SnowflakeParam: TypeAlias = SnowflakeConnection | SnowflakeResource
+    SnowflakeParam: TypeAlias = SnowflakeSettings | SnowflakeResource
     SparkParam: TypeAlias = SparkSettings | LazyPySparkResource
 else:
     SnowflakeParam = SparkParam = dg.ResourceParam[Any]
@@ -99,11 +99,11 @@ class TableauResource(dg.ConfigurableResource):
     connected_app_secret_value: str | None = None
 
     def access(self) -> Any:
-        """The plain object that the datasource room works with."""
+        """Return the plain object that the room `tableau` uses."""
         from tir_dagster.tableau.access import TableauAccess  # noqa: PLC0415
 
-        given = {name: getattr(self, name) for name in TABLEAU_VARIABLES}
-        env = {variable: given[name] for name, variable in TABLEAU_VARIABLES.items() if given[name]}
+        values = {name: getattr(self, name) for name in TABLEAU_VARIABLES}
+        env = {variable: values[name] for name, variable in TABLEAU_VARIABLES.items() if values[name]}
         return TableauAccess.from_environment(env)
 
 
@@ -111,7 +111,7 @@ TABLEAU_VARIABLES = {name: f"TABLEAU_{name.upper()}" for name in TableauResource
 
 
 def environment_resources() -> dict[str, Any]:
-    """All resources by environment variables; a value that is not set is left out, a secret is never read here."""
+    """Build all resources from environment variables; unset values are left out, and no secret is read here."""
     from tir_dagster.orchestration.alerts.resources import people_resources  # noqa: PLC0415
 
     state = StateFolder(path=str(tir_home()))
@@ -126,9 +126,9 @@ def environment_resources() -> dict[str, Any]:
     }
 
 
-def _snowflake() -> SnowflakeConnection:
+def _snowflake() -> SnowflakeSettings:
     connection: dict[str, Any] = {"network_timeout": 120, "login_timeout": 60}
-    # As values, which Dagster shows: not before they are known to hold no password.
+    # Dagster shows these values, so first check that they contain no password.
     if host := os.environ.get("SNOWFLAKE_HOST"):
         check_mere_name("host", host)
         connection["host"] = host
@@ -136,15 +136,15 @@ def _snowflake() -> SnowflakeConnection:
         connection["port"] = whole_number("port", port)
     if protocol := os.environ.get("SNOWFLAKE_PROTOCOL"):
         connection["protocol"] = protocol
-    given = _set_variables(_SNOWFLAKE_SECRETS | _SNOWFLAKE_CONTEXT)
-    if not given.keys() & {*_SNOWFLAKE_SECRETS, "authenticator"}:
-        # The variable is asked for when the resource is used.
-        given["password"] = dg.EnvVar("SNOWFLAKE_PASSWORD")
-    return SnowflakeConnection(
+    settings = _set_variables(_SNOWFLAKE_SECRETS | _SNOWFLAKE_CONTEXT)
+    if not settings.keys() & {*_SNOWFLAKE_SECRETS, "authenticator"}:
+        # Dagster reads the variable when the resource is used.
+        settings["password"] = dg.EnvVar("SNOWFLAKE_PASSWORD")
+    return SnowflakeSettings(
         account=dg.EnvVar("SNOWFLAKE_ACCOUNT"),
         user=dg.EnvVar("SNOWFLAKE_USER"),
         additional_snowflake_connection_args=connection,
-        **given,
+        **settings,
     )
 
 
@@ -155,21 +155,21 @@ def _set_variables(names: Mapping[str, str]) -> dict[str, Any]:
 def snowflake_access(resource: SnowflakeParam) -> Any:
     from tir_dagster.snowflake.connection import SnowflakeAccess  # noqa: PLC0415
 
-    if isinstance(resource, SnowflakeConnection):
+    if isinstance(resource, SnowflakeSettings):
         return SnowflakeAccess.from_connection_args(resource.connection_args)
     return SnowflakeAccess.from_connection_args(dict(resource._connection_args))  # noqa: SLF001
 
 
 def probing_access(resource: SnowflakeParam, spec: ExtractSpec) -> Any:
-    """How the extract's own queries reach Snowflake: its role may be the only one that sees the table."""
-    asked = {name: value for name, value in vars(spec.snowflake).items() if value}
-    return replace(snowflake_access(resource), **asked)
+    """Return access to Snowflake with the extract's own role and warehouse: another role may not see the table."""
+    overrides = {name: value for name, value in vars(spec.snowflake).items() if value}
+    return replace(snowflake_access(resource), **overrides)
 
 
 def spark_session(resource: SparkParam, home: Path, *, log: Callable[[str], None], quiet: bool = False) -> Any:
-    """A session with the settings that our values depend on: on the Spark server if there is one, else dagster-pyspark's.
+    """Return a session with the settings that correct values need: on a Spark server if there is one, else in this process.
 
-    SPARK_REMOTE names a server for everybody. The home's own one stands in only where nobody configured a Spark.
+    SPARK_REMOTE names a server for all runs. The server of `tir spark up` is used only if the resource has no configuration.
     """
     from tir_dagster.spark.connect import connect_session  # noqa: PLC0415
     from tir_dagster.spark.remote import REMOTE_VARIABLE  # noqa: PLC0415
@@ -186,7 +186,7 @@ def spark_session(resource: SparkParam, home: Path, *, log: Callable[[str], None
 
 
 def _own_session(resource: SparkParam, home: Path, *, quiet: bool) -> Any:
-    """The session of dagster-pyspark, in this process."""
+    """Start dagster-pyspark's session in this process."""
     from dagster_pyspark import LazyPySparkResource  # noqa: PLC0415
 
     from tir_dagster.spark.session import configure, jvm_output, spark_conf, use_this_python  # noqa: PLC0415
@@ -197,8 +197,8 @@ def _own_session(resource: SparkParam, home: Path, *, quiet: bool) -> Any:
         with jvm_output(home) if quiet else nullcontext():
             session = LazyPySparkResource(spark_config=settings).spark_session
     except Exception as error:
-        said = " ".join(str(error).split())[:200]
+        message = " ".join(str(error).split())[:200]
         raise TirError(
-            f"Spark did not start: {said}. It needs Java 17 or 21: check `java -version` and JAVA_HOME."
+            f"Spark did not start: {message}. It needs Java 17 or 21: check `java -version` and JAVA_HOME."
         ) from error
     return configure(session)

@@ -1,4 +1,4 @@
-"""Jobs and schedules besides the refresh: the verification of everything, and a full refresh, at the spec's hours."""
+"""The verification job, and the schedules of verification and full refresh."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tir_dagster.spec.extract import ExtractSpec
 
 
 def refresh_selection(spec: ExtractSpec, keys: ExtractKeys) -> dg.AssetSelection:
-    """The assets of a refresh with the checks that belong to it; not the verification, which reads everything."""
-    gate = [dg.AssetCheckKey(keys.purged_extract, one.name) for one in gate_specs(spec, keys.purged_extract)]
+    """Return the assets of a refresh with its own checks, without the verification, which reads everything."""
+    gate = [dg.AssetCheckKey(keys.purged_extract, check.name) for check in gate_specs(spec, keys.purged_extract)]
     assets = dg.AssetSelection.assets(keys.purged_extract, keys.published_datasource).without_checks()
     return assets | dg.AssetSelection.checks(*gate)
 
@@ -31,13 +31,13 @@ def verify_job(spec: ExtractSpec, keys: ExtractKeys) -> Any:
 def build_schedules(
     spec: ExtractSpec, keys: ExtractKeys, *, refresh: Any, verify: Any | None
 ) -> list[dg.ScheduleDefinition]:
-    """Those that the spec asks for; they run unless somebody turns them off."""
-    made = []
+    """Build the schedules of the spec; they are on by default."""
+    schedules = []
     if spec.schedules.verify and verify is not None:
-        made.append(_verify_schedule(spec, spec.schedules.verify, verify))
+        schedules.append(_verify_schedule(spec, spec.schedules.verify, verify))
     if spec.schedules.full_refresh:
-        made.append(_full_schedule(spec, keys, spec.schedules.full_refresh, refresh))
-    return made
+        schedules.append(_full_schedule(spec, keys, spec.schedules.full_refresh, refresh))
+    return schedules
 
 
 def _verify_schedule(spec: ExtractSpec, cron: str, job: Any) -> dg.ScheduleDefinition:
@@ -47,7 +47,7 @@ def _verify_schedule(spec: ExtractSpec, cron: str, job: Any) -> dg.ScheduleDefin
         cron_schedule=cron,
         execution_timezone=spec.slices.zone,
         default_status=dg.DefaultScheduleStatus.RUNNING,
-        description="Verifies everything that is published; a difference is a failed check.",
+        description="Compares the whole published extract with its source; a difference is a failed check.",
     )
 
 
@@ -58,10 +58,10 @@ def _full_schedule(spec: ExtractSpec, keys: ExtractKeys, cron: str, job: Any) ->
         cron_schedule=cron,
         execution_timezone=spec.slices.zone,
         default_status=dg.DefaultScheduleStatus.RUNNING,
-        description="Loads everything anew, whatever changed: one run, one publish.",
+        description="Loads everything again, whether or not it changed: one run, one publish.",
     )
     def full_refresh(context: dg.ScheduleEvaluationContext) -> dg.RunRequest:
-        # On the newest slice: a run must name one, and a full refresh brings them all.
+        # On the newest slice: a run must name one, and a full refresh loads all of them.
         known = add_slices(context.instance, spec, []) if spec.slices.by == "value" else []
         return dg.RunRequest(tags=covering_range(spec, [], known), run_config=full_config(spec, keys))
 

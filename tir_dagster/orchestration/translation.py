@@ -1,4 +1,4 @@
-"""Automation conditions, for extracts that choose them instead of the sensors' runs (`automation: condition`)."""
+"""How an extract's assets look in Dagster: keys, descriptions, kinds, automation conditions; and the hook that changes it."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ Condition = dg.AutomationCondition[Any]
 
 
 def purged_condition(spec: ExtractSpec, keys: ExtractKeys) -> Condition:
-    """The source was updated since the last run: one run, on the newest slice only.
+    """Return the condition of `purged_extract`: one run on the newest slice if the source was updated since the last run.
 
-    A run on one slice brings the whole extract up to date. `eager()` would replay every slice at each update.
+    A run on one slice updates the whole extract. `eager()` would run every slice at each update.
     """
     source = dg.AssetSelection.assets(keys.source_table)
     updated = dg.AutomationCondition.any_deps_match(dg.AutomationCondition.newly_updated()).allow(source)
@@ -30,7 +30,7 @@ def purged_condition(spec: ExtractSpec, keys: ExtractKeys) -> Condition:
 
 
 def published_condition() -> Condition:
-    """What it is made from was updated. Not `eager()`, which waits until every slice was materialized once."""
+    """Return the condition of `published_datasource`: a dependency was updated. `eager()` would wait for every slice."""
     updated = dg.AutomationCondition.any_deps_updated().since_last_handled()
     return updated & ~dg.AutomationCondition.in_progress()
 
@@ -49,8 +49,8 @@ _KINDS: Mapping[Part, set[str]] = {
 class ExtractTranslator:
     """Override `get_asset_spec` to change what Dagster shows of an extract's assets, or under which keys.
 
-    `default` is what it would be; give it back changed: `default.replace_attributes(owners=["team:sales"])`. The command
-    line knows only the keys of the spec (`asset_keys`): change keys there if `tir refresh` shall see the same history.
+    `default` is the asset without changes; return a changed copy: `default.replace_attributes(owners=["team:sales"])`. The command
+    line knows only the keys of the spec (`asset_keys`): change keys there if `tir refresh` should use the same history.
     """
 
     def get_asset_spec(self, extract: ExtractSpec, part: Part, default: dg.AssetSpec) -> dg.AssetSpec:
@@ -60,7 +60,7 @@ class ExtractTranslator:
 
 @dataclass(frozen=True)
 class ExtractAssets:
-    """The assets of one extract as they are shown."""
+    """The asset specs of one extract, after translation."""
 
     spec: ExtractSpec
     by_part: Mapping[Part, dg.AssetSpec]
@@ -70,31 +70,31 @@ class ExtractAssets:
         return ExtractKeys(*(self.by_part[part].key for part in PARTS))
 
     def attributes(self, part: Part) -> dict[str, Any]:
-        """The arguments of `@dg.asset` that say how the asset looks."""
-        shown = self.by_part[part]
+        """Return the arguments of `@dg.asset` that define how the asset looks."""
+        asset = self.by_part[part]
         return {
-            "key": shown.key,
-            "group_name": shown.group_name,
-            "description": shown.description,
-            "metadata": dict(shown.metadata),
-            "tags": dict(shown.tags),
-            "owners": list(shown.owners),
-            "freshness_policy": shown.freshness_policy,
-            "automation_condition": shown.automation_condition,
+            "key": asset.key,
+            "group_name": asset.group_name,
+            "description": asset.description,
+            "metadata": dict(asset.metadata),
+            "tags": dict(asset.tags),
+            "owners": list(asset.owners),
+            "freshness_policy": asset.freshness_policy,
+            "automation_condition": asset.automation_condition,
         }
 
     def external(self) -> list[dg.AssetSpec]:
-        """The source table, unless the spec names an asset that somebody else defines."""
+        """Return the source table's asset, unless the spec names an asset that is defined elsewhere."""
         return [] if "source_table" in self.spec.asset_keys else [self.by_part["source_table"]]
 
 
 def extract_assets(
     spec: ExtractSpec, translator: ExtractTranslator | None = None, filled_by: Sequence[dg.AssetKey] = ()
 ) -> ExtractAssets:
-    """The assets as they are shown; `filled_by` are the loads of the tables that the extract reads."""
+    """Build the asset specs; `filled_by` are the loads of the tables that the extract reads."""
     hook = translator or ExtractTranslator()
-    made = {part: hook.get_asset_spec(spec, part, _default(spec, part, filled_by)) for part in PARTS}
-    return ExtractAssets(spec, made)
+    assets = {part: hook.get_asset_spec(spec, part, _default(spec, part, filled_by)) for part in PARTS}
+    return ExtractAssets(spec, assets)
 
 
 def _default(spec: ExtractSpec, part: Part, filled_by: Sequence[dg.AssetKey]) -> dg.AssetSpec:
@@ -112,7 +112,7 @@ def _default(spec: ExtractSpec, part: Part, filled_by: Sequence[dg.AssetKey]) ->
 
 
 def _above(spec: ExtractSpec, keys: ExtractKeys, filled_by: Sequence[dg.AssetKey]) -> list[dg.AssetKey]:
-    """What fills the source table, unless it is that table's own asset."""
+    """Return the assets that fill the source table, except its own asset."""
     return [key for key in dict.fromkeys((*filled_by, *upstream_keys(spec))) if key != keys.source_table]
 
 

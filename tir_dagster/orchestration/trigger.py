@@ -24,15 +24,15 @@ if TYPE_CHECKING:
     from tir_dagster.refresh.survey import Watched
 
 
-class Triggering(dg.Config):
+class TriggerConfig(dg.Config):
     """Why to refresh: `changes` only if a watched table changed, `full` in any case."""
 
     mode: str = "changes"
 
 
-def build_trigger_defs(shown: ExtractAssets) -> dg.Definitions:
-    """The definitions of one extract that the server refreshes."""
-    spec, keys = shown.spec, shown.keys
+def build_trigger_defs(assets: ExtractAssets) -> dg.Definitions:
+    """Build the definitions of an extract that the server refreshes."""
+    spec, keys = assets.spec, assets.keys
     job = dg.define_asset_job(
         refresh_job_name(spec),
         selection=[keys.published_datasource],
@@ -40,18 +40,18 @@ def build_trigger_defs(shown: ExtractAssets) -> dg.Definitions:
         description=f"Let Tableau refresh {spec.datasource.name!r} if its source changed, and wait for it.",
     )
     return dg.Definitions(
-        assets=[*shown.external(), _published(shown)],
+        assets=[*assets.external(), _published(assets)],
         jobs=[job],
         sensors=build_trigger_sensors(spec, keys, job),
         schedules=build_schedules(spec, keys, refresh=job, verify=None),
     )
 
 
-def _published(shown: ExtractAssets) -> dg.AssetsDefinition:
-    spec, keys = shown.spec, shown.keys
+def _published(assets: ExtractAssets) -> dg.AssetsDefinition:
+    spec, keys = assets.spec, assets.keys
 
     @dg.asset(
-        **shown.attributes("published_datasource"),
+        **assets.attributes("published_datasource"),
         deps=[keys.source_table],
         # The confirmation is the event itself; there is nothing to store beside it.
         dagster_type=dg.Nothing,
@@ -60,12 +60,12 @@ def _published(shown: ExtractAssets) -> dg.AssetsDefinition:
     )
     def published_datasource(
         context: dg.AssetExecutionContext,
-        config: Triggering,
+        config: TriggerConfig,
         snowflake: SnowflakeParam,
         tableau: TableauResource,
         state: StateFolder,
     ) -> Events:
-        from tir_dagster.refresh.context import leased, refresh_context  # noqa: PLC0415 - the clients: seconds
+        from tir_dagster.refresh.context import leased, refresh_context  # noqa: PLC0415 - the clients take seconds to import
         from tir_dagster.refresh.deliveries.trigger import (  # noqa: PLC0415
             no_spark,
             plan_trigger,
@@ -86,19 +86,19 @@ def _published(shown: ExtractAssets) -> dg.AssetsDefinition:
             watched = watch(refresh)
             plan = plan_trigger(spec, watched, confirmed, config.mode)  # type: ignore[arg-type]
             context.log.info(plan.sentence())
-            yield dg.AssetObservation(keys.source_table, metadata=_seen(watched, plan))
+            yield dg.AssetObservation(keys.source_table, metadata=_source_metadata(watched, plan))
             if plan.decision == "none":
                 yield dg.AssetObservation(keys.published_datasource, metadata={metadata.PLAN: plan.sentence()})
                 return
-            done = refresh_on_server(refresh, plan, watched)
-            for warning in done.warnings:
+            refreshed = refresh_on_server(refresh, plan, watched)
+            for warning in refreshed.warnings:
                 context.log.warning(warning)
-            yield dg.Output(None, metadata=_shown(plan, done, refresh.stages))
+            yield dg.Output(None, metadata=_published_metadata(plan, refreshed, refresh.stages))
 
     return cast("dg.AssetsDefinition", published_datasource)
 
 
-def _seen(watched: "Watched", plan: "Plan") -> dict[str, Any]:
+def _source_metadata(watched: "Watched", plan: "Plan") -> dict[str, Any]:
     return {
         metadata.PLAN: plan.sentence(),
         metadata.SOURCE_VERSION: str(watched.version),
@@ -106,16 +106,16 @@ def _seen(watched: "Watched", plan: "Plan") -> dict[str, Any]:
     }
 
 
-def _shown(plan: "Plan", done: "RefreshedByServer", stages: "Stages") -> dict[str, Any]:
-    """The confirmation, and how the server came to it; numbers of rows only where it tells them."""
-    triggered = done.triggered
+def _published_metadata(plan: "Plan", refreshed: "RefreshedByServer", stages: "Stages") -> dict[str, Any]:
+    """Metadata of the confirmation and of the job on the server; row counts only where the server reports them."""
+    triggered = refreshed.triggered
     uri = triggered.found.webpage_url or ""
-    shown = metadata.confirmation_metadata(done.confirmation, stages=stages.seconds, uri=uri)
-    if done.row_count is None:
-        del shown["dagster/row_count"]
+    fields = metadata.confirmation_metadata(refreshed.confirmation, stages=stages.seconds, uri=uri)
+    if refreshed.row_count is None:
+        del fields["dagster/row_count"]
     loaded = {} if triggered.rows is None else {"tir/rows_appended": triggered.rows}
     return {
-        **shown,
+        **fields,
         **loaded,
         **metadata.profile_metadata(stages.profile),
         metadata.PLAN: plan.sentence(),
@@ -124,5 +124,5 @@ def _shown(plan: "Plan", done: "RefreshedByServer", stages: "Stages") -> dict[st
         "tir/reason": plan.reason.name if plan.reason else "",
         "tir/job_id": triggered.job_id,
         "tir/job_seconds": triggered.seconds,
-        "tir/warnings": list(done.warnings),
+        "tir/warnings": list(refreshed.warnings),
     }

@@ -136,10 +136,10 @@ def content(file: Path) -> bytes:
 @pytest.mark.parametrize(
     ("arguments", "code", "told"),
     [
-        (("--fetch", "9", "--to", "got"), FAILED, "has no revision 9. It has 3, 2, 1."),
-        (("--fetch", "v00000009", "--to", "got"), FAILED, "Kept are v00000001, v00000002."),
-        (("--fetch", "1"), WRONG_USAGE, "--fetch N and --to FILE go together."),
-        (("--to", "got"), WRONG_USAGE, "--fetch N and --to FILE go together."),
+        (("--fetch", "9", "--to", "got"), FAILED, "has no revision 9. Choose one of these: 3, 2, 1."),
+        (("--fetch", "v00000009", "--to", "got"), FAILED, "Choose one of these: v00000001, v00000002."),
+        (("--fetch", "1"), WRONG_USAGE, "--fetch N and --to FILE must be used together."),
+        (("--to", "got"), WRONG_USAGE, "--fetch N and --to FILE must be used together."),
         (("--fetch", "newest", "--to", "got"), WRONG_USAGE, "'newest' is neither a revision such as 3 nor a version"),
     ],
 )
@@ -165,7 +165,7 @@ def test_without_a_datasource_the_kept_versions_are_still_listed_and_nothing_can
     say, tmp_path
 ):
     code, printed, _ = say(name="ordres")
-    assert (code, "there is none yet" in printed, "v00000001" in printed) == (0, True, True)
+    assert (code, "it does not exist yet" in printed, "v00000001" in printed) == (0, True, True)
     code, _, error = say("--fetch", "1", "--to", str(tmp_path / "got"), name="ordres")
     assert code == FAILED
     assert "There is no datasource 'ordres' in project" in error

@@ -13,7 +13,7 @@ import pytest
 import tableauserverclient as TSC  # noqa: N812 - the name its own documentation uses
 from pyspark.sql import SparkSession
 
-from tir_dagster.cli.refresh import Command, Outcome
+from tir_dagster.cli.refresh import Command, RefreshOutcome
 from tir_dagster.hyper.casts import PURGE_KEY
 from tir_dagster.orchestration.home import dagster_instance, tir_home
 from tir_dagster.sandbox import sample
@@ -48,7 +48,7 @@ class Place:
     folder: Path
     before: Element
 
-    def refresh(self, mode: Any = "changes", slices: tuple[str, ...] = (), **options: Any) -> Outcome:
+    def refresh(self, mode: Any = "changes", slices: tuple[str, ...] = (), **options: Any) -> RefreshOutcome:
         allowed, listen = options.get("allow_empty", False), options.get("listen", lambda _: None)
         return self.run(lambda command: command.refresh(mode, slices, allow_empty=allowed), listen)
 

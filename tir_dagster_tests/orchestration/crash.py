@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from tir_dagster.cli.refresh import Command, Outcome
+from tir_dagster.cli.refresh import Command, RefreshOutcome
 from tir_dagster.orchestration.home import dagster_instance
 from tir_dagster.spec.reading import load_specs
 
@@ -13,7 +13,7 @@ def main() -> None:
     (spec,) = load_specs(sys.argv[1])
     with dagster_instance() as instance:
         command = Command(spec, instance, print)
-        command.apply(Outcome(spec.name, "changes"), command.context.change_sets.pending()[-1])
+        command.apply(RefreshOutcome(spec.name, "changes"), command.context.change_sets.pending()[-1])
 
 
 if __name__ == "__main__":

@@ -207,7 +207,7 @@ def test_a_detection_that_found_nothing_leaves_no_partition_behind(loaded, defs,
         "DeleteDynamicPartitionsRequest",
         [request.partition_key],
     )
-    assert "already looked at" in after.skip_reason.skip_message
+    assert "already checked" in after.skip_reason.skip_message
     assert source_tick(defs, instance, after.cursor).dynamic_partitions_requests == []
 
 

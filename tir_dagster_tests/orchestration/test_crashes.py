@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tir_dagster.changes.plan import Mode
-from tir_dagster.cli.refresh import Command, Outcome
+from tir_dagster.cli.refresh import Command, RefreshOutcome
 from tir_dagster.refresh.context import leased
 from tir_dagster.refresh.state.change_sets import ChangeSetStore
 from tir_dagster_tests.orchestration.conftest import Place
@@ -48,7 +48,7 @@ def stage(place, mode: Mode = "changes"):
 
 def _detect(command: Command, mode: Mode):
     with leased(command.context, "test", wait_seconds=60):
-        return command.detect(Outcome(command.spec.name, mode), mode, (), allow_empty=False)
+        return command.detect(RefreshOutcome(command.spec.name, mode), mode, (), allow_empty=False)
 
 
 def apply_and_die(place, step: str) -> None:

@@ -87,7 +87,7 @@ def test_a_file_in_the_bucket_becomes_a_refreshed_datasource_by_sensors_alone(pl
         assert daemon.tick("order_files_arrival") == "there are no new files"
         # Whoever changes the ledger by hand wants it loaded again: that a run of these files is done settles nothing.
         place.sql("UPDATE TIR_LOADED_FILES SET STAMP = STAMP || '-'")
-        assert "it is asked for again in" in daemon.tick("order_files_arrival")
+        assert "the next attempt is in" in daemon.tick("order_files_arrival")
         place.sql("UPDATE TIR_LOADED_FILES SET STAMP = LEFT(STAMP, LENGTH(STAMP) - 1)")
         daemon.until_it_asks("orders_source")
         assert daemon.tick("orders_refresh") == ""

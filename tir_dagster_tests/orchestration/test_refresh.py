@@ -107,7 +107,7 @@ def test_a_deleted_run_is_not_taken_for_somebody_elses_publish(place):
     heard: list[str] = []
     outcome = place.refresh(listen=heard.append)
     assert (outcome.decision, outcome.published) == ("none", False)
-    assert "an earlier publish of ours was not on record: confirmed now" in heard
+    assert "an earlier publish of this extract was not recorded; it is confirmed now" in heard
     with dagster_instance() as instance:
         assert last_confirmation(instance, key) == last
 

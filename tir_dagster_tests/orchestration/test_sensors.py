@@ -55,12 +55,12 @@ def seen_long_ago(token: str, **more) -> Watch:
         (seen_long_ago("new"), "done", ""),
         (seen_long_ago("new", requested="old"), "done", ""),
         (seen_long_ago("new", requested="old"), "failed", ""),
-        (seen_long_ago("new", requested="old"), "running", "a detection is under way"),
-        (seen_long_ago("new", requested="new", asked=990.0), "running", "a detection is under way"),
-        (seen_long_ago("new", requested="new", asked=1.0), "done", "this change was already looked at"),
-        (seen_long_ago("new", requested="new", asked=990.0), "failed", "asked for again in 50 seconds"),
+        (seen_long_ago("new", requested="old"), "running", "a detection is running"),
+        (seen_long_ago("new", requested="new", asked=990.0), "running", "a detection is running"),
+        (seen_long_ago("new", requested="new", asked=1.0), "done", "this change was already checked"),
+        (seen_long_ago("new", requested="new", asked=990.0), "failed", "next attempt is in 50 seconds"),
         (seen_long_ago("new", requested="new", asked=900.0), "failed", ""),
-        (seen_long_ago("new", requested="new", asked=900.0, attempt=1), "failed", "asked for again in 20 seconds"),
+        (seen_long_ago("new", requested="new", asked=900.0, attempt=1), "failed", "next attempt is in 20 seconds"),
     ],
 )
 def test_what_the_source_sensor_does(before, last, reason):
@@ -153,10 +153,10 @@ READY = Ready("cs2", moment(5), ("2025-02",))
         (READY, confirmation("cs1", minute=1), Tried(), False, ("cs2", "")),
         (READY, confirmation("cs1", "cs2", minute=5), Tried(), False, (None, "change set cs2 is published")),
         (READY, confirmation("cs3", minute=9), Tried(), False, (None, "change set cs2 is published")),
-        (READY, None, Tried(), True, (None, "a refresh is under way")),
-        (READY, None, Tried(1, "failed", 990.0), False, (None, "asked for again in 50 seconds")),
+        (READY, None, Tried(), True, (None, "a refresh is running")),
+        (READY, None, Tried(1, "failed", 990.0), False, (None, "next attempt is in 50 seconds")),
         (READY, None, Tried(1, "failed", 900.0), False, ("cs2-1", "")),
-        (READY, None, Tried(2, "failed", 900.0), False, (None, "asked for again in 20 seconds")),
+        (READY, None, Tried(2, "failed", 900.0), False, (None, "next attempt is in 20 seconds")),
         (READY, None, Tried(1, "done", 1.0), False, (None, "nothing to publish")),
     ],
 )
@@ -283,7 +283,7 @@ def test_a_refresh_that_tableau_told_of_asks_for_one_detection_though_the_source
     assert [one.run_key for one in result.run_requests] == [f"orders-{token}/{definition}/refreshed@{moment(9)}"]
     looked_at = replace(Watch.parse(result.cursor), change_set=None)
     again = source_tick(instance, an_extract(), looked_at.to_cursor())
-    assert "already looked at" in again.skip_reason.skip_message
+    assert "already checked" in again.skip_reason.skip_message
 
 
 def confirm_what_is_there(instance, spec) -> None:
@@ -343,7 +343,7 @@ def test_by_condition_a_change_is_reported_as_an_update_of_the_source_once(wareh
     assert (event.asset_key, event.metadata["dagster/row_count"].value) == (SOURCE_TABLE, 2)
     assert (first.run_requests or []) == []
     again = source_tick(instance, spec, first.cursor)
-    assert "already looked at" in again.skip_reason.skip_message
+    assert "already checked" in again.skip_reason.skip_message
 
 
 def test_a_changed_spec_asks_for_a_detection_though_the_source_is_the_same(warehouse, instance):
@@ -366,7 +366,7 @@ def test_a_failed_detection_is_asked_for_again_later_under_another_key(warehouse
     (request,) = first.run_requests
     run_detection(instance, spec, request, monkeypatch)
     waiting = source_tick(instance, spec, first.cursor)
-    assert "the detection failed; it is asked for again in" in waiting.skip_reason.skip_message
+    assert "the detection failed; the next attempt is in" in waiting.skip_reason.skip_message
     later = replace(Watch.parse(waiting.cursor), asked=time.time() - 61)
     again = source_tick(instance, spec, later.to_cursor())
     assert [one.run_key for one in again.run_requests] == [f"{request.run_key}-1"]
@@ -437,4 +437,4 @@ def test_a_failed_refresh_is_asked_for_again_later(instance, monkeypatch, tmp_pa
     assert not done.success
     again = refresh_tick(instance, spec)
     assert again.run_requests == []
-    assert "the refresh failed; it is asked for again in" in again.skip_message
+    assert "the refresh failed; the next attempt is in" in again.skip_message

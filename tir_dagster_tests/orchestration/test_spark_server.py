@@ -169,7 +169,7 @@ def test_up_replaces_what_a_server_left_that_died_and_the_next_death_is_told_wit
         assert f"{log_file(tmp_path)}. Start it again with `tir spark up`" in str(caught.value)
         assert wait(lambda: server_state(tmp_path)[0] == "ended", 20)
         shown = run("spark", "status")
-        assert (shown.exit_code, "It ended by itself" in shown.stdout) == (1, True)
+        assert (shown.exit_code, "It ended unexpectedly" in shown.stdout) == (1, True)
         with pytest.raises(SourceError, match="cannot be reached while connecting"):
             connect_session(remote)
     finally:

@@ -433,7 +433,7 @@ def test_a_failed_refresh_is_asked_for_again_later(shop: Shop, tick: Callable[..
     admin.fault("fail_job", path=f"/{shop.name}$")
     assert not run_job(shop, request).success
     waiting = tick(first.cursor)
-    assert "the refresh failed; it is asked for again in" in waiting.skip_reason.skip_message
+    assert "the refresh failed; the next attempt is in" in waiting.skip_reason.skip_message
     later = replace(Watch.parse(waiting.cursor), asked=time.time() - 61)
     (again,) = tick(later.to_cursor()).run_requests
     assert again.run_key == f"{request.run_key}-1"

@@ -14,7 +14,7 @@ from tir_dagster.orchestration.sensing.upstream import (
     materialization_stamps,
     newest_materialization,
     slices_of_partition,
-    told_since,
+    upstream_changes,
 )
 from tir_dagster.spec.extract import ExtractSpec, Slices, Upstream
 from tir_dagster.spec.reading import parse_specs
@@ -102,12 +102,12 @@ def test_what_was_materialized_since_a_moment_tells_the_slices_and_what_is_uncle
             instance.report_runless_asset_event(dg.AssetMaterialization(key, partition=partition))
         instance.report_runless_asset_event(dg.AssetMaterialization(["raw", "others"], partition="2025-07-01"))
         before = newest_materialization(instance, spec, since=now)
-        assert told_since(instance, spec, since=now).slices == ("2025-03", "2025-05")
+        assert upstream_changes(instance, spec, since=now).slices == ("2025-03", "2025-05")
         assert len(materialization_stamps(instance, spec, since=now)) == 3
         instance.report_runless_asset_event(dg.AssetMaterialization(key))
-        assert told_since(instance, spec, since=now).unclear == ("raw/orders (without a partition)",)
+        assert upstream_changes(instance, spec, since=now).unclear == ("raw/orders (without a partition)",)
         assert newest_materialization(instance, spec, since=now) not in (None, before)
-        assert told_since(instance, spec, since=now + timedelta(hours=1)).slices == ()
+        assert upstream_changes(instance, spec, since=now + timedelta(hours=1)).slices == ()
 
 
 @pytest.mark.parametrize(

@@ -119,7 +119,7 @@ def test_an_event_becomes_one_observation_however_often_it_comes(listening: List
         "dagster/uri": PAGE,
         DURING: False,
     }
-    assert "noted before" in listening.said[-1]
+    assert "recorded before" in listening.said[-1]
     assert listening.post(event(event_type=FAILED)) == 200
     assert listening.post(event(created_at="2026-02-03T04:05:07Z")) == 200
     assert [one[EVENT] for one in observed(listening.instance)] == [SUCCEEDED, FAILED, SUCCEEDED]

@@ -1,1 +1,1 @@
-"""What Dagster ran, told to people."""
+"""Alerts about Dagster's runs."""

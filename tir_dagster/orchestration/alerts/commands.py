@@ -1,4 +1,4 @@
-"""What becomes of a command, for people: told at its end, or by the alerts sensor where it was killed."""
+"""Alerts about commands: sent at the end of a command, or by the alerts sensor if the command was killed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tir_dagster.alerts.notify import Note, Teller
 from tir_dagster.alerts.running_commands import Killed, killed_commands, under_way
 from tir_dagster.alerts.text import one_line, scrub, shortened
 from tir_dagster.errors import HintError, SpecError
-from tir_dagster.orchestration.alerts.ended_runs import Told
+from tir_dagster.orchestration.alerts.ended_runs import Declaration
 from tir_dagster.orchestration.alerts.load_reports import load_failure, load_failure_of_run, load_success_of_run
 from tir_dagster.orchestration.alerts.resources import people_of_environment
 from tir_dagster.orchestration.alerts.run_reports import (
@@ -46,11 +46,11 @@ from tir_dagster.orchestration.names import (
 from tir_dagster.orchestration.partitions import UNFINISHED
 from tir_dagster.spec.load import LoadSpec
 
-_KILLED = "The command that worked on it ended without a word: its process was killed, or its machine stopped."
+_KILLED = "The command ended without a result: its process was killed, or its machine stopped."
 
 
 def book_of(home: Path) -> Book:
-    """One for commands, sensors and a project's own reports, wherever the rest of the state is: below TIR_HOME."""
+    """Return the alerts' state in TIR_HOME; commands, sensors and a project's own reports share it."""
     return Book(home / "alerts")
 
 
@@ -59,8 +59,10 @@ def _commands(home: Path) -> Path:
 
 
 @contextmanager
-def telling(spec: Told, instance: dg.DagsterInstance, outcome: Any, progress: Callable[[str], None]) -> Iterator[None]:
-    """Tell people how the block ended, within the time that the spec allows, whatever becomes of the telling."""
+def telling(
+    spec: Declaration, instance: dg.DagsterInstance, outcome: Any, progress: Callable[[str], None]
+) -> Iterator[None]:
+    """Send an alert about the end of the block, within the spec's timeout; a failed alert never changes the result."""
     if spec.alerts is None:
         yield
         return
@@ -69,16 +71,16 @@ def telling(spec: Told, instance: dg.DagsterInstance, outcome: Any, progress: Ca
         try:
             yield
         except Exception as error:
-            if not _is_typists(spec, instance, error):
+            if not _concerns_only_user(spec, instance, error):
                 _tell(spec, instance, outcome, progress, partial(_failed, spec, instance, outcome, error, started))
             raise
         _tell(spec, instance, outcome, progress, partial(_succeeded, spec, instance, outcome))
 
 
-def _is_typists(spec: Told, instance: dg.DagsterInstance, error: Exception) -> bool:
-    """A wrong command is the business of who typed it, and so are Ctrl-C and a spec that never worked.
+def _concerns_only_user(spec: Declaration, instance: dg.DagsterInstance, error: Exception) -> bool:
+    """Return whether only the user of the command needs to know: a wrong option, Ctrl-C, a spec that never worked.
 
-    One that did work is everybody's: its source lost a column, and the command runs by itself at night.
+    A spec that worked before is different: the source may have lost a column, and nobody watches a nightly command.
     """
     if isinstance(error, HintError) or (isinstance(error, StoppedError) and error.number is signal.SIGINT):
         return True
@@ -88,13 +90,13 @@ def _is_typists(spec: Told, instance: dg.DagsterInstance, error: Exception) -> b
 
 
 def _tell(
-    spec: Told,
+    spec: Declaration,
     instance: dg.DagsterInstance,
     outcome: Any,
     progress: Callable[[str], None],
-    made: Callable[[], Report | None],
+    make_report: Callable[[], Report | None],
 ) -> None:
-    assert spec.alerts is not None, "who has nobody to tell does not come here"
+    assert spec.alerts is not None, "called only for specs with alerts"
     try:
         teller = Teller(
             book_of(tir_home()),
@@ -103,18 +105,18 @@ def _tell(
             seconds=spec.alerts.timeout,
             env=os.environ,
         )
-        reports = [one for one in [made()] if one is not None]
+        reports = [report for report in [make_report()] if report is not None]
         notes = teller.tell(reports)
         leave_notes(instance, notes, progress)
         outcome.warnings += [note.text for note in notes]
     except Exception as error:
-        # Nothing about the telling may turn a refresh that is through into one that failed.
-        said = shortened(one_line(scrub(str(error), os.environ)), 300)
-        progress(f"people were not told: {type(error).__name__}: {said}")
+        # A failed alert must not make a finished refresh fail.
+        message = shortened(one_line(scrub(str(error), os.environ)), 300)
+        progress(f"the alert could not be sent: {type(error).__name__}: {message}")
 
 
 def leave_notes(instance: dg.DagsterInstance, notes: Sequence[Note], warn: Callable[[str], Any]) -> None:
-    """What could not be told is visible: in the log here, and on the run that it was about."""
+    """Show alerts that could not be sent: in the log, and on the run that they are about."""
     for note in notes:
         warn(note.text)
         run = instance.get_run_by_id(note.run_id) if note.run_id else None
@@ -122,10 +124,10 @@ def leave_notes(instance: dg.DagsterInstance, notes: Sequence[Note], warn: Calla
             instance.report_engine_event(note.text, run)
 
 
-def _failed(spec: Told, instance: dg.DagsterInstance, outcome: Any, error: Exception, started: float) -> Failure:
+def _failed(spec: Declaration, instance: dg.DagsterInstance, outcome: Any, error: Exception, started: float) -> Failure:
     run_id = outcome.run_ids[-1] if outcome.run_ids else ""
     record = instance.get_run_record_by_id(run_id) if run_id else None
-    given: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "ident": f"{run_id or started}/{spec.name}",
         "names": error_names(error),
         "sentence": sentence_of(error),
@@ -134,19 +136,19 @@ def _failed(spec: Told, instance: dg.DagsterInstance, outcome: Any, error: Excep
     }
     if isinstance(spec, LoadSpec):
         step = load_failure_of_run(instance, spec, record) if record is not None else None
-        return load_failure(spec, **given, step=step.step if step else "")
-    found = failures_of_run(instance, [spec], record, tir_home()) if record is not None else []
-    # Before the first run it looks at the server and the source.
-    step_name = found[0].step if found else "looking at the datasource and its source"
-    return failure(instance, spec, tir_home(), **given, step=step_name)
+        return load_failure(spec, **fields, step=step.step if step else "")
+    failures = failures_of_run(instance, [spec], record, tir_home()) if record is not None else []
+    # Before the first run, the command reads the server and the source.
+    step_name = failures[0].step if failures else "looking at the datasource and its source"
+    return failure(instance, spec, tir_home(), **fields, step=step_name)
 
 
-def _succeeded(spec: Told, instance: dg.DagsterInstance, outcome: Any) -> Success | None:
+def _succeeded(spec: Declaration, instance: dg.DagsterInstance, outcome: Any) -> Success | None:
     run_id = outcome.run_ids[-1] if outcome.run_ids else ""
     record = instance.get_run_record_by_id(run_id) if run_id else None
     if isinstance(spec, LoadSpec):
-        done = load_success_of_run(instance, spec, record) if record is not None else None
-        return replace(done, warnings=tuple(outcome.warnings), seconds=outcome.seconds) if done else None
+        success = load_success_of_run(instance, spec, record) if record is not None else None
+        return replace(success, warnings=tuple(outcome.warnings), seconds=outcome.seconds) if success else None
     if record is None:
         return Success(
             id=f"{time.time():.3f}/{spec.name}",
@@ -171,40 +173,43 @@ def _succeeded(spec: Told, instance: dg.DagsterInstance, outcome: Any) -> Succes
     )
 
 
-# A command that was killed
+# Killed commands
 
 
 def killed_reports(
-    instance: dg.DagsterInstance, told: Sequence[Told], home: Path
+    instance: dg.DagsterInstance, specs: Sequence[Declaration], home: Path
 ) -> list[tuple[Killed, Failure | None]]:
-    """What the commands would have said that can say nothing any more; None where their last run says it all."""
-    by_name = {one.name: one for one in told}
-    return [(one, _killed(instance, by_name[one.extract], one)) for one in killed_commands(_commands(home), by_name)]
+    """Return killed commands with their failures; None where the report of their last run is enough."""
+    by_name = {spec.name: spec for spec in specs}
+    return [
+        (command, _killed(instance, by_name[command.extract], command))
+        for command in killed_commands(_commands(home), by_name)
+    ]
 
 
-def _killed(instance: dg.DagsterInstance, spec: Told, one: Killed) -> Failure | None:
-    record = _last_run(instance, spec, one)
+def _killed(instance: dg.DagsterInstance, spec: Declaration, command: Killed) -> Failure | None:
+    record = _last_run(instance, spec, command)
     if record is not None and _says_it_all(instance, spec, record):
         return None
     run_id = record.dagster_run.run_id if record else ""
     at_work = record is not None and record.dagster_run.status in UNFINISHED
-    given: dict[str, Any] = {
-        # A run that ended has its own report, under its own id.
-        "ident": f"{run_id if at_work else one.started}/{spec.name}",
+    fields: dict[str, Any] = {
+        # An ended run has its own report with its own id.
+        "ident": f"{run_id if at_work else command.started}/{spec.name}",
         "names": [],
         "sentence": _KILLED,
-        # Not now: a later command may have worked meanwhile.
-        "at": one.last,
+        # Not the current time: a later command may have succeeded meanwhile.
+        "at": command.last,
         "run_id": run_id,
     }
-    return load_failure(spec, **given) if isinstance(spec, LoadSpec) else failure(instance, spec, tir_home(), **given)
+    return load_failure(spec, **fields) if isinstance(spec, LoadSpec) else failure(instance, spec, tir_home(), **fields)
 
 
-def _last_run(instance: dg.DagsterInstance, spec: Told, one: Killed) -> dg.RunRecord | None:
-    """The run that the command was in; those made after it was last seen alive are another command's."""
+def _last_run(instance: dg.DagsterInstance, spec: Declaration, command: Killed) -> dg.RunRecord | None:
+    """Return the command's last run; runs created after it was last seen alive belong to another command."""
     jobs = [load_job_name(spec)] if isinstance(spec, LoadSpec) else [detect_job_name(spec), refresh_job_name(spec)]
-    since, until = (datetime.fromtimestamp(at, UTC) for at in (one.started, one.last))
-    found = [
+    since, until = (datetime.fromtimestamp(at, UTC) for at in (command.started, command.last))
+    records = [
         record
         for job in jobs
         for record in instance.get_run_records(
@@ -212,11 +217,11 @@ def _last_run(instance: dg.DagsterInstance, spec: Told, one: Killed) -> dg.RunRe
         )
         if TOLD_BY_COMMAND in record.dagster_run.tags
     ]
-    return max(found, key=lambda record: record.create_timestamp, default=None)
+    return max(records, key=lambda record: record.create_timestamp, default=None)
 
 
-def _says_it_all(instance: dg.DagsterInstance, spec: Told, record: dg.RunRecord) -> bool:
-    """Whether the sensor tells of the command by its last run: it was killed after that, while it told people itself."""
+def _says_it_all(instance: dg.DagsterInstance, spec: Declaration, record: dg.RunRecord) -> bool:
+    """Return whether the sensor reports the command by its last run: it was killed after that run."""
     status = record.dagster_run.status
     if status is not dg.DagsterRunStatus.SUCCESS:
         return status not in UNFINISHED

@@ -1,4 +1,4 @@
-"""What stands now, whoever found it: drift by the verification's last checks, and a datasource that is stale."""
+"""Alerts about current conditions: drift, from the last verification checks, and stale datasources."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def standing(
     since: float,
     now: float,
 ) -> list[Report]:
-    """Reports of what these extracts' checks found since then, and of those that are not as fresh as promised."""
+    """Return reports of drift that checks found since then, and of extracts that are staler than `freshness` allows."""
     return [
         report
         for spec in specs
@@ -36,28 +36,28 @@ def standing(
 
 
 def _open(spec: ExtractSpec, topic: Topic, troubles: Sequence[Trouble]) -> Trouble | None:
-    return next((one for one in troubles if one.affected.get(spec.name) == topic), None)
+    return next((trouble for trouble in troubles if trouble.affected.get(spec.name) == topic), None)
 
 
 def _drift(
     instance: dg.DagsterInstance, spec: ExtractSpec, troubles: Sequence[Trouble], since: float
 ) -> Iterator[Report]:
-    """One report for all that the last checks say; a check that could not be made says nothing."""
-    # A check that the spec no longer asks for is never made again: its last word counts for nothing.
+    """Yield one report about all last checks; a check that could not compare is ignored."""
+    # A check that the spec no longer has never runs again: ignore its last result.
     names = {EQUALS_SOURCE, SERVER} & set(verification_names(spec))
-    found = [one for name in sorted(names) if (one := _evaluated(instance, spec, name)) is not None]
-    wrong = [one for one in found if not one.passed]
-    newest = max((one.at for one in wrong or found), default=0.0)
+    results = [result for name in sorted(names) if (result := _last_result(instance, spec, name)) is not None]
+    failed = [result for result in results if not result.passed]
+    newest = max((result.at for result in failed or results), default=0.0)
     trouble = _open(spec, "drift", troubles)
     if newest <= (trouble.latest if trouble else since):
         return
-    if wrong:
-        yield _drifted(spec, wrong)
+    if failed:
+        yield _drifted(spec, failed)
     elif trouble:
-        yield Recovered(f"{found[-1].run_id}/{spec.name}/no-drift", spec.name, "drift", newest)
+        yield Recovered(f"{results[-1].run_id}/{spec.name}/no-drift", spec.name, "drift", newest)
 
 
-class _Evaluated:
+class _CheckResult:
     """A check's last result."""
 
     def __init__(self, record: dg.AssetCheckExecutionRecord, evaluation: dg.AssetCheckEvaluation) -> None:
@@ -67,24 +67,24 @@ class _Evaluated:
         self.sentence = evaluation.description or f"the check {evaluation.check_name} failed"
 
 
-def _evaluated(instance: dg.DagsterInstance, spec: ExtractSpec, name: str) -> _Evaluated | None:
+def _last_result(instance: dg.DagsterInstance, spec: ExtractSpec, name: str) -> _CheckResult | None:
     key = dg.AssetCheckKey(extract_keys(spec).published_datasource, name)
     record = instance.get_latest_asset_check_evaluation_record(key)
     evaluation = record.evaluation if record is not None and record.event is not None else None
     if record is None or not isinstance(evaluation, dg.AssetCheckEvaluation):
         return None
-    # What failed as a warning could not be looked at: neither drift nor its end.
+    # A check that failed as a warning could not compare: it shows neither drift nor its end.
     unknown = not evaluation.passed and evaluation.severity is not dg.AssetCheckSeverity.ERROR
-    return None if unknown else _Evaluated(record, evaluation)
+    return None if unknown else _CheckResult(record, evaluation)
 
 
-def _drifted(spec: ExtractSpec, wrong: Sequence[_Evaluated]) -> Failure:
-    last = max(wrong, key=lambda one: one.at)
+def _drifted(spec: ExtractSpec, failed: Sequence[_CheckResult]) -> Failure:
+    last = max(failed, key=lambda result: result.at)
     return Failure(
         id=f"{last.run_id}/{spec.name}/drift",
         extract=spec.name,
         cause=Cause.DRIFT,
-        sentence=" ".join(one.sentence for one in wrong),
+        sentence=" ".join(result.sentence for result in failed),
         at=last.at,
         run_id=last.run_id,
         run_url=run_url(last.run_id, os.environ),
@@ -95,7 +95,7 @@ def _drifted(spec: ExtractSpec, wrong: Sequence[_Evaluated]) -> Failure:
 def _freshness(
     instance: dg.DagsterInstance, spec: ExtractSpec, troubles: Sequence[Trouble], now: float
 ) -> Iterator[Report]:
-    """By the rule of the asset's freshness policy, also where Dagster's daemon does not look at those."""
+    """Apply the rule of the asset's freshness policy, also where Dagster's daemon does not evaluate it."""
     if spec.freshness is None:
         return
     last = instance.get_latest_materialization_event(extract_keys(spec).published_datasource)
@@ -103,7 +103,7 @@ def _freshness(
     if last is None:
         return
     if now - last.timestamp > spec.freshness:
-        # Told once, until something is published.
+        # Reported once, until something is published.
         if trouble is None:
             yield _stale(spec, last.timestamp, now)
     elif trouble is not None and last.timestamp > trouble.latest:

@@ -1,4 +1,4 @@
-"""What a finished load means for people, and who they are. Reads, decides nothing."""
+"""Reports about finished loads, and whom they go to."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ UNAFFECTED = "a load is one transaction: the table has all of it or nothing"
 
 
 def with_people(load: LoadSpec, extracts: Sequence[ExtractSpec]) -> LoadSpec:
-    """The load with somebody to tell: its own people, else those of the first extract that reads its table.
+    """Return the load with alerts: its own, or those of the first extract that reads its table.
 
-    The latter hear of failures and their end only: a load that works shows in their extract.
+    The people of the extract get only failures and recoveries: a successful load shows in their extract.
     """
     if load.alerts is not None:
         return load
     from tir_dagster.refresh.survey import watched_tables  # noqa: PLC0415 - it parses the extract's query
 
     table = TableName.parse(load.table)
-    found = next((one.alerts for one in extracts if one.alerts and table in watched_tables(one)), None)
-    return replace(load, alerts=OthersAlerts(**vars(found)) if found else None)
+    alerts = next((extract.alerts for extract in extracts if extract.alerts and table in watched_tables(extract)), None)
+    return replace(load, alerts=OthersAlerts(**vars(alerts)) if alerts else None)
 
 
 def load_failure(
@@ -70,9 +70,9 @@ def load_failure(
 
 
 def load_failure_of_run(instance: dg.DagsterInstance, load: LoadSpec, record: dg.RunRecord) -> Failure | None:
-    """None if other steps of the run failed, and not the load's."""
+    """Return the load's failure; None if only other steps of the run failed."""
     run_id, steps = record.dagster_run.run_id, failed_steps(instance, record.dagster_run.run_id)
-    own = [one for one in steps if one[0] == load_keys(load).source_table.to_python_identifier()]
+    own = [ending for ending in steps if ending[0] == load_keys(load).source_table.to_python_identifier()]
     for step, names, sentence in own or ([] if steps else run_ending(instance, run_id)):
         return load_failure(
             load,
@@ -88,7 +88,7 @@ def load_failure_of_run(instance: dg.DagsterInstance, load: LoadSpec, record: dg
 
 def load_success_of_run(instance: dg.DagsterInstance, load: LoadSpec, record: dg.RunRecord) -> Success:
     run_id = record.dagster_run.run_id
-    made = materialized(instance, run_id).get(load_keys(load).source_table)
+    metadata = materialized(instance, run_id).get(load_keys(load).source_table)
     return Success(
         id=f"{run_id}/{load.name}",
         extract=load.name,
@@ -96,28 +96,28 @@ def load_success_of_run(instance: dg.DagsterInstance, load: LoadSpec, record: dg
         datasource=load.table,
         run_id=run_id,
         run_url=run_url(run_id, os.environ),
-        published=made is not None,
-        decision="load" if made else "none",
+        published=metadata is not None,
+        decision="load" if metadata else "none",
         seconds=seconds_of(record),
         of="load",
-        facts=_facts(made or {}),
-        # It reads the list of loads, whatever it finds.
+        facts=_facts(metadata or {}),
+        # Every load reads the list of loads, so Snowflake answered.
         scopes=(snowflake_scope(os.environ),),
     )
 
 
-def _facts(made: Mapping[str, Any]) -> dict[str, str]:
+def _facts(metadata: Mapping[str, Any]) -> dict[str, str]:
     rows = [
-        f"{int(made[name]):,} {what}"
+        f"{int(metadata[name]):,} {what}"
         for name, what in (
             ("tir/rows_inserted", "inserted"),
             ("tir/rows_updated", "updated"),
             ("tir/rows_deleted", "deleted"),
             ("tir/rows_rejected", "rejected"),
         )
-        if made.get(name)
+        if metadata.get(name)
     ]
-    files = made.get("tir/files")
+    files = metadata.get("tir/files")
     return {
         **({"Files": str(len(files))} if isinstance(files, list) else {}),
         **({"Rows": ", ".join(rows)} if rows else {}),

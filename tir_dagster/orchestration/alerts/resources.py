@@ -1,4 +1,4 @@
-"""Dagster resources for those who are told: Slack through dagster-slack, and ServiceNow, by environment variables."""
+"""Dagster resources of alert channels, by environment variables: Slack through dagster-slack, and ServiceNow."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 class SlackAppResource(SlackResource):
-    """dagster-slack's resource with an address, so that configuration alone tells Slack from a stand-in."""
+    """dagster-slack's resource with an address, so that configuration alone selects Slack or a stand-in."""
 
     token: str = ""
     api_url: str = WebClient.BASE_URL
 
     def get_client(self) -> WebClient:
-        """A client that tries once: how often and how long is the spec's business."""
+        """Return a client without retries: the spec defines attempts and timeout."""
         if not self.token:
             raise ChannelError("Slack is not configured: set SLACK_BOT_TOKEN")
         client = WebClient(self.token, base_url=self.api_url, retry_handlers=[], logger=_silent())
@@ -36,7 +36,7 @@ class SlackAppResource(SlackResource):
             host = urlsplit(self.api_url).hostname or ""
         except ValueError:
             # Its text quotes the address.
-            raise ChannelError("Slack is not configured: SLACK_API_URL is no address") from None
+            raise ChannelError("Slack is not configured: SLACK_API_URL is not a valid address") from None
         # slack_sdk takes the proxy of the environment and does not look at NO_PROXY.
         if host in _LOOPBACK or urllib.request.proxy_bypass(host):
             client.proxy = None
@@ -44,7 +44,7 @@ class SlackAppResource(SlackResource):
 
 
 def _silent() -> logging.Logger:
-    """The client would log whole pages of HTML; what went wrong is told in a sentence elsewhere."""
+    """Return a logger without output: the client would log whole pages of HTML; errors are reported elsewhere."""
     logger = logging.getLogger("tir_dagster.slack")
     logger.propagate = False
     if not logger.handlers:
@@ -71,7 +71,7 @@ SLACK_VARIABLES = {"token": "SLACK_BOT_TOKEN", "api_url": "SLACK_API_URL"}
 
 
 def people_resources() -> dict[str, Any]:
-    """By environment variables; a value that is not set is left out, and missed only by who uses it."""
+    """Build the resources from environment variables; an unset value is an error only when it is used."""
     return {
         "slack": SlackAppResource(**_set_variables(SLACK_VARIABLES)),
         "servicenow": ServiceNowResource(**_set_variables(SERVICENOW_VARIABLES)),
@@ -83,17 +83,17 @@ def _set_variables(names: dict[str, str]) -> dict[str, Any]:
 
 
 def people_of_environment() -> Connect:
-    """The same for a command, where no run resolves resources."""
-    slack = SlackAppResource(**_given(SLACK_VARIABLES))
-    return connect_by(slack, ServiceNowResource(**_given(SERVICENOW_VARIABLES)))
+    """Return the channels for a command, where no run resolves resources."""
+    slack = SlackAppResource(**_values(SLACK_VARIABLES))
+    return connect_by(slack, ServiceNowResource(**_values(SERVICENOW_VARIABLES)))
 
 
-def _given(names: dict[str, str]) -> dict[str, Any]:
+def _values(names: dict[str, str]) -> dict[str, Any]:
     return {name: os.environ[variable] for name, variable in names.items() if os.environ.get(variable)}
 
 
 def connect_by(slack: SlackAppResource, servicenow: ServiceNowResource) -> Connect:
-    """How the alerts room reaches people: plain clients of these resources."""
+    """Return the function by which the room `alerts` gets its channels, with plain clients of these resources."""
 
     def connect(alerts: Alerts, persistence: Persistence) -> Any:
         return channels_of(alerts, persistence, slack=slack.get_client, servicenow=servicenow.access())

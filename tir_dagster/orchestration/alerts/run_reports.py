@@ -1,4 +1,4 @@
-"""From Dagster's history to reports: what a finished run means for people. Reads, decides nothing."""
+"""Reports about finished runs of extracts, read from Dagster's history."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ _CAUSES = {
         Cause.JOB_FAILED,
     ),
 }
-# A file that is damaged, or that a refresh at work takes away this moment.
+# The file is damaged, or a running refresh removes it at this moment.
 _UNREADABLE = (OSError, ValueError, TypeError)
-# After these, a job that was started on the server may go on.
+# After these errors, a job may still run on the server.
 _STARTED = frozenset({"JobTimeoutError", "JobVanishedError", "UnknownOutcomeError"})
-# Dagster's own wrappers say nothing that the error inside does not say better.
+# Dagster's wrappers; the error inside has the better message.
 _WRAPPERS = ("DagsterExecutionStepExecutionError", "DagsterSubprocessError", "RetryRequested")
 
 
 def cause_of(names: Iterable[str]) -> Cause:
-    """By the names of the error and of what it was made from."""
+    """Return the cause, from the class names of the error and its causes."""
     return next((_CAUSES[name] for name in names if name in _CAUSES), Cause.STEP_FAILED)
 
 
@@ -58,13 +58,13 @@ def error_names(error: BaseException) -> list[str]:
 
 
 def sentence_of(error: BaseException) -> str:
-    """Our own errors are sentences; of others the kind belongs to it."""
-    said = str(error).strip()
-    return said if isinstance(error, TirError) else f"{type(error).__name__}: {said}".rstrip(": ")
+    """Return the error as text; errors of other packages with their class name."""
+    message = str(error).strip()
+    return message if isinstance(error, TirError) else f"{type(error).__name__}: {message}".rstrip(": ")
 
 
 def scope_of(cause: Cause, spec: ExtractSpec, env: Mapping[str, str]) -> str:
-    """Which server is down."""
+    """Return the name of the server that is down; empty for other causes."""
     if cause is Cause.SERVER_DOWN:
         return tableau_scope(spec, env)
     return snowflake_scope(env) if cause is Cause.WAREHOUSE_DOWN else ""
@@ -79,7 +79,7 @@ def snowflake_scope(env: Mapping[str, str]) -> str:
 
 
 def reached(spec: ExtractSpec, *, published: bool) -> tuple[str, ...]:
-    """The servers that a refresh was answered by; without a publish, `trigger` asks the source only."""
+    """Return the servers that answered a refresh; without a publish, `trigger` reads only the source."""
     source, target = snowflake_scope(os.environ), tableau_scope(spec, os.environ)
     return (source, target) if published or spec.delivery != "trigger" else (source,)
 
@@ -92,7 +92,7 @@ def run_url(run_id: str, env: Mapping[str, str]) -> str:
 def unaffected(
     instance: dg.DagsterInstance, spec: ExtractSpec, home: Path, names: Sequence[str], run_id: str = ""
 ) -> str:
-    """What still stands after a failure by these errors, as far as it is known."""
+    """Say what the datasource shows after a failure by these errors, as far as it is known."""
     confirmed = last_confirmation(instance, extract_keys(spec).published_datasource)
     as_of = f", data as of {moment(confirmed.source_version)}" if confirmed else ""
     if run_id and _is_published_by(instance, spec, run_id):
@@ -105,7 +105,7 @@ def unaffected(
         return f"what the datasource shows is not known, because the extract's state cannot be read; before{as_of}"
     if intent is not None and intent.hole is not None:
         return f"the datasource may lack rows until the next refresh puts them back; before{as_of or ', not refreshed'}"
-    # Of a patch in parts, earlier ones may be there when one is refused.
+    # When a part of a patch is refused, earlier parts may already be applied.
     if intent is not None and (intent.patch or "RefusedError" not in names):
         return (
             f"a publish was under way, and the next refresh finds out if it landed; before{as_of or ', not refreshed'}"
@@ -114,10 +114,10 @@ def unaffected(
 
 
 def _is_published_by(instance: dg.DagsterInstance, spec: ExtractSpec, run_id: str) -> bool:
-    """By the step itself: an earlier publish that landed unnoticed is confirmed by the steps before it."""
+    """Return whether the run's own publish step published; other steps only confirm earlier publishes."""
     key = extract_keys(spec).published_datasource
-    made = _events(instance, run_id, DagsterEventType.ASSET_MATERIALIZATION)
-    return any((one.asset_key, one.step_key) == (key, key.to_python_identifier()) for one in made)
+    events = _events(instance, run_id, DagsterEventType.ASSET_MATERIALIZATION)
+    return any((event.asset_key, event.step_key) == (key, key.to_python_identifier()) for event in events)
 
 
 def failure(
@@ -132,7 +132,7 @@ def failure(
     step: str = "",
     run_id: str = "",
 ) -> Failure:
-    """A failure with everything around it that people want to know; `names` are those of its errors."""
+    """Build the report of a failure with its details; `names` are the class names of its errors."""
     cause = cause_of(names)
     return Failure(
         id=ident,
@@ -152,14 +152,16 @@ def failure(
 def failures_of_run(
     instance: dg.DagsterInstance, specs: Sequence[ExtractSpec], record: dg.RunRecord, home: Path
 ) -> list[Failure]:
-    """One for each extract whose step failed; for all of the run's extracts if it ended without such a step."""
+    """Return one failure per extract whose step failed; for all extracts of the run if no step failed."""
     run_id, at = record.dagster_run.run_id, record.end_time or record.update_timestamp.timestamp()
     steps = failed_steps(instance, run_id)
-    found = []
+    failures = []
     for spec in specs:
-        own = [one for one in steps if _is_step_of(spec, one[0])] or ([] if steps else run_ending(instance, run_id))
+        own = [ending for ending in steps if _is_step_of(spec, ending[0])] or (
+            [] if steps else run_ending(instance, run_id)
+        )
         for step, names, sentence in own[:1]:
-            found.append(
+            failures.append(
                 failure(
                     instance,
                     spec,
@@ -172,11 +174,11 @@ def failures_of_run(
                     run_id=run_id,
                 )
             )
-    return found
+    return failures
 
 
 def _is_step_of(spec: ExtractSpec, step: str) -> bool:
-    """A check of an asset is a step, too; its name begins with the asset's, or says that it verifies the extract."""
+    """Return whether the step belongs to the extract: a step of an asset, of its checks, or of the verification."""
     keys = tuple(key.to_python_identifier() for key in vars(extract_keys(spec)).values())
     return step == f"{spec.name}_verification" or step.startswith(keys)
 
@@ -185,38 +187,38 @@ Ending = tuple[str, list[str], str]
 
 
 def failed_steps(instance: dg.DagsterInstance, run_id: str) -> list[Ending]:
-    """Step, names of its errors, sentence."""
-    found = []
+    """Return step, names of its errors, and sentence of each failed step."""
+    endings = []
     for event in _events(instance, run_id, DagsterEventType.STEP_FAILURE):
         chain = _chain(event.step_failure_data.error)
-        told = next((one for one in chain if one.cls_name not in _WRAPPERS), None)
-        names = [one.cls_name or "" for one in chain]
-        found.append((event.step_key or "", names, _said(told) if told else event.message or ""))
-    return found
+        cause = next((error for error in chain if error.cls_name not in _WRAPPERS), None)
+        names = [error.cls_name or "" for error in chain]
+        endings.append((event.step_key or "", names, _error_text(cause) if cause else event.message or ""))
+    return endings
 
 
 def run_ending(instance: dg.DagsterInstance, run_id: str) -> list[Ending]:
-    """A run that failed outside of its steps: a process that died, a check that blocks, a launch that failed."""
+    """Return the error of a run that failed outside of its steps: a dead process, a blocking check, a failed launch."""
     for event in _events(instance, run_id, DagsterEventType.RUN_FAILURE):
         chain = _chain(getattr(event.event_specific_data, "error", None))
-        sentence = _said(chain[-1]) if chain else event.message
-        return [("", [one.cls_name or "" for one in chain], sentence or "the run ended without saying why")]
-    return [("", [], "the run ended without saying why")]
+        sentence = _error_text(chain[-1]) if chain else event.message
+        return [("", [error.cls_name or "" for error in chain], sentence or "the run ended without an error message")]
+    return [("", [], "the run ended without an error message")]
 
 
 def _chain(error: Any) -> list[Any]:
-    found: list[Any] = []
-    while error is not None and len(found) < 10:
-        found.append(error)
+    chain: list[Any] = []
+    while error is not None and len(chain) < 10:
+        chain.append(error)
         error = error.cause or error.context
-    return found
+    return chain
 
 
-def _said(error: Any) -> str:
-    """`package.GuardError: orders: …` without the class, unless it is somebody else's."""
-    said = str(error.message).strip()
-    head, _, rest = said.partition(f"{error.cls_name}: ")
-    return rest if rest and head.startswith("tir_dagster.") else f"{error.cls_name}: {rest or said}"
+def _error_text(error: Any) -> str:
+    """Return the error's message; with its class name if it is not an error of this project."""
+    message = str(error.message).strip()
+    head, _, rest = message.partition(f"{error.cls_name}: ")
+    return rest if rest and head.startswith("tir_dagster.") else f"{error.cls_name}: {rest or message}"
 
 
 def _events(instance: dg.DagsterInstance, run_id: str, kind: DagsterEventType) -> list[Any]:
@@ -225,23 +227,23 @@ def _events(instance: dg.DagsterInstance, run_id: str, kind: DagsterEventType) -
 
 
 def not_verified(instance: dg.DagsterInstance, spec: ExtractSpec, run_id: str) -> str:
-    """Why the run's checks could not compare; empty where they did, whatever they found."""
+    """Return why the run's checks could not compare; empty if they could, whatever they found."""
     from tir_dagster.orchestration.checks import SERVER  # noqa: PLC0415 - with dagster-snowflake, seconds
 
     key = extract_keys(spec).published_datasource
     for event in _events(instance, run_id, DagsterEventType.ASSET_CHECK_EVALUATION):
-        made = event.asset_check_evaluation_data
-        # These fail as a warning only if nothing is known.
-        compares = made.asset_key == key and made.check_name in (EQUALS_SOURCE, SERVER)
-        if compares and not made.passed and made.severity is not dg.AssetCheckSeverity.ERROR:
-            return made.description or f"the check {made.check_name} could not be made"
+        check = event.asset_check_evaluation_data
+        # These checks fail as a warning only if they could not compare.
+        compares = check.asset_key == key and check.check_name in (EQUALS_SOURCE, SERVER)
+        if compares and not check.passed and check.severity is not dg.AssetCheckSeverity.ERROR:
+            return check.description or f"the check {check.check_name} could not be made"
     return ""
 
 
 def success_of_run(instance: dg.DagsterInstance, spec: ExtractSpec, record: dg.RunRecord, home: Path) -> Success | None:
-    """A publish, or the certainty that there was nothing to publish; None where more is to come."""
+    """Return the success of a publish, or of a run with nothing to publish; None if a refresh has yet to follow."""
     run_id, keys = record.dagster_run.run_id, extract_keys(spec)
-    made = materialized(instance, run_id)
+    materializations = materialized(instance, run_id)
     at = record.end_time or record.update_timestamp.timestamp()
     success = Success(
         id=f"{run_id}/{spec.name}",
@@ -253,11 +255,11 @@ def success_of_run(instance: dg.DagsterInstance, spec: ExtractSpec, record: dg.R
         seconds=seconds_of(record),
         scopes=reached(spec, published=False),
     )
-    published = made.get(keys.published_datasource)
+    published = materializations.get(keys.published_datasource)
     if published is not None:
-        return _published(instance, spec, success, published, made.get(keys.purged_extract, {}))
-    detected = keys.changed_keys in made and keys.purged_extract not in made
-    # A detection that found something is only the half of it: the refresh follows.
+        return _published(instance, spec, success, published, materializations.get(keys.purged_extract, {}))
+    detected = keys.changed_keys in materializations and keys.purged_extract not in materializations
+    # A refresh follows a detection that found something.
     return None if detected or _is_pending(spec, home) else success
 
 
@@ -265,7 +267,7 @@ def _is_pending(spec: ExtractSpec, home: Path) -> bool:
     try:
         return bool(ChangeSetStore(home / "extracts" / spec.name / "change_sets").pending())
     except _UNREADABLE:
-        # Whatever is there, nobody has published it.
+        # Unreadable, so treat it as not published.
         return True
 
 
@@ -276,31 +278,31 @@ def _published(
     published: Mapping[str, Any],
     applied: Mapping[str, Any],
 ) -> Success:
-    shown = {**applied, **published}
-    reason = str(shown.get("tir/reason") or applied.get("tir/reason") or "")
+    metadata = {**applied, **published}
+    reason = str(metadata.get("tir/reason") or applied.get("tir/reason") or "")
     staged, detection = _staged(instance, spec, str(applied.get("tir/change_set", "")))
     return Success(
         **{
             **vars(success),
             "published": True,
             "scopes": reached(spec, published=True),
-            "datasource_url": _link(shown.get("dagster/uri")),
-            "decision": str(shown.get("tir/decision") or "incremental"),
+            "datasource_url": _link(metadata.get("dagster/uri")),
+            "decision": str(metadata.get("tir/decision") or "incremental"),
             "reason": reason,
             "why": in_words(reason),
             "rows_purged": int(applied.get("tir/rows_purged", 0)),
-            "rows_appended": int(shown.get("tir/rows_appended", 0)),
-            "rows": shown.get("dagster/row_count"),
+            "rows_appended": int(metadata.get("tir/rows_appended", 0)),
+            "rows": metadata.get("dagster/row_count"),
             "slices": tuple(staged.get("tir/slices") or ()),
-            "warnings": (*(staged.get("tir/warnings") or ()), *(shown.get("tir/warnings") or ())),
+            "warnings": (*(staged.get("tir/warnings") or ()), *(metadata.get("tir/warnings") or ())),
             "seconds": success.seconds + detection,
-            "as_of": str(shown.get(SOURCE_VERSION, "")),
+            "as_of": str(metadata.get(SOURCE_VERSION, "")),
         }
     )
 
 
 def in_words(reason: str) -> str:
-    """Why a refresh was a full one, as the plan says it."""
+    """Return the plan's words for the reason of a full refresh."""
     return Reason[reason].value if reason in Reason.__members__ else ""
 
 
@@ -309,11 +311,11 @@ def _link(uri: Any) -> str:
 
 
 def _staged(instance: dg.DagsterInstance, spec: ExtractSpec, change_set: str) -> tuple[Mapping[str, Any], float]:
-    """What the detection said of the change set, and how long its run took."""
+    """Return the metadata of the staged change set, and the seconds of its detection run."""
     if not change_set:
         return {}, 0.0
-    wanted = dg.AssetRecordsFilter(asset_key=extract_keys(spec).changed_keys, asset_partitions=[change_set])
-    records = instance.fetch_materializations(wanted, limit=1).records
+    records_filter = dg.AssetRecordsFilter(asset_key=extract_keys(spec).changed_keys, asset_partitions=[change_set])
+    records = instance.fetch_materializations(records_filter, limit=1).records
     if not records or records[0].asset_materialization is None:
         return {}, 0.0
     run = instance.get_run_record_by_id(records[0].run_id)
@@ -321,12 +323,12 @@ def _staged(instance: dg.DagsterInstance, spec: ExtractSpec, change_set: str) ->
 
 
 def materialized(instance: dg.DagsterInstance, run_id: str) -> dict[dg.AssetKey, dict[str, Any]]:
-    """The metadata of each asset; of a partitioned one that of its first partition with the output's metadata."""
-    found: dict[dg.AssetKey, dict[str, Any]] = {}
+    """Return the metadata of each materialized asset; partitions of one asset are merged."""
+    metadata: dict[dg.AssetKey, dict[str, Any]] = {}
     for event in _events(instance, run_id, DagsterEventType.ASSET_MATERIALIZATION):
         materialization = event.step_materialization_data.materialization
-        found[materialization.asset_key] = {**found.get(materialization.asset_key, {}), **_plain(materialization)}
-    return found
+        metadata[materialization.asset_key] = {**metadata.get(materialization.asset_key, {}), **_plain(materialization)}
+    return metadata
 
 
 def _plain(materialization: dg.AssetMaterialization) -> dict[str, Any]:

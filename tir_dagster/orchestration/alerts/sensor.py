@@ -1,4 +1,4 @@
-"""People are told of what Dagster ran: the sensor over its history, and what others leave to be told by it.
+"""The alerts sensor over Dagster's history, and reports that checks, sensors and own code leave for it.
 
 No postponed annotations here: Dagster reads the resources' types.
 """
@@ -19,7 +19,7 @@ from tir_dagster.alerts.text import scrub
 from tir_dagster.errors import TirError
 from tir_dagster.orchestration.alerts.commands import book_of, killed_reports, leave_notes
 from tir_dagster.orchestration.alerts.conditions import standing
-from tir_dagster.orchestration.alerts.ended_runs import Told, Watermark, finished
+from tir_dagster.orchestration.alerts.ended_runs import Declaration, Watermark, finished
 from tir_dagster.orchestration.alerts.resources import ServiceNowResource, SlackAppResource, connect_by
 from tir_dagster.orchestration.alerts.run_reports import cause_of, error_names, scope_of, snowflake_scope
 from tir_dagster.orchestration.home import tir_home
@@ -30,21 +30,21 @@ from tir_dagster.spec.load import LoadSpec
 
 Seen = TypeVar("Seen")
 INTERVAL_SECONDS = 30
-# Dagster ends a tick after 60 seconds; reading and telling share these.
+# Dagster ends a tick after 60 seconds; reading and sending share this time.
 TICK_SECONDS, LEAST_SECONDS = 45.0, 10.0
 
 
-# What others report: checks, sensors, a project's own code
+# Reports of checks, sensors and a project's own code
 
 
-def report(spec: Told, cause: Cause, sentence: str, *, ident: str, topic: Topic | None = None) -> None:
-    """Leave a failure for the alerts sensor: what a project's own check finds, a sensor that cannot read.
+def report(spec: Declaration, cause: Cause, sentence: str, *, ident: str, topic: Topic | None = None) -> None:
+    """Leave a failure for the alerts sensor, such as the result of your own check.
 
-    `ident` is the same when the same thing is reported twice, and another one for a new occurrence.
+    Use the same `ident` for the same occurrence, and another one for a new occurrence.
     """
     if spec.alerts is None:
         return
-    made = Failure(
+    failure = Failure(
         id=ident,
         extract=spec.name,
         cause=cause,
@@ -54,36 +54,36 @@ def report(spec: Told, cause: Cause, sentence: str, *, ident: str, topic: Topic 
         datasource=_place(spec),
         topic=topic,
     )
-    # A sensor reports at every tick: the newest says it all.
-    book_of(tir_home()).put(made, slot=f"{spec.name}/sensor" if made.ends_with == "sensor" else "")
+    # A sensor reports at every tick: keep only the newest report.
+    book_of(tir_home()).put(failure, slot=f"{spec.name}/sensor" if failure.ends_with == "sensor" else "")
 
 
-def _scope(cause: Cause, spec: Told) -> str:
+def _scope(cause: Cause, spec: Declaration) -> str:
     if isinstance(spec, ExtractSpec):
         return scope_of(cause, spec, os.environ)
     return snowflake_scope(os.environ) if cause is Cause.WAREHOUSE_DOWN else ""
 
 
-def _place(spec: Told) -> str:
+def _place(spec: Declaration) -> str:
     return spec.table if isinstance(spec, LoadSpec) else f"{spec.datasource.project}/{spec.datasource.name}"
 
 
-def report_recovery(spec: Told, topic: Topic) -> None:
-    """Leave word that something other than a refresh works again; free of cost where nothing was wrong."""
+def report_recovery(spec: Declaration, topic: Topic) -> None:
+    """Leave a recovery for the alerts sensor, of something other than a refresh; does nothing if nothing was wrong."""
     if spec.alerts is None:
         return
     book = book_of(tir_home())
     slot = f"{spec.name}/{topic}"
-    # Whoever reads the source also shows that Snowflake answers.
+    # A sensor that reads the source also shows that Snowflake answers.
     scopes = (snowflake_scope(os.environ),) if topic == "sensor" else ()
-    made = Recovered(f"{slot}/{time.time():.3f}", spec.name, topic, time.time(), scopes)
-    # A report that waits is not yet a trouble, and would become one that nobody ends.
-    if book.reports([spec.name]) or any(one.left_by(made) != one.affected for one in book.troubles()):
-        book.put(made, slot=slot)
+    recovery = Recovered(f"{slot}/{time.time():.3f}", spec.name, topic, time.time(), scopes)
+    # Also if a report still waits: it would become a trouble without an end.
+    if book.reports([spec.name]) or any(trouble.left_by(recovery) != trouble.affected for trouble in book.troubles()):
+        book.put(recovery, slot=slot)
 
 
-def unless_blind(spec: Told, otherwise: str, look: Callable[[], Seen]) -> Seen | dg.SkipReason:
-    """What a sensor saw. That it could not see is told after some patience, as one missed tick is nothing; its end, too."""
+def unless_blind(spec: Declaration, otherwise: str, look: Callable[[], Seen]) -> Seen | dg.SkipReason:
+    """Return the result of `look`; on an error, report a blind sensor and return a skip reason. Report recovery, too."""
     try:
         seen = look()
     except TirError as error:
@@ -94,18 +94,18 @@ def unless_blind(spec: Told, otherwise: str, look: Callable[[], Seen]) -> Seen |
     return seen
 
 
-def _report_blind(spec: Told, error: TirError) -> None:
+def _report_blind(spec: Declaration, error: TirError) -> None:
     cause = cause_of(error_names(error))
     cause = cause if cause is Cause.WAREHOUSE_DOWN else Cause.SENSOR_BLIND
     report(spec, cause, str(error), ident=f"{spec.name}/blind/{time.time():.3f}", topic="sensor")
 
 
 def _guarded(action: Callable[[], None]) -> None:
-    """A disk that is full must not stop a sensor that can still read."""
+    """Run the action; a full disk must not stop a sensor that can still read."""
     try:
         action()
     except OSError as error:
-        dg.get_dagster_logger().warning("people could not be told: %s", error)
+        dg.get_dagster_logger().warning("the alert could not be stored: %s", error)
 
 
 # The sensor
@@ -114,16 +114,16 @@ def _guarded(action: Callable[[], None]) -> None:
 def build_alert_sensor(
     specs: Sequence[ExtractSpec], name: str = "alerts", *, loads: Sequence[LoadSpec] = ()
 ) -> dg.SensorDefinition:
-    """One sensor for all these extracts and loads, so that a server that is down is one message and not one for each."""
-    declared: list[Told] = [*specs, *loads]
-    told = [one for one in declared if one.alerts is not None]
+    """Build one sensor for all these extracts and loads, so that a server that is down gives one message."""
+    declared: list[Declaration] = [*specs, *loads]
+    alerting = [spec for spec in declared if spec.alerts is not None]
 
     @dg.sensor(
         name=name,
         minimum_interval_seconds=INTERVAL_SECONDS,
-        # Whoever declares alerts wants to hear of failures, not to look for a switch first.
+        # On by default: people who declare alerts expect to get them.
         default_status=dg.DefaultSensorStatus.RUNNING,
-        description="Tells people of failed and recovered refreshes and loads and of successes, as `alerts` say.",
+        description="Sends messages about failed, recovered and successful refreshes and loads, as `alerts` in the spec defines.",
     )
     def alerts(
         context: dg.SensorEvaluationContext,
@@ -133,31 +133,31 @@ def build_alert_sensor(
     ) -> dg.SensorResult:
         book, now = book_of(tir_home()), time.time()
         before = Watermark.parse(context.cursor, now)
-        reports, after = finished(context.instance, told, before, now, state.folder)
-        _take_killed(context.instance, told, book)
+        reports, after = finished(context.instance, alerting, before, now, state.folder)
+        _take_killed(context.instance, alerting, book)
         teller = Teller(
             book,
-            {one.name: one.alerts for one in told if one.alerts is not None},
+            {spec.name: spec.alerts for spec in alerting if spec.alerts is not None},
             connect_by(slack, servicenow),
             seconds=max(LEAST_SECONDS, now + TICK_SECONDS - time.time()),
             env=os.environ,
         )
-        notes = teller.tell([*reports, *_standing(context.instance, told, book, before.start)])
+        notes = teller.tell([*reports, *_standing(context.instance, alerting, book, before.start)])
         leave_notes(context.instance, notes, context.log.warning)
-        said = "; ".join(note.text for note in notes) or f"{len(reports)} finished runs looked at"
-        return dg.SensorResult(skip_reason=said, cursor=json.dumps(asdict(after)))
+        summary = "; ".join(note.text for note in notes) or f"{len(reports)} finished runs read"
+        return dg.SensorResult(skip_reason=summary, cursor=json.dumps(asdict(after)))
 
     return alerts
 
 
-def _take_killed(instance: dg.DagsterInstance, told: Sequence[Told], book: Book) -> None:
-    """Into the reports that wait first: a tick that is cut off here forgets none."""
-    for one, failure in killed_reports(instance, told, tir_home()):
+def _take_killed(instance: dg.DagsterInstance, specs: Sequence[Declaration], book: Book) -> None:
+    """Store reports of killed commands before forgetting the commands: an interrupted tick loses none."""
+    for command, failure in killed_reports(instance, specs, tir_home()):
         if failure is not None:
             book.put(failure)
-        one.forget()
+        command.forget()
 
 
-def _standing(instance: dg.DagsterInstance, told: Sequence[Told], book: Book, since: float) -> list[Report]:
-    specs = [one for one in told if isinstance(one, ExtractSpec)]
-    return standing(instance, specs, book.troubles(), since=since, now=time.time())
+def _standing(instance: dg.DagsterInstance, specs: Sequence[Declaration], book: Book, since: float) -> list[Report]:
+    extracts = [spec for spec in specs if isinstance(spec, ExtractSpec)]
+    return standing(instance, extracts, book.troubles(), since=since, now=time.time())

@@ -1,1 +1,1 @@
-"""What happens outside and starts runs: changes of the source, reports, webhooks."""
+"""Sensors and their inputs: changes of the source, reported hints, upstream assets, webhooks."""

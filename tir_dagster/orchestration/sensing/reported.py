@@ -1,4 +1,4 @@
-"""Hints that somebody reported to Dagster: metadata of materializations of a `source_table`, posted when a load ended."""
+"""Hints that were reported to Dagster: metadata of materializations of a `source_table`, posted at the end of a load."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def reported_hints(
 ) -> tuple[tuple[Hint, ...], tuple[str, ...]]:
     """Return the hints of these reports, whichever extract's `source_table` they were reported at; and warnings.
 
-    What cannot be understood counts as a change of anything, with a warning: nobody waits for its answer, and it may not
-    block a refresh.
+    A hint that cannot be read counts as a change of unknown rows, with a warning: the reporter gets no answer, and a bad
+    hint must not block a refresh.
     """
     hints: list[Hint] = []
     warnings: list[str] = []
@@ -65,7 +65,7 @@ def newest_report(
 def report_stamps(instance: dg.DagsterInstance, tables: Collection[TableName], *, since: datetime) -> dict[int, float]:
     """Return number and time of each hint reported at one of the tables.
 
-    Ask before a version is pinned: a load reports when it has ended, so what these tell of is in the version.
+    Call before a version is pinned: a load reports after it ended, so the version contains its changes.
     """
     return {report.number: report.stamp for report in _reports(instance, since) if _concerns(report.value, tables)}
 
@@ -74,13 +74,13 @@ def _concerns(value: Any, tables: Collection[TableName]) -> bool:
     try:
         return any(hint.table in tables for hint in parse_hints(value, HINT))
     except HintError:
-        # Nobody knows what it means: it may mean these.
+        # It cannot be read, so it may be about these tables.
         return True
 
 
 @dataclass(frozen=True)
 class _Report:
-    """A hint in Dagster's log: where it was reported, what it says, when, and its number there."""
+    """A hint in Dagster's log: asset, content, time, and its number in the log."""
 
     key: dg.AssetKey
     value: Any
@@ -89,7 +89,7 @@ class _Report:
 
 
 def _reports(instance: dg.DagsterInstance, since: datetime) -> Iterator[_Report]:
-    """All that may have come after that moment of the warehouse: Dagster's clock may be behind."""
+    """Yield all reports that may be later than this moment of the warehouse; Dagster's clock may be behind."""
     for key in instance.all_asset_keys():
         if key.path[-1] != _SOURCE_TABLE:
             continue

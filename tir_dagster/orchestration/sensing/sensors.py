@@ -1,7 +1,7 @@
 """Sensors: the source changed and is quiet → detection; a change set is ready → refresh. Pure decisions, thin edges.
 
-Of an extract that Tableau refreshes itself, the source sensor asks for the refresh. All ask again when a run they asked for failed or vanished, later each time. A run key is never launched twice, so
-every further attempt has a key of its own. No postponed annotations here: Dagster reads the resources' types.
+For an extract that Tableau refreshes itself, the source sensor requests the refresh. If a requested run failed or vanished, the
+sensors request it again, each time later. Dagster never launches a run key twice, so every attempt has its own key. No postponed annotations here: Dagster reads the resources' types.
 """
 
 import json
@@ -23,7 +23,7 @@ from tir_dagster.orchestration.partitions import (
     slice_requests,
 )
 from tir_dagster.orchestration.resources import SnowflakeParam
-from tir_dagster.orchestration.sensing.watching import Source, confirmed_state, in_time, news
+from tir_dagster.orchestration.sensing.watching import WatchedSource, confirmed_state, in_time, news
 from tir_dagster.refresh.state.change_sets import new_id
 from tir_dagster.refresh.state.records import Confirmation
 from tir_dagster.spec.extract import ExtractSpec
@@ -32,9 +32,9 @@ INTERVAL_SECONDS = 30
 CHANGE_SET_TAG = "tir/change_set"
 ASKED_TAG = "tir/asked"
 FIRST_BACK_OFF, LONGEST_BACK_OFF = 60.0, 3600.0
-# A killed process leaves its run "started" for ever. After this long another run may try: the lease keeps them apart.
+# The run of a killed process stays "started" forever. After this time another run may try: the lease keeps them apart.
 STUCK_SECONDS = 3600.0
-# People may report events by hand; a detection's own is among the newest ones.
+# People may report events by hand; a detection's event is among the newest.
 _LOOK_BACK = 50
 
 RunState = Literal["running", "done", "failed"]
@@ -42,7 +42,7 @@ RunState = Literal["running", "done", "failed"]
 
 @dataclass(frozen=True)
 class Watch:
-    """What the source sensor remembers: the token it saw, since when, and what it asked for, how often and when."""
+    """The source sensor's cursor: the token and since when; the requested token, how often and when."""
 
     token: str | None = None
     since: float = 0.0
@@ -72,35 +72,35 @@ def watch_source(
     quiet: float,
     what: str = "detection",
 ) -> tuple[Watch, str]:
-    """What to remember, and why nothing is asked for; an empty reason means: start a detection, or `what` is started.
+    """Return the new cursor, and why nothing is requested; an empty reason means: request the run (a detection, or `what`).
 
-    `last` is what became of the one asked for last.
+    `last` is the state of the last requested run.
     """
-    seen = replace(before, token=token, since=before.since if before.token == token else now)
+    watch = replace(before, token=token, since=before.since if before.token == token else now)
     if token == confirmed:
-        return seen, "the source has not changed since the last confirmation"
+        return watch, "the source has not changed since the last confirmation"
     if before.requested is not None and last == "running":
-        return seen, f"a {what} is under way"
+        return watch, f"a {what} is running"
     attempt = 0
     if token == before.requested:
         if last == "done":
-            return seen, "this change was already looked at"
+            return watch, "this change was already checked"
         attempt = before.attempt + 1
         if (wait := before.asked + back_off(attempt) - now) > 0:
-            return seen, f"the {what} failed; it is asked for again in {wait:.0f} seconds"
-    if now - seen.since < quiet:
-        return seen, f"the source changed and has been quiet for {now - seen.since:.0f} of {quiet:g} seconds"
-    return replace(seen, requested=token, attempt=attempt, asked=now), ""
+            return watch, f"the {what} failed; the next attempt is in {wait:.0f} seconds"
+    if now - watch.since < quiet:
+        return watch, f"the source changed and has been quiet for {now - watch.since:.0f} of {quiet:g} seconds"
+    return replace(watch, requested=token, attempt=attempt, asked=now), ""
 
 
 def back_off(attempt: int) -> float:
-    """Seconds to wait before this attempt: nothing, one minute, two, four, … up to an hour."""
+    """Return the seconds to wait before this attempt: none, one minute, two, four, … up to an hour."""
     return 0.0 if attempt < 1 else min(FIRST_BACK_OFF * 2.0 ** min(attempt - 1, 10), LONGEST_BACK_OFF)
 
 
 @dataclass(frozen=True)
 class Ready:
-    """A staged change set, as its materialization tells."""
+    """A staged change set, read from its materialization."""
 
     change_set: str
     source_version: str
@@ -109,7 +109,7 @@ class Ready:
 
 @dataclass(frozen=True)
 class Tried:
-    """What became of the refreshes of a change set so far."""
+    """The previous refreshes of a change set: how many, the state of the last one, and its time."""
 
     runs: int = 0
     state: RunState = "failed"
@@ -119,37 +119,37 @@ class Tried:
 def refresh_due(
     ready: Ready | None, *, confirmed: Confirmation | None, tried: Tried, busy: bool, now: float
 ) -> tuple[str | None, str]:
-    """The run key of the refresh to start, or None and why not.
+    """Return the run key of the refresh to start, or None and the reason.
 
-    Only the newest change set is asked for: it settles the earlier ones.
+    Only the newest change set is refreshed: it settles the earlier ones.
     """
     if ready is None:
         return None, "no change set is ready"
     if confirmed is not None and _covers(confirmed, ready):
         return None, f"change set {ready.change_set} is published"
     if busy:
-        return None, "a refresh is under way"
+        return None, "a refresh is running"
     if tried.runs and tried.state == "done":
         return None, f"change set {ready.change_set} was refreshed and there was nothing to publish"
     if (wait := tried.last + back_off(tried.runs) - now) > 0:
-        return None, f"the refresh failed; it is asked for again in {wait:.0f} seconds"
+        return None, f"the refresh failed; the next attempt is in {wait:.0f} seconds"
     return f"{ready.change_set}-{tried.runs}" if tried.runs else ready.change_set, ""
 
 
 def _covers(confirmed: Confirmation, ready: Ready) -> bool:
-    # Versions are moments in one ISO form and in UTC: they sort as text.
+    # Versions are times in UTC in one ISO format, so they sort as text.
     return ready.change_set in confirmed.change_sets or confirmed.source_version >= ready.source_version
 
 
 def build_sensors(spec: ExtractSpec, keys: ExtractKeys, detect_job: Any, refresh_job: Any) -> list[Any]:
-    """The two that start detection and refresh; with automation conditions only one that reports changes."""
+    """Build the sensors that start detection and refresh; with automation conditions, one that reports changes."""
     if spec.automation == "condition":
         return _reporting_sensors(spec, keys)
     return [_source_sensor(spec, keys, detect_job), _refresh_sensor(spec, keys, refresh_job)]
 
 
 def _reporting_sensors(spec: ExtractSpec, keys: ExtractKeys) -> list[Any]:
-    """None where the source is somebody else's asset: whoever loads it materializes it."""
+    """Build the reporting sensor; none if the source is an asset defined elsewhere, which its own load materializes."""
     return [] if "source_table" in spec.asset_keys else [_reporting_sensor(spec, keys)]
 
 
@@ -169,7 +169,7 @@ def _reporting_sensor(spec: ExtractSpec, keys: ExtractKeys) -> dg.SensorDefiniti
                 before,
                 token=state + news(context.instance, spec, keys, confirmed),
                 confirmed=confirmed_state(confirmed),
-                # A failed run is Dagster's to retry: what was reported is not reported again.
+                # Dagster retries a failed run: a reported change is not reported again.
                 last="done",
                 now=now,
                 quiet=spec.thresholds.quiet_period,
@@ -178,11 +178,11 @@ def _reporting_sensor(spec: ExtractSpec, keys: ExtractKeys) -> dg.SensorDefiniti
         )
         if isinstance(look, dg.SkipReason):
             return look
-        seen, waiting, shown = look
+        watch, waiting, source_metadata = look
         if waiting:
-            return dg.SensorResult(skip_reason=waiting, cursor=seen.to_cursor())
-        updated = dg.AssetMaterialization(keys.source_table, metadata=shown)
-        return dg.SensorResult(asset_events=[updated], cursor=seen.to_cursor())
+            return dg.SensorResult(skip_reason=waiting, cursor=watch.to_cursor())
+        updated = dg.AssetMaterialization(keys.source_table, metadata=source_metadata)
+        return dg.SensorResult(asset_events=[updated], cursor=watch.to_cursor())
 
     return source_sensor
 
@@ -212,25 +212,25 @@ def _source_sensor(spec: ExtractSpec, keys: ExtractKeys, detect_job: Any) -> dg.
         )
         if isinstance(look, dg.SkipReason):
             return look
-        seen, waiting, shown = look
-        # Not deleted by the detection itself: its own run is still on the partition then.
+        watch, waiting, source_metadata = look
+        # The detection cannot delete its own partition, because its run still uses it.
         partitions = change_set_partitions(spec)
         deleted = [partitions.build_delete_request([empty])] if empty else []
         if waiting:
-            return dg.SensorResult(skip_reason=waiting, cursor=seen.to_cursor(), dynamic_partitions_requests=deleted)
+            return dg.SensorResult(skip_reason=waiting, cursor=watch.to_cursor(), dynamic_partitions_requests=deleted)
         ident = new_id()
         return dg.SensorResult(
-            run_requests=[dg.RunRequest(run_key=_detection_key(spec, seen), partition_key=ident)],
+            run_requests=[dg.RunRequest(run_key=_detection_key(spec, watch), partition_key=ident)],
             dynamic_partitions_requests=[*deleted, partitions.build_add_request([ident])],
-            asset_events=[dg.AssetObservation(keys.source_table, metadata=shown)],
-            cursor=replace(seen, change_set=ident).to_cursor(),
+            asset_events=[dg.AssetObservation(keys.source_table, metadata=source_metadata)],
+            cursor=replace(watch, change_set=ident).to_cursor(),
         )
 
     return source_sensor
 
 
 def build_trigger_sensors(spec: ExtractSpec, keys: ExtractKeys, refresh_job: Any) -> list[Any]:
-    """The only sensor of an extract that Tableau refreshes itself."""
+    """Build the only sensor of an extract that Tableau refreshes itself."""
     if spec.automation == "condition":
         return _reporting_sensors(spec, keys)
     return [_trigger_sensor(spec, keys, refresh_job)]
@@ -247,7 +247,7 @@ def _trigger_sensor(spec: ExtractSpec, keys: ExtractKeys, refresh_job: Any) -> d
     def source_sensor(context: dg.SensorEvaluationContext, snowflake: SnowflakeParam) -> Any:
         before, now = Watch.parse(context.cursor), time.time()
         confirmed = last_confirmation(context.instance, keys.published_datasource)
-        asked = {ASKED_TAG: _detection_key(spec, replace(before, token=before.requested))}
+        asked_tag = {ASKED_TAG: _detection_key(spec, replace(before, token=before.requested))}
         look = _look(
             spec,
             snowflake,
@@ -255,24 +255,24 @@ def _trigger_sensor(spec: ExtractSpec, keys: ExtractKeys, refresh_job: Any) -> d
                 before,
                 token=state,
                 confirmed=confirmed_state(confirmed),
-                last=_tried(context.instance, refresh_job.name, asked, now).state,
+                last=_tried(context.instance, refresh_job.name, asked_tag, now).state,
                 now=now,
                 quiet=spec.thresholds.quiet_period,
                 what="refresh",
             ),
-            # Without columns: Tableau loads what it can hold, whatever else the table has.
-            shown=lambda source: {"tir/token": source.token},
+            # Without columns: Tableau decides which columns it loads.
+            describe=lambda source: {"tir/token": source.token},
         )
         if isinstance(look, dg.SkipReason):
             return look
-        seen, waiting, shown = look
+        watch, waiting, source_metadata = look
         if waiting:
-            return dg.SensorResult(skip_reason=waiting, cursor=seen.to_cursor())
-        key = _detection_key(spec, seen)
+            return dg.SensorResult(skip_reason=waiting, cursor=watch.to_cursor())
+        key = _detection_key(spec, watch)
         return dg.SensorResult(
             run_requests=[dg.RunRequest(run_key=key, tags={ASKED_TAG: key})],
-            asset_events=[dg.AssetObservation(keys.source_table, metadata=shown)],
-            cursor=seen.to_cursor(),
+            asset_events=[dg.AssetObservation(keys.source_table, metadata=source_metadata)],
+            cursor=watch.to_cursor(),
         )
 
     return source_sensor
@@ -282,26 +282,26 @@ def _look(
     spec: ExtractSpec,
     snowflake: SnowflakeParam,
     watch: Callable[[str], tuple[Watch, str]],
-    shown: Callable[[Source], dict[str, Any]] = Source.metadata,
+    describe: Callable[[WatchedSource], dict[str, Any]] = WatchedSource.metadata,
 ) -> tuple[Watch, str, dict[str, Any]] | dg.SkipReason:
-    """What `watch` makes of the source's state, and what is shown of it when something is asked for."""
+    """Read the source; return the decision of `watch`, and the source's metadata if a run is requested."""
 
     def look() -> tuple[Watch, str, dict[str, Any]]:
-        source = in_time(lambda: Source(spec, snowflake))
-        seen, waiting = watch(source.state)
-        return seen, waiting, {} if waiting else in_time(lambda: shown(source))
+        source = in_time(lambda: WatchedSource(spec, snowflake))
+        new_watch, waiting = watch(source.state)
+        return new_watch, waiting, {} if waiting else in_time(lambda: describe(source))
 
     return unless_blind(spec, "the source could not be read", look)
 
 
-def _detection_key(spec: ExtractSpec, seen: Watch) -> str:
-    return f"{spec.name}-{seen.token}" + (f"-{seen.attempt}" if seen.attempt else "")
+def _detection_key(spec: ExtractSpec, watch: Watch) -> str:
+    return f"{spec.name}-{watch.token}" + (f"-{watch.attempt}" if watch.attempt else "")
 
 
 def _last_detection(
     instance: dg.DagsterInstance, keys: ExtractKeys, job: str, before: Watch, now: float
 ) -> tuple[RunState, str | None]:
-    """What became of the detection asked for last, and its partition if it found nothing."""
+    """Return the state of the last requested detection, and its partition if it found nothing."""
     if before.change_set is None:
         return "done", None
     state = _tried(instance, job, {PARTITION: before.change_set}, now).state
@@ -343,24 +343,24 @@ def _refresh_sensor(spec: ExtractSpec, keys: ExtractKeys, refresh_job: Any) -> d
             busy=_busy(instance, refresh_job.name, now),
             now=now,
         )
-        asked = key is not None and ready is not None
-        known, changed = slice_requests(
-            instance, spec, keys.published_datasource, ready.touched if ready and asked else ()
+        is_due = key is not None and ready is not None
+        known, partition_requests = slice_requests(
+            instance, spec, keys.published_datasource, ready.touched if ready and is_due else ()
         )
         if key is None or ready is None:
-            return dg.SensorResult(skip_reason=reason, dynamic_partitions_requests=changed)
+            return dg.SensorResult(skip_reason=reason, dynamic_partitions_requests=partition_requests)
         request = dg.RunRequest(
             run_key=key,
             tags={**covering_range(spec, ready.touched, known), CHANGE_SET_TAG: ready.change_set},
             run_config=application_config(keys, ready.change_set),
         )
-        return dg.SensorResult(run_requests=[request], dynamic_partitions_requests=changed)
+        return dg.SensorResult(run_requests=[request], dynamic_partitions_requests=partition_requests)
 
     return refresh_sensor
 
 
 def last_ready(instance: dg.DagsterInstance, changed_keys: dg.AssetKey) -> Ready | None:
-    """The newest change set that a detection materialized; events reported by hand are passed over."""
+    """Return the newest change set that a detection materialized; skip events reported by hand."""
     for record in instance.fetch_materializations(changed_keys, limit=_LOOK_BACK).records:
         event = record.asset_materialization
         if event is None or event.partition is None:

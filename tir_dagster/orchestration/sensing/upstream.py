@@ -1,4 +1,4 @@
-"""Assets of the project's own that fill the source: their partitions map onto slices, their materializations are hints."""
+"""Upstream assets that fill the source: their partitions map to slices, their materializations are hints."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from tir_dagster.snowflake.slices import SliceBy, slice_of
 from tir_dagster.spec.extract import ExtractSpec, Slices, Upstream
 
 _PAGE = 500
-# Events bear Dagster's time, versions the warehouse's. What was used is known by its number.
+# Events have Dagster's time, versions the warehouse's. Allow for this difference; used events are known by number.
 CLOCKS = timedelta(minutes=10)
-# How Dagster writes the keys of partitions by time, its own formats first.
+# Formats of time partition keys, Dagster's own formats first.
 _FORMATS = ("%Y-%m-%d-%H:%M", "%Y-%m-%d", "%Y-%m", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S", "%Y%m%d")
 
 
 @dataclass(frozen=True)
-class Told:
-    """What the materializations tell: the slices to compare; or anything, where a partition is not understood."""
+class UpstreamChanges:
+    """Slices to compare because of upstream materializations; `unclear` names assets whose partition is not understood."""
 
     slices: tuple[str, ...] = ()
     unclear: tuple[str, ...] = ()
@@ -33,7 +33,7 @@ def upstream_keys(spec: ExtractSpec) -> list[dg.AssetKey]:
 
 
 def upstream_deps(spec: ExtractSpec) -> list[dg.AssetDep]:
-    """How `purged_extract` depends on them: Dagster shows which partitions a slice is made of."""
+    """Return the dependencies of `purged_extract`: Dagster shows which partitions a slice is made of."""
     return [
         dg.AssetDep(key, partition_mapping=_mapping(upstream))
         for key, upstream in zip(upstream_keys(spec), spec.upstream.values(), strict=True)
@@ -41,30 +41,32 @@ def upstream_deps(spec: ExtractSpec) -> list[dg.AssetDep]:
 
 
 def source_dep(spec: ExtractSpec, source_table: dg.AssetKey) -> dg.AssetDep:
-    """How `changed_keys` depends on the source; if that is an upstream asset with partitions, then on all of them."""
+    """Return the dependency of `changed_keys` on the source; on all partitions if the source is an upstream asset."""
     everything = dg.AllPartitionMapping() if source_table in upstream_keys(spec) else None
     return dg.AssetDep(source_table, partition_mapping=everything)
 
 
 def _mapping(upstream: Upstream) -> dg.PartitionMapping | None:
     if upstream.timed:
-        # The asset may begin later than the slices, and end before the current one.
+        # The asset's partitions may begin later than the slices, and end before the current slice.
         return dg.TimeWindowPartitionMapping(allow_nonexistent_upstream_partitions=True)
     return dg.IdentityPartitionMapping() if upstream.partitions == "value" else None
 
 
-def told_since(instance: dg.DagsterInstance, spec: ExtractSpec, *, since: datetime, used: Collection[int] = ()) -> Told:
-    """What was materialized since that moment, by slice. Told twice, a slice is compared twice, and nothing moves."""
+def upstream_changes(
+    instance: dg.DagsterInstance, spec: ExtractSpec, *, since: datetime, used: Collection[int] = ()
+) -> UpstreamChanges:
+    """Return what was materialized since that moment, by slice. Comparing a slice twice does no harm."""
     slices: dict[str, None] = {}
     unclear: list[str] = []
     for key, upstream, record in _materialized(instance, spec, since):
         if upstream.partitions == "none" or record.storage_id in used:
             continue
-        found = slices_of_partition(spec.slices, upstream, record.partition_key)
-        slices |= dict.fromkeys(found or ())
-        if found is None:
+        partition_slices = slices_of_partition(spec.slices, upstream, record.partition_key)
+        slices |= dict.fromkeys(partition_slices or ())
+        if partition_slices is None:
             unclear.append(f"{key.to_user_string()} ({record.partition_key or 'without a partition'})")
-    return Told(tuple(sorted(slices)), tuple(dict.fromkeys(unclear)))
+    return UpstreamChanges(tuple(sorted(slices)), tuple(dict.fromkeys(unclear)))
 
 
 def newest_materialization(
@@ -80,30 +82,30 @@ def newest_materialization(
 
 
 def materialization_stamps(instance: dg.DagsterInstance, spec: ExtractSpec, *, since: datetime) -> dict[int, float]:
-    """Return their numbers in Dagster's log, with their times."""
+    """Return number and time of each upstream materialization in Dagster's log."""
     return {record.storage_id: record.timestamp for _, _, record in _materialized(instance, spec, since)}
 
 
 def _materialized(
     instance: dg.DagsterInstance, spec: ExtractSpec, since: datetime
 ) -> Iterator[tuple[dg.AssetKey, Upstream, dg.EventLogRecord]]:
-    """All that may have come after that moment of the warehouse: Dagster's clock may be behind."""
+    """Yield all materializations that may be later than this moment of the warehouse; Dagster's clock may be behind."""
     for key, upstream in zip(upstream_keys(spec), spec.upstream.values(), strict=True):
         yield from ((key, upstream, record) for record in materializations(instance, key, since - CLOCKS))
 
 
 def slices_of_partition(slices: Slices, upstream: Upstream, partition: str | None) -> list[str] | None:
-    """The slices that rows of the partition may be in; None where its key cannot be understood."""
+    """Return the slices that may contain rows of the partition; None if its key cannot be read."""
     if upstream.partitions == "value":
         return None if partition is None else [partition]
     begin = _moment(partition or "")
     if begin is None:
         return None
-    ours = ZoneInfo(slices.zone)
-    theirs = ZoneInfo(upstream.zone or slices.zone)
-    first = begin.replace(tzinfo=theirs).astimezone(ours)
+    slice_zone = ZoneInfo(slices.zone)
+    upstream_zone = ZoneInfo(upstream.zone or slices.zone)
+    first = begin.replace(tzinfo=upstream_zone).astimezone(slice_zone)
     # The end belongs to the next partition.
-    last = (_end(upstream, begin).replace(tzinfo=theirs) - timedelta(microseconds=1)).astimezone(ours)
+    last = (_end(upstream, begin).replace(tzinfo=upstream_zone) - timedelta(microseconds=1)).astimezone(slice_zone)
     by = SliceBy(slices.column, slices.by, slices.zone)
     days = [first.date() + timedelta(days=at) for at in range((last.date() - first.date()).days + 1)]
     return list(dict.fromkeys(name for day in days if (name := slice_of(by, day)) is not None))
@@ -123,10 +125,10 @@ def _end(upstream: Upstream, begin: datetime) -> datetime:
 
 
 def materializations(instance: dg.DagsterInstance, key: dg.AssetKey, since: datetime) -> Iterator[dg.EventLogRecord]:
-    """All materializations of the asset since that moment, the newest first."""
-    wanted = dg.AssetRecordsFilter(asset_key=key, after_timestamp=since.timestamp())
+    """Yield all materializations of the asset since that moment, newest first."""
+    records_filter = dg.AssetRecordsFilter(asset_key=key, after_timestamp=since.timestamp())
     cursor, more = None, True
     while more:
-        found = instance.fetch_materializations(wanted, limit=_PAGE, cursor=cursor)
-        cursor, more = found.cursor, found.has_more
-        yield from found.records
+        page = instance.fetch_materializations(records_filter, limit=_PAGE, cursor=cursor)
+        cursor, more = page.cursor, page.has_more
+        yield from page.records

@@ -1,4 +1,4 @@
-"""What a source sensor sees at a tick: the tables' state by one cheap query, shared by sensors, and what is news besides. No Spark."""
+"""The input of a source sensor's tick: the tables' state by one cheap query, shared by sensors, and other news. No Spark."""
 
 from __future__ import annotations
 
@@ -24,43 +24,43 @@ if TYPE_CHECKING:
     from tir_dagster.snowflake.versions import Probe
 
 
-# Half of what sensors wait between ticks: older than that, somebody else's answer is no news.
+# Half of the sensors' interval: an older answer of another sensor is not used.
 FRESH_SECONDS = 15.0
-# Dagster ends a tick after 60 seconds, without a word to anybody; a tick reads twice.
+# Dagster ends a tick after 60 seconds without any message; a tick reads twice.
 READ_SECONDS = 25.0
 
 T = TypeVar("T")
 
 
 def in_time(action: Callable[[], T], seconds: float = READ_SECONDS) -> T:
-    """What the action returns or raises; SnowflakeDownError if it takes longer, so that the tick can still tell people."""
+    """Run the action; raise SnowflakeDownError if it takes longer, so that the tick can still send alerts."""
     from tir_dagster.snowflake.connection import SnowflakeDownError  # noqa: PLC0415 - the connector takes seconds
 
-    ended: list[tuple[bool, Any]] = []
+    results: list[tuple[bool, Any]] = []
 
     def act() -> None:
         try:
-            ended.append((True, action()))
+            results.append((True, action()))
         except Exception as error:
-            ended.append((False, error))
+            results.append((False, error))
 
     thread = threading.Thread(target=act, daemon=True)
     thread.start()
     thread.join(seconds)
-    if not ended:
+    if not results:
         raise SnowflakeDownError(
-            f"Snowflake did not answer within {seconds:g} seconds. Check its status and the network."
+            f"Snowflake did not answer within {seconds:g} seconds. Check Snowflake's status and the network."
         )
-    well, what = ended[0]
-    if not well:
-        raise what
-    result: T = what
+    succeeded, value = results[0]
+    if not succeeded:
+        raise value
+    result: T = value
     return result
 
 
 @dataclass
 class _Answer:
-    """What one query told, and who has heard it."""
+    """The result of one query, and the sensors that have used it."""
 
     probes: dict[TableName, Probe]
     at: float
@@ -68,7 +68,7 @@ class _Answer:
 
 
 class SharedProbes:
-    """The last answer for each way of reaching Snowflake."""
+    """The last answer for each connection to Snowflake, shared by sensors."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -76,18 +76,18 @@ class SharedProbes:
         self._answers: dict[Hashable, _Answer] = {}
 
     def probe(self, access: SnowflakeAccess, tables: Sequence[TableName], *, asker: str) -> dict[TableName, Probe]:
-        """The tables' probes: those that another asker just got, if they tell all and this asker has not heard them."""
+        """Probe the tables; use the recent answer of another sensor if it has all tables and this sensor has not used it."""
         from tir_dagster.snowflake.versions import probe  # noqa: PLC0415 - the connector takes seconds
 
         # Another role may see other tables.
         way = (access.account, access.host, access.port, access.user, access.role)
         with self._lock:
-            known = self._answers.get(way)
-            if known is None or not self._is_news(known, tables, asker):
-                known = _Answer(probe(access, tables), self._clock())
-                self._answers[way] = known
-            known.heard.add(asker)
-            return {table: known.probes[table] for table in tables}
+            answer = self._answers.get(way)
+            if answer is None or not self._is_news(answer, tables, asker):
+                answer = _Answer(probe(access, tables), self._clock())
+                self._answers[way] = answer
+            answer.heard.add(asker)
+            return {table: answer.probes[table] for table in tables}
 
     def _is_news(self, answer: _Answer, tables: Sequence[TableName], asker: str) -> bool:
         fresh = self._clock() - answer.at < FRESH_SECONDS
@@ -98,10 +98,10 @@ SHARED = SharedProbes()
 
 
 def news(instance: dg.DagsterInstance, spec: ExtractSpec, keys: ExtractKeys, confirmed: Confirmation | None) -> str:
-    """What came after the version that the extract shows is news, even if the tables were looked at before.
+    """Return a text that changes with each event after the extract's version that needs a detection, even without a table change.
 
-    A hint, an upstream asset that was materialized, drift that a verification found, or a refresh by Tableau that a webhook
-    told of: the detection compares what the server shows since then.
+    These events are: a hint, an upstream materialization, drift that a verification found, or a refresh by Tableau that a
+    webhook reported.
     """
     if confirmed is None:
         return ""
@@ -111,13 +111,13 @@ def news(instance: dg.DagsterInstance, spec: ExtractSpec, keys: ExtractKeys, con
     from tir_dagster.snowflake.versions import SourceVersion  # noqa: PLC0415
 
     since = SourceVersion.parse(confirmed.source_version).moment
-    told = (
+    causes = (
         newest_report(instance, watched_tables(spec), since=since, used=confirmed.reports),
         refreshed_elsewhere(instance, spec, keys.published_datasource, since=since),
         newest_materialization(instance, spec, since=since, used=confirmed.reports),
         verified_drift(instance, keys, confirmed),
     )
-    return "".join(f"/{one}" for one in told if one)
+    return "".join(f"/{cause}" for cause in causes if cause)
 
 
 def confirmed_state(confirmed: Confirmation | None) -> str | None:
@@ -128,8 +128,8 @@ def _role(role: str | None) -> str:
     return f"/{role}" if role else ""
 
 
-class Source:
-    """The source table, and what is watched with it, at this tick; SourceError when it cannot be read. No Spark."""
+class WatchedSource:
+    """The source table and the other watched tables at this tick; raises SourceError if they cannot be read. No Spark."""
 
     def __init__(self, spec: ExtractSpec, snowflake: SnowflakeParam) -> None:
         from tir_dagster.refresh.survey import (  # noqa: PLC0415
@@ -144,7 +144,7 @@ class Source:
         self._table, *further = watched_tables(spec)
         probes = SHARED.probe(self._access, [self._table, *further], asker=spec.name)
         self.token = combined_token(probes.items())
-        # A spec that changed is a change, too.
+        # A changed spec is a change, too.
         role = "" if spec.delivery == "trigger" else role_of(spec)
         self.state = f"{self.token}/{definition_of(spec)}{_role(role)}"
 

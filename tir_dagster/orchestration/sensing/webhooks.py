@@ -1,4 +1,4 @@
-"""Refreshes that Tableau tells of: observations of `published_datasource`, and what the source sensor makes of them."""
+"""Refreshes reported by Tableau's webhooks: recorded as observations of `published_datasource`, read by the source sensor."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from tir_dagster.tableau.webhooks import SUCCEEDED, RefreshEvent
 EVENT, AT, DURING = "tir/webhook_event", "tir/webhook_at", "tir/during_our_refresh"
 _URI = "dagster/uri"
 _PUBLISHED = "published_datasource"
-# Tableau repeats an event within hours, and a datasource is not refreshed more often than this meanwhile.
+# Tableau may repeat an event within hours; a datasource is not refreshed more often than this in that time.
 _LOOK_BACK = 200
 
 
 def instance_label(instance: dg.DagsterInstance) -> str:
-    """A few letters that tell this Dagster history from others; everyone who shares it finds the same ones."""
-    # Only SQL storages have an id, and all that one runs by oneself are such.
+    """Return a short label of this Dagster history; all processes that share the history get the same label."""
+    # Only SQL storages have an id; all storages of open-source Dagster are SQL storages.
     ask = getattr(instance.run_storage, "get_run_storage_id", None)
     return str(ask())[:8] if ask is not None else "dagster"
 
 
 class Observer:
-    """Turns the events into observations; one at a time, so that an event that comes twice at once is noted once."""
+    """Records events as observations, one at a time, so that an event that arrives twice is recorded once."""
 
     def __init__(self, instance: dg.DagsterInstance, home: Path) -> None:
         self._instance = instance
@@ -39,15 +39,15 @@ class Observer:
         self._lock = threading.Lock()
 
     def note(self, event: RefreshEvent) -> str:
-        """What became of the event, for a log."""
+        """Record the event; return a line for the log."""
         with self._lock:
             concerned = list(self._concerned(event.datasource_id))
             if not concerned:
-                return f"{event.name!r} is no datasource of an extract here"
+                return f"{event.name!r} does not belong to an extract here"
             return "; ".join(self._note(key, confirmed, event) for key, confirmed in concerned)
 
     def _concerned(self, datasource_id: str) -> Iterator[tuple[dg.AssetKey, Confirmation]]:
-        """By what was confirmed last, so that every extract is known, in whichever file or project it is declared."""
+        """Yield the assets whose last confirmation is about this datasource, whichever file or project declares them."""
         for record in self._instance.get_asset_records():
             key = record.asset_entry.asset_key
             if key.path[-1] == _PUBLISHED or _is_confirmed(record):
@@ -56,24 +56,24 @@ class Observer:
                     yield key, confirmed
 
     def _note(self, key: dg.AssetKey, confirmed: Confirmation, event: RefreshEvent) -> str:
-        said = {EVENT: event.kind, AT: event.at.isoformat()}
-        if any(said.items() <= known.items() for known in _observed(self._instance, key)):
-            return f"{key.to_user_string()}: {event.kind} of {event.at:%H:%M:%S} was noted before"
+        event_metadata = {EVENT: event.kind, AT: event.at.isoformat()}
+        if any(event_metadata.items() <= metadata.items() for metadata in _observed(self._instance, key)):
+            return f"{key.to_user_string()}: {event.kind} of {event.at:%H:%M:%S} was recorded before"
         lease = self._home / "extracts" / confirmed.extract / "lease.json"
-        more = {"tir/resource_name": event.name, "tir/datasource_id": event.datasource_id}
+        datasource = {"tir/resource_name": event.name, "tir/datasource_id": event.datasource_id}
         link = _link(self._instance, key)
         self._instance.report_runless_asset_event(
             dg.AssetObservation(
                 key,
                 description=f"Tableau {'refreshed' if event.succeeded else 'failed to refresh'} the datasource.",
-                metadata={**said, **more, **link, DURING: lease_holder(lease) is not None},
+                metadata={**event_metadata, **datasource, **link, DURING: lease_holder(lease) is not None},
             )
         )
-        return f"{key.to_user_string()}: {event.kind} noted"
+        return f"{key.to_user_string()}: {event.kind} recorded"
 
 
 def _is_confirmed(record: Any) -> bool:
-    """Whether its newest event is a confirmation: an extract may show its datasource under a key of one's own."""
+    """Return whether the asset's newest event is a confirmation; an extract may use a custom asset key."""
     event = record.asset_entry.last_materialization
     return (
         event is not None
@@ -85,31 +85,33 @@ def _is_confirmed(record: Any) -> bool:
 def refreshed_elsewhere(
     instance: dg.DagsterInstance, spec: ExtractSpec, key: dg.AssetKey, *, since: datetime
 ) -> str | None:
-    """A text that changes with each refresh by Tableau since then that may have changed what people see; None without one.
+    """Return a text that changes with each refresh by others since that time; None if there is none.
 
-    A refresh of ours by the delivery `server` is told of, too; those while we were at work are taken for that. The other
-    deliveries refresh nothing on the server, and of `trigger` every refresh is welcome.
+    Tableau also reports refreshes that the delivery `server` started: refreshes during a run of this extract count as these.
+    `republish` and `patch` start no refresh on the server. With `trigger`, every refresh is fine.
     """
     if spec.delivery == "trigger":
         return None
-    wanted = dg.AssetRecordsFilter(asset_key=key, after_timestamp=since.timestamp())
-    for known in _observed(instance, wanted):
-        ours = spec.delivery == "server" and known.get(DURING) is True
-        if known.get(EVENT) == SUCCEEDED and not ours:
-            return f"refreshed@{known.get(AT)}"
+    records_filter = dg.AssetRecordsFilter(asset_key=key, after_timestamp=since.timestamp())
+    for metadata in _observed(instance, records_filter):
+        by_this_project = spec.delivery == "server" and metadata.get(DURING) is True
+        if metadata.get(EVENT) == SUCCEEDED and not by_this_project:
+            return f"refreshed@{metadata.get(AT)}"
     return None
 
 
-def _observed(instance: dg.DagsterInstance, wanted: dg.AssetKey | dg.AssetRecordsFilter) -> Iterator[dict[str, Any]]:
-    """What the newest observations say, newest first."""
-    for record in instance.fetch_observations(wanted, limit=_LOOK_BACK).records:
+def _observed(
+    instance: dg.DagsterInstance, records_filter: dg.AssetKey | dg.AssetRecordsFilter
+) -> Iterator[dict[str, Any]]:
+    """Yield the metadata of the newest observations, newest first."""
+    for record in instance.fetch_observations(records_filter, limit=_LOOK_BACK).records:
         event = record.asset_observation
         if event is not None:
             yield {name: value.value for name, value in event.metadata.items()}
 
 
 def _link(instance: dg.DagsterInstance, key: dg.AssetKey) -> dict[str, Any]:
-    """The datasource's page, as the last event with one shows it."""
+    """Return the datasource's URL from the last event that has one, as metadata."""
     for record in instance.fetch_materializations(key, limit=_LOOK_BACK).records:
         event = record.asset_materialization
         if event is not None and _URI in event.metadata:
