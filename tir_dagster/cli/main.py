@@ -97,7 +97,7 @@ def _span(_: click.Context, __: click.Parameter, text: str | None) -> str | None
 
 @click.group(cls=ProjectGroup, context_settings=CONTEXT)
 @click.version_option(package_name="tir_dagster", prog_name="tir")
-@click.option("--specs", type=click.Path(dir_okay=False), help="YAML file with the extracts.  [default: TIR_SPECS]")
+@click.option("--specs", type=click.Path(dir_okay=False), help="YAML file with extracts and loads.  [default: TIR_SPECS]")
 def tir(specs: str | None) -> None:
     """Tableau incremental refresh on Dagster."""
     if specs:
