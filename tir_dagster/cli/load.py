@@ -69,7 +69,7 @@ def preview_load(spec: LoadSpec, progress: Callable[[str], None]) -> Preview:
 def run_load(spec: LoadSpec, progress: Callable[[str], None]) -> LoadOutcome:
     """Run the load's job in this process; raise the run's error if it fails."""
     # Imported here: a dry run needs no job.
-    from tir_dagster.orchestration.alerts.commands import telling  # noqa: PLC0415
+    from tir_dagster.orchestration.alerts.commands import alerting  # noqa: PLC0415
     from tir_dagster.orchestration.build import build_defs  # noqa: PLC0415
 
     begun = time.perf_counter()
@@ -77,7 +77,7 @@ def run_load(spec: LoadSpec, progress: Callable[[str], None]) -> LoadOutcome:
     job = build_defs(specs=(), loads=(spec,)).resolve_job_def(load_job_name(spec))
     listener = Listener(progress)
     stop = stopping(spec.name, lambda: _so_far(spec, listener))
-    with dagster_instance() as instance, telling(spec, instance, outcome, progress), stop:
+    with dagster_instance() as instance, alerting(spec, instance, outcome, progress), stop:
         _run(job, instance, outcome, listener)
         outcome.seconds = round(time.perf_counter() - begun, 3)
     return outcome

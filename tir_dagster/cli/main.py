@@ -21,7 +21,7 @@ from tir_dagster.cli.sandbox import PORT, SEED, sandbox
 from tir_dagster.cli.spark import spark
 from tir_dagster.cli.webhooks import webhooks
 from tir_dagster.errors import LoadError, SpecError, TirError
-from tir_dagster.orchestration.interrupts import StoppedError, is_interrupt, stopped, stopping, watch_signals
+from tir_dagster.orchestration.interrupts import StoppedError, is_interrupt, stopped_error, stopping, watch_signals
 from tir_dagster.sandbox.home import SandboxError
 from tir_dagster.spec.reading import load_declared, load_specs
 
@@ -53,7 +53,7 @@ class ProjectGroup(click.Group):
         except BaseException as error:
             if not is_interrupt(error):
                 raise
-            return _end(ctx, stopped(f"tir {ctx.invoked_subcommand or ''}".strip()))
+            return _end(ctx, stopped_error(f"tir {ctx.invoked_subcommand or ''}".strip()))
 
 
 def _end(ctx: click.Context, error: StoppedError) -> NoReturn:
@@ -97,7 +97,9 @@ def _span(_: click.Context, __: click.Parameter, text: str | None) -> str | None
 
 @click.group(cls=ProjectGroup, context_settings=CONTEXT)
 @click.version_option(package_name="tir_dagster", prog_name="tir")
-@click.option("--specs", type=click.Path(dir_okay=False), help="YAML file with extracts and loads.  [default: TIR_SPECS]")
+@click.option(
+    "--specs", type=click.Path(dir_okay=False), help="YAML file with extracts and loads.  [default: TIR_SPECS]"
+)
 def tir(specs: str | None) -> None:
     """Tableau incremental refresh on Dagster."""
     if specs:

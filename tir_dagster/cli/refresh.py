@@ -119,12 +119,12 @@ class Command:
         self, mode: Mode, slices: Sequence[str], *, allow_empty: bool, hints: Sequence[str] = ()
     ) -> RefreshOutcome:
         """Start the runs of a refresh in this process, one after the other."""
-        from tir_dagster.orchestration.alerts.commands import telling  # noqa: PLC0415 - a plan tells nobody
+        from tir_dagster.orchestration.alerts.commands import alerting  # noqa: PLC0415 - a plan sends no alerts
 
         started = time.perf_counter()
         outcome = RefreshOutcome(self.spec.name, mode)
         stop = stopping(self.spec.name, lambda: so_far(self.spec, self._instance, outcome))
-        with telling(self.spec, self._instance, outcome, self._progress), stop:
+        with alerting(self.spec, self._instance, outcome, self._progress), stop:
             try:
                 with leased(self.context, "tir refresh", wait_seconds=LEASE_WAIT_SECONDS):
                     self._say_where()
@@ -215,8 +215,8 @@ class Command:
         # Imported here: a plan needs no job.
         from tir_dagster.orchestration.build import build_defs  # noqa: PLC0415
 
-        listening = run_logger(self._progress, self._run_warnings.extend)
-        return build_defs(specs=(self.spec,), loggers={_CONSOLE: listening})
+        logger = run_logger(self._progress, self._run_warnings.extend)
+        return build_defs(specs=(self.spec,), loggers={_CONSOLE: logger})
 
     def _run(
         self,
@@ -278,17 +278,17 @@ def run_logger(progress: Callable[[str], None], warn: Callable[[Sequence[str]], 
                 progress(line)
 
     @dg.logger
-    def listening(_: dg.InitLoggerContext) -> logging.Logger:
+    def command_logger(_: dg.InitLoggerContext) -> logging.Logger:
         logger = logging.Logger("tir", logging.INFO)  # noqa: LOG001 - one for each run, in nobody else's tree
         logger.addHandler(Handler())
         return logger
 
-    return listening
+    return command_logger
 
 
 def so_far(spec: ExtractSpec, instance: dg.DagsterInstance, outcome: RefreshOutcome) -> str:
     """Say what the datasource shows when a command is stopped."""
-    from tir_dagster.orchestration.alerts.run_reports import unaffected  # noqa: PLC0415 - a plan tells nobody
+    from tir_dagster.orchestration.alerts.run_reports import unaffected  # noqa: PLC0415 - a plan sends no alerts
 
     # Without a run, no request was sent to the server yet.
     names = () if outcome.run_ids else (StoppedError.__name__,)

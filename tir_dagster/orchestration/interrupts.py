@@ -77,7 +77,7 @@ def is_interrupt(error: BaseException) -> bool:
     return not isinstance(error, (Exception, SystemExit, GeneratorExit))
 
 
-def stopped(what: str, so_far: str = "") -> StoppedError:
+def stopped_error(what: str, so_far: str = "") -> StoppedError:
     return StoppedError(what, so_far, _signals.first() or signal.SIGINT)
 
 
@@ -91,7 +91,7 @@ def stopping(what: str, so_far: Callable[[], str]) -> Iterator[None]:
     except BaseException as error:
         if not (is_interrupt(error) or isinstance(error, StoppedError) or _signals.first() is not None):
             raise
-        raise stopped(what, so_far()) from error
+        raise stopped_error(what, so_far()) from error
 
 
 def _interrupt(*_: Any) -> None:

@@ -21,7 +21,7 @@ from tir_dagster.orchestration.alerts.sensor import unless_blind
 from tir_dagster.orchestration.io_managers import StateFolder
 from tir_dagster.orchestration.names import LoadKeys, load_job_name, load_keys
 from tir_dagster.orchestration.resources import SnowflakeParam, SparkParam, snowflake_access, spark_session
-from tir_dagster.orchestration.sensing.sensors import ASKED_TAG, INTERVAL_SECONDS, Watch, _tried, watch_source
+from tir_dagster.orchestration.sensing.sensors import ASKED_TAG, INTERVAL_SECONDS, Watch, _attempts, watch_source
 from tir_dagster.orchestration.sensing.watching import in_time
 from tir_dagster.refresh.state.lease import LeaseHeldError, lease, lease_holder
 from tir_dagster.spec.load import LoadSpec
@@ -295,7 +295,7 @@ class Arrivals:
         return json.dumps({"seen": dict(self.seen), "watch": asdict(self.watch), "told": self.reported})
 
 
-def settled(
+def complete_files(
     before: Arrivals,
     new: "Sequence[LandedFile]",
     *,
@@ -332,7 +332,7 @@ def _arrival_sensor(spec: LoadSpec, keys: LoadKeys, job: Any) -> dg.SensorDefini
     def arrival_sensor(context: dg.SensorEvaluationContext, snowflake: SnowflakeParam, state: StateFolder) -> Any:
         before, now = Arrivals.parse(context.cursor), time.time()
         # Read before the files: then the ledger contains the files of a finished run.
-        last_run = _tried(context.instance, job.name, {ASKED_TAG: _run_key(spec, before.watch)}, now).state
+        last_run = _attempts(context.instance, job.name, {ASKED_TAG: _run_key(spec, before.watch)}, now).state
 
         def look_at_files() -> _Look:
             access, lease_path = snowflake_access(snowflake), _lease_path(spec, state)
@@ -341,7 +341,7 @@ def _arrival_sensor(spec: LoadSpec, keys: LoadKeys, job: Any) -> dg.SensorDefini
         look = unless_blind(spec, "the files could not be listed", look_at_files)
         if isinstance(look, dg.SkipReason):
             return look
-        stable_since, ready = settled(
+        stable_since, ready = complete_files(
             before, look.new, now=now, settle=_settle(spec), unfinished=look.unfinished, in_order=spec.in_order
         )
         if not ready:

@@ -248,10 +248,10 @@ def slices_to_add(existing: Collection[str], touched: Iterable[str | None]) -> l
 
 
 def slices_to_remove(
-    existing: Iterable[str], *, held: Collection[str], wanted: Collection[str | None], in_flight: Collection[str]
+    existing: Iterable[str], *, held: Collection[str], needed: Collection[str | None], in_flight: Collection[str]
 ) -> list[str]:
     """Return the partitions whose slices have no rows, will not get any, and have no run in flight."""
-    return [name for name in existing if name != REST and not any(name in kept for kept in (held, wanted, in_flight))]
+    return [name for name in existing if name != REST and not any(name in kept for kept in (held, needed, in_flight))]
 
 
 def known_slices(instance: dg.DagsterInstance, spec: ExtractSpec) -> list[str]:
@@ -267,8 +267,8 @@ def add_slices(instance: dg.DagsterInstance, spec: ExtractSpec, touched: Iterabl
     return known_slices(instance, spec)
 
 
-def going_slices(
-    instance: dg.DagsterInstance, spec: ExtractSpec, published: dg.AssetKey, wanted: Collection[str | None]
+def removable_slices(
+    instance: dg.DagsterInstance, spec: ExtractSpec, published: dg.AssetKey, needed: Collection[str | None]
 ) -> list[str]:
     """Return the partitions that may be removed now; none before the first publish, or while a backfill has runs to start."""
     kept = _held(instance, published) if spec.slices.by == "value" else None
@@ -277,12 +277,12 @@ def going_slices(
     existing = known_slices(instance, spec)
     unfinished = instance.get_runs(filters=dg.RunsFilter(statuses=UNFINISHED))
     busy = partitions_in_flight((run.tags for run in unfinished), existing)
-    return slices_to_remove(existing, held=kept, wanted=wanted, in_flight=busy)
+    return slices_to_remove(existing, held=kept, needed=needed, in_flight=busy)
 
 
 def retire_slices(instance: dg.DagsterInstance, spec: ExtractSpec, published: dg.AssetKey) -> list[str]:
     """Remove the partitions of slices without rows; return their names. Their events stay in the history."""
-    retired = going_slices(instance, spec, published, ())
+    retired = removable_slices(instance, spec, published, ())
     for name in retired:
         instance.delete_dynamic_partition(slice_partitions_name(spec), name)
     return retired
@@ -297,7 +297,7 @@ def slice_requests(
     partitions = dg.DynamicPartitionsDefinition(name=slice_partitions_name(spec))
     existing = known_slices(instance, spec)
     added = slices_to_add(existing, touched) if touched else []
-    removed = going_slices(instance, spec, published, touched)
+    removed = removable_slices(instance, spec, published, touched)
     requests: list[Any] = [partitions.build_add_request(added)] if added else []
     requests += [partitions.build_delete_request(removed)] if removed else []
     return [name for name in [*existing, *added] if name not in removed], requests

@@ -22,9 +22,14 @@ from tir_dagster.changes.hints import HintError
 from tir_dagster.changes.plan import Known
 from tir_dagster.definitions import build_defs
 from tir_dagster.errors import EQUALS_SOURCE, DatasourceError, GuardError, LoadError, SpecError, VerificationError
-from tir_dagster.orchestration.alerts.commands import book_of, killed_reports, telling
-from tir_dagster.orchestration.alerts.conditions import standing
-from tir_dagster.orchestration.alerts.ended_runs import COMMAND_NEWS_SECONDS, UNREADABLE_SECONDS, Watermark, finished
+from tir_dagster.orchestration.alerts.commands import alerting, book_of, killed_reports
+from tir_dagster.orchestration.alerts.conditions import condition_reports
+from tir_dagster.orchestration.alerts.ended_runs import (
+    COMMAND_NEWS_SECONDS,
+    UNREADABLE_SECONDS,
+    Watermark,
+    finished_run_reports,
+)
 from tir_dagster.orchestration.alerts.load_reports import with_people
 from tir_dagster.orchestration.alerts.resources import people_resources
 from tir_dagster.orchestration.alerts.run_reports import unaffected
@@ -89,7 +94,7 @@ class Reader:
     def tick(self, later: float = 0.0, most: int = 200, **more: Any) -> list[Report]:
         told = (ORDERS, LOAD)
         now = time.time() + later
-        reports, self.mark = finished(self.instance, told, self.mark, now, tir_home(), most=most, **more)
+        reports, self.mark = finished_run_reports(self.instance, told, self.mark, now, tir_home(), most=most, **more)
         return reports
 
 
@@ -184,7 +189,7 @@ def test_an_extract_is_known_by_keys_of_its_own(instance):
     named = replace(ORDERS, asset_keys={"published_datasource": "sales_all"})
     before = Watermark.parse(None, time.time() - 1)
     a_run(instance, "sales_all", error=ValueError("no"))
-    (failure,), _ = finished(instance, [named], before, time.time(), tir_home())
+    (failure,), _ = finished_run_reports(instance, [named], before, time.time(), tir_home())
     assert (failure.extract, failure.step) == ("orders", "sales_all")
 
 
@@ -389,7 +394,7 @@ def troubles_after(spec: ExtractSpec, instance: dg.DagsterInstance, error: Excep
         assert list(under.glob(f"{spec.name}@*")), "killed here, it would be told by the sensor"
         raise error
 
-    with pytest.raises(type(error)), telling(spec, instance, Ended(), lambda _: None):
+    with pytest.raises(type(error)), alerting(spec, instance, Ended(), lambda _: None):
         fail()
     assert list(under.glob("*")) == []
     return [one.cause for one in book_of(tir_home()).troubles()]
@@ -432,7 +437,7 @@ def desk(tmp_path: Path) -> Desk:
 
 
 def stands(instance: dg.DagsterInstance, book: Book, later: float = 0.0) -> list[Report]:
-    return standing(instance, [ORDERS], book.troubles(), since=0.0, now=time.time() + later)
+    return condition_reports(instance, [ORDERS], book.troubles(), since=0.0, now=time.time() + later)
 
 
 def test_drift_that_the_verification_found_is_one_report_until_it_finds_none(instance, desk):
@@ -458,7 +463,7 @@ def test_a_check_that_could_not_be_made_is_neither_drift_nor_its_end(instance, d
 
 def test_drift_from_before_people_asked_to_be_told_is_history(instance, desk):
     checked(instance, EQUALS_SOURCE, passed=False)
-    assert standing(instance, [ORDERS], [], since=time.time() + 1, now=time.time()) == []
+    assert condition_reports(instance, [ORDERS], [], since=time.time() + 1, now=time.time()) == []
 
 
 def test_a_verification_that_could_not_be_made_is_told_and_so_is_one_that_could(instance):

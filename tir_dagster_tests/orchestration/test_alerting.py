@@ -18,7 +18,7 @@ from tir_dagster.cli.main import tir
 from tir_dagster.cli.trigger import TriggerCommand
 from tir_dagster.definitions import build_defs
 from tir_dagster.errors import DatasourceError
-from tir_dagster.orchestration.alerts.ended_runs import RETRY_WAIT_SECONDS, Watermark, finished
+from tir_dagster.orchestration.alerts.ended_runs import RETRY_WAIT_SECONDS, Watermark, finished_run_reports
 from tir_dagster.orchestration.alerts.sensor import build_alert_sensor, report, report_recovery
 from tir_dagster.orchestration.extracts import build_extract_defs
 from tir_dagster.orchestration.home import dagster_instance, tir_home
@@ -247,8 +247,8 @@ def test_a_retry_that_dagster_could_not_start_is_told_after_all(retrying, people
 def test_a_run_that_nobody_retries_though_dagster_said_so_is_told_after_a_while(retrying):
     mark, specs = Watermark.parse(None, time.time() - 1), [an_extract()]
     run_id = a_run(retrying, error=JobFailedError(SENTENCE), dagster__max_retries="1")
-    early, mark = finished(retrying, specs, mark, time.time() + RETRY_WAIT_SECONDS - 60, tir_home())
-    late, _ = finished(retrying, specs, mark, time.time() + RETRY_WAIT_SECONDS + 1, tir_home())
+    early, mark = finished_run_reports(retrying, specs, mark, time.time() + RETRY_WAIT_SECONDS - 60, tir_home())
+    late, _ = finished_run_reports(retrying, specs, mark, time.time() + RETRY_WAIT_SECONDS + 1, tir_home())
     assert run_id not in [one.run_id for one in early]
     assert run_id in [one.run_id for one in late]
 

@@ -15,7 +15,7 @@ from tir_dagster.loading.landing import LandedFile
 from tir_dagster.loading.load import Loader
 from tir_dagster.loading.staging import by_spark, right_here
 from tir_dagster.orchestration.home import dagster_instance, tir_home
-from tir_dagster.orchestration.loads import Arrivals, settled, unreported
+from tir_dagster.orchestration.loads import Arrivals, complete_files, unreported
 from tir_dagster.orchestration.sensing.sensors import Watch
 from tir_dagster.refresh.state.lease import lease
 from tir_dagster.snowflake.connection import SnowflakeAccess
@@ -153,22 +153,22 @@ def landed(name: str, stamp: str = "1") -> LandedFile:
 
 
 def test_a_file_is_loaded_once_it_has_looked_the_same_for_long_enough():
-    seen, ready = settled(Arrivals(), [landed("a")], now=100.0, settle=5)
+    seen, ready = complete_files(Arrivals(), [landed("a")], now=100.0, settle=5)
     assert ready == []
-    seen, ready = settled(Arrivals(seen), [landed("a", "2")], now=104.0, settle=5)
+    seen, ready = complete_files(Arrivals(seen), [landed("a", "2")], now=104.0, settle=5)
     assert ready == [], "it grew meanwhile"
-    seen, ready = settled(Arrivals(seen), [landed("a", "2")], now=109.0, settle=5)
+    seen, ready = complete_files(Arrivals(seen), [landed("a", "2")], now=109.0, settle=5)
     assert [file.path for file in ready] == ["file:///in/a"]
 
 
 def test_no_file_overtakes_an_earlier_one_that_is_still_being_written():
-    seen, _ = settled(Arrivals(), [landed("a"), landed("b")], now=100.0, settle=5)
+    seen, _ = complete_files(Arrivals(), [landed("a"), landed("b")], now=100.0, settle=5)
     files = [landed("a", "2"), landed("b")]
-    _, ready = settled(Arrivals(seen), files, now=110.0, settle=5)
+    _, ready = complete_files(Arrivals(seen), files, now=110.0, settle=5)
     assert ready == []
-    _, ready = settled(Arrivals(seen), files, now=110.0, settle=5, in_order=False)
+    _, ready = complete_files(Arrivals(seen), files, now=110.0, settle=5, in_order=False)
     assert ready == files[1:], "rows of files that are only appended do not meet"
-    _, ready = settled(Arrivals(), files, now=110.0, settle=0, unfinished=frozenset({files[1].path}))
+    _, ready = complete_files(Arrivals(), files, now=110.0, settle=0, unfinished=frozenset({files[1].path}))
     assert ready == files[:1], "without its marker"
 
 

@@ -112,8 +112,8 @@ def test_what_cannot_be_a_partition_is_the_rest():
 def test_values_come_with_a_change_set_and_go_when_nothing_is_left_of_them():
     assert slices_to_add(["(rest)", "EU"], ["US", None, "EU", "a...b"]) == ["US"]
     assert slices_to_add([], [None]) == ["(rest)"]
-    assert slices_to_remove(KNOWN, held=["EU"], wanted=["US"], in_flight=()) == ["APAC"]
-    assert slices_to_remove(KNOWN, held=["EU"], wanted=(), in_flight={"APAC"}) == ["US"]
+    assert slices_to_remove(KNOWN, held=["EU"], needed=["US"], in_flight=()) == ["APAC"]
+    assert slices_to_remove(KNOWN, held=["EU"], needed=(), in_flight={"APAC"}) == ["US"]
 
 
 def test_a_value_with_a_run_in_flight_keeps_its_partition():

@@ -22,8 +22,8 @@ from tir_dagster.orchestration.resources import environment_resources
 from tir_dagster.orchestration.sensing.sensors import (
     CHANGE_SET_TAG,
     LONGEST_BACK_OFF,
+    Attempts,
     Ready,
-    Tried,
     Watch,
     back_off,
     refresh_due,
@@ -146,22 +146,22 @@ READY = Ready("cs2", moment(5), ("2025-02",))
 
 
 @pytest.mark.parametrize(
-    ("ready", "confirmed", "tried", "busy", "expected"),
+    ("ready", "confirmed", "attempts", "busy", "expected"),
     [
-        (None, None, Tried(), False, (None, "no change set is ready")),
-        (READY, None, Tried(), False, ("cs2", "")),
-        (READY, confirmation("cs1", minute=1), Tried(), False, ("cs2", "")),
-        (READY, confirmation("cs1", "cs2", minute=5), Tried(), False, (None, "change set cs2 is published")),
-        (READY, confirmation("cs3", minute=9), Tried(), False, (None, "change set cs2 is published")),
-        (READY, None, Tried(), True, (None, "a refresh is running")),
-        (READY, None, Tried(1, "failed", 990.0), False, (None, "next attempt is in 50 seconds")),
-        (READY, None, Tried(1, "failed", 900.0), False, ("cs2-1", "")),
-        (READY, None, Tried(2, "failed", 900.0), False, (None, "next attempt is in 20 seconds")),
-        (READY, None, Tried(1, "done", 1.0), False, (None, "nothing to publish")),
+        (None, None, Attempts(), False, (None, "no change set is ready")),
+        (READY, None, Attempts(), False, ("cs2", "")),
+        (READY, confirmation("cs1", minute=1), Attempts(), False, ("cs2", "")),
+        (READY, confirmation("cs1", "cs2", minute=5), Attempts(), False, (None, "change set cs2 is published")),
+        (READY, confirmation("cs3", minute=9), Attempts(), False, (None, "change set cs2 is published")),
+        (READY, None, Attempts(), True, (None, "a refresh is running")),
+        (READY, None, Attempts(1, "failed", 990.0), False, (None, "next attempt is in 50 seconds")),
+        (READY, None, Attempts(1, "failed", 900.0), False, ("cs2-1", "")),
+        (READY, None, Attempts(2, "failed", 900.0), False, (None, "next attempt is in 20 seconds")),
+        (READY, None, Attempts(1, "done", 1.0), False, (None, "nothing to publish")),
     ],
 )
-def test_what_the_refresh_sensor_does(ready, confirmed, tried, busy, expected):
-    key, reason = refresh_due(ready, confirmed=confirmed, tried=tried, busy=busy, now=1000.0)
+def test_what_the_refresh_sensor_does(ready, confirmed, attempts, busy, expected):
+    key, reason = refresh_due(ready, confirmed=confirmed, attempts=attempts, busy=busy, now=1000.0)
     assert key == expected[0]
     assert expected[1] in reason
 

@@ -29,7 +29,7 @@ from tir_dagster.orchestration.alerts.run_reports import (
     failure,
     failures_of_run,
     in_words,
-    reached,
+    reached_servers,
     sentence_of,
     success_of_run,
 )
@@ -59,7 +59,7 @@ def _commands(home: Path) -> Path:
 
 
 @contextmanager
-def telling(
+def alerting(
     spec: Declaration, instance: dg.DagsterInstance, outcome: Any, progress: Callable[[str], None]
 ) -> Iterator[None]:
     """Send an alert about the end of the block, within the spec's timeout; a failed alert never changes the result."""
@@ -157,7 +157,7 @@ def _succeeded(spec: Declaration, instance: dg.DagsterInstance, outcome: Any) ->
             datasource=f"{spec.datasource.project}/{spec.datasource.name}",
             seconds=outcome.seconds,
             as_of=outcome.source_version or "",
-            scopes=reached(spec, published=False),
+            scopes=reached_servers(spec, published=False),
         )
     success = success_of_run(instance, spec, record, tir_home())
     if success is None:

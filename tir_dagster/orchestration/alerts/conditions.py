@@ -19,7 +19,7 @@ from tir_dagster.spec.alerts import Cause, Topic
 from tir_dagster.spec.extract import ExtractSpec
 
 
-def standing(
+def condition_reports(
     instance: dg.DagsterInstance,
     specs: Sequence[ExtractSpec],
     troubles: Sequence[Trouble],

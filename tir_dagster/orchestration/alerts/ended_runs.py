@@ -74,7 +74,7 @@ class Watermark:
         return replace(watermark, seen=seen)
 
 
-def finished(
+def finished_run_reports(
     instance: dg.DagsterInstance,
     specs: Sequence[Declaration],
     before: Watermark,

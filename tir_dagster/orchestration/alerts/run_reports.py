@@ -78,7 +78,7 @@ def snowflake_scope(env: Mapping[str, str]) -> str:
     return f"Snowflake {env.get('SNOWFLAKE_ACCOUNT', '')}".strip()
 
 
-def reached(spec: ExtractSpec, *, published: bool) -> tuple[str, ...]:
+def reached_servers(spec: ExtractSpec, *, published: bool) -> tuple[str, ...]:
     """Return the servers that answered a refresh; without a publish, `trigger` reads only the source."""
     source, target = snowflake_scope(os.environ), tableau_scope(spec, os.environ)
     return (source, target) if published or spec.delivery != "trigger" else (source,)
@@ -253,7 +253,7 @@ def success_of_run(instance: dg.DagsterInstance, spec: ExtractSpec, record: dg.R
         run_id=run_id,
         run_url=run_url(run_id, os.environ),
         seconds=seconds_of(record),
-        scopes=reached(spec, published=False),
+        scopes=reached_servers(spec, published=False),
     )
     published = materializations.get(keys.published_datasource)
     if published is not None:
@@ -285,7 +285,7 @@ def _published(
         **{
             **vars(success),
             "published": True,
-            "scopes": reached(spec, published=True),
+            "scopes": reached_servers(spec, published=True),
             "datasource_url": _link(metadata.get("dagster/uri")),
             "decision": str(metadata.get("tir/decision") or "incremental"),
             "reason": reason,

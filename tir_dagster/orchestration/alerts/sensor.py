@@ -18,8 +18,8 @@ from tir_dagster.alerts.notify import Teller
 from tir_dagster.alerts.text import scrub
 from tir_dagster.errors import TirError
 from tir_dagster.orchestration.alerts.commands import book_of, killed_reports, leave_notes
-from tir_dagster.orchestration.alerts.conditions import standing
-from tir_dagster.orchestration.alerts.ended_runs import Declaration, Watermark, finished
+from tir_dagster.orchestration.alerts.conditions import condition_reports
+from tir_dagster.orchestration.alerts.ended_runs import Declaration, Watermark, finished_run_reports
 from tir_dagster.orchestration.alerts.resources import ServiceNowResource, SlackAppResource, connect_by
 from tir_dagster.orchestration.alerts.run_reports import cause_of, error_names, scope_of, snowflake_scope
 from tir_dagster.orchestration.home import tir_home
@@ -133,7 +133,7 @@ def build_alert_sensor(
     ) -> dg.SensorResult:
         book, now = book_of(tir_home()), time.time()
         before = Watermark.parse(context.cursor, now)
-        reports, after = finished(context.instance, alerting, before, now, state.folder)
+        reports, after = finished_run_reports(context.instance, alerting, before, now, state.folder)
         _take_killed(context.instance, alerting, book)
         teller = Teller(
             book,
@@ -160,4 +160,4 @@ def _take_killed(instance: dg.DagsterInstance, specs: Sequence[Declaration], boo
 
 def _standing(instance: dg.DagsterInstance, specs: Sequence[Declaration], book: Book, since: float) -> list[Report]:
     extracts = [spec for spec in specs if isinstance(spec, ExtractSpec)]
-    return standing(instance, extracts, book.troubles(), since=since, now=time.time())
+    return condition_reports(instance, extracts, book.troubles(), since=since, now=time.time())

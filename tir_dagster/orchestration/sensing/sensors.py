@@ -108,7 +108,7 @@ class Ready:
 
 
 @dataclass(frozen=True)
-class Tried:
+class Attempts:
     """The previous refreshes of a change set: how many, the state of the last one, and its time."""
 
     runs: int = 0
@@ -117,7 +117,7 @@ class Tried:
 
 
 def refresh_due(
-    ready: Ready | None, *, confirmed: Confirmation | None, tried: Tried, busy: bool, now: float
+    ready: Ready | None, *, confirmed: Confirmation | None, attempts: Attempts, busy: bool, now: float
 ) -> tuple[str | None, str]:
     """Return the run key of the refresh to start, or None and the reason.
 
@@ -129,11 +129,11 @@ def refresh_due(
         return None, f"change set {ready.change_set} is published"
     if busy:
         return None, "a refresh is running"
-    if tried.runs and tried.state == "done":
+    if attempts.runs and attempts.state == "done":
         return None, f"change set {ready.change_set} was refreshed and there was nothing to publish"
-    if (wait := tried.last + back_off(tried.runs) - now) > 0:
+    if (wait := attempts.last + back_off(attempts.runs) - now) > 0:
         return None, f"the refresh failed; the next attempt is in {wait:.0f} seconds"
-    return f"{ready.change_set}-{tried.runs}" if tried.runs else ready.change_set, ""
+    return f"{ready.change_set}-{attempts.runs}" if attempts.runs else ready.change_set, ""
 
 
 def _covers(confirmed: Confirmation, ready: Ready) -> bool:
@@ -255,7 +255,7 @@ def _trigger_sensor(spec: ExtractSpec, keys: ExtractKeys, refresh_job: Any) -> d
                 before,
                 token=state,
                 confirmed=confirmed_state(confirmed),
-                last=_tried(context.instance, refresh_job.name, asked_tag, now).state,
+                last=_attempts(context.instance, refresh_job.name, asked_tag, now).state,
                 now=now,
                 quiet=spec.thresholds.quiet_period,
                 what="refresh",
@@ -304,18 +304,18 @@ def _last_detection(
     """Return the state of the last requested detection, and its partition if it found nothing."""
     if before.change_set is None:
         return "done", None
-    state = _tried(instance, job, {PARTITION: before.change_set}, now).state
+    state = _attempts(instance, job, {PARTITION: before.change_set}, now).state
     if state == "done" and before.change_set not in instance.get_materialized_partitions(keys.changed_keys):
         return state, before.change_set
     return state, None
 
 
-def _tried(instance: dg.DagsterInstance, job: str, tags: Mapping[str, str], now: float) -> Tried:
+def _attempts(instance: dg.DagsterInstance, job: str, tags: Mapping[str, str], now: float) -> Attempts:
     records = instance.get_run_records(dg.RunsFilter(job_name=job, tags=dict(tags)))
     if not records:
-        return Tried()
+        return Attempts()
     newest = records[0]
-    return Tried(len(records), _state(newest, now), newest.end_time or newest.create_timestamp.timestamp())
+    return Attempts(len(records), _state(newest, now), newest.end_time or newest.create_timestamp.timestamp())
 
 
 def _state(record: dg.RunRecord, now: float) -> RunState:
@@ -339,7 +339,9 @@ def _refresh_sensor(spec: ExtractSpec, keys: ExtractKeys, refresh_job: Any) -> d
         key, reason = refresh_due(
             ready,
             confirmed=last_confirmation(instance, keys.published_datasource),
-            tried=_tried(instance, refresh_job.name, {CHANGE_SET_TAG: ready.change_set}, now) if ready else Tried(),
+            attempts=_attempts(instance, refresh_job.name, {CHANGE_SET_TAG: ready.change_set}, now)
+            if ready
+            else Attempts(),
             busy=_busy(instance, refresh_job.name, now),
             now=now,
         )
