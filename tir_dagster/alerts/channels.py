@@ -25,12 +25,14 @@ def channels_of(
     servicenow: ServiceNowAccess,
 ) -> Mapping[str, MakeChannel]:
     """How each channel is made: what is wrong with one shows when it is used, and hurts no other."""
-    made: dict[str, MakeChannel] = {}
+    makers: dict[str, MakeChannel] = {}
     if alerts.slack is not None:
-        made[f"slack:{alerts.slack.channel}"] = partial(_slack, slack, alerts.slack.channel, persistence)
+        makers[f"slack:{alerts.slack.channel}"] = partial(_slack, slack, alerts.slack.channel, persistence)
     if alerts.servicenow is not None:
-        made[f"servicenow:{alerts.servicenow.group}"] = partial(_servicenow, servicenow, alerts.servicenow, persistence)
-    return {**made, **{f"channel:{name}": partial(_own, name) for name in alerts.channels}}
+        makers[f"servicenow:{alerts.servicenow.group}"] = partial(
+            _servicenow, servicenow, alerts.servicenow, persistence
+        )
+    return {**makers, **{f"channel:{name}": partial(_own, name) for name in alerts.channels}}
 
 
 def _slack(client: Callable[[], WebClient], channel: str, persistence: Persistence) -> Channel:

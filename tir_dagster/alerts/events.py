@@ -145,13 +145,13 @@ def to_json(report: Report) -> dict[str, Any]:
 def from_json(value: Mapping[str, Any]) -> Report:
     """ValueError, KeyError or TypeError for what is no report."""
     cls: Any = {"Failure": Failure, "Success": Success, "Recovered": Recovered}[value["report"]]
-    given = {name: value[name] for name in {one.name for one in fields(cls)} & value.keys()}
+    values = {name: value[name] for name in {attribute.name for attribute in fields(cls)} & value.keys()}
     if cls is Failure:
-        given["cause"] = Cause[given["cause"]]
-    for name in {"slices", "warnings", "scopes"} & given.keys():
-        given[name] = tuple(given[name])
-    made: Report = cls(**given)
-    return made
+        values["cause"] = Cause[values["cause"]]
+    for name in {"slices", "warnings", "scopes"} & values.keys():
+        values[name] = tuple(values[name])
+    report: Report = cls(**values)
+    return report
 
 
 def event_from_json(value: Mapping[str, Any]) -> Event:

@@ -103,14 +103,14 @@ class Book:
     # Troubles
 
     def troubles(self) -> list[Trouble]:
-        found = []
+        troubles = []
         for value in _all(self.folder / "open"):
             with suppress(TypeError):
-                found.append(Trouble(**value))
-        return sorted(found, key=lambda one: one.since)
+                troubles.append(Trouble(**value))
+        return sorted(troubles, key=lambda trouble: trouble.since)
 
     def trouble(self, key: str) -> Trouble | None:
-        return next((one for one in self.troubles() if one.key == key), None)
+        return next((trouble for trouble in self.troubles() if trouble.key == key), None)
 
     def keep(self, trouble: Trouble) -> None:
         _write(self._file("open", trouble.key), asdict(trouble))
@@ -124,12 +124,12 @@ class Book:
         return ident in self._told()
 
     def mark_told(self, *idents: str) -> None:
-        told = [*(one for one in self._told() if one not in idents), *idents]
-        _write(self.folder / "told.json", told[-TOLD_KEPT:])
+        idents_told = [*(ident for ident in self._told() if ident not in idents), *idents]
+        _write(self.folder / "told.json", idents_told[-TOLD_KEPT:])
 
     def _told(self) -> list[str]:
-        told = _read(self.folder / "told.json")
-        return told if isinstance(told, list) else []
+        idents = _read(self.folder / "told.json")
+        return idents if isinstance(idents, list) else []
 
     # When things last worked: a failure from before that is no news
 
@@ -144,7 +144,7 @@ class Book:
 
     def _worked(self) -> dict[str, dict[str, float]]:
         worked = _read(self.folder / "worked.json")
-        return worked if isinstance(worked, dict) and all(isinstance(one, dict) for one in worked.values()) else {}
+        return worked if isinstance(worked, dict) and all(isinstance(times, dict) for times in worked.values()) else {}
 
     # Reports that wait for somebody to tell them
 
@@ -154,13 +154,13 @@ class Book:
 
     def reports(self, extracts: Collection[str]) -> dict[str, Report]:
         """Those of these extracts, by slot."""
-        found = {}
+        reports = {}
         for value in _all(self.folder / "inbox"):
             with suppress(KeyError, TypeError, ValueError):
                 report = from_json(value)
                 if report.extract in extracts:
-                    found[str(value["slot"])] = report
-        return found
+                    reports[str(value["slot"])] = report
+        return reports
 
     def drop_report(self, slot: str, ident: str) -> None:
         """Once it is told; a newer one that came into its slot meanwhile stays."""
@@ -175,11 +175,11 @@ class Book:
         _write(self._pending_file(pending.channel, pending.event.key), asdict(pending))
 
     def pending(self) -> list[Pending]:
-        found = []
+        waiting = []
         for value in _all(self.folder / "pending"):
             with suppress(KeyError, TypeError):
-                found.append(Pending(**{**value, "event": event_from_json(value["event"])}))
-        return sorted(found, key=lambda one: one.due)
+                waiting.append(Pending(**{**value, "event": event_from_json(value["event"])}))
+        return sorted(waiting, key=lambda pending: pending.due)
 
     def drop_pending(self, channel: str, key: str) -> None:
         self._pending_file(channel, key).unlink(missing_ok=True)
@@ -201,20 +201,20 @@ class Book:
         _write(self._file("daily", f"{destination}\0{success.id}"), {"to": destination, **to_json(success)})
 
     def collected(self, destination: str) -> list[Report]:
-        found = []
+        reports = []
         for value in _all(self.folder / "daily"):
             with suppress(KeyError, TypeError, ValueError):
-                found += [from_json(value)] if value.get("to") == destination else []
-        return sorted(found, key=lambda one: one.at)
+                reports += [from_json(value)] if value.get("to") == destination else []
+        return sorted(reports, key=lambda report: report.at)
 
     def sent(self, destination: str, successes: list[Report]) -> None:
         for success in successes:
             self._file("daily", f"{destination}\0{success.id}").unlink(missing_ok=True)
 
     def full_seconds(self, extract: str) -> float | None:
-        value = _read(self.folder / "full.json")
-        found = value.get(extract) if isinstance(value, dict) else None
-        return float(found) if isinstance(found, (int, float)) else None
+        seconds_by_extract = _read(self.folder / "full.json")
+        seconds = seconds_by_extract.get(extract) if isinstance(seconds_by_extract, dict) else None
+        return float(seconds) if isinstance(seconds, (int, float)) else None
 
     def note_full(self, extract: str, seconds: float) -> None:
         value = _read(self.folder / "full.json")

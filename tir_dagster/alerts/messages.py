@@ -30,11 +30,11 @@ _NEXT = {
 def failure_event(key: str, failures: Sequence[Failure], before: Trouble | None) -> Event:
     """One event for all extracts that the same cause hits."""
     last = failures[-1]
-    extracts = tuple(dict.fromkeys([*(before.affected if before else ()), *(one.extract for one in failures)]))
-    told = before.count if before else 0
-    again = f" again (failure {told + 1} since {_time(before.since)})" if before and told else ""
+    extracts = tuple(dict.fromkeys([*(before.affected if before else ()), *(failure.extract for failure in failures)]))
+    count = before.count if before else 0
+    again = f" again (failure {count + 1} since {_time(before.since)})" if before and count else ""
     return Event(
-        kind="repeat" if told else "failure",
+        kind="repeat" if count else "failure",
         id=last.id,
         key=key,
         extracts=extracts,
@@ -61,7 +61,7 @@ def _unaffected(failures: Sequence[Failure], extracts: tuple[str, ...]) -> str:
     """What is known of each; of those that failed earlier nothing is known by now."""
     if len(extracts) == 1:
         return failures[-1].unaffected
-    return "; ".join(f"{one.extract}: {one.unaffected}" for one in failures if one.unaffected)
+    return "; ".join(f"{failure.extract}: {failure.unaffected}" for failure in failures if failure.unaffected)
 
 
 def _subject(failure: Failure, extracts: tuple[str, ...]) -> str:
@@ -165,7 +165,7 @@ def digest_event(successes: Sequence[Success], day: str) -> Event:
     by_extract: dict[str, list[Success]] = {}
     for success in successes:
         by_extract.setdefault(success.extract, []).append(success)
-    facts = {name: _of_a_day(list(some)) for name, some in list(by_extract.items())[:40]}
+    facts = {name: _of_a_day(list(of_extract)) for name, of_extract in list(by_extract.items())[:40]}
     return Event(
         kind="digest",
         id=f"digest/{day}/{successes[-1].id}",
@@ -177,14 +177,17 @@ def digest_event(successes: Sequence[Success], day: str) -> Event:
     )
 
 
-def _of_a_day(some: list[Success]) -> str:
-    published = [one for one in some if one.published]
-    if some[0].of == "load":
-        return f"{len(published)} of {len(some)} loads brought rows"
-    full = sum(one.decision == "full" for one in published)
-    purged, appended = sum(one.rows_purged for one in published), sum(one.rows_appended for one in published)
+def _of_a_day(successes: list[Success]) -> str:
+    published = [success for success in successes if success.published]
+    if successes[0].of == "load":
+        return f"{len(published)} of {len(successes)} loads brought rows"
+    full = sum(success.decision == "full" for success in published)
+    purged, appended = (
+        sum(success.rows_purged for success in published),
+        sum(success.rows_appended for success in published),
+    )
     fulls = f", {full} of them full" if full else ""
-    return f"{len(published)} of {len(some)} published{fulls}; {purged:,} rows purged, {appended:,} appended"
+    return f"{len(published)} of {len(successes)} published{fulls}; {purged:,} rows purged, {appended:,} appended"
 
 
 def _links(success: Success) -> dict[str, str]:

@@ -39,10 +39,10 @@ def under_way(folder: Path, extract: str, started: float) -> Iterator[None]:
 
 def killed_commands(folder: Path, extracts: Collection[str]) -> list[Killed]:
     """Those of these extracts whose process is gone."""
-    found = []
+    killed = []
     for path in sorted(folder.glob("*@*")):
-        named = _FORM.fullmatch(path.name)
+        match = _FORM.fullmatch(path.name)
         with suppress(FileNotFoundError):
-            if named and named[1] in extracts and is_abandoned(path):
-                found.append(Killed(named[1], float(named[2]), path.stat().st_mtime, path))
-    return found
+            if match and match[1] in extracts and is_abandoned(path):
+                killed.append(Killed(match[1], float(match[2]), path.stat().st_mtime, path))
+    return killed
