@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tir_dagster.errors import LoadError
-from tir_dagster.loading.values import Digits, Unfit, Wanted, is_storable, json_text, parsed_json
+from tir_dagster.loading.values import Digits, FileColumn, UnfitValueError, is_storable, json_text, parsed_json
 from tir_dagster.snowflake.columns import Kind
 
 ROWS = 20_000
@@ -61,9 +61,9 @@ class Shape:
     other: list[str] = field(default_factory=list)
 
     def sentences(self) -> list[str]:
-        said = [f"column {shown_name(name)} is missing" for name in self.missing]
-        said += [f"column {shown_name(name)} is not expected" for name in self.extra]
-        return said + self.other
+        sentences = [f"column {shown_name(name)} is missing" for name in self.missing]
+        sentences += [f"column {shown_name(name)} is not expected" for name in self.extra]
+        return sentences + self.other
 
 
 def shown_name(name: str) -> str:
@@ -71,7 +71,7 @@ def shown_name(name: str) -> str:
     return name if name.isprintable() and name == name.strip() and name else repr(name)
 
 
-def matched(names: Sequence[str], wanted: Sequence[Wanted], shape: Shape) -> list[int | None]:
+def matched(names: Sequence[str], columns: Sequence[FileColumn], shape: Shape) -> list[int | None]:
     """Where in the file each wanted column is; the rest goes into the shape.
 
     It is found by its exact name, or else whatever the case and the blanks around it.
@@ -80,15 +80,15 @@ def matched(names: Sequence[str], wanted: Sequence[Wanted], shape: Shape) -> lis
     folded: dict[str, list[int]] = {}
     for at, name in enumerate(names):
         folded.setdefault(_folded(name), []).append(at)
-    found: list[int | None] = []
-    for column in wanted:
+    places: list[int | None] = []
+    for column in columns:
         alike = folded.get(_folded(column.name), [])
         place = exact.get(column.name, alike[0] if len(alike) == 1 else None)
-        found.append(place)
+        places.append(place)
         if place is None:
             shape.missing.append(column.name)
-    shape.extra += [name for at, name in enumerate(names) if at not in found]
-    return found
+    shape.extra += [name for at, name in enumerate(names) if at not in places]
+    return places
 
 
 def _folded(name: str) -> str:
@@ -100,7 +100,7 @@ def _check_once(names: Sequence[str], path: str, where: str) -> None:
         raise LoadError(f"{path}: column {', '.join(twice)} is twice in the {where}. Nothing was loaded; fix the file.")
 
 
-def csv_pieces(raw: Any, path: str, wanted: Sequence[Wanted], shape: Shape, *, delimiter: str) -> Iterator[Piece]:
+def csv_pieces(raw: Any, path: str, columns: Sequence[FileColumn], shape: Shape, *, delimiter: str) -> Iterator[Piece]:
     """Rows by the header's names; an empty field is NULL. A row of another length is bad."""
     csv.field_size_limit(_LONGEST_FIELD)
     with _text(raw, path) as text:
@@ -111,7 +111,7 @@ def csv_pieces(raw: Any, path: str, wanted: Sequence[Wanted], shape: Shape, *, d
         if not is_storable("".join(header)):
             raise _not_utf8(path, "the header is")
         _check_once(header, path, "header")
-        places = matched(header, wanted, shape)
+        places = matched(header, columns, shape)
         yield from _csv_rows(reader, len(header), places, path)
 
 
@@ -155,9 +155,9 @@ def _column(rows: Sequence[Sequence[str]], at: int | None) -> pa.Array:
     return pa.array([row[at] or None for row in rows], pa.string())
 
 
-def json_pieces(raw: Any, path: str, wanted: Sequence[Wanted], shape: Shape) -> Iterator[Piece]:
+def json_pieces(raw: Any, path: str, columns: Sequence[FileColumn], shape: Shape) -> Iterator[Piece]:
     """One object for each line; a field that is not there is NULL, one that is in no row is missing."""
-    fields = _Fields(wanted)
+    fields = _Fields(columns)
     rows: list[dict[str, Any]] = []
     lines: list[int] = []
     bad: list[Bad] = []
@@ -182,8 +182,8 @@ def json_pieces(raw: Any, path: str, wanted: Sequence[Wanted], shape: Shape) -> 
 class _Fields:
     """The wanted columns in objects, each of which has its own fields; remembers which were ever found."""
 
-    def __init__(self, wanted: Sequence[Wanted]) -> None:
-        self._wanted = wanted
+    def __init__(self, columns: Sequence[FileColumn]) -> None:
+        self._columns = columns
         # For each list of names that an object has, the names of the wanted columns there.
         self._known: dict[tuple[str, ...], list[str | None]] = {}
 
@@ -192,17 +192,17 @@ class _Fields:
         return [
             pa.array(
                 [
-                    None if (name := found[at]) is None else _told(row[name], column)
-                    for row, found in zip(rows, names, strict=True)
+                    None if (name := present[at]) is None else _as_csv_text(row[name], column)
+                    for row, present in zip(rows, names, strict=True)
                 ],
                 pa.string(),
             )
-            for at, column in enumerate(self._wanted)
+            for at, column in enumerate(self._columns)
         ]
 
     def _names(self, names: tuple[str, ...]) -> list[str | None]:
         if names not in self._known:
-            places = matched(names, self._wanted, Shape())
+            places = matched(names, self._columns, Shape())
             self._known[names] = [None if at is None else names[at] for at in places]
         return self._known[names]
 
@@ -210,9 +210,9 @@ class _Fields:
         """What no object has, and what was nowhere expected; nothing if there was no object."""
         if not self._known:
             return
-        used = {name for found in self._known.values() for name in found}
-        for at, column in enumerate(self._wanted):
-            if all(found[at] is None for found in self._known.values()):
+        used = {name for present in self._known.values() for name in present}
+        for at, column in enumerate(self._columns):
+            if all(present[at] is None for present in self._known.values()):
                 shape.missing.append(column.name)
         shape.extra += dict.fromkeys(name for names in self._known for name in names if name not in used)
 
@@ -223,14 +223,14 @@ def _object(content: str) -> dict[str, Any] | str:
         return "not text in UTF-8"
     try:
         value = parsed_json(content)
-    except Unfit as error:
+    except UnfitValueError as error:
         return str(error)
     except (ValueError, RecursionError) as error:
         return f"not JSON: {error}"
     return value if isinstance(value, dict) else "not a JSON object"
 
 
-def _told(value: Any, column: Wanted) -> str | None:
+def _as_csv_text(value: Any, column: FileColumn) -> str | None:
     """A JSON value as the text that a CSV file would have."""
     if value is None:
         return None
@@ -242,20 +242,20 @@ def _told(value: Any, column: Wanted) -> str | None:
 def parquet_groups(raw: Any, path: str) -> list[int]:
     """The rows of each row group, so that several tasks can share a file."""
     with _of_parquet(path):
-        found = pq.ParquetFile(raw).metadata
-        return [found.row_group(at).num_rows for at in range(found.num_row_groups)]
+        metadata = pq.ParquetFile(raw).metadata
+        return [metadata.row_group(at).num_rows for at in range(metadata.num_row_groups)]
 
 
 def parquet_pieces(
-    raw: Any, path: str, wanted: Sequence[Wanted], shape: Shape, *, groups: Sequence[int] | None, first: int = 1
+    raw: Any, path: str, columns: Sequence[FileColumn], shape: Shape, *, groups: Sequence[int] | None, first: int = 1
 ) -> Iterator[Piece]:
     """The row groups' rows; `first` is the number of the first one in the file."""
     with _of_parquet(path):
         file = pq.ParquetFile(raw)
         names = file.schema_arrow.names
         _check_once(names, path, "file")
-        places = matched(names, wanted, shape)
-        for column, at in zip(wanted, places, strict=True):
+        places = matched(names, columns, shape)
+        for column, at in zip(columns, places, strict=True):
             if at is not None and not column.fits(file.schema_arrow.types[at]) and not _as_text(column):
                 kind = file.schema_arrow.types[at]
                 shape.other.append(f"column {column.name} is {kind}, expected is {column.column.kind.value}")
@@ -263,20 +263,20 @@ def parquet_pieces(
             return
         listed = sorted({names[at] for at in places if at is not None})
         for batch in file.iter_batches(_PARQUET_ROWS, row_groups=groups, columns=listed):
-            columns = [
+            arrays = [
                 pa.nulls(batch.num_rows, pa.string()) if at is None else _plain(batch.column(names[at]), column)
-                for column, at in zip(wanted, places, strict=True)
+                for column, at in zip(columns, places, strict=True)
             ]
-            yield Piece(columns, range(first, first + batch.num_rows))
+            yield Piece(arrays, range(first, first + batch.num_rows))
             first += batch.num_rows
 
 
-def _as_text(column: Wanted) -> bool:
+def _as_text(column: FileColumn) -> bool:
     """Whether any value has a text that the column takes."""
     return column.column.kind.value in ("text", "json")
 
 
-def _plain(values: pa.Array, column: Wanted) -> pa.Array:
+def _plain(values: pa.Array, column: FileColumn) -> pa.Array:
     if pa.types.is_dictionary(values.type):
         values = values.dictionary_decode()
     if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
@@ -324,8 +324,10 @@ def _of_parquet(path: str) -> Iterator[None]:
     try:
         yield
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, EOFError) as error:
-        said = " ".join(str(error).split())[:200].rstrip(".")
-        raise LoadError(f"{path}: not a whole Parquet file: {said}. Nothing was loaded; send the file again.") from None
+        message = " ".join(str(error).split())[:200].rstrip(".")
+        raise LoadError(
+            f"{path}: not a whole Parquet file: {message}. Nothing was loaded; send the file again."
+        ) from None
 
 
 @contextmanager

@@ -47,7 +47,7 @@ class LandedFile:
 
 
 @dataclass(frozen=True)
-class Place:
+class LandingPlace:
     """The filesystem that an address means, and the path in it. It can be pickled: tasks open files by it."""
 
     address: str
@@ -57,7 +57,7 @@ class Place:
     access: tuple[tuple[str, str], ...] = field(default=(), repr=False)
 
     @staticmethod
-    def of(address: str, env: Mapping[str, str] = os.environ) -> Place:
+    def of(address: str, env: Mapping[str, str] = os.environ) -> LandingPlace:
         options: dict[str, str] = {}
         if variable := next((name for name in _ENDPOINTS if env.get(name) and address.startswith("s3://")), None):
             endpoint = _endpoint(variable, env[variable])
@@ -66,7 +66,7 @@ class Place:
             options["region"] = region
         access = {name: env[variable] for name, variable in _ACCESS.items() if env.get(variable)}
         known = access.items() if {"access_key", "secret_key"} <= access.keys() else ()
-        return Place(address.rstrip("/"), tuple(sorted(options.items())), tuple(known))
+        return LandingPlace(address.rstrip("/"), tuple(sorted(options.items())), tuple(known))
 
     @property
     def is_s3(self) -> bool:
@@ -76,8 +76,8 @@ class Place:
     def filesystem(self) -> Any:
         if self.is_s3:
             # A region that is not given would be asked of a real AWS, also where the endpoint is another one.
-            given = {"region": "us-east-1", **dict(self.options)} if self.options else {}
-            return fs.S3FileSystem(connect_timeout=10, request_timeout=60, **given, **dict(self.access))
+            options = {"region": "us-east-1", **dict(self.options)} if self.options else {}
+            return fs.S3FileSystem(connect_timeout=10, request_timeout=60, **options, **dict(self.access))
         return fs.LocalFileSystem()
 
     @cached_property
@@ -113,42 +113,42 @@ class Place:
 
     def listed(self) -> list[LandedFile]:
         """Every file below the address; the address must be there."""
-        with self.told(self.address):
+        with self.explaining_errors(self.address):
             if self.is_s3:
                 return self._objects()
             if self.filesystem.get_file_info(self.root).type is not fs.FileType.Directory:
                 raise LoadError(f"{self.address} is no folder. Create it, or correct `files.path` in the load's spec.")
-            found = self.filesystem.get_file_info(fs.FileSelector(self.root, recursive=True))
-        return [_local(info) for info in found if info.type is fs.FileType.File]
+            infos = self.filesystem.get_file_info(fs.FileSelector(self.root, recursive=True))
+        return [_local(info) for info in infos if info.type is fs.FileType.File]
 
     def _objects(self) -> list[LandedFile]:
         bucket, _, prefix = self.root.partition("/")
         pages = self._s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=f"{prefix}/" if prefix else "")
         return [
-            LandedFile(f"s3://{bucket}/{one['Key']}", one["Size"], one["LastModified"], _stamp(one))
+            LandedFile(f"s3://{bucket}/{entry['Key']}", entry["Size"], entry["LastModified"], _stamp(entry))
             for page in pages
-            for one in page.get("Contents", ())
-            if not one["Key"].endswith("/")
+            for entry in page.get("Contents", ())
+            if not entry["Key"].endswith("/")
         ]
 
     def look(self, path: str) -> LandedFile | None:
         """The file as it is now; None if it is gone."""
-        with self.told(path):
+        with self.explaining_errors(path):
             if not self.is_s3:
                 info = self.filesystem.get_file_info(self.inner(path))
                 return _local(info) if info.type is fs.FileType.File else None
             bucket, _, key = self.inner(path).partition("/")
             try:
-                one = self._s3.head_object(Bucket=bucket, Key=key)
+                entry = self._s3.head_object(Bucket=bucket, Key=key)
             except self._s3.exceptions.ClientError as error:
                 if error.response["ResponseMetadata"]["HTTPStatusCode"] == 404:
                     return None
                 raise
-            return LandedFile(path, one["ContentLength"], one["LastModified"], _stamp(one))
+            return LandedFile(path, entry["ContentLength"], entry["LastModified"], _stamp(entry))
 
     @contextmanager
     def opened(self, path: str) -> Iterator[Any]:
-        with self.told(path), self.filesystem.open_input_file(self.inner(path)) as file:
+        with self.explaining_errors(path), self.filesystem.open_input_file(self.inner(path)) as file:
             yield file
 
     def digest(self, file: LandedFile) -> str:
@@ -157,7 +157,7 @@ class Place:
             return Hashed(opened).digest()
 
     @contextmanager
-    def told(self, path: str) -> Iterator[None]:
+    def explaining_errors(self, path: str) -> Iterator[None]:
         """What the filesystem says becomes an error that says which file and what to do."""
         try:
             yield
@@ -213,34 +213,34 @@ def _local(info: Any) -> LandedFile:
     return LandedFile(f"file://{info.path}", info.size, modified, f"{info.size}/{info.mtime_ns}")
 
 
-def _stamp(found: Mapping[str, Any]) -> str:
+def _stamp(entry: Mapping[str, Any]) -> str:
     """With the time: a content that comes back after another one is news. A listing may know more of it than a look."""
-    return f"etag {found['ETag'].strip(chr(34))} {found['LastModified']:%Y-%m-%dT%H:%M:%S}"
+    return f"etag {entry['ETag'].strip(chr(34))} {entry['LastModified']:%Y-%m-%dT%H:%M:%S}"
 
 
 _FORBIDDEN = re.compile(r"ACCESS_?DENIED|ACCESS DENIED|FORBIDDEN|INVALID_?ACCESS_?KEY|SIGNATURE_?DOES_?NOT|CREDENTIALS")
 
 
 def _fail(path: str, error: Exception) -> NoReturn:
-    said = " ".join(str(error).split())[:300]
-    low = said.upper()
-    if _FORBIDDEN.search(low) or isinstance(error, PermissionError):
+    message = " ".join(str(error).split())[:300]
+    upper = message.upper()
+    if _FORBIDDEN.search(upper) or isinstance(error, PermissionError):
         raise LoadError(
             f"{path}: reading it is forbidden. Check the AWS credentials and the bucket's policy, or the folder's rights."
         ) from None
-    if "NOSUCHBUCKET" in low or "NO_SUCH_BUCKET" in low or "BUCKET DOES NOT EXIST" in low:
+    if "NOSUCHBUCKET" in upper or "NO_SUCH_BUCKET" in upper or "BUCKET DOES NOT EXIST" in upper:
         raise LoadError(f"{path}: the bucket does not exist. Correct `files.path` in the load's spec.") from None
     if isinstance(error, FileNotFoundError):
         raise LoadError(
             f"{path}: it is not there, or no longer. Nothing was loaded; look for who removes files, then run again."
         ) from None
-    raise LoadError(f"{path}: it cannot be read: {said}. Nothing was loaded; fix it, then run again.") from None
+    raise LoadError(f"{path}: it cannot be read: {message}. Nothing was loaded; fix it, then run again.") from None
 
 
-def chosen(files: list[LandedFile], place: Place, declared: Files) -> list[LandedFile]:
+def chosen(files: list[LandedFile], place: LandingPlace, declared: Files) -> list[LandedFile]:
     """Those that the pattern means, without markers and hidden files, in the order in which they are loaded."""
     root = place.below
-    wanted = [
+    matching = [
         file
         for file in files
         # Folders, too: what a job has not committed yet lies in `_temporary`.
@@ -251,7 +251,7 @@ def chosen(files: list[LandedFile], place: Place, declared: Files) -> list[Lande
             or fnmatch.fnmatch(file.path.rpartition("/")[2], declared.pattern)
         )
     ]
-    return sorted(wanted, key=lambda file: order_key(file, declared))
+    return sorted(matching, key=lambda file: order_key(file, declared))
 
 
 def order_key(file: LandedFile, declared: Files) -> str:
@@ -273,12 +273,12 @@ def unfinished(files: list[LandedFile], everything: list[LandedFile], declared: 
     """Those whose marker is missing; by size and time only a second look can tell."""
     if declared.complete == "stable":
         return frozenset()
-    there = {file.path: file.modified for file in everything}
+    modified = {file.path: file.modified for file in everything}
 
     def marked(file: LandedFile) -> bool:
         """A marker that is older than its file is of an earlier one of that name."""
         names = (f"{file.path}{declared.marker}", f"{file.folder}/{declared.marker}")
-        return any(name in there and there[name] >= file.modified for name in names)
+        return any(name in modified and modified[name] >= file.modified for name in names)
 
     return frozenset(file.path for file in files if not marked(file))
 

@@ -10,7 +10,7 @@ from decimal import Decimal
 from typing import Any, Literal
 
 from tir_dagster.errors import LoadError
-from tir_dagster.loading.merge_sql import Places, grave_columns
+from tir_dagster.loading.merge_sql import LoadTables, grave_columns
 from tir_dagster.loading.selection import Known
 from tir_dagster.loading.tables import LEDGER_COLUMNS, LOADS_COLUMNS, REJECTS_COLUMNS, Bookkeeping, Target, create
 from tir_dagster.snowflake.connection import MISSING_OBJECT, SnowflakeAccess, SnowflakeError
@@ -98,17 +98,17 @@ def read_ledger(access: SnowflakeAccess, books: Bookkeeping, *, below: str) -> L
             raise
         return Ledger({}, exists=False)
     known = {str(path): Known(int(seq) + 1, stamp, digest) for path, seq, stamp, digest, _, _ in rows}
-    mine = [row for row in rows if row[5] == "LOADED" and str(row[0]).startswith(below)]
-    return Ledger(known, max((row[4] for row in mine), default=None))
+    own_rows = [row for row in rows if row[5] == "LOADED" and str(row[0]).startswith(below)]
+    return Ledger(known, max((row[4] for row in own_rows), default=None))
 
 
-def newest_loaded(run: Run, places: Places, *, below: str) -> str | None:
+def newest_loaded(run: Run, tables: LoadTables, *, below: str) -> str | None:
     """The largest order key that other loads have loaded by now, asked inside the transaction."""
-    found = run(
-        f"SELECT MAX(ORDER_KEY) FROM {places.books.ledger.sql} WHERE TARGET = {literal(str(places.books.table))} "
-        f"AND STATUS = 'LOADED' AND STARTSWITH(PATH, {literal(below)}) AND LOAD_ID <> {literal(places.load_id)}"
+    rows = run(
+        f"SELECT MAX(ORDER_KEY) FROM {tables.books.ledger.sql} WHERE TARGET = {literal(str(tables.books.table))} "
+        f"AND STATUS = 'LOADED' AND STARTSWITH(PATH, {literal(below)}) AND LOAD_ID <> {literal(tables.load_id)}"
     )
-    return None if found[0][0] is None else str(found[0][0])
+    return None if rows[0][0] is None else str(rows[0][0])
 
 
 def prepare(run: Run, books: Bookkeeping, target: Target, *, exists: bool, graves: bool) -> None:
@@ -123,22 +123,22 @@ def prepare(run: Run, books: Bookkeeping, target: Target, *, exists: bool, grave
         run(create(books.ledger, LEDGER_COLUMNS))
 
 
-def found_actions(run: Run, places: Places) -> dict[str, int]:
+def found_actions(run: Run, tables: LoadTables) -> dict[str, int]:
     """How many keys the transaction has found to insert, update, delete: I, U, D."""
-    found = run(f"SELECT ACTION, COUNT(*) FROM {places.changed.sql} GROUP BY ACTION")
-    return {str(action): int(count) for action, count in found}
+    rows = run(f"SELECT ACTION, COUNT(*) FROM {tables.changed.sql} GROUP BY ACTION")
+    return {str(action): int(count) for action, count in rows}
 
 
-def changed_keys(run: Run, places: Places, actions: Mapping[str, int]) -> Changed | None:
+def changed_keys(run: Run, tables: LoadTables, actions: Mapping[str, int]) -> Changed | None:
     """What the transaction has found to change; None if nothing."""
-    target = places.target
+    target = tables.target
     if not actions:
         return None
     kind = _KINDS[next(iter(actions))] if len(actions) == 1 and target.history is None else "MIXED_CHANGES"
-    keys = ", ".join(places.keys)
-    found = run(f"SELECT DISTINCT {keys} FROM {places.changed.sql} ORDER BY {keys} LIMIT {MOST_KEYS + 1}")
+    keys = ", ".join(tables.keys)
+    rows = run(f"SELECT DISTINCT {keys} FROM {tables.changed.sql} ORDER BY {keys} LIMIT {MOST_KEYS + 1}")
     columns = tuple(target.name(place) for place in target.key)
-    return listed(Changed(kind, columns, tuple(tuple(row) for row in found)))
+    return listed(Changed(kind, columns, tuple(tuple(row) for row in rows)))
 
 
 def listed(changed: Changed) -> Changed:
@@ -147,13 +147,13 @@ def listed(changed: Changed) -> Changed:
     return changed if few and len(changed.to_json().encode()) <= MOST_KEY_BYTES else replace(changed, keys=None)
 
 
-def remember(run: Run, places: Places, mode: str, done: Committed) -> None:
+def remember(run: Run, tables: LoadTables, mode: str, done: Committed) -> None:
     """The load itself, in its own transaction."""
-    texts = [places.books.load, done.load_id, str(places.target.table), mode]
+    texts = [tables.books.load, done.load_id, str(tables.target.table), mode]
     counts = [done.files, done.rows, done.rejected, done.inserted, done.updated, done.deleted]
     changed = done.changed.to_json() if done.changed else None
     run(
-        f"INSERT INTO {beside_values(places.books.loads)} ({', '.join(LOADS_COLUMNS)}) SELECT "
+        f"INSERT INTO {beside_values(tables.books.loads)} ({', '.join(LOADS_COLUMNS)}) SELECT "
         f"{', '.join(['%s'] * (len(texts) + len(counts) + 1))}, CURRENT_TIMESTAMP()::TIMESTAMP_TZ",
         [*texts, *counts, changed],
     )
@@ -177,7 +177,7 @@ def committed(access: SnowflakeAccess, books: Bookkeeping, ids: Sequence[str]) -
     if not ids:
         return []
     columns = "LOAD_ID, FILES, ROWS_READ, ROWS_REJECTED, ROWS_INSERTED, ROWS_UPDATED, ROWS_DELETED, CHANGED"
-    test = f"AND LOAD_ID IN ({', '.join(literal(one) for one in ids)}) ORDER BY LOADED_AT, LOAD_ID"
+    test = f"AND LOAD_ID IN ({', '.join(literal(load_id) for load_id in ids)}) ORDER BY LOADED_AT, LOAD_ID"
     return [_committed(row) for row in _of_loads(access, books, f"{columns} FROM {books.loads.sql}", test)]
 
 

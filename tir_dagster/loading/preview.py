@@ -83,10 +83,10 @@ class Checker:
         if not self._keys:
             return
         together = self._spec.snapshot == "folder"
-        named, where = ", ".join(target.name(place) for place in target.key), "folder" if together else "file"
-        found = pa.concat_tables(self._keys).to_pydict()
-        files, lines = found.pop("FILE_NO"), found.pop("LINE_NO")
-        keys = list(zip(*found.values(), strict=True))
+        key_names, where = ", ".join(target.name(place) for place in target.key), "folder" if together else "file"
+        values = pa.concat_tables(self._keys).to_pydict()
+        files, lines = values.pop("FILE_NO"), values.pop("LINE_NO")
+        keys = list(zip(*values.values(), strict=True))
         scopes = [key if together else (file, key) for file, key in zip(files, keys, strict=True)]
         counts = Counter(scopes)
         for file, line, key, scope in zip(files, lines, keys, scopes, strict=True):
@@ -94,5 +94,5 @@ class Checker:
                 path = self._paths[file]
                 self.rows[path] -= 1
                 self.rejected[path] += 1
-                reason = f"key {named} = {', '.join(map(str, key))} is more than once in the {where}"
+                reason = f"key {key_names} = {', '.join(map(str, key))} is more than once in the {where}"
                 self._rejects.append(Reject(path, line, reason))

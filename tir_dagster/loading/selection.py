@@ -38,11 +38,11 @@ def news(files: Iterable[LandedFile], known: Mapping[str, Known]) -> list[Landed
     return [file for file in files if file.path not in known or known[file.path].stamp != file.stamp]
 
 
-def in_turn(spec: LoadSpec, found: Listing, known: Mapping[str, Known]) -> list[LandedFile]:
+def in_turn(spec: LoadSpec, listing: Listing, known: Mapping[str, Known]) -> list[LandedFile]:
     """The complete files; where the order matters, only up to the first new one that is not complete."""
-    waiting = {file.path for file in news(found.files, known)} & found.unfinished if spec.in_order else set()
-    turn = takewhile(lambda file: file.path not in waiting, found.files)
-    return [file for file in turn if file.path not in found.unfinished]
+    waiting = {file.path for file in news(listing.files, known)} & listing.unfinished if spec.in_order else set()
+    turn = takewhile(lambda file: file.path not in waiting, listing.files)
+    return [file for file in turn if file.path not in listing.unfinished]
 
 
 def choose(
@@ -85,21 +85,21 @@ def _only_newest(
     newest: str | None,
 ) -> list[Chosen]:
     """Of several whole contents only the newest counts, and none that is older than the one loaded."""
-    fresh = {one.order_key for one in chosen if one.status == "LOADED"}
+    fresh = {entry.order_key for entry in chosen if entry.status == "LOADED"}
     winner = max(fresh, default=None)
     if winner is not None and newest is not None and winner < newest:
         winner = None
     kept = []
-    for one in chosen:
-        stays = one.status != "LOADED" or one.order_key == winner
-        kept.append(one if stays else replace(one, status="SUPERSEDED"))
+    for entry in chosen:
+        stays = entry.status != "LOADED" or entry.order_key == winner
+        kept.append(entry if stays else replace(entry, status="SUPERSEDED"))
     if winner is None or spec.snapshot == "file":
         return kept
     # A folder's content is all its files, also those that came and were loaded earlier.
-    listed = {one.file.path for one in kept if one.status == "LOADED"}
+    listed = {entry.file.path for entry in kept if entry.status == "LOADED"}
     again = [file for file in files if file.folder == winner and file.path not in listed]
-    kept = [one for one in kept if one.file.path not in {file.path for file in again}]
+    kept = [entry for entry in kept if entry.file.path not in {file.path for file in again}]
     kept += [_entry(spec, file, "LOADED", known) for file in again]
     # Of a key that is in several parts the later part's row counts, whichever part came again.
     places = {file.path: place for place, file in enumerate(files)}
-    return sorted(kept, key=lambda one: places[one.file.path])
+    return sorted(kept, key=lambda entry: places[entry.file.path])

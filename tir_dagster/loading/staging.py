@@ -30,8 +30,8 @@ from tir_dagster.loading.formats import (
     parquet_groups,
     parquet_pieces,
 )
-from tir_dagster.loading.landing import Hashed, Place
-from tir_dagster.loading.values import Wanted, converted
+from tir_dagster.loading.landing import Hashed, LandingPlace
+from tir_dagster.loading.values import FileColumn, converted
 from tir_dagster.snowflake.connection import SnowflakeAccess
 from tir_dagster.snowflake.names import literal
 from tir_dagster.spark.remote import remote_of
@@ -69,12 +69,12 @@ class StagePlan:
     """What all tasks of a load know; it can be pickled."""
 
     access: SnowflakeAccess
-    place: Place
+    place: LandingPlace
     files: Files
-    wanted: tuple[Wanted, ...]
+    columns: tuple[FileColumn, ...]
     # The stage's folder of this load, as PUT and COPY name it.
     folder: str
-    # Places in `wanted` that may not be NULL, with what to say then.
+    # LoadTables in `columns` that may not be NULL, with what to say then.
     needed: tuple[tuple[int, str], ...] = ()
     flag: int | None = None
     flag_values: tuple[str, ...] = ()
@@ -83,7 +83,7 @@ class StagePlan:
     def schema(self) -> pa.Schema:
         """Good rows in staged files: plain names, whatever the table's columns are called."""
         fields = [("FILE_NO", pa.int64()), ("LINE_NO", pa.int64()), ("IS_DELETED", pa.bool_())]
-        return pa.schema([*fields, *((f"C{at}", column.arrow) for at, column in enumerate(self.wanted))])
+        return pa.schema([*fields, *((f"C{at}", column.arrow) for at, column in enumerate(self.columns))])
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class Staged:
 Stager = Callable[[StagePlan, Sequence[Unit]], list[Staged]]
 
 
-def units_of(place: Place, number: int, path: str, *, is_parquet: bool) -> list[Unit]:
+def units_of(place: LandingPlace, number: int, path: str, *, is_parquet: bool) -> list[Unit]:
     """A file as one unit, a large Parquet file as several."""
     if not is_parquet:
         return [Unit(number, path)]
@@ -141,9 +141,9 @@ def by_spark(spark: Callable[[], SparkSession]) -> Stager:
         if plan.files.through == "spark":
             return _through_spark(session, plan, units)
         with spark_failures("staging files", remote_of(session)):
-            given = session.createDataFrame([(pickle.dumps(unit),) for unit in units], "unit binary")
-            told = given.repartition(min(len(units), _TASKS)).mapInArrow(_task(plan), "told string").collect()
-        return [_back(row["told"]) for row in told]
+            frame = session.createDataFrame([(pickle.dumps(unit),) for unit in units], "unit binary")
+            rows = frame.repartition(min(len(units), _TASKS)).mapInArrow(_task(plan), "result string").collect()
+        return [_back(row["result"]) for row in rows]
 
     return stage
 
@@ -160,11 +160,11 @@ def _through_spark(session: SparkSession, plan: StagePlan, units: Sequence[Unit]
             for batch in batches:
                 for path, content in zip(*(batch.column(at).to_pylist() for at in range(2)), strict=True):
                     staged = stage_unit(plan, numbers[_bare(path)], put, content)
-                    yield pa.RecordBatch.from_pydict({"told": [json.dumps(asdict(staged))]})
+                    yield pa.RecordBatch.from_pydict({"result": [json.dumps(asdict(staged))]})
 
     with spark_failures("staging files", remote_of(session)):
         read = session.read.format("binaryFile").load(paths).select("path", "content")
-        return [_back(row["told"]) for row in read.mapInArrow(run, "told string").collect()]
+        return [_back(row["result"]) for row in read.mapInArrow(run, "result string").collect()]
 
 
 def _bare(path: str) -> str:
@@ -176,16 +176,16 @@ def _task(plan: StagePlan) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.R
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with _putting(plan) as put:
             for batch in batches:
-                units = [pickle.loads(one) for one in batch.column("unit").to_pylist()]  # noqa: S301 - the driver's own
-                told = [json.dumps(asdict(stage_unit(plan, unit, put))) for unit in units]
-                yield pa.RecordBatch.from_pydict({"told": told})
+                units = [pickle.loads(pickled) for pickled in batch.column("unit").to_pylist()]  # noqa: S301 - the driver's own
+                results = [json.dumps(asdict(stage_unit(plan, unit, put))) for unit in units]
+                yield pa.RecordBatch.from_pydict({"result": results})
 
     return run
 
 
-def _back(told: str) -> Staged:
+def _back(result: str) -> Staged:
     values: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in json.loads(told).items()
+        name: tuple(value) if isinstance(value, list) else value for name, value in json.loads(result).items()
     }
     return Staged(**values)
 
@@ -213,13 +213,13 @@ def _putting(plan: StagePlan) -> Iterator[Put]:
 
 def stage_unit(plan: StagePlan, unit: Unit, put: Put, content: bytes | None = None) -> Staged:
     """Read, check and stage one unit. What is wrong with the file is told, not raised: the driver says it of all files."""
-    shape, counted, told = Shape(), _Counted(), _Told()
+    shape, counted, digest = Shape(), _Counted(), _FileDigest()
     with tempfile.TemporaryDirectory(prefix="tir-stage-") as scratch:
         name = f"{unit.number:06d}-{unit.part:04d}.parquet"
         rows, bad = Path(scratch) / name, Path(scratch) / f"bad-{name}"
         try:
             with pq.ParquetWriter(rows, plan.schema) as good, pq.ParquetWriter(bad, _SCHEMA_BAD) as rejected:
-                for piece in _pieces(plan, unit, shape, content, told):
+                for piece in _pieces(plan, unit, shape, content, digest):
                     _write(plan, unit, piece, good, rejected, counted)
         except LoadError as error:
             return Staged(unit.number, 0, 0, unit.part, problem=str(error))
@@ -235,23 +235,25 @@ def stage_unit(plan: StagePlan, unit: Unit, put: Put, content: bytes | None = No
         counted.rows,
         counted.rejected,
         unit.part,
-        told.digest,
+        digest.digest,
         _drift(plan, shape),
         tuple(shape.missing),
-        tuple(f"{unit.path}:{one.line}: {one.reason}" for one in counted.samples),
+        tuple(f"{unit.path}:{row.line}: {row.reason}" for row in counted.samples),
     )
 
 
 def _drift(plan: StagePlan, shape: Shape) -> tuple[str, ...]:
-    if len(shape.missing) < len(plan.wanted):
+    if len(shape.missing) < len(plan.columns):
         return tuple(shape.sentences())
     look = f" (is {plan.files.delimiter!r} its delimiter?)" if plan.files.format == "csv" else ""
     return (*shape.sentences(), f"none of the expected columns was found{look}")
 
 
 def _unforeseen(unit: Unit, error: Exception) -> str:
-    said = " ".join(repr(error).encode("utf-8", "backslashreplace").decode().split())[:300]
-    return f"{unit.path}: it cannot be read: {said}. Nothing was loaded; fix the file or take it away, then run again."
+    message = " ".join(repr(error).encode("utf-8", "backslashreplace").decode().split())[:300]
+    return (
+        f"{unit.path}: it cannot be read: {message}. Nothing was loaded; fix the file or take it away, then run again."
+    )
 
 
 @dataclass
@@ -262,34 +264,34 @@ class _Counted:
 
 
 @dataclass
-class _Told:
+class _FileDigest:
     digest: str = ""
 
 
-def _pieces(plan: StagePlan, unit: Unit, shape: Shape, content: bytes | None, told: _Told) -> Iterator[Piece]:
+def _pieces(plan: StagePlan, unit: Unit, shape: Shape, content: bytes | None, digest: _FileDigest) -> Iterator[Piece]:
     """The unit's rows; what was read tells the digest at the end."""
     opened = plan.place.opened(unit.path) if content is None else nullcontext(io.BytesIO(content))
-    with plan.place.told(unit.path), opened as raw:
+    with plan.place.explaining_errors(unit.path), opened as raw:
         if plan.files.format == "parquet":
             # It is read here and there, its digest from one end to the other.
-            told.digest = Hashed(raw).digest() if unit.part == 0 else ""
+            digest.digest = Hashed(raw).digest() if unit.part == 0 else ""
             raw.seek(0)
-            yield from parquet_pieces(raw, unit.path, plan.wanted, shape, groups=unit.groups, first=unit.first)
+            yield from parquet_pieces(raw, unit.path, plan.columns, shape, groups=unit.groups, first=unit.first)
             return
         hashed = Hashed(raw)
         if plan.files.format == "csv":
-            yield from csv_pieces(hashed, unit.path, plan.wanted, shape, delimiter=plan.files.delimiter)
+            yield from csv_pieces(hashed, unit.path, plan.columns, shape, delimiter=plan.files.delimiter)
         else:
-            yield from json_pieces(hashed, unit.path, plan.wanted, shape)
-        told.digest = hashed.digest()
+            yield from json_pieces(hashed, unit.path, plan.columns, shape)
+        digest.digest = hashed.digest()
 
 
 def _write(plan: StagePlan, unit: Unit, piece: Piece, good: Any, rejected: Any, counted: _Counted) -> None:
     columns: list[pa.Array] = []
     reasons: dict[int, str] = {}
-    for values, column in zip(piece.columns, plan.wanted, strict=True):
-        made, unfit = converted(values, column)
-        columns.append(made)
+    for values, column in zip(piece.columns, plan.columns, strict=True):
+        converted_values, unfit = converted(values, column)
+        columns.append(converted_values)
         for at, reason in unfit.items():
             reasons.setdefault(at, reason)
     for place, reason in plan.needed:
@@ -316,8 +318,8 @@ def _null_places(values: pa.Array) -> list[int]:
 def _rows(plan: StagePlan, unit: Unit, piece: Piece, columns: list[pa.Array]) -> pa.Table:
     count = len(piece.lines)
     first = piece.lines[0] if count else 0
-    counted = np.arange(first, first + count) if isinstance(piece.lines, range) else piece.lines
-    lines = pa.array(counted, pa.int64())
+    numbers = np.arange(first, first + count) if isinstance(piece.lines, range) else piece.lines
+    lines = pa.array(numbers, pa.int64())
     return pa.Table.from_arrays(
         [pa.repeat(pa.scalar(unit.number, pa.int64()), count), lines, _deleted(plan, columns, count), *columns],
         schema=plan.schema,
@@ -335,9 +337,9 @@ def _bad_rows(unit: Unit, bad: Sequence[Bad]) -> pa.Table:
     return pa.Table.from_pydict(
         {
             "FILE_NO": [unit.number] * len(bad),
-            "LINE_NO": [one.line for one in bad],
-            "REASON": [one.reason[:1_000] for one in bad],
-            "ROW_TEXT": [one.text for one in bad],
+            "LINE_NO": [row.line for row in bad],
+            "REASON": [row.reason[:1_000] for row in bad],
+            "ROW_TEXT": [row.text for row in bad],
         },
         schema=_SCHEMA_BAD,
     )

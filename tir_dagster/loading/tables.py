@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tir_dagster.errors import LoadError, SpecError
-from tir_dagster.loading.values import Wanted
+from tir_dagster.loading.values import FileColumn
 from tir_dagster.snowflake.columns import Column, Kind, UnheldTypeError
 from tir_dagster.snowflake.names import TableName, quote
 from tir_dagster.spec.load import LoadSpec
@@ -78,8 +78,8 @@ class Bookkeeping:
     def graves(self, columns: Sequence[str]) -> TableName:
         """The deleted keys of the table; `columns` are the key's and the version's."""
         # Tables of other schemas may share the name and this place; another key has other columns.
-        told = hashlib.sha1("\n".join([str(self.table), *columns]).encode(), usedforsecurity=False).hexdigest()[:8]
-        return self._named(f"TIR_DELETED_{self.table.name[:200]}_{told.upper()}")
+        digest = hashlib.sha1("\n".join([str(self.table), *columns]).encode(), usedforsecurity=False).hexdigest()[:8]
+        return self._named(f"TIR_DELETED_{self.table.name[:200]}_{digest.upper()}")
 
     @property
     def stage(self) -> TableName:
@@ -91,11 +91,11 @@ class Bookkeeping:
 
 @dataclass(frozen=True)
 class Target:
-    """The table, the columns that files bring, and which of these play a part; places count in `wanted`."""
+    """The table, the columns that files bring, and which of these play a part; places count in `columns`."""
 
     table: TableName
-    wanted: tuple[Wanted, ...]
-    # Places of the columns that the table has.
+    columns: tuple[FileColumn, ...]
+    # LoadTables of the columns that the table has.
     stored: tuple[int, ...]
     key: tuple[int, ...] = ()
     order: int | None = None
@@ -104,7 +104,7 @@ class Target:
     history: tuple[str, str, str] | None = None
 
     def name(self, place: int) -> str:
-        return self.wanted[place].column.name
+        return self.columns[place].column.name
 
     def grave(self) -> list[str]:
         """The columns that a deletion is remembered by."""
@@ -112,10 +112,10 @@ class Target:
 
     def needed(self) -> tuple[tuple[int, str], ...]:
         """What may not be NULL, and what is said of a row where it is."""
-        said = [(place, f"key column {self.name(place)} is NULL") for place in self.key]
+        rules = [(place, f"key column {self.name(place)} is NULL") for place in self.key]
         if self.order is not None:
-            said.append((self.order, f"order column {self.name(self.order)} is NULL"))
-        return tuple(said)
+            rules.append((self.order, f"order column {self.name(self.order)} is NULL"))
+        return tuple(rules)
 
 
 def target_of(spec: LoadSpec, described: Sequence[tuple[str, str]]) -> Target:
@@ -132,13 +132,13 @@ def target_of(spec: LoadSpec, described: Sequence[tuple[str, str]]) -> Target:
             kind = known[history[0]] if history and special == spec.order_by else "VARCHAR"
             declared[special] = (special, kind)
     try:
-        wanted = tuple(_wanted(name, file_name, kind, known) for name, (file_name, kind) in declared.items())
+        columns = tuple(_file_column(name, file_name, kind, known) for name, (file_name, kind) in declared.items())
     except UnheldTypeError as error:
         raise SpecError(f"{spec.name}: {spec.table}: {_unheld(error)}") from None
-    places = {column.column.name: at for at, column in enumerate(wanted)}
+    places = {column.column.name: at for at, column in enumerate(columns)}
     return Target(
         table,
-        wanted,
+        columns,
         tuple(at for name, at in places.items() if name in known),
         tuple(_place(spec, "key", name, places, known) for name in spec.key),
         None if spec.order_by is None else _order_place(spec, places, known),
@@ -152,32 +152,30 @@ def _named(name: str, known: dict[str, str]) -> str:
     return name if name in known or name.upper() not in known else name.upper()
 
 
-def _wanted(name: str, file_name: str, kind: str, known: dict[str, str]) -> Wanted:
+def _file_column(name: str, file_name: str, kind: str, known: dict[str, str]) -> FileColumn:
     # The table's own type counts where it has the column: what is staged must fit there.
     declared = known.get(name, kind)
     length = _LENGTH.match(declared.upper())
     limit = int(length[1]) if length and int(length[1]) < _UNBOUNDED else None
     # Nine, Snowflake's own, are more than a staged moment has.
     digits = _MOMENT.match(declared.upper())
-    return Wanted(file_name, Column.from_snowflake(name, declared), limit, int(digits[1]) if digits else None)
+    return FileColumn(file_name, Column.from_snowflake(name, declared), limit, int(digits[1]) if digits else None)
 
 
 def _unheld(error: UnheldTypeError) -> str:
     """The extract's error in a load's words."""
-    said = str(error).partition(", which")[0]
-    return (
-        f"{said}, which no load brings. Name the other columns, with their types, under `columns` in the load's spec."
-    )
+    message = str(error).partition(", which")[0]
+    return f"{message}, which no load brings. Name the other columns, with their types, under `columns` in the load's spec."
 
 
 def _place(spec: LoadSpec, field: str, name: str, places: dict[str, int], known: dict[str, str] | None = None) -> int:
-    found = places.get(name, places.get(name.upper()))
-    if found is None or (known is not None and not {name, name.upper()} & known.keys()):
+    place = places.get(name, places.get(name.upper()))
+    if place is None or (known is not None and not {name, name.upper()} & known.keys()):
         has = ", ".join(known if known is not None else places)
         raise SpecError(
             f"{spec.name}: {field} names {name}, which {spec.table} does not have. It has {has}: correct the spec."
         )
-    return found
+    return place
 
 
 def _order_place(spec: LoadSpec, places: dict[str, int], known: dict[str, str]) -> int:
@@ -197,26 +195,26 @@ def _history(spec: LoadSpec, known: dict[str, str]) -> tuple[str, str, str] | No
     return names[0], names[1], names[2]
 
 
-def stage_type(wanted: Wanted) -> str:
+def stage_type(column: FileColumn) -> str:
     """The type of a staged column; JSON is text until it is stored."""
-    column = wanted.column
+    table_column = column.column
     # As exact as the table's own: a version that is cut only there would look newer than itself.
-    digits = "" if wanted.digits is None else f"({wanted.digits})"
+    digits = "" if column.digits is None else f"({column.digits})"
     return {
-        Kind.INTEGER: f"NUMBER({column.precision or 38},0)",
-        Kind.DECIMAL: f"NUMBER({column.precision},{column.scale})",
+        Kind.INTEGER: f"NUMBER({table_column.precision or 38},0)",
+        Kind.DECIMAL: f"NUMBER({table_column.precision},{table_column.scale})",
         Kind.FLOAT: "FLOAT",
         Kind.BOOLEAN: "BOOLEAN",
         Kind.DATE: "DATE",
         Kind.TIME: f"TIME{digits}",
         Kind.TIMESTAMP: f"TIMESTAMP_NTZ{digits}",
         Kind.INSTANT: f"TIMESTAMP_TZ{digits}",
-    }.get(column.kind, "VARCHAR")
+    }.get(table_column.kind, "VARCHAR")
 
 
-def stored_value(wanted: Wanted, expression: str) -> str:
+def stored_value(column: FileColumn, expression: str) -> str:
     """A staged column as the table stores it."""
-    return f"PARSE_JSON({expression})" if wanted.column.kind is Kind.JSON else expression
+    return f"PARSE_JSON({expression})" if column.column.kind is Kind.JSON else expression
 
 
 def create(table: TableName, columns: dict[str, str], *, temporary: bool = False) -> str:
@@ -228,5 +226,5 @@ def create(table: TableName, columns: dict[str, str], *, temporary: bool = False
 def check_supported(target: Target) -> None:
     """A key of JSON has no equality that a load could rely on."""
     for place in target.key:
-        if target.wanted[place].column.kind is Kind.JSON:
+        if target.columns[place].column.kind is Kind.JSON:
             raise LoadError(f"{target.table}: {target.name(place)} holds JSON and cannot be a key. Choose another key.")

@@ -17,9 +17,9 @@ from tir_dagster_tests.loading.conftest import parquet, spec_of, staged
 
 def read(values, declared: str) -> tuple[list, dict[int, str]]:
     """The values as those of a column, and why rows were rejected."""
-    (wanted,) = target_of(spec_of("append"), [("V", declared)]).wanted
+    (column,) = target_of(spec_of("append"), [("V", declared)]).columns
     array = values if isinstance(values, pa.Array) else pa.array(values, pa.string())
-    made, reasons = converted(array, wanted)
+    made, reasons = converted(array, column)
     return made.to_pylist(), reasons
 
 
