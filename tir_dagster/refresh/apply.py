@@ -47,11 +47,11 @@ def fill_extract(
     rows = parts_of(folder / ROWS)
     if change_set.decision == "full":
         if template is None:
-            made = create_extract(workspace.extract, shape.columns, rows, names=shape.names or None)
+            created = create_extract(workspace.extract, shape.columns, rows, names=shape.names or None)
         else:
-            made = create_like(workspace.extract, template, shape.columns, rows, names=shape.names or None)
+            created = create_like(workspace.extract, template, shape.columns, rows, names=shape.names or None)
         purged = sum(change_set.purged.values())
-        return Applied(purged, purged, made.rows, made.rows, made.bytes)
+        return Applied(purged, purged, created.rows, created.rows, created.bytes)
     if base is None:
         raise ExtractError(f"{change_set.extract}: the version that change set {change_set.id} starts from is gone.")
     applied = replace_change(base.extract, workspace.extract, change_set, folder, shape, spare=spare)
@@ -103,7 +103,7 @@ def _is_small(replacements: Sequence[Replacement], extract: Path) -> bool:
 
     Measured at 10M rows, four times .1 % of the rows take less than a copy, four times 1 % twice as long.
     """
-    files = [file for one in replacements for file in (*one.keys, *one.rows)]
+    files = [file for replacement in replacements for file in (*replacement.keys, *replacement.rows)]
     return _COPY_SPEED * total_bytes(files) <= extract.stat().st_size
 
 

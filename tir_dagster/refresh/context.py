@@ -219,18 +219,18 @@ def crash_after(step: str) -> None:
 
 @dataclass(frozen=True)
 class ServerLook:
-    """What the server holds now under the extract's name; `found` is None where there is nothing yet."""
+    """What the server holds now under the extract's name; `datasource` is None where there is nothing yet."""
 
     project: FoundProject
-    found: FoundDatasource | None
+    datasource: FoundDatasource | None
 
     @property
     def version(self) -> ServerVersion | None:
-        return server_version(self.found) if self.found else None
+        return server_version(self.datasource) if self.datasource else None
 
     @property
     def version_text(self) -> str | None:
-        return str(self.version) if self.found else None
+        return str(self.version) if self.datasource else None
 
 
 @dataclass(frozen=True)
@@ -259,7 +259,7 @@ class Published:
     """What is on the server now."""
 
     confirmation: Confirmation
-    found: FoundDatasource
+    datasource: FoundDatasource
     warnings: tuple[str, ...] = ()
     sent_bytes: int = 0
     # Why the server itself had to load everything.

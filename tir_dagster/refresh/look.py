@@ -13,7 +13,7 @@ from tir_dagster.files import replaced_file
 from tir_dagster.refresh.confirm import confirmation_of
 from tir_dagster.refresh.context import Looked, RefreshContext, ServerLook, explaining_lost_lease
 from tir_dagster.refresh.datasource import credentials_for, look_at_server
-from tir_dagster.refresh.deliveries import Recovered
+from tir_dagster.refresh.deliveries import RecoveredPublish
 from tir_dagster.refresh.deliveries.patch import Patch, check_patchable
 from tir_dagster.refresh.deliveries.server import Server
 from tir_dagster.refresh.deliveries.whole import finish_delivery
@@ -84,7 +84,7 @@ def look(context: RefreshContext, confirmed: Confirmation | None, *, repair: boo
     """
     with explaining_lost_lease(context), context.stages.timed("look"), TableauClient(context.tableau) as client:
         looked = _Looking(context, client, repair=repair).look(confirmed)
-    if looked.server.found is None:
+    if looked.server.datasource is None:
         # Perhaps a name was misspelt: say it before anything is created.
         place = f"datasource {context.spec.datasource.name!r} in project {looked.server.project.path!r}"
         context.log(f"there is no {place} yet: a refresh creates it")
@@ -115,7 +115,7 @@ class _Looking:
             self._context.check_lease()
             server = self._put_back_around(server, foreign=verdict is PublishOutcome.FOREIGN, landed=not untouched)
         late = None
-        if verdict is PublishOutcome.LANDED and intent is not None and server.found is not None:
+        if verdict is PublishOutcome.LANDED and intent is not None and server.datasource is not None:
             version = self._context.versions.get(intent.version)
             late = confirmation_of(self._context, version, server, keyed=intent.keyed and judged.keyed)
         if judged.forgotten is not None:
@@ -167,9 +167,9 @@ class _Looking:
         spec, client = self._context.spec, self._client
         server = look_at_server(client, spec)
         elsewhere = self._elsewhere(server, confirmed)
-        credentials_for(spec, server.found, self._context.env)
+        credentials_for(spec, server.datasource, self._context.env)
         if spec.delivery == "patch":
-            check_patchable(client, spec.name, server.found)
+            check_patchable(client, spec.name, server.datasource)
         if elsewhere is not None:
             self._context.log(f"{elsewhere.value}: everything is loaded")
             return self._repaired(_Judged(PublishOutcome.FOREIGN, server, elsewhere=elsewhere), intent, confirmed)
@@ -188,14 +188,14 @@ class _Looking:
     def _elsewhere(self, server: ServerLook, confirmed: Confirmation | None) -> Reason | None:
         """Why the datasource is not the confirmed one; refuse to create one under a name that may be misspelt."""
         spec, client = self._context.spec, self._client
-        if confirmed is None or (server.found is not None and server.found.id == confirmed.datasource_id):
+        if confirmed is None or (server.datasource is not None and server.datasource.id == confirmed.datasource_id):
             return None
         named = shown_place(spec.datasource.name, server.project.path, client.where)
         before = name_of_id(client, confirmed.datasource_id) or confirmed.datasource or named
         if before == named:
             # One that was published anew under the same name is somebody else's.
-            return None if server.found is not None else Reason.DATASOURCE_GONE
-        if server.found is None and not spec.datasource.create:
+            return None if server.datasource is not None else Reason.DATASOURCE_GONE
+        if server.datasource is None and not spec.datasource.create:
             raise DatasourceError(
                 f"{spec.name}: {Reason.DATASOURCE_CHANGED.value} than before: it was published to {before}. "
                 f"{none_of_that_name(client, project=server.project, name=spec.datasource.name)} Nothing was touched. Correct the name in"
@@ -210,7 +210,7 @@ class _Looking:
             return judged
         # By what was being done, not by what the spec says now: the delivery may have been changed since.
         delivery = Patch(self._context) if intent.patch else Server(self._context)
-        last = Recovered(judged.verdict, judged.server)
+        last = RecoveredPublish(judged.verdict, judged.server)
         recovered = delivery.recover(client, last, intent, confirmed)
         if recovered == last:
             return judged
@@ -229,7 +229,7 @@ class _Looking:
     def _aftermath(self, server: ServerLook, intent: Intent | None, confirmed: Confirmation | None) -> _Judged:
         before = intent.base_server_version if intent else (confirmed.server_version if confirmed else None)
         compared = None
-        if (intent or confirmed) and server.found is not None and server.version_text != before:
+        if (intent or confirmed) and server.datasource is not None and server.version_text != before:
             version = self._context.known_version(intent.version if intent else confirmed.version if confirmed else "")
             if version is not None:
                 server, compared = self._compared(server, version, intent, confirmed)
@@ -241,11 +241,11 @@ class _Looking:
             heals=compared is not None and compared.heals,
         )
         if verdict is PublishOutcome.FOREIGN or (confirmed is None and intent is None):
-            for version in self._unrecorded(confirmed) if server.found is not None else ():
-                server, seen = self._compared(server, version, None, confirmed)
-                if version.manifest["fingerprint"] in seen.fingerprints:
+            for version in self._unrecorded(confirmed) if server.datasource is not None else ():
+                server, comparison = self._compared(server, version, None, confirmed)
+                if version.manifest["fingerprint"] in comparison.fingerprints:
                     self._context.log(PublishOutcome.FORGOTTEN.value)
-                    return _Judged(PublishOutcome.FORGOTTEN, server, seen, forgotten=version)
+                    return _Judged(PublishOutcome.FORGOTTEN, server, comparison, forgotten=version)
         if verdict is not PublishOutcome.CLEAN:
             self._context.log(verdict.value)
         return _Judged(verdict, server, compared)
@@ -257,17 +257,17 @@ class _Looking:
 
     def _is_published(self, server: ServerLook, confirmed: Confirmation | None) -> bool:
         """Whether somebody published it: then equal rows have equal words, which Tableau's own refreshes may change."""
-        if self._context.spec.delivery != "republish" or confirmed is None or server.found is None:
+        if self._context.spec.delivery != "republish" or confirmed is None or server.datasource is None:
             return self._context.spec.delivery == "patch"
         with suppress(ValueError):
-            return ServerVersion.parse(confirmed.server_version).revision != server.found.revision
+            return ServerVersion.parse(confirmed.server_version).revision != server.datasource.revision
         return False
 
     def _compared(
         self, server: ServerLook, version: Version, intent: Intent | None, confirmed: Confirmation | None
     ) -> tuple[ServerLook, Compared]:
         """What is there beside the version, found out once: an edited description moves the server's version, too."""
-        assert server.found is not None
+        assert server.datasource is not None
         exactly = self._is_published(server, confirmed) if intent is None else intent.patch
         memory = _Memory(self._context.folder)
         of = (version.id, str(exactly))
@@ -276,17 +276,19 @@ class _Looking:
         self._context.log("the server holds another version than the last confirmed one: comparing its rows")
         if intent is not None:
             return server, self._compare(server, version, intent, exactly=exactly)
-        server = replace(server, found=settled(self._client, server.found))
+        server = replace(server, datasource=settled(self._client, server.datasource))
         compared = self._compare(server, version, intent, exactly=exactly)
         if self._repair:
             memory.keep(server, of, compared)
         return server, compared
 
     def _compare(self, server: ServerLook, version: Version, intent: Intent | None, *, exactly: bool) -> Compared:
-        assert server.found is not None
+        assert server.datasource is not None
         folder = self._context.work / "look"
         try:
-            return compare_content(self._context, self._client, server.found, version, folder, intent, exactly=exactly)
+            return compare_content(
+                self._context, self._client, server.datasource, version, folder, intent, exactly=exactly
+            )
         except MachineError:
             # Nobody has looked: it may well be ours.
             raise

@@ -37,9 +37,9 @@ class Request:
 def plan(context: RefreshContext, looked: Looked, surveyed: Survey, request: Request) -> Plan:
     """Decide what to do; nothing is touched, and no row is read unless DDL ran on the source, or may have run behind a view."""
     pending = context.change_sets.pending()
-    unfinished = (one.reason for one in pending if one.decision == "full" and one.reason)
+    unfinished = (change_set.reason for change_set in pending if change_set.decision == "full" and change_set.reason)
     relation = surveyed.relation
-    asked = request.mode == "slices" or bool(request.hinted or request.hints or pending)
+    is_asked = request.mode == "slices" or bool(request.hinted or request.hints or pending)
     return plan_refresh(
         Situation(
             extract=context.spec.name,
@@ -51,13 +51,13 @@ def plan(context: RefreshContext, looked: Looked, surveyed: Survey, request: Req
             foreign=looked.foreign,
             elsewhere=looked.elsewhere,
             forgotten=looked.confirmed is None and bool(context.settled_versions()),
-            pending=tuple(one.id for one in pending),
+            pending=tuple(change_set.id for change_set in pending),
             owed=request.owed or next((Reason[reason] for reason in unfinished), None),
             slices=request.slices,
             hinted=bool(request.hinted or request.hints),
             opaque=relation.why_full,
             same_rows=request.mode != "full" and _holds_same_rows(context, looked, surveyed),
-            redefined=request.mode != "full" and _is_redefined(context, looked, surveyed, asked=asked),
+            redefined=request.mode != "full" and _is_redefined(context, looked, surveyed, is_asked=is_asked),
             restless=relation.view is not None and relation.view.restless,
             unsought=(*relation.unsought, *relation.unused_settings),
         )
@@ -87,7 +87,7 @@ def _holds_same_rows(context: RefreshContext, looked: Looked, surveyed: Survey) 
         return False
 
 
-def _is_redefined(context: RefreshContext, looked: Looked, surveyed: Survey, *, asked: bool) -> bool:
+def _is_redefined(context: RefreshContext, looked: Looked, surveyed: Survey, *, is_asked: bool) -> bool:
     """Whether a view shows the rows of then with other values than the extract; looked at where any row may be replaced.
 
     Columns of a table behind it may have been renamed, or dropped and added again: that moves no LAST_DDL of the view, and
@@ -97,7 +97,7 @@ def _is_redefined(context: RefreshContext, looked: Looked, surveyed: Survey, *, 
     if confirmed is None or base is None or looked.foreign or not surveyed.views or not relation.finds_all:
         return False
     then, now = confirmed.known.known_as(surveyed.known), surveyed.known
-    if replace(now, token=then.token) != then or (now.token == then.token and not asked):
+    if replace(now, token=then.token) != then or (now.token == then.token and not is_asked):
         return False
     context.log("the source is a view: comparing what it shows of the rows of the last refresh")
     shape, kept = shape_of(base), base.manifest.get("content_sums")
@@ -106,10 +106,10 @@ def _is_redefined(context: RefreshContext, looked: Looked, surveyed: Survey, *, 
         if open_order(relation, context.snowflake, version):
             # Another reading may show others; then every row is compared, whatever the rows of then are.
             return False
-        shown = source_fingerprints(context.snowflake.query, relation.shown(version), shape)
+        source_sums = source_fingerprints(context.snowflake.query, relation.shown(version), shape)
     except SnowflakeError as error:
         if error.errno not in BEYOND_TIME_TRAVEL:
             raise
         return False
     # Versions of earlier releases have no sums.
-    return sums_to_json(shown) != (kept or sums_to_json(content_sums(base.extract, shape)))
+    return sums_to_json(source_sums) != (kept or sums_to_json(content_sums(base.extract, shape)))

@@ -43,7 +43,7 @@ class Compared:
 def compare_content(
     context: RefreshContext,
     client: TableauClient,
-    found: FoundDatasource,
+    datasource: FoundDatasource,
     version: Version,
     folder: Path,
     intent: Intent | None = None,
@@ -52,7 +52,7 @@ def compare_content(
 ) -> Compared:
     """Download what the server holds and look at it; `exactly`: rows that look alike in sum are told apart."""
     try:
-        shell, hyper = fetch_shell(client, found, folder, log=context.log)
+        shell, hyper = fetch_shell(client, datasource, folder, log=context.log)
         shape = shape_of(version)
         digests = content_digests(content_fingerprints(hyper, shape), shape)
         if exactly and version.manifest["fingerprint"] in digests and not _same_rows(hyper, version):
@@ -65,26 +65,31 @@ def compare_content(
 
 
 def check_content(
-    context: RefreshContext, client: TableauClient, found: FoundDatasource, version: Version, *, exactly: bool = True
+    context: RefreshContext,
+    client: TableauClient,
+    datasource: FoundDatasource,
+    version: Version,
+    *,
+    exactly: bool = True,
 ) -> None:
     """Raise NotAsIntendedError unless the server holds the version's rows: nothing else is confirmed."""
     context.log("something may have changed on the server meanwhile: comparing its rows")
-    compared = compare_content(context, client, found, version, context.work / "compared", exactly=exactly)
+    compared = compare_content(context, client, datasource, version, context.work / "compared", exactly=exactly)
     if version.manifest["fingerprint"] not in compared.fingerprints:
         raise NotAsIntendedError(
-            f"{context.spec.name}: the rows of {found.shown} on {client.where} are not what they must be after this refresh."
+            f"{context.spec.name}: the rows of {datasource.shown} on {client.where} are not what they must be after this refresh."
             " Nothing is confirmed. Run again: the next refresh compares what is there, and brings the same keys."
         )
 
 
 def check_delivered(
-    context: RefreshContext, client: TableauClient, found: FoundDatasource, version: Version
+    context: RefreshContext, client: TableauClient, datasource: FoundDatasource, version: Version
 ) -> tuple[str, ...]:
     """Check the rows after a whole publish that something may have followed; a warning where nobody may look."""
     # Tableau's own refreshes may write equal values in other words.
     exactly = context.spec.delivery == "patch"
     try:
-        check_content(context, client, found, version, exactly=exactly)
+        check_content(context, client, datasource, version, exactly=exactly)
     except RefusedError as error:
         # Who may not download is not shown the revisions, either, and could never confirm anything.
         return (f"{error} So a publish by somebody else right after this one would not be noticed.",)

@@ -84,7 +84,7 @@ class Survey:
         """The tables whose token is another one than then."""
         before, now = since.token.split(","), self.known.token.split(",")
         tables = self.relation.tables
-        return {table for table, one, other in zip(tables, before, now, strict=False) if one != other}
+        return {table for table, old, new in zip(tables, before, now, strict=False) if old != new}
 
 
 def survey_source(
@@ -105,17 +105,17 @@ def survey_source(
         definition=definition_of(spec),
         schema=_digest(
             [
-                (one.name, one.kind.value, one.precision, one.scale)
-                for one in (*relation.columns, *relation.base_columns)
+                (column.name, column.kind.value, column.precision, column.scale)
+                for column in (*relation.columns, *relation.base_columns)
             ]
         ),
-        identity=",".join(one.identity for one in facts.values()),
+        identity=",".join(fact.identity for fact in facts.values()),
         token=token,
-        ddl=",".join(one.ddl for one in facts.values()),
+        ddl=",".join(fact.ddl for fact in facts.values()),
         role=role_of(spec),
     )
-    kept = all(is_kept(access, table, one, version) for table, one in facts.items())
-    views = frozenset(table for table, one in facts.items() if one.is_view)
+    kept = all(is_kept(access, table, fact, version) for table, fact in facts.items())
+    views = frozenset(table for table, fact in facts.items() if fact.is_view)
     return Survey(spec, relation, known, replace(version, kept=kept), views)
 
 
@@ -123,7 +123,9 @@ def definition_of(spec: ExtractSpec) -> str:
     """A digest of everything in the spec that decides which rows the extract shows and how they are kept."""
     value = asdict(spec) | {"source": spec.main_table, "watermark": spec.changes.watermark}
     # What may be created or replaced shows no other rows.
-    value["datasource"] = {name: one for name, one in value["datasource"].items() if name not in ("create", "replace")}
+    value["datasource"] = {
+        name: setting for name, setting in value["datasource"].items() if name not in ("create", "replace")
+    }
     # Tableau itself decides what a triggered refresh shows: here it counts what is watched, and what is refreshed.
     triggered = spec.delivery == "trigger"
     names = ["source", "watch", "datasource"] if triggered else ["source", "columns", "row_key", "slices", "watermark"]
@@ -166,10 +168,10 @@ def quiet_moment(
     for _ in range(QUIET_TRIES):
         with waiting_for("quiet period"):
             sleep(left)
-        again, now = read_tokens(access, tables)
-        if again != token and quiet > 0:
+        new_token, now = read_tokens(access, tables)
+        if new_token != token and quiet > 0:
             log(f"{listed_tables(tables)} changed; waiting until all has been quiet for {quiet:g} s")
-            token, seen, left = again, now, wait
+            token, seen, left = new_token, now, wait
             continue
         # By the warehouse's clock, which is the one that the version is on.
         left = wait - (now.moment - seen.moment).total_seconds()
@@ -183,9 +185,9 @@ def quiet_moment(
 
 def read_tokens(access: SnowflakeAccess, tables: Sequence[TableName]) -> tuple[str, SourceVersion]:
     """The token of all tables, and the warehouse's clock when it was asked for."""
-    found = probe(access, tables)
-    token = combined_token(found.items())
-    seen = next(one.seen for one in found.values())
+    versions = probe(access, tables)
+    token = combined_token(versions.items())
+    seen = next(version.seen for version in versions.values())
     assert seen is not None, "a token has its moment"
     return token, seen
 
@@ -253,19 +255,19 @@ def extract_columns(context: RefreshContext, looked: Looked) -> tuple[str, ...]:
     known = column_names(access, table)
     check_columns(spec, known)
     shell, hyper = server_package(context, looked)
-    refuse_document(spec, shell, looked.server.found)
+    refuse_document(spec, shell, looked.server.datasource)
     if shell is None:
         _check_replaceable(context, looked, hyper, spec.columns or known, known)
         return spec.columns
     package = read_package(shell)
     names = package.hyper_names or {record.remote_name: record.remote_name for record in package.columns}
-    assert looked.server.found is not None, "a shell is downloaded from there"
+    assert looked.server.datasource is not None, "a shell is downloaded from there"
     check_agreement(
         package,
-        shown=looked.server.found.shown,
+        datasource=looked.server.datasource.shown,
         table=table,
         source_columns=known,
-        wanted=[name if name in names else name.upper() for name in needed_columns(spec)],
+        needed=[name if name in names else name.upper() for name in needed_columns(spec)],
         only=[name if name in names else name.upper() for name in spec.columns],
     )
     _check_increment(spec, package, hyper)
@@ -276,13 +278,13 @@ def _check_query(context: RefreshContext, looked: Looked) -> None:
     """Raise unless a datasource that people built shows this very query, with all its columns."""
     spec = context.spec
     shell, hyper = server_package(context, looked)
-    refuse_document(spec, shell, looked.server.found)
+    refuse_document(spec, shell, looked.server.datasource)
     if shell is not None:
-        assert looked.server.found is not None, "a shell is downloaded from there"
+        assert looked.server.datasource is not None, "a shell is downloaded from there"
         relation, package = relation_of(spec, context.snowflake), read_package(shell)
         check_query_agreement(
             package,
-            shown=looked.server.found.shown,
+            datasource=looked.server.datasource.shown,
             query=spec.query or "",
             columns=[column.name for column in relation.columns],
         )
@@ -298,17 +300,17 @@ def _may_be_anybodys(looked: Looked, hyper: Path | None) -> bool:
 
 
 def _check_replaceable(
-    context: RefreshContext, looked: Looked, hyper: Path | None, wanted: Sequence[str], known: Sequence[str]
+    context: RefreshContext, looked: Looked, hyper: Path | None, columns: Sequence[str], known: Sequence[str]
 ) -> None:
     """Refuse to replace a Hyper file of other columns: it may be dear to somebody."""
     if context.spec.datasource.replace or hyper is None or not _may_be_anybodys(looked, hyper):
         return
-    assert looked.server.found is not None, "the file is downloaded from there"
+    assert looked.server.datasource is not None, "the file is downloaded from there"
     check_replaceable(
         context.spec.name,
-        looked.server.found.shown,
-        there=[column.name for column in describe(hyper).columns],
-        wanted=[name if name in known else name.upper() for name in wanted],
+        looked.server.datasource.shown,
+        published_columns=[column.name for column in describe(hyper).columns],
+        extract_columns=[name if name in known else name.upper() for name in columns],
     )
 
 

@@ -74,20 +74,22 @@ def verify_slices(
     """Raise if whole slices differ from the source at the same version (L2)."""
     if not slices:
         return
-    # Side by side: Hyper and the warehouse are different machines' work.
-    with ThreadPoolExecutor(max_workers=1) as beside:
-        asked = beside.submit(source_fingerprints, query, table_sql, shape, only=slices)
-        ours = content_fingerprints(extract, shape, only=slices)
+    # In parallel: Hyper and the warehouse work on different machines.
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        source_query = pool.submit(source_fingerprints, query, table_sql, shape, only=slices)
+        extract_prints = content_fingerprints(extract, shape, only=slices)
         with waiting_for("warehouse"):
-            theirs = asked.result()
-    if different := different_slices(ours, theirs):
+            source_prints = source_query.result()
+    if different := different_slices(extract_prints, source_prints):
         first, lines = next(iter(different.items()))
         raise VerificationError(
             f"{name}: the new extract differs from the source in {len(different)} slices, in "
             f"{first or 'rows without a slice'} for example: {'; '.join(lines[:3])}. Nothing was published. The next refresh "
             "replaces these slices, and loads everything if that does not help; if that differs too, report it.",
             check=EQUALS_SOURCE,
-            slices={slice_label(one or NO_SLICE_KEY): found for one, found in different.items()},
+            slices={
+                slice_label(slice_name or NO_SLICE_KEY): differences for slice_name, differences in different.items()
+            },
         )
 
 

@@ -108,10 +108,10 @@ class TableauClient:
         """
 
         def may_repeat(error: Exception) -> Repeat | None:
-            trouble = understand(error)
-            if trouble is None or not (trouble.fate is Fate.NOT_DONE or (repeat and trouble.may_pass)):
+            failure = understand(error)
+            if failure is None or not (failure.fate is Fate.NOT_DONE or (repeat and failure.may_pass)):
                 return None
-            return Repeat(f"could not {doing}, {trouble.reason}", trouble.asked_seconds)
+            return Repeat(f"could not {doing}, {failure.reason}", failure.asked_seconds)
 
         try:
             with self.waiting():
@@ -119,10 +119,10 @@ class TableauClient:
         except DatasourceError:
             raise
         except Exception as error:
-            if (trouble := understand(error)) is None:
+            if (failure := understand(error)) is None:
                 raise
             # Without its cause: the libraries' errors hold requests, and those hold credentials.
-            raise as_error(trouble, access=self.access, doing=doing, repeated=repeat) from None
+            raise as_error(failure, access=self.access, doing=doing, repeated=repeat) from None
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
@@ -150,8 +150,8 @@ class TableauClient:
         try:
             return action(session.server)
         except Exception as error:
-            trouble = understand(error)
-            if trouble is None or trouble.fate is not Fate.SESSION_GONE:
+            failure = understand(error)
+            if failure is None or failure.fate is not Fate.SESSION_GONE:
                 raise
         session.renew(seen, self.retry)
         return action(session.server)
@@ -192,11 +192,11 @@ class SharedSession:
         except DatasourceError:
             raise
         except Exception as error:
-            if (trouble := understand(error)) is None:
+            if (failure := understand(error)) is None:
                 raise
             # The cause is left out: a sign-in's own error must not carry the request into a log.
             doing = f"sign in with {self.access.identity.shown}"
-            raise as_error(trouble, access=self.access, doing=doing) from None
+            raise as_error(failure, access=self.access, doing=doing) from None
         self._sign_ins += 1
 
     def _try_to_sign_in(self) -> None:
@@ -218,9 +218,9 @@ class SharedSession:
 
 
 def _may_repeat(error: Exception) -> Repeat | None:
-    trouble = understand(error)
+    failure = understand(error)
     # A sign-in can always be repeated: it replaces what a lost answer may have opened.
-    return Repeat(trouble.reason, trouble.asked_seconds) if trouble is not None and trouble.may_pass else None
+    return Repeat(failure.reason, failure.asked_seconds) if failure is not None and failure.may_pass else None
 
 
 _sessions: dict[TableauAccess, SharedSession] = {}

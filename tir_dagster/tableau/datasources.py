@@ -28,21 +28,21 @@ _SETTLE_SECONDS = 1.1
 def find_project(client: TableauClient, path: str) -> FoundProject:
     """The project at `parent/child`, or the only one of that bare name; `/name` is the one at the top."""
     projects = list_projects(client)
-    wanted = path.strip().strip("/")
+    name = path.strip().strip("/")
     if "/" in path.strip():
-        matches = [project for project in projects if project.path == wanted]
+        matches = [project for project in projects if project.path == name]
     else:
-        matches = [project for project in projects if project.name == wanted]
+        matches = [project for project in projects if project.name == name]
     if len(matches) == 1:
         return matches[0]
     if matches:
         paths = ", ".join(sorted(_written(project.path) for project in matches))
         raise DatasourceError(
-            f"{len(matches)} projects on {client.where} are called {wanted!r}: {paths}. Write the path of the one meant."
+            f"{len(matches)} projects on {client.where} are called {name!r}: {paths}. Write the path of the one meant."
         )
     raise DatasourceError(
-        f"There is no project {wanted!r} on {client.where} that this user can see."
-        f"{_close(wanted, [project.path for project in projects], [project.name for project in projects])}"
+        f"There is no project {name!r} on {client.where} that this user can see."
+        f"{_close(name, [project.path for project in projects], [project.name for project in projects])}"
         " Check the name, or ask for permission to view the project."
     )
 
@@ -69,9 +69,9 @@ def _written(path: str) -> str:
 
 def find_datasource(client: TableauClient, *, project: FoundProject, name: str) -> FoundDatasource:
     """The datasource of that name in that project; an error that names close matches when there is none."""
-    found = look_for_datasource(client, project=project, name=name)
-    if found is not None:
-        return found
+    datasource = look_for_datasource(client, project=project, name=name)
+    if datasource is not None:
+        return datasource
     raise DatasourceError(
         f"{none_of_that_name(client, project=project, name=name)} Check the name and the project, or ask for permission to view it."
     )
@@ -110,9 +110,9 @@ def look_for_datasource(client: TableauClient, *, project: FoundProject, name: s
     return None
 
 
-def reread(client: TableauClient, found: FoundDatasource) -> FoundDatasource | None:
+def reread(client: TableauClient, datasource: FoundDatasource) -> FoundDatasource | None:
     """The datasource as it is now; None when it was deleted."""
-    return read_datasource(client, found.id, project=found.project, name=found.name)
+    return read_datasource(client, datasource.id, project=datasource.project, name=datasource.name)
 
 
 def read_datasource(
@@ -160,7 +160,7 @@ def read_datasource(
 
 
 def settled(
-    client: TableauClient, found: FoundDatasource, *, shown_by: FoundDatasource | None = None
+    client: TableauClient, datasource: FoundDatasource, *, earlier: FoundDatasource | None = None
 ) -> FoundDatasource:
     """The datasource at a moment after which every further change shows in its version.
 
@@ -168,14 +168,16 @@ def settled(
     second has surely passed: so long from now, or from `shown_by`, an earlier reading that shows the same version.
     """
     since = client.retry.clock()
-    if shown_by is not None and server_version(shown_by) == server_version(found):
-        since = shown_by.read_at
+    if earlier is not None and server_version(earlier) == server_version(datasource):
+        since = earlier.read_at
     left = _SETTLE_SECONDS - (client.retry.clock() - since)
     if left > 0:
         client.retry.sleep(left)
-    now = reread(client, found)
+    now = reread(client, datasource)
     if now is None:
-        raise DatasourceError(f"{found.shown} on {client.where} was deleted. Publish it again, or name another one.")
+        raise DatasourceError(
+            f"{datasource.shown} on {client.where} was deleted. Publish it again, or name another one."
+        )
     return now
 
 
@@ -183,14 +185,14 @@ def _connections(server: Any, item: Any) -> tuple[Connection, ...]:
     server.datasources.populate_connections(item)
     return tuple(
         Connection(
-            id=each.id or "",
-            type=each.connection_type or "",
-            server_address=each.server_address or "",
-            server_port=each.server_port or "",
-            username=each.username or "",
-            embed_password=bool(each.embed_password),
+            id=connection.id or "",
+            type=connection.connection_type or "",
+            server_address=connection.server_address or "",
+            server_port=connection.server_port or "",
+            username=connection.username or "",
+            embed_password=bool(connection.embed_password),
         )
-        for each in item.connections
+        for connection in item.connections
     )
 
 
@@ -240,14 +242,14 @@ def _everything(client: TableauClient, endpoint: str, doing: str, equal: dict[st
     return client.call(lambda server: list(TSC.Pager(getattr(server, endpoint), options)), doing=doing)
 
 
-def _close(wanted: str, *candidates: Iterable[str]) -> str:
+def _close(name: str, *candidates: Iterable[str]) -> str:
     """` Close to it: …`, or nothing."""
     lowered: dict[str, str] = {}
     for names in candidates:
-        for name in names:
-            lowered.setdefault(name.casefold(), name)
-    close = difflib.get_close_matches(wanted.casefold(), list(lowered), n=3, cutoff=0.6)
-    return f" Close to it: {', '.join(repr(lowered[name]) for name in close)}." if close else ""
+        for candidate in names:
+            lowered.setdefault(candidate.casefold(), candidate)
+    close = difflib.get_close_matches(name.casefold(), list(lowered), n=3, cutoff=0.6)
+    return f" Close to it: {', '.join(repr(lowered[candidate]) for candidate in close)}." if close else ""
 
 
 @dataclass(frozen=True)
@@ -356,7 +358,9 @@ class FoundDatasource:
         return self.current.number if self.current else None
 
 
-def server_version(found: FoundDatasource) -> ServerVersion:
+def server_version(datasource: FoundDatasource) -> ServerVersion:
     """A value that changes with every publish and every refresh, by anybody."""
-    size = found.current.size_bytes if found.current else None
-    return ServerVersion(found.id, found.revision, found.updated_at, found.size_mb if size is None else size)
+    size = datasource.current.size_bytes if datasource.current else None
+    return ServerVersion(
+        datasource.id, datasource.revision, datasource.updated_at, datasource.size_mb if size is None else size
+    )

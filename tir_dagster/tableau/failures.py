@@ -30,7 +30,7 @@ TOO_OLD = "404950"
 NO_ENTRY = "401001"
 
 
-# A secure connection that is cut shows as one of these, wherever it was; every other trouble with one is of its beginning.
+# A secure connection that is cut shows as one of these, wherever it was; every other problem with one is of its beginning.
 _CUT = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
 # Servers say it with one code or another, and always in words.
 _NO_ROOM = re.compile(r"\b(quota|storage limit|disk space|too large)\b", re.IGNORECASE)
@@ -70,7 +70,7 @@ class Fate(Enum):
 
 
 @dataclass(frozen=True)
-class Trouble:
+class CallFailure:
     """One failure, understood."""
 
     fate: Fate
@@ -84,22 +84,22 @@ class Trouble:
         return self.fate in (Fate.NOT_DONE, Fate.UNKNOWN)
 
 
-def understand(error: Exception) -> Trouble | None:
+def understand(error: Exception) -> CallFailure | None:
     """The failure in our terms; None for what is no matter of the server or the network."""
     if isinstance(error, BadAnswerError):
         fate = Fate.NOT_DONE if error.status == 429 else Fate.UNKNOWN
-        return Trouble(fate, _of_answer(error), str(error.status), error.retry_after)
+        return CallFailure(fate, _of_answer(error), str(error.status), error.retry_after)
     if isinstance(error, XMLError):
         # That one is an answer to a sign-in; every other 401 means that the session is no more.
         gone = error.code.startswith("401") and error.code != NO_ENTRY
         words = _one_line(error.detail or error.summary or "no reason given")
-        return Trouble(Fate.SESSION_GONE if gone else Fate.REFUSED, words, error.code)
+        return CallFailure(Fate.SESSION_GONE if gone else Fate.REFUSED, words, error.code)
     if isinstance(error, EndpointUnavailableError):
-        return Trouble(Fate.REFUSED, "its REST version does not know this call", TOO_OLD)
+        return CallFailure(Fate.REFUSED, "its REST version does not know this call", TOO_OLD)
     if isinstance(error, NotSignedInError):
-        return Trouble(Fate.SESSION_GONE, "the session is over", "401002")
+        return CallFailure(Fate.SESSION_GONE, "the session is over", "401002")
     if isinstance(error, (NonXMLResponseError, ParseError, RedirectError)):
-        return Trouble(Fate.REFUSED, "it did not answer the way Tableau does")
+        return CallFailure(Fate.REFUSED, "it did not answer the way Tableau does")
     if isinstance(error, requests.RequestException):
         return _of_connection(error)
     return None
@@ -110,31 +110,31 @@ def _of_answer(error: BadAnswerError) -> str:
     return f"{words} ({error.status}{': ' if error.detail else ''}{_one_line(error.detail)})"
 
 
-def _of_connection(error: requests.RequestException) -> Trouble:
+def _of_connection(error: requests.RequestException) -> CallFailure:
     reason = _reason(error)
     if isinstance(error, requests.exceptions.SSLError) and not any(_find(error, kind) for kind in _CUT):
-        return Trouble(Fate.REFUSED, f"no secure connection: {reason}", unreachable=True)
+        return CallFailure(Fate.REFUSED, f"no secure connection: {reason}", unreachable=True)
     if isinstance(error, requests.ConnectTimeout) or _find(error, urllib3.exceptions.NewConnectionError):
-        return Trouble(Fate.NOT_DONE, reason, unreachable=True)
+        return CallFailure(Fate.NOT_DONE, reason, unreachable=True)
     if isinstance(error, requests.ReadTimeout):
-        return Trouble(Fate.UNKNOWN, "no answer in time")
+        return CallFailure(Fate.UNKNOWN, "no answer in time")
     broken = (requests.ConnectionError, requests.exceptions.ChunkedEncodingError)
     if isinstance(error, (*broken, requests.exceptions.ContentDecodingError)):
-        return Trouble(Fate.UNKNOWN, f"the connection broke ({reason})")
-    return Trouble(Fate.REFUSED, reason)
+        return CallFailure(Fate.UNKNOWN, f"the connection broke ({reason})")
+    return CallFailure(Fate.REFUSED, reason)
 
 
 def _chain(error: BaseException) -> list[BaseException]:
     """The error and what it was made from; requests and urllib3 keep that in three different places."""
-    found, waiting = [], [error]
+    chain, waiting = [], [error]
     while waiting:
         current = waiting.pop(0)
-        if current in found:
+        if current in chain:
             continue
-        found.append(current)
+        chain.append(current)
         nested = (current.__cause__, current.__context__, getattr(current, "reason", None), *current.args)
         waiting.extend(item for item in nested if isinstance(item, BaseException))
-    return found
+    return chain
 
 
 def _find(error: BaseException, kind: type[BaseException]) -> BaseException | None:
@@ -168,34 +168,34 @@ def reading(answer_to: str, *, where: str) -> Iterator[None]:
         ) from None
 
 
-def as_error(trouble: Trouble, *, access: TableauAccess, doing: str, repeated: bool = True) -> DatasourceError:
+def as_error(failure: CallFailure, *, access: TableauAccess, doing: str, repeated: bool = True) -> DatasourceError:
     """The error a person reads: what happened, where, and what to do. `doing` reads on after "could not".
 
     Where the call was not `repeated` because the server may have acted on it, the error says so by its type.
     """
     at = f"Tableau Server {access.where}"
-    if trouble.unreachable:
+    if failure.unreachable:
         return ServerDownError(
-            f"Could not {doing}: {at} cannot be reached, {trouble.reason}."
+            f"Could not {doing}: {at} cannot be reached, {failure.reason}."
             " Check TABLEAU_SERVER_URL, that the server runs, and that this machine may connect to it."
         )
-    if trouble.fate is Fate.SESSION_GONE:
+    if failure.fate is Fate.SESSION_GONE:
         return DatasourceError(f"Could not {doing}: {_session_sentence(access)}")
-    if trouble.code == "429":
+    if failure.code == "429":
         return DatasourceError(
             f"Could not {doing}: {at} still asks for fewer calls. Run fewer refreshes at once, or run again later."
         )
-    if trouble.fate is Fate.UNKNOWN:
-        down = trouble.code in ("502", "503", "504")
+    if failure.fate is Fate.UNKNOWN:
+        down = failure.code in ("502", "503", "504")
         kind = UnknownOutcomeError if not repeated else ServerDownError if down else DatasourceError
         return kind(
-            f"Could not {doing}: {at} is in trouble, {trouble.reason}. Look at the server's status and run again."
+            f"Could not {doing}: {at} is in trouble, {failure.reason}. Look at the server's status and run again."
         )
-    refusal = SignInError if trouble.code == NO_ENTRY else RefusedError
+    refusal = SignInError if failure.code == NO_ENTRY else RefusedError
     return refusal(
-        f"Could not {doing}: {at} refused{f' ({trouble.code})' if trouble.code else ''}, {trouble.reason}."
-        f" {_hint(trouble.code, trouble.reason, access)}",
-        code=trouble.code,
+        f"Could not {doing}: {at} refused{f' ({failure.code})' if failure.code else ''}, {failure.reason}."
+        f" {_hint(failure.code, failure.reason, access)}",
+        code=failure.code,
     )
 
 

@@ -147,11 +147,13 @@ def _ending(job: Any, what: str) -> FinishedJob:
     notes = _notes(job)
     if job.finish_code in _DONE:
         return FinishedJob(job.id, job.type or "", notes, job.completed_at)
-    said = f": {' '.join(notes)}" if notes else ", without a note"
+    notes_text = f": {' '.join(notes)}" if notes else ", without a note"
     if job.finish_code == _CANCELLED:
-        raise JobCancelledError(f"Job {job.id} ({what}) was cancelled on the server{said}. Run again when it may run.")
+        raise JobCancelledError(
+            f"Job {job.id} ({what}) was cancelled on the server{notes_text}. Run again when it may run."
+        )
     raise JobFailedError(
-        f"Job {job.id} ({what}) failed on the server{said}{'' if said.endswith('.') else '.'}"
+        f"Job {job.id} ({what}) failed on the server{notes_text}{'' if notes_text.endswith('.') else '.'}"
         " Fix what the note reports and run again."
     )
 
@@ -189,20 +191,20 @@ def cancel_job(client: TableauClient, job_id: str, *, what: str) -> None:
     client.call(lambda server: server.jobs.cancel(job_id), doing=f"cancel job {job_id} ({what})")
 
 
-def start_refresh(client: TableauClient, found: FoundDatasource, *, incremental: bool) -> StartedRefresh:
+def start_refresh(client: TableauClient, datasource: FoundDatasource, *, incremental: bool) -> StartedRefresh:
     """Start a refresh, or join the one that waits or runs already.
 
     A cut call is repeated: the server queues one refresh per datasource, and refreshing twice ends the same.
     """
     kind = "an incremental refresh" if incremental else "a full refresh"
-    doing = f"start {kind} of {found.shown}"
-    start = _starter(client, found, doing, incremental=incremental)
+    doing = f"start {kind} of {datasource.shown}"
+    start = _starter(client, datasource, doing, incremental=incremental)
     for number in range(1, _JOIN_TRIES + 1):
         job_id = client.call(start, doing=doing)
         if job_id is not None:
             return StartedRefresh(job_id, joined=False)
         # Queued already, says the server. Not found means that it has just ended: start one of our own.
-        running = _running_refresh(client, found)
+        running = _running_refresh(client, datasource)
         if running is not None:
             return StartedRefresh(running, joined=True)
         client.retry.sleep(client.retry.pause(number))
@@ -213,7 +215,7 @@ def start_refresh(client: TableauClient, found: FoundDatasource, *, incremental:
 
 
 def _starter(
-    client: TableauClient, found: FoundDatasource, doing: str, *, incremental: bool
+    client: TableauClient, datasource: FoundDatasource, doing: str, *, incremental: bool
 ) -> Callable[[Any], str | None]:
     """The call that starts it: directly, or on older servers through a task that somebody has set up."""
     version = ".".join(map(str, client.rest_version))
@@ -223,8 +225,8 @@ def _starter(
             " 2.8 (Tableau Server 10.5). Refresh it on the server, or choose the delivery `republish`."
         )
     if not incremental or client.rest_version >= INCREMENTAL_SINCE:
-        return lambda server: _job_id(server.datasources.refresh(found.id, incremental))
-    task = incremental_task(client, found)
+        return lambda server: _job_id(server.datasources.refresh(datasource.id, incremental))
+    task = incremental_task(client, datasource)
     if task is None:
         raise DatasourceError(
             f"Could not {doing}: {client.where} speaks REST {version} and would refresh everything instead; that call"
@@ -233,9 +235,9 @@ def _starter(
     return lambda server: _run_task(server, task.id)
 
 
-def incremental_task(client: TableauClient, found: FoundDatasource) -> RefreshTask | None:
+def incremental_task(client: TableauClient, datasource: FoundDatasource) -> RefreshTask | None:
     """The incremental task to run: of several the one that fails least, so that always the same is taken."""
-    tasks = [task for task in refresh_tasks(client, found) if task.incremental]
+    tasks = [task for task in refresh_tasks(client, datasource) if task.incremental]
     return min(tasks, key=lambda task: (task.failures, task.id), default=None)
 
 
@@ -253,9 +255,9 @@ def _run_task(server: Any, task_id: str) -> str | None:
     return str(TSC.JobItem.from_response(answer, server.namespace)[0].id)
 
 
-def _running_refresh(client: TableauClient, found: FoundDatasource) -> str | None:
+def _running_refresh(client: TableauClient, datasource: FoundDatasource) -> str | None:
     """The job that refreshes this datasource now. The list shows names only, so each candidate is looked at."""
-    doing = f"find the running refresh of {found.shown} among the jobs"
+    doing = f"find the running refresh of {datasource.shown} among the jobs"
     for status in (TSC.BackgroundJobItem.Status.InProgress, TSC.BackgroundJobItem.Status.Pending):
         try:
             jobs = client.call(partial(_jobs_with, status=status), doing=doing)
@@ -263,7 +265,7 @@ def _running_refresh(client: TableauClient, found: FoundDatasource) -> str | Non
             # Only administrators see the list, and older servers have none.
             return None
         for job in jobs:
-            if job.title == found.name and _refreshes(client, job.id, found, doing):
+            if job.title == datasource.name and _refreshes(client, job.id, datasource, doing):
                 return str(job.id)
     return None
 
@@ -272,22 +274,23 @@ def _jobs_with(server: Any, *, status: str) -> list[Any]:
     return list(server.jobs.filter(status=status))
 
 
-def _refreshes(client: TableauClient, job_id: str, found: FoundDatasource, doing: str) -> bool:
+def _refreshes(client: TableauClient, job_id: str, datasource: FoundDatasource, doing: str) -> bool:
     try:
         job = client.call(lambda server: server.jobs.get_by_id(job_id), doing=doing)
     except RefusedError:
         return False
-    return bool(job.datasource_id == found.id and not _is_over(job))
+    return bool(job.datasource_id == datasource.id and not _is_over(job))
 
 
-def is_incremental_job(client: TableauClient, job_id: str, found: FoundDatasource) -> bool | None:
+def is_incremental_job(client: TableauClient, job_id: str, datasource: FoundDatasource) -> bool | None:
     """Whether that job increments, by the server's list of jobs; None where the list does not tell."""
     if client.rest_version < JOB_LIST_SINCE:
         return None
-    title = {} if _NOT_IN_FILTERS & set(found.name) else {"title": found.name}
+    title = {} if _NOT_IN_FILTERS & set(datasource.name) else {"title": datasource.name}
     try:
         jobs = client.call(
-            lambda server: list(server.jobs.filter(**title)), doing=f"find job {job_id} of {found.shown} in the list"
+            lambda server: list(server.jobs.filter(**title)),
+            doing=f"find job {job_id} of {datasource.shown} in the list",
         )
     except RefusedError:
         # Only administrators see the list.

@@ -58,16 +58,16 @@ class RefreshTask:
         return f"Tableau runs {kind} of this datasource on its own ({self.schedule}{when}): {harm}."
 
 
-def refresh_tasks(client: TableauClient, found: FoundDatasource) -> list[RefreshTask]:
+def refresh_tasks(client: TableauClient, datasource: FoundDatasource) -> list[RefreshTask]:
     """The server's own refresh tasks of the datasource; none on servers that do not list them."""
     if client.rest_version < TASKS_SINCE:
         return []
-    doing = f"list the refresh tasks of {found.shown}"
+    doing = f"list the refresh tasks of {datasource.shown}"
     tasks = client.call(lambda server: list(TSC.Pager(server.tasks, TSC.RequestOptions(pagesize=1000))), doing=doing)
     return [
         _task(task)
         for task in tasks
-        if task.target is not None and task.target.type == "datasource" and task.target.id == found.id
+        if task.target is not None and task.target.type == "datasource" and task.target.id == datasource.id
     ]
 
 
@@ -87,13 +87,13 @@ def _task(task: Any) -> RefreshTask:
     )
 
 
-def scheduled_refreshes(client: TableauClient, found: FoundDatasource) -> tuple[RefreshTask, ...]:
+def scheduled_refreshes(client: TableauClient, datasource: FoundDatasource) -> tuple[RefreshTask, ...]:
     """The refreshes that Tableau runs on the datasource by its clock, each with a sentence to warn with.
 
     A user who may not list tasks sees none: a warning is no reason to stop a refresh.
     """
     try:
-        return tuple(task for task in refresh_tasks(client, found) if task.runs_by_itself)
+        return tuple(task for task in refresh_tasks(client, datasource) if task.runs_by_itself)
     except RefusedError:
         return ()
 
@@ -103,7 +103,7 @@ _MOST_SUBSCRIPTIONS = 1000
 
 
 @dataclass(frozen=True)
-class Beside:
+class Attachments:
     """Tasks of the datasource and subscriptions of the site, by id, each in words; None where nobody could look."""
 
     tasks: Mapping[str, str] | None = None
@@ -113,18 +113,18 @@ class Beside:
         return asdict(self)
 
     @staticmethod
-    def from_json(value: Mapping[str, Any]) -> Beside:
-        return Beside(**value)
+    def from_json(value: Mapping[str, Any]) -> Attachments:
+        return Attachments(**value)
 
 
-def look_beside(client: TableauClient, found: FoundDatasource) -> Beside:
+def list_attachments(client: TableauClient, datasource: FoundDatasource) -> Attachments:
     """What is there now. Whatever the server does not show to this user is no reason to stop a refresh."""
-    return Beside(_tasks(client, found), _subscriptions(client, found))
+    return Attachments(_tasks(client, datasource), _subscriptions(client, datasource))
 
 
-def _tasks(client: TableauClient, found: FoundDatasource) -> dict[str, str] | None:
+def _tasks(client: TableauClient, datasource: FoundDatasource) -> dict[str, str] | None:
     try:
-        return {task.id: _in_words(task) for task in refresh_tasks(client, found)}
+        return {task.id: _in_words(task) for task in refresh_tasks(client, datasource)}
     except DatasourceError:
         return None
 
@@ -133,9 +133,9 @@ def _in_words(task: RefreshTask) -> str:
     return f"{'incremental' if task.incremental else 'full'} refresh on {task.schedule}"
 
 
-def _subscriptions(client: TableauClient, found: FoundDatasource) -> dict[str, str] | None:
+def _subscriptions(client: TableauClient, datasource: FoundDatasource) -> dict[str, str] | None:
     options = TSC.RequestOptions(pagesize=_MOST_SUBSCRIPTIONS)
-    doing = f"list the subscriptions beside {found.shown}"
+    doing = f"list the subscriptions beside {datasource.shown}"
     try:
         items, pages = client.call(lambda server: server.subscriptions.get(options), doing=doing)
     except DatasourceError:
@@ -145,14 +145,14 @@ def _subscriptions(client: TableauClient, found: FoundDatasource) -> dict[str, s
     return {str(item.id): f"subscription {item.subject!r}" for item in items}
 
 
-def gone(before: Beside, after: Beside, found: FoundDatasource) -> tuple[str, ...]:
+def gone(before: Attachments, after: Attachments, datasource: FoundDatasource) -> tuple[str, ...]:
     """A sentence about each that was there before the publish and is there no more."""
     tasks = [
-        f"{found.shown} lost its {task} when it was published over. Put it back on the server."
+        f"{datasource.shown} lost its {task} when it was published over. Put it back on the server."
         for task in _missing(before.tasks, after.tasks)
     ]
     subscriptions = [
-        f"The {subscription} is gone since {found.shown} was published over. Unless somebody ended it on purpose,"
+        f"The {subscription} is gone since {datasource.shown} was published over. Unless somebody ended it on purpose,"
         " subscribe again on the server."
         for subscription in _missing(before.subscriptions, after.subscriptions)
     ]

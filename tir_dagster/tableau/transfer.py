@@ -34,23 +34,23 @@ class NoExtractError(DatasourceError):
     """What the server holds is no extract that can be refreshed by key, or compared with ours."""
 
 
-def _no_package(found: FoundDatasource, where: str, file: Path) -> DatasourceError:
+def _no_package(datasource: FoundDatasource, where: str, file: Path) -> DatasourceError:
     """A document is the datasource's own; anything else was cut, or is the page of a proxy, and tells nothing of it."""
     with file.open("rb") as opened:
         is_document = b"<datasource" in opened.read(_BEGINNING)
     if is_document:
         return NoExtractError(
-            f"{found.shown} on {where} is not a package with an extract but a plain document: it reads its source live. "
+            f"{datasource.shown} on {where} is not a package with an extract but a plain document: it reads its source live. "
             "Publish it with an extract first."
         )
     return DatasourceError(
-        f"{found.shown} on {where} did not come as a package. Check that no proxy answers in the server's place, then run again."
+        f"{datasource.shown} on {where} did not come as a package. Check that no proxy answers in the server's place, then run again."
     )
 
 
 def download(
     client: TableauClient,
-    found: FoundDatasource,
+    datasource: FoundDatasource,
     target: Path,
     *,
     revision: int | None = None,
@@ -61,15 +61,15 @@ def download(
     `revision` is one of its history; without it, and for the newest one, which servers do not give by its number, what
     the datasource shows now.
     """
-    older = revision is not None and revision != found.revision
+    older = revision is not None and revision != datasource.revision
     what = f"revisions/{revision}/content" if older else "content"
-    doing = f"download revision {revision} of {found.shown}" if older else f"download {found.shown}"
+    doing = f"download revision {revision} of {datasource.shown}" if older else f"download {datasource.shown}"
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with _beside(target) as (out, part):
-            _fetch(client, Fetching(found, what, out, part.parent, client.timeouts, progress), doing)
+            _fetch(client, Fetching(datasource, what, out, part.parent, client.timeouts, progress), doing)
             if target.suffix.lower() == ".tdsx" and not zipfile.is_zipfile(part):
-                raise _no_package(found, client.where, part)
+                raise _no_package(datasource, client.where, part)
     except OSError as error:
         raise DatasourceError(
             f"Could not {doing} to {target}: {error.strerror or error}. Free some space or choose another folder."
@@ -131,12 +131,12 @@ def publish(
     and sent again only when it is not there: `inferred` is told, for rows that nobody answered for should be compared.
     `check` may still say no, right before every such request; `seen` is told what is about to be overwritten.
     """
-    sent = VirtualFile.of(package) if isinstance(package, Path) and package.is_file() else package
-    if isinstance(sent, Path) or sent.kind not in _KINDS:
+    file = VirtualFile.of(package) if isinstance(package, Path) and package.is_file() else package
+    if isinstance(file, Path) or file.kind not in _KINDS:
         raise DatasourceError(
-            f"Could not publish {sent if isinstance(sent, Path) else sent.name} as datasource {name!r}: it must be a {' or '.join(_KINDS)} file that exists."
+            f"Could not publish {file if isinstance(file, Path) else file.name} as datasource {name!r}: it must be a {' or '.join(_KINDS)} file that exists."
         )
-    parcel = Parcel(sent, project.id, name, overwrite, tuple(connections), as_job)
+    parcel = Parcel(file, project.id, name, overwrite, tuple(connections), as_job)
     publishing = Publishing(
         client,
         parcel,
@@ -157,13 +157,13 @@ _MOST_PATIENCE_SECONDS = 900.0
 
 
 @dataclass(frozen=True)
-class Came:
+class DownloadedPart:
     """How much of which version of a file is here; an empty mark means that it cannot be continued."""
 
     mark: str
     size: int
 
-    def goes_on_from(self, before: Came, least: int) -> bool:
+    def goes_on_from(self, before: DownloadedPart, least: int) -> bool:
         """Whether so much more of the same version came since, or of the first one."""
         return bool(self.mark) and before.mark in ("", self.mark) and self.size - before.size >= least
 
@@ -176,7 +176,7 @@ class Fetching:
     same strong ETag and the same length for both parts.
     """
 
-    found: FoundDatasource
+    datasource: FoundDatasource
     # Below the datasource's address: `content`, or an older revision's.
     what: str
     out: IO[bytes]
@@ -187,8 +187,8 @@ class Fetching:
     _total: int | None = field(default=None, init=False)
 
     @property
-    def came(self) -> Came:
-        return Came(self._mark, self.out.tell())
+    def came(self) -> DownloadedPart:
+        return DownloadedPart(self._mark, self.out.tell())
 
     def __call__(self, server: Any) -> None:
         if not self._mark or not self.out.tell():
@@ -215,11 +215,11 @@ class Fetching:
         self._fetch_all(server)
 
     def _ask(self, server: Any, headers: Mapping[str, str]) -> Any:
-        endpoint, size = server.datasources, (self.found.size_mb or 0) * _BLOCK
+        endpoint, size = server.datasources, (self.datasource.size_mb or 0) * _BLOCK
         # Bytes as they are stored: a range of what was compressed on the way is another range.
-        asked = {"stream": True, "headers": {"Accept-Encoding": "identity", **headers}}
+        parameters = {"stream": True, "headers": {"Accept-Encoding": "identity", **headers}}
         with patience(min(self.timeouts.for_bytes(size), _MOST_PATIENCE_SECONDS)):
-            return endpoint.get_request(f"{endpoint.baseurl}/{self.found.id}/{self.what}", parameters=asked)
+            return endpoint.get_request(f"{endpoint.baseurl}/{self.datasource.id}/{self.what}", parameters=parameters)
 
     def _begin(self, answer: Any) -> None:
         self.out.seek(0)
@@ -227,12 +227,12 @@ class Fetching:
         length, mark = answer.headers.get("Content-Length", ""), answer.headers.get("ETag", "")
         self._total = int(length) if length.isdigit() else None
         self._mark = mark if mark.startswith('"') and self._total is not None else ""
-        wanted = (self.found.size_mb or 0) * _BLOCK if self._total is None else self._total
-        _check_room(self.folder, wanted, self.found)
+        needed_bytes = (self.datasource.size_mb or 0) * _BLOCK if self._total is None else self._total
+        _check_room(self.folder, needed_bytes, self.datasource)
 
     def _fits(self, part: str, start: int, mark: str) -> bool:
-        said = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", part)
-        return said is not None and (int(said[1]), int(said[2]), mark) == (start, self._total, self._mark)
+        match = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", part)
+        return match is not None and (int(match[1]), int(match[2]), mark) == (start, self._total, self._mark)
 
     def _take(self, answer: Any) -> None:
         for block in answer.iter_content(_BLOCK):
@@ -241,10 +241,10 @@ class Fetching:
                 self.progress(self.out.tell(), max(self._total or 0, self.out.tell()))
 
 
-def _check_room(folder: Path, wanted: int, found: FoundDatasource) -> None:
+def _check_room(folder: Path, needed_bytes: int, datasource: FoundDatasource) -> None:
     free = shutil.disk_usage(folder).free
-    if free < wanted + _SPARE_BYTES:
+    if free < needed_bytes + _SPARE_BYTES:
         raise DatasourceError(
-            f"No room to download {found.shown}: it has {wanted / 1e6:.0f} MB, and {folder} has {free / 1e6:.0f} MB"
+            f"No room to download {datasource.shown}: it has {needed_bytes / 1e6:.0f} MB, and {folder} has {free / 1e6:.0f} MB"
             " free. Free some space or move TIR_HOME to a larger disk."
         )

@@ -88,8 +88,8 @@ def _publish(server: Any, parcel: Parcel, upload_id: str | None) -> str | None:
         url += f"&uploadSessionId={upload_id}"
         request, content_type = requests.publish_req_chunked(parcel.item(), None, connections)
     answer = server.datasources.post_request(url, request, content_type)
-    made = TSC.JobItem if parcel.as_job else TSC.DatasourceItem
-    item = made.from_response(answer.content, server.namespace)[0]
+    item_class = TSC.JobItem if parcel.as_job else TSC.DatasourceItem
+    item = item_class.from_response(answer.content, server.namespace)[0]
     return str(item.id) if parcel.as_job else None
 
 

@@ -744,7 +744,7 @@ def test_an_edit_by_people_does_not_end_the_wait_for_a_change_that_was_taken(
             scene.play()
     edits = iter(["Ask Bob."])
     with monkeypatch.context() as people:
-        people.setattr(by_patch, "still_the_same", partial(edited_first, scene, edits, by_patch.still_the_same))
+        people.setattr(by_patch, "check_unchanged", partial(edited_first, scene, edits, by_patch.check_unchanged))
         assert scene.heal() == "none", "the change is joined, and confirmed late"
     assert (next(edits, None), scene.published()) == (None, scene.new)
 

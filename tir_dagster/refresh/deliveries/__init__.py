@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Recovered:
+class RecoveredPublish:
     """What became of an interrupted publish, and what the server holds now."""
 
     outcome: PublishOutcome
@@ -28,6 +28,6 @@ class Delivery(Protocol):
         """Bring the version to the server over exactly what was looked at."""
 
     def recover(
-        self, client: TableauClient, last: Recovered, intent: Intent, confirmed: Confirmation | None
-    ) -> Recovered:
+        self, client: TableauClient, last: RecoveredPublish, intent: Intent, confirmed: Confirmation | None
+    ) -> RecoveredPublish:
         """Bring what a crash interrupted to its end, as far as this delivery must; else return what is known."""

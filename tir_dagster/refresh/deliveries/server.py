@@ -45,9 +45,9 @@ from tir_dagster.refresh.context import (
     shape_of,
 )
 from tir_dagster.refresh.datasource import credentials_for, fetch_shell, look_at_server, server_package
-from tir_dagster.refresh.deliveries import Recovered
+from tir_dagster.refresh.deliveries import RecoveredPublish
 from tir_dagster.refresh.deliveries.agreement import needed_increment
-from tir_dagster.refresh.deliveries.whole import Place, publish_over, put_back
+from tir_dagster.refresh.deliveries.whole import PublishTarget, publish_over, put_back
 from tir_dagster.refresh.state.records import Confirmation, Intent
 from tir_dagster.refresh.state.versions import SHELL, Version, new_version
 from tir_dagster.snowflake.versions import combined_token, probe
@@ -87,7 +87,7 @@ class Affected:
 class Load:
     """All that a load by the server needs: what is there now, and questions only the caller can answer."""
 
-    place: Place
+    place: PublishTarget
     shell: Path
     hyper: Path
     # Why everything is read anew.
@@ -116,36 +116,38 @@ class Suffix:
 
 
 def refreshed(
-    client: TableauClient, found: FoundDatasource, log: Log, *, incremental: bool, timeout: float
+    client: TableauClient, datasource: FoundDatasource, log: Log, *, incremental: bool, timeout: float
 ) -> FoundDatasource:
     """The datasource after a refresh that began after this call: one that runs already may have read too early."""
     kind = "incremental" if incremental else "full"
-    log(f"waiting for jobs on the server: {kind} refresh of {found.shown}")
+    log(f"waiting for jobs on the server: {kind} refresh of {datasource.shown}")
     try:
-        return refresh_by_server(client, found, incremental=incremental, log=log, timeout=timeout).found
+        return refresh_by_server(client, datasource, incremental=incremental, log=log, timeout=timeout).datasource
     except JobVanishedError as error:
         # Servers forget jobs; what it did shows in the data, which the caller compares.
         log(str(error))
-        return settled(client, found)
+        return settled(client, datasource)
 
 
 def own_refreshes(
-    client: TableauClient, found: FoundDatasource, route: Route | None = None, schedule: Schedule | None = None
+    client: TableauClient, datasource: FoundDatasource, route: Route | None = None, schedule: Schedule | None = None
 ) -> tuple[str, ...]:
     """A warning for each refresh that Tableau runs by its clock; a schedule that is moved from here is none of them."""
-    run = route.task.id if route is not None and route.task is not None else None
-    tasks = [task for task in scheduled_refreshes(client, found) if schedule is None or task.schedule_id != schedule.id]
-    return tuple(task.needed_warning if task.id == run else task.warning for task in tasks)
+    task_id = route.task.id if route is not None and route.task is not None else None
+    tasks = [
+        task for task in scheduled_refreshes(client, datasource) if schedule is None or task.schedule_id != schedule.id
+    ]
+    return tuple(task.needed_warning if task.id == task_id else task.warning for task in tasks)
 
 
 class SuffixLoad:
     """Purge, publish, refresh; and back to what was there if the refresh fails."""
 
     def __init__(
-        self, client: TableauClient, load: Load, package: Package, suffix: Suffix, found: FoundDatasource, log: Log
+        self, client: TableauClient, load: Load, package: Package, suffix: Suffix, datasource: FoundDatasource, log: Log
     ) -> None:
         self._client, self._load, self._package, self._suffix = client, load, package, suffix
-        self._found, self._log = found, log
+        self._datasource, self._log = datasource, log
         self._hole = load.place.folder / "purged.hyper"
         self._patience = load.place.spec.datasource.job_timeout
         self._hole_since: float | None = None
@@ -155,13 +157,13 @@ class SuffixLoad:
     def run(self) -> FoundDatasource | Reason:
         """The datasource after its refresh; or the reason why the server must load everything, and nothing was touched."""
         # Before anything is purged: a server that has no way to refresh incrementally must not get a hole.
-        route = find_route(self._client, self._found)
+        route = find_route(self._client, self._datasource)
         suffix = self._suffix
         purged = purge_from(self._load.hyper, self._hole, column=suffix.increment.column, smallest=suffix.smallest)
         if (reason := self._reason_for_all(purged)) is not None:
             return reason
         schedule = self._schedule(route)
-        self.warnings = own_refreshes(self._client, self._found, route, schedule)
+        self.warnings = own_refreshes(self._client, self._datasource, route, schedule)
         try:
             return self._publish_and_refresh(purged, schedule)
         except DatasourceError as error:
@@ -191,7 +193,7 @@ class SuffixLoad:
         if needed:
             self._publish(purged)
         if schedule is None or slot is None:
-            return refreshed(self._client, self._found, self._log, incremental=True, timeout=self._patience)
+            return refreshed(self._client, self._datasource, self._log, incremental=True, timeout=self._patience)
         if self._load.now() >= slot:
             # The upload took longer than thought, and the schedule may have come to nothing.
             slot = self._moved(schedule, soon=True)
@@ -208,14 +210,18 @@ class SuffixLoad:
         """The schedule that refreshes it; None when the server can be asked at once."""
         if self._load.place.spec.datasource.schedule is None and route.way is not Way.SCHEDULE:
             return None
-        return find_schedule(self._client, self._found)
+        return find_schedule(self._client, self._datasource)
 
     def _moved(self, schedule: Schedule, *, soon: bool = False) -> datetime:
         """When it runs next, now that it has been moved there."""
         spec, now = self._load.place.spec, self._load.now()
-        asked = None if soon else spec.datasource.schedule
+        time_of_day = None if soon else spec.datasource.schedule
         # One that is due within a minute could pass before the server knows of it.
-        slot = next_slot(time.fromisoformat(asked), spec.slices.zone, now=now + _MINUTE) if asked else soonest_slot(now)
+        slot = (
+            next_slot(time.fromisoformat(time_of_day), spec.slices.zone, now=now + _MINUTE)
+            if time_of_day
+            else soonest_slot(now)
+        )
         move_schedule(self._client, schedule, slot)
         return slot
 
@@ -237,28 +243,28 @@ class SuffixLoad:
         )
         # From here on, also if the answer gets lost: whoever puts back looks at the server first.
         self._hole_since, self._missing = self._client.retry.clock(), purged.purged
-        done = publish_over(self._client, package, self._load.place, self._found)
-        self._found, self.warnings = done.found, self.warnings + done.warnings
+        restored = publish_over(self._client, package, self._load.place, self._datasource)
+        self._datasource, self.warnings = restored.datasource, self.warnings + restored.warnings
 
     def _refreshed_at(self, slot: datetime) -> FoundDatasource:
-        before = server_version(self._found)
-        wait_for_scheduled_run(self._client, self._found, slot=slot, before=before, job_timeout=self._patience)
-        return settled(self._client, self._found)
+        before = server_version(self._datasource)
+        wait_for_scheduled_run(self._client, self._datasource, slot=slot, before=before, job_timeout=self._patience)
+        return settled(self._client, self._datasource)
 
     def _put_back(self, error: DatasourceError) -> DatasourceError:
         """The error to raise, when what was there before is there again, or could not be brought back."""
         if self._hole_since is None:
             return DatasourceError(f"{error} Nothing was purged from the datasource.")
         try:
-            back = self._restore()
+            outcome = self._restore()
         except TirError as second:
             return DatasourceError(
                 f"{error} People may not see {self._missing:,} rows now, and the kept package could not be published back: {second} "
                 "The next refresh does that first: run it as soon as the server answers."
             )
-        if back is PublishOutcome.NOT_LANDED:
+        if outcome is PublishOutcome.NOT_LANDED:
             return DatasourceError(f"{error} The datasource is as it was.")
-        if back is PublishOutcome.FOREIGN:
+        if outcome is PublishOutcome.FOREIGN:
             return DatasourceError(
                 f"{error} The datasource was left as it is now, because somebody else, or the server itself, changed or removed it meanwhile. The next refresh starts from that."
             )
@@ -270,13 +276,13 @@ class SuffixLoad:
     def _restore(self) -> PublishOutcome:
         """Put the kept package back over our own publish, and over nothing else."""
         place = self._load.place
-        now = reread(self._client, self._found)
+        now = reread(self._client, self._datasource)
         version = server_version(now) if now else None
         if version == place.look.version:
             return PublishOutcome.NOT_LANDED
         if now is None:
             return PublishOutcome.FOREIGN
-        if version != server_version(self._found):
+        if version != server_version(self._datasource):
             # The answer to our publish got lost, or somebody else came after us: the content tells.
             _, hyper = fetch_shell(self._client, now, place.folder / "restored", log=place.log)
             if not self._load.is_hole(hyper):
@@ -286,20 +292,20 @@ class SuffixLoad:
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedByServer:
     """What the server shows after its refresh, downloaded; the reason why it had to load everything, if it had to."""
 
-    found: FoundDatasource
+    datasource: FoundDatasource
     shell: Path
     hyper: Path
     warnings: tuple[str, ...]
     reason: Reason | None = None
 
 
-def load_by_server(client: TableauClient, load: Load, *, log: Log) -> Loaded:
+def load_by_server(client: TableauClient, load: Load, *, log: Log) -> LoadedByServer:
     """Let the server read what changed, and download the result; the caller compares it with the source."""
-    place, found = load.place, load.place.look.found
-    if found is None:
+    place, datasource = load.place, load.place.look.datasource
+    if datasource is None:
         raise DatasourceError(
             f"{place.spec.name}: there is no datasource {place.spec.datasource.name!r} in project {place.look.project.path!r}, "
             "and the delivery `server` needs one that Tableau refreshes. Publish it from Tableau, or use `republish`."
@@ -308,14 +314,14 @@ def load_by_server(client: TableauClient, load: Load, *, log: Log) -> Loaded:
     increment = needed_increment(place.spec.name, package, load.hyper)
     suffix = _suffix(load, increment)
     if isinstance(suffix, Reason):
-        return _load_all(client, load, found, suffix, log)
+        return _load_all(client, load, datasource, suffix, log)
     if suffix is None:
         log("the server shows these rows already: nothing for it to load")
-        return _as_it_is(client, load, settled(client, found))
-    loading = SuffixLoad(client, load, package, suffix, found, log)
+        return _as_it_is(client, load, settled(client, datasource))
+    loading = SuffixLoad(client, load, package, suffix, datasource, log)
     outcome = loading.run()
     if isinstance(outcome, Reason):
-        return _load_all(client, load, found, outcome, log)
+        return _load_all(client, load, datasource, outcome, log)
     loaded = _download(client, load, outcome, loading.warnings)
     return replace(loaded, warnings=loaded.warnings + _full_instead(client, package, loaded))
 
@@ -354,7 +360,9 @@ def _suffix_of_all(load: Load, full: Reason, increment: Increment | NoIncrement)
     return Suffix(increment, parse_value(first, increment.kind, load.place.spec.name))
 
 
-def _load_all(client: TableauClient, load: Load, found: FoundDatasource, reason: Reason, log: Log) -> Loaded:
+def _load_all(
+    client: TableauClient, load: Load, datasource: FoundDatasource, reason: Reason, log: Log
+) -> LoadedByServer:
     """A full refresh on the server; nobody sees a hole, so it begins at once, whatever schedule the spec names."""
     spec = load.place.spec
     if load.full is None and spec.policy == "incremental_only" and reason is not Reason.FIRST_LOAD:
@@ -369,41 +377,41 @@ def _load_all(client: TableauClient, load: Load, found: FoundDatasource, reason:
             " use the delivery `republish`."
         )
     log(f"a full refresh on the server, because {reason.value}")
-    warnings = own_refreshes(client, found)
+    warnings = own_refreshes(client, datasource)
     patience = load.place.spec.datasource.job_timeout
-    now = refreshed(client, found, log, incremental=False, timeout=patience)
+    now = refreshed(client, datasource, log, incremental=False, timeout=patience)
     return _download(client, load, now, warnings, reason=reason)
 
 
-def _full_instead(client: TableauClient, before: Package, loaded: Loaded) -> tuple[str, ...]:
+def _full_instead(client: TableauClient, before: Package, loaded: LoadedByServer) -> tuple[str, ...]:
     """Said where the server did not tell what its job was: the rows are right, but they took a full refresh."""
     last = read_package(loaded.shell).events[-1]
     if last.kind != "create" or last.started == before.events[-1].started:
         return ()
-    told = (
-        f"{client.where} refreshed all of {loaded.found.shown} although only an increment was asked for. Check that the"
+    warning = (
+        f"{client.where} refreshed all of {loaded.datasource.shown} although only an increment was asked for. Check that the"
         " datasource is set up for incremental refreshes, and that the server knows them."
     )
-    return (told,)
+    return (warning,)
 
 
-def _as_it_is(client: TableauClient, load: Load, found: FoundDatasource) -> Loaded:
-    warnings = own_refreshes(client, found)
-    if server_version(found) == load.place.look.version:
-        return Loaded(found, load.shell, load.hyper, warnings)
-    return _download(client, load, found, warnings)
+def _as_it_is(client: TableauClient, load: Load, datasource: FoundDatasource) -> LoadedByServer:
+    warnings = own_refreshes(client, datasource)
+    if server_version(datasource) == load.place.look.version:
+        return LoadedByServer(datasource, load.shell, load.hyper, warnings)
+    return _download(client, load, datasource, warnings)
 
 
 def _download(
     client: TableauClient,
     load: Load,
-    found: FoundDatasource,
+    datasource: FoundDatasource,
     warnings: tuple[str, ...],
     *,
     reason: Reason | None = None,
-) -> Loaded:
-    shell, hyper = fetch_shell(client, found, load.place.folder / "loaded", log=load.place.log)
-    return Loaded(found, shell, hyper, warnings, reason)
+) -> LoadedByServer:
+    shell, hyper = fetch_shell(client, datasource, load.place.folder / "loaded", log=load.place.log)
+    return LoadedByServer(datasource, shell, hyper, warnings, reason)
 
 
 _COMPARE = (
@@ -422,18 +430,18 @@ class Server:
         self._hole: str | None = None
 
     def recover(
-        self, client: TableauClient, last: Recovered, intent: Intent, confirmed: Confirmation | None
-    ) -> Recovered:
+        self, client: TableauClient, last: RecoveredPublish, intent: Intent, confirmed: Confirmation | None
+    ) -> RecoveredPublish:
         """Where an earlier run ended while rows were missing on the server: first of all, people get them back."""
         del intent
         kept = self._context.known_version(confirmed.version) if confirmed is not None else None
-        found = last.server.found
+        datasource = last.server.datasource
         # Without the kept version nothing can be put back: then everything is loaded (STATE_LOST).
-        if last.outcome is not PublishOutcome.HOLE or kept is None or found is None:
+        if last.outcome is not PublishOutcome.HOLE or kept is None or datasource is None:
             return last
-        put_back(client, self._place(last.server), found, shell=kept.folder / SHELL, hyper=kept.extract)
+        put_back(client, self._place(last.server), datasource, shell=kept.folder / SHELL, hyper=kept.extract)
         self._context.log("the datasource is whole again")
-        return Recovered(PublishOutcome.NOT_LANDED, look_at_server(client, self._context.spec))
+        return RecoveredPublish(PublishOutcome.NOT_LANDED, look_at_server(client, self._context.spec))
 
     def publish(self, looked: Looked, version: Version) -> Published:
         """Let Tableau load what changed; what it loaded must be what the version holds."""
@@ -450,21 +458,21 @@ class Server:
             same = version.manifest["fingerprint"] in digests
             lag = None if same else self._lag(version, load, loaded, digests[0])
         settled = self._settled_version(version, loaded)
-        confirmation = confirmation_of(self._context, settled, ServerLook(looked.server.project, loaded.found))
+        confirmation = confirmation_of(self._context, settled, ServerLook(looked.server.project, loaded.datasource))
         if lag is not None:
             self._keep_pending(change_set)
             kept = tuple(name for name in confirmation.change_sets if name != change_set.id)
             confirmation = replace(confirmation, fingerprint=digests[0], lag=lag, change_sets=kept)
         remove(load.place.folder)
-        return Published(confirmation, loaded.found, loaded.warnings, full_reason=loaded.reason)
+        return Published(confirmation, loaded.datasource, loaded.warnings, full_reason=loaded.reason)
 
-    def _put_back_and_tell(self, load: Load, loaded: Loaded, what: str) -> NoReturn:
+    def _put_back_and_tell(self, load: Load, loaded: LoadedByServer, what: str) -> NoReturn:
         """Rows are missing or wrong, and we know what was right: people get that back."""
         name = self._context.spec.name
         if self._hole is None:
             raise DatasourceError(f"{name}: {what} Nothing is confirmed. {_COMPARE} tir refresh {name} --full.")
         with TableauClient(self._context.tableau) as client:
-            put_back(client, load.place, loaded.found, shell=load.shell, hyper=load.hyper)
+            put_back(client, load.place, loaded.datasource, shell=load.shell, hyper=load.hyper)
         raise DatasourceError(f"{name}: {what} The datasource is as it was before. {_COMPARE} tir refresh {name}.")
 
     def _load(self, looked: Looked, version: Version, change_set: ChangeSet, shape: Shape) -> Load:
@@ -473,8 +481,8 @@ class Server:
 
         def affected(column: str) -> Affected:
             sides = [version.extract, *([looked.base.extract] if looked.base else [])]
-            found = [least_changed(side, column, change_set, folder, shape) for side in sides]
-            return Affected(_least(text for text, _ in found), sum(nulls for _, nulls in found))
+            least_values = [least_changed(side, column, change_set, folder, shape) for side in sides]
+            return Affected(_least(text for text, _ in least_values), sum(nulls for _, nulls in least_values))
 
         def before_hole(purged: Path) -> None:
             digests = content_digests(content_fingerprints(purged, shape), shape)
@@ -500,17 +508,21 @@ class Server:
             now=self._context.now,
         )
 
-    def _place(self, server: ServerLook) -> Place:
+    def _place(self, server: ServerLook) -> PublishTarget:
         context, folder = self._context, self._context.work / "publish"
         folder.mkdir(parents=True, exist_ok=True)
-        credentials = credentials_for(context.spec, server.found, context.env)
-        return Place(context.spec, server, credentials, folder, context.folder, context.check_lease, context.log)
+        credentials = credentials_for(context.spec, server.datasource, context.env)
+        return PublishTarget(
+            context.spec, server, credentials, folder, context.folder, context.check_lease, context.log
+        )
 
     def _servers_files(self, looked: Looked) -> tuple[Path, Path]:
         """The package and the Hyper file as the server holds them: its own, if it shows later rows than ours."""
-        if looked.confirmed is not None and looked.confirmed.lag is not None and looked.server.found is not None:
+        if looked.confirmed is not None and looked.confirmed.lag is not None and looked.server.datasource is not None:
             with TableauClient(self._context.tableau) as client:
-                return fetch_shell(client, looked.server.found, self._context.work / "download", log=self._context.log)
+                return fetch_shell(
+                    client, looked.server.datasource, self._context.work / "download", log=self._context.log
+                )
         shell, hyper = server_package(self._context, looked)
         if shell is None or hyper is None:
             raise DatasourceError(
@@ -520,7 +532,7 @@ class Server:
             )
         return shell, hyper
 
-    def _lag(self, version: Version, load: Load, loaded: Loaded, digest: str) -> str:
+    def _lag(self, version: Version, load: Load, loaded: LoadedByServer, digest: str) -> str:
         """From where on the server shows a later moment than the version; an error if it shows something else.
 
         Only the rows tell, because what came and went meanwhile is in no version: whatever differs between the two now, or
@@ -528,18 +540,18 @@ class Server:
         is small enough: then everything is loaded again.
         """
         tables = read_tables(self._context.spec)
-        named = ", ".join(map(str, tables))
+        table_names = ", ".join(map(str, tables))
         before, after = read_package(load.shell), read_package(loaded.shell)
         if digest == self._hole and before.events[-1].started == after.events[-1].started:
             # A job that was forgotten, or began before our publish.
             self._put_back_and_tell(load, loaded, "Tableau's refresh ended without loading the rows that were purged.")
         if combined_token(probe(self._context.snowflake, tables).items()) == known_of(version).token:
-            what = f"what Tableau loaded differs from {named}, which has not changed since."
+            what = f"what Tableau loaded differs from {table_names}, which has not changed since."
             self._put_back_and_tell(load, loaded, what)
         column = after.increment_column
         lag = (_first_difference(loaded.hyper, version, column) if column else None) or NO_VALUE
         again = "loads everything again" if lag == NO_VALUE else f"reads again from {lag} on"
-        self._context.log(f"{named} changed while Tableau read it: the next refresh {again}")
+        self._context.log(f"{table_names} changed while Tableau read it: the next refresh {again}")
         return lag
 
     def _keep_pending(self, change_set: ChangeSet) -> None:
@@ -548,7 +560,7 @@ class Server:
         What came and went while Tableau read is in no version of ours, and yet on the server.
         """
         store = self._context.change_sets
-        said = f"{self._context.spec.name}: the source changed while Tableau read it."
+        sentence = f"{self._context.spec.name}: the source changed while Tableau read it."
         with store.staging(change_set.id) as folder:
             store.commit(
                 replace(
@@ -559,12 +571,12 @@ class Server:
                     rows=0,
                     purged={},
                     appended={},
-                    sentence=said,
+                    sentence=sentence,
                 ),
                 folder,
             )
 
-    def _settled_version(self, version: Version, loaded: Loaded) -> Version:
+    def _settled_version(self, version: Version, loaded: LoadedByServer) -> Version:
         """The version again, with the package as the server has it now: its refresh events are what comes next."""
         with new_version(self._context.versions) as workspace:
             copy_file(version.extract, workspace.extract)
@@ -583,6 +595,6 @@ def _first_difference(hyper: Path, version: Version, column: str) -> str | None:
 
 def _least(texts: Iterable[str | None]) -> str | None:
     """Texts of one kind: dates and times sort as text, whole numbers by their value."""
-    given = [text for text in texts if text is not None]
-    whole = all(text.lstrip("-").isdigit() for text in given)
-    return min(given, key=int if whole else str, default=None)
+    values = [text for text in texts if text is not None]
+    whole = all(text.lstrip("-").isdigit() for text in values)
+    return min(values, key=int if whole else str, default=None)

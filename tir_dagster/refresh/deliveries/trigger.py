@@ -69,20 +69,20 @@ def refresh_on_server(context: RefreshContext, plan: Plan, watched: Watched) -> 
     """Let the server refresh the datasource, and wait for it."""
     with TableauClient(context.tableau) as client:
         with context.stages.timed("look"):
-            found = _find(context, client)
-            warnings = schedule_warnings(client, found)
+            datasource = _find(context, client)
+            warnings = schedule_warnings(client, datasource)
         incremental = plan.decision == "incremental"
         with context.stages.timed("refresh"):
             triggered = refresh_by_server(
                 client,
-                found,
+                datasource,
                 incremental=incremental,
                 log=context.log,
                 timeout=context.spec.datasource.job_timeout,
             )
     # After an increment the server tells what it appended, not how many rows there are.
     row_count = None if incremental else triggered.rows
-    confirmation = _confirmation(context.spec, watched, triggered.found, row_count)
+    confirmation = _confirmation(context.spec, watched, triggered.datasource, row_count)
     return RefreshedByServer(triggered, confirmation, row_count, warnings)
 
 
@@ -91,31 +91,33 @@ def _find(context: RefreshContext, client: TableauClient) -> FoundDatasource:
     return find_datasource(client, project=project, name=context.spec.datasource.name)
 
 
-def _confirmation(spec: ExtractSpec, watched: Watched, found: FoundDatasource, row_count: int | None) -> Confirmation:
+def _confirmation(
+    spec: ExtractSpec, watched: Watched, datasource: FoundDatasource, row_count: int | None
+) -> Confirmation:
     return Confirmation(
         extract=spec.name,
         version="",
         source_version=str(watched.version),
         known=watched.known,
         watermark=None,
-        datasource_id=found.id,
-        server_version=str(server_version(found)),
+        datasource_id=datasource.id,
+        server_version=str(server_version(datasource)),
         fingerprint="",
         rows=row_count or 0,
         change_sets=(),
     )
 
 
-def schedule_warnings(client: TableauClient, found: FoundDatasource) -> tuple[str, ...]:
+def schedule_warnings(client: TableauClient, datasource: FoundDatasource) -> tuple[str, ...]:
     """A sentence for each refresh that Tableau also runs on the datasource by its own clock."""
-    return tuple(_warning(found, task) for task in scheduled_refreshes(client, found))
+    return tuple(_warning(datasource, task) for task in scheduled_refreshes(client, datasource))
 
 
-def _warning(found: FoundDatasource, task: RefreshTask) -> str:
+def _warning(datasource: FoundDatasource, task: RefreshTask) -> str:
     kind = "an incremental" if task.incremental else "a full"
     when = f", next at {task.next_run_at.astimezone(UTC):%Y-%m-%d %H:%M} UTC" if task.next_run_at else ""
     return (
-        f"Tableau also runs {kind} refresh of {found.shown} on its own ({task.schedule}{when}), whether the source changed or"
+        f"Tableau also runs {kind} refresh of {datasource.shown} on its own ({task.schedule}{when}), whether the source changed or"
         " not. Remove the task on the server if the refreshes started from here are enough."
     )
 

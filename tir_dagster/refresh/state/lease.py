@@ -141,16 +141,16 @@ def lease(
 
 def _wait_for(path: Path, me: Holder, wait_seconds: float, on_wait: Callable[[str], None]) -> None:
     deadline = time.monotonic() + wait_seconds
-    told = False
+    is_announced = False
     while (holder := _take(path, me)) is not None:
         if time.monotonic() >= deadline:
             raise LeaseHeldError(
                 f"{path.parent.name}: {holder} is refreshing this extract. Wait until it is done, or end that process; "
                 f"its lease then expires within {EXPIRE_SECONDS:.0f} seconds."
             )
-        if not told:
+        if not is_announced:
             on_wait(f"waiting for {holder}")
-            told = True
+            is_announced = True
         with waiting_for("lease"):
             time.sleep(0.2)
 
@@ -228,11 +228,11 @@ class _Guard:
     """The folder that keeps others out, as it was when this process made it."""
 
     path: Path
-    made: tuple[int, int]
+    identity: tuple[int, int]
 
     def is_ours(self) -> bool:
         """Others remove it when it is old, and make their own."""
-        return _identity(self.path) == self.made
+        return _identity(self.path) == self.identity
 
 
 def _identity(folder: Path) -> tuple[int, int] | None:
@@ -257,11 +257,11 @@ def _guard(path: Path) -> Iterator[_Guard]:
                 _remove_old(guard)
             tries += 1
             time.sleep(0.01)
-    ours = _Guard(guard, _identity(guard) or (0, 0))
+    own_guard = _Guard(guard, _identity(guard) or (0, 0))
     try:
-        yield ours
+        yield own_guard
     finally:
-        if ours.is_ours():
+        if own_guard.is_ours():
             with suppress(FileNotFoundError):
                 guard.rmdir()
 
@@ -289,8 +289,8 @@ def _process_space() -> str:
         pass
     try:
         # macOS, where processes of one boot all see each other.
-        asked = ["sysctl", "-n", "kern.bootsessionuuid"]
-        return subprocess.run(asked, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
+        command = ["sysctl", "-n", "kern.bootsessionuuid"]
+        return subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return ""
 

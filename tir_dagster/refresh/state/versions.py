@@ -106,21 +106,21 @@ class VersionStore:
 
     def versions(self) -> list[Version]:
         """All complete versions, oldest first; broken folders are passed over."""
-        found = [version for path in self._named() if (version := _read(path)) is not None]
-        return sorted(found, key=lambda version: version.number)
+        versions = [version for path in self._named() if (version := _read(path)) is not None]
+        return sorted(versions, key=lambda version: version.number)
 
     def latest(self) -> Version | None:
-        found = self.versions()
-        return found[-1] if found else None
+        versions = self.versions()
+        return versions[-1] if versions else None
 
     def get(self, version_id: str) -> Version:
         """The version of that id, such as v00000012."""
-        found = next((version for version in self.versions() if version.id == version_id), None)
-        if found is None:
+        version = next((version for version in self.versions() if version.id == version_id), None)
+        if version is None:
             raise ExtractError(
                 f"{self.folder} has no complete version {version_id}. It was pruned or lost: run a full refresh."
             )
-        return found
+        return version
 
     def prune(self, keep: int = 3, *, protected: Collection[str] = (), most_bytes: int | None = None) -> list[str]:
         """Remove all but the newest versions, of these the oldest until they fit; tells which went.
@@ -182,9 +182,9 @@ def _fitting(versions: Sequence[Version], most_bytes: int, protected: Collection
     kept: set[str] = set()
     seen: dict[int, int] = {}
     must = {version.id for version in versions[-1:]} | set(protected)
-    for version in sorted(versions, key=lambda one: (one.id in must, one.number), reverse=True):
-        found = [path.stat() for path in version.folder.rglob("*") if path.is_file()]
-        more = {entry.st_ino: entry.st_size for entry in found if entry.st_ino not in seen}
+    for version in sorted(versions, key=lambda candidate: (candidate.id in must, candidate.number), reverse=True):
+        stats = [path.stat() for path in version.folder.rglob("*") if path.is_file()]
+        more = {entry.st_ino: entry.st_size for entry in stats if entry.st_ino not in seen}
         if version.id not in must and sum(seen.values()) + sum(more.values()) > most_bytes:
             break
         kept.add(version.id)
@@ -197,9 +197,9 @@ def _bytes(version: Version) -> int:
 
 
 def _number(path: Path) -> int:
-    found = _NAME.fullmatch(path.name.removeprefix(_SPARE))
-    assert found is not None
-    return int(found[1])
+    match = _NAME.fullmatch(path.name.removeprefix(_SPARE))
+    assert match is not None
+    return int(match[1])
 
 
 def _read(path: Path) -> Version | None:
@@ -214,8 +214,8 @@ def _read(path: Path) -> Version | None:
 
 def _is_whole(path: Path, size: int) -> bool:
     """Hyper writes into a file that it opens, so an extract's size is its own business once it was committed."""
-    found = path.stat().st_size
-    return found > 0 if path.name == EXTRACT_FILE else found == size
+    actual_size = path.stat().st_size
+    return actual_size > 0 if path.name == EXTRACT_FILE else actual_size == size
 
 
 def _write(path: Path, content: Mapping[str, Any]) -> None:
