@@ -1,4 +1,4 @@
-"""The commit of a load: what is staged comes into the session's tables, is checked, and one transaction changes the table."""
+"""The commit of a load: staged rows go into the session's tables, are checked, and one transaction changes the table."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tir_dagster.snowflake.connection import SnowflakeAccess, SnowflakeError
 from tir_dagster.snowflake.names import TableName, literal
 from tir_dagster.spec.load import LoadSpec
 
-# What the connector says when the server or the session is gone: the rows are still staged, so the commit is tried again.
+# The connector's errors when the server or the session is gone: the rows are still staged, so the commit is tried again.
 LOST = frozenset({250001, 250003, 251001, 251007, 290404, 390104, 390111, 390112, 390114, 625})
 ATTEMPTS = 3
 _FORMAT = "FILE_FORMAT=(TYPE=PARQUET USE_LOGICAL_TYPE=TRUE) MATCH_BY_COLUMN_NAME=CASE_INSENSITIVE"
@@ -44,7 +44,7 @@ class DisturbedError(LoadError):
 
 
 class Committer:
-    """One load's way into the table."""
+    """The commit of one load."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Committer:
         self._log, self._after = log, after
 
     def commit(self, plan: Sequence[Chosen], staged: Sequence[Staged]) -> Committed:
-        """Commit; after a lost connection look whether it was, and if not, do it again from what is staged."""
+        """Commit; after a lost connection check whether it is done, and if not, repeat it from the staged rows."""
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 return self._commit(plan, staged)
@@ -71,8 +71,8 @@ class Committer:
                 if not _passing(failure) and attempt == 1:
                     raise
                 message = self.access.scrub(str(failure))[:200]
-                self._log(f"the commit did not end; looking whether the load is in the table ({message})")
-                # Also after a refusal: what an earlier attempt sent may have arrived later than it was looked for.
+                self._log(f"the commit was interrupted; checking whether the load is in the table ({message})")
+                # Also after a refusal: an earlier attempt may have been committed after the last check.
                 if loads := committed(self.access, self.books, [self.tables.load_id]):
                     return loads[0]
                 if not _passing(failure) or attempt == ATTEMPTS:
@@ -97,7 +97,7 @@ class Committer:
                 self._after("changed")
                 run("COMMIT")
             except LoadError:
-                # What Snowflake itself refuses ends with the session, and the transaction with it.
+                # Only for our own errors: Snowflake's end the session, and with it the transaction.
                 run("ROLLBACK")
                 raise
             return done
@@ -116,18 +116,18 @@ class Committer:
             run(create(self.tables.timeline, {**kinds, **marks}, temporary=True))
 
     def _copy(self, run: Run, staged: Sequence[Staged]) -> tuple[dict[int, int], dict[int, int]]:
-        """Bring what is staged into the session's tables; good and bad rows by file."""
+        """Copy the staged rows into the session's tables; return the good and the bad rows by file."""
         good = self._copied(run, self.tables.staged, ROWS, sum(unit.rows for unit in staged))
         bad = self._copied(run, self.tables.rejected, REJECTED, sum(unit.rejected for unit in staged))
         if self.spec.duplicates == "reject" and self.spec.key and good:
-            # The files of a folder that is the whole table are one content.
+            # Where a folder is the whole content of the table, all its files count together.
             for statement in merging.rejecting_duplicates(self.tables, together=self.spec.snapshot == "folder"):
                 run(statement)
             good, bad = (_by_file(run, table) for table in (self.tables.staged, self.tables.rejected))
         return good, bad
 
     def _copied(self, run: Run, table: TableName, name: str, count: int) -> dict[int, int]:
-        """Rows by file in one of the session's tables, all that were staged for it."""
+        """Copy one staged folder into its table; return the rows by file, and raise if rows are missing."""
         if not count:
             return {}
         folder = f"@{self.books.stage.sql}/{self.spec.name}/{self.tables.load_id}/{name}/"
@@ -185,10 +185,10 @@ class Committer:
         return done
 
     def _check_newest(self, run: Run) -> None:
-        """Of two whole contents at the same time the older one must not come last."""
+        """Raise if another load replaced the whole content meanwhile: the older content must not come last."""
         if self.spec.mode == "truncate" and newest_loaded(run, self.tables, below=self._below) != self._newest:
             raise LoadError(
-                f"{self.spec.name}: another load brought a content of {self.spec.table} meanwhile. Nothing was loaded; run again."
+                f"{self.spec.name}: another load replaced the content of {self.spec.table} meanwhile. Nothing was loaded; run again."
             )
 
     def _empties(self, plan: Sequence[Chosen]) -> bool:
@@ -210,7 +210,7 @@ class Committer:
             statements = versions.write_versions(self.tables, graves=graves)
         actions = found_actions(run, self.tables)
         changed, counts = changed_keys(run, self.tables, actions), (0, 0, 0)
-        # A merge that changes nothing would still be a version of the table to look at.
+        # A merge that changes nothing would still create a new version of the table.
         if changed is not None:
             by_key = tuple(actions.get(action, 0) for action in "IUD")
             planned = by_key if self.spec.mode == "merge" else run(versions.planned_versions(self.tables))[0]
@@ -253,7 +253,7 @@ def check_rows(spec: LoadSpec, plan: Sequence[Chosen], staged: Sequence[Staged],
     if _replaces(spec, plan) and not good and not spec.allow_empty:
         raise LoadError(
             f"{spec.name}: the new content has no rows; {spec.table} would be empty. Nothing was loaded; set "
-            "`allow_empty: true` if that is meant."
+            "`allow_empty: true` if it should be empty."
         )
 
 
@@ -273,7 +273,7 @@ def _passing(failure: Exception) -> bool:
 
 
 def in_batches(entries: Sequence[list[Any]]) -> Iterator[list[list[Any]]]:
-    """Entries for one statement each."""
+    """Split the entries into batches, one for each statement."""
     batch: list[list[Any]] = []
     size = 0
     for entry in entries:
@@ -289,9 +289,9 @@ def in_batches(entries: Sequence[list[Any]]) -> Iterator[list[list[Any]]]:
 
 
 def check_undisturbed(spec: LoadSpec, planned: Sequence[Any], counts: Counts, *, exactly: bool = False) -> None:
-    """What was changed is what was found to change; a table that has a key twice has more rows than keys.
+    """Raise unless the rows that changed are those that were planned; a table with repeated keys has more rows than keys.
 
-    Each statement sees what others have committed before it, so a row may have come or gone between two of them.
+    Each statement sees what others have committed before it, so rows may change between two statements.
     """
     expected = tuple(int(count) for count in planned)
     if expected == counts or (

@@ -1,4 +1,4 @@
-"""CSV, JSON lines and Parquet as pieces of a few thousand rows, each row with its line, good or bad."""
+"""Readers of CSV, JSON lines and Parquet: pieces of a few thousand rows, each row with its line, good or bad."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _LONGEST_FIELD = 16 << 20
 
 @dataclass(frozen=True)
 class Bad:
-    """A row that no table takes: where it stands, why, and what it says."""
+    """A row that cannot be loaded: its line, the reason, and its text."""
 
     line: int
     reason: str
@@ -41,20 +41,20 @@ class Bad:
 
 @dataclass(frozen=True)
 class Piece:
-    """Rows as the file has them: an array for each wanted column, their lines, and rows that are none."""
+    """Rows as the file has them: an array for each column, their lines, and the bad rows."""
 
     columns: list[pa.Array]
     lines: list[int] | range
     bad: list[Bad] = field(default_factory=list)
 
     def shown(self, at: int) -> str:
-        """The row as people read it."""
+        """Return the row as text for people."""
         return json.dumps([array[at].as_py() for array in self.columns], default=str, ensure_ascii=False)[:_SHOWN_ROW]
 
 
 @dataclass
 class Shape:
-    """What a file turned out to have that was not expected: columns missing, further, or of another type."""
+    """How a file differs from what was expected: columns that are missing, extra, or of another type."""
 
     missing: list[str] = field(default_factory=list)
     extra: list[str] = field(default_factory=list)
@@ -67,14 +67,14 @@ class Shape:
 
 
 def shown_name(name: str) -> str:
-    """The name for a message; where a reader could not see all of it, as Python writes it."""
+    """Return the name for a message; as Python's `repr` if it has invisible characters."""
     return name if name.isprintable() and name == name.strip() and name else repr(name)
 
 
 def matched(names: Sequence[str], columns: Sequence[FileColumn], shape: Shape) -> list[int | None]:
-    """Where in the file each wanted column is; the rest goes into the shape.
+    """Return the place of each column in the file; note missing and extra columns in the shape.
 
-    It is found by its exact name, or else whatever the case and the blanks around it.
+    A column is found by its exact name, or else by its name without regard to case and surrounding blanks.
     """
     exact = {name: at for at, name in enumerate(names)}
     folded: dict[str, list[int]] = {}
@@ -101,7 +101,7 @@ def _check_once(names: Sequence[str], path: str, where: str) -> None:
 
 
 def csv_pieces(raw: Any, path: str, columns: Sequence[FileColumn], shape: Shape, *, delimiter: str) -> Iterator[Piece]:
-    """Rows by the header's names; an empty field is NULL. A row of another length is bad."""
+    """Read rows by the header's names; an empty field is NULL, a row of another length is bad."""
     csv.field_size_limit(_LONGEST_FIELD)
     with _text(raw, path) as text:
         reader = csv.reader(text, delimiter=delimiter, strict=True)
@@ -128,7 +128,7 @@ def _csv_rows(reader: Any, width: int, places: Sequence[int | None], path: str) 
             ended = True
         except csv.Error as error:
             if reader.line_num > begun or "unexpected end of data" in str(error):
-                # A quote that is never closed takes all that follows with it: those are not one bad row.
+                # An unclosed quote swallows all following lines: that is more than one bad row.
                 raise LoadError(
                     f"{path}: line {begun}: a quote opens there and does not close as it should ({error}), up to line"
                     f" {reader.line_num}. Nothing was loaded; fix the file."
@@ -156,7 +156,7 @@ def _column(rows: Sequence[Sequence[str]], at: int | None) -> pa.Array:
 
 
 def json_pieces(raw: Any, path: str, columns: Sequence[FileColumn], shape: Shape) -> Iterator[Piece]:
-    """One object for each line; a field that is not there is NULL, one that is in no row is missing."""
+    """Read one object per line; an absent field is NULL, a field that no row has is missing."""
     fields = _Fields(columns)
     rows: list[dict[str, Any]] = []
     lines: list[int] = []
@@ -180,11 +180,11 @@ def json_pieces(raw: Any, path: str, columns: Sequence[FileColumn], shape: Shape
 
 
 class _Fields:
-    """The wanted columns in objects, each of which has its own fields; remembers which were ever found."""
+    """The columns in objects, each of which has its own fields; it remembers which were ever found."""
 
     def __init__(self, columns: Sequence[FileColumn]) -> None:
         self._columns = columns
-        # For each list of names that an object has, the names of the wanted columns there.
+        # For each list of field names: the name of each column in it.
         self._known: dict[tuple[str, ...], list[str | None]] = {}
 
     def columns(self, rows: Sequence[dict[str, Any]]) -> list[pa.Array]:
@@ -207,7 +207,7 @@ class _Fields:
         return self._known[names]
 
     def tell(self, shape: Shape) -> None:
-        """What no object has, and what was nowhere expected; nothing if there was no object."""
+        """Note in the shape which columns no object has, and which fields are extra; nothing if there was no object."""
         if not self._known:
             return
         used = {name for present in self._known.values() for name in present}
@@ -218,7 +218,7 @@ class _Fields:
 
 
 def _object(content: str) -> dict[str, Any] | str:
-    """The line's object, or why it is none."""
+    """Return the line's object, or the reason why it is none."""
     if not is_storable(content):
         return "not text in UTF-8"
     try:
@@ -231,7 +231,7 @@ def _object(content: str) -> dict[str, Any] | str:
 
 
 def _as_csv_text(value: Any, column: FileColumn) -> str | None:
-    """A JSON value as the text that a CSV file would have."""
+    """Return a JSON value as the text that a CSV file would have."""
     if value is None:
         return None
     if isinstance(value, str) and (isinstance(value, Digits) or column.column.kind is not Kind.JSON):
@@ -240,7 +240,7 @@ def _as_csv_text(value: Any, column: FileColumn) -> str | None:
 
 
 def parquet_groups(raw: Any, path: str) -> list[int]:
-    """The rows of each row group, so that several tasks can share a file."""
+    """Return the number of rows of each row group, so that several tasks can share a file."""
     with _of_parquet(path):
         metadata = pq.ParquetFile(raw).metadata
         return [metadata.row_group(at).num_rows for at in range(metadata.num_row_groups)]
@@ -249,7 +249,7 @@ def parquet_groups(raw: Any, path: str) -> list[int]:
 def parquet_pieces(
     raw: Any, path: str, columns: Sequence[FileColumn], shape: Shape, *, groups: Sequence[int] | None, first: int = 1
 ) -> Iterator[Piece]:
-    """The row groups' rows; `first` is the number of the first one in the file."""
+    """Read the rows of these row groups; `first` is the number of their first row in the file."""
     with _of_parquet(path):
         file = pq.ParquetFile(raw)
         names = file.schema_arrow.names
@@ -272,7 +272,7 @@ def parquet_pieces(
 
 
 def _as_text(column: FileColumn) -> bool:
-    """Whether any value has a text that the column takes."""
+    """Whether the column takes every value as text."""
     return column.column.kind.value in ("text", "json")
 
 
@@ -280,7 +280,7 @@ def _plain(values: pa.Array, column: FileColumn) -> pa.Array:
     if pa.types.is_dictionary(values.type):
         values = values.dictionary_decode()
     if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
-        # No reader checks that a file's texts are what they should be.
+        # No reader checks that a file's texts are valid UTF-8.
         return _texts(pc.cast(values, pa.large_binary() if pa.types.is_large_string(values.type) else pa.binary()))
     if _is_binary(values.type):
         return _texts(values)
@@ -294,7 +294,7 @@ def _is_binary(kind: pa.DataType) -> bool:
 
 
 def _texts(values: pa.Array) -> pa.Array:
-    """Bytes as texts, as some writers mean them; as they are if some are not, which is then said row by row."""
+    """Return bytes as texts, as some writers mean them; unchanged if some are not, so that each such row is rejected."""
     try:
         return pc.cast(values, pa.string())
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
@@ -302,7 +302,7 @@ def _texts(values: pa.Array) -> pa.Array:
 
 
 def _as_json_value(value: Any) -> Any:
-    """A value of Parquet as one of JSON: numbers exactly, moments and other things as texts."""
+    """Return a Parquet value as a JSON value: numbers exactly, moments and other values as texts."""
     if isinstance(value, dict):
         return {str(name): _as_json_value(part) for name, part in value.items()}
     if isinstance(value, (list, tuple)):
@@ -313,7 +313,7 @@ def _as_json_value(value: Any) -> Any:
 
 
 def _as_text_value(value: Any) -> str | None:
-    """A value that is no text as one: lists and structures as JSON."""
+    """Return any value as text: lists and structures as JSON."""
     if value is None:
         return None
     return json_text(_as_json_value(value)) if isinstance(value, (dict, list, bool)) else str(value)
@@ -332,7 +332,7 @@ def _of_parquet(path: str) -> Iterator[None]:
 
 @contextmanager
 def _text(raw: Any, path: str) -> Iterator[Any]:
-    """The file's text, unpacked by the ending of its name; what cannot be unpacked is said."""
+    """Open the file as text, unpacked by the ending of its name; raise if it cannot be unpacked."""
     opened: Any = raw
     if path.endswith(".gz"):
         opened = gzip.GzipFile(fileobj=raw)
@@ -347,11 +347,11 @@ def _text(raw: Any, path: str) -> Iterator[Any]:
         begin = buffered.peek(4)[:4]
         if begin.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or b"\0" in begin:
             raise _not_utf8(path, "it is")
-        # A byte order mark belongs to the file, not to its first column. Bytes that are no UTF-8 spoil their row only.
+        # The byte order mark is not part of the first column. Bytes that are no UTF-8 make only their own row bad.
         yield io.TextIOWrapper(buffered, encoding="utf-8-sig", errors="surrogateescape", newline="")
     except (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
         raise LoadError(
-            f"{path}: it ends too early or is damaged ({error}). Nothing was loaded; send the file again."
+            f"{path}: the file ends too early or is damaged ({error}). Nothing was loaded; send the file again."
         ) from None
 
 

@@ -27,7 +27,7 @@ _SHOWN_FILES = 5
 
 @dataclass(frozen=True)
 class LoadResult:
-    """What a load did. Without an id there was nothing to do."""
+    """The result of a load. Without an id there was nothing to do."""
 
     load_id: str = ""
     files: tuple[Chosen, ...] = ()
@@ -45,12 +45,12 @@ class LoadResult:
 
 
 def new_load_id() -> str:
-    """Ids sort by the moment they were made."""
+    """Return a new id; ids sort by time."""
     return f"{datetime.now(UTC):%Y%m%dt%H%M%S%f}-{secrets.token_hex(3)}"
 
 
 class Loader:
-    """One load spec with plain objects; `after` is told each step that is done."""
+    """Runs one load spec; `after` is called with the name of each step that is done."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class Loader:
     # Which files
 
     def listing(self) -> Listing:
-        """The files that are there, and which of them are not complete, as far as one look can tell."""
+        """Return the files that are there, and which of them are not complete, as far as one listing shows it."""
         everything = self.place.listed()
         files = chosen(everything, self.place, self.spec.files)
         return Listing(files, unfinished(files, everything, self.spec.files))
@@ -81,7 +81,7 @@ class Loader:
         return read_ledger(self.access, self.books, below=self.place.below)
 
     def preview(self) -> Preview:
-        """What a load would do with each new file, and say of its rows: all are read here, and nothing is touched."""
+        """Return what a load would do with each new file and its rows: all are read, and nothing is changed."""
         with self.access.kept_open():
             plan = self._plan(self.ledger(), {})
             if not plan:
@@ -106,17 +106,17 @@ class Loader:
 
     def _plan(self, ledger: Ledger, only: Mapping[str, str]) -> list[Chosen]:
         listing = self.listing()
-        # Whoever names files has seen that they are complete.
+        # Named files are complete: somebody has checked that.
         listing = self._named(listing, only) if only else self._settled(listing, ledger.known)
         files = in_turn(self.spec, listing, ledger.known)
         if waiting := len(news(listing.files, ledger.known)) - len(news(files, ledger.known)):
-            self._log(f"{waiting} new files wait: they are not complete, or must not overtake one that is not")
+            self._log(f"{waiting} new files wait: they are not complete, or come after a file that is not complete")
         return choose(self.spec, files, ledger.known, digest=self.place.digest, newest=ledger.newest)
 
     def _named(self, listing: Listing, only: Mapping[str, str]) -> Listing:
-        """These files; where a folder is the whole content, with the others in their folders.
+        """Return the named files; if a folder is the whole content, also the others in their folders.
 
-        One that no longer looks as it did when it was named may be half written.
+        A file that changed since it was named counts as not complete.
         """
         whole = self.spec.mode == "truncate" and self.spec.snapshot == "folder"
         folders = {path.rpartition("/")[0] for path in only} if whole else set()
@@ -125,7 +125,7 @@ class Loader:
         return Listing(files, listing.unfinished | changed)
 
     def _settled(self, listing: Listing, known: Mapping[str, Known]) -> Listing:
-        """With those as unfinished that are still being written; S3 shows an object only when it is whole."""
+        """Return the listing, with files that are still being written as unfinished; S3 shows complete objects only."""
         if self.spec.files.complete == "marker" or self.place.is_s3:
             return listing
         now = datetime.now(UTC)
@@ -133,7 +133,7 @@ class Loader:
         young = [age for age in ages if 0 <= age < self.spec.files.settle]
         if not young:
             return listing
-        self._log(f"waiting {self.spec.files.settle - min(young):.1f} s until the newest files have settled")
+        self._log(f"waiting {self.spec.files.settle - min(young):.1f} s until the newest files no longer change")
         time.sleep(self.spec.files.settle - min(young))
         before = {file.path: file.stamp for file in listing.files}
         again = self.listing()
@@ -142,9 +142,9 @@ class Loader:
     # The load
 
     def run(self, only: Mapping[str, str] | Sequence[str] = ()) -> LoadResult:
-        """Load what is new, or only these of it, each if its stamp is still the one named. LoadError says why nothing was."""
+        """Load the new files, or only these, if their stamps are unchanged; raise LoadError if nothing was loaded."""
         named = only if isinstance(only, Mapping) else dict.fromkeys(only, "")
-        # For what comes before the commit; that one has a connection of its own, which may be opened again.
+        # One connection for all before the commit; the commit has its own, which may have to be opened again.
         with self.access.kept_open():
             plan, target, newest = self._prepared(named)
         if target is None:
@@ -160,7 +160,7 @@ class Loader:
         return self._loaded(committed, plan, staged)
 
     def _prepared(self, only: Mapping[str, str]) -> tuple[list[Chosen], Target | None, str | None]:
-        """The files to load, where to, and the newest one loaded so far; no target if there are none."""
+        """Return the files to load, their target, and the newest order key loaded so far; no target without files."""
         with self._timed("look"):
             ledger = self.ledger()
             plan = self._plan(ledger, only)
@@ -172,7 +172,7 @@ class Loader:
             graves = self.spec.in_order and target.order is not None
             prepare(self.access.query, self.books, target, exists=ledger.exists, graves=graves)
         if ledger.exists and any(chosen.status == "LOADED" for chosen in plan):
-            # What loads that died have left; another one at work would find rows missing and stop.
+            # Staged files of loads that died; a load that still runs would find rows missing and stop.
             self._remove(self.spec.name)
         return plan, target, ledger.newest
 
@@ -247,7 +247,7 @@ class Loader:
         )
 
     def _units(self, plan: Sequence[Chosen]) -> list[Unit]:
-        """The parts in which files are read; Spark itself reads whole files only."""
+        """Return the parts in which the files are read; Spark's own reader reads whole files only."""
         parts = self.spec.files.format == "parquet" and self.spec.files.through == "pyarrow"
         return [
             unit
@@ -257,17 +257,17 @@ class Loader:
         ]
 
     def _check_units(self, units: Sequence[Unit], staged: Sequence[Staged]) -> None:
-        """A part of which nobody told anything is not an empty one."""
+        """Raise if a part has no result: that is not the same as an empty part."""
         expected = sorted((unit.number, unit.part) for unit in units)
         if expected == sorted((unit.number, unit.part) for unit in staged):
             return
         raise LoadError(
-            f"{self.spec.name}: {len(expected)} parts of files were to be staged, and {len(staged)} were told of, not the same "
-            "ones. Nothing was loaded; look for lost tasks in Spark's log, then run again."
+            f"{self.spec.name}: {len(expected)} parts of files had to be staged, and Spark returned {len(staged)} results that do "
+            "not match them. Nothing was loaded; look for lost tasks in Spark's log, then run again."
         )
 
     def _check_files(self, plan: Sequence[Chosen], staged: Sequence[Staged]) -> None:
-        """Nothing is loaded of files that could not be read, look different, or changed meanwhile."""
+        """Raise if a file could not be read, has other columns than expected, or changed meanwhile."""
         if problems := list(dict.fromkeys(unit.problem for unit in staged if unit.problem)):
             raise LoadError(f"{self.spec.name}: {' '.join(problems[:_SHOWN_FILES])}")
         drifted = [unit for unit in staged if unit.drift and (self.spec.drift == "stop" or self._intolerable(unit))]
@@ -289,11 +289,11 @@ class Loader:
             if now is None or now.stamp != chosen_file.file.stamp:
                 how = "was removed" if now is None else "changed"
                 raise LoadError(
-                    f"{self.spec.name}: {chosen_file.file.path} {how} while it was read. Nothing was loaded; run again when it is whole."
+                    f"{self.spec.name}: {chosen_file.file.path} {how} while it was read. Nothing was loaded; run again when it is complete."
                 )
 
     def _intolerable(self, staged: Staged) -> bool:
-        """Whether a key is missing, a column is of a type that holds no such values, or nothing expected was found."""
+        """Whether a key column is missing, a column has an unfit type, or no expected column was found."""
         named = [*self.spec.key, *filter(None, (self.spec.order_by, self.spec.delete_flag))]
         needed = {name.casefold() for name in named} & {name.casefold() for name in staged.missing}
         other_drift = [
@@ -315,7 +315,7 @@ class Loader:
     # Edges
 
     def _remove(self, folder: str) -> None:
-        """What is left in the stage costs room, nothing else: a failure here is no failure of the load."""
+        """Remove staged files; if that fails, the load does not: files that are left only cost space."""
         try:
             self.access.query(f"REMOVE {literal(f'@{self.books.stage.sql}/{folder}/')}")
         except (SnowflakeError, OSError) as failure:
@@ -327,7 +327,7 @@ class Loader:
             yield
         except SnowflakeError as failure:
             raise LoadError(
-                f"{self.spec.name}: the tables that loads are listed in cannot be made: {failure} The role needs CREATE TABLE "
+                f"{self.spec.name}: the tables for the records of loads cannot be created: {failure} The role needs CREATE TABLE "
                 f"and CREATE STAGE in {self.books.database}.{self.books.schema}, or name another schema as `bookkeeping`."
             ) from None
 

@@ -1,4 +1,4 @@
-"""The SQL of each load mode, as text: which keys change, and the change itself. Pure: nothing here asks the warehouse.
+"""The SQL of each load mode, as text: which keys change, and the change itself. Pure: nothing here runs a statement.
 
 Staged columns are C0, C1, … in the order of `Target.columns`; rows count only if their file is claimed in the ledger.
 """
@@ -15,7 +15,7 @@ from tir_dagster.snowflake.names import TableName, literal, quote
 
 @dataclass(frozen=True)
 class LoadTables:
-    """All tables that one load's statements speak of."""
+    """All tables in the statements of one load."""
 
     target: Target
     books: Bookkeeping
@@ -55,7 +55,7 @@ class LoadTables:
 
 
 def rejecting_duplicates(tables: LoadTables, *, together: bool) -> tuple[str, str]:
-    """Rows whose key is more than once in their file, or in all of them: listed among the rejected, then taken out."""
+    """Return the statements that reject rows whose key is repeated in their file, or in all files together."""
     within = tables.keys if together else ["FILE_NO", *tables.keys]
     keys = ", ".join(within)
     repeated = f"SELECT {keys} FROM {tables.staged.sql} GROUP BY {keys} HAVING COUNT(*) > 1"
@@ -74,7 +74,7 @@ def rejecting_duplicates(tables: LoadTables, *, together: bool) -> tuple[str, st
 
 
 def claim(tables: LoadTables) -> str:
-    """Enter the files into the ledger, unless somebody else has; the number of rows says how many are ours."""
+    """Return the statement that claims the files in the ledger; its row count shows how many were not claimed before."""
     names = ("TARGET", "LOAD", "LOAD_ID", "PATH", "SEQ", "FILE_NO", "STAMP", "DIGEST", "ORDER_KEY", "STATUS", "BYTES")
     counts = ("ROWS_LOADED", "ROWS_REJECTED")
     listed = ", ".join([*names, *counts, "LOADED_AT"])
@@ -87,7 +87,7 @@ def claim(tables: LoadTables) -> str:
 
 
 def rejects(tables: LoadTables) -> str:
-    """The rejected rows of claimed files, for good."""
+    """Return the statement that stores the rejected rows of claimed files."""
     return (
         f"INSERT INTO {tables.books.rejects.sql} (LOAD, LOAD_ID, PATH, LINE, REASON, ROW_TEXT, REJECTED_AT) "
         f"SELECT l.LOAD, l.LOAD_ID, l.PATH, r.LINE_NO, r.REASON, r.ROW_TEXT, CURRENT_TIMESTAMP()::TIMESTAMP_TZ "
@@ -100,7 +100,7 @@ def _claimed(tables: LoadTables, alias: str) -> str:
 
 
 def incoming(tables: LoadTables, *, newest: Sequence[str] = ()) -> str:
-    """The rows of claimed files; of those that agree in `newest` only the last one: by version, file and line."""
+    """Return the SELECT of the rows of claimed files; of rows with equal `newest` columns only the last one."""
     listed = ", ".join(f"s.{name}" for name in ("FILE_NO", "LINE_NO", "IS_DELETED", *tables.columns))
     rows = f"SELECT {listed} FROM {tables.staged.sql} s JOIN {tables.books.ledger.sql} l ON {_claimed(tables, 's')}"
     if not newest:
@@ -120,7 +120,7 @@ def stored_values(target: Target, alias: str) -> str:
 
 
 def assignments(target: Target, alias: str) -> str:
-    """What an update sets: every stored column that is no key."""
+    """Return the assignments of an update: every stored column that is no key."""
     return ", ".join(
         f"{quote(target.name(place))} = {stored_value(target.columns[place], f'{alias}.C{place}')}"
         for place in target.stored
@@ -133,7 +133,7 @@ def same_key(target: Target, left: str, right: str) -> str:
 
 
 def differs(target: Target, left: str, right: str) -> str:
-    """Whether any stored column that is no key differs, NULL being a value."""
+    """Return the condition that any stored column except the key differs; NULL counts as a value."""
     places = [place for place in target.stored if place not in target.key]
     tests = [
         f"{_compared(target, place, f'{left}.{quote(target.name(place))}')} IS DISTINCT FROM "
@@ -144,7 +144,7 @@ def differs(target: Target, left: str, right: str) -> str:
 
 
 def _compared(target: Target, place: int, expression: str) -> str:
-    """JSON is compared by its text: Snowflake compares no variants of objects."""
+    """Return the expression to compare: JSON by its text, because Snowflake does not compare objects."""
     return f"TO_JSON({expression})" if target.columns[place].column.kind is Kind.JSON else expression
 
 
@@ -164,7 +164,7 @@ def appended_keys(tables: LoadTables) -> str:
 
 
 def replaced_keys(tables: LoadTables) -> str:
-    """What a new content of the whole table changes, key by key."""
+    """Return the statement that lists the keys which a new content of the whole table changes."""
     target = tables.target
     keys = ", ".join(f"COALESCE(s.C{place}, t.{quote(target.name(place))})" for place in target.key)
     first = target.key[0]
@@ -181,7 +181,7 @@ def replaced_keys(tables: LoadTables) -> str:
 
 
 def replace(tables: LoadTables) -> list[str]:
-    """All rows go and come in one transaction; TRUNCATE would commit it."""
+    """Return the statements that replace all rows in one transaction; TRUNCATE would commit it."""
     target = tables.target
     return [
         f"DELETE FROM {target.table.sql}",
@@ -193,7 +193,7 @@ def replace(tables: LoadTables) -> list[str]:
 
 
 def merged_rows(tables: LoadTables, *, graves: bool) -> str:
-    """The rows that change something: not older than what is there or was deleted, and different from it."""
+    """Return the statement that lists the rows to write: not older than the stored or deleted row, and different."""
     target, stored_key = tables.target, f"t.{quote(tables.target.name(tables.target.key[0]))}"
     columns = ", ".join(f"s.{name}" for name in tables.columns)
     tests = [
@@ -219,7 +219,7 @@ def merged_rows(tables: LoadTables, *, graves: bool) -> str:
 
 
 def _not_older(target: Target, alias: str) -> str:
-    """Whether the incoming version may take the place of the one that is there."""
+    """Return the condition that the incoming version is not older than the stored one."""
     current = f"t.{quote(target.name(target.order or 0))}"
     return f"{current} IS NULL OR {alias}.C{target.order} >= {current}"
 
@@ -227,7 +227,7 @@ def _not_older(target: Target, alias: str) -> str:
 def merge(tables: LoadTables, *, graves: bool) -> list[str]:
     target = tables.target
     changes = assignments(target, "c")
-    # Once more: somebody else may have written a newer version since it was looked at.
+    # Checked again: somebody else may have written a newer version meanwhile.
     newer = "" if target.order is None else f" AND ({_not_older(target, 'c')})"
     update = f"WHEN MATCHED AND c.ACTION = 'U'{newer} THEN UPDATE SET {changes} " if changes else ""
     statements = [
@@ -241,7 +241,7 @@ def merge(tables: LoadTables, *, graves: bool) -> list[str]:
 
 
 def _bury(tables: LoadTables) -> str:
-    """Remember the newest deletion of each key: a late older version must not bring it back."""
+    """Return the statement that records the newest deletion of each key: a late older version must not restore it."""
     target = tables.target
     assert target.order is not None
     order = quote(target.name(target.order))
@@ -256,7 +256,7 @@ def _bury(tables: LoadTables) -> str:
 
 
 def grave_columns(target: Target) -> str:
-    """The statement's SELECT from which the table of deleted keys takes its types."""
+    """Return the SELECT from which the table of deleted keys takes its types."""
     assert target.order is not None
     listed = [quote(target.name(place)) for place in target.key]
     order = quote(target.history[0]) if target.history else quote(target.name(target.order))

@@ -1,4 +1,4 @@
-"""What a load would say of its files and rows: they are read and checked as for a load, and nothing is staged."""
+"""The preview of a load: files are read and checked as for a load, and nothing is staged."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Reject:
 
 @dataclass(frozen=True)
 class Preview:
-    """What a load would do; `problem` is why it would stop, or nothing. Rows are counted by a file's path."""
+    """What a load would do; `problem` is why it would stop, or empty. Rows are counted by the file's path."""
 
     files: tuple[Chosen, ...] = ()
     rows: Mapping[str, int] = field(default_factory=dict)
@@ -79,7 +79,7 @@ class Checker:
         self._rejects += [Reject(self._paths[row["FILE_NO"]], row["LINE_NO"], row["REASON"]) for row in listed]
 
     def _reject_duplicates(self, target: Target) -> None:
-        """Keys that are more than once in a file, or in a folder that is the whole content; see `rejecting_duplicates`."""
+        """Reject keys that are repeated in a file, or in a folder that is the whole content; see `rejecting_duplicates`."""
         if not self._keys:
             return
         together = self._spec.snapshot == "folder"

@@ -1,7 +1,7 @@
-"""The SQL of `scd2`: every version of a row with from when to when it was valid.
+"""The SQL of `scd2`: every version of a row, with the time in which it was valid.
 
-The table is a function of the versions ever received: for each key and time the last one received counts; a deletion is a
-version without a row. A late version therefore only takes its place between its neighbours.
+The table depends only on the set of versions received: for each key and time the last one received counts; a deletion is
+a version without a row. So a late version is inserted between its neighbours.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _valid(target: Target) -> tuple[str, str, str]:
 
 
 def timeline(tables: LoadTables, *, graves: bool) -> str:
-    """All versions of the keys that files speak of, each with the time of the next one."""
+    """Return the statement that lists all versions of the keys in the files, each with the time of the next version."""
     target, order = tables.target, _order(tables.target)
     keys = ", ".join(tables.keys)
     rows = incoming(tables, newest=[*dict.fromkeys([*tables.keys, order])])
@@ -61,7 +61,7 @@ def timeline(tables: LoadTables, *, graves: bool) -> str:
 
 
 def _from_table(tables: LoadTables) -> str:
-    """The keys suffice: what the table holds of an old version stays as it is."""
+    """Return the columns of stored versions: only the keys, because old values stay as they are."""
     target = tables.target
     return ", ".join(f"t.{quote(target.name(at))}" if at in target.key else "NULL" for at in range(len(target.columns)))
 
@@ -72,7 +72,7 @@ def _from_graves(tables: LoadTables) -> str:
 
 
 def _moved(target: Target) -> str:
-    """Whether a version that is there gets other values, or another end."""
+    """Return the condition that a stored version gets other values, or another end."""
     _, valid_to, is_current = _valid(target)
     ended = f"t.{valid_to} IS DISTINCT FROM c.NEXT_TIME OR t.{is_current} IS DISTINCT FROM (c.NEXT_TIME IS NULL)"
     return f"((c.FRESH AND {differs(target, 't', 'c')}) OR {ended})"
@@ -83,7 +83,7 @@ def _same_version(target: Target) -> str:
 
 
 def changed_versions(tables: LoadTables) -> str:
-    """The keys of which any version changes."""
+    """Return the statement that lists the keys of which any version changes."""
     target = tables.target
     stored_version = f"t.{_valid(target)[0]}"
     keys = ", ".join(f"c.{name}" for name in tables.keys)
@@ -95,7 +95,7 @@ def changed_versions(tables: LoadTables) -> str:
 
 
 def planned_versions(tables: LoadTables) -> str:
-    """How many versions are to be inserted, updated, deleted."""
+    """Return the SELECT of how many versions are to be inserted, updated and deleted."""
     target = tables.target
     is_stored = f"t.{_valid(target)[0]} IS NOT NULL"
     return (
@@ -124,7 +124,7 @@ def write_versions(tables: LoadTables, *, graves: bool) -> list[str]:
 
 
 def _bury(tables: LoadTables) -> str:
-    """Keep each deletion with its time, until a version of the same time comes."""
+    """Return the statement that records each deletion with its time, until a version of the same time arrives."""
     target = tables.target
     order = quote(target.name(target.order or 0))
     names = ", ".join([*(quote(target.name(place)) for place in target.key), order])

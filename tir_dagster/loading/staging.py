@@ -1,6 +1,6 @@
-"""What one task does: read its part of a file, check every row, put good and bad ones as Parquet into the load's folder.
+"""The work of one task: read its part of a file, check every row, put good and bad rows as Parquet into the load's folder.
 
-Plain functions: Spark runs them by `by_spark`, a test or a tool may run them right here by `right_here`.
+Plain functions: `by_spark` runs them as Spark's tasks, `right_here` in this process.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 # A Parquet file of more rows is shared by several tasks.
 ROWS_PER_UNIT = 500_000
 _PUT_ATTEMPTS = 3
-# Each task opens a connection of its own.
+# The most tasks at once: each opens its own connection.
 _TASKS = 64
 # Spark reads these in a path as a pattern.
 _GLOB = re.compile(r"([\\{}\[\]*?])")
@@ -74,21 +74,21 @@ class StagePlan:
     columns: tuple[FileColumn, ...]
     # The stage's folder of this load, as PUT and COPY name it.
     folder: str
-    # LoadTables in `columns` that may not be NULL, with what to say then.
+    # Places in `columns` that must not be NULL, each with the reason for rejecting the row.
     needed: tuple[tuple[int, str], ...] = ()
     flag: int | None = None
     flag_values: tuple[str, ...] = ()
 
     @property
     def schema(self) -> pa.Schema:
-        """Good rows in staged files: plain names, whatever the table's columns are called."""
+        """The schema of good rows in staged files: plain names, whatever the table's columns are called."""
         fields = [("FILE_NO", pa.int64()), ("LINE_NO", pa.int64()), ("IS_DELETED", pa.bool_())]
         return pa.schema([*fields, *((f"C{at}", column.arrow) for at, column in enumerate(self.columns))])
 
 
 @dataclass(frozen=True)
 class Staged:
-    """What became of a unit; its first part tells the digest of the whole file."""
+    """The result of a unit; the one of the first part has the digest of the whole file."""
 
     number: int
     rows: int
@@ -106,7 +106,7 @@ Stager = Callable[[StagePlan, Sequence[Unit]], list[Staged]]
 
 
 def units_of(place: LandingPlace, number: int, path: str, *, is_parquet: bool) -> list[Unit]:
-    """A file as one unit, a large Parquet file as several."""
+    """Return a file as one unit, a large Parquet file as several."""
     if not is_parquet:
         return [Unit(number, path)]
     with place.opened(path) as raw:
@@ -126,13 +126,13 @@ def units_of(place: LandingPlace, number: int, path: str, *, is_parquet: bool) -
 
 
 def right_here(plan: StagePlan, units: Sequence[Unit]) -> list[Staged]:
-    """All units one after the other in this process."""
+    """Stage all units one after the other in this process."""
     with _putting(plan) as put:
         return [stage_unit(plan, unit, put) for unit in units]
 
 
 def by_spark(spark: Callable[[], SparkSession]) -> Stager:
-    """Units as Spark's tasks; each opens its own connection, and tells what became of it."""
+    """Return a stager that runs units as Spark's tasks; each opens its own connection and returns its result."""
 
     def stage(plan: StagePlan, units: Sequence[Unit]) -> list[Staged]:
         from tir_dagster.spark.failures import spark_failures  # noqa: PLC0415 - Spark is imported by who uses it
@@ -149,7 +149,7 @@ def by_spark(spark: Callable[[], SparkSession]) -> Stager:
 
 
 def _through_spark(session: SparkSession, plan: StagePlan, units: Sequence[Unit]) -> list[Staged]:
-    """Spark itself reads the files, by whatever client the cluster has for them; each as a whole, in a task's memory."""
+    """Stage files that Spark itself reads with the cluster's own file clients; each file is held in a task's memory."""
     from tir_dagster.spark.failures import spark_failures  # noqa: PLC0415
 
     numbers = {_bare(unit.path): unit for unit in units}
@@ -168,7 +168,7 @@ def _through_spark(session: SparkSession, plan: StagePlan, units: Sequence[Unit]
 
 
 def _bare(path: str) -> str:
-    """The path without its scheme, which Hadoop writes its own way: file:/a for file:///a, s3a for s3."""
+    """Return the path without its scheme, because Hadoop writes file:/a for file:///a, and s3a for s3."""
     return path.partition(":")[2].lstrip("/")
 
 
@@ -195,7 +195,7 @@ Put = Callable[[Path, str], None]
 
 @contextmanager
 def _putting(plan: StagePlan) -> Iterator[Put]:
-    """Brings files into the load's folder; the same name again replaces the file, so a second try is harmless."""
+    """Give a function that puts files into the load's folder; it replaces files, so a second try is harmless."""
     with plan.access.connect() as connection:
 
         def put(file: Path, folder: str) -> None:
@@ -212,7 +212,7 @@ def _putting(plan: StagePlan) -> Iterator[Put]:
 
 
 def stage_unit(plan: StagePlan, unit: Unit, put: Put, content: bytes | None = None) -> Staged:
-    """Read, check and stage one unit. What is wrong with the file is told, not raised: the driver says it of all files."""
+    """Read, check and stage one unit. A problem of the file is returned, not raised: the driver reports all files."""
     shape, counted, digest = Shape(), _Counted(), _FileDigest()
     with tempfile.TemporaryDirectory(prefix="tir-stage-") as scratch:
         name = f"{unit.number:06d}-{unit.part:04d}.parquet"
@@ -224,7 +224,7 @@ def stage_unit(plan: StagePlan, unit: Unit, put: Put, content: bytes | None = No
         except LoadError as error:
             return Staged(unit.number, 0, 0, unit.part, problem=str(error))
         except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError, pa.ArrowException) as error:
-            # What no rule foresaw still belongs to this file: Spark would only say that a Python worker failed.
+            # An unexpected error still belongs to this file: Spark would only report that a Python worker failed.
             return Staged(unit.number, 0, 0, unit.part, problem=_unforeseen(unit, error))
         if counted.rows:
             put(rows, ROWS)
@@ -252,7 +252,7 @@ def _drift(plan: StagePlan, shape: Shape) -> tuple[str, ...]:
 def _unforeseen(unit: Unit, error: Exception) -> str:
     message = " ".join(repr(error).encode("utf-8", "backslashreplace").decode().split())[:300]
     return (
-        f"{unit.path}: it cannot be read: {message}. Nothing was loaded; fix the file or take it away, then run again."
+        f"{unit.path}: the file cannot be read: {message}. Nothing was loaded; fix or remove the file, then run again."
     )
 
 
@@ -269,11 +269,11 @@ class _FileDigest:
 
 
 def _pieces(plan: StagePlan, unit: Unit, shape: Shape, content: bytes | None, digest: _FileDigest) -> Iterator[Piece]:
-    """The unit's rows; what was read tells the digest at the end."""
+    """Read the unit's rows; set the file's digest at the end."""
     opened = plan.place.opened(unit.path) if content is None else nullcontext(io.BytesIO(content))
     with plan.place.explaining_errors(unit.path), opened as raw:
         if plan.files.format == "parquet":
-            # It is read here and there, its digest from one end to the other.
+            # Parquet is not read from beginning to end, so the digest needs its own pass.
             digest.digest = Hashed(raw).digest() if unit.part == 0 else ""
             raw.seek(0)
             yield from parquet_pieces(raw, unit.path, plan.columns, shape, groups=unit.groups, first=unit.first)

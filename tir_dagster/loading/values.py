@@ -1,4 +1,4 @@
-"""Values of files as values of columns: whole arrays at once, and one by one where something does not fit."""
+"""Conversion of values in files to values of columns: whole arrays at once, or one by one if some do not fit."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _LONG = 18
 _EXACT = Context(prec=80)
 _BLANKS = " \t\r\n"
 
-# How texts are written that stand for a value. Python and Arrow each read more: 1_000, other scripts' digits, 0x1F; and an
-# epoch of 13 digits as a moment of the year 1701. Both engines know these patterns.
+# The accepted texts of each kind of value. Python and Arrow each accept more: 1_000, other scripts' digits, 0x1F; and an
+# epoch of 13 digits as a moment of the year 1701. Both regex engines know these patterns.
 _NUMBER = r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"
 _NOT_FINITE = r"[+-]?(?i:nan|inf|infinity)"
 _DAY = r"[0-9]{4}-[0-9]{2}-[0-9]{2}"
@@ -46,10 +46,10 @@ _WRITTEN: dict[Kind, str] = {
     Kind.TIMESTAMP: _MOMENT,
     Kind.INSTANT: _MOMENT,
 }
-# In JSON only these escapes can bring what no table stores: half of a surrogate pair, and NUL.
+# Only these JSON escapes can produce characters that no table stores: half of a surrogate pair, and NUL.
 _SUSPECT_ESCAPE = re.compile(r"\\u(?:0000|[dD][89a-fA-F])")
 
-# Which of a file's own types fit a column without reading each value; a text always may.
+# Which types of a file's columns fit a column of this kind; text always may.
 _FAMILIES: dict[Kind, Callable[[pa.DataType], bool]] = {
     Kind.INTEGER: lambda kind: pa.types.is_integer(kind) or pa.types.is_decimal(kind) or pa.types.is_floating(kind),
     Kind.DECIMAL: lambda kind: pa.types.is_integer(kind) or pa.types.is_decimal(kind) or pa.types.is_floating(kind),
@@ -66,9 +66,9 @@ _FAMILIES: dict[Kind, Callable[[pa.DataType], bool]] = {
 
 @dataclass(frozen=True)
 class FileColumn:
-    """A column that files bring: its name there, and the table's column (or what stands for it).
+    """A column of the files: its name there, and the table's column (or a stand-in if the table has none).
 
-    `length` is how long texts may be, `digits` how many digits of a second a moment or a time of day has.
+    `length` is the longest text, `digits` the number of digits of a second in a moment or a time of day.
     """
 
     name: str
@@ -78,7 +78,7 @@ class FileColumn:
 
     @property
     def arrow(self) -> pa.DataType:
-        """The type in staged Parquet; what Snowflake parses itself (times, JSON) travels as text."""
+        """The type in staged Parquet; values that Snowflake parses itself (times, JSON) are text."""
         table_column = self.column
         if table_column.kind is Kind.DECIMAL or (table_column.kind is Kind.INTEGER and table_column.precision > _LONG):
             return pa.decimal128(table_column.precision, table_column.scale)
@@ -102,7 +102,7 @@ class FileColumn:
 
 
 class UnfitValueError(ValueError):
-    """Why a value is none of the column's."""
+    """A value does not fit its column; the message is the reason."""
 
 
 def is_text(kind: pa.DataType) -> bool:
@@ -115,7 +115,7 @@ def is_storable(text: str) -> bool:
 
 
 def converted(values: pa.Array, column: FileColumn) -> tuple[pa.Array, dict[int, str]]:
-    """The values as the column's, and why some rows have none; such rows hold NULL."""
+    """Return the converted values, and the reasons of rows whose value does not fit; these hold NULL."""
     if column.column.kind is Kind.TIME and pa.types.is_time(values.type):
         values = pc.cast(values, pa.string())
     try:
@@ -160,7 +160,7 @@ def _check_range(values: pa.Array, column: FileColumn) -> None:
 
 
 def _check_moments(values: pa.Array, column: FileColumn) -> None:
-    """Python's years are Snowflake's: 1 to 9999. Arrow holds more."""
+    """Raise if a moment is outside the years 1 to 9999, as in Python and Snowflake, or too exact. Arrow holds more."""
     is_date = column.column.kind is Kind.DATE
     counts = pc.cast(pc.cast(values, pa.int32()) if is_date else values, pa.int64())
     lowest, highest = (pa.scalar(edge, column.arrow).value for edge in _edges(column))
@@ -249,7 +249,7 @@ def _integer(value: Any, column: FileColumn) -> Any:
 
 def _float(value: Any, _: FileColumn) -> float:
     number = float(value)
-    # What is written as infinity is one; digits are none.
+    # Only a text for infinity may give infinity, not a number that is too large.
     if math.isinf(number) and not (isinstance(value, float) or re.fullmatch(_NOT_FINITE, str(value))):
         raise UnfitValueError("is too large for a FLOAT")
     return number
@@ -272,7 +272,7 @@ def _text(value: Any, column: FileColumn) -> str:
 
 
 def _decoded(value: bytes) -> str:
-    """Some writers call texts binary."""
+    """Decode bytes as text: some writers store texts as binary."""
     try:
         return value.decode()
     except UnicodeDecodeError:
@@ -280,14 +280,14 @@ def _decoded(value: bytes) -> str:
 
 
 def _check_fraction(value: Any, column: FileColumn) -> None:
-    """Not cut, as a number is not: two versions of a row could become one."""
+    """Raise if the value has more digits of a second than the column: cutting could make two versions equal."""
     fraction = _SECOND_FRACTION.search(str(value))
     if fraction and len(fraction[1].rstrip("0")) > column.second_digits:
         raise UnfitValueError(f"has more than {column.second_digits} digits of a second")
 
 
 def _moment(value: Any, column: FileColumn) -> datetime:
-    """A moment without a zone is one in UTC; one with a zone is shown in UTC."""
+    """Return the moment in UTC; a moment without a zone is in UTC already."""
     _check_fraction(value, column)
     parsed = value if isinstance(value, datetime) else datetime.fromisoformat(str(value).upper())
     moment = parsed.replace(tzinfo=UTC) if parsed.tzinfo is None else parsed.astimezone(UTC)
@@ -299,7 +299,7 @@ def _date(value: Any, _: FileColumn) -> date:
 
 
 def _time(value: Any, column: FileColumn) -> str:
-    """One text for each time: equal keys are equal texts, and the warehouse reads it in one way only."""
+    """Return the time of day in one standard text: equal keys must be equal texts."""
     _check_fraction(value, column)
     return time.fromisoformat(str(value)).isoformat()
 
@@ -322,7 +322,7 @@ class Digits(str):
 
 
 def parsed_json(text: str) -> Any:
-    """The value of a JSON text, numbers as their `Digits`; ValueError or RecursionError if no warehouse takes it."""
+    """Parse a JSON text, numbers as `Digits`; raise ValueError or RecursionError if no warehouse accepts it."""
     value = json.loads(
         text, parse_float=Digits, parse_int=Digits, parse_constant=_no_constant, object_pairs_hook=_object
     )
@@ -336,7 +336,7 @@ def parsed_json(text: str) -> Any:
 
 
 def json_text(value: Any) -> str:
-    """The JSON text of a parsed value, each number as it was written."""
+    """Return the JSON text of a parsed value, each number as it was written."""
     if isinstance(value, Digits):
         return str(value)
     if isinstance(value, dict):
@@ -360,7 +360,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _parts(value: Any, kind: type[str]) -> Iterator[str]:
-    """All texts of a parsed value that are of this type, names of fields among them."""
+    """Yield all texts of a parsed value that are of this type, including names of fields."""
     if isinstance(value, dict):
         for name, part in value.items():
             yield from _parts(name, kind)

@@ -106,7 +106,7 @@ def test_versions_are_staged_as_exactly_as_the_table_keeps_them_and_binary_colum
     target = target_of(MERGE, described)
     assert [stage_type(column) for column in target.columns] == ["NUMBER(38,0)", "TIMESTAMP_NTZ(3)", "TIMESTAMP_TZ(0)"]
     with pytest.raises(
-        SpecError, match=r"a: A\.B\.C: Column PHOTO is BINARY\(8388608\), which no load brings\. Name the other"
+        SpecError, match=r"a: A\.B\.C: Column PHOTO is BINARY\(8388608\), which no load supports\. Name the other"
     ):
         target_of(MERGE, [*described, ("PHOTO", "BINARY(8388608)")])
 

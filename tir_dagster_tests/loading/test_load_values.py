@@ -255,4 +255,4 @@ def test_structures_in_parquet_become_json_without_loss(tmp_path):
 def test_a_file_that_breaks_a_reader_in_an_unforeseen_way_is_still_named(tmp_path, monkeypatch):
     monkeypatch.setattr("tir_dagster.loading.staging.converted", lambda *_: {}["no rule"])
     ((told,), _) = staged(tmp_path, "a.csv", b"ID,NAME\n1,x\n")
-    assert "a.csv: it cannot be read: KeyError" in told.problem
+    assert "a.csv: the file cannot be read: KeyError" in told.problem

@@ -427,7 +427,7 @@ def test_a_load_that_fails_is_told_by_its_command_and_ended_by_the_next(specs, s
         assert done.exit_code == 0, done.output
     failure, recovery = people.messages()
     assert "order_files: the load failed" in failure["text"]
-    assert "is no folder" in failure["text"]
+    assert "is not a folder" in failure["text"]
     assert (recovery["thread_ts"], "the load works again" in recovery["text"]) == (failure["ts"], True)
     assert [one["correlation_id"] for one in people.incidents()] == ["tir/order_files/load"]
 
