@@ -1,4 +1,4 @@
-"""Schedules: move one to a given moment, and find out whether the refresh that hangs on it has run."""
+"""Schedules: move one to a given moment, and find out whether its refresh has run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _DAY = timedelta(days=1)
 
 
 def next_slot(at: time, zone: str, *, now: datetime) -> datetime:
-    """The next moment after `now` at which clocks in that zone show `at`."""
+    """Return the next moment after `now` at which clocks in that zone show `at`."""
     place = ZoneInfo(zone)
     day = now.astimezone(place).date()
     slots = (datetime.combine(day + timedelta(days=ahead), at, place).astimezone(UTC) for ahead in range(3))
@@ -31,7 +31,7 @@ def next_slot(at: time, zone: str, *, now: datetime) -> datetime:
 
 
 def soonest_slot(now: datetime, *, every_minutes: int = 5) -> datetime:
-    """The next multiple of so many minutes that is at least a minute away: time enough to tell the server."""
+    """Return the next multiple of this many minutes, at least a minute away: enough time to change the schedule."""
     start = now.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
     step = timedelta(minutes=every_minutes)
     return start + step * -(-(now + _MINUTE - start) // step)
@@ -47,9 +47,9 @@ class Schedule:
 
 
 def find_schedule(client: TableauClient, datasource: FoundDatasource, *, name: str | None = None) -> Schedule:
-    """The schedule of the datasource's incremental task: the one named, else one called like it, else its task's own.
+    """Return the schedule of the datasource's incremental task: by this name, by the datasource's name, or the task's own.
 
-    Refused when it has other work too: moving it would move that as well.
+    Raise if the schedule also refreshes others: they would be moved with it.
     """
     schedule_name = name or datasource.name
     doing = f"find the schedule of {datasource.shown}"
@@ -75,7 +75,7 @@ def _check_alone(client: TableauClient, datasource: FoundDatasource, schedule: A
     if len(own_extracts) < len(extracts):
         raise DatasourceError(
             f"Schedule {schedule.name!r} on {client.where} also refreshes {len(extracts) - len(own_extracts)} others, which would"
-            f" move with it. Give {datasource.shown} a schedule of its own, and call it {datasource.name!r}."
+            f" be moved with it. Give {datasource.shown} a schedule of its own, and call it {datasource.name!r}."
         )
     if not own_extracts or not all("increment" in (item.type or "").casefold() for item in own_extracts):
         what = "a full refresh" if own_extracts else "no refresh"
@@ -95,8 +95,8 @@ def _extracts(server: Any, schedule_id: str) -> list[Any]:
 def move_schedule(client: TableauClient, schedule: Schedule, slot: datetime) -> Schedule:
     """Make the schedule run daily, next at that moment.
 
-    A schedule's times are in the server's own zone, which nobody tells: the answer's next run, which has one, shows how
-    far off the first guess was.
+    A schedule's times are in the server's own time zone, which the API does not show. The answer contains the next run
+    with its zone, which shows how far off the first guess was.
     """
     start = slot.astimezone(UTC)
     for _ in range(2):
@@ -107,8 +107,8 @@ def move_schedule(client: TableauClient, schedule: Schedule, slot: datetime) -> 
     if moved.next_run_at is None or abs(moved.next_run_at - slot) >= _MINUTE:
         next_run = f"{moved.next_run_at:%Y-%m-%d %H:%M} UTC" if moved.next_run_at else "never"
         raise DatasourceError(
-            f"Schedule {schedule.name!r} on {client.where} was to run at {slot.astimezone(UTC):%Y-%m-%d %H:%M} UTC and now"
-            f" runs at {next_run}. Compare the server's clock with this machine's, and check that the schedule is active."
+            f"Schedule {schedule.name!r} on {client.where} was moved to {slot.astimezone(UTC):%Y-%m-%d %H:%M} UTC, but its next"
+            f" run is {next_run}. Compare the server's clock with this machine's, and check that the schedule is active."
         )
     return moved
 
@@ -135,7 +135,7 @@ class RunState(Enum):
 
 @dataclass(frozen=True)
 class ScheduledRun:
-    """A scheduled refresh as far as the server tells. `job_id` is known where the user may see the list of jobs."""
+    """A scheduled refresh as far as the server shows it. `job_id` is known if the user may see the list of jobs."""
 
     state: RunState
     job_id: str | None = None
@@ -145,7 +145,7 @@ class ScheduledRun:
 def scheduled_run(
     client: TableauClient, datasource: FoundDatasource, *, slot: datetime, before: ServerVersion
 ) -> ScheduledRun:
-    """Whether and when the refresh at that slot has run: by the jobs, else by the task, else by the datasource itself.
+    """Return whether and when the refresh at that slot ran: by the jobs, else by the datasource, else by its tasks.
 
     `before` is the datasource's version after our own last change to it.
     """
@@ -168,7 +168,7 @@ def scheduled_run(
 
 
 def _by_jobs(client: TableauClient, datasource: FoundDatasource, slot: datetime) -> ScheduledRun | None:
-    """The newest refresh job of the datasource since the slot; None without one, or where the user sees no jobs."""
+    """Return the newest refresh job of the datasource since the slot; None if there is none or the user sees no jobs."""
     if client.rest_version < JOB_LIST_SINCE:
         return None
     since = (slot - _MINUTE).astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -205,9 +205,9 @@ def wait_for_scheduled_run(
     timeout: float = 3600.0,
     job_timeout: float | None = None,
 ) -> ScheduledRun:
-    """Wait until the refresh at that slot has ended well; its job's own errors otherwise.
+    """Wait until the refresh at that slot has succeeded; raise its job's errors otherwise.
 
-    `timeout` begins now; a job that is known by then may take `job_timeout`, if that is given.
+    `timeout` begins now; once the job is known it may take `job_timeout`, if that is set.
     """
     clock = client.retry.clock
     started, number = clock(), 0

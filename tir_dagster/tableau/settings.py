@@ -1,4 +1,4 @@
-"""What an overwrite would lose: credentials are asked for before, tags, owner and texts are put back after."""
+"""Settings that an overwrite would lose: credentials are checked before it; tags, owner and texts are put back after it."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from tir_dagster.tableau.datasources import Connection, FoundDatasource, ServerV
 from tir_dagster.tableau.failures import RefusedError
 from tir_dagster.tableau.tasks import Attachments, gone, list_attachments
 
-# What can be put back, beside the connections.
+# The settings that can be put back, besides the connections.
 _TAGS, _TEXTS, _OWNER = "tags", "description and certification", "owner"
-# Told what the datasource is right before it is overwritten: all that people set on it until then.
+# Receives the datasource right before it is overwritten, with all that people set on it until then.
 Seen = Callable[[FoundDatasource], None]
 
 
 def nothing(_: FoundDatasource) -> None:
-    """Nobody needs to know."""
+    """Ignore the datasource."""
 
 
 def check_credentials(datasource: FoundDatasource, named: Sequence[ConnectionCredential]) -> None:
@@ -48,14 +48,14 @@ def check_credentials(datasource: FoundDatasource, named: Sequence[ConnectionCre
 
 @dataclass(frozen=True)
 class KeptSettings:
-    """What people set on a datasource by hand; written down before a publish, put back after it."""
+    """Settings that people made on a datasource by hand; saved before a publish, put back after it."""
 
     tags: frozenset[str]
     description: str
     certified: bool
     certification_note: str
     owner_id: str
-    # Without their ids: every publish makes new ones.
+    # Without their ids: every publish creates new ones.
     connections: tuple[Connection, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
@@ -68,7 +68,7 @@ class KeptSettings:
 
 
 def keep(datasource: FoundDatasource) -> KeptSettings:
-    """What to put back after this datasource was overwritten."""
+    """Return the settings to put back after this datasource is overwritten."""
     connections = tuple(replace(connection, id="") for connection in datasource.connections)
     texts = (datasource.description, datasource.certified, datasource.certification_note)
     return KeptSettings(datasource.tags, *texts, datasource.owner_id, connections)
@@ -79,15 +79,15 @@ def _file(home: Path) -> Path:
 
 
 def remember(datasource: FoundDatasource, home: Path, beside: Attachments | None = None) -> Seen:
-    """Write it down before a publish: a run that ends before it has put everything back leaves that to the next one.
+    """Save the settings before a publish, so that the next run can put them back if this one ends too early.
 
-    To be called again with what is there right before the publish: people may have changed it during a long upload.
+    Call the returned function right before the publish: people may have changed settings during a long upload.
     """
     earlier = _remembered(home)
     if earlier is not None and (earlier.version.datasource_id != datasource.id or earlier.is_idle(datasource)):
         earlier = None
     if earlier is not None and earlier.left is None:
-        # Of a publish that took it away: what is there now is already without it.
+        # An earlier publish removed the saved settings: those of now are already without them.
         return nothing
     note: _Note | None = None
 
@@ -103,7 +103,7 @@ def remember(datasource: FoundDatasource, home: Path, beside: Attachments | None
 
 
 def is_remembered(home: Path) -> bool:
-    """Whether something written down has not been put back yet."""
+    """Whether saved settings have not been put back yet."""
     return _file(home).is_file()
 
 
@@ -112,7 +112,7 @@ def forget(home: Path) -> None:
 
 
 def remembered_connections(home: Path) -> tuple[Connection, ...]:
-    """The connections as they were before a publish that has not been cleaned up after."""
+    """Return the saved connections from before a publish whose settings have not been put back yet."""
     note = _remembered(home)
     return note.kept.connections if note is not None else ()
 
@@ -126,15 +126,15 @@ def put_back_remembered(
     foreign: bool = False,
     landed: bool = True,
 ) -> Restored:
-    """Put back what was written down before the last publish; nothing if that publish never landed.
+    """Put back the settings that were saved before the last publish; nothing if that publish never landed.
 
-    What the server was only in trouble with stays written down for the next refresh; and all of it does until another
-    publish while ours has not landed, because it may do so late. For servers that do not say who
-    published: `foreign` tells that the rows are somebody else's, `landed` whether our publish can have come to be.
+    What failed for a passing reason stays saved for the next refresh. While our publish has not landed, everything stays
+    saved until another publish, because ours may land late. For servers that do not show who published: `foreign` means
+    that the rows are somebody else's, `landed` that our publish may have landed.
     """
     note, restored = _remembered(home), Restored(datasource)
     since = _since(note, datasource, client.user_id) if note is not None else _Since.NOBODY
-    # What is left of an earlier try tells that it was ours.
+    # A rest of an earlier try shows that the publish was ours.
     is_ours = not foreign and (landed or (note is not None and note.left is not None))
     if note is not None and (since is _Since.WE or (since is _Since.SOMEBODY and is_ours)):
         restored = restore(client, datasource, note.kept, credentials, only=note.left)
@@ -144,7 +144,7 @@ def put_back_remembered(
         steps = _steps(datasource, note.kept, credentials, note.left)
         restored = Restored(datasource, tuple(_left(datasource, step) for step in steps))
     if note is not None and restored.again:
-        # The rest is settled: what people make of it from now on is theirs.
+        # The others are done: later changes to them are people's own.
         replace(note, left=restored.again, beside=Attachments()).write(home)
     elif note is None or not note.is_idle(datasource):
         forget(home)
@@ -152,7 +152,7 @@ def put_back_remembered(
 
 
 class _Since(Enum):
-    """Who published a datasource since something about it was written down."""
+    """Who published a datasource since its settings were saved."""
 
     NOBODY = "what differs now is what people changed"
     WE = "and nobody after us: what is missing was taken by our publish, whatever a refresh made of the rows since"
@@ -174,7 +174,7 @@ def _since(note: _Note, datasource: FoundDatasource, user_id: str) -> _Since:
     )
     publishers = [revision.publisher_id for revision in later]
     if not publishers:
-        # A description that somebody edited moves the version, too.
+        # An edited description changes the version, too.
         return _Since.NOBODY
     if None in publishers:
         return _Since.SOMEBODY
@@ -185,21 +185,21 @@ def _since(note: _Note, datasource: FoundDatasource, user_id: str) -> _Since:
 
 @dataclass(frozen=True)
 class _Note:
-    """What was written down: which version of which datasource had it."""
+    """Saved settings, and the version of the datasource that had them."""
 
     version: ServerVersion
     kept: KeptSettings
     beside: Attachments
-    # What of it is still to be put back; None: all of it.
+    # Which of them are still to be put back; None: all.
     left: tuple[str, ...] | None = None
 
     def is_idle(self, datasource: FoundDatasource) -> bool:
-        """Whether nobody has published since: ours never landed, or will late, from a server that is slow to unpack it."""
+        """Whether nobody has published since: our publish did not land, or will land late."""
         same = self.version.datasource_id == datasource.id
         return same and self.left is None and _since(self, datasource, "") is _Since.NOBODY
 
     def owed(self, now: KeptSettings) -> KeptSettings:
-        """What is there now, and what an earlier publish took and nobody could put back yet."""
+        """Return the settings of now, with those that an earlier publish removed and that are not back yet."""
         left, was = self.left or (), self.kept
         if _TAGS in left:
             now = replace(now, tags=now.tags | was.tags)
@@ -234,7 +234,7 @@ def _remembered(home: Path) -> _Note | None:
 
 @dataclass(frozen=True)
 class Restored:
-    """The datasource afterwards, a sentence about each thing that could not be put back, and which to try again."""
+    """The datasource afterwards, a warning for each setting that could not be put back, and which to try again."""
 
     datasource: FoundDatasource
     warnings: tuple[str, ...] = ()
@@ -243,7 +243,7 @@ class Restored:
 
 @dataclass(frozen=True)
 class _Step:
-    """One thing that differs from what was kept, and how to fix it."""
+    """One setting that differs from the saved one, and how to put it back."""
 
     what: str
     value: str
@@ -251,7 +251,7 @@ class _Step:
 
     @property
     def shown(self) -> str:
-        """With what it was: nobody else has that written down."""
+        """The setting with its old value, which is saved nowhere else."""
         return f"{self.what} ({self.value})" if self.value else self.what
 
 
@@ -263,9 +263,9 @@ def restore(
     *,
     only: tuple[str, ...] | None = None,
 ) -> Restored:
-    """Put back what differs, and look whether it is there. Nothing here stops a refresh: the rest is warned about.
+    """Put back the settings that differ, and check the result. Failures become warnings: they must not stop a refresh.
 
-    It moves the server's version: take that from the datasource returned here.
+    This changes the server's version: use the returned datasource.
     """
     steps = _steps(datasource, kept, credentials, only)
     tried = [(step.what, _try(client, datasource, step)) for step in steps]
@@ -288,7 +288,7 @@ def _steps(
     credentials: Sequence[ConnectionCredential],
     only: tuple[str, ...] | None,
 ) -> list[_Step]:
-    """In order; `only` these, where the others are settled."""
+    """Return the steps in their order; with `only`, just these."""
     return [step for step in _all_steps(datasource, kept, credentials) if only is None or step.what in only]
 
 
@@ -305,11 +305,13 @@ def _all_steps(
     lost = lost_connections(datasource.connections, kept.connections, credentials)
     steps += [
         _Step(
-            f"connection to {connection.wanted.server_address}", "", partial(repair_connection, datasource, connection)
+            f"connection to {connection.previous.server_address}",
+            "",
+            partial(repair_connection, datasource, connection),
         )
         for connection in lost
     ]
-    # Last: who gives it away may no longer be allowed to fix the rest.
+    # Last: after giving up ownership we may no longer be allowed to change the rest.
     if kept.owner_id and kept.owner_id != datasource.owner_id:
         owner = kept.owner_id
         steps.append(_Step(_OWNER, owner, lambda server: _give(server, datasource, owner)))
@@ -341,15 +343,15 @@ def _warning(datasource: FoundDatasource, what: str, error: DatasourceError) -> 
 
 def _unmoved(datasource: FoundDatasource, step: _Step) -> str:
     return (
-        f"The {step.shown} of {datasource.shown} must be set again by hand: publishing took it away, and the server does not show"
-        " it although it took what was put back."
+        f"The {step.shown} of {datasource.shown} must be set again by hand: publishing removed it, and the server does not show"
+        " it although it accepted the old value."
     )
 
 
 def _left(datasource: FoundDatasource, step: _Step) -> str:
     return (
-        f"The {step.shown} of {datasource.shown} is not there any more since we published it, and somebody else has published it"
-        " after us, so nothing was put back. Set it again by hand if it is missed."
+        f"The {step.shown} of {datasource.shown} is gone since we published it, and somebody else has published it"
+        " after us, so nothing was put back. Set it again by hand if it is needed."
     )
 
 
@@ -361,7 +363,7 @@ def _update(server: Any, datasource: FoundDatasource, kept: KeptSettings) -> Non
 
 
 def _give(server: Any, datasource: FoundDatasource, owner_id: str) -> None:
-    """An update of its own: only an administrator may set it. The client sends the texts along, as they are by now."""
+    """Set the owner in an update of its own: only an administrator may do that. The client sends the current texts, too."""
     item = server.datasources.get_by_id(datasource.id)
     item.owner_id = owner_id
     server.datasources.update(item)
@@ -369,7 +371,7 @@ def _give(server: Any, datasource: FoundDatasource, owner_id: str) -> None:
 
 @dataclass(frozen=True)
 class ConnectionCredential:
-    """What a published datasource signs in to its source with; matched to a connection by server address."""
+    """The credentials with which a published datasource signs in to its source; matched to connections by server address."""
 
     server_address: str
     username: str
@@ -395,19 +397,19 @@ class ConnectionCredential:
 
 @dataclass(frozen=True)
 class LostConnection:
-    """A connection that is not what it was: as it is now, if at all, as it was, and what it signs in with."""
+    """A connection that a publish changed: as it is now, if it exists, as it was, and its credentials."""
 
     now: Connection | None
-    wanted: Connection
+    previous: Connection
     credential: ConnectionCredential | None
 
 
 def lost_connections(
     now: Sequence[Connection], before: Sequence[Connection], credentials: Sequence[ConnectionCredential]
 ) -> Iterator[LostConnection]:
-    """Each connection whose address, user name or embedded password a publish took away."""
+    """Return each connection whose address, user name or embedded password a publish removed."""
     left = list(now)
-    # Those that are where they were first, so that another one of the same kind is not taken for them.
+    # Unmoved connections first, so that they are not matched with another one of the same type.
     for previous in sorted(before, key=lambda connection: not any(_same_place(connection, other) for other in now)):
         match = next((connection for connection in left if _same_place(connection, previous)), None)
         match = match or next((connection for connection in left if connection.type == previous.type), None)
@@ -419,7 +421,7 @@ def lost_connections(
 
 
 def _is_whole(now: Connection, previous: Connection) -> bool:
-    """With an embedded password the user name comes with the credentials; without one it is what people set."""
+    """Whether nothing is missing; the user name counts only without an embedded password, which brings its own."""
     renamed = not previous.embed_password and previous.username not in ("", now.username)
     return _same_place(now, previous) and now.embed_password >= previous.embed_password and not renamed
 
@@ -432,8 +434,8 @@ def _same_place(left: Connection, right: Connection) -> bool:
 
 
 def repair_connection(datasource: FoundDatasource, lost: LostConnection, server: Any) -> None:
-    """Set the connection to what it was, with the credential that the spec names for it."""
-    previous, credential = lost.wanted, lost.credential
+    """Set the connection to what it was, with the credentials that the spec names for it."""
+    previous, credential = lost.previous, lost.credential
     if lost.now is None or (previous.embed_password and credential is None):
         why = "the package has no such connection" if lost.now is None else "no credentials are named for it"
         raise RefusedError(f"Could not put back the connection to {previous.server_address}: {why}.", code="")

@@ -1,4 +1,4 @@
-"""Move packages: download a datasource's, publish one without ever overwriting what somebody else put there."""
+"""Download and publish packages; a publish never overwrites what somebody else published meanwhile."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from tir_dagster.tableau.transport import Timeouts, patience
 from tir_dagster.tableau.upload import Parcel, Progress
 
 _KINDS = (".tdsx", ".hyper")
-# A connection that brings so much and then breaks is slow, not broken: large files take many of them.
+# After this many bytes a broken connection is tried anew: a large file may need many connections.
 _GOOD_PART = 64 * 1024 * 1024
-# A document says what it is right after its declaration and a comment or two.
+# A document names its kind after the XML declaration and perhaps some comments.
 _BEGINNING = 4_000
 
 
 class NoExtractError(DatasourceError):
-    """What the server holds is no extract that can be refreshed by key, or compared with ours."""
+    """The server's datasource is no extract that can be refreshed by key or compared with a version."""
 
 
 def _no_package(datasource: FoundDatasource, where: str, file: Path) -> DatasourceError:
-    """A document is the datasource's own; anything else was cut, or is the page of a proxy, and tells nothing of it."""
+    """Return the error for a download that is no package: a plain document, or a cut file or a proxy's page."""
     with file.open("rb") as opened:
         is_document = b"<datasource" in opened.read(_BEGINNING)
     if is_document:
@@ -44,7 +44,7 @@ def _no_package(datasource: FoundDatasource, where: str, file: Path) -> Datasour
             "Publish it with an extract first."
         )
     return DatasourceError(
-        f"{datasource.shown} on {where} did not come as a package. Check that no proxy answers in the server's place, then run again."
+        f"{datasource.shown} on {where} was not downloaded as a package. Check that no proxy answers in the server's place, then run again."
     )
 
 
@@ -56,10 +56,10 @@ def download(
     revision: int | None = None,
     progress: Progress | None = None,
 ) -> Path:
-    """The datasource's package at exactly this path, whole or not at all; the path again.
+    """Download the datasource's package to exactly this path, complete or not at all; return the path.
 
-    `revision` is one of its history; without it, and for the newest one, which servers do not give by its number, what
-    the datasource shows now.
+    `revision` is a number of its history; without it, and for the newest number, which servers do not serve, the
+    current content is downloaded.
     """
     older = revision is not None and revision != datasource.revision
     what = f"revisions/{revision}/content" if older else "content"
@@ -78,7 +78,7 @@ def download(
 
 
 def _fetch(client: TableauClient, fetching: Fetching, doing: str) -> None:
-    """Until it is all there; the tries begin anew where a good part came since, of a file that can be continued."""
+    """Fetch until the file is complete; count the tries anew whenever a large part arrived that can be continued."""
     while True:
         before = fetching.came
         try:
@@ -94,7 +94,7 @@ def _fetch(client: TableauClient, fetching: Fetching, doing: str) -> None:
 
 @contextmanager
 def _beside(target: Path) -> Iterator[tuple[IO[bytes], Path]]:
-    """A file next to the target that takes its place at the end, or leaves no trace."""
+    """Give a temporary file next to the target; it replaces the target at the end, or is removed."""
     handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
     part = Path(name)
     try:
@@ -124,12 +124,12 @@ def publish(
     seen: Seen = nothing,
     inferred: Check = always,
 ) -> FoundDatasource:
-    """Publish a .tdsx or .hyper file, which need not be on the disk; the datasource as it is afterwards.
+    """Publish a .tdsx or .hyper file, which need not be on the disk; return the datasource afterwards.
 
-    With `expected`, a datasource that is no longer that version is left alone: ForeignPublishError. Without it,
-    `overwrite` replaces whatever is there at the start. A publish whose answer is lost is looked for on the server,
-    and sent again only when it is not there: `inferred` is told, for rows that nobody answered for should be compared.
-    `check` may still say no, right before every such request; `seen` is told what is about to be overwritten.
+    With `expected`, raise ForeignPublishError if the datasource is no longer that version. Without it, `overwrite`
+    replaces whatever is there at the start. If the answer of a publish is lost, look for it on the server and send it
+    again only if it is not there; `inferred` is called if it is there, so that its rows can be compared. `check` may
+    raise right before every publishing request; `seen` receives the datasource that is about to be overwritten.
     """
     file = VirtualFile.of(package) if isinstance(package, Path) and package.is_file() else package
     if isinstance(file, Path) or file.kind not in _KINDS:
@@ -158,13 +158,13 @@ _MOST_PATIENCE_SECONDS = 900.0
 
 @dataclass(frozen=True)
 class DownloadedPart:
-    """How much of which version of a file is here; an empty mark means that it cannot be continued."""
+    """How many bytes of which version of a file are here; with an empty mark it cannot be continued."""
 
     mark: str
     size: int
 
     def goes_on_from(self, before: DownloadedPart, least: int) -> bool:
-        """Whether so much more of the same version came since, or of the first one."""
+        """Whether at least this many further bytes of the same version arrived."""
         return bool(self.mark) and before.mark in ("", self.mark) and self.size - before.size >= least
 
 
@@ -172,8 +172,8 @@ class DownloadedPart:
 class Fetching:
     """A download into an open file. Call it with the signed-in server until it returns.
 
-    Two versions of a datasource never mix in one file: what came before a cut is continued only if the server names the
-    same strong ETag and the same length for both parts.
+    Two versions of a datasource never mix in one file: after a cut it is continued only if the server sends the same
+    strong ETag and the same length for both parts.
     """
 
     datasource: FoundDatasource
@@ -207,7 +207,7 @@ class Fetching:
         with closing(self._ask(server, {"Range": f"bytes={start}-", "If-Range": self._mark})) as answer:
             part = answer.headers.get("Content-Range")
             if part is None:
-                # All of it: of another version, or because the server gives no parts.
+                # The whole file: of another version, or from a server that sends no parts.
                 self._begin(answer)
             if part is None or self._fits(part, start, answer.headers.get("ETag", "")):
                 self._take(answer)
@@ -216,7 +216,7 @@ class Fetching:
 
     def _ask(self, server: Any, headers: Mapping[str, str]) -> Any:
         endpoint, size = server.datasources, (self.datasource.size_mb or 0) * _BLOCK
-        # Bytes as they are stored: a range of what was compressed on the way is another range.
+        # Uncompressed: a range of a compressed transfer would be another range of the file.
         parameters = {"stream": True, "headers": {"Accept-Encoding": "identity", **headers}}
         with patience(min(self.timeouts.for_bytes(size), _MOST_PATIENCE_SECONDS)):
             return endpoint.get_request(f"{endpoint.baseurl}/{self.datasource.id}/{self.what}", parameters=parameters)

@@ -295,7 +295,7 @@ def test_a_full_refresh_begun_instead_is_stopped_and_people_get_their_rows_back(
     before = change(served)
     admin.fault("slow_job", path=f"/{served.name}$", seconds=30, times=1)
     admin.set(ignore_incremental=True)
-    with pytest.raises(DatasourceError, match=r"began a full refresh .* was told to stop.* is as it was before"):
+    with pytest.raises(DatasourceError, match=r"began a full refresh .* was cancelled.* is as it was before"):
         served.refresh()
     assert served.published_rows() == before
     # Where the job was stopped before it began, the fault still waits for one.

@@ -319,7 +319,7 @@ def test_tasks_and_subscriptions_that_are_gone_after_the_publish_are_named(
     others.subscriptions.delete(subscription.id)
     task, subscribed = put_back_remembered(orders.client, published, folder).warnings
     assert task.startswith(f"{loved.shown} lost its incremental refresh on a schedule of its own when")
-    assert subscribed.startswith(f"The subscription 'Daily' is gone since {loved.shown} was published over.")
+    assert subscribed.startswith(f"The subscription 'Daily' is gone since {loved.shown} was overwritten.")
 
 
 def schedule_refresh(others: TSC.Server, found: FoundDatasource, kind: str) -> str:
