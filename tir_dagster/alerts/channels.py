@@ -1,4 +1,4 @@
-"""An extract's channels by the names in its spec; the clients are passed in."""
+"""The channels of an extract, by the names in its spec; the clients are passed in."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def channels_of(
     slack: Callable[[], WebClient],
     servicenow: ServiceNowAccess,
 ) -> Mapping[str, MakeChannel]:
-    """How each channel is made: what is wrong with one shows when it is used, and hurts no other."""
+    """Return a function for each channel that creates it: a wrong setting fails only its own channel, when it is used."""
     makers: dict[str, MakeChannel] = {}
     if alerts.slack is not None:
         makers[f"slack:{alerts.slack.channel}"] = partial(_slack, slack, alerts.slack.channel, persistence)
@@ -46,7 +46,7 @@ def _servicenow(access: ServiceNowAccess, alerts: ServiceNowAlerts, persistence:
 
 
 def _own(name: str) -> Channel:
-    """A class, or a function without arguments, that the project's own code has: module:name."""
+    """Create a channel from the user's own code: a class or a function without arguments, module:name."""
     module, _, attribute = name.partition(":")
     try:
         make = getattr(importlib.import_module(module), attribute)

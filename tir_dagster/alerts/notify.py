@@ -1,4 +1,4 @@
-"""Telling people: which report opens, continues or ends a story, who hears of it, and what to do if they do not."""
+"""Sending alerts: which report opens, continues or ends a trouble, who gets it, and what happens if that fails."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from tir_dagster.alerts.retries import Persistence
 from tir_dagster.alerts.text import one_line, scrub, shortened, span, without_user
 from tir_dagster.spec.alerts import Alerts, Topic
 
-# How often people hear again of a sensor that is still blind, and of further extracts on a server that is down.
+# How often messages are repeated about a sensor that still cannot read, and about further extracts on a server that is down.
 SENSOR_REPEAT_SECONDS, SERVER_REPEAT_SECONDS = 3600.0, 600.0
-# Of the time for telling, the part in which channels may answer, and the part in which they may try; the rest is for
-# writing down what they said.
+# The part of the time in which channels may answer, and the part in which they may try; the rest is for saving their
+# answers.
 _ANSWER_SHARE, _TRY_SHARE = 0.8, 0.7
 _DAY_SECONDS = 86_400.0
 
-# Makes a channel when it is used: one that cannot be made must not keep the others from being told.
+# Creates a channel when it is used: one that cannot be created must not stop the others.
 MakeChannel = Callable[[], Channel]
 Connect = Callable[[Alerts, Persistence], Mapping[str, MakeChannel]]
 
 
 @dataclass(frozen=True)
 class Note:
-    """Something about the telling itself that people should be able to see, and the run it belongs to."""
+    """A note about the sending itself, and the run it belongs to."""
 
     text: str
     run_id: str = ""
 
 
 def in_groups(reports: Sequence[Report], key_of: Callable[[Failure], str]) -> list[list[Report]]:
-    """In the order of time; failures of several extracts by one cause together, unless a success stands between."""
+    """Group reports in the order of time: failures with one cause together, unless a success is between them."""
     groups: list[list[Report]] = []
     open_groups: dict[str, list[Report]] = {}
     for report in sorted(reports, key=lambda report: report.at):
@@ -56,7 +56,7 @@ def in_groups(reports: Sequence[Report], key_of: Callable[[Failure], str]) -> li
 
 
 def is_due(failures: Sequence[Failure], before: Trouble | None, *, patience: float, now: float) -> bool:
-    """Whether people hear of it now: each failure of an extract, but not each extract of a server that is down."""
+    """Whether to send a message now: for each failure of an extract, but not for each extract on a server that is down."""
     blind = all(failure.ends_with == "sensor" for failure in failures)
     if before is None or before.count == 0:
         since = min([failure.at for failure in failures] + ([before.since] if before else []))
@@ -64,14 +64,14 @@ def is_due(failures: Sequence[Failure], before: Trouble | None, *, patience: flo
     if blind:
         return now - before.last >= SENSOR_REPEAT_SECONDS
     if failures[0].cause.is_whole_server:
-        # The extract that was hit first speaks for all of them.
+        # The extract that was affected first stands for all of them.
         speaks = next(iter(before.affected), "") in {failure.extract for failure in failures}
         return speaks or now - before.last >= SERVER_REPEAT_SECONDS
     return True
 
 
 def _affected(before: Trouble | None, failures: Sequence[Failure]) -> dict[str, Topic]:
-    """Where a refresh or a load failed, only one that works ends it, whatever the sensor reads meanwhile."""
+    """Return the affected extracts and what ends the trouble; after a failed refresh or load, a sensor's read does not."""
     affected = dict(before.affected) if before else {}
     for failure in failures:
         known = affected.get(failure.extract)
@@ -81,7 +81,7 @@ def _affected(before: Trouble | None, failures: Sequence[Failure]) -> dict[str, 
 
 
 def last_boundary(now: float, at: str) -> float:
-    """The newest moment that was this time of day, in UTC."""
+    """Return the last moment at this time of day, in UTC."""
     moment = datetime.fromtimestamp(now, UTC)
     hour, minute = map(int, at.split(":"))
     today = moment.replace(hour=hour, minute=minute, second=0, microsecond=0)
@@ -89,7 +89,7 @@ def last_boundary(now: float, at: str) -> float:
 
 
 class Teller:
-    """Tells people about some extracts, in bounded time, and remembers what it must."""
+    """Sends alerts about some extracts in bounded time, and keeps the state of the alerts."""
 
     def __init__(
         self,
@@ -108,13 +108,13 @@ class Teller:
         self._clock = clock
         self._deadline = time.monotonic() + seconds * _ANSWER_SHARE
         self._notes: list[Note] = []
-        # Who did not answer once is not waited for again by this teller.
+        # Channels that did not answer are not tried again in this round.
         self._silent: dict[str, str] = {}
 
     def tell(self, reports: Sequence[Report]) -> list[Note]:
-        """Tell what was not told before, what others left to be told, and what is due once more.
+        """Send what was not sent before, what other processes left, and what is due once more.
 
-        Never raises for a channel: what could not be told is noted, and tried once more later.
+        A failed channel raises nothing: it is noted, and tried once more later.
         """
         try:
             with self._book.locked(self._left() / 2):
@@ -128,11 +128,11 @@ class Teller:
             for report in reports:
                 if report.extract in self._alerts:
                     self._book.put(self._clean(report))
-            self._notes.append(Note("another process is telling people; this is told by it or by the sensor"))
+            self._notes.append(Note("another process is sending alerts; it or the sensor sends this one, too"))
         return self._notes
 
     def _tell(self, reports: Sequence[Report]) -> None:
-        # One that was left and is found in the history, too, is one.
+        # A report may be both in the inbox and in the history.
         known = {
             report.id: report
             for report in reports
@@ -148,7 +148,7 @@ class Teller:
         return trouble_key(failure, self._alerts[failure.extract].destination)
 
     def _clean(self, report: Report) -> Report:
-        """Without secrets and, unless asked for, without values: from here on the text reaches people and files."""
+        """Return the report without secrets and, unless the spec shows them, without values: people and files get it."""
         show = self._alerts[report.extract].show_values
 
         def clean(text: str) -> str:
@@ -167,13 +167,13 @@ class Teller:
         return report
 
     def _failed(self, reported: list[Failure]) -> None:
-        # Told late, when it works again already: nobody need hear of it.
+        # A late report about something that works again: not sent.
         failures = [
             failure for failure in reported if failure.at >= self._book.worked_at(failure.extract, failure.ends_with)
         ]
         if failures:
             self._keep_failed(failures)
-        # A blind sensor reports at every tick: those ids need not be remembered, the reports are gone once read.
+        # A sensor that cannot read reports at every tick: those ids are not kept, the reports are removed once read.
         self._book.mark_told(*(failure.id for failure in reported if failure.ends_with != "sensor"))
 
     def _keep_failed(self, failures: list[Failure]) -> None:
@@ -208,9 +208,9 @@ class Teller:
             self._book.mark_told(report.id)
 
     def _left_by(self, report: Success | Recovered, trouble: Trouble) -> bool:
-        """Whether the report ended this trouble, and people know."""
+        """Whether the report ended this trouble, and its recipients know."""
         left = trouble.left_by(report)
-        # A server that is back concerns those whom it hit; who is not of ours is told by another teller.
+        # The recovery of a server goes to the affected extracts; another process sends it for those that we do not know.
         speaks = next((name for name in trouble.affected if name in self._alerts), None)
         if left == trouble.affected:
             return False
@@ -227,7 +227,7 @@ class Teller:
         return trouble.count > 0 and same_people
 
     def _leave_to_others(self, report: Success | Recovered, trouble: Trouble) -> None:
-        """That the server answers again, for whoever tells those whom it hit: the report itself is told by then."""
+        """Leave a report that the server answers again, for the process that alerts for the affected extracts."""
         slot = f"{trouble.key}/server"
         topic: Topic = "server" if isinstance(report, Success) else report.topic
         recovery = Recovered(f"{slot}/{report.id}", next(iter(trouble.affected)), topic, report.at, report.scopes)
@@ -242,7 +242,7 @@ class Teller:
         )
         if slack is not None and slack.on_success == "daily":
             self._book.collect(slack.channel, success)
-        # Incidents are of failures: that ServiceNow is out of reach is no news then.
+        # Incidents are for failures only: a success does not need ServiceNow.
         skipped = ["servicenow", *([] if in_slack else ["slack"])]
         if in_slack or success.changed:
             self._deliver(success_event(success, full), success.extract, None, skipped=skipped)
@@ -259,7 +259,7 @@ class Teller:
         only: str | None = None,
         last_try: bool = False,
     ) -> Trouble:
-        """Tell the extract's channels side by side; the trouble comes back with what they want to be reminded of."""
+        """Send the event to the extract's channels in parallel; return the trouble with what they returned."""
         memory = trouble.memory if trouble else {}
         makers = {
             name: make
@@ -278,9 +278,9 @@ class Teller:
         return kept
 
     def _ask(self, calls: Mapping[str, tuple[MakeChannel, Event]], extract: str) -> dict[str, Mapping[str, str] | str]:
-        """What each channel returned, or why it was not told; each in a thread, because any of them may hang."""
+        """Return what each channel returned, or why it failed; each runs in a thread, because it may hang."""
         if self._left() <= 0:
-            # Not even begun: what is on its way when nobody listens any more would be told twice.
+            # Not started at all: a message that is sent after the time limit would be sent twice.
             return {name: self._silent.get(name, "there was no time left") for name in calls}
         answers: dict[str, Mapping[str, str] | str] = {
             name: self._silent[name] for name in calls if name in self._silent
@@ -296,7 +296,7 @@ class Teller:
             thread.join(max(0.0, deadline - time.monotonic()))
             if name not in answers or isinstance(answers[name], str):
                 self._silent[name] = str(answers.get(name, "it did not answer in time"))
-        # A copy: a thread that is late must not add to what was already read.
+        # A copy: a late thread must not change it.
         return {name: self._silent.get(name) or answers[name] for name in calls}
 
     def _not_told(self, name: str, event: Event, extract: str, why: str, *, again: bool) -> None:
@@ -312,22 +312,22 @@ class Teller:
         else:
             self._book.give_up(pending, why)
             more = "It is not tried again."
-        self._notes.append(Note(f"{name} was not told of {event.title!r}: {why}. {more}", event.run_id))
+        self._notes.append(Note(f"{name} did not get {event.title!r}: {why}. {more}", event.run_id))
 
     def _try_again(self) -> None:
-        """Once more, what could not be told; after that it stays in the list of what was given up."""
+        """Send once more what failed; after that it is given up and stays in that list."""
         for pending in self._book.pending():
             if pending.due > self._clock() or pending.extract not in self._alerts or self._left() <= 0:
                 continue
             if pending.channel in self._silent:
-                # It has just failed with something else: this one still has its try.
+                # It has just failed with another event: this event keeps its try.
                 continue
             names = self._connect(self._alerts[pending.extract], self._persistence(pending.extract))
             if pending.channel not in names:
                 self._book.give_up(pending, "the spec no longer names this channel")
                 continue
             trouble = self._book.trouble(pending.event.key)
-            # An end that nobody hears of leaves an incident open for ever: it is tried again for a day.
+            # A lost recovery would leave an incident open for ever: it is tried again for a day.
             late = self._clock() - pending.since > _DAY_SECONDS
             last = pending.event.kind != "recovery" or late
             kept = self._deliver(pending.event, pending.extract, trouble, only=pending.channel, last_try=last)
@@ -335,7 +335,7 @@ class Teller:
                 self._book.keep(kept)
 
     def _tell_daily(self) -> None:
-        """One message for each channel, of all whose time of day has come."""
+        """Send one message to each channel, about all extracts whose time of day has come."""
         daily = {
             name: alerts.slack
             for name, alerts in self._alerts.items()

@@ -34,7 +34,7 @@ class ServiceNowAccess:
     token: str | None = field(default=None, repr=False)
 
     def problem(self) -> str | None:
-        """What is missing to sign in."""
+        """Return what is missing to sign in; None if nothing is."""
         if not self.url:
             return "set SERVICENOW_URL"
         if self.token or (self.client_id and self.client_secret) or (self.username and self.password):
@@ -65,8 +65,8 @@ class ServiceNowClient:
         self._bearer = access.token
 
     def find(self, correlation_id: str, seconds: float) -> dict[str, Any] | None:
-        """The open incident of this trouble."""
-        # A resolved one is active until it is closed, days later: a new failure deserves a new one.
+        """Return the open incident of this trouble."""
+        # A resolved incident stays active until it is closed days later: a new failure gets a new incident.
         query = {"sysparm_query": f"correlation_id={correlation_id}^active=true^state!=6", "sysparm_limit": "1"}
         incidents = self._call("GET", INCIDENTS, seconds, params=query)
         return incidents[0] if isinstance(incidents, list) and incidents else None
@@ -101,7 +101,7 @@ class ServiceNowClient:
                 self._access.url.rstrip("/") + path,
                 timeout=seconds,
                 headers={"Accept": "application/json"},
-                # A login page must not pass for an answer.
+                # A login page must not be taken for an answer.
                 allow_redirects=False,
                 **options,
             )
@@ -148,7 +148,7 @@ def _refused(answer: requests.Response) -> ChannelError:
 
 
 def _error_text(answer: requests.Response) -> str:
-    """What its error says, in one short line."""
+    """Return ServiceNow's error text in one short line."""
     try:
         error = answer.json()["error"]
         words = [error.get("message"), error.get("detail")] if isinstance(error, dict) else [error]
@@ -158,7 +158,7 @@ def _error_text(answer: requests.Response) -> str:
 
 
 def correlation_id(key: str) -> str:
-    """The trouble's name in ServiceNow; `^` would end the query that looks for it."""
+    """Return the trouble's id in ServiceNow, without `^`, which would end the query that finds it."""
     name = f"tir/{key.replace('^', '_')}"
     if len(name) <= _LONGEST_KEY:
         return name
@@ -188,7 +188,7 @@ def _fill(text: str, known: Mapping[str, str]) -> str:
 
 
 def description(event: Event) -> str:
-    """Cause, facts, next steps and links, one per line."""
+    """Return cause, facts, next steps and links, one per line."""
     lines = [event.text, "", *(f"{name}: {value}" for name, value in event.facts.items())]
     lines += ["", f"What to do: {event.next_step}"] if event.next_step else []
     return "\n".join([*lines, *(f"{label}: {url}" for label, url in event.links.items())]).strip()
@@ -203,13 +203,13 @@ class ServiceNowChannel:
         self._persistence = persistence
 
     def told(self, event: Event) -> Mapping[str, str] | None:
-        """Open, add to or resolve the trouble's incident; successes are no business of an incident."""
+        """Open, add to or resolve the trouble's incident; ignore successes."""
         if event.kind in ("success", "digest"):
             return None
         return self._persistence.run(lambda seconds: self._once(event, _Deadline(seconds)))
 
     def _once(self, event: Event, deadline: _Deadline) -> Mapping[str, str] | None:
-        """Looks first, every time: an answer that got lost, or a person who closed it, makes no second incident."""
+        """Look for the incident first, so that a lost answer does not create a second one."""
         incident = self._client.find(correlation_id(event.key), deadline.left())
         if event.kind == "recovery":
             if incident is not None:
@@ -228,7 +228,7 @@ class ServiceNowChannel:
 
 
 class _Deadline:
-    """The seconds that are left of some."""
+    """The seconds that are left until a moment."""
 
     def __init__(self, seconds: float) -> None:
         self._deadline = time.monotonic() + seconds

@@ -1,4 +1,4 @@
-"""Slack: Block Kit messages, and the channel that posts them; what follows on a failure goes into its thread."""
+"""Slack: Block Kit messages, and the channel that posts them; what follows a failure goes into its thread."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _HINTS = {
 
 
 def blocks(event: Event) -> list[dict[str, Any]]:
-    """The message as Slack lays it out."""
+    """Return the message as Block Kit blocks."""
     message_blocks = [_section(f"{_SIGNS[event.kind]} *{_bold(event.title)}*\n{mrkdwn(event.text)}")]
     facts = list(event.facts.items())
     for start in range(0, len(facts), _FIELDS):
@@ -64,7 +64,7 @@ def _section(text: str) -> dict[str, Any]:
 
 
 def _bold(text: str) -> str:
-    """A star or a line break inside would end the bold."""
+    """Return the text for bold: a star or a line break inside would end it."""
     return mrkdwn(" ".join(text.replace("*", "·").split()))
 
 
@@ -73,7 +73,7 @@ def _address(url: str) -> str:
 
 
 class _ThreadGoneError(ChannelError):
-    """The message that was to be answered is not there, or takes no answers."""
+    """The message of the thread is gone, or takes no answers."""
 
 
 class SlackChannel:
@@ -90,11 +90,11 @@ class SlackChannel:
         try:
             answer = self._persistence.run(lambda seconds: self._post(event, thread, seconds))
         except _ThreadGoneError:
-            # Somebody deleted or locked it: told anew, and what follows goes there.
+            # Somebody deleted or locked the thread: post a new message, and continue there.
             thread = None
             answer = self._persistence.run(lambda seconds: self._post(event, None, seconds))
         if event.kind in ("failure", "repeat"):
-            # What comes later answers the first message, never an answer.
+            # Later messages answer the first message, never an answer.
             return {"thread_ts": thread or answer, "channel": self._channel}
         return None
 
@@ -106,7 +106,7 @@ class SlackChannel:
                 text=mrkdwn(f"{event.title} {event.text}"),
                 blocks=blocks(event),
                 thread_ts=thread,
-                # Who was in the channel when it broke also sees that it is over.
+                # The whole channel saw the failure, so it also sees the recovery.
                 reply_broadcast=bool(thread) and event.kind == "recovery",
                 unfurl_links=False,
                 unfurl_media=False,

@@ -722,7 +722,7 @@ def test_a_failed_job_is_told_with_its_notes(scene: Scene) -> None:
 def test_what_a_change_did_is_claimed_only_by_who_may_look_at_its_job(scene: Scene) -> None:
     scene.admin.fault("slow_job", path=f"/{scene.name}$", seconds=3)
     scene.admin.fault("status", path="/jobs/", status=403, code="403004", times=100_000)
-    with pytest.raises(TirError, match=r"refused \(403004\).* The change may have been taken and still come") as caught:
+    with pytest.raises(TirError, match=r"refused \(403004\).* The server may still apply the change") as caught:
         scene.play()
     assert (unclear(scene, caught.value), "was changed" in str(caught.value)) == (None, False)
     with pytest.raises(TirError, match=r"refused \(403004\)"):

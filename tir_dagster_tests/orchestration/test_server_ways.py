@@ -277,7 +277,7 @@ def test_a_refresh_of_the_schedule_before_our_publish_is_no_hole_and_no_false_al
             while newest_status(served) != "Success":
                 clock.sleep(1)
 
-    with pytest.raises(DatasourceError, match="was left as it is now") as caught:
+    with pytest.raises(DatasourceError, match="Nothing was put back") as caught:
         served.refresh(listen=too_late)
     assert "not see" not in str(caught.value)
     assert served.published_rows() == before
@@ -310,7 +310,7 @@ def test_a_full_refresh_that_ended_before_it_could_be_stopped_is_told_and_found_
     change(served)
     admin.fault("delay", method="GET", path="/jobs$", seconds=3)
     admin.set(ignore_incremental=True)
-    with pytest.raises(DatasourceError, match=r"began a full refresh .* was left as it is now") as caught:
+    with pytest.raises(DatasourceError, match=r"began a full refresh .* Nothing was put back") as caught:
         served.refresh()
     assert "not see" not in str(caught.value)
     rests(served)

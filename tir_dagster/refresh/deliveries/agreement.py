@@ -1,4 +1,4 @@
-"""Whether a datasource that people built shows what the spec says: a difference that would change rows is refused."""
+"""Agreement of a datasource that people built with the spec: a difference that would change rows is refused."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def check_agreement(
 ) -> None:
     """Compare relation, filters, aggregation and columns with the spec; all differences are named at once.
 
-    `shown` names the datasource; `wanted` columns must be there, and with `only` no others may be.
+    `datasource` is its name in messages; `needed` columns must be there, and with `only` no others.
     """
     problems = [*_rows(package, table), *_columns(package, table, source_columns, needed, only)]
     if problems:
@@ -47,7 +47,7 @@ def _refuse(datasource: str, problems: Sequence[str]) -> NoReturn:
 
 
 def check_query_agreement(package: Package, *, datasource: str, query: str, columns: Sequence[str]) -> None:
-    """The same for a query: the datasource must read it as custom SQL, and show just its columns."""
+    """Compare the datasource with a query: it must read the query as custom SQL, and have just its columns."""
     problems = [*_custom_sql(package, query), *_limits(package)]
     names = set(package.hyper_names) or {record.remote_name for record in package.columns}
     if names != set(columns):
@@ -80,7 +80,7 @@ def _custom_sql(package: Package, query: str) -> Iterator[str]:
 
 
 def _rows(package: Package, table: TableName) -> Iterator[str]:
-    """Which rows the extract holds."""
+    """Yield the differences that change which rows the extract holds."""
     yield from _relation(package, table)
     yield from _limits(package)
 
@@ -138,7 +138,7 @@ def refuse_document(spec: ExtractSpec, shell: Path | None, datasource: FoundData
 
 
 def needed_increment(extract: str, package: Package, hyper: Path) -> Increment | NoIncrement:
-    """By what the server goes on; an error where it was never set up to."""
+    """Return the increment key and value; raise if incremental refresh is off."""
     increment = find_increment(package, hyper)
     if isinstance(increment, NoIncrement) and increment.why is Missing.NOT_INCREMENTAL:
         raise DatasourceError(f"{extract}: {increment.sentence} Or use the delivery `republish`.")

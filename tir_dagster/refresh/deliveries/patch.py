@@ -1,4 +1,4 @@
-"""The delivery `patch`: only the change travels, and the server replaces its keys in the published Hyper file."""
+"""The delivery `patch`: only the change is sent, and the server replaces its keys in the published Hyper file."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Batch:
     keys: Table
     rows: Table
     key_columns: Sequence[str]
-    # What tells this request from every other one; the server runs it once.
+    # The identity of this request; the server runs it once.
     identity: str
 
     def request_id(self, attempt: int) -> str:
@@ -101,7 +101,7 @@ def _same(columns: Sequence[str]) -> dict[str, Any]:
 
 
 def check_patchable(client: TableauClient, extract: str, datasource: FoundDatasource | None) -> None:
-    """Refused now rather than after everything was read: an old server, or a datasource that is no Hyper file."""
+    """Raise if the server is too old or the datasource is no Hyper file, before anything is read."""
     if client.rest_version < PATCH_SINCE:
         version = ".".join(map(str, client.rest_version))
         raise DatasourceError(
@@ -132,10 +132,9 @@ def send_batch(
 ) -> FinishedJob:
     """Send one batch and wait for its end.
 
-    A batch replaces keys, so a job that failed may be followed by a second attempt whatever it had done. `check` runs
-    right before a request that changes something, `check_again` instead once an earlier one may have done so: what is
-    there may be ours by then. `lost` is told of a request that the server may have taken, `sent` of the job of one that it
-    has taken.
+    A batch replaces keys, so a failed job can be repeated whatever it has done. `check` runs right before the first
+    request that changes something, `check_again` before later ones, when the change may be there already. `lost` is
+    called when the server may have accepted a request without an answer, `sent` with the job of an accepted one.
     """
     what = f"change the data of {datasource.shown}"
     begun = False
@@ -175,7 +174,7 @@ def _start(
     ask: Callable[[Callable[[], str]], str],
     progress: Progress | None,
 ) -> str:
-    """The job's id. Repeated when the answer is lost: the server knows the request again by its id."""
+    """Start the job and return its id. A lost answer is safe: the server recognises a repeated request by its id."""
 
     def patch(server: Any, upload_id: str) -> str:
         endpoint = server.datasources
@@ -203,7 +202,7 @@ def _start(
 
 
 def check_unchanged(client: TableauClient, datasource: FoundDatasource, *, begun: bool = False) -> None:
-    """Right before the request that changes it: it must be what was looked at. `begun`: parts of the change are there."""
+    """Raise if the datasource is no longer what was looked at. `begun`: parts of the change are there."""
     now = reread(client, datasource)
     if now is None or server_version(now) != server_version(datasource):
         state = f"it is now {server_version(now)}" if now is not None else "it is gone"
@@ -215,7 +214,7 @@ def check_unchanged(client: TableauClient, datasource: FoundDatasource, *, begun
 
 
 def check_not_republished(client: TableauClient, datasource: FoundDatasource) -> None:
-    """Before a request is sent again: its rows may be changed by us, but nobody may have published others."""
+    """Raise if somebody published meanwhile; changed rows may be ours. Call it before a request is sent again."""
     now = reread(client, datasource)
     # Without revisions nobody can tell whose change it is.
     if now is None or (now.revision is None and server_version(now) != server_version(datasource)):
@@ -228,7 +227,7 @@ def check_not_republished(client: TableauClient, datasource: FoundDatasource) ->
 
 
 def change_left_behind(client: TableauClient, datasource: FoundDatasource) -> str:
-    """After a change that did not come to its end: what people may see, as a sentence."""
+    """Return a sentence on what people may see after a change that did not finish."""
     try:
         now = reread(client, datasource)
     except DatasourceError:
@@ -242,13 +241,13 @@ def change_left_behind(client: TableauClient, datasource: FoundDatasource) -> st
 
 
 def check_unpublished(client: TableauClient, before: FoundDatasource, now: FoundDatasource) -> None:
-    """Changed data adds no revision, so a new one is somebody else's publish in between."""
+    """Raise if there is a new revision: changed data adds none, so somebody else published."""
     check_undisturbed(before, now, where=client.where, meanwhile="its data was changed")
 
 
-# A job that failed is sent once more: the batch replaces keys, so it heals whatever part of it was done.
+# A failed job is sent once more: the batch replaces keys, so it repairs whatever part of it was done.
 _ATTEMPTS = 2
-# A datasource that changed so much later than our job ended was changed by somebody else, too.
+# A datasource that changed this long after the end of our job was changed by somebody else, too.
 _LATER = timedelta(seconds=5)
 
 
@@ -258,7 +257,7 @@ _IN_VAIN = (JobFailedError, JobCancelledError, JobVanishedError, RefusedError, E
 
 @dataclass(frozen=True)
 class SentChange:
-    """What the server says after all parts: the datasource, and whether its rows must be compared to be sure."""
+    """The datasource after all parts were sent, and whether its rows must be compared to be sure."""
 
     datasource: FoundDatasource
     doubtful: bool
@@ -266,13 +265,13 @@ class SentChange:
 
 @dataclass
 class _Asking:
-    """Whether a request of ours may be at work without our knowing."""
+    """Whether one of our requests may still be running unseen."""
 
     taken: bool = False
     lost: bool = False
 
     def begin(self) -> None:
-        """A request goes out. If the one before was taken, its job is over: otherwise there would be no other."""
+        """Note a new request. If the one before was accepted, its job has ended: otherwise there would be no new one."""
         self.lost, self.taken = self.lost and not self.taken, False
 
     def lose(self) -> None:
@@ -280,22 +279,22 @@ class _Asking:
 
     @property
     def open(self) -> bool:
-        """One that was refused was not taken; one before it whose answer was lost may have been."""
+        """Whether a job may be running: of an accepted request, or of one whose answer was lost."""
         return self.taken or self.lost
 
 
 class Patch:
-    """Sends the change alone.
+    """Sends only the change.
 
-    The version is applied and verified locally as for any delivery: it is what the server must come to. Only content
-    that is known is patched: where a change may have arrived in part, the whole version is published instead.
+    The version is applied and verified locally as for any delivery: the server must reach the same content. Only known
+    content is patched: if a change may have arrived in part, the whole version is published instead.
     """
 
     def __init__(self, context: RefreshContext) -> None:
         self._context = context
 
     def publish(self, looked: Looked, version: Version) -> Published:
-        """Send the change set, or the whole file where the change alone would not do."""
+        """Send the change set, or the whole file if the change alone is not enough."""
         if self._fits(looked, version):
             return self._publish_change(looked, version)
         # With a key column, if need be, so that later changes can be sent alone.
@@ -304,12 +303,12 @@ class Patch:
         return publish_whole(self._context, looked, version, file=file, keyed=keyed)
 
     def _needs_key(self, shape: Shape) -> bool:
-        # What a query gives is NOT NULL only as far as somebody's reasoning about it goes.
+        # That a query's column is NOT NULL is only inferred.
         return self._context.spec.query is not None or needs_key_column(shape)
 
     @contextmanager
     def _with_keys(self, version: Version) -> Iterator[Path]:
-        """Make the Hyper file to publish whole, with a key column."""
+        """Give a Hyper file with a key column, to be published whole."""
         folder = self._folder()
         target = folder / "keyed.hyper"
         try:
@@ -319,7 +318,7 @@ class Patch:
             remove(folder)
 
     def _fits(self, looked: Looked, version: Version) -> bool:
-        """Whether the change alone can be sent; otherwise the whole file is, once."""
+        """Whether the change alone can be sent; otherwise the whole file is published once."""
         confirmed, base = looked.confirmed, looked.base
         if looked.server.datasource is None or confirmed is None or base is None:
             return False
@@ -386,7 +385,7 @@ class Patch:
         *,
         base: str,
     ) -> SentChange:
-        """All parts, one after the other. `base` is the server's version that they change: it belongs to their ids."""
+        """Send all parts one after the other. `base` is the server's version that they change, a part of their ids."""
         moved(rows=sum(payload.rows for payload in payloads), bytes=sum(payload.bytes for payload in payloads))
         manifest = version.manifest
         whole = f"{self._context.spec.name} {version.id} {manifest['change_set']} {manifest['source_version']}"
@@ -417,7 +416,7 @@ class Patch:
     def _send_one(
         self, client: TableauClient, datasource: FoundDatasource, now: FoundDatasource, version: Version, batch: Batch
     ) -> datetime | None:
-        """One part, sent to what is there now; `datasource` is what was there before the first one."""
+        """Send one part to the datasource of `now`; `datasource` is the one before the first part."""
         asking = _Asking()
 
         def check() -> None:
@@ -455,9 +454,9 @@ class Patch:
             raise
         except RefusedError as error:
             if asking.open:
-                # Who may not look at a job does not know what it will have changed, nor whether it is over.
+                # Without permission to read the job, its result is unknown.
                 raise UnknownOutcomeError(
-                    f"{error} The change may have been taken and still come: the next refresh looks."
+                    f"{error} The server may still apply the change: the next refresh checks that."
                 ) from error
             error.args = (f"{error} {change_left_behind(client, datasource)}",)
             raise
@@ -469,7 +468,7 @@ class Patch:
     def recover(
         self, client: TableauClient, last: RecoveredPublish, intent: Intent, confirmed: Confirmation | None
     ) -> RecoveredPublish:
-        """Send again what may not have arrived; wait for what was sent before somebody else's publish."""
+        """Send again what may not have arrived; if somebody else published, wait for our job to end."""
         del confirmed
         if last.outcome in (PublishOutcome.NOT_LANDED, PublishOutcome.PARTIAL):
             return self._send_again(client, last, intent)
@@ -479,10 +478,9 @@ class Patch:
         return last
 
     def _send_again(self, client: TableauClient, last: RecoveredPublish, intent: Intent) -> RecoveredPublish:
-        """Send again what a crash interrupted, under the same request ids, so that a job at work is joined.
+        """Send an interrupted change again under the same request ids, so that a running job is joined.
 
-        Known to be over, it cannot come late and undo what the next refresh brings. PARTIAL where that is all that is
-        known.
+        Once it has ended it cannot undo what the next refresh brings. Return PARTIAL if nothing more is known.
         """
         server = last.server
         version = self._context.known_version(intent.version)
@@ -494,7 +492,7 @@ class Patch:
             payloads = self._payloads(version, folder, keyed=intent.keyed)
             base = intent.base_server_version or ""
             sent = self._send(client, server.datasource, version, payloads, base=base)
-            # Where the server had moved before, its request ids may be of content that is gone.
+            # If the server's version changed before, the server may know the request ids from content that is gone.
             if (
                 sent.doubtful
                 or last.outcome is PublishOutcome.PARTIAL
@@ -502,10 +500,10 @@ class Patch:
             ):
                 check_content(self._context, client, sent.datasource, version)
         except MachineError:
-            # What was sent may still be at work.
+            # The sent job may still be running.
             raise
         except _IN_VAIN as error:
-            self._context.log(f"what was interrupted could not be sent again: {error}")
+            self._context.log(f"the interrupted change could not be sent again: {error}")
             self._outlast(client, intent)
         else:
             return RecoveredPublish(PublishOutcome.LANDED, ServerLook(server.project, sent.datasource))
@@ -514,7 +512,7 @@ class Patch:
         return RecoveredPublish(PublishOutcome.PARTIAL, look_at_server(client, self._context.spec))
 
     def _outlast(self, client: TableauClient, intent: Intent) -> None:
-        """Wait until the job that was sent is over: coming late it would change what is published from now on."""
+        """Wait until our job has ended: otherwise it could change what is published later."""
         if intent.job is None:
             return
         self._context.log("waiting for the change that was sent before")
@@ -523,13 +521,13 @@ class Patch:
         except (JobFailedError, JobCancelledError, JobVanishedError) as error:
             self._context.log(f"it is over: {error}")
         except RefusedError as error:
-            raise UnknownOutcomeError(f"{error} A change that was sent before may still come.") from error
+            raise UnknownOutcomeError(f"{error} The server may still apply a change that was sent before.") from error
 
     def _change_set(self, version: Version) -> ChangeSet:
         return self._context.change_sets.get(version.manifest["change_set"])
 
     def _folder(self) -> Path:
-        """A place for what is sent, empty."""
+        """Return an empty folder for the files to send."""
         folder = self._context.work / "patch"
         remove(folder)
         folder.mkdir(parents=True, exist_ok=True)
@@ -537,5 +535,5 @@ class Patch:
 
 
 def _changed_later(now: FoundDatasource, ended: datetime | None) -> bool:
-    """Whether something may have changed it after our job; who does not know when that ended cannot tell."""
+    """Whether the datasource may have changed after our job; true if the end of the job is unknown."""
     return ended is None or (now.updated_at is not None and now.updated_at > ended + _LATER)

@@ -13,7 +13,7 @@ from tir_dagster.tableau.client import TableauClient
 
 
 class Republish:
-    """Publishes the version's file; an interrupted publish landed or did not, so there is nothing half done."""
+    """Publishes the version's file; an interrupted publish landed or did not, so there is nothing to complete."""
 
     def __init__(self, context: RefreshContext) -> None:
         self._context = context

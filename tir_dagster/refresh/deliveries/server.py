@@ -66,8 +66,7 @@ from tir_dagster.tableau.schedules import (
 )
 from tir_dagster.tableau.tasks import scheduled_refreshes
 
-# A schedule is told at least this long before its time; the publish begins that long before it, and as much earlier as
-# the upload may take.
+# The publish begins this long before the schedule's time, and earlier by the time that the upload may take.
 LEAD_SECONDS = 20.0
 _BYTES_PER_SECOND = 10_000_000
 _MINUTE = timedelta(minutes=1)
@@ -77,7 +76,7 @@ Log = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Affected:
-    """The smallest increment value among the changed rows, old images and new, as text; how many have none."""
+    """The smallest increment value of the changed rows, old and new, as text; and how many rows have none."""
 
     smallest: str | None
     nulls: int
@@ -85,7 +84,7 @@ class Affected:
 
 @dataclass(frozen=True)
 class Load:
-    """All that a load by the server needs: what is there now, and questions only the caller can answer."""
+    """All that a load by the server needs: what is there now, and functions of the caller."""
 
     place: PublishTarget
     shell: Path
@@ -99,9 +98,9 @@ class Load:
     differing: Callable[[str], str | None]
     # What the server already shows of later rows: from this literal on, everything is read again; `%null%` means all.
     lag: str | None
-    # Told before a publish that leaves a hole: the Hyper file that people will see meanwhile.
+    # Called before a publish that leaves a hole, with the Hyper file that people will see meanwhile.
     before_hole: Callable[[Path], None]
-    # Whether a downloaded Hyper file is that one.
+    # Whether a downloaded Hyper file has that content.
     is_hole: Callable[[Path], bool]
     # The clock on the wall, for schedules.
     now: Callable[[], datetime] = field(default=lambda: datetime.now(UTC))
@@ -118,13 +117,13 @@ class Suffix:
 def refreshed(
     client: TableauClient, datasource: FoundDatasource, log: Log, *, incremental: bool, timeout: float
 ) -> FoundDatasource:
-    """The datasource after a refresh that began after this call: one that runs already may have read too early."""
+    """Return the datasource after a refresh that begins now: one that runs already may have read too early."""
     kind = "incremental" if incremental else "full"
     log(f"waiting for jobs on the server: {kind} refresh of {datasource.shown}")
     try:
         return refresh_by_server(client, datasource, incremental=incremental, log=log, timeout=timeout).datasource
     except JobVanishedError as error:
-        # Servers forget jobs; what it did shows in the data, which the caller compares.
+        # Servers forget jobs; the caller compares the data.
         log(str(error))
         return settled(client, datasource)
 
@@ -132,7 +131,7 @@ def refreshed(
 def own_refreshes(
     client: TableauClient, datasource: FoundDatasource, route: Route | None = None, schedule: Schedule | None = None
 ) -> tuple[str, ...]:
-    """A warning for each refresh that Tableau runs by its clock; a schedule that is moved from here is none of them."""
+    """Return a warning for each refresh that Tableau runs by a schedule, except the schedule that is moved from here."""
     task_id = route.task.id if route is not None and route.task is not None else None
     tasks = [
         task for task in scheduled_refreshes(client, datasource) if schedule is None or task.schedule_id != schedule.id
@@ -141,7 +140,7 @@ def own_refreshes(
 
 
 class SuffixLoad:
-    """Purge, publish, refresh; and back to what was there if the refresh fails."""
+    """Purges, publishes and refreshes; if the refresh fails, it puts the old package back."""
 
     def __init__(
         self, client: TableauClient, load: Load, package: Package, suffix: Suffix, datasource: FoundDatasource, log: Log
@@ -155,7 +154,7 @@ class SuffixLoad:
         self.warnings: tuple[str, ...] = ()
 
     def run(self) -> FoundDatasource | Reason:
-        """The datasource after its refresh; or the reason why the server must load everything, and nothing was touched."""
+        """Return the datasource after its refresh; or the reason why the server must load everything, with nothing changed."""
         # Before anything is purged: a server that has no way to refresh incrementally must not get a hole.
         route = find_route(self._client, self._datasource)
         suffix = self._suffix
@@ -169,14 +168,14 @@ class SuffixLoad:
         except DatasourceError as error:
             raise self._put_back(error) from error
         except BaseException:
-            # Told to stop: people get their rows back before we go.
+            # Interrupted: put the rows back before the process ends.
             if self._hole_since is not None:
                 with suppress(TirError):
                     self._restore()
             raise
 
     def _reason_for_all(self, purged: Purged) -> Reason | None:
-        """Why the server must load everything after all. What we never confirmed is purged only where it cannot."""
+        """Return why the server must load everything. Unconfirmed content is purged only if the server cannot do that."""
         full = self._load.full
         if purged.largest is None:
             return full or Reason.EXTRACT_EMPTIED
@@ -185,7 +184,7 @@ class SuffixLoad:
         return None if full is Reason.FIRST_LOAD and not may_refresh_fully(self._client) else full
 
     def _publish_and_refresh(self, purged: Purged, schedule: Schedule | None) -> FoundDatasource:
-        """All that takes long is done before the wait for the schedule, so that it does not come too early."""
+        """Publish and refresh; do all that takes long before waiting for the schedule."""
         needed = self._needs_publish(purged)
         slot = self._moved(schedule) if schedule is not None else None
         if slot is not None:
@@ -195,28 +194,28 @@ class SuffixLoad:
         if schedule is None or slot is None:
             return refreshed(self._client, self._datasource, self._log, incremental=True, timeout=self._patience)
         if self._load.now() >= slot:
-            # The upload took longer than thought, and the schedule may have come to nothing.
+            # The upload took longer than expected, and the scheduled refresh may have run too early.
             slot = self._moved(schedule, soon=True)
             self._log(f"published after the schedule's time: moved to {slot:%Y-%m-%d %H:%M} UTC")
         return self._refreshed_at(slot)
 
     def _needs_publish(self, purged: Purged) -> bool:
-        """The server goes on after its last value: where that is small enough already, nobody need see a hole."""
+        """Whether a publish is needed: not if nothing is purged and the server's last value is small enough already."""
         value = self._suffix.increment.value
         reaches = purged.largest <= value < self._suffix.smallest  # type: ignore[operator]
         return bool(purged.purged) or not reaches
 
     def _schedule(self, route: Route) -> Schedule | None:
-        """The schedule that refreshes it; None when the server can be asked at once."""
+        """Return the schedule that refreshes the datasource; None if a refresh can be started directly."""
         if self._load.place.spec.datasource.schedule is None and route.way is not Way.SCHEDULE:
             return None
         return find_schedule(self._client, self._datasource)
 
     def _moved(self, schedule: Schedule, *, soon: bool = False) -> datetime:
-        """When it runs next, now that it has been moved there."""
+        """Move the schedule; return when it runs next."""
         spec, now = self._load.place.spec, self._load.now()
         time_of_day = None if soon else spec.datasource.schedule
-        # One that is due within a minute could pass before the server knows of it.
+        # A slot within a minute could pass before the server knows of it.
         slot = (
             next_slot(time.fromisoformat(time_of_day), spec.slices.zone, now=now + _MINUTE)
             if time_of_day
@@ -226,7 +225,7 @@ class SuffixLoad:
         return slot
 
     def _wait_for(self, slot: datetime, upload_bytes: int) -> None:
-        """Purged at that time and not before: until then people see everything."""
+        """Wait until shortly before the slot: until then people see all rows."""
         left = (slot - self._load.now()).total_seconds() - LEAD_SECONDS - upload_bytes / _BYTES_PER_SECOND
         if left > 0:
             self._log(f"waiting for the server's schedule at {slot:%Y-%m-%d %H:%M} UTC ({left:.0f} s)")
@@ -241,7 +240,7 @@ class SuffixLoad:
         self._log(
             f"publishing without {purged.purged:,} rows from {self._suffix.smallest} on: Tableau reads them again"
         )
-        # From here on, also if the answer gets lost: whoever puts back looks at the server first.
+        # From here on, even if the answer is lost: putting back looks at the server first.
         self._hole_since, self._missing = self._client.retry.clock(), purged.purged
         restored = publish_over(self._client, package, self._load.place, self._datasource)
         self._datasource, self.warnings = restored.datasource, self.warnings + restored.warnings
@@ -252,7 +251,7 @@ class SuffixLoad:
         return settled(self._client, self._datasource)
 
     def _put_back(self, error: DatasourceError) -> DatasourceError:
-        """The error to raise, when what was there before is there again, or could not be brought back."""
+        """Put the old package back; return the error to raise, which says what people see now."""
         if self._hole_since is None:
             return DatasourceError(f"{error} Nothing was purged from the datasource.")
         try:
@@ -266,7 +265,7 @@ class SuffixLoad:
             return DatasourceError(f"{error} The datasource is as it was.")
         if outcome is PublishOutcome.FOREIGN:
             return DatasourceError(
-                f"{error} The datasource was left as it is now, because somebody else, or the server itself, changed or removed it meanwhile. The next refresh starts from that."
+                f"{error} Nothing was put back, because somebody else, or the server itself, changed or removed the datasource meanwhile. The next refresh starts from what is there."
             )
         seconds = self._client.retry.clock() - self._hole_since
         return DatasourceError(
@@ -283,7 +282,7 @@ class SuffixLoad:
         if now is None:
             return PublishOutcome.FOREIGN
         if version != server_version(self._datasource):
-            # The answer to our publish got lost, or somebody else came after us: the content tells.
+            # The answer to our publish was lost, or somebody else published after us: compare the content.
             _, hyper = fetch_shell(self._client, now, place.folder / "restored", log=place.log)
             if not self._load.is_hole(hyper):
                 return PublishOutcome.FOREIGN
@@ -293,7 +292,7 @@ class SuffixLoad:
 
 @dataclass(frozen=True)
 class LoadedByServer:
-    """What the server shows after its refresh, downloaded; the reason why it had to load everything, if it had to."""
+    """What the server shows after its refresh, downloaded; and why it loaded everything, if it did."""
 
     datasource: FoundDatasource
     shell: Path
@@ -341,7 +340,7 @@ def _suffix(load: Load, increment: Increment | NoIncrement) -> Suffix | Reason |
     return Suffix(increment, min(values)) if values else None
 
 
-# Here we lost sight of the datasource, not the datasource its rows: it may show most of them.
+# For these reasons our state is unknown, not the datasource's rows: it may still show most of them.
 _UNKNOWN_TO_US = (
     Reason.FIRST_LOAD,
     Reason.STATE_LOST,
@@ -363,7 +362,7 @@ def _suffix_of_all(load: Load, full: Reason, increment: Increment | NoIncrement)
 def _load_all(
     client: TableauClient, load: Load, datasource: FoundDatasource, reason: Reason, log: Log
 ) -> LoadedByServer:
-    """A full refresh on the server; nobody sees a hole, so it begins at once, whatever schedule the spec names."""
+    """Run a full refresh on the server; it leaves no hole, so it begins at once, whatever schedule the spec names."""
     spec = load.place.spec
     if load.full is None and spec.policy == "incremental_only" and reason is not Reason.FIRST_LOAD:
         raise DatasourceError(
@@ -372,8 +371,8 @@ def _load_all(
         )
     if not may_refresh_fully(client):
         raise DatasourceError(
-            f"{spec.name}: Tableau would have to load everything, because {reason.value} ({reason.name}), and {client.where} lets"
-            " nobody start that from outside. Nothing was touched. Allow to run refreshes by hand in the site's settings, or"
+            f"{spec.name}: Tableau would have to load everything, because {reason.value} ({reason.name}), and {client.where} does"
+            " not allow that to be started over REST. Nothing was touched. Allow refreshes by hand in the site's settings, or"
             " use the delivery `republish`."
         )
     log(f"a full refresh on the server, because {reason.value}")
@@ -384,7 +383,7 @@ def _load_all(
 
 
 def _full_instead(client: TableauClient, before: Package, loaded: LoadedByServer) -> tuple[str, ...]:
-    """Said where the server did not tell what its job was: the rows are right, but they took a full refresh."""
+    """Return a warning if the server ran a full refresh instead: the rows are right, but it took longer."""
     last = read_package(loaded.shell).events[-1]
     if last.kind != "create" or last.started == before.events[-1].started:
         return ()
@@ -422,7 +421,7 @@ _COMPARE = (
 class Server:
     """Lets the server itself load the rows.
 
-    The version is applied and verified locally as for any delivery: it is what Tableau must come to.
+    The version is applied and verified locally as for any delivery: Tableau must reach the same content.
     """
 
     def __init__(self, context: RefreshContext) -> None:
@@ -432,7 +431,7 @@ class Server:
     def recover(
         self, client: TableauClient, last: RecoveredPublish, intent: Intent, confirmed: Confirmation | None
     ) -> RecoveredPublish:
-        """Where an earlier run ended while rows were missing on the server: first of all, people get them back."""
+        """Put the kept package back if an earlier run ended while rows were missing on the server."""
         del intent
         kept = self._context.known_version(confirmed.version) if confirmed is not None else None
         datasource = last.server.datasource
@@ -444,7 +443,7 @@ class Server:
         return RecoveredPublish(PublishOutcome.NOT_LANDED, look_at_server(client, self._context.spec))
 
     def publish(self, looked: Looked, version: Version) -> Published:
-        """Let Tableau load what changed; what it loaded must be what the version holds."""
+        """Let Tableau load what changed; the result must equal the version."""
         self._hole = None
         change_set = self._context.change_sets.get(version.manifest["change_set"])
         shape = shape_of(version)
@@ -467,7 +466,7 @@ class Server:
         return Published(confirmation, loaded.datasource, loaded.warnings, full_reason=loaded.reason)
 
     def _put_back_and_tell(self, load: Load, loaded: LoadedByServer, what: str) -> NoReturn:
-        """Rows are missing or wrong, and we know what was right: people get that back."""
+        """Put the old package back if rows are missing or wrong; raise with what happened."""
         name = self._context.spec.name
         if self._hole is None:
             raise DatasourceError(f"{name}: {what} Nothing is confirmed. {_COMPARE} tir refresh {name} --full.")
@@ -487,7 +486,7 @@ class Server:
         def before_hole(purged: Path) -> None:
             digests = content_digests(content_fingerprints(purged, shape), shape)
             self._hole = digests[0]
-            # Where rows were only deleted nothing will be loaded: what looks like a hole is how it must be.
+            # If rows were only deleted, nothing will be loaded: the purged file is already right.
             whole = version.manifest["fingerprint"] in digests
             intend(self._context, looked, version, hole=None if whole else self._hole)
             crash_after("intended")
@@ -517,7 +516,7 @@ class Server:
         )
 
     def _servers_files(self, looked: Looked) -> tuple[Path, Path]:
-        """The package and the Hyper file as the server holds them: its own, if it shows later rows than ours."""
+        """Return the package and the Hyper file as the server holds them; downloaded if it shows later rows than ours."""
         if looked.confirmed is not None and looked.confirmed.lag is not None and looked.server.datasource is not None:
             with TableauClient(self._context.tableau) as client:
                 return fetch_shell(
@@ -533,17 +532,17 @@ class Server:
         return shell, hyper
 
     def _lag(self, version: Version, load: Load, loaded: LoadedByServer, digest: str) -> str:
-        """From where on the server shows a later moment than the version; an error if it shows something else.
+        """Return the value from which on the server shows later rows than the version; raise if it shows other rows.
 
-        Only the rows tell, because what came and went meanwhile is in no version: whatever differs between the two now, or
-        will change after the version, lies at or above the literal or among the changed keys. `%null%` where no literal
-        is small enough: then everything is loaded again.
+        Only the rows show it, because rows that appeared and vanished meanwhile are in no version: whatever differs now, or
+        changes after the version, is at or above the literal or among the changed keys. `%null%` if no literal is small
+        enough: then everything is loaded again.
         """
         tables = read_tables(self._context.spec)
         table_names = ", ".join(map(str, tables))
         before, after = read_package(load.shell), read_package(loaded.shell)
         if digest == self._hole and before.events[-1].started == after.events[-1].started:
-            # A job that was forgotten, or began before our publish.
+            # The job was forgotten by the server, or began before our publish.
             self._put_back_and_tell(load, loaded, "Tableau's refresh ended without loading the rows that were purged.")
         if combined_token(probe(self._context.snowflake, tables).items()) == known_of(version).token:
             what = f"what Tableau loaded differs from {table_names}, which has not changed since."
@@ -555,9 +554,9 @@ class Server:
         return lag
 
     def _keep_pending(self, change_set: ChangeSet) -> None:
-        """The change set stays, without its keys, which are applied: so that the next refresh does not find nothing to do.
+        """Keep the change set pending, without its applied keys, so that the next refresh has work to do.
 
-        What came and went while Tableau read is in no version of ours, and yet on the server.
+        Rows that appeared and vanished while Tableau read are in no version, but on the server.
         """
         store = self._context.change_sets
         sentence = f"{self._context.spec.name}: the source changed while Tableau read it."
@@ -577,7 +576,7 @@ class Server:
             )
 
     def _settled_version(self, version: Version, loaded: LoadedByServer) -> Version:
-        """The version again, with the package as the server has it now: its refresh events are what comes next."""
+        """Commit the version again with the server's current package, whose refresh events the next refresh needs."""
         with new_version(self._context.versions) as workspace:
             copy_file(version.extract, workspace.extract)
             copy_file(loaded.shell, workspace.folder / SHELL)
@@ -585,7 +584,7 @@ class Server:
 
 
 def _first_difference(hyper: Path, version: Version, column: str) -> str | None:
-    """The literal of the smallest increment value at which what the server holds differs from the version."""
+    """Return the literal of the smallest increment value at which the server's rows differ from the version."""
     try:
         return least_difference(hyper, version.extract, column=column)
     except ExtractError:
@@ -594,7 +593,7 @@ def _first_difference(hyper: Path, version: Version, column: str) -> str | None:
 
 
 def _least(texts: Iterable[str | None]) -> str | None:
-    """Texts of one kind: dates and times sort as text, whole numbers by their value."""
+    """Return the smallest text: dates and times sort as text, whole numbers by their value."""
     values = [text for text in texts if text is not None]
     whole = all(text.lstrip("-").isdigit() for text in values)
     return min(values, key=int if whole else str, default=None)

@@ -1,6 +1,6 @@
-"""The delivery `trigger`: watch the tables, let Tableau run its own refresh, wait for it; nothing of the datasource is touched.
+"""The delivery `trigger`: watch the tables, let Tableau run its own refresh, wait for it; the datasource is not changed.
 
-What is confirmed was read before the refresh started: a change during it is seen next time.
+The confirmed tokens were read before the refresh started: a change during it is seen next time.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class TriggerPlan(Plan):
 
 
 def plan_trigger(spec: ExtractSpec, watched: Watched, confirmed: Confirmation | None, mode: Mode) -> TriggerPlan:
-    """Nothing if all tables are as confirmed; else the server's refresh that the spec names, or the one asked for."""
+    """Plan nothing if all tables are as confirmed; else the refresh that the spec names, or the requested one."""
     requested = mode == "full" or spec.policy == "full"
     if mode != "full" and confirmed is not None and confirmed.known == watched.known:
         return TriggerPlan(spec.name, mode, "none")
@@ -60,7 +60,7 @@ def watch(context: RefreshContext) -> Watched:
 
 
 def trigger_warnings(context: RefreshContext) -> tuple[str, ...]:
-    """Warn of refreshes that Tableau runs by its own clock; raise if the datasource is not there."""
+    """Return warnings about refreshes that Tableau runs by a schedule; raise if the datasource does not exist."""
     with context.stages.timed("look"), TableauClient(context.tableau) as client:
         return schedule_warnings(client, _find(context, client))
 
@@ -80,7 +80,7 @@ def refresh_on_server(context: RefreshContext, plan: Plan, watched: Watched) -> 
                 log=context.log,
                 timeout=context.spec.datasource.job_timeout,
             )
-    # After an increment the server tells what it appended, not how many rows there are.
+    # After an increment the server reports the appended rows, not the total.
     row_count = None if incremental else triggered.rows
     confirmation = _confirmation(context.spec, watched, triggered.datasource, row_count)
     return RefreshedByServer(triggered, confirmation, row_count, warnings)
@@ -109,7 +109,7 @@ def _confirmation(
 
 
 def schedule_warnings(client: TableauClient, datasource: FoundDatasource) -> tuple[str, ...]:
-    """A sentence for each refresh that Tableau also runs on the datasource by its own clock."""
+    """Return a warning for each refresh that Tableau also runs on the datasource by a schedule."""
     return tuple(_warning(datasource, task) for task in scheduled_refreshes(client, datasource))
 
 

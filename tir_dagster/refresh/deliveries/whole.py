@@ -1,4 +1,4 @@
-"""Publish whole packages: over exactly what was looked at, with all that a datasource keeps; and put a kept package back."""
+"""Publishing of whole packages over exactly what was looked at, keeping a datasource's settings; and putting a package back."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ Log = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Delivered:
-    """The datasource after a publish, warnings about what could not be put back, and whether its rows must be compared to be sure."""
+    """The datasource after a publish, warnings about lost settings, and whether its rows must be compared to be sure."""
 
     datasource: FoundDatasource
     warnings: tuple[str, ...]
@@ -64,9 +64,9 @@ def deliver(
     check: Check = always,
     landed: Check = always,
 ) -> Delivered:
-    """Publish over exactly what was looked at, and put back what overwriting loses; gives warnings about the rest.
+    """Publish over exactly what was looked at, and put back the settings that overwriting loses; warn about the rest.
 
-    What must not be forgotten is written down in `home`; `landed` is told before it is put back.
+    The settings are saved in `home`; `landed` is called before they are put back.
     """
     if shell is None:
         file = VirtualFile.of(hyper, name=f"{spec.name}.hyper")
@@ -101,15 +101,15 @@ def deliver(
     landed()
     restored = put_back_remembered(client, published, home, credentials)
     now = _settled(client, published, restored)
-    # Where no revisions are shown, nobody can tell whether somebody published since.
+    # Without revisions it is unknown whether somebody published since.
     doubtful = inferred or now.revision is None or server_version(now) != server_version(restored.datasource)
     return Delivered(now, restored.warnings, doubtful)
 
 
 def _settled(client: TableauClient, published: FoundDatasource, restored: Restored) -> FoundDatasource:
-    """The datasource at a moment that can be confirmed: nobody published after us."""
+    """Return the datasource at a moment that can be confirmed; raise if somebody published after us."""
     now = settled(client, restored.datasource, earlier=published)
-    check_undisturbed(published, now, where=client.where, meanwhile="ours was being confirmed")
+    check_undisturbed(published, now, where=client.where, meanwhile="our publish was being confirmed")
     return now
 
 
@@ -123,14 +123,14 @@ def finish_delivery(
     foreign: bool,
     landed: bool,
 ) -> tuple[ServerLook, tuple[str, ...]]:
-    """Put back what an earlier publish of ours took from the datasource, if that run ended before it could.
+    """Put back the settings that our earlier publish removed, if that run ended before it could do so.
 
-    `foreign` and `landed` tell what is known of the rows: what somebody else did is left alone.
+    `foreign` and `landed` describe whose rows these are: what somebody else published is not changed.
     """
     if look.datasource is None or not is_remembered(home):
         return look, ()
     credentials = named_credentials(spec, remembered_connections(home), env)
-    # The look may have taken long, and what is put back moves the version: only what was looked at may be confirmed.
+    # The look may have taken long, and putting back changes the version: only what was looked at may be confirmed.
     _check_same(client, look.datasource, reread(client, look.datasource))
     restored = put_back_remembered(client, look.datasource, home, credentials, foreign=foreign, landed=landed)
     now = _settled(client, look.datasource, restored)
@@ -154,10 +154,10 @@ class PublishTarget:
     spec: ExtractSpec
     look: ServerLook
     credentials: Sequence[ConnectionCredential]
-    # For what is sent, and for what is written down until it is put back.
+    # For the files to send, and for the saved settings.
     folder: Path
     home: Path
-    # Asked right before every request that publishes.
+    # Called right before every request that publishes.
     check: Check = always
     log: Callable[[str], None] = lambda _: None
 
@@ -165,10 +165,10 @@ class PublishTarget:
 def put_back(
     client: TableauClient, place: PublishTarget, datasource: FoundDatasource, *, shell: Path, hyper: Path
 ) -> None:
-    """Publish the kept package over what we published ourselves, as it was when that was found out."""
+    """Publish the kept package over our own publish, if the datasource is still this one."""
     package = read_package(shell)
     value = greatest_increment(package, hyper)
-    # Another one where the server showed later rows than ours: it must go on from the rows that come back.
+    # Another value if the server showed later rows than ours: it must continue from the rows that are put back.
     refresh = None if value == package.last_increment else RefreshChange(increment_value=value)
     publish_over(client, packed(package, f"{place.spec.name}.tdsx", hyper=hyper, refresh=refresh), place, datasource)
 
@@ -176,7 +176,7 @@ def put_back(
 def publish_over(
     client: TableauClient, package: VirtualFile, place: PublishTarget, datasource: FoundDatasource
 ) -> Restored:
-    """Publish over exactly this, and put back what overwriting loses: what an earlier publish of this run wrote down, else what is there."""
+    """Publish over exactly this datasource, and put its settings back: those saved earlier in this run, else those of now."""
     beside = None if is_remembered(place.home) else list_attachments(client, datasource)
     seen = remember(datasource, place.home, beside)
     published = publish(
