@@ -28,7 +28,7 @@ from tir_dagster.refresh.state.versions import CHANGE_FOLDER, SHELL, Version, Ve
 from tir_dagster.refresh.survey import extract_columns, extract_shape
 from tir_dagster.refresh.verify import count_odd_keys, verify_content, verify_in_turn
 
-# So many bytes of a file are copied and made durable in the time that a byte of keys and rows takes to be replaced.
+# How many bytes of a file are copied and made durable in the time in which one byte of keys and rows is replaced.
 _COPY_SPEED = 64
 
 
@@ -128,7 +128,7 @@ def keep_change(workspace: Workspace, change_set: ChangeSet, folder: Path, shape
 
 
 def bytes_per_row(extract: Path, base: Version | None, change_set: ChangeSet) -> float:
-    """What a row costs in a file without purged space: measured when a file is built, carried along otherwise."""
+    """Return the bytes per row in a file without purged space: measured when a file is built, else taken from the base."""
     if base is not None and change_set.decision == "incremental" and base.manifest.get("bytes_per_row"):
         return float(base.manifest["bytes_per_row"])
     table = describe(extract)

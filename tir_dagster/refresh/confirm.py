@@ -69,7 +69,7 @@ def settle(context: RefreshContext, confirmation: Confirmation) -> None:
     """Once the confirmation is on record: its change sets are no longer pending, old versions and scratch files go."""
     crash_after("confirmed")
     if lost_lease(context):
-        # It is on record: whoever took over finds that out by itself, and may be at work on its own intent.
+        # It is on record: the process that took over finds it, and may have its own intent by now.
         return
     context.change_sets.settle(confirmation.change_sets)
     prune_versions(context, confirmation)

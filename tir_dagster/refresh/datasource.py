@@ -37,7 +37,7 @@ def look_at_server(client: TableauClient, spec: ExtractSpec) -> ServerLook:
 def credentials_for(
     spec: ExtractSpec, datasource: FoundDatasource | None, env: Mapping[str, str]
 ) -> list[ConnectionCredential]:
-    """The credentials the spec names, for every connection that has embedded ones; refused here if they are missing."""
+    """Return the spec's credentials for every connection with embedded ones; raise if they are missing."""
     if datasource is None:
         return []
     named = named_credentials(spec, datasource.connections, env)
@@ -62,7 +62,7 @@ def named_credentials(
 
 
 def _refuse_many(spec: ExtractSpec, places: Collection[Connection]) -> None:
-    """The spec names the credentials of one server: another one must never get them."""
+    """Raise if there are several servers: the spec names the credentials of one, and no other may get them."""
     if len(places) > 1:
         addresses = "; ".join(sorted(f"{connection.type} {connection.server_address}" for connection in places))
         raise DatasourceError(
@@ -108,13 +108,13 @@ def fetch_shell(
 def server_package(context: RefreshContext, looked: Looked) -> tuple[Path | None, Path | None]:
     """Return the package around the extract, and the file whose column types a full refresh keeps; downloaded if need be.
 
-    There is no package where no people built one.
+    There is no package if nobody built one in Tableau.
     """
     datasource, base, confirmed = looked.server.datasource, looked.base, looked.confirmed
     if datasource is None:
         return None, None
     if base is not None and confirmed is not None and _is_the_servers(context, looked, base):
-        # The local version is provably the server's: nothing to download. Without a shell we made it ourselves.
+        # The local version is provably the server's: nothing to download. Without a shell we created it ourselves.
         shell = base.folder / SHELL
         return (shell if shell.is_file() else None), base.extract
     if base is not None and looked.bare:
@@ -133,7 +133,7 @@ def _downloaded(context: RefreshContext, datasource: FoundDatasource, version: s
         with TableauClient(context.tableau) as client:
             fetched = fetch_shell(client, datasource, context.work / "download", log=context.log)
         folder.mkdir(parents=True, exist_ok=True)
-        # The Hyper file last: whoever finds it finds both.
+        # The Hyper file last: if it exists, both exist.
         fetched[0].replace(shell)
         fetched[1].replace(hyper)
     return shell, hyper

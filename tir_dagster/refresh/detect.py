@@ -54,7 +54,7 @@ class Base:
 
 
 def _check_unchanged(surveyed: Survey, access: SnowflakeAccess) -> None:
-    """Several reads without Time Travel are of one version only if no change came between them."""
+    """Raise if the source changed while it was read without Time Travel: the reads may show different versions."""
     tables = surveyed.relation.tables
     if surveyed.version.kept or read_tokens(access, tables)[0] == surveyed.known.token:
         return
@@ -82,7 +82,7 @@ def make_change_set(
     allow_empty: bool = False,
     log: Log,
 ) -> tuple[Plan, ChangeSet | None]:
-    """Read what the plan needs and make it durable; gives the settled plan, and no change set if nothing differs."""
+    """Read what the plan needs and make it durable; return the final plan, and the change set if anything differs."""
     relation = surveyed.relation
     refuse_duplicates(relation, access, surveyed.version)
     pending = store.pending()
@@ -150,7 +150,7 @@ def _find(
     access: SnowflakeAccess,
     folder: Path,
 ) -> Found:
-    """Find the keys to replace; what hints and fallbacks give rise to is among the warnings."""
+    """Find the keys to replace, with warnings about hints and fallbacks."""
     relation = surveyed.relation
     hints = checked_hints(hints, relation, access)
     question, warnings = ask_question(
@@ -189,7 +189,7 @@ def _settled(surveyed: Survey, plan: Plan, base: Base, changes: Found, *, pendin
 
 def _check_left(spec: ExtractSpec, before: int, left: int) -> None:
     if before:
-        # Also where our own version is lost: what people see now is known.
+        # Also if our own version is lost: the number of published rows is known.
         check_guards(spec.name, rows=before, left=left, delete_share=spec.thresholds.delete_share)
     elif left == 0:
         what = spec.source if spec.query is None else "the query's result"
@@ -227,7 +227,7 @@ def detect(
 
     @cache
     def start_spark() -> SparkSession:
-        # Not before the first result that is worth it.
+        # Only when the first large result needs it.
         with context.stages.timed("spark"), waiting_for("Spark"):
             return context.spark()
 
@@ -253,7 +253,7 @@ def detect(
 
 
 def _need_room(context: RefreshContext, looked: Looked) -> None:
-    """Check that there is room for the next version and its package, rather than when the disk is full half-way."""
+    """Raise if there is no space for the next version and its package."""
     prune_versions(context, looked.confirmed)
     datasource, base = looked.server.datasource, looked.base
     size = base.extract.stat().st_size if base else (datasource.size_mb or 0) * 1_000_000 if datasource else 0

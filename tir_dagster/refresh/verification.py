@@ -1,6 +1,6 @@
-"""Verification of everything that is published (L2), and of what the spec takes for granted. No Dagster in here.
+"""Verification of everything that is published (L2), and of the spec's assumptions. No Dagster in here.
 
-Always at the extract's own source version, never "now": a lag is no drift.
+Always at the extract's own source version, never "now": a delay is no drift.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tir_dagster.tableau.client import TableauClient
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check found: all right, wrong, or not to be told (`open`), and a sentence that says which."""
+    """The result of a check: passed, failed, or unknown (`open`), with a sentence."""
 
     passed: bool
     sentence: str
@@ -51,7 +51,7 @@ class Verification:
         self._shape: Shape = shape_of(self._version)
 
     def equals_source(self) -> Finding:
-        """Every slice of the local version against the source at the version's own moment."""
+        """Compare every slice of the local version with the source at the version's own moment."""
         relation = self._relation()
         if relation.why_full is not None:
             return Finding(True, f"Asked again, the query may rightly answer something else. {relation.why_full}")
@@ -89,7 +89,7 @@ class Verification:
         return f"The next refresh replaces them; at once: tir refresh {self._name} --slices {span}."
 
     def server_holds_it(self) -> Finding:
-        """What the server holds, downloaded, against what was confirmed."""
+        """Download what the server holds, and compare it with what was confirmed."""
         context = self._context
         folder = context.work / "verify"
         try:
@@ -109,7 +109,7 @@ class Verification:
     def _holds(self, hyper: Path) -> bool:
         if self._confirmed.fingerprint not in content_digests(content_fingerprints(hyper, self._shape), self._shape):
             return False
-        # Of changes that were sent alone, the rows were not read back; Tableau's own may say equal values in other words.
+        # Rows of patches were not read back, so they are compared exactly; Tableau itself may write equal values differently.
         exact = self._context.spec.delivery == "patch"
         return not exact or row_digest(hyper, self._shape) == row_digest(self._version.extract, self._shape)
 
@@ -145,7 +145,7 @@ class Verification:
         return Finding(False, f"{sentence}: the query hides them. Load the partners, or make the join a LEFT JOIN.")
 
     def _readable(self, relation: Relation) -> SourceVersion | None:
-        """The confirmed version, as far as its tables can still be read as they were."""
+        """Return the confirmed version if its tables can still be read as they were."""
         version = SourceVersion.parse(self._confirmed.source_version)
         return readable_version(self._context.snowflake, relation.tables, version, self._confirmed.known.token)
 
@@ -190,5 +190,5 @@ def row_jump(before: int | None, after: int, share: float) -> Finding:
 
 
 def not_verified(error: TirError) -> Finding:
-    """The check could not be made: no drift is known, and none is excluded."""
+    """Return the finding of a check that could not run: drift is neither known nor excluded."""
     return Finding(False, f"Not verified: {error}", open=True)

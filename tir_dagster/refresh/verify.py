@@ -150,10 +150,10 @@ def verify_in_turn(
     read = SourceVersion.parse(change_set.source_version)
     pinned = readable_version(context.snowflake, relation.tables, read, change_set.known.token)
     if relation.why_full is not None or relation.unsought or pinned is None:
-        # Asked again, such a query may rightly answer something else, and such a table does; deleted rows may stay by the spec.
+        # A second reading of such a query or table may rightly differ, and the spec may keep deleted rows.
         return verified
     if open_order(relation, context.snowflake, pinned):
-        # So may a query in whose order rows tie.
+        # The same for a query whose order has ties.
         return verified
     chosen = set(slices_in_turn(verified, rows, settings.slices_per_run))
     if settings.each == "slices":

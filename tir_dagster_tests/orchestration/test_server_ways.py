@@ -335,7 +335,7 @@ def test_where_runs_by_hand_are_forbidden_a_full_refresh_is_an_error_that_says_s
     served.act(("insert", 100 + served.clock, "NULL", "'no date'"))
     before = served.published_rows()
     admin.set(run_now=False)
-    with pytest.raises(DatasourceError, match=r"NULL_INCREMENT.* lets nobody start that from outside"):
+    with pytest.raises(DatasourceError, match=r"NULL_INCREMENT.* does not allow that to be started over REST"):
         served.refresh()
     assert served.published_rows() == before
     admin.set(run_now=True)
