@@ -12,7 +12,7 @@ from tir_dagster.alerts.retries import ChannelError
 from tir_dagster.alerts.servicenow import ServiceNowAccess
 from tir_dagster.alerts.text import scrub
 from tir_dagster.errors import SourceError, TirError
-from tir_dagster.loading.landing import Place
+from tir_dagster.loading.landing import LandingPlace
 from tir_dagster.orchestration.alerts.resources import SlackAppResource
 from tir_dagster.orchestration.resources import environment_resources
 from tir_dagster.snowflake.connection import SnowflakeAccess
@@ -44,8 +44,8 @@ USES: dict[str, Callable[[str], object]] = {
     "TABLEAU_SERVER_URL and half a token": lambda value: TableauAccess.from_environment(
         {"TABLEAU_SERVER_URL": value, "TABLEAU_TOKEN_NAME": "t"}
     ),
-    "AWS_ENDPOINT_URL_S3": lambda value: Place.of("s3://bucket/files", {"AWS_ENDPOINT_URL_S3": value}),
-    "AWS_ENDPOINT_URL": lambda value: Place.of("s3://bucket/files", {"AWS_ENDPOINT_URL": value}),
+    "AWS_ENDPOINT_URL_S3": lambda value: LandingPlace.of("s3://bucket/files", {"AWS_ENDPOINT_URL_S3": value}),
+    "AWS_ENDPOINT_URL": lambda value: LandingPlace.of("s3://bucket/files", {"AWS_ENDPOINT_URL": value}),
     "--url of a webhook": lambda value: receiver_url(value, "x" * 32),
 }
 
@@ -110,4 +110,4 @@ def test_what_is_no_password_stays():
 
 
 def test_a_file_is_read_from_a_folder_whatever_address_s3_has():
-    assert Place.of("file:///data", {"AWS_ENDPOINT_URL_S3": ADDRESSES[0]}).options == ()
+    assert LandingPlace.of("file:///data", {"AWS_ENDPOINT_URL_S3": ADDRESSES[0]}).options == ()

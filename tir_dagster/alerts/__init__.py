@@ -1,1 +1,1 @@
-"""People are told: what happened in plain words, Slack and ServiceNow, and the state that keeps a story in one thread."""
+"""Alerts: messages in plain words, the channels Slack and ServiceNow, and the state that keeps one trouble in one thread."""

@@ -1,4 +1,4 @@
-"""An extract's channels by the names in its spec; the clients are passed in."""
+"""The channels of an extract, by the names in its spec; the clients are passed in."""
 
 from __future__ import annotations
 
@@ -24,13 +24,15 @@ def channels_of(
     slack: Callable[[], WebClient],
     servicenow: ServiceNowAccess,
 ) -> Mapping[str, MakeChannel]:
-    """How each channel is made: what is wrong with one shows when it is used, and hurts no other."""
-    made: dict[str, MakeChannel] = {}
+    """Return a function for each channel that creates it: a wrong setting fails only its own channel, when it is used."""
+    makers: dict[str, MakeChannel] = {}
     if alerts.slack is not None:
-        made[f"slack:{alerts.slack.channel}"] = partial(_slack, slack, alerts.slack.channel, persistence)
+        makers[f"slack:{alerts.slack.channel}"] = partial(_slack, slack, alerts.slack.channel, persistence)
     if alerts.servicenow is not None:
-        made[f"servicenow:{alerts.servicenow.group}"] = partial(_servicenow, servicenow, alerts.servicenow, persistence)
-    return {**made, **{f"channel:{name}": partial(_own, name) for name in alerts.channels}}
+        makers[f"servicenow:{alerts.servicenow.group}"] = partial(
+            _servicenow, servicenow, alerts.servicenow, persistence
+        )
+    return {**makers, **{f"channel:{name}": partial(_own, name) for name in alerts.channels}}
 
 
 def _slack(client: Callable[[], WebClient], channel: str, persistence: Persistence) -> Channel:
@@ -44,7 +46,7 @@ def _servicenow(access: ServiceNowAccess, alerts: ServiceNowAlerts, persistence:
 
 
 def _own(name: str) -> Channel:
-    """A class, or a function without arguments, that the project's own code has: module:name."""
+    """Create a channel from the user's own code: a class or a function without arguments, module:name."""
     module, _, attribute = name.partition(":")
     try:
         make = getattr(importlib.import_module(module), attribute)

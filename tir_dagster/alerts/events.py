@@ -1,4 +1,4 @@
-"""What there is to tell: failures by cause, successes, recoveries; and the event that every channel gets."""
+"""Reports of failures, successes and recoveries, and the event that every channel gets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TOPICS: tuple[Topic, ...] = get_args(Topic)
 
 @dataclass(frozen=True)
 class Failure:
-    """One extract's failure, or one load's. `id` is the run's, or anything else that is the same when it is reported twice."""
+    """The failure of an extract or a load. `id` is the run's, or another one that is the same when it is reported twice."""
 
     id: str
     extract: str
@@ -22,7 +22,7 @@ class Failure:
     sentence: str
     at: float
     step: str = ""
-    # Which server, for a cause that hits every extract on it.
+    # The server, if the cause affects every extract on it.
     scope: str = ""
     run_id: str = ""
     run_url: str = ""
@@ -61,7 +61,7 @@ class Success:
     as_of: str = ""
     warnings: tuple[str, ...] = ()
     of: Literal["refresh", "load"] = "refresh"
-    # What a load tells instead of rows purged and appended.
+    # What a load reports instead of rows purged and appended.
     facts: Mapping[str, str] = field(default_factory=dict)
     # The servers that answered on the way.
     scopes: tuple[str, ...] = ()
@@ -71,11 +71,11 @@ class Success:
         return self.published
 
     def ends(self, topic: Topic) -> bool:
-        """Whether trouble of this kind is over with it, for its own extract."""
+        """Whether it ends a trouble of this kind, for its own extract."""
         if self.of == "load":
             return topic in ("load", "sensor")
         if topic in ("drift", "freshness"):
-            # What is not published anew is neither fresher nor another one.
+            # Only a new publish makes the extract fresher or different.
             return self.published and (topic == "freshness" or self.decision == "full")
         return topic in ("refresh", "sensor")
 
@@ -99,11 +99,11 @@ Report: TypeAlias = Failure | Success | Recovered
 
 @dataclass(frozen=True)
 class Event:
-    """What a channel is told: plain text, without secrets, not escaped for any medium."""
+    """The event that a channel gets: plain text, without secrets, not escaped for any medium."""
 
     kind: Literal["success", "failure", "repeat", "recovery", "digest"]
     id: str
-    # The trouble it belongs to: all events of one key are one story.
+    # The trouble it belongs to: all events of one key belong together.
     key: str
     extracts: tuple[str, ...]
     title: str
@@ -114,21 +114,21 @@ class Event:
     next_step: str = ""
     datasource: str = ""
     run_id: str = ""
-    # What this channel returned when it was told of this trouble before.
+    # What this channel returned for earlier events of this trouble.
     remembered: Mapping[str, str] = field(default_factory=dict)
 
 
 class Channel(Protocol):
-    """Somebody to tell. Raise any exception if that failed: it is tried once more later."""
+    """A channel to people. Raise any exception if the message failed: it is tried once more later."""
 
     def told(self, event: Event) -> Mapping[str, str] | None:
-        """Tell people; what is returned is in `event.remembered` when the same trouble goes on or ends."""
+        """Send the event; what is returned is in `event.remembered` of later events of the same trouble."""
 
 
 def trouble_key(failure: Failure, destination: tuple[str, ...]) -> str:
-    """One key is one thread and one incident: of an extract, or of all extracts that a server takes with it."""
+    """Return the key of one thread and one incident: of an extract, or of all extracts on a server that is down."""
     if failure.cause.is_whole_server:
-        # Extracts that other people hear of make a story of their own.
+        # Extracts with other recipients have their own thread.
         people = hashlib.sha256("\0".join(destination).encode()).hexdigest()[:6]
         server = "tableau" if failure.cause is Cause.SERVER_DOWN else "snowflake"
         return f"{server}/{failure.scope or 'server'}/{people}"
@@ -143,15 +143,15 @@ def to_json(report: Report) -> dict[str, Any]:
 
 
 def from_json(value: Mapping[str, Any]) -> Report:
-    """ValueError, KeyError or TypeError for what is no report."""
+    """Read a report; raise ValueError, KeyError or TypeError if it is none."""
     cls: Any = {"Failure": Failure, "Success": Success, "Recovered": Recovered}[value["report"]]
-    given = {name: value[name] for name in {one.name for one in fields(cls)} & value.keys()}
+    values = {name: value[name] for name in {attribute.name for attribute in fields(cls)} & value.keys()}
     if cls is Failure:
-        given["cause"] = Cause[given["cause"]]
-    for name in {"slices", "warnings", "scopes"} & given.keys():
-        given[name] = tuple(given[name])
-    made: Report = cls(**given)
-    return made
+        values["cause"] = Cause[values["cause"]]
+    for name in {"slices", "warnings", "scopes"} & values.keys():
+        values[name] = tuple(values[name])
+    report: Report = cls(**values)
+    return report
 
 
 def event_from_json(value: Mapping[str, Any]) -> Event:

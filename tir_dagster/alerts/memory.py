@@ -1,4 +1,4 @@
-"""What telling people must remember, as small files: open troubles, what was told, what waits to be told."""
+"""The state of the alerts, as small files: open troubles, what was sent, what waits to be sent."""
 
 from __future__ import annotations
 
@@ -21,34 +21,34 @@ GIVEN_UP_KEPT = 200
 
 
 class BusyError(Exception):
-    """Another process is telling people right now."""
+    """Another process is sending alerts right now."""
 
 
 @dataclass(frozen=True)
 class Trouble:
-    """Something that is wrong and was not yet seen to be right again."""
+    """A problem that is not known to be over."""
 
     key: str
     cause: str
     sentence: str
     since: float
     last: float
-    # How often people were told; 0 while a sensor's patience lasts.
+    # How many messages were sent; 0 while a sensor's patience lasts.
     count: int = 0
-    # Which extracts it hits, and what ends it for each.
+    # The affected extracts, and what ends the trouble for each.
     affected: Mapping[str, Topic] = field(default_factory=dict)
-    # What each channel wants to be reminded of: a thread, an incident.
+    # What each channel returned: a thread, an incident.
     memory: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     # Which server is down, if one is.
     scope: str = ""
-    # The newest failure, told or not: a success from before it ends nothing.
+    # The newest failure, sent or not: an older success ends nothing.
     latest: float = 0.0
 
     def left_by(self, report: Success | Recovered) -> Mapping[str, Topic]:
-        """For whom it goes on after this report.
+        """Return the extracts that are still affected after this report.
 
-        A refresh that reached the server shows that it is back, whoever's it was. A sensor's read shows it only to those
-        who know by a sensor: a refresh may sign in as somebody else.
+        Any refresh that reached the server shows that the server is back. A sensor's read ends the trouble only for
+        extracts that a sensor reported: a refresh may sign in as another user.
         """
         if report.at < self.latest:
             return self.affected
@@ -67,26 +67,26 @@ class Trouble:
 
 @dataclass(frozen=True)
 class Pending:
-    """An event that a channel could not be told; it is tried once more."""
+    """An event that a channel did not take; it is tried once more."""
 
     channel: str
     event: Event
     due: float
     # Whose settings name the channel.
     extract: str
-    # When it could not be told for the first time.
+    # When the first try failed.
     since: float = 0.0
 
 
 class Book:
-    """The folder of all this; every change is a file written beside and renamed."""
+    """The folder with the state of the alerts; every change is a file written beside and renamed."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     @contextmanager
     def locked(self, seconds: float) -> Iterator[None]:
-        """One process at a time; BusyError when another one does not end in time."""
+        """Hold the lock for the block; raise BusyError if another process keeps it too long."""
         self.folder.mkdir(parents=True, exist_ok=True)
         deadline = time.monotonic() + seconds
         with (self.folder / "lock").open("a") as lock:
@@ -103,14 +103,14 @@ class Book:
     # Troubles
 
     def troubles(self) -> list[Trouble]:
-        found = []
+        troubles = []
         for value in _all(self.folder / "open"):
             with suppress(TypeError):
-                found.append(Trouble(**value))
-        return sorted(found, key=lambda one: one.since)
+                troubles.append(Trouble(**value))
+        return sorted(troubles, key=lambda trouble: trouble.since)
 
     def trouble(self, key: str) -> Trouble | None:
-        return next((one for one in self.troubles() if one.key == key), None)
+        return next((trouble for trouble in self.troubles() if trouble.key == key), None)
 
     def keep(self, trouble: Trouble) -> None:
         _write(self._file("open", trouble.key), asdict(trouble))
@@ -118,20 +118,20 @@ class Book:
     def close(self, key: str) -> None:
         self._file("open", key).unlink(missing_ok=True)
 
-    # What was told
+    # What was sent
 
     def is_told(self, ident: str) -> bool:
         return ident in self._told()
 
     def mark_told(self, *idents: str) -> None:
-        told = [*(one for one in self._told() if one not in idents), *idents]
-        _write(self.folder / "told.json", told[-TOLD_KEPT:])
+        idents_told = [*(ident for ident in self._told() if ident not in idents), *idents]
+        _write(self.folder / "told.json", idents_told[-TOLD_KEPT:])
 
     def _told(self) -> list[str]:
-        told = _read(self.folder / "told.json")
-        return told if isinstance(told, list) else []
+        idents = _read(self.folder / "told.json")
+        return idents if isinstance(idents, list) else []
 
-    # When things last worked: a failure from before that is no news
+    # When things last worked: an older failure is not sent
 
     def worked_at(self, extract: str, topic: Topic) -> float:
         return self._worked().get(extract, {}).get(topic, 0.0)
@@ -144,48 +144,48 @@ class Book:
 
     def _worked(self) -> dict[str, dict[str, float]]:
         worked = _read(self.folder / "worked.json")
-        return worked if isinstance(worked, dict) and all(isinstance(one, dict) for one in worked.values()) else {}
+        return worked if isinstance(worked, dict) and all(isinstance(times, dict) for times in worked.values()) else {}
 
-    # Reports that wait for somebody to tell them
+    # Reports that wait for the sensor
 
     def put(self, report: Report, *, slot: str = "") -> None:
-        """Leave a report for the sensor; safe from any process, without the lock. Of one slot only the newest stays."""
+        """Leave a report for the sensor, without the lock; a slot keeps only its newest report."""
         _write(self._file("inbox", slot or report.id), {"slot": slot or report.id, **to_json(report)})
 
     def reports(self, extracts: Collection[str]) -> dict[str, Report]:
-        """Those of these extracts, by slot."""
-        found = {}
+        """Return the waiting reports of these extracts, by slot."""
+        reports = {}
         for value in _all(self.folder / "inbox"):
             with suppress(KeyError, TypeError, ValueError):
                 report = from_json(value)
                 if report.extract in extracts:
-                    found[str(value["slot"])] = report
-        return found
+                    reports[str(value["slot"])] = report
+        return reports
 
     def drop_report(self, slot: str, ident: str) -> None:
-        """Once it is told; a newer one that came into its slot meanwhile stays."""
+        """Remove a report that was sent; a newer one in its slot stays."""
         value = _read(self._file("inbox", slot))
         if isinstance(value, dict) and value.get("id") == ident:
             self._file("inbox", slot).unlink(missing_ok=True)
 
-    # Events that could not be told
+    # Events that could not be sent
 
     def postpone(self, pending: Pending) -> None:
-        """In the place of an earlier one of the same trouble: the newest says it all."""
+        """Keep the event for later, in place of an earlier one of the same trouble."""
         _write(self._pending_file(pending.channel, pending.event.key), asdict(pending))
 
     def pending(self) -> list[Pending]:
-        found = []
+        waiting = []
         for value in _all(self.folder / "pending"):
             with suppress(KeyError, TypeError):
-                found.append(Pending(**{**value, "event": event_from_json(value["event"])}))
-        return sorted(found, key=lambda one: one.due)
+                waiting.append(Pending(**{**value, "event": event_from_json(value["event"])}))
+        return sorted(waiting, key=lambda pending: pending.due)
 
     def drop_pending(self, channel: str, key: str) -> None:
         self._pending_file(channel, key).unlink(missing_ok=True)
 
     def give_up(self, pending: Pending, why: str) -> None:
-        """Never told: what remains is a line that says so."""
+        """Drop an event that could not be sent, and record why."""
         lines = self.given_up()
         lines.append({"channel": pending.channel, "title": pending.event.title, "why": why, "at": time.time()})
         _write(self.folder / "given_up.json", lines[-GIVEN_UP_KEPT:])
@@ -195,26 +195,26 @@ class Book:
         lines = _read(self.folder / "given_up.json")
         return lines if isinstance(lines, list) else []
 
-    # Successes of a day, and the last full refresh, which others are compared with
+    # Successes of a day, and the duration of the last full refresh, for comparison
 
     def collect(self, destination: str, success: Report) -> None:
         _write(self._file("daily", f"{destination}\0{success.id}"), {"to": destination, **to_json(success)})
 
     def collected(self, destination: str) -> list[Report]:
-        found = []
+        reports = []
         for value in _all(self.folder / "daily"):
             with suppress(KeyError, TypeError, ValueError):
-                found += [from_json(value)] if value.get("to") == destination else []
-        return sorted(found, key=lambda one: one.at)
+                reports += [from_json(value)] if value.get("to") == destination else []
+        return sorted(reports, key=lambda report: report.at)
 
     def sent(self, destination: str, successes: list[Report]) -> None:
         for success in successes:
             self._file("daily", f"{destination}\0{success.id}").unlink(missing_ok=True)
 
     def full_seconds(self, extract: str) -> float | None:
-        value = _read(self.folder / "full.json")
-        found = value.get(extract) if isinstance(value, dict) else None
-        return float(found) if isinstance(found, (int, float)) else None
+        seconds_by_extract = _read(self.folder / "full.json")
+        seconds = seconds_by_extract.get(extract) if isinstance(seconds_by_extract, dict) else None
+        return float(seconds) if isinstance(seconds, (int, float)) else None
 
     def note_full(self, extract: str, seconds: float) -> None:
         value = _read(self.folder / "full.json")
@@ -233,7 +233,7 @@ def _all(folder: Path) -> list[dict[str, Any]]:
 
 
 def _read(path: Path) -> Any:
-    """None for a file that is missing or damaged: at worst something is told twice."""
+    """Read a file; None if it is missing or damaged: at worst something is sent twice."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):

@@ -1,4 +1,4 @@
-"""From reports to events: what people read, in words; pure."""
+"""The messages that people read: events made from reports; pure."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ _LOOK = "Look at the run, fix the cause, and refresh again."
 _NEXT = {
     Cause.SERVER_DOWN: "Check that Tableau Server runs, can be reached from here and takes the token; the sensors try again by themselves.",
     Cause.WAREHOUSE_DOWN: "Check Snowflake's status, the network and the credentials; the sensors try again by themselves.",
-    # Each guard says itself what to do if it is wrong; --allow-empty helps against some of them only.
+    # Each guard's message says what to do if the guard is wrong; --allow-empty helps only for some of them.
     Cause.GUARD: "Look at the source. Only if it is right as it is, do what the message says.",
-    Cause.SPEC_UNFIT: "Look what changed in the source, correct the spec or the source, and refresh again.",
+    Cause.SPEC_UNFIT: "Find out what changed in the source, correct the spec or the source, and refresh again.",
     Cause.SENSOR_BLIND: "Check the table's name, the role's grants and the network; the sensor tries again by itself.",
     Cause.JOB_FAILED: "Look at the job on Tableau Server, fix the cause, and refresh again.",
     Cause.DRIFT: "Re-sync the slices that differ: tir refresh EXTRACT --slices FROM..TO.",
     Cause.LOAD_FAILED: "Look at the run, fix the file or the table, and load again: tir load EXTRACT.",
     Cause.UNVERIFIED: "Look at the run and fix the cause. Until then nobody knows if the extract equals its source.",
-    Cause.STALE: "Look why no refresh came through: the extract's sensors and its last runs.",
+    Cause.STALE: "Find out why no refresh succeeded: look at the extract's sensors and its last runs.",
 }
 
 
 def failure_event(key: str, failures: Sequence[Failure], before: Trouble | None) -> Event:
-    """One event for all extracts that the same cause hits."""
+    """Return one event for all extracts with the same cause of failure."""
     last = failures[-1]
-    extracts = tuple(dict.fromkeys([*(before.affected if before else ()), *(one.extract for one in failures)]))
-    told = before.count if before else 0
-    again = f" again (failure {told + 1} since {_time(before.since)})" if before and told else ""
+    extracts = tuple(dict.fromkeys([*(before.affected if before else ()), *(failure.extract for failure in failures)]))
+    count = before.count if before else 0
+    again = f" again (failure {count + 1} since {_time(before.since)})" if before and count else ""
     return Event(
-        kind="repeat" if told else "failure",
+        kind="repeat" if count else "failure",
         id=last.id,
         key=key,
         extracts=extracts,
@@ -58,10 +58,10 @@ def failure_event(key: str, failures: Sequence[Failure], before: Trouble | None)
 
 
 def _unaffected(failures: Sequence[Failure], extracts: tuple[str, ...]) -> str:
-    """What is known of each; of those that failed earlier nothing is known by now."""
+    """Return what is not affected, for each extract that failed now; for earlier failures it is unknown."""
     if len(extracts) == 1:
         return failures[-1].unaffected
-    return "; ".join(f"{one.extract}: {one.unaffected}" for one in failures if one.unaffected)
+    return "; ".join(f"{failure.extract}: {failure.unaffected}" for failure in failures if failure.unaffected)
 
 
 def _subject(failure: Failure, extracts: tuple[str, ...]) -> str:
@@ -71,7 +71,7 @@ def _subject(failure: Failure, extracts: tuple[str, ...]) -> str:
 
 
 def recovery_event(trouble: Trouble, by: Success | Recovered, full_seconds: float | None = None) -> Event:
-    """The end of a trouble, by a success or by a good read."""
+    """Return the event that ends a trouble, after a success or a good read."""
     cause = Cause[trouble.cause]
     lasted = span(max(0.0, by.at - trouble.since))
     works = {
@@ -147,9 +147,11 @@ def success_facts(success: Success, full_seconds: float | None) -> dict[str, str
 
 
 def saved_sentence(success: Success, full_seconds: float | None) -> str:
-    """What going by key saved against a full refresh, as far as that is known."""
+    """Return a sentence on what the incremental refresh saved against a full one, as far as that is known."""
     if success.decision != "incremental" or success.rows is None:
-        return f"The datasource holds {success.rows:,} rows." if success.rows is not None else "The refresh is through."
+        return (
+            f"The datasource holds {success.rows:,} rows." if success.rows is not None else "The refresh is complete."
+        )
     moved = max(success.rows_purged, success.rows_appended)
     share = f"{moved:,} of {success.rows:,} rows moved"
     # Rounded, a few rows of many would look like none.
@@ -161,30 +163,33 @@ def saved_sentence(success: Success, full_seconds: float | None) -> str:
 
 
 def digest_event(successes: Sequence[Success], day: str) -> Event:
-    """One message for a day's refreshes."""
+    """Return one event for a day's refreshes."""
     by_extract: dict[str, list[Success]] = {}
     for success in successes:
         by_extract.setdefault(success.extract, []).append(success)
-    facts = {name: _of_a_day(list(some)) for name, some in list(by_extract.items())[:40]}
+    facts = {name: _of_a_day(list(of_extract)) for name, of_extract in list(by_extract.items())[:40]}
     return Event(
         kind="digest",
         id=f"digest/{day}/{successes[-1].id}",
         key=f"digest/{day}/{successes[-1].id}",
         extracts=tuple(by_extract),
         title=f"{len(successes)} refreshes of {len(by_extract)} extracts until {day}",
-        text="All of them ended well; failures are told when they happen.",
+        text="All of them succeeded; failures are sent when they happen.",
         facts=facts,
     )
 
 
-def _of_a_day(some: list[Success]) -> str:
-    published = [one for one in some if one.published]
-    if some[0].of == "load":
-        return f"{len(published)} of {len(some)} loads brought rows"
-    full = sum(one.decision == "full" for one in published)
-    purged, appended = sum(one.rows_purged for one in published), sum(one.rows_appended for one in published)
+def _of_a_day(successes: list[Success]) -> str:
+    published = [success for success in successes if success.published]
+    if successes[0].of == "load":
+        return f"{len(published)} of {len(successes)} loads brought rows"
+    full = sum(success.decision == "full" for success in published)
+    purged, appended = (
+        sum(success.rows_purged for success in published),
+        sum(success.rows_appended for success in published),
+    )
     fulls = f", {full} of them full" if full else ""
-    return f"{len(published)} of {len(some)} published{fulls}; {purged:,} rows purged, {appended:,} appended"
+    return f"{len(published)} of {len(successes)} published{fulls}; {purged:,} rows purged, {appended:,} appended"
 
 
 def _links(success: Success) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Telling people: which report opens, continues or ends a story, who hears of it, and what to do if they do not."""
+"""Sending alerts: which report opens, continues or ends a trouble, who gets it, and what happens if that fails."""
 
 from __future__ import annotations
 
@@ -16,38 +16,38 @@ from tir_dagster.alerts.retries import Persistence
 from tir_dagster.alerts.text import one_line, scrub, shortened, span, without_user
 from tir_dagster.spec.alerts import Alerts, Topic
 
-# How often people hear again of a sensor that is still blind, and of further extracts on a server that is down.
+# How often messages are repeated about a sensor that still cannot read, and about further extracts on a server that is down.
 SENSOR_REPEAT_SECONDS, SERVER_REPEAT_SECONDS = 3600.0, 600.0
-# Of the time for telling, the part in which channels may answer, and the part in which they may try; the rest is for
-# writing down what they said.
+# The part of the time in which channels may answer, and the part in which they may try; the rest is for saving their
+# answers.
 _ANSWER_SHARE, _TRY_SHARE = 0.8, 0.7
 _DAY_SECONDS = 86_400.0
 
-# Makes a channel when it is used: one that cannot be made must not keep the others from being told.
+# Creates a channel when it is used: one that cannot be created must not stop the others.
 MakeChannel = Callable[[], Channel]
 Connect = Callable[[Alerts, Persistence], Mapping[str, MakeChannel]]
 
 
 @dataclass(frozen=True)
 class Note:
-    """Something about the telling itself that people should be able to see, and the run it belongs to."""
+    """A note about the sending itself, and the run it belongs to."""
 
     text: str
     run_id: str = ""
 
 
 def in_groups(reports: Sequence[Report], key_of: Callable[[Failure], str]) -> list[list[Report]]:
-    """In the order of time; failures of several extracts by one cause together, unless a success stands between."""
+    """Group reports in the order of time: failures with one cause together, unless a success is between them."""
     groups: list[list[Report]] = []
     open_groups: dict[str, list[Report]] = {}
-    for report in sorted(reports, key=lambda one: one.at):
+    for report in sorted(reports, key=lambda report: report.at):
         if not isinstance(report, Failure):
             groups.append([report])
             open_groups = {}
             continue
         key = key_of(report)
         group = open_groups.get(key)
-        if group is not None and report.extract not in {one.extract for one in group}:
+        if group is not None and report.extract not in {member.extract for member in group}:
             group.append(report)
         else:
             open_groups[key] = [report]
@@ -56,32 +56,32 @@ def in_groups(reports: Sequence[Report], key_of: Callable[[Failure], str]) -> li
 
 
 def is_due(failures: Sequence[Failure], before: Trouble | None, *, patience: float, now: float) -> bool:
-    """Whether people hear of it now: each failure of an extract, but not each extract of a server that is down."""
-    blind = all(one.ends_with == "sensor" for one in failures)
+    """Whether to send a message now: for each failure of an extract, but not for each extract on a server that is down."""
+    blind = all(failure.ends_with == "sensor" for failure in failures)
     if before is None or before.count == 0:
-        since = min([one.at for one in failures] + ([before.since] if before else []))
+        since = min([failure.at for failure in failures] + ([before.since] if before else []))
         return not blind or now - since >= patience
     if blind:
         return now - before.last >= SENSOR_REPEAT_SECONDS
     if failures[0].cause.is_whole_server:
-        # The extract that was hit first speaks for all of them.
-        speaks = next(iter(before.affected), "") in {one.extract for one in failures}
+        # The extract that was affected first stands for all of them.
+        speaks = next(iter(before.affected), "") in {failure.extract for failure in failures}
         return speaks or now - before.last >= SERVER_REPEAT_SECONDS
     return True
 
 
 def _affected(before: Trouble | None, failures: Sequence[Failure]) -> dict[str, Topic]:
-    """Where a refresh or a load failed, only one that works ends it, whatever the sensor reads meanwhile."""
+    """Return the affected extracts and what ends the trouble; after a failed refresh or load, a sensor's read does not."""
     affected = dict(before.affected) if before else {}
-    for one in failures:
-        known = affected.get(one.extract)
-        if known is None or not (known == "refresh" or one.ends_with == "sensor"):
-            affected[one.extract] = one.ends_with
+    for failure in failures:
+        known = affected.get(failure.extract)
+        if known is None or not (known == "refresh" or failure.ends_with == "sensor"):
+            affected[failure.extract] = failure.ends_with
     return affected
 
 
 def last_boundary(now: float, at: str) -> float:
-    """The newest moment that was this time of day, in UTC."""
+    """Return the last moment at this time of day, in UTC."""
     moment = datetime.fromtimestamp(now, UTC)
     hour, minute = map(int, at.split(":"))
     today = moment.replace(hour=hour, minute=minute, second=0, microsecond=0)
@@ -89,7 +89,7 @@ def last_boundary(now: float, at: str) -> float:
 
 
 class Teller:
-    """Tells people about some extracts, in bounded time, and remembers what it must."""
+    """Sends alerts about some extracts in bounded time, and keeps the state of the alerts."""
 
     def __init__(
         self,
@@ -108,13 +108,13 @@ class Teller:
         self._clock = clock
         self._deadline = time.monotonic() + seconds * _ANSWER_SHARE
         self._notes: list[Note] = []
-        # Who did not answer once is not waited for again by this teller.
+        # Channels that did not answer are not tried again in this round.
         self._silent: dict[str, str] = {}
 
     def tell(self, reports: Sequence[Report]) -> list[Note]:
-        """Tell what was not told before, what others left to be told, and what is due once more.
+        """Send what was not sent before, what other processes left, and what is due once more.
 
-        Never raises for a channel: what could not be told is noted, and tried once more later.
+        A failed channel raises nothing: it is noted, and tried once more later.
         """
         try:
             with self._book.locked(self._left() / 2):
@@ -128,13 +128,17 @@ class Teller:
             for report in reports:
                 if report.extract in self._alerts:
                     self._book.put(self._clean(report))
-            self._notes.append(Note("another process is telling people; this is told by it or by the sensor"))
+            self._notes.append(Note("another process is sending alerts; it or the sensor sends this one, too"))
         return self._notes
 
     def _tell(self, reports: Sequence[Report]) -> None:
-        # One that was left and is found in the history, too, is one.
-        known = {one.id: one for one in reports if one.extract in self._alerts and not self._book.is_told(one.id)}
-        for group in in_groups([self._clean(one) for one in known.values()], self._key):
+        # A report may be both in the inbox and in the history.
+        known = {
+            report.id: report
+            for report in reports
+            if report.extract in self._alerts and not self._book.is_told(report.id)
+        }
+        for group in in_groups([self._clean(report) for report in known.values()], self._key):
             if isinstance(group[0], Failure):
                 self._failed(cast("list[Failure]", group))
             else:
@@ -144,15 +148,15 @@ class Teller:
         return trouble_key(failure, self._alerts[failure.extract].destination)
 
     def _clean(self, report: Report) -> Report:
-        """Without secrets and, unless asked for, without values: from here on the text reaches people and files."""
+        """Return the report without secrets and, unless the spec shows them, without values: people and files get it."""
         show = self._alerts[report.extract].show_values
 
         def clean(text: str) -> str:
             return scrub(text, self._env, show_values=show)
 
         if isinstance(report, Failure):
-            said, todo = clean(report.sentence), clean(report.next_step)
-            return replace(report, sentence=said, next_step=todo, run_url=without_user(report.run_url))
+            sentence, next_step = clean(report.sentence), clean(report.next_step)
+            return replace(report, sentence=sentence, next_step=next_step, run_url=without_user(report.run_url))
         if isinstance(report, Success):
             return replace(
                 report,
@@ -163,12 +167,14 @@ class Teller:
         return report
 
     def _failed(self, reported: list[Failure]) -> None:
-        # Told late, when it works again already: nobody need hear of it.
-        failures = [one for one in reported if one.at >= self._book.worked_at(one.extract, one.ends_with)]
+        # A late report about something that works again: not sent.
+        failures = [
+            failure for failure in reported if failure.at >= self._book.worked_at(failure.extract, failure.ends_with)
+        ]
         if failures:
             self._keep_failed(failures)
-        # A blind sensor reports at every tick: those ids need not be remembered, the reports are gone once read.
-        self._book.mark_told(*(one.id for one in reported if one.ends_with != "sensor"))
+        # A sensor that cannot read reports at every tick: those ids are not kept, the reports are removed once read.
+        self._book.mark_told(*(failure.id for failure in reported if failure.ends_with != "sensor"))
 
     def _keep_failed(self, failures: list[Failure]) -> None:
         key, last = self._key(failures[-1]), failures[-1]
@@ -202,9 +208,9 @@ class Teller:
             self._book.mark_told(report.id)
 
     def _left_by(self, report: Success | Recovered, trouble: Trouble) -> bool:
-        """Whether the report ended this trouble, and people know."""
+        """Whether the report ended this trouble, and its recipients know."""
         left = trouble.left_by(report)
-        # A server that is back concerns those whom it hit; who is not of ours is told by another teller.
+        # The recovery of a server goes to the affected extracts; another process sends it for those that we do not know.
         speaks = next((name for name in trouble.affected if name in self._alerts), None)
         if left == trouble.affected:
             return False
@@ -217,28 +223,28 @@ class Teller:
         if trouble.count:
             self._deliver(recovery_event(trouble, report, self._book.full_seconds(report.extract)), speaks, trouble)
         self._book.close(trouble.key)
-        told = self._alerts[speaks].destination == self._alerts[report.extract].destination
-        return trouble.count > 0 and told
+        same_people = self._alerts[speaks].destination == self._alerts[report.extract].destination
+        return trouble.count > 0 and same_people
 
     def _leave_to_others(self, report: Success | Recovered, trouble: Trouble) -> None:
-        """That the server answers again, for whoever tells those whom it hit: the report itself is told by then."""
+        """Leave a report that the server answers again, for the process that alerts for the affected extracts."""
         slot = f"{trouble.key}/server"
         topic: Topic = "server" if isinstance(report, Success) else report.topic
-        left = Recovered(f"{slot}/{report.id}", next(iter(trouble.affected)), topic, report.at, report.scopes)
-        self._book.put(left, slot=slot)
+        recovery = Recovered(f"{slot}/{report.id}", next(iter(trouble.affected)), topic, report.at, report.scopes)
+        self._book.put(recovery, slot=slot)
 
     def _succeeded(self, success: Success, full: float | None) -> None:
         slack = self._alerts[success.extract].slack
         if not self._alerts[success.extract].hears_successes:
             return
-        wanted = slack is not None and (
+        in_slack = slack is not None and (
             slack.on_success == "always" or (slack.on_success == "changed" and success.changed)
         )
         if slack is not None and slack.on_success == "daily":
             self._book.collect(slack.channel, success)
-        # Incidents are of failures: that ServiceNow is out of reach is no news then.
-        skipped = ["servicenow", *([] if wanted else ["slack"])]
-        if wanted or success.changed:
+        # Incidents are for failures only: a success does not need ServiceNow.
+        skipped = ["servicenow", *([] if in_slack else ["slack"])]
+        if in_slack or success.changed:
             self._deliver(success_event(success, full), success.extract, None, skipped=skipped)
 
     # Delivery
@@ -253,7 +259,7 @@ class Teller:
         only: str | None = None,
         last_try: bool = False,
     ) -> Trouble:
-        """Tell the extract's channels side by side; the trouble comes back with what they want to be reminded of."""
+        """Send the event to the extract's channels in parallel; return the trouble with what they returned."""
         memory = trouble.memory if trouble else {}
         makers = {
             name: make
@@ -271,18 +277,18 @@ class Teller:
             kept = kept.remembering(name, answer) if answer else kept
         return kept
 
-    def _ask(self, asked: Mapping[str, tuple[MakeChannel, Event]], extract: str) -> dict[str, Mapping[str, str] | str]:
-        """What each channel returned, or why it was not told; each in a thread, because any of them may hang."""
+    def _ask(self, calls: Mapping[str, tuple[MakeChannel, Event]], extract: str) -> dict[str, Mapping[str, str] | str]:
+        """Return what each channel returned, or why it failed; each runs in a thread, because it may hang."""
         if self._left() <= 0:
-            # Not even begun: what is on its way when nobody listens any more would be told twice.
-            return {name: self._silent.get(name, "there was no time left") for name in asked}
+            # Not started at all: a message that is sent after the time limit would be sent twice.
+            return {name: self._silent.get(name, "there was no time left") for name in calls}
         answers: dict[str, Mapping[str, str] | str] = {
-            name: self._silent[name] for name in asked if name in self._silent
+            name: self._silent[name] for name in calls if name in self._silent
         }
         threads = []
-        for name, (make, event) in asked.items():
+        for name, (make, event) in calls.items():
             if name not in answers:
-                thread = threading.Thread(target=_told, args=(name, make, event, answers), daemon=True)
+                thread = threading.Thread(target=_tell_channel, args=(name, make, event, answers), daemon=True)
                 thread.start()
                 threads.append((name, thread))
         deadline = time.monotonic() + min(self._left(), self._alerts[extract].timeout * _ANSWER_SHARE)
@@ -290,50 +296,56 @@ class Teller:
             thread.join(max(0.0, deadline - time.monotonic()))
             if name not in answers or isinstance(answers[name], str):
                 self._silent[name] = str(answers.get(name, "it did not answer in time"))
-        # A copy: a thread that is late must not add to what was already read.
-        return {name: self._silent.get(name) or answers[name] for name in asked}
+        # A copy: a late thread must not change it.
+        return {name: self._silent.get(name) or answers[name] for name in calls}
 
     def _not_told(self, name: str, event: Event, extract: str, why: str, *, again: bool) -> None:
         why = shortened(one_line(scrub(why, self._env)), 300)
         now = self._clock()
-        waits = [one.since for one in self._book.pending() if (one.channel, one.event.id) == (name, event.id)]
-        pending = Pending(name, event, now + self._alerts[extract].retry_after, extract, min(waits, default=now))
+        since = [
+            waiting.since for waiting in self._book.pending() if (waiting.channel, waiting.event.id) == (name, event.id)
+        ]
+        pending = Pending(name, event, now + self._alerts[extract].retry_after, extract, min(since, default=now))
         if again:
             self._book.postpone(pending)
             more = f"It is tried once more in {span(self._alerts[extract].retry_after)}, by the alerts sensor."
         else:
             self._book.give_up(pending, why)
             more = "It is not tried again."
-        self._notes.append(Note(f"{name} was not told of {event.title!r}: {why}. {more}", event.run_id))
+        self._notes.append(Note(f"{name} did not get {event.title!r}: {why}. {more}", event.run_id))
 
     def _try_again(self) -> None:
-        """Once more, what could not be told; after that it stays in the list of what was given up."""
+        """Send once more what failed; after that it is given up and stays in that list."""
         for pending in self._book.pending():
             if pending.due > self._clock() or pending.extract not in self._alerts or self._left() <= 0:
                 continue
             if pending.channel in self._silent:
-                # It has just failed with something else: this one still has its try.
+                # It has just failed with another event: this event keeps its try.
                 continue
             names = self._connect(self._alerts[pending.extract], self._persistence(pending.extract))
             if pending.channel not in names:
                 self._book.give_up(pending, "the spec no longer names this channel")
                 continue
             trouble = self._book.trouble(pending.event.key)
-            # An end that nobody hears of leaves an incident open for ever: it is tried again for a day.
+            # A lost recovery would leave an incident open for ever: it is tried again for a day.
             late = self._clock() - pending.since > _DAY_SECONDS
             last = pending.event.kind != "recovery" or late
-            told = self._deliver(pending.event, pending.extract, trouble, only=pending.channel, last_try=last)
+            kept = self._deliver(pending.event, pending.extract, trouble, only=pending.channel, last_try=last)
             if trouble is not None:
-                self._book.keep(told)
+                self._book.keep(kept)
 
     def _tell_daily(self) -> None:
-        """One message for each channel, of all whose time of day has come."""
-        daily = {name: one.slack for name, one in self._alerts.items() if one.slack and one.slack.on_success == "daily"}
+        """Send one message to each channel, about all extracts whose time of day has come."""
+        daily = {
+            name: alerts.slack
+            for name, alerts in self._alerts.items()
+            if alerts.slack and alerts.slack.on_success == "daily"
+        }
         for channel in sorted({slack.channel for slack in daily.values()}):
             until = {name: last_boundary(self._clock(), slack.daily_at) for name, slack in daily.items()}
-            due = [one for one in self._book.collected(channel) if one.at < until.get(one.extract, 0.0)]
+            due = [success for success in self._book.collected(channel) if success.at < until.get(success.extract, 0.0)]
             if due:
-                day = datetime.fromtimestamp(max(until[one.extract] for one in due), UTC)
+                day = datetime.fromtimestamp(max(until[success.extract] for success in due), UTC)
                 event = digest_event(cast("list[Success]", due), f"{day:%Y-%m-%d %H:%M}")
                 self._deliver(event, due[0].extract, None, only=f"slack:{channel}")
                 self._book.sent(channel, due)
@@ -347,7 +359,7 @@ class Teller:
         return max(0.0, self._deadline - time.monotonic())
 
 
-def _told(name: str, make: MakeChannel, event: Event, answers: dict[str, Mapping[str, str] | str]) -> None:
+def _tell_channel(name: str, make: MakeChannel, event: Event, answers: dict[str, Mapping[str, str] | str]) -> None:
     try:
         answers[name] = dict(make().told(event) or {})
     except Exception as error:

@@ -1,4 +1,4 @@
-"""How often and how long a call to a channel is tried."""
+"""The retries of a call to a channel: how often and how long it is tried."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class ChannelError(Exception):
-    """A channel did not take the message; `passing` when another try is worth it, after `wait` seconds if it said so."""
+    """A channel did not take the message; `passing` if another try may help, after `wait` seconds if it asked for that."""
 
     def __init__(self, message: str, *, passing: bool = False, wait: float | None = None) -> None:
         super().__init__(message)
@@ -21,14 +21,14 @@ class ChannelError(Exception):
 
 @dataclass(frozen=True)
 class Persistence:
-    """At most so many attempts, and no new one that could not end within so many seconds."""
+    """The largest number of attempts, and the seconds within which all of them must end."""
 
     attempts: int = 2
     seconds: float = 10.0
     pause: float = 0.5
 
     def run(self, action: Callable[[float], T]) -> T:
-        """`action` is told how many seconds it has."""
+        """Run the action until it succeeds; it receives the seconds that are left."""
         deadline = time.monotonic() + self.seconds
         for attempt in range(1, self.attempts + 1):
             try:

@@ -1,4 +1,4 @@
-"""Commands that are under way, a lease each: one that is over without a word was killed, and people shall hear of it."""
+"""Running commands, each with a lease: one that ended without removing it was killed, which is reported."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FORM = re.compile(r"([a-z][a-z0-9_]*)@(\d+\.\d+)")
 
 @dataclass(frozen=True)
 class Killed:
-    """A command that ended without saying how."""
+    """A command that was killed."""
 
     extract: str
     started: float
@@ -29,20 +29,20 @@ class Killed:
 
 @contextmanager
 def under_way(folder: Path, extract: str, started: float) -> Iterator[None]:
-    """Say that a command works on the extract (or load) as long as the block lasts."""
+    """Record that a command works on the extract (or load) during the block."""
     with ExitStack() as stack:
-        # A disk that is full, or that nobody may write to, must not stop the command.
+        # A full or read-only disk must not stop the command.
         with suppress(OSError, LeaseHeldError):
             stack.enter_context(lease(folder / f"{extract}@{started:.3f}", purpose="a command"))
         yield
 
 
 def killed_commands(folder: Path, extracts: Collection[str]) -> list[Killed]:
-    """Those of these extracts whose process is gone."""
-    found = []
+    """Return the commands on these extracts whose process is gone."""
+    killed = []
     for path in sorted(folder.glob("*@*")):
-        named = _FORM.fullmatch(path.name)
+        match = _FORM.fullmatch(path.name)
         with suppress(FileNotFoundError):
-            if named and named[1] in extracts and is_abandoned(path):
-                found.append(Killed(named[1], float(named[2]), path.stat().st_mtime, path))
-    return found
+            if match and match[1] in extracts and is_abandoned(path):
+                killed.append(Killed(match[1], float(match[2]), path.stat().st_mtime, path))
+    return killed

@@ -34,7 +34,7 @@ class ServiceNowAccess:
     token: str | None = field(default=None, repr=False)
 
     def problem(self) -> str | None:
-        """What is missing to sign in."""
+        """Return what is missing to sign in; None if nothing is."""
         if not self.url:
             return "set SERVICENOW_URL"
         if self.token or (self.client_id and self.client_secret) or (self.username and self.password):
@@ -65,19 +65,19 @@ class ServiceNowClient:
         self._bearer = access.token
 
     def find(self, correlation_id: str, seconds: float) -> dict[str, Any] | None:
-        """The open incident of this trouble."""
-        # A resolved one is active until it is closed, days later: a new failure deserves a new one.
-        asked = {"sysparm_query": f"correlation_id={correlation_id}^active=true^state!=6", "sysparm_limit": "1"}
-        found = self._call("GET", INCIDENTS, seconds, params=asked)
-        return found[0] if isinstance(found, list) and found else None
+        """Return the open incident of this trouble."""
+        # A resolved incident stays active until it is closed days later: a new failure gets a new incident.
+        query = {"sysparm_query": f"correlation_id={correlation_id}^active=true^state!=6", "sysparm_limit": "1"}
+        incidents = self._call("GET", INCIDENTS, seconds, params=query)
+        return incidents[0] if isinstance(incidents, list) and incidents else None
 
     def create(self, fields: Mapping[str, str], seconds: float) -> dict[str, Any]:
-        return self._one(self._call("POST", INCIDENTS, seconds, json=dict(fields)))
+        return self._incident(self._call("POST", INCIDENTS, seconds, json=dict(fields)))
 
     def change(self, sys_id: str, fields: Mapping[str, str], seconds: float) -> dict[str, Any]:
-        return self._one(self._call("PATCH", f"{INCIDENTS}/{sys_id}", seconds, json=dict(fields)))
+        return self._incident(self._call("PATCH", f"{INCIDENTS}/{sys_id}", seconds, json=dict(fields)))
 
-    def _one(self, result: Any) -> dict[str, Any]:
+    def _incident(self, result: Any) -> dict[str, Any]:
         if not isinstance(result, dict) or not result.get("sys_id"):
             raise ChannelError("ServiceNow did not answer the way its table API does", passing=True)
         return result
@@ -101,7 +101,7 @@ class ServiceNowClient:
                 self._access.url.rstrip("/") + path,
                 timeout=seconds,
                 headers={"Accept": "application/json"},
-                # A login page must not pass for an answer.
+                # A login page must not be taken for an answer.
                 allow_redirects=False,
                 **options,
             )
@@ -121,12 +121,12 @@ class ServiceNowClient:
 
     def _fetch_token(self, seconds: float) -> str:
         access = self._access
-        asked = {"client_id": access.client_id, "client_secret": access.client_secret}
+        form = {"client_id": access.client_id, "client_secret": access.client_secret}
         if access.username:
-            asked |= {"grant_type": "password", "username": access.username, "password": access.password}
+            form |= {"grant_type": "password", "username": access.username, "password": access.password}
         else:
-            asked |= {"grant_type": "client_credentials"}
-        answer = self._send("POST", "/oauth_token.do", seconds, data=asked)
+            form |= {"grant_type": "client_credentials"}
+        answer = self._send("POST", "/oauth_token.do", seconds, data=form)
         try:
             return str(answer.json()["access_token"])
         except (ValueError, KeyError, TypeError):
@@ -143,12 +143,12 @@ def _refused(answer: requests.Response) -> ChannelError:
         return ChannelError("ServiceNow asks for fewer calls (429)", passing=True, wait=wait)
     if status in (401, 403):
         check = "check SERVICENOW_USERNAME and its roles, or the token, or which fields a rule wants"
-        return ChannelError(f"ServiceNow refused ({status}); {check}{_said(answer)}")
-    return ChannelError(f"ServiceNow failed ({status}){_said(answer)}", passing=status >= 500)
+        return ChannelError(f"ServiceNow refused ({status}); {check}{_error_text(answer)}")
+    return ChannelError(f"ServiceNow failed ({status}){_error_text(answer)}", passing=status >= 500)
 
 
-def _said(answer: requests.Response) -> str:
-    """What its error says, in one short line."""
+def _error_text(answer: requests.Response) -> str:
+    """Return ServiceNow's error text in one short line."""
     try:
         error = answer.json()["error"]
         words = [error.get("message"), error.get("detail")] if isinstance(error, dict) else [error]
@@ -158,7 +158,7 @@ def _said(answer: requests.Response) -> str:
 
 
 def correlation_id(key: str) -> str:
-    """The trouble's name in ServiceNow; `^` would end the query that looks for it."""
+    """Return the trouble's id in ServiceNow, without `^`, which would end the query that finds it."""
     name = f"tir/{key.replace('^', '_')}"
     if len(name) <= _LONGEST_KEY:
         return name
@@ -188,7 +188,7 @@ def _fill(text: str, known: Mapping[str, str]) -> str:
 
 
 def description(event: Event) -> str:
-    """Cause, facts, next steps and links, one per line."""
+    """Return cause, facts, next steps and links, one per line."""
     lines = [event.text, "", *(f"{name}: {value}" for name, value in event.facts.items())]
     lines += ["", f"What to do: {event.next_step}"] if event.next_step else []
     return "\n".join([*lines, *(f"{label}: {url}" for label, url in event.links.items())]).strip()
@@ -203,32 +203,32 @@ class ServiceNowChannel:
         self._persistence = persistence
 
     def told(self, event: Event) -> Mapping[str, str] | None:
-        """Open, add to or resolve the trouble's incident; successes are no business of an incident."""
+        """Open, add to or resolve the trouble's incident; ignore successes."""
         if event.kind in ("success", "digest"):
             return None
-        return self._persistence.run(lambda seconds: self._once(event, _Clock(seconds)))
+        return self._persistence.run(lambda seconds: self._once(event, _Deadline(seconds)))
 
-    def _once(self, event: Event, clock: _Clock) -> Mapping[str, str] | None:
-        """Looks first, every time: an answer that got lost, or a person who closed it, makes no second incident."""
-        found = self._client.find(correlation_id(event.key), clock.left())
+    def _once(self, event: Event, deadline: _Deadline) -> Mapping[str, str] | None:
+        """Look for the incident first, so that a lost answer does not create a second one."""
+        incident = self._client.find(correlation_id(event.key), deadline.left())
         if event.kind == "recovery":
-            if found is not None:
-                self._client.change(str(found["sys_id"]), self._resolved(event), clock.left())
+            if incident is not None:
+                self._client.change(str(incident["sys_id"]), self._resolved(event), deadline.left())
             return None
-        if found is not None:
+        if incident is not None:
             notes = f"{event.title}\n{description(event)}"
-            kept = self._client.change(str(found["sys_id"]), {"work_notes": notes}, clock.left())
+            changed = self._client.change(str(incident["sys_id"]), {"work_notes": notes}, deadline.left())
         else:
-            kept = self._client.create(incident_fields(event, self._alerts), clock.left())
-        return {"sys_id": str(kept["sys_id"]), "number": str(kept.get("number", ""))}
+            changed = self._client.create(incident_fields(event, self._alerts), deadline.left())
+        return {"sys_id": str(changed["sys_id"]), "number": str(changed.get("number", ""))}
 
     def _resolved(self, event: Event) -> dict[str, str]:
         notes = f"{event.title}. {event.text}"
         return {"state": RESOLVED, "close_code": self._alerts.close_code, "close_notes": notes}
 
 
-class _Clock:
-    """The seconds that are left of some."""
+class _Deadline:
+    """The seconds that are left until a moment."""
 
     def __init__(self, seconds: float) -> None:
         self._deadline = time.monotonic() + seconds

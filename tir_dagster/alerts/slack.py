@@ -1,4 +1,4 @@
-"""Slack: Block Kit messages, and the channel that posts them; what follows on a failure goes into its thread."""
+"""Slack: Block Kit messages, and the channel that posts them; what follows a failure goes into its thread."""
 
 from __future__ import annotations
 
@@ -42,19 +42,21 @@ _HINTS = {
 
 
 def blocks(event: Event) -> list[dict[str, Any]]:
-    """The message as Slack lays it out."""
-    made = [_section(f"{_SIGNS[event.kind]} *{_bold(event.title)}*\n{mrkdwn(event.text)}")]
+    """Return the message as Block Kit blocks."""
+    message_blocks = [_section(f"{_SIGNS[event.kind]} *{_bold(event.title)}*\n{mrkdwn(event.text)}")]
     facts = list(event.facts.items())
     for start in range(0, len(facts), _FIELDS):
         part = facts[start : start + _FIELDS]
         texts = [shortened(f"*{_bold(name)}*\n{mrkdwn(value)}", _FIELD) for name, value in part]
-        made.append({"type": "section", "fields": [{"type": "mrkdwn", "text": text} for text in texts]})
+        message_blocks.append({"type": "section", "fields": [{"type": "mrkdwn", "text": text} for text in texts]})
     if event.next_step:
-        made.append(_section(f"*What to do*\n{mrkdwn(event.next_step)}"))
+        message_blocks.append(_section(f"*What to do*\n{mrkdwn(event.next_step)}"))
     if event.links:
         linked = "  ·  ".join(f"<{_address(url)}|{mrkdwn(label)}>" for label, url in event.links.items())
-        made.append({"type": "context", "elements": [{"type": "mrkdwn", "text": shortened(linked, _SECTION)}]})
-    return made
+        message_blocks.append(
+            {"type": "context", "elements": [{"type": "mrkdwn", "text": shortened(linked, _SECTION)}]}
+        )
+    return message_blocks
 
 
 def _section(text: str) -> dict[str, Any]:
@@ -62,7 +64,7 @@ def _section(text: str) -> dict[str, Any]:
 
 
 def _bold(text: str) -> str:
-    """A star or a line break inside would end the bold."""
+    """Return the text for bold: a star or a line break inside would end it."""
     return mrkdwn(" ".join(text.replace("*", "·").split()))
 
 
@@ -71,7 +73,7 @@ def _address(url: str) -> str:
 
 
 class _ThreadGoneError(ChannelError):
-    """The message that was to be answered is not there, or takes no answers."""
+    """The message of the thread is gone, or takes no answers."""
 
 
 class SlackChannel:
@@ -88,11 +90,11 @@ class SlackChannel:
         try:
             answer = self._persistence.run(lambda seconds: self._post(event, thread, seconds))
         except _ThreadGoneError:
-            # Somebody deleted or locked it: told anew, and what follows goes there.
+            # Somebody deleted or locked the thread: post a new message, and continue there.
             thread = None
             answer = self._persistence.run(lambda seconds: self._post(event, None, seconds))
         if event.kind in ("failure", "repeat"):
-            # What comes later answers the first message, never an answer.
+            # Later messages answer the first message, never an answer.
             return {"thread_ts": thread or answer, "channel": self._channel}
         return None
 
@@ -104,7 +106,7 @@ class SlackChannel:
                 text=mrkdwn(f"{event.title} {event.text}"),
                 blocks=blocks(event),
                 thread_ts=thread,
-                # Who was in the channel when it broke also sees that it is over.
+                # The whole channel saw the failure, so it also sees the recovery.
                 reply_broadcast=bool(thread) and event.kind == "recovery",
                 unfurl_links=False,
                 unfurl_media=False,
@@ -119,21 +121,21 @@ class SlackChannel:
 def _of_answer(error: SlackApiError) -> ChannelError:
     response = error.response
     status = getattr(response, "status_code", None) or (response.get("status") if isinstance(response, dict) else None)
-    said = response.get("error") if hasattr(response, "get") and not isinstance(response.get("error"), bytes) else None
+    code = response.get("error") if hasattr(response, "get") and not isinstance(response.get("error"), bytes) else None
     if status == 429:
         headers = getattr(response, "headers", None) or {}
         wait = next((value for name, value in headers.items() if name.lower() == "retry-after"), None)
         return ChannelError("Slack asks for fewer calls (429)", passing=True, wait=_seconds(wait))
-    if not isinstance(said, str) or not said or "<" in said:
+    if not isinstance(code, str) or not code or "<" in code:
         return ChannelError(f"Slack did not answer the way Slack does ({status})", passing=True)
-    if said in _THREAD_GONE:
-        return _ThreadGoneError(f"Slack refused: {said}")
-    passing = said in _PASSING or (isinstance(status, int) and status >= 500)
-    return ChannelError(f"Slack {'failed' if passing else 'refused'}: {said}{_hint(said)}", passing=passing)
+    if code in _THREAD_GONE:
+        return _ThreadGoneError(f"Slack refused: {code}")
+    passing = code in _PASSING or (isinstance(status, int) and status >= 500)
+    return ChannelError(f"Slack {'failed' if passing else 'refused'}: {code}{_hint(code)}", passing=passing)
 
 
-def _hint(said: str) -> str:
-    return f"; {_HINTS[said]}" if said in _HINTS else ""
+def _hint(code: str) -> str:
+    return f"; {_HINTS[code]}" if code in _HINTS else ""
 
 
 def _seconds(text: Any) -> float | None:

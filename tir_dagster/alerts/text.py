@@ -1,4 +1,4 @@
-"""Text that people read: without secrets, without values they should not see, escaped for Slack, short enough."""
+"""Preparation of text for people: without secrets and hidden values, escaped for Slack, short enough."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ _REPEATED = re.compile(r"(\bmore than once: ).+?(?= and more\.|\. Rows that\b|$)
 
 
 def scrub(text: str, env: Mapping[str, str], *, show_values: bool = False) -> str:
-    """The text without secrets of the environment, and, unless asked for, without values in SQL."""
+    """Return the text without the environment's secrets and, unless `show_values` is set, without values in SQL."""
     secrets = {value for name, value in env.items() if len(value) > 3 and _SECRET_NAME.search(name)}
-    # The longest first: of one that begins like another the end would be left.
+    # The longest first: otherwise the end of a secret that begins like a shorter one would stay.
     for value in sorted(secrets, key=len, reverse=True):
         text = text.replace(value, "…")
     text = hide_credentials(text, env)
@@ -48,12 +48,12 @@ def scrub(text: str, env: Mapping[str, str], *, show_values: bool = False) -> st
 
 
 def without_user(address: str) -> str:
-    """An address to follow, without a user's name and password in it."""
+    """Return the address without user name and password."""
     return without_credentials(address)
 
 
 def hide_values(text: str) -> str:
-    """Values that SQL compares with or lists, or that errors quote, may be customers' keys: they become `?`."""
+    """Replace values in SQL and in errors by `?`: they may be customers' keys."""
     text = _ROW.sub(r"\1?", text)
     text = _MORE_TUPLES.sub(r"\1", _LISTED.sub(r"\1(?)", text))
     text = _REPEATED.sub(r"\1?", _UNFIT.sub(r"\1?\2", _NOT_READ.sub(r"\1?", text)))
@@ -62,7 +62,7 @@ def hide_values(text: str) -> str:
 
 
 def mrkdwn(text: str) -> str:
-    """Escaped for Slack: nobody is mentioned and nothing is linked by a table's name or an error's text."""
+    """Escape the text for Slack, so that a table's name or an error mentions nobody and links nothing."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
@@ -75,7 +75,7 @@ def one_line(text: str) -> str:
 
 
 def moment(value: str) -> str:
-    """A source version as people read a time."""
+    """Return a source version as a readable time."""
     try:
         parsed = datetime.fromisoformat(value)
     except ValueError:
@@ -92,7 +92,7 @@ def span(seconds: float) -> str:
 
 
 def joined(names: tuple[str, ...]) -> str:
-    """A few names in full, of many the first ones."""
+    """Return a few names in full, or the first of many."""
     if len(names) <= 5:
         return ", ".join(names)
     return f"{', '.join(names[:4])} and {len(names) - 4} more"

@@ -44,7 +44,7 @@ def published_extract(spec: ExtractSpec, env: Mapping[str, str]) -> Iterator[Pat
     """Yield the Hyper file of the datasource as published now; it is deleted after the block."""
     with tempfile.TemporaryDirectory(prefix="tir-compare-") as folder:
         with TableauClient(TableauAccess.from_environment(env)) as client:
-            datasource = look_at_server(client, spec).found
+            datasource = look_at_server(client, spec).datasource
             if datasource is None:
                 raise DatasourceError(f"There is no datasource {spec.datasource.name!r} to compare. Refresh it first.")
             _, hyper = fetch_shell(client, datasource, Path(folder))

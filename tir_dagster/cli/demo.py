@@ -273,7 +273,7 @@ def _beside(by_key: _Refreshed, full: _Refreshed) -> str:
 def _tableau_increment(spec: ExtractSpec) -> float:
     begun = time.monotonic()
     with TableauClient(TableauAccess.from_environment(os.environ)) as client:
-        datasource = look_at_server(client, replace(spec, datasource=replace(spec.datasource, name=TWIN))).found
+        datasource = look_at_server(client, replace(spec, datasource=replace(spec.datasource, name=TWIN))).datasource
         assert datasource is not None, "the demo published it"
         started = start_refresh(client, datasource, incremental=True)
         wait_for_job(client, started.job_id, what="Tableau's own incremental refresh")

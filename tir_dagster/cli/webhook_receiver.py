@@ -6,7 +6,7 @@ import hmac
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from tir_dagster.tableau.webhooks import BadEventError, RefreshEvent, read_event
+from tir_dagster.tableau.webhooks import BadEventError, WebhookEvent, read_event
 
 LARGEST_BODY = 64 * 1024
 # This much of a too large body is read and discarded; otherwise the sender would miss the answer.
@@ -25,7 +25,7 @@ class Receiver(ThreadingHTTPServer):
         address: tuple[str, int],
         secret: str,
         *,
-        note: Callable[[RefreshEvent], str],
+        note: Callable[[WebhookEvent], str],
         say: Callable[[str], None],
     ) -> None:
         super().__init__(address, _Handler)

@@ -1,4 +1,4 @@
-"""The commit of a load: what is staged comes into the session's tables, is checked, and one transaction changes the table."""
+"""The commit of a load: staged rows go into the session's tables, are checked, and one transaction changes the table."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tir_dagster.loading.ledger import (
     newest_loaded,
     remember,
 )
-from tir_dagster.loading.merge_sql import Places
+from tir_dagster.loading.merge_sql import LoadTables
 from tir_dagster.loading.selection import Chosen
 from tir_dagster.loading.staging import REJECTED, ROWS, Staged
 from tir_dagster.loading.tables import LEDGER_COLUMNS, create, stage_type
@@ -28,7 +28,7 @@ from tir_dagster.snowflake.connection import SnowflakeAccess, SnowflakeError
 from tir_dagster.snowflake.names import TableName, literal
 from tir_dagster.spec.load import LoadSpec
 
-# What the connector says when the server or the session is gone: the rows are still staged, so the commit is tried again.
+# The connector's errors when the server or the session is gone: the rows are still staged, so the commit is tried again.
 LOST = frozenset({250001, 250003, 251001, 251007, 290404, 390104, 390111, 390112, 390114, 625})
 ATTEMPTS = 3
 _FORMAT = "FILE_FORMAT=(TYPE=PARQUET USE_LOGICAL_TYPE=TRUE) MATCH_BY_COLUMN_NAME=CASE_INSENSITIVE"
@@ -44,12 +44,12 @@ class DisturbedError(LoadError):
 
 
 class Committer:
-    """One load's way into the table."""
+    """The commit of one load."""
 
     def __init__(
         self,
         spec: LoadSpec,
-        places: Places,
+        tables: LoadTables,
         *,
         access: SnowflakeAccess,
         newest: str | None,
@@ -57,24 +57,24 @@ class Committer:
         log: Callable[[str], None],
         after: Callable[[str], None],
     ) -> None:
-        self.spec, self.places, self.access, self.books = spec, places, access, places.books
+        self.spec, self.tables, self.access, self.books = spec, tables, access, tables.books
         # The largest order key when the files were chosen, of those whose paths begin like this.
         self._newest, self._below = newest, below
         self._log, self._after = log, after
 
     def commit(self, plan: Sequence[Chosen], staged: Sequence[Staged]) -> Committed:
-        """Commit; after a lost connection look whether it was, and if not, do it again from what is staged."""
+        """Commit; after a lost connection check whether it is done, and if not, repeat it from the staged rows."""
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 return self._commit(plan, staged)
             except (SnowflakeError, OSError, LoadError) as failure:
                 if not _passing(failure) and attempt == 1:
                     raise
-                said = self.access.scrub(str(failure))[:200]
-                self._log(f"the commit did not end; looking whether the load is in the table ({said})")
-                # Also after a refusal: what an earlier attempt sent may have arrived later than it was looked for.
-                if found := committed(self.access, self.books, [self.places.load_id]):
-                    return found[0]
+                message = self.access.scrub(str(failure))[:200]
+                self._log(f"the commit was interrupted; checking whether the load is in the table ({message})")
+                # Also after a refusal: an earlier attempt may have been committed after the last check.
+                if loads := committed(self.access, self.books, [self.tables.load_id]):
+                    return loads[0]
                 if not _passing(failure) or attempt == ATTEMPTS:
                     raise
         raise AssertionError("the last attempt returns or raises")
@@ -97,48 +97,48 @@ class Committer:
                 self._after("changed")
                 run("COMMIT")
             except LoadError:
-                # What Snowflake itself refuses ends with the session, and the transaction with it.
+                # Only for our own errors: Snowflake's end the session, and with it the transaction.
                 run("ROLLBACK")
                 raise
             return done
 
     def _make_temporary(self, run: Run, staged: Sequence[Staged]) -> None:
-        kinds = {f"C{at}": stage_type(column) for at, column in enumerate(self.places.target.wanted)}
+        kinds = {f"C{at}": stage_type(column) for at, column in enumerate(self.tables.target.columns)}
         numbers = {"FILE_NO": "NUMBER(38,0)", "LINE_NO": "NUMBER(38,0)"}
-        run(create(self.places.staged, {**numbers, "IS_DELETED": "BOOLEAN", **kinds}, temporary=True))
-        if self.spec.duplicates == "reject" or any(one.rejected for one in staged):
-            run(create(self.places.rejected, {**numbers, "REASON": "VARCHAR", "ROW_TEXT": "VARCHAR"}, temporary=True))
-        run(create(self.places.files, LEDGER_COLUMNS, temporary=True))
-        run(create(self.places.changed, {"ACTION": "VARCHAR", **kinds}, temporary=True))
-        if self.places.target.order is not None and self.places.target.history is not None:
-            moment = kinds[f"C{self.places.target.order}"]
+        run(create(self.tables.staged, {**numbers, "IS_DELETED": "BOOLEAN", **kinds}, temporary=True))
+        if self.spec.duplicates == "reject" or any(unit.rejected for unit in staged):
+            run(create(self.tables.rejected, {**numbers, "REASON": "VARCHAR", "ROW_TEXT": "VARCHAR"}, temporary=True))
+        run(create(self.tables.files, LEDGER_COLUMNS, temporary=True))
+        run(create(self.tables.changed, {"ACTION": "VARCHAR", **kinds}, temporary=True))
+        if self.tables.target.order is not None and self.tables.target.history is not None:
+            moment = kinds[f"C{self.tables.target.order}"]
             marks = {"AT_TIME": moment, "NEXT_TIME": moment, "IS_DELETED": "BOOLEAN", "FRESH": "BOOLEAN"}
-            run(create(self.places.timeline, {**kinds, **marks}, temporary=True))
+            run(create(self.tables.timeline, {**kinds, **marks}, temporary=True))
 
     def _copy(self, run: Run, staged: Sequence[Staged]) -> tuple[dict[int, int], dict[int, int]]:
-        """Bring what is staged into the session's tables; good and bad rows by file."""
-        good = self._copied(run, self.places.staged, ROWS, sum(one.rows for one in staged))
-        bad = self._copied(run, self.places.rejected, REJECTED, sum(one.rejected for one in staged))
+        """Copy the staged rows into the session's tables; return the good and the bad rows by file."""
+        good = self._copied(run, self.tables.staged, ROWS, sum(unit.rows for unit in staged))
+        bad = self._copied(run, self.tables.rejected, REJECTED, sum(unit.rejected for unit in staged))
         if self.spec.duplicates == "reject" and self.spec.key and good:
-            # The files of a folder that is the whole table are one content.
-            for statement in merging.rejecting_duplicates(self.places, together=self.spec.snapshot == "folder"):
+            # Where a folder is the whole content of the table, all its files count together.
+            for statement in merging.rejecting_duplicates(self.tables, together=self.spec.snapshot == "folder"):
                 run(statement)
-            good, bad = (_by_file(run, table) for table in (self.places.staged, self.places.rejected))
+            good, bad = (_by_file(run, table) for table in (self.tables.staged, self.tables.rejected))
         return good, bad
 
     def _copied(self, run: Run, table: TableName, name: str, count: int) -> dict[int, int]:
-        """Rows by file in one of the session's tables, all that were staged for it."""
+        """Copy one staged folder into its table; return the rows by file, and raise if rows are missing."""
         if not count:
             return {}
-        folder = f"@{self.books.stage.sql}/{self.spec.name}/{self.places.load_id}/{name}/"
+        folder = f"@{self.books.stage.sql}/{self.spec.name}/{self.tables.load_id}/{name}/"
         run(f"COPY INTO {table.sql} FROM {literal(folder)} {_FORMAT}")
-        found = _by_file(run, table)
-        if sum(found.values()) != count:
-            arrived = sum(found.values())
+        rows = _by_file(run, table)
+        if sum(rows.values()) != count:
+            arrived = sum(rows.values())
             raise LoadError(
                 f"{self.spec.name}: {arrived:,} of {count:,} staged rows arrived. Nothing was loaded; run again."
             )
-        return found
+        return rows
 
     def _list_files(
         self,
@@ -149,16 +149,16 @@ class Committer:
     ) -> None:
         names = [name for name in LEDGER_COLUMNS if name != "LOADED_AT"]
         entries = []
-        for number, one in enumerate(plan):
-            texts = [one.file.stamp, one.digest, one.order_key, one.status]
-            counts = [one.file.size, rows.get(number, 0), rejected.get(number, 0)]
-            whose = [str(self.books.table), self.spec.name, self.places.load_id]
-            entries.append([*whose, one.file.path, one.times, number, *texts, *counts])
+        for number, chosen in enumerate(plan):
+            texts = [chosen.file.stamp, chosen.digest, chosen.order_key, chosen.status]
+            counts = [chosen.file.size, rows.get(number, 0), rejected.get(number, 0)]
+            owner = [str(self.books.table), self.spec.name, self.tables.load_id]
+            entries.append([*owner, chosen.file.path, chosen.times, number, *texts, *counts])
         row = f"({', '.join(['%s'] * len(names))})"
-        for some in in_batches(entries):
-            listed = ", ".join([row] * len(some))
-            values = [value for entry in some for value in entry]
-            run(f"INSERT INTO {beside_values(self.places.files)} ({', '.join(names)}) VALUES {listed}", values)
+        for batch in in_batches(entries):
+            listed = ", ".join([row] * len(batch))
+            values = [value for entry in batch for value in entry]
+            run(f"INSERT INTO {beside_values(self.tables.files)} ({', '.join(names)}) VALUES {listed}", values)
 
     def _change(
         self,
@@ -167,28 +167,28 @@ class Committer:
         rows: dict[int, int],
         rejected: dict[int, int],
     ) -> Committed:
-        claimed = run(merging.claim(self.places))
+        claimed = run(merging.claim(self.tables))
         check_claimed(int(claimed[0][0]), len(plan), self.spec.name)
         self._check_newest(run)
         changed, counts = self._write(run) if rows or self._empties(plan) else (None, (0, 0, 0))
         if rejected:
-            run(merging.rejects(self.places))
+            run(merging.rejects(self.tables))
         done = Committed(
-            self.places.load_id,
+            self.tables.load_id,
             len(plan),
             sum(rows.values()) + sum(rejected.values()),
             sum(rejected.values()),
             *counts,
             changed,
         )
-        remember(run, self.places, self.spec.mode, done)
+        remember(run, self.tables, self.spec.mode, done)
         return done
 
     def _check_newest(self, run: Run) -> None:
-        """Of two whole contents at the same time the older one must not come last."""
-        if self.spec.mode == "truncate" and newest_loaded(run, self.places, below=self._below) != self._newest:
+        """Raise if another load replaced the whole content meanwhile: the older content must not come last."""
+        if self.spec.mode == "truncate" and newest_loaded(run, self.tables, below=self._below) != self._newest:
             raise LoadError(
-                f"{self.spec.name}: another load brought a content of {self.spec.table} meanwhile. Nothing was loaded; run again."
+                f"{self.spec.name}: another load replaced the content of {self.spec.table} meanwhile. Nothing was loaded; run again."
             )
 
     def _empties(self, plan: Sequence[Chosen]) -> bool:
@@ -196,24 +196,24 @@ class Committer:
 
     def _write(self, run: Run) -> tuple[Changed | None, Counts]:
         """Change the table as the mode says; which keys changed, and rows inserted, updated, deleted."""
-        graves = self.places.target.order is not None
+        graves = self.tables.target.order is not None
         if self.spec.mode == "append":
             return self._append(run)
         if self.spec.mode == "truncate":
             return self._replace(run)
         if self.spec.mode == "merge":
-            run(merging.merged_rows(self.places, graves=graves))
-            statements = merging.merge(self.places, graves=graves)
+            run(merging.merged_rows(self.tables, graves=graves))
+            statements = merging.merge(self.tables, graves=graves)
         else:
-            run(versions.timeline(self.places, graves=graves))
-            run(versions.changed_versions(self.places))
-            statements = versions.write_versions(self.places, graves=graves)
-        actions = found_actions(run, self.places)
-        changed, counts = changed_keys(run, self.places, actions), (0, 0, 0)
-        # A merge that changes nothing would still be a version of the table to look at.
+            run(versions.timeline(self.tables, graves=graves))
+            run(versions.changed_versions(self.tables))
+            statements = versions.write_versions(self.tables, graves=graves)
+        actions = found_actions(run, self.tables)
+        changed, counts = changed_keys(run, self.tables, actions), (0, 0, 0)
+        # A merge that changes nothing would still create a new version of the table.
         if changed is not None:
             by_key = tuple(actions.get(action, 0) for action in "IUD")
-            planned = by_key if self.spec.mode == "merge" else run(versions.planned_versions(self.places))[0]
+            planned = by_key if self.spec.mode == "merge" else run(versions.planned_versions(self.tables))[0]
             counts = _merge_counts(run(statements[0]), has_update="THEN UPDATE" in statements[0])
             check_undisturbed(self.spec, planned, counts)
         for statement in statements[1:]:
@@ -221,21 +221,21 @@ class Committer:
         return changed, counts
 
     def _append(self, run: Run) -> tuple[Changed | None, Counts]:
-        inserted = int(run(merging.append(self.places)[0])[0][0])
-        if not self.places.keys:
+        inserted = int(run(merging.append(self.tables)[0])[0][0])
+        if not self.tables.keys:
             return Changed("ADD_ROWS") if inserted else None, (inserted, 0, 0)
-        run(merging.appended_keys(self.places))
-        return changed_keys(run, self.places, found_actions(run, self.places)), (inserted, 0, 0)
+        run(merging.appended_keys(self.tables))
+        return changed_keys(run, self.tables, found_actions(run, self.tables)), (inserted, 0, 0)
 
     def _replace(self, run: Run) -> tuple[Changed | None, Counts]:
         changed: Changed | None = Changed("MIXED_CHANGES")
-        ((before,),) = run(f"SELECT COUNT(*) FROM {self.places.target.table.sql}")
-        if self.places.keys:
-            run(merging.replaced_keys(self.places))
-            changed = changed_keys(run, self.places, found_actions(run, self.places))
+        ((before,),) = run(f"SELECT COUNT(*) FROM {self.tables.target.table.sql}")
+        if self.tables.keys:
+            run(merging.replaced_keys(self.tables))
+            changed = changed_keys(run, self.tables, found_actions(run, self.tables))
         if changed is None:
             return None, (0, 0, 0)
-        deleted, inserted = (int(run(statement)[0][0]) for statement in merging.replace(self.places))
+        deleted, inserted = (int(run(statement)[0][0]) for statement in merging.replace(self.tables))
         check_undisturbed(self.spec, (0, 0, before), (0, 0, deleted), exactly=True)
         return changed, (inserted, 0, deleted)
 
@@ -244,7 +244,7 @@ def check_rows(spec: LoadSpec, plan: Sequence[Chosen], staged: Sequence[Staged],
     """Raise if too many rows are bad, or if none would be left of a table that must not be empty."""
     total = good + bad
     if bad and bad / total > spec.reject_share:
-        samples = [said for one in staged for said in one.samples][:_SHOWN]
+        samples = [sample for unit in staged for sample in unit.samples][:_SHOWN]
         raise LoadError(
             f"{spec.name}: {bad:,} of {total:,} rows cannot be loaded, more than reject_share = {spec.reject_share:g} allows: "
             f"{'; '.join(samples) or 'keys that are twice in one file'}. Nothing was loaded; `tir load {spec.name} --dry-run` "
@@ -253,12 +253,12 @@ def check_rows(spec: LoadSpec, plan: Sequence[Chosen], staged: Sequence[Staged],
     if _replaces(spec, plan) and not good and not spec.allow_empty:
         raise LoadError(
             f"{spec.name}: the new content has no rows; {spec.table} would be empty. Nothing was loaded; set "
-            "`allow_empty: true` if that is meant."
+            "`allow_empty: true` if it should be empty."
         )
 
 
 def _replaces(spec: LoadSpec, plan: Sequence[Chosen]) -> bool:
-    return spec.mode == "truncate" and any(one.status == "LOADED" for one in plan)
+    return spec.mode == "truncate" and any(chosen.status == "LOADED" for chosen in plan)
 
 
 def _by_file(run: Run, table: TableName) -> dict[int, int]:
@@ -273,28 +273,30 @@ def _passing(failure: Exception) -> bool:
 
 
 def in_batches(entries: Sequence[list[Any]]) -> Iterator[list[list[Any]]]:
-    """Entries for one statement each."""
-    some: list[list[Any]] = []
+    """Split the entries into batches, one for each statement."""
+    batch: list[list[Any]] = []
     size = 0
     for entry in entries:
         # A value's quotes and backslashes are doubled.
-        long = sum(2 * len(str(value).encode()) + 4 for value in entry)
-        if some and size + long > _BYTES_AT_ONCE:
-            yield some
-            some, size = [], 0
-        some.append(entry)
-        size += long
-    if some:
-        yield some
+        entry_size = sum(2 * len(str(value).encode()) + 4 for value in entry)
+        if batch and size + entry_size > _BYTES_AT_ONCE:
+            yield batch
+            batch, size = [], 0
+        batch.append(entry)
+        size += entry_size
+    if batch:
+        yield batch
 
 
 def check_undisturbed(spec: LoadSpec, planned: Sequence[Any], counts: Counts, *, exactly: bool = False) -> None:
-    """What was changed is what was found to change; a table that has a key twice has more rows than keys.
+    """Raise unless the rows that changed are those that were planned; a table with repeated keys has more rows than keys.
 
-    Each statement sees what others have committed before it, so a row may have come or gone between two of them.
+    Each statement sees what others have committed before it, so rows may change between two statements.
     """
-    wanted = tuple(int(count) for count in planned)
-    if wanted == counts or (not exactly and all(done >= want for done, want in zip(counts, wanted, strict=True))):
+    expected = tuple(int(count) for count in planned)
+    if expected == counts or (
+        not exactly and all(count >= least for count, least in zip(counts, expected, strict=True))
+    ):
         return
     raise DisturbedError(
         f"{spec.name}: somebody else changed {spec.table} during the commit. Nothing was loaded; run again when it is quiet."

@@ -1,4 +1,4 @@
-"""CSV, JSON lines and Parquet as pieces of a few thousand rows, each row with its line, good or bad."""
+"""Readers of CSV, JSON lines and Parquet: pieces of a few thousand rows, each row with its line, good or bad."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tir_dagster.errors import LoadError
-from tir_dagster.loading.values import Digits, Unfit, Wanted, is_storable, json_text, parsed_json
+from tir_dagster.loading.values import Digits, FileColumn, UnfitValueError, is_storable, json_text, parsed_json
 from tir_dagster.snowflake.columns import Kind
 
 ROWS = 20_000
@@ -32,7 +32,7 @@ _LONGEST_FIELD = 16 << 20
 
 @dataclass(frozen=True)
 class Bad:
-    """A row that no table takes: where it stands, why, and what it says."""
+    """A row that cannot be loaded: its line, the reason, and its text."""
 
     line: int
     reason: str
@@ -41,54 +41,54 @@ class Bad:
 
 @dataclass(frozen=True)
 class Piece:
-    """Rows as the file has them: an array for each wanted column, their lines, and rows that are none."""
+    """Rows as the file has them: an array for each column, their lines, and the bad rows."""
 
     columns: list[pa.Array]
     lines: list[int] | range
     bad: list[Bad] = field(default_factory=list)
 
     def shown(self, at: int) -> str:
-        """The row as people read it."""
+        """Return the row as text for people."""
         return json.dumps([array[at].as_py() for array in self.columns], default=str, ensure_ascii=False)[:_SHOWN_ROW]
 
 
 @dataclass
 class Shape:
-    """What a file turned out to have that was not expected: columns missing, further, or of another type."""
+    """How a file differs from what was expected: columns that are missing, extra, or of another type."""
 
     missing: list[str] = field(default_factory=list)
     extra: list[str] = field(default_factory=list)
     other: list[str] = field(default_factory=list)
 
     def sentences(self) -> list[str]:
-        said = [f"column {shown_name(name)} is missing" for name in self.missing]
-        said += [f"column {shown_name(name)} is not expected" for name in self.extra]
-        return said + self.other
+        sentences = [f"column {shown_name(name)} is missing" for name in self.missing]
+        sentences += [f"column {shown_name(name)} is not expected" for name in self.extra]
+        return sentences + self.other
 
 
 def shown_name(name: str) -> str:
-    """The name for a message; where a reader could not see all of it, as Python writes it."""
+    """Return the name for a message; as Python's `repr` if it has invisible characters."""
     return name if name.isprintable() and name == name.strip() and name else repr(name)
 
 
-def matched(names: Sequence[str], wanted: Sequence[Wanted], shape: Shape) -> list[int | None]:
-    """Where in the file each wanted column is; the rest goes into the shape.
+def matched(names: Sequence[str], columns: Sequence[FileColumn], shape: Shape) -> list[int | None]:
+    """Return the place of each column in the file; note missing and extra columns in the shape.
 
-    It is found by its exact name, or else whatever the case and the blanks around it.
+    A column is found by its exact name, or else by its name without regard to case and surrounding blanks.
     """
     exact = {name: at for at, name in enumerate(names)}
     folded: dict[str, list[int]] = {}
     for at, name in enumerate(names):
         folded.setdefault(_folded(name), []).append(at)
-    found: list[int | None] = []
-    for column in wanted:
+    places: list[int | None] = []
+    for column in columns:
         alike = folded.get(_folded(column.name), [])
         place = exact.get(column.name, alike[0] if len(alike) == 1 else None)
-        found.append(place)
+        places.append(place)
         if place is None:
             shape.missing.append(column.name)
-    shape.extra += [name for at, name in enumerate(names) if at not in found]
-    return found
+    shape.extra += [name for at, name in enumerate(names) if at not in places]
+    return places
 
 
 def _folded(name: str) -> str:
@@ -100,8 +100,8 @@ def _check_once(names: Sequence[str], path: str, where: str) -> None:
         raise LoadError(f"{path}: column {', '.join(twice)} is twice in the {where}. Nothing was loaded; fix the file.")
 
 
-def csv_pieces(raw: Any, path: str, wanted: Sequence[Wanted], shape: Shape, *, delimiter: str) -> Iterator[Piece]:
-    """Rows by the header's names; an empty field is NULL. A row of another length is bad."""
+def csv_pieces(raw: Any, path: str, columns: Sequence[FileColumn], shape: Shape, *, delimiter: str) -> Iterator[Piece]:
+    """Read rows by the header's names; an empty field is NULL, a row of another length is bad."""
     csv.field_size_limit(_LONGEST_FIELD)
     with _text(raw, path) as text:
         reader = csv.reader(text, delimiter=delimiter, strict=True)
@@ -111,7 +111,7 @@ def csv_pieces(raw: Any, path: str, wanted: Sequence[Wanted], shape: Shape, *, d
         if not is_storable("".join(header)):
             raise _not_utf8(path, "the header is")
         _check_once(header, path, "header")
-        places = matched(header, wanted, shape)
+        places = matched(header, columns, shape)
         yield from _csv_rows(reader, len(header), places, path)
 
 
@@ -128,7 +128,7 @@ def _csv_rows(reader: Any, width: int, places: Sequence[int | None], path: str) 
             ended = True
         except csv.Error as error:
             if reader.line_num > begun or "unexpected end of data" in str(error):
-                # A quote that is never closed takes all that follows with it: those are not one bad row.
+                # An unclosed quote swallows all following lines: that is more than one bad row.
                 raise LoadError(
                     f"{path}: line {begun}: a quote opens there and does not close as it should ({error}), up to line"
                     f" {reader.line_num}. Nothing was loaded; fix the file."
@@ -155,9 +155,9 @@ def _column(rows: Sequence[Sequence[str]], at: int | None) -> pa.Array:
     return pa.array([row[at] or None for row in rows], pa.string())
 
 
-def json_pieces(raw: Any, path: str, wanted: Sequence[Wanted], shape: Shape) -> Iterator[Piece]:
-    """One object for each line; a field that is not there is NULL, one that is in no row is missing."""
-    fields = _Fields(wanted)
+def json_pieces(raw: Any, path: str, columns: Sequence[FileColumn], shape: Shape) -> Iterator[Piece]:
+    """Read one object per line; an absent field is NULL, a field that no row has is missing."""
+    fields = _Fields(columns)
     rows: list[dict[str, Any]] = []
     lines: list[int] = []
     bad: list[Bad] = []
@@ -180,11 +180,11 @@ def json_pieces(raw: Any, path: str, wanted: Sequence[Wanted], shape: Shape) -> 
 
 
 class _Fields:
-    """The wanted columns in objects, each of which has its own fields; remembers which were ever found."""
+    """The columns in objects, each of which has its own fields; it remembers which were ever found."""
 
-    def __init__(self, wanted: Sequence[Wanted]) -> None:
-        self._wanted = wanted
-        # For each list of names that an object has, the names of the wanted columns there.
+    def __init__(self, columns: Sequence[FileColumn]) -> None:
+        self._columns = columns
+        # For each list of field names: the name of each column in it.
         self._known: dict[tuple[str, ...], list[str | None]] = {}
 
     def columns(self, rows: Sequence[dict[str, Any]]) -> list[pa.Array]:
@@ -192,46 +192,46 @@ class _Fields:
         return [
             pa.array(
                 [
-                    None if (name := found[at]) is None else _told(row[name], column)
-                    for row, found in zip(rows, names, strict=True)
+                    None if (name := present[at]) is None else _as_csv_text(row[name], column)
+                    for row, present in zip(rows, names, strict=True)
                 ],
                 pa.string(),
             )
-            for at, column in enumerate(self._wanted)
+            for at, column in enumerate(self._columns)
         ]
 
     def _names(self, names: tuple[str, ...]) -> list[str | None]:
         if names not in self._known:
-            places = matched(names, self._wanted, Shape())
+            places = matched(names, self._columns, Shape())
             self._known[names] = [None if at is None else names[at] for at in places]
         return self._known[names]
 
     def tell(self, shape: Shape) -> None:
-        """What no object has, and what was nowhere expected; nothing if there was no object."""
+        """Note in the shape which columns no object has, and which fields are extra; nothing if there was no object."""
         if not self._known:
             return
-        used = {name for found in self._known.values() for name in found}
-        for at, column in enumerate(self._wanted):
-            if all(found[at] is None for found in self._known.values()):
+        used = {name for present in self._known.values() for name in present}
+        for at, column in enumerate(self._columns):
+            if all(present[at] is None for present in self._known.values()):
                 shape.missing.append(column.name)
         shape.extra += dict.fromkeys(name for names in self._known for name in names if name not in used)
 
 
 def _object(content: str) -> dict[str, Any] | str:
-    """The line's object, or why it is none."""
+    """Return the line's object, or the reason why it is none."""
     if not is_storable(content):
         return "not text in UTF-8"
     try:
         value = parsed_json(content)
-    except Unfit as error:
+    except UnfitValueError as error:
         return str(error)
     except (ValueError, RecursionError) as error:
         return f"not JSON: {error}"
     return value if isinstance(value, dict) else "not a JSON object"
 
 
-def _told(value: Any, column: Wanted) -> str | None:
-    """A JSON value as the text that a CSV file would have."""
+def _as_csv_text(value: Any, column: FileColumn) -> str | None:
+    """Return a JSON value as the text that a CSV file would have."""
     if value is None:
         return None
     if isinstance(value, str) and (isinstance(value, Digits) or column.column.kind is not Kind.JSON):
@@ -240,22 +240,22 @@ def _told(value: Any, column: Wanted) -> str | None:
 
 
 def parquet_groups(raw: Any, path: str) -> list[int]:
-    """The rows of each row group, so that several tasks can share a file."""
+    """Return the number of rows of each row group, so that several tasks can share a file."""
     with _of_parquet(path):
-        found = pq.ParquetFile(raw).metadata
-        return [found.row_group(at).num_rows for at in range(found.num_row_groups)]
+        metadata = pq.ParquetFile(raw).metadata
+        return [metadata.row_group(at).num_rows for at in range(metadata.num_row_groups)]
 
 
 def parquet_pieces(
-    raw: Any, path: str, wanted: Sequence[Wanted], shape: Shape, *, groups: Sequence[int] | None, first: int = 1
+    raw: Any, path: str, columns: Sequence[FileColumn], shape: Shape, *, groups: Sequence[int] | None, first: int = 1
 ) -> Iterator[Piece]:
-    """The row groups' rows; `first` is the number of the first one in the file."""
+    """Read the rows of these row groups; `first` is the number of their first row in the file."""
     with _of_parquet(path):
         file = pq.ParquetFile(raw)
         names = file.schema_arrow.names
         _check_once(names, path, "file")
-        places = matched(names, wanted, shape)
-        for column, at in zip(wanted, places, strict=True):
+        places = matched(names, columns, shape)
+        for column, at in zip(columns, places, strict=True):
             if at is not None and not column.fits(file.schema_arrow.types[at]) and not _as_text(column):
                 kind = file.schema_arrow.types[at]
                 shape.other.append(f"column {column.name} is {kind}, expected is {column.column.kind.value}")
@@ -263,24 +263,24 @@ def parquet_pieces(
             return
         listed = sorted({names[at] for at in places if at is not None})
         for batch in file.iter_batches(_PARQUET_ROWS, row_groups=groups, columns=listed):
-            columns = [
+            arrays = [
                 pa.nulls(batch.num_rows, pa.string()) if at is None else _plain(batch.column(names[at]), column)
-                for column, at in zip(wanted, places, strict=True)
+                for column, at in zip(columns, places, strict=True)
             ]
-            yield Piece(columns, range(first, first + batch.num_rows))
+            yield Piece(arrays, range(first, first + batch.num_rows))
             first += batch.num_rows
 
 
-def _as_text(column: Wanted) -> bool:
-    """Whether any value has a text that the column takes."""
+def _as_text(column: FileColumn) -> bool:
+    """Whether the column takes every value as text."""
     return column.column.kind.value in ("text", "json")
 
 
-def _plain(values: pa.Array, column: Wanted) -> pa.Array:
+def _plain(values: pa.Array, column: FileColumn) -> pa.Array:
     if pa.types.is_dictionary(values.type):
         values = values.dictionary_decode()
     if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
-        # No reader checks that a file's texts are what they should be.
+        # No reader checks that a file's texts are valid UTF-8.
         return _texts(pc.cast(values, pa.large_binary() if pa.types.is_large_string(values.type) else pa.binary()))
     if _is_binary(values.type):
         return _texts(values)
@@ -294,7 +294,7 @@ def _is_binary(kind: pa.DataType) -> bool:
 
 
 def _texts(values: pa.Array) -> pa.Array:
-    """Bytes as texts, as some writers mean them; as they are if some are not, which is then said row by row."""
+    """Return bytes as texts, as some writers mean them; unchanged if some are not, so that each such row is rejected."""
     try:
         return pc.cast(values, pa.string())
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
@@ -302,7 +302,7 @@ def _texts(values: pa.Array) -> pa.Array:
 
 
 def _as_json_value(value: Any) -> Any:
-    """A value of Parquet as one of JSON: numbers exactly, moments and other things as texts."""
+    """Return a Parquet value as a JSON value: numbers exactly, moments and other values as texts."""
     if isinstance(value, dict):
         return {str(name): _as_json_value(part) for name, part in value.items()}
     if isinstance(value, (list, tuple)):
@@ -313,7 +313,7 @@ def _as_json_value(value: Any) -> Any:
 
 
 def _as_text_value(value: Any) -> str | None:
-    """A value that is no text as one: lists and structures as JSON."""
+    """Return any value as text: lists and structures as JSON."""
     if value is None:
         return None
     return json_text(_as_json_value(value)) if isinstance(value, (dict, list, bool)) else str(value)
@@ -324,13 +324,15 @@ def _of_parquet(path: str) -> Iterator[None]:
     try:
         yield
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, EOFError) as error:
-        said = " ".join(str(error).split())[:200].rstrip(".")
-        raise LoadError(f"{path}: not a whole Parquet file: {said}. Nothing was loaded; send the file again.") from None
+        message = " ".join(str(error).split())[:200].rstrip(".")
+        raise LoadError(
+            f"{path}: not a whole Parquet file: {message}. Nothing was loaded; send the file again."
+        ) from None
 
 
 @contextmanager
 def _text(raw: Any, path: str) -> Iterator[Any]:
-    """The file's text, unpacked by the ending of its name; what cannot be unpacked is said."""
+    """Open the file as text, unpacked by the ending of its name; raise if it cannot be unpacked."""
     opened: Any = raw
     if path.endswith(".gz"):
         opened = gzip.GzipFile(fileobj=raw)
@@ -345,11 +347,11 @@ def _text(raw: Any, path: str) -> Iterator[Any]:
         begin = buffered.peek(4)[:4]
         if begin.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or b"\0" in begin:
             raise _not_utf8(path, "it is")
-        # A byte order mark belongs to the file, not to its first column. Bytes that are no UTF-8 spoil their row only.
+        # The byte order mark is not part of the first column. Bytes that are no UTF-8 make only their own row bad.
         yield io.TextIOWrapper(buffered, encoding="utf-8-sig", errors="surrogateescape", newline="")
     except (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
         raise LoadError(
-            f"{path}: it ends too early or is damaged ({error}). Nothing was loaded; send the file again."
+            f"{path}: the file ends too early or is damaged ({error}). Nothing was loaded; send the file again."
         ) from None
 
 

@@ -1,4 +1,4 @@
-"""Where files land: a folder or an S3 prefix, listed and opened by pyarrow's own filesystems; no jars."""
+"""The place where files land: a folder or an S3 prefix, listed and opened by pyarrow's own filesystems; no jars."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tir_dagster.spec.load import Files
 _CHUNK = 8 << 20
 _HIDDEN = ("_", ".")
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
-# What the environment calls the access, and pyarrow; a role or a profile is found by AWS's own ways wherever a file is read.
+# pyarrow's names of the access keys, and the environment's; roles and profiles are found by AWS's own means.
 _ACCESS = {
     "access_key": "AWS_ACCESS_KEY_ID",
     "secret_key": "AWS_SECRET_ACCESS_KEY",
@@ -34,7 +34,7 @@ _ACCESS = {
 
 @dataclass(frozen=True)
 class LandedFile:
-    """A file as the listing shows it; `stamp` changes whenever it is written again."""
+    """A file as the listing shows it; `stamp` changes whenever the file is written again."""
 
     path: str
     size: int
@@ -47,8 +47,8 @@ class LandedFile:
 
 
 @dataclass(frozen=True)
-class Place:
-    """The filesystem that an address means, and the path in it. It can be pickled: tasks open files by it."""
+class LandingPlace:
+    """The filesystem of an address, and the path in it. It can be pickled: tasks open files with it."""
 
     address: str
     # Where S3 is, unless it is AWS's own.
@@ -57,7 +57,7 @@ class Place:
     access: tuple[tuple[str, str], ...] = field(default=(), repr=False)
 
     @staticmethod
-    def of(address: str, env: Mapping[str, str] = os.environ) -> Place:
+    def of(address: str, env: Mapping[str, str] = os.environ) -> LandingPlace:
         options: dict[str, str] = {}
         if variable := next((name for name in _ENDPOINTS if env.get(name) and address.startswith("s3://")), None):
             endpoint = _endpoint(variable, env[variable])
@@ -66,7 +66,7 @@ class Place:
             options["region"] = region
         access = {name: env[variable] for name, variable in _ACCESS.items() if env.get(variable)}
         known = access.items() if {"access_key", "secret_key"} <= access.keys() else ()
-        return Place(address.rstrip("/"), tuple(sorted(options.items())), tuple(known))
+        return LandingPlace(address.rstrip("/"), tuple(sorted(options.items())), tuple(known))
 
     @property
     def is_s3(self) -> bool:
@@ -75,24 +75,24 @@ class Place:
     @cached_property
     def filesystem(self) -> Any:
         if self.is_s3:
-            # A region that is not given would be asked of a real AWS, also where the endpoint is another one.
-            given = {"region": "us-east-1", **dict(self.options)} if self.options else {}
-            return fs.S3FileSystem(connect_timeout=10, request_timeout=60, **given, **dict(self.access))
+            # Without a region pyarrow would ask the real AWS for it, even with another endpoint.
+            options = {"region": "us-east-1", **dict(self.options)} if self.options else {}
+            return fs.S3FileSystem(connect_timeout=10, request_timeout=60, **options, **dict(self.access))
         return fs.LocalFileSystem()
 
     @cached_property
     def root(self) -> str:
-        """The address as the filesystem understands it. Only here something is decoded: a file may be called 5%25.csv."""
+        """The address as the filesystem understands it. Only the address is decoded: a file may be called 5%25.csv."""
         return self.inner(self.address) if self.is_s3 else unquote(self.inner(self.address)) or "/"
 
     @property
     def below(self) -> str:
-        """How the path of every file below the address begins."""
+        """The common beginning of the paths of all files below the address."""
         return f"{'s3' if self.is_s3 else 'file'}://{self.root.rstrip('/')}/"
 
     @staticmethod
     def inner(path: str) -> str:
-        """A file's path as the filesystem understands it."""
+        """Return a file's path as the filesystem understands it."""
         return path.partition("://")[2]
 
     def __getstate__(self) -> dict[str, Any]:
@@ -104,61 +104,63 @@ class Place:
 
     @cached_property
     def _s3(self) -> Any:
-        """Lists objects with their ETags, which pyarrow does not tell; it finds credentials and endpoint the same ways."""
-        import boto3  # noqa: PLC0415 - half a second, for who has files there
+        """The client that lists objects with their ETags, which pyarrow does not show; it finds credentials the same way."""
+        import boto3  # noqa: PLC0415 - takes half a second, only needed for S3
         from botocore.config import Config  # noqa: PLC0415
 
         region = dict(self.options).get("region")
         return boto3.Session().client("s3", region_name=region, config=Config(connect_timeout=10, read_timeout=60))
 
     def listed(self) -> list[LandedFile]:
-        """Every file below the address; the address must be there."""
-        with self.told(self.address):
+        """Return every file below the address; raise if the address does not exist."""
+        with self.explaining_errors(self.address):
             if self.is_s3:
                 return self._objects()
             if self.filesystem.get_file_info(self.root).type is not fs.FileType.Directory:
-                raise LoadError(f"{self.address} is no folder. Create it, or correct `files.path` in the load's spec.")
-            found = self.filesystem.get_file_info(fs.FileSelector(self.root, recursive=True))
-        return [_local(info) for info in found if info.type is fs.FileType.File]
+                raise LoadError(
+                    f"{self.address} is not a folder. Create it, or correct `files.path` in the load's spec."
+                )
+            infos = self.filesystem.get_file_info(fs.FileSelector(self.root, recursive=True))
+        return [_local(info) for info in infos if info.type is fs.FileType.File]
 
     def _objects(self) -> list[LandedFile]:
         bucket, _, prefix = self.root.partition("/")
         pages = self._s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=f"{prefix}/" if prefix else "")
         return [
-            LandedFile(f"s3://{bucket}/{one['Key']}", one["Size"], one["LastModified"], _stamp(one))
+            LandedFile(f"s3://{bucket}/{entry['Key']}", entry["Size"], entry["LastModified"], _stamp(entry))
             for page in pages
-            for one in page.get("Contents", ())
-            if not one["Key"].endswith("/")
+            for entry in page.get("Contents", ())
+            if not entry["Key"].endswith("/")
         ]
 
     def look(self, path: str) -> LandedFile | None:
-        """The file as it is now; None if it is gone."""
-        with self.told(path):
+        """Return the file as it is now; None if it is gone."""
+        with self.explaining_errors(path):
             if not self.is_s3:
                 info = self.filesystem.get_file_info(self.inner(path))
                 return _local(info) if info.type is fs.FileType.File else None
             bucket, _, key = self.inner(path).partition("/")
             try:
-                one = self._s3.head_object(Bucket=bucket, Key=key)
+                entry = self._s3.head_object(Bucket=bucket, Key=key)
             except self._s3.exceptions.ClientError as error:
                 if error.response["ResponseMetadata"]["HTTPStatusCode"] == 404:
                     return None
                 raise
-            return LandedFile(path, one["ContentLength"], one["LastModified"], _stamp(one))
+            return LandedFile(path, entry["ContentLength"], entry["LastModified"], _stamp(entry))
 
     @contextmanager
     def opened(self, path: str) -> Iterator[Any]:
-        with self.told(path), self.filesystem.open_input_file(self.inner(path)) as file:
+        with self.explaining_errors(path), self.filesystem.open_input_file(self.inner(path)) as file:
             yield file
 
     def digest(self, file: LandedFile) -> str:
-        """The file's content in a few letters. It is read: S3's ETag follows the parts and the key of an upload, too."""
+        """Return a digest of the file's content. The file is read: S3's ETag also depends on how it was uploaded."""
         with self.opened(file.path) as opened:
             return Hashed(opened).digest()
 
     @contextmanager
-    def told(self, path: str) -> Iterator[None]:
-        """What the filesystem says becomes an error that says which file and what to do."""
+    def explaining_errors(self, path: str) -> Iterator[None]:
+        """Turn the filesystem's errors into ones that name the file and what to do."""
         try:
             yield
         except OSError as error:
@@ -171,7 +173,7 @@ class Place:
 
 
 def _endpoint(variable: str, address: str) -> ParseResult:
-    """Where S3 is, by an address that may be shown."""
+    """Return the parts of the S3 endpoint; raise without showing an address that contains credentials."""
     try:
         parts = urlparse(address)
     except ValueError:
@@ -185,7 +187,7 @@ def _endpoint(variable: str, address: str) -> ParseResult:
 
 
 class Hashed(io.RawIOBase):
-    """A file that is read once, for its rows and for its digest."""
+    """A file that is read once for both its rows and its digest."""
 
     def __init__(self, raw: Any) -> None:
         self._raw = raw
@@ -201,8 +203,8 @@ class Hashed(io.RawIOBase):
         return len(data)
 
     def digest(self) -> str:
-        """The whole content's, also of what nobody has read."""
-        # Not by this object: whoever unpacked it may have closed it.
+        """Return the digest of the whole content; read the rest first."""
+        # Not through this object: the code that unpacked it may have closed it.
         while chunk := self._raw.read(_CHUNK):
             self._known.update(chunk)
         return f"md5 {self._known.hexdigest()}"
@@ -213,37 +215,39 @@ def _local(info: Any) -> LandedFile:
     return LandedFile(f"file://{info.path}", info.size, modified, f"{info.size}/{info.mtime_ns}")
 
 
-def _stamp(found: Mapping[str, Any]) -> str:
-    """With the time: a content that comes back after another one is news. A listing may know more of it than a look."""
-    return f"etag {found['ETag'].strip(chr(34))} {found['LastModified']:%Y-%m-%dT%H:%M:%S}"
+def _stamp(entry: Mapping[str, Any]) -> str:
+    """Return ETag and time, in whole seconds: a listing may show fractions. The time makes a returning content new."""
+    return f"etag {entry['ETag'].strip(chr(34))} {entry['LastModified']:%Y-%m-%dT%H:%M:%S}"
 
 
 _FORBIDDEN = re.compile(r"ACCESS_?DENIED|ACCESS DENIED|FORBIDDEN|INVALID_?ACCESS_?KEY|SIGNATURE_?DOES_?NOT|CREDENTIALS")
 
 
 def _fail(path: str, error: Exception) -> NoReturn:
-    said = " ".join(str(error).split())[:300]
-    low = said.upper()
-    if _FORBIDDEN.search(low) or isinstance(error, PermissionError):
+    message = " ".join(str(error).split())[:300]
+    upper = message.upper()
+    if _FORBIDDEN.search(upper) or isinstance(error, PermissionError):
         raise LoadError(
-            f"{path}: reading it is forbidden. Check the AWS credentials and the bucket's policy, or the folder's rights."
+            f"{path}: access is denied. Check the AWS credentials and the bucket's policy, or the folder's rights."
         ) from None
-    if "NOSUCHBUCKET" in low or "NO_SUCH_BUCKET" in low or "BUCKET DOES NOT EXIST" in low:
+    if "NOSUCHBUCKET" in upper or "NO_SUCH_BUCKET" in upper or "BUCKET DOES NOT EXIST" in upper:
         raise LoadError(f"{path}: the bucket does not exist. Correct `files.path` in the load's spec.") from None
     if isinstance(error, FileNotFoundError):
         raise LoadError(
-            f"{path}: it is not there, or no longer. Nothing was loaded; look for who removes files, then run again."
+            f"{path}: the file does not exist, or no longer. Nothing was loaded; find out what removes files, then run again."
         ) from None
-    raise LoadError(f"{path}: it cannot be read: {said}. Nothing was loaded; fix it, then run again.") from None
+    raise LoadError(
+        f"{path}: the file cannot be read: {message}. Nothing was loaded; fix it, then run again."
+    ) from None
 
 
-def chosen(files: list[LandedFile], place: Place, declared: Files) -> list[LandedFile]:
-    """Those that the pattern means, without markers and hidden files, in the order in which they are loaded."""
+def chosen(files: list[LandedFile], place: LandingPlace, declared: Files) -> list[LandedFile]:
+    """Return the files that match the pattern, without markers and hidden files, in the order of loading."""
     root = place.below
-    wanted = [
+    matching = [
         file
         for file in files
-        # Folders, too: what a job has not committed yet lies in `_temporary`.
+        # Folders, too: files that a job has not committed yet are in `_temporary`.
         if not any(part.startswith(_HIDDEN) for part in file.path.removeprefix(root).split("/"))
         and not _is_marker(file.path, declared)
         and (
@@ -251,11 +255,11 @@ def chosen(files: list[LandedFile], place: Place, declared: Files) -> list[Lande
             or fnmatch.fnmatch(file.path.rpartition("/")[2], declared.pattern)
         )
     ]
-    return sorted(wanted, key=lambda file: order_key(file, declared))
+    return sorted(matching, key=lambda file: order_key(file, declared))
 
 
 def order_key(file: LandedFile, declared: Files) -> str:
-    """Files sort by this text."""
+    """Return the text by which files are sorted."""
     if declared.order == "modified":
         return f"{file.modified:%Y-%m-%dT%H:%M:%S.%f} {file.path}"
     return file.path
@@ -263,22 +267,22 @@ def order_key(file: LandedFile, declared: Files) -> str:
 
 @dataclass(frozen=True)
 class Listing:
-    """The files that are meant, in their order, and the paths of those that are not complete yet."""
+    """The files to load, in their order, and the paths of those that are not complete yet."""
 
     files: list[LandedFile]
     unfinished: frozenset[str] = frozenset()
 
 
 def unfinished(files: list[LandedFile], everything: list[LandedFile], declared: Files) -> frozenset[str]:
-    """Those whose marker is missing; by size and time only a second look can tell."""
+    """Return the paths of files without their marker; without markers, only a second listing can show it."""
     if declared.complete == "stable":
         return frozenset()
-    there = {file.path: file.modified for file in everything}
+    modified = {file.path: file.modified for file in everything}
 
     def marked(file: LandedFile) -> bool:
-        """A marker that is older than its file is of an earlier one of that name."""
+        """Whether the marker exists and is not older than the file: an older one belongs to an earlier file."""
         names = (f"{file.path}{declared.marker}", f"{file.folder}/{declared.marker}")
-        return any(name in there and there[name] >= file.modified for name in names)
+        return any(name in modified and modified[name] >= file.modified for name in names)
 
     return frozenset(file.path for file in files if not marked(file))
 

@@ -1,4 +1,4 @@
-"""What the warehouse remembers of a load: files, rejected rows, loads and the keys they changed."""
+"""The records of loads in the warehouse: files, rejected rows, loads and the keys they changed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from decimal import Decimal
 from typing import Any, Literal
 
 from tir_dagster.errors import LoadError
-from tir_dagster.loading.merge_sql import Places, grave_columns
+from tir_dagster.loading.merge_sql import LoadTables, grave_columns
 from tir_dagster.loading.selection import Known
 from tir_dagster.loading.tables import LEDGER_COLUMNS, LOADS_COLUMNS, REJECTS_COLUMNS, Bookkeeping, Target, create
 from tir_dagster.snowflake.connection import MISSING_OBJECT, SnowflakeAccess, SnowflakeError
@@ -18,7 +18,7 @@ from tir_dagster.snowflake.names import TableName, literal
 
 Run = Callable[..., list[tuple[Any, ...]]]
 ChangeKind = Literal["ADD_ROWS", "UPDATE_ROWS", "REMOVE_ROWS", "MIXED_CHANGES"]
-# More keys are told as "many": a list of them would cost more than looking for them.
+# More keys are not listed: the list would cost more than detecting them again.
 MOST_KEYS = 10_000
 # Long keys count by their text: Snowflake takes statements of up to a million bytes.
 MOST_KEY_BYTES = 400_000
@@ -28,7 +28,7 @@ _KINDS: dict[str, ChangeKind] = {"I": "ADD_ROWS", "U": "UPDATE_ROWS", "D": "REMO
 
 @dataclass(frozen=True)
 class Changed:
-    """Which rows a load changed: the values of the key columns, or None when they are too many or there is no key."""
+    """The rows that a load changed: the values of the key columns, or None if there are too many or there is no key."""
 
     kind: ChangeKind
     columns: tuple[str, ...] = ()
@@ -81,7 +81,7 @@ class Ledger:
 
 
 def read_ledger(access: SnowflakeAccess, books: Bookkeeping, *, below: str) -> Ledger:
-    """`below` is how paths of this load's own place begin."""
+    """Read the ledger of the load's table; `below` is the beginning of the paths of the load's own place."""
     query = (
         f"SELECT PATH, SEQ, STAMP, DIGEST, ORDER_KEY, STATUS FROM {books.ledger.sql} "
         f"WHERE TARGET = {literal(str(books.table))} ORDER BY SEQ"
@@ -91,81 +91,81 @@ def read_ledger(access: SnowflakeAccess, books: Bookkeeping, *, below: str) -> L
     except SnowflakeError as failure:
         if failure.errno == _NO_COLUMN:
             raise LoadError(
-                f"{books.load}: {books.ledger} was made by an earlier version and does not say which table a file came into. "
+                f"{books.load}: {books.ledger} was created by an earlier release and does not show which table a file was loaded into. "
                 f"Run ALTER TABLE {books.ledger.sql} ADD COLUMN TARGET VARCHAR, then UPDATE it from LOAD_ID in {books.loads}."
             ) from None
         if failure.errno not in MISSING_OBJECT:
             raise
         return Ledger({}, exists=False)
     known = {str(path): Known(int(seq) + 1, stamp, digest) for path, seq, stamp, digest, _, _ in rows}
-    mine = [row for row in rows if row[5] == "LOADED" and str(row[0]).startswith(below)]
-    return Ledger(known, max((row[4] for row in mine), default=None))
+    own_rows = [row for row in rows if row[5] == "LOADED" and str(row[0]).startswith(below)]
+    return Ledger(known, max((row[4] for row in own_rows), default=None))
 
 
-def newest_loaded(run: Run, places: Places, *, below: str) -> str | None:
-    """The largest order key that other loads have loaded by now, asked inside the transaction."""
-    found = run(
-        f"SELECT MAX(ORDER_KEY) FROM {places.books.ledger.sql} WHERE TARGET = {literal(str(places.books.table))} "
-        f"AND STATUS = 'LOADED' AND STARTSWITH(PATH, {literal(below)}) AND LOAD_ID <> {literal(places.load_id)}"
+def newest_loaded(run: Run, tables: LoadTables, *, below: str) -> str | None:
+    """Return the largest order key that other loads have loaded by now; call it inside the transaction."""
+    rows = run(
+        f"SELECT MAX(ORDER_KEY) FROM {tables.books.ledger.sql} WHERE TARGET = {literal(str(tables.books.table))} "
+        f"AND STATUS = 'LOADED' AND STARTSWITH(PATH, {literal(below)}) AND LOAD_ID <> {literal(tables.load_id)}"
     )
-    return None if found[0][0] is None else str(found[0][0])
+    return None if rows[0][0] is None else str(rows[0][0])
 
 
 def prepare(run: Run, books: Bookkeeping, target: Target, *, exists: bool, graves: bool) -> None:
-    """Make the tables and the stage that are not there yet; DDL, so never inside a load's transaction."""
+    """Create the missing tables and the stage; this is DDL, so never inside a load's transaction."""
     if graves:
         run(f"CREATE TABLE IF NOT EXISTS {books.graves(target.grave()).sql} AS {grave_columns(target)}")
     if not exists:
         run(create(books.loads, LOADS_COLUMNS))
         run(create(books.rejects, REJECTS_COLUMNS))
         run(f"CREATE STAGE IF NOT EXISTS {books.stage.sql}")
-        # The last one: where it is, the others are.
+        # Last: if it exists, the others exist, too.
         run(create(books.ledger, LEDGER_COLUMNS))
 
 
-def found_actions(run: Run, places: Places) -> dict[str, int]:
-    """How many keys the transaction has found to insert, update, delete: I, U, D."""
-    found = run(f"SELECT ACTION, COUNT(*) FROM {places.changed.sql} GROUP BY ACTION")
-    return {str(action): int(count) for action, count in found}
+def found_actions(run: Run, tables: LoadTables) -> dict[str, int]:
+    """Return how many keys are to be inserted, updated and deleted: I, U, D."""
+    rows = run(f"SELECT ACTION, COUNT(*) FROM {tables.changed.sql} GROUP BY ACTION")
+    return {str(action): int(count) for action, count in rows}
 
 
-def changed_keys(run: Run, places: Places, actions: Mapping[str, int]) -> Changed | None:
-    """What the transaction has found to change; None if nothing."""
-    target = places.target
+def changed_keys(run: Run, tables: LoadTables, actions: Mapping[str, int]) -> Changed | None:
+    """Return the keys that are to change; None if there are none."""
+    target = tables.target
     if not actions:
         return None
     kind = _KINDS[next(iter(actions))] if len(actions) == 1 and target.history is None else "MIXED_CHANGES"
-    keys = ", ".join(places.keys)
-    found = run(f"SELECT DISTINCT {keys} FROM {places.changed.sql} ORDER BY {keys} LIMIT {MOST_KEYS + 1}")
+    keys = ", ".join(tables.keys)
+    rows = run(f"SELECT DISTINCT {keys} FROM {tables.changed.sql} ORDER BY {keys} LIMIT {MOST_KEYS + 1}")
     columns = tuple(target.name(place) for place in target.key)
-    return listed(Changed(kind, columns, tuple(tuple(row) for row in found)))
+    return listed(Changed(kind, columns, tuple(tuple(row) for row in rows)))
 
 
 def listed(changed: Changed) -> Changed:
-    """The same with its keys, or without them if there are too many to list."""
+    """Return the change with its keys, or without them if there are too many to list."""
     few = changed.keys is not None and len(changed.keys) <= MOST_KEYS
     return changed if few and len(changed.to_json().encode()) <= MOST_KEY_BYTES else replace(changed, keys=None)
 
 
-def remember(run: Run, places: Places, mode: str, done: Committed) -> None:
-    """The load itself, in its own transaction."""
-    texts = [places.books.load, done.load_id, str(places.target.table), mode]
+def remember(run: Run, tables: LoadTables, mode: str, done: Committed) -> None:
+    """Record the load, inside its own transaction."""
+    texts = [tables.books.load, done.load_id, str(tables.target.table), mode]
     counts = [done.files, done.rows, done.rejected, done.inserted, done.updated, done.deleted]
     changed = done.changed.to_json() if done.changed else None
     run(
-        f"INSERT INTO {beside_values(places.books.loads)} ({', '.join(LOADS_COLUMNS)}) SELECT "
+        f"INSERT INTO {beside_values(tables.books.loads)} ({', '.join(LOADS_COLUMNS)}) SELECT "
         f"{', '.join(['%s'] * (len(texts) + len(counts) + 1))}, CURRENT_TIMESTAMP()::TIMESTAMP_TZ",
         [*texts, *counts, changed],
     )
 
 
 def beside_values(table: TableName) -> str:
-    """The table's name in a statement with values, where the connector reads a percent sign as the place of one."""
+    """Return the table's name for a statement with values, where the connector reads `%` as a placeholder."""
     return table.sql.replace("%", "%%")
 
 
 def recent(access: SnowflakeAccess, books: Bookkeeping, *, most: int) -> list[str]:
-    """The ids of the newest loads, the oldest of them first: in the order of their commits, by the warehouse's clock."""
+    """Return the ids of the newest loads in the order of their commits, by the warehouse's clock."""
     rows = _of_loads(
         access, books, f"LOAD_ID FROM {books.loads.sql}", f"ORDER BY LOADED_AT DESC, LOAD_ID DESC LIMIT {most}"
     )
@@ -173,11 +173,11 @@ def recent(access: SnowflakeAccess, books: Bookkeeping, *, most: int) -> list[st
 
 
 def committed(access: SnowflakeAccess, books: Bookkeeping, ids: Sequence[str]) -> list[Committed]:
-    """Those of these loads that are there, in the order of their commits."""
+    """Return those of these loads that were committed, in the order of their commits."""
     if not ids:
         return []
     columns = "LOAD_ID, FILES, ROWS_READ, ROWS_REJECTED, ROWS_INSERTED, ROWS_UPDATED, ROWS_DELETED, CHANGED"
-    test = f"AND LOAD_ID IN ({', '.join(literal(one) for one in ids)}) ORDER BY LOADED_AT, LOAD_ID"
+    test = f"AND LOAD_ID IN ({', '.join(literal(load_id) for load_id in ids)}) ORDER BY LOADED_AT, LOAD_ID"
     return [_committed(row) for row in _of_loads(access, books, f"{columns} FROM {books.loads.sql}", test)]
 
 

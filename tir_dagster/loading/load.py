@@ -11,9 +11,9 @@ from datetime import UTC, datetime
 
 from tir_dagster.errors import LoadError
 from tir_dagster.loading.commit import Committer, check_rows
-from tir_dagster.loading.landing import Listing, Place, chosen, unfinished
+from tir_dagster.loading.landing import LandingPlace, Listing, chosen, unfinished
 from tir_dagster.loading.ledger import Changed, Committed, Ledger, prepare, read_ledger
-from tir_dagster.loading.merge_sql import Places
+from tir_dagster.loading.merge_sql import LoadTables
 from tir_dagster.loading.preview import Checker, Preview
 from tir_dagster.loading.selection import Chosen, Known, choose, in_turn, news
 from tir_dagster.loading.staging import Staged, StagePlan, Stager, Unit, units_of
@@ -26,8 +26,8 @@ _SHOWN_FILES = 5
 
 
 @dataclass(frozen=True)
-class Loaded:
-    """What a load did. Without an id there was nothing to do."""
+class LoadResult:
+    """The result of a load. Without an id there was nothing to do."""
 
     load_id: str = ""
     files: tuple[Chosen, ...] = ()
@@ -41,16 +41,16 @@ class Loaded:
     seconds: dict[str, float] = field(default_factory=dict)
 
     def of(self, status: str) -> list[str]:
-        return [one.file.path for one in self.files if one.status == status]
+        return [chosen.file.path for chosen in self.files if chosen.status == status]
 
 
 def new_load_id() -> str:
-    """Ids sort by the moment they were made."""
+    """Return a new id; ids sort by time."""
     return f"{datetime.now(UTC):%Y%m%dt%H%M%S%f}-{secrets.token_hex(3)}"
 
 
 class Loader:
-    """One load spec with plain objects; `after` is told each step that is done."""
+    """Runs one load spec; `after` is called with the name of each step that is done."""
 
     def __init__(
         self,
@@ -61,18 +61,18 @@ class Loader:
         log: Callable[[str], None] = lambda _: None,
         after: Callable[[str], None] = lambda _: None,
     ) -> None:
-        asked = {name: value for name, value in vars(spec.snowflake).items() if value}
+        settings = {name: value for name, value in vars(spec.snowflake).items() if value}
         self.spec = spec
-        self.access = replace(access, **asked)
+        self.access = replace(access, **settings)
         self.books = Bookkeeping.of(spec)
-        self.place = Place.of(spec.files.path)
+        self.place = LandingPlace.of(spec.files.path)
         self._stager, self._log, self._after = stager, log, after
         self._seconds: dict[str, float] = {}
 
     # Which files
 
     def listing(self) -> Listing:
-        """The files that are there, and which of them are not complete, as far as one look can tell."""
+        """Return the files that are there, and which of them are not complete, as far as one listing shows it."""
         everything = self.place.listed()
         files = chosen(everything, self.place, self.spec.files)
         return Listing(files, unfinished(files, everything, self.spec.files))
@@ -81,7 +81,7 @@ class Loader:
         return read_ledger(self.access, self.books, below=self.place.below)
 
     def preview(self) -> Preview:
-        """What a load would do with each new file, and say of its rows: all are read here, and nothing is touched."""
+        """Return what a load would do with each new file and its rows: all are read, and nothing is changed."""
         with self.access.kept_open():
             plan = self._plan(self.ledger(), {})
             if not plan:
@@ -105,62 +105,62 @@ class Loader:
         check_rows(self.spec, plan, staged, good=checker.rows.total(), bad=checker.rejected.total())
 
     def _plan(self, ledger: Ledger, only: Mapping[str, str]) -> list[Chosen]:
-        found = self.listing()
-        # Whoever names files has seen that they are complete.
-        found = self._named(found, only) if only else self._settled(found, ledger.known)
-        files = in_turn(self.spec, found, ledger.known)
-        if waiting := len(news(found.files, ledger.known)) - len(news(files, ledger.known)):
-            self._log(f"{waiting} new files wait: they are not complete, or must not overtake one that is not")
+        listing = self.listing()
+        # Named files are complete: somebody has checked that.
+        listing = self._named(listing, only) if only else self._settled(listing, ledger.known)
+        files = in_turn(self.spec, listing, ledger.known)
+        if waiting := len(news(listing.files, ledger.known)) - len(news(files, ledger.known)):
+            self._log(f"{waiting} new files wait: they are not complete, or come after a file that is not complete")
         return choose(self.spec, files, ledger.known, digest=self.place.digest, newest=ledger.newest)
 
-    def _named(self, found: Listing, only: Mapping[str, str]) -> Listing:
-        """These files; where a folder is the whole content, with the others in their folders.
+    def _named(self, listing: Listing, only: Mapping[str, str]) -> Listing:
+        """Return the named files; if a folder is the whole content, also the others in their folders.
 
-        One that no longer looks as it did when it was named may be half written.
+        A file that changed since it was named counts as not complete.
         """
         whole = self.spec.mode == "truncate" and self.spec.snapshot == "folder"
         folders = {path.rpartition("/")[0] for path in only} if whole else set()
-        files = [file for file in found.files if file.path in only or file.folder in folders]
-        other = frozenset(file.path for file in files if only.get(file.path, "") not in ("", file.stamp))
-        return Listing(files, found.unfinished | other)
+        files = [file for file in listing.files if file.path in only or file.folder in folders]
+        changed = frozenset(file.path for file in files if only.get(file.path, "") not in ("", file.stamp))
+        return Listing(files, listing.unfinished | changed)
 
-    def _settled(self, found: Listing, known: Mapping[str, Known]) -> Listing:
-        """With those as unfinished that are still being written; S3 shows an object only when it is whole."""
+    def _settled(self, listing: Listing, known: Mapping[str, Known]) -> Listing:
+        """Return the listing, with files that are still being written as unfinished; S3 shows complete objects only."""
         if self.spec.files.complete == "marker" or self.place.is_s3:
-            return found
+            return listing
         now = datetime.now(UTC)
-        ages = [(now - file.modified).total_seconds() for file in news(found.files, known)]
+        ages = [(now - file.modified).total_seconds() for file in news(listing.files, known)]
         young = [age for age in ages if 0 <= age < self.spec.files.settle]
         if not young:
-            return found
-        self._log(f"waiting {self.spec.files.settle - min(young):.1f} s until the newest files have settled")
+            return listing
+        self._log(f"waiting {self.spec.files.settle - min(young):.1f} s until the newest files no longer change")
         time.sleep(self.spec.files.settle - min(young))
-        before = {file.path: file.stamp for file in found.files}
+        before = {file.path: file.stamp for file in listing.files}
         again = self.listing()
         return Listing(again.files, frozenset(file.path for file in again.files if before.get(file.path) != file.stamp))
 
     # The load
 
-    def run(self, only: Mapping[str, str] | Sequence[str] = ()) -> Loaded:
-        """Load what is new, or only these of it, each if its stamp is still the one named. LoadError says why nothing was."""
+    def run(self, only: Mapping[str, str] | Sequence[str] = ()) -> LoadResult:
+        """Load the new files, or only these, if their stamps are unchanged; raise LoadError if nothing was loaded."""
         named = only if isinstance(only, Mapping) else dict.fromkeys(only, "")
-        # For what comes before the commit; that one has a connection of its own, which may be opened again.
+        # One connection for all before the commit; the commit has its own, which may have to be opened again.
         with self.access.kept_open():
             plan, target, newest = self._prepared(named)
         if target is None:
-            return Loaded(seconds=self._seconds)
-        places = Places(target, self.books, new_load_id())
-        staged = self._stage(places, plan)
+            return LoadResult(seconds=self._seconds)
+        tables = LoadTables(target, self.books, new_load_id())
+        staged = self._stage(tables, plan)
         plan = _with_digests(plan, staged)
         self._after("staged")
         with self._timed("commit"):
-            done = self._committer(places, newest).commit(plan, staged)
+            committed = self._committer(tables, newest).commit(plan, staged)
         self._after("committed")
-        self._remove(f"{self.spec.name}/{places.load_id}")
-        return self._loaded(done, plan, staged)
+        self._remove(f"{self.spec.name}/{tables.load_id}")
+        return self._loaded(committed, plan, staged)
 
     def _prepared(self, only: Mapping[str, str]) -> tuple[list[Chosen], Target | None, str | None]:
-        """The files to load, where to, and the newest one loaded so far; no target if there are none."""
+        """Return the files to load, their target, and the newest order key loaded so far; no target without files."""
         with self._timed("look"):
             ledger = self.ledger()
             plan = self._plan(ledger, only)
@@ -168,18 +168,18 @@ class Loader:
             return [], None, None
         self._log(f"{len(plan)} new files: {_named(plan)}")
         target = self._target()
-        with self._told():
+        with self._explaining_missing_rights():
             graves = self.spec.in_order and target.order is not None
             prepare(self.access.query, self.books, target, exists=ledger.exists, graves=graves)
-        if ledger.exists and any(one.status == "LOADED" for one in plan):
-            # What loads that died have left; another one at work would find rows missing and stop.
+        if ledger.exists and any(chosen.status == "LOADED" for chosen in plan):
+            # Staged files of loads that died; a load that still runs would find rows missing and stop.
             self._remove(self.spec.name)
         return plan, target, ledger.newest
 
-    def _committer(self, places: Places, newest: str | None) -> Committer:
+    def _committer(self, tables: LoadTables, newest: str | None) -> Committer:
         return Committer(
             self.spec,
-            places,
+            tables,
             access=self.access,
             newest=newest,
             below=self.place.below,
@@ -187,19 +187,19 @@ class Loader:
             after=self._after,
         )
 
-    def _loaded(self, done: Committed, plan: Sequence[Chosen], staged: Sequence[Staged]) -> Loaded:
+    def _loaded(self, committed: Committed, plan: Sequence[Chosen], staged: Sequence[Staged]) -> LoadResult:
         counts = {
-            "inserted": done.inserted,
-            "updated": done.updated,
-            "deleted": done.deleted,
-            "rejected": done.rejected,
+            "inserted": committed.inserted,
+            "updated": committed.updated,
+            "deleted": committed.deleted,
+            "rejected": committed.rejected,
         }
         self._log(", ".join(f"{count:,} {what}" for what, count in counts.items()))
-        return Loaded(
-            done.load_id,
+        return LoadResult(
+            committed.load_id,
             tuple(plan),
-            rows=done.rows,
-            changed=done.changed,
+            rows=committed.rows,
+            changed=committed.changed,
             warnings=tuple(self._warnings(plan, staged)),
             seconds=self._seconds,
             **counts,
@@ -222,14 +222,14 @@ class Loader:
 
     # Staging
 
-    def _stage(self, places: Places, plan: Sequence[Chosen]) -> list[Staged]:
-        if all(one.status != "LOADED" for one in plan):
+    def _stage(self, tables: LoadTables, plan: Sequence[Chosen]) -> list[Staged]:
+        if all(chosen.status != "LOADED" for chosen in plan):
             return []
-        folder = f"@{self.books.stage.sql}/{self.spec.name}/{places.load_id}"
+        folder = f"@{self.books.stage.sql}/{self.spec.name}/{tables.load_id}"
         with self._timed("stage"):
             units = self._units(plan)
             self._log(f"staging {len(units)} parts")
-            staged = self._stager(self._stage_plan(places.target, folder), units)
+            staged = self._stager(self._stage_plan(tables.target, folder), units)
         self._check_files(plan, staged)
         self._check_units(units, staged)
         return staged
@@ -239,7 +239,7 @@ class Loader:
             self.access,
             self.place,
             self.spec.files,
-            target.wanted,
+            target.columns,
             folder,
             target.needed(),
             target.flag,
@@ -247,83 +247,87 @@ class Loader:
         )
 
     def _units(self, plan: Sequence[Chosen]) -> list[Unit]:
-        """The parts in which files are read; Spark itself reads whole files only."""
+        """Return the parts in which the files are read; Spark's own reader reads whole files only."""
         parts = self.spec.files.format == "parquet" and self.spec.files.through == "pyarrow"
         return [
             unit
-            for number, one in enumerate(plan)
-            if one.status == "LOADED"
-            for unit in units_of(self.place, number, one.file.path, is_parquet=parts and one.file.size > 0)
+            for number, chosen in enumerate(plan)
+            if chosen.status == "LOADED"
+            for unit in units_of(self.place, number, chosen.file.path, is_parquet=parts and chosen.file.size > 0)
         ]
 
     def _check_units(self, units: Sequence[Unit], staged: Sequence[Staged]) -> None:
-        """A part of which nobody told anything is not an empty one."""
-        wanted = sorted((unit.number, unit.part) for unit in units)
-        if wanted == sorted((one.number, one.part) for one in staged):
+        """Raise if a part has no result: that is not the same as an empty part."""
+        expected = sorted((unit.number, unit.part) for unit in units)
+        if expected == sorted((unit.number, unit.part) for unit in staged):
             return
         raise LoadError(
-            f"{self.spec.name}: {len(wanted)} parts of files were to be staged, and {len(staged)} were told of, not the same "
-            "ones. Nothing was loaded; look for lost tasks in Spark's log, then run again."
+            f"{self.spec.name}: {len(expected)} parts of files had to be staged, and Spark returned {len(staged)} results that do "
+            "not match them. Nothing was loaded; look for lost tasks in Spark's log, then run again."
         )
 
     def _check_files(self, plan: Sequence[Chosen], staged: Sequence[Staged]) -> None:
-        """Nothing is loaded of files that could not be read, look different, or changed meanwhile."""
-        if problems := list(dict.fromkeys(one.problem for one in staged if one.problem)):
+        """Raise if a file could not be read, has other columns than expected, or changed meanwhile."""
+        if problems := list(dict.fromkeys(unit.problem for unit in staged if unit.problem)):
             raise LoadError(f"{self.spec.name}: {' '.join(problems[:_SHOWN_FILES])}")
-        drifted = [one for one in staged if one.drift and (self.spec.drift == "stop" or self._intolerable(one))]
+        drifted = [unit for unit in staged if unit.drift and (self.spec.drift == "stop" or self._intolerable(unit))]
         if drifted:
-            by_path = {plan[one.number].file.path: one.drift for one in drifted}
-            said = "; ".join(f"{path}: {', '.join(drift)}" for path, drift in list(by_path.items())[:_SHOWN_FILES])
+            by_path = {plan[unit.number].file.path: unit.drift for unit in drifted}
+            differences = "; ".join(
+                f"{path}: {', '.join(drift)}" for path, drift in list(by_path.items())[:_SHOWN_FILES]
+            )
             tolerate = (
                 ", or set `drift: tolerate`: then what is not expected is left out, and what is missing becomes NULL, also where "
                 "the table has a value"
             )
             raise LoadError(
-                f"{self.spec.name}: {said}. Nothing was loaded. Fix the file, or change `columns` in the load's spec"
-                f"{'' if any(self._intolerable(one) for one in drifted) else tolerate}."
+                f"{self.spec.name}: {differences}. Nothing was loaded. Fix the file, or change `columns` in the load's spec"
+                f"{'' if any(self._intolerable(unit) for unit in drifted) else tolerate}."
             )
-        for one in plan:
-            now = self.place.look(one.file.path)
-            if now is None or now.stamp != one.file.stamp:
+        for chosen_file in plan:
+            now = self.place.look(chosen_file.file.path)
+            if now is None or now.stamp != chosen_file.file.stamp:
                 how = "was removed" if now is None else "changed"
                 raise LoadError(
-                    f"{self.spec.name}: {one.file.path} {how} while it was read. Nothing was loaded; run again when it is whole."
+                    f"{self.spec.name}: {chosen_file.file.path} {how} while it was read. Nothing was loaded; run again when it is complete."
                 )
 
     def _intolerable(self, staged: Staged) -> bool:
-        """Whether a key is missing, a column is of a type that holds no such values, or nothing expected was found."""
+        """Whether a key column is missing, a column has an unfit type, or no expected column was found."""
         named = [*self.spec.key, *filter(None, (self.spec.order_by, self.spec.delete_flag))]
         needed = {name.casefold() for name in named} & {name.casefold() for name in staged.missing}
-        others = [said for said in staged.drift if not said.endswith((" is missing", " is not expected"))]
-        return bool(others) or bool(needed)
+        other_drift = [
+            sentence for sentence in staged.drift if not sentence.endswith((" is missing", " is not expected"))
+        ]
+        return bool(other_drift) or bool(needed)
 
     def _warnings(self, plan: Sequence[Chosen], staged: Sequence[Staged], *, samples: bool = True) -> Iterator[str]:
-        for one in staged:
-            path = plan[one.number].file.path
-            if one.drift:
-                yield f"{path}: {', '.join(one.drift)}"
+        for unit in staged:
+            path = plan[unit.number].file.path
+            if unit.drift:
+                yield f"{path}: {', '.join(unit.drift)}"
             if samples:
-                yield from one.samples
-        for file in plan:
-            if file.status == "LOADED" and file.file.size == 0:
-                yield f"{file.file.path}: it is empty (0 bytes); no row came from it"
+                yield from unit.samples
+        for chosen_file in plan:
+            if chosen_file.status == "LOADED" and chosen_file.file.size == 0:
+                yield f"{chosen_file.file.path}: it is empty (0 bytes); no row came from it"
 
     # Edges
 
     def _remove(self, folder: str) -> None:
-        """What is left in the stage costs room, nothing else: a failure here is no failure of the load."""
+        """Remove staged files; if that fails, the load does not: files that are left only cost space."""
         try:
             self.access.query(f"REMOVE {literal(f'@{self.books.stage.sql}/{folder}/')}")
         except (SnowflakeError, OSError) as failure:
             self._log(f"the staged files of {folder} were not removed: {failure}")
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _explaining_missing_rights(self) -> Iterator[None]:
         try:
             yield
         except SnowflakeError as failure:
             raise LoadError(
-                f"{self.spec.name}: the tables that loads are listed in cannot be made: {failure} The role needs CREATE TABLE "
+                f"{self.spec.name}: the tables for the records of loads cannot be created: {failure} The role needs CREATE TABLE "
                 f"and CREATE STAGE in {self.books.database}.{self.books.schema}, or name another schema as `bookkeeping`."
             ) from None
 
@@ -337,10 +341,10 @@ class Loader:
 
 
 def _with_digests(plan: Sequence[Chosen], staged: Sequence[Staged]) -> list[Chosen]:
-    told = {one.number: one.digest for one in staged if one.digest}
-    return [replace(one, digest=told.get(number, one.digest)) for number, one in enumerate(plan)]
+    digests = {unit.number: unit.digest for unit in staged if unit.digest}
+    return [replace(entry, digest=digests.get(number, entry.digest)) for number, entry in enumerate(plan)]
 
 
 def _named(plan: Sequence[Chosen]) -> str:
-    shown = [one.file.path.rpartition("/")[2] for one in plan[:_SHOWN_FILES]]
-    return ", ".join(shown) + (" …" if len(plan) > _SHOWN_FILES else "")
+    names = [chosen.file.path.rpartition("/")[2] for chosen in plan[:_SHOWN_FILES]]
+    return ", ".join(names) + (" …" if len(plan) > _SHOWN_FILES else "")

@@ -1,4 +1,4 @@
-"""What a load would say of its files and rows: they are read and checked as for a load, and nothing is staged."""
+"""The preview of a load: files are read and checked as for a load, and nothing is staged."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Reject:
 
 @dataclass(frozen=True)
 class Preview:
-    """What a load would do; `problem` is why it would stop, or nothing. Rows are counted by a file's path."""
+    """What a load would do; `problem` is why it would stop, or empty. Rows are counted by the file's path."""
 
     files: tuple[Chosen, ...] = ()
     rows: Mapping[str, int] = field(default_factory=dict)
@@ -79,14 +79,14 @@ class Checker:
         self._rejects += [Reject(self._paths[row["FILE_NO"]], row["LINE_NO"], row["REASON"]) for row in listed]
 
     def _reject_duplicates(self, target: Target) -> None:
-        """Keys that are more than once in a file, or in a folder that is the whole content; see `rejecting_duplicates`."""
+        """Reject keys that are repeated in a file, or in a folder that is the whole content; see `rejecting_duplicates`."""
         if not self._keys:
             return
         together = self._spec.snapshot == "folder"
-        named, where = ", ".join(target.name(place) for place in target.key), "folder" if together else "file"
-        found = pa.concat_tables(self._keys).to_pydict()
-        files, lines = found.pop("FILE_NO"), found.pop("LINE_NO")
-        keys = list(zip(*found.values(), strict=True))
+        key_names, where = ", ".join(target.name(place) for place in target.key), "folder" if together else "file"
+        values = pa.concat_tables(self._keys).to_pydict()
+        files, lines = values.pop("FILE_NO"), values.pop("LINE_NO")
+        keys = list(zip(*values.values(), strict=True))
         scopes = [key if together else (file, key) for file, key in zip(files, keys, strict=True)]
         counts = Counter(scopes)
         for file, line, key, scope in zip(files, lines, keys, scopes, strict=True):
@@ -94,5 +94,5 @@ class Checker:
                 path = self._paths[file]
                 self.rows[path] -= 1
                 self.rejected[path] += 1
-                reason = f"key {named} = {', '.join(map(str, key))} is more than once in the {where}"
+                reason = f"key {key_names} = {', '.join(map(str, key))} is more than once in the {where}"
                 self._rejects.append(Reject(path, line, reason))

@@ -1,4 +1,4 @@
-"""Which of the files that are there a load takes, and what becomes of the others. Pure."""
+"""The selection of files: which ones a load takes, and what becomes of the others. Pure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Known:
 
 @dataclass(frozen=True)
 class Chosen:
-    """A file, what becomes of it, and its next number in the ledger."""
+    """A file, what the load does with it, and its next number in the ledger."""
 
     file: LandedFile
     status: Status
@@ -34,15 +34,15 @@ class Chosen:
 
 
 def news(files: Iterable[LandedFile], known: Mapping[str, Known]) -> list[LandedFile]:
-    """The files that the ledger does not know as they are."""
+    """Return the files that are new, or have changed since the ledger's entry."""
     return [file for file in files if file.path not in known or known[file.path].stamp != file.stamp]
 
 
-def in_turn(spec: LoadSpec, found: Listing, known: Mapping[str, Known]) -> list[LandedFile]:
-    """The complete files; where the order matters, only up to the first new one that is not complete."""
-    waiting = {file.path for file in news(found.files, known)} & found.unfinished if spec.in_order else set()
-    turn = takewhile(lambda file: file.path not in waiting, found.files)
-    return [file for file in turn if file.path not in found.unfinished]
+def in_turn(spec: LoadSpec, listing: Listing, known: Mapping[str, Known]) -> list[LandedFile]:
+    """Return the complete files; if the order matters, only up to the first new file that is not complete."""
+    waiting = {file.path for file in news(listing.files, known)} & listing.unfinished if spec.in_order else set()
+    turn = takewhile(lambda file: file.path not in waiting, listing.files)
+    return [file for file in turn if file.path not in listing.unfinished]
 
 
 def choose(
@@ -53,9 +53,9 @@ def choose(
     digest: Callable[[LandedFile], str],
     newest: str | None,
 ) -> list[Chosen]:
-    """What a load does with the files, which are in their order; `newest` is the largest order key loaded so far.
+    """Decide what a load does with the files, which are in their order; `newest` is the largest order key loaded so far.
 
-    The digest is asked for only where something depends on it: whoever reads the rows of a file tells it, too.
+    The digest is computed only if the decision depends on it; otherwise it is computed while the rows are read.
     """
     chosen = []
     for file in news(files, known):
@@ -72,7 +72,7 @@ def _entry(spec: LoadSpec, file: LandedFile, status: Status, known: Mapping[str,
 
 
 def _order(spec: LoadSpec, file: LandedFile) -> str:
-    """What whole contents sort by: the file, or the folder that holds their parts."""
+    """Return the key by which contents are sorted: the file's, or the folder that holds the parts."""
     by_folder = spec.mode == "truncate" and spec.snapshot == "folder"
     return file.folder if by_folder else order_key(file, spec.files)
 
@@ -84,22 +84,22 @@ def _only_newest(
     known: Mapping[str, Known],
     newest: str | None,
 ) -> list[Chosen]:
-    """Of several whole contents only the newest counts, and none that is older than the one loaded."""
-    fresh = {one.order_key for one in chosen if one.status == "LOADED"}
+    """Keep only the newest of several whole contents, and none that is older than the loaded one."""
+    fresh = {entry.order_key for entry in chosen if entry.status == "LOADED"}
     winner = max(fresh, default=None)
     if winner is not None and newest is not None and winner < newest:
         winner = None
     kept = []
-    for one in chosen:
-        stays = one.status != "LOADED" or one.order_key == winner
-        kept.append(one if stays else replace(one, status="SUPERSEDED"))
+    for entry in chosen:
+        stays = entry.status != "LOADED" or entry.order_key == winner
+        kept.append(entry if stays else replace(entry, status="SUPERSEDED"))
     if winner is None or spec.snapshot == "file":
         return kept
-    # A folder's content is all its files, also those that came and were loaded earlier.
-    listed = {one.file.path for one in kept if one.status == "LOADED"}
+    # The content of a folder is all its files, also those that were loaded earlier.
+    listed = {entry.file.path for entry in kept if entry.status == "LOADED"}
     again = [file for file in files if file.folder == winner and file.path not in listed]
-    kept = [one for one in kept if one.file.path not in {file.path for file in again}]
+    kept = [entry for entry in kept if entry.file.path not in {file.path for file in again}]
     kept += [_entry(spec, file, "LOADED", known) for file in again]
-    # Of a key that is in several parts the later part's row counts, whichever part came again.
+    # If a key is in several parts, the row of the later part counts, whichever part was sent again.
     places = {file.path: place for place, file in enumerate(files)}
-    return sorted(kept, key=lambda one: places[one.file.path])
+    return sorted(kept, key=lambda entry: places[entry.file.path])

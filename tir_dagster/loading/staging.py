@@ -1,6 +1,6 @@
-"""What one task does: read its part of a file, check every row, put good and bad ones as Parquet into the load's folder.
+"""The work of one task: read its part of a file, check every row, put good and bad rows as Parquet into the load's folder.
 
-Plain functions: Spark runs them by `by_spark`, a test or a tool may run them right here by `right_here`.
+Plain functions: `by_spark` runs them as Spark's tasks, `right_here` in this process.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from tir_dagster.loading.formats import (
     parquet_groups,
     parquet_pieces,
 )
-from tir_dagster.loading.landing import Hashed, Place
-from tir_dagster.loading.values import Wanted, converted
+from tir_dagster.loading.landing import Hashed, LandingPlace
+from tir_dagster.loading.values import FileColumn, converted
 from tir_dagster.snowflake.connection import SnowflakeAccess
 from tir_dagster.snowflake.names import literal
 from tir_dagster.spark.remote import remote_of
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 # A Parquet file of more rows is shared by several tasks.
 ROWS_PER_UNIT = 500_000
 _PUT_ATTEMPTS = 3
-# Each task opens a connection of its own.
+# The most tasks at once: each opens its own connection.
 _TASKS = 64
 # Spark reads these in a path as a pattern.
 _GLOB = re.compile(r"([\\{}\[\]*?])")
@@ -69,26 +69,26 @@ class StagePlan:
     """What all tasks of a load know; it can be pickled."""
 
     access: SnowflakeAccess
-    place: Place
+    place: LandingPlace
     files: Files
-    wanted: tuple[Wanted, ...]
+    columns: tuple[FileColumn, ...]
     # The stage's folder of this load, as PUT and COPY name it.
     folder: str
-    # Places in `wanted` that may not be NULL, with what to say then.
+    # Places in `columns` that must not be NULL, each with the reason for rejecting the row.
     needed: tuple[tuple[int, str], ...] = ()
     flag: int | None = None
     flag_values: tuple[str, ...] = ()
 
     @property
     def schema(self) -> pa.Schema:
-        """Good rows in staged files: plain names, whatever the table's columns are called."""
+        """The schema of good rows in staged files: plain names, whatever the table's columns are called."""
         fields = [("FILE_NO", pa.int64()), ("LINE_NO", pa.int64()), ("IS_DELETED", pa.bool_())]
-        return pa.schema([*fields, *((f"C{at}", column.arrow) for at, column in enumerate(self.wanted))])
+        return pa.schema([*fields, *((f"C{at}", column.arrow) for at, column in enumerate(self.columns))])
 
 
 @dataclass(frozen=True)
 class Staged:
-    """What became of a unit; its first part tells the digest of the whole file."""
+    """The result of a unit; the one of the first part has the digest of the whole file."""
 
     number: int
     rows: int
@@ -105,8 +105,8 @@ class Staged:
 Stager = Callable[[StagePlan, Sequence[Unit]], list[Staged]]
 
 
-def units_of(place: Place, number: int, path: str, *, is_parquet: bool) -> list[Unit]:
-    """A file as one unit, a large Parquet file as several."""
+def units_of(place: LandingPlace, number: int, path: str, *, is_parquet: bool) -> list[Unit]:
+    """Return a file as one unit, a large Parquet file as several."""
     if not is_parquet:
         return [Unit(number, path)]
     with place.opened(path) as raw:
@@ -126,13 +126,13 @@ def units_of(place: Place, number: int, path: str, *, is_parquet: bool) -> list[
 
 
 def right_here(plan: StagePlan, units: Sequence[Unit]) -> list[Staged]:
-    """All units one after the other in this process."""
+    """Stage all units one after the other in this process."""
     with _putting(plan) as put:
         return [stage_unit(plan, unit, put) for unit in units]
 
 
 def by_spark(spark: Callable[[], SparkSession]) -> Stager:
-    """Units as Spark's tasks; each opens its own connection, and tells what became of it."""
+    """Return a stager that runs units as Spark's tasks; each opens its own connection and returns its result."""
 
     def stage(plan: StagePlan, units: Sequence[Unit]) -> list[Staged]:
         from tir_dagster.spark.failures import spark_failures  # noqa: PLC0415 - Spark is imported by who uses it
@@ -141,15 +141,15 @@ def by_spark(spark: Callable[[], SparkSession]) -> Stager:
         if plan.files.through == "spark":
             return _through_spark(session, plan, units)
         with spark_failures("staging files", remote_of(session)):
-            given = session.createDataFrame([(pickle.dumps(unit),) for unit in units], "unit binary")
-            told = given.repartition(min(len(units), _TASKS)).mapInArrow(_task(plan), "told string").collect()
-        return [_back(row["told"]) for row in told]
+            frame = session.createDataFrame([(pickle.dumps(unit),) for unit in units], "unit binary")
+            rows = frame.repartition(min(len(units), _TASKS)).mapInArrow(_task(plan), "result string").collect()
+        return [_back(row["result"]) for row in rows]
 
     return stage
 
 
 def _through_spark(session: SparkSession, plan: StagePlan, units: Sequence[Unit]) -> list[Staged]:
-    """Spark itself reads the files, by whatever client the cluster has for them; each as a whole, in a task's memory."""
+    """Stage files that Spark itself reads with the cluster's own file clients; each file is held in a task's memory."""
     from tir_dagster.spark.failures import spark_failures  # noqa: PLC0415
 
     numbers = {_bare(unit.path): unit for unit in units}
@@ -160,15 +160,15 @@ def _through_spark(session: SparkSession, plan: StagePlan, units: Sequence[Unit]
             for batch in batches:
                 for path, content in zip(*(batch.column(at).to_pylist() for at in range(2)), strict=True):
                     staged = stage_unit(plan, numbers[_bare(path)], put, content)
-                    yield pa.RecordBatch.from_pydict({"told": [json.dumps(asdict(staged))]})
+                    yield pa.RecordBatch.from_pydict({"result": [json.dumps(asdict(staged))]})
 
     with spark_failures("staging files", remote_of(session)):
         read = session.read.format("binaryFile").load(paths).select("path", "content")
-        return [_back(row["told"]) for row in read.mapInArrow(run, "told string").collect()]
+        return [_back(row["result"]) for row in read.mapInArrow(run, "result string").collect()]
 
 
 def _bare(path: str) -> str:
-    """The path without its scheme, which Hadoop writes its own way: file:/a for file:///a, s3a for s3."""
+    """Return the path without its scheme, because Hadoop writes file:/a for file:///a, and s3a for s3."""
     return path.partition(":")[2].lstrip("/")
 
 
@@ -176,16 +176,16 @@ def _task(plan: StagePlan) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.R
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with _putting(plan) as put:
             for batch in batches:
-                units = [pickle.loads(one) for one in batch.column("unit").to_pylist()]  # noqa: S301 - the driver's own
-                told = [json.dumps(asdict(stage_unit(plan, unit, put))) for unit in units]
-                yield pa.RecordBatch.from_pydict({"told": told})
+                units = [pickle.loads(pickled) for pickled in batch.column("unit").to_pylist()]  # noqa: S301 - the driver's own
+                results = [json.dumps(asdict(stage_unit(plan, unit, put))) for unit in units]
+                yield pa.RecordBatch.from_pydict({"result": results})
 
     return run
 
 
-def _back(told: str) -> Staged:
+def _back(result: str) -> Staged:
     values: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in json.loads(told).items()
+        name: tuple(value) if isinstance(value, list) else value for name, value in json.loads(result).items()
     }
     return Staged(**values)
 
@@ -195,7 +195,7 @@ Put = Callable[[Path, str], None]
 
 @contextmanager
 def _putting(plan: StagePlan) -> Iterator[Put]:
-    """Brings files into the load's folder; the same name again replaces the file, so a second try is harmless."""
+    """Give a function that puts files into the load's folder; it replaces files, so a second try is harmless."""
     with plan.access.connect() as connection:
 
         def put(file: Path, folder: str) -> None:
@@ -212,19 +212,19 @@ def _putting(plan: StagePlan) -> Iterator[Put]:
 
 
 def stage_unit(plan: StagePlan, unit: Unit, put: Put, content: bytes | None = None) -> Staged:
-    """Read, check and stage one unit. What is wrong with the file is told, not raised: the driver says it of all files."""
-    shape, counted, told = Shape(), _Counted(), _Told()
+    """Read, check and stage one unit. A problem of the file is returned, not raised: the driver reports all files."""
+    shape, counted, digest = Shape(), _Counted(), _FileDigest()
     with tempfile.TemporaryDirectory(prefix="tir-stage-") as scratch:
         name = f"{unit.number:06d}-{unit.part:04d}.parquet"
         rows, bad = Path(scratch) / name, Path(scratch) / f"bad-{name}"
         try:
             with pq.ParquetWriter(rows, plan.schema) as good, pq.ParquetWriter(bad, _SCHEMA_BAD) as rejected:
-                for piece in _pieces(plan, unit, shape, content, told):
+                for piece in _pieces(plan, unit, shape, content, digest):
                     _write(plan, unit, piece, good, rejected, counted)
         except LoadError as error:
             return Staged(unit.number, 0, 0, unit.part, problem=str(error))
         except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError, pa.ArrowException) as error:
-            # What no rule foresaw still belongs to this file: Spark would only say that a Python worker failed.
+            # An unexpected error still belongs to this file: Spark would only report that a Python worker failed.
             return Staged(unit.number, 0, 0, unit.part, problem=_unforeseen(unit, error))
         if counted.rows:
             put(rows, ROWS)
@@ -235,23 +235,25 @@ def stage_unit(plan: StagePlan, unit: Unit, put: Put, content: bytes | None = No
         counted.rows,
         counted.rejected,
         unit.part,
-        told.digest,
+        digest.digest,
         _drift(plan, shape),
         tuple(shape.missing),
-        tuple(f"{unit.path}:{one.line}: {one.reason}" for one in counted.samples),
+        tuple(f"{unit.path}:{row.line}: {row.reason}" for row in counted.samples),
     )
 
 
 def _drift(plan: StagePlan, shape: Shape) -> tuple[str, ...]:
-    if len(shape.missing) < len(plan.wanted):
+    if len(shape.missing) < len(plan.columns):
         return tuple(shape.sentences())
     look = f" (is {plan.files.delimiter!r} its delimiter?)" if plan.files.format == "csv" else ""
     return (*shape.sentences(), f"none of the expected columns was found{look}")
 
 
 def _unforeseen(unit: Unit, error: Exception) -> str:
-    said = " ".join(repr(error).encode("utf-8", "backslashreplace").decode().split())[:300]
-    return f"{unit.path}: it cannot be read: {said}. Nothing was loaded; fix the file or take it away, then run again."
+    message = " ".join(repr(error).encode("utf-8", "backslashreplace").decode().split())[:300]
+    return (
+        f"{unit.path}: the file cannot be read: {message}. Nothing was loaded; fix or remove the file, then run again."
+    )
 
 
 @dataclass
@@ -262,34 +264,34 @@ class _Counted:
 
 
 @dataclass
-class _Told:
+class _FileDigest:
     digest: str = ""
 
 
-def _pieces(plan: StagePlan, unit: Unit, shape: Shape, content: bytes | None, told: _Told) -> Iterator[Piece]:
-    """The unit's rows; what was read tells the digest at the end."""
+def _pieces(plan: StagePlan, unit: Unit, shape: Shape, content: bytes | None, digest: _FileDigest) -> Iterator[Piece]:
+    """Read the unit's rows; set the file's digest at the end."""
     opened = plan.place.opened(unit.path) if content is None else nullcontext(io.BytesIO(content))
-    with plan.place.told(unit.path), opened as raw:
+    with plan.place.explaining_errors(unit.path), opened as raw:
         if plan.files.format == "parquet":
-            # It is read here and there, its digest from one end to the other.
-            told.digest = Hashed(raw).digest() if unit.part == 0 else ""
+            # Parquet is not read from beginning to end, so the digest needs its own pass.
+            digest.digest = Hashed(raw).digest() if unit.part == 0 else ""
             raw.seek(0)
-            yield from parquet_pieces(raw, unit.path, plan.wanted, shape, groups=unit.groups, first=unit.first)
+            yield from parquet_pieces(raw, unit.path, plan.columns, shape, groups=unit.groups, first=unit.first)
             return
         hashed = Hashed(raw)
         if plan.files.format == "csv":
-            yield from csv_pieces(hashed, unit.path, plan.wanted, shape, delimiter=plan.files.delimiter)
+            yield from csv_pieces(hashed, unit.path, plan.columns, shape, delimiter=plan.files.delimiter)
         else:
-            yield from json_pieces(hashed, unit.path, plan.wanted, shape)
-        told.digest = hashed.digest()
+            yield from json_pieces(hashed, unit.path, plan.columns, shape)
+        digest.digest = hashed.digest()
 
 
 def _write(plan: StagePlan, unit: Unit, piece: Piece, good: Any, rejected: Any, counted: _Counted) -> None:
     columns: list[pa.Array] = []
     reasons: dict[int, str] = {}
-    for values, column in zip(piece.columns, plan.wanted, strict=True):
-        made, unfit = converted(values, column)
-        columns.append(made)
+    for values, column in zip(piece.columns, plan.columns, strict=True):
+        converted_values, unfit = converted(values, column)
+        columns.append(converted_values)
         for at, reason in unfit.items():
             reasons.setdefault(at, reason)
     for place, reason in plan.needed:
@@ -316,8 +318,8 @@ def _null_places(values: pa.Array) -> list[int]:
 def _rows(plan: StagePlan, unit: Unit, piece: Piece, columns: list[pa.Array]) -> pa.Table:
     count = len(piece.lines)
     first = piece.lines[0] if count else 0
-    counted = np.arange(first, first + count) if isinstance(piece.lines, range) else piece.lines
-    lines = pa.array(counted, pa.int64())
+    numbers = np.arange(first, first + count) if isinstance(piece.lines, range) else piece.lines
+    lines = pa.array(numbers, pa.int64())
     return pa.Table.from_arrays(
         [pa.repeat(pa.scalar(unit.number, pa.int64()), count), lines, _deleted(plan, columns, count), *columns],
         schema=plan.schema,
@@ -335,9 +337,9 @@ def _bad_rows(unit: Unit, bad: Sequence[Bad]) -> pa.Table:
     return pa.Table.from_pydict(
         {
             "FILE_NO": [unit.number] * len(bad),
-            "LINE_NO": [one.line for one in bad],
-            "REASON": [one.reason[:1_000] for one in bad],
-            "ROW_TEXT": [one.text for one in bad],
+            "LINE_NO": [row.line for row in bad],
+            "REASON": [row.reason[:1_000] for row in bad],
+            "ROW_TEXT": [row.text for row in bad],
         },
         schema=_SCHEMA_BAD,
     )

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tir_dagster.errors import LoadError, SpecError
-from tir_dagster.loading.values import Wanted
+from tir_dagster.loading.values import FileColumn
 from tir_dagster.snowflake.columns import Column, Kind, UnheldTypeError
 from tir_dagster.snowflake.names import TableName, quote
 from tir_dagster.spec.load import LoadSpec
@@ -42,9 +42,9 @@ REJECTS_COLUMNS = {
 
 @dataclass(frozen=True)
 class Bookkeeping:
-    """Where the lists of loads, files and rejected rows are, and the stage that loads pass through.
+    """The tables with the records of loads, files and rejected rows, and the stage of the loads.
 
-    What is known of a table's files and deleted rows belongs to the table: a load may be renamed, or be one of several.
+    Records of files and deleted rows belong to the table, not to the load: a load may be renamed, or be one of several.
     """
 
     database: str
@@ -76,10 +76,10 @@ class Bookkeeping:
         return self._named("TIR_REJECTED_ROWS")
 
     def graves(self, columns: Sequence[str]) -> TableName:
-        """The deleted keys of the table; `columns` are the key's and the version's."""
-        # Tables of other schemas may share the name and this place; another key has other columns.
-        told = hashlib.sha1("\n".join([str(self.table), *columns]).encode(), usedforsecurity=False).hexdigest()[:8]
-        return self._named(f"TIR_DELETED_{self.table.name[:200]}_{told.upper()}")
+        """Return the table with the deleted keys; `columns` are those of the key and of the version."""
+        # The digest tells tables of equal names in other schemas apart, and other keys.
+        digest = hashlib.sha1("\n".join([str(self.table), *columns]).encode(), usedforsecurity=False).hexdigest()[:8]
+        return self._named(f"TIR_DELETED_{self.table.name[:200]}_{digest.upper()}")
 
     @property
     def stage(self) -> TableName:
@@ -91,35 +91,35 @@ class Bookkeeping:
 
 @dataclass(frozen=True)
 class Target:
-    """The table, the columns that files bring, and which of these play a part; places count in `wanted`."""
+    """The table, the columns of the files, and their roles; places are positions in `columns`."""
 
     table: TableName
-    wanted: tuple[Wanted, ...]
+    columns: tuple[FileColumn, ...]
     # Places of the columns that the table has.
     stored: tuple[int, ...]
     key: tuple[int, ...] = ()
     order: int | None = None
     flag: int | None = None
-    # Of a table that keeps versions: valid_from, valid_to, is_current as the table calls them.
+    # For scd2: the table's names of valid_from, valid_to and is_current.
     history: tuple[str, str, str] | None = None
 
     def name(self, place: int) -> str:
-        return self.wanted[place].column.name
+        return self.columns[place].column.name
 
     def grave(self) -> list[str]:
-        """The columns that a deletion is remembered by."""
+        """Return the columns that identify a recorded deletion."""
         return [self.name(place) for place in (*self.key, *([] if self.order is None else [self.order]))]
 
     def needed(self) -> tuple[tuple[int, str], ...]:
-        """What may not be NULL, and what is said of a row where it is."""
-        said = [(place, f"key column {self.name(place)} is NULL") for place in self.key]
+        """Return the places that must not be NULL, each with the reason for rejecting the row."""
+        rules = [(place, f"key column {self.name(place)} is NULL") for place in self.key]
         if self.order is not None:
-            said.append((self.order, f"order column {self.name(self.order)} is NULL"))
-        return tuple(said)
+            rules.append((self.order, f"order column {self.name(self.order)} is NULL"))
+        return tuple(rules)
 
 
 def target_of(spec: LoadSpec, described: Sequence[tuple[str, str]]) -> Target:
-    """The spec beside the table's columns (name and declared type); SpecError says what does not fit."""
+    """Match the spec with the table's columns (name and declared type); raise SpecError if they do not fit."""
     table, known = TableName.parse(spec.table), dict(described)
     history = _history(spec, known)
     if spec.columns:
@@ -128,17 +128,17 @@ def target_of(spec: LoadSpec, described: Sequence[tuple[str, str]]) -> Target:
         declared = {name: (name, kind) for name, kind in known.items() if name not in (history or ())}
     for special in (spec.order_by, spec.delete_flag):
         if special and _named(special, known) not in declared and special not in declared:
-            # Not a column of the table: it comes with the files only.
+            # Not a column of the table: only the files have it.
             kind = known[history[0]] if history and special == spec.order_by else "VARCHAR"
             declared[special] = (special, kind)
     try:
-        wanted = tuple(_wanted(name, file_name, kind, known) for name, (file_name, kind) in declared.items())
+        columns = tuple(_file_column(name, file_name, kind, known) for name, (file_name, kind) in declared.items())
     except UnheldTypeError as error:
         raise SpecError(f"{spec.name}: {spec.table}: {_unheld(error)}") from None
-    places = {column.column.name: at for at, column in enumerate(wanted)}
+    places = {column.column.name: at for at, column in enumerate(columns)}
     return Target(
         table,
-        wanted,
+        columns,
         tuple(at for name, at in places.items() if name in known),
         tuple(_place(spec, "key", name, places, known) for name in spec.key),
         None if spec.order_by is None else _order_place(spec, places, known),
@@ -148,36 +148,34 @@ def target_of(spec: LoadSpec, described: Sequence[tuple[str, str]]) -> Target:
 
 
 def _named(name: str, known: dict[str, str]) -> str:
-    """The table's own name for it: exact, or else in upper case."""
+    """Return the table's own spelling of the name: exact, or else in upper case."""
     return name if name in known or name.upper() not in known else name.upper()
 
 
-def _wanted(name: str, file_name: str, kind: str, known: dict[str, str]) -> Wanted:
-    # The table's own type counts where it has the column: what is staged must fit there.
+def _file_column(name: str, file_name: str, kind: str, known: dict[str, str]) -> FileColumn:
+    # If the table has the column, its type counts: staged values must fit there.
     declared = known.get(name, kind)
     length = _LENGTH.match(declared.upper())
     limit = int(length[1]) if length and int(length[1]) < _UNBOUNDED else None
-    # Nine, Snowflake's own, are more than a staged moment has.
+    # Nine digits, Snowflake's default, are more than a staged moment has.
     digits = _MOMENT.match(declared.upper())
-    return Wanted(file_name, Column.from_snowflake(name, declared), limit, int(digits[1]) if digits else None)
+    return FileColumn(file_name, Column.from_snowflake(name, declared), limit, int(digits[1]) if digits else None)
 
 
 def _unheld(error: UnheldTypeError) -> str:
-    """The extract's error in a load's words."""
-    said = str(error).partition(", which")[0]
-    return (
-        f"{said}, which no load brings. Name the other columns, with their types, under `columns` in the load's spec."
-    )
+    """Return the error about an unsupported type, in the words of a load."""
+    message = str(error).partition(", which")[0]
+    return f"{message}, which no load supports. Name the other columns, with their types, under `columns` in the load's spec."
 
 
 def _place(spec: LoadSpec, field: str, name: str, places: dict[str, int], known: dict[str, str] | None = None) -> int:
-    found = places.get(name, places.get(name.upper()))
-    if found is None or (known is not None and not {name, name.upper()} & known.keys()):
+    place = places.get(name, places.get(name.upper()))
+    if place is None or (known is not None and not {name, name.upper()} & known.keys()):
         has = ", ".join(known if known is not None else places)
         raise SpecError(
             f"{spec.name}: {field} names {name}, which {spec.table} does not have. It has {has}: correct the spec."
         )
-    return found
+    return place
 
 
 def _order_place(spec: LoadSpec, places: dict[str, int], known: dict[str, str]) -> int:
@@ -197,26 +195,26 @@ def _history(spec: LoadSpec, known: dict[str, str]) -> tuple[str, str, str] | No
     return names[0], names[1], names[2]
 
 
-def stage_type(wanted: Wanted) -> str:
-    """The type of a staged column; JSON is text until it is stored."""
-    column = wanted.column
-    # As exact as the table's own: a version that is cut only there would look newer than itself.
-    digits = "" if wanted.digits is None else f"({wanted.digits})"
+def stage_type(column: FileColumn) -> str:
+    """Return the type of a staged column; JSON is text until it is stored."""
+    table_column = column.column
+    # With the table's precision: otherwise a staged version would look newer than its own stored, rounded value.
+    digits = "" if column.digits is None else f"({column.digits})"
     return {
-        Kind.INTEGER: f"NUMBER({column.precision or 38},0)",
-        Kind.DECIMAL: f"NUMBER({column.precision},{column.scale})",
+        Kind.INTEGER: f"NUMBER({table_column.precision or 38},0)",
+        Kind.DECIMAL: f"NUMBER({table_column.precision},{table_column.scale})",
         Kind.FLOAT: "FLOAT",
         Kind.BOOLEAN: "BOOLEAN",
         Kind.DATE: "DATE",
         Kind.TIME: f"TIME{digits}",
         Kind.TIMESTAMP: f"TIMESTAMP_NTZ{digits}",
         Kind.INSTANT: f"TIMESTAMP_TZ{digits}",
-    }.get(column.kind, "VARCHAR")
+    }.get(table_column.kind, "VARCHAR")
 
 
-def stored_value(wanted: Wanted, expression: str) -> str:
-    """A staged column as the table stores it."""
-    return f"PARSE_JSON({expression})" if wanted.column.kind is Kind.JSON else expression
+def stored_value(column: FileColumn, expression: str) -> str:
+    """Return the expression of a staged column as the table stores it."""
+    return f"PARSE_JSON({expression})" if column.column.kind is Kind.JSON else expression
 
 
 def create(table: TableName, columns: dict[str, str], *, temporary: bool = False) -> str:
@@ -226,7 +224,7 @@ def create(table: TableName, columns: dict[str, str], *, temporary: bool = False
 
 
 def check_supported(target: Target) -> None:
-    """A key of JSON has no equality that a load could rely on."""
+    """Raise if a key column holds JSON: its values cannot be compared reliably."""
     for place in target.key:
-        if target.wanted[place].column.kind is Kind.JSON:
+        if target.columns[place].column.kind is Kind.JSON:
             raise LoadError(f"{target.table}: {target.name(place)} holds JSON and cannot be a key. Choose another key.")

@@ -1,4 +1,4 @@
-"""Values of files as values of columns: whole arrays at once, and one by one where something does not fit."""
+"""Conversion of values in files to values of columns: whole arrays at once, or one by one if some do not fit."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _LONG = 18
 _EXACT = Context(prec=80)
 _BLANKS = " \t\r\n"
 
-# How texts are written that stand for a value. Python and Arrow each read more: 1_000, other scripts' digits, 0x1F; and an
-# epoch of 13 digits as a moment of the year 1701. Both engines know these patterns.
+# The accepted texts of each kind of value. Python and Arrow each accept more: 1_000, other scripts' digits, 0x1F; and an
+# epoch of 13 digits as a moment of the year 1701. Both regex engines know these patterns.
 _NUMBER = r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"
 _NOT_FINITE = r"[+-]?(?i:nan|inf|infinity)"
 _DAY = r"[0-9]{4}-[0-9]{2}-[0-9]{2}"
@@ -46,10 +46,10 @@ _WRITTEN: dict[Kind, str] = {
     Kind.TIMESTAMP: _MOMENT,
     Kind.INSTANT: _MOMENT,
 }
-# In JSON only these escapes can bring what no table stores: half of a surrogate pair, and NUL.
+# Only these JSON escapes can produce characters that no table stores: half of a surrogate pair, and NUL.
 _SUSPECT_ESCAPE = re.compile(r"\\u(?:0000|[dD][89a-fA-F])")
 
-# Which of a file's own types fit a column without reading each value; a text always may.
+# Which types of a file's columns fit a column of this kind; text always may.
 _FAMILIES: dict[Kind, Callable[[pa.DataType], bool]] = {
     Kind.INTEGER: lambda kind: pa.types.is_integer(kind) or pa.types.is_decimal(kind) or pa.types.is_floating(kind),
     Kind.DECIMAL: lambda kind: pa.types.is_integer(kind) or pa.types.is_decimal(kind) or pa.types.is_floating(kind),
@@ -65,10 +65,10 @@ _FAMILIES: dict[Kind, Callable[[pa.DataType], bool]] = {
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """A column that files bring: its name there, and the table's column (or what stands for it).
+class FileColumn:
+    """A column of the files: its name there, and the table's column (or a stand-in if the table has none).
 
-    `length` is how long texts may be, `digits` how many digits of a second a moment or a time of day has.
+    `length` is the longest text, `digits` the number of digits of a second in a moment or a time of day.
     """
 
     name: str
@@ -78,10 +78,10 @@ class Wanted:
 
     @property
     def arrow(self) -> pa.DataType:
-        """The type in staged Parquet; what Snowflake parses itself (times, JSON) travels as text."""
-        column = self.column
-        if column.kind is Kind.DECIMAL or (column.kind is Kind.INTEGER and column.precision > _LONG):
-            return pa.decimal128(column.precision, column.scale)
+        """The type in staged Parquet; values that Snowflake parses itself (times, JSON) are text."""
+        table_column = self.column
+        if table_column.kind is Kind.DECIMAL or (table_column.kind is Kind.INTEGER and table_column.precision > _LONG):
+            return pa.decimal128(table_column.precision, table_column.scale)
         return {
             Kind.INTEGER: pa.int64(),
             Kind.FLOAT: pa.float64(),
@@ -89,7 +89,7 @@ class Wanted:
             Kind.DATE: pa.date32(),
             Kind.TIMESTAMP: pa.timestamp("us"),
             Kind.INSTANT: pa.timestamp("us", "UTC"),
-        }.get(column.kind, pa.string())
+        }.get(table_column.kind, pa.string())
 
     @property
     def second_digits(self) -> int:
@@ -101,8 +101,8 @@ class Wanted:
         return is_text(kind) or pa.types.is_null(kind) or _FAMILIES[self.column.kind](kind)
 
 
-class Unfit(ValueError):  # noqa: N818 - never leaves this room
-    """Why a value is none of the column's."""
+class UnfitValueError(ValueError):
+    """A value does not fit its column; the message is the reason."""
 
 
 def is_text(kind: pa.DataType) -> bool:
@@ -114,103 +114,103 @@ def is_storable(text: str) -> bool:
     return "\0" not in text and (text.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in text))
 
 
-def converted(values: pa.Array, wanted: Wanted) -> tuple[pa.Array, dict[int, str]]:
-    """The values as the column's, and why some rows have none; such rows hold NULL."""
-    if wanted.column.kind is Kind.TIME and pa.types.is_time(values.type):
+def converted(values: pa.Array, column: FileColumn) -> tuple[pa.Array, dict[int, str]]:
+    """Return the converted values, and the reasons of rows whose value does not fit; these hold NULL."""
+    if column.column.kind is Kind.TIME and pa.types.is_time(values.type):
         values = pc.cast(values, pa.string())
     try:
-        return _at_once(values, wanted), {}
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, Unfit):
-        return _one_by_one(values, wanted)
+        return _at_once(values, column), {}
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, UnfitValueError):
+        return _one_by_one(values, column)
 
 
-def _at_once(values: pa.Array, wanted: Wanted) -> pa.Array:
-    kind = wanted.column.kind
+def _at_once(values: pa.Array, column: FileColumn) -> pa.Array:
+    kind = column.column.kind
     if kind in (Kind.TIME, Kind.JSON, Kind.BOOLEAN, Kind.INSTANT) and is_text(values.type):
         if values.null_count == len(values):
-            return pa.nulls(len(values), wanted.arrow)
-        raise Unfit("read each value")
+            return pa.nulls(len(values), column.arrow)
+        raise UnfitValueError("read each value")
     if pa.types.is_floating(values.type) and kind in (Kind.INTEGER, Kind.DECIMAL):
-        raise Unfit("read each value")
+        raise UnfitValueError("read each value")
     if is_text(values.type) and kind in _WRITTEN:
         written = pc.match_substring_regex(values, f"^(?:{_WRITTEN[kind]})$")
         if pc.any(pc.invert(written)).as_py():
-            raise Unfit("read each value")
-    made = pc.cast(values, wanted.arrow)
-    _check_range(made, wanted)
-    return made
+            raise UnfitValueError("read each value")
+    result = pc.cast(values, column.arrow)
+    _check_range(result, column)
+    return result
 
 
-def _check_range(values: pa.Array, wanted: Wanted) -> None:
-    kind = wanted.column.kind
+def _check_range(values: pa.Array, column: FileColumn) -> None:
+    kind = column.column.kind
     if kind is Kind.TEXT:
         longest = pc.max(pc.utf8_length(values)).as_py()
-        if wanted.length is not None and longest is not None and longest > wanted.length:
-            raise Unfit("too long")
+        if column.length is not None and longest is not None and longest > column.length:
+            raise UnfitValueError("too long")
         if pc.any(pc.match_substring(values, "\0")).as_py():
-            raise Unfit("NUL")
-    if kind is Kind.INTEGER and 0 < wanted.column.precision <= _LONG:
+            raise UnfitValueError("NUL")
+    if kind is Kind.INTEGER and 0 < column.column.precision <= _LONG:
         bounds = pc.min_max(values).as_py()
-        if any(value is not None and abs(value) >= 10**wanted.column.precision for value in bounds.values()):
-            raise Unfit("too large")
+        if any(value is not None and abs(value) >= 10**column.column.precision for value in bounds.values()):
+            raise UnfitValueError("too large")
     if kind is Kind.FLOAT and pc.any(pc.is_inf(values)).as_py():
-        raise Unfit("too large, or infinite")
+        raise UnfitValueError("too large, or infinite")
     if kind in (Kind.DATE, Kind.TIMESTAMP, Kind.INSTANT):
-        _check_moments(values, wanted)
+        _check_moments(values, column)
 
 
-def _check_moments(values: pa.Array, wanted: Wanted) -> None:
-    """Python's years are Snowflake's: 1 to 9999. Arrow holds more."""
-    is_date = wanted.column.kind is Kind.DATE
+def _check_moments(values: pa.Array, column: FileColumn) -> None:
+    """Raise if a moment is outside the years 1 to 9999, as in Python and Snowflake, or too exact. Arrow holds more."""
+    is_date = column.column.kind is Kind.DATE
     counts = pc.cast(pc.cast(values, pa.int32()) if is_date else values, pa.int64())
-    lowest, highest = (pa.scalar(edge, wanted.arrow).value for edge in _edges(wanted))
+    lowest, highest = (pa.scalar(edge, column.arrow).value for edge in _edges(column))
     bounds = pc.min_max(counts).as_py()
     if any(value is not None and not lowest <= value <= highest for value in bounds.values()):
-        raise Unfit("out of range")
-    unit = 10 ** (_DIGITS_OF_SECOND - wanted.second_digits)
+        raise UnfitValueError("out of range")
+    unit = 10 ** (_DIGITS_OF_SECOND - column.second_digits)
     if not is_date and unit > 1 and pc.any(pc.not_equal(pc.multiply(pc.divide(counts, unit), unit), counts)).as_py():
-        raise Unfit("too exact")
+        raise UnfitValueError("too exact")
 
 
-def _edges(wanted: Wanted) -> tuple[date, date]:
-    if wanted.column.kind is Kind.DATE:
+def _edges(column: FileColumn) -> tuple[date, date]:
+    if column.column.kind is Kind.DATE:
         return date.min, date.max
-    zone = UTC if wanted.column.kind is Kind.INSTANT else None
+    zone = UTC if column.column.kind is Kind.INSTANT else None
     return datetime.min.replace(tzinfo=zone), datetime.max.replace(tzinfo=zone)
 
 
-def _one_by_one(values: pa.Array, wanted: Wanted) -> tuple[pa.Array, dict[int, str]]:
-    made: list[Any] = []
+def _one_by_one(values: pa.Array, column: FileColumn) -> tuple[pa.Array, dict[int, str]]:
+    results: list[Any] = []
     reasons: dict[int, str] = {}
     for at, scalar in enumerate(values):
         try:
             # Arrow holds moments that Python does not.
             value = scalar.as_py()
-            made.append(None if value is None else _read(value, wanted))
+            results.append(None if value is None else _read(value, column))
         except (ValueError, InvalidOperation, OverflowError, RecursionError) as error:
-            made.append(None)
-            reasons[at] = _reason(scalar, wanted, error)
-    return pa.array(made, wanted.arrow), reasons
+            results.append(None)
+            reasons[at] = _reason(scalar, column, error)
+    return pa.array(results, column.arrow), reasons
 
 
-def _read(value: Any, wanted: Wanted) -> Any:
-    kind = wanted.column.kind
+def _read(value: Any, column: FileColumn) -> Any:
+    kind = column.column.kind
     if isinstance(value, bytes):
         value = _decoded(value)
     if isinstance(value, str) and kind in _WRITTEN:
         value = value.strip(_BLANKS)
         if not re.fullmatch(_WRITTEN[kind], value):
-            raise Unfit(f"is no {_words(wanted.column)}")
-    return _READERS[kind](value, wanted)
+            raise UnfitValueError(f"is no {_words(column.column)}")
+    return _READERS[kind](value, column)
 
 
-def _reason(scalar: pa.Scalar, wanted: Wanted, error: Exception) -> str:
+def _reason(scalar: pa.Scalar, column: FileColumn, error: Exception) -> str:
     try:
         text = str(scalar.as_py())
     except (ValueError, OverflowError):
         text = f"{scalar.value} as {scalar.type}"
     shown = repr(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…")
-    return f"{wanted.name}: {shown} {error if isinstance(error, Unfit) else f'is no {_words(wanted.column)}'}"
+    return f"{column.name}: {shown} {error if isinstance(error, UnfitValueError) else f'is no {_words(column.column)}'}"
 
 
 def _words(column: Column) -> str:
@@ -226,89 +226,89 @@ def _words(column: Column) -> str:
     }.get(column.kind, column.kind.value)
 
 
-def _decimal(value: Any, wanted: Wanted) -> Decimal:
+def _decimal(value: Any, column: FileColumn) -> Decimal:
     exact = Decimal(repr(value) if isinstance(value, float) else str(value))
     if not exact.is_finite():
-        raise Unfit(f"is no {_words(wanted.column)}")
-    scale = Decimal(1).scaleb(-wanted.column.scale)
+        raise UnfitValueError(f"is no {_words(column.column)}")
+    scale = Decimal(1).scaleb(-column.column.scale)
     try:
         rounded = exact.quantize(scale, context=_EXACT)
     except InvalidOperation:
-        raise Unfit(f"has more than {wanted.column.precision} digits") from None
+        raise UnfitValueError(f"has more than {column.column.precision} digits") from None
     if rounded != exact:
-        raise Unfit(f"is no {_words(wanted.column)}")
-    if abs(rounded) >= Decimal(10) ** (wanted.column.precision - wanted.column.scale):
-        raise Unfit(f"has more than {wanted.column.precision} digits")
+        raise UnfitValueError(f"is no {_words(column.column)}")
+    if abs(rounded) >= Decimal(10) ** (column.column.precision - column.column.scale):
+        raise UnfitValueError(f"has more than {column.column.precision} digits")
     return rounded
 
 
-def _integer(value: Any, wanted: Wanted) -> Any:
-    exact = _decimal(value, wanted)
-    return exact if pa.types.is_decimal(wanted.arrow) else int(exact)
+def _integer(value: Any, column: FileColumn) -> Any:
+    exact = _decimal(value, column)
+    return exact if pa.types.is_decimal(column.arrow) else int(exact)
 
 
-def _float(value: Any, _: Wanted) -> float:
+def _float(value: Any, _: FileColumn) -> float:
     number = float(value)
-    # What is written as infinity is one; digits are none.
+    # Only a text for infinity may give infinity, not a number that is too large.
     if math.isinf(number) and not (isinstance(value, float) or re.fullmatch(_NOT_FINITE, str(value))):
-        raise Unfit("is too large for a FLOAT")
+        raise UnfitValueError("is too large for a FLOAT")
     return number
 
 
-def _boolean(value: Any, _: Wanted) -> bool:
-    found = _BOOLEANS.get(str(value).strip().lower())
-    if found is None:
-        raise Unfit("is neither true nor false")
-    return found
+def _boolean(value: Any, _: FileColumn) -> bool:
+    truth = _BOOLEANS.get(str(value).strip().lower())
+    if truth is None:
+        raise UnfitValueError("is neither true nor false")
+    return truth
 
 
-def _text(value: Any, wanted: Wanted) -> str:
+def _text(value: Any, column: FileColumn) -> str:
     text = str(value)
     if not is_storable(text):
-        raise Unfit("has a NUL character")
-    if wanted.length is not None and len(text) > wanted.length:
-        raise Unfit(f"is longer than {wanted.length} characters")
+        raise UnfitValueError("has a NUL character")
+    if column.length is not None and len(text) > column.length:
+        raise UnfitValueError(f"is longer than {column.length} characters")
     return text
 
 
 def _decoded(value: bytes) -> str:
-    """Some writers call texts binary."""
+    """Decode bytes as text: some writers store texts as binary."""
     try:
         return value.decode()
     except UnicodeDecodeError:
-        raise Unfit("is no text in UTF-8") from None
+        raise UnfitValueError("is no text in UTF-8") from None
 
 
-def _check_fraction(value: Any, wanted: Wanted) -> None:
-    """Not cut, as a number is not: two versions of a row could become one."""
+def _check_fraction(value: Any, column: FileColumn) -> None:
+    """Raise if the value has more digits of a second than the column: cutting could make two versions equal."""
     fraction = _SECOND_FRACTION.search(str(value))
-    if fraction and len(fraction[1].rstrip("0")) > wanted.second_digits:
-        raise Unfit(f"has more than {wanted.second_digits} digits of a second")
+    if fraction and len(fraction[1].rstrip("0")) > column.second_digits:
+        raise UnfitValueError(f"has more than {column.second_digits} digits of a second")
 
 
-def _moment(value: Any, wanted: Wanted) -> datetime:
-    """A moment without a zone is one in UTC; one with a zone is shown in UTC."""
-    _check_fraction(value, wanted)
-    found = value if isinstance(value, datetime) else datetime.fromisoformat(str(value).upper())
-    moment = found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
-    return moment if wanted.column.kind is Kind.INSTANT else moment.replace(tzinfo=None)
+def _moment(value: Any, column: FileColumn) -> datetime:
+    """Return the moment in UTC; a moment without a zone is in UTC already."""
+    _check_fraction(value, column)
+    parsed = value if isinstance(value, datetime) else datetime.fromisoformat(str(value).upper())
+    moment = parsed.replace(tzinfo=UTC) if parsed.tzinfo is None else parsed.astimezone(UTC)
+    return moment if column.column.kind is Kind.INSTANT else moment.replace(tzinfo=None)
 
 
-def _date(value: Any, _: Wanted) -> date:
+def _date(value: Any, _: FileColumn) -> date:
     return date.fromisoformat(str(value))
 
 
-def _time(value: Any, wanted: Wanted) -> str:
-    """One text for each time: equal keys are equal texts, and the warehouse reads it in one way only."""
-    _check_fraction(value, wanted)
+def _time(value: Any, column: FileColumn) -> str:
+    """Return the time of day in one standard text: equal keys must be equal texts."""
+    _check_fraction(value, column)
     return time.fromisoformat(str(value)).isoformat()
 
 
-def _json(value: Any, _: Wanted) -> str:
+def _json(value: Any, _: FileColumn) -> str:
     text = str(value)
     for number in _parts(parsed_json(text), Digits):
         if math.isinf(float(number)):
-            raise Unfit(f"has the number {number[:_SHOWN]}, which is too large")
+            raise UnfitValueError(f"has the number {number[:_SHOWN]}, which is too large")
     return text
 
 
@@ -322,19 +322,21 @@ class Digits(str):
 
 
 def parsed_json(text: str) -> Any:
-    """The value of a JSON text, numbers as their `Digits`; ValueError or RecursionError if no warehouse takes it."""
+    """Parse a JSON text, numbers as `Digits`; raise ValueError or RecursionError if no warehouse accepts it."""
     value = json.loads(
         text, parse_float=Digits, parse_int=Digits, parse_constant=_no_constant, object_pairs_hook=_object
     )
     if _SUSPECT_ESCAPE.search(text):
         for part in _parts(value, str):
             if not is_storable(part):
-                raise Unfit("has a NUL character" if "\0" in part else "has half a character (a lone surrogate)")
+                raise UnfitValueError(
+                    "has a NUL character" if "\0" in part else "has half a character (a lone surrogate)"
+                )
     return value
 
 
 def json_text(value: Any) -> str:
-    """The JSON text of a parsed value, each number as it was written."""
+    """Return the JSON text of a parsed value, each number as it was written."""
     if isinstance(value, Digits):
         return str(value)
     if isinstance(value, dict):
@@ -349,16 +351,16 @@ def _no_constant(name: str) -> NoReturn:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise Unfit(f"has {twice!r} twice in one object")
-    return found
+        raise UnfitValueError(f"has {twice!r} twice in one object")
+    return fields
 
 
 def _parts(value: Any, kind: type[str]) -> Iterator[str]:
-    """All texts of a parsed value that are of this type, names of fields among them."""
+    """Yield all texts of a parsed value that are of this type, including names of fields."""
     if isinstance(value, dict):
         for name, part in value.items():
             yield from _parts(name, kind)
@@ -370,7 +372,7 @@ def _parts(value: Any, kind: type[str]) -> Iterator[str]:
         yield value
 
 
-_READERS: dict[Kind, Callable[[Any, Wanted], Any]] = {
+_READERS: dict[Kind, Callable[[Any, FileColumn], Any]] = {
     Kind.INTEGER: _integer,
     Kind.DECIMAL: _decimal,
     Kind.FLOAT: _float,

@@ -420,7 +420,7 @@ def _published(assets: ExtractAssets) -> dg.AssetsDefinition:
                 version=version,
                 stages=refresh.stages.seconds,
                 sent_bytes=published.sent_bytes,
-                uri=published.found.webpage_url or "",
+                uri=published.datasource.webpage_url or "",
                 reason=published.full_reason.name if published.full_reason else None,
                 warnings=[*looked.warnings, *published.warnings],
             ) | metadata.profile_metadata(refresh.stages.profile)

@@ -257,7 +257,7 @@ _LEASE_WAIT_SECONDS = 3600.0
 
 
 def _verify(refresh: Any, confirmed: Any, check_names: Sequence[str]) -> Iterator[dg.AssetCheckResult]:
-    from tir_dagster.refresh.verification import Finding, Verification, not_told  # noqa: PLC0415
+    from tir_dagster.refresh.verification import Finding, Verification, not_verified  # noqa: PLC0415
 
     if confirmed is None:
         nothing = Finding(False, f"Nothing is published yet. Run tir refresh {refresh.spec.name}.", open=True)
@@ -266,7 +266,7 @@ def _verify(refresh: Any, confirmed: Any, check_names: Sequence[str]) -> Iterato
     try:
         verification = Verification(refresh, confirmed)
     except TirError as error:
-        yield from (_result(name, not_told(error), dg.AssetCheckSeverity.WARN) for name in check_names)
+        yield from (_result(name, not_verified(error), dg.AssetCheckSeverity.WARN) for name in check_names)
         return
     looked_at = {VERSION: confirmed.version}
     for name in check_names:
@@ -275,7 +275,7 @@ def _verify(refresh: Any, confirmed: Any, check_names: Sequence[str]) -> Iterato
 
 
 def _finding(verification: "Verification", name: str) -> "Finding":
-    from tir_dagster.refresh.verification import not_told  # noqa: PLC0415
+    from tir_dagster.refresh.verification import not_verified  # noqa: PLC0415
 
     checks = {
         EQUALS_SOURCE: verification.equals_source,
@@ -286,7 +286,7 @@ def _finding(verification: "Verification", name: str) -> "Finding":
     try:
         return checks[name]()
     except TirError as error:
-        return not_told(error)
+        return not_verified(error)
 
 
 def _result(

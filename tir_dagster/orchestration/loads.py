@@ -29,7 +29,7 @@ from tir_dagster.spec.load import LoadSpec
 if TYPE_CHECKING:
     from tir_dagster.loading.landing import LandedFile
     from tir_dagster.loading.ledger import Changed, Committed
-    from tir_dagster.loading.load import Loaded, Loader
+    from tir_dagster.loading.load import Loader, LoadResult
 
 
 LOAD_ID, LOAD_IDS, HINT = "tir/load_id", "tir/load_ids", "tir/hint"
@@ -129,7 +129,7 @@ class Listener:
     """Receives log lines and results for a command that runs the job in its own process."""
 
     tell: Callable[[str], None]
-    loaded: "list[Loaded]" = field(default_factory=list)
+    loaded: "list[LoadResult]" = field(default_factory=list)
 
 
 _listener: ContextVar[Listener | None] = ContextVar("listener", default=None)
@@ -254,7 +254,7 @@ def _leased(spec: LoadSpec, state: StateFolder, purpose: str) -> Iterator[None]:
 # Reports
 
 
-def load_metadata(spec: LoadSpec, loaded: "Loaded") -> dict[str, Any]:
+def load_metadata(spec: LoadSpec, loaded: "LoadResult") -> dict[str, Any]:
     return {
         LOAD_ID: loaded.load_id,
         "tir/files": loaded.of("LOADED"),

@@ -109,7 +109,7 @@ def _source_metadata(watched: "Watched", plan: "Plan") -> dict[str, Any]:
 def _published_metadata(plan: "Plan", refreshed: "RefreshedByServer", stages: "Stages") -> dict[str, Any]:
     """Metadata of the confirmation and of the job on the server; row counts only where the server reports them."""
     triggered = refreshed.triggered
-    uri = triggered.found.webpage_url or ""
+    uri = triggered.datasource.webpage_url or ""
     fields = metadata.confirmation_metadata(refreshed.confirmation, stages=stages.seconds, uri=uri)
     if refreshed.row_count is None:
         del fields["dagster/row_count"]

@@ -28,7 +28,7 @@ from tir_dagster.refresh.state.versions import CHANGE_FOLDER, SHELL, Version, Ve
 from tir_dagster.refresh.survey import extract_columns, extract_shape
 from tir_dagster.refresh.verify import count_odd_keys, verify_content, verify_in_turn
 
-# So many bytes of a file are copied and made durable in the time that a byte of keys and rows takes to be replaced.
+# How many bytes of a file are copied and made durable in the time in which one byte of keys and rows is replaced.
 _COPY_SPEED = 64
 
 
@@ -47,11 +47,11 @@ def fill_extract(
     rows = parts_of(folder / ROWS)
     if change_set.decision == "full":
         if template is None:
-            made = create_extract(workspace.extract, shape.columns, rows, names=shape.names or None)
+            created = create_extract(workspace.extract, shape.columns, rows, names=shape.names or None)
         else:
-            made = create_like(workspace.extract, template, shape.columns, rows, names=shape.names or None)
+            created = create_like(workspace.extract, template, shape.columns, rows, names=shape.names or None)
         purged = sum(change_set.purged.values())
-        return Applied(purged, purged, made.rows, made.rows, made.bytes)
+        return Applied(purged, purged, created.rows, created.rows, created.bytes)
     if base is None:
         raise ExtractError(f"{change_set.extract}: the version that change set {change_set.id} starts from is gone.")
     applied = replace_change(base.extract, workspace.extract, change_set, folder, shape, spare=spare)
@@ -103,7 +103,7 @@ def _is_small(replacements: Sequence[Replacement], extract: Path) -> bool:
 
     Measured at 10M rows, four times .1 % of the rows take less than a copy, four times 1 % twice as long.
     """
-    files = [file for one in replacements for file in (*one.keys, *one.rows)]
+    files = [file for replacement in replacements for file in (*replacement.keys, *replacement.rows)]
     return _COPY_SPEED * total_bytes(files) <= extract.stat().st_size
 
 
@@ -128,7 +128,7 @@ def keep_change(workspace: Workspace, change_set: ChangeSet, folder: Path, shape
 
 
 def bytes_per_row(extract: Path, base: Version | None, change_set: ChangeSet) -> float:
-    """What a row costs in a file without purged space: measured when a file is built, carried along otherwise."""
+    """Return the bytes per row in a file without purged space: measured when a file is built, else taken from the base."""
     if base is not None and change_set.decision == "incremental" and base.manifest.get("bytes_per_row"):
         return float(base.manifest["bytes_per_row"])
     table = describe(extract)

@@ -46,7 +46,7 @@ def confirmation_of(
     context: RefreshContext, version: Version, server: ServerLook, *, keyed: bool = False
 ) -> Confirmation:
     """Return the record that the server shows this version now."""
-    assert server.found is not None
+    assert server.datasource is not None
     manifest = version.manifest
     return Confirmation(
         extract=context.spec.name,
@@ -54,14 +54,14 @@ def confirmation_of(
         source_version=manifest["source_version"],
         known=known_of(version),
         watermark=manifest["watermark"],
-        datasource_id=server.found.id,
+        datasource_id=server.datasource.id,
         server_version=server.version_text or "",
         fingerprint=manifest["fingerprint"],
         rows=manifest["rows"],
         change_sets=tuple(manifest["change_sets"]),
         keyed=keyed,
         reports=tuple(manifest.get("reports", ())),
-        datasource=shown_place(server.found.name, server.project.path, context.tableau.where),
+        datasource=shown_place(server.datasource.name, server.project.path, context.tableau.where),
     )
 
 
@@ -69,7 +69,7 @@ def settle(context: RefreshContext, confirmation: Confirmation) -> None:
     """Once the confirmation is on record: its change sets are no longer pending, old versions and scratch files go."""
     crash_after("confirmed")
     if lost_lease(context):
-        # It is on record: whoever took over finds that out by itself, and may be at work on its own intent.
+        # It is on record: the process that took over finds it, and may have its own intent by now.
         return
     context.change_sets.settle(confirmation.change_sets)
     prune_versions(context, confirmation)

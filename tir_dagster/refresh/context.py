@@ -1,4 +1,4 @@
-"""What one extract's refresh talks to and where it keeps its state; what its stages hand to each other."""
+"""The context of one extract's refresh: its connections and state, and the values that its stages hand to each other."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ Log = Callable[[str], None]
 
 @dataclass
 class Stages:
-    """Seconds by stage of one refresh; its profile tells more of each.
+    """Seconds by stage of one refresh; its profile has more details.
 
-    `publish_server` is the part of `publish` that was waited for the server.
+    `publish_server` is the part of `publish` that was spent waiting for the server.
     """
 
     seconds: dict[str, float] = field(default_factory=dict)
@@ -162,7 +162,7 @@ def leased(context: RefreshContext, purpose: str, *, wait_seconds: float) -> Ite
             held = stack.enter_context(lease(path, purpose=purpose, wait_seconds=wait_seconds, on_wait=context.log))
         holding = replace(context, lease=held)
         if context.lease is None:
-            # Only the holder of the lease works: what others have left is of no use to anybody.
+            # Only the holder of the lease works: scratch files of others are useless.
             for left in (context.folder / _WORK).glob("*"):
                 if left != context.work:
                     remove(left)
@@ -189,7 +189,7 @@ def lost_lease(context: RefreshContext) -> LeaseLostError | None:
     except LeaseLostError as lost:
         return lost
     except OSError:
-        # Nobody can tell; the trouble at hand is reason enough.
+        # Unknown; the caller raises the error at hand.
         pass
     return None
 
@@ -219,18 +219,18 @@ def crash_after(step: str) -> None:
 
 @dataclass(frozen=True)
 class ServerLook:
-    """What the server holds now under the extract's name; `found` is None where there is nothing yet."""
+    """What the server holds now under the extract's name; `datasource` is None where there is nothing yet."""
 
     project: FoundProject
-    found: FoundDatasource | None
+    datasource: FoundDatasource | None
 
     @property
     def version(self) -> ServerVersion | None:
-        return server_version(self.found) if self.found else None
+        return server_version(self.datasource) if self.datasource else None
 
     @property
     def version_text(self) -> str | None:
-        return str(self.version) if self.found else None
+        return str(self.version) if self.datasource else None
 
 
 @dataclass(frozen=True)
@@ -259,7 +259,7 @@ class Published:
     """What is on the server now."""
 
     confirmation: Confirmation
-    found: FoundDatasource
+    datasource: FoundDatasource
     warnings: tuple[str, ...] = ()
     sent_bytes: int = 0
     # Why the server itself had to load everything.

@@ -35,13 +35,13 @@ def look_at_server(client: TableauClient, spec: ExtractSpec) -> ServerLook:
 
 
 def credentials_for(
-    spec: ExtractSpec, found: FoundDatasource | None, env: Mapping[str, str]
+    spec: ExtractSpec, datasource: FoundDatasource | None, env: Mapping[str, str]
 ) -> list[ConnectionCredential]:
-    """The credentials the spec names, for every connection that has embedded ones; refused here if they are missing."""
-    if found is None:
+    """Return the spec's credentials for every connection with embedded ones; raise if they are missing."""
+    if datasource is None:
         return []
-    named = named_credentials(spec, found.connections, env)
-    check_credentials(found, named)
+    named = named_credentials(spec, datasource.connections, env)
+    check_credentials(datasource, named)
     return named
 
 
@@ -49,22 +49,25 @@ def named_credentials(
     spec: ExtractSpec, connections: Sequence[Connection], env: Mapping[str, str]
 ) -> list[ConnectionCredential]:
     embedded = [connection for connection in connections if connection.embed_password]
-    given = spec.datasource.credentials
-    if given is None or not embedded:
+    credentials = spec.datasource.credentials
+    if credentials is None or not embedded:
         return []
-    _refuse_many(spec, {one.server_address.casefold(): one for one in embedded}.values())
-    username = given.username or _variable(spec, given.username_env, env)
-    password = _variable(spec, given.password_env, env)
-    return [ConnectionCredential(one.server_address, username, password, one.server_port) for one in embedded]
+    _refuse_many(spec, {connection.server_address.casefold(): connection for connection in embedded}.values())
+    username = credentials.username or _variable(spec, credentials.username_env, env)
+    password = _variable(spec, credentials.password_env, env)
+    return [
+        ConnectionCredential(connection.server_address, username, password, connection.server_port)
+        for connection in embedded
+    ]
 
 
 def _refuse_many(spec: ExtractSpec, places: Collection[Connection]) -> None:
-    """The spec names the credentials of one server: another one must never get them."""
+    """Raise if there are several servers: the spec names the credentials of one, and no other may get them."""
     if len(places) > 1:
-        shown = "; ".join(sorted(f"{one.type} {one.server_address}" for one in places))
+        addresses = "; ".join(sorted(f"{connection.type} {connection.server_address}" for connection in places))
         raise DatasourceError(
             f"{spec.name}: datasource {spec.datasource.name!r} in project {spec.datasource.project!r} has passwords embedded for"
-            f" {len(places)} servers ({shown}), and the spec names the credentials of one. Nothing was touched. Remove the connections"
+            f" {len(places)} servers ({addresses}), and the spec names the credentials of one. Nothing was touched. Remove the connections"
             " that the extract does not need in Tableau, or choose the delivery `trigger`."
         )
 
@@ -80,20 +83,20 @@ def _variable(spec: ExtractSpec, name: str | None, env: Mapping[str, str]) -> st
 
 
 def fetch_shell(
-    client: TableauClient, found: FoundDatasource, folder: Path, *, log: Log = lambda _: None
+    client: TableauClient, datasource: FoundDatasource, folder: Path, *, log: Log = lambda _: None
 ) -> tuple[Path, Path]:
     """Download the package and take it apart: the shell (everything but the rows), and the Hyper file."""
     # The package, and the Hyper file out of it.
-    need_space(folder, 2 * (found.size_mb or 0) * 1_000_000)
+    need_space(folder, 2 * (datasource.size_mb or 0) * 1_000_000)
     target, progress = folder / "download.tdsx", tell_progress(log, "downloading", clock=client.retry.clock)
-    package = read_package(download(client, found, target, progress=progress))
+    package = read_package(download(client, datasource, target, progress=progress))
     hyper = extract_hyper(package, folder / "download.hyper")
     try:
         describe(hyper)
     except MachineError:
         raise
     except ExtractError as error:
-        raise NoExtractError(f"The {found.shown} cannot be refreshed by key: {error}") from error
+        raise NoExtractError(f"The {datasource.shown} cannot be refreshed by key: {error}") from error
     shell = folder / "shell.tdsx"
     with open_archive(package.path) as archive:
         assert package.hyper_member is not None, "extract_hyper refused it otherwise"
@@ -105,22 +108,22 @@ def fetch_shell(
 def server_package(context: RefreshContext, looked: Looked) -> tuple[Path | None, Path | None]:
     """Return the package around the extract, and the file whose column types a full refresh keeps; downloaded if need be.
 
-    There is no package where no people built one.
+    There is no package if nobody built one in Tableau.
     """
-    found, base, confirmed = looked.server.found, looked.base, looked.confirmed
-    if found is None:
+    datasource, base, confirmed = looked.server.datasource, looked.base, looked.confirmed
+    if datasource is None:
         return None, None
     if base is not None and confirmed is not None and _is_the_servers(context, looked, base):
-        # The local version is provably the server's: nothing to download. Without a shell we made it ourselves.
+        # The local version is provably the server's: nothing to download. Without a shell we created it ourselves.
         shell = base.folder / SHELL
         return (shell if shell.is_file() else None), base.extract
     if base is not None and looked.bare:
         return None, base.extract
-    shell, hyper = _downloaded(context, found, looked.server.version_text or "")
+    shell, hyper = _downloaded(context, datasource, looked.server.version_text or "")
     return (None if read_package(shell).is_bare else shell), hyper
 
 
-def _downloaded(context: RefreshContext, found: FoundDatasource, version: str) -> tuple[Path, Path]:
+def _downloaded(context: RefreshContext, datasource: FoundDatasource, version: str) -> tuple[Path, Path]:
     """Download the package of this server version once; stages in other processes find it."""
     folder = context.downloads / hashlib.sha256(version.encode()).hexdigest()[:16]
     shell, hyper = folder / "shell.tdsx", folder / "download.hyper"
@@ -128,9 +131,9 @@ def _downloaded(context: RefreshContext, found: FoundDatasource, version: str) -
         remove(context.downloads)
         context.log("downloading the datasource's package")
         with TableauClient(context.tableau) as client:
-            fetched = fetch_shell(client, found, context.work / "download", log=context.log)
+            fetched = fetch_shell(client, datasource, context.work / "download", log=context.log)
         folder.mkdir(parents=True, exist_ok=True)
-        # The Hyper file last: whoever finds it finds both.
+        # The Hyper file last: if it exists, both exist.
         fetched[0].replace(shell)
         fetched[1].replace(hyper)
     return shell, hyper

@@ -54,7 +54,7 @@ class Base:
 
 
 def _check_unchanged(surveyed: Survey, access: SnowflakeAccess) -> None:
-    """Several reads without Time Travel are of one version only if no change came between them."""
+    """Raise if the source changed while it was read without Time Travel: the reads may show different versions."""
     tables = surveyed.relation.tables
     if surveyed.version.kept or read_tokens(access, tables)[0] == surveyed.known.token:
         return
@@ -82,7 +82,7 @@ def make_change_set(
     allow_empty: bool = False,
     log: Log,
 ) -> tuple[Plan, ChangeSet | None]:
-    """Read what the plan needs and make it durable; gives the settled plan, and no change set if nothing differs."""
+    """Read what the plan needs and make it durable; return the final plan, and the change set if anything differs."""
     relation = surveyed.relation
     refuse_duplicates(relation, access, surveyed.version)
     pending = store.pending()
@@ -90,13 +90,15 @@ def make_change_set(
         reader = SourceReader(start_spark, access, relation, surveyed.version, folder / _WORK, log)
         difference = Difference(0, {}, {})
         if plan.decision == "incremental" and base is not None:
-            keyed = [one.id for one in pending if one.decision == "incremental"]
-            asked = Asked(tuple(resync), tuple(compare), tuple(file for one in keyed for file in store.keys(one)))
-            found = _find(surveyed, base, asked, hints, reader=reader, access=access, folder=folder)
-            difference = found.difference
-            plan = _settled(surveyed, plan, base, found, pending=bool(keyed), allow_empty=allow_empty)
-            if found.everything:
-                log(f"every row was read and compared, because {found.everything}")
+            keyed = [pending_set.id for pending_set in pending if pending_set.decision == "incremental"]
+            to_compare = Asked(
+                tuple(resync), tuple(compare), tuple(file for pending_set in keyed for file in store.keys(pending_set))
+            )
+            changes = _find(surveyed, base, to_compare, hints, reader=reader, access=access, folder=folder)
+            difference = changes.difference
+            plan = _settled(surveyed, plan, base, changes, pending=bool(keyed), allow_empty=allow_empty)
+            if changes.everything:
+                log(f"every row was read and compared, because {changes.everything}")
         if plan.decision == "none":
             return plan, None
         if plan.decision == "full":
@@ -109,7 +111,7 @@ def make_change_set(
         watermark = highest_mark(access, surveyed.source.watermark, surveyed.source.sql)
         _check_unchanged(surveyed, access)
         shutil.rmtree(folder / _WORK, ignore_errors=True)
-        made = ChangeSet(
+        change_set = ChangeSet(
             id=ident,
             extract=surveyed.spec.name,
             base=confirmed.version if confirmed else None,
@@ -123,7 +125,7 @@ def make_change_set(
             purged=counts_to_json(difference.purged),
             appended=counts_to_json(difference.appended),
             watermark=watermark,
-            settles=tuple(one.id for one in pending),
+            settles=tuple(pending_set.id for pending_set in pending),
             warnings=plan.warnings,
             sentence=plan.sentence(),
             reports=tuple(sorted(reports)),
@@ -131,7 +133,7 @@ def make_change_set(
             odd_keys=(difference.null_keys, difference.repeated_keys) if plan.decision == "incremental" else None,
             purged_digests=_digests_to_json(difference.purged_digests),
         )
-        return plan, store.commit(made, folder)
+        return plan, store.commit(change_set, folder)
 
 
 def _digests_to_json(digests: Counts | None) -> dict[str, str] | None:
@@ -141,14 +143,14 @@ def _digests_to_json(digests: Counts | None) -> dict[str, str] | None:
 def _find(
     surveyed: Survey,
     base: Base,
-    asked: Asked,
+    to_compare: Asked,
     hints: Sequence[Hint],
     *,
     reader: SourceReader,
     access: SnowflakeAccess,
     folder: Path,
 ) -> Found:
-    """Find the keys to replace; what hints and fallbacks give rise to is among the warnings."""
+    """Find the keys to replace, with warnings about hints and fallbacks."""
     relation = surveyed.relation
     hints = checked_hints(hints, relation, access)
     question, warnings = ask_question(
@@ -161,17 +163,17 @@ def _find(
         hints=hints,
     )
     with comparing(base.extract, base.shape) as comparison:
-        found = find_changes(relation, question, asked, reader=reader, comparison=comparison, folder=folder)
-    partial = partial_warnings(relation, hints, found.difference)
+        changes = find_changes(relation, question, to_compare, reader=reader, comparison=comparison, folder=folder)
+    partial = partial_warnings(relation, hints, changes.difference)
     contracts = contract_warnings(relation, question, access)
-    return replace(found, warnings=(*warnings, *found.warnings, *contracts, *partial))
+    return replace(changes, warnings=(*warnings, *changes.warnings, *contracts, *partial))
 
 
-def _settled(surveyed: Survey, plan: Plan, base: Base, found: Found, *, pending: bool, allow_empty: bool) -> Plan:
+def _settled(surveyed: Survey, plan: Plan, base: Base, changes: Found, *, pending: bool, allow_empty: bool) -> Plan:
     thresholds = surveyed.spec.thresholds
     settled = settle_plan(
         plan,
-        found.difference,
+        changes.difference,
         rows=base.rows,
         policy=surveyed.spec.policy,
         delete_share=thresholds.delete_share,
@@ -179,15 +181,15 @@ def _settled(surveyed: Survey, plan: Plan, base: Base, found: Found, *, pending:
         pending=pending,
         allow_empty=allow_empty,
     )
-    warnings = (*settled.warnings, *found.warnings)
+    warnings = (*settled.warnings, *changes.warnings)
     if settled.decision == "incremental":
-        warnings += key_warnings(surveyed.spec, found.difference, joined=bool(surveyed.relation.dimensions))
+        warnings += key_warnings(surveyed.spec, changes.difference, joined=bool(surveyed.relation.dimensions))
     return replace(settled, warnings=warnings)
 
 
 def _check_left(spec: ExtractSpec, before: int, left: int) -> None:
     if before:
-        # Also where our own version is lost: what people see now is known.
+        # Also if our own version is lost: the number of published rows is known.
         check_guards(spec.name, rows=before, left=left, delete_share=spec.thresholds.delete_share)
     elif left == 0:
         what = spec.source if spec.query is None else "the query's result"
@@ -225,7 +227,7 @@ def detect(
 
     @cache
     def start_spark() -> SparkSession:
-        # Not before the first result that is worth it.
+        # Only when the first large result needs it.
         with context.stages.timed("spark"), waiting_for("Spark"):
             return context.spark()
 
@@ -251,8 +253,8 @@ def detect(
 
 
 def _need_room(context: RefreshContext, looked: Looked) -> None:
-    """Check that there is room for the next version and its package, rather than when the disk is full half-way."""
+    """Raise if there is no space for the next version and its package."""
     prune_versions(context, looked.confirmed)
-    found, base = looked.server.found, looked.base
-    size = base.extract.stat().st_size if base else (found.size_mb or 0) * 1_000_000 if found else 0
+    datasource, base = looked.server.datasource, looked.base
+    size = base.extract.stat().st_size if base else (datasource.size_mb or 0) * 1_000_000 if datasource else 0
     need_space(context.folder, 2 * size)

@@ -1,4 +1,4 @@
-"""The first step of a refresh: what the server holds, what a crash may have left, and what of it is repaired at once."""
+"""The stage `look`: find out what the server holds and what a crash left, and repair it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tir_dagster.files import replaced_file
 from tir_dagster.refresh.confirm import confirmation_of
 from tir_dagster.refresh.context import Looked, RefreshContext, ServerLook, explaining_lost_lease
 from tir_dagster.refresh.datasource import credentials_for, look_at_server
-from tir_dagster.refresh.deliveries import Recovered
+from tir_dagster.refresh.deliveries import RecoveredPublish
 from tir_dagster.refresh.deliveries.patch import Patch, check_patchable
 from tir_dagster.refresh.deliveries.server import Server
 from tir_dagster.refresh.deliveries.whole import finish_delivery
@@ -32,15 +32,15 @@ _MOST_LOOKS = 3
 
 @dataclass(frozen=True)
 class _Judged:
-    """What became of the last publish, and what the server holds after it was repaired."""
+    """The outcome of the last publish, and what the server holds after a repair."""
 
     verdict: PublishOutcome
     server: ServerLook
-    # None where the rows were not looked at.
+    # None if the rows were not compared.
     compared: Compared | None = None
     # Why the datasource that the spec names is not the confirmed one.
     elsewhere: Reason | None = None
-    # The version of ours that the server holds though nothing on record says so.
+    # The version that the server holds although no record says so.
     forgotten: Version | None = None
 
     @property
@@ -57,7 +57,7 @@ class _Judged:
 
 
 class _Memory:
-    """The last comparison with what the server holds, in a file: that is as true in the next run, until something moves."""
+    """The last comparison with the server's content, in a file: it stays true until a version changes."""
 
     def __init__(self, folder: Path) -> None:
         self._file = folder / "compared.json"
@@ -78,13 +78,13 @@ class _Memory:
 
 
 def look(context: RefreshContext, confirmed: Confirmation | None, *, repair: bool = True) -> Looked:
-    """Find out what the server holds and what a crash may have left; a publish that landed unnoticed is confirmed now.
+    """Find out what the server holds and what a crash left; confirm a publish that landed unnoticed.
 
-    Without the lease nothing may be repaired: what looks like a crash can be a run at work.
+    Without the lease nothing may be repaired: what looks like a crash can be another run that still works.
     """
     with explaining_lost_lease(context), context.stages.timed("look"), TableauClient(context.tableau) as client:
         looked = _Looking(context, client, repair=repair).look(confirmed)
-    if looked.server.found is None:
+    if looked.server.datasource is None:
         # Perhaps a name was misspelt: say it before anything is created.
         place = f"datasource {context.spec.datasource.name!r} in project {looked.server.project.path!r}"
         context.log(f"there is no {place} yet: a refresh creates it")
@@ -101,21 +101,21 @@ class _Looking:
         self._warnings: tuple[str, ...] = ()
 
     def look(self, confirmed: Confirmation | None) -> Looked:
-        """A publish that landed unnoticed is confirmed late."""
+        """Look, repair, and confirm a publish that landed unnoticed."""
         intent = self._intent(confirmed)
         judged = self._judge(intent, confirmed)
         server, verdict = judged.server, judged.verdict
-        # What was published may also have had the same rows as what was there before, or have been put back since.
+        # The publish may have had the same rows as before, or may have been put back since.
         differs = intent is not None and (
             confirmed is None or surely_other_rows(intent.fingerprint, confirmed.fingerprint)
         )
         untouched = verdict is PublishOutcome.NOT_LANDED and differs and intent is not None and intent.hole is None
         if self._repair:
-            # The comparison may have taken long: an intent that is there now may be of somebody who took over.
+            # The comparison may have taken long: the intent on disk may belong to a process that took over.
             self._context.check_lease()
             server = self._put_back_around(server, foreign=verdict is PublishOutcome.FOREIGN, landed=not untouched)
         late = None
-        if verdict is PublishOutcome.LANDED and intent is not None and server.found is not None:
+        if verdict is PublishOutcome.LANDED and intent is not None and server.datasource is not None:
             version = self._context.versions.get(intent.version)
             late = confirmation_of(self._context, version, server, keyed=intent.keyed and judged.keyed)
         if judged.forgotten is not None:
@@ -139,9 +139,9 @@ class _Looking:
         )
 
     def _is_unknown(self, intent: Intent | None, confirmed: Confirmation | None, judged: _Judged) -> bool:
-        """Whether all rows were about to be published over others than the confirmed ones, and still are to be.
+        """Whether an interrupted publish of all rows was to replace unconfirmed content, and did not.
 
-        A part of a change may be there, or the same rows in a file of somebody else's: only the intent tells.
+        That content may hold a part of a change, or the same rows in another user's file: only the intent shows it.
         """
         if intent is None or intent.patch or confirmed is None or self._context.spec.delivery != "patch":
             return False
@@ -149,11 +149,11 @@ class _Looking:
         return untouched and intent.base_server_version != confirmed.server_version
 
     def _intent(self, confirmed: Confirmation | None) -> Intent | None:
-        """What was about to be published, unless that is confirmed already: then only its end was interrupted."""
+        """Return the intent, unless its version is confirmed already: then only the cleaning up was interrupted."""
         try:
             intent = self._context.change_sets.intent()
         except DamagedStateError:
-            self._context.log("what was about to be published cannot be read: only what the server holds counts")
+            self._context.log("the record of the interrupted publish cannot be read: only what the server holds counts")
             if self._repair:
                 self._context.change_sets.drop_intent()
             return None
@@ -167,9 +167,9 @@ class _Looking:
         spec, client = self._context.spec, self._client
         server = look_at_server(client, spec)
         elsewhere = self._elsewhere(server, confirmed)
-        credentials_for(spec, server.found, self._context.env)
+        credentials_for(spec, server.datasource, self._context.env)
         if spec.delivery == "patch":
-            check_patchable(client, spec.name, server.found)
+            check_patchable(client, spec.name, server.datasource)
         if elsewhere is not None:
             self._context.log(f"{elsewhere.value}: everything is loaded")
             return self._repaired(_Judged(PublishOutcome.FOREIGN, server, elsewhere=elsewhere), intent, confirmed)
@@ -180,22 +180,21 @@ class _Looking:
             try:
                 return self._repaired(judged, intent, confirmed)
             except ForeignPublishError:
-                # A job of ours or of Tableau's ended between the look and the request, or somebody edited a description:
-                # what is there now decides.
+                # A job ended between the look and the request, or somebody edited a description: look again.
                 judged = self._aftermath(look_at_server(client, spec), intent, confirmed)
         return self._repaired(judged, intent, confirmed)
 
     def _elsewhere(self, server: ServerLook, confirmed: Confirmation | None) -> Reason | None:
-        """Why the datasource is not the confirmed one; refuse to create one under a name that may be misspelt."""
+        """Return why the datasource is not the confirmed one; raise if a misspelt name would create a new one."""
         spec, client = self._context.spec, self._client
-        if confirmed is None or (server.found is not None and server.found.id == confirmed.datasource_id):
+        if confirmed is None or (server.datasource is not None and server.datasource.id == confirmed.datasource_id):
             return None
         named = shown_place(spec.datasource.name, server.project.path, client.where)
         before = name_of_id(client, confirmed.datasource_id) or confirmed.datasource or named
         if before == named:
-            # One that was published anew under the same name is somebody else's.
-            return None if server.found is not None else Reason.DATASOURCE_GONE
-        if server.found is None and not spec.datasource.create:
+            # A new datasource under the same name is somebody else's.
+            return None if server.datasource is not None else Reason.DATASOURCE_GONE
+        if server.datasource is None and not spec.datasource.create:
             raise DatasourceError(
                 f"{spec.name}: {Reason.DATASOURCE_CHANGED.value} than before: it was published to {before}. "
                 f"{none_of_that_name(client, project=server.project, name=spec.datasource.name)} Nothing was touched. Correct the name in"
@@ -204,13 +203,13 @@ class _Looking:
         return Reason.DATASOURCE_CHANGED
 
     def _repaired(self, judged: _Judged, intent: Intent | None, confirmed: Confirmation | None) -> _Judged:
-        """What a run left half done, brought to its end."""
+        """Complete what an interrupted run left; return the outcome."""
         client = self._client
         if intent is None or not self._repair:
             return judged
-        # By what was being done, not by what the spec says now: the delivery may have been changed since.
+        # By the intent, not by the spec: the delivery may have been changed since.
         delivery = Patch(self._context) if intent.patch else Server(self._context)
-        last = Recovered(judged.verdict, judged.server)
+        last = RecoveredPublish(judged.verdict, judged.server)
         recovered = delivery.recover(client, last, intent, confirmed)
         if recovered == last:
             return judged
@@ -218,7 +217,7 @@ class _Looking:
         return replace(judged, verdict=recovered.outcome, server=recovered.server, compared=compared)
 
     def _put_back_around(self, server: ServerLook, *, foreign: bool, landed: bool) -> ServerLook:
-        """Tags and the like that a publish of ours took away come back; what somebody else published is left alone."""
+        """Put back settings that our publish removed, such as tags; do not change what somebody else published."""
         context = self._context
         server, warnings = finish_delivery(
             self._client, context.spec, server, home=context.folder, env=context.env, foreign=foreign, landed=landed
@@ -229,7 +228,7 @@ class _Looking:
     def _aftermath(self, server: ServerLook, intent: Intent | None, confirmed: Confirmation | None) -> _Judged:
         before = intent.base_server_version if intent else (confirmed.server_version if confirmed else None)
         compared = None
-        if (intent or confirmed) and server.found is not None and server.version_text != before:
+        if (intent or confirmed) and server.datasource is not None and server.version_text != before:
             version = self._context.known_version(intent.version if intent else confirmed.version if confirmed else "")
             if version is not None:
                 server, compared = self._compared(server, version, intent, confirmed)
@@ -241,33 +240,33 @@ class _Looking:
             heals=compared is not None and compared.heals,
         )
         if verdict is PublishOutcome.FOREIGN or (confirmed is None and intent is None):
-            for version in self._unrecorded(confirmed) if server.found is not None else ():
-                server, seen = self._compared(server, version, None, confirmed)
-                if version.manifest["fingerprint"] in seen.fingerprints:
+            for version in self._unrecorded(confirmed) if server.datasource is not None else ():
+                server, comparison = self._compared(server, version, None, confirmed)
+                if version.manifest["fingerprint"] in comparison.fingerprints:
                     self._context.log(PublishOutcome.FORGOTTEN.value)
-                    return _Judged(PublishOutcome.FORGOTTEN, server, seen, forgotten=version)
+                    return _Judged(PublishOutcome.FORGOTTEN, server, comparison, forgotten=version)
         if verdict is not PublishOutcome.CLEAN:
             self._context.log(verdict.value)
         return _Judged(verdict, server, compared)
 
     def _unrecorded(self, confirmed: Confirmation | None) -> list[Version]:
-        """Versions that were confirmed after the last one on record: somebody deleted the run that said so."""
+        """Return the versions confirmed after the last one on record: somebody deleted the run with the record."""
         after = confirmed.version if confirmed is not None else ""
         return [version for version in self._context.settled_versions() if version.id > after]
 
     def _is_published(self, server: ServerLook, confirmed: Confirmation | None) -> bool:
-        """Whether somebody published it: then equal rows have equal words, which Tableau's own refreshes may change."""
-        if self._context.spec.delivery != "republish" or confirmed is None or server.found is None:
+        """Whether the content was published, not refreshed by Tableau, which may write equal values differently."""
+        if self._context.spec.delivery != "republish" or confirmed is None or server.datasource is None:
             return self._context.spec.delivery == "patch"
         with suppress(ValueError):
-            return ServerVersion.parse(confirmed.server_version).revision != server.found.revision
+            return ServerVersion.parse(confirmed.server_version).revision != server.datasource.revision
         return False
 
     def _compared(
         self, server: ServerLook, version: Version, intent: Intent | None, confirmed: Confirmation | None
     ) -> tuple[ServerLook, Compared]:
-        """What is there beside the version, found out once: an edited description moves the server's version, too."""
-        assert server.found is not None
+        """Compare the server's content with the version, once: an edited description changes the server's version, too."""
+        assert server.datasource is not None
         exactly = self._is_published(server, confirmed) if intent is None else intent.patch
         memory = _Memory(self._context.folder)
         of = (version.id, str(exactly))
@@ -276,17 +275,19 @@ class _Looking:
         self._context.log("the server holds another version than the last confirmed one: comparing its rows")
         if intent is not None:
             return server, self._compare(server, version, intent, exactly=exactly)
-        server = replace(server, found=settled(self._client, server.found))
+        server = replace(server, datasource=settled(self._client, server.datasource))
         compared = self._compare(server, version, intent, exactly=exactly)
         if self._repair:
             memory.keep(server, of, compared)
         return server, compared
 
     def _compare(self, server: ServerLook, version: Version, intent: Intent | None, *, exactly: bool) -> Compared:
-        assert server.found is not None
+        assert server.datasource is not None
         folder = self._context.work / "look"
         try:
-            return compare_content(self._context, self._client, server.found, version, folder, intent, exactly=exactly)
+            return compare_content(
+                self._context, self._client, server.datasource, version, folder, intent, exactly=exactly
+            )
         except MachineError:
             # Nobody has looked: it may well be ours.
             raise

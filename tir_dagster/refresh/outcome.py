@@ -1,4 +1,4 @@
-"""What a crash left behind, told by what the server holds: its version, and the fingerprints of its content."""
+"""The outcome of an interrupted publish, decided by the server's version and the fingerprints of its content."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ def outcome_by_content(
     server_fingerprints: Collection[str] = (),
     heals: bool = False,
 ) -> PublishOutcome:
-    """Decide what happened to the last publish; the fingerprints are those of the server's content, if it was looked at.
+    """Decide what happened to the last publish; the fingerprints are those of the server's content, if it was compared.
 
-    They are of one content, in every form in which a version may have been written down. `heals` tells that the same change, sent again to that content, would give what was intended.
+    They belong to one content, in every form that a version may have recorded. `heals` means that the same change, sent
+    again to that content, would give the intended content.
     """
     if intent is not None:
         if server_version == intent.base_server_version:

@@ -17,7 +17,7 @@ from tir_dagster.snowflake.versions import SourceVersion
 
 @dataclass(frozen=True)
 class Request:
-    """What a refresh is asked to do, and what others said since the last one."""
+    """What a refresh is asked to do, and the hints since the last one."""
 
     mode: Mode = "changes"
     slices: tuple[str, ...] = ()
@@ -25,9 +25,9 @@ class Request:
     # Slices that are replaced whatever their rows say, and slices whose rows are compared.
     resync: tuple[str | None, ...] = ()
     compare: tuple[str | None, ...] = ()
-    # There is something to look at though the source may not have changed.
+    # There are hints to check even if the source has not changed.
     hinted: bool = False
-    # Why everything has to be loaded, where whoever asks knows of a reason.
+    # Why everything has to be loaded, if the caller knows a reason.
     owed: Reason | None = None
     # Numbers of the reports in Dagster's log that the pinned version shows.
     reports: tuple[int, ...] = ()
@@ -35,11 +35,11 @@ class Request:
 
 
 def plan(context: RefreshContext, looked: Looked, surveyed: Survey, request: Request) -> Plan:
-    """Decide what to do; nothing is touched, and no row is read unless DDL ran on the source, or may have run behind a view."""
+    """Decide what to do; change nothing, and read no row unless DDL ran on the source, or may have run behind a view."""
     pending = context.change_sets.pending()
-    unfinished = (one.reason for one in pending if one.decision == "full" and one.reason)
+    unfinished = (change_set.reason for change_set in pending if change_set.decision == "full" and change_set.reason)
     relation = surveyed.relation
-    asked = request.mode == "slices" or bool(request.hinted or request.hints or pending)
+    is_asked = request.mode == "slices" or bool(request.hinted or request.hints or pending)
     return plan_refresh(
         Situation(
             extract=context.spec.name,
@@ -51,13 +51,13 @@ def plan(context: RefreshContext, looked: Looked, surveyed: Survey, request: Req
             foreign=looked.foreign,
             elsewhere=looked.elsewhere,
             forgotten=looked.confirmed is None and bool(context.settled_versions()),
-            pending=tuple(one.id for one in pending),
+            pending=tuple(change_set.id for change_set in pending),
             owed=request.owed or next((Reason[reason] for reason in unfinished), None),
             slices=request.slices,
             hinted=bool(request.hinted or request.hints),
             opaque=relation.why_full,
             same_rows=request.mode != "full" and _holds_same_rows(context, looked, surveyed),
-            redefined=request.mode != "full" and _is_redefined(context, looked, surveyed, asked=asked),
+            redefined=request.mode != "full" and _is_redefined(context, looked, surveyed, is_asked=is_asked),
             restless=relation.view is not None and relation.view.restless,
             unsought=(*relation.unsought, *relation.unused_settings),
         )
@@ -65,10 +65,10 @@ def plan(context: RefreshContext, looked: Looked, surveyed: Survey, request: Req
 
 
 def _holds_same_rows(context: RefreshContext, looked: Looked, surveyed: Survey) -> bool:
-    """Whether the extract equals the source of then under the columns of now, though DDL ran on it since.
+    """Whether the extract equals the old source under the current columns, although DDL ran on it since.
 
-    Time Travel shows old rows under the current columns: after a rename, a drop or an add it shows something else than
-    was read then, and after a comment it does not. Only for extracts that show all that a refresh by key relies on.
+    Time Travel shows old rows under the current columns: after a rename, a drop or an add they differ from what was
+    read then, after a comment they do not. Only for extracts that contain all columns that a refresh by key needs.
     """
     confirmed, relation = looked.confirmed, surveyed.relation
     if confirmed is None or looked.base is None or looked.foreign:
@@ -87,17 +87,17 @@ def _holds_same_rows(context: RefreshContext, looked: Looked, surveyed: Survey) 
         return False
 
 
-def _is_redefined(context: RefreshContext, looked: Looked, surveyed: Survey, *, asked: bool) -> bool:
-    """Whether a view shows the rows of then with other values than the extract; looked at where any row may be replaced.
+def _is_redefined(context: RefreshContext, looked: Looked, surveyed: Survey, *, is_asked: bool) -> bool:
+    """Whether a view now shows the old rows with other values than the extract; checked if any row may be replaced.
 
-    Columns of a table behind it may have been renamed, or dropped and added again: that moves no LAST_DDL of the view, and
-    both versions, read under the columns of now, do not show it. Where history does not reach back, nobody can tell.
+    Columns of a table behind the view may have been renamed, or dropped and added again: that does not change LAST_DDL of
+    the view, and two versions, both read under the current columns, do not show it. Without history it is unknown.
     """
     confirmed, base, relation = looked.confirmed, looked.base, surveyed.relation
     if confirmed is None or base is None or looked.foreign or not surveyed.views or not relation.finds_all:
         return False
     then, now = confirmed.known.known_as(surveyed.known), surveyed.known
-    if replace(now, token=then.token) != then or (now.token == then.token and not asked):
+    if replace(now, token=then.token) != then or (now.token == then.token and not is_asked):
         return False
     context.log("the source is a view: comparing what it shows of the rows of the last refresh")
     shape, kept = shape_of(base), base.manifest.get("content_sums")
@@ -106,10 +106,10 @@ def _is_redefined(context: RefreshContext, looked: Looked, surveyed: Survey, *, 
         if open_order(relation, context.snowflake, version):
             # Another reading may show others; then every row is compared, whatever the rows of then are.
             return False
-        shown = source_fingerprints(context.snowflake.query, relation.shown(version), shape)
+        source_sums = source_fingerprints(context.snowflake.query, relation.shown(version), shape)
     except SnowflakeError as error:
         if error.errno not in BEYOND_TIME_TRAVEL:
             raise
         return False
     # Versions of earlier releases have no sums.
-    return sums_to_json(shown) != (kept or sums_to_json(content_sums(base.extract, shape)))
+    return sums_to_json(source_sums) != (kept or sums_to_json(content_sums(base.extract, shape)))

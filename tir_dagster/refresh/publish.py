@@ -22,6 +22,6 @@ def publish(context: RefreshContext, looked: Looked, version: Version) -> Publis
     """Bring the version to the server over exactly what was looked at."""
     with explaining_lost_lease(context):
         published = delivery_of(context).publish(looked, version)
-    # Whoever took over looks at what is there: a confirmation from here would be an old one by then.
+    # If another process took over, it looks at the server itself: our confirmation would be out of date.
     context.check_lease()
     return published

@@ -1,4 +1,4 @@
-"""What the server's file holds, downloaded and held beside a version of ours."""
+"""Comparison of the server's file, downloaded, with a local version."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from tir_dagster.tableau.failures import RefusedError
 
 
 class NotAsIntendedError(DatasourceError):
-    """Something was sent, and the server's rows are not what they must be."""
+    """The server's rows are not the published ones."""
 
 
 @dataclass(frozen=True)
 class Compared:
-    """What the server's file holds, beside a version of ours."""
+    """The result of comparing the server's file with a local version."""
 
-    # Of its rows, in every form; none where it cannot be told, or where rows differ that look alike in sum.
+    # Of its rows, in every form; none if unknown, or if rows differ although their sums are equal.
     fingerprints: Sequence[str] = ()
     # An interrupted change, sent again, would make it right.
     heals: bool = False
@@ -43,16 +43,16 @@ class Compared:
 def compare_content(
     context: RefreshContext,
     client: TableauClient,
-    found: FoundDatasource,
+    datasource: FoundDatasource,
     version: Version,
     folder: Path,
     intent: Intent | None = None,
     *,
     exactly: bool = False,
 ) -> Compared:
-    """Download what the server holds and look at it; `exactly`: rows that look alike in sum are told apart."""
+    """Download the server's file and compare it; `exactly`: also tell apart different rows with equal sums."""
     try:
-        shell, hyper = fetch_shell(client, found, folder, log=context.log)
+        shell, hyper = fetch_shell(client, datasource, folder, log=context.log)
         shape = shape_of(version)
         digests = content_digests(content_fingerprints(hyper, shape), shape)
         if exactly and version.manifest["fingerprint"] in digests and not _same_rows(hyper, version):
@@ -65,34 +65,39 @@ def compare_content(
 
 
 def check_content(
-    context: RefreshContext, client: TableauClient, found: FoundDatasource, version: Version, *, exactly: bool = True
+    context: RefreshContext,
+    client: TableauClient,
+    datasource: FoundDatasource,
+    version: Version,
+    *,
+    exactly: bool = True,
 ) -> None:
     """Raise NotAsIntendedError unless the server holds the version's rows: nothing else is confirmed."""
     context.log("something may have changed on the server meanwhile: comparing its rows")
-    compared = compare_content(context, client, found, version, context.work / "compared", exactly=exactly)
+    compared = compare_content(context, client, datasource, version, context.work / "compared", exactly=exactly)
     if version.manifest["fingerprint"] not in compared.fingerprints:
         raise NotAsIntendedError(
-            f"{context.spec.name}: the rows of {found.shown} on {client.where} are not what they must be after this refresh."
+            f"{context.spec.name}: the rows of {datasource.shown} on {client.where} are not what they must be after this refresh."
             " Nothing is confirmed. Run again: the next refresh compares what is there, and brings the same keys."
         )
 
 
 def check_delivered(
-    context: RefreshContext, client: TableauClient, found: FoundDatasource, version: Version
+    context: RefreshContext, client: TableauClient, datasource: FoundDatasource, version: Version
 ) -> tuple[str, ...]:
-    """Check the rows after a whole publish that something may have followed; a warning where nobody may look."""
-    # Tableau's own refreshes may write equal values in other words.
+    """Check the rows after a whole publish; return a warning if this user may not download them."""
+    # Tableau's own refreshes may write equal values in another form.
     exactly = context.spec.delivery == "patch"
     try:
-        check_content(context, client, found, version, exactly=exactly)
+        check_content(context, client, datasource, version, exactly=exactly)
     except RefusedError as error:
-        # Who may not download is not shown the revisions, either, and could never confirm anything.
+        # A user who may not download does not see the revisions either, and could never confirm anything.
         return (f"{error} So a publish by somebody else right after this one would not be noticed.",)
     return ()
 
 
 def is_change_of(context: RefreshContext, intent: Intent, version: Version) -> bool:
-    """Whether the change set is there as it was when the version was made of it; a run may have replaced it."""
+    """Whether the version was made from this change set as it is now; a run may have replaced it."""
     pending = (change_set for change_set in context.change_sets.pending() if change_set.id == intent.change_set)
     change_set = next(pending, None)
     if change_set is None or change_set.decision != "incremental":
@@ -109,7 +114,7 @@ def _heals(context: RefreshContext, hyper: Path, intent: Intent, version: Versio
         replace_change(hyper, healed, change_set, context.change_sets.path(change_set.id), shape_of(version))
         return _same_rows(healed, version)
     except MachineError:
-        # Nobody has looked: it may well be ours.
+        # Not compared: the content may be ours.
         raise
     except ExtractError:
         return False

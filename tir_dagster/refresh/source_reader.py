@@ -1,4 +1,4 @@
-"""Reads the source for a detection: runs a statement in Snowflake, lets Spark stage its rows as Parquet, unless they are few."""
+"""The reader of the source for a detection: Snowflake runs a statement, and Spark stages its rows as Parquet unless they are few."""
 
 from __future__ import annotations
 

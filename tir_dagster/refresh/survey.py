@@ -1,4 +1,4 @@
-"""The source before anything is read: its columns, its identity, its change token, and a quiet moment to pin."""
+"""The stage `survey`: the source's columns, identity and change token, and a quiet moment to pin, before any row is read."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ from tir_dagster.snowflake.versions import (
 )
 from tir_dagster.spec.extract import ExtractSpec, check_columns, needed_columns
 
-# A version lies this long before the last look: transactions in flight then have ended.
+# A version is this long before the last look: transactions that were open then have ended.
 MARGIN_SECONDS = 1.0
 
 
-# And at least this long after the token was told: the warehouse's machines do not share one clock.
+# And at least this long after the token was read: the warehouse's machines do not share one clock.
 AFTER_TOKEN_SECONDS = 0.25
 
 
@@ -55,7 +55,7 @@ QUIET_TRIES = 30
 
 @dataclass(frozen=True)
 class Settled:
-    """The source as an extract already shows it: the token of its tables, and a version at which they were quiet."""
+    """The source as the extract shows it: the token of its tables, and a version at which they were quiet."""
 
     token: str
     version: SourceVersion
@@ -69,7 +69,7 @@ class Survey:
     relation: Relation
     known: Known
     version: SourceVersion
-    # DDL on the tables behind these moves nothing of theirs.
+    # DDL on the tables behind a view does not show in the view's own facts.
     views: frozenset[TableName] = frozenset()
 
     @property
@@ -81,10 +81,10 @@ class Survey:
         return self.relation.base(self.version)
 
     def changed(self, since: Known) -> set[TableName]:
-        """The tables whose token is another one than then."""
+        """Return the tables whose token changed since then."""
         before, now = since.token.split(","), self.known.token.split(",")
         tables = self.relation.tables
-        return {table for table, one, other in zip(tables, before, now, strict=False) if one != other}
+        return {table for table, old, new in zip(tables, before, now, strict=False) if old != new}
 
 
 def survey_source(
@@ -105,26 +105,28 @@ def survey_source(
         definition=definition_of(spec),
         schema=_digest(
             [
-                (one.name, one.kind.value, one.precision, one.scale)
-                for one in (*relation.columns, *relation.base_columns)
+                (column.name, column.kind.value, column.precision, column.scale)
+                for column in (*relation.columns, *relation.base_columns)
             ]
         ),
-        identity=",".join(one.identity for one in facts.values()),
+        identity=",".join(fact.identity for fact in facts.values()),
         token=token,
-        ddl=",".join(one.ddl for one in facts.values()),
+        ddl=",".join(fact.ddl for fact in facts.values()),
         role=role_of(spec),
     )
-    kept = all(is_kept(access, table, one, version) for table, one in facts.items())
-    views = frozenset(table for table, one in facts.items() if one.is_view)
+    kept = all(is_kept(access, table, fact, version) for table, fact in facts.items())
+    views = frozenset(table for table, fact in facts.items() if fact.is_view)
     return Survey(spec, relation, known, replace(version, kept=kept), views)
 
 
 def definition_of(spec: ExtractSpec) -> str:
     """A digest of everything in the spec that decides which rows the extract shows and how they are kept."""
     value = asdict(spec) | {"source": spec.main_table, "watermark": spec.changes.watermark}
-    # What may be created or replaced shows no other rows.
-    value["datasource"] = {name: one for name, one in value["datasource"].items() if name not in ("create", "replace")}
-    # Tableau itself decides what a triggered refresh shows: here it counts what is watched, and what is refreshed.
+    # The permissions to create and to replace do not change the rows.
+    value["datasource"] = {
+        name: setting for name, setting in value["datasource"].items() if name not in ("create", "replace")
+    }
+    # Tableau decides what a triggered refresh shows: only the watched tables and the datasource count here.
     triggered = spec.delivery == "trigger"
     names = ["source", "watch", "datasource"] if triggered else ["source", "columns", "row_key", "slices", "watermark"]
     return _digest({name: value[name] for name in [*names, *(["query"] if spec.query else [])]})
@@ -149,12 +151,12 @@ def quiet_moment(
     log: Log,
     sleep: Callable[[float], None] = time.sleep,
 ) -> tuple[str, SourceVersion]:
-    """One token for all tables, and a version that surely shows every change that the token stands for.
+    """Return one token for all tables, and a version that shows every change that the token stands for.
 
-    The token is read first; the version lies between that reading and a second one, a margin before the second. So it
-    shows what the token tells, and transactions that were in flight then have ended. A change that comes later can be in
-    the version but not in the token, which costs a look next time; the other way round it would be lost. Nothing else
-    says when rows changed: LAST_ALTERED of a view does not move with its tables.
+    The token is read first; the version is between that reading and a second one, a margin before the second. So it
+    shows the changes in the token, and transactions that were open then have ended. A later change can be in the version
+    but not in the token, which costs a look next time; the other way round it would be lost. Nothing else shows when
+    rows changed: LAST_ALTERED of a view does not change with its tables.
     """
     token, seen = read_tokens(access, tables)
     if settled is not None and token == settled.token:
@@ -166,12 +168,12 @@ def quiet_moment(
     for _ in range(QUIET_TRIES):
         with waiting_for("quiet period"):
             sleep(left)
-        again, now = read_tokens(access, tables)
-        if again != token and quiet > 0:
+        new_token, now = read_tokens(access, tables)
+        if new_token != token and quiet > 0:
             log(f"{listed_tables(tables)} changed; waiting until all has been quiet for {quiet:g} s")
-            token, seen, left = again, now, wait
+            token, seen, left = new_token, now, wait
             continue
-        # By the warehouse's clock, which is the one that the version is on.
+        # By the warehouse's clock, because the version is a time of that clock.
         left = wait - (now.moment - seen.moment).total_seconds()
         if left <= 0:
             return token, _before(now, MARGIN_SECONDS)
@@ -182,10 +184,10 @@ def quiet_moment(
 
 
 def read_tokens(access: SnowflakeAccess, tables: Sequence[TableName]) -> tuple[str, SourceVersion]:
-    """The token of all tables, and the warehouse's clock when it was asked for."""
-    found = probe(access, tables)
-    token = combined_token(found.items())
-    seen = next(one.seen for one in found.values())
+    """Return the token of all tables, and the warehouse's time when it was read."""
+    versions = probe(access, tables)
+    token = combined_token(versions.items())
+    seen = next(version.seen for version in versions.values())
     assert seen is not None, "a token has its moment"
     return token, seen
 
@@ -201,7 +203,7 @@ def listed_tables(tables: Sequence[TableName]) -> str:
 def readable_version(
     access: SnowflakeAccess, tables: Sequence[TableName], version: SourceVersion, token: str
 ) -> SourceVersion | None:
-    """The version as it can be read: by Time Travel; as it is now if there is none and nothing changed since; else None."""
+    """Return the version as it can be read: by Time Travel, or as it is now if nothing changed since; else None."""
     if all(is_kept(access, table, table_facts(access, table), version) for table in tables):
         return version
     return replace(version, kept=False) if read_tokens(access, tables)[0] == token else None
@@ -209,14 +211,14 @@ def readable_version(
 
 @dataclass(frozen=True)
 class Watched:
-    """All watched tables at a quiet moment: what a refresh that starts later shows, at least."""
+    """All watched tables at a quiet moment: a refresh that starts later shows at least this."""
 
     known: Known
     version: SourceVersion
 
 
 def watched_tables(spec: ExtractSpec) -> tuple[TableName, ...]:
-    """All tables that the extract reads, and those that are only watched, each once."""
+    """Return all tables that the extract reads, and those that are only watched, each once."""
     return tuple(dict.fromkeys([*read_tables(spec), *map(TableName.parse, spec.watch)]))
 
 
@@ -253,19 +255,19 @@ def extract_columns(context: RefreshContext, looked: Looked) -> tuple[str, ...]:
     known = column_names(access, table)
     check_columns(spec, known)
     shell, hyper = server_package(context, looked)
-    refuse_document(spec, shell, looked.server.found)
+    refuse_document(spec, shell, looked.server.datasource)
     if shell is None:
         _check_replaceable(context, looked, hyper, spec.columns or known, known)
         return spec.columns
     package = read_package(shell)
     names = package.hyper_names or {record.remote_name: record.remote_name for record in package.columns}
-    assert looked.server.found is not None, "a shell is downloaded from there"
+    assert looked.server.datasource is not None, "a shell is downloaded from there"
     check_agreement(
         package,
-        shown=looked.server.found.shown,
+        datasource=looked.server.datasource.shown,
         table=table,
         source_columns=known,
-        wanted=[name if name in names else name.upper() for name in needed_columns(spec)],
+        needed=[name if name in names else name.upper() for name in needed_columns(spec)],
         only=[name if name in names else name.upper() for name in spec.columns],
     )
     _check_increment(spec, package, hyper)
@@ -276,13 +278,13 @@ def _check_query(context: RefreshContext, looked: Looked) -> None:
     """Raise unless a datasource that people built shows this very query, with all its columns."""
     spec = context.spec
     shell, hyper = server_package(context, looked)
-    refuse_document(spec, shell, looked.server.found)
+    refuse_document(spec, shell, looked.server.datasource)
     if shell is not None:
-        assert looked.server.found is not None, "a shell is downloaded from there"
+        assert looked.server.datasource is not None, "a shell is downloaded from there"
         relation, package = relation_of(spec, context.snowflake), read_package(shell)
         check_query_agreement(
             package,
-            shown=looked.server.found.shown,
+            datasource=looked.server.datasource.shown,
             query=spec.query or "",
             columns=[column.name for column in relation.columns],
         )
@@ -293,27 +295,27 @@ def _check_query(context: RefreshContext, looked: Looked) -> None:
 
 
 def _may_be_anybodys(looked: Looked, hyper: Path | None) -> bool:
-    """Whether what is published may never have been ours."""
+    """Whether the published file may be somebody else's."""
     return hyper is not None and (looked.confirmed is None or looked.elsewhere is not None)
 
 
 def _check_replaceable(
-    context: RefreshContext, looked: Looked, hyper: Path | None, wanted: Sequence[str], known: Sequence[str]
+    context: RefreshContext, looked: Looked, hyper: Path | None, columns: Sequence[str], known: Sequence[str]
 ) -> None:
-    """Refuse to replace a Hyper file of other columns: it may be dear to somebody."""
+    """Raise if the published Hyper file has other columns: somebody may need it."""
     if context.spec.datasource.replace or hyper is None or not _may_be_anybodys(looked, hyper):
         return
-    assert looked.server.found is not None, "the file is downloaded from there"
+    assert looked.server.datasource is not None, "the file is downloaded from there"
     check_replaceable(
         context.spec.name,
-        looked.server.found.shown,
-        there=[column.name for column in describe(hyper).columns],
-        wanted=[name if name in known else name.upper() for name in wanted],
+        looked.server.datasource.shown,
+        published_columns=[column.name for column in describe(hyper).columns],
+        extract_columns=[name if name in known else name.upper() for name in columns],
     )
 
 
 def _check_increment(spec: ExtractSpec, package: Package, hyper: Path | None) -> None:
-    """Refuse now rather than after Spark has read everything."""
+    """Raise if incremental refresh is off, before Spark reads anything."""
     if spec.delivery == "server" and hyper is not None:
         needed_increment(spec.name, package, hyper)
 

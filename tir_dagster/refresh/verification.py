@@ -1,6 +1,6 @@
-"""Verification of everything that is published (L2), and of what the spec takes for granted. No Dagster in here.
+"""Verification of everything that is published (L2), and of the spec's assumptions. No Dagster in here.
 
-Always at the extract's own source version, never "now": a lag is no drift.
+Always at the extract's own source version, never "now": a delay is no drift.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tir_dagster.tableau.client import TableauClient
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check found: all right, wrong, or not to be told (`open`), and a sentence that says which."""
+    """The result of a check: passed, failed, or unknown (`open`), with a sentence."""
 
     passed: bool
     sentence: str
@@ -51,7 +51,7 @@ class Verification:
         self._shape: Shape = shape_of(self._version)
 
     def equals_source(self) -> Finding:
-        """Every slice of the local version against the source at the version's own moment."""
+        """Compare every slice of the local version with the source at the version's own moment."""
         relation = self._relation()
         if relation.why_full is not None:
             return Finding(True, f"Asked again, the query may rightly answer something else. {relation.why_full}")
@@ -61,16 +61,21 @@ class Verification:
             return Finding(False, f"Not verified: {self._unreadable(relation)}", open=True)
         if tied := open_order(relation, self._context.snowflake, version):
             return Finding(True, f"Asked again, the query may rightly answer something else: {tied}.")
-        ours = content_fingerprints(self._version.extract, self._shape)
-        theirs = source_fingerprints(self._context.snowflake.query, relation.shown(version), self._shape)
-        different = {slice_label(one or NO_SLICE_KEY): lines for one, lines in different_slices(ours, theirs).items()}
-        rows = sum(one["rows"] for one in ours.values())
-        counted = {"tir/slices_compared": len({*ours, *theirs}), "dagster/row_count": rows}
+        extract_prints = content_fingerprints(self._version.extract, self._shape)
+        source_prints = source_fingerprints(self._context.snowflake.query, relation.shown(version), self._shape)
+        different = {
+            slice_label(name or NO_SLICE_KEY): lines
+            for name, lines in different_slices(extract_prints, source_prints).items()
+        }
+        rows = sum(fingerprint["rows"] for fingerprint in extract_prints.values())
+        counted = {"tir/slices_compared": len({*extract_prints, *source_prints}), "dagster/row_count": rows}
         if not different:
-            return Finding(True, f"All {len(ours)} slices equal the source at {self._moment}.", counted=counted)
+            return Finding(
+                True, f"All {len(extract_prints)} slices equal the source at {self._moment}.", counted=counted
+            )
         count = "1 slice differs" if len(different) == 1 else f"{len(different)} slices differ"
-        said = f"{count} from the source at {self._moment}. {self._repair(sorted(different))}"
-        return Finding(False, said, slices=different, counted=counted)
+        sentence = f"{count} from the source at {self._moment}. {self._repair(sorted(different))}"
+        return Finding(False, sentence, slices=different, counted=counted)
 
     @property
     def _moment(self) -> str:
@@ -84,27 +89,27 @@ class Verification:
         return f"The next refresh replaces them; at once: tir refresh {self._name} --slices {span}."
 
     def server_holds_it(self) -> Finding:
-        """What the server holds, downloaded, against what was confirmed."""
+        """Download what the server holds, and compare it with what was confirmed."""
         context = self._context
         folder = context.work / "verify"
         try:
             with TableauClient(context.tableau) as client:
-                found = look_at_server(client, context.spec).found
-                if found is None:
+                datasource = look_at_server(client, context.spec).datasource
+                if datasource is None:
                     return Finding(False, f"The datasource {context.spec.datasource.name!r} is gone. Refresh again.")
-                _, hyper = fetch_shell(client, found, folder)
+                _, hyper = fetch_shell(client, datasource, folder)
             same = self._holds(hyper)
         finally:
             remove(folder)
         if same:
             return Finding(True, "The server holds what was confirmed.")
-        said = "The server holds other rows than were confirmed. The next refresh loads everything; at once:"
-        return Finding(False, f"{said} tir refresh {self._name}.")
+        sentence = "The server holds other rows than were confirmed. The next refresh loads everything; at once:"
+        return Finding(False, f"{sentence} tir refresh {self._name}.")
 
     def _holds(self, hyper: Path) -> bool:
         if self._confirmed.fingerprint not in content_digests(content_fingerprints(hyper, self._shape), self._shape):
             return False
-        # Of changes that were sent alone, the rows were not read back; Tableau's own may say equal values in other words.
+        # Rows of patches were not read back, so they are compared exactly; Tableau itself may write equal values differently.
         exact = self._context.spec.delivery == "patch"
         return not exact or row_digest(hyper, self._shape) == row_digest(self._version.extract, self._shape)
 
@@ -118,8 +123,8 @@ class Verification:
         names = ", ".join(self._shape.key)
         if not nulls and not repeated:
             return Finding(True, f"Every row has its own {names}.", counted=counted)
-        said = f"{repeated:,} values of {names} are there more than once, {nulls:,} rows have a NULL in it."
-        return Finding(False, f"{said} Check the source, or name another row_key in the spec.", counted=counted)
+        sentence = f"{repeated:,} values of {names} are there more than once, {nulls:,} rows have a NULL in it."
+        return Finding(False, f"{sentence} Check the source, or name another row_key in the spec.", counted=counted)
 
     def mandatory_joins(self) -> Finding:
         """Whether inner joins hide rows whose partner is missing."""
@@ -127,18 +132,20 @@ class Verification:
         if (version := self._readable(relation)) is None:
             return Finding(False, f"Not verified: {self._unreadable(relation)}", open=True)
         hidden = {
-            str(one.table): self._unmatched(relation, one, version)
-            for one in relation.dimensions
-            if one.join == "inner"
+            str(dimension.table): self._unmatched(relation, dimension, version)
+            for dimension in relation.dimensions
+            if dimension.join == "inner"
         }
         wrong = {table: count for table, count in hidden.items() if count}
         if not wrong:
             return Finding(True, f"{len(hidden)} mandatory joins: every row finds its partner.")
-        said = "; ".join(f"{count:,} rows refer to keys that {table} does not have" for table, count in wrong.items())
-        return Finding(False, f"{said}: the query hides them. Load the partners, or make the join a LEFT JOIN.")
+        sentence = "; ".join(
+            f"{count:,} rows refer to keys that {table} does not have" for table, count in wrong.items()
+        )
+        return Finding(False, f"{sentence}: the query hides them. Load the partners, or make the join a LEFT JOIN.")
 
     def _readable(self, relation: Relation) -> SourceVersion | None:
-        """The confirmed version, as far as its tables can still be read as they were."""
+        """Return the confirmed version if its tables can still be read as they were."""
         version = SourceVersion.parse(self._confirmed.source_version)
         return readable_version(self._context.snowflake, relation.tables, version, self._confirmed.known.token)
 
@@ -152,12 +159,12 @@ class Verification:
     def _unmatched(self, relation: Relation, dimension: Dimension, version: SourceVersion) -> int:
         assert relation.view is not None, "only a query joins"
         pinned = version.sql
-        parent = next(one.table for one in relation.view.tables if one.alias == dimension.parent)
+        parent = next(joined.table for joined in relation.view.tables if joined.alias == dimension.parent)
         pairs = list(_pairs(dimension))
-        given = " AND ".join(f"P.{column} IS NOT NULL" for column, _ in pairs)
+        has_key = " AND ".join(f"P.{column} IS NOT NULL" for column, _ in pairs)
         same = " AND ".join(f"D.{key} = P.{column}" for column, key in pairs)
         sql = (
-            f"SELECT COUNT(*) FROM {parent.sql} {pinned} AS P WHERE {given} AND NOT EXISTS "
+            f"SELECT COUNT(*) FROM {parent.sql} {pinned} AS P WHERE {has_key} AND NOT EXISTS "
             f"(SELECT 1 FROM {dimension.table.sql} {pinned} AS D WHERE {same})"
         )
         return int(self._context.snowflake.query(sql)[0][0])
@@ -168,8 +175,8 @@ class Verification:
 
 
 def _pairs(dimension: Dimension) -> Iterator[tuple[str, str]]:
-    for one in dimension.on:
-        yield quote(one.column), quote(one.key)
+    for pair in dimension.on:
+        yield quote(pair.column), quote(pair.key)
 
 
 def row_jump(before: int | None, after: int, share: float) -> Finding:
@@ -178,10 +185,10 @@ def row_jump(before: int | None, after: int, share: float) -> Finding:
     if not before:
         return Finding(True, f"{after:,} rows; there were none before.", counted=counted)
     moved = (after - before) / before
-    said = f"{before:,} rows before, {after:,} now ({moved:+.1%}); checks.row_jump allows {share:.1%}."
-    return Finding(abs(moved) <= share, said, counted=counted)
+    sentence = f"{before:,} rows before, {after:,} now ({moved:+.1%}); checks.row_jump allows {share:.1%}."
+    return Finding(abs(moved) <= share, sentence, counted=counted)
 
 
-def not_told(error: TirError) -> Finding:
-    """The check could not be made: no drift is known, and none is excluded."""
+def not_verified(error: TirError) -> Finding:
+    """Return the finding of a check that could not run: drift is neither known nor excluded."""
     return Finding(False, f"Not verified: {error}", open=True)

@@ -74,20 +74,22 @@ def verify_slices(
     """Raise if whole slices differ from the source at the same version (L2)."""
     if not slices:
         return
-    # Side by side: Hyper and the warehouse are different machines' work.
-    with ThreadPoolExecutor(max_workers=1) as beside:
-        asked = beside.submit(source_fingerprints, query, table_sql, shape, only=slices)
-        ours = content_fingerprints(extract, shape, only=slices)
+    # In parallel: Hyper and the warehouse work on different machines.
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        source_query = pool.submit(source_fingerprints, query, table_sql, shape, only=slices)
+        extract_prints = content_fingerprints(extract, shape, only=slices)
         with waiting_for("warehouse"):
-            theirs = asked.result()
-    if different := different_slices(ours, theirs):
+            source_prints = source_query.result()
+    if different := different_slices(extract_prints, source_prints):
         first, lines = next(iter(different.items()))
         raise VerificationError(
             f"{name}: the new extract differs from the source in {len(different)} slices, in "
             f"{first or 'rows without a slice'} for example: {'; '.join(lines[:3])}. Nothing was published. The next refresh "
             "replaces these slices, and loads everything if that does not help; if that differs too, report it.",
             check=EQUALS_SOURCE,
-            slices={slice_label(one or NO_SLICE_KEY): found for one, found in different.items()},
+            slices={
+                slice_label(slice_name or NO_SLICE_KEY): differences for slice_name, differences in different.items()
+            },
         )
 
 
@@ -148,10 +150,10 @@ def verify_in_turn(
     read = SourceVersion.parse(change_set.source_version)
     pinned = readable_version(context.snowflake, relation.tables, read, change_set.known.token)
     if relation.why_full is not None or relation.unsought or pinned is None:
-        # Asked again, such a query may rightly answer something else, and such a table does; deleted rows may stay by the spec.
+        # A second reading of such a query or table may rightly differ, and the spec may keep deleted rows.
         return verified
     if open_order(relation, context.snowflake, pinned):
-        # So may a query in whose order rows tie.
+        # The same for a query whose order has ties.
         return verified
     chosen = set(slices_in_turn(verified, rows, settings.slices_per_run))
     if settings.each == "slices":

@@ -1,1 +1,1 @@
-"""Tableau Server: client, find, download, publish, refresh, wait; the deliveries."""
+"""Tableau Server over REST: sign in, find, download, publish, refresh and wait for jobs. It knows no delivery."""

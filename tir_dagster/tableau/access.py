@@ -82,7 +82,7 @@ class ConnectedApp:
         return f"connected app {self.client_id!r} for user {self.username!r}"
 
     def credentials(self, site: str) -> Any:
-        """Good for one sign-in: the server remembers every token's id."""
+        """Return a token for one sign-in: the server refuses a token id that it has seen before."""
         claims = {
             "iss": self.client_id,
             "sub": self.username,
@@ -98,7 +98,7 @@ class ConnectedApp:
 
 @dataclass(frozen=True)
 class TableauAccess:
-    """One site of one server, and who signs in to it. Neither its text nor its parts show a secret."""
+    """One site of one server, and the identity that signs in. Its text shows no secret."""
 
     server_url: str
     site: str
@@ -119,21 +119,23 @@ class TableauAccess:
         return (urlsplit(self.server_url).hostname or "").endswith("online.tableau.com")
 
     def credentials(self) -> Any:
-        """What one sign-in sends; made anew for each."""
+        """Return new credentials for one sign-in."""
         return self.identity.credentials(self.site)
 
     @staticmethod
     def from_environment(env: Mapping[str, str]) -> TableauAccess:
         """Read the TABLEAU_… variables: a token, or else a connected app, or else a user's password."""
-        given = {name: value.strip() for name, value in env.items() if name.startswith("TABLEAU_") and value.strip()}
-        if "TABLEAU_SERVER_URL" not in given:
+        variables = {
+            name: value.strip() for name, value in env.items() if name.startswith("TABLEAU_") and value.strip()
+        }
+        if "TABLEAU_SERVER_URL" not in variables:
             raise DatasourceError(
                 "There is no Tableau Server to sign in to: TABLEAU_SERVER_URL is not set. Set it, with TABLEAU_SITE,"
                 ' TABLEAU_TOKEN_NAME and TABLEAU_TOKEN_SECRET; for the sandbox: eval "$(tir sandbox env)".'
             )
-        # First of all: errors about what is missing name it.
-        _check_address(given["TABLEAU_SERVER_URL"])
-        return TableauAccess(given["TABLEAU_SERVER_URL"], given.get("TABLEAU_SITE", ""), _identity(given))
+        # First: the errors about missing variables show the address.
+        _check_address(variables["TABLEAU_SERVER_URL"])
+        return TableauAccess(variables["TABLEAU_SERVER_URL"], variables.get("TABLEAU_SITE", ""), _identity(variables))
 
 
 def _check_address(address: str) -> None:
@@ -153,23 +155,23 @@ def _check_address(address: str) -> None:
         )
 
 
-def _identity(given: Mapping[str, str]) -> TableauToken | TableauPassword | ConnectedApp:
-    if any(name in given for name in _TOKEN):
-        return TableauToken(*_all_of(_TOKEN, given, "a personal access token"))
-    if any(name in given for name in _APP[:3]):
-        return ConnectedApp(*_all_of(_APP, given, "a connected app"))
-    if any(name in given for name in _PASSWORD):
-        return TableauPassword(*_all_of(_PASSWORD, given, "a user's password"))
+def _identity(variables: Mapping[str, str]) -> TableauToken | TableauPassword | ConnectedApp:
+    if any(name in variables for name in _TOKEN):
+        return TableauToken(*_all_of(_TOKEN, variables, "a personal access token"))
+    if any(name in variables for name in _APP[:3]):
+        return ConnectedApp(*_all_of(_APP, variables, "a connected app"))
+    if any(name in variables for name in _PASSWORD):
+        return TableauPassword(*_all_of(_PASSWORD, variables, "a user's password"))
     raise DatasourceError(
-        f"Nothing to sign in to {given['TABLEAU_SERVER_URL']} with. Set {_TOKEN[0]} and {_TOKEN[1]};"
+        f"There are no credentials to sign in to {variables['TABLEAU_SERVER_URL']}. Set {_TOKEN[0]} and {_TOKEN[1]};"
         f" or {_PASSWORD[0]} and {_PASSWORD[1]}; or {', '.join(_APP[:3])} and {_APP[3]}."
     )
 
 
-def _all_of(names: tuple[str, ...], given: Mapping[str, str], what: str) -> list[str]:
-    if missing := [name for name in names if name not in given]:
+def _all_of(names: tuple[str, ...], variables: Mapping[str, str], what: str) -> list[str]:
+    if missing := [name for name in names if name not in variables]:
         raise DatasourceError(
-            f"Signing in to {given['TABLEAU_SERVER_URL']} with {what} also needs {' and '.join(missing)}."
-            " Set what is missing."
+            f"Signing in to {variables['TABLEAU_SERVER_URL']} with {what} also needs {' and '.join(missing)}."
+            " Set the missing variables."
         )
-    return [given[name] for name in names]
+    return [variables[name] for name in names]

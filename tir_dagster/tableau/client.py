@@ -1,4 +1,4 @@
-"""The client: every call to Tableau goes through `TableauClient.call`, which signs in, repeats and explains; sessions are shared."""
+"""The client of Tableau Server: sign-in, shared sessions, retries, and errors that people understand."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _pace: ContextVar[RetryPolicy | None] = ContextVar("pace", default=None)
 
 @contextmanager
 def paced(retry: RetryPolicy) -> Iterator[None]:
-    """Clients made inside repeat and wait by this policy, unless they are given one of their own."""
+    """Make this the default retry policy of the clients created in the block."""
     token = _pace.set(retry)
     try:
         yield
@@ -71,7 +71,7 @@ class TableauClient:
 
     def __enter__(self) -> Self:
         if self._session is not None:
-            raise RuntimeError("this client is in use already; make another one")
+            raise RuntimeError("this client is in use already; create another one")
         self._session = join_session(self.access, self.timeouts)
         return self
 
@@ -108,10 +108,10 @@ class TableauClient:
         """
 
         def may_repeat(error: Exception) -> Repeat | None:
-            trouble = understand(error)
-            if trouble is None or not (trouble.fate is Fate.NOT_DONE or (repeat and trouble.may_pass)):
+            failure = understand(error)
+            if failure is None or not (failure.fate is Fate.NOT_DONE or (repeat and failure.may_pass)):
                 return None
-            return Repeat(f"could not {doing}, {trouble.reason}", trouble.asked_seconds)
+            return Repeat(f"could not {doing}, {failure.reason}", failure.asked_seconds)
 
         try:
             with self.waiting():
@@ -119,14 +119,14 @@ class TableauClient:
         except DatasourceError:
             raise
         except Exception as error:
-            if (trouble := understand(error)) is None:
+            if (failure := understand(error)) is None:
                 raise
             # Without its cause: the libraries' errors hold requests, and those hold credentials.
-            raise as_error(trouble, access=self.access, doing=doing, repeated=repeat) from None
+            raise as_error(failure, access=self.access, doing=doing, repeated=repeat) from None
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Count the time of this block as waited for the server; a block within another counts once."""
+        """Count the time of this block as waiting for the server; a nested block counts once."""
         if self._waiting:
             yield
             return
@@ -144,14 +144,14 @@ class TableauClient:
         return self._session
 
     def _once(self, action: Callable[[Any], T]) -> T:
-        """Run the action, and once more after a new sign-in when the session turns out to be over."""
+        """Run the action; if the session has ended, sign in and run it once more."""
         session = self._signed_in()
         seen = session.signed_in(self.retry)
         try:
             return action(session.server)
         except Exception as error:
-            trouble = understand(error)
-            if trouble is None or trouble.fate is not Fate.SESSION_GONE:
+            failure = understand(error)
+            if failure is None or failure.fate is not Fate.SESSION_GONE:
                 raise
         session.renew(seen, self.retry)
         return action(session.server)
@@ -174,7 +174,7 @@ class SharedSession:
         self._sign_ins = 0
 
     def signed_in(self, retry: RetryPolicy) -> int:
-        """Sign in unless somebody has; the number of this sign-in."""
+        """Sign in unless that is done; return the number of the sign-in."""
         with self._lock:
             if not self._sign_ins:
                 self._sign_in(retry)
@@ -192,11 +192,11 @@ class SharedSession:
         except DatasourceError:
             raise
         except Exception as error:
-            if (trouble := understand(error)) is None:
+            if (failure := understand(error)) is None:
                 raise
             # The cause is left out: a sign-in's own error must not carry the request into a log.
             doing = f"sign in with {self.access.identity.shown}"
-            raise as_error(trouble, access=self.access, doing=doing) from None
+            raise as_error(failure, access=self.access, doing=doing) from None
         self._sign_ins += 1
 
     def _try_to_sign_in(self) -> None:
@@ -211,16 +211,16 @@ class SharedSession:
         self.server.auth.sign_in(self.access.credentials())
 
     def close(self) -> None:
-        """Sign out; a server that does not answer forgets the session in time by itself."""
+        """Sign out; if the server does not answer, the session expires on the server."""
         with self._lock, contextlib.suppress(Exception), patience(_SIGN_OUT_SECONDS):
             self.server.auth.sign_out()
         self.server.close()
 
 
 def _may_repeat(error: Exception) -> Repeat | None:
-    trouble = understand(error)
+    failure = understand(error)
     # A sign-in can always be repeated: it replaces what a lost answer may have opened.
-    return Repeat(trouble.reason, trouble.asked_seconds) if trouble is not None and trouble.may_pass else None
+    return Repeat(failure.reason, failure.asked_seconds) if failure is not None and failure.may_pass else None
 
 
 _sessions: dict[TableauAccess, SharedSession] = {}
@@ -228,7 +228,7 @@ _sessions_lock = threading.Lock()
 
 
 def join_session(access: TableauAccess, timeouts: Timeouts) -> SharedSession:
-    """The session of these credentials, with one user more; it signs in when it is first needed."""
+    """Return the session of these credentials and count one more user; it signs in at its first call."""
     with _sessions_lock:
         _refuse_two_sites(access)
         session = _sessions.get(access) or _sessions.setdefault(access, SharedSession(access, timeouts))
@@ -237,7 +237,7 @@ def join_session(access: TableauAccess, timeouts: Timeouts) -> SharedSession:
 
 
 def _refuse_two_sites(access: TableauAccess) -> None:
-    """One token on two sites at once would end its own sessions for ever."""
+    """Raise if the token is in use on another site: each sign-in would end the session on the other site."""
     if not isinstance(access.identity, TableauToken):
         return
     for other in _sessions:
@@ -250,13 +250,13 @@ def _refuse_two_sites(access: TableauAccess) -> None:
 
 
 def leave_session(session: SharedSession) -> None:
-    """One user less; the last one signs out."""
+    """Count one user less; sign out after the last one."""
     with _sessions_lock:
         session.users -= 1
         if session.users:
             return
         del _sessions[session.access]
-        # Inside the lock: a newcomer who signs in with this token must not be signed out by those who left.
+        # Inside the lock: a new client with this token must not be signed out by this one.
         session.close()
 
 
@@ -296,14 +296,14 @@ class RetryPolicy:
 
     tries: int = 5
     backoff: Backoff = field(default_factory=Backoff)
-    # A server that asks for more than this is as good as down for a run.
+    # A server that asks for a longer pause is treated as down.
     most_asked_seconds: float = 300.0
     sleep: Callable[[float], None] = _pause
     clock: Callable[[], float] = time.monotonic
     chance: Callable[[], float] = random.random
 
     def run(self, action: Callable[[], T], *, may_repeat: Callable[[Exception], Repeat | None]) -> T:
-        """The action's result; its last failure when no further try is allowed or left."""
+        """Return the action's result; raise its last error when no further try is allowed or left."""
         for number in range(1, self.tries):
             try:
                 return action()
@@ -320,5 +320,5 @@ class RetryPolicy:
         self.sleep(seconds)
 
     def pause(self, number: int) -> float:
-        """How long to wait after failure or look `number`, counted from 1."""
+        """Return the seconds to wait after try `number`, counted from 1."""
         return self.backoff.seconds(number, chance=self.chance())

@@ -26,23 +26,23 @@ _SETTLE_SECONDS = 1.1
 
 
 def find_project(client: TableauClient, path: str) -> FoundProject:
-    """The project at `parent/child`, or the only one of that bare name; `/name` is the one at the top."""
+    """Return the project at `parent/child`, or the only one of that name; `/name` is the one at the top."""
     projects = list_projects(client)
-    wanted = path.strip().strip("/")
+    name = path.strip().strip("/")
     if "/" in path.strip():
-        matches = [project for project in projects if project.path == wanted]
+        matches = [project for project in projects if project.path == name]
     else:
-        matches = [project for project in projects if project.name == wanted]
+        matches = [project for project in projects if project.name == name]
     if len(matches) == 1:
         return matches[0]
     if matches:
         paths = ", ".join(sorted(_written(project.path) for project in matches))
         raise DatasourceError(
-            f"{len(matches)} projects on {client.where} are called {wanted!r}: {paths}. Write the path of the one meant."
+            f"{len(matches)} projects on {client.where} are called {name!r}: {paths}. Write the full path of the project."
         )
     raise DatasourceError(
-        f"There is no project {wanted!r} on {client.where} that this user can see."
-        f"{_close(wanted, [project.path for project in projects], [project.name for project in projects])}"
+        f"There is no project {name!r} on {client.where} that this user can see."
+        f"{_close(name, [project.path for project in projects], [project.name for project in projects])}"
         " Check the name, or ask for permission to view the project."
     )
 
@@ -68,17 +68,17 @@ def _written(path: str) -> str:
 
 
 def find_datasource(client: TableauClient, *, project: FoundProject, name: str) -> FoundDatasource:
-    """The datasource of that name in that project; an error that names close matches when there is none."""
-    found = look_for_datasource(client, project=project, name=name)
-    if found is not None:
-        return found
+    """Return the datasource of that name in that project; raise with similar names if there is none."""
+    datasource = look_for_datasource(client, project=project, name=name)
+    if datasource is not None:
+        return datasource
     raise DatasourceError(
         f"{none_of_that_name(client, project=project, name=name)} Check the name and the project, or ask for permission to view it."
     )
 
 
 def none_of_that_name(client: TableauClient, *, project: FoundProject, name: str) -> str:
-    """A sentence that there is no such datasource, and names close to it."""
+    """Return a sentence that there is no such datasource, with similar names."""
     items = _everything(client, "datasources", f"list the datasources of project {project.path!r}")
     inside = [item.name for item in items if item.project_id == project.id]
     elsewhere = sorted({str(item.project_name) for item in items if item.name == name})
@@ -90,7 +90,7 @@ def none_of_that_name(client: TableauClient, *, project: FoundProject, name: str
 
 
 def name_of_id(client: TableauClient, datasource_id: str) -> str | None:
-    """What the datasource of that id is called now, as messages name it; None when there is none that this user can see."""
+    """Return the current name of the datasource with that id, as messages show it; None if this user sees none."""
     doing = f"look for the datasource with id {datasource_id}"
     try:
         item = client.call(lambda server: server.datasources.get_by_id(datasource_id), doing=doing)
@@ -100,7 +100,7 @@ def name_of_id(client: TableauClient, datasource_id: str) -> str | None:
 
 
 def look_for_datasource(client: TableauClient, *, project: FoundProject, name: str) -> FoundDatasource | None:
-    """The same, or None."""
+    """Return the datasource of that name in that project, or None."""
     doing = f"find datasource {name!r} in project {project.path!r}"
     items = _everything(client, "datasources", doing, {"name": name, "projectName": project.name})
     for item in items:
@@ -110,18 +110,18 @@ def look_for_datasource(client: TableauClient, *, project: FoundProject, name: s
     return None
 
 
-def reread(client: TableauClient, found: FoundDatasource) -> FoundDatasource | None:
-    """The datasource as it is now; None when it was deleted."""
-    return read_datasource(client, found.id, project=found.project, name=found.name)
+def reread(client: TableauClient, datasource: FoundDatasource) -> FoundDatasource | None:
+    """Return the datasource as it is now; None if it was deleted."""
+    return read_datasource(client, datasource.id, project=datasource.project, name=datasource.name)
 
 
 def read_datasource(
     client: TableauClient, datasource_id: str, *, project: FoundProject, name: str
 ) -> FoundDatasource | None:
-    """Everything about one datasource; None when there is none of that id. The name is for messages.
+    """Read everything about one datasource; None if there is none with that id. The name is for messages.
 
-    It takes several calls. A publish or a refresh between them would mix two versions, so they are made again until the
-    datasource's own entry is the same before and after them.
+    This takes several calls. A publish or a refresh between them would mix two versions, so the calls are repeated until
+    the datasource's entry is the same before and after them.
     """
     doing = f"read datasource {name!r} in project {project.path!r}"
 
@@ -160,22 +160,24 @@ def read_datasource(
 
 
 def settled(
-    client: TableauClient, found: FoundDatasource, *, shown_by: FoundDatasource | None = None
+    client: TableauClient, datasource: FoundDatasource, *, earlier: FoundDatasource | None = None
 ) -> FoundDatasource:
-    """The datasource at a moment after which every further change shows in its version.
+    """Read the datasource again when every further change will show in its version.
 
-    Times have whole seconds. A change in the same second as the last one would look like it, so read again when that
-    second has surely passed: so long from now, or from `shown_by`, an earlier reading that shows the same version.
+    Times have whole seconds: a second change within one second would not show. So wait until that second has passed,
+    counted from now, or from `earlier`, a previous reading that shows the same version.
     """
     since = client.retry.clock()
-    if shown_by is not None and server_version(shown_by) == server_version(found):
-        since = shown_by.read_at
+    if earlier is not None and server_version(earlier) == server_version(datasource):
+        since = earlier.read_at
     left = _SETTLE_SECONDS - (client.retry.clock() - since)
     if left > 0:
         client.retry.sleep(left)
-    now = reread(client, found)
+    now = reread(client, datasource)
     if now is None:
-        raise DatasourceError(f"{found.shown} on {client.where} was deleted. Publish it again, or name another one.")
+        raise DatasourceError(
+            f"{datasource.shown} on {client.where} was deleted. Publish it again, or name another one."
+        )
     return now
 
 
@@ -183,14 +185,14 @@ def _connections(server: Any, item: Any) -> tuple[Connection, ...]:
     server.datasources.populate_connections(item)
     return tuple(
         Connection(
-            id=each.id or "",
-            type=each.connection_type or "",
-            server_address=each.server_address or "",
-            server_port=each.server_port or "",
-            username=each.username or "",
-            embed_password=bool(each.embed_password),
+            id=connection.id or "",
+            type=connection.connection_type or "",
+            server_address=connection.server_address or "",
+            server_port=connection.server_port or "",
+            username=connection.username or "",
+            embed_password=bool(connection.embed_password),
         )
-        for each in item.connections
+        for connection in item.connections
     )
 
 
@@ -210,7 +212,7 @@ def _history(client: TableauClient, item: Any, doing: str) -> tuple[Revision, ..
 
 
 def _revisions(server: Any, *, datasource_id: str, options: Any) -> list[Revision]:
-    """One page. The client's own call reads the first page only, and drops the size."""
+    """Read one page of revisions. The client's own call reads the first page only, and drops the size."""
     endpoint = server.datasources
     answer = endpoint.get_request(f"{endpoint.baseurl}/{datasource_id}/revisions", options)
     return [
@@ -232,7 +234,7 @@ def _revision(element: Any, namespace: dict[str, str]) -> Revision:
 
 
 def _everything(client: TableauClient, endpoint: str, doing: str, equal: dict[str, str] | None = None) -> Sequence[Any]:
-    """All items of a list, filtered by the server where its filters can say it."""
+    """Return all items of a list; the server filters them where its filters can express the values."""
     options = TSC.RequestOptions(pagesize=_PAGE)
     for attribute, value in (equal or {}).items():
         if not _NOT_IN_FILTERS & set(value):
@@ -240,14 +242,14 @@ def _everything(client: TableauClient, endpoint: str, doing: str, equal: dict[st
     return client.call(lambda server: list(TSC.Pager(getattr(server, endpoint), options)), doing=doing)
 
 
-def _close(wanted: str, *candidates: Iterable[str]) -> str:
-    """` Close to it: …`, or nothing."""
+def _close(name: str, *candidates: Iterable[str]) -> str:
+    """Return ` Similar names: …`, or an empty text."""
     lowered: dict[str, str] = {}
     for names in candidates:
-        for name in names:
-            lowered.setdefault(name.casefold(), name)
-    close = difflib.get_close_matches(wanted.casefold(), list(lowered), n=3, cutoff=0.6)
-    return f" Close to it: {', '.join(repr(lowered[name]) for name in close)}." if close else ""
+        for candidate in names:
+            lowered.setdefault(candidate.casefold(), candidate)
+    close = difflib.get_close_matches(name.casefold(), list(lowered), n=3, cutoff=0.6)
+    return f" Similar names: {', '.join(repr(lowered[candidate]) for candidate in close)}." if close else ""
 
 
 @dataclass(frozen=True)
@@ -261,7 +263,7 @@ class FoundProject:
 
 @dataclass(frozen=True)
 class Connection:
-    """One live connection of a datasource, without its password: nobody ever gets that back."""
+    """One live connection of a datasource, without its password: the server never returns that."""
 
     id: str
     type: str
@@ -356,7 +358,9 @@ class FoundDatasource:
         return self.current.number if self.current else None
 
 
-def server_version(found: FoundDatasource) -> ServerVersion:
-    """A value that changes with every publish and every refresh, by anybody."""
-    size = found.current.size_bytes if found.current else None
-    return ServerVersion(found.id, found.revision, found.updated_at, found.size_mb if size is None else size)
+def server_version(datasource: FoundDatasource) -> ServerVersion:
+    """Return a value that changes with every publish and every refresh, whoever started it."""
+    size = datasource.current.size_bytes if datasource.current else None
+    return ServerVersion(
+        datasource.id, datasource.revision, datasource.updated_at, datasource.size_mb if size is None else size
+    )

@@ -1,4 +1,4 @@
-"""What a failed call to Tableau means: whether the server acted, whether to try again, and what a person should check."""
+"""Classification of failed calls to Tableau: whether the server acted, whether to try again, what a person should check."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ TOO_OLD = "404950"
 NO_ENTRY = "401001"
 
 
-# A secure connection that is cut shows as one of these, wherever it was; every other trouble with one is of its beginning.
+# A secure connection that is cut later raises one of these; every other SSL error belongs to its handshake.
 _CUT = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
-# Servers say it with one code or another, and always in words.
+# The error code differs between servers; the words are always there.
 _NO_ROOM = re.compile(r"\b(quota|storage limit|disk space|too large)\b", re.IGNORECASE)
 
 
 class UnknownOutcomeError(DatasourceError):
-    """A call broke off, and the server may have acted on it or not: look before it is sent again."""
+    """A call broke off and the server may have acted on it: look before sending it again."""
 
 
 class UnreadableAnswerError(UnknownOutcomeError):
-    """Something answered that does not speak as Tableau does: whether the server has acted is anybody's guess."""
+    """The answer is not Tableau's: it is unknown whether the server acted."""
 
 
 class ServerDownError(DatasourceError):
@@ -57,7 +57,7 @@ class RefusedError(DatasourceError):
 
 
 class SignInError(RefusedError):
-    """The server lets nobody in with these credentials: no extract can be refreshed until they are repaired."""
+    """The server refuses these credentials: no extract can be refreshed until they are corrected."""
 
 
 class Fate(Enum):
@@ -70,8 +70,8 @@ class Fate(Enum):
 
 
 @dataclass(frozen=True)
-class Trouble:
-    """One failure, understood."""
+class CallFailure:
+    """One failed call, classified: what became of it, and why."""
 
     fate: Fate
     reason: str
@@ -84,22 +84,22 @@ class Trouble:
         return self.fate in (Fate.NOT_DONE, Fate.UNKNOWN)
 
 
-def understand(error: Exception) -> Trouble | None:
-    """The failure in our terms; None for what is no matter of the server or the network."""
+def understand(error: Exception) -> CallFailure | None:
+    """Classify the error of a call; None if it comes neither from the server nor from the network."""
     if isinstance(error, BadAnswerError):
         fate = Fate.NOT_DONE if error.status == 429 else Fate.UNKNOWN
-        return Trouble(fate, _of_answer(error), str(error.status), error.retry_after)
+        return CallFailure(fate, _of_answer(error), str(error.status), error.retry_after)
     if isinstance(error, XMLError):
-        # That one is an answer to a sign-in; every other 401 means that the session is no more.
+        # NO_ENTRY answers a sign-in; every other 401 means that the session has ended.
         gone = error.code.startswith("401") and error.code != NO_ENTRY
         words = _one_line(error.detail or error.summary or "no reason given")
-        return Trouble(Fate.SESSION_GONE if gone else Fate.REFUSED, words, error.code)
+        return CallFailure(Fate.SESSION_GONE if gone else Fate.REFUSED, words, error.code)
     if isinstance(error, EndpointUnavailableError):
-        return Trouble(Fate.REFUSED, "its REST version does not know this call", TOO_OLD)
+        return CallFailure(Fate.REFUSED, "its REST version does not know this call", TOO_OLD)
     if isinstance(error, NotSignedInError):
-        return Trouble(Fate.SESSION_GONE, "the session is over", "401002")
+        return CallFailure(Fate.SESSION_GONE, "the session is over", "401002")
     if isinstance(error, (NonXMLResponseError, ParseError, RedirectError)):
-        return Trouble(Fate.REFUSED, "it did not answer the way Tableau does")
+        return CallFailure(Fate.REFUSED, "its answer is not Tableau's")
     if isinstance(error, requests.RequestException):
         return _of_connection(error)
     return None
@@ -110,31 +110,31 @@ def _of_answer(error: BadAnswerError) -> str:
     return f"{words} ({error.status}{': ' if error.detail else ''}{_one_line(error.detail)})"
 
 
-def _of_connection(error: requests.RequestException) -> Trouble:
+def _of_connection(error: requests.RequestException) -> CallFailure:
     reason = _reason(error)
     if isinstance(error, requests.exceptions.SSLError) and not any(_find(error, kind) for kind in _CUT):
-        return Trouble(Fate.REFUSED, f"no secure connection: {reason}", unreachable=True)
+        return CallFailure(Fate.REFUSED, f"no secure connection: {reason}", unreachable=True)
     if isinstance(error, requests.ConnectTimeout) or _find(error, urllib3.exceptions.NewConnectionError):
-        return Trouble(Fate.NOT_DONE, reason, unreachable=True)
+        return CallFailure(Fate.NOT_DONE, reason, unreachable=True)
     if isinstance(error, requests.ReadTimeout):
-        return Trouble(Fate.UNKNOWN, "no answer in time")
+        return CallFailure(Fate.UNKNOWN, "no answer in time")
     broken = (requests.ConnectionError, requests.exceptions.ChunkedEncodingError)
     if isinstance(error, (*broken, requests.exceptions.ContentDecodingError)):
-        return Trouble(Fate.UNKNOWN, f"the connection broke ({reason})")
-    return Trouble(Fate.REFUSED, reason)
+        return CallFailure(Fate.UNKNOWN, f"the connection broke ({reason})")
+    return CallFailure(Fate.REFUSED, reason)
 
 
 def _chain(error: BaseException) -> list[BaseException]:
-    """The error and what it was made from; requests and urllib3 keep that in three different places."""
-    found, waiting = [], [error]
+    """Return the error and its causes; requests and urllib3 keep them in three different places."""
+    chain, waiting = [], [error]
     while waiting:
         current = waiting.pop(0)
-        if current in found:
+        if current in chain:
             continue
-        found.append(current)
+        chain.append(current)
         nested = (current.__cause__, current.__context__, getattr(current, "reason", None), *current.args)
         waiting.extend(item for item in nested if isinstance(item, BaseException))
-    return found
+    return chain
 
 
 def _find(error: BaseException, kind: type[BaseException]) -> BaseException | None:
@@ -142,7 +142,7 @@ def _find(error: BaseException, kind: type[BaseException]) -> BaseException | No
 
 
 def _reason(error: BaseException) -> str:
-    """The operating system's words where there are any: the libraries' own texts are a line of addresses."""
+    """Return the operating system's message if there is one: the libraries' own texts are unreadable."""
     if _find(error, urllib3.exceptions.NameResolutionError):
         return "its name is not known"
     if isinstance(error, requests.ConnectTimeout):
@@ -157,45 +157,45 @@ def _one_line(text: str) -> str:
 
 @contextmanager
 def reading(answer_to: str, *, where: str) -> Iterator[None]:
-    """Around what reads the answer to a request that changes something: one that says nothing leaves it open what was done."""
+    """Raise UnreadableAnswerError if the block cannot read the answer to a request that changes something."""
     try:
         yield
     except (ParseError, IndexError):
         # Without its cause: it holds the answer.
         raise UnreadableAnswerError(
-            f"Could not {answer_to} for certain: {where} took it and did not answer the way Tableau does. Check that no proxy"
+            f"Could not {answer_to} for certain: {where} received it, but the answer is not Tableau's. Check that no proxy"
             " answers in its place, and run again: the next refresh compares what is there."
         ) from None
 
 
-def as_error(trouble: Trouble, *, access: TableauAccess, doing: str, repeated: bool = True) -> DatasourceError:
-    """The error a person reads: what happened, where, and what to do. `doing` reads on after "could not".
+def as_error(failure: CallFailure, *, access: TableauAccess, doing: str, repeated: bool = True) -> DatasourceError:
+    """Return the error that people read: what happened, where, and what to do. `doing` completes "Could not …".
 
-    Where the call was not `repeated` because the server may have acted on it, the error says so by its type.
+    A call that was not `repeated`, because the server may have acted on it, becomes an UnknownOutcomeError.
     """
     at = f"Tableau Server {access.where}"
-    if trouble.unreachable:
+    if failure.unreachable:
         return ServerDownError(
-            f"Could not {doing}: {at} cannot be reached, {trouble.reason}."
+            f"Could not {doing}: {at} cannot be reached, {failure.reason}."
             " Check TABLEAU_SERVER_URL, that the server runs, and that this machine may connect to it."
         )
-    if trouble.fate is Fate.SESSION_GONE:
+    if failure.fate is Fate.SESSION_GONE:
         return DatasourceError(f"Could not {doing}: {_session_sentence(access)}")
-    if trouble.code == "429":
+    if failure.code == "429":
         return DatasourceError(
             f"Could not {doing}: {at} still asks for fewer calls. Run fewer refreshes at once, or run again later."
         )
-    if trouble.fate is Fate.UNKNOWN:
-        down = trouble.code in ("502", "503", "504")
+    if failure.fate is Fate.UNKNOWN:
+        down = failure.code in ("502", "503", "504")
         kind = UnknownOutcomeError if not repeated else ServerDownError if down else DatasourceError
         return kind(
-            f"Could not {doing}: {at} is in trouble, {trouble.reason}. Look at the server's status and run again."
+            f"Could not {doing}: {at} is in trouble, {failure.reason}. Look at the server's status and run again."
         )
-    refusal = SignInError if trouble.code == NO_ENTRY else RefusedError
+    refusal = SignInError if failure.code == NO_ENTRY else RefusedError
     return refusal(
-        f"Could not {doing}: {at} refused{f' ({trouble.code})' if trouble.code else ''}, {trouble.reason}."
-        f" {_hint(trouble.code, trouble.reason, access)}",
-        code=trouble.code,
+        f"Could not {doing}: {at} refused{f' ({failure.code})' if failure.code else ''}, {failure.reason}."
+        f" {_hint(failure.code, failure.reason, access)}",
+        code=failure.code,
     )
 
 

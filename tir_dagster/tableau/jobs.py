@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 
 class JobFailedError(DatasourceError):
-    """The job ended badly; the text carries the server's notes."""
+    """The job failed; the message contains the server's notes."""
 
 
 class JobCancelledError(DatasourceError):
@@ -48,11 +48,11 @@ class JobCancelledError(DatasourceError):
 
 
 class JobTimeoutError(DatasourceError):
-    """The job still runs, and nobody waits for it any longer."""
+    """The job still runs after the time limit."""
 
 
 class JobVanishedError(DatasourceError):
-    """The server no longer knows the job: whether it did its work, only the data can tell."""
+    """The server no longer knows the job: only the data shows whether it succeeded."""
 
 
 @dataclass(frozen=True)
@@ -67,9 +67,9 @@ class FinishedJob:
 
 @dataclass(frozen=True)
 class StartedRefresh:
-    """A refresh job. A joined one was started by somebody else: before our data was there, perhaps, or of another kind.
+    """A refresh job. A joined one was started by somebody else: perhaps too early for our data, or of the other kind.
 
-    `incremental` is what the server's list of jobs says; None where it does not say, or was not asked.
+    `incremental` comes from the server's list of jobs; None if it is unknown.
     """
 
     job_id: str
@@ -87,10 +87,10 @@ def wait_for_job(
     on_progress: Callable[[int, float], None] | None = None,
     cancelled: Callable[[], bool] | None = None,
 ) -> FinishedJob:
-    """Wait until the job ends well; every other end is an error of its own. `what` names it in messages.
+    """Wait until the job succeeds; raise an own error for every other end. `what` names the job in messages.
 
-    `on_progress` is told percent and seconds; when `cancelled` says so, the server is asked to stop the job. A server
-    that is out of reach for less than `out_of_reach` seconds, a restart for example, does not end the wait.
+    `on_progress` receives percent and seconds. When `cancelled` returns true, the server is asked to stop the job. The
+    wait goes on while the server cannot be reached for less than `out_of_reach` seconds, for example during a restart.
     """
     clock = client.retry.clock
     started, number = clock(), 0
@@ -114,12 +114,12 @@ def wait_for_job(
             on_progress(int(job.progress or 0), waited)
         if waited >= timeout:
             raise JobTimeoutError(
-                f"Job {job_id} ({what}) on {client.where} still runs after {waited:.0f} s. It goes on without us:"
-                " look at it on the server's jobs page, and raise `datasource.job_timeout` in the spec if it always takes that long."
+                f"Job {job_id} ({what}) on {client.where} still runs after {waited:.0f} s and continues on the server."
+                " Look at it on the server's jobs page, and raise `datasource.job_timeout` in the spec if it always takes this long."
             )
         number += 1
         pause = client.poll.seconds(number, chance=client.retry.chance())
-        # Not less, however little is left: a clock may not show the rest of a moment.
+        # Never shorter: with less than the clock's resolution left, the loop would spin.
         with client.waiting():
             slept = _slept(client, max(min(pause, timeout - waited), _SHORTEST_PAUSE), cancelled)
         if not slept:
@@ -133,7 +133,7 @@ def _look(client: TableauClient, job_id: str, what: str) -> Any:
         if error.code == _GONE or (error.code.startswith("404") and error.code not in _NOT_OF_JOBS):
             raise JobVanishedError(
                 f"{client.where} no longer knows job {job_id} ({what}); servers forget jobs after a while."
-                " Look at the data to see whether it did its work."
+                " Look at the data to see whether the job succeeded."
             ) from error
         raise
 
@@ -147,11 +147,13 @@ def _ending(job: Any, what: str) -> FinishedJob:
     notes = _notes(job)
     if job.finish_code in _DONE:
         return FinishedJob(job.id, job.type or "", notes, job.completed_at)
-    said = f": {' '.join(notes)}" if notes else ", without a note"
+    notes_text = f": {' '.join(notes)}" if notes else ", without a note"
     if job.finish_code == _CANCELLED:
-        raise JobCancelledError(f"Job {job.id} ({what}) was cancelled on the server{said}. Run again when it may run.")
+        raise JobCancelledError(
+            f"Job {job.id} ({what}) was cancelled on the server{notes_text}. Run again when it may run."
+        )
     raise JobFailedError(
-        f"Job {job.id} ({what}) failed on the server{said}{'' if said.endswith('.') else '.'}"
+        f"Job {job.id} ({what}) failed on the server{notes_text}{'' if notes_text.endswith('.') else '.'}"
         " Fix what the note reports and run again."
     )
 
@@ -162,7 +164,7 @@ def _notes(job: Any) -> tuple[str, ...]:
 
 
 def _slept(client: TableauClient, seconds: float, cancelled: Callable[[], bool] | None) -> bool:
-    """False when the wait is no longer wanted."""
+    """Sleep; return False if the wait was cancelled."""
     while seconds > 0:
         if cancelled is not None and cancelled():
             return False
@@ -175,47 +177,49 @@ def _stop(client: TableauClient, job_id: str, what: str) -> NoReturn:
     try:
         cancel_job(client, job_id, what=what)
     except DatasourceError as error:
-        raise JobCancelledError(f"The wait for job {job_id} ({what}) was stopped, but it may go on: {error}") from error
+        raise JobCancelledError(
+            f"The wait for job {job_id} ({what}) was stopped, but the job may continue: {error}"
+        ) from error
     raise JobCancelledError(f"Job {job_id} ({what}) was cancelled because the wait for it was stopped. Run again.")
 
 
 def cancel_job(client: TableauClient, job_id: str, *, what: str) -> None:
-    """Ask the server to stop a job; one that is over already stays as it is."""
+    """Ask the server to stop a job; a finished job is not changed."""
     if client.rest_version < CANCEL_SINCE:
         raise DatasourceError(
-            f"Could not cancel job {job_id} ({what}): {client.where} cannot do that when asked from outside. Stop it on the"
+            f"Could not cancel job {job_id} ({what}): {client.where} cannot cancel jobs over REST. Stop it on the"
             " server's jobs page."
         )
     client.call(lambda server: server.jobs.cancel(job_id), doing=f"cancel job {job_id} ({what})")
 
 
-def start_refresh(client: TableauClient, found: FoundDatasource, *, incremental: bool) -> StartedRefresh:
+def start_refresh(client: TableauClient, datasource: FoundDatasource, *, incremental: bool) -> StartedRefresh:
     """Start a refresh, or join the one that waits or runs already.
 
     A cut call is repeated: the server queues one refresh per datasource, and refreshing twice ends the same.
     """
     kind = "an incremental refresh" if incremental else "a full refresh"
-    doing = f"start {kind} of {found.shown}"
-    start = _starter(client, found, doing, incremental=incremental)
+    doing = f"start {kind} of {datasource.shown}"
+    start = _starter(client, datasource, doing, incremental=incremental)
     for number in range(1, _JOIN_TRIES + 1):
         job_id = client.call(start, doing=doing)
         if job_id is not None:
             return StartedRefresh(job_id, joined=False)
-        # Queued already, says the server. Not found means that it has just ended: start one of our own.
-        running = _running_refresh(client, found)
+        # The server has one in its queue. If it is not in the list of jobs, it has just ended: start our own.
+        running = _running_refresh(client, datasource)
         if running is not None:
             return StartedRefresh(running, joined=True)
         client.retry.sleep(client.retry.pause(number))
     raise DatasourceError(
-        f"Could not {doing}: {client.where} says that one is queued already, and it cannot be found among the jobs."
-        " Wait for it to end and run again; only an administrator's token sees the jobs of others."
+        f"Could not {doing}: {client.where} has a refresh in its queue already, and it is not in the list of jobs."
+        " Wait until it has ended and run again; only an administrator's token sees the jobs of others."
     )
 
 
 def _starter(
-    client: TableauClient, found: FoundDatasource, doing: str, *, incremental: bool
+    client: TableauClient, datasource: FoundDatasource, doing: str, *, incremental: bool
 ) -> Callable[[Any], str | None]:
-    """The call that starts it: directly, or on older servers through a task that somebody has set up."""
+    """Return the call that starts the refresh: directly, or on older servers through an existing task."""
     version = ".".join(map(str, client.rest_version))
     if client.rest_version < REFRESH_SINCE and not incremental:
         raise DatasourceError(
@@ -223,8 +227,8 @@ def _starter(
             " 2.8 (Tableau Server 10.5). Refresh it on the server, or choose the delivery `republish`."
         )
     if not incremental or client.rest_version >= INCREMENTAL_SINCE:
-        return lambda server: _job_id(server.datasources.refresh(found.id, incremental))
-    task = incremental_task(client, found)
+        return lambda server: _job_id(server.datasources.refresh(datasource.id, incremental))
+    task = incremental_task(client, datasource)
     if task is None:
         raise DatasourceError(
             f"Could not {doing}: {client.where} speaks REST {version} and would refresh everything instead; that call"
@@ -233,9 +237,9 @@ def _starter(
     return lambda server: _run_task(server, task.id)
 
 
-def incremental_task(client: TableauClient, found: FoundDatasource) -> RefreshTask | None:
-    """The incremental task to run: of several the one that fails least, so that always the same is taken."""
-    tasks = [task for task in refresh_tasks(client, found) if task.incremental]
+def incremental_task(client: TableauClient, datasource: FoundDatasource) -> RefreshTask | None:
+    """Return the incremental task to run: if there are several, the one with the fewest failures."""
+    tasks = [task for task in refresh_tasks(client, datasource) if task.incremental]
     return min(tasks, key=lambda task: (task.failures, task.id), default=None)
 
 
@@ -253,9 +257,9 @@ def _run_task(server: Any, task_id: str) -> str | None:
     return str(TSC.JobItem.from_response(answer, server.namespace)[0].id)
 
 
-def _running_refresh(client: TableauClient, found: FoundDatasource) -> str | None:
-    """The job that refreshes this datasource now. The list shows names only, so each candidate is looked at."""
-    doing = f"find the running refresh of {found.shown} among the jobs"
+def _running_refresh(client: TableauClient, datasource: FoundDatasource) -> str | None:
+    """Return the id of the job that refreshes this datasource now. The list shows names only, so each candidate is read."""
+    doing = f"find the running refresh of {datasource.shown} among the jobs"
     for status in (TSC.BackgroundJobItem.Status.InProgress, TSC.BackgroundJobItem.Status.Pending):
         try:
             jobs = client.call(partial(_jobs_with, status=status), doing=doing)
@@ -263,7 +267,7 @@ def _running_refresh(client: TableauClient, found: FoundDatasource) -> str | Non
             # Only administrators see the list, and older servers have none.
             return None
         for job in jobs:
-            if job.title == found.name and _refreshes(client, job.id, found, doing):
+            if job.title == datasource.name and _refreshes(client, job.id, datasource, doing):
                 return str(job.id)
     return None
 
@@ -272,22 +276,23 @@ def _jobs_with(server: Any, *, status: str) -> list[Any]:
     return list(server.jobs.filter(status=status))
 
 
-def _refreshes(client: TableauClient, job_id: str, found: FoundDatasource, doing: str) -> bool:
+def _refreshes(client: TableauClient, job_id: str, datasource: FoundDatasource, doing: str) -> bool:
     try:
         job = client.call(lambda server: server.jobs.get_by_id(job_id), doing=doing)
     except RefusedError:
         return False
-    return bool(job.datasource_id == found.id and not _is_over(job))
+    return bool(job.datasource_id == datasource.id and not _is_over(job))
 
 
-def is_incremental_job(client: TableauClient, job_id: str, found: FoundDatasource) -> bool | None:
-    """Whether that job increments, by the server's list of jobs; None where the list does not tell."""
+def is_incremental_job(client: TableauClient, job_id: str, datasource: FoundDatasource) -> bool | None:
+    """Return whether the job is incremental, by the server's list of jobs; None if the list does not show it."""
     if client.rest_version < JOB_LIST_SINCE:
         return None
-    title = {} if _NOT_IN_FILTERS & set(found.name) else {"title": found.name}
+    title = {} if _NOT_IN_FILTERS & set(datasource.name) else {"title": datasource.name}
     try:
         jobs = client.call(
-            lambda server: list(server.jobs.filter(**title)), doing=f"find job {job_id} of {found.shown} in the list"
+            lambda server: list(server.jobs.filter(**title)),
+            doing=f"find job {job_id} of {datasource.shown} in the list",
         )
     except RefusedError:
         # Only administrators see the list.

@@ -1,4 +1,4 @@
-"""What happened on the server: ours landed, nothing did, somebody else's did, or nobody can tell. The one place that classifies it."""
+"""Outcomes of a publish on the server: it landed, it did not, somebody else published, or it is unknown."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from tir_dagster.tableau.datasources import (
 
 
 class ForeignPublishError(DatasourceError):
-    """Somebody else changed the datasource; the message says whether ours was published nevertheless."""
+    """Somebody else changed the datasource; the message says whether our publish landed as well."""
 
 
 class PublishUnknownError(DatasourceError):
-    """A publish broke off, and the server does not tell whose content it holds: compare the content."""
+    """A publish broke off, and the server does not show whose content it holds: compare the content."""
 
 
 def check_undisturbed(before: FoundDatasource, now: FoundDatasource, *, where: str, meanwhile: str) -> None:
-    """A revision more than there was, or than ours was, is somebody else's publish in between."""
+    """Raise if there is a newer revision: another user published meanwhile."""
     if now.revision != before.revision:
         raise ForeignPublishError(
             f"Somebody else published {before.shown} on {where} while {meanwhile} (revision {before.revision}, now"
@@ -29,7 +29,7 @@ def check_undisturbed(before: FoundDatasource, now: FoundDatasource, *, where: s
 
 
 class PublishOutcome(Enum):
-    """What became of a publish: the one type in which whoever looks at the server tells it."""
+    """What became of a publish."""
 
     CLEAN = "nothing was about to be published"
     LANDED = "the publish landed: confirm it late"
@@ -46,8 +46,8 @@ def outcome_by_revisions(
 ) -> PublishOutcome:
     """Compare the datasource before a publish (None: there was none) with what is there now.
 
-    `sends` is how many requests of ours may have landed: more revisions than that are not all ours, even those in our
-    user's name.
+    `sends` is how many of our requests may have landed: if there are more new revisions, somebody else published,
+    perhaps with our user.
     """
     if before is None or now is None:
         if before is now:
@@ -61,7 +61,7 @@ def outcome_by_revisions(
 
 
 def _by_publishers(now: FoundDatasource, *, after: int, user_id: str, sends: int) -> PublishOutcome:
-    """Who made the revisions since. Without any, a refresh, an edit or a site without history: nobody can tell."""
+    """Decide by the publishers of the new revisions; without new revisions the outcome is unknown."""
     publishers = [revision.publisher_id for revision in now.history or () if revision.number > after]
     if len(publishers) > sends:
         return PublishOutcome.FOREIGN

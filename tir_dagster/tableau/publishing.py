@@ -1,4 +1,4 @@
-"""One publish from the first look to the last: refused, landed, or sent again, by what the server holds."""
+"""One publish from the first look to the last: check, send, and send again if it did not land."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from tir_dagster.tableau.outcome import ForeignPublishError, PublishOutcome, Pub
 from tir_dagster.tableau.settings import Seen, check_credentials, nothing
 from tir_dagster.tableau.upload import UPLOAD_GONE, Parcel, Progress, send
 
-# Asked right before a request that publishes: an error from it, and nothing is sent.
+# Called right before a request that publishes: if it raises, nothing is sent.
 Check = Callable[[], None]
 
 
 def always() -> None:
-    """Nothing speaks against it."""
+    """Allow every publish."""
 
 
 class _ChangedError(Exception):
@@ -37,7 +37,7 @@ class _ChangedError(Exception):
 
 
 class Publishing:
-    """Remembers what was there before, and how many requests of ours may have landed."""
+    """One publish; it knows what was there before, and how many of its requests may have landed."""
 
     def __init__(
         self,
@@ -62,11 +62,11 @@ class Publishing:
         self._doing = f"publish {parcel.package.name} as datasource {parcel.name!r} in project {project.path!r}"
         self._before: FoundDatasource | None = None
         self._sends = 0
-        # Whether a request that publishes may be under way.
+        # Whether a publishing request may have been sent.
         self._asked = False
 
     def run(self, expected: ServerVersion | None) -> FoundDatasource:
-        """The datasource after the publish."""
+        """Publish; return the datasource afterwards."""
         self._before = self._look()
         self._check_start(expected)
         retry = self._client.retry
@@ -84,7 +84,7 @@ class Publishing:
         before = self._before
         if before is not None and not self._parcel.overwrite:
             raise DatasourceError(
-                f"Could not {self._doing}: one of that name is there already on {self._client.where}."
+                f"Could not {self._doing}: a datasource of that name exists already on {self._client.where}."
                 " Nothing was overwritten. Run again to start from what is there, or choose another name."
             )
         if expected is not None and (before is None or server_version(before) != expected):
@@ -101,7 +101,7 @@ class Publishing:
         return outcome_by_revisions(self._before, now, user_id=self._client.user_id, sends=self._sends)
 
     def _check_unchanged(self) -> None:
-        """Right before every request that publishes: what people did during a long upload counts, too."""
+        """Raise if the datasource changed since the start: people may have edited it during a long upload."""
         if self._landing(now := self._look()) is not PublishOutcome.NOT_LANDED:
             raise _ChangedError(now)
         if now is not None:
@@ -112,7 +112,7 @@ class Publishing:
         self._asked = True
 
     def _attempt(self) -> FoundDatasource | None:
-        """Publish once; None when it surely did not happen and may be tried again."""
+        """Publish once; return None if it certainly did not happen and may be tried again."""
         self._asked = False
         try:
             job_id = send(
@@ -126,12 +126,12 @@ class Publishing:
             return self._judge(changed.now)
         except UnknownOutcomeError as error:
             if not self._asked:
-                # Not even the file is there, after as many tries as there are.
+                # The upload itself failed in every try.
                 raise DatasourceError(f"{error}{self._nothing}") from error
             self._sends += 1
             now = self._watch()
             if now is None and isinstance(error, UnreadableAnswerError):
-                # Whatever it is that answers, it would answer the same again.
+                # Whatever answers in Tableau's place would answer the same again.
                 raise
             return now
         except JobVanishedError:
@@ -144,7 +144,7 @@ class Publishing:
         # Without revisions, a change in the same second as the one before does not show.
         if self._landing(now) is PublishOutcome.NOT_LANDED and (now is None or now.revision is not None):
             raise PublishUnknownError(
-                f"Could not {self._doing} for certain: {self._client.where} took it and still shows what it held before."
+                f"Could not {self._doing} for certain: {self._client.where} accepted it and still shows the old content."
                 " Nothing is confirmed. Run again: the next refresh compares what is there."
             )
         if now is None or self._landing(now) is PublishOutcome.FOREIGN:
@@ -153,11 +153,11 @@ class Publishing:
 
     @property
     def _nothing(self) -> str:
-        """A sentence more, where it is known."""
+        """A sentence that nothing was published, if that is certain."""
         return "" if self._sends else " Nothing was published."
 
     def _look_until_it_shows(self) -> FoundDatasource | None:
-        """After a publish that the server has answered: its lists may show it a moment later."""
+        """Look several times: the server's lists may show an answered publish a moment later."""
         retry = self._client.retry
         for number in range(1, retry.tries):
             if self._landing(now := self._look()) is not PublishOutcome.NOT_LANDED:
@@ -166,7 +166,7 @@ class Publishing:
         return self._look()
 
     def _watch(self) -> FoundDatasource | None:
-        """Look for a while: a server may finish a publish whose connection broke long ago."""
+        """Look several times: a server may finish a publish after its connection broke."""
         retry = self._client.retry
         for number in range(1, retry.tries + 1):
             if self._landing(now := self._look()) is not PublishOutcome.NOT_LANDED:
@@ -175,10 +175,10 @@ class Publishing:
         return None
 
     def _judge(self, now: FoundDatasource | None) -> FoundDatasource:
-        """The datasource, when the change since the start is ours alone."""
+        """Return the datasource if only our publish changed it; raise otherwise."""
         verdict = self._landing(now)
         if verdict is PublishOutcome.LANDED and now is not None:
-            # In our user's name; whoever else signs in as that user may have published it.
+            # Published by our user, perhaps in another process that signs in as the same user.
             self._inferred()
             return now
         if verdict is PublishOutcome.UNKNOWN and self._sends:

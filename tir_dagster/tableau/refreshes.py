@@ -1,4 +1,4 @@
-"""Start a refresh of our own: incremental by the best way that the server has, never a full one in its place."""
+"""Refreshes that we start: incremental by the best way that the server offers, never a full one instead."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tir_dagster.tableau.tasks import TASKS_SINCE, RefreshTask
 
 
 class FullRefreshError(DatasourceError):
-    """The server began a full refresh where an incremental one was asked for; it was told to stop."""
+    """The server began a full refresh instead of an incremental one; it was cancelled."""
 
 
 class Way(Enum):
@@ -46,25 +46,25 @@ class Way(Enum):
 
 @dataclass(frozen=True)
 class Route:
-    """The way for one datasource; `task` is None where the server is asked directly or does not list tasks."""
+    """The way for one datasource; `task` is None if the server is asked directly or does not list tasks."""
 
     way: Way
     task: RefreshTask | None = None
 
 
-def find_route(client: TableauClient, found: FoundDatasource) -> Route:
-    """The way to an incremental refresh; an error where there is none. Ask before anything is purged."""
+def find_route(client: TableauClient, datasource: FoundDatasource) -> Route:
+    """Return the way to an incremental refresh; raise if there is none. Call it before anything is purged."""
     by_hand = _may_run_now(client)
     if by_hand and client.rest_version >= INCREMENTAL_SINCE:
         return Route(Way.DIRECT)
     if client.rest_version < TASKS_SINCE:
         return Route(Way.SCHEDULE)
-    task = incremental_task(client, found)
+    task = incremental_task(client, datasource)
     if task is None:
         version = ".".join(map(str, client.rest_version))
-        reason = f"it speaks REST {version}" if by_hand else "its site forbids to run refreshes by hand"
+        reason = f"it speaks REST {version}" if by_hand else "its site does not allow refreshes to be started by hand"
         raise DatasourceError(
-            f"There is no way to refresh {found.shown} incrementally on {client.where}: {reason}, and the datasource has"
+            f"There is no way to refresh {datasource.shown} incrementally on {client.where}: {reason}, and the datasource has"
             f" no incremental refresh task. {CREATE_TASK}"
         )
     return Route(Way.TASK if by_hand else Way.SCHEDULE, task)
@@ -76,7 +76,7 @@ def may_refresh_fully(client: TableauClient) -> bool:
 
 
 def _may_run_now(client: TableauClient) -> bool:
-    """Whether the site lets people run refreshes; a site that does not say so does. The client reads silence as no."""
+    """Whether the site allows refreshes to be started by hand; a missing setting means yes, the client reads it as no."""
     try:
         answer = client.call(_site, doing="read the site's settings")
     except RefusedError:
@@ -90,20 +90,20 @@ def _site(server: Any) -> dict[str, str]:
     return {} if element is None else dict(element.attrib)
 
 
-def start_incremental_refresh(client: TableauClient, found: FoundDatasource) -> StartedRefresh:
+def start_incremental_refresh(client: TableauClient, datasource: FoundDatasource) -> StartedRefresh:
     """Start an incremental refresh now, or join the refresh that is queued or runs already.
 
-    Of one that is joined `incremental` tells the kind: False means that somebody else's full refresh is at work, which
-    ends with all rows of the source, and None that only the data can tell.
+    For a joined refresh, `incremental` is its kind: False means that somebody else's full refresh runs, which ends with
+    all rows of the source; None means that the kind is unknown.
     """
-    started = start_refresh(client, found, incremental=True)
-    kind = is_incremental_job(client, started.job_id, found)
+    started = start_refresh(client, datasource, incremental=True)
+    kind = is_incremental_job(client, started.job_id, datasource)
     if kind is False and not started.joined:
-        what = f"refresh of {found.shown}"
+        what = f"refresh of {datasource.shown}"
         cancel_job(client, started.job_id, what=what)
         raise FullRefreshError(
-            f"{client.where} began a full refresh of {found.shown} where an incremental one was asked for; job"
-            f" {started.job_id} was told to stop. Check that the datasource is set up for incremental refreshes."
+            f"{client.where} began a full refresh of {datasource.shown} instead of an incremental one; job"
+            f" {started.job_id} was cancelled. Check that the datasource is set up for incremental refreshes."
         )
     return StartedRefresh(started.job_id, joined=started.joined, incremental=kind)
 
@@ -115,7 +115,7 @@ Log = Callable[[str], None]
 
 @dataclass(frozen=True)
 class OwnRefresh:
-    """Our job, what the server held before it, and whether another one had to end first."""
+    """Our job, the datasource before it, and whether another job had to end first."""
 
     job_id: str
     before: FoundDatasource
@@ -123,29 +123,29 @@ class OwnRefresh:
 
 
 def start_own_refresh(
-    client: TableauClient, found: FoundDatasource, *, incremental: bool, log: Log, timeout: float
+    client: TableauClient, datasource: FoundDatasource, *, incremental: bool, log: Log, timeout: float
 ) -> OwnRefresh:
-    """Start a refresh of this kind. However a refresh that runs already ends, ours follows."""
+    """Start a refresh of this kind; if another one runs, wait for its end first, however it ends."""
     waited = False
     for _ in range(_TURNS):
         start = start_incremental_refresh if incremental else _start_full
-        started = start(client, found)
+        started = start(client, datasource)
         if not started.joined:
-            return OwnRefresh(started.job_id, found, waited)
+            return OwnRefresh(started.job_id, datasource, waited)
         waited = True
-        log(f"another refresh of {found.shown} is at work: waiting for job {started.job_id} before ours")
+        log(f"another refresh of {datasource.shown} is running: waiting for job {started.job_id} before ours")
         with suppress(JobFailedError, JobCancelledError, JobVanishedError):
-            wait_for_job(client, started.job_id, what=f"another refresh of {found.shown}", timeout=timeout)
-        found = reread(client, found) or found
+            wait_for_job(client, started.job_id, what=f"another refresh of {datasource.shown}", timeout=timeout)
+        datasource = reread(client, datasource) or datasource
     kind = "incremental" if incremental else "full"
     raise DatasourceError(
-        f"Could not start the {kind} refresh of {found.shown}: {client.where} is refreshing it for somebody else again and"
-        " again. Look at its refresh schedules, and run again."
+        f"Could not start the {kind} refresh of {datasource.shown}: {client.where} keeps refreshing it for somebody else."
+        " Look at its refresh schedules, and run again."
     )
 
 
-def _start_full(client: TableauClient, found: FoundDatasource) -> StartedRefresh:
-    return start_refresh(client, found, incremental=False)
+def _start_full(client: TableauClient, datasource: FoundDatasource) -> StartedRefresh:
+    return start_refresh(client, datasource, incremental=False)
 
 
 _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
@@ -156,42 +156,42 @@ _ROWS = re.compile(r"\b(\d[\d,]*) rows\b")
 
 @dataclass(frozen=True)
 class TriggeredRefresh:
-    """A refresh that ended well. `rows` is how many the server says it loaded: all of them, or the appended ones.
+    """A successful refresh. `rows` is how many rows the server reports as loaded: all of them, or the appended ones.
 
-    `joined` tells that somebody else's refresh was waited for first.
+    `joined` means that somebody else's refresh ended first.
     """
 
     job_id: str
     joined: bool
     seconds: float
     rows: int | None
-    found: FoundDatasource
+    datasource: FoundDatasource
 
 
 def refresh_by_server(
-    client: TableauClient, found: FoundDatasource, *, incremental: bool, log: Log, timeout: float
+    client: TableauClient, datasource: FoundDatasource, *, incremental: bool, log: Log, timeout: float
 ) -> TriggeredRefresh:
-    """Start the server's own refresh of this kind and wait for its end; every other end is an error with the job's notes."""
+    """Start the server's own refresh of this kind and wait until it succeeds; raise with the job's notes otherwise."""
     clock = client.retry.clock
     begun = clock()
-    what = f"{'incremental' if incremental else 'full'} refresh of {found.shown}"
-    own = start_own_refresh(client, found, incremental=incremental, log=log, timeout=timeout)
-    log(f"{what}: job {own.job_id}")
+    what = f"{'incremental' if incremental else 'full'} refresh of {datasource.shown}"
+    refresh = start_own_refresh(client, datasource, incremental=incremental, log=log, timeout=timeout)
+    log(f"{what}: job {refresh.job_id}")
     rows: int | None = None
     try:
-        notes = wait_for_job(client, own.job_id, what=what, timeout=timeout).notes
+        notes = wait_for_job(client, refresh.job_id, what=what, timeout=timeout).notes
     except JobVanishedError as vanished:
-        now = _landed(client, own.before, what, vanished)
-        log(f"the server forgot job {own.job_id}, but the datasource is another one than before: it was refreshed")
+        now = _landed(client, refresh.before, what, vanished)
+        log(f"the server forgot job {refresh.job_id}, but the datasource changed: it was refreshed")
     else:
-        rows = rows_told(notes)
+        rows = rows_in_notes(notes)
         log(" ".join(notes) or f"{what}: done, without a note")
-        now = settled(client, own.before)
-    return TriggeredRefresh(own.job_id, own.waited, round(clock() - begun, 3), rows, now)
+        now = settled(client, refresh.before)
+    return TriggeredRefresh(refresh.job_id, refresh.waited, round(clock() - begun, 3), rows, now)
 
 
 def _landed(client: TableauClient, before: FoundDatasource, what: str, vanished: JobVanishedError) -> FoundDatasource:
-    """The datasource, if it shows that the refresh took place; else nobody knows."""
+    """Return the datasource if it changed, so that the refresh took place; raise otherwise."""
     now = settled(client, before)
     if server_version(now) != server_version(before):
         return now
@@ -201,8 +201,8 @@ def _landed(client: TableauClient, before: FoundDatasource, what: str, vanished:
     ) from vanished
 
 
-def rows_told(notes: tuple[str, ...]) -> int | None:
-    """How many rows the job's notes speak of; None where they speak of none."""
-    # Without what stands in quotes: a datasource may be called "Top 10 rows".
-    told = [found[1] for note in notes if (found := _ROWS.search(_QUOTED.sub("", note)))]
-    return int(told[0].replace(",", "")) if told else None
+def rows_in_notes(notes: tuple[str, ...]) -> int | None:
+    """Return the number of rows in the job's notes; None if there is none."""
+    # Without quoted text: a datasource may be called "Top 10 rows".
+    counts = [match[1] for note in notes if (match := _ROWS.search(_QUOTED.sub("", note)))]
+    return int(counts[0].replace(",", "")) if counts else None

@@ -1,4 +1,4 @@
-"""Schedules: move one to a given moment, and find out whether the refresh that hangs on it has run."""
+"""Schedules: move one to a given moment, and find out whether its refresh has run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _DAY = timedelta(days=1)
 
 
 def next_slot(at: time, zone: str, *, now: datetime) -> datetime:
-    """The next moment after `now` at which clocks in that zone show `at`."""
+    """Return the next moment after `now` at which clocks in that zone show `at`."""
     place = ZoneInfo(zone)
     day = now.astimezone(place).date()
     slots = (datetime.combine(day + timedelta(days=ahead), at, place).astimezone(UTC) for ahead in range(3))
@@ -31,7 +31,7 @@ def next_slot(at: time, zone: str, *, now: datetime) -> datetime:
 
 
 def soonest_slot(now: datetime, *, every_minutes: int = 5) -> datetime:
-    """The next multiple of so many minutes that is at least a minute away: time enough to tell the server."""
+    """Return the next multiple of this many minutes, at least a minute away: enough time to change the schedule."""
     start = now.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
     step = timedelta(minutes=every_minutes)
     return start + step * -(-(now + _MINUTE - start) // step)
@@ -46,41 +46,41 @@ class Schedule:
     next_run_at: datetime | None
 
 
-def find_schedule(client: TableauClient, found: FoundDatasource, *, name: str | None = None) -> Schedule:
-    """The schedule of the datasource's incremental task: the one named, else one called like it, else its task's own.
+def find_schedule(client: TableauClient, datasource: FoundDatasource, *, name: str | None = None) -> Schedule:
+    """Return the schedule of the datasource's incremental task: by this name, by the datasource's name, or the task's own.
 
-    Refused when it has other work too: moving it would move that as well.
+    Raise if the schedule also refreshes others: they would be moved with it.
     """
-    wanted = name or found.name
-    doing = f"find the schedule of {found.shown}"
+    schedule_name = name or datasource.name
+    doing = f"find the schedule of {datasource.shown}"
     items = client.call(
         lambda server: list(TSC.Pager(server.schedules, TSC.RequestOptions(pagesize=1000))), doing=doing
     )
-    chosen = next((item for item in items if item.name == wanted), None)
+    chosen = next((item for item in items if item.name == schedule_name), None)
     if chosen is None and name is None:
-        own = {task.schedule_id for task in refresh_tasks(client, found) if task.incremental}
+        own = {task.schedule_id for task in refresh_tasks(client, datasource) if task.incremental}
         chosen = next((item for item in items if item.id in own), None)
     if chosen is None:
         raise DatasourceError(
-            f"There is no schedule {wanted!r} for {found.shown} on {client.where} that this user can see. Create it on the"
+            f"There is no schedule {schedule_name!r} for {datasource.shown} on {client.where} that this user can see. Create it on the"
             " server, and put an incremental refresh of the datasource on it; only server administrators see schedules."
         )
-    _check_alone(client, found, chosen, doing)
+    _check_alone(client, datasource, chosen, doing)
     return Schedule(chosen.id, chosen.name, chosen.next_run_at)
 
 
-def _check_alone(client: TableauClient, found: FoundDatasource, schedule: Any, doing: str) -> None:
+def _check_alone(client: TableauClient, datasource: FoundDatasource, schedule: Any, doing: str) -> None:
     extracts = client.call(lambda server: _extracts(server, schedule.id), doing=doing)
-    ours = [item for item in extracts if item.datasource_id == found.id]
-    if len(ours) < len(extracts):
+    own_extracts = [item for item in extracts if item.datasource_id == datasource.id]
+    if len(own_extracts) < len(extracts):
         raise DatasourceError(
-            f"Schedule {schedule.name!r} on {client.where} also refreshes {len(extracts) - len(ours)} others, which would"
-            f" move with it. Give {found.shown} a schedule of its own, and call it {found.name!r}."
+            f"Schedule {schedule.name!r} on {client.where} also refreshes {len(extracts) - len(own_extracts)} others, which would"
+            f" be moved with it. Give {datasource.shown} a schedule of its own, and call it {datasource.name!r}."
         )
-    if not ours or not all("increment" in (item.type or "").casefold() for item in ours):
-        what = "a full refresh" if ours else "no refresh"
+    if not own_extracts or not all("increment" in (item.type or "").casefold() for item in own_extracts):
+        what = "a full refresh" if own_extracts else "no refresh"
         raise DatasourceError(
-            f"Schedule {schedule.name!r} on {client.where} has {what} of {found.shown}. Put an incremental refresh of the"
+            f"Schedule {schedule.name!r} on {client.where} has {what} of {datasource.shown}. Put an incremental refresh of the"
             " datasource on it, and nothing else."
         )
 
@@ -95,8 +95,8 @@ def _extracts(server: Any, schedule_id: str) -> list[Any]:
 def move_schedule(client: TableauClient, schedule: Schedule, slot: datetime) -> Schedule:
     """Make the schedule run daily, next at that moment.
 
-    A schedule's times are in the server's own zone, which nobody tells: the answer's next run, which has one, shows how
-    far off the first guess was.
+    A schedule's times are in the server's own time zone, which the API does not show. The answer contains the next run
+    with its zone, which shows how far off the first guess was.
     """
     start = slot.astimezone(UTC)
     for _ in range(2):
@@ -105,10 +105,10 @@ def move_schedule(client: TableauClient, schedule: Schedule, slot: datetime) -> 
             break
         start += (slot - moved.next_run_at) % _DAY
     if moved.next_run_at is None or abs(moved.next_run_at - slot) >= _MINUTE:
-        shown = f"{moved.next_run_at:%Y-%m-%d %H:%M} UTC" if moved.next_run_at else "never"
+        next_run = f"{moved.next_run_at:%Y-%m-%d %H:%M} UTC" if moved.next_run_at else "never"
         raise DatasourceError(
-            f"Schedule {schedule.name!r} on {client.where} was to run at {slot.astimezone(UTC):%Y-%m-%d %H:%M} UTC and now"
-            f" runs at {shown}. Compare the server's clock with this machine's, and check that the schedule is active."
+            f"Schedule {schedule.name!r} on {client.where} was moved to {slot.astimezone(UTC):%Y-%m-%d %H:%M} UTC, but its next"
+            f" run is {next_run}. Compare the server's clock with this machine's, and check that the schedule is active."
         )
     return moved
 
@@ -135,7 +135,7 @@ class RunState(Enum):
 
 @dataclass(frozen=True)
 class ScheduledRun:
-    """A scheduled refresh as far as the server tells. `job_id` is known where the user may see the list of jobs."""
+    """A scheduled refresh as far as the server shows it. `job_id` is known if the user may see the list of jobs."""
 
     state: RunState
     job_id: str | None = None
@@ -143,39 +143,43 @@ class ScheduledRun:
 
 
 def scheduled_run(
-    client: TableauClient, found: FoundDatasource, *, slot: datetime, before: ServerVersion
+    client: TableauClient, datasource: FoundDatasource, *, slot: datetime, before: ServerVersion
 ) -> ScheduledRun:
-    """Whether and when the refresh at that slot has run: by the jobs, else by the task, else by the datasource itself.
+    """Return whether and when the refresh at that slot ran: by the jobs, else by the datasource, else by its tasks.
 
     `before` is the datasource's version after our own last change to it.
     """
-    if (by_job := _by_jobs(client, found, slot)) is not None:
+    if (by_job := _by_jobs(client, datasource, slot)) is not None:
         return by_job
-    now = reread(client, found)
+    now = reread(client, datasource)
     if now is None:
-        raise DatasourceError(f"{found.shown} on {client.where} was deleted. Publish it again, or name another one.")
+        raise DatasourceError(
+            f"{datasource.shown} on {client.where} was deleted. Publish it again, or name another one."
+        )
     if server_version(now) != before:
         return ScheduledRun(RunState.DONE, at=now.updated_at)
-    begun = [task for task in refresh_tasks(client, found) if task.last_run_at and task.last_run_at > slot - _MINUTE]
+    begun = [
+        task for task in refresh_tasks(client, datasource) if task.last_run_at and task.last_run_at > slot - _MINUTE
+    ]
     if not begun:
         return ScheduledRun(RunState.WAITING)
     failed = all(task.failures for task in begun)
     return ScheduledRun(RunState.FAILED if failed else RunState.RUNNING, at=begun[0].last_run_at)
 
 
-def _by_jobs(client: TableauClient, found: FoundDatasource, slot: datetime) -> ScheduledRun | None:
-    """The newest refresh job of the datasource since the slot; None without one, or where the user sees no jobs."""
+def _by_jobs(client: TableauClient, datasource: FoundDatasource, slot: datetime) -> ScheduledRun | None:
+    """Return the newest refresh job of the datasource since the slot; None if there is none or the user sees no jobs."""
     if client.rest_version < JOB_LIST_SINCE:
         return None
     since = (slot - _MINUTE).astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    doing = f"look for the scheduled refresh of {found.shown} among the jobs"
+    doing = f"look for the scheduled refresh of {datasource.shown} among the jobs"
     try:
         jobs = client.call(lambda server: list(server.jobs.filter(created_at__gte=since)), doing=doing)
     except RefusedError:
         return None
-    titled = [job for job in jobs if job.title == found.name and "extract" in (job.type or "")]
+    titled = [job for job in jobs if job.title == datasource.name and "extract" in (job.type or "")]
     for job in sorted(titled, key=lambda job: job.created_at, reverse=True):
-        if _is_of(client, job.id, found, doing):
+        if _is_of(client, job.id, datasource, doing):
             state = _STATES.get(job.status, RunState.RUNNING)
             return ScheduledRun(state, str(job.id), job.ended_at or job.started_at or job.created_at)
     return None
@@ -184,46 +188,46 @@ def _by_jobs(client: TableauClient, found: FoundDatasource, slot: datetime) -> S
 _STATES = {"Success": RunState.DONE, "Failed": RunState.FAILED, "Cancelled": RunState.FAILED}
 
 
-def _is_of(client: TableauClient, job_id: str, found: FoundDatasource, doing: str) -> bool:
+def _is_of(client: TableauClient, job_id: str, datasource: FoundDatasource, doing: str) -> bool:
     try:
         job = client.call(lambda server: server.jobs.get_by_id(job_id), doing=doing)
     except RefusedError:
         return False
-    return bool(job.datasource_id == found.id)
+    return bool(job.datasource_id == datasource.id)
 
 
 def wait_for_scheduled_run(
     client: TableauClient,
-    found: FoundDatasource,
+    datasource: FoundDatasource,
     *,
     slot: datetime,
     before: ServerVersion,
     timeout: float = 3600.0,
     job_timeout: float | None = None,
 ) -> ScheduledRun:
-    """Wait until the refresh at that slot has ended well; its job's own errors otherwise.
+    """Wait until the refresh at that slot has succeeded; raise its job's errors otherwise.
 
-    `timeout` begins now; a job that is known by then may take `job_timeout`, if that is given.
+    `timeout` begins now; once the job is known it may take `job_timeout`, if that is set.
     """
     clock = client.retry.clock
     started, number = clock(), 0
     while True:
-        run = scheduled_run(client, found, slot=slot, before=before)
+        run = scheduled_run(client, datasource, slot=slot, before=before)
         left = timeout - (clock() - started)
         if run.state is RunState.DONE:
             return run
         if run.job_id is not None:
-            what, allowed = f"scheduled refresh of {found.shown}", left if job_timeout is None else job_timeout
+            what, allowed = f"scheduled refresh of {datasource.shown}", left if job_timeout is None else job_timeout
             wait_for_job(client, run.job_id, what=what, timeout=max(allowed, 0.0))
             return ScheduledRun(RunState.DONE, run.job_id, run.at)
         if run.state is RunState.FAILED:
             raise DatasourceError(
-                f"The scheduled refresh of {found.shown} on {client.where} failed; this user cannot see the job. Look at it"
+                f"The scheduled refresh of {datasource.shown} on {client.where} failed; this user cannot see the job. Look at it"
                 " on the server's jobs page."
             )
         if left <= 0:
             raise JobTimeoutError(
-                f"The refresh of {found.shown} scheduled for {slot.astimezone(UTC):%Y-%m-%d %H:%M} UTC on {client.where}:"
+                f"The refresh of {datasource.shown} scheduled for {slot.astimezone(UTC):%Y-%m-%d %H:%M} UTC on {client.where}:"
                 f" {run.state.value} after {timeout:.0f} s. Look at the schedule and at the server's jobs page."
             )
         number += 1

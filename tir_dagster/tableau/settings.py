@@ -1,4 +1,4 @@
-"""What an overwrite would lose: credentials are asked for before, tags, owner and texts are put back after."""
+"""Settings that an overwrite would lose: credentials are checked before it; tags, owner and texts are put back after it."""
 
 from __future__ import annotations
 
@@ -18,76 +18,76 @@ from tir_dagster.files import replaced_file
 from tir_dagster.tableau.client import TableauClient
 from tir_dagster.tableau.datasources import Connection, FoundDatasource, ServerVersion, reread, server_version
 from tir_dagster.tableau.failures import RefusedError
-from tir_dagster.tableau.tasks import Beside, gone, look_beside
+from tir_dagster.tableau.tasks import Attachments, gone, list_attachments
 
-# What can be put back, beside the connections.
+# The settings that can be put back, besides the connections.
 _TAGS, _TEXTS, _OWNER = "tags", "description and certification", "owner"
-# Told what the datasource is right before it is overwritten: all that people set on it until then.
+# Receives the datasource right before it is overwritten, with all that people set on it until then.
 Seen = Callable[[FoundDatasource], None]
 
 
 def nothing(_: FoundDatasource) -> None:
-    """Nobody needs to know."""
+    """Ignore the datasource."""
 
 
-def check_credentials(found: FoundDatasource, named: Sequence[ConnectionCredential]) -> None:
+def check_credentials(datasource: FoundDatasource, named: Sequence[ConnectionCredential]) -> None:
     """Refuse to overwrite embedded credentials for which there is no replacement: they can never be read back."""
     lost = [
         connection
-        for connection in found.connections
+        for connection in datasource.connections
         if connection.embed_password and not any(item.embed and item.fits(connection) for item in named)
     ]
     if lost:
-        shown = "; ".join(f"{item.type} {item.server_address} as {item.username!r}" for item in lost)
-        given = ", ".join(sorted({item.server_address for item in named})) or "none"
+        connections = "; ".join(f"{item.type} {item.server_address} as {item.username!r}" for item in lost)
+        addresses = ", ".join(sorted({item.server_address for item in named})) or "none"
         raise DatasourceError(
-            f"Publishing over {found.shown} would lose the password embedded in its connection ({shown}), and Tableau"
-            f" never gives it back. Name credentials for that address in the extract's spec (now named: {given})."
+            f"Publishing over {datasource.shown} would lose the password embedded in its connection ({connections}), and Tableau"
+            f" never gives it back. Name credentials for that address in the extract's spec (now named: {addresses})."
         )
 
 
 @dataclass(frozen=True)
-class Kept:
-    """What people set on a datasource by hand; written down before a publish, put back after it."""
+class KeptSettings:
+    """Settings that people made on a datasource by hand; saved before a publish, put back after it."""
 
     tags: frozenset[str]
     description: str
     certified: bool
     certification_note: str
     owner_id: str
-    # Without their ids: every publish makes new ones.
+    # Without their ids: every publish creates new ones.
     connections: tuple[Connection, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         return {**asdict(self), "tags": sorted(self.tags)}
 
     @staticmethod
-    def from_json(value: dict[str, Any]) -> Kept:
-        connections = tuple(Connection(**each) for each in value.get("connections", ()))
-        return Kept(**{**value, "tags": frozenset(value["tags"]), "connections": connections})
+    def from_json(value: dict[str, Any]) -> KeptSettings:
+        connections = tuple(Connection(**connection) for connection in value.get("connections", ()))
+        return KeptSettings(**{**value, "tags": frozenset(value["tags"]), "connections": connections})
 
 
-def keep(found: FoundDatasource) -> Kept:
-    """What to put back after this datasource was overwritten."""
-    connections = tuple(replace(connection, id="") for connection in found.connections)
-    texts = (found.description, found.certified, found.certification_note)
-    return Kept(found.tags, *texts, found.owner_id, connections)
+def keep(datasource: FoundDatasource) -> KeptSettings:
+    """Return the settings to put back after this datasource is overwritten."""
+    connections = tuple(replace(connection, id="") for connection in datasource.connections)
+    texts = (datasource.description, datasource.certified, datasource.certification_note)
+    return KeptSettings(datasource.tags, *texts, datasource.owner_id, connections)
 
 
 def _file(home: Path) -> Path:
     return home / "kept.json"
 
 
-def remember(found: FoundDatasource, home: Path, beside: Beside | None = None) -> Seen:
-    """Write it down before a publish: a run that ends before it has put everything back leaves that to the next one.
+def remember(datasource: FoundDatasource, home: Path, beside: Attachments | None = None) -> Seen:
+    """Save the settings before a publish, so that the next run can put them back if this one ends too early.
 
-    To be called again with what is there right before the publish: people may have changed it during a long upload.
+    Call the returned function right before the publish: people may have changed settings during a long upload.
     """
     earlier = _remembered(home)
-    if earlier is not None and (earlier.version.datasource_id != found.id or earlier.is_idle(found)):
+    if earlier is not None and (earlier.version.datasource_id != datasource.id or earlier.is_idle(datasource)):
         earlier = None
     if earlier is not None and earlier.left is None:
-        # Of a publish that took it away: what is there now is already without it.
+        # An earlier publish removed the saved settings: those of now are already without them.
         return nothing
     note: _Note | None = None
 
@@ -95,15 +95,15 @@ def remember(found: FoundDatasource, home: Path, beside: Beside | None = None) -
         nonlocal note
         kept = keep(now) if earlier is None else earlier.owed(keep(now))
         if note is None or kept != note.kept:
-            note = _Note(server_version(now), kept, beside or Beside())
+            note = _Note(server_version(now), kept, beside or Attachments())
             note.write(home)
 
-    seen(found)
+    seen(datasource)
     return seen
 
 
 def is_remembered(home: Path) -> bool:
-    """Whether something written down has not been put back yet."""
+    """Whether saved settings have not been put back yet."""
     return _file(home).is_file()
 
 
@@ -112,47 +112,47 @@ def forget(home: Path) -> None:
 
 
 def remembered_connections(home: Path) -> tuple[Connection, ...]:
-    """The connections as they were before a publish that has not been cleaned up after."""
+    """Return the saved connections from before a publish whose settings have not been put back yet."""
     note = _remembered(home)
     return note.kept.connections if note is not None else ()
 
 
 def put_back_remembered(
     client: TableauClient,
-    found: FoundDatasource,
+    datasource: FoundDatasource,
     home: Path,
     credentials: Sequence[ConnectionCredential] = (),
     *,
     foreign: bool = False,
     landed: bool = True,
 ) -> Restored:
-    """Put back what was written down before the last publish; nothing if that publish never landed.
+    """Put back the settings that were saved before the last publish; nothing if that publish never landed.
 
-    What the server was only in trouble with stays written down for the next refresh; and all of it does until another
-    publish while ours has not landed, because it may do so late. For servers that do not say who
-    published: `foreign` tells that the rows are somebody else's, `landed` whether our publish can have come to be.
+    What failed for a passing reason stays saved for the next refresh. While our publish has not landed, everything stays
+    saved until another publish, because ours may land late. For servers that do not show who published: `foreign` means
+    that the rows are somebody else's, `landed` that our publish may have landed.
     """
-    note, restored = _remembered(home), Restored(found)
-    since = _since(note, found, client.user_id) if note is not None else _Since.NOBODY
-    # What is left of an earlier try tells that it was ours.
-    ours = not foreign and (landed or (note is not None and note.left is not None))
-    if note is not None and (since is _Since.WE or (since is _Since.SOMEBODY and ours)):
-        restored = restore(client, found, note.kept, credentials, only=note.left)
-        missing = gone(note.beside, look_beside(client, found), found)
+    note, restored = _remembered(home), Restored(datasource)
+    since = _since(note, datasource, client.user_id) if note is not None else _Since.NOBODY
+    # A rest of an earlier try shows that the publish was ours.
+    is_ours = not foreign and (landed or (note is not None and note.left is not None))
+    if note is not None and (since is _Since.WE or (since is _Since.SOMEBODY and is_ours)):
+        restored = restore(client, datasource, note.kept, credentials, only=note.left)
+        missing = gone(note.beside, list_attachments(client, datasource), datasource)
         restored = replace(restored, warnings=restored.warnings + missing)
     elif note is not None and since is _Since.WE_AND_OTHERS:
-        steps = _steps(found, note.kept, credentials, note.left)
-        restored = Restored(found, tuple(_left(found, step) for step in steps))
+        steps = _steps(datasource, note.kept, credentials, note.left)
+        restored = Restored(datasource, tuple(_left(datasource, step) for step in steps))
     if note is not None and restored.again:
-        # The rest is settled: what people make of it from now on is theirs.
-        replace(note, left=restored.again, beside=Beside()).write(home)
-    elif note is None or not note.is_idle(found):
+        # The others are done: later changes to them are people's own.
+        replace(note, left=restored.again, beside=Attachments()).write(home)
+    elif note is None or not note.is_idle(datasource):
         forget(home)
     return restored
 
 
 class _Since(Enum):
-    """Who published a datasource since something about it was written down."""
+    """Who published a datasource since its settings were saved."""
 
     NOBODY = "what differs now is what people changed"
     WE = "and nobody after us: what is missing was taken by our publish, whatever a refresh made of the rows since"
@@ -161,17 +161,20 @@ class _Since(Enum):
     SOMEBODY = "the server does not say who"
 
 
-def _since(note: _Note, found: FoundDatasource, user_id: str) -> _Since:
-    before, now = note.version, server_version(found)
+def _since(note: _Note, datasource: FoundDatasource, user_id: str) -> _Since:
+    before, now = note.version, server_version(datasource)
     # As texts: they have whole seconds.
-    if before.datasource_id != found.id or str(before) == str(now):
+    if before.datasource_id != datasource.id or str(before) == str(now):
         return _Since.NOBODY
     if before.revision is None or now.revision is None:
         return _Since.SOMEBODY
-    later = sorted((one for one in found.history or () if one.number > before.revision), key=lambda one: one.number)
-    publishers = [one.publisher_id for one in later]
+    later = sorted(
+        (revision for revision in datasource.history or () if revision.number > before.revision),
+        key=lambda revision: revision.number,
+    )
+    publishers = [revision.publisher_id for revision in later]
     if not publishers:
-        # A description that somebody edited moves the version, too.
+        # An edited description changes the version, too.
         return _Since.NOBODY
     if None in publishers:
         return _Since.SOMEBODY
@@ -182,21 +185,21 @@ def _since(note: _Note, found: FoundDatasource, user_id: str) -> _Since:
 
 @dataclass(frozen=True)
 class _Note:
-    """What was written down: which version of which datasource had it."""
+    """Saved settings, and the version of the datasource that had them."""
 
     version: ServerVersion
-    kept: Kept
-    beside: Beside
-    # What of it is still to be put back; None: all of it.
+    kept: KeptSettings
+    beside: Attachments
+    # Which of them are still to be put back; None: all.
     left: tuple[str, ...] | None = None
 
-    def is_idle(self, found: FoundDatasource) -> bool:
-        """Whether nobody has published since: ours never landed, or will late, from a server that is slow to unpack it."""
-        same = self.version.datasource_id == found.id
-        return same and self.left is None and _since(self, found, "") is _Since.NOBODY
+    def is_idle(self, datasource: FoundDatasource) -> bool:
+        """Whether nobody has published since: our publish did not land, or will land late."""
+        same = self.version.datasource_id == datasource.id
+        return same and self.left is None and _since(self, datasource, "") is _Since.NOBODY
 
-    def owed(self, now: Kept) -> Kept:
-        """What is there now, and what an earlier publish took and nobody could put back yet."""
+    def owed(self, now: KeptSettings) -> KeptSettings:
+        """Return the settings of now, with those that an earlier publish removed and that are not back yet."""
         left, was = self.left or (), self.kept
         if _TAGS in left:
             now = replace(now, tags=now.tags | was.tags)
@@ -223,24 +226,24 @@ class _Note:
 def _remembered(home: Path) -> _Note | None:
     with suppress(FileNotFoundError, ValueError, KeyError, TypeError):
         note = json.loads(_file(home).read_text(encoding="utf-8"))
-        beside, left = Beside.from_json(note.get("beside", {})), note.get("left")
-        version, kept = ServerVersion.parse(note["version"]), Kept.from_json(note["kept"])
+        beside, left = Attachments.from_json(note.get("beside", {})), note.get("left")
+        version, kept = ServerVersion.parse(note["version"]), KeptSettings.from_json(note["kept"])
         return _Note(version, kept, beside, None if left is None else tuple(left))
     return None
 
 
 @dataclass(frozen=True)
 class Restored:
-    """The datasource afterwards, a sentence about each thing that could not be put back, and which to try again."""
+    """The datasource afterwards, a warning for each setting that could not be put back, and which to try again."""
 
-    found: FoundDatasource
+    datasource: FoundDatasource
     warnings: tuple[str, ...] = ()
     again: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class _Step:
-    """One thing that differs from what was kept, and how to fix it."""
+    """One setting that differs from the saved one, and how to put it back."""
 
     what: str
     value: str
@@ -248,117 +251,127 @@ class _Step:
 
     @property
     def shown(self) -> str:
-        """With what it was: nobody else has that written down."""
+        """The setting with its old value, which is saved nowhere else."""
         return f"{self.what} ({self.value})" if self.value else self.what
 
 
 def restore(
     client: TableauClient,
-    found: FoundDatasource,
-    kept: Kept,
+    datasource: FoundDatasource,
+    kept: KeptSettings,
     credentials: Sequence[ConnectionCredential] = (),
     *,
     only: tuple[str, ...] | None = None,
 ) -> Restored:
-    """Put back what differs, and look whether it is there. Nothing here stops a refresh: the rest is warned about.
+    """Put back the settings that differ, and check the result. Failures become warnings: they must not stop a refresh.
 
-    It moves the server's version: take that from the datasource returned here.
+    This changes the server's version: use the returned datasource.
     """
-    steps = _steps(found, kept, credentials, only)
-    tried = [(step.what, _try(client, found, step)) for step in steps]
+    steps = _steps(datasource, kept, credentials, only)
+    tried = [(step.what, _try(client, datasource, step)) for step in steps]
     errors = {what: error for what, error in tried if error is not None}
-    now = reread(client, found) if steps else found
+    now = reread(client, datasource) if steps else datasource
     if now is None:
         raise DatasourceError(
-            f"{found.shown} on {client.where} was deleted just after it was published. Run again to publish it anew."
+            f"{datasource.shown} on {client.where} was deleted just after it was published. Run again to publish it anew."
         )
     again = tuple(what for what, error in errors.items() if not isinstance(error, RefusedError))
-    warnings = [_warning(found, what, error) for what, error in errors.items()]
+    warnings = [_warning(datasource, what, error) for what, error in errors.items()]
     left = _steps(now, kept, credentials, only) if steps else []
-    warnings += [_unmoved(found, step) for step in left if step.what not in errors]
+    warnings += [_unmoved(datasource, step) for step in left if step.what not in errors]
     return Restored(now, tuple(warnings), again)
 
 
 def _steps(
-    found: FoundDatasource, kept: Kept, credentials: Sequence[ConnectionCredential], only: tuple[str, ...] | None
+    datasource: FoundDatasource,
+    kept: KeptSettings,
+    credentials: Sequence[ConnectionCredential],
+    only: tuple[str, ...] | None,
 ) -> list[_Step]:
-    """In order; `only` these, where the others are settled."""
-    return [step for step in _all_steps(found, kept, credentials) if only is None or step.what in only]
+    """Return the steps in their order; with `only`, just these."""
+    return [step for step in _all_steps(datasource, kept, credentials) if only is None or step.what in only]
 
 
-def _all_steps(found: FoundDatasource, kept: Kept, credentials: Sequence[ConnectionCredential]) -> list[_Step]:
+def _all_steps(
+    datasource: FoundDatasource, kept: KeptSettings, credentials: Sequence[ConnectionCredential]
+) -> list[_Step]:
     steps: list[_Step] = []
-    if missing := kept.tags - found.tags:
-        shown = ", ".join(sorted(missing))
-        steps.append(_Step(_TAGS, shown, lambda server: server.datasources.add_tags(found.id, missing)))
-    if _texts(kept) != _texts(keep(found)):
-        shown = _in_words(kept)
-        steps.append(_Step(_TEXTS, shown, lambda server: _update(server, found, kept)))
-    lost = lost_connections(found.connections, kept.connections, credentials)
+    if missing := kept.tags - datasource.tags:
+        value = ", ".join(sorted(missing))
+        steps.append(_Step(_TAGS, value, lambda server: server.datasources.add_tags(datasource.id, missing)))
+    if _texts(kept) != _texts(keep(datasource)):
+        value = _in_words(kept)
+        steps.append(_Step(_TEXTS, value, lambda server: _update(server, datasource, kept)))
+    lost = lost_connections(datasource.connections, kept.connections, credentials)
     steps += [
-        _Step(f"connection to {one.wanted.server_address}", "", partial(mend_connection, found, one)) for one in lost
+        _Step(
+            f"connection to {connection.previous.server_address}",
+            "",
+            partial(repair_connection, datasource, connection),
+        )
+        for connection in lost
     ]
-    # Last: who gives it away may no longer be allowed to fix the rest.
-    if kept.owner_id and kept.owner_id != found.owner_id:
+    # Last: after giving up ownership we may no longer be allowed to change the rest.
+    if kept.owner_id and kept.owner_id != datasource.owner_id:
         owner = kept.owner_id
-        steps.append(_Step(_OWNER, owner, lambda server: _give(server, found, owner)))
+        steps.append(_Step(_OWNER, owner, lambda server: _give(server, datasource, owner)))
     return steps
 
 
-def _texts(kept: Kept) -> tuple[str, bool, str]:
+def _texts(kept: KeptSettings) -> tuple[str, bool, str]:
     return kept.description, kept.certified, kept.certification_note
 
 
-def _in_words(kept: Kept) -> str:
+def _in_words(kept: KeptSettings) -> str:
     certified = f"certified with the note {kept.certification_note!r}" if kept.certification_note else "certified"
     return f"{kept.description!r}, {certified if kept.certified else 'not certified'}"
 
 
-def _try(client: TableauClient, found: FoundDatasource, step: _Step) -> DatasourceError | None:
+def _try(client: TableauClient, datasource: FoundDatasource, step: _Step) -> DatasourceError | None:
     try:
-        client.call(step.action, doing=f"put back the {step.shown} of {found.shown}")
+        client.call(step.action, doing=f"put back the {step.shown} of {datasource.shown}")
     except DatasourceError as error:
         return error
     return None
 
 
-def _warning(found: FoundDatasource, what: str, error: DatasourceError) -> str:
+def _warning(datasource: FoundDatasource, what: str, error: DatasourceError) -> str:
     if isinstance(error, RefusedError):
-        return f"{error} The {what} of {found.shown} must be set again by hand."
-    return f"{error} The next refresh puts back the {what} of {found.shown}."
+        return f"{error} The {what} of {datasource.shown} must be set again by hand."
+    return f"{error} The next refresh puts back the {what} of {datasource.shown}."
 
 
-def _unmoved(found: FoundDatasource, step: _Step) -> str:
+def _unmoved(datasource: FoundDatasource, step: _Step) -> str:
     return (
-        f"The {step.shown} of {found.shown} must be set again by hand: publishing took it away, and the server does not show"
-        " it although it took what was put back."
+        f"The {step.shown} of {datasource.shown} must be set again by hand: publishing removed it, and the server does not show"
+        " it although it accepted the old value."
     )
 
 
-def _left(found: FoundDatasource, step: _Step) -> str:
+def _left(datasource: FoundDatasource, step: _Step) -> str:
     return (
-        f"The {step.shown} of {found.shown} is not there any more since we published it, and somebody else has published it"
-        " after us, so nothing was put back. Set it again by hand if it is missed."
+        f"The {step.shown} of {datasource.shown} is gone since we published it, and somebody else has published it"
+        " after us, so nothing was put back. Set it again by hand if it is needed."
     )
 
 
-def _update(server: Any, found: FoundDatasource, kept: Kept) -> None:
-    item = server.datasources.get_by_id(found.id)
+def _update(server: Any, datasource: FoundDatasource, kept: KeptSettings) -> None:
+    item = server.datasources.get_by_id(datasource.id)
     item.description, item.certified = kept.description, kept.certified
     item.certification_note, item.owner_id = kept.certification_note, None
     server.datasources.update(item)
 
 
-def _give(server: Any, found: FoundDatasource, owner_id: str) -> None:
-    """An update of its own: only an administrator may set it. The client sends the texts along, as they are by now."""
-    item = server.datasources.get_by_id(found.id)
+def _give(server: Any, datasource: FoundDatasource, owner_id: str) -> None:
+    """Set the owner in an update of its own: only an administrator may do that. The client sends the current texts, too."""
+    item = server.datasources.get_by_id(datasource.id)
     item.owner_id = owner_id
     server.datasources.update(item)
 
 
 @dataclass(frozen=True)
 class ConnectionCredential:
-    """What a published datasource signs in to its source with; matched to a connection by server address."""
+    """The credentials with which a published datasource signs in to its source; matched to connections by server address."""
 
     server_address: str
     username: str
@@ -384,53 +397,53 @@ class ConnectionCredential:
 
 @dataclass(frozen=True)
 class LostConnection:
-    """A connection that is not what it was: as it is now, if at all, as it was, and what it signs in with."""
+    """A connection that a publish changed: as it is now, if it exists, as it was, and its credentials."""
 
     now: Connection | None
-    wanted: Connection
+    previous: Connection
     credential: ConnectionCredential | None
 
 
 def lost_connections(
     now: Sequence[Connection], before: Sequence[Connection], credentials: Sequence[ConnectionCredential]
 ) -> Iterator[LostConnection]:
-    """Each connection whose address, user name or embedded password a publish took away."""
+    """Return each connection whose address, user name or embedded password a publish removed."""
     left = list(now)
-    # Those that are where they were first, so that another one of the same kind is not taken for them.
-    for wanted in sorted(before, key=lambda one: not any(_same_place(one, other) for other in now)):
-        found = next((one for one in left if _same_place(one, wanted)), None)
-        found = found or next((one for one in left if one.type == wanted.type), None)
-        if found is not None:
-            left.remove(found)
-        if found is None or not _is_whole(found, wanted):
-            credential = next((item for item in credentials if item.embed and item.fits(wanted)), None)
-            yield LostConnection(found, wanted, credential)
+    # Unmoved connections first, so that they are not matched with another one of the same type.
+    for previous in sorted(before, key=lambda connection: not any(_same_place(connection, other) for other in now)):
+        match = next((connection for connection in left if _same_place(connection, previous)), None)
+        match = match or next((connection for connection in left if connection.type == previous.type), None)
+        if match is not None:
+            left.remove(match)
+        if match is None or not _is_whole(match, previous):
+            credential = next((item for item in credentials if item.embed and item.fits(previous)), None)
+            yield LostConnection(match, previous, credential)
 
 
-def _is_whole(now: Connection, wanted: Connection) -> bool:
-    """With an embedded password the user name comes with the credentials; without one it is what people set."""
-    renamed = not wanted.embed_password and wanted.username not in ("", now.username)
-    return _same_place(now, wanted) and now.embed_password >= wanted.embed_password and not renamed
+def _is_whole(now: Connection, previous: Connection) -> bool:
+    """Whether nothing is missing; the user name counts only without an embedded password, which brings its own."""
+    renamed = not previous.embed_password and previous.username not in ("", now.username)
+    return _same_place(now, previous) and now.embed_password >= previous.embed_password and not renamed
 
 
-def _same_place(one: Connection, other: Connection) -> bool:
-    def place(connection: Connection) -> tuple[str, str, str]:
+def _same_place(left: Connection, right: Connection) -> bool:
+    def address(connection: Connection) -> tuple[str, str, str]:
         return connection.type, connection.server_address.casefold(), connection.server_port
 
-    return place(one) == place(other)
+    return address(left) == address(right)
 
 
-def mend_connection(found: FoundDatasource, lost: LostConnection, server: Any) -> None:
-    """Set the connection to what it was, with the credential that the spec names for it."""
-    wanted, credential = lost.wanted, lost.credential
-    if lost.now is None or (wanted.embed_password and credential is None):
+def repair_connection(datasource: FoundDatasource, lost: LostConnection, server: Any) -> None:
+    """Set the connection to what it was, with the credentials that the spec names for it."""
+    previous, credential = lost.previous, lost.credential
+    if lost.now is None or (previous.embed_password and credential is None):
         why = "the package has no such connection" if lost.now is None else "no credentials are named for it"
-        raise RefusedError(f"Could not put back the connection to {wanted.server_address}: {why}.", code="")
+        raise RefusedError(f"Could not put back the connection to {previous.server_address}: {why}.", code="")
     item = TSC.ConnectionItem()
     item._id = lost.now.id  # noqa: SLF001 - the client can only update what it has read, one call more
-    item.server_address, item.server_port = wanted.server_address, wanted.server_port or None
-    item.username = wanted.username
-    if wanted.embed_password and credential is not None:
+    item.server_address, item.server_port = previous.server_address, previous.server_port or None
+    item.username = previous.username
+    if previous.embed_password and credential is not None:
         item.username, item.password, item.embed_password = credential.username, credential.password, True
     # Of the datasource the client takes the id only.
-    server.datasources.update_connection(found, item)
+    server.datasources.update_connection(datasource, item)

@@ -1,4 +1,4 @@
-"""The server's own refresh tasks of a datasource: which there are, when they run, and a word of warning about them."""
+"""The server's own refresh tasks and subscriptions of a datasource, and warnings about them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TASKS_SINCE = (2, 6)
 
 @dataclass(frozen=True)
 class RefreshTask:
-    """A refresh that the server runs by its own clock, or when it is asked to."""
+    """A refresh that the server runs by a schedule, or on request."""
 
     id: str
     incremental: bool
@@ -33,17 +33,17 @@ class RefreshTask:
 
     @property
     def runs_by_itself(self) -> bool:
-        """A task without a time is run by hand only."""
+        """Whether the server runs it by a schedule; a task without a time is run by hand only."""
         return self.active and self.next_run_at is not None
 
     @property
     def warning(self) -> str:
-        """A sentence for people who have refreshes of their own on the same datasource."""
+        """A warning about a task that Tableau runs beside our refreshes."""
         return f"{self._harm} Remove the task on the server, or leave the refreshes to Tableau with the delivery `trigger`."
 
     @property
     def needed_warning(self) -> str:
-        """The same for the task that is run from here, where the server has no other way."""
+        """A warning about a scheduled task that is also run from here."""
         return f"{self._harm} Suspend its schedule: the task is run from here when it is needed."
 
     @property
@@ -51,23 +51,23 @@ class RefreshTask:
         kind = "an incremental refresh" if self.incremental else "a full refresh"
         when = f", next at {self.next_run_at.astimezone(UTC):%Y-%m-%d %H:%M} UTC" if self.next_run_at else ""
         harm = (
-            "it appends new rows only, and the next refresh has to compare the whole extract with what it knows"
+            "it appends new rows only, and the next refresh has to compare the whole extract"
             if self.incremental
             else "it reads the whole source again, and the next refresh has to compare the whole extract"
         )
         return f"Tableau runs {kind} of this datasource on its own ({self.schedule}{when}): {harm}."
 
 
-def refresh_tasks(client: TableauClient, found: FoundDatasource) -> list[RefreshTask]:
-    """The server's own refresh tasks of the datasource; none on servers that do not list them."""
+def refresh_tasks(client: TableauClient, datasource: FoundDatasource) -> list[RefreshTask]:
+    """Return the server's own refresh tasks of the datasource; none on servers that do not list them."""
     if client.rest_version < TASKS_SINCE:
         return []
-    doing = f"list the refresh tasks of {found.shown}"
+    doing = f"list the refresh tasks of {datasource.shown}"
     tasks = client.call(lambda server: list(TSC.Pager(server.tasks, TSC.RequestOptions(pagesize=1000))), doing=doing)
     return [
         _task(task)
         for task in tasks
-        if task.target is not None and task.target.type == "datasource" and task.target.id == found.id
+        if task.target is not None and task.target.type == "datasource" and task.target.id == datasource.id
     ]
 
 
@@ -76,7 +76,7 @@ def _task(task: Any) -> RefreshTask:
     name = getattr(schedule, "name", None)
     return RefreshTask(
         id=task.id,
-        # Anything that does not say so is a full refresh.
+        # Every other type is a full refresh.
         incremental="increment" in (task.task_type or "").casefold(),
         schedule=f"schedule {name!r}" if name else "a schedule of its own",
         schedule_id=getattr(schedule, "id", None),
@@ -87,24 +87,24 @@ def _task(task: Any) -> RefreshTask:
     )
 
 
-def scheduled_refreshes(client: TableauClient, found: FoundDatasource) -> tuple[RefreshTask, ...]:
-    """The refreshes that Tableau runs on the datasource by its clock, each with a sentence to warn with.
+def scheduled_refreshes(client: TableauClient, datasource: FoundDatasource) -> tuple[RefreshTask, ...]:
+    """Return the refreshes that Tableau runs on the datasource by a schedule, each with its warning.
 
-    A user who may not list tasks sees none: a warning is no reason to stop a refresh.
+    Empty for a user who may not list tasks: a missing warning must not stop a refresh.
     """
     try:
-        return tuple(task for task in refresh_tasks(client, found) if task.runs_by_itself)
+        return tuple(task for task in refresh_tasks(client, datasource) if task.runs_by_itself)
     except RefusedError:
         return ()
 
 
-# They belong to the whole site, so that a large one is not read through for every refresh.
+# Subscriptions belong to the whole site: those of a large site are not read at every refresh.
 _MOST_SUBSCRIPTIONS = 1000
 
 
 @dataclass(frozen=True)
-class Beside:
-    """Tasks of the datasource and subscriptions of the site, by id, each in words; None where nobody could look."""
+class Attachments:
+    """Tasks of the datasource and subscriptions of the site, by id, each in words; None if they could not be read."""
 
     tasks: Mapping[str, str] | None = None
     subscriptions: Mapping[str, str] | None = None
@@ -113,18 +113,18 @@ class Beside:
         return asdict(self)
 
     @staticmethod
-    def from_json(value: Mapping[str, Any]) -> Beside:
-        return Beside(**value)
+    def from_json(value: Mapping[str, Any]) -> Attachments:
+        return Attachments(**value)
 
 
-def look_beside(client: TableauClient, found: FoundDatasource) -> Beside:
-    """What is there now. Whatever the server does not show to this user is no reason to stop a refresh."""
-    return Beside(_tasks(client, found), _subscriptions(client, found))
+def list_attachments(client: TableauClient, datasource: FoundDatasource) -> Attachments:
+    """Return the tasks and subscriptions of now; what this user may not see must not stop a refresh."""
+    return Attachments(_tasks(client, datasource), _subscriptions(client, datasource))
 
 
-def _tasks(client: TableauClient, found: FoundDatasource) -> dict[str, str] | None:
+def _tasks(client: TableauClient, datasource: FoundDatasource) -> dict[str, str] | None:
     try:
-        return {task.id: _in_words(task) for task in refresh_tasks(client, found)}
+        return {task.id: _in_words(task) for task in refresh_tasks(client, datasource)}
     except DatasourceError:
         return None
 
@@ -133,9 +133,9 @@ def _in_words(task: RefreshTask) -> str:
     return f"{'incremental' if task.incremental else 'full'} refresh on {task.schedule}"
 
 
-def _subscriptions(client: TableauClient, found: FoundDatasource) -> dict[str, str] | None:
+def _subscriptions(client: TableauClient, datasource: FoundDatasource) -> dict[str, str] | None:
     options = TSC.RequestOptions(pagesize=_MOST_SUBSCRIPTIONS)
-    doing = f"list the subscriptions beside {found.shown}"
+    doing = f"list the subscriptions beside {datasource.shown}"
     try:
         items, pages = client.call(lambda server: server.subscriptions.get(options), doing=doing)
     except DatasourceError:
@@ -145,14 +145,14 @@ def _subscriptions(client: TableauClient, found: FoundDatasource) -> dict[str, s
     return {str(item.id): f"subscription {item.subject!r}" for item in items}
 
 
-def gone(before: Beside, after: Beside, found: FoundDatasource) -> tuple[str, ...]:
-    """A sentence about each that was there before the publish and is there no more."""
+def gone(before: Attachments, after: Attachments, datasource: FoundDatasource) -> tuple[str, ...]:
+    """Return a warning for each task and subscription that the publish removed."""
     tasks = [
-        f"{found.shown} lost its {task} when it was published over. Put it back on the server."
+        f"{datasource.shown} lost its {task} when it was overwritten. Create it again on the server."
         for task in _missing(before.tasks, after.tasks)
     ]
     subscriptions = [
-        f"The {subscription} is gone since {found.shown} was published over. Unless somebody ended it on purpose,"
+        f"The {subscription} is gone since {datasource.shown} was overwritten. Unless somebody removed it on purpose,"
         " subscribe again on the server."
         for subscription in _missing(before.subscriptions, after.subscriptions)
     ]

@@ -1,4 +1,4 @@
-"""Move packages: download a datasource's, publish one without ever overwriting what somebody else put there."""
+"""Download and publish packages; a publish never overwrites what somebody else published meanwhile."""
 
 from __future__ import annotations
 
@@ -24,52 +24,52 @@ from tir_dagster.tableau.transport import Timeouts, patience
 from tir_dagster.tableau.upload import Parcel, Progress
 
 _KINDS = (".tdsx", ".hyper")
-# A connection that brings so much and then breaks is slow, not broken: large files take many of them.
+# After this many bytes a broken connection is tried anew: a large file may need many connections.
 _GOOD_PART = 64 * 1024 * 1024
-# A document says what it is right after its declaration and a comment or two.
+# A document names its kind after the XML declaration and perhaps some comments.
 _BEGINNING = 4_000
 
 
 class NoExtractError(DatasourceError):
-    """What the server holds is no extract that can be refreshed by key, or compared with ours."""
+    """The server's datasource is no extract that can be refreshed by key or compared with a version."""
 
 
-def _no_package(found: FoundDatasource, where: str, file: Path) -> DatasourceError:
-    """A document is the datasource's own; anything else was cut, or is the page of a proxy, and tells nothing of it."""
+def _no_package(datasource: FoundDatasource, where: str, file: Path) -> DatasourceError:
+    """Return the error for a download that is no package: a plain document, or a cut file or a proxy's page."""
     with file.open("rb") as opened:
         is_document = b"<datasource" in opened.read(_BEGINNING)
     if is_document:
         return NoExtractError(
-            f"{found.shown} on {where} is not a package with an extract but a plain document: it reads its source live. "
+            f"{datasource.shown} on {where} is not a package with an extract but a plain document: it reads its source live. "
             "Publish it with an extract first."
         )
     return DatasourceError(
-        f"{found.shown} on {where} did not come as a package. Check that no proxy answers in the server's place, then run again."
+        f"{datasource.shown} on {where} was not downloaded as a package. Check that no proxy answers in the server's place, then run again."
     )
 
 
 def download(
     client: TableauClient,
-    found: FoundDatasource,
+    datasource: FoundDatasource,
     target: Path,
     *,
     revision: int | None = None,
     progress: Progress | None = None,
 ) -> Path:
-    """The datasource's package at exactly this path, whole or not at all; the path again.
+    """Download the datasource's package to exactly this path, complete or not at all; return the path.
 
-    `revision` is one of its history; without it, and for the newest one, which servers do not give by its number, what
-    the datasource shows now.
+    `revision` is a number of its history; without it, and for the newest number, which servers do not serve, the
+    current content is downloaded.
     """
-    older = revision is not None and revision != found.revision
+    older = revision is not None and revision != datasource.revision
     what = f"revisions/{revision}/content" if older else "content"
-    doing = f"download revision {revision} of {found.shown}" if older else f"download {found.shown}"
+    doing = f"download revision {revision} of {datasource.shown}" if older else f"download {datasource.shown}"
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with _beside(target) as (out, part):
-            _fetch(client, Fetching(found, what, out, part.parent, client.timeouts, progress), doing)
+            _fetch(client, Fetching(datasource, what, out, part.parent, client.timeouts, progress), doing)
             if target.suffix.lower() == ".tdsx" and not zipfile.is_zipfile(part):
-                raise _no_package(found, client.where, part)
+                raise _no_package(datasource, client.where, part)
     except OSError as error:
         raise DatasourceError(
             f"Could not {doing} to {target}: {error.strerror or error}. Free some space or choose another folder."
@@ -78,7 +78,7 @@ def download(
 
 
 def _fetch(client: TableauClient, fetching: Fetching, doing: str) -> None:
-    """Until it is all there; the tries begin anew where a good part came since, of a file that can be continued."""
+    """Fetch until the file is complete; count the tries anew whenever a large part arrived that can be continued."""
     while True:
         before = fetching.came
         try:
@@ -94,7 +94,7 @@ def _fetch(client: TableauClient, fetching: Fetching, doing: str) -> None:
 
 @contextmanager
 def _beside(target: Path) -> Iterator[tuple[IO[bytes], Path]]:
-    """A file next to the target that takes its place at the end, or leaves no trace."""
+    """Give a temporary file next to the target; it replaces the target at the end, or is removed."""
     handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
     part = Path(name)
     try:
@@ -124,19 +124,19 @@ def publish(
     seen: Seen = nothing,
     inferred: Check = always,
 ) -> FoundDatasource:
-    """Publish a .tdsx or .hyper file, which need not be on the disk; the datasource as it is afterwards.
+    """Publish a .tdsx or .hyper file, which need not be on the disk; return the datasource afterwards.
 
-    With `expected`, a datasource that is no longer that version is left alone: ForeignPublishError. Without it,
-    `overwrite` replaces whatever is there at the start. A publish whose answer is lost is looked for on the server,
-    and sent again only when it is not there: `inferred` is told, for rows that nobody answered for should be compared.
-    `check` may still say no, right before every such request; `seen` is told what is about to be overwritten.
+    With `expected`, raise ForeignPublishError if the datasource is no longer that version. Without it, `overwrite`
+    replaces whatever is there at the start. If the answer of a publish is lost, look for it on the server and send it
+    again only if it is not there; `inferred` is called if it is there, so that its rows can be compared. `check` may
+    raise right before every publishing request; `seen` receives the datasource that is about to be overwritten.
     """
-    sent = VirtualFile.of(package) if isinstance(package, Path) and package.is_file() else package
-    if isinstance(sent, Path) or sent.kind not in _KINDS:
+    file = VirtualFile.of(package) if isinstance(package, Path) and package.is_file() else package
+    if isinstance(file, Path) or file.kind not in _KINDS:
         raise DatasourceError(
-            f"Could not publish {sent if isinstance(sent, Path) else sent.name} as datasource {name!r}: it must be a {' or '.join(_KINDS)} file that exists."
+            f"Could not publish {file if isinstance(file, Path) else file.name} as datasource {name!r}: it must be a {' or '.join(_KINDS)} file that exists."
         )
-    parcel = Parcel(sent, project.id, name, overwrite, tuple(connections), as_job)
+    parcel = Parcel(file, project.id, name, overwrite, tuple(connections), as_job)
     publishing = Publishing(
         client,
         parcel,
@@ -157,14 +157,14 @@ _MOST_PATIENCE_SECONDS = 900.0
 
 
 @dataclass(frozen=True)
-class Came:
-    """How much of which version of a file is here; an empty mark means that it cannot be continued."""
+class DownloadedPart:
+    """How many bytes of which version of a file are here; with an empty mark it cannot be continued."""
 
     mark: str
     size: int
 
-    def goes_on_from(self, before: Came, least: int) -> bool:
-        """Whether so much more of the same version came since, or of the first one."""
+    def goes_on_from(self, before: DownloadedPart, least: int) -> bool:
+        """Whether at least this many further bytes of the same version arrived."""
         return bool(self.mark) and before.mark in ("", self.mark) and self.size - before.size >= least
 
 
@@ -172,11 +172,11 @@ class Came:
 class Fetching:
     """A download into an open file. Call it with the signed-in server until it returns.
 
-    Two versions of a datasource never mix in one file: what came before a cut is continued only if the server names the
-    same strong ETag and the same length for both parts.
+    Two versions of a datasource never mix in one file: after a cut it is continued only if the server sends the same
+    strong ETag and the same length for both parts.
     """
 
-    found: FoundDatasource
+    datasource: FoundDatasource
     # Below the datasource's address: `content`, or an older revision's.
     what: str
     out: IO[bytes]
@@ -187,8 +187,8 @@ class Fetching:
     _total: int | None = field(default=None, init=False)
 
     @property
-    def came(self) -> Came:
-        return Came(self._mark, self.out.tell())
+    def came(self) -> DownloadedPart:
+        return DownloadedPart(self._mark, self.out.tell())
 
     def __call__(self, server: Any) -> None:
         if not self._mark or not self.out.tell():
@@ -207,7 +207,7 @@ class Fetching:
         with closing(self._ask(server, {"Range": f"bytes={start}-", "If-Range": self._mark})) as answer:
             part = answer.headers.get("Content-Range")
             if part is None:
-                # All of it: of another version, or because the server gives no parts.
+                # The whole file: of another version, or from a server that sends no parts.
                 self._begin(answer)
             if part is None or self._fits(part, start, answer.headers.get("ETag", "")):
                 self._take(answer)
@@ -215,11 +215,11 @@ class Fetching:
         self._fetch_all(server)
 
     def _ask(self, server: Any, headers: Mapping[str, str]) -> Any:
-        endpoint, size = server.datasources, (self.found.size_mb or 0) * _BLOCK
-        # Bytes as they are stored: a range of what was compressed on the way is another range.
-        asked = {"stream": True, "headers": {"Accept-Encoding": "identity", **headers}}
+        endpoint, size = server.datasources, (self.datasource.size_mb or 0) * _BLOCK
+        # Uncompressed: a range of a compressed transfer would be another range of the file.
+        parameters = {"stream": True, "headers": {"Accept-Encoding": "identity", **headers}}
         with patience(min(self.timeouts.for_bytes(size), _MOST_PATIENCE_SECONDS)):
-            return endpoint.get_request(f"{endpoint.baseurl}/{self.found.id}/{self.what}", parameters=asked)
+            return endpoint.get_request(f"{endpoint.baseurl}/{self.datasource.id}/{self.what}", parameters=parameters)
 
     def _begin(self, answer: Any) -> None:
         self.out.seek(0)
@@ -227,12 +227,12 @@ class Fetching:
         length, mark = answer.headers.get("Content-Length", ""), answer.headers.get("ETag", "")
         self._total = int(length) if length.isdigit() else None
         self._mark = mark if mark.startswith('"') and self._total is not None else ""
-        wanted = (self.found.size_mb or 0) * _BLOCK if self._total is None else self._total
-        _check_room(self.folder, wanted, self.found)
+        needed_bytes = (self.datasource.size_mb or 0) * _BLOCK if self._total is None else self._total
+        _check_room(self.folder, needed_bytes, self.datasource)
 
     def _fits(self, part: str, start: int, mark: str) -> bool:
-        said = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", part)
-        return said is not None and (int(said[1]), int(said[2]), mark) == (start, self._total, self._mark)
+        match = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", part)
+        return match is not None and (int(match[1]), int(match[2]), mark) == (start, self._total, self._mark)
 
     def _take(self, answer: Any) -> None:
         for block in answer.iter_content(_BLOCK):
@@ -241,10 +241,10 @@ class Fetching:
                 self.progress(self.out.tell(), max(self._total or 0, self.out.tell()))
 
 
-def _check_room(folder: Path, wanted: int, found: FoundDatasource) -> None:
+def _check_room(folder: Path, needed_bytes: int, datasource: FoundDatasource) -> None:
     free = shutil.disk_usage(folder).free
-    if free < wanted + _SPARE_BYTES:
+    if free < needed_bytes + _SPARE_BYTES:
         raise DatasourceError(
-            f"No room to download {found.shown}: it has {wanted / 1e6:.0f} MB, and {folder} has {free / 1e6:.0f} MB"
+            f"No room to download {datasource.shown}: it has {needed_bytes / 1e6:.0f} MB, and {folder} has {free / 1e6:.0f} MB"
             " free. Free some space or move TIR_HOME to a larger disk."
         )

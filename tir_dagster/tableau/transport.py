@@ -1,4 +1,4 @@
-"""The HTTP session under tableauserverclient: a timeout and our name on every call, and the answers that the client tells too little about."""
+"""The HTTP session under tableauserverclient: timeouts, our user agent, and the answers that the client reports badly."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from defusedxml.ElementTree import fromstring
 
 from tir_dagster.measuring import waiting_for
 
-# A server's log then tells who called; the client's own name would be that of many tools.
+# So that a server's log shows who called: many tools use the client's own name.
 USER_AGENT = f"tir_dagster/{version('tir_dagster')} tableauserverclient/{version('tableauserverclient')}"
 _read_seconds: ContextVar[float | None] = ContextVar("read_seconds", default=None)
 
 
 @dataclass(frozen=True)
 class Timeouts:
-    """How long a call may take: to connect, between two bytes of an answer, and more for what is sent."""
+    """How long a call may take: to connect, between two bytes of an answer, and for the bytes that are sent."""
 
     connect_seconds: float = 10.0
     read_seconds: float = 60.0
@@ -33,13 +33,13 @@ class Timeouts:
     bytes_per_second: float = 1_000_000.0
 
     def for_bytes(self, size: int) -> float:
-        """The patience with an answer to a request that brings so many bytes."""
+        """Return how many seconds to wait for the answer to a request of this many bytes."""
         return self.read_seconds + size / self.bytes_per_second
 
 
 @contextmanager
 def patience(seconds: float) -> Iterator[None]:
-    """Calls inside wait this long for an answer instead of the usual time."""
+    """Make calls in the block wait this long for an answer."""
     token = _read_seconds.set(seconds)
     try:
         yield
@@ -58,7 +58,7 @@ class BadAnswerError(Exception):
 
 
 class TimedSession(requests.Session):
-    """A session whose calls all end, and say who makes them."""
+    """A session whose calls have a timeout and our user agent."""
 
     def __init__(self, timeouts: Timeouts) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class TimedSession(requests.Session):
 
 
 def _detail(response: requests.Response) -> str:
-    """What the server says about its failure, when it says so in its own form."""
+    """Return the server's description of its failure; empty if the answer is not Tableau's XML."""
     try:
         root = fromstring(response.content)
     except (ParseError, DefusedXmlException, ValueError, requests.RequestException):

@@ -1,4 +1,4 @@
-"""Bring a file to the server in pieces, as large ones must be, and send the publish that uses them."""
+"""Upload a file in pieces, and send the publish request that uses it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tir_dagster.tableau.settings import ConnectionCredential
 from tir_dagster.tableau.transport import patience
 
 UPLOAD_GONE = "404015"
-# In one request the client holds the whole file several times.
+# For one request the client holds the whole file in memory several times.
 _MOST_AT_ONCE_MB = 8
 
 
@@ -56,10 +56,10 @@ class Parcel:
 def send(
     client: TableauClient, parcel: Parcel, *, doing: str, check: Callable[[], None], progress: Progress | None
 ) -> str | None:
-    """Publish; the id of the job when it was asked for as one.
+    """Publish; return the job's id if the server was asked to publish as a job.
 
-    `check` runs right before every request that would publish, after all bytes of a large file are there. A request
-    whose answer is lost is not sent again: UnknownOutcomeError.
+    `check` runs right before every publishing request, after a large file was uploaded. A request whose answer is lost
+    is not sent again: UnknownOutcomeError.
     """
     upload_id = upload(client, parcel.package, doing=doing, progress=progress) if parcel.in_pieces else None
 
@@ -76,7 +76,7 @@ def send(
 
 
 def _publish(server: Any, parcel: Parcel, upload_id: str | None) -> str | None:
-    """The request that the client's `publish` ends with; that one needs a file, cannot repeat a piece, nor look before it sends."""
+    """Send the publish request. The client's own `publish` needs a file on disk, and cannot repeat a piece or check first."""
     requests, connections = RequestFactory.Datasource, parcel.connection_items()
     kind = parcel.package.kind.removeprefix(".")
     url = f"{server.datasources.baseurl}?datasourceType={kind}&{parcel.mode.lower()}=true"
@@ -88,16 +88,16 @@ def _publish(server: Any, parcel: Parcel, upload_id: str | None) -> str | None:
         url += f"&uploadSessionId={upload_id}"
         request, content_type = requests.publish_req_chunked(parcel.item(), None, connections)
     answer = server.datasources.post_request(url, request, content_type)
-    made = TSC.JobItem if parcel.as_job else TSC.DatasourceItem
-    item = made.from_response(answer.content, server.namespace)[0]
+    item_class = TSC.JobItem if parcel.as_job else TSC.DatasourceItem
+    item = item_class.from_response(answer.content, server.namespace)[0]
     return str(item.id) if parcel.as_job else None
 
 
 def upload(client: TableauClient, file: VirtualFile, *, doing: str, progress: Progress | None = None) -> str:
-    """All bytes of the file on the server; the id of the upload session.
+    """Upload the file; return the id of the upload session.
 
-    A piece is sent again only when the server has not taken it: pieces carry no offset, and one taken twice would break
-    the file. When nobody can tell, a new session starts over.
+    A piece is sent again only if the server has not stored it: pieces carry no offset, and a piece stored twice would
+    break the file. If that is unknown, the upload starts over in a new session.
     """
     for number in range(1, client.retry.tries):
         try:
@@ -108,10 +108,10 @@ def upload(client: TableauClient, file: VirtualFile, *, doing: str, progress: Pr
 
 
 class _Upload:
-    """One upload session, and how much the server says that it has.
+    """One upload session, and the size that the server reports for it.
 
-    It says so in megabytes after each piece, rounded in a way that nobody documents. So only what it said before is
-    compared: a whole piece makes it say so much more as the first one did.
+    The server reports megabytes after each piece, with an undocumented rounding. So only differences are compared:
+    every whole piece must add as much as the first one did.
     """
 
     def __init__(self, client: TableauClient, file: VirtualFile, doing: str, progress: Progress | None) -> None:
@@ -132,7 +132,7 @@ class _Upload:
         return self._id
 
     def _twice(self) -> UnknownOutcomeError:
-        """A piece that was sent again came late after all."""
+        """Return the error for a repeated piece whose first copy arrived late."""
         return UnknownOutcomeError(f"Could not {self._doing}: the server has a piece of the file twice. Run again.")
 
     def _tell(self, done: int) -> None:
@@ -155,7 +155,7 @@ class _Upload:
         self._said = said
 
     def _bring_again(self, piece: _Piece) -> int:
-        """Nobody answered: what the server says that it has tells whether it took the piece."""
+        """Send the piece again unless the size that the server reports shows that it was stored."""
         assert self._growth is not None
         expected, said = self._said + self._growth, self._ask()
         if said == self._said:
@@ -168,7 +168,7 @@ class _Upload:
         return said
 
     def _ask(self) -> int:
-        """How much the server says that it has, by a piece of nothing; one that takes none says nothing."""
+        """Ask for the stored size by sending an empty piece; -1 if the server refuses empty pieces."""
         try:
             return self._append(_Piece(self._file, 0, 0))
         except RefusedError:
@@ -179,8 +179,8 @@ class _Upload:
 
         def put(server: Any) -> int:
             endpoint = server.fileuploads
-            # As data and not as content: of that the client parses the beginning for its log, and the error that this
-            # raises keeps the whole piece in memory until the garbage is collected.
+            # As `data`, not as content: the client parses content for its log, and the error that this raises would keep
+            # the whole piece in memory until the garbage is collected.
             answer = endpoint.put_request(
                 f"{endpoint.baseurl}/{self._id}", None, content_type, parameters={"data": body}
             )
@@ -198,12 +198,12 @@ class _Upload:
 
 @dataclass(frozen=True)
 class _Piece:
-    """A stretch of a file, which is read while it is sent, and again if it has to be sent again."""
+    """A part of a file; it is read while it is sent."""
 
     file: VirtualFile
     start: int
     size: int
-    # Told how many bytes of the file have gone out.
+    # Called with the number of bytes of the file that were sent.
     tell: Callable[[int], None] = lambda _: None
 
     def blocks(self) -> Iterator[bytes]:
@@ -216,12 +216,12 @@ class _Piece:
 
 @dataclass
 class _Body:
-    """A piece in the client's own wrapping, as `requests` sends it: of known length, and read anew each time."""
+    """A piece in the client's multipart wrapping, as `requests` sends it: of known length, read anew each time."""
 
     before: bytes
     piece: _Piece
     after: bytes
-    # From the first byte to the last; what follows is the server's.
+    # Seconds from the first byte to the last; what follows is the server's time.
     sending_seconds: float = 0.0
 
     def __len__(self) -> int:
@@ -256,7 +256,7 @@ def tell_progress(
     every: float = EVERY_SECONDS,
     clock: Callable[[], float] = time.monotonic,
 ) -> Progress:
-    """Logs `uploading 120 of 400 MB`, not more often than `every` seconds."""
+    """Return a callback that logs `uploading 120 of 400 MB`, at most once in `every` seconds."""
     last = clock()
 
     def tell(done: int, total: int) -> None:

@@ -1,4 +1,4 @@
-"""Webhooks on Tableau Server: register ours for the refreshes of datasources, list them, remove them."""
+"""Webhooks on Tableau Server: register, list and remove them, and read the events that they send."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ T = TypeVar("T")
 SUCCEEDED, FAILED = "DatasourceRefreshSucceeded", "DatasourceRefreshFailed"
 SECRET_VARIABLE = "TIR_WEBHOOK_SECRET"
 SINCE = (3, 6)
-# How the client calls the events.
+# The client's names of the events.
 _EVENTS = {SUCCEEDED: "datasource-refresh-succeeded", FAILED: "datasource-refresh-failed"}
 _SECRET = re.compile(r"[A-Za-z0-9_-]{32,200}")
 _HIDDEN = "***"
@@ -33,7 +33,7 @@ _HIDDEN = "***"
 
 @dataclass(frozen=True)
 class Webhook:
-    """One of ours. Its address ends with the secret, so that its text leaves the address out."""
+    """A webhook that we registered. Its address ends with the secret, so its text does not show the address."""
 
     id: str
     name: str
@@ -49,19 +49,19 @@ class Webhook:
 
 
 def webhook_secret(env: Mapping[str, str]) -> str:
-    """The last part of the receiver's address. Tableau signs nothing: who knows the address is believed."""
+    """Return the last part of the receiver's address. Tableau signs nothing, so the address is the only proof."""
     secret = env.get(SECRET_VARIABLE, "").strip()
     if not _SECRET.fullmatch(secret):
         what = "is not set" if not secret else "is not 32 to 200 letters, digits, hyphens or underscores"
         raise DatasourceError(
-            f"Webhooks need a secret that nobody can guess, and {SECRET_VARIABLE} {what}. Make one with"
-            f' `export {SECRET_VARIABLE}="$(openssl rand -hex 32)"`, and give `register` and `listen` the same one.'
+            f"Webhooks need a secret that nobody can guess, and {SECRET_VARIABLE} {what}. Create one with"
+            f' `export {SECRET_VARIABLE}="$(openssl rand -hex 32)"`, and use the same one for `register` and `listen`.'
         )
     return secret
 
 
 def receiver_url(address: str, secret: str) -> str:
-    """The address that the server is told: https, except on this machine, where a sandbox may call."""
+    """Return the address to register: https, or http on this machine for a sandbox."""
     try:
         parts = urlsplit(address)
         host, _ = parts.hostname or "", parts.port
@@ -69,9 +69,9 @@ def receiver_url(address: str, secret: str) -> str:
         parts, host = urlsplit(""), ""
     secret_in_it = has_credentials(address)
     if parts.scheme not in ("http", "https") or not host or secret_in_it or parts.query or parts.fragment:
-        shown = "What was given" if secret_in_it else repr(address)
+        receiver = "The address" if secret_in_it else repr(address)
         raise DatasourceError(
-            f"{shown} is not an address that Tableau Server can call. Give the address at which the"
+            f"{receiver} is not an address that Tableau Server can call. Give the address at which the"
             " receiver is reached, such as https://hooks.example.com/tir, without user, query or fragment."
         )
     if parts.scheme == "http" and not _is_loopback(host):
@@ -90,14 +90,14 @@ def _is_loopback(host: str) -> bool:
 
 
 def our_webhooks(client: TableauClient, label: str) -> list[Webhook]:
-    """The webhooks that were registered under this label, as the server has them now."""
+    """Return the webhooks that were registered under this label, as the server shows them now."""
     names = {_name(label, event): event for event in _EVENTS}
-    found = _call(client, _listed, doing="list the webhooks")
-    return [_webhook(item, marks, names[item.name]) for item, marks in found if item.name in names]
+    webhooks = _call(client, _listed, doing="list the webhooks")
+    return [_webhook(item, marks, names[item.name]) for item, marks in webhooks if item.name in names]
 
 
 def _listed(server: Any) -> list[tuple[Any, Mapping[str, str]]]:
-    """Each webhook with the attributes that the client drops: whether it is enabled, and why not."""
+    """Return each webhook with the attributes that the client drops: whether it is enabled, and why not."""
     content = server.webhooks.get_request(server.webhooks.baseurl).content
     marks = {
         element.get("id"): dict(element.attrib)
@@ -107,11 +107,11 @@ def _listed(server: Any) -> list[tuple[Any, Mapping[str, str]]]:
 
 
 def _webhook(item: Any, marks: Mapping[str, str], event: str) -> Webhook:
-    right = item.event == _EVENTS[event]
+    is_registered_event = item.event == _EVENTS[event]
     return Webhook(
         id=str(item.id),
         name=str(item.name),
-        event=event if right else str(item.event),
+        event=event if is_registered_event else str(item.event),
         url=item.url or "",
         enabled=marks.get("isEnabled", "true").casefold() != "false",
         reason=marks.get("statusChangeReason", ""),
@@ -119,42 +119,44 @@ def _webhook(item: Any, marks: Mapping[str, str], event: str) -> Webhook:
 
 
 def register_webhooks(client: TableauClient, label: str, url: str) -> list[Webhook]:
-    """One enabled webhook per event, at this address; those that are there already and right stay as they are."""
-    there = our_webhooks(client, label)
-    kept = {hook.event: hook for hook in reversed(there) if hook.enabled and hook.url == url and hook.event in _EVENTS}
-    for hook in there:
+    """Register one enabled webhook per event at this address; keep the ones that are right already."""
+    registered = our_webhooks(client, label)
+    kept = {
+        hook.event: hook for hook in reversed(registered) if hook.enabled and hook.url == url and hook.event in _EVENTS
+    }
+    for hook in registered:
         if hook not in kept.values():
             _delete(client, hook)
     return [kept.get(event) or _create(client, _name(label, event), event, url) for event in _EVENTS]
 
 
 def remove_webhooks(client: TableauClient, label: str) -> list[Webhook]:
-    """Those that were there."""
-    there = our_webhooks(client, label)
-    for hook in there:
+    """Remove the webhooks of this label; return them."""
+    registered = our_webhooks(client, label)
+    for hook in registered:
         _delete(client, hook)
-    return there
+    return registered
 
 
 def _create(client: TableauClient, name: str, event: str, url: str) -> Webhook:
     item = TSC.WebhookItem()
     item.name, item.url, item.event = name, url, _EVENTS[event]
-    # Not repeated when the answer got lost: a second registration finds what the first one left.
-    made = _call(
+    # Not repeated if the answer is lost: the next registration finds it.
+    webhook = _call(
         client,
         lambda server: server.webhooks.create(item),
         doing=f"register webhook {name!r}",
         secret=url.rpartition("/")[2],
         repeat=False,
     )
-    return Webhook(str(made.id), name, event, url)
+    return Webhook(str(webhook.id), name, event, url)
 
 
 def _delete(client: TableauClient, hook: Webhook) -> None:
     try:
         _call(client, lambda server: server.webhooks.delete(hook.id), doing=f"remove webhook {hook.name!r}")
     except RefusedError as error:
-        # Somebody else removed it, or we did, and the answer got lost.
+        # Somebody else removed it, or our own first request did and its answer was lost.
         if error.code != _NO_SUCH and not error.code.startswith("404"):
             raise
 
@@ -168,28 +170,28 @@ def _call(client: TableauClient, action: Callable[[Any], T], *, doing: str, secr
         version = ".".join(map(str, client.rest_version))
         raise DatasourceError(
             f"Could not {doing}: {client.where} speaks REST {version}, and webhooks came with"
-            f" {'.'.join(map(str, SINCE))} (Tableau Server 2019.4). Upgrade it, or do without webhooks."
+            f" {'.'.join(map(str, SINCE))} (Tableau Server 2019.4). Upgrade it, or use no webhooks."
         )
     try:
         return client.call(action, doing=doing, repeat=repeat)
     except DatasourceError as error:
         # Without its cause: it may quote the address, and that ends with the secret.
-        told = str(error).replace(secret, _HIDDEN) if secret else str(error)
+        message = str(error).replace(secret, _HIDDEN) if secret else str(error)
         if not isinstance(error, RefusedError):
-            raise DatasourceError(told) from None
-        only = " Only administrators of the site use webhooks." if error.code.startswith("403") else ""
-        raise RefusedError(f"{told}{only}", code=error.code) from None
+            raise DatasourceError(message) from None
+        hint = " Only administrators of the site use webhooks." if error.code.startswith("403") else ""
+        raise RefusedError(f"{message}{hint}", code=error.code) from None
 
 
 _LONGEST_NAME = 300
 
 
 class BadEventError(ValueError):
-    """The body is none that Tableau would send."""
+    """The body is not an event of Tableau."""
 
 
 @dataclass(frozen=True)
-class RefreshEvent:
+class WebhookEvent:
     """A refresh of one datasource that ended. `at` is the server's time, in UTC."""
 
     kind: str
@@ -202,17 +204,17 @@ class RefreshEvent:
         return self.kind == SUCCEEDED
 
 
-def read_event(body: bytes) -> RefreshEvent | None:
-    """The refresh that the body tells of; None for events of another kind, and for the empty body of a test."""
+def read_event(body: bytes) -> WebhookEvent | None:
+    """Return the refresh that the body describes; None for other events, and for the empty body of a test."""
     value = _object(body)
     if not value:
         return None
     kind = _text(value, "event_type")
     if kind not in (SUCCEEDED, FAILED):
         return None
-    name = value.get("resource_name")
-    shown = name[:_LONGEST_NAME] if isinstance(name, str) else ""
-    return RefreshEvent(kind, _text(value, "resource_luid"), shown, _moment(_text(value, "created_at")))
+    resource_name = value.get("resource_name")
+    datasource_name = resource_name[:_LONGEST_NAME] if isinstance(resource_name, str) else ""
+    return WebhookEvent(kind, _text(value, "resource_luid"), datasource_name, _moment(_text(value, "created_at")))
 
 
 def _object(body: bytes) -> dict[str, Any]:
@@ -226,10 +228,10 @@ def _object(body: bytes) -> dict[str, Any]:
 
 
 def _text(value: dict[str, Any], name: str) -> str:
-    found = value.get(name)
-    if not isinstance(found, str) or not 0 < len(found) <= _LONGEST_NAME:
+    text = value.get(name)
+    if not isinstance(text, str) or not 0 < len(text) <= _LONGEST_NAME:
         raise BadEventError(f"{name} is not a text of 1 to {_LONGEST_NAME} characters")
-    return found
+    return text
 
 
 def _moment(text: str) -> datetime:

@@ -297,7 +297,7 @@ def test_what_could_not_be_told_is_noted_and_tried_once_more(desk):
     desk.listener.trouble = "no network"
     (note,) = desk.tell(failed("run-1"))
     assert note.run_id == "run-1"
-    assert "slack:#mychannel was not told" in note.text
+    assert "slack:#mychannel did not get" in note.text
     assert "no network" in note.text
     desk.listener.trouble = ""
     assert desk.tell() == []

@@ -169,4 +169,4 @@ def test_without_a_datasource_the_kept_versions_are_still_listed_and_nothing_can
     code, _, error = say("--fetch", "1", "--to", str(tmp_path / "got"), name="ordres")
     assert code == FAILED
     assert "There is no datasource 'ordres' in project" in error
-    assert "Close to it: 'orders'" in error
+    assert "Similar names: 'orders'" in error

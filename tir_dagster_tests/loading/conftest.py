@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tir_dagster.loading.landing import Place, chosen
-from tir_dagster.loading.load import Loaded, Loader
+from tir_dagster.loading.landing import LandingPlace, chosen
+from tir_dagster.loading.load import Loader, LoadResult
 from tir_dagster.loading.staging import StagePlan, Stager, right_here, stage_unit, units_of
 from tir_dagster.loading.tables import target_of
 from tir_dagster.snowflake.connection import SnowflakeAccess
@@ -57,7 +57,7 @@ class Landing:
     def loader(self, spec: LoadSpec, stager: Stager = right_here, **options: Any) -> Loader:
         return Loader(spec, access=self.access, stager=stager, log=self.told.append, **options)
 
-    def load(self, spec: LoadSpec, **options: Any) -> Loaded:
+    def load(self, spec: LoadSpec, **options: Any) -> LoadResult:
         return self.loader(spec, **options).run()
 
     def write(self, name: str, content: str | bytes) -> Path:
@@ -125,12 +125,12 @@ def spec_of(mode: str, more: str = "", *, name: str = "a", files: str = "", form
 def staged(folder, name: str, content: bytes, *, form: str = "csv", columns: str = "ID NUMBER, NAME VARCHAR"):
     """What becomes of the file in a task, and the tables that it would bring into the stage."""
     (folder / name).write_bytes(content)
-    place = Place.of(f"file://{folder}")
+    place = LandingPlace.of(f"file://{folder}")
     described = [tuple(column.split()) for column in columns.split(", ")]
     spec = spec_of("append", form=form)
     target = target_of(spec, described)
     access = SnowflakeAccess("account", "user", "password")
-    plan = StagePlan(access, place, spec.files, target.wanted, "@stage", target.needed())
+    plan = StagePlan(access, place, spec.files, target.columns, "@stage", target.needed())
     tables = {}
     (file,) = [file for file in chosen(place.listed(), place, spec.files) if file.path.endswith(name)]
     units = units_of(place, 0, file.path, is_parquet=form == "parquet")

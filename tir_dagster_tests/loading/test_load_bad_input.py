@@ -51,8 +51,13 @@ def refused(shared):
         ("a.json", '{"ID": 1, "NAME": "a", "DAY": null, "COST": 1}\n', "json", "column COST is not expected"),
         ("a.parquet", b"", "parquet", "a.parquet: not a whole Parquet file"),
         ("a.parquet", b"PAR1 and no more", "parquet", "a.parquet: not a whole Parquet file"),
-        ("a.csv.gz", gzip.compress((HEADER + "1,a,,\n" * 9000).encode())[:-20], "csv", "a.csv.gz: it ends too early"),
-        ("a.csv.gz", b"not gzip at all", "csv", "a.csv.gz: it ends too early or is damaged"),
+        (
+            "a.csv.gz",
+            gzip.compress((HEADER + "1,a,,\n" * 9000).encode())[:-20],
+            "csv",
+            "a.csv.gz: the file ends too early",
+        ),
+        ("a.csv.gz", b"not gzip at all", "csv", "a.csv.gz: the file ends too early or is damaged"),
     ],
     ids=lambda value: None if isinstance(value, bytes) else str(value)[:20],
 )
@@ -99,7 +104,7 @@ def test_a_file_that_is_removed_or_changed_while_it_is_read_stops_the_load(refus
 def test_a_part_of_which_no_task_told_anything_stops_the_load(refused):
     refused.write("a.csv", HEADER + "1,a,,\n")
     refused.write("b.csv", HEADER + "2,a,,\n")
-    with pytest.raises(LoadError, match=r"2 parts of files were to be staged, and 1 were told of"):
+    with pytest.raises(LoadError, match=r"2 parts of files had to be staged, and Spark returned 1 results"):
         refused.load(refused.spec(mode="append"), stager=lambda plan, units: right_here(plan, units)[:1])
 
 
@@ -112,7 +117,7 @@ def test_a_table_or_a_folder_that_is_not_there_is_said(refused):
     refused.write("a.csv", HEADER)
     with pytest.raises(LoadError, match=r"does not exist, or the role may not see it\. Create it: CREATE TABLE"):
         refused.load(_with(refused, table="MYDB.LOADING.NOWHERE"))
-    with pytest.raises(LoadError, match="is no folder"):
+    with pytest.raises(LoadError, match="is not a folder"):
         refused.load(_with(refused, path="file:///nowhere/at/all"))
 
 
@@ -128,7 +133,7 @@ def test_a_ledger_of_an_earlier_version_is_said(access, own, tmp_path):
     own.query("CREATE SCHEMA IF NOT EXISTS MYDB.EARLIER")
     own.query("CREATE TABLE IF NOT EXISTS MYDB.EARLIER.TIR_LOADED_FILES (LOAD VARCHAR, PATH VARCHAR)")
     place = Landing(access, own, tmp_path, "MYDB.EARLIER.T", "earlier")
-    with pytest.raises(LoadError, match=r"earlier: MYDB\.EARLIER\.TIR_LOADED_FILES was made by an earlier version"):
+    with pytest.raises(LoadError, match=r"earlier: MYDB\.EARLIER\.TIR_LOADED_FILES was created by an earlier release"):
         place.load(place.spec(mode="append"))
 
 

@@ -104,9 +104,9 @@ def test_deleted_keys_belong_to_the_table_and_its_key_whatever_the_load_is_calle
 def test_versions_are_staged_as_exactly_as_the_table_keeps_them_and_binary_columns_are_refused():
     described = [("ID", "NUMBER(38,0)"), ("TS", "TIMESTAMP_NTZ(3)"), ("AT", "TIMESTAMP_TZ(0)")]
     target = target_of(MERGE, described)
-    assert [stage_type(column) for column in target.wanted] == ["NUMBER(38,0)", "TIMESTAMP_NTZ(3)", "TIMESTAMP_TZ(0)"]
+    assert [stage_type(column) for column in target.columns] == ["NUMBER(38,0)", "TIMESTAMP_NTZ(3)", "TIMESTAMP_TZ(0)"]
     with pytest.raises(
-        SpecError, match=r"a: A\.B\.C: Column PHOTO is BINARY\(8388608\), which no load brings\. Name the other"
+        SpecError, match=r"a: A\.B\.C: Column PHOTO is BINARY\(8388608\), which no load supports\. Name the other"
     ):
         target_of(MERGE, [*described, ("PHOTO", "BINARY(8388608)")])
 

@@ -68,7 +68,7 @@ def test_a_commit_whose_answer_is_lost_is_not_made_twice(landing, sandbox):
     loaded = place.load(place.spec(mode="append"), after=cut)
     requests.delete(f"{url}/sandbox/faults", timeout=20)
     assert (loaded.inserted, place.rows()) == (1, [(1, "x")])
-    assert [line for line in place.told if line.startswith("the commit did not end")], "the answer was lost"
+    assert [line for line in place.told if line.startswith("the commit was interrupted")], "the answer was lost"
 
 
 def test_a_session_that_ends_before_the_commit_is_opened_again_from_what_is_staged(landing, access):
@@ -84,7 +84,7 @@ def test_a_session_that_ends_before_the_commit_is_opened_again_from_what_is_stag
     loaded = place.load(place.spec(mode="append"), after=end_session)
     assert ended == [0], "nothing was to be seen before the commit"
     assert (loaded.inserted, place.rows(), len(place.ledger())) == (1, [(1, "x")], 1)
-    assert [line for line in place.told if line.startswith("the commit did not end")], "the session was lost"
+    assert [line for line in place.told if line.startswith("the commit was interrupted")], "the session was lost"
 
 
 def abort_sessions(access) -> None:

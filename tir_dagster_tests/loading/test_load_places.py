@@ -57,7 +57,7 @@ def test_a_bucket_that_does_not_exist_or_forbids_is_said(landing, s3, monkeypatc
     with pytest.raises(LoadError, match=r"s3://nowhere/x: the bucket does not exist\. Correct `files.path`"):
         place.load(in_bucket(place, "s3://nowhere/x"))
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "SOMEBODYELSE")
-    with pytest.raises(LoadError, match=r"s3://landing/x: reading it is forbidden\. Check the AWS credentials"):
+    with pytest.raises(LoadError, match=r"s3://landing/x: access is denied\. Check the AWS credentials"):
         place.load(in_bucket(place, "s3://landing/x"))
 
 
@@ -154,7 +154,7 @@ def test_of_two_whole_contents_at_once_the_older_one_does_not_come_last(landing)
         place.loader(replace(spec, name="other")).run([path_of(place, "day2.csv")])
         return right_here(plan, units)
 
-    with pytest.raises(LoadError, match=r"another load brought a content of .* meanwhile. Nothing was loaded"):
+    with pytest.raises(LoadError, match=r"another load replaced the content of .* meanwhile. Nothing was loaded"):
         place.load(spec, stager=overtaken)
     assert place.load(spec).of("SUPERSEDED") == [path_of(place, "day1.csv")]
     assert place.rows() == [(2, "new")]

@@ -17,9 +17,9 @@ from tir_dagster_tests.loading.conftest import parquet, spec_of, staged
 
 def read(values, declared: str) -> tuple[list, dict[int, str]]:
     """The values as those of a column, and why rows were rejected."""
-    (wanted,) = target_of(spec_of("append"), [("V", declared)]).wanted
+    (column,) = target_of(spec_of("append"), [("V", declared)]).columns
     array = values if isinstance(values, pa.Array) else pa.array(values, pa.string())
-    made, reasons = converted(array, wanted)
+    made, reasons = converted(array, column)
     return made.to_pylist(), reasons
 
 
@@ -255,4 +255,4 @@ def test_structures_in_parquet_become_json_without_loss(tmp_path):
 def test_a_file_that_breaks_a_reader_in_an_unforeseen_way_is_still_named(tmp_path, monkeypatch):
     monkeypatch.setattr("tir_dagster.loading.staging.converted", lambda *_: {}["no rule"])
     ((told,), _) = staged(tmp_path, "a.csv", b"ID,NAME\n1,x\n")
-    assert "a.csv: it cannot be read: KeyError" in told.problem
+    assert "a.csv: the file cannot be read: KeyError" in told.problem

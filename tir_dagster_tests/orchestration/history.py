@@ -230,7 +230,7 @@ class History:
 
     def _published(self, query: str) -> list[Any]:
         with TableauClient(TableauAccess.from_environment(self.env)) as client:
-            found = look_at_server(client, self.refresher.spec).found
+            found = look_at_server(client, self.refresher.spec).datasource
             assert found is not None, "nothing is published"
             _, hyper = fetch_shell(client, found, self.folder / "seen")
         with (

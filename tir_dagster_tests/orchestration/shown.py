@@ -147,7 +147,7 @@ class Shown:
 
     def published(self) -> Counter:
         with TableauClient(TableauAccess.from_environment(self.env)) as client:
-            found = look_at_server(client, self.refresher.spec).found
+            found = look_at_server(client, self.refresher.spec).datasource
             assert found is not None, "nothing is published"
             _, hyper = fetch_shell(client, found, self.folder / "seen")
         names = [row[0] for row in self.connection.cursor().describe(self.in_schema(self.query))]

@@ -269,9 +269,9 @@ def test_what_could_not_be_told_is_a_note_on_the_run(instance, people: People):
     run_id = a_run(instance, error=JobFailedError(SENTENCE))
     people.fault("status", path="^/(slack|api)/", status=500, times=50)
     said = watcher.tick()
-    assert "slack:#mychannel was not told" in said
+    assert "slack:#mychannel did not get" in said
     events = [record.event_log_entry.message for record in instance.get_records_for_run(run_id).records]
-    assert sum("was not told of 'orders: a Tableau job failed'" in message for message in events) == 2
+    assert sum("did not get 'orders: a Tableau job failed'" in message for message in events) == 2
 
 
 @pytest.mark.parametrize(
@@ -427,7 +427,7 @@ def test_a_load_that_fails_is_told_by_its_command_and_ended_by_the_next(specs, s
         assert done.exit_code == 0, done.output
     failure, recovery = people.messages()
     assert "order_files: the load failed" in failure["text"]
-    assert "is no folder" in failure["text"]
+    assert "is not a folder" in failure["text"]
     assert (recovery["thread_ts"], "the load works again" in recovery["text"]) == (failure["ts"], True)
     assert [one["correlation_id"] for one in people.incidents()] == ["tir/order_files/load"]
 
@@ -467,7 +467,7 @@ def test_people_who_cannot_be_reached_change_nothing_about_a_refresh(
         outcome = running.refresh("full", (), allow_empty=False)
         took = time.monotonic() - begun
     assert outcome.published
-    assert sum("was not told" in warning for warning in outcome.warnings) == 2
+    assert sum("did not get" in warning for warning in outcome.warnings) == 2
     assert took - outcome.seconds < an_extract().alerts.timeout
 
 
@@ -476,5 +476,5 @@ def test_a_failure_that_nobody_could_be_told_of_is_told_by_the_command(specs, ta
     tableau.fault("fail_job", notes="no")
     failed = refresh("--full", "--json")
     assert (failed.exit_code, failed.stdout) == (1, "")
-    assert "servicenow:mygroup was not told" in failed.stderr
-    assert "slack:#mychannel was not told" in failed.stderr
+    assert "servicenow:mygroup did not get" in failed.stderr
+    assert "slack:#mychannel did not get" in failed.stderr

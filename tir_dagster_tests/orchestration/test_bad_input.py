@@ -152,7 +152,7 @@ def test_an_unknown_extract_is_told_with_those_that_are_declared(shell):
 def test_an_unknown_project_is_told_with_close_names(shell):
     error = shell.refused(edit=(("project: myproject", "project: myprojekt"),))
     assert "no project 'myprojekt'" in error
-    assert "Close to it: 'myproject'" in error
+    assert "Similar names: 'myproject'" in error
 
 
 def test_two_projects_of_one_name_need_a_path(shell, built):
@@ -161,7 +161,7 @@ def test_two_projects_of_one_name_need_a_path(shell, built):
         built.publish("dx", built.base, project="twins", parent=top)
     error = shell.refused(edit=(("myproject", "twins"), ("mydatasource", "dx")))
     assert "2 projects" in error
-    assert "'north/twins', 'south/twins'. Write the path" in error
+    assert "'north/twins', 'south/twins'. Write the full path" in error
     planned = shell.tir("plan", "orders", edit=(("myproject", "south/twins"), ("mydatasource", "dx")))
     assert planned.code == 0, planned
 

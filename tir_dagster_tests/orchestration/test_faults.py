@@ -722,7 +722,7 @@ def test_a_failed_job_is_told_with_its_notes(scene: Scene) -> None:
 def test_what_a_change_did_is_claimed_only_by_who_may_look_at_its_job(scene: Scene) -> None:
     scene.admin.fault("slow_job", path=f"/{scene.name}$", seconds=3)
     scene.admin.fault("status", path="/jobs/", status=403, code="403004", times=100_000)
-    with pytest.raises(TirError, match=r"refused \(403004\).* The change may have been taken and still come") as caught:
+    with pytest.raises(TirError, match=r"refused \(403004\).* The server may still apply the change") as caught:
         scene.play()
     assert (unclear(scene, caught.value), "was changed" in str(caught.value)) == (None, False)
     with pytest.raises(TirError, match=r"refused \(403004\)"):
@@ -744,7 +744,7 @@ def test_an_edit_by_people_does_not_end_the_wait_for_a_change_that_was_taken(
             scene.play()
     edits = iter(["Ask Bob."])
     with monkeypatch.context() as people:
-        people.setattr(by_patch, "still_the_same", partial(edited_first, scene, edits, by_patch.still_the_same))
+        people.setattr(by_patch, "check_unchanged", partial(edited_first, scene, edits, by_patch.check_unchanged))
         assert scene.heal() == "none", "the change is joined, and confirmed late"
     assert (next(edits, None), scene.published()) == (None, scene.new)
 

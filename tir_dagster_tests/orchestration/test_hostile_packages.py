@@ -65,7 +65,7 @@ def smuggle(built: Built, package: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "told"),
     [
-        ("no zip", "did not come as a package"),
+        ("no zip", "was not downloaded as a package"),
         ("no document", "holds 0 .tds documents"),
         ("two documents", "holds 2 .tds documents"),
         ("escape", "has a member '../../evil.txt' that leads out of it"),

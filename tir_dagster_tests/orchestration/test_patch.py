@@ -450,7 +450,7 @@ def test_a_datasource_that_is_gone_or_has_another_name_is_created_anew(one):
     one.act(("update", "1", "'b'"))
     looked, version = one.ready_to_publish()
     with one.sandbox.tableau() as server:
-        server.datasources.delete(looked.server.found.id)
+        server.datasources.delete(looked.server.datasource.id)
     with pytest.raises(DatasourceError, match=r"undisturbed.*it is gone\)\. Nothing was changed"):
         one.refresher.publish(looked, version)
     assert one.refresh().reason is Reason.FOREIGN_PUBLISH

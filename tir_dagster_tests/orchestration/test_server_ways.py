@@ -277,7 +277,7 @@ def test_a_refresh_of_the_schedule_before_our_publish_is_no_hole_and_no_false_al
             while newest_status(served) != "Success":
                 clock.sleep(1)
 
-    with pytest.raises(DatasourceError, match="was left as it is now") as caught:
+    with pytest.raises(DatasourceError, match="Nothing was put back") as caught:
         served.refresh(listen=too_late)
     assert "not see" not in str(caught.value)
     assert served.published_rows() == before
@@ -295,7 +295,7 @@ def test_a_full_refresh_begun_instead_is_stopped_and_people_get_their_rows_back(
     before = change(served)
     admin.fault("slow_job", path=f"/{served.name}$", seconds=30, times=1)
     admin.set(ignore_incremental=True)
-    with pytest.raises(DatasourceError, match=r"began a full refresh .* was told to stop.* is as it was before"):
+    with pytest.raises(DatasourceError, match=r"began a full refresh .* was cancelled.* is as it was before"):
         served.refresh()
     assert served.published_rows() == before
     # Where the job was stopped before it began, the fault still waits for one.
@@ -310,7 +310,7 @@ def test_a_full_refresh_that_ended_before_it_could_be_stopped_is_told_and_found_
     change(served)
     admin.fault("delay", method="GET", path="/jobs$", seconds=3)
     admin.set(ignore_incremental=True)
-    with pytest.raises(DatasourceError, match=r"began a full refresh .* was left as it is now") as caught:
+    with pytest.raises(DatasourceError, match=r"began a full refresh .* Nothing was put back") as caught:
         served.refresh()
     assert "not see" not in str(caught.value)
     rests(served)
@@ -335,7 +335,7 @@ def test_where_runs_by_hand_are_forbidden_a_full_refresh_is_an_error_that_says_s
     served.act(("insert", 100 + served.clock, "NULL", "'no date'"))
     before = served.published_rows()
     admin.set(run_now=False)
-    with pytest.raises(DatasourceError, match=r"NULL_INCREMENT.* lets nobody start that from outside"):
+    with pytest.raises(DatasourceError, match=r"NULL_INCREMENT.* does not allow that to be started over REST"):
         served.refresh()
     assert served.published_rows() == before
     admin.set(run_now=True)

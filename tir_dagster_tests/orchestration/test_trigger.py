@@ -302,7 +302,7 @@ def test_a_datasource_that_is_not_there_is_told_by_the_plan_already(shop: Shop) 
     done = shop.tir("plan")
     assert done.exit_code == FAILED
     assert f"There is no datasource '{shop.name}x'" in done.stderr
-    assert f"Close to it: '{shop.name}'" in done.stderr
+    assert f"Similar names: '{shop.name}'" in done.stderr
 
 
 def test_schedules_of_tableau_are_warned_of_by_plan_and_refresh(shop: Shop) -> None:

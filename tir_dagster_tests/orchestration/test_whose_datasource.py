@@ -80,7 +80,7 @@ def test_a_name_that_nothing_has_creates_nothing_once_the_extract_was_loaded(loa
         with pytest.raises(DatasourceError, match="the spec names another datasource") as caught:
             loaded.refresh(mode)
         assert f"There is no datasource {wrong!r} in project {PROJECT!r}" in str(caught.value)
-        assert f"Close to it: {loaded.name!r}" in str(caught.value)
+        assert f"Similar names: {loaded.name!r}" in str(caught.value)
         assert "datasource.create: true" in str(caught.value)
     assert published(loaded) == {loaded.name}
     named(loaded, loaded.name)

@@ -57,7 +57,7 @@ def test_a_bare_name_that_two_projects_have_is_refused_with_their_paths(
     with pytest.raises(DatasourceError) as error:
         find_project(client, nested[0].rpartition("/")[2])
     assert all(repr(path) in str(error.value) for path in nested)
-    assert "Write the path of the one meant" in str(error.value)
+    assert "Write the full path of the project" in str(error.value)
 
 
 def test_a_bare_name_that_one_project_has_is_enough(client: TableauClient, others: TSC.Server) -> None:
@@ -79,7 +79,7 @@ def test_a_slash_in_front_means_the_project_at_the_top(client: TableauClient, ot
 def test_an_unknown_project_is_told_with_close_names(client: TableauClient, project: FoundProject) -> None:
     with pytest.raises(DatasourceError) as error:
         find_project(client, project.path.replace("project", "Projekt"))
-    assert f"Close to it: '{project.path}'" in str(error.value)
+    assert f"Similar names: '{project.path}'" in str(error.value)
     assert client.where in str(error.value)
 
 
@@ -125,7 +125,7 @@ def test_an_unknown_datasource_is_told_with_close_names(orders: Orders) -> None:
         find_datasource(orders.client, project=orders.project, name="orders")
     told = str(error.value)
     assert f"no datasource 'orders' in project '{orders.project.path}'" in told
-    assert "Close to it: 'Orders'" in told
+    assert "Similar names: 'Orders'" in told
 
 
 def test_a_datasource_in_another_project_is_hinted_at(orders: Orders, client: TableauClient) -> None:

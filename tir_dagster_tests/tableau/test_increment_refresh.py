@@ -120,7 +120,7 @@ def test_an_older_server_without_an_incremental_task_is_left_alone(
 def test_a_full_refresh_begun_instead_is_stopped_and_told(orders: Orders, found: FoundDatasource, admin: Admin) -> None:
     admin.fault("slow_job", path=found.id, seconds=LONG)
     admin.set(ignore_incremental=True)
-    with pytest.raises(FullRefreshError, match=r"began a full refresh .* was told to stop") as error:
+    with pytest.raises(FullRefreshError, match=r"began a full refresh .* was cancelled") as error:
         start_incremental_refresh(orders.client, found)
     # By its id: other tests' datasources have this name, too, and jobs of the same second.
     (stopped,) = [job for job in orders.others.jobs.filter(title="Orders") if f"job {job.id} was" in str(error.value)]
@@ -200,7 +200,7 @@ def test_a_suspended_schedule_cannot_be_moved_to_a_moment(
 ) -> None:
     schedule.state = TSC.ScheduleItem.State.Suspended
     orders.others.schedules.update(schedule)
-    with pytest.raises(DatasourceError, match="now runs at never"):
+    with pytest.raises(DatasourceError, match="but its next run is never"):
         move_schedule(orders.client, find_schedule(orders.client, found), in_an_hour())
 
 
@@ -216,7 +216,7 @@ def test_a_schedule_with_other_work_is_not_moved(orders: Orders, found: FoundDat
         TSC.DatasourceItem(orders.project.id, "Second"), str(orders.packages / "ours.tdsx"), "CreateNew"
     )
     orders.others.schedules.add_to_schedule(schedule.id, datasource=second)
-    with pytest.raises(DatasourceError, match="also refreshes 1 others, which would move with it"):
+    with pytest.raises(DatasourceError, match="also refreshes 1 others, which would be moved with it"):
         find_schedule(orders.client, found)
 
 

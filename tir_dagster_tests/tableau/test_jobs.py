@@ -201,7 +201,7 @@ def test_a_refresh_that_is_queued_already_is_joined(orders: Orders, found: Found
 
 def test_a_queued_refresh_that_cannot_be_found_is_told(orders: Orders, found: FoundDatasource, admin: Admin) -> None:
     admin.fault("status", path="/refresh$", status=409, code="409093", times=9)
-    with pytest.raises(DatasourceError, match="says that one is queued already, and it cannot be found"):
+    with pytest.raises(DatasourceError, match="has a refresh in its queue already, and it is not in the list"):
         start_refresh(orders.client, found, incremental=False)
 
 

@@ -17,7 +17,7 @@ from tir_dagster.tableau.client import TableauClient
 from tir_dagster.tableau.datasources import FoundDatasource, server_version
 from tir_dagster.tableau.settings import (
     ConnectionCredential,
-    Kept,
+    KeptSettings,
     check_credentials,
     forget,
     is_remembered,
@@ -26,7 +26,7 @@ from tir_dagster.tableau.settings import (
     remember,
     restore,
 )
-from tir_dagster.tableau.tasks import look_beside
+from tir_dagster.tableau.tasks import list_attachments
 from tir_dagster_tests.conftest import Sandbox
 from tir_dagster_tests.sandbox.tableau.helpers import Admin
 from tir_dagster_tests.tableau.conftest import Orders
@@ -54,10 +54,10 @@ def test_what_an_overwrite_loses_is_put_back(orders: Orders, loved: FoundDatasou
     assert published.owner_id == orders.client.user_id, "and the owner"
     restored = restore(orders.client, published, kept)
     assert restored.warnings == ()
-    assert keep(restored.found) == keep(orders.now()) == kept
-    assert restored.found.tags == TAGS
-    assert restored.found.connections[0].embed_password
-    assert server_version(restored.found) == server_version(orders.now())
+    assert keep(restored.datasource) == keep(orders.now()) == kept
+    assert restored.datasource.tags == TAGS
+    assert restored.datasource.connections[0].embed_password
+    assert server_version(restored.datasource) == server_version(orders.now())
 
 
 def test_texts_that_were_lost_are_put_back(orders: Orders, loved: FoundDatasource) -> None:
@@ -65,14 +65,14 @@ def test_texts_that_were_lost_are_put_back(orders: Orders, loved: FoundDatasourc
     item.description, item.certified = "", False
     orders.others.datasources.update(item)
     restored = restore(orders.client, orders.now(), keep(loved))
-    assert (restored.found.description, restored.found.certified) == ("All orders", True)
-    assert restored.found.owner_id == loved.owner_id
+    assert (restored.datasource.description, restored.datasource.certified) == ("All orders", True)
+    assert restored.datasource.owner_id == loved.owner_id
 
 
 def test_nothing_is_sent_when_nothing_was_lost(client: TableauClient, loved: FoundDatasource, admin: Admin) -> None:
     admin.fault("status", method="PUT", status=500, times=9)
     restored = restore(client, loved, keep(loved))
-    assert (restored.found, restored.warnings) == (loved, ())
+    assert (restored.datasource, restored.warnings) == (loved, ())
 
 
 def test_an_owner_that_only_an_administrator_may_set_is_warned_about(
@@ -84,12 +84,12 @@ def test_an_owner_that_only_an_administrator_may_set_is_warned_about(
     (warning,) = restored.warnings
     assert "Could not put back the owner" in warning
     assert "must be set again by hand" in warning
-    assert restored.found.tags == TAGS, "the tags are back nevertheless"
+    assert restored.datasource.tags == TAGS, "the tags are back nevertheless"
 
 
 def test_what_to_put_back_can_be_written_down(loved: FoundDatasource) -> None:
     kept = keep(loved)
-    assert Kept.from_json(json.loads(json.dumps(kept.as_json()))) == kept
+    assert KeptSettings.from_json(json.loads(json.dumps(kept.as_json()))) == kept
 
 
 def test_what_was_written_down_is_put_back_after_the_publish(
@@ -199,7 +199,7 @@ def test_what_was_put_back_is_peoples_own_from_then_on(
     remember(replace(loved, description="Orders of old"), tmp_path)
     published = orders.overwrite(expected=server_version(loved), connections=[orders.credential])
     admin.fault("status", method="PUT", path="/tags$", status=500, times=3)
-    assert put_back_remembered(orders.client, published, tmp_path).found.description == "Orders of old"
+    assert put_back_remembered(orders.client, published, tmp_path).datasource.description == "Orders of old"
     item = orders.others.datasources.get_by_id(loved.id)
     item.description = "All orders since May"
     orders.others.datasources.update(item)
@@ -313,13 +313,13 @@ def test_tasks_and_subscriptions_that_are_gone_after_the_publish_are_named(
     tasks = [schedule_refresh(others, loved, kind) for kind in ("FullRefresh", "IncrementalRefresh")]
     target = TSC.Target(loved.id, "Workbook")
     subscription = others.subscriptions.create(TSC.SubscriptionItem("Daily", "schedule", others.user_id, target))
-    remember(loved, folder, look_beside(orders.client, loved))
+    remember(loved, folder, list_attachments(orders.client, loved))
     published = orders.overwrite(expected=server_version(loved), connections=[orders.credential])
     others.tasks.delete(tasks[1])
     others.subscriptions.delete(subscription.id)
     task, subscribed = put_back_remembered(orders.client, published, folder).warnings
     assert task.startswith(f"{loved.shown} lost its incremental refresh on a schedule of its own when")
-    assert subscribed.startswith(f"The subscription 'Daily' is gone since {loved.shown} was published over.")
+    assert subscribed.startswith(f"The subscription 'Daily' is gone since {loved.shown} was overwritten.")
 
 
 def schedule_refresh(others: TSC.Server, found: FoundDatasource, kind: str) -> str:
@@ -334,7 +334,7 @@ def schedule_refresh(others: TSC.Server, found: FoundDatasource, kind: str) -> s
 def test_what_nobody_may_look_at_is_not_said_to_be_gone(
     orders: Orders, loved: FoundDatasource, admin: Admin, tmp_path: Path
 ) -> None:
-    remember(loved, tmp_path, look_beside(orders.client, loved))
+    remember(loved, tmp_path, list_attachments(orders.client, loved))
     published = orders.overwrite(expected=server_version(loved), connections=[orders.credential])
     admin.fault("status", path="/(subscriptions|tasks/extractRefreshes)$", status=403, code="403004", times=2)
     assert put_back_remembered(orders.client, published, tmp_path).warnings == ()
@@ -354,7 +354,7 @@ def test_what_is_forgotten_is_not_put_back(orders: Orders, loved: FoundDatasourc
     remember(loved, tmp_path)
     published = orders.overwrite(expected=server_version(loved), connections=[orders.credential])
     forget(tmp_path)
-    assert put_back_remembered(orders.client, published, tmp_path).found == published
+    assert put_back_remembered(orders.client, published, tmp_path).datasource == published
 
 
 @pytest.mark.parametrize(

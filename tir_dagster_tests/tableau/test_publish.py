@@ -99,7 +99,7 @@ def test_the_page_of_a_proxy_is_not_taken_for_a_publish(
     monkeypatch.setattr(Proxied, "page", page)
     with (
         Proxied(orders.client.access, retry=orders.client.retry) as client,
-        pytest.raises(DatasourceError, match=r"did not answer the way Tableau does\. Check that no proxy answers"),
+        pytest.raises(DatasourceError, match=r"the answer is not Tableau's\. Check that no proxy answers"),
     ):
         publish(client, package, project=orders.project, name="Orders", overwrite=True)
     assert orders.now() == before
@@ -116,7 +116,7 @@ def test_a_publish_that_never_shows_is_not_called_one(orders: Orders, package: P
     orders.create()
     with (
         Blind(orders.client.access, retry=orders.client.retry) as client,
-        pytest.raises(PublishUnknownError, match=r"took it and still shows what it held before\. Nothing is confirmed"),
+        pytest.raises(PublishUnknownError, match=r"accepted it and still shows the old content\. Nothing is confirmed"),
     ):
         publish(client, package, project=orders.project, name="Orders", overwrite=True)
 
@@ -205,7 +205,7 @@ def test_a_bare_extract_is_published(orders: Orders, hyper: Any, tmp_path: Path)
 def test_a_datasource_that_is_there_already_is_not_overwritten_unasked(orders: Orders) -> None:
     created = orders.create()
     with pytest.raises(
-        DatasourceError, match=r"one of that name is there already .* Nothing was overwritten\. Run again"
+        DatasourceError, match=r"a datasource of that name exists already .* Nothing was overwritten\. Run again"
     ):
         orders.create()
     assert orders.now() == created

@@ -16,7 +16,7 @@ from tir_dagster.errors import DatasourceError, MachineError
 from tir_dagster.files import VirtualFile
 from tir_dagster.refresh.context import ServerLook
 from tir_dagster.refresh.datasource import credentials_for, fetch_shell
-from tir_dagster.refresh.deliveries.whole import Delivered, Place, deliver, finish_delivery, publish_over
+from tir_dagster.refresh.deliveries.whole import Delivered, PublishTarget, deliver, finish_delivery, publish_over
 from tir_dagster.spec.extract import Credentials, ExtractSpec
 from tir_dagster.spec.reading import spec_from_mapping
 from tir_dagster.tableau import datasources
@@ -62,8 +62,8 @@ def client(access: Any, quick: RetryPolicy) -> Any:
 
 
 def found_in(look: ServerLook) -> FoundDatasource:
-    assert look.found is not None
-    return look.found
+    assert look.datasource is not None
+    return look.datasource
 
 
 def test_a_republish_tells_how_far_it_is_and_keeps_everything(
@@ -72,7 +72,7 @@ def test_a_republish_tells_how_far_it_is_and_keeps_everything(
     lines: list[str] = []
     delivered = redeliver(orders, spec, look, tmp_path, lines.append)
     assert (delivered.warnings, delivered.doubtful) == ((), False)
-    assert (delivered.found.revision, keep(delivered.found)) == (2, keep(found_in(look)))
+    assert (delivered.datasource.revision, keep(delivered.datasource)) == (2, keep(found_in(look)))
     verbs = [line.split()[0] for line in lines]
     assert list(dict.fromkeys(verbs)) == ["downloading", "publishing", "uploading"]
     assert lines[0].endswith(" of 10 MB")
@@ -150,12 +150,12 @@ def test_a_publish_is_settled_a_second_after_it_was_first_seen(orders: Orders, a
         published = look_for_datasource(client, project=orders.project, name="Orders")
         assert published is not None
         now[0] += 0.4
-        settled(client, published, shown_by=published)
+        settled(client, published, earlier=published)
         now[0] += 5.0
-        settled(client, published, shown_by=published)
+        settled(client, published, earlier=published)
         settled(client, published)
         elsewhere = replace(published, updated_at=None)
-        settled(client, elsewhere, shown_by=published)
+        settled(client, elsewhere, earlier=published)
     assert naps == [pytest.approx(0.7), 1.1, 1.1], "what was seen long ago needs no wait, another version the whole one"
 
 
@@ -249,9 +249,9 @@ def test_a_publish_over_tells_how_far_it_is(
     orders: Orders, spec: ExtractSpec, look: ServerLook, tmp_path: Path
 ) -> None:
     lines: list[str] = []
-    place = Place(spec, look, [orders.credential], tmp_path / "publish", tmp_path, log=lines.append)
+    place = PublishTarget(spec, look, [orders.credential], tmp_path / "publish", tmp_path, log=lines.append)
     done = publish_over(orders.client, VirtualFile.of(tmp_path / "large.tdsx"), place, found_in(look))
-    assert (done.warnings, keep(done.found)) == ((), keep(found_in(look)))
+    assert (done.warnings, keep(done.datasource)) == ((), keep(found_in(look)))
     assert lines
     assert all(line.startswith("uploading ") for line in lines)
 

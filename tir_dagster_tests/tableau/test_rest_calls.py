@@ -20,7 +20,7 @@ from tir_dagster.tableau.datasources import FoundDatasource, reread
 from tir_dagster.tableau.jobs import cancel_job, start_refresh, wait_for_job
 from tir_dagster.tableau.refreshes import start_incremental_refresh
 from tir_dagster.tableau.schedules import find_schedule, move_schedule
-from tir_dagster.tableau.settings import LostConnection, mend_connection
+from tir_dagster.tableau.settings import LostConnection, repair_connection
 from tir_dagster.tableau.transfer import download
 from tir_dagster.tableau.webhooks import our_webhooks, register_webhooks, remove_webhooks
 from tir_dagster_tests.conftest import Sandbox
@@ -98,7 +98,7 @@ def mend_a_connection(stage: Stage) -> None:
     (wanted,) = stage.found.connections
     lost = LostConnection(wanted, wanted, stage.orders.credential)
     with stage.client() as client:
-        client.call(partial(mend_connection, stage.found, lost), doing="repair a connection")
+        client.call(partial(repair_connection, stage.found, lost), doing="repair a connection")
 
 
 SCENES: dict[Callable[[Stage], None], frozenset[str]] = {

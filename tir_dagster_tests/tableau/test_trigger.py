@@ -10,7 +10,7 @@ from tir_dagster.tableau.access import TableauAccess
 from tir_dagster.tableau.client import RetryPolicy, TableauClient
 from tir_dagster.tableau.datasources import FoundDatasource, server_version
 from tir_dagster.tableau.jobs import JobFailedError, JobVanishedError, start_refresh
-from tir_dagster.tableau.refreshes import TriggeredRefresh, refresh_by_server, rows_told
+from tir_dagster.tableau.refreshes import TriggeredRefresh, refresh_by_server, rows_in_notes
 from tir_dagster_tests.processes import wait_for
 from tir_dagster_tests.sandbox.tableau.helpers import Admin
 from tir_dagster_tests.tableau.conftest import Orders
@@ -36,7 +36,7 @@ def test_a_full_refresh_tells_its_job_its_rows_and_what_the_server_holds_now(
     assert (done.joined, done.rows) == (False, 2)
     assert done.seconds > 0
     assert orders.others.jobs.get_by_id(done.job_id).finish_code == TSC.JobItem.FinishCode.Success
-    assert server_version(done.found) == server_version(orders.now()) != server_version(found)
+    assert server_version(done.datasource) == server_version(orders.now()) != server_version(found)
     assert kinds(admin, orders) == ["refresh_extracts"]
 
 
@@ -66,7 +66,7 @@ def test_a_job_that_vanished_after_its_work_is_known_by_the_datasource(
         done = refresh_by_server(client, found, incremental=False, log=lambda _: None, timeout=3600)
     assert admin.faults() == []
     assert done.rows is None
-    assert server_version(done.found) != server_version(found)
+    assert server_version(done.datasource) != server_version(found)
 
 
 def test_a_job_that_vanished_without_a_trace_is_an_error_that_says_so(
@@ -124,4 +124,4 @@ def test_schedules_of_tableau_are_warned_of(orders: Orders, found: FoundDatasour
     ],
 )
 def test_rows_are_told_only_by_notes_that_speak_of_rows(notes: tuple[str, ...], rows: int | None) -> None:
-    assert rows_told(notes) == rows
+    assert rows_in_notes(notes) == rows

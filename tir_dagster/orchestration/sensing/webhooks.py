@@ -14,7 +14,7 @@ from tir_dagster.orchestration.metadata import CONFIRMATION, last_confirmation
 from tir_dagster.refresh.state.lease import lease_holder
 from tir_dagster.refresh.state.records import Confirmation
 from tir_dagster.spec.extract import ExtractSpec
-from tir_dagster.tableau.webhooks import SUCCEEDED, RefreshEvent
+from tir_dagster.tableau.webhooks import SUCCEEDED, WebhookEvent
 
 EVENT, AT, DURING = "tir/webhook_event", "tir/webhook_at", "tir/during_our_refresh"
 _URI = "dagster/uri"
@@ -38,7 +38,7 @@ class Observer:
         self._home = home
         self._lock = threading.Lock()
 
-    def note(self, event: RefreshEvent) -> str:
+    def note(self, event: WebhookEvent) -> str:
         """Record the event; return a line for the log."""
         with self._lock:
             concerned = list(self._concerned(event.datasource_id))
@@ -55,7 +55,7 @@ class Observer:
                 if confirmed is not None and confirmed.datasource_id == datasource_id:
                     yield key, confirmed
 
-    def _note(self, key: dg.AssetKey, confirmed: Confirmation, event: RefreshEvent) -> str:
+    def _note(self, key: dg.AssetKey, confirmed: Confirmation, event: WebhookEvent) -> str:
         event_metadata = {EVENT: event.kind, AT: event.at.isoformat()}
         if any(event_metadata.items() <= metadata.items() for metadata in _observed(self._instance, key)):
             return f"{key.to_user_string()}: {event.kind} of {event.at:%H:%M:%S} was recorded before"

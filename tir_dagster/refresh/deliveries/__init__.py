@@ -14,20 +14,20 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Recovered:
-    """What became of an interrupted publish, and what the server holds now."""
+class RecoveredPublish:
+    """The outcome of an interrupted publish, and what the server holds now."""
 
     outcome: PublishOutcome
     server: ServerLook
 
 
 class Delivery(Protocol):
-    """Brings versions of one extract to the server, and repairs what a crash left half done."""
+    """Publishes versions of one extract, and completes a publish that a crash interrupted."""
 
     def publish(self, looked: Looked, version: Version) -> Published:
         """Bring the version to the server over exactly what was looked at."""
 
     def recover(
-        self, client: TableauClient, last: Recovered, intent: Intent, confirmed: Confirmation | None
-    ) -> Recovered:
-        """Bring what a crash interrupted to its end, as far as this delivery must; else return what is known."""
+        self, client: TableauClient, last: RecoveredPublish, intent: Intent, confirmed: Confirmation | None
+    ) -> RecoveredPublish:
+        """Complete or undo an interrupted publish if this delivery has to; return the outcome."""

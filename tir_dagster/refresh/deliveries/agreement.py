@@ -1,4 +1,4 @@
-"""Whether a datasource that people built shows what the spec says: a difference that would change rows is refused."""
+"""Agreement of a datasource that people built with the spec: a difference that would change rows is refused."""
 
 from __future__ import annotations
 
@@ -24,45 +24,47 @@ from tir_dagster.tableau.datasources import FoundDatasource
 def check_agreement(
     package: Package,
     *,
-    shown: str,
+    datasource: str,
     table: TableName,
     source_columns: Sequence[str],
-    wanted: Sequence[str],
+    needed: Sequence[str],
     only: Sequence[str] = (),
 ) -> None:
     """Compare relation, filters, aggregation and columns with the spec; all differences are named at once.
 
-    `shown` names the datasource; `wanted` columns must be there, and with `only` no others may be.
+    `datasource` is its name in messages; `needed` columns must be there, and with `only` no others.
     """
-    problems = [*_rows(package, table), *_columns(package, table, source_columns, wanted, only)]
+    problems = [*_rows(package, table), *_columns(package, table, source_columns, needed, only)]
     if problems:
-        _refuse(shown, problems)
+        _refuse(datasource, problems)
 
 
-def _refuse(shown: str, problems: Sequence[str]) -> NoReturn:
+def _refuse(datasource: str, problems: Sequence[str]) -> NoReturn:
     raise DatasourceError(
-        f"The {shown} does not show what the spec says: {'; '.join(problems)}. Nothing was touched. "
+        f"The {datasource} does not show what the spec says: {'; '.join(problems)}. Nothing was touched. "
         "Change the spec, or change the datasource in Tableau and publish it again."
     )
 
 
-def check_query_agreement(package: Package, *, shown: str, query: str, columns: Sequence[str]) -> None:
-    """The same for a query: the datasource must read it as custom SQL, and show just its columns."""
+def check_query_agreement(package: Package, *, datasource: str, query: str, columns: Sequence[str]) -> None:
+    """Compare the datasource with a query: it must read the query as custom SQL, and have just its columns."""
     problems = [*_custom_sql(package, query), *_limits(package)]
     names = set(package.hyper_names) or {record.remote_name for record in package.columns}
     if names != set(columns):
         problems.append(f"it has the columns {', '.join(sorted(names))}, the query gives {', '.join(sorted(columns))}")
     if problems:
-        _refuse(shown, problems)
+        _refuse(datasource, problems)
 
 
-def check_replaceable(extract: str, shown: str, *, there: Sequence[str], wanted: Sequence[str]) -> None:
+def check_replaceable(
+    extract: str, datasource: str, *, published_columns: Sequence[str], extract_columns: Sequence[str]
+) -> None:
     """Refuse to replace a published Hyper file that has other columns than the extract."""
-    theirs, ours = sorted({*there} - {PURGE_KEY}), sorted(wanted)
-    if theirs != ours:
+    published, columns = sorted({*published_columns} - {PURGE_KEY}), sorted(extract_columns)
+    if published != columns:
         raise DatasourceError(
-            f"{extract}: the {shown} is a Hyper file that this extract never published: it has the columns {', '.join(theirs)}, "
-            f"and the extract {', '.join(ours)}. Nothing was touched. Name another datasource in the spec; or, if this one may be"
+            f"{extract}: the {datasource} is a Hyper file that this extract never published: it has the columns {', '.join(published)}, "
+            f"and the extract {', '.join(columns)}. Nothing was touched. Name another datasource in the spec; or, if this one may be"
             " replaced, set datasource.replace: true."
         )
 
@@ -78,7 +80,7 @@ def _custom_sql(package: Package, query: str) -> Iterator[str]:
 
 
 def _rows(package: Package, table: TableName) -> Iterator[str]:
-    """Which rows the extract holds."""
+    """Yield the differences that change which rows the extract holds."""
     yield from _relation(package, table)
     yield from _limits(package)
 
@@ -95,15 +97,15 @@ def _limits(package: Package) -> Iterator[str]:
 
 
 def _columns(
-    package: Package, table: TableName, source_columns: Sequence[str], wanted: Sequence[str], only: Sequence[str]
+    package: Package, table: TableName, source_columns: Sequence[str], needed: Sequence[str], only: Sequence[str]
 ) -> Iterator[str]:
     known = set(source_columns)
-    shown = set(package.hyper_names) or {record.remote_name for record in package.columns}
-    if unknown := sorted(shown - known):
+    names = set(package.hyper_names) or {record.remote_name for record in package.columns}
+    if unknown := sorted(names - known):
         yield f"it has the columns {', '.join(unknown)}, which {table} does not have"
-    if missing := sorted(set(wanted) - shown):
+    if missing := sorted(set(needed) - names):
         yield f"it lacks the columns {', '.join(missing)}, which the spec needs"
-    if only and (more := sorted((shown & known) - set(only))):
+    if only and (more := sorted((names & known) - set(only))):
         yield f"it also has the columns {', '.join(more)}, which `columns` in the spec leaves out"
 
 
@@ -120,23 +122,23 @@ def _relation(package: Package, table: TableName) -> Iterator[str]:
     connection = package.connections[0] if package.connections else None
     defaults = (connection.dbname, connection.schema) if connection else (None, None)
     parts = [*defaults[: 3 - len(relation.table)], *relation.table]
-    named = [part or "" for part in parts][-3:]
-    mine = [table.database, table.schema, table.name]
-    if [part.upper() for part in named] != [part.upper() for part in mine]:
-        yield f"it reads {'.'.join(named)}, the spec names {table}"
+    relation_parts = [part or "" for part in parts][-3:]
+    table_parts = [table.database, table.schema, table.name]
+    if [part.upper() for part in relation_parts] != [part.upper() for part in table_parts]:
+        yield f"it reads {'.'.join(relation_parts)}, the spec names {table}"
 
 
-def refuse_document(spec: ExtractSpec, shell: Path | None, found: FoundDatasource | None) -> None:
+def refuse_document(spec: ExtractSpec, shell: Path | None, datasource: FoundDatasource | None) -> None:
     """Refuse a document that people made for the delivery `patch`: it names its columns, so ours cannot be among them."""
-    if shell is not None and spec.delivery == "patch" and found is not None:
+    if shell is not None and spec.delivery == "patch" and datasource is not None:
         raise DatasourceError(
-            f"{spec.name}: {found.shown} has a document that people made, and the delivery `patch` keeps none. Choose the "
+            f"{spec.name}: {datasource.shown} has a document that people made, and the delivery `patch` keeps none. Choose the "
             "delivery `republish`, or publish under another name: then a Hyper file is created."
         )
 
 
 def needed_increment(extract: str, package: Package, hyper: Path) -> Increment | NoIncrement:
-    """By what the server goes on; an error where it was never set up to."""
+    """Return the increment key and value; raise if incremental refresh is off."""
     increment = find_increment(package, hyper)
     if isinstance(increment, NoIncrement) and increment.why is Missing.NOT_INCREMENTAL:
         raise DatasourceError(f"{extract}: {increment.sentence} Or use the delivery `republish`.")

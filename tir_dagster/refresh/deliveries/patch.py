@@ -1,4 +1,4 @@
-"""The delivery `patch`: only the change travels, and the server replaces its keys in the published Hyper file."""
+"""The delivery `patch`: only the change is sent, and the server replaces its keys in the published Hyper file."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from tir_dagster.refresh.context import (
     shape_of,
 )
 from tir_dagster.refresh.datasource import look_at_server
-from tir_dagster.refresh.deliveries import Recovered
+from tir_dagster.refresh.deliveries import RecoveredPublish
 from tir_dagster.refresh.deliveries.whole import publish_whole
 from tir_dagster.refresh.server_content import NotAsIntendedError, check_content, is_change_of
 from tir_dagster.refresh.state.records import Confirmation, Intent
@@ -75,7 +75,7 @@ class Batch:
     keys: Table
     rows: Table
     key_columns: Sequence[str]
-    # What tells this request from every other one; the server runs it once.
+    # The identity of this request; the server runs it once.
     identity: str
 
     def request_id(self, attempt: int) -> str:
@@ -100,18 +100,18 @@ def _same(columns: Sequence[str]) -> dict[str, Any]:
     return parts[0] if len(parts) == 1 else {"op": "and", "args": parts}
 
 
-def check_patchable(client: TableauClient, extract: str, found: FoundDatasource | None) -> None:
-    """Refused now rather than after everything was read: an old server, or a datasource that is no Hyper file."""
+def check_patchable(client: TableauClient, extract: str, datasource: FoundDatasource | None) -> None:
+    """Raise if the server is too old or the datasource is no Hyper file, before anything is read."""
     if client.rest_version < PATCH_SINCE:
         version = ".".join(map(str, client.rest_version))
         raise DatasourceError(
             f"{extract}: the delivery `patch` changes data in place, which takes REST 3.13 (Tableau Server 2021.3);"
             f" {client.where} speaks {version}. Choose the delivery `republish`."
         )
-    live = sorted({one.type for one in found.connections} - {_HYPER}) if found else []
-    if found is not None and live:
+    live_kinds = sorted({connection.type for connection in datasource.connections} - {_HYPER}) if datasource else []
+    if datasource is not None and live_kinds:
         raise DatasourceError(
-            f"{extract}: {found.shown} on {client.where} is an extract of a {' and a '.join(live)} connection, and the delivery"
+            f"{extract}: {datasource.shown} on {client.where} is an extract of a {' and a '.join(live_kinds)} connection, and the delivery"
             " `patch` works on published Hyper files only. Choose the delivery `republish` or `server` for it, or publish"
             " under another name: then a Hyper file is created."
         )
@@ -119,7 +119,7 @@ def check_patchable(client: TableauClient, extract: str, found: FoundDatasource 
 
 def send_batch(
     client: TableauClient,
-    found: FoundDatasource,
+    datasource: FoundDatasource,
     batch: Batch,
     *,
     attempts: int,
@@ -132,12 +132,11 @@ def send_batch(
 ) -> FinishedJob:
     """Send one batch and wait for its end.
 
-    A batch replaces keys, so a job that failed may be followed by a second attempt whatever it had done. `check` runs
-    right before a request that changes something, `check_again` instead once an earlier one may have done so: what is
-    there may be ours by then. `lost` is told of a request that the server may have taken, `sent` of the job of one that it
-    has taken.
+    A batch replaces keys, so a failed job can be repeated whatever it has done. `check` runs right before the first
+    request that changes something, `check_again` before later ones, when the change may be there already. `lost` is
+    called when the server may have accepted a request without an answer, `sent` with the job of an accepted one.
     """
-    what = f"change the data of {found.shown}"
+    what = f"change the data of {datasource.shown}"
     begun = False
 
     def ask(request: Callable[[], str]) -> str:
@@ -146,8 +145,8 @@ def send_batch(
         try:
             job_id = request()
         except Exception as error:
-            trouble = understand(error)
-            if trouble is None or trouble.fate is Fate.UNKNOWN:
+            failure = understand(error)
+            if failure is None or failure.fate is Fate.UNKNOWN:
                 begun = True
                 lost()
             raise
@@ -155,7 +154,7 @@ def send_batch(
         return job_id
 
     for attempt in range(1, attempts + 1):
-        job_id = _start(client, found, batch, attempt, what, ask=ask, progress=progress)
+        job_id = _start(client, datasource, batch, attempt, what, ask=ask, progress=progress)
         sent(job_id)
         try:
             return wait_for_job(client, job_id, what=what, timeout=timeout)
@@ -167,7 +166,7 @@ def send_batch(
 
 def _start(
     client: TableauClient,
-    found: FoundDatasource,
+    datasource: FoundDatasource,
     batch: Batch,
     attempt: int,
     what: str,
@@ -175,12 +174,12 @@ def _start(
     ask: Callable[[Callable[[], str]], str],
     progress: Progress | None,
 ) -> str:
-    """The job's id. Repeated when the answer is lost: the server knows the request again by its id."""
+    """Start the job and return its id. A lost answer is safe: the server recognises a repeated request by its id."""
 
     def patch(server: Any, upload_id: str) -> str:
         endpoint = server.datasources
         answer = endpoint.patch_request(
-            f"{endpoint.baseurl}/{found.id}/data?uploadSessionId={upload_id}",
+            f"{endpoint.baseurl}/{datasource.id}/data?uploadSessionId={upload_id}",
             json.dumps({"actions": batch.actions()}),
             "application/json",
             parameters={"headers": {"requestid": batch.request_id(attempt)}},
@@ -202,38 +201,38 @@ def _start(
     raise AssertionError("the second try raises or returns")
 
 
-def still_the_same(client: TableauClient, found: FoundDatasource, *, begun: bool = False) -> None:
-    """Right before the request that changes it: it must be what was looked at. `begun`: parts of the change are there."""
-    now = reread(client, found)
-    if now is None or server_version(now) != server_version(found):
+def check_unchanged(client: TableauClient, datasource: FoundDatasource, *, begun: bool = False) -> None:
+    """Raise if the datasource is no longer what was looked at. `begun`: parts of the change are there."""
+    now = reread(client, datasource)
+    if now is None or server_version(now) != server_version(datasource):
         state = f"it is now {server_version(now)}" if now is not None else "it is gone"
         left = "Parts of the change are there" if begun else "Nothing was changed"
         raise ForeignPublishError(
-            f"Could not change the data of {found.shown} undisturbed: somebody else changed it on {client.where} (expected"
-            f" {server_version(found)}, {state}). {left}. Run again: the next refresh starts from what is there."
+            f"Could not change the data of {datasource.shown} undisturbed: somebody else changed it on {client.where} (expected"
+            f" {server_version(datasource)}, {state}). {left}. Run again: the next refresh starts from what is there."
         )
 
 
-def not_published_since(client: TableauClient, found: FoundDatasource) -> None:
-    """Before a request is sent again: its rows may be changed by us, but nobody may have published others."""
-    now = reread(client, found)
+def check_not_republished(client: TableauClient, datasource: FoundDatasource) -> None:
+    """Raise if somebody published meanwhile; changed rows may be ours. Call it before a request is sent again."""
+    now = reread(client, datasource)
     # Without revisions nobody can tell whose change it is.
-    if now is None or (now.revision is None and server_version(now) != server_version(found)):
+    if now is None or (now.revision is None and server_version(now) != server_version(datasource)):
         state = "changed" if now is not None else "gone"
         raise ForeignPublishError(
-            f"Could not change the data of {found.shown} on {client.where} again: it is {state}, perhaps by somebody else."
+            f"Could not change the data of {datasource.shown} on {client.where} again: it is {state}, perhaps by somebody else."
             " Nothing is confirmed. Run again: the next refresh compares what is there."
         )
-    check_unpublished(client, found, now)
+    check_unpublished(client, datasource, now)
 
 
-def what_is_left(client: TableauClient, found: FoundDatasource) -> str:
-    """After a change that did not come to its end: what people may see, as a sentence."""
+def change_left_behind(client: TableauClient, datasource: FoundDatasource) -> str:
+    """Return a sentence on what people may see after a change that did not finish."""
     try:
-        now = reread(client, found)
+        now = reread(client, datasource)
     except DatasourceError:
         now = None
-    if now is not None and server_version(now) == server_version(found):
+    if now is not None and server_version(now) == server_version(datasource):
         return "Nothing was changed."
     return (
         "A part of the change may be there: people may see some keys new, others old or missing."
@@ -242,13 +241,13 @@ def what_is_left(client: TableauClient, found: FoundDatasource) -> str:
 
 
 def check_unpublished(client: TableauClient, before: FoundDatasource, now: FoundDatasource) -> None:
-    """Changed data adds no revision, so a new one is somebody else's publish in between."""
+    """Raise if there is a new revision: changed data adds none, so somebody else published."""
     check_undisturbed(before, now, where=client.where, meanwhile="its data was changed")
 
 
-# A job that failed is sent once more: the batch replaces keys, so it heals whatever part of it was done.
+# A failed job is sent once more: the batch replaces keys, so it repairs whatever part of it was done.
 _ATTEMPTS = 2
-# A datasource that changed so much later than our job ended was changed by somebody else, too.
+# A datasource that changed this long after the end of our job was changed by somebody else, too.
 _LATER = timedelta(seconds=5)
 
 
@@ -257,22 +256,22 @@ _IN_VAIN = (JobFailedError, JobCancelledError, JobVanishedError, RefusedError, E
 
 
 @dataclass(frozen=True)
-class Sent:
-    """What the server says after all parts: the datasource, and whether its rows must be compared to be sure."""
+class SentChange:
+    """The datasource after all parts were sent, and whether its rows must be compared to be sure."""
 
-    found: FoundDatasource
+    datasource: FoundDatasource
     doubtful: bool
 
 
 @dataclass
 class _Asking:
-    """Whether a request of ours may be at work without our knowing."""
+    """Whether one of our requests may still be running unseen."""
 
     taken: bool = False
     lost: bool = False
 
     def begin(self) -> None:
-        """A request goes out. If the one before was taken, its job is over: otherwise there would be no other."""
+        """Note a new request. If the one before was accepted, its job has ended: otherwise there would be no new one."""
         self.lost, self.taken = self.lost and not self.taken, False
 
     def lose(self) -> None:
@@ -280,22 +279,22 @@ class _Asking:
 
     @property
     def open(self) -> bool:
-        """One that was refused was not taken; one before it whose answer was lost may have been."""
+        """Whether a job may be running: of an accepted request, or of one whose answer was lost."""
         return self.taken or self.lost
 
 
 class Patch:
-    """Sends the change alone.
+    """Sends only the change.
 
-    The version is applied and verified locally as for any delivery: it is what the server must come to. Only content
-    that is known is patched: where a change may have arrived in part, the whole version is published instead.
+    The version is applied and verified locally as for any delivery: the server must reach the same content. Only known
+    content is patched: if a change may have arrived in part, the whole version is published instead.
     """
 
     def __init__(self, context: RefreshContext) -> None:
         self._context = context
 
     def publish(self, looked: Looked, version: Version) -> Published:
-        """Send the change set, or the whole file where the change alone would not do."""
+        """Send the change set, or the whole file if the change alone is not enough."""
         if self._fits(looked, version):
             return self._publish_change(looked, version)
         # With a key column, if need be, so that later changes can be sent alone.
@@ -304,12 +303,12 @@ class Patch:
         return publish_whole(self._context, looked, version, file=file, keyed=keyed)
 
     def _needs_key(self, shape: Shape) -> bool:
-        # What a query gives is NOT NULL only as far as somebody's reasoning about it goes.
+        # That a query's column is NOT NULL is only inferred.
         return self._context.spec.query is not None or needs_key_column(shape)
 
     @contextmanager
     def _with_keys(self, version: Version) -> Iterator[Path]:
-        """Make the Hyper file to publish whole, with a key column."""
+        """Give a Hyper file with a key column, to be published whole."""
         folder = self._folder()
         target = folder / "keyed.hyper"
         try:
@@ -319,9 +318,9 @@ class Patch:
             remove(folder)
 
     def _fits(self, looked: Looked, version: Version) -> bool:
-        """Whether the change alone can be sent; otherwise the whole file is, once."""
+        """Whether the change alone can be sent; otherwise the whole file is published once."""
         confirmed, base = looked.confirmed, looked.base
-        if looked.server.found is None or confirmed is None or base is None:
+        if looked.server.datasource is None or confirmed is None or base is None:
             return False
         change_set = self._change_set(version)
         if change_set.decision == "full" or change_set.base != confirmed.version:
@@ -335,7 +334,7 @@ class Patch:
             self._context.log("somebody published the same rows in columns of other types: publishing all of them anew")
             return False
         # Old rows may have had no key where the new ones always do.
-        if not confirmed.keyed and any(self._needs_key(shape_of(one)) for one in (base, version)):
+        if not confirmed.keyed and any(self._needs_key(shape_of(either)) for either in (base, version)):
             self._context.log(
                 "the published rows have no key that the server can test: publishing all of them, with one"
             )
@@ -344,7 +343,7 @@ class Patch:
 
     def _publish_change(self, looked: Looked, version: Version) -> Published:
         """Send the change set over exactly what was looked at."""
-        assert looked.server.found is not None
+        assert looked.server.datasource is not None
         assert looked.confirmed is not None
         keyed, folder = looked.confirmed.keyed, self._folder()
         with publishing(self._context) as client:
@@ -354,16 +353,16 @@ class Patch:
                 intend(self._context, looked, version, patch=True, keyed=keyed)
                 crash_after("intended")
                 base = str(looked.server.version)
-                sent = self._send(client, looked.server.found, version, payloads, base=base)
+                sent = self._send(client, looked.server.datasource, version, payloads, base=base)
                 if sent.doubtful:
-                    check_content(self._context, client, sent.found, version)
+                    check_content(self._context, client, sent.datasource, version)
             finally:
                 remove(folder)
         crash_after("published")
         confirmation = confirmation_of(
-            self._context, version, ServerLook(looked.server.project, sent.found), keyed=keyed
+            self._context, version, ServerLook(looked.server.project, sent.datasource), keyed=keyed
         )
-        return Published(confirmation, sent.found, sent_bytes=sum(payload.bytes for payload in payloads))
+        return Published(confirmation, sent.datasource, sent_bytes=sum(payload.bytes for payload in payloads))
 
     def _payloads(self, version: Version, folder: Path, *, keyed: bool) -> list[Payload]:
         change_set = self._change_set(version)
@@ -380,17 +379,17 @@ class Patch:
     def _send(
         self,
         client: TableauClient,
-        found: FoundDatasource,
+        datasource: FoundDatasource,
         version: Version,
         payloads: list[Payload],
         *,
         base: str,
-    ) -> Sent:
-        """All parts, one after the other. `base` is the server's version that they change: it belongs to their ids."""
+    ) -> SentChange:
+        """Send all parts one after the other. `base` is the server's version that they change, a part of their ids."""
         moved(rows=sum(payload.rows for payload in payloads), bytes=sum(payload.bytes for payload in payloads))
         manifest = version.manifest
         whole = f"{self._context.spec.name} {version.id} {manifest['change_set']} {manifest['source_version']}"
-        now, doubtful = found, False
+        now, doubtful = datasource, False
         for number, payload in enumerate(payloads, 1):
             part = f"{number} of {len(payloads)}"
             batch = Batch(
@@ -404,30 +403,30 @@ class Patch:
             self._context.log(
                 f"sending {payload.keys:,} keys and {payload.rows:,} rows, {payload.bytes / 1e6:,.1f} MB ({part})"
             )
-            ended = None
+            ended_at = None
             try:
-                ended = self._send_one(client, found, now, version, batch)
+                ended_at = self._send_one(client, datasource, now, version, batch)
             except JobVanishedError:
                 self._context.log("the server forgot the job: its rows are compared at the end")
             now = settled(client, now)
-            check_unpublished(client, found, now)
-            doubtful = doubtful or _changed_later(now, ended) or now.revision is None
-        return Sent(now, doubtful)
+            check_unpublished(client, datasource, now)
+            doubtful = doubtful or _changed_later(now, ended_at) or now.revision is None
+        return SentChange(now, doubtful)
 
     def _send_one(
-        self, client: TableauClient, found: FoundDatasource, now: FoundDatasource, version: Version, batch: Batch
+        self, client: TableauClient, datasource: FoundDatasource, now: FoundDatasource, version: Version, batch: Batch
     ) -> datetime | None:
-        """One part, sent to what is there now; `found` is what was there before the first one."""
+        """Send one part to the datasource of `now`; `datasource` is the one before the first part."""
         asking = _Asking()
 
         def check() -> None:
-            still_the_same(client, now, begun=now is not found)
+            check_unchanged(client, now, begun=now is not datasource)
             # Last: looking takes several calls, each of which a machine may sleep through.
             self._context.check_lease()
             asking.begin()
 
         def check_again() -> None:
-            not_published_since(client, now)
+            check_not_republished(client, now)
             self._context.check_lease()
             asking.begin()
 
@@ -451,15 +450,15 @@ class Patch:
                 progress=tell_progress(self._context.log, "uploading", clock=client.retry.clock),
             )
         except (JobFailedError, JobCancelledError) as error:
-            error.args = (f"{error} {what_is_left(client, found)}",)
+            error.args = (f"{error} {change_left_behind(client, datasource)}",)
             raise
         except RefusedError as error:
             if asking.open:
-                # Who may not look at a job does not know what it will have changed, nor whether it is over.
+                # Without permission to read the job, its result is unknown.
                 raise UnknownOutcomeError(
-                    f"{error} The change may have been taken and still come: the next refresh looks."
+                    f"{error} The server may still apply the change: the next refresh checks that."
                 ) from error
-            error.args = (f"{error} {what_is_left(client, found)}",)
+            error.args = (f"{error} {change_left_behind(client, datasource)}",)
             raise
         self._context.log(" ".join(["done on the server", *job.notes]))
         return job.ended_at
@@ -467,54 +466,53 @@ class Patch:
     # After a crash
 
     def recover(
-        self, client: TableauClient, last: Recovered, intent: Intent, confirmed: Confirmation | None
-    ) -> Recovered:
-        """Send again what may not have arrived; wait for what was sent before somebody else's publish."""
+        self, client: TableauClient, last: RecoveredPublish, intent: Intent, confirmed: Confirmation | None
+    ) -> RecoveredPublish:
+        """Send again what may not have arrived; if somebody else published, wait for our job to end."""
         del confirmed
         if last.outcome in (PublishOutcome.NOT_LANDED, PublishOutcome.PARTIAL):
             return self._send_again(client, last, intent)
         if last.outcome is PublishOutcome.FOREIGN and intent.job is not None:
             self._outlast(client, intent)
-            return Recovered(last.outcome, look_at_server(client, self._context.spec))
+            return RecoveredPublish(last.outcome, look_at_server(client, self._context.spec))
         return last
 
-    def _send_again(self, client: TableauClient, last: Recovered, intent: Intent) -> Recovered:
-        """Send again what a crash interrupted, under the same request ids, so that a job at work is joined.
+    def _send_again(self, client: TableauClient, last: RecoveredPublish, intent: Intent) -> RecoveredPublish:
+        """Send an interrupted change again under the same request ids, so that a running job is joined.
 
-        Known to be over, it cannot come late and undo what the next refresh brings. PARTIAL where that is all that is
-        known.
+        Once it has ended it cannot undo what the next refresh brings. Return PARTIAL if nothing more is known.
         """
         server = last.server
         version = self._context.known_version(intent.version)
-        if version is None or server.found is None or not is_change_of(self._context, intent, version):
+        if version is None or server.datasource is None or not is_change_of(self._context, intent, version):
             self._outlast(client, intent)
-            return Recovered(PublishOutcome.PARTIAL, look_at_server(client, self._context.spec))
+            return RecoveredPublish(PublishOutcome.PARTIAL, look_at_server(client, self._context.spec))
         folder = self._folder()
         try:
             payloads = self._payloads(version, folder, keyed=intent.keyed)
             base = intent.base_server_version or ""
-            sent = self._send(client, server.found, version, payloads, base=base)
-            # Where the server had moved before, its request ids may be of content that is gone.
+            sent = self._send(client, server.datasource, version, payloads, base=base)
+            # If the server's version changed before, the server may know the request ids from content that is gone.
             if (
                 sent.doubtful
                 or last.outcome is PublishOutcome.PARTIAL
                 or server.version_text != intent.base_server_version
             ):
-                check_content(self._context, client, sent.found, version)
+                check_content(self._context, client, sent.datasource, version)
         except MachineError:
-            # What was sent may still be at work.
+            # The sent job may still be running.
             raise
         except _IN_VAIN as error:
-            self._context.log(f"what was interrupted could not be sent again: {error}")
+            self._context.log(f"the interrupted change could not be sent again: {error}")
             self._outlast(client, intent)
         else:
-            return Recovered(PublishOutcome.LANDED, ServerLook(server.project, sent.found))
+            return RecoveredPublish(PublishOutcome.LANDED, ServerLook(server.project, sent.datasource))
         finally:
             remove(folder)
-        return Recovered(PublishOutcome.PARTIAL, look_at_server(client, self._context.spec))
+        return RecoveredPublish(PublishOutcome.PARTIAL, look_at_server(client, self._context.spec))
 
     def _outlast(self, client: TableauClient, intent: Intent) -> None:
-        """Wait until the job that was sent is over: coming late it would change what is published from now on."""
+        """Wait until our job has ended: otherwise it could change what is published later."""
         if intent.job is None:
             return
         self._context.log("waiting for the change that was sent before")
@@ -523,13 +521,13 @@ class Patch:
         except (JobFailedError, JobCancelledError, JobVanishedError) as error:
             self._context.log(f"it is over: {error}")
         except RefusedError as error:
-            raise UnknownOutcomeError(f"{error} A change that was sent before may still come.") from error
+            raise UnknownOutcomeError(f"{error} The server may still apply a change that was sent before.") from error
 
     def _change_set(self, version: Version) -> ChangeSet:
         return self._context.change_sets.get(version.manifest["change_set"])
 
     def _folder(self) -> Path:
-        """A place for what is sent, empty."""
+        """Return an empty folder for the files to send."""
         folder = self._context.work / "patch"
         remove(folder)
         folder.mkdir(parents=True, exist_ok=True)
@@ -537,5 +535,5 @@ class Patch:
 
 
 def _changed_later(now: FoundDatasource, ended: datetime | None) -> bool:
-    """Whether something may have changed it after our job; who does not know when that ended cannot tell."""
+    """Whether the datasource may have changed after our job; true if the end of the job is unknown."""
     return ended is None or (now.updated_at is not None and now.updated_at > ended + _LATER)

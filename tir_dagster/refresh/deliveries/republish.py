@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 
 from tir_dagster.refresh.context import Looked, Published, RefreshContext
-from tir_dagster.refresh.deliveries import Recovered
+from tir_dagster.refresh.deliveries import RecoveredPublish
 from tir_dagster.refresh.deliveries.whole import publish_whole
 from tir_dagster.refresh.state.records import Confirmation, Intent
 from tir_dagster.refresh.state.versions import Version
@@ -13,7 +13,7 @@ from tir_dagster.tableau.client import TableauClient
 
 
 class Republish:
-    """Publishes the version's file; an interrupted publish landed or did not, so there is nothing half done."""
+    """Publishes the version's file; an interrupted publish landed or did not, so there is nothing to complete."""
 
     def __init__(self, context: RefreshContext) -> None:
         self._context = context
@@ -22,7 +22,7 @@ class Republish:
         return publish_whole(self._context, looked, version, file=nullcontext(version.extract))
 
     def recover(
-        self, client: TableauClient, last: Recovered, intent: Intent, confirmed: Confirmation | None
-    ) -> Recovered:
+        self, client: TableauClient, last: RecoveredPublish, intent: Intent, confirmed: Confirmation | None
+    ) -> RecoveredPublish:
         del client, intent, confirmed
         return last

@@ -45,9 +45,9 @@ from tir_dagster.refresh.context import (
     shape_of,
 )
 from tir_dagster.refresh.datasource import credentials_for, fetch_shell, look_at_server, server_package
-from tir_dagster.refresh.deliveries import Recovered
+from tir_dagster.refresh.deliveries import RecoveredPublish
 from tir_dagster.refresh.deliveries.agreement import needed_increment
-from tir_dagster.refresh.deliveries.whole import Place, publish_over, put_back
+from tir_dagster.refresh.deliveries.whole import PublishTarget, publish_over, put_back
 from tir_dagster.refresh.state.records import Confirmation, Intent
 from tir_dagster.refresh.state.versions import SHELL, Version, new_version
 from tir_dagster.snowflake.versions import combined_token, probe
@@ -66,8 +66,7 @@ from tir_dagster.tableau.schedules import (
 )
 from tir_dagster.tableau.tasks import scheduled_refreshes
 
-# A schedule is told at least this long before its time; the publish begins that long before it, and as much earlier as
-# the upload may take.
+# The publish begins this long before the schedule's time, and earlier by the time that the upload may take.
 LEAD_SECONDS = 20.0
 _BYTES_PER_SECOND = 10_000_000
 _MINUTE = timedelta(minutes=1)
@@ -77,7 +76,7 @@ Log = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Affected:
-    """The smallest increment value among the changed rows, old images and new, as text; how many have none."""
+    """The smallest increment value of the changed rows, old and new, as text; and how many rows have none."""
 
     smallest: str | None
     nulls: int
@@ -85,9 +84,9 @@ class Affected:
 
 @dataclass(frozen=True)
 class Load:
-    """All that a load by the server needs: what is there now, and questions only the caller can answer."""
+    """All that a load by the server needs: what is there now, and functions of the caller."""
 
-    place: Place
+    place: PublishTarget
     shell: Path
     hyper: Path
     # Why everything is read anew.
@@ -99,9 +98,9 @@ class Load:
     differing: Callable[[str], str | None]
     # What the server already shows of later rows: from this literal on, everything is read again; `%null%` means all.
     lag: str | None
-    # Told before a publish that leaves a hole: the Hyper file that people will see meanwhile.
+    # Called before a publish that leaves a hole, with the Hyper file that people will see meanwhile.
     before_hole: Callable[[Path], None]
-    # Whether a downloaded Hyper file is that one.
+    # Whether a downloaded Hyper file has that content.
     is_hole: Callable[[Path], bool]
     # The clock on the wall, for schedules.
     now: Callable[[], datetime] = field(default=lambda: datetime.now(UTC))
@@ -116,36 +115,38 @@ class Suffix:
 
 
 def refreshed(
-    client: TableauClient, found: FoundDatasource, log: Log, *, incremental: bool, timeout: float
+    client: TableauClient, datasource: FoundDatasource, log: Log, *, incremental: bool, timeout: float
 ) -> FoundDatasource:
-    """The datasource after a refresh that began after this call: one that runs already may have read too early."""
+    """Return the datasource after a refresh that begins now: one that runs already may have read too early."""
     kind = "incremental" if incremental else "full"
-    log(f"waiting for jobs on the server: {kind} refresh of {found.shown}")
+    log(f"waiting for jobs on the server: {kind} refresh of {datasource.shown}")
     try:
-        return refresh_by_server(client, found, incremental=incremental, log=log, timeout=timeout).found
+        return refresh_by_server(client, datasource, incremental=incremental, log=log, timeout=timeout).datasource
     except JobVanishedError as error:
-        # Servers forget jobs; what it did shows in the data, which the caller compares.
+        # Servers forget jobs; the caller compares the data.
         log(str(error))
-        return settled(client, found)
+        return settled(client, datasource)
 
 
 def own_refreshes(
-    client: TableauClient, found: FoundDatasource, route: Route | None = None, schedule: Schedule | None = None
+    client: TableauClient, datasource: FoundDatasource, route: Route | None = None, schedule: Schedule | None = None
 ) -> tuple[str, ...]:
-    """A warning for each refresh that Tableau runs by its clock; a schedule that is moved from here is none of them."""
-    run = route.task.id if route is not None and route.task is not None else None
-    tasks = [task for task in scheduled_refreshes(client, found) if schedule is None or task.schedule_id != schedule.id]
-    return tuple(task.needed_warning if task.id == run else task.warning for task in tasks)
+    """Return a warning for each refresh that Tableau runs by a schedule, except the schedule that is moved from here."""
+    task_id = route.task.id if route is not None and route.task is not None else None
+    tasks = [
+        task for task in scheduled_refreshes(client, datasource) if schedule is None or task.schedule_id != schedule.id
+    ]
+    return tuple(task.needed_warning if task.id == task_id else task.warning for task in tasks)
 
 
 class SuffixLoad:
-    """Purge, publish, refresh; and back to what was there if the refresh fails."""
+    """Purges, publishes and refreshes; if the refresh fails, it puts the old package back."""
 
     def __init__(
-        self, client: TableauClient, load: Load, package: Package, suffix: Suffix, found: FoundDatasource, log: Log
+        self, client: TableauClient, load: Load, package: Package, suffix: Suffix, datasource: FoundDatasource, log: Log
     ) -> None:
         self._client, self._load, self._package, self._suffix = client, load, package, suffix
-        self._found, self._log = found, log
+        self._datasource, self._log = datasource, log
         self._hole = load.place.folder / "purged.hyper"
         self._patience = load.place.spec.datasource.job_timeout
         self._hole_since: float | None = None
@@ -153,28 +154,28 @@ class SuffixLoad:
         self.warnings: tuple[str, ...] = ()
 
     def run(self) -> FoundDatasource | Reason:
-        """The datasource after its refresh; or the reason why the server must load everything, and nothing was touched."""
+        """Return the datasource after its refresh; or the reason why the server must load everything, with nothing changed."""
         # Before anything is purged: a server that has no way to refresh incrementally must not get a hole.
-        route = find_route(self._client, self._found)
+        route = find_route(self._client, self._datasource)
         suffix = self._suffix
         purged = purge_from(self._load.hyper, self._hole, column=suffix.increment.column, smallest=suffix.smallest)
         if (reason := self._reason_for_all(purged)) is not None:
             return reason
         schedule = self._schedule(route)
-        self.warnings = own_refreshes(self._client, self._found, route, schedule)
+        self.warnings = own_refreshes(self._client, self._datasource, route, schedule)
         try:
             return self._publish_and_refresh(purged, schedule)
         except DatasourceError as error:
             raise self._put_back(error) from error
         except BaseException:
-            # Told to stop: people get their rows back before we go.
+            # Interrupted: put the rows back before the process ends.
             if self._hole_since is not None:
                 with suppress(TirError):
                     self._restore()
             raise
 
     def _reason_for_all(self, purged: Purged) -> Reason | None:
-        """Why the server must load everything after all. What we never confirmed is purged only where it cannot."""
+        """Return why the server must load everything. Unconfirmed content is purged only if the server cannot do that."""
         full = self._load.full
         if purged.largest is None:
             return full or Reason.EXTRACT_EMPTIED
@@ -183,7 +184,7 @@ class SuffixLoad:
         return None if full is Reason.FIRST_LOAD and not may_refresh_fully(self._client) else full
 
     def _publish_and_refresh(self, purged: Purged, schedule: Schedule | None) -> FoundDatasource:
-        """All that takes long is done before the wait for the schedule, so that it does not come too early."""
+        """Publish and refresh; do all that takes long before waiting for the schedule."""
         needed = self._needs_publish(purged)
         slot = self._moved(schedule) if schedule is not None else None
         if slot is not None:
@@ -191,36 +192,40 @@ class SuffixLoad:
         if needed:
             self._publish(purged)
         if schedule is None or slot is None:
-            return refreshed(self._client, self._found, self._log, incremental=True, timeout=self._patience)
+            return refreshed(self._client, self._datasource, self._log, incremental=True, timeout=self._patience)
         if self._load.now() >= slot:
-            # The upload took longer than thought, and the schedule may have come to nothing.
+            # The upload took longer than expected, and the scheduled refresh may have run too early.
             slot = self._moved(schedule, soon=True)
             self._log(f"published after the schedule's time: moved to {slot:%Y-%m-%d %H:%M} UTC")
         return self._refreshed_at(slot)
 
     def _needs_publish(self, purged: Purged) -> bool:
-        """The server goes on after its last value: where that is small enough already, nobody need see a hole."""
+        """Whether a publish is needed: not if nothing is purged and the server's last value is small enough already."""
         value = self._suffix.increment.value
         reaches = purged.largest <= value < self._suffix.smallest  # type: ignore[operator]
         return bool(purged.purged) or not reaches
 
     def _schedule(self, route: Route) -> Schedule | None:
-        """The schedule that refreshes it; None when the server can be asked at once."""
+        """Return the schedule that refreshes the datasource; None if a refresh can be started directly."""
         if self._load.place.spec.datasource.schedule is None and route.way is not Way.SCHEDULE:
             return None
-        return find_schedule(self._client, self._found)
+        return find_schedule(self._client, self._datasource)
 
     def _moved(self, schedule: Schedule, *, soon: bool = False) -> datetime:
-        """When it runs next, now that it has been moved there."""
+        """Move the schedule; return when it runs next."""
         spec, now = self._load.place.spec, self._load.now()
-        asked = None if soon else spec.datasource.schedule
-        # One that is due within a minute could pass before the server knows of it.
-        slot = next_slot(time.fromisoformat(asked), spec.slices.zone, now=now + _MINUTE) if asked else soonest_slot(now)
+        time_of_day = None if soon else spec.datasource.schedule
+        # A slot within a minute could pass before the server knows of it.
+        slot = (
+            next_slot(time.fromisoformat(time_of_day), spec.slices.zone, now=now + _MINUTE)
+            if time_of_day
+            else soonest_slot(now)
+        )
         move_schedule(self._client, schedule, slot)
         return slot
 
     def _wait_for(self, slot: datetime, upload_bytes: int) -> None:
-        """Purged at that time and not before: until then people see everything."""
+        """Wait until shortly before the slot: until then people see all rows."""
         left = (slot - self._load.now()).total_seconds() - LEAD_SECONDS - upload_bytes / _BYTES_PER_SECOND
         if left > 0:
             self._log(f"waiting for the server's schedule at {slot:%Y-%m-%d %H:%M} UTC ({left:.0f} s)")
@@ -235,32 +240,32 @@ class SuffixLoad:
         self._log(
             f"publishing without {purged.purged:,} rows from {self._suffix.smallest} on: Tableau reads them again"
         )
-        # From here on, also if the answer gets lost: whoever puts back looks at the server first.
+        # From here on, even if the answer is lost: putting back looks at the server first.
         self._hole_since, self._missing = self._client.retry.clock(), purged.purged
-        done = publish_over(self._client, package, self._load.place, self._found)
-        self._found, self.warnings = done.found, self.warnings + done.warnings
+        restored = publish_over(self._client, package, self._load.place, self._datasource)
+        self._datasource, self.warnings = restored.datasource, self.warnings + restored.warnings
 
     def _refreshed_at(self, slot: datetime) -> FoundDatasource:
-        before = server_version(self._found)
-        wait_for_scheduled_run(self._client, self._found, slot=slot, before=before, job_timeout=self._patience)
-        return settled(self._client, self._found)
+        before = server_version(self._datasource)
+        wait_for_scheduled_run(self._client, self._datasource, slot=slot, before=before, job_timeout=self._patience)
+        return settled(self._client, self._datasource)
 
     def _put_back(self, error: DatasourceError) -> DatasourceError:
-        """The error to raise, when what was there before is there again, or could not be brought back."""
+        """Put the old package back; return the error to raise, which says what people see now."""
         if self._hole_since is None:
             return DatasourceError(f"{error} Nothing was purged from the datasource.")
         try:
-            back = self._restore()
+            outcome = self._restore()
         except TirError as second:
             return DatasourceError(
                 f"{error} People may not see {self._missing:,} rows now, and the kept package could not be published back: {second} "
                 "The next refresh does that first: run it as soon as the server answers."
             )
-        if back is PublishOutcome.NOT_LANDED:
+        if outcome is PublishOutcome.NOT_LANDED:
             return DatasourceError(f"{error} The datasource is as it was.")
-        if back is PublishOutcome.FOREIGN:
+        if outcome is PublishOutcome.FOREIGN:
             return DatasourceError(
-                f"{error} The datasource was left as it is now, because somebody else, or the server itself, changed or removed it meanwhile. The next refresh starts from that."
+                f"{error} Nothing was put back, because somebody else, or the server itself, changed or removed the datasource meanwhile. The next refresh starts from what is there."
             )
         seconds = self._client.retry.clock() - self._hole_since
         return DatasourceError(
@@ -270,14 +275,14 @@ class SuffixLoad:
     def _restore(self) -> PublishOutcome:
         """Put the kept package back over our own publish, and over nothing else."""
         place = self._load.place
-        now = reread(self._client, self._found)
+        now = reread(self._client, self._datasource)
         version = server_version(now) if now else None
         if version == place.look.version:
             return PublishOutcome.NOT_LANDED
         if now is None:
             return PublishOutcome.FOREIGN
-        if version != server_version(self._found):
-            # The answer to our publish got lost, or somebody else came after us: the content tells.
+        if version != server_version(self._datasource):
+            # The answer to our publish was lost, or somebody else published after us: compare the content.
             _, hyper = fetch_shell(self._client, now, place.folder / "restored", log=place.log)
             if not self._load.is_hole(hyper):
                 return PublishOutcome.FOREIGN
@@ -286,20 +291,20 @@ class SuffixLoad:
 
 
 @dataclass(frozen=True)
-class Loaded:
-    """What the server shows after its refresh, downloaded; the reason why it had to load everything, if it had to."""
+class LoadedByServer:
+    """What the server shows after its refresh, downloaded; and why it loaded everything, if it did."""
 
-    found: FoundDatasource
+    datasource: FoundDatasource
     shell: Path
     hyper: Path
     warnings: tuple[str, ...]
     reason: Reason | None = None
 
 
-def load_by_server(client: TableauClient, load: Load, *, log: Log) -> Loaded:
+def load_by_server(client: TableauClient, load: Load, *, log: Log) -> LoadedByServer:
     """Let the server read what changed, and download the result; the caller compares it with the source."""
-    place, found = load.place, load.place.look.found
-    if found is None:
+    place, datasource = load.place, load.place.look.datasource
+    if datasource is None:
         raise DatasourceError(
             f"{place.spec.name}: there is no datasource {place.spec.datasource.name!r} in project {place.look.project.path!r}, "
             "and the delivery `server` needs one that Tableau refreshes. Publish it from Tableau, or use `republish`."
@@ -308,14 +313,14 @@ def load_by_server(client: TableauClient, load: Load, *, log: Log) -> Loaded:
     increment = needed_increment(place.spec.name, package, load.hyper)
     suffix = _suffix(load, increment)
     if isinstance(suffix, Reason):
-        return _load_all(client, load, found, suffix, log)
+        return _load_all(client, load, datasource, suffix, log)
     if suffix is None:
         log("the server shows these rows already: nothing for it to load")
-        return _as_it_is(client, load, settled(client, found))
-    loading = SuffixLoad(client, load, package, suffix, found, log)
+        return _as_it_is(client, load, settled(client, datasource))
+    loading = SuffixLoad(client, load, package, suffix, datasource, log)
     outcome = loading.run()
     if isinstance(outcome, Reason):
-        return _load_all(client, load, found, outcome, log)
+        return _load_all(client, load, datasource, outcome, log)
     loaded = _download(client, load, outcome, loading.warnings)
     return replace(loaded, warnings=loaded.warnings + _full_instead(client, package, loaded))
 
@@ -335,7 +340,7 @@ def _suffix(load: Load, increment: Increment | NoIncrement) -> Suffix | Reason |
     return Suffix(increment, min(values)) if values else None
 
 
-# Here we lost sight of the datasource, not the datasource its rows: it may show most of them.
+# For these reasons our state is unknown, not the datasource's rows: it may still show most of them.
 _UNKNOWN_TO_US = (
     Reason.FIRST_LOAD,
     Reason.STATE_LOST,
@@ -354,8 +359,10 @@ def _suffix_of_all(load: Load, full: Reason, increment: Increment | NoIncrement)
     return Suffix(increment, parse_value(first, increment.kind, load.place.spec.name))
 
 
-def _load_all(client: TableauClient, load: Load, found: FoundDatasource, reason: Reason, log: Log) -> Loaded:
-    """A full refresh on the server; nobody sees a hole, so it begins at once, whatever schedule the spec names."""
+def _load_all(
+    client: TableauClient, load: Load, datasource: FoundDatasource, reason: Reason, log: Log
+) -> LoadedByServer:
+    """Run a full refresh on the server; it leaves no hole, so it begins at once, whatever schedule the spec names."""
     spec = load.place.spec
     if load.full is None and spec.policy == "incremental_only" and reason is not Reason.FIRST_LOAD:
         raise DatasourceError(
@@ -364,46 +371,46 @@ def _load_all(client: TableauClient, load: Load, found: FoundDatasource, reason:
         )
     if not may_refresh_fully(client):
         raise DatasourceError(
-            f"{spec.name}: Tableau would have to load everything, because {reason.value} ({reason.name}), and {client.where} lets"
-            " nobody start that from outside. Nothing was touched. Allow to run refreshes by hand in the site's settings, or"
+            f"{spec.name}: Tableau would have to load everything, because {reason.value} ({reason.name}), and {client.where} does"
+            " not allow that to be started over REST. Nothing was touched. Allow refreshes by hand in the site's settings, or"
             " use the delivery `republish`."
         )
     log(f"a full refresh on the server, because {reason.value}")
-    warnings = own_refreshes(client, found)
+    warnings = own_refreshes(client, datasource)
     patience = load.place.spec.datasource.job_timeout
-    now = refreshed(client, found, log, incremental=False, timeout=patience)
+    now = refreshed(client, datasource, log, incremental=False, timeout=patience)
     return _download(client, load, now, warnings, reason=reason)
 
 
-def _full_instead(client: TableauClient, before: Package, loaded: Loaded) -> tuple[str, ...]:
-    """Said where the server did not tell what its job was: the rows are right, but they took a full refresh."""
+def _full_instead(client: TableauClient, before: Package, loaded: LoadedByServer) -> tuple[str, ...]:
+    """Return a warning if the server ran a full refresh instead: the rows are right, but it took longer."""
     last = read_package(loaded.shell).events[-1]
     if last.kind != "create" or last.started == before.events[-1].started:
         return ()
-    told = (
-        f"{client.where} refreshed all of {loaded.found.shown} although only an increment was asked for. Check that the"
+    warning = (
+        f"{client.where} refreshed all of {loaded.datasource.shown} although only an increment was asked for. Check that the"
         " datasource is set up for incremental refreshes, and that the server knows them."
     )
-    return (told,)
+    return (warning,)
 
 
-def _as_it_is(client: TableauClient, load: Load, found: FoundDatasource) -> Loaded:
-    warnings = own_refreshes(client, found)
-    if server_version(found) == load.place.look.version:
-        return Loaded(found, load.shell, load.hyper, warnings)
-    return _download(client, load, found, warnings)
+def _as_it_is(client: TableauClient, load: Load, datasource: FoundDatasource) -> LoadedByServer:
+    warnings = own_refreshes(client, datasource)
+    if server_version(datasource) == load.place.look.version:
+        return LoadedByServer(datasource, load.shell, load.hyper, warnings)
+    return _download(client, load, datasource, warnings)
 
 
 def _download(
     client: TableauClient,
     load: Load,
-    found: FoundDatasource,
+    datasource: FoundDatasource,
     warnings: tuple[str, ...],
     *,
     reason: Reason | None = None,
-) -> Loaded:
-    shell, hyper = fetch_shell(client, found, load.place.folder / "loaded", log=load.place.log)
-    return Loaded(found, shell, hyper, warnings, reason)
+) -> LoadedByServer:
+    shell, hyper = fetch_shell(client, datasource, load.place.folder / "loaded", log=load.place.log)
+    return LoadedByServer(datasource, shell, hyper, warnings, reason)
 
 
 _COMPARE = (
@@ -414,7 +421,7 @@ _COMPARE = (
 class Server:
     """Lets the server itself load the rows.
 
-    The version is applied and verified locally as for any delivery: it is what Tableau must come to.
+    The version is applied and verified locally as for any delivery: Tableau must reach the same content.
     """
 
     def __init__(self, context: RefreshContext) -> None:
@@ -422,21 +429,21 @@ class Server:
         self._hole: str | None = None
 
     def recover(
-        self, client: TableauClient, last: Recovered, intent: Intent, confirmed: Confirmation | None
-    ) -> Recovered:
-        """Where an earlier run ended while rows were missing on the server: first of all, people get them back."""
+        self, client: TableauClient, last: RecoveredPublish, intent: Intent, confirmed: Confirmation | None
+    ) -> RecoveredPublish:
+        """Put the kept package back if an earlier run ended while rows were missing on the server."""
         del intent
         kept = self._context.known_version(confirmed.version) if confirmed is not None else None
-        found = last.server.found
+        datasource = last.server.datasource
         # Without the kept version nothing can be put back: then everything is loaded (STATE_LOST).
-        if last.outcome is not PublishOutcome.HOLE or kept is None or found is None:
+        if last.outcome is not PublishOutcome.HOLE or kept is None or datasource is None:
             return last
-        put_back(client, self._place(last.server), found, shell=kept.folder / SHELL, hyper=kept.extract)
+        put_back(client, self._place(last.server), datasource, shell=kept.folder / SHELL, hyper=kept.extract)
         self._context.log("the datasource is whole again")
-        return Recovered(PublishOutcome.NOT_LANDED, look_at_server(client, self._context.spec))
+        return RecoveredPublish(PublishOutcome.NOT_LANDED, look_at_server(client, self._context.spec))
 
     def publish(self, looked: Looked, version: Version) -> Published:
-        """Let Tableau load what changed; what it loaded must be what the version holds."""
+        """Let Tableau load what changed; the result must equal the version."""
         self._hole = None
         change_set = self._context.change_sets.get(version.manifest["change_set"])
         shape = shape_of(version)
@@ -450,21 +457,21 @@ class Server:
             same = version.manifest["fingerprint"] in digests
             lag = None if same else self._lag(version, load, loaded, digests[0])
         settled = self._settled_version(version, loaded)
-        confirmation = confirmation_of(self._context, settled, ServerLook(looked.server.project, loaded.found))
+        confirmation = confirmation_of(self._context, settled, ServerLook(looked.server.project, loaded.datasource))
         if lag is not None:
             self._keep_pending(change_set)
             kept = tuple(name for name in confirmation.change_sets if name != change_set.id)
             confirmation = replace(confirmation, fingerprint=digests[0], lag=lag, change_sets=kept)
         remove(load.place.folder)
-        return Published(confirmation, loaded.found, loaded.warnings, full_reason=loaded.reason)
+        return Published(confirmation, loaded.datasource, loaded.warnings, full_reason=loaded.reason)
 
-    def _put_back_and_tell(self, load: Load, loaded: Loaded, what: str) -> NoReturn:
-        """Rows are missing or wrong, and we know what was right: people get that back."""
+    def _put_back_and_tell(self, load: Load, loaded: LoadedByServer, what: str) -> NoReturn:
+        """Put the old package back if rows are missing or wrong; raise with what happened."""
         name = self._context.spec.name
         if self._hole is None:
             raise DatasourceError(f"{name}: {what} Nothing is confirmed. {_COMPARE} tir refresh {name} --full.")
         with TableauClient(self._context.tableau) as client:
-            put_back(client, load.place, loaded.found, shell=load.shell, hyper=load.hyper)
+            put_back(client, load.place, loaded.datasource, shell=load.shell, hyper=load.hyper)
         raise DatasourceError(f"{name}: {what} The datasource is as it was before. {_COMPARE} tir refresh {name}.")
 
     def _load(self, looked: Looked, version: Version, change_set: ChangeSet, shape: Shape) -> Load:
@@ -473,13 +480,13 @@ class Server:
 
         def affected(column: str) -> Affected:
             sides = [version.extract, *([looked.base.extract] if looked.base else [])]
-            found = [least_changed(side, column, change_set, folder, shape) for side in sides]
-            return Affected(_least(text for text, _ in found), sum(nulls for _, nulls in found))
+            least_values = [least_changed(side, column, change_set, folder, shape) for side in sides]
+            return Affected(_least(text for text, _ in least_values), sum(nulls for _, nulls in least_values))
 
         def before_hole(purged: Path) -> None:
             digests = content_digests(content_fingerprints(purged, shape), shape)
             self._hole = digests[0]
-            # Where rows were only deleted nothing will be loaded: what looks like a hole is how it must be.
+            # If rows were only deleted, nothing will be loaded: the purged file is already right.
             whole = version.manifest["fingerprint"] in digests
             intend(self._context, looked, version, hole=None if whole else self._hole)
             crash_after("intended")
@@ -500,17 +507,21 @@ class Server:
             now=self._context.now,
         )
 
-    def _place(self, server: ServerLook) -> Place:
+    def _place(self, server: ServerLook) -> PublishTarget:
         context, folder = self._context, self._context.work / "publish"
         folder.mkdir(parents=True, exist_ok=True)
-        credentials = credentials_for(context.spec, server.found, context.env)
-        return Place(context.spec, server, credentials, folder, context.folder, context.check_lease, context.log)
+        credentials = credentials_for(context.spec, server.datasource, context.env)
+        return PublishTarget(
+            context.spec, server, credentials, folder, context.folder, context.check_lease, context.log
+        )
 
     def _servers_files(self, looked: Looked) -> tuple[Path, Path]:
-        """The package and the Hyper file as the server holds them: its own, if it shows later rows than ours."""
-        if looked.confirmed is not None and looked.confirmed.lag is not None and looked.server.found is not None:
+        """Return the package and the Hyper file as the server holds them; downloaded if it shows later rows than ours."""
+        if looked.confirmed is not None and looked.confirmed.lag is not None and looked.server.datasource is not None:
             with TableauClient(self._context.tableau) as client:
-                return fetch_shell(client, looked.server.found, self._context.work / "download", log=self._context.log)
+                return fetch_shell(
+                    client, looked.server.datasource, self._context.work / "download", log=self._context.log
+                )
         shell, hyper = server_package(self._context, looked)
         if shell is None or hyper is None:
             raise DatasourceError(
@@ -520,35 +531,35 @@ class Server:
             )
         return shell, hyper
 
-    def _lag(self, version: Version, load: Load, loaded: Loaded, digest: str) -> str:
-        """From where on the server shows a later moment than the version; an error if it shows something else.
+    def _lag(self, version: Version, load: Load, loaded: LoadedByServer, digest: str) -> str:
+        """Return the value from which on the server shows later rows than the version; raise if it shows other rows.
 
-        Only the rows tell, because what came and went meanwhile is in no version: whatever differs between the two now, or
-        will change after the version, lies at or above the literal or among the changed keys. `%null%` where no literal
-        is small enough: then everything is loaded again.
+        Only the rows show it, because rows that appeared and vanished meanwhile are in no version: whatever differs now, or
+        changes after the version, is at or above the literal or among the changed keys. `%null%` if no literal is small
+        enough: then everything is loaded again.
         """
         tables = read_tables(self._context.spec)
-        named = ", ".join(map(str, tables))
+        table_names = ", ".join(map(str, tables))
         before, after = read_package(load.shell), read_package(loaded.shell)
         if digest == self._hole and before.events[-1].started == after.events[-1].started:
-            # A job that was forgotten, or began before our publish.
+            # The job was forgotten by the server, or began before our publish.
             self._put_back_and_tell(load, loaded, "Tableau's refresh ended without loading the rows that were purged.")
         if combined_token(probe(self._context.snowflake, tables).items()) == known_of(version).token:
-            what = f"what Tableau loaded differs from {named}, which has not changed since."
+            what = f"what Tableau loaded differs from {table_names}, which has not changed since."
             self._put_back_and_tell(load, loaded, what)
         column = after.increment_column
         lag = (_first_difference(loaded.hyper, version, column) if column else None) or NO_VALUE
         again = "loads everything again" if lag == NO_VALUE else f"reads again from {lag} on"
-        self._context.log(f"{named} changed while Tableau read it: the next refresh {again}")
+        self._context.log(f"{table_names} changed while Tableau read it: the next refresh {again}")
         return lag
 
     def _keep_pending(self, change_set: ChangeSet) -> None:
-        """The change set stays, without its keys, which are applied: so that the next refresh does not find nothing to do.
+        """Keep the change set pending, without its applied keys, so that the next refresh has work to do.
 
-        What came and went while Tableau read is in no version of ours, and yet on the server.
+        Rows that appeared and vanished while Tableau read are in no version, but on the server.
         """
         store = self._context.change_sets
-        said = f"{self._context.spec.name}: the source changed while Tableau read it."
+        sentence = f"{self._context.spec.name}: the source changed while Tableau read it."
         with store.staging(change_set.id) as folder:
             store.commit(
                 replace(
@@ -559,13 +570,13 @@ class Server:
                     rows=0,
                     purged={},
                     appended={},
-                    sentence=said,
+                    sentence=sentence,
                 ),
                 folder,
             )
 
-    def _settled_version(self, version: Version, loaded: Loaded) -> Version:
-        """The version again, with the package as the server has it now: its refresh events are what comes next."""
+    def _settled_version(self, version: Version, loaded: LoadedByServer) -> Version:
+        """Commit the version again with the server's current package, whose refresh events the next refresh needs."""
         with new_version(self._context.versions) as workspace:
             copy_file(version.extract, workspace.extract)
             copy_file(loaded.shell, workspace.folder / SHELL)
@@ -573,7 +584,7 @@ class Server:
 
 
 def _first_difference(hyper: Path, version: Version, column: str) -> str | None:
-    """The literal of the smallest increment value at which what the server holds differs from the version."""
+    """Return the literal of the smallest increment value at which the server's rows differ from the version."""
     try:
         return least_difference(hyper, version.extract, column=column)
     except ExtractError:
@@ -582,7 +593,7 @@ def _first_difference(hyper: Path, version: Version, column: str) -> str | None:
 
 
 def _least(texts: Iterable[str | None]) -> str | None:
-    """Texts of one kind: dates and times sort as text, whole numbers by their value."""
-    given = [text for text in texts if text is not None]
-    whole = all(text.lstrip("-").isdigit() for text in given)
-    return min(given, key=int if whole else str, default=None)
+    """Return the smallest text: dates and times sort as text, whole numbers by their value."""
+    values = [text for text in texts if text is not None]
+    whole = all(text.lstrip("-").isdigit() for text in values)
+    return min(values, key=int if whole else str, default=None)

@@ -1,6 +1,6 @@
-"""The delivery `trigger`: watch the tables, let Tableau run its own refresh, wait for it; nothing of the datasource is touched.
+"""The delivery `trigger`: watch the tables, let Tableau run its own refresh, wait for it; the datasource is not changed.
 
-What is confirmed was read before the refresh started: a change during it is seen next time.
+The confirmed tokens were read before the refresh started: a change during it is seen next time.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class TriggerPlan(Plan):
 
 
 def plan_trigger(spec: ExtractSpec, watched: Watched, confirmed: Confirmation | None, mode: Mode) -> TriggerPlan:
-    """Nothing if all tables are as confirmed; else the server's refresh that the spec names, or the one asked for."""
+    """Plan nothing if all tables are as confirmed; else the refresh that the spec names, or the requested one."""
     requested = mode == "full" or spec.policy == "full"
     if mode != "full" and confirmed is not None and confirmed.known == watched.known:
         return TriggerPlan(spec.name, mode, "none")
@@ -60,7 +60,7 @@ def watch(context: RefreshContext) -> Watched:
 
 
 def trigger_warnings(context: RefreshContext) -> tuple[str, ...]:
-    """Warn of refreshes that Tableau runs by its own clock; raise if the datasource is not there."""
+    """Return warnings about refreshes that Tableau runs by a schedule; raise if the datasource does not exist."""
     with context.stages.timed("look"), TableauClient(context.tableau) as client:
         return schedule_warnings(client, _find(context, client))
 
@@ -69,20 +69,20 @@ def refresh_on_server(context: RefreshContext, plan: Plan, watched: Watched) -> 
     """Let the server refresh the datasource, and wait for it."""
     with TableauClient(context.tableau) as client:
         with context.stages.timed("look"):
-            found = _find(context, client)
-            warnings = schedule_warnings(client, found)
+            datasource = _find(context, client)
+            warnings = schedule_warnings(client, datasource)
         incremental = plan.decision == "incremental"
         with context.stages.timed("refresh"):
             triggered = refresh_by_server(
                 client,
-                found,
+                datasource,
                 incremental=incremental,
                 log=context.log,
                 timeout=context.spec.datasource.job_timeout,
             )
-    # After an increment the server tells what it appended, not how many rows there are.
+    # After an increment the server reports the appended rows, not the total.
     row_count = None if incremental else triggered.rows
-    confirmation = _confirmation(context.spec, watched, triggered.found, row_count)
+    confirmation = _confirmation(context.spec, watched, triggered.datasource, row_count)
     return RefreshedByServer(triggered, confirmation, row_count, warnings)
 
 
@@ -91,31 +91,33 @@ def _find(context: RefreshContext, client: TableauClient) -> FoundDatasource:
     return find_datasource(client, project=project, name=context.spec.datasource.name)
 
 
-def _confirmation(spec: ExtractSpec, watched: Watched, found: FoundDatasource, row_count: int | None) -> Confirmation:
+def _confirmation(
+    spec: ExtractSpec, watched: Watched, datasource: FoundDatasource, row_count: int | None
+) -> Confirmation:
     return Confirmation(
         extract=spec.name,
         version="",
         source_version=str(watched.version),
         known=watched.known,
         watermark=None,
-        datasource_id=found.id,
-        server_version=str(server_version(found)),
+        datasource_id=datasource.id,
+        server_version=str(server_version(datasource)),
         fingerprint="",
         rows=row_count or 0,
         change_sets=(),
     )
 
 
-def schedule_warnings(client: TableauClient, found: FoundDatasource) -> tuple[str, ...]:
-    """A sentence for each refresh that Tableau also runs on the datasource by its own clock."""
-    return tuple(_warning(found, task) for task in scheduled_refreshes(client, found))
+def schedule_warnings(client: TableauClient, datasource: FoundDatasource) -> tuple[str, ...]:
+    """Return a warning for each refresh that Tableau also runs on the datasource by a schedule."""
+    return tuple(_warning(datasource, task) for task in scheduled_refreshes(client, datasource))
 
 
-def _warning(found: FoundDatasource, task: RefreshTask) -> str:
+def _warning(datasource: FoundDatasource, task: RefreshTask) -> str:
     kind = "an incremental" if task.incremental else "a full"
     when = f", next at {task.next_run_at.astimezone(UTC):%Y-%m-%d %H:%M} UTC" if task.next_run_at else ""
     return (
-        f"Tableau also runs {kind} refresh of {found.shown} on its own ({task.schedule}{when}), whether the source changed or"
+        f"Tableau also runs {kind} refresh of {datasource.shown} on its own ({task.schedule}{when}), whether the source changed or"
         " not. Remove the task on the server if the refreshes started from here are enough."
     )
 

@@ -1,4 +1,4 @@
-"""Publish whole packages: over exactly what was looked at, with all that a datasource keeps; and put a kept package back."""
+"""Publishing of whole packages over exactly what was looked at, keeping a datasource's settings; and putting a package back."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tir_dagster.tableau.settings import (
     remember,
     remembered_connections,
 )
-from tir_dagster.tableau.tasks import look_beside
+from tir_dagster.tableau.tasks import list_attachments
 from tir_dagster.tableau.transfer import publish
 from tir_dagster.tableau.upload import tell_progress
 
@@ -43,9 +43,9 @@ Log = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Delivered:
-    """The datasource after a publish, warnings about what could not be put back, and whether its rows must be compared to be sure."""
+    """The datasource after a publish, warnings about lost settings, and whether its rows must be compared to be sure."""
 
-    found: FoundDatasource
+    datasource: FoundDatasource
     warnings: tuple[str, ...]
     doubtful: bool = False
 
@@ -64,29 +64,33 @@ def deliver(
     check: Check = always,
     landed: Check = always,
 ) -> Delivered:
-    """Publish over exactly what was looked at, and put back what overwriting loses; gives warnings about the rest.
+    """Publish over exactly what was looked at, and put back the settings that overwriting loses; warn about the rest.
 
-    What must not be forgotten is written down in `home`; `landed` is told before it is put back.
+    The settings are saved in `home`; `landed` is called before they are put back.
     """
     if shell is None:
-        sent = VirtualFile.of(hyper, name=f"{spec.name}.hyper")
+        file = VirtualFile.of(hyper, name=f"{spec.name}.hyper")
     else:
         package = read_package(shell)
-        sent = packed(package, f"{spec.name}.tdsx", hyper=hyper, refresh=refresh_change(package, hyper, rows=rows))
-    seen = remember(look.found, home, look_beside(client, look.found)) if look.found is not None else nothing
-    log(f"publishing {sent.size / 1e6:,.1f} MB")
+        file = packed(package, f"{spec.name}.tdsx", hyper=hyper, refresh=refresh_change(package, hyper, rows=rows))
+    seen = (
+        remember(look.datasource, home, list_attachments(client, look.datasource))
+        if look.datasource is not None
+        else nothing
+    )
+    log(f"publishing {file.size / 1e6:,.1f} MB")
     inferred = False
 
     def infer() -> None:
         nonlocal inferred
         inferred = True
 
-    found = publish(
+    published = publish(
         client,
-        sent,
+        file,
         project=look.project,
         name=spec.datasource.name,
-        overwrite=look.found is not None,
+        overwrite=look.datasource is not None,
         expected=look.version,
         connections=credentials,
         progress=tell_progress(log, "uploading", clock=client.retry.clock),
@@ -95,17 +99,17 @@ def deliver(
         inferred=infer,
     )
     landed()
-    restored = put_back_remembered(client, found, home, credentials)
-    now = _settled(client, found, restored)
-    # Where no revisions are shown, nobody can tell whether somebody published since.
-    doubtful = inferred or now.revision is None or server_version(now) != server_version(restored.found)
+    restored = put_back_remembered(client, published, home, credentials)
+    now = _settled(client, published, restored)
+    # Without revisions it is unknown whether somebody published since.
+    doubtful = inferred or now.revision is None or server_version(now) != server_version(restored.datasource)
     return Delivered(now, restored.warnings, doubtful)
 
 
 def _settled(client: TableauClient, published: FoundDatasource, restored: Restored) -> FoundDatasource:
-    """The datasource at a moment that can be confirmed: nobody published after us."""
-    now = settled(client, restored.found, shown_by=published)
-    check_undisturbed(published, now, where=client.where, meanwhile="ours was being confirmed")
+    """Return the datasource at a moment that can be confirmed; raise if somebody published after us."""
+    now = settled(client, restored.datasource, earlier=published)
+    check_undisturbed(published, now, where=client.where, meanwhile="our publish was being confirmed")
     return now
 
 
@@ -119,19 +123,19 @@ def finish_delivery(
     foreign: bool,
     landed: bool,
 ) -> tuple[ServerLook, tuple[str, ...]]:
-    """Put back what an earlier publish of ours took from the datasource, if that run ended before it could.
+    """Put back the settings that our earlier publish removed, if that run ended before it could do so.
 
-    `foreign` and `landed` tell what is known of the rows: what somebody else did is left alone.
+    `foreign` and `landed` describe whose rows these are: what somebody else published is not changed.
     """
-    if look.found is None or not is_remembered(home):
+    if look.datasource is None or not is_remembered(home):
         return look, ()
     credentials = named_credentials(spec, remembered_connections(home), env)
-    # The look may have taken long, and what is put back moves the version: only what was looked at may be confirmed.
-    _check_same(client, look.found, reread(client, look.found))
-    restored = put_back_remembered(client, look.found, home, credentials, foreign=foreign, landed=landed)
-    now = _settled(client, look.found, restored)
-    _check_same(client, restored.found, now)
-    return replace(look, found=now), restored.warnings
+    # The look may have taken long, and putting back changes the version: only what was looked at may be confirmed.
+    _check_same(client, look.datasource, reread(client, look.datasource))
+    restored = put_back_remembered(client, look.datasource, home, credentials, foreign=foreign, landed=landed)
+    now = _settled(client, look.datasource, restored)
+    _check_same(client, restored.datasource, now)
+    return replace(look, datasource=now), restored.warnings
 
 
 def _check_same(client: TableauClient, before: FoundDatasource, now: FoundDatasource | None) -> None:
@@ -144,40 +148,44 @@ def _check_same(client: TableauClient, before: FoundDatasource, now: FoundDataso
 
 
 @dataclass(frozen=True)
-class Place:
+class PublishTarget:
     """The datasource as it was looked at, and all that publishing over it needs."""
 
     spec: ExtractSpec
     look: ServerLook
     credentials: Sequence[ConnectionCredential]
-    # For what is sent, and for what is written down until it is put back.
+    # For the files to send, and for the saved settings.
     folder: Path
     home: Path
-    # Asked right before every request that publishes.
+    # Called right before every request that publishes.
     check: Check = always
     log: Callable[[str], None] = lambda _: None
 
 
-def put_back(client: TableauClient, place: Place, found: FoundDatasource, *, shell: Path, hyper: Path) -> None:
-    """Publish the kept package over what we published ourselves, as it was when that was found out."""
+def put_back(
+    client: TableauClient, place: PublishTarget, datasource: FoundDatasource, *, shell: Path, hyper: Path
+) -> None:
+    """Publish the kept package over our own publish, if the datasource is still this one."""
     package = read_package(shell)
     value = greatest_increment(package, hyper)
-    # Another one where the server showed later rows than ours: it must go on from the rows that come back.
+    # Another value if the server showed later rows than ours: it must continue from the rows that are put back.
     refresh = None if value == package.last_increment else RefreshChange(increment_value=value)
-    publish_over(client, packed(package, f"{place.spec.name}.tdsx", hyper=hyper, refresh=refresh), place, found)
+    publish_over(client, packed(package, f"{place.spec.name}.tdsx", hyper=hyper, refresh=refresh), place, datasource)
 
 
-def publish_over(client: TableauClient, package: VirtualFile, place: Place, found: FoundDatasource) -> Restored:
-    """Publish over exactly this, and put back what overwriting loses: what an earlier publish of this run wrote down, else what is there."""
-    beside = None if is_remembered(place.home) else look_beside(client, found)
-    seen = remember(found, place.home, beside)
+def publish_over(
+    client: TableauClient, package: VirtualFile, place: PublishTarget, datasource: FoundDatasource
+) -> Restored:
+    """Publish over exactly this datasource, and put its settings back: those saved earlier in this run, else those of now."""
+    beside = None if is_remembered(place.home) else list_attachments(client, datasource)
+    seen = remember(datasource, place.home, beside)
     published = publish(
         client,
         package,
         project=place.look.project,
         name=place.spec.datasource.name,
         overwrite=True,
-        expected=server_version(found),
+        expected=server_version(datasource),
         connections=place.credentials,
         progress=tell_progress(place.log, "uploading", clock=client.retry.clock),
         check=place.check,
@@ -208,7 +216,7 @@ def publish_whole(
             hyper=hyper,
             shell=shell if shell.is_file() else None,
             rows=version.manifest["rows"],
-            credentials=credentials_for(context.spec, looked.server.found, context.env),
+            credentials=credentials_for(context.spec, looked.server.datasource, context.env),
             home=context.folder,
             log=context.log,
             check=context.check_lease,
@@ -216,8 +224,8 @@ def publish_whole(
         )
         warnings = delivered.warnings
         if delivered.doubtful:
-            warnings += check_delivered(context, client, delivered.found, version)
+            warnings += check_delivered(context, client, delivered.datasource, version)
     crash_after("published")
-    server = ServerLook(looked.server.project, delivered.found)
+    server = ServerLook(looked.server.project, delivered.datasource)
     confirmation = confirmation_of(context, version, server, keyed=keyed)
-    return Published(confirmation, delivered.found, warnings, sent_bytes=sent_bytes)
+    return Published(confirmation, delivered.datasource, warnings, sent_bytes=sent_bytes)

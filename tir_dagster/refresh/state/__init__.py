@@ -1,1 +1,1 @@
-"""What is durable between refreshes: leases, change sets, versions, intents."""
+"""The state between refreshes, on disk: leases, change sets, versions, intents."""

@@ -22,11 +22,11 @@ _UNFINISHED = ".unfinished-"
 
 
 class DamagedStateError(TirError, ValueError):
-    """A file of pending work that cannot be read: what it said is not guessed."""
+    """A file of pending work cannot be read; its content is not guessed."""
 
 
 def new_id() -> str:
-    """A change set's name: sorts by time, and no two are alike."""
+    """Return a new, unique name for a change set; names sort by time."""
     return f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:8]}"
 
 
@@ -42,12 +42,12 @@ class ChangeSetStore:
         return self._folder / change_set
 
     def keys(self, change_set: str) -> list[Path]:
-        """The files with a change set's keys."""
+        """Return the files with a change set's keys."""
         return parts_of(self.path(change_set) / KEYS)
 
     @contextmanager
     def staging(self, change_set: str) -> Iterator[Path]:
-        """A folder to fill; nothing stays of it unless it is committed inside the block."""
+        """Give a folder to fill; it is removed unless it is committed inside the block."""
         self._folder.mkdir(parents=True, exist_ok=True)
         folder = self._folder / f"{_UNFINISHED}{change_set}-{uuid.uuid4().hex[:8]}"
         folder.mkdir()
@@ -61,7 +61,7 @@ class ChangeSetStore:
         (folder / MANIFEST).write_text(change_set.to_json(), encoding="utf-8")
         for path in [*folder.rglob("*"), folder]:
             sync(path)
-        # A run on the same partition again: the new set has the old one's keys, as those of any pending one.
+        # If a run repeats the same partition, the new set contains the old one's keys, like those of every pending set.
         self._take_away(change_set.id)
         folder.rename(self.path(change_set.id))
         sync(self._folder)
@@ -78,21 +78,21 @@ class ChangeSetStore:
             ) from error
 
     def pending(self) -> tuple[ChangeSet, ...]:
-        """All unsettled change sets, oldest first. One that cannot be read is an error, not a gap."""
+        """Return all unsettled change sets, oldest first; raise if one cannot be read."""
         if not self._folder.is_dir():
             return ()
         names = sorted(path.parent.name for path in self._folder.glob(f"*/{MANIFEST}"))
         return tuple(self.get(name) for name in names if not name.startswith(_UNFINISHED))
 
     def settle(self, change_sets: tuple[str, ...]) -> None:
-        """A confirmation covers these: they are no longer pending. Repeating it is harmless."""
-        # First: an intent speaks of a change set.
+        """Remove change sets that a confirmation covers. Repeating it is harmless."""
+        # First: an intent refers to a change set.
         self.drop_intent()
         for name in change_sets:
             self._take_away(name)
 
     def _take_away(self, change_set: str) -> None:
-        """In one step: half a change set would be pending and could not be read."""
+        """Remove a change set in one step: half of one would be pending and unreadable."""
         going = self._folder / f"{_UNFINISHED}{change_set}-{uuid.uuid4().hex[:8]}"
         with suppress(FileNotFoundError):
             self.path(change_set).rename(going)
@@ -108,7 +108,7 @@ class ChangeSetStore:
             beside.write_text(intent.to_json(), encoding="utf-8")
 
     def note_job(self, version: str, job_id: str) -> None:
-        """What was intended, if it is still this version, is a job on the server by now."""
+        """Record the server's job in the intent, if it is still about this version."""
         intent = self.intent()
         if intent is not None and intent.version == version:
             self.intend(replace(intent, job=job_id))
@@ -127,15 +127,15 @@ class ChangeSetStore:
         self._intent.unlink(missing_ok=True)
 
     def looked_at(self, base: str) -> frozenset[int]:
-        """The reported hints that made no change set of what is confirmed; another confirmation asks anew."""
+        """Return the reported hints that gave no change set for this base; for another base they are checked again."""
         with suppress(FileNotFoundError, ValueError, KeyError, TypeError):
-            # Lost or unreadable: then they are looked at once more.
+            # If it is lost or unreadable, they are checked once more.
             value = json.loads(self._looked.read_text(encoding="utf-8"))
             return frozenset(value["reports"]) if value["base"] == base else frozenset()
         return frozenset()
 
     def remember_looked_at(self, base: str, reports: Iterable[int]) -> None:
-        """Only once all that they tell of was compared with the base, and nothing differed."""
+        """Record hints that were completely compared with the base without a difference."""
         known = sorted({*self.looked_at(base), *reports})
         self._folder.mkdir(parents=True, exist_ok=True)
         with replaced_file(self._looked) as beside:

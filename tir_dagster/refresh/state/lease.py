@@ -1,4 +1,4 @@
-"""One refresh per extract at a time: a lease in the base path, which says who holds it and expires with its owner."""
+"""The lease of an extract: one refresh at a time; it shows its holder, and expires when the holder dies."""
 
 from __future__ import annotations
 
@@ -34,25 +34,25 @@ class LeaseLostError(TirError):
 
 @dataclass(frozen=True)
 class Holder:
-    """Who holds the lease. Since when is for people: it is of the holder's own clock, and no two clocks are compared."""
+    """The holder of the lease. `since` is only shown to people: it is a time of the holder's own clock."""
 
     id: str
     host: str
     pid: int
     purpose: str
     since: str = ""
-    # Among whom the process id means anything; empty where nobody can tell.
+    # The boot and container in which the process id is valid; empty if unknown.
     space: str = ""
 
     def alive(self, age: float) -> bool:
-        """Whether it may still be at work, when it last renewed so many seconds ago."""
+        """Whether it may still be running, if it last renewed this many seconds ago."""
         if self.is_here and not _process_exists(self.pid):
             return False
         return age < EXPIRE_SECONDS
 
     @property
     def is_here(self) -> bool:
-        """Whether its process, if there is one, can be seen from this one."""
+        """Whether this process can see the holder's process, if it exists."""
         return bool(self.space) and (self.host, self.space) == (socket.gethostname(), _process_space())
 
     def __str__(self) -> str:
@@ -61,25 +61,25 @@ class Holder:
 
 
 class Lease:
-    """The lease while it is held; whoever slept too long finds out here, before anything is published."""
+    """The lease while it is held; a process that slept too long finds out here, before it publishes anything."""
 
     def __init__(self, path: Path, me: Holder) -> None:
         self._path = path
         self._me = me
 
     def check(self) -> None:
-        """Renew it, so that it counts for a while from now on; LeaseLostError names who has taken it."""
+        """Renew the lease; raise LeaseLostError, which names the new holder, if it was lost."""
         if self._renewed():
             return
         holder = _read(self._path)
-        by = f"and {holder} has taken over" if holder else "and somebody else took over and is done already"
+        by = f"and {holder} has taken over" if holder else "and another process took over and has ended already"
         raise LeaseLostError(
             f"{self._path.parent.name}: this process did not renew its lease for more than {EXPIRE_SECONDS:.0f} seconds, {by}. "
             "Whatever was published from here is that refresh's to confirm. Run again when that refresh is done."
         )
 
     def _renewed(self) -> bool:
-        """Whether it still is ours, and counts from now on."""
+        """Renew the lease if it is still ours; return whether it is."""
         while True:
             with _guard(self._path) as guard:
                 holder = _read(self._path)
@@ -89,14 +89,14 @@ class Lease:
                     return True
 
     def keep(self, stop: threading.Event) -> None:
-        """Renew it until told to stop; one that was lost stays lost."""
+        """Renew the lease until `stop` is set; a lost lease stays lost."""
         while not stop.wait(RENEW_SECONDS):
-            # A full disk or a shared one that stutters: tried again, for a lease that is not renewed is lost.
+            # A full or slow shared disk: try again, because a lease that is not renewed is lost.
             with suppress(OSError):
                 self._renewed()
 
     def release(self) -> None:
-        """Give it back; where the disk is full or away it expires by itself, and how the block ended is what counts."""
+        """Release the lease; if the disk is full or gone, it expires by itself, and no error hides that of the block."""
         with suppress(OSError), _guard(self._path):
             holder = _read(self._path)
             if holder is not None and holder.id == self._me.id:
@@ -110,7 +110,7 @@ _held: dict[tuple[Path, int], Lease] = {}
 def lease(
     path: Path, *, purpose: str, wait_seconds: float = 0.0, on_wait: Callable[[str], None] = lambda _: None
 ) -> Iterator[Lease]:
-    """Hold the lease for the block; waits for another holder, then refuses with its name."""
+    """Hold the lease for the block; wait for another holder, then raise LeaseHeldError with its name."""
     key = (path.absolute(), threading.get_ident())
     if key in _held:
         # The caller's caller holds it already: a command around the runs it starts.
@@ -141,22 +141,22 @@ def lease(
 
 def _wait_for(path: Path, me: Holder, wait_seconds: float, on_wait: Callable[[str], None]) -> None:
     deadline = time.monotonic() + wait_seconds
-    told = False
+    is_announced = False
     while (holder := _take(path, me)) is not None:
         if time.monotonic() >= deadline:
             raise LeaseHeldError(
                 f"{path.parent.name}: {holder} is refreshing this extract. Wait until it is done, or end that process; "
                 f"its lease then expires within {EXPIRE_SECONDS:.0f} seconds."
             )
-        if not told:
+        if not is_announced:
             on_wait(f"waiting for {holder}")
-            told = True
+            is_announced = True
         with waiting_for("lease"):
             time.sleep(0.2)
 
 
 def lease_holder(path: Path) -> Holder | None:
-    """Who holds the lease at this moment; None if it is free or its holder died."""
+    """Return the current holder of the lease; None if it is free or its holder died."""
     with suppress(FileNotFoundError):
         holder = _read(path)
         return holder if holder is not None and holder.alive(_age(path)) else None
@@ -164,7 +164,7 @@ def lease_holder(path: Path) -> Holder | None:
 
 
 def is_abandoned(path: Path) -> bool:
-    """Whether its holder is gone, and not only asleep: a machine that was suspended renews nothing."""
+    """Whether the holder's process is gone, and not only suspended with its machine."""
     holder = _read(path)
     if holder is None:
         return True
@@ -172,7 +172,7 @@ def is_abandoned(path: Path) -> bool:
 
 
 def _take(path: Path, me: Holder) -> Holder | None:
-    """Take the lease if it is free; gives its holder if not. A guard file makes looking and taking one step."""
+    """Take the lease if it is free; return its holder if not. A guard makes checking and taking one step."""
     while True:
         with _guard(path) as guard:
             holder = _read(path)
@@ -191,7 +191,7 @@ def _read(path: Path) -> Holder | None:
 
 
 def _write(path: Path, holder: Holder, guard: _Guard) -> bool:
-    """Write it down; not if this process slept inside its guard for so long that somebody else is in there by now."""
+    """Write the holder; return False if this process slept so long that another one has the guard by now."""
     beside = path.with_name(f".{path.name}.{holder.id}")
     try:
         beside.write_text(json.dumps(asdict(holder)), encoding="utf-8")
@@ -204,10 +204,10 @@ def _write(path: Path, holder: Holder, guard: _Guard) -> bool:
 
 
 def _age(path: Path) -> float:
-    """How long ago a file or folder was written, by the file system's own clock.
+    """Return how many seconds ago a file or folder was written, by the file system's own clock.
 
-    This machine's clock may be minutes ahead of the one that wrote it. A file made just now is stamped by whoever stamps
-    that one, too: the disk's machine, where it is shared.
+    This machine's clock may be minutes ahead of the one that wrote it. So compare with a new file, which gets its time
+    from the same clock: that of the disk's machine, if the disk is shared.
     """
     probe = path.with_name(f".{path.name}.now.{uuid.uuid4().hex}")
     try:
@@ -215,7 +215,7 @@ def _age(path: Path) -> float:
         now = probe.stat().st_mtime
     finally:
         probe.unlink(missing_ok=True)
-    # Through an open file: a shared file system may answer about a name from memory, about that only from the disk.
+    # Through an open file: a shared file system may answer about a name from its cache.
     handle = os.open(path, os.O_RDONLY)
     try:
         return now - os.fstat(handle).st_mtime
@@ -228,15 +228,15 @@ class _Guard:
     """The folder that keeps others out, as it was when this process made it."""
 
     path: Path
-    made: tuple[int, int]
+    identity: tuple[int, int]
 
     def is_ours(self) -> bool:
-        """Others remove it when it is old, and make their own."""
-        return _identity(self.path) == self.made
+        """Whether it still exists: other processes remove an old guard and create their own."""
+        return _identity(self.path) == self.identity
 
 
 def _identity(folder: Path) -> tuple[int, int] | None:
-    """Numbers of removed folders are given out again, so the time of the making is part of it."""
+    """Return the folder's inode and time: inode numbers alone are used again."""
     with suppress(FileNotFoundError):
         stat = folder.stat()
         return stat.st_ino, stat.st_mtime_ns
@@ -245,7 +245,7 @@ def _identity(folder: Path) -> tuple[int, int] | None:
 
 @contextmanager
 def _guard(path: Path) -> Iterator[_Guard]:
-    """A folder can be made by one process only, also on a shared file system where locks may not work."""
+    """Hold a guard folder for the block: only one process can create it, even on a shared disk without locks."""
     guard = path.with_name(f"{path.name}.guard")
     tries = 0
     while True:
@@ -257,17 +257,17 @@ def _guard(path: Path) -> Iterator[_Guard]:
                 _remove_old(guard)
             tries += 1
             time.sleep(0.01)
-    ours = _Guard(guard, _identity(guard) or (0, 0))
+    own_guard = _Guard(guard, _identity(guard) or (0, 0))
     try:
-        yield ours
+        yield own_guard
     finally:
-        if ours.is_ours():
+        if own_guard.is_ours():
             with suppress(FileNotFoundError):
                 guard.rmdir()
 
 
 def _remove_old(guard: Path) -> None:
-    """Its maker died between two lines if it is this old; by a rename, so that only one of those who wait removes it."""
+    """Remove the guard of a process that died; by a rename, so that only one waiting process removes it."""
     with suppress(OSError):
         if _age(guard) > EXPIRE_SECONDS:
             going = guard.with_name(f"{guard.name}.{uuid.uuid4().hex}")
@@ -277,10 +277,10 @@ def _remove_old(guard: Path) -> None:
 
 @cache
 def _process_space() -> str:
-    """Among whom a process id names one process: this boot of this machine, and in it this container's own ids.
+    """Return the space in which process ids are unique: this boot of this machine, and this container in it.
 
-    Two containers can have one host name and not see each other's processes. Empty where it cannot be told: then only
-    the time of the last renewal counts.
+    Two containers can have one host name and not see each other's processes. Empty if unknown: then only the time of
+    the last renewal counts.
     """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
@@ -289,8 +289,8 @@ def _process_space() -> str:
         pass
     try:
         # macOS, where processes of one boot all see each other.
-        asked = ["sysctl", "-n", "kern.bootsessionuuid"]
-        return subprocess.run(asked, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
+        command = ["sysctl", "-n", "kern.bootsessionuuid"]
+        return subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return ""
 

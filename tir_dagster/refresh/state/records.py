@@ -1,4 +1,4 @@
-"""What is known between refreshes: change sets, intents and confirmations, and what a crash between them means. Pure."""
+"""The records between refreshes: intents and confirmations. Pure."""
 
 from __future__ import annotations
 

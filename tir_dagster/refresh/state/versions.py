@@ -30,7 +30,7 @@ SHELL = "shell.tdsx"
 
 @dataclass(frozen=True)
 class Workspace:
-    """A folder in which the next version is put together; nobody sees it before it is committed."""
+    """A folder in which the next version is prepared; it is invisible until it is committed."""
 
     folder: Path
 
@@ -41,7 +41,7 @@ class Workspace:
 
 @dataclass(frozen=True)
 class Version:
-    """A complete version: its number, its folder, and what was written down about it."""
+    """A complete version: its number, its folder, and its manifest."""
 
     number: int
     folder: Path
@@ -60,14 +60,14 @@ class VersionStore:
     """The versions of one extract. One writer at a time, which is the caller's lease; any number of readers.
 
     A version appears by one rename of a folder whose manifest was written last, and leaves by one rename before its
-    files are removed: whatever line a crash hits, a folder named v… is complete or the manifest tells that it is not.
+    files are removed: wherever a crash happens, a folder named v… is complete or its manifest shows that it is not.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def begin(self) -> Workspace:
-        """An empty workspace beside the versions; what an earlier crash left behind is removed."""
+        """Create an empty workspace beside the versions; remove what an earlier crash left."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self._clean()
         workspace = Workspace(self.folder / f"{_WORKSPACE}{uuid.uuid4().hex}")
@@ -77,7 +77,7 @@ class VersionStore:
     def commit(self, workspace: Workspace, manifest: Mapping[str, Any], *, after: str | None = None) -> Version:
         """Make the workspace the newest version; it is on the disk when this returns.
 
-        `after` is the last confirmed version, which may be lost: its name never comes back.
+        `after` is the last confirmed version, which may be lost: its name is never used again.
         """
         files = {
             str(path.relative_to(workspace.folder)): path.stat().st_size
@@ -105,27 +105,27 @@ class VersionStore:
         shutil.rmtree(workspace.folder, ignore_errors=True)
 
     def versions(self) -> list[Version]:
-        """All complete versions, oldest first; broken folders are passed over."""
-        found = [version for path in self._named() if (version := _read(path)) is not None]
-        return sorted(found, key=lambda version: version.number)
+        """Return all complete versions, oldest first; skip broken folders."""
+        versions = [version for path in self._named() if (version := _read(path)) is not None]
+        return sorted(versions, key=lambda version: version.number)
 
     def latest(self) -> Version | None:
-        found = self.versions()
-        return found[-1] if found else None
+        versions = self.versions()
+        return versions[-1] if versions else None
 
     def get(self, version_id: str) -> Version:
-        """The version of that id, such as v00000012."""
-        found = next((version for version in self.versions() if version.id == version_id), None)
-        if found is None:
+        """Return the version of that id, such as v00000012."""
+        version = next((version for version in self.versions() if version.id == version_id), None)
+        if version is None:
             raise ExtractError(
                 f"{self.folder} has no complete version {version_id}. It was pruned or lost: run a full refresh."
             )
-        return found
+        return version
 
     def prune(self, keep: int = 3, *, protected: Collection[str] = (), most_bytes: int | None = None) -> list[str]:
-        """Remove all but the newest versions, of these the oldest until they fit; tells which went.
+        """Remove all but the newest versions, and of these the oldest until they fit; return the removed ids.
 
-        Never the newest of all and never a protected one.
+        The newest version and the protected ones are never removed.
         """
         complete = self.versions()
         staying = {version.id for version in complete[-max(keep, 1) :]} | set(protected)
@@ -140,7 +140,7 @@ class VersionStore:
         return [version.id for version in going]
 
     def spare(self) -> Version | None:
-        """A version that nobody needs any more, whose file may be used up for the next one."""
+        """Return a version that is no longer needed, whose file may become the next version; None if there is none."""
         return next((version for path in self._spares() if (version := _read(path)) is not None), None)
 
     def drop_spare(self) -> None:
@@ -151,7 +151,7 @@ class VersionStore:
         return list(self.folder.glob(f"{_SPARE}v*")) if self.folder.is_dir() else []
 
     def _set_aside(self, version: Version, staying: Sequence[Version], most_bytes: int | None) -> None:
-        """Keep its file as the spare one: a copy of the next base would take the same room for a while."""
+        """Keep the version's file as the spare one: a copy of the next base would need the same space."""
         self.drop_spare()
         if most_bytes is None or sum(map(_bytes, (version, *staying))) <= most_bytes:
             version.folder.rename(self.folder / f"{_SPARE}{version.id}")
@@ -178,13 +178,13 @@ class VersionStore:
 
 
 def _fitting(versions: Sequence[Version], most_bytes: int, protected: Collection[str]) -> set[str]:
-    """Which versions fit, the newest and the protected ones first; a file that several of them share counts once."""
+    """Return the versions that fit, the newest and the protected ones first; a shared file counts once."""
     kept: set[str] = set()
     seen: dict[int, int] = {}
     must = {version.id for version in versions[-1:]} | set(protected)
-    for version in sorted(versions, key=lambda one: (one.id in must, one.number), reverse=True):
-        found = [path.stat() for path in version.folder.rglob("*") if path.is_file()]
-        more = {entry.st_ino: entry.st_size for entry in found if entry.st_ino not in seen}
+    for version in sorted(versions, key=lambda candidate: (candidate.id in must, candidate.number), reverse=True):
+        stats = [path.stat() for path in version.folder.rglob("*") if path.is_file()]
+        more = {entry.st_ino: entry.st_size for entry in stats if entry.st_ino not in seen}
         if version.id not in must and sum(seen.values()) + sum(more.values()) > most_bytes:
             break
         kept.add(version.id)
@@ -197,13 +197,13 @@ def _bytes(version: Version) -> int:
 
 
 def _number(path: Path) -> int:
-    found = _NAME.fullmatch(path.name.removeprefix(_SPARE))
-    assert found is not None
-    return int(found[1])
+    match = _NAME.fullmatch(path.name.removeprefix(_SPARE))
+    assert match is not None
+    return int(match[1])
 
 
 def _read(path: Path) -> Version | None:
-    """The version in this folder, or None when its manifest or one of its files is missing or cut short."""
+    """Return the version in this folder; None if its manifest or one of its files is missing or cut."""
     try:
         manifest = json.loads((path / MANIFEST_FILE).read_text(encoding="utf-8"))
         whole = all(_is_whole(path / name, size) for name, size in manifest["files"].items())
@@ -213,9 +213,9 @@ def _read(path: Path) -> Version | None:
 
 
 def _is_whole(path: Path, size: int) -> bool:
-    """Hyper writes into a file that it opens, so an extract's size is its own business once it was committed."""
-    found = path.stat().st_size
-    return found > 0 if path.name == EXTRACT_FILE else found == size
+    """Whether the file has its recorded size; an extract only needs content, because Hyper writes to files it opens."""
+    actual_size = path.stat().st_size
+    return actual_size > 0 if path.name == EXTRACT_FILE else actual_size == size
 
 
 def _write(path: Path, content: Mapping[str, Any]) -> None:
@@ -228,7 +228,7 @@ def _write(path: Path, content: Mapping[str, Any]) -> None:
 
 @contextmanager
 def new_version(store: VersionStore) -> Iterator[Workspace]:
-    """A workspace that is removed unless it was committed inside the block."""
+    """Give a workspace that is removed unless it is committed inside the block."""
     workspace = store.begin()
     try:
         yield workspace

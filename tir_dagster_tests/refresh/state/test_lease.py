@@ -127,7 +127,7 @@ def test_one_who_slept_too_long_is_told_who_took_over(path):
             with pytest.raises(LeaseLostError, match=rf"and process {thief.pid} on .* \(a nightly run, since"):
                 mine.check()
             thief.stdin.close()
-        with pytest.raises(LeaseLostError, match="somebody else took over and is done already"):
+        with pytest.raises(LeaseLostError, match="another process took over and has ended already"):
             mine.check()
 
 
