@@ -31,45 +31,45 @@ def tables_of(sql: str) -> tuple[TableName, ...]:
     return parse_query(sql).tables
 
 
-def analyse(sql: str, known: Mapping[TableName, Sequence[str]]) -> View:
-    """What the query shows, given each table's columns as stored."""
+def analyse(sql: str, table_columns: Mapping[TableName, Sequence[str]]) -> View:
+    """Analyse the query, given each table's columns as stored; raise ViewError where it is wrong."""
     query = parse_query(sql)
     for reference in query.references:
-        if reference.table not in known:
+        if reference.table not in table_columns:
             problem = f"there is no table {reference.table}, or the role may not see it. Check the name and the grants."
             raise query.error_at(reference.start, problem)
     if not query.references:
         raise ViewError("it reads no table, so that nothing in it ever changes. Name the table to show.")
     try:
-        return _view(query, known)
+        return _view(query, table_columns)
     except RecursionError:
         raise too_deep() from None
 
 
-def _view(query: Query, known: Mapping[TableName, Sequence[str]]) -> View:
+def _view(query: Query, table_columns: Mapping[TableName, Sequence[str]]) -> View:
     try:
-        return _analysed(query, known)
+        return _analysed(query, table_columns)
     except NotTakenApart as reason:
-        return _untouched(query, known, str(reason))
+        return _untouched(query, table_columns, str(reason))
 
 
-def _analysed(query: Query, known: Mapping[TableName, Sequence[str]]) -> View:
+def _analysed(query: Query, table_columns: Mapping[TableName, Sequence[str]]) -> View:
     select = check_shape(query.tree)
     for join in select.args.get("joins") or ():
         check_join(join)
     check_parts(select)
     mark_spans(query, select)
     scope = Scope(query)
-    joined = joined_tables(select, scope, known)
+    joined = joined_tables(select, scope, table_columns)
     raw = _raw_outputs(select, scope)
     outputs = [Output(name, scope.resolve(node, raw)) for name, node in raw.items()]
     where = _where(select, scope, raw)
     group, having = grouping(select, scope, raw, outputs)
-    conditions = [part for part in (where, having, *(one.condition for one in joined)) if part]
+    conditions = [part for part in (where, having, *(joined_table.condition for joined_table in joined)) if part]
     used = {read for part in (*conditions, *(output.meaning for output in outputs)) for read in reads(part.tree)}
     return View(
         kind="aggregate" if group is not None else "join" if len(joined) > 1 else "copy",
-        tables=tuple(_table(one, used) for one in joined),
+        tables=tuple(_table(joined_table, used) for joined_table in joined),
         columns=tuple(_view_column(output) for output in outputs),
         group=group or (),
         where=where.sql if where else None,
@@ -98,10 +98,10 @@ def _view_column(output: Output) -> ViewColumn:
 
 def _raw_outputs(select: exp.Select, scope: Scope) -> dict[str, exp.Expr]:
     """Each output's name and expression as written, with * replaced by what it stands for."""
-    found: dict[str, exp.Expr] = {}
+    outputs: dict[str, exp.Expr] = {}
     for node in select.expressions:
-        for name, expression in _named(scope, node):
-            if name in found:
+        for name, expression in _named_outputs(scope, node):
+            if name in outputs:
                 raise scope.query.error(
                     node,
                     f"two output columns are called {name}. Give one of them another name with AS, or leave it out.",
@@ -110,11 +110,11 @@ def _raw_outputs(select: exp.Select, scope: Scope) -> dict[str, exp.Expr]:
                 raise scope.query.error(
                     node, f"{name}: names that begin with {RESERVED} are taken. Give it another with AS."
                 )
-            found[name] = expression
-    return found
+            outputs[name] = expression
+    return outputs
 
 
-def _named(scope: Scope, node: exp.Expr) -> list[tuple[str, exp.Expr]]:
+def _named_outputs(scope: Scope, node: exp.Expr) -> list[tuple[str, exp.Expr]]:
     star = node.this if isinstance(node, exp.Column) else node
     if isinstance(star, exp.Star):
         if star.args.get("replace") or star.args.get("ilike"):
@@ -135,15 +135,16 @@ def _where(select: exp.Select, scope: Scope, raw: Mapping[str, exp.Expr]) -> Mea
     return meaning
 
 
-def _untouched(query: Query, known: Mapping[TableName, Sequence[str]], why_whole: str) -> View:
-    """A view in the user's own words: compared as a whole if it gives the same rows each time, else loaded in full."""
+def _untouched(query: Query, table_columns: Mapping[TableName, Sequence[str]], why_whole: str) -> View:
+    """A view whose text stays as it is: compared as a whole if it gives the same rows each time, else loaded in full."""
     why_full = why_unrepeatable(query.tree)
     return View(
         kind="opaque" if why_full else "whole",
         tables=tuple(
-            ViewTable(str(table), table, "read", (), tuple(known[table]), tuple(known[table])) for table in query.tables
+            ViewTable(str(table), table, "read", (), tuple(table_columns[table]), tuple(table_columns[table]))
+            for table in query.tables
         ),
-        columns=tuple(ViewColumn(name, "", (), aggregate=False) for name in _output_names(query, known)),
+        columns=tuple(ViewColumn(name, "", (), aggregate=False) for name in _output_names(query, table_columns)),
         why_full=_sentence(why_full) if why_full else None,
         why_whole=None if why_full else _sentence(why_whole),
         text=tuple(query.pieces()),
@@ -157,20 +158,20 @@ def _sentence(words: str) -> str:
     return f"{words[0].upper()}{words[1:]}."
 
 
-def _output_names(query: Query, known: Mapping[TableName, Sequence[str]]) -> Iterable[str]:
-    """The names of the outputs; none if they cannot be told from the text and the tables alone."""
+def _output_names(query: Query, table_columns: Mapping[TableName, Sequence[str]]) -> Iterable[str]:
+    """Return the names of the outputs; none if the text and the tables do not tell them."""
     select: exp.Expr = query.tree
     while isinstance(select, (exp.SetOperation, exp.Subquery)):
         select = select.this
     if not isinstance(select, exp.Select) or not select.args.get("from_"):
         return ()
     try:
-        return _raw_outputs(select, _star_scope(query, select, known))
+        return _raw_outputs(select, _star_scope(query, select, table_columns))
     except NotTakenApart:
         return ()
 
 
-def _star_scope(query: Query, select: exp.Select, known: Mapping[TableName, Sequence[str]]) -> Scope:
+def _star_scope(query: Query, select: exp.Select, table_columns: Mapping[TableName, Sequence[str]]) -> Scope:
     """The tables that * can stand for, if it is used and they are plain."""
     scope = Scope(query)
     if not any(node.is_star for node in select.expressions):
@@ -182,7 +183,7 @@ def _star_scope(query: Query, select: exp.Select, known: Mapping[TableName, Sequ
         check_source(source)
         if not source.args.get("catalog"):
             raise NotTakenApart
-        scope.add(source, known)
+        scope.add(source, table_columns)
     return scope
 
 
@@ -200,7 +201,7 @@ class Joined:
 
 
 def check_join(join: exp.Join) -> None:
-    """Raise NotTakenApart for a join that has no equality by its very kind."""
+    """Raise NotTakenApart for a kind of join that has no equality."""
     kind = " ".join(word for word in (join.method, join.side, join.kind) if word)
     odd = {name for name, value in join.args.items() if value} - _JOIN_PARTS
     if odd:
@@ -213,12 +214,12 @@ def check_join(join: exp.Join) -> None:
         raise NotTakenApart(f"{written(join.this)} is joined without a condition")
 
 
-def joined_tables(select: exp.Select, scope: Scope, known: Mapping[TableName, Sequence[str]]) -> list[Joined]:
-    tables = [Joined(scope.add(select.args["from_"].this, known), "fact")]
+def joined_tables(select: exp.Select, scope: Scope, table_columns: Mapping[TableName, Sequence[str]]) -> list[Joined]:
+    tables = [Joined(scope.add(select.args["from_"].this, table_columns), "fact")]
     for join in select.args.get("joins") or ():
         # The left side of USING is looked for among the tables before the joined one.
         sides = [(name, _left_of_using(scope, name)) for name in join.args.get("using") or ()]
-        source = scope.add(join.this, known)
+        source = scope.add(join.this, table_columns)
         condition = _using(scope, source, sides) if sides else scope.resolve(join.args["on"])
         role: Role = "left" if join.side == "LEFT" else "inner"
         tables.append(Joined(source, role, _join_keys(source.alias, condition.tree), condition))
@@ -265,8 +266,8 @@ def _join_key(equality: exp.EQ, alias: str) -> JoinKey | None:
     if not all(isinstance(side, exp.Column) for side in sides):
         return None
     own = [side.name for side in sides if side.table == alias]
-    other = [side for side in sides if side.table != alias]
-    return JoinKey(other[0].table, other[0].name, own[0]) if own and other else None
+    parents = [side for side in sides if side.table != alias]
+    return JoinKey(parents[0].table, parents[0].name, own[0]) if own and parents else None
 
 
 def _compares(equality: exp.EQ, alias: str) -> bool:
@@ -313,10 +314,10 @@ def _group_names(
 ) -> tuple[str, ...]:
     if group.args.get("all"):
         return tuple(output.name for output in outputs if not output.aggregate)
-    found = dict.fromkeys(_group_output(node, scope, raw, outputs) for node in group.expressions)
-    if wrong := [output.name for output in found if output.aggregate]:
+    grouped = dict.fromkeys(_group_output(node, scope, raw, outputs) for node in group.expressions)
+    if wrong := [output.name for output in grouped if output.aggregate]:
         raise scope.query.error(group, f"GROUP BY names {wrong[0]}, which is an aggregate. Group by other columns.")
-    return tuple(output.name for output in found)
+    return tuple(output.name for output in grouped)
 
 
 def _group_output(node: exp.Expr, scope: Scope, raw: Mapping[str, exp.Expr], outputs: Sequence[Output]) -> Output:
@@ -367,4 +368,4 @@ def _ungrouped(node: exp.Expr, grouped: set[str]) -> exp.Column | None:
         return None
     if isinstance(node, exp.Column):
         return node
-    return next((found for part in node.iter_expressions() if (found := _ungrouped(part, grouped))), None)
+    return next((ungrouped for part in node.iter_expressions() if (ungrouped := _ungrouped(part, grouped))), None)

@@ -1,4 +1,4 @@
-"""What a query means for a refresh by key, as plain values."""
+"""The result of the analysis of a query, as plain values: tables, joins, columns, orders."""
 
 from __future__ import annotations
 

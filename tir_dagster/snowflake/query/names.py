@@ -1,4 +1,4 @@
-"""What the names in a query mean: which table a column belongs to, what * stands for, what is a date part."""
+"""Resolves the names in a query: the table of each column, the columns that * stands for, date parts."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ class Scope:
     # A column of USING stands for its left side; the joined tables' own columns of that name hide behind it.
     merged: dict[str, set[str]] = field(default_factory=dict)
 
-    def add(self, node: exp.Table, known: Mapping[TableName, Sequence[str]]) -> Source:
+    def add(self, node: exp.Table, table_columns: Mapping[TableName, Sequence[str]]) -> Source:
         table = TableName(*(folded(node.args[part]) for part in ("catalog", "db", "this")))
         alias = folded(node.args["alias"].this) if node.args.get("alias") else table.name
         if alias in self.sources:
             raise self.query.error(node, f"two tables are called {alias}. Give each an alias of its own.")
-        source = Source(alias, table, tuple(known[table]), renamed=bool(node.args.get("alias")))
+        source = Source(alias, table, tuple(table_columns[table]), renamed=bool(node.args.get("alias")))
         self.sources[alias] = source
         return source
 
@@ -66,9 +66,9 @@ class Scope:
         renamed = {_bare(pair.this): _bare(pair.args["alias"]) for pair in _listed(star, "rename")}
         if "" in renamed.values():
             raise self.query.error(star, "RENAME lacks a new name. Write RENAME (old AS new).")
-        known = {name for source in sources for name in source.columns}
-        if unknown := sorted((left_out | set(renamed)) - known):
-            raise self.query.error(star, f"EXCLUDE or RENAME names {unknown[0]}, which there is not.")
+        column_names = {name for source in sources for name in source.columns}
+        if unknown := sorted((left_out | set(renamed)) - column_names):
+            raise self.query.error(star, f"EXCLUDE or RENAME names {unknown[0]}, which no table has. Correct the name.")
         reads = [
             (source.alias, name)
             for source in sources
@@ -127,14 +127,14 @@ class Scope:
                 return source
         raise self.query.error(
             column,
-            f"{'.'.join(parts)} is no table of this query at this place. It has {', '.join(self.sources)}.",
+            f"{'.'.join(parts)} is no table that can be used at this place. Use one of {', '.join(self.sources)}.",
         )
 
     def _unknown(self, column: exp.Column, name: str, sources: Iterable[Source]) -> ViewError:
-        known = [name for source in sources for name in source.columns]
-        other_case = [one for one in known if one.upper() == name.upper()]
-        close = difflib.get_close_matches(name, known, n=1)
-        hint = f"Did you mean {close[0]}?" if close else f"There are {', '.join(known)}."
+        column_names = [name for source in sources for name in source.columns]
+        other_case = [column_name for column_name in column_names if column_name.upper() == name.upper()]
+        close = difflib.get_close_matches(name, column_names, n=1)
+        hint = f"Did you mean {close[0]}?" if close else f"There are {', '.join(column_names)}."
         if other_case:
             hint = f"There is one with other capitals: write {quote(other_case[0])}, in double quotes."
         where = " and ".join(str(source.table) for source in sources)
@@ -164,10 +164,10 @@ class Scope:
 
 def reads(node: exp.Expr) -> tuple[Read, ...]:
     """The columns that a resolved expression reads or may read, each once."""
-    found: list[Read] = []
+    columns: list[Read] = []
     for part in node.walk():
-        found += [(part.table, part.name)] if isinstance(part, exp.Column) else part.meta.get(MAY_READ, ())
-    return tuple(dict.fromkeys(found))
+        columns += [(part.table, part.name)] if isinstance(part, exp.Column) else part.meta.get(MAY_READ, ())
+    return tuple(dict.fromkeys(columns))
 
 
 def column_meaning(column: exp.Column) -> Meaning:
@@ -183,8 +183,8 @@ def column_of(alias: str, name: str) -> exp.Column:
 def _column(alias: str, name: str, place: exp.Expr) -> exp.Column:
     """A resolved column that still knows where it stood in the text."""
     column = column_of(alias, name)
-    named = place.this if isinstance(place, exp.Column) else place
-    column.this.meta.update(named.meta)
+    origin = place.this if isinstance(place, exp.Column) else place
+    column.this.meta.update(origin.meta)
     return column
 
 

@@ -1,4 +1,4 @@
-"""SELECTs that ask the warehouse whether rows tie in the order of a window: made of the query's own words."""
+"""SELECTs that ask the warehouse whether rows tie in the order of a window; built from the query's own text."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def tie_probe(query: Query, select: exp.Select, window: exp.Window) -> tuple[str
     try:
         keys = _window_keys(query, tokens, levels, window)
         place = _place_of(window)
-        read = _read(query, tokens, levels, select, place)
+        rows_span = _rows_span(query, tokens, levels, select, place)
         ctes = _ctes_before(tokens, levels, place)
     except _NoPlaceError:
         return ()
@@ -49,7 +49,7 @@ def tie_probe(query: Query, select: exp.Select, window: exp.Window) -> tuple[str
     pieces: list[str | TableName] = []
     for at, (start, end) in enumerate(ctes):
         pieces += ["WITH " if at == 0 else ", ", *query.pieces(start, end)]
-    pieces += [f"{' ' if ctes else ''}SELECT COUNT(*) AS TIR_N FROM (SELECT {listed} ", *query.pieces(*read)]
+    pieces += [f"{' ' if ctes else ''}SELECT COUNT(*) AS TIR_N FROM (SELECT {listed} ", *query.pieces(*rows_span)]
     pieces += [f") AS TIR_ROWS GROUP BY {names} HAVING COUNT(*) > 1 LIMIT 1"]
     return tuple(pieces)
 
@@ -99,10 +99,10 @@ def _window_keys(query: Query, tokens: Sequence[Token], levels: Sequence[int], w
             break
         else:
             part.append(token)
-    nodes = [*(window.args.get("partition_by") or ()), *(one.this for one in window.args["order"].expressions)]
+    nodes = [*(window.args.get("partition_by") or ()), *(term.this for term in window.args["order"].expressions)]
     places = [
-        *(_span(one) for one in (split_tokens(parted, TokenType.COMMA) if parted else ())),
-        *(_span(_undirected(one)) for one in split_tokens(ordered, TokenType.COMMA)),
+        *(_span(term) for term in (split_tokens(parted, TokenType.COMMA) if parted else ())),
+        *(_span(_undirected(term)) for term in split_tokens(ordered, TokenType.COMMA)),
     ]
     if len(places) != len(nodes) or any(
         parse_expression(query.text[start:end]) != node for (start, end), node in zip(places, nodes, strict=True)
@@ -123,7 +123,7 @@ def _span(tokens: Sequence[Token]) -> Span:
     return tokens[0].start, tokens[-1].end + 1
 
 
-def _read(query: Query, tokens: Sequence[Token], levels: Sequence[int], select: exp.Select, place: int) -> Span:
+def _rows_span(query: Query, tokens: Sequence[Token], levels: Sequence[int], select: exp.Select, place: int) -> Span:
     """From FROM to the end of WHERE: the rows that the window goes over."""
     scope = next(scope for scope in _scopes(tokens, levels, place))
     inside = [at for at in range(scope.first, scope.last) if levels[at] == scope.level]
@@ -183,7 +183,7 @@ def _scopes(tokens: Sequence[Token], levels: Sequence[int], place: int) -> Itera
 
 def _brackets(tokens: Sequence[Token], levels: Sequence[int], place: int) -> tuple[int, int]:
     """The brackets right behind OVER that are closest around a place."""
-    found = [
+    pairs = [
         (at, close)
         for at, token in enumerate(tokens)
         if token.token_type == _OPEN
@@ -192,9 +192,9 @@ def _brackets(tokens: Sequence[Token], levels: Sequence[int], place: int) -> tup
         and token.start < place
         and tokens[close := _closing(levels, at)].start > place
     ]
-    if not found:
+    if not pairs:
         raise _NoPlaceError
-    return found[-1]
+    return pairs[-1]
 
 
 def _closing(levels: Sequence[int], opening: int) -> int:
@@ -204,7 +204,7 @@ def _closing(levels: Sequence[int], opening: int) -> int:
 
 def _ctes_before(tokens: Sequence[Token], levels: Sequence[int], place: int) -> list[Span]:
     """The places of all CTEs that can be referred to from there, the outermost first."""
-    found: list[Span] = []
+    spans: list[Span] = []
     for scope in reversed(list(_scopes(tokens, levels, place))):
         if tokens[scope.first].token_type != TokenType.WITH:
             continue
@@ -215,6 +215,8 @@ def _ctes_before(tokens: Sequence[Token], levels: Sequence[int], place: int) -> 
         ]
         if not begins or tokens[scope.first + 1].token_type == TokenType.RECURSIVE:
             raise _NoPlaceError
-        pieces = [_span(one) for one in split_tokens(tokens[scope.first + 1 : begins[0]], TokenType.COMMA)]
-        found += [piece for piece in pieces if piece[1] <= place]
-    return found
+        pieces = [
+            _span(cte_tokens) for cte_tokens in split_tokens(tokens[scope.first + 1 : begins[0]], TokenType.COMMA)
+        ]
+        spans += [piece for piece in pieces if piece[1] <= place]
+    return spans
