@@ -168,8 +168,8 @@ def column_names(access: SnowflakeAccess, table: TableName) -> list[str]:
         ) from None
 
 
-Declared = dict[str, tuple[str, bool]]
-_described: ContextVar[dict[tuple[int, TableName], Declared] | None] = ContextVar("described", default=None)
+DeclaredTypes = dict[str, tuple[str, bool]]
+_described: ContextVar[dict[tuple[int, TableName], DeclaredTypes] | None] = ContextVar("described", default=None)
 
 
 @contextmanager
@@ -182,7 +182,7 @@ def described_once() -> Iterator[None]:
         _described.reset(token)
 
 
-def _declared(access: SnowflakeAccess, table: TableName) -> Declared:
+def _declared(access: SnowflakeAccess, table: TableName) -> DeclaredTypes:
     described = _described.get()
     declared = None if described is None else described.get((id(access), table))
     if declared is None:

@@ -72,7 +72,7 @@ def parse_declared(text: str, file: str) -> Declared:
         raise SpecError(_not_yaml(file, error)) from error
     except RecursionError as error:
         raise SpecError(f"{file}: an anchor holds itself, or values lie too deep in each other. Flatten it.") from error
-    reader = _Reader(file, lines)
+    reader = _SpecReader(file, lines)
     for path in twice:
         reader.complain(path, "given twice; keep one")
     declared = reader.document(document)
@@ -83,7 +83,7 @@ def parse_declared(text: str, file: str) -> Declared:
 
 def spec_from_mapping(value: Mapping[str, Any], where: str, *, lines: Mapping[str, int] | None = None) -> ExtractSpec:
     """The spec for attributes that come from elsewhere, such as a Dagster component; `lines` by field: `slices.by`."""
-    reader = _Reader(where, lines or {})
+    reader = _SpecReader(where, lines or {})
     spec = reader.dataclass(ExtractSpec, dict(value), "")
     if spec is None or reader.problems:
         raise SpecError("\n".join(reader.problems))
@@ -118,7 +118,7 @@ def _plain(node: yaml.Node, path: str, lines: dict[str, int], twice: list[str]) 
     return yaml.SafeLoader("").construct_object(node)
 
 
-class _Reader:
+class _SpecReader:
     """Turns plain values into dataclasses and collects every problem, not only the first."""
 
     def __init__(self, file: str, lines: Mapping[str, int]) -> None:

@@ -675,7 +675,7 @@ def test_changes_found_beside_the_described_ones_make_the_hints_partial():
     assert warning is not None
     assert warning.startswith(
         'The hints for MYDB.MYSCHEMA.SALES, A.B."prices" were partial: 12 changed keys were found, 10 were described, '
-        "and 2 keys (17, 18) in no hint are refreshed all the same."
+        "and 2 keys (17, 18) in no hint are refreshed as well."
     )
     assert partial_warning(hints, detected=12, described=40, missed=[]) is None
     assert partial_warning([], detected=12, described=0, missed=[(1,)]) is None, "without hints nothing was promised"

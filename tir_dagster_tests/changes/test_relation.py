@@ -71,7 +71,7 @@ def test_settings_that_a_query_compared_as_a_whole_has_no_use_for_are_named():
             "instead. It has a subquery."
         ),
         (
-            "changes.tables.db.s.products.duplicates is not looked at: of a query that is compared as a whole no join keys are "
+            "changes.tables.db.s.products.duplicates is not used: the join keys of a query that is compared as a whole are not "
             "known."
         ),
     )

@@ -9,7 +9,7 @@ from typing import Any
 import duckdb
 import pytest
 
-from tir_dagster.changes.detectors import Described, changed_dimension_keys, find_candidates
+from tir_dagster.changes.detectors import HintedCandidates, changed_dimension_keys, find_candidates
 from tir_dagster.changes.question import ask_question
 from tir_dagster.changes.relation import Relation, relation_of
 from tir_dagster.changes.watermarks import lower_bound
@@ -49,7 +49,7 @@ def proposed(
     made = relation(warehouse, **joined)
     question, _ = ask_question(made, warehouse, since=old, watermark=None, version=warehouse.pin(), changed=[PRODUCTS])
     if anything:
-        question = replace(question, described={"P": Described(anything=True)})
+        question = replace(question, described={"P": HintedCandidates(anything=True)})
     (select,) = changed_dimension_keys(made, question).values()
     return sorted(row[0] for row in set(warehouse.query(select)) if row[0] is not None)
 
@@ -101,15 +101,15 @@ def test_deleted_rows_of_the_first_table_that_nobody_looks_for_are_told(warehous
 )
 def test_marks_in_local_time_that_are_repeated_when_clocks_go_back_are_candidates(read, mark, repeated):
     column, moment = Column("W", Kind.TIMESTAMP), datetime.fromisoformat(f"{read}+00:00")
-    assert lower_bound(column, mark, read=moment, look_back=60) < f"'{repeated}"
+    assert lower_bound(column, mark, read_at=moment, look_back=60) < f"'{repeated}"
 
 
 def test_on_other_days_and_with_a_zone_the_look_back_is_what_the_spec_says():
     summer = datetime(2026, 7, 1, 12, tzinfo=UTC)
-    local = lower_bound(Column("W", Kind.TIMESTAMP), "2026-07-01T14:00", read=summer, look_back=60)
+    local = lower_bound(Column("W", Kind.TIMESTAMP), "2026-07-01T14:00", read_at=summer, look_back=60)
     assert local.startswith("'2026-07-01T13:59:00")
     night = datetime(2026, 10, 25, 1, tzinfo=UTC)
-    zoned = lower_bound(Column("W", Kind.INSTANT), "2026-10-25T01:00+00:00", read=night, look_back=60)
+    zoned = lower_bound(Column("W", Kind.INSTANT), "2026-10-25T01:00+00:00", read_at=night, look_back=60)
     assert zoned.startswith("'2026-10-25T00:59:00")
 
 

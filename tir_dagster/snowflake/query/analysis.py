@@ -10,8 +10,8 @@ from sqlglot import exp
 
 from tir_dagster.snowflake.names import TableName
 from tir_dagster.snowflake.query.limits import check_parts, check_shape, check_source, is_aggregate, is_restless, is_sum
-from tir_dagster.snowflake.query.model import RESERVED, JoinKey, Read, Role, View, ViewColumn, ViewTable
-from tir_dagster.snowflake.query.names import Meaning, Scope, Source, reads
+from tir_dagster.snowflake.query.model import RESERVED, ColumnRead, JoinKey, Role, View, ViewColumn, ViewTable
+from tir_dagster.snowflake.query.names import Meaning, NameScope, SourceTable, reads
 from tir_dagster.snowflake.query.repeatable import open_orders, why_unrepeatable
 from tir_dagster.snowflake.query.text import (
     NotTakenApart,
@@ -59,10 +59,10 @@ def _analysed(query: Query, table_columns: Mapping[TableName, Sequence[str]]) ->
         check_join(join)
     check_parts(select)
     mark_spans(query, select)
-    scope = Scope(query)
+    scope = NameScope(query)
     joined = joined_tables(select, scope, table_columns)
     raw = _raw_outputs(select, scope)
-    outputs = [Output(name, scope.resolve(node, raw)) for name, node in raw.items()]
+    outputs = [OutputColumn(name, scope.resolve(node, raw)) for name, node in raw.items()]
     where = _where(select, scope, raw)
     group, having = grouping(select, scope, raw, outputs)
     conditions = [part for part in (where, having, *(joined_table.condition for joined_table in joined)) if part]
@@ -79,7 +79,7 @@ def _analysed(query: Query, table_columns: Mapping[TableName, Sequence[str]]) ->
     )
 
 
-def _table(joined: Joined, used: set[Read]) -> ViewTable:
+def _table(joined: Joined, used: set[ColumnRead]) -> ViewTable:
     source = joined.source
     return ViewTable(
         alias=source.alias,
@@ -92,11 +92,11 @@ def _table(joined: Joined, used: set[Read]) -> ViewTable:
     )
 
 
-def _view_column(output: Output) -> ViewColumn:
+def _view_column(output: OutputColumn) -> ViewColumn:
     return ViewColumn(output.name, output.meaning.sql, reads(output.meaning.tree), output.aggregate)
 
 
-def _raw_outputs(select: exp.Select, scope: Scope) -> dict[str, exp.Expr]:
+def _raw_outputs(select: exp.Select, scope: NameScope) -> dict[str, exp.Expr]:
     """Each output's name and expression as written, with * replaced by what it stands for."""
     outputs: dict[str, exp.Expr] = {}
     for node in select.expressions:
@@ -114,7 +114,7 @@ def _raw_outputs(select: exp.Select, scope: Scope) -> dict[str, exp.Expr]:
     return outputs
 
 
-def _named_outputs(scope: Scope, node: exp.Expr) -> list[tuple[str, exp.Expr]]:
+def _named_outputs(scope: NameScope, node: exp.Expr) -> list[tuple[str, exp.Expr]]:
     star = node.this if isinstance(node, exp.Column) else node
     if isinstance(star, exp.Star):
         if star.args.get("replace") or star.args.get("ilike"):
@@ -127,7 +127,7 @@ def _named_outputs(scope: Scope, node: exp.Expr) -> list[tuple[str, exp.Expr]]:
     raise scope.query.error(node, f"{written(node)} has no name. Give it a name with AS.")
 
 
-def _where(select: exp.Select, scope: Scope, raw: Mapping[str, exp.Expr]) -> Meaning | None:
+def _where(select: exp.Select, scope: NameScope, raw: Mapping[str, exp.Expr]) -> Meaning | None:
     where = select.args.get("where")
     meaning = scope.resolve(where.this, raw) if where else None
     if meaning and any(is_aggregate(node) for node in meaning.tree.walk()):
@@ -171,9 +171,9 @@ def _output_names(query: Query, table_columns: Mapping[TableName, Sequence[str]]
         return ()
 
 
-def _star_scope(query: Query, select: exp.Select, table_columns: Mapping[TableName, Sequence[str]]) -> Scope:
+def _star_scope(query: Query, select: exp.Select, table_columns: Mapping[TableName, Sequence[str]]) -> NameScope:
     """The tables that * can stand for, if it is used and they are plain."""
-    scope = Scope(query)
+    scope = NameScope(query)
     if not any(node.is_star for node in select.expressions):
         return scope
     joins = select.args.get("joins") or []
@@ -194,7 +194,7 @@ _JOIN_PARTS = {"this", "on", "using", "side", "kind", "method", "match_condition
 class Joined:
     """A table of the query and how it is joined to those before it."""
 
-    source: Source
+    source: SourceTable
     role: Role
     on: tuple[JoinKey, ...] = ()
     condition: Meaning | None = None
@@ -214,7 +214,9 @@ def check_join(join: exp.Join) -> None:
         raise NotTakenApart(f"{written(join.this)} is joined without a condition")
 
 
-def joined_tables(select: exp.Select, scope: Scope, table_columns: Mapping[TableName, Sequence[str]]) -> list[Joined]:
+def joined_tables(
+    select: exp.Select, scope: NameScope, table_columns: Mapping[TableName, Sequence[str]]
+) -> list[Joined]:
     tables = [Joined(scope.add(select.args["from_"].this, table_columns), "fact")]
     for join in select.args.get("joins") or ():
         # The left side of USING is looked for among the tables before the joined one.
@@ -226,11 +228,11 @@ def joined_tables(select: exp.Select, scope: Scope, table_columns: Mapping[Table
     return tables
 
 
-def _left_of_using(scope: Scope, name: exp.Expr) -> Meaning:
+def _left_of_using(scope: NameScope, name: exp.Expr) -> Meaning:
     return scope.resolve(exp.Column(this=name.copy()))
 
 
-def _using(scope: Scope, source: Source, sides: Sequence[tuple[exp.Expr, Meaning]]) -> Meaning:
+def _using(scope: NameScope, source: SourceTable, sides: Sequence[tuple[exp.Expr, Meaning]]) -> Meaning:
     parts = []
     for name, left in sides:
         right = scope.resolve(exp.Column(this=name.copy(), table=exp.to_identifier(source.alias, quoted=True)))
@@ -277,7 +279,7 @@ def _compares(equality: exp.EQ, alias: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Output:
+class OutputColumn:
     """An output column: its name and its expression, resolved."""
 
     name: str
@@ -289,7 +291,7 @@ class Output:
 
 
 def grouping(
-    select: exp.Select, scope: Scope, raw: Mapping[str, exp.Expr], outputs: Sequence[Output]
+    select: exp.Select, scope: NameScope, raw: Mapping[str, exp.Expr], outputs: Sequence[OutputColumn]
 ) -> tuple[tuple[str, ...] | None, Meaning | None]:
     """The outputs that name a group, None if rows are not grouped; and the condition on groups."""
     group, having = select.args.get("group"), select.args.get("having")
@@ -310,7 +312,7 @@ def grouping(
 
 
 def _group_names(
-    group: exp.Group, scope: Scope, raw: Mapping[str, exp.Expr], outputs: Sequence[Output]
+    group: exp.Group, scope: NameScope, raw: Mapping[str, exp.Expr], outputs: Sequence[OutputColumn]
 ) -> tuple[str, ...]:
     if group.args.get("all"):
         return tuple(output.name for output in outputs if not output.aggregate)
@@ -320,7 +322,9 @@ def _group_names(
     return tuple(output.name for output in grouped)
 
 
-def _group_output(node: exp.Expr, scope: Scope, raw: Mapping[str, exp.Expr], outputs: Sequence[Output]) -> Output:
+def _group_output(
+    node: exp.Expr, scope: NameScope, raw: Mapping[str, exp.Expr], outputs: Sequence[OutputColumn]
+) -> OutputColumn:
     """The output that a part of GROUP BY means: by position, by name or by expression."""
     bare = node.unnest()
     if isinstance(bare, exp.Literal) and bare.name.isdigit():
@@ -339,7 +343,9 @@ def _group_output(node: exp.Expr, scope: Scope, raw: Mapping[str, exp.Expr], out
     raise NotTakenApart(f"it groups by {meaning}, which is not among its outputs")
 
 
-def _having(having: exp.Expr, scope: Scope, raw: Mapping[str, exp.Expr], outputs: Sequence[Output]) -> Meaning:
+def _having(
+    having: exp.Expr, scope: NameScope, raw: Mapping[str, exp.Expr], outputs: Sequence[OutputColumn]
+) -> Meaning:
     meanings = {output.name: output.meaning.sql for output in outputs}
     for column in having.find_all(exp.Column):
         name = folded(column.this)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tir_dagster.snowflake.names import TableName, quote
-from tir_dagster.snowflake.query.model import RESERVED, Read, View, ViewTable
+from tir_dagster.snowflake.query.model import RESERVED, ColumnRead, View, ViewTable
 from tir_dagster.snowflake.query.text import ViewError
 from tir_dagster.snowflake.versions import SourceVersion
 
@@ -86,7 +86,7 @@ def _aggregated(view: View, row_key: Sequence[str]) -> dict[str, str]:
     }
 
 
-def _numbered(letter: str, columns: Iterable[Read]) -> dict[str, str]:
+def _numbered(letter: str, columns: Iterable[ColumnRead]) -> dict[str, str]:
     return {f"{RESERVED}{letter}{at}": _sql(column) for at, column in enumerate(columns)}
 
 
@@ -137,5 +137,5 @@ def _aliased(sql: str, name: str) -> str:
     return f"{sql} AS {quote(name)}"
 
 
-def _sql(column: Read) -> str:
+def _sql(column: ColumnRead) -> str:
     return f"{quote(column[0])}.{quote(column[1])}"

@@ -280,7 +280,7 @@ def same_query(query: str, other_query: str) -> bool:
 
 
 # From a character to just behind the last.
-Span = tuple[int, int]
+TextSpan = tuple[int, int]
 _SPAN = "span"
 _CLAUSES = (
     TokenType.SELECT, TokenType.FROM, TokenType.WHERE, TokenType.GROUP_BY, TokenType.HAVING, TokenType.ORDER_BY,
@@ -308,12 +308,12 @@ def mark_spans(query: Query, select: exp.Select) -> None:
     _mark(query, conditions, _conditions(clauses[TokenType.FROM]))
 
 
-def expression_span(node: exp.Expr) -> Span | None:
+def expression_span(node: exp.Expr) -> TextSpan | None:
     """Where an output, a condition or a group stands, once it is marked."""
     return node.meta.get(_SPAN)
 
 
-def column_span(column: exp.Column) -> Span:
+def column_span(column: exp.Column) -> TextSpan:
     """Where a column stands, with its table."""
     parts = [part for part in column.parts if "start" in part.meta]
     if len(parts) != len(column.parts):

@@ -14,7 +14,7 @@ from tir_dagster.snowflake.names import TableName
 from tir_dagster.snowflake.query.text import (
     DIALECT,
     Query,
-    Span,
+    TextSpan,
     keep_texts,
     parse_expression,
     split_tokens,
@@ -84,7 +84,7 @@ def _place_of(window: exp.Window) -> int:
     return min(starts)
 
 
-def _window_keys(query: Query, tokens: Sequence[Token], levels: Sequence[int], window: exp.Window) -> list[Span]:
+def _window_keys(query: Query, tokens: Sequence[Token], levels: Sequence[int], window: exp.Window) -> list[TextSpan]:
     """The places of what the window's rows are parted and ordered by."""
     first, last = _brackets(tokens, levels, _place_of(window))
     if tokens[first - 1].text.upper() != "OVER":
@@ -117,13 +117,15 @@ def _undirected(tokens: Sequence[Token]) -> Sequence[Token]:
     return tokens
 
 
-def _span(tokens: Sequence[Token]) -> Span:
+def _span(tokens: Sequence[Token]) -> TextSpan:
     if not tokens:
         raise _NoPlaceError
     return tokens[0].start, tokens[-1].end + 1
 
 
-def _rows_span(query: Query, tokens: Sequence[Token], levels: Sequence[int], select: exp.Select, place: int) -> Span:
+def _rows_span(
+    query: Query, tokens: Sequence[Token], levels: Sequence[int], select: exp.Select, place: int
+) -> TextSpan:
     """From FROM to the end of WHERE: the rows that the window goes over."""
     scope = next(scope for scope in _scopes(tokens, levels, place))
     inside = [at for at in range(scope.first, scope.last) if levels[at] == scope.level]
@@ -159,7 +161,7 @@ def _reads_the_same(text: str, select: exp.Select) -> bool:
 
 
 @dataclass(frozen=True)
-class _Scope:
+class _QueryTokens:
     """A query's tokens: the whole text, or what stands in brackets; from the first to just behind the last."""
 
     first: int
@@ -167,7 +169,7 @@ class _Scope:
     level: int
 
 
-def _scopes(tokens: Sequence[Token], levels: Sequence[int], place: int) -> Iterator[_Scope]:
+def _scopes(tokens: Sequence[Token], levels: Sequence[int], place: int) -> Iterator[_QueryTokens]:
     """The queries around a place, the innermost first."""
     opened = [
         (at, _closing(levels, at))
@@ -177,8 +179,8 @@ def _scopes(tokens: Sequence[Token], levels: Sequence[int], place: int) -> Itera
     around = [(at, close) for at, close in opened if tokens[close].start > place]
     for at, close in reversed(around):
         if tokens[at + 1].token_type in (TokenType.SELECT, TokenType.WITH, _OPEN):
-            yield _Scope(at + 1, close, levels[at] + 1)
-    yield _Scope(0, len(tokens), 0)
+            yield _QueryTokens(at + 1, close, levels[at] + 1)
+    yield _QueryTokens(0, len(tokens), 0)
 
 
 def _brackets(tokens: Sequence[Token], levels: Sequence[int], place: int) -> tuple[int, int]:
@@ -202,9 +204,9 @@ def _closing(levels: Sequence[int], opening: int) -> int:
     return next((at for at in range(opening + 1, len(levels)) if levels[at] == levels[opening]), len(levels) - 1)
 
 
-def _ctes_before(tokens: Sequence[Token], levels: Sequence[int], place: int) -> list[Span]:
+def _ctes_before(tokens: Sequence[Token], levels: Sequence[int], place: int) -> list[TextSpan]:
     """The places of all CTEs that can be referred to from there, the outermost first."""
-    spans: list[Span] = []
+    spans: list[TextSpan] = []
     for scope in reversed(list(_scopes(tokens, levels, place))):
         if tokens[scope.first].token_type != TokenType.WITH:
             continue
