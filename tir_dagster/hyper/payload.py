@@ -1,4 +1,4 @@
-"""What the delivery `patch` sends: the keys to purge and the fresh rows, in small Hyper files of whole keys."""
+"""The files that the delivery `patch` sends: keys to purge and fresh rows, in small Hyper files of whole keys."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Payload:
 
     @property
     def part(self) -> str:
-        """Which keys of the change set these are, however the others were divided."""
+        """A text that identifies this part of the change set's keys, however the others were divided."""
         return self.path.stem
 
 
@@ -55,7 +55,7 @@ def needs_key_column(shape: Shape) -> bool:
 
 
 def with_key_column(extract: Path, target: Path, shape: Shape) -> None:
-    """The extract again, each row with its purge key as text: what is published where later changes are patched in."""
+    """Copy the extract with each row's purge key as text: it is published where later changes are patched in."""
     table = describe(extract)
     rebuild(extract, target, added=Added(PURGE_KEY, "TEXT", _text_key(_pairs(table, shape, extract), shape)))
 
@@ -70,12 +70,12 @@ def write_payloads(
     if not (staged_keys(staged) if shape.key else change_set.touched):
         return []
     maker = _Maker(extract, folder, change_set, staged, shape, keyed=keyed)
-    made, waiting = [], [(0, 1)]
+    payloads, waiting = [], [(0, 1)]
     while waiting:
         number, parts = waiting.pop(0)
         payload = maker.write(number, parts)
         if payload.bytes <= most_bytes:
-            made.append(payload)
+            payloads.append(payload)
             continue
         payload.path.unlink()
         if payload.keys <= 1:
@@ -87,7 +87,7 @@ def write_payloads(
         # Only what is too large is divided: beside one huge key the others stay together.
         pieces = min(payload.keys, max(2, math.ceil(_SPARE * payload.bytes / most_bytes)))
         waiting = [*((number + parts * piece, parts * pieces) for piece in range(pieces)), *waiting]
-    return [payload for payload in made if payload.keys]
+    return [payload for payload in payloads if payload.keys]
 
 
 class _Maker:
@@ -140,7 +140,7 @@ class _Maker:
         return f"SELECT {names} FROM ({numbered}) AS numbered WHERE MOD(n, {parts}) = {number}"
 
     def _rows_of(self, new: str, old: str) -> str:
-        """The rows of the part's keys, straight from the new extract: what the mirror holds is what is sent."""
+        """The rows of the part's keys, read from the new extract, so that both hold the same."""
         values = [quoted(column.name) for column in self._table.columns]
         key = [f"{self._text_key} AS {quoted(PURGE_KEY)}"] if self._keyed else []
         inner = ", ".join([*values, *key])
@@ -163,10 +163,12 @@ def carries_keys(extract: Path, shape: Shape) -> bool:
 
 
 def same_layout(extract: Path, other: Path) -> bool:
-    """Whether a change made for one file fits the other: the same table and types, our key column aside."""
+    """Whether a change made for one file fits the other: the same table and types, apart from the key column."""
     tables = [describe(path) for path in (extract, other)]
-    named = [(table.schema, table.name, {one for one in _layout(table) if one[0] != PURGE_KEY}) for table in tables]
-    return named[0] == named[1]
+    layouts = [
+        (table.schema, table.name, {column for column in _layout(table) if column[0] != PURGE_KEY}) for table in tables
+    ]
+    return layouts[0] == layouts[1]
 
 
 def _layout(table: ExtractTable) -> set[tuple[str, str, str]]:
@@ -185,8 +187,8 @@ def row_digest(extract: Path, shape: Shape) -> tuple[int, int]:
     text = _joined([_text(pair, quoted(pair.stored.name)) for pair in pairs])
     digest = HYPER.digest(f"MD5({text})")
     with connect(extract) as connection:
-        asked = f"SELECT COUNT(*), CAST(SUM(CAST({digest} AS NUMERIC(38,0))) AS TEXT) FROM {table.sql}"
-        rows, total = connection.execute_list_query(asked)[0]
+        query = f"SELECT COUNT(*), CAST(SUM(CAST({digest} AS NUMERIC(38,0))) AS TEXT) FROM {table.sql}"
+        rows, total = connection.execute_list_query(query)[0]
     return int(rows), int(total or 0)
 
 
@@ -212,8 +214,8 @@ def _keys_source(
 ) -> str:
     """A SELECT of the change set's purge keys, each once."""
     if not shape.key:
-        named = [f"SELECT {literal(name or '')} AS {quoted(PURGE_KEY)}" for name in change_set.touched]
-        return " UNION ".join(named)
+        selects = [f"SELECT {literal(name or '')} AS {quoted(PURGE_KEY)}" for name in change_set.touched]
+        return " UNION ".join(selects)
     parts = _own_parts(pairs, shape)
     if own:
         values = ", ".join(f"k{at} AS {quoted(part.stored.name)}" for at, part in enumerate(own))

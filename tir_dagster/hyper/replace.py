@@ -24,13 +24,13 @@ from tir_dagster.snowflake.slices import SliceBy, slice_range
 
 @dataclass(frozen=True)
 class Shape:
-    """How the extract is laid out: its columns by source name, its key, its slices, and its own column names."""
+    """The layout of an extract: its columns by source name, its key, its slices, and its own column names."""
 
     columns: tuple[Column, ...]
     key: tuple[str, ...]
     slices: SliceBy
     names: Mapping[str, str] = field(default_factory=dict)
-    # Columns that may differ in the last digit each time the source is asked, so they tell nothing.
+    # Columns that may differ in the last digit at each reading of the source, so they are not compared.
     loose: frozenset[str] = frozenset()
 
 

@@ -47,7 +47,7 @@ def test_a_process_that_got_the_pid_later_is_neither_used_nor_ended(tmp_path):
 
     assert server_state(tmp_path)[0] == "ended"
     assert remote_spark({}, tmp_path, said.append) is None
-    assert said == [f"the Spark server of {tmp_path} is ended and is not used; `tir spark up` starts it anew"]
+    assert said == [f"the Spark server of {tmp_path} is ended and is not used; `tir spark up` starts a new one"]
     assert stop_server(tmp_path) is None, "this process lives"
     assert server_state(tmp_path) == ("stopped", None)
 

@@ -140,7 +140,7 @@ def test_a_small_result_is_staged_without_spark_in_the_same_form(spark, access, 
     by_task = stage(lambda: spark, access, query, MANY_COLUMNS, tmp_path / "task", small_rows=999)
 
     assert (here.tasks, by_task.tasks) == (0, 1)
-    assert here.told == "read 1,000 rows, so few that they were staged without Spark"
+    assert here.summary == "read 1,000 rows, so few that they were staged without Spark"
     assert (here.rows, here.slices, len(here.files)) == (by_task.rows, by_task.slices, len(by_task.files))
     one, other = pq.read_table(here.files[0]), pq.read_table(by_task.files[0])
     assert one.sort_by("ID").equals(other.sort_by("ID"))

@@ -117,7 +117,7 @@ def test_files_of_another_shape_are_one_clear_error(text):
         ("a: {b", "tir.yaml:1: not YAML: expected ',' or '}'"),
         ("extracts: !!int abc", "tir.yaml: not YAML: "),
         ("\x00", "tir.yaml: not YAML: "),
-        ("extracts: &a [*a]", "tir.yaml: an anchor holds itself"),
+        ("extracts: &a [*a]", "tir.yaml: an anchor contains itself"),
     ],
 )
 def test_what_is_not_yaml_is_one_line_with_its_place(text, told):
