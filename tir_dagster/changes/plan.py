@@ -47,8 +47,8 @@ class Reason(Enum):
 
 
 @dataclass(frozen=True)
-class Known:
-    """What the last confirmation says of the extract, and what it was made from."""
+class SourceState:
+    """What an extract version was made from: its definition, and the source's columns, identity and change token."""
 
     definition: str
     schema: str
@@ -58,7 +58,7 @@ class Known:
     ddl: str | None = None
     role: str | None = None
 
-    def known_as(self, now: Known) -> Known:
+    def completed_by(self, now: SourceState) -> SourceState:
         """Return this state with unknown fields taken from the current one."""
         ddl, role = (now.ddl if self.ddl is None else self.ddl), (now.role if self.role is None else self.role)
         return replace(self, ddl=ddl, role=role)
@@ -71,8 +71,8 @@ class Situation:
     extract: str
     mode: Mode
     policy: Literal["auto", "incremental_only", "full"]
-    now: Known
-    confirmed: Known | None
+    now: SourceState
+    confirmed: SourceState | None
     base_present: bool = True
     foreign: bool = False
     # The datasource that the spec names is not the confirmed one, and why.
@@ -184,7 +184,7 @@ def check_guards(extract: str, *, rows: int, left: int, delete_share: float) -> 
 
 def _full_reason(situation: Situation) -> Reason | None:
     now = situation.now
-    confirmed = situation.confirmed.known_as(now) if situation.confirmed else None
+    confirmed = situation.confirmed.completed_by(now) if situation.confirmed else None
     if situation.mode == "full" or situation.policy == "full":
         # A policy of full still does nothing when nothing changed.
         unchanged_extract = (

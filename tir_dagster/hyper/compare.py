@@ -20,7 +20,7 @@ from tir_dagster.hyper.engine import connect, literal, parquet, quoted
 from tir_dagster.hyper.fingerprints import SUMS, Fingerprint, row_fingerprints
 from tir_dagster.hyper.hyperfile import look_at
 from tir_dagster.hyper.purge import key_select, staged_key
-from tir_dagster.hyper.replace import Shape
+from tir_dagster.hyper.replace import ExtractShape
 from tir_dagster.hyper.slices import slice_sql_hyper
 
 # The most keys that are kept as examples for people.
@@ -28,7 +28,7 @@ _SAMPLE = 20
 
 
 @contextmanager
-def comparing(extract: Path, shape: Shape) -> Iterator[ExtractComparison]:
+def comparing(extract: Path, shape: ExtractShape) -> Iterator[ExtractComparison]:
     """Open the base extract for a comparison; it is not changed."""
     with connect(extract) as connection:
         yield ExtractComparison(connection, extract, shape)
@@ -37,7 +37,7 @@ def comparing(extract: Path, shape: Shape) -> Iterator[ExtractComparison]:
 class ExtractComparison:
     """The base extract, open, with staged candidates beside it."""
 
-    def __init__(self, connection: Any, path: Path, shape: Shape) -> None:
+    def __init__(self, connection: Any, path: Path, shape: ExtractShape) -> None:
         self._connection = connection
         self._shape = shape
         self._table = look_at(connection, path)

@@ -13,7 +13,7 @@ from tir_dagster.hyper.casts import Loaded
 from tir_dagster.hyper.features import is_older_feature
 from tir_dagster.hyper.fingerprints import SUMS, Fingerprint, extract_fingerprints, read_fingerprints
 from tir_dagster.hyper.fingerprints import snowflake_sql as fingerprint_sql
-from tir_dagster.hyper.replace import Shape
+from tir_dagster.hyper.replace import ExtractShape
 
 Prints = Mapping[str | None, Fingerprint]
 # A digest says its form: over rows and row digests by slice. Earlier releases wrote one over other features, without a word before it.
@@ -21,7 +21,7 @@ _FORM = "sums"
 _NOTHING = Fingerprint(dict.fromkeys(SUMS, 0))
 
 
-def content_fingerprints(extract: Path, shape: Shape, *, only: Collection[str | None] | None = None) -> Prints:
+def content_fingerprints(extract: Path, shape: ExtractShape, *, only: Collection[str | None] | None = None) -> Prints:
     """Return all features of what the extract holds, by slice."""
     return extract_fingerprints(
         extract, shape.columns, shape.slices, only=only, names=shape.names or None, loose=shape.loose
@@ -31,7 +31,7 @@ def content_fingerprints(extract: Path, shape: Shape, *, only: Collection[str | 
 def source_fingerprints(
     query: Callable[[str], list[tuple[Any, ...]]],
     table_sql: str,
-    shape: Shape,
+    shape: ExtractShape,
     *,
     only: Collection[str | None] | None = None,
 ) -> Prints:
@@ -41,7 +41,7 @@ def source_fingerprints(
 
 
 def content_sums(
-    extract: Path, shape: Shape, condition: Callable[[Sequence[Loaded]], str | None] | None = None
+    extract: Path, shape: ExtractShape, condition: Callable[[Sequence[Loaded]], str | None] | None = None
 ) -> Prints:
     """Return rows and the sum of their digests, by slice; with a condition, of the rows that meet it."""
     return extract_fingerprints(
@@ -103,7 +103,7 @@ def content_digest(prints: Prints) -> str:
     return f"{_FORM} {_hashed(sums_to_json(prints))}"
 
 
-def content_digests(prints: Prints, shape: Shape) -> tuple[str, ...]:
+def content_digests(prints: Prints, shape: ExtractShape) -> tuple[str, ...]:
     """Return the digest in every form: a version may have been written down by an earlier release."""
     older = {
         name or NO_SLICE_KEY: {

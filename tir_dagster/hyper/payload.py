@@ -15,7 +15,7 @@ from tir_dagster.hyper.engine import connect, literal, quoted, unbroken
 from tir_dagster.hyper.features import HYPER
 from tir_dagster.hyper.hyperfile import Added, ExtractTable, describe, rebuild
 from tir_dagster.hyper.purge import key_select
-from tir_dagster.hyper.replace import Shape, staged_keys
+from tir_dagster.hyper.replace import ExtractShape, staged_keys
 from tir_dagster.hyper.slices import slice_sql_hyper
 from tir_dagster.snowflake.columns import Kind
 
@@ -47,21 +47,28 @@ class Payload:
         return self.path.stem
 
 
-def needs_key_column(shape: Shape) -> bool:
+def needs_key_column(shape: ExtractShape) -> bool:
     """Whether rows must carry a text key of their own: a condition on the server finds no NULL, and no slice."""
     by_name = {column.name: column for column in shape.columns}
     parts = [by_name[name] for name in shape.key]
     return not parts or any(part.nullable or part.kind not in _PLAIN for part in parts)
 
 
-def with_key_column(extract: Path, target: Path, shape: Shape) -> None:
+def with_key_column(extract: Path, target: Path, shape: ExtractShape) -> None:
     """Copy the extract with each row's purge key as text: it is published where later changes are patched in."""
     table = describe(extract)
     rebuild(extract, target, added=Added(PURGE_KEY, "TEXT", _text_key(_pairs(table, shape, extract), shape)))
 
 
 def write_payloads(
-    extract: Path, folder: Path, change_set: ChangeSet, staged: Path, *, shape: Shape, keyed: bool, most_bytes: int
+    extract: Path,
+    folder: Path,
+    change_set: ChangeSet,
+    staged: Path,
+    *,
+    shape: ExtractShape,
+    keyed: bool,
+    most_bytes: int,
 ) -> list[Payload]:
     """The change set as files of at most that size, each with all rows of its keys as the new extract holds them.
 
@@ -94,7 +101,7 @@ class _Maker:
     """Writes the parts of one change set."""
 
     def __init__(
-        self, extract: Path, folder: Path, change_set: ChangeSet, staged: Path, shape: Shape, *, keyed: bool
+        self, extract: Path, folder: Path, change_set: ChangeSet, staged: Path, shape: ExtractShape, *, keyed: bool
     ) -> None:
         self._extract = extract
         self._folder = folder
@@ -151,7 +158,7 @@ class _Maker:
         )
 
 
-def carries_keys(extract: Path, shape: Shape) -> bool:
+def carries_keys(extract: Path, shape: ExtractShape) -> bool:
     """Whether every row of a published file carries its purge key."""
     table = describe(extract)
     if (PURGE_KEY, "TEXT", _BINARY) not in _layout(table):
@@ -176,7 +183,7 @@ def _layout(table: ExtractTable) -> set[tuple[str, str, str]]:
     return {(column.name, column.type, column.collation or _BINARY) for column in table.columns}
 
 
-def row_digest(extract: Path, shape: Shape) -> tuple[int, int]:
+def row_digest(extract: Path, shape: ExtractShape) -> tuple[int, int]:
     """How many rows there are, and the sum of a digest of each one, in any order and in any file.
 
     Fingerprints sum up column by column: two rows that exchanged their values look alike, and of some values they tell
@@ -192,16 +199,16 @@ def row_digest(extract: Path, shape: Shape) -> tuple[int, int]:
     return int(rows), int(total or 0)
 
 
-def _pairs(table: ExtractTable, shape: Shape, path: Path) -> tuple[Loaded, ...]:
+def _pairs(table: ExtractTable, shape: ExtractShape, path: Path) -> tuple[Loaded, ...]:
     return pair_columns(shape.columns, table.columns, path=path, names=shape.names or None)
 
 
-def _own_parts(pairs: Sequence[Loaded], shape: Shape) -> list[Loaded]:
+def _own_parts(pairs: Sequence[Loaded], shape: ExtractShape) -> list[Loaded]:
     by_name = {pair.source.name: pair for pair in pairs}
     return [by_name[name] for name in shape.key]
 
 
-def _text_key(pairs: Sequence[Loaded], shape: Shape) -> str:
+def _text_key(pairs: Sequence[Loaded], shape: ExtractShape) -> str:
     """The purge key of a row of the extract as text that is never NULL, and differs where keys differ."""
     if not shape.key:
         stored = {pair.source.name: pair.stored for pair in pairs}
@@ -210,7 +217,7 @@ def _text_key(pairs: Sequence[Loaded], shape: Shape) -> str:
 
 
 def _keys_source(
-    change_set: ChangeSet, staged: Path, shape: Shape, pairs: Sequence[Loaded], own: Sequence[Loaded]
+    change_set: ChangeSet, staged: Path, shape: ExtractShape, pairs: Sequence[Loaded], own: Sequence[Loaded]
 ) -> str:
     """A SELECT of the change set's purge keys, each once."""
     if not shape.key:

@@ -15,7 +15,7 @@ from tir_dagster.changes import find_changes as find
 from tir_dagster.changes.difference import ROW_MARK, SLICE_KEY, Difference, Forced
 from tir_dagster.changes.find_changes import Asked
 from tir_dagster.changes.hints import Hint
-from tir_dagster.changes.plan import Known, Mode, Plan, Reason, Situation, plan_refresh
+from tir_dagster.changes.plan import Mode, Plan, Reason, Situation, SourceState, plan_refresh
 from tir_dagster.changes.question import ask_question, checked_hints
 from tir_dagster.changes.relation import Relation, relation_of
 from tir_dagster.changes.watermarks import highest_mark
@@ -223,7 +223,7 @@ class FollowedQuery:
         """One refresh, ended after a step as a crash would end it; a finished one leaves the right rows behind."""
         self.runs += 1
         foreign = self._look()
-        version, known = self.warehouse.pin(), Known("definition", "schema", "identity", self._token())
+        version, known = self.warehouse.pin(), SourceState("definition", "schema", "identity", self._token())
         plan = plan_refresh(self._situation(known, mode, foreign=foreign, hinted=bool(hints)))
         made: Version | None = None
         if plan.decision == "full":
@@ -257,12 +257,12 @@ class FollowedQuery:
     def _token(self) -> str:
         return ",".join(str(self.warehouse.tokens[table]) for table in self.relation.tables)
 
-    def _changed(self, known: Known) -> set[TableName]:
+    def _changed(self, known: SourceState) -> set[TableName]:
         assert self.base is not None
         before, now = self.base.confirmation.known.token.split(","), known.token.split(",")
         return {table for table, one, other in zip(self.relation.tables, before, now, strict=True) if one != other}
 
-    def _situation(self, known: Known, mode: Mode, *, foreign: bool, hinted: bool) -> Situation:
+    def _situation(self, known: SourceState, mode: Mode, *, foreign: bool, hinted: bool) -> Situation:
         return Situation(
             extract="shown",
             mode=mode,
@@ -284,7 +284,12 @@ class FollowedQuery:
         return Counter(self.warehouse.query(f"SELECT {listed} FROM {self.relation.shown(version)}"))
 
     def _replace(
-        self, version: SourceVersion, known: Known, plan: Plan, resync: Sequence[str | None], hints: Sequence[Hint]
+        self,
+        version: SourceVersion,
+        known: SourceState,
+        plan: Plan,
+        resync: Sequence[str | None],
+        hints: Sequence[Hint],
     ) -> tuple[Plan, Version | None]:
         assert self.base is not None
         relation, confirmed = self.relation, self.base.confirmation
@@ -315,7 +320,7 @@ class FollowedQuery:
         extract = replaced(self.base.extract, key_of(relation), comparison.changed, comparison.fresh)
         return plan, self._version(extract, version, known)
 
-    def _version(self, extract: Bag, version: SourceVersion, known: Known) -> Version:
+    def _version(self, extract: Bag, version: SourceVersion, known: SourceState) -> Version:
         source = self.relation.base(version)
         confirmation = Confirmation(
             extract="shown",

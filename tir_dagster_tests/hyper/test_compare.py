@@ -19,14 +19,14 @@ from tir_dagster.changes.difference import ROW_MARK, SLICE_KEY, Difference, Forc
 from tir_dagster.hyper.compare import comparing
 from tir_dagster.hyper.hyperfile import create_extract, create_like
 from tir_dagster.hyper.purge import replace_keys
-from tir_dagster.hyper.replace import Shape
+from tir_dagster.hyper.replace import ExtractShape
 from tir_dagster.snowflake.slices import SliceBy
 from tir_dagster_tests.hyper.helpers import bag, columns_of, run, stage
 
 COLUMNS = columns_of({"ID": "NUMBER(38,0)", "DAY": "DATE", "NAME": "VARCHAR"})
 MONTHS = SliceBy("DAY", "month")
 NOTHING = Forced()
-SHAPE = Shape(COLUMNS, ("ID",), MONTHS)
+SHAPE = ExtractShape(COLUMNS, ("ID",), MONTHS)
 ROWS = [
     (1, date(2024, 1, 5), "one"),
     (2, date(2024, 1, 6), "two"),
@@ -132,7 +132,7 @@ def test_keys_that_nobody_staged_are_named(tmp_path: Path):
 
 
 def test_without_a_row_key_slices_are_compared(tmp_path: Path):
-    shape = Shape(COLUMNS, (), MONTHS)
+    shape = ExtractShape(COLUMNS, (), MONTHS)
     rows = [
         (*ROWS[0], 1, "2024-01"),
         (*ROWS[1], 1, "2024-01"),
@@ -166,7 +166,7 @@ _NOTHING = (3, *[None] * (len(EVERY_TYPE) - 1))
 
 @pytest.mark.parametrize("row", [_LOW, _HIGH, _NOTHING, (*_LOW[:4], math.nan, *_LOW[5:])])
 def test_every_type_at_its_extremes_equals_itself(tmp_path: Path, row):
-    shape = Shape(EVERY_TYPE, ("K",), SliceBy("TZ", "month", "Europe/Berlin"))
+    shape = ExtractShape(EVERY_TYPE, ("K",), SliceBy("TZ", "month", "Europe/Berlin"))
 
     found = compared(
         extract_of(tmp_path, [row], EVERY_TYPE), candidates(tmp_path, [row], columns=EVERY_TYPE), tmp_path, shape
@@ -192,7 +192,7 @@ _NEXT = {
 
 @pytest.mark.parametrize("name", _NEXT)
 def test_every_type_differs_from_its_nearest_neighbour_and_from_null(tmp_path: Path, name):
-    shape = Shape(EVERY_TYPE, ("K",), SliceBy())
+    shape = ExtractShape(EVERY_TYPE, ("K",), SliceBy())
     place = [column.name for column in EVERY_TYPE].index(name)
     base = extract_of(tmp_path, [_LOW, _HIGH], EVERY_TYPE)
     for row, other in zip((_LOW, _HIGH), _NEXT[name], strict=True):
@@ -206,7 +206,7 @@ def test_every_type_differs_from_its_nearest_neighbour_and_from_null(tmp_path: P
 def test_minus_zero_is_zero_and_nan_is_nan(tmp_path: Path):
     columns = columns_of({"K": "NUMBER(38,0)", "F": "FLOAT"})
     base = extract_of(tmp_path, [(1, -0.0), (2, math.nan)], columns)
-    shape = Shape(columns, ("K",), SliceBy())
+    shape = ExtractShape(columns, ("K",), SliceBy())
 
     assert compared(base, candidates(tmp_path, [(1, 0.0), (2, -math.nan)], columns=columns), tmp_path, shape).keys == 0
     assert compared(base, candidates(tmp_path, [(1, 1e-300), (2, None)], columns=columns), tmp_path, shape).keys == 2
@@ -223,7 +223,7 @@ def test_an_extract_that_does_not_tell_capitals_apart_is_compared_to_the_letter(
     )
     base = tmp_path / "base.hyper"
     create_like(base, template, columns, stage(tmp_path / "base.parquet", columns, [("a", "x"), ("A", "y")]))
-    shape = Shape(columns, ("K",), SliceBy())
+    shape = ExtractShape(columns, ("K",), SliceBy())
 
     found = compared(base, candidates(tmp_path, [("a", "X")], gone=["A"], columns=columns), tmp_path, shape)
 

@@ -21,7 +21,7 @@ from tir_dagster.hyper.fingerprints import (
     snowflake_sql,
 )
 from tir_dagster.hyper.hyperfile import create_extract
-from tir_dagster.hyper.replace import Shape
+from tir_dagster.hyper.replace import ExtractShape
 from tir_dagster.hyper.slices import slice_bounds_hyper
 from tir_dagster.snowflake.columns import Column
 from tir_dagster.snowflake.slices import SliceBy
@@ -290,7 +290,7 @@ def test_differences_read_as_sentences():
 
 def test_versions_of_the_release_before_are_still_recognised(tmp_path: Path):
     create_extract(tmp_path / "e.hyper", COLUMNS, stage(tmp_path / "rows.parquet", COLUMNS, ROWS[:9]))
-    shape = Shape(COLUMNS, ("ID",), SliceBy("DAY", "month"), loose=frozenset({"RATIO"}))
+    shape = ExtractShape(COLUMNS, ("ID",), SliceBy("DAY", "month"), loose=frozenset({"RATIO"}))
     prints = content_fingerprints(tmp_path / "e.hyper", shape)
     digest = content_digest(prints)
     # As that release wrote it down.
