@@ -42,9 +42,9 @@ def extract_of(folder: Path, rows: list[tuple[Any, ...]], columns=COLUMNS) -> Pa
     return path
 
 
-def candidates(folder: Path, rows: list[tuple[Any, ...]], gone: list[Any] = (), columns=COLUMNS) -> list[Path]:
+def candidates(folder: Path, rows: list[tuple[Any, ...]], deleted: list[Any] = (), columns=COLUMNS) -> list[Path]:
     """Staged rows of candidate keys, and keys that have no row any more."""
-    marked = [(*row, 1) for row in rows] + [(key, *[None] * len(columns)) for key in gone]
+    marked = [(*row, 1) for row in rows] + [(key, *[None] * len(columns)) for key in deleted]
     name = f"staged-{len(list(folder.glob('staged-*')))}.parquet"
     return stage(folder / name, [*columns, ROW_MARK], marked, bookkeeping=False)
 
@@ -68,9 +68,9 @@ def rows_in(folder: Path) -> Counter:
 
 
 def test_candidates_whose_rows_are_the_same_are_no_changes(tmp_path: Path):
-    found = compared(extract_of(tmp_path, ROWS), candidates(tmp_path, ROWS), tmp_path)
+    difference = compared(extract_of(tmp_path, ROWS), candidates(tmp_path, ROWS), tmp_path)
 
-    assert found == Difference(0, {}, {})
+    assert difference == Difference(0, {}, {})
     assert keys_in(tmp_path) == []
 
 
@@ -82,9 +82,9 @@ def test_changed_new_moved_and_deleted_keys_are_found_with_their_slices(tmp_path
         (9, None, "new"),
     ]
 
-    found = compared(extract_of(tmp_path, ROWS), candidates(tmp_path, fresh, gone=[3, 7]), tmp_path)
+    difference = compared(extract_of(tmp_path, ROWS), candidates(tmp_path, fresh, deleted=[3, 7]), tmp_path)
 
-    assert found == Difference(3, {"2024-01": 1, "2024-02": 1}, {"2024-03": 1, None: 1})
+    assert difference == Difference(3, {"2024-01": 1, "2024-02": 1}, {"2024-03": 1, None: 1})
     assert keys_in(tmp_path) == [(1,), (3,), (9,)]
     assert rows_in(tmp_path) == Counter([fresh[0], fresh[3]])
 
@@ -92,16 +92,16 @@ def test_changed_new_moved_and_deleted_keys_are_found_with_their_slices(tmp_path
 def test_a_key_with_one_row_more_or_less_differs(tmp_path: Path):
     doubled = [(1, date(2024, 1, 5), "one")] * 2 + [(2, date(2024, 1, 6), "two")] + [(None, None, "nobody")] * 2
 
-    found = compared(extract_of(tmp_path, ROWS), candidates(tmp_path, doubled), tmp_path)
+    difference = compared(extract_of(tmp_path, ROWS), candidates(tmp_path, doubled), tmp_path)
 
     assert keys_in(tmp_path) == [(1,), (2,), (None,)]
-    assert found == Difference(3, {"2024-01": 2, "2024-02": 1, None: 1}, {"2024-01": 3, None: 2}, 2, 1)
+    assert difference == Difference(3, {"2024-01": 2, "2024-02": 1, None: 1}, {"2024-01": 3, None: 2}, 2, 1)
 
 
 def test_where_everything_was_read_what_is_missing_is_gone(tmp_path: Path):
-    found = compared(extract_of(tmp_path, ROWS), candidates(tmp_path, ROWS[1:]), tmp_path, everything=True)
+    difference = compared(extract_of(tmp_path, ROWS), candidates(tmp_path, ROWS[1:]), tmp_path, everything=True)
 
-    assert found == Difference(1, {"2024-01": 1}, {})
+    assert difference == Difference(1, {"2024-01": 1}, {})
     assert compared(extract_of(tmp_path, ROWS), [], tmp_path, everything=True).purged == {
         "2024-01": 2,
         "2024-02": 2,
@@ -113,10 +113,12 @@ def test_pending_keys_and_whole_slices_are_replaced_whatever_the_rows_say(tmp_pa
     base, files = extract_of(tmp_path, ROWS), candidates(tmp_path, ROWS)
     pending = stage(tmp_path / "pending.parquet", [COLUMNS[0]], [(3,), (8,)], bookkeeping=False)
 
-    found = compared(base, files, tmp_path, forced=Forced(tuple(pending), ("2024-01", None)))
+    difference = compared(base, files, tmp_path, forced=Forced(tuple(pending), ("2024-01", None)))
 
     assert keys_in(tmp_path) == [(1,), (2,), (3,), (8,), (None,)]
-    assert found == Difference(5, {"2024-01": 2, "2024-02": 2, None: 1}, {"2024-01": 2, "2024-02": 2, None: 1}, 1, 1)
+    assert difference == Difference(
+        5, {"2024-01": 2, "2024-02": 2, None: 1}, {"2024-01": 2, "2024-02": 2, None: 1}, 1, 1
+    )
 
 
 def test_keys_that_nobody_staged_are_named(tmp_path: Path):
@@ -141,10 +143,10 @@ def test_without_a_row_key_slices_are_compared(tmp_path: Path):
     ]
     files = stage(tmp_path / "slices.parquet", [*COLUMNS, ROW_MARK, SLICE_KEY], rows, bookkeeping=False)
 
-    found = compared(extract_of(tmp_path, ROWS), files, tmp_path, shape)
+    difference = compared(extract_of(tmp_path, ROWS), files, tmp_path, shape)
 
     assert keys_in(tmp_path) == [("2024-02",), (None,)]
-    assert found == Difference(2, {"2024-02": 2, None: 1}, {None: 1})
+    assert difference == Difference(2, {"2024-02": 2, None: 1}, {None: 1})
 
 
 EVERY_TYPE = columns_of(
@@ -168,11 +170,11 @@ _NOTHING = (3, *[None] * (len(EVERY_TYPE) - 1))
 def test_every_type_at_its_extremes_equals_itself(tmp_path: Path, row):
     shape = ExtractShape(EVERY_TYPE, ("K",), SliceBy("TZ", "month", "Europe/Berlin"))
 
-    found = compared(
+    difference = compared(
         extract_of(tmp_path, [row], EVERY_TYPE), candidates(tmp_path, [row], columns=EVERY_TYPE), tmp_path, shape
     )
 
-    assert found.keys == 0
+    assert difference.keys == 0
 
 
 _NEXT = {
@@ -225,9 +227,9 @@ def test_an_extract_that_does_not_tell_capitals_apart_is_compared_to_the_letter(
     create_like(base, template, columns, stage(tmp_path / "base.parquet", columns, [("a", "x"), ("A", "y")]))
     shape = ExtractShape(columns, ("K",), SliceBy())
 
-    found = compared(base, candidates(tmp_path, [("a", "X")], gone=["A"], columns=columns), tmp_path, shape)
+    difference = compared(base, candidates(tmp_path, [("a", "X")], deleted=["A"], columns=columns), tmp_path, shape)
 
-    assert (found.keys, found.purged) == (2, {"all": 2})
+    assert (difference.keys, difference.purged) == (2, {"all": 2})
     assert compared(base, candidates(tmp_path, [("a", "x"), ("A", "y")], columns=columns), tmp_path, shape).keys == 0
 
 
@@ -249,9 +251,9 @@ def test_replacing_what_differs_among_the_candidates_gives_the_source(tmp_path_f
     folder = tmp_path_factory.mktemp("property")
     base = extract_of(folder, old)
     fresh = [row for row in new if row[0] in proposed]
-    gone = [key for key in proposed if key not in {row[0] for row in fresh}]
+    deleted = [key for key in proposed if key not in {row[0] for row in fresh}]
 
-    found = compared(base, candidates(folder, fresh, gone), folder)
+    difference = compared(base, candidates(folder, fresh, deleted), folder)
     applied = replace_keys(
         base,
         folder / "next.hyper",
@@ -268,5 +270,5 @@ def test_replacing_what_differs_among_the_candidates_gives_the_source(tmp_path_f
     changed = {
         key for key in proposed if Counter(r for r in old if r[0] == key) != Counter(r for r in fresh if r[0] == key)
     }
-    assert found.keys == len(changed)
-    assert (applied.purged, applied.appended) == (sum(found.purged.values()), sum(found.appended.values()))
+    assert difference.keys == len(changed)
+    assert (applied.purged, applied.appended) == (sum(difference.purged.values()), sum(difference.appended.values()))

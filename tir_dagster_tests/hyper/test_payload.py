@@ -124,10 +124,10 @@ def seen(path: Path) -> Counter[tuple[Any, ...]]:
 
 
 def by_key(shape: ExtractShape, rows: Iterable[tuple[Any, ...]]) -> dict[tuple[Any, ...], Counter[tuple[Any, ...]]]:
-    found: dict[tuple[Any, ...], Counter[tuple[Any, ...]]] = defaultdict(Counter)
+    rows_by_key: dict[tuple[Any, ...], Counter[tuple[Any, ...]]] = defaultdict(Counter)
     for row in rows:
-        found[key_of(shape, row)][row] += 1
-    return found
+        rows_by_key[key_of(shape, row)][row] += 1
+    return rows_by_key
 
 
 def _names(connection: Any, table: str) -> list[str]:
@@ -183,7 +183,9 @@ def test_files_are_alike_whose_columns_are_our_key_column_aside(tmp_path: Path):
     case.publish()
     assert same_layout(case.server, case.base)
     for number, declared in enumerate(("TEXT", 'TEXT COLLATE "en_US_CI"', "VARCHAR(9)")):
-        listed = ", ".join(f"{quoted(one.name)} {one.hyper if one.name != 'V' else declared}" for one in COLUMNS)
+        listed = ", ".join(
+            f"{quoted(column.name)} {column.hyper if column.name != 'V' else declared}" for column in COLUMNS
+        )
         other = tmp_path / f"{number}.hyper"
         run(other, 'CREATE SCHEMA "Extract"', f'CREATE TABLE "Extract"."Extract" ({listed})', create=True)
         assert same_layout(other, case.base) == (declared == "TEXT")
@@ -199,14 +201,14 @@ def test_a_digest_of_rows_tells_what_sums_do_not(tmp_path: Path):
         [(1, "a", "[2]"), (2, "b", None)],
         [(1, "a", "[1]"), (2, "b", None), (2, "b", None)],
     ]
-    made = [tmp_path / f"{number}.hyper" for number in range(len(tables))]
-    for target, rows in zip(made, tables, strict=True):
+    extracts = [tmp_path / f"{number}.hyper" for number in range(len(tables))]
+    for target, rows in zip(extracts, tables, strict=True):
         create_extract(target, columns, stage(target.with_suffix(".parquet"), list(columns), rows))
-    assert len({content_digest(content_fingerprints(path, shape)) for path in made}) == 3
-    first, again, *others = [row_digest(path, shape) for path in made]
+    assert len({content_digest(content_fingerprints(path, shape)) for path in extracts}) == 3
+    first, again, *others = [row_digest(path, shape) for path in extracts]
     assert first == again
     assert first not in others
-    with_key_column(made[0], tmp_path / "keyed.hyper", shape)
+    with_key_column(extracts[0], tmp_path / "keyed.hyper", shape)
     assert row_digest(tmp_path / "keyed.hyper", shape) == first
 
 
@@ -273,11 +275,11 @@ KEY_VALUES: dict[str, list[Any]] = {
 
 @pytest.mark.parametrize("nullable", [False, True], ids=["never NULL", "NULL or not"])
 def test_keys_of_every_type_are_told_apart(tmp_path: Path, nullable: bool):
-    held = columns_of({**{kind: kind for kind in KEY_VALUES}, "V": "VARCHAR"})
-    columns = tuple(replace(one, nullable=nullable) for one in held if nullable or one.kind in PLAIN)
+    all_columns = columns_of({**{kind: kind for kind in KEY_VALUES}, "V": "VARCHAR"})
+    columns = tuple(replace(column, nullable=nullable) for column in all_columns if nullable or column.kind in PLAIN)
     names = tuple(column.name for column in columns[:-1])
     values = {name: [*KEY_VALUES[name], *([None] if nullable else [])] for name in names}
-    first = {name: found[0] for name, found in values.items()}
+    first = {name: key_values[0] for name, key_values in values.items()}
     keys = list(dict.fromkeys(tuple({**first, name: value}.values()) for name in names for value in values[name]))
     before = [(*key, "x") for key in keys]
     after = [(*key, "y" if number % 3 else "x") for number, key in enumerate(keys) if number % 3 < 2]
