@@ -41,10 +41,12 @@ class Fingerprint(Mapping[str, int]):
     def __hash__(self) -> int:
         return hash(frozenset(self.values_by_name.items()))
 
-    def differences(self, other: Mapping[str, int], *, ours: str = "extract", theirs: str = "source") -> list[str]:
+    def differences(
+        self, other: Mapping[str, int], *, label: str = "extract", other_label: str = "source"
+    ) -> list[str]:
         """One line for each number that differs: `AMOUNT sum: extract 1,250, source 1,300 (-50)`."""
         return [
-            f"{name}: {ours} {_number_text(self.get(name))}, {theirs} {_number_text(other.get(name))}{_apart(self.get(name), other.get(name))}"
+            f"{name}: {label} {_number_text(self.get(name))}, {other_label} {_number_text(other.get(name))}{_apart(self.get(name), other.get(name))}"
             for name in dict.fromkeys((*self, *other))
             if self.get(name) != other.get(name)
         ]
@@ -59,12 +61,13 @@ def _apart(value: int | None, other_value: int | None) -> str:
 
 
 def different_slices(
-    ours: Mapping[str | None, Fingerprint], theirs: Mapping[str | None, Fingerprint]
+    extract: Mapping[str | None, Fingerprint], source: Mapping[str | None, Fingerprint]
 ) -> dict[str | None, list[str]]:
     """The slices whose fingerprints differ, and how; a slice that only one side has differs in everything."""
     empty = Fingerprint({})
     differences = {
-        name: ours.get(name, empty).differences(theirs.get(name, empty)) for name in dict.fromkeys((*ours, *theirs))
+        name: extract.get(name, empty).differences(source.get(name, empty))
+        for name in dict.fromkeys((*extract, *source))
     }
     return {name: lines for name, lines in differences.items() if lines}
 

@@ -247,14 +247,14 @@ _WRITERS: dict[IncrementKind, Callable[[IncrementValue], str | None]] = {
 }
 
 
-def least_difference(one: Path, other: Path, *, column: str) -> str | None:
+def least_difference(extract: Path, other_extract: Path, *, column: str) -> str | None:
     """The literal of the smallest value of `column` among the rows that only one of two extracts has, as bags.
 
     None where they hold the same rows, `%null%` where one that differs has no value: no value is small enough then.
     """
-    with connect(one) as connection:
-        table, stored = _opened(connection, one, one, column)
-        connection.catalog.attach_database(str(other), alias=_OTHER)
+    with connect(extract) as connection:
+        table, stored = _opened(connection, extract, extract, column)
+        connection.catalog.attach_database(str(other_extract), alias=_OTHER)
         schema, name = table.schema, table.name
         # An extract's collation may call 'a' and 'A' equal.
         comparable_columns = ", ".join(
@@ -263,7 +263,7 @@ def least_difference(one: Path, other: Path, *, column: str) -> str | None:
         names = ", ".join(quoted(file_column.name) for file_column in table.columns)
         sides = [
             f"SELECT {comparable_columns}, {sign} AS tir_side FROM {quoted(database, schema, name)}"
-            for database, sign in ((one.stem, 1), (_OTHER, -1))
+            for database, sign in ((extract.stem, 1), (_OTHER, -1))
         ]
         differing = (
             f"SELECT {names} FROM ({' UNION ALL '.join(sides)}) AS sides GROUP BY {names} HAVING SUM(tir_side) <> 0"
@@ -273,7 +273,7 @@ def least_difference(one: Path, other: Path, *, column: str) -> str | None:
         text, rows, valued = connection.execute_list_query(query)[0]
     if not rows:
         return None
-    return NO_VALUE if valued < rows else format_value(_of_text(text, _KINDS[stored.type], one))
+    return NO_VALUE if valued < rows else format_value(_of_text(text, _KINDS[stored.type], extract))
 
 
 def set_increment_value(package: Package, name: str, *, hyper: Path, value: IncrementValue) -> VirtualFile:

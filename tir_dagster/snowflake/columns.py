@@ -28,7 +28,7 @@ class Kind(Enum):
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldType:
     """A type of Snowflake that an extract holds, under all its names; the first is the one DESCRIBE writes."""
 
     kind: Kind
@@ -36,7 +36,7 @@ class Held:
 
 
 @dataclass(frozen=True)
-class Refused:
+class RefusedType:
     """A type that no extract holds; `cast` is what a query shows instead of the column."""
 
     cast: str
@@ -45,43 +45,43 @@ class Refused:
 
 HELD = (
     # With digits after the point it is a DECIMAL.
-    Held(
+    HeldType(
         Kind.INTEGER,
         (
             *("NUMBER", "DECIMAL", "DEC", "NUMERIC", "INT", "INTEGER"),
             *("BIGINT", "SMALLINT", "TINYINT", "BYTEINT"),
         ),
     ),
-    Held(Kind.FLOAT, ("FLOAT", "FLOAT4", "FLOAT8", "DOUBLE", "DOUBLE PRECISION", "REAL")),
-    Held(Kind.BOOLEAN, ("BOOLEAN",)),
-    Held(
+    HeldType(Kind.FLOAT, ("FLOAT", "FLOAT4", "FLOAT8", "DOUBLE", "DOUBLE PRECISION", "REAL")),
+    HeldType(Kind.BOOLEAN, ("BOOLEAN",)),
+    HeldType(
         Kind.TEXT,
         (
             *("VARCHAR", "CHAR", "CHARACTER", "NCHAR", "STRING", "TEXT", "NVARCHAR", "NVARCHAR2"),
             *("CHAR VARYING", "NCHAR VARYING", "CHARACTER VARYING"),
         ),
     ),
-    Held(Kind.DATE, ("DATE",)),
-    Held(Kind.TIME, ("TIME",)),
-    Held(Kind.TIMESTAMP, ("TIMESTAMP_NTZ", "TIMESTAMPNTZ", "DATETIME", "TIMESTAMP")),
-    Held(Kind.INSTANT, ("TIMESTAMP_LTZ", "TIMESTAMPLTZ")),
-    Held(Kind.INSTANT, ("TIMESTAMP_TZ", "TIMESTAMPTZ")),
-    Held(Kind.JSON, ("VARIANT",)),
-    Held(Kind.JSON, ("OBJECT",)),
-    Held(Kind.JSON, ("ARRAY",)),
+    HeldType(Kind.DATE, ("DATE",)),
+    HeldType(Kind.TIME, ("TIME",)),
+    HeldType(Kind.TIMESTAMP, ("TIMESTAMP_NTZ", "TIMESTAMPNTZ", "DATETIME", "TIMESTAMP")),
+    HeldType(Kind.INSTANT, ("TIMESTAMP_LTZ", "TIMESTAMPLTZ")),
+    HeldType(Kind.INSTANT, ("TIMESTAMP_TZ", "TIMESTAMPTZ")),
+    HeldType(Kind.JSON, ("VARIANT",)),
+    HeldType(Kind.JSON, ("OBJECT",)),
+    HeldType(Kind.JSON, ("ARRAY",)),
 )
 
 REFUSED = (
     # Hyper has BYTEA, but Tableau has no fields of that type: a column that nobody can show, with no key and no fingerprint.
-    Refused("HEX_ENCODE({})", ("BINARY", "VARBINARY")),
-    Refused("CAST({} AS VARCHAR)", ("DECFLOAT",)),
-    Refused("CAST({} AS VARCHAR)", ("UUID",)),
-    Refused("ST_ASWKT({})", ("GEOGRAPHY",)),
-    Refused("ST_ASWKT({})", ("GEOMETRY",)),
-    Refused("CAST({} AS ARRAY)", ("VECTOR",)),
-    Refused("CAST({} AS OBJECT)", ("MAP",)),
-    Refused("FL_GET_RELATIVE_PATH({})", ("FILE",)),
-    Refused("CAST({} AS VARCHAR)", ("INTERVAL", "INTERVAL_YEAR_MONTH", "INTERVAL_DAY_TIME")),
+    RefusedType("HEX_ENCODE({})", ("BINARY", "VARBINARY")),
+    RefusedType("CAST({} AS VARCHAR)", ("DECFLOAT",)),
+    RefusedType("CAST({} AS VARCHAR)", ("UUID",)),
+    RefusedType("ST_ASWKT({})", ("GEOGRAPHY",)),
+    RefusedType("ST_ASWKT({})", ("GEOMETRY",)),
+    RefusedType("CAST({} AS ARRAY)", ("VECTOR",)),
+    RefusedType("CAST({} AS OBJECT)", ("MAP",)),
+    RefusedType("FL_GET_RELATIVE_PATH({})", ("FILE",)),
+    RefusedType("CAST({} AS VARCHAR)", ("INTERVAL", "INTERVAL_YEAR_MONTH", "INTERVAL_DAY_TIME")),
 )
 
 _KINDS = {name: held.kind for held in HELD for name in held.names}

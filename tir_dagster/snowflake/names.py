@@ -47,7 +47,7 @@ class TableName:
         return ".".join(quote(part) for part in (self.database, self.schema, self.name))
 
     def __str__(self) -> str:
-        return ".".join(_shown(part) for part in (self.database, self.schema, self.name))
+        return ".".join(_part_text(part) for part in (self.database, self.schema, self.name))
 
 
 def _parts(text: str) -> list[str]:
@@ -69,7 +69,7 @@ def _stored(part: str) -> str:
     return _parts(part)[0]
 
 
-def _shown(part: str) -> str:
+def _part_text(part: str) -> str:
     return part if _PLAIN.fullmatch(part) and part == part.upper() else quote(part)
 
 

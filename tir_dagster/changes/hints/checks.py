@@ -13,7 +13,7 @@ from tir_dagster.changes.hints.model import (
     Key,
     Unknown,
     is_number,
-    shown,
+    value_text,
 )
 
 _SHOWN_KEYS = 5
@@ -102,5 +102,5 @@ def _place(value: Any) -> tuple[int, Any, str]:
 
 
 def _key_text(key: Key) -> str:
-    texts = ["NULL" if value is None else shown(value) for value in key]
+    texts = ["NULL" if value is None else value_text(value) for value in key]
     return texts[0] if len(texts) == 1 else f"({', '.join(texts)})"

@@ -27,8 +27,8 @@ from tir_dagster.changes.hints.model import (
     UnusableValue,
     is_number,
     scalar,
-    shown,
     suggestion,
+    value_text,
 )
 from tir_dagster.errors import HintError
 from tir_dagster.snowflake.columns import Column, Kind
@@ -77,7 +77,7 @@ class Fitter:
                 return And(self.consistent(tuple(self.condition(part, depth + 1) for part in conditions)))
             case Or(conditions):
                 return Or(tuple(self.condition(part, depth + 1) for part in conditions))
-        return self.refuse(f"{shown(condition)} is not a condition; supported are {', '.join(OPERATORS)}")
+        return self.refuse(f"{value_text(condition)} is not a condition; supported are {', '.join(OPERATORS)}")
 
     def key_list(self, listed: KeyList) -> KeyList:
         columns = tuple(self.column(name) for name in listed.columns)
@@ -98,7 +98,9 @@ class Fitter:
             self.refuse(f"a bound for column {column.name} is null. Give both; for an open end one that no row exceeds")
         least, most = self.value(column, low), self.value(column, high)
         if least > most:
-            self.refuse(f"the bounds for column {column.name} are reversed. Write [{shown(high)}, {shown(low)}]")
+            self.refuse(
+                f"the bounds for column {column.name} are reversed. Write [{value_text(high)}, {value_text(low)}]"
+            )
         return Between(column.name, least, most)
 
     def consistent(self, conditions: tuple[Condition, ...]) -> tuple[Condition, ...]:
@@ -106,14 +108,14 @@ class Fitter:
         values: dict[str, Any] = {}
         for condition in conditions:
             if isinstance(condition, Equal) and values.setdefault(condition.column, condition.value) != condition.value:
-                values_text = f"{shown(values[condition.column])} and {shown(condition.value)}"
+                values_text = f"{value_text(values[condition.column])} and {value_text(condition.value)}"
                 self.refuse(f"column {condition.column} cannot be {values_text} at once. Use `in` or `or`")
         return conditions
 
     def column(self, name: str) -> Column:
         column = self.columns.get(name) or self.columns.get(name.upper())
         return column or self.refuse(
-            f"there is no column {shown(name)}{suggestion(name, self.columns)}. The table has {', '.join(self.columns)}"
+            f"there is no column {value_text(name)}{suggestion(name, self.columns)}. The table has {', '.join(self.columns)}"
         )
 
     def value(self, column: Column, value: Any) -> Any:
@@ -124,7 +126,7 @@ class Fitter:
         try:
             return _typed(column, scalar(value))
         except UnusableValue as error:
-            self.refuse(f"column {column.name} ({column.kind.value}) cannot be {shown(value)}: {error}")
+            self.refuse(f"column {column.name} ({column.kind.value}) cannot be {value_text(value)}: {error}")
 
 
 def _typed(column: Column, value: Any) -> Any:

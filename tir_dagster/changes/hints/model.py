@@ -130,20 +130,20 @@ def scalar(value: Any) -> Any:
         # Digits that JSON libraries would round.
         case {"number": str(text), **others} if not others and _NUMBER.fullmatch(text):
             return _number(Decimal(text))
-    raise UnusableValue(f"{shown(value)} is not a value; supported are texts, numbers, true, false and null")
+    raise UnusableValue(f"{value_text(value)} is not a value; supported are texts, numbers, true, false and null")
 
 
 def _number(value: float | Decimal) -> int | Decimal:
     if isinstance(value, int):
         if abs(value) >= 10**DIGITS:
-            raise UnusableValue(f"{shown(value)} is out of range")
+            raise UnusableValue(f"{value_text(value)} is out of range")
         return int(value)
     # The digits that somebody wrote, not the binary fraction nearest to them.
     exact = value if isinstance(value, Decimal) else Decimal(float.__repr__(value))
     if not exact.is_finite():
-        raise UnusableValue(f"{shown(exact)} is not supported; numbers are finite")
+        raise UnusableValue(f"{value_text(exact)} is not supported; numbers are finite")
     if abs(exact.adjusted()) >= DIGITS or len(exact.as_tuple().digits) > DIGITS:
-        raise UnusableValue(f"{shown(exact)} is out of range: numbers have at most {DIGITS} digits")
+        raise UnusableValue(f"{value_text(exact)} is out of range: numbers have at most {DIGITS} digits")
     return exact
 
 
@@ -155,13 +155,15 @@ def checked_text(value: str) -> str:
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise UnusableValue(f"{shown(value)} holds half a character (a lone surrogate), which no table can") from None
+        raise UnusableValue(
+            f"{value_text(value)} holds half a character (a lone surrogate), which no table can"
+        ) from None
     if "\0" in value:
-        raise UnusableValue(f"{shown(value)} holds a NUL character; describe such rows by other columns")
+        raise UnusableValue(f"{value_text(value)} holds a NUL character; describe such rows by other columns")
     return value
 
 
-def shown(value: Any) -> str:
+def value_text(value: Any) -> str:
     """A short text of the value, for a message."""
     if value is None:
         return "null"

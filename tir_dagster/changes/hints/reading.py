@@ -28,8 +28,8 @@ from tir_dagster.changes.hints.model import (
     checked_text,
     is_number,
     scalar,
-    shown,
     suggestion,
+    value_text,
 )
 from tir_dagster.errors import HintError, SourceError
 from tir_dagster.snowflake.names import TableName
@@ -89,10 +89,11 @@ class _HintReader:
 
     def hint(self, value: Any, path: str) -> Hint:
         if not isinstance(value, Mapping):
-            self.refuse(path, f'{shown(value)} is not a hint; write {{"table": …, "type": …, "scope": …}}')
+            self.refuse(path, f'{value_text(value)} is not a hint; write {{"table": …, "type": …, "scope": …}}')
         for unknown in [name for name in value if name not in _FIELDS]:
             self.refuse(
-                path, f"unknown field {shown(unknown)}{suggestion(unknown, _FIELDS)}; known are {', '.join(_FIELDS)}"
+                path,
+                f"unknown field {value_text(unknown)}{suggestion(unknown, _FIELDS)}; known are {', '.join(_FIELDS)}",
             )
         return Hint(
             self.table(value.get("table"), f"{path}.table"),
@@ -107,13 +108,13 @@ class _HintReader:
         try:
             return TableName.parse(text)
         except SourceError:
-            self.refuse(path, f"{shown(text)} is not a full table name; write it as DATABASE.SCHEMA.TABLE")
+            self.refuse(path, f"{value_text(text)} is not a full table name; write it as DATABASE.SCHEMA.TABLE")
 
     def type(self, value: Any, path: str) -> ChangeType:
         names = [change.name for change in ChangeType]
         if isinstance(value, str) and value.upper() in names:
             return ChangeType[value.upper()]
-        problem = "missing" if value is None else f"{shown(value)} is unknown{suggestion(value, names)}"
+        problem = "missing" if value is None else f"{value_text(value)} is unknown{suggestion(value, names)}"
         return self.refuse(path, f"{problem}; supported are {', '.join(names)}")
 
     def scope(self, value: Any, path: str) -> Scope:
@@ -122,7 +123,9 @@ class _HintReader:
         if isinstance(value, str):
             words: dict[str, Scope] = {"all": All(), "unknown": Unknown()}
             if value.lower() not in words:
-                self.refuse(path, f"{shown(value)} is not a scope{suggestion(value, words)}; supported are {_SCOPES}")
+                self.refuse(
+                    path, f"{value_text(value)} is not a scope{suggestion(value, words)}; supported are {_SCOPES}"
+                )
             return words[value.lower()]
         if isinstance(value, Mapping) and set(value) == {"keys"}:
             return self.keys(value["keys"], f"{path}.keys")
@@ -132,7 +135,9 @@ class _HintReader:
         """`depth` counts the and, or and not around it; every way down passes one of them."""
         if not isinstance(value, Mapping) or len(value) != 1:
             several = isinstance(value, Mapping) and len(value) > 1
-            problem = "several conditions side by side; put them into a list under `and`" if several else shown(value)
+            problem = (
+                "several conditions side by side; put them into a list under `and`" if several else value_text(value)
+            )
             self.refuse(path, f"{problem}; supported are {_SCOPES}")
         operator, operand = next(iter(value.items()))
         inner = f"{path}.{operator}"
@@ -142,7 +147,7 @@ class _HintReader:
             alone = "; a list of keys stands alone, use `in` inside a condition" if operator == "keys" else ""
             self.refuse(
                 path,
-                f"unknown condition {shown(operator)}{suggestion(operator, OPERATORS)}{alone}; supported are {_SCOPES}",
+                f"unknown condition {value_text(operator)}{suggestion(operator, OPERATORS)}{alone}; supported are {_SCOPES}",
             )
         self.go_down(inner, depth)
         if operator == "not":
@@ -175,7 +180,7 @@ class _HintReader:
                 return checked_text(name)
         except UnusableValue:
             pass
-        return self.refuse(path, f"{shown(name)} is not a column's name")
+        return self.refuse(path, f"{value_text(name)} is not a column's name")
 
     def equal(self, column: str, operand: Any, path: str) -> Condition:
         if isinstance(operand, (list, tuple)):
@@ -196,7 +201,7 @@ class _HintReader:
         if low is None or high is None:
             self.refuse(path, "a bound cannot be null; for an open end give a value that no row exceeds")
         if is_number(low) and is_number(high) and low > high:
-            self.refuse(path, f"the bounds are reversed; write [{shown(high)}, {shown(low)}]")
+            self.refuse(path, f"the bounds are reversed; write [{value_text(high)}, {value_text(low)}]")
         return Between(column, low, high)
 
     def keys(self, operand: Any, path: str) -> KeyList:
@@ -215,7 +220,7 @@ class _HintReader:
 
     def listed(self, operand: Any, path: str, noun: str) -> Sequence[Any]:
         if not isinstance(operand, (list, tuple)):
-            self.refuse(path, f"{shown(operand)} is not a list of {noun}")
+            self.refuse(path, f"{value_text(operand)} is not a list of {noun}")
         if not operand:
             # Such a hint describes no row at all, which is more likely a job's mistake than meant.
             self.refuse(path, f'the list of {noun} is empty; leave the hint out if nothing changed, or write "unknown"')
@@ -242,6 +247,6 @@ def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     members: dict[str, Any] = {}
     for name, value in pairs:
         if name in members:
-            raise UnusableValue(f"{shown(name)} is given twice in one object; keep one, or use `in` or `or`")
+            raise UnusableValue(f"{value_text(name)} is given twice in one object; keep one, or use `in` or `or`")
         members[name] = value
     return members
