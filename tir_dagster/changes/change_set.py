@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from tir_dagster.changes.difference import Counts
-from tir_dagster.changes.plan import Decision, Known, Mode
+from tir_dagster.changes.plan import Decision, Mode, SourceState
 
 # NULL is a slice too; JSON has no NULL keys.
 NO_SLICE_KEY = "\0"
@@ -37,7 +37,7 @@ class Record:
     @classmethod
     def restored(cls, name: str, value: Any) -> Any:
         if name == "known":
-            return Known(**value)
+            return SourceState(**value)
         return tuple(value) if isinstance(value, list) else value
 
 
@@ -53,7 +53,7 @@ class ChangeSet(Record):
     extract: str
     base: str | None  # the confirmed version it starts from
     source_version: str
-    known: Known
+    known: SourceState
     mode: Mode
     decision: Decision
     reason: str | None

@@ -1,4 +1,4 @@
-"""Detectors: SELECTs of the keys that may have changed between two versions, made to stay in the warehouse.
+"""Detectors: SELECTs of the keys that may have changed between two versions; the keys stay in the warehouse.
 
     K_D = join keys of changed rows of D (before and after, without NULL)  +  { d.key : d in D now, d refers to a key in K_G }
     P   = row keys of changed rows of F (before and after)                 +  { f.key : f refers to a key in some K_D }
@@ -26,8 +26,8 @@ NEW, OLD = quote("TIR_NEW"), quote("TIR_OLD")
 
 
 @dataclass(frozen=True)
-class History:
-    """Why older versions of tables, or their feeds of changes, cannot be read; what is not named can be."""
+class HistoryLimits:
+    """Why older versions of tables, or their change feeds, cannot be read; tables not named here can be read."""
 
     unreadable: Mapping[TableName, str] = field(default_factory=dict)
     untracked: Mapping[TableName, str] = field(default_factory=dict)
@@ -36,7 +36,7 @@ class History:
 
 
 @dataclass(frozen=True)
-class Described:
+class HintedCandidates:
     """What hints say of one table: SELECTs of the keys that they hit, or that anything may have changed."""
 
     selects: tuple[str, ...] = ()
@@ -53,10 +53,10 @@ class Question:
     since: str | None = None
     # By a joined table's alias: the condition for rows that its watermark proposes; what hints say of it.
     marked: Mapping[str, str] = field(default_factory=dict)
-    described: Mapping[str, Described] = field(default_factory=dict)
+    described: Mapping[str, HintedCandidates] = field(default_factory=dict)
     # What hints say of the first table: its keys under the names of the row key.
-    described_rows: Described = Described()
-    history: History = History()
+    described_rows: HintedCandidates = HintedCandidates()
+    history: HistoryLimits = HistoryLimits()
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Candidates:
 
 
 class _CannotTellError(Exception):
-    """Which keys changed cannot be told; the text says why, `unexpected` whether people should know."""
+    """The changed keys are not known; the message says why, `unexpected` whether to warn people."""
 
     def __init__(self, why: str, *, unexpected: bool = False) -> None:
         super().__init__(why)
@@ -93,7 +93,7 @@ def find_candidates(relation: Relation, question: Question) -> Candidates:
 
 
 def changed_dimension_keys(relation: Relation, question: Question) -> dict[str, str]:
-    """Return SELECTs of the changed join keys of joined tables by alias; nothing where that cannot be told."""
+    """Return SELECTs of the changed join keys of joined tables by alias; nothing where they are not known."""
     try:
         return _Detection(relation, question).changed_keys()
     except _CannotTellError:
@@ -120,7 +120,7 @@ class _Detection:
             self.warnings += relation.unused_settings
             if tied := question.history.tied:
                 # Of two readings, one could show rows of which the other, or the extract, shows the rest.
-                raise _CannotTellError(f"{tied}, so that each reading may show others", unexpected=True)
+                raise _CannotTellError(f"{tied}, so that each reading may show other rows", unexpected=True)
         if not relation.analysed or (changed and detector == "diff"):
             # Whatever changed, in whichever table.
             selects = [*selects, self._differing()]
@@ -143,10 +143,10 @@ class _Detection:
         return Candidates(tuple(selects), count_slices=counted, warnings=tuple(self.warnings))
 
     def described(self) -> tuple[str, ...]:
-        """What hints describe of the first table, if all that is detected is changes of that table."""
+        """SELECTs of the keys that hints describe, if only changes of the first table are detected."""
         relation, question = self._relation, self._question
         alone = set(question.changed) == {relation.table} and not any(
-            one.selects for one in question.described.values()
+            hinted.selects for hinted in question.described.values()
         )
         detected = alone and relation.spec.changes.by != "hint"
         return tuple(self._of_named(question.described_rows.selects)) if detected else ()
@@ -165,7 +165,7 @@ class _Detection:
     # The first table
 
     def _differing(self) -> str:
-        """Keys of rows that are there more often in one version than in the other: right for any repeatable query."""
+        """Keys of rows whose number differs between the versions: correct for any repeatable query."""
         self._need_history(self._relation.tables)
         columns = self._relation.base(self._question.span.new).columns
         return _uneven(self._key, {**self._key, **_numbered(columns)}, NEW, OLD)
@@ -178,7 +178,7 @@ class _Detection:
         return self._of_rows(f"(r.{quote(column.name)} >= {since} OR r.{quote(column.name)} IS NULL)", [NEW])
 
     def _recounted(self) -> list[str]:
-        """Keys with more or fewer rows than before: what was deleted, came late or was hidden left no mark behind.
+        """Keys with more or fewer rows than before: deleted, late or hidden rows are not found by the watermark.
 
         Numbers as watermarks are compared, too: one that is far too high would hide all that follow.
         """
@@ -207,14 +207,14 @@ class _Detection:
     def _referring(self) -> list[str]:
         """Keys of rows that refer to a changed key of a joined table."""
         keys = self.changed_keys()
-        # What a change hides, or moves to another group, refers to it in the old version only.
-        both = self._relation.may_hide_rows or self._relation.aggregated
+        # A row that the change hides or moves to another group refers to the key in the old version only.
+        in_both_versions = self._relation.may_hide_rows or self._relation.aggregated
         selects: list[str] = []
         for dimension in self._relation.dimensions:
             if dimension.alias in self._relation.refers and dimension.alias in keys:
                 columns = self._relation.refers[dimension.alias]
                 refers = _refers(columns, dimension.key, keys[dimension.alias])
-                selects += self._of_rows(refers, [NEW, OLD] if both else [NEW])
+                selects += self._of_rows(refers, [NEW, OLD] if in_both_versions else [NEW])
         return selects
 
     def changed_keys(self) -> dict[str, str]:
@@ -223,13 +223,13 @@ class _Detection:
         keys: dict[str, str] = {}
         # Those at the end of a chain first: what refers to them is affected, too.
         for dimension in reversed(self._relation.dimensions):
-            described = question.described.get(dimension.alias, Described())
+            described = question.described.get(dimension.alias, HintedCandidates())
             selects = list(described.selects)
             if described.anything or (dimension.changes.by != "hint" and dimension.table in question.changed):
                 selects.append(self._changed_rows(dimension, anything=described.anything))
             for child in self._relation.dimensions:
                 if child.parent == dimension.alias and child.alias in keys:
-                    refers = _refers([one.column for one in child.on], child.key, keys[child.alias])
+                    refers = _refers([join_key.column for join_key in child.on], child.key, keys[child.alias])
                     pinned = f"{dimension.table.sql} {question.span.new.sql}"
                     selects.append(f"SELECT {_names(dimension.key)} FROM {pinned} AS r WHERE {refers}")
             if selects:
@@ -237,7 +237,7 @@ class _Detection:
         return keys
 
     def _changed_rows(self, dimension: Dimension, *, anything: bool) -> str:
-        """Keys by the table's own detector; where anything may have changed, a watermark does not tell."""
+        """Keys that the table's detector finds; a watermark is not used where anything may have changed."""
         question, table = self._question, dimension.table
         self._need_history([table])
         if dimension.changes.by == "feed" and not anything:
@@ -270,7 +270,7 @@ class _Detection:
         return [f"SELECT {_listed(self._key)} FROM {side} AS r WHERE {condition}" for side in sides]
 
     def _of_named(self, selects: Sequence[str]) -> list[str]:
-        """Keys of rows that are named by their row keys; of an aggregate, the groups they were in and are in."""
+        """Keys of the rows with these row keys; for an aggregate, their old and new groups."""
         if not selects or not self._relation.aggregated:
             return list(selects)
         self._need_history(self._relation.tables)
@@ -278,8 +278,8 @@ class _Detection:
         names = self._row_key.values()
         same = " AND ".join(f"p.{name} IS NOT DISTINCT FROM r.{name}" for name in names)
         keys = ", ".join(f"{name} AS {name}" for name in names)
-        named = f"(SELECT DISTINCT {keys} FROM ({' UNION '.join(selects)}) AS n) AS p"
-        return [f"SELECT {_listed(self._key)} FROM {side} AS r JOIN {named} ON {same}" for side in (NEW, OLD)]
+        keys_table = f"(SELECT DISTINCT {keys} FROM ({' UNION '.join(selects)}) AS n) AS p"
+        return [f"SELECT {_listed(self._key)} FROM {side} AS r JOIN {keys_table} ON {same}" for side in (NEW, OLD)]
 
 
 # Statements
@@ -301,19 +301,19 @@ def staged_columns(relation: Relation, *, hinted: bool = False) -> tuple[Column,
 def slices_select(relation: Relation, version: SourceVersion, slices: Sequence[str | None]) -> str:
     """Keys of all rows in these slices."""
     inside = slice_filter_snowflake(relation.slices, relation.columns, slices)
-    return f"SELECT {_listed(purge_key(relation))} FROM {_shown(relation, version)} AS r WHERE {inside}"
+    return f"SELECT {_listed(purge_key(relation))} FROM {_source_sql(relation, version)} AS r WHERE {inside}"
 
 
 def everything_statement(relation: Relation, version: SourceVersion) -> str:
-    """All rows."""
+    """A SELECT of all rows."""
     more = "" if relation.key else f", {_listed(purge_key(relation))}"
-    return f"SELECT {_names(relation.columns)}{more}, 1 AS {quote(ROW_MARK.name)} FROM {_shown(relation, version)} AS r"
+    return f"SELECT {_names(relation.columns)}{more}, 1 AS {quote(ROW_MARK.name)} FROM {_source_sql(relation, version)} AS r"
 
 
 def candidates_statement(
     relation: Relation, span: Span, selects: Sequence[str], *, described: Sequence[str] = ()
 ) -> str:
-    """All rows of the selected keys at the new version; a key that has none comes alone, its mark NULL.
+    """A SELECT of all rows of the selected keys at the new version; a key without rows gives one row whose mark is NULL.
 
     Where keys are described by hints, each row is marked whether its key is one of them.
     """
@@ -333,8 +333,8 @@ def keys_statement(relation: Relation, version: SourceVersion, keys: Sequence[tu
     return _rows_of(relation, version, " UNION ALL ".join(f"SELECT {row}" for row in rows))
 
 
-def _shown(relation: Relation, version: SourceVersion) -> str:
-    """What people see, with keys as the extract holds them."""
+def _source_sql(relation: Relation, version: SourceVersion) -> str:
+    """The FROM clause of the rows that users see, with keys as the extract stores them."""
     return with_cut_keys(relation.shown(version), relation.key)
 
 
@@ -363,7 +363,7 @@ def _hint_mark(described: Sequence[str]) -> str:
 
 
 def _uneven(key: Iterable[str], columns: Mapping[str, str], new: str, old: str) -> str:
-    """Keys of rows that are there more often on one side than on the other."""
+    """A SELECT of the keys of rows whose number differs between the two sides."""
     listed, names = _listed(columns), ", ".join(map(quote, columns))
     sides = f"SELECT {listed}, 1 AS TIR_N FROM {new} UNION ALL SELECT {listed}, -1 AS TIR_N FROM {old}"
     return f"SELECT {', '.join(map(quote, key))} FROM ({sides}) AS u GROUP BY {names} HAVING SUM(TIR_N) <> 0"

@@ -1,4 +1,4 @@
-"""What a comparison of candidates with the extract gives: keys to replace, and the rows that leave and that come."""
+"""The result of comparing candidates with the extract: keys to replace, rows removed and rows added."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ Key = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class Difference:
-    """What has to be replaced: keys, and the rows that leave and that come, by slice."""
+    """What has to be replaced: the number of keys, and the rows removed and added by slice."""
 
     keys: int
     purged: Counts
     appended: Counts
-    # Of the rows that come: how many have a NULL in their key, and how many keys have several rows.
+    # Of the rows added: how many have a NULL in their key, and how many keys have several rows.
     null_keys: int = 0
     repeated_keys: int = 0
     # Changed keys that no hint describes, where hints were given: how many, and some of them.
     undescribed: int = 0
     undescribed_keys: tuple[Key, ...] = ()
-    # The sum of a digest of each row that leaves, by slice; None where nobody has summed it up.
+    # The sum of the digests of the removed rows, by slice; None where it was not computed.
     purged_digests: Counts | None = field(default=None, compare=False)
 
     @property
@@ -45,7 +45,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Forced:
-    """What is replaced whatever the rows say: keys of pending change sets, and whole slices."""
+    """What is replaced without comparison: keys of pending change sets, and whole slices."""
 
     keys: tuple[Path, ...] = ()
     slices: tuple[str | None, ...] = ()

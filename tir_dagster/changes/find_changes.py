@@ -41,7 +41,7 @@ class Reader(Protocol):
         """Return, by slice, a value that tells how many rows there are and which keys they have."""
 
 
-class Comparison(Protocol):
+class KeyComparison(Protocol):
     """The base extract, with staged rows beside it."""
 
     def add(self, staged: Any, *, everything: bool = False, hinted: bool = False) -> None: ...
@@ -59,7 +59,7 @@ class Comparison(Protocol):
 
 @dataclass(frozen=True)
 class Asked:
-    """What is looked at besides the detectors' candidates.
+    """What is compared or replaced in addition to the detectors' candidates.
 
     All rows of `compare` slices are candidates; those of `resync` slices are replaced, whatever the comparison says, and so are
     the keys of pending change sets.
@@ -80,25 +80,30 @@ class Found:
 
 
 def find_changes(
-    relation: Relation, question: Question, asked: Asked, *, reader: Reader, comparison: Comparison, folder: Path
+    relation: Relation, question: Question, scope: Asked, *, reader: Reader, comparison: KeyComparison, folder: Path
 ) -> Found:
     """Stage the candidates' rows, compare them with the extract, and write the keys to replace and their rows."""
     candidates = find_candidates(relation, question)
     why = candidates.everything
     if why is None:
-        why = _stage_candidates(relation, question, asked, candidates, reader, comparison)
+        why = _stage_candidates(relation, question, scope, candidates, reader, comparison)
     if why is not None:
         comparison.clear()
         comparison.add(reader.stage(everything_statement(relation, question.span.new)), everything=True)
-    difference = comparison.decide(Forced(asked.pending, asked.resync), folder)
+    difference = comparison.decide(Forced(scope.pending, scope.resync), folder)
     return Found(difference, why, candidates.warnings)
 
 
 def _stage_candidates(
-    relation: Relation, question: Question, asked: Asked, candidates: Candidates, reader: Reader, comparison: Comparison
+    relation: Relation,
+    question: Question,
+    scope: Asked,
+    candidates: Candidates,
+    reader: Reader,
+    comparison: KeyComparison,
 ) -> str | None:
-    """Return why every row must be read instead, if so."""
-    slices = [*asked.resync, *asked.compare]
+    """Stage the candidates' rows; return why every row must be read instead, or None."""
+    slices = [*scope.resync, *scope.compare]
     if candidates.count_slices:
         slices += _differing_slices(reader.slice_digests(), comparison.slice_digests())
     slices = list(dict.fromkeys(slices))
@@ -109,9 +114,9 @@ def _stage_candidates(
         comparison.add(reader.stage(statement, hinted=hinted), hinted=hinted)
     # Rows that the extract has in these slices, and the source elsewhere or not at all.
     outside = comparison.unstaged_keys_in_slices(slices, most=MOST_LITERALS + 1) if slices else []
-    outside += comparison.unstaged_keys_in_files(asked.pending, most=MOST_LITERALS + 1)
+    outside += comparison.unstaged_keys_in_files(scope.pending, most=MOST_LITERALS + 1)
     if len(outside) > MOST_LITERALS:
-        return f"more than {MOST_LITERALS:,} keys that only the extract has must be looked up"
+        return f"more than {MOST_LITERALS:,} keys that only the extract has would have to be looked up"
     for part in _parts(list(dict.fromkeys(outside))):
         comparison.add(reader.stage(keys_statement(relation, question.span.new, part)))
     return None

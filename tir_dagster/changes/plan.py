@@ -13,12 +13,12 @@ Mode = Literal["changes", "slices", "full"]
 Decision = Literal["none", "incremental", "full"]
 
 
-# Told with SCHEMA_CHANGED where names and types are as before.
+# The warning with SCHEMA_CHANGED where names and types are as before.
 DDL_RAN = (
     "DDL ran on a source table since the last refresh: its columns have the names and types of before, but may hold other "
     "values (renamed, or dropped and added again), and it was not shown that they do not."
 )
-# Told with it where the source is a view.
+# The warning with SCHEMA_CHANGED where the source is a view.
 OTHER_ROWS_BEHIND = (
     "A view shows the rows of the last refresh with other values than the extract: a table behind it was redefined (columns "
     "renamed, or dropped and added again), or a change before that went unnoticed."
@@ -47,8 +47,8 @@ class Reason(Enum):
 
 
 @dataclass(frozen=True)
-class Known:
-    """What the last confirmation says of the extract, and what it was made from."""
+class SourceState:
+    """What an extract version was made from: its definition, and the source's columns, identity and change token."""
 
     definition: str
     schema: str
@@ -58,8 +58,8 @@ class Known:
     ddl: str | None = None
     role: str | None = None
 
-    def known_as(self, now: Known) -> Known:
-        """This, with what it does not know taken from what is there now."""
+    def completed_by(self, now: SourceState) -> SourceState:
+        """Return this state with unknown fields taken from the current one."""
         ddl, role = (now.ddl if self.ddl is None else self.ddl), (now.role if self.role is None else self.role)
         return replace(self, ddl=ddl, role=role)
 
@@ -71,8 +71,8 @@ class Situation:
     extract: str
     mode: Mode
     policy: Literal["auto", "incremental_only", "full"]
-    now: Known
-    confirmed: Known | None
+    now: SourceState
+    confirmed: SourceState | None
     base_present: bool = True
     foreign: bool = False
     # The datasource that the spec names is not the confirmed one, and why.
@@ -80,26 +80,26 @@ class Situation:
     # Nothing is confirmed, though a version was: the record is gone.
     forgotten: bool = False
     pending: tuple[str, ...] = ()
-    # Why a full refresh was begun that did not come to its end: it is still to be done.
+    # Why a full refresh was started that did not finish: it is still to be done.
     owed: Reason | None = None
     slices: tuple[str, ...] = ()
-    # Somebody told what changed: that is looked at, whatever the tokens say.
+    # There are hints: they are followed, whatever the tokens say.
     hinted: bool = False
     # Why the query cannot be refreshed by key.
     opaque: str | None = None
-    # And it may show something else though no table changed.
+    # The query may show other rows though no table changed.
     restless: bool = False
-    # DDL ran on a table since, and yet the rows of then are the same under the columns of now.
+    # DDL ran on a table since the last refresh, but the old rows have the same values in the current columns.
     same_rows: bool = False
-    # A view shows the rows of then with other values.
+    # A view shows the old rows with other values.
     redefined: bool = False
-    # What the spec lets nobody look for.
+    # Changes that are not looked for, because the spec excludes them.
     unsought: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What will be done, readable by people; kept as metadata of the run."""
+    """What the refresh will do, for people to read; kept as metadata of the run."""
 
     extract: str
     mode: Mode
@@ -107,11 +107,11 @@ class Plan:
     reason: Reason | None = None
     slices: tuple[str | None, ...] = ()
     keys: int | None = None
-    # Rows that leave the extract and that come, as far as they are known.
+    # Rows removed from the extract and rows added, where known.
     purged: int | None = None
     appended: int | None = None
     warnings: tuple[str, ...] = ()
-    # What a refresh by key does not look for: no news, so no warning.
+    # Changes that a refresh by key does not look for: expected, so no warning.
     notes: tuple[str, ...] = ()
 
     def sentence(self) -> str:
@@ -134,10 +134,10 @@ def plan_refresh(situation: Situation) -> Plan:
         if situation.mode == "changes" and unchanged and not situation.pending and not situation.hinted:
             return plan
         return replace(plan, decision="incremental", slices=situation.slices)
-    told = (situation.opaque,) if situation.opaque and reason is Reason.NONDETERMINISTIC_VIEW else ()
+    warnings = (situation.opaque,) if situation.opaque and reason is Reason.NONDETERMINISTIC_VIEW else ()
     if reason is Reason.SCHEMA_CHANGED and situation.confirmed and situation.now.schema == situation.confirmed.schema:
-        told = (OTHER_ROWS_BEHIND if situation.redefined else DDL_RAN,)
-    return _full(replace(plan, warnings=told), reason, situation.policy)
+        warnings = (OTHER_ROWS_BEHIND if situation.redefined else DDL_RAN,)
+    return _full(replace(plan, warnings=warnings), reason, situation.policy)
 
 
 def settle_plan(
@@ -151,7 +151,7 @@ def settle_plan(
     pending: bool,
     allow_empty: bool = False,
 ) -> Plan:
-    """The plan once the differing keys are known: maybe nothing, maybe too much, maybe something looks wrong.
+    """Return the final plan once the differing keys are known: none, incremental or full; raise GuardError if it looks wrong.
 
     `rows` is how many the extract has.
     """
@@ -168,27 +168,29 @@ def settle_plan(
 
 
 def check_guards(extract: str, *, rows: int, left: int, delete_share: float) -> None:
-    """Stop before anything is touched when the source looks like a load caught half-way."""
+    """Raise GuardError if the source looks as if its load had not finished; nothing was changed yet."""
     if rows and left == 0:
         raise GuardError(
             f"{extract}: the source is empty, the extract has {rows:,} rows. Nothing was touched. Wait for the source's load "
-            f"to finish; if it is meant to be empty, say so: tir refresh {extract} --allow-empty."
+            f"to finish; if it is meant to be empty, run: tir refresh {extract} --allow-empty."
         )
     if rows and rows - left > delete_share * rows:
         raise GuardError(
             f"{extract}: {rows - left:,} of {rows:,} rows would vanish, more than the {delete_share:.0%} that "
-            "thresholds.delete_share in the spec allows. Nothing was touched. Check the source; if it is right, say so once: "
+            "thresholds.delete_share in the spec allows. Nothing was touched. Check the source; if it is right, run once: "
             f"tir refresh {extract} --allow-empty."
         )
 
 
 def _full_reason(situation: Situation) -> Reason | None:
     now = situation.now
-    confirmed = situation.confirmed.known_as(now) if situation.confirmed else None
+    confirmed = situation.confirmed.completed_by(now) if situation.confirmed else None
     if situation.mode == "full" or situation.policy == "full":
         # A policy of full still does nothing when nothing changed.
-        same = confirmed == now and situation.base_present and not (situation.foreign or situation.elsewhere)
-        idle = situation.mode == "changes" and same and not situation.pending and not situation.owed
+        unchanged_extract = (
+            confirmed == now and situation.base_present and not (situation.foreign or situation.elsewhere)
+        )
+        idle = situation.mode == "changes" and unchanged_extract and not situation.pending and not situation.owed
         return None if idle else Reason.REQUESTED
     if confirmed is None:
         return Reason.STATE_LOST if situation.forgotten else Reason.FIRST_LOAD

@@ -1,4 +1,4 @@
-"""What a detection asks: which tables changed, from which watermark on, what hints mean, how far history reaches. Few small queries."""
+"""Prepares a detection with a few small queries: changed tables, watermarks, keys of hints, limits of the history."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tir_dagster.changes.detectors import Described, History, Question
+from tir_dagster.changes.detectors import HintedCandidates, HistoryLimits, Question
 from tir_dagster.changes.hints import (
     All,
     ChangeType,
@@ -47,40 +47,43 @@ def ask_question(
         for dimension in relation.dimensions
         if dimension.table in changed and (condition := _marked(access, dimension, span, history))
     }
-    warnings = tuple(dict.fromkeys(one for found in (rows, *keys.values()) for one in found.warnings))
+    warnings = tuple(dict.fromkeys(warning for hinted in (rows, *keys.values()) for warning in hinted.warnings))
     return (
         replace(
             question,
             marked=marked,
-            described={alias: Described(found.queries, found.anything) for alias, found in keys.items()},
-            described_rows=Described(rows.queries, rows.anything),
+            described={alias: HintedCandidates(hinted.queries, hinted.anything) for alias, hinted in keys.items()},
+            described_rows=HintedCandidates(rows.queries, rows.anything),
         ),
         warnings,
     )
 
 
-def _history(relation: Relation, access: SnowflakeAccess, span: Span, changed: Collection[TableName]) -> History:
+def _history(relation: Relation, access: SnowflakeAccess, span: Span, changed: Collection[TableName]) -> HistoryLimits:
     """Try to read the old version of every table, and the feeds that are used; ask whether rows tie."""
     unreadable = {
         table: f"the history of {table} does not reach back to {span.old}"
         for table in _failing(access, relation.tables, BEYOND_TIME_TRAVEL, lambda table: f"{table.sql} {span.old.sql}")
     }
     if not relation.analysed:
-        # No feed tells of a query that is compared as a whole.
-        return History(unreadable, tied=None if unreadable else open_order(relation, access, span.old, span.new))
-    feeds = {relation.table: relation.spec.changes.by, **{one.table: one.changes.by for one in relation.dimensions}}
+        # A query that is compared as a whole has no change feed.
+        return HistoryLimits(unreadable, tied=None if unreadable else open_order(relation, access, span.old, span.new))
+    feeds = {
+        relation.table: relation.spec.changes.by,
+        **{dimension.table: dimension.changes.by for dimension in relation.dimensions},
+    }
     fed = [table for table, by in feeds.items() if by == "feed" and table in changed and table not in unreadable]
     untracked = {
         table: f"{table} has no change tracking since {span.old}"
         for table in _failing(access, fed, UNTRACKED | BEYOND_TIME_TRAVEL, span.changes)
     }
-    return History(unreadable, untracked)
+    return HistoryLimits(unreadable, untracked)
 
 
 def _failing(
     access: SnowflakeAccess, tables: Iterable[TableName], codes: Collection[int], source: Callable[[TableName], str]
 ) -> list[TableName]:
-    """Return the tables that cannot be read so; one query tells where none fails."""
+    """Return the tables that cannot be read this way; one query is enough where none fails."""
     tables = list(tables)
     try:
         if tables:
@@ -96,20 +99,20 @@ def _failing(
 
 
 def _lowest_mark(relation: Relation, watermark: str | None, read: SourceVersion) -> str | None:
-    """From where on rows are candidates: the last confirmed watermark minus the look-back, as an SQL literal."""
+    """The lowest watermark of candidates, as an SQL literal: the last confirmed one minus the look-back."""
     if relation.watermark is None or watermark is None:
         return None
-    return lower_bound(relation.watermark, watermark, read=read.moment, look_back=relation.spec.changes.look_back)
+    return lower_bound(relation.watermark, watermark, read_at=read.moment, look_back=relation.spec.changes.look_back)
 
 
-def _marked(access: SnowflakeAccess, dimension: Dimension, span: Span, history: History) -> str | None:
+def _marked(access: SnowflakeAccess, dimension: Dimension, span: Span, history: HistoryLimits) -> str | None:
     """The condition for rows, called r, that the joined table's watermark proposes."""
     if dimension.mark is None or dimension.table in history.unreadable:
         return None
     highest = highest_mark(access, dimension.mark, f"{dimension.table.sql} {span.old.sql}")
     if highest is None:
         return "TRUE"
-    since = lower_bound(dimension.mark, highest, read=span.old.moment, look_back=dimension.changes.look_back)
+    since = lower_bound(dimension.mark, highest, read_at=span.old.moment, look_back=dimension.changes.look_back)
     mark = f"r.{quote(dimension.mark.name)}"
     return f"({mark} >= {since} OR {mark} IS NULL)"
 
@@ -128,44 +131,44 @@ class HintedKeys:
 
 
 def checked_hints(hints: Iterable[Hint], relation: Relation, access: SnowflakeAccess) -> tuple[Hint, ...]:
-    """The hints with names and values as the tables have them; HintError for what the extract does not read."""
-    known: dict[TableName, dict[str, Column]] = {}
+    """Return the hints with names and values as the tables have them; raise HintError for a table that is not read."""
+    columns: dict[TableName, dict[str, Column]] = {}
     checked = []
     for hint in hints:
         if hint.table not in relation.tables:
             tables = ", ".join(str(table) for table in relation.tables)
             raise HintError(
-                f"{relation.spec.name} does not read {hint.table}. It reads {tables}: hint at one of these."
+                f"{relation.spec.name} does not read {hint.table}. It reads {tables}: name one of these in the hint."
             )
-        if hint.table not in known:
-            known[hint.table] = {column.name: column for column in describe_held(access, hint.table)}
-        checked.append(check_hint(hint, known[hint.table]))
+        if hint.table not in columns:
+            columns[hint.table] = {column.name: column for column in describe_held(access, hint.table)}
+        checked.append(check_hint(hint, columns[hint.table]))
     return tuple(checked)
 
 
 def described_rows(hints: Sequence[Hint], relation: Relation, access: SnowflakeAccess, span: Span) -> HintedKeys:
     """The first table's keys, under the names that the row key has."""
-    mine = [hint for hint in hints if hint.table == relation.table]
+    table_hints = [hint for hint in hints if hint.table == relation.table]
     if relation.whole is not None:
-        # Whatever is told, both versions of the query are compared.
+        # Whatever the hints say, both versions of the query are compared.
         return HintedKeys()
-    if mine and not relation.fact_key:
+    if table_hints and not relation.fact_key:
         # Rows without a key of their own can only be compared all together.
         return HintedKeys(anything=True)
-    return _described(mine, relation.fact_key_sql if mine else "", access, span)
+    return _described(table_hints, relation.fact_key_sql if table_hints else "", access, span)
 
 
 def described_keys(hints: Sequence[Hint], dimension: Dimension, access: SnowflakeAccess, span: Span) -> HintedKeys:
     """The join keys of a joined table."""
-    mine = [hint for hint in hints if hint.table == dimension.table]
-    return _described(mine, ", ".join(quote(column.name) for column in dimension.key), access, span)
+    table_hints = [hint for hint in hints if hint.table == dimension.table]
+    return _described(table_hints, ", ".join(quote(column.name) for column in dimension.key), access, span)
 
 
 def _described(hints: Sequence[Hint], listed: str, access: SnowflakeAccess, span: Span) -> HintedKeys:
-    found = HintedKeys()
+    hinted = HintedKeys()
     for hint in hints:
         if isinstance(hint.scope, (All, Unknown)):
-            found = replace(found, anything=True)
+            hinted = replace(hinted, anything=True)
             continue
         columns = {column.name: column for column in describe_held(access, hint.table)}
         where = condition_sql(hint.scope, columns)
@@ -178,17 +181,17 @@ def _described(hints: Sequence[Hint], listed: str, access: SnowflakeAccess, span
         except SnowflakeError as error:
             if error.errno not in BEYOND_TIME_TRAVEL:
                 raise
-            # What it was before is not known any more.
-            told = f"The history of {hint.table} does not reach back to {span.old}: every row is compared with the extract."
-            found = replace(found, anything=True, warnings=(*found.warnings, told))
+            # The old rows cannot be read any more.
+            warning = f"The history of {hint.table} does not reach back to {span.old}: every row is compared with the extract."
+            hinted = replace(hinted, anything=True, warnings=(*hinted.warnings, warning))
             continue
         new_keys = _some(access, new)
         resolved = Resolution(hint, frozenset(old_keys), frozenset(new_keys))
         # Of two lists that are cut off, nothing can be said about what is in one and not in the other.
         cut = hint.type is ChangeType.UPDATE_ROWS and max(len(old_keys), len(new_keys)) > _CHECKED_KEYS
         doubts = () if cut else resolved.warnings
-        found = replace(found, queries=(*found.queries, new, old), warnings=(*found.warnings, *doubts))
-    return found
+        hinted = replace(hinted, queries=(*hinted.queries, new, old), warnings=(*hinted.warnings, *doubts))
+    return hinted
 
 
 def _some(access: SnowflakeAccess, query: str) -> list[tuple[Any, ...]]:

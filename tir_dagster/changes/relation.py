@@ -1,4 +1,4 @@
-"""What an extract shows, and its rows before aggregation, as queries that can be pinned to a version. No row is read here."""
+"""The extract's rows, and the rows before aggregation, as queries that can be pinned to a version. No row is read here."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Relation:
 
     @property
     def analysed(self) -> bool:
-        """Whether it is known which rows a change of each table reaches; a table by itself, or joins and groups of tables."""
+        """Whether the rows that a change of each table affects are known: for a plain table, or for joins and groups of tables."""
         return self.why_full is None and self.whole is None
 
     @property
@@ -98,55 +98,57 @@ class Relation:
             # The key is the slice or the group: an update moves a row to another one, be it an update of its partner.
             return True
         view = self.view
-        return view is not None and (bool(view.where) or any(one.join == "inner" for one in self.dimensions))
+        return view is not None and (
+            bool(view.where) or any(dimension.join == "inner" for dimension in self.dimensions)
+        )
 
     @property
     def unsought(self) -> tuple[str, ...]:
-        """What nobody looks for, because the spec says so: a plan tells it."""
+        """Notes for the plan: changes that are not looked for, because the spec excludes them."""
         if not self.analysed:
             return ()
         fact = self.spec.changes
         whole = "stay in the extract until a full refresh, or until their slices are re-synced"
-        told = []
+        notes = []
         if not fact.deletes and fact.by != "feed" and not self.may_hide_rows:
-            told.append(f"Rows deleted from {self.table} are not looked for (changes.deletes is false): they {whole}.")
-        told += [
-            f"Rows that are deleted from {one.table}, or get another key there, are not looked for "
-            f"(changes.tables.{one.table}.deletes is false): what referred to them keeps what they showed."
-            for one in self.dimensions
-            if one.mark is not None and not one.changes.deletes
+            notes.append(f"Rows deleted from {self.table} are not looked for (changes.deletes is false): they {whole}.")
+        notes += [
+            f"Rows that are deleted from {dimension.table}, or get another key there, are not looked for "
+            f"(changes.tables.{dimension.table}.deletes is false): rows that referred to them keep the old values."
+            for dimension in self.dimensions
+            if dimension.mark is not None and not dimension.changes.deletes
         ]
-        return tuple(dict.fromkeys(told))
+        return tuple(dict.fromkeys(notes))
 
     @property
     def finds_all(self) -> bool:
         """Whether detectors look for every change, so that the extract should equal its source at its own version."""
         if self.whole is not None:
             return True
-        detectors = (self.spec.changes.by, *(one.changes.by for one in self.dimensions))
+        detectors = (self.spec.changes.by, *(dimension.changes.by for dimension in self.dimensions))
         return self.why_full is None and not self.unsought and "hint" not in detectors
 
     @property
     def unused_settings(self) -> tuple[str, ...]:
-        """What the spec says about finding changes that a query compared as a whole has no use for, and what is done instead."""
+        """Warnings about settings of `changes` that are not used for a query that is compared as a whole."""
         if self.whole is None:
             return ()
         changes = self.spec.changes
         detectors = {
             "changes": changes.by,
-            **{f"changes.tables.{name}": one.by for name, one in changes.tables.items()},
+            **{f"changes.tables.{name}": joined.by for name, joined in changes.tables.items()},
         }
-        told = [
+        warnings = [
             f"{place} asks for the detector {by}, which is not used: `diff` compares the query as a whole instead. {self.whole}"
             for place, by in detectors.items()
             if by != "diff"
         ]
-        told += [
-            f"changes.tables.{name}.duplicates is not looked at: of a query that is compared as a whole no join keys are known."
-            for name, one in changes.tables.items()
-            if one.duplicates == "fail"
+        warnings += [
+            f"changes.tables.{name}.duplicates is not used: the join keys of a query that is compared as a whole are not known."
+            for name, joined in changes.tables.items()
+            if joined.duplicates == "fail"
         ]
-        return tuple(told)
+        return tuple(warnings)
 
     @property
     def orders(self) -> tuple[OpenOrder, ...]:
@@ -176,13 +178,13 @@ class Relation:
         if self.view.adds_up:
             return frozenset(name for name, kind in kinds.items() if kind is Kind.FLOAT)
         return frozenset(
-            one.name
-            for one in self.view.columns
-            if one.aggregate and (kinds[one.name] is Kind.FLOAT or _ORDERED.search(one.sql))
+            column.name
+            for column in self.view.columns
+            if column.aggregate and (kinds[column.name] is Kind.FLOAT or _ORDERED.search(column.sql))
         )
 
     def shown(self, version: SourceVersion) -> str:
-        """What follows FROM, for the rows that people see."""
+        """The FROM clause for the rows that users see."""
         return f"{self.table.sql} {version.sql}" if self.view is None else f"({view_sql(self.view, version)})"
 
     def base(self, version: SourceVersion) -> PinnedSource:
@@ -190,15 +192,15 @@ class Relation:
         if self.view is None or not self.analysed:
             rows = with_cut_keys(self.shown(version), self.key)
             return PinnedSource(rows, self.columns, self.key, self.slices, self.watermark, version)
-        made = base_sql(self.view, row_key=self.spec.row_key, watermark=self.spec.changes.watermark, version=version)
+        base = base_sql(self.view, row_key=self.spec.row_key, watermark=self.spec.changes.watermark, version=version)
         group = self.key if self.aggregated else ()
-        rows = with_cut_keys(f"({made.sql})", [column for column in self.base_key if column.name in made.key])
+        rows = with_cut_keys(f"({base.sql})", [column for column in self.base_key if column.name in base.key])
         return PinnedSource(rows, self.base_columns, self.base_key, self.slices, self.watermark, version, group)
 
 
 @described_once()
 def relation_of(spec: ExtractSpec, access: SnowflakeAccess, *, columns: Sequence[str] = ()) -> Relation:
-    """Look the tables' columns up; `columns` are those of a datasource that people built, if they are fewer."""
+    """Look up the tables' columns; `columns` are those of a datasource that a user built, if they are fewer."""
     if spec.query is None:
         return _of_table(spec, access, columns)
     try:
@@ -214,37 +216,37 @@ def read_tables(spec: ExtractSpec) -> tuple[TableName, ...]:
 
 def _of_table(spec: ExtractSpec, access: SnowflakeAccess, columns: Sequence[str]) -> Relation:
     table = TableName.parse(spec.main_table)
-    shown = describe(access, table, tuple(columns) or spec.columns or None)
-    key = tuple(_column(spec, shown, name, "row_key") for name in spec.row_key)
+    table_columns = describe(access, table, tuple(columns) or spec.columns or None)
+    key = tuple(_column(spec, table_columns, name, "row_key") for name in spec.row_key)
     _check_row_key(spec, key, stored=True)
     watermark = _watermark(spec, access, table, spec.changes, "changes.watermark")
     names = tuple(column.name for column in key)
-    return Relation(spec, (table,), shown, key, _slices(spec, shown), watermark, fact_key=names)
+    return Relation(spec, (table,), table_columns, key, _slices(spec, table_columns), watermark, fact_key=names)
 
 
 def _of_query(spec: ExtractSpec, access: SnowflakeAccess) -> Relation:
     assert spec.query is not None
-    known = {table: _known(spec, access, table) for table in tables_of(spec.query)}
-    view = analyse(spec.query, known)
-    shown = describe_query(access, view_sql(view, None))
-    _check_names(shown)
-    slices = _slices(spec, shown)
+    table_columns = {table: _columns_or_error(spec, access, table) for table in tables_of(spec.query)}
+    view = analyse(spec.query, table_columns)
+    columns = describe_query(access, view_sql(view, None))
+    _check_names(columns)
+    slices = _slices(spec, columns)
     tables = tuple(dict.fromkeys(table.table for table in view.tables))
-    untouched = Relation(spec, tables, shown, (), slices, None, view)
+    untouched = Relation(spec, tables, columns, (), slices, None, view)
     if view.kind == "opaque":
         return untouched
     if view.kind == "whole":
-        return _compared_whole(untouched, view.why_whole or "", _output_key(spec, shown))
+        return _compared_whole(untouched, view.why_whole or "", _output_key(spec, columns))
     try:
         return _by_key(spec, access, view, untouched)
-    except _Unfit as reason:
+    except _UntrackableRows as reason:
         why = f"{str(reason)[0].upper()}{str(reason)[1:]}."
-        return _compared_whole(untouched, why, () if view.group else _output_key(spec, shown))
+        return _compared_whole(untouched, why, () if view.group else _output_key(spec, columns))
 
 
-def _check_names(shown: Sequence[Column]) -> None:
+def _check_names(columns: Sequence[Column]) -> None:
     """ViewError for two columns of one name, which * can bring where the text does not tell."""
-    counted = Counter(column.name for column in shown)
+    counted = Counter(column.name for column in columns)
     if twice := [name for name, count in counted.items() if count > 1]:
         raise ViewError(
             f"two output columns are called {twice[0]}. Give one of them another name with AS, or leave it out."
@@ -258,14 +260,14 @@ def _compared_whole(untouched: Relation, why: str, key: tuple[Column, ...]) -> R
     return replace(untouched, key=key, whole=why)
 
 
-def _output_key(spec: ExtractSpec, shown: Sequence[Column]) -> tuple[Column, ...]:
-    key = tuple(_column(spec, shown, name, "row_key") for name in spec.row_key)
+def _output_key(spec: ExtractSpec, columns: Sequence[Column]) -> tuple[Column, ...]:
+    key = tuple(_column(spec, columns, name, "row_key") for name in spec.row_key)
     _check_row_key(spec, key, stored=True)
     return key
 
 
-def _known(spec: ExtractSpec, access: SnowflakeAccess, table: TableName) -> list[str]:
-    """The table's columns; where it is not there, the error says where the query names it."""
+def _columns_or_error(spec: ExtractSpec, access: SnowflakeAccess, table: TableName) -> list[str]:
+    """Return the table's columns; if the table is missing, the error says where the query names it."""
     try:
         return column_names(access, table)
     except SnowflakeError as failure:
@@ -276,30 +278,30 @@ def _known(spec: ExtractSpec, access: SnowflakeAccess, table: TableName) -> list
         raise SourceError(f"{spec.name}: {place} Correct the query, or grant SELECT on the table.") from failure
 
 
-class _Unfit(Exception):  # noqa: N818 - no error: such a query is compared as a whole
-    """Why the rows before aggregation cannot be kept track of."""
+class _UntrackableRows(Exception):  # noqa: N818 - no error: such a query is compared as a whole
+    """The rows before aggregation cannot be tracked; the message says why."""
 
 
 def _by_key(spec: ExtractSpec, access: SnowflakeAccess, view: View, untouched: Relation) -> Relation:
-    """What a refresh by key needs to know of the query."""
-    shown, slices = untouched.columns, untouched.slices
-    fact, *others = view.tables
-    _check_joined(spec, fact.table, {one.table for one in others})
+    """Complete the relation with what a refresh by key needs: key, dimensions, base rows."""
+    columns, slices = untouched.columns, untouched.slices
+    fact, *joined = view.tables
+    _check_joined(spec, fact.table, {table.table for table in joined})
     mark = _watermark(spec, access, fact.table, spec.changes, "changes.watermark")
-    made = base_sql(view, row_key=spec.row_key, watermark=spec.changes.watermark, version=None)
+    base_select = base_sql(view, row_key=spec.row_key, watermark=spec.changes.watermark, version=None)
     try:
-        base = {column.name: column for column in describe_query(access, made.sql)}
+        base = {column.name: column for column in describe_query(access, base_select.sql)}
     except UnheldTypeError as error:
-        raise _Unfit(f"it computes with a column that cannot be kept track of: {error}") from None
-    _check_row_key(spec, [base[name] for name in made.key], stored=not view.group)
+        raise _UntrackableRows(f"it computes with a column that cannot be tracked: {error}") from None
+    _check_row_key(spec, [base[name] for name in base_select.key], stored=not view.group)
     # Without a row key the rows of a group are replaced together.
-    base_key = tuple(base[name] for name in made.key or view.group)
+    base_key = tuple(base[name] for name in base_select.key or view.group)
     if not base_key and slices.by == "none":
         raise SpecError(f"{spec.name}: {KEY_NEEDED}.")
-    group = tuple(_column(spec, shown, name, "query") for name in view.group)
+    group = tuple(_column(spec, columns, name, "query") for name in view.group)
     for column in group:
         if column.kind in (Kind.JSON, Kind.FLOAT, Kind.TIME) or column.hyper == "DOUBLE PRECISION":
-            raise _Unfit(f"it groups by {column.name}, which holds {column.kind.value} and cannot be a key")
+            raise _UntrackableRows(f"it groups by {column.name}, which holds {column.kind.value} and cannot be a key")
     if group and slices.column and slices.column not in view.group:
         raise SpecError(
             f"{spec.name}: slices.column names {slices.column}, which the query does not group by. Slice by a column of "
@@ -309,10 +311,10 @@ def _by_key(spec: ExtractSpec, access: SnowflakeAccess, view: View, untouched: R
         untouched,
         key=group or base_key,
         watermark=Column("__TIR_MARK", mark.kind, mark.precision, mark.scale) if mark else None,
-        dimensions=tuple(_dimension(spec, access, one) for one in others),
-        base_columns=tuple(base[name] for name in made.columns),
+        dimensions=tuple(_dimension(spec, access, table) for table in joined),
+        base_columns=tuple(base[name] for name in base_select.columns),
         base_key=base_key,
-        refers=made.refers,
+        refers=base_select.refers,
         fact_key=_fact_key(view, spec),
     )
 
@@ -338,11 +340,11 @@ def _check_row_key(spec: ExtractSpec, key: Sequence[Column], *, stored: bool) ->
 
 
 def _check_joined(spec: ExtractSpec, fact: TableName, joined: Collection[TableName]) -> None:
-    """How changes of the first table are found is said in one place."""
+    """Raise SpecError if changes.tables names the query's first table, whose detector belongs in `changes` itself."""
     for name in spec.changes.tables:
         if TableName.parse(name) == fact and fact not in joined:
             raise SpecError(
-                f"{spec.name}: changes.tables.{name}: it is the query's first table, not a joined one. Say in `changes` itself "
+                f"{spec.name}: changes.tables.{name}: it is the query's first table, not a joined one. Set in `changes` itself "
                 "how its changes are found."
             )
 
@@ -363,26 +365,26 @@ def _is_plain(sql: str, reads: Sequence[tuple[str, str]], fact: str) -> bool:
 
 
 def _dimension(spec: ExtractSpec, access: SnowflakeAccess, table: ViewTable) -> Dimension:
-    given = {TableName.parse(name): (name, changes) for name, changes in spec.changes.tables.items()}
-    written, changes = given.get(table.table, ("", JoinedChanges()))
+    settings = {TableName.parse(name): (name, changes) for name, changes in spec.changes.tables.items()}
+    written, changes = settings.get(table.table, ("", JoinedChanges()))
     try:
         columns = describe(access, table.table, table.used)
     except UnheldTypeError as error:
-        raise _Unfit(f"it reads a column of {table.table} that cannot be compared: {error}") from None
-    named = {column.name: column for column in columns}
-    key = tuple(named[one.key] for one in table.on)
+        raise _UntrackableRows(f"it reads a column of {table.table} that cannot be compared: {error}") from None
+    by_name = {column.name: column for column in columns}
+    key = tuple(by_name[join_key.key] for join_key in table.on)
     if unfit := [column for column in key if column.kind is Kind.JSON]:
-        raise _Unfit(f"{table.table} is joined by {unfit[0].name}, which holds {unfit[0].kind.value}")
+        raise _UntrackableRows(f"{table.table} is joined by {unfit[0].name}, which holds {unfit[0].kind.value}")
     join: Literal["left", "inner"] = "inner" if table.role == "inner" else "left"
     mark = _watermark(spec, access, table.table, changes, f"changes.tables.{written}.watermark")
     return Dimension(table.alias, table.table, join, table.on, columns, key, changes, mark)
 
 
-def _slices(spec: ExtractSpec, shown: Sequence[Column]) -> SliceBy:
-    name = _column(spec, shown, spec.slices.column, "slices.column").name if spec.slices.column else None
+def _slices(spec: ExtractSpec, columns: Sequence[Column]) -> SliceBy:
+    name = _column(spec, columns, spec.slices.column, "slices.column").name if spec.slices.column else None
     slices = SliceBy(name, spec.slices.by, spec.slices.zone)
     try:
-        slice_column(slices, shown)
+        slice_column(slices, columns)
     except SourceError as error:
         raise SpecError(f"{spec.name}: slices.column: {error}") from None
     return slices
@@ -394,10 +396,10 @@ def _watermark(
     """The watermark's column, which the extract itself may leave out."""
     if changes.watermark is None:
         return None
-    known = column_names(access, table)
-    if not {changes.watermark, changes.watermark.upper()} & set(known):
+    names = column_names(access, table)
+    if not {changes.watermark, changes.watermark.upper()} & set(names):
         raise SpecError(
-            f"{spec.name}: {field_name} names {changes.watermark}, which {table} does not have. It has {', '.join(known)}."
+            f"{spec.name}: {field_name} names {changes.watermark}, which {table} does not have. It has {', '.join(names)}."
         )
     (column,) = describe(access, table, [changes.watermark])
     if column.kind not in _WATERMARKS:
@@ -408,12 +410,12 @@ def _watermark(
     return column
 
 
-def _column(spec: ExtractSpec, shown: Sequence[Column], name: str, field_name: str) -> Column:
-    columns = {column.name: column for column in shown}
-    found = columns.get(name) or columns.get(name.upper())
-    if found is None:
+def _column(spec: ExtractSpec, columns: Sequence[Column], name: str, field_name: str) -> Column:
+    by_name = {column.name: column for column in columns}
+    column = by_name.get(name) or by_name.get(name.upper())
+    if column is None:
         where = spec.source if spec.query is None else "the query"
         raise SpecError(
-            f"{spec.name}: {field_name} names {name}, which {where} does not have. It has {', '.join(columns)}."
+            f"{spec.name}: {field_name} names {name}, which {where} does not have. It has {', '.join(by_name)}."
         )
-    return found
+    return column

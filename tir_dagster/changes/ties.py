@@ -9,7 +9,7 @@ from tir_dagster.snowflake.versions import SourceVersion
 
 
 def open_order(relation: Relation, access: SnowflakeAccess, *versions: SourceVersion) -> str | None:
-    """Return an order in which rows tie at one of the versions, or may for all that is known; None where none do."""
+    """Return an order in which rows tie, or may tie, at one of the versions; None if there is none."""
     for order in relation.orders:
         if not order.probe:
             return f"rows may tie in {order.written}"

@@ -17,9 +17,9 @@ from tir_dagster.spec.extract import ExtractSpec
 
 def partial_warnings(relation: Relation, hints: Sequence[Hint], difference: Difference) -> tuple[str, ...]:
     """Warn if more changed in the first table than its hints describe."""
-    mine = [hint for hint in hints if hint.table == relation.table]
+    table_hints = [hint for hint in hints if hint.table == relation.table]
     warning = partial_warning(
-        mine,
+        table_hints,
         detected=difference.keys,
         described=difference.keys - difference.undescribed,
         missed=difference.undescribed_keys,
@@ -42,7 +42,7 @@ def key_warnings(spec: ExtractSpec, difference: Difference, *, joined: bool) -> 
 
 
 def contract_warnings(relation: Relation, question: Question, access: SnowflakeAccess) -> tuple[str, ...]:
-    """Warn of changed join keys that are there more than once, or not at all though a mandatory join needs them."""
+    """Warn of changed join keys that occur more than once, or that are missing though an inner join needs them."""
     keys = changed_dimension_keys(relation, question)
     return tuple(
         warning
@@ -57,35 +57,36 @@ def _broken_contracts(
 ) -> Iterator[str]:
     names = [quote(column.name) for column in dimension.key]
     pinned = f"{dimension.table.sql} {question.span.new.sql}"
-    there = " AND ".join(f"k.{name} = t.{name}" for name in names)
+    same_key = " AND ".join(f"k.{name} = t.{name}" for name in names)
     counted = (
         f"SELECT {', '.join(f'k.{name}' for name in names)}, COUNT(t.{names[0]}) AS TIR_N "
-        f"FROM (SELECT DISTINCT * FROM ({keys}) AS u) AS k LEFT JOIN {pinned} AS t ON {there} "
+        f"FROM (SELECT DISTINCT * FROM ({keys}) AS u) AS k LEFT JOIN {pinned} AS t ON {same_key} "
         f"WHERE {' AND '.join(f'k.{name} IS NOT NULL' for name in names)} GROUP BY {', '.join(f'k.{name}' for name in names)}"
     )
     repeated = int(access.query(f"SELECT COUNT(*) FROM ({counted}) AS c WHERE TIR_N > 1")[0][0])
     if repeated:
         yield (
-            f"{repeated:,} changed keys of {dimension.table} are there more than once: rows that refer to them are multiplied."
+            f"{repeated:,} changed keys of {dimension.table} occur more than once: rows that refer to them are multiplied."
         )
     if dimension.join != "inner" or relation.view is None:
         return
     parent = next(table.table for table in relation.view.tables if table.alias == dimension.parent)
     refers = " AND ".join(
-        f"g.{quote(key.name)} = r.{quote(one.column)}" for key, one in zip(dimension.key, dimension.on, strict=True)
+        f"g.{quote(key.name)} = r.{quote(join_key.column)}"
+        for key, join_key in zip(dimension.key, dimension.on, strict=True)
     )
-    gone = f"(SELECT * FROM ({counted}) AS c WHERE TIR_N = 0) AS g"
-    rows = f"SELECT COUNT(*) FROM {parent.sql} {question.span.new.sql} AS r JOIN {gone} ON {refers}"
+    missing = f"(SELECT * FROM ({counted}) AS c WHERE TIR_N = 0) AS g"
+    rows = f"SELECT COUNT(*) FROM {parent.sql} {question.span.new.sql} AS r JOIN {missing} ON {refers}"
     if count := int(access.query(rows)[0][0]):
-        yield f"{count:,} rows of {parent} refer to keys that {dimension.table} does not have any more: the query hides them."
+        yield f"{count:,} rows of {parent} refer to keys that {dimension.table} no longer has: the query hides them."
 
 
-# So many keys are named; that there are more is said.
+# The most duplicate keys that the error lists.
 _NAMED = 5
 
 
 def refuse_duplicates(relation: Relation, access: SnowflakeAccess, version: SourceVersion) -> None:
-    """GuardError if a join key is there more than once in a table whose keys the spec wants to be unique."""
+    """Raise GuardError if a join key occurs more than once in a table whose keys must be unique by the spec."""
     tested: set[tuple[str, ...]] = set()
     for dimension in relation.dimensions:
         key = (str(dimension.table), *(column.name for column in dimension.key))
@@ -97,18 +98,18 @@ def refuse_duplicates(relation: Relation, access: SnowflakeAccess, version: Sour
 def _refuse(extract: str, access: SnowflakeAccess, dimension: Dimension, version: SourceVersion) -> None:
     names = [quote(column.name) for column in dimension.key]
     # NULL never joins, so it multiplies nothing.
-    there = " AND ".join(f"{name} IS NOT NULL" for name in names)
+    not_null = " AND ".join(f"{name} IS NOT NULL" for name in names)
     listed = ", ".join(names)
-    found = access.query(
-        f"SELECT {listed}, COUNT(*) FROM {dimension.table.sql} {version.sql} WHERE {there} "
+    duplicates = access.query(
+        f"SELECT {listed}, COUNT(*) FROM {dimension.table.sql} {version.sql} WHERE {not_null} "
         f"GROUP BY {listed} HAVING COUNT(*) > 1 ORDER BY {listed} LIMIT {_NAMED + 1}"
     )
-    if not found:
+    if not duplicates:
         return
-    told = "; ".join(f"{', '.join(map(str, row[:-1]))} ({row[-1]} rows)" for row in found[:_NAMED])
-    more = " and more" if len(found) > _NAMED else ""
+    examples = "; ".join(f"{', '.join(map(str, row[:-1]))} ({row[-1]} rows)" for row in duplicates[:_NAMED])
+    more = " and more" if len(duplicates) > _NAMED else ""
     joined = ", ".join(column.name for column in dimension.key)
     raise GuardError(
-        f"{extract}: {dimension.table} has keys ({joined}) more than once: {told}{more}. Rows that refer to them would be "
+        f"{extract}: {dimension.table} has keys ({joined}) more than once: {examples}{more}. Rows that refer to them would be "
         f"multiplied. Nothing was touched. Fix the table, or set changes.tables.{dimension.table}.duplicates to warn."
     )

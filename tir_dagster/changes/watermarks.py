@@ -1,4 +1,4 @@
-"""Watermarks: how high one stood at a version, and from where on rows are candidates."""
+"""Watermarks: the highest one at a version, and the lowest one of candidates."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ def differing_sql(keys: Sequence[str], content: Sequence[str], names: Sequence[s
     listed = [f"TIR_{at}" for at in range(len(keys) + len(content))]
     values = ", ".join(f"{value} AS {name}" for value, name in zip([*keys, *content], listed, strict=True))
     sides = f"SELECT {values}, 1 AS TIR_N FROM {new} UNION ALL SELECT {values}, -1 AS TIR_N FROM {old}"
-    shown = ", ".join(f"{one} AS {quote(name)}" for one, name in zip(listed, names, strict=False))
+    outputs = ", ".join(f"{column} AS {quote(name)}" for column, name in zip(listed, names, strict=False))
     grouped = ", ".join(listed)
-    return f"SELECT DISTINCT {shown} FROM (SELECT {grouped} FROM ({sides}) GROUP BY {grouped} HAVING SUM(TIR_N) <> 0)"
+    return f"SELECT DISTINCT {outputs} FROM (SELECT {grouped} FROM ({sides}) GROUP BY {grouped} HAVING SUM(TIR_N) <> 0)"
 
 
-def lower_bound(column: Column, highest: str, *, read: datetime, look_back: float) -> str:
+def lower_bound(column: Column, highest: str, *, read_at: datetime, look_back: float) -> str:
     """The highest mark minus the look-back, as an SQL literal; numbers have no look-back.
 
     A stamp in the future would hide every update until then: it counts as the moment it was read at. A time without a
     zone is in the future only where no clock on earth shows it yet; where a clock on earth was just set back, its marks
     are repeated, so the look-back is longer by that.
     """
-    back, wall = timedelta(seconds=look_back), read.replace(tzinfo=None)
+    back, wall = timedelta(seconds=look_back), read_at.replace(tzinfo=None)
     if column.kind is Kind.DATE:
         day = date.fromisoformat(highest)
         day = day if day <= (wall + _FURTHEST_CLOCK).date() else (wall - _FURTHEST_CLOCK).date()
@@ -55,19 +55,19 @@ def lower_bound(column: Column, highest: str, *, read: datetime, look_back: floa
     if column.kind in (Kind.TIMESTAMP, Kind.INSTANT):
         stamp = datetime.fromisoformat(highest)
         if stamp.tzinfo:
-            return sql_literal(column, min(stamp, read) - back)
+            return sql_literal(column, min(stamp, read_at) - back)
         local = stamp if stamp <= wall + _FURTHEST_CLOCK else wall - _FURTHEST_CLOCK
-        return sql_literal(column, local - back - _set_back(read))
+        return sql_literal(column, local - back - _set_back(read_at))
     return sql_literal(column, highest)
 
 
-def _set_back(read: datetime) -> timedelta:
+def _set_back(moment: datetime) -> timedelta:
     """The most by which any clock on earth is set back around that moment; on most days nothing."""
 
     def offset(moment: datetime, zone: ZoneInfo) -> timedelta:
         return moment.astimezone(zone).utcoffset() or timedelta()
 
-    before, after = read - _REPEATED, read + _REPEATED
+    before, after = moment - _REPEATED, moment + _REPEATED
     return max((offset(before, zone) - offset(after, zone) for zone in _zones()), default=timedelta())
 
 

@@ -1,1 +1,1 @@
-"""The Hyper file: engine, purge and append, fingerprints, versions on disk, the .tdsx package and its refresh information."""
+"""The extract file: engine, replacement by key, comparison, fingerprints; `package`: the .tdsx around it."""

@@ -1,4 +1,4 @@
-"""How a staged column becomes a column of the extract: the cast for every pair of types, and the pairs that are refused."""
+"""Casts from staged columns to columns of the extract, for every pair of types, and the pairs that are refused."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class FileColumn:
     @property
     def numeric(self) -> tuple[int, int] | None:
         """Precision and scale of a NUMERIC."""
-        found = _NUMERIC.fullmatch(self.type)
-        return (int(found[1]), int(found[2])) if found else None
+        match = _NUMERIC.fullmatch(self.type)
+        return (int(match[1]), int(match[2])) if match else None
 
     @property
     def comparable(self) -> str:
@@ -67,7 +67,7 @@ def check_key(source: Column, stored: FileColumn) -> None:
         raise ExtractError(
             f"Key column {source.name} has {digits} digits, but the extract stores it as a floating-point "
             "number, in which different keys can look the same. Choose another row_key, or another datasource.name: "
-            "a datasource that is made new holds up to 18 digits exactly."
+            "a new datasource holds up to 18 digits exactly."
         )
 
 
@@ -131,25 +131,27 @@ _RULES: dict[Kind, Callable[[Column, FileColumn], str | None]] = {
 def pair_columns(
     columns: Sequence[Column], stored: Sequence[FileColumn], *, path: Path, names: Mapping[str, str] | None = None
 ) -> tuple[Loaded, ...]:
-    """Both sides of every column; `names` gives the extract's name where it differs from the source's."""
+    """Pair each staged column with the extract's; `names` gives the extract's name where it differs from the source's."""
     renamed = names or {}
     by_name = {column.name: column for column in stored}
-    wanted = {renamed.get(column.name, column.name): column for column in columns}
-    _refuse_missing(f"The extract {path}", [name for name in wanted if name not in by_name], "the source")
-    _refuse_missing("The source", [name for name in by_name if name not in {*wanted, PURGE_KEY}], f"the extract {path}")
-    return tuple(Loaded(column, by_name[name]) for name, column in wanted.items())
+    by_stored_name = {renamed.get(column.name, column.name): column for column in columns}
+    _refuse_missing(f"The extract {path}", [name for name in by_stored_name if name not in by_name], "the source")
+    _refuse_missing(
+        "The source", [name for name in by_name if name not in {*by_stored_name, PURGE_KEY}], f"the extract {path}"
+    )
+    return tuple(Loaded(column, by_name[name]) for name, column in by_stored_name.items())
 
 
-def _refuse_missing(where: str, names: Sequence[str], other: str) -> None:
+def _refuse_missing(where: str, names: Sequence[str], other_side: str) -> None:
     if names:
         raise ExtractError(
-            f"{where} has no column {', '.join(names)}, which {other} has. "
+            f"{where} has no column {', '.join(names)}, which {other_side} has. "
             "Run a full refresh into a new extract, or name the columns you want under `columns:` in the extract's spec."
         )
 
 
 def check_staged(files: Sequence[Path], needed: Sequence[str]) -> None:
-    """Every staged file has these columns; what else it has is ignored."""
+    """Raise ExtractError if a staged file lacks one of these columns; other columns are ignored."""
     import pyarrow as pa  # noqa: PLC0415 - heavy
     import pyarrow.parquet as pq  # noqa: PLC0415
 

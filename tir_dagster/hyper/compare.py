@@ -1,4 +1,4 @@
-"""Candidates beside the extract: which keys' rows differ, as bags of whole rows in the stored types, and what they replace.
+"""Compares staged candidates with the extract: which keys' rows differ, as bags of whole rows in the stored types.
 
 The extract is its own memory. Staged candidate rows (Parquet) are compared with the rows of the same keys in the base
 version, null-safely; a candidate whose rows are the same is no change.
@@ -20,15 +20,15 @@ from tir_dagster.hyper.engine import connect, literal, parquet, quoted
 from tir_dagster.hyper.fingerprints import SUMS, Fingerprint, row_fingerprints
 from tir_dagster.hyper.hyperfile import look_at
 from tir_dagster.hyper.purge import key_select, staged_key
-from tir_dagster.hyper.replace import Shape
+from tir_dagster.hyper.replace import ExtractShape
 from tir_dagster.hyper.slices import slice_sql_hyper
 
-# So many keys are kept for people to look at.
+# The most keys that are kept as examples for people.
 _SAMPLE = 20
 
 
 @contextmanager
-def comparing(extract: Path, shape: Shape) -> Iterator[ExtractComparison]:
+def comparing(extract: Path, shape: ExtractShape) -> Iterator[ExtractComparison]:
     """Open the base extract for a comparison; it is not changed."""
     with connect(extract) as connection:
         yield ExtractComparison(connection, extract, shape)
@@ -37,7 +37,7 @@ def comparing(extract: Path, shape: Shape) -> Iterator[ExtractComparison]:
 class ExtractComparison:
     """The base extract, open, with staged candidates beside it."""
 
-    def __init__(self, connection: Any, path: Path, shape: Shape) -> None:
+    def __init__(self, connection: Any, path: Path, shape: ExtractShape) -> None:
         self._connection = connection
         self._shape = shape
         self._table = look_at(connection, path)
@@ -121,7 +121,7 @@ class ExtractComparison:
         """Count the rows of the changed keys by slice, with the sums of their digests.
 
         Their blocks have just been read for the comparison: later, in another process, that would take as long again.
-        Where most rows change everything will be loaded anew, and their digests are of no use.
+        Where most rows change, everything will be loaded again, and the digests are not needed.
         """
         if keys > self.rows // 2:
             leaving = self._extract_rows([f"{self._slice()} AS tir_slice"])
@@ -130,7 +130,7 @@ class ExtractComparison:
         sums = self._sums(
             f"(SELECT * FROM {self._source} AS t WHERE {self._row_is_among('SELECT * FROM changed')}) AS t"
         )
-        rows, digests = ({name: found[one] for name, found in sums.items()} for one in SUMS)
+        rows, digests = ({name: fingerprint[feature] for name, fingerprint in sums.items()} for feature in SUMS)
         return Difference(keys, rows, {}, purged_digests=digests)
 
     def narrow(self, keys: Sequence[Path]) -> None:
@@ -181,7 +181,7 @@ class ExtractComparison:
         return self._differing(self._file_keys(self._staged)) if self._staged else self._extract_keys("FALSE")
 
     def _differing(self, among: str | None) -> str:
-        """Keys of rows that are there more often on one side than on the other; of the extract, rows of these keys."""
+        """Keys of rows whose number differs between the two sides; of the extract, only rows of these keys."""
         listed = ", ".join([*self._keys, *self._columns])
         compared = [f"{_exact(pair, quoted(pair.stored.name))} AS c{at}" for at, pair in enumerate(self._pairs)]
         stale = self._extract_rows(compared)
@@ -232,12 +232,12 @@ class ExtractComparison:
         values = [f"{_exact(pair, pair.value)} AS c{at}" for at, pair in enumerate(self._pairs)]
         stored = dict(self._stored)
         if name := self._shape.slices.column:
-            # The slice of the value as it is stored: that is what the extract will say of the row.
+            # The slice of the value as it is stored: the extract will show the row there.
             value = next(pair.value for pair in self._pairs if pair.source.name == name)
             values.append(f"{value} AS tir_sliced_by")
             stored[name] = replace(stored[name], name="tir_sliced_by")
-        there = f"{parquet(self._staged)} WHERE {quoted(ROW_MARK.name)} IS NOT NULL"
-        rows = f"SELECT {raw}, {staged_key(self._key_parts())}, {', '.join(values)} FROM {there}"
+        staged = f"{parquet(self._staged)} WHERE {quoted(ROW_MARK.name)} IS NOT NULL"
+        rows = f"SELECT {raw}, {staged_key(self._key_parts())}, {', '.join(values)} FROM {staged}"
         return f"SELECT *, {slice_sql_hyper(self._shape.slices, self._shape.columns, stored)} AS tir_slice FROM ({rows}) AS s"
 
     def _extract_rows(self, listed: Sequence[str], where: str = "TRUE") -> str:
@@ -285,7 +285,7 @@ def _exact(pair: Loaded, value: str) -> str:
 
 
 def _among(value: str, slices: Sequence[str | None]) -> str:
-    named = ", ".join(literal(name) for name in slices if name is not None)
-    tests = [f"{value} IN ({named})"] if named else []
+    literals = ", ".join(literal(name) for name in slices if name is not None)
+    tests = [f"{value} IN ({literals})"] if literals else []
     tests += [f"({value}) IS NULL"] if None in slices else []
     return f"({' OR '.join(tests) or 'FALSE'})"

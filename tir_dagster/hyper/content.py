@@ -1,4 +1,4 @@
-"""What an extract holds, by slice: fingerprints, sums that follow a replacement by arithmetic, digests to recognise content by."""
+"""The content of an extract by slice: fingerprints, sums that are updated after a replacement, digests that identify content."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tir_dagster.hyper.casts import Loaded
 from tir_dagster.hyper.features import is_older_feature
 from tir_dagster.hyper.fingerprints import SUMS, Fingerprint, extract_fingerprints, read_fingerprints
 from tir_dagster.hyper.fingerprints import snowflake_sql as fingerprint_sql
-from tir_dagster.hyper.replace import Shape
+from tir_dagster.hyper.replace import ExtractShape
 
 Prints = Mapping[str | None, Fingerprint]
 # A digest says its form: over rows and row digests by slice. Earlier releases wrote one over other features, without a word before it.
@@ -21,7 +21,7 @@ _FORM = "sums"
 _NOTHING = Fingerprint(dict.fromkeys(SUMS, 0))
 
 
-def content_fingerprints(extract: Path, shape: Shape, *, only: Collection[str | None] | None = None) -> Prints:
+def content_fingerprints(extract: Path, shape: ExtractShape, *, only: Collection[str | None] | None = None) -> Prints:
     """Return all features of what the extract holds, by slice."""
     return extract_fingerprints(
         extract, shape.columns, shape.slices, only=only, names=shape.names or None, loose=shape.loose
@@ -31,7 +31,7 @@ def content_fingerprints(extract: Path, shape: Shape, *, only: Collection[str | 
 def source_fingerprints(
     query: Callable[[str], list[tuple[Any, ...]]],
     table_sql: str,
-    shape: Shape,
+    shape: ExtractShape,
     *,
     only: Collection[str | None] | None = None,
 ) -> Prints:
@@ -41,7 +41,7 @@ def source_fingerprints(
 
 
 def content_sums(
-    extract: Path, shape: Shape, condition: Callable[[Sequence[Loaded]], str | None] | None = None
+    extract: Path, shape: ExtractShape, condition: Callable[[Sequence[Loaded]], str | None] | None = None
 ) -> Prints:
     """Return rows and the sum of their digests, by slice; with a condition, of the rows that meet it."""
     return extract_fingerprints(
@@ -56,7 +56,7 @@ def content_sums(
 
 
 def purged_sums(change_set: ChangeSet) -> Prints | None:
-    """Return rows and the sum of their digests that leave the base, by slice, as the detection found them; None if it did not."""
+    """Return the removed rows and the sum of their digests, by slice, as the detection computed them; None if it did not."""
     if change_set.purged_digests is None:
         return None
     return {
@@ -71,30 +71,31 @@ def bring_forward(before: Prints, *, purged: Prints, appended: Prints) -> Prints
     """Return the sums after a replacement, from those before it."""
     after: dict[str | None, Fingerprint] = {}
     for name in dict.fromkeys((*before, *purged, *appended)):
-        kept, gone, fresh = (side.get(name, _NOTHING) for side in (before, purged, appended))
-        sums = {one: kept[one] - gone[one] + fresh[one] for one in SUMS}
+        old, removed, fresh = (side.get(name, _NOTHING) for side in (before, purged, appended))
+        sums = {feature: old[feature] - removed[feature] + fresh[feature] for feature in SUMS}
         if any(sums.values()):
             after[name] = Fingerprint(sums)
     return after
 
 
 def sums_to_json(sums: Prints) -> dict[str, dict[str, str]]:
-    """Digests are too long for JSON numbers of other readers, so all are text."""
+    """Return the sums for JSON, all as text: digests are too long for the numbers of other JSON readers."""
     return {
-        NO_SLICE_KEY if name is None else name: {one: str(found[one]) for one in SUMS} for name, found in sums.items()
+        NO_SLICE_KEY if name is None else name: {feature: str(fingerprint[feature]) for feature in SUMS}
+        for name, fingerprint in sums.items()
     }
 
 
 def sums_from_json(value: Mapping[str, Mapping[str, str]]) -> Prints:
     return {
-        None if name == NO_SLICE_KEY else name: Fingerprint({one: int(found[one]) for one in SUMS})
-        for name, found in value.items()
+        None if name == NO_SLICE_KEY else name: Fingerprint({feature: int(fingerprint[feature]) for feature in SUMS})
+        for name, fingerprint in value.items()
     }
 
 
 def slice_rows(prints: Prints) -> dict[str, int]:
     """Return the number of rows by slice, as JSON names them."""
-    return {NO_SLICE_KEY if name is None else name: int(found["rows"]) for name, found in prints.items()}
+    return {NO_SLICE_KEY if name is None else name: int(fingerprint["rows"]) for name, fingerprint in prints.items()}
 
 
 def content_digest(prints: Prints) -> str:
@@ -102,18 +103,20 @@ def content_digest(prints: Prints) -> str:
     return f"{_FORM} {_hashed(sums_to_json(prints))}"
 
 
-def content_digests(prints: Prints, shape: Shape) -> tuple[str, ...]:
+def content_digests(prints: Prints, shape: ExtractShape) -> tuple[str, ...]:
     """Return the digest in every form: a version may have been written down by an earlier release."""
     older = {
-        name or NO_SLICE_KEY: {one: value for one, value in found.items() if is_older_feature(one, shape.columns)}
-        for name, found in prints.items()
+        name or NO_SLICE_KEY: {
+            feature: value for feature, value in fingerprint.items() if is_older_feature(feature, shape.columns)
+        }
+        for name, fingerprint in prints.items()
     }
     return content_digest(prints), _hashed(older)
 
 
 def slice_digests(sums: Prints) -> dict[str, str]:
     """Return a short digest of each slice's rows, for people and for a look at which slice changed."""
-    return {name: _hashed(found)[:16] for name, found in sums_to_json(sums).items()}
+    return {name: _hashed(slice_sums)[:16] for name, slice_sums in sums_to_json(sums).items()}
 
 
 def _hashed(value: Any) -> str:

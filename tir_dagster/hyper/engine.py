@@ -41,7 +41,7 @@ class HyperEngine:
 
         version = DEFAULT_FILE_VERSION if file_version is None else file_version
         # Also while our own code reads its answers: they come one by one.
-        with told_of(path), waiting_for("Hyper"):
+        with errors_with_path(path), waiting_for("Hyper"):
             try:
                 with self._open(path, create=create, version=version) as connection:
                     yield connection
@@ -81,10 +81,10 @@ class HyperEngine:
 
     @contextlib.contextmanager
     def unbroken(self, path: Path, *, file_version: int = DEFAULT_FILE_VERSION) -> Iterator[None]:
-        """Refuse what the block did to this file when hyperd died meanwhile; the block ends by opening the file again.
+        """Raise MachineError if hyperd died during the block; the block must end by opening the file again.
 
         A commit is durable when its connection closes, and closing does not raise when hyperd is dead: without this, a
-        file that still holds the old rows could pass for the new one whenever as many rows left as came.
+        file that still holds the old rows could pass for the new one if as many rows were removed as added.
         """
         for version in {DEFAULT_FILE_VERSION, file_version}:
             self._process(version)
@@ -139,8 +139,8 @@ def _answers(process: Any) -> bool:
 
 
 @contextlib.contextmanager
-def told_of(path: Path) -> Iterator[None]:
-    """Hyper's own errors as an ExtractError that names the file."""
+def errors_with_path(path: Path) -> Iterator[None]:
+    """Turn errors of Hyper into errors that name the file."""
     from tableauhyperapi import HyperException  # noqa: PLC0415
 
     try:
@@ -165,7 +165,7 @@ def _explained(path: Path, message: str) -> str:
 
 
 def first_line(error: Exception) -> str:
-    """What Hyper said, without the piece of SQL and the hexadecimal context that follow."""
+    """The first line of Hyper's message, without the SQL and the hexadecimal context that follow."""
     return str(error).split("\n", maxsplit=1)[0].strip().rstrip(".:")
 
 
@@ -174,7 +174,7 @@ _shared = HyperEngine()
 
 @contextlib.contextmanager
 def hyper_engine(log_folder: Path | None = None) -> Iterator[HyperEngine]:
-    """An engine of one's own, which everything in this room uses until the block ends; then its hyperd ends."""
+    """Use a separate engine for everything in this package until the block ends; then end its hyperd."""
     global _shared  # noqa: PLW0603 - one engine per process is the point
     outer, _shared = _shared, HyperEngine(log_folder)
     try:
@@ -192,7 +192,7 @@ def connect(
 
 
 def unbroken(path: Path, *, file_version: int = DEFAULT_FILE_VERSION) -> contextlib.AbstractContextManager[None]:
-    """What the block does to this file is refused when the shared hyperd died meanwhile; `file_version` is made in it."""
+    """Raise MachineError if the shared hyperd died during the block; new files have the version `file_version`."""
     return _shared.unbroken(path, file_version=file_version)
 
 

@@ -1,4 +1,4 @@
-"""What is counted and summed of a column and of whole rows, in the SQL of both systems. Every feature is a whole number.
+"""Features of columns and whole rows, counted and summed in the SQL of both systems. Every feature is a whole number.
 
 Only exact arithmetic, so that both sides agree to the bit whatever the order of rows: whole numbers, and doubles below
 2^53 that were scaled by powers of two. Sums, smallest and largest values tell people how a column differs; the sum over
@@ -46,7 +46,7 @@ class Dialect:
         return f"DATEDIFF('day', CAST('1970-01-01' AS DATE), {value})"
 
     def microseconds(self, value: str) -> str:
-        """Since 1970, by the wall clock."""
+        """Microseconds since 1970, by the wall clock."""
         if self.name == "hyper":
             return f"CAST(EXTRACT(EPOCH FROM {value}) * 1000000 AS {_WIDE})"
         return f"DATEDIFF('microsecond', CAST('1970-01-01 00:00:00' AS TIMESTAMP_NTZ), {value})"
@@ -88,16 +88,16 @@ def features(
 
     Of `loose` columns only the values are counted: they may differ in the last digit each time the source is asked.
     """
-    found = {"rows": "COUNT(*)", ROW_DIGEST: _sum(dialect.digest(_ROW))}
+    aggregates = {"rows": "COUNT(*)", ROW_DIGEST: _sum(dialect.digest(_ROW))}
     for place, column in enumerate(columns):
         name = _name(column, dialect, stored)
-        found[f"{column.name} nonnull"] = f"COUNT({name})"
+        aggregates[f"{column.name} nonnull"] = f"COUNT({name})"
         if column.name in loose:
             continue
         text = _TEXT.format(place)
         for feature, expression in _of_kind(column, name, stored[column.name], dialect, text=text).items():
-            found[f"{column.name} {feature}"] = expression
-    return found
+            aggregates[f"{column.name} {feature}"] = expression
+    return aggregates
 
 
 def is_older_feature(name: str, columns: Sequence[Column]) -> bool:
@@ -112,16 +112,16 @@ def digested(
     *,
     stored: Mapping[str, FileColumn],
     source: str,
-    kept: str,
+    slice_name: str,
     where: str = "",
     loose: Collection[str] = (),
 ) -> str:
-    """A SELECT of the `kept` column and all columns of `source`, with the digests that `features` sums up."""
+    """A SELECT of the column `slice_name` and all columns of `source`, with the digests that `features` sums up."""
     names = [_name(column, dialect, stored) for column in columns]
     firm = [column.kind is Kind.TEXT and column.name not in loose for column in columns]
-    texts = [_TEXT.format(place) for place, wanted in enumerate(firm) if wanted]
-    digests = [f"MD5({names[place]}) AS {_TEXT.format(place)}" for place, wanted in enumerate(firm) if wanted]
-    carried = ", ".join([kept, *names])
+    texts = [_TEXT.format(place) for place, is_text in enumerate(firm) if is_text]
+    digests = [f"MD5({names[place]}) AS {_TEXT.format(place)}" for place, is_text in enumerate(firm) if is_text]
+    carried = ", ".join([slice_name, *names])
     inner = f"SELECT {', '.join([carried, *digests])} FROM {source}{where}"
     row = " || '|' || ".join(
         f"COALESCE({_in_row(column, name, stored[column.name], dialect, text=_TEXT.format(place))}, '-')"
@@ -227,8 +227,8 @@ def _units(column: Column, name: str) -> tuple[str, str | None]:
         value, factor = _double(name), _ten(column.scale)
     small = None if column.precision <= DOUBLE_DIGITS else f"ABS({value}) < {_limit(column):f}"
     # Chosen before it is multiplied: an engine may compute all branches, and a product too large would be an error.
-    known = value if small is None else f"CASE WHEN {small} THEN {value} END"
-    return f"CAST(ROUND({known} * {factor}) AS {_WIDE})", small
+    bounded = value if small is None else f"CASE WHEN {small} THEN {value} END"
+    return f"CAST(ROUND({bounded} * {factor}) AS {_WIDE})", small
 
 
 def _limit(column: Column) -> Decimal:
@@ -283,12 +283,12 @@ def _is_nan(name: str) -> str:
 def _float_text(name: str) -> str:
     """All digits of what is neither nearer to zero than 2^-94 nor beyond 2^117; of zero, one without a sign."""
     size = " ".join(f"WHEN ABS({name}) < {_two(below)} THEN '{power}'" for below, power in _BANDS)
-    other = f"WHEN {_is_nan(name)} THEN 'nan' WHEN {name} > 0 THEN 'large' WHEN {name} < 0 THEN '-large'"
+    special = f"WHEN {_is_nan(name)} THEN 'nan' WHEN {name} > 0 THEN 'large' WHEN {name} < 0 THEN '-large'"
     scale = " ".join(f"WHEN ABS({name}) < {_two(below)} THEN {_two(power)}" for below, power in _BANDS)
-    known = f"CASE WHEN ABS({name}) < {_two(_BANDS[-1][0])} THEN {name} ELSE 0 END"
-    return f"CASE {size} {other} END || ' ' || {_text(f'FLOOR({known} * CASE {scale} ELSE 0 END)')}"
+    bounded = f"CASE WHEN ABS({name}) < {_two(_BANDS[-1][0])} THEN {name} ELSE 0 END"
+    return f"CASE {size} {special} END || ' ' || {_text(f'FLOOR({bounded} * CASE {scale} ELSE 0 END)')}"
 
 
 def _two(power: int) -> str:
-    """As text: a driver or a parser may read a long literal as a decimal."""
+    """A power of two as text: a driver or a parser may read a long literal as a decimal."""
     return f"CAST('{2.0**power!r}' AS DOUBLE PRECISION)"

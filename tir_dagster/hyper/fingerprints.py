@@ -41,32 +41,35 @@ class Fingerprint(Mapping[str, int]):
     def __hash__(self) -> int:
         return hash(frozenset(self.values_by_name.items()))
 
-    def differences(self, other: Mapping[str, int], *, ours: str = "extract", theirs: str = "source") -> list[str]:
+    def differences(
+        self, other: Mapping[str, int], *, label: str = "extract", other_label: str = "source"
+    ) -> list[str]:
         """One line for each number that differs: `AMOUNT sum: extract 1,250, source 1,300 (-50)`."""
         return [
-            f"{name}: {ours} {_shown(self.get(name))}, {theirs} {_shown(other.get(name))}{_apart(self.get(name), other.get(name))}"
+            f"{name}: {label} {_number_text(self.get(name))}, {other_label} {_number_text(other.get(name))}{_apart(self.get(name), other.get(name))}"
             for name in dict.fromkeys((*self, *other))
             if self.get(name) != other.get(name)
         ]
 
 
-def _shown(value: int | None) -> str:
+def _number_text(value: int | None) -> str:
     return "nothing" if value is None else f"{value:,}"
 
 
-def _apart(ours: int | None, theirs: int | None) -> str:
-    return "" if ours is None or theirs is None else f" ({ours - theirs:+,})"
+def _apart(value: int | None, other_value: int | None) -> str:
+    return "" if value is None or other_value is None else f" ({value - other_value:+,})"
 
 
 def different_slices(
-    ours: Mapping[str | None, Fingerprint], theirs: Mapping[str | None, Fingerprint]
+    extract: Mapping[str | None, Fingerprint], source: Mapping[str | None, Fingerprint]
 ) -> dict[str | None, list[str]]:
     """The slices whose fingerprints differ, and how; a slice that only one side has differs in everything."""
     empty = Fingerprint({})
-    found = {
-        name: ours.get(name, empty).differences(theirs.get(name, empty)) for name in dict.fromkeys((*ours, *theirs))
+    differences = {
+        name: extract.get(name, empty).differences(source.get(name, empty))
+        for name in dict.fromkeys((*extract, *source))
     }
-    return {name: lines for name, lines in found.items() if lines}
+    return {name: lines for name, lines in differences.items() if lines}
 
 
 def extract_fingerprints(
@@ -156,27 +159,27 @@ def _grouped(
     loose: Collection[str],
     sums_only: bool = False,
 ) -> str:
-    """Numbers travel as text: a driver that reads wide sums as floats would lose their last digits."""
-    wanted = _wanted(features(columns, dialect, stored=stored, loose=loose), sums_only=sums_only)
+    """A SELECT of the features by slice, as text: a driver that reads wide sums as floats would lose their last digits."""
+    selected = _selected(features(columns, dialect, stored=stored, loose=loose), sums_only=sums_only)
     numbers = ", ".join(
-        f"CAST({expression} AS VARCHAR) AS f{place}" for place, expression in enumerate(wanted.values())
+        f"CAST({expression} AS VARCHAR) AS f{place}" for place, expression in enumerate(selected.values())
     )
     names = ", ".join(quoted(stored[column.name].name) for column in columns)
     source = f"(SELECT {slice_sql} AS tir_slice, {names} FROM {table_sql}) AS sliced"
     where = _where(only, literal if dialect is HYPER else snowflake_literal)
-    rows = digested(columns, dialect, stored=stored, source=source, kept="tir_slice", where=where, loose=loose)
+    rows = digested(columns, dialect, stored=stored, source=source, slice_name="tir_slice", where=where, loose=loose)
     return f"SELECT tir_slice, {numbers} FROM ({rows}) AS digested GROUP BY tir_slice ORDER BY tir_slice"
 
 
-def _wanted(all_features: Mapping[str, str], *, sums_only: bool) -> dict[str, str]:
+def _selected(all_features: Mapping[str, str], *, sums_only: bool) -> dict[str, str]:
     return {name: sql for name, sql in all_features.items() if not sums_only or name in SUMS}
 
 
 def _where(only: Collection[str | None] | None, text: Callable[[str], str]) -> str:
     if only is None:
         return ""
-    named = ", ".join(text(name) for name in sorted(name for name in only if name is not None))
-    parts = [f"tir_slice IN ({named})"] if named else []
+    literals = ", ".join(text(name) for name in sorted(name for name in only if name is not None))
+    parts = [f"tir_slice IN ({literals})"] if literals else []
     if None in only:
         parts.append("tir_slice IS NULL")
     return f" WHERE {' OR '.join(parts) or '1 = 0'}"
@@ -187,7 +190,7 @@ def read_fingerprints(
 ) -> dict[str | None, Fingerprint]:
     """The fingerprints in the rows that `snowflake_sql` gave; a sum over nothing is left out on both sides."""
     stored = {column.name: FileColumn(column.name, column.hyper) for column in columns}
-    names = list(_wanted(features(columns, SNOWFLAKE, stored=stored, loose=loose), sums_only=sums_only))
+    names = list(_selected(features(columns, SNOWFLAKE, stored=stored, loose=loose), sums_only=sums_only))
     return {
         row[0]: Fingerprint(
             {name: _whole(value) for name, value in zip(names, row[1:], strict=True) if value is not None}

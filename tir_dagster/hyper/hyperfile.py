@@ -1,4 +1,4 @@
-"""The extract file itself: what is in it, and new files: filled from staged rows, or rebuilt to give space back."""
+"""The extract file: reads its table, creates files from staged rows, rebuilds files to free space."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class ExtractTable:
 
 
 def describe(path: Path) -> ExtractTable:
-    """What the file holds; a file with several data tables, with none, or of another kind is refused.
+    """Return the file's table; raise ExtractError for a file with several data tables, with none, or of another kind.
 
     Hyper writes to a file whenever it opens it, so its modification time says nothing about its rows.
     """
@@ -124,7 +124,7 @@ def create_extract(
 ) -> ExtractTable:
     """A new extract of exactly the staged rows, in place of whatever was at `target`.
 
-    Every column may hold NULL, as in the files Tableau writes: a source that breaks its own NOT NULL is not our quarrel.
+    Every column may hold NULL, as in the files Tableau writes: a source may break its own NOT NULL.
     """
     renamed = names or {}
     stored = tuple(FileColumn(renamed.get(column.name, column.name), column.hyper) for column in columns)
@@ -159,9 +159,9 @@ def _filled(
             connection.catalog.create_schema_if_not_exists(table.schema)
             connection.execute_command(_create_table(table.schema, table.name, table.columns))
             appended = append_rows(connection, table.sql, loaded, rows, path=target)
-        made = describe(beside)
-        check_count(target, made.rows, appended)
-    return made
+        extract = describe(beside)
+        check_count(target, extract.rows, appended)
+    return extract
 
 
 def _create_table(schema: str, name: str, columns: Sequence[FileColumn]) -> str:
@@ -208,7 +208,7 @@ def append_rows(
 
 
 def _unfit(connection: Any, loaded: Sequence[Loaded], rows: Sequence[Path]) -> str:
-    """Hyper says that a number overflowed, not where: the columns are tried one by one."""
+    """Find the column whose number overflowed by trying them one by one: Hyper does not name it."""
     from tableauhyperapi import HyperException  # noqa: PLC0415
 
     unfit = []
@@ -220,10 +220,10 @@ def _unfit(connection: Any, loaded: Sequence[Loaded], rows: Sequence[Path]) -> s
     return f"Values of {', '.join(unfit)} do not fit" if unfit else "The staged rows do not fit"
 
 
-def check_count(path: Path, found: int, expected: int) -> None:
-    if found != expected:
+def check_count(path: Path, actual: int, expected: int) -> None:
+    if actual != expected:
         raise VerificationError(
-            f"{path}: {found} rows were read back where {expected} were written. Nothing was replaced; run the refresh again.",
+            f"{path}: {actual} rows were read back where {expected} were written. Nothing was replaced; run the refresh again.",
             check=ROWS_ADD_UP,
         )
 
@@ -231,9 +231,11 @@ def check_count(path: Path, found: int, expected: int) -> None:
 def odd_keys(
     path: Path, key: Sequence[str], columns: Sequence[Column], *, names: Mapping[str, str] | None = None
 ) -> tuple[int, int]:
-    """How many rows have a NULL in the key, and how many keys without one have several rows."""
+    """Return how many rows have a NULL in the key, and how many keys without NULL have several rows."""
     table = describe(path)
-    stored = {one.source.name: one.stored.name for one in pair_columns(columns, table.columns, path=path, names=names)}
+    stored = {
+        pair.source.name: pair.stored.name for pair in pair_columns(columns, table.columns, path=path, names=names)
+    }
     listed = [quoted(stored[name]) for name in key]
     missing = " OR ".join(f"{name} IS NULL" for name in listed)
     together = ", ".join(listed)
@@ -247,7 +249,7 @@ def odd_keys(
 
 @dataclass(frozen=True)
 class Added:
-    """A column that a copy has beyond its base, and its value in Hyper's SQL."""
+    """A column that a copy has in addition to its base, and its value in Hyper's SQL."""
 
     name: str
     type: str
@@ -261,13 +263,13 @@ def rebuild(base: Path, target: Path, *, added: Added | None = None) -> ExtractT
     with replaced_file(target) as beside:
         with connect(beside, create=True, file_version=table.file_version) as connection:
             _copy_table(connection, table, base=base, beside=beside, added=added)
-        made = describe(beside)
-        check_count(target, made.rows, table.rows)
-    return made
+        extract = describe(beside)
+        check_count(target, extract.rows, table.rows)
+    return extract
 
 
 def _copy_table(connection: Any, table: ExtractTable, *, base: Path, beside: Path, added: Added | None) -> None:
-    """With two databases attached every name says its database."""
+    """Copy the rows; with two databases attached, every name includes its database."""
     new, old = beside.stem, f"{beside.stem}.old"
     connection.catalog.attach_database(str(base), alias=old)
     connection.catalog.create_schema_if_not_exists(_schema(new, table.schema))

@@ -1,4 +1,4 @@
-"""The increment of an extract that Tableau refreshes itself: its key, its last value, everything from a value on purged, the value set.
+"""The increment of an extract that Tableau refreshes itself: reads its key and last value, purges from a value on, sets the value.
 
 Tableau reads what is greater than the last refresh event's value, and nothing else. So whoever purges from a value on
 sets the greatest value that remains; rows whose key is NULL are never read again, whatever is set: a change that has
@@ -61,7 +61,7 @@ class Increment:
 
 
 class Missing(Enum):
-    """Why there is nothing to go on from."""
+    """Why the extract has no increment to continue from."""
 
     NOT_INCREMENTAL = "it is not set up for incremental refreshes"
     NEVER_EXTRACTED = "it has not been extracted yet"
@@ -70,7 +70,7 @@ class Missing(Enum):
 
 @dataclass(frozen=True)
 class NoIncrement:
-    """The extract is in order, but the server could not continue it: a full refresh comes first, or the set-up does."""
+    """The extract is valid, but the server cannot continue it: it needs a full refresh or a set-up first."""
 
     why: Missing
     sentence: str
@@ -103,12 +103,12 @@ def _none(package: Package, why: Missing, hint: str) -> NoIncrement:
 
 
 def _key_column(package: Package, table: ExtractTable) -> FileColumn:
-    named = f"The increment key {package.increment_key} of {package.name}"
-    stored = next((found for found in table.columns if found.name == package.increment_column), None)
+    subject = f"The increment key {package.increment_key} of {package.name}"
+    stored = next((column for column in table.columns if column.name == package.increment_column), None)
     if stored is None:
-        raise ExtractError(f"{named} is not a column of its extract. {_CHOOSE}")
+        raise ExtractError(f"{subject} is not a column of its extract. {_CHOOSE}")
     if stored.type not in _KINDS:
-        raise ExtractError(f"{named} is {stored.type}; it has to be an integer, a date or a datetime. {_CHOOSE}")
+        raise ExtractError(f"{subject} is {stored.type}; it has to be an integer, a date or a datetime. {_CHOOSE}")
     return stored
 
 
@@ -118,14 +118,14 @@ def parse_value(text: str, kind: IncrementKind, name: str) -> IncrementValue:
         if kind is IncrementKind.INTEGER:
             if _INTEGER.fullmatch(text):
                 return int(text)
-        elif found := _MOMENT.fullmatch(text):
-            moment = datetime.fromisoformat(f"{found[1]} {found[2] or '00:00:00'}")
+        elif match := _MOMENT.fullmatch(text):
+            moment = datetime.fromisoformat(f"{match[1]} {match[2] or '00:00:00'}")
             return moment if kind is IncrementKind.DATETIME else moment.date()
     except ValueError:
         pass
     raise ExtractError(
-        f"The datasource {name} says that its last refresh ended at {text}, which is no {kind.value} that can be followed. "
-        "Run a full refresh on the server, which writes it anew."
+        f"The datasource {name} says that its last refresh ended at {text}, which is no valid {kind.value}. "
+        "Run a full refresh on the server, which writes a new value."
     )
 
 
@@ -186,10 +186,10 @@ def _read_back(beside: Path, base: Path, column: str, *, before: int, purged: in
     with connect(beside) as connection:
         table, stored = _opened(connection, beside, base, column)
         greatest = f"CAST(MAX({_comparable(stored)}) AS TEXT)"
-        found = connection.execute_list_query(f"SELECT {greatest}, COUNT({quoted(column)}) FROM {table.sql}")[0]
+        row = connection.execute_list_query(f"SELECT {greatest}, COUNT({quoted(column)}) FROM {table.sql}")[0]
     kind = _KINDS[stored.type]
-    largest = None if found[0] is None else _of_text(found[0], kind, base)
-    return Purged(before, purged, table.rows, largest, table.rows - int(found[1]))
+    largest = None if row[0] is None else _of_text(row[0], kind, base)
+    return Purged(before, purged, table.rows, largest, table.rows - int(row[1]))
 
 
 def _of_text(text: str, kind: IncrementKind, base: Path) -> IncrementValue:
@@ -198,10 +198,10 @@ def _of_text(text: str, kind: IncrementKind, base: Path) -> IncrementValue:
 
 def _opened(connection: Any, beside: Path, base: Path, column: str) -> tuple[ExtractTable, FileColumn]:
     table = look_at(connection, beside)
-    stored = next((found for found in table.columns if found.name == column), None)
+    stored = next((file_column for file_column in table.columns if file_column.name == column), None)
     if stored is None or stored.type not in _KINDS:
-        what = "it has no such column" if stored is None else f"it is {stored.type}"
-        raise ExtractError(f"{base} cannot be purged by {column}: {what}. {_CHOOSE}")
+        problem = "it has no such column" if stored is None else f"it is {stored.type}"
+        raise ExtractError(f"{base} cannot be purged by {column}: {problem}. {_CHOOSE}")
     return table, stored
 
 
@@ -212,7 +212,7 @@ def _comparable(stored: FileColumn) -> str:
 
 
 def _sql(stored: FileColumn, value: IncrementValue, base: Path) -> str:
-    """The value in the column's type. A moment in a column of dates means its whole day: too much is never wrong."""
+    """The value in the column's type. A moment in a column of dates means its whole day: to purge too much is safe."""
     write = _WRITERS[_KINDS[stored.type]]
     text = None if isinstance(value, bool) else write(value)
     if text is None:
@@ -247,38 +247,40 @@ _WRITERS: dict[IncrementKind, Callable[[IncrementValue], str | None]] = {
 }
 
 
-def least_difference(one: Path, other: Path, *, column: str) -> str | None:
+def least_difference(extract: Path, other_extract: Path, *, column: str) -> str | None:
     """The literal of the smallest value of `column` among the rows that only one of two extracts has, as bags.
 
     None where they hold the same rows, `%null%` where one that differs has no value: no value is small enough then.
     """
-    with connect(one) as connection:
-        table, stored = _opened(connection, one, one, column)
-        connection.catalog.attach_database(str(other), alias=_OTHER)
+    with connect(extract) as connection:
+        table, stored = _opened(connection, extract, extract, column)
+        connection.catalog.attach_database(str(other_extract), alias=_OTHER)
         schema, name = table.schema, table.name
         # An extract's collation may call 'a' and 'A' equal.
-        shown = ", ".join(f"{each.comparable} AS {quoted(each.name)}" for each in table.columns)
-        names = ", ".join(quoted(each.name) for each in table.columns)
+        comparable_columns = ", ".join(
+            f"{file_column.comparable} AS {quoted(file_column.name)}" for file_column in table.columns
+        )
+        names = ", ".join(quoted(file_column.name) for file_column in table.columns)
         sides = [
-            f"SELECT {shown}, {sign} AS tir_side FROM {quoted(database, schema, name)}"
-            for database, sign in ((one.stem, 1), (_OTHER, -1))
+            f"SELECT {comparable_columns}, {sign} AS tir_side FROM {quoted(database, schema, name)}"
+            for database, sign in ((extract.stem, 1), (_OTHER, -1))
         ]
         differing = (
             f"SELECT {names} FROM ({' UNION ALL '.join(sides)}) AS sides GROUP BY {names} HAVING SUM(tir_side) <> 0"
         )
         least = f"CAST(MIN({_comparable(stored)}) AS TEXT)"
-        asked = f"SELECT {least}, COUNT(*), COUNT({quoted(column)}) FROM ({differing}) AS differing"
-        text, rows, valued = connection.execute_list_query(asked)[0]
+        query = f"SELECT {least}, COUNT(*), COUNT({quoted(column)}) FROM ({differing}) AS differing"
+        text, rows, valued = connection.execute_list_query(query)[0]
     if not rows:
         return None
-    return NO_VALUE if valued < rows else format_value(_of_text(text, _KINDS[stored.type], one))
+    return NO_VALUE if valued < rows else format_value(_of_text(text, _KINDS[stored.type], extract))
 
 
 def set_increment_value(package: Package, name: str, *, hyper: Path, value: IncrementValue) -> VirtualFile:
     """The same package around this Hyper file, under that name, whose last refresh event says this value; all else stays to the letter."""
     if not package.events or package.last_increment is None:
         raise ExtractError(
-            f"The datasource {package.name} in {package.path} says nothing of an earlier refresh, so there is no value "
+            f"The datasource {package.name} in {package.path} has no record of an earlier refresh, so there is no value "
             "to set. Run a full refresh on the server first."
         )
     return packed(package, name, hyper=hyper, refresh=RefreshChange(increment_value=format_value(value)))

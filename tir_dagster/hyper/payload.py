@@ -1,4 +1,4 @@
-"""What the delivery `patch` sends: the keys to purge and the fresh rows, in small Hyper files of whole keys."""
+"""The files that the delivery `patch` sends: keys to purge and fresh rows, in small Hyper files of whole keys."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tir_dagster.hyper.engine import connect, literal, quoted, unbroken
 from tir_dagster.hyper.features import HYPER
 from tir_dagster.hyper.hyperfile import Added, ExtractTable, describe, rebuild
 from tir_dagster.hyper.purge import key_select
-from tir_dagster.hyper.replace import Shape, staged_keys
+from tir_dagster.hyper.replace import ExtractShape, staged_keys
 from tir_dagster.hyper.slices import slice_sql_hyper
 from tir_dagster.snowflake.columns import Kind
 
@@ -43,25 +43,32 @@ class Payload:
 
     @property
     def part(self) -> str:
-        """Which keys of the change set these are, however the others were divided."""
+        """A text that identifies this part of the change set's keys, however the others were divided."""
         return self.path.stem
 
 
-def needs_key_column(shape: Shape) -> bool:
+def needs_key_column(shape: ExtractShape) -> bool:
     """Whether rows must carry a text key of their own: a condition on the server finds no NULL, and no slice."""
     by_name = {column.name: column for column in shape.columns}
     parts = [by_name[name] for name in shape.key]
     return not parts or any(part.nullable or part.kind not in _PLAIN for part in parts)
 
 
-def with_key_column(extract: Path, target: Path, shape: Shape) -> None:
-    """The extract again, each row with its purge key as text: what is published where later changes are patched in."""
+def with_key_column(extract: Path, target: Path, shape: ExtractShape) -> None:
+    """Copy the extract with each row's purge key as text: it is published where later changes are patched in."""
     table = describe(extract)
     rebuild(extract, target, added=Added(PURGE_KEY, "TEXT", _text_key(_pairs(table, shape, extract), shape)))
 
 
 def write_payloads(
-    extract: Path, folder: Path, change_set: ChangeSet, staged: Path, *, shape: Shape, keyed: bool, most_bytes: int
+    extract: Path,
+    folder: Path,
+    change_set: ChangeSet,
+    staged: Path,
+    *,
+    shape: ExtractShape,
+    keyed: bool,
+    most_bytes: int,
 ) -> list[Payload]:
     """The change set as files of at most that size, each with all rows of its keys as the new extract holds them.
 
@@ -70,12 +77,12 @@ def write_payloads(
     if not (staged_keys(staged) if shape.key else change_set.touched):
         return []
     maker = _Maker(extract, folder, change_set, staged, shape, keyed=keyed)
-    made, waiting = [], [(0, 1)]
+    payloads, waiting = [], [(0, 1)]
     while waiting:
         number, parts = waiting.pop(0)
         payload = maker.write(number, parts)
         if payload.bytes <= most_bytes:
-            made.append(payload)
+            payloads.append(payload)
             continue
         payload.path.unlink()
         if payload.keys <= 1:
@@ -87,14 +94,14 @@ def write_payloads(
         # Only what is too large is divided: beside one huge key the others stay together.
         pieces = min(payload.keys, max(2, math.ceil(_SPARE * payload.bytes / most_bytes)))
         waiting = [*((number + parts * piece, parts * pieces) for piece in range(pieces)), *waiting]
-    return [payload for payload in made if payload.keys]
+    return [payload for payload in payloads if payload.keys]
 
 
 class _Maker:
     """Writes the parts of one change set."""
 
     def __init__(
-        self, extract: Path, folder: Path, change_set: ChangeSet, staged: Path, shape: Shape, *, keyed: bool
+        self, extract: Path, folder: Path, change_set: ChangeSet, staged: Path, shape: ExtractShape, *, keyed: bool
     ) -> None:
         self._extract = extract
         self._folder = folder
@@ -140,7 +147,7 @@ class _Maker:
         return f"SELECT {names} FROM ({numbered}) AS numbered WHERE MOD(n, {parts}) = {number}"
 
     def _rows_of(self, new: str, old: str) -> str:
-        """The rows of the part's keys, straight from the new extract: what the mirror holds is what is sent."""
+        """The rows of the part's keys, read from the new extract, so that both hold the same."""
         values = [quoted(column.name) for column in self._table.columns]
         key = [f"{self._text_key} AS {quoted(PURGE_KEY)}"] if self._keyed else []
         inner = ", ".join([*values, *key])
@@ -151,7 +158,7 @@ class _Maker:
         )
 
 
-def carries_keys(extract: Path, shape: Shape) -> bool:
+def carries_keys(extract: Path, shape: ExtractShape) -> bool:
     """Whether every row of a published file carries its purge key."""
     table = describe(extract)
     if (PURGE_KEY, "TEXT", _BINARY) not in _layout(table):
@@ -163,10 +170,12 @@ def carries_keys(extract: Path, shape: Shape) -> bool:
 
 
 def same_layout(extract: Path, other: Path) -> bool:
-    """Whether a change made for one file fits the other: the same table and types, our key column aside."""
+    """Whether a change made for one file fits the other: the same table and types, apart from the key column."""
     tables = [describe(path) for path in (extract, other)]
-    named = [(table.schema, table.name, {one for one in _layout(table) if one[0] != PURGE_KEY}) for table in tables]
-    return named[0] == named[1]
+    layouts = [
+        (table.schema, table.name, {column for column in _layout(table) if column[0] != PURGE_KEY}) for table in tables
+    ]
+    return layouts[0] == layouts[1]
 
 
 def _layout(table: ExtractTable) -> set[tuple[str, str, str]]:
@@ -174,7 +183,7 @@ def _layout(table: ExtractTable) -> set[tuple[str, str, str]]:
     return {(column.name, column.type, column.collation or _BINARY) for column in table.columns}
 
 
-def row_digest(extract: Path, shape: Shape) -> tuple[int, int]:
+def row_digest(extract: Path, shape: ExtractShape) -> tuple[int, int]:
     """How many rows there are, and the sum of a digest of each one, in any order and in any file.
 
     Fingerprints sum up column by column: two rows that exchanged their values look alike, and of some values they tell
@@ -185,21 +194,21 @@ def row_digest(extract: Path, shape: Shape) -> tuple[int, int]:
     text = _joined([_text(pair, quoted(pair.stored.name)) for pair in pairs])
     digest = HYPER.digest(f"MD5({text})")
     with connect(extract) as connection:
-        asked = f"SELECT COUNT(*), CAST(SUM(CAST({digest} AS NUMERIC(38,0))) AS TEXT) FROM {table.sql}"
-        rows, total = connection.execute_list_query(asked)[0]
+        query = f"SELECT COUNT(*), CAST(SUM(CAST({digest} AS NUMERIC(38,0))) AS TEXT) FROM {table.sql}"
+        rows, total = connection.execute_list_query(query)[0]
     return int(rows), int(total or 0)
 
 
-def _pairs(table: ExtractTable, shape: Shape, path: Path) -> tuple[Loaded, ...]:
+def _pairs(table: ExtractTable, shape: ExtractShape, path: Path) -> tuple[Loaded, ...]:
     return pair_columns(shape.columns, table.columns, path=path, names=shape.names or None)
 
 
-def _own_parts(pairs: Sequence[Loaded], shape: Shape) -> list[Loaded]:
+def _own_parts(pairs: Sequence[Loaded], shape: ExtractShape) -> list[Loaded]:
     by_name = {pair.source.name: pair for pair in pairs}
     return [by_name[name] for name in shape.key]
 
 
-def _text_key(pairs: Sequence[Loaded], shape: Shape) -> str:
+def _text_key(pairs: Sequence[Loaded], shape: ExtractShape) -> str:
     """The purge key of a row of the extract as text that is never NULL, and differs where keys differ."""
     if not shape.key:
         stored = {pair.source.name: pair.stored for pair in pairs}
@@ -208,12 +217,12 @@ def _text_key(pairs: Sequence[Loaded], shape: Shape) -> str:
 
 
 def _keys_source(
-    change_set: ChangeSet, staged: Path, shape: Shape, pairs: Sequence[Loaded], own: Sequence[Loaded]
+    change_set: ChangeSet, staged: Path, shape: ExtractShape, pairs: Sequence[Loaded], own: Sequence[Loaded]
 ) -> str:
     """A SELECT of the change set's purge keys, each once."""
     if not shape.key:
-        named = [f"SELECT {literal(name or '')} AS {quoted(PURGE_KEY)}" for name in change_set.touched]
-        return " UNION ".join(named)
+        selects = [f"SELECT {literal(name or '')} AS {quoted(PURGE_KEY)}" for name in change_set.touched]
+        return " UNION ".join(selects)
     parts = _own_parts(pairs, shape)
     if own:
         values = ", ".join(f"k{at} AS {quoted(part.stored.name)}" for at, part in enumerate(own))

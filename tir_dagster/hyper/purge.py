@@ -1,4 +1,4 @@
-"""Replace by key: a copy of the extract in which the rows of some keys, or of some slices, are gone and the fresh ones stand instead."""
+"""Replacement by key or slice: a copy of the extract with the old rows of some keys, or slices, replaced by fresh ones."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _GROWTH = 4
 
 @dataclass(frozen=True)
 class Applied:
-    """What one replacement did: before - purged + appended = after, as read back from the closed file."""
+    """The row counts of one replacement: before - purged + appended = after, as read back from the closed file."""
 
     before: int
     purged: int
@@ -35,7 +35,7 @@ class Applied:
 
 @dataclass(frozen=True)
 class Replacement:
-    """Files with keys, and with the rows that took the place of theirs."""
+    """Files with replaced keys, and files with their new rows."""
 
     keys: tuple[Path, ...]
     rows: tuple[Path, ...]
@@ -43,16 +43,16 @@ class Replacement:
 
 @dataclass(frozen=True)
 class Spare:
-    """An older file of the same extract that nobody needs: with some replacements it becomes what the base is."""
+    """An older, unused file of the same extract: after some replacements it equals the base."""
 
     extract: Path
-    # All since, the oldest first, and how many rows there are after them.
+    # All replacements since, the oldest first, and the number of rows after them.
     since: tuple[Replacement, ...]
     rows: int
 
 
 class _OutOfStepError(Exception):
-    """The spare file did not become what the base is."""
+    """The spare file does not equal the base."""
 
 
 def replace_keys(
@@ -103,7 +103,7 @@ def replace_keys(
         except MachineError:
             raise
         except (_OutOfStepError, ExtractError, OSError):
-            # It was only to save a copy: a damaged one is gone now, and the base is as it was.
+            # The spare only saves a copy: it is used up now, and the base is unchanged.
             pass
     return _replace(base, target, condition=condition, columns=columns, names=names, rows=rows)
 
@@ -111,12 +111,14 @@ def replace_keys(
 def _catch_up(
     connection: Any, table: str, loaded: Sequence[Loaded], parts: Sequence[Loaded], spare: Spare, *, path: Path
 ) -> int:
-    """Make the spare file what the base is, with one look for all keys; return the number of its rows."""
-    every = [file for one in spare.since for file in one.keys]
+    """Make the spare file equal to the base, with one DELETE for all keys; return the number of its rows."""
+    every = [file for replacement in spare.since for file in replacement.keys]
     _purge(connection, table, key_condition(parts, every))
-    for place, one in enumerate(spare.since):
-        later = [file for other in spare.since[place + 1 :] for file in other.keys]
-        append_rows(connection, table, loaded, one.rows, path=path, unless=_keyed_rows(parts, later) if later else None)
+    for place, replacement in enumerate(spare.since):
+        later = [file for later_replacement in spare.since[place + 1 :] for file in later_replacement.keys]
+        append_rows(
+            connection, table, loaded, replacement.rows, path=path, unless=_keyed_rows(parts, later) if later else None
+        )
     rows = int(connection.execute_scalar_query(f"SELECT COUNT(*) FROM {table}"))
     if rows != spare.rows:
         raise _OutOfStepError(f"{spare.extract}: {rows} rows instead of {spare.rows}")
@@ -124,13 +126,13 @@ def _catch_up(
 
 
 def _keyed_rows(parts: Sequence[Loaded], keys: Sequence[Path]) -> Callable[[str], str]:
-    """The staged rows whose key is in none of these files: what follows FROM, by what follows it otherwise."""
+    """Return a function that restricts a FROM clause to staged rows whose key is in none of these files."""
     same = " AND ".join(f"k.k{number} IS NOT DISTINCT FROM s.tir_k{number}" for number in range(len(parts)))
-    named = ", ".join(f"{part.key} AS tir_k{number}" for number, part in enumerate(parts))
+    key_columns = ", ".join(f"{part.key} AS tir_k{number}" for number, part in enumerate(parts))
 
     def rows(files: str) -> str:
         return (
-            f"(SELECT *, {named} FROM {files}) AS s"
+            f"(SELECT *, {key_columns} FROM {files}) AS s"
             f" WHERE NOT EXISTS (SELECT 1 FROM ({key_select(parts, keys)}) AS k WHERE {same})"
         )
 
@@ -192,20 +194,20 @@ def _least(
         table = look_at(connection, path)
         test = condition(pair_columns(columns, table.columns, path=path, names=names)) or "FALSE"
         name = f"t.{quoted(column)}"
-        zoned = any(found.name == column and found.type == "TIMESTAMPTZ" for found in table.columns)
+        zoned = any(file_column.name == column and file_column.type == "TIMESTAMPTZ" for file_column in table.columns)
         moment = f"{name} AT TIME ZONE 'UTC'" if zoned else name
-        asked = f"SELECT CAST(MIN({moment}) AS TEXT), COUNT(*) - COUNT({name}) FROM {table.sql} AS t WHERE {test}"
-        least, nulls = connection.execute_list_query(asked)[0]
+        query = f"SELECT CAST(MIN({moment}) AS TEXT), COUNT(*) - COUNT({name}) FROM {table.sql} AS t WHERE {test}"
+        least, nulls = connection.execute_list_query(query)[0]
     return least, int(nulls)
 
 
 def _of(loaded: Sequence[Loaded], name: str, base: Path) -> Loaded:
-    found = next((column for column in loaded if column.source.name == name), None)
-    if found is None:
+    column = next((candidate for candidate in loaded if candidate.source.name == name), None)
+    if column is None:
         raise ExtractError(
-            f"{base}: {name} is to be purged by, but it is no column of the extract. Add it to `columns:` in the spec."
+            f"{base}: rows are purged by {name}, which is no column of the extract. Add it to `columns:` in the spec."
         )
-    return found
+    return column
 
 
 def key_condition(parts: Sequence[Loaded], keys: Sequence[Path]) -> str | None:
@@ -285,11 +287,11 @@ def _replace(
                 clock.lap("append")
             # Closing is what makes it durable, COMMIT is not.
             clock.lap("close")
-            made = describe(beside)
-        check_count(target, made.rows, before - purged + appended)
+            result = describe(beside)
+        check_count(target, result.rows, before - purged + appended)
         clock.lap("check")
     clock.lap("sync")
-    return Applied(before, purged, appended, made.rows, made.bytes, clock.seconds)
+    return Applied(before, purged, appended, result.rows, result.bytes, clock.seconds)
 
 
 def _purge(connection: Any, table: str, condition: str | None) -> int:

@@ -23,19 +23,19 @@ from tir_dagster.snowflake.slices import SliceBy, slice_range
 
 
 @dataclass(frozen=True)
-class Shape:
-    """How the extract is laid out: its columns by source name, its key, its slices, and its own column names."""
+class ExtractShape:
+    """The layout of an extract: its columns by source name, its key, its slices, and its own column names."""
 
     columns: tuple[Column, ...]
     key: tuple[str, ...]
     slices: SliceBy
     names: Mapping[str, str] = field(default_factory=dict)
-    # Columns that may differ in the last digit each time the source is asked, so they tell nothing.
+    # Columns that may differ in the last digit at each reading of the source, so they are not compared.
     loose: frozenset[str] = frozenset()
 
 
 def replace_change(
-    base: Path, target: Path, change_set: ChangeSet, folder: Path, shape: Shape, *, spare: Spare | None = None
+    base: Path, target: Path, change_set: ChangeSet, folder: Path, shape: ExtractShape, *, spare: Spare | None = None
 ) -> Applied:
     """A copy of the extract with the change set's keys, or slices, replaced; a spare file is used up instead of a copy."""
     names, rows = shape.names or None, parts_of(folder / ROWS)
@@ -49,7 +49,7 @@ def replace_change(
     )
 
 
-def _ranges(change_set: ChangeSet, shape: Shape) -> SliceRanges | SliceValues:
+def _ranges(change_set: ChangeSet, shape: ExtractShape) -> SliceRanges | SliceValues:
     """The touched slices as ranges of their column, or as its values."""
     touched = change_set.touched
     if shape.slices.by == "value":
@@ -64,7 +64,7 @@ def _ranges(change_set: ChangeSet, shape: Shape) -> SliceRanges | SliceValues:
     )
 
 
-def replaced_rows(change_set: ChangeSet, folder: Path, shape: Shape) -> Callable[[Sequence[Loaded]], str | None]:
+def replaced_rows(change_set: ChangeSet, folder: Path, shape: ExtractShape) -> Callable[[Sequence[Loaded]], str | None]:
     """The condition for rows that a change set replaces: those of its keys, or of its slices."""
 
     def condition(pairs: Sequence[Loaded]) -> str | None:
@@ -78,7 +78,7 @@ def replaced_rows(change_set: ChangeSet, folder: Path, shape: Shape) -> Callable
 
 
 def least_changed(
-    extract: Path, column: str, change_set: ChangeSet, folder: Path, shape: Shape
+    extract: Path, column: str, change_set: ChangeSet, folder: Path, shape: ExtractShape
 ) -> tuple[str | None, int]:
     """The smallest value of a Hyper column among the rows that the change set replaces, and how many have none."""
     names = shape.names or None

@@ -109,8 +109,8 @@ class SliceValues:
     def condition(self, column: Loaded) -> str | None:
         """The condition on the extract's rows, or None when nothing was named."""
         value = slice_sql_hyper(SliceBy(self.column, "value"), [column.source], {column.source.name: column.stored})
-        named = ", ".join(literal(one) for one in self.values if one is not None)
-        parts = [f"{value} IN ({named})"] if named else []
+        literals = ", ".join(literal(slice_name) for slice_name in self.values if slice_name is not None)
+        parts = [f"{value} IN ({literals})"] if literals else []
         parts += [f"({value}) IS NULL"] if None in self.values else []
         return " OR ".join(parts) or None
 

@@ -13,7 +13,7 @@ from tir_dagster.files import copy_file, total_bytes
 from tir_dagster.hyper.content import content_digest, slice_digests, slice_rows, sums_to_json
 from tir_dagster.hyper.hyperfile import create_extract, create_like, describe, needs_rebuild, rebuild
 from tir_dagster.hyper.purge import Applied, Replacement, Spare
-from tir_dagster.hyper.replace import Shape, replace_change
+from tir_dagster.hyper.replace import ExtractShape, replace_change
 from tir_dagster.refresh.confirm import prune_versions
 from tir_dagster.refresh.context import (
     Looked,
@@ -37,7 +37,7 @@ def fill_extract(
     change_set: ChangeSet,
     folder: Path,
     *,
-    shape: Shape,
+    shape: ExtractShape,
     base: Version | None,
     template: Path | None,
     rebuild_factor: float,
@@ -62,7 +62,7 @@ def fill_extract(
 
 
 def spare_file(
-    store: VersionStore, base: Version | None, change_set: ChangeSet, folder: Path, shape: Shape
+    store: VersionStore, base: Version | None, change_set: ChangeSet, folder: Path, shape: ExtractShape
 ) -> Spare | None:
     """Return the spare version's file with all that was replaced since; None where a new file, or a copy of the base, is cheaper.
 
@@ -80,7 +80,9 @@ def spare_file(
     return Spare(spare.extract, tuple(since), int(base.manifest["rows"]))
 
 
-def _replacements(spare: Version, base: Version, versions: Sequence[Version], shape: Shape) -> list[Replacement] | None:
+def _replacements(
+    spare: Version, base: Version, versions: Sequence[Version], shape: ExtractShape
+) -> list[Replacement] | None:
     """Return what was replaced from the spare version to the base, the oldest first; None where not all of it is known."""
     by_id = {version.id: version for version in (*versions, spare)}
     since: list[Replacement] = []
@@ -107,7 +109,7 @@ def _is_small(replacements: Sequence[Replacement], extract: Path) -> bool:
     return _COPY_SPEED * total_bytes(files) <= extract.stat().st_size
 
 
-def keep_change(workspace: Workspace, change_set: ChangeSet, folder: Path, shape: Shape) -> None:
+def keep_change(workspace: Workspace, change_set: ChangeSet, folder: Path, shape: ExtractShape) -> None:
     """Keep a small change with the version: an older file becomes this one by it."""
     if (
         change_set.decision != "incremental"

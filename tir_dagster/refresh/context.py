@@ -13,9 +13,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tir_dagster.changes.plan import Known, Reason
+from tir_dagster.changes.plan import Reason, SourceState
 from tir_dagster.errors import TirError
-from tir_dagster.hyper.replace import Shape
+from tir_dagster.hyper.replace import ExtractShape
 from tir_dagster.measuring import Meter
 from tir_dagster.refresh.profile import Profile
 from tir_dagster.refresh.state.change_sets import ChangeSetStore
@@ -266,12 +266,12 @@ class Published:
     full_reason: Reason | None = None
 
 
-def known_of(version: Version) -> Known:
+def known_of(version: Version) -> SourceState:
     """Return what was known of the source when the version was made."""
-    return Known(**version.manifest["known"])
+    return SourceState(**version.manifest["known"])
 
 
-def shape_to_json(shape: Shape) -> dict[str, Any]:
+def shape_to_json(shape: ExtractShape) -> dict[str, Any]:
     return {
         "columns": [[c.name, c.kind.value, c.precision, c.scale, c.nullable] for c in shape.columns],
         "key": list(shape.key),
@@ -281,9 +281,9 @@ def shape_to_json(shape: Shape) -> dict[str, Any]:
     }
 
 
-def shape_of(version: Version) -> Shape:
+def shape_of(version: Version) -> ExtractShape:
     """Return how the version's extract is laid out, as its manifest says."""
     value = version.manifest["shape"]
     columns = tuple(Column(name, Kind(kind), *rest) for name, kind, *rest in value["columns"])
     loose = frozenset(value.get("loose", ()))
-    return Shape(columns, tuple(value["key"]), SliceBy(*value["slices"]), value["names"], loose)
+    return ExtractShape(columns, tuple(value["key"]), SliceBy(*value["slices"]), value["names"], loose)

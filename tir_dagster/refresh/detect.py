@@ -20,7 +20,7 @@ from tir_dagster.changes.watermarks import highest_mark
 from tir_dagster.errors import GuardError
 from tir_dagster.files import need_space
 from tir_dagster.hyper.compare import comparing
-from tir_dagster.hyper.replace import Shape
+from tir_dagster.hyper.replace import ExtractShape
 from tir_dagster.measuring import waiting_for
 from tir_dagster.refresh.confirm import prune_versions
 from tir_dagster.refresh.context import Looked, RefreshContext, crash_after, shape_of
@@ -45,7 +45,7 @@ class Base:
 
     confirmation: Confirmation
     extract: Path
-    shape: Shape
+    shape: ExtractShape
     slices: Mapping[str | None, int] = field(default_factory=dict)
 
     @property

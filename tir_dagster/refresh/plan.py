@@ -96,7 +96,7 @@ def _is_redefined(context: RefreshContext, looked: Looked, surveyed: Survey, *, 
     confirmed, base, relation = looked.confirmed, looked.base, surveyed.relation
     if confirmed is None or base is None or looked.foreign or not surveyed.views or not relation.finds_all:
         return False
-    then, now = confirmed.known.known_as(surveyed.known), surveyed.known
+    then, now = confirmed.known.completed_by(surveyed.known), surveyed.known
     if replace(now, token=then.token) != then or (now.token == then.token and not is_asked):
         return False
     context.log("the source is a view: comparing what it shows of the rows of the last refresh")

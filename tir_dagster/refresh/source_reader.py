@@ -40,7 +40,7 @@ class SourceReader:
             staged_columns(self.relation, hinted=hinted),
             self.folder / "candidates",
         )
-        self.log(staged.told)
+        self.log(staged.summary)
         return staged.files
 
     def read_all(self, folder: Path) -> StagedRows:
@@ -49,7 +49,7 @@ class SourceReader:
         listed = ", ".join(quote(column.name) for column in self.relation.columns)
         query = f"SELECT {listed} FROM {rows} AS r"
         staged = stage(self.start_spark, self.access, query, self.relation.columns, folder, slices=self.relation.slices)
-        self.log(staged.told)
+        self.log(staged.summary)
         return staged
 
     def slice_digests(self) -> Mapping[str | None, Fingerprint]:

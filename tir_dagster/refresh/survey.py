@@ -11,13 +11,13 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from tir_dagster.changes.plan import Known
+from tir_dagster.changes.plan import SourceState
 from tir_dagster.changes.relation import Relation, read_tables, relation_of
 from tir_dagster.errors import GuardError
 from tir_dagster.hyper.casts import check_key
 from tir_dagster.hyper.hyperfile import describe
 from tir_dagster.hyper.package.package import Package, read_package
-from tir_dagster.hyper.replace import Shape
+from tir_dagster.hyper.replace import ExtractShape
 from tir_dagster.measuring import waiting_for
 from tir_dagster.refresh.context import Log, Looked, RefreshContext, explaining_lost_lease
 from tir_dagster.refresh.datasource import server_package
@@ -67,7 +67,7 @@ class Survey:
 
     spec: ExtractSpec
     relation: Relation
-    known: Known
+    known: SourceState
     version: SourceVersion
     # DDL on the tables behind a view does not show in the view's own facts.
     views: frozenset[TableName] = frozenset()
@@ -80,7 +80,7 @@ class Survey:
     def source(self) -> PinnedSource:
         return self.relation.base(self.version)
 
-    def changed(self, since: Known) -> set[TableName]:
+    def changed(self, since: SourceState) -> set[TableName]:
         """Return the tables whose token changed since then."""
         before, now = since.token.split(","), self.known.token.split(",")
         tables = self.relation.tables
@@ -101,7 +101,7 @@ def survey_source(
     # Before anything is read: DDL that comes later is seen next time.
     facts = {table: table_facts(access, table) for table in relation.tables}
     token, version = quiet_moment(spec, access, relation.tables, settled=settled, log=log, sleep=sleep)
-    known = Known(
+    known = SourceState(
         definition=definition_of(spec),
         schema=_digest(
             [
@@ -213,7 +213,7 @@ def readable_version(
 class Watched:
     """All watched tables at a quiet moment: a refresh that starts later shows at least this."""
 
-    known: Known
+    known: SourceState
     version: SourceVersion
 
 
@@ -227,7 +227,7 @@ def watch_tables(
 ) -> Watched:
     """Wait until all tables are quiet together; what changes after this is seen next time."""
     token, version = quiet_moment(spec, access, watched_tables(spec), log=log, sleep=sleep)
-    return Watched(Known(definition_of(spec), "", "", token), version)
+    return Watched(SourceState(definition_of(spec), "", "", token), version)
 
 
 # The stage
@@ -335,12 +335,12 @@ def _check_stored_key(context: RefreshContext, looked: Looked, surveyed: Survey)
             check_key(column, key)
 
 
-def extract_shape(relation: Relation, shell: Path | None) -> Shape:
+def extract_shape(relation: Relation, shell: Path | None) -> ExtractShape:
     """Return how the extract is laid out: by the source's names, or by those of the package that people built."""
     key = tuple(column.name for column in relation.key)
     loose = relation.unrepeatable
     if shell is None:
-        return Shape(relation.columns, key, relation.slices, loose=loose)
+        return ExtractShape(relation.columns, key, relation.slices, loose=loose)
     package = read_package(shell)
     names = package.hyper_names or {record.remote_name: record.remote_name for record in package.columns}
-    return Shape(relation.columns, key, relation.slices, names, loose)
+    return ExtractShape(relation.columns, key, relation.slices, names, loose)

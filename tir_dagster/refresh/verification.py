@@ -17,7 +17,7 @@ from tir_dagster.hyper.content import content_digests, content_fingerprints, sou
 from tir_dagster.hyper.fingerprints import different_slices
 from tir_dagster.hyper.hyperfile import odd_keys
 from tir_dagster.hyper.payload import row_digest
-from tir_dagster.hyper.replace import Shape
+from tir_dagster.hyper.replace import ExtractShape
 from tir_dagster.refresh.context import RefreshContext, remove, shape_of
 from tir_dagster.refresh.datasource import fetch_shell, look_at_server
 from tir_dagster.refresh.state.records import Confirmation
@@ -48,7 +48,7 @@ class Verification:
         self._confirmed = confirmed
         self._name = context.spec.name
         self._version: Version = context.versions.get(confirmed.version)
-        self._shape: Shape = shape_of(self._version)
+        self._shape: ExtractShape = shape_of(self._version)
 
     def equals_source(self) -> Finding:
         """Compare every slice of the local version with the source at the version's own moment."""

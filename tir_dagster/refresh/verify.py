@@ -24,7 +24,7 @@ from tir_dagster.hyper.content import (
 )
 from tir_dagster.hyper.fingerprints import different_slices
 from tir_dagster.hyper.hyperfile import odd_keys
-from tir_dagster.hyper.replace import Shape, replaced_rows, staged_keys
+from tir_dagster.hyper.replace import ExtractShape, replaced_rows, staged_keys
 from tir_dagster.measuring import moved, waiting_for
 from tir_dagster.refresh.context import RefreshContext, shape_of
 from tir_dagster.refresh.state.versions import Version
@@ -34,7 +34,7 @@ from tir_dagster.snowflake.versions import SourceVersion
 _MOST_NAMED = 5
 
 
-def verify_replaced(extract: Path, change_set: ChangeSet, folder: Path, shape: Shape) -> Prints:
+def verify_replaced(extract: Path, change_set: ChangeSet, folder: Path, shape: ExtractShape) -> Prints:
     """Raise unless the rows of the replaced keys, read back from the closed file, are the staged ones (L1); return their sums."""
     keys = staged_keys(folder)
     with comparing(extract, shape) as comparison:
@@ -67,7 +67,7 @@ def verify_slices(
     name: str,
     slices: Collection[str | None],
     *,
-    shape: Shape,
+    shape: ExtractShape,
     table_sql: str,
     query: Callable[[str], list[tuple[Any, ...]]],
 ) -> None:
@@ -102,7 +102,7 @@ def slices_in_turn(verified: Mapping[str, str], present: Iterable[str], count: i
 
 
 def verify_content(
-    context: RefreshContext, extract: Path, change_set: ChangeSet, base: Version | None, shape: Shape
+    context: RefreshContext, extract: Path, change_set: ChangeSet, base: Version | None, shape: ExtractShape
 ) -> Prints:
     """Verify what was replaced (L1); return the sums of the whole content, brought forward from the base's."""
     if change_set.decision == "full" or base is None:
@@ -122,7 +122,9 @@ def verify_content(
     return bring_forward(before, purged=purged, appended=appended)
 
 
-def count_odd_keys(extract: Path, change_set: ChangeSet, base: Version | None, shape: Shape) -> tuple[int, int] | None:
+def count_odd_keys(
+    extract: Path, change_set: ChangeSet, base: Version | None, shape: ExtractShape
+) -> tuple[int, int] | None:
     """Return how many rows have a NULL in the row key, and how many keys have several rows; None without a row key.
 
     Keys are replaced whole: where the base had none of them, all there are came with the change.
@@ -140,7 +142,7 @@ def verify_in_turn(
     change_set: ChangeSet,
     base: Version | None,
     relation: Relation,
-    shape: Shape,
+    shape: ExtractShape,
     sums: Prints,
 ) -> dict[str, str]:
     """Compare slices in turn with the source (L2), or all that were touched; return at which version each last was."""

@@ -1,1 +1,1 @@
-"""Snowflake through Spark: sessions, the data source, versions and pinned reads."""
+"""The Snowflake warehouse: connection, names, types, versions and slices as SQL; `query` analyses a SELECT."""

@@ -13,7 +13,7 @@ HYPER_DECIMAL_DIGITS = 18
 
 
 class Kind(Enum):
-    """What a column holds, whatever the system calls it."""
+    """The kind of value in a column, the same for every system."""
 
     INTEGER = "integer"
     DECIMAL = "decimal"
@@ -28,7 +28,7 @@ class Kind(Enum):
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldType:
     """A type of Snowflake that an extract holds, under all its names; the first is the one DESCRIBE writes."""
 
     kind: Kind
@@ -36,7 +36,7 @@ class Held:
 
 
 @dataclass(frozen=True)
-class Refused:
+class RefusedType:
     """A type that no extract holds; `cast` is what a query shows instead of the column."""
 
     cast: str
@@ -45,43 +45,43 @@ class Refused:
 
 HELD = (
     # With digits after the point it is a DECIMAL.
-    Held(
+    HeldType(
         Kind.INTEGER,
         (
             *("NUMBER", "DECIMAL", "DEC", "NUMERIC", "INT", "INTEGER"),
             *("BIGINT", "SMALLINT", "TINYINT", "BYTEINT"),
         ),
     ),
-    Held(Kind.FLOAT, ("FLOAT", "FLOAT4", "FLOAT8", "DOUBLE", "DOUBLE PRECISION", "REAL")),
-    Held(Kind.BOOLEAN, ("BOOLEAN",)),
-    Held(
+    HeldType(Kind.FLOAT, ("FLOAT", "FLOAT4", "FLOAT8", "DOUBLE", "DOUBLE PRECISION", "REAL")),
+    HeldType(Kind.BOOLEAN, ("BOOLEAN",)),
+    HeldType(
         Kind.TEXT,
         (
             *("VARCHAR", "CHAR", "CHARACTER", "NCHAR", "STRING", "TEXT", "NVARCHAR", "NVARCHAR2"),
             *("CHAR VARYING", "NCHAR VARYING", "CHARACTER VARYING"),
         ),
     ),
-    Held(Kind.DATE, ("DATE",)),
-    Held(Kind.TIME, ("TIME",)),
-    Held(Kind.TIMESTAMP, ("TIMESTAMP_NTZ", "TIMESTAMPNTZ", "DATETIME", "TIMESTAMP")),
-    Held(Kind.INSTANT, ("TIMESTAMP_LTZ", "TIMESTAMPLTZ")),
-    Held(Kind.INSTANT, ("TIMESTAMP_TZ", "TIMESTAMPTZ")),
-    Held(Kind.JSON, ("VARIANT",)),
-    Held(Kind.JSON, ("OBJECT",)),
-    Held(Kind.JSON, ("ARRAY",)),
+    HeldType(Kind.DATE, ("DATE",)),
+    HeldType(Kind.TIME, ("TIME",)),
+    HeldType(Kind.TIMESTAMP, ("TIMESTAMP_NTZ", "TIMESTAMPNTZ", "DATETIME", "TIMESTAMP")),
+    HeldType(Kind.INSTANT, ("TIMESTAMP_LTZ", "TIMESTAMPLTZ")),
+    HeldType(Kind.INSTANT, ("TIMESTAMP_TZ", "TIMESTAMPTZ")),
+    HeldType(Kind.JSON, ("VARIANT",)),
+    HeldType(Kind.JSON, ("OBJECT",)),
+    HeldType(Kind.JSON, ("ARRAY",)),
 )
 
 REFUSED = (
     # Hyper has BYTEA, but Tableau has no fields of that type: a column that nobody can show, with no key and no fingerprint.
-    Refused("HEX_ENCODE({})", ("BINARY", "VARBINARY")),
-    Refused("CAST({} AS VARCHAR)", ("DECFLOAT",)),
-    Refused("CAST({} AS VARCHAR)", ("UUID",)),
-    Refused("ST_ASWKT({})", ("GEOGRAPHY",)),
-    Refused("ST_ASWKT({})", ("GEOMETRY",)),
-    Refused("CAST({} AS ARRAY)", ("VECTOR",)),
-    Refused("CAST({} AS OBJECT)", ("MAP",)),
-    Refused("FL_GET_RELATIVE_PATH({})", ("FILE",)),
-    Refused("CAST({} AS VARCHAR)", ("INTERVAL", "INTERVAL_YEAR_MONTH", "INTERVAL_DAY_TIME")),
+    RefusedType("HEX_ENCODE({})", ("BINARY", "VARBINARY")),
+    RefusedType("CAST({} AS VARCHAR)", ("DECFLOAT",)),
+    RefusedType("CAST({} AS VARCHAR)", ("UUID",)),
+    RefusedType("ST_ASWKT({})", ("GEOGRAPHY",)),
+    RefusedType("ST_ASWKT({})", ("GEOMETRY",)),
+    RefusedType("CAST({} AS ARRAY)", ("VECTOR",)),
+    RefusedType("CAST({} AS OBJECT)", ("MAP",)),
+    RefusedType("FL_GET_RELATIVE_PATH({})", ("FILE",)),
+    RefusedType("CAST({} AS VARCHAR)", ("INTERVAL", "INTERVAL_YEAR_MONTH", "INTERVAL_DAY_TIME")),
 )
 
 _KINDS = {name: held.kind for held in HELD for name in held.names}
@@ -108,7 +108,7 @@ _FORMS = {
     Kind.JSON: _Forms("string", "BYTE_ARRAY String", "TEXT"),
 }
 
-# A type's name, and its numbers; what a result of a type that the connector does not know says is no number.
+# A type's name and its numbers; for a type that the connector does not know, what stands in the brackets is no number.
 _DECLARED = re.compile(r"^([A-Z_0-9]+(?: PRECISION| VARYING)?)\s*(\(\s*(\d+)\s*(?:,\s*(\d+)\s*)?\))?")
 
 
@@ -124,17 +124,17 @@ class Column:
 
     @staticmethod
     def from_snowflake(name: str, declared: str, *, nullable: bool = True) -> Column:
-        """The column for a declared type such as NUMBER(12,2); a type no extract can hold is an error."""
+        """Return the column for a declared type such as NUMBER(12,2); raise UnheldTypeError if no extract can hold it."""
         text = declared.strip().upper()
-        found = _DECLARED.match(text)
-        kind = _KINDS.get(found[1]) if found else None
-        if found is None or kind is None:
-            raise _refusal(name, declared, _CASTS.get(found[1], "") if found else "")
+        match = _DECLARED.match(text)
+        kind = _KINDS.get(match[1]) if match else None
+        if match is None or kind is None:
+            raise _refusal(name, declared, _CASTS.get(match[1], "") if match else "")
         if kind is not Kind.INTEGER:
             return Column(name, kind, nullable=nullable)
-        if found.end() < len(text):
+        if match.end() < len(text):
             raise _refusal(name, declared, "")
-        precision, scale = int(found[3] or 38), int(found[4] or 0)
+        precision, scale = int(match[3] or 38), int(match[4] or 0)
         return Column(name, Kind.DECIMAL if scale else kind, precision, scale, nullable)
 
     @property
@@ -152,7 +152,7 @@ class Column:
 
     @property
     def hyper(self) -> str:
-        """Hyper's type in an extract that we create; an existing extract keeps its own."""
+        """Hyper's type in a new extract; an existing extract keeps its own."""
         if self.kind is Kind.DECIMAL:
             fits = self.precision <= HYPER_DECIMAL_DIGITS
             return f"NUMERIC({self.precision},{self.scale})" if fits else "DOUBLE PRECISION"
@@ -165,9 +165,9 @@ class UnheldTypeError(SourceError):
 
 def _refusal(name: str, declared: str, cast: str) -> UnheldTypeError:
     quoted = '"' + name.replace('"', '""') + '"'
-    shown = (cast or "CAST({} AS VARCHAR)").format(quoted)
+    replacement = (cast or "CAST({} AS VARCHAR)").format(quoted)
     return UnheldTypeError(
         f"Column {name} is {declared or 'of a type without a name'}, which a Tableau extract cannot hold. "
         "Leave it out: name the columns you want under `columns:` in the extract's spec. "
-        f"Or show {shown} AS {quoted} in a `query:`, or in a view."
+        f"Or show {replacement} AS {quoted} in a `query:`, or in a view."
     )

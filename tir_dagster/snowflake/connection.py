@@ -1,4 +1,4 @@
-"""How to reach Snowflake: the access (account, credentials, context), connections, queries and their failures."""
+"""Access to Snowflake (account, credentials, context), connections, queries and their errors."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ _PRIVATE_KEYS = (
 )
 
 # Connections that this thread keeps open for a while, each with the access it was made from.
-_kept: ContextVar[tuple[tuple[SnowflakeAccess, snowflake.connector.SnowflakeConnection], ...]] = ContextVar(
-    "kept", default=()
+_open_connections: ContextVar[tuple[tuple[SnowflakeAccess, snowflake.connector.SnowflakeConnection], ...]] = ContextVar(
+    "open_connections", default=()
 )
 
 
@@ -70,38 +70,41 @@ class SnowflakeAccess:
 
     @staticmethod
     def from_environment(env: Mapping[str, str]) -> SnowflakeAccess:
-        """From SNOWFLAKE_ACCOUNT, _USER and one of _PASSWORD, _PRIVATE_KEY, _PRIVATE_KEY_PATH or _OAUTH_TOKEN; the rest is optional."""
+        """Build the access from SNOWFLAKE_ACCOUNT, _USER and one of _PASSWORD, _PRIVATE_KEY, _PRIVATE_KEY_PATH or _OAUTH_TOKEN; the rest is optional."""
         names = (
             *("account", "user", "password", "oauth_token", "host", "port", "protocol", "warehouse", "role"),
             *("database", "schema", "query_tag", "authenticator"),
             *("private_key", "private_key_path", "private_key_password"),
         )
-        given = {name: env.get(f"SNOWFLAKE_{name.upper()}") for name in names}
-        missing = [f"SNOWFLAKE_{name.upper()}" for name in ("account", "user") if not given[name]]
+        settings = {name: env.get(f"SNOWFLAKE_{name.upper()}") for name in names}
+        missing = [f"SNOWFLAKE_{name.upper()}" for name in ("account", "user") if not settings[name]]
         if missing:
             raise SourceError(f"Snowflake is not configured: set {' and '.join(missing)} in the environment.")
-        return SnowflakeAccess.from_connection_args({name: value for name, value in given.items() if value})
+        return SnowflakeAccess.from_connection_args({name: value for name, value in settings.items() if value})
 
     @staticmethod
     def from_connection_args(args: Mapping[str, Any]) -> SnowflakeAccess:
-        """From the connector's own arguments or a SnowflakeResource's configuration, which names them alike."""
-        given = {name: value for name, value in args.items() if value is not None}
-        given |= given.pop("additional_snowflake_connection_args", {})
-        session = given.pop("session_parameters", {})
-        given.setdefault("query_tag", session.get("QUERY_TAG", "tir_dagster"))
-        key = _private_key(given)
+        """Build the access from the connector's arguments, or from a SnowflakeResource's configuration with the same names."""
+        settings = {name: value for name, value in args.items() if value is not None}
+        settings |= settings.pop("additional_snowflake_connection_args", {})
+        session = settings.pop("session_parameters", {})
+        settings.setdefault("query_tag", session.get("QUERY_TAG", "tir_dagster"))
+        key = _private_key(settings)
         for name in (*_PRIVATE_KEYS, *_OURS):
-            given.pop(name, None)
-        if str(given.get("authenticator", "")).lower() == "oauth":
-            given["oauth_token"] = given.pop("token", None) or given.pop("oauth_token", None)
-        if given.get("oauth_token") or str(given.get("authenticator", "")).lower() in ("snowflake", "snowflake_jwt"):
-            given.pop("authenticator", None)
+            settings.pop(name, None)
+        if str(settings.get("authenticator", "")).lower() == "oauth":
+            settings["oauth_token"] = settings.pop("token", None) or settings.pop("oauth_token", None)
+        if settings.get("oauth_token") or str(settings.get("authenticator", "")).lower() in (
+            "snowflake",
+            "snowflake_jwt",
+        ):
+            settings.pop("authenticator", None)
         for name in ("port", "network_timeout", "login_timeout"):
-            if name in given:
-                given[name] = whole_number(name, given[name])
-        known = {name: given.pop(name) for name in list(given) if name in SnowflakeAccess.__dataclass_fields__}
-        access = SnowflakeAccess(**{**known, "private_key": key, "options": tuple(sorted(given.items()))})
-        if not (access.password or key or access.oauth_token or "authenticator" in given):
+            if name in settings:
+                settings[name] = whole_number(name, settings[name])
+        fields = {name: settings.pop(name) for name in list(settings) if name in SnowflakeAccess.__dataclass_fields__}
+        access = SnowflakeAccess(**{**fields, "private_key": key, "options": tuple(sorted(settings.items()))})
+        if not (access.password or key or access.oauth_token or "authenticator" in settings):
             raise SourceError(
                 f"Snowflake account {access.account}: no credential. Set a password, a private key or an OAuth token "
                 "(SNOWFLAKE_PASSWORD, SNOWFLAKE_PRIVATE_KEY or SNOWFLAKE_OAUTH_TOKEN)."
@@ -136,23 +139,23 @@ class SnowflakeAccess:
 
     @contextmanager
     def kept_open(self) -> Iterator[None]:
-        """Inside the block, what this thread asks shares one connection: opening one takes longer than most queries."""
-        if self._kept() is not None:
+        """Share one connection among this thread's queries in the block: opening one takes longer than most queries."""
+        if self._shared_connection() is not None:
             yield
             return
         with self.connect() as connection:
-            token = _kept.set(((self, connection), *_kept.get()))
+            token = _open_connections.set(((self, connection), *_open_connections.get()))
             try:
                 yield
             finally:
-                _kept.reset(token)
+                _open_connections.reset(token)
 
     @contextmanager
     def connect(self) -> Iterator[snowflake.connector.SnowflakeConnection]:
-        """An open connection in UTC; what the connector raises inside becomes a SourceError with a hint."""
-        if (kept := self._kept()) is not None:
-            with self._told():
-                yield kept
+        """Open a connection in UTC; an error of the connector inside the block becomes a SourceError with a hint."""
+        if (shared := self._shared_connection()) is not None:
+            with self._translated_errors():
+                yield shared
             return
         try:
             with waiting_for("warehouse"):
@@ -160,35 +163,35 @@ class SnowflakeAccess:
         except connector_errors.Error as error:
             self.fail(error)
         try:
-            with self._told():
+            with self._translated_errors():
                 yield connection
         finally:
             with waiting_for("warehouse"):
                 connection.close()
 
-    def _kept(self) -> snowflake.connector.SnowflakeConnection | None:
-        return next((connection for access, connection in _kept.get() if access == self), None)
+    def _shared_connection(self) -> snowflake.connector.SnowflakeConnection | None:
+        return next((connection for access, connection in _open_connections.get() if access == self), None)
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _translated_errors(self) -> Iterator[None]:
         try:
             yield
         except connector_errors.Error as error:
             self.fail(error)
 
     def query(self, sql: str, params: Sequence[Any] | None = None) -> list[tuple[Any, ...]]:
-        """All rows of one statement, on a connection of its own."""
+        """Run one statement and return all its rows; outside of `kept_open`, on a new connection."""
         with self.connect() as connection, waiting_for("warehouse"), connection.cursor() as cursor:
             cursor.execute(sql, params)
             return [tuple(row) for row in cursor.fetchall()]
 
     def fail(self, error: connector_errors.Error) -> NoReturn:
-        """Raise the SourceError for what the connector said."""
+        """Raise the SourceError for an error of the connector."""
         where = f"Snowflake account {self.account}" + (f" at {self.host}:{self.port}" if self.host else "")
-        said = self.scrub(" ".join(str(error.raw_msg or error.msg or error).split()))
+        message = self.scrub(" ".join(str(error.raw_msg or error.msg or error).split()))
         # The original may quote a signed address or what was sent: it must not travel along as the cause.
         kind = SnowflakeDownError if error.errno in UNREACHABLE else SnowflakeError
-        raise kind(f"{where}: {said.rstrip('.')}. {_hint(error)}", errno=error.errno) from None
+        raise kind(f"{where}: {message.rstrip('.')}. {_hint(error)}", errno=error.errno) from None
 
     def scrub(self, text: str) -> str:
         """The text without any secret of this access, and without the signatures in addresses."""
@@ -200,7 +203,7 @@ class SnowflakeAccess:
 
 
 class SnowflakeError(SourceError):
-    """What Snowflake refused, with its number for it, for those who can do something about it."""
+    """An error that Snowflake reported, with its error number for callers that handle it."""
 
     def __init__(self, message: str, *, errno: int | None = None) -> None:
         super().__init__(message)
@@ -248,13 +251,13 @@ def _hint(error: connector_errors.Error) -> str:
     return f"Look the statement up in Snowflake's query history{query}."
 
 
-def _private_key(given: Mapping[str, Any]) -> bytes | None:
-    """The private key as DER from what people have: DER bytes, PEM, PEM in base64, or a file of these."""
-    raw: Any = given.get("private_key")
-    path = given.get("private_key_path") or given.get("private_key_file")
+def _private_key(settings: Mapping[str, Any]) -> bytes | None:
+    """Return the private key as DER, from DER bytes, PEM, PEM in base64, or a file of these."""
+    raw: Any = settings.get("private_key")
+    path = settings.get("private_key_path") or settings.get("private_key_file")
     if raw is None and path is None:
         return None
-    secret = given.get("private_key_password") or given.get("private_key_file_pwd")
+    secret = settings.get("private_key_password") or settings.get("private_key_file_pwd")
     try:
         data = Path(path).expanduser().read_bytes() if path else raw.encode() if isinstance(raw, str) else bytes(raw)
         password = (secret.encode() if isinstance(secret, str) else secret) or None

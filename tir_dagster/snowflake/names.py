@@ -13,12 +13,12 @@ _PART = re.compile(r'\s*(?:"((?:[^"]|"")+)"|([A-Za-z_][A-Za-z0-9_$]*))\s*')
 
 
 def quote(name: str) -> str:
-    """The identifier exactly as given: quoted, so that its case and any odd character count."""
+    """Quote an identifier, so that its case and special characters are kept."""
     return '"' + name.replace('"', '""') + '"'
 
 
 def literal(text: str) -> str:
-    """The text as an SQL string; Snowflake reads a backslash as an escape, so it is doubled."""
+    """Write a text as an SQL string; backslashes are doubled, because Snowflake reads them as escapes."""
     return "'" + text.replace("\\", "\\\\").replace("'", "''") + "'"
 
 
@@ -47,15 +47,15 @@ class TableName:
         return ".".join(quote(part) for part in (self.database, self.schema, self.name))
 
     def __str__(self) -> str:
-        return ".".join(_shown(part) for part in (self.database, self.schema, self.name))
+        return ".".join(_part_text(part) for part in (self.database, self.schema, self.name))
 
 
 def _parts(text: str) -> list[str]:
-    """The parts between the points; more than a name can have when the text is not a name."""
+    """Split a name at its points; text that is no name gives four parts, more than a name can have."""
     parts, at = [], 0
-    while found := _PART.match(text, at):
-        parts.append(found[1].replace('""', '"') if found[1] else found[2].upper())
-        at = found.end()
+    while part := _PART.match(text, at):
+        parts.append(part[1].replace('""', '"') if part[1] else part[2].upper())
+        at = part.end()
         if at == len(text):
             return parts
         if text[at] != ".":
@@ -69,7 +69,7 @@ def _stored(part: str) -> str:
     return _parts(part)[0]
 
 
-def _shown(part: str) -> str:
+def _part_text(part: str) -> str:
     return part if _PLAIN.fullmatch(part) and part == part.upper() else quote(part)
 
 
@@ -80,7 +80,7 @@ _EXAMPLES = {"account": "myorg-myaccount", "host": "myorg-myaccount.snowflakecom
 
 
 def check_mere_name(name: str, value: str) -> None:
-    """Refuse an account or a host that is a whole address: messages name them."""
+    """Raise if an account or host is a whole address: messages show it, and an address may hold a password."""
     if _ADDRESS.search(value):
         raise SourceError(
             f"SNOWFLAKE_{name.upper()} is a whole address, or carries a user or a password. Set it to the mere name, such as "

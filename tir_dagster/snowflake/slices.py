@@ -1,4 +1,4 @@
-"""Slices: the parts of an extract by month, week, day or value, said alike in Python and in Snowflake's SQL."""
+"""Slices: the parts of an extract by month, week, day or value, computed the same way in Python and in Snowflake's SQL."""
 
 from __future__ import annotations
 
@@ -96,12 +96,12 @@ def slice_column(slices: SliceBy, columns: Sequence[Column]) -> Column | None:
     """The column that decides the slice, checked to hold what it is sliced by; None when there is one slice only."""
     if slices.column is None:
         return None
-    found = next((column for column in columns if column.name == slices.column), None)
-    if found is None or found.kind not in _KINDS[slices.by == "value"]:
-        what = "is missing" if found is None else f"holds {found.kind.value}"
-        wanted = "the values of a text or a whole number" if slices.by == "value" else "a DATE or TIMESTAMP column"
-        raise SourceError(f"The slice column {slices.column} {what}. Slice by {wanted} of the extract.")
-    return found
+    column = next((column for column in columns if column.name == slices.column), None)
+    if column is None or column.kind not in _KINDS[slices.by == "value"]:
+        problem = "is missing" if column is None else f"holds {column.kind.value}"
+        expected = "the values of a text or a whole number" if slices.by == "value" else "a DATE or TIMESTAMP column"
+        raise SourceError(f"The slice column {slices.column} {problem}. Slice by {expected} of the extract.")
+    return column
 
 
 def slice_sql_snowflake(slices: SliceBy, columns: Sequence[Column]) -> str:

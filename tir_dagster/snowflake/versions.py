@@ -1,4 +1,4 @@
-"""What the source is like at which moment: change tokens, pinned versions, columns, identity. No Spark here."""
+"""The source at a moment: change tokens, pinned versions, columns, identity. No Spark here."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class SourceVersion:
 class Probe:
     """A table's change token, to compare with an earlier one and nothing else; or why there is none.
 
-    `seen` is the warehouse's clock when the token was read; two probes are equal whenever they were made.
+    `seen` is the warehouse's clock when the token was read; it does not count when probes are compared.
     """
 
     token: str | None
@@ -89,7 +89,7 @@ class TableFacts:
 
 
 def probe(access: SnowflakeAccess, tables: Sequence[TableName]) -> dict[TableName, Probe]:
-    """The change tokens of all tables by one query. A table that is gone gets a problem and does not hide the others."""
+    """Return the change tokens of all tables by one query; a missing table gets a problem, the others their tokens."""
     if not tables:
         return {}
     try:
@@ -99,19 +99,21 @@ def probe(access: SnowflakeAccess, tables: Sequence[TableName]) -> dict[TableNam
             raise
         if len(tables) == 1:
             return {tables[0]: Probe(None, str(failure))}
-    return {table: found for one in tables for table, found in probe(access, [one]).items()}
+    return {table: token_probe for requested in tables for table, token_probe in probe(access, [requested]).items()}
 
 
 def _probe_together(access: SnowflakeAccess, tables: Sequence[TableName]) -> dict[TableName, Probe]:
     tokens = ", ".join(
         f"SYSTEM$LAST_CHANGE_COMMIT_TIME({literal(table.sql)}) AS {quote(f'T{at}')}" for at, table in enumerate(tables)
     )
-    *found, now = access.query(f"SELECT {tokens}, CURRENT_TIMESTAMP()::TIMESTAMP_TZ AS NOW")[0]
-    return {table: Probe(str(token), seen=SourceVersion(now)) for table, token in zip(tables, found, strict=True)}
+    *change_tokens, now = access.query(f"SELECT {tokens}, CURRENT_TIMESTAMP()::TIMESTAMP_TZ AS NOW")[0]
+    return {
+        table: Probe(str(token), seen=SourceVersion(now)) for table, token in zip(tables, change_tokens, strict=True)
+    }
 
 
 def pin(access: SnowflakeAccess, *, margin_seconds: float) -> SourceVersion:
-    """The warehouse's own clock minus a margin for transactions in flight."""
+    """Return the warehouse's current time minus a margin for transactions that are still running."""
     now: Any = access.query("SELECT CURRENT_TIMESTAMP()::TIMESTAMP_TZ AS NOW")[0][0]
     return SourceVersion(now - timedelta(seconds=margin_seconds))
 
@@ -127,24 +129,29 @@ def describe(access: SnowflakeAccess, table: TableName, names: Sequence[str] | N
 
 def describe_held(access: SnowflakeAccess, table: TableName) -> tuple[Column, ...]:
     """The table's columns without those of a type that no extract can hold."""
-    held = []
+    columns = []
     for name, (declared, nullable) in _declared(access, table).items():
         with suppress(UnheldTypeError):
-            held.append(Column.from_snowflake(name, declared, nullable=nullable))
-    return tuple(held)
+            columns.append(Column.from_snowflake(name, declared, nullable=nullable))
+    return tuple(columns)
 
 
 def describe_query(access: SnowflakeAccess, sql: str) -> tuple[Column, ...]:
     """The columns of a query's result, without running it."""
     with access.connect() as connection, waiting_for("warehouse"), connection.cursor() as cursor:
-        found = cursor.describe(sql)
-    return tuple(Column.from_snowflake(one.name, _declared_type(one), nullable=bool(one.is_nullable)) for one in found)
+        result_columns = cursor.describe(sql)
+    return tuple(
+        Column.from_snowflake(
+            result_column.name, _declared_type(result_column), nullable=bool(result_column.is_nullable)
+        )
+        for result_column in result_columns
+    )
 
 
-def _declared_type(found: Any) -> str:
+def _declared_type(result_column: Any) -> str:
     """The type as DESCRIBE TABLE would write it."""
-    name = FIELD_ID_TO_NAME[found.type_code]
-    return f"NUMBER({found.precision},{found.scale})" if name == "FIXED" else str(name)
+    name = FIELD_ID_TO_NAME[result_column.type_code]
+    return f"NUMBER({result_column.precision},{result_column.scale})" if name == "FIXED" else str(name)
 
 
 def column_names(access: SnowflakeAccess, table: TableName) -> list[str]:
@@ -161,13 +168,13 @@ def column_names(access: SnowflakeAccess, table: TableName) -> list[str]:
         ) from None
 
 
-Declared = dict[str, tuple[str, bool]]
-_described: ContextVar[dict[tuple[int, TableName], Declared] | None] = ContextVar("described", default=None)
+DeclaredTypes = dict[str, tuple[str, bool]]
+_described: ContextVar[dict[tuple[int, TableName], DeclaredTypes] | None] = ContextVar("described", default=None)
 
 
 @contextmanager
 def described_once() -> Iterator[None]:
-    """Inside the block, ask for the columns of each table once: every DESCRIBE is a round trip."""
+    """Describe each table only once inside the block: every DESCRIBE is a round trip."""
     token = _described.set({})
     try:
         yield
@@ -175,26 +182,26 @@ def described_once() -> Iterator[None]:
         _described.reset(token)
 
 
-def _declared(access: SnowflakeAccess, table: TableName) -> Declared:
-    known = _described.get()
-    found = None if known is None else known.get((id(access), table))
-    if found is None:
+def _declared(access: SnowflakeAccess, table: TableName) -> DeclaredTypes:
+    described = _described.get()
+    declared = None if described is None else described.get((id(access), table))
+    if declared is None:
         rows = access.query(f"DESCRIBE TABLE {table.sql}")
         columns = [row for row in rows if str(row[2]).upper() == "COLUMN"]
-        found = {str(row[0]): (str(row[1]), str(row[3]).upper() == "Y") for row in columns}
-    if known is not None:
-        known[id(access), table] = found
-    return found
+        declared = {str(row[0]): (str(row[1]), str(row[3]).upper() == "Y") for row in columns}
+    if described is not None:
+        described[id(access), table] = declared
+    return declared
 
 
-def _chosen(table: TableName, known: list[str], names: Sequence[str] | None) -> list[str]:
+def _chosen(table: TableName, table_columns: list[str], names: Sequence[str] | None) -> list[str]:
     if names is None:
-        return known
-    chosen = [name if name in known else name.upper() for name in names]
-    missing = [name for name, found in zip(names, chosen, strict=True) if found not in known]
+        return table_columns
+    chosen = [name if name in table_columns else name.upper() for name in names]
+    missing = [name for name, choice in zip(names, chosen, strict=True) if choice not in table_columns]
     if missing:
         raise SourceError(
-            f"{table} has no column {', '.join(missing)}. It has {', '.join(known)}: "
+            f"{table} has no column {', '.join(missing)}. It has {', '.join(table_columns)}: "
             "correct `columns:` in the extract's spec."
         )
     if twice := sorted({name for name in chosen if chosen.count(name) > 1}):
@@ -203,7 +210,7 @@ def _chosen(table: TableName, known: list[str], names: Sequence[str] | None) -> 
 
 
 def table_facts(access: SnowflakeAccess, table: TableName) -> TableFacts:
-    """When the table was made and last defined, its rows and how far Time Travel reaches."""
+    """Return when the table was created and last altered, its number of rows and its Time Travel retention."""
     rows = access.query(
         "SELECT CREATED, LAST_DDL, ROW_COUNT, RETENTION_TIME, TABLE_TYPE "
         f"FROM {quote(table.database)}.INFORMATION_SCHEMA.TABLES "
@@ -227,7 +234,7 @@ def _utc(moment: datetime) -> str:
 
 
 def is_kept(access: SnowflakeAccess, table: TableName, facts: TableFacts, version: SourceVersion) -> bool:
-    """Whether Time Travel shows the table at a version of late; a view has the past that the tables behind it have."""
+    """Whether Time Travel can read the table at this recent version; a view has the history of the tables behind it."""
     if facts.retention_days is not None:
         return facts.retention_days != 0
     try:
@@ -255,23 +262,26 @@ def select(
 
 @dataclass(frozen=True)
 class Span:
-    """From the version that the extract shows to the one it is brought to."""
+    """From the version that the extract shows to the version of the refresh."""
 
     old: SourceVersion
     new: SourceVersion
 
     def changes(self, table: TableName) -> str:
-        """The table's own feed of changes, both images of updates, as what follows FROM."""
+        """The FROM clause that reads the table's change feed, with both images of updates."""
         end = self.new.sql.replace("AT(", "END(", 1)
         return f"{table.sql} CHANGES(INFORMATION => DEFAULT) {self.old.sql} {end}"
 
 
-def combined_token(found: Iterable[tuple[TableName, Probe]]) -> str:
-    """One token that changes when any of the tables does; SourceError for a table that gives none."""
-    return ",".join(_token(table, probed) for table, probed in found)
+def combined_token(probes: Iterable[tuple[TableName, Probe]]) -> str:
+    """Return one token that changes when any of the tables does; raise SourceError for a table without one."""
+    return ",".join(_token(table, probed) for table, probed in probes)
 
 
-def _token(table: TableName, found: Probe) -> str:
-    if found.token is None:
-        raise SourceError(found.problem or f"{table} gives no change token.")
-    return found.token
+def _token(table: TableName, table_probe: Probe) -> str:
+    if table_probe.token is None:
+        raise SourceError(
+            table_probe.problem
+            or f"{table} gives no change token. Check that it is a table or view that the role may read."
+        )
+    return table_probe.token

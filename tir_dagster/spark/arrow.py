@@ -32,7 +32,7 @@ def arrow_type(column: Column) -> pa.DataType:
 
 
 def arrow_schema(columns: Sequence[Column]) -> pa.Schema:
-    """Nullable throughout, whatever the table says: Spark compares it with its own schema, and a join adds NULLs."""
+    """The schema with every column nullable, whatever the table says: Spark compares schemas, and a join adds NULLs."""
     return pa.schema([pa.field(column.name, arrow_type(column)) for column in columns])
 
 
@@ -46,7 +46,7 @@ def fetch(batch: Any, columns: Sequence[Column]) -> pa.Table:
             # The connector gives an empty batch types of its own making.
             return convert(table, columns) if table.num_rows else arrow_schema(columns).empty_table()
     raise SourceError(
-        f"A part of the result holds {table.num_rows} rows where Snowflake promised {batch.rowcount}. "
+        f"A part of the result holds {table.num_rows} rows, but Snowflake announced {batch.rowcount}. "
         "Check network and proxy, then run again."
     )
 
@@ -69,8 +69,8 @@ def _position(names: list[str], column: Column) -> int:
 
 
 def _converted(values: pa.ChunkedArray, column: Column) -> pa.ChunkedArray:
-    wanted = arrow_type(column)
-    if values.type == wanted:
+    target_type = arrow_type(column)
+    if values.type == target_type:
         return values
     if column.kind in (Kind.TIMESTAMP, Kind.INSTANT) and not _same_zonedness(values.type, column.kind):
         raise SourceError(
@@ -81,7 +81,7 @@ def _converted(values: pa.ChunkedArray, column: Column) -> pa.ChunkedArray:
         if column.kind is Kind.TIME:
             return _time_text(values)
         # Only finer fractions of a second may be cut off; a number must keep its value.
-        return values.cast(wanted, safe=not pa.types.is_timestamp(wanted))
+        return values.cast(target_type, safe=not pa.types.is_timestamp(target_type))
     except pa.ArrowException as error:
         raise _misfit(column, values, error) from None
 
@@ -110,7 +110,7 @@ def _misfit(column: Column, values: pa.ChunkedArray, error: Exception) -> Source
 
 
 def _beyond_64_bits(values: pa.ChunkedArray) -> int | None:
-    """The first such integer."""
+    """The first integer that needs more than 64 bits; None if there is none."""
     if not pa.types.is_decimal(values.type):
         return None
     whole = (int(value) for value in values.drop_null().to_pylist())

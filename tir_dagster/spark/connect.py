@@ -1,4 +1,4 @@
-"""Sessions on a Spark elsewhere, by Spark Connect: no JVM here, no Java, no sparkContext."""
+"""Sessions on a Spark Connect server: no JVM in this process, no Java, no sparkContext."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def connect_session(remote: Remote) -> SparkSession:
     from tir_dagster.spark.failures import spark_failures  # noqa: PLC0415 - imports Spark: seconds
     from tir_dagster.spark.session import configure  # noqa: PLC0415
 
-    if known := sessions.pop(remote, None):
+    if session := sessions.pop(remote, None):
         try:
-            sessions[remote] = configure(known)
+            sessions[remote] = configure(session)
         except Exception:
-            # The server was started anew, or ended the session; whatever else it is, the next lines will meet it, too.
+            # The server was restarted, or ended the session; any other problem shows again in the lines below.
             sessions.pop(remote, None)
         else:
-            return known
+            return session
     with spark_failures(f"connecting to {remote.name}", remote):
         sessions[remote] = configure(_new_session(remote))
     return sessions[remote]
@@ -45,7 +45,7 @@ def _new_session(remote: Remote) -> SparkSession:
             f"Spark at {remote.name} needs packages that are missing here ({error}). Install them: pip install 'pyspark[connect]'"
         ) from error
 
-    # What was tried in vain is told by the error.
+    # The error already reports the failed tries.
     warnings.filterwarnings("ignore", message=r"\[RETRIES_EXCEEDED\]")
     channel = DefaultChannelBuilder(remote.address)
     if remote.token:

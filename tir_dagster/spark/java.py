@@ -1,4 +1,4 @@
-"""Java for Spark: looked for where Spark looks, so that a missing or old one is told before Spark fails in its own words."""
+"""Java for Spark: looked up where Spark looks, to report a missing or old Java before Spark fails."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SECONDS = 30
 
 
 def require_java(env: Mapping[str, str]) -> None:
-    """Refuse an environment in which Spark cannot start; a Spark elsewhere (Spark Connect) brings its own Java."""
+    """Raise SourceError if Spark cannot start here for lack of Java; a Spark elsewhere (Spark Connect) brings its own Java."""
     if not env.get("SPARK_REMOTE") and (problem := _problem(env)):
         raise SourceError(
             f"Spark needs Java 17 or 21, and {problem}. Nothing was touched. Install one (Debian, Ubuntu: "
@@ -33,9 +33,9 @@ def _problem(env: Mapping[str, str]) -> str | None:
     if not os.access(java, os.X_OK):
         return f"JAVA_HOME is {home}, which has no bin/java"
     try:
-        done = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=_SECONDS, check=False)
+        completed = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=_SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return f"{java} does not run"
-    found = _VERSION.search(done.stderr + done.stdout)
-    # What says no version, or a newer one, is left to Spark to judge.
-    return f"{java} is Java {found[1]}" if found and int(found[1]) < OLDEST else None
+    match = _VERSION.search(completed.stderr + completed.stdout)
+    # Spark itself judges a newer Java, or one whose version is not known.
+    return f"{java} is Java {match[1]}" if match and int(match[1]) < OLDEST else None

@@ -1,4 +1,4 @@
-"""Where a Spark Connect server is, and which sessions of this process are on one."""
+"""Addresses of Spark Connect servers, and this process's sessions on them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Remote:
 
     @property
     def advice(self) -> str:
-        """What to do when it is gone."""
+        """What to do when the server cannot be reached."""
         if self.log:
             return f"Its log is {self.log}. Start it again with `tir spark up`; without it, runs start a Spark of their own"
         return f"Check the server and {REMOTE_VARIABLE}; without that variable, runs start a Spark of their own"
@@ -42,4 +42,4 @@ sessions: dict[Remote, SparkSession] = {}
 
 def remote_of(session: SparkSession) -> Remote | None:
     """The server of a session that was made here; None for a Spark in this process."""
-    return next((remote for remote, known in sessions.items() if known is session), None)
+    return next((remote for remote, open_session in sessions.items() if open_session is session), None)

@@ -88,7 +88,7 @@ def log_file(home: Path) -> Path:
 
 
 def find_server(home: Path) -> SparkServer | None:
-    """The server that was started and not ended by a command; perhaps it lives no longer."""
+    """The server that was started and not stopped by a command; it may have ended since."""
     try:
         return SparkServer(**json.loads(_state_file(home).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
@@ -96,7 +96,7 @@ def find_server(home: Path) -> SparkServer | None:
 
 
 def server_state(home: Path) -> tuple[State, SparkServer | None]:
-    """How the server is, and what is known of it; only a running one is used."""
+    """Return the server's state and its description; only a running server is used."""
     server = find_server(home)
     if server is None:
         return "stopped", None
@@ -108,7 +108,7 @@ def server_state(home: Path) -> tuple[State, SparkServer | None]:
 
 
 def remote_spark(env: Mapping[str, str], home: Path, log: Callable[[str], None]) -> Remote | None:
-    """Return SPARK_REMOTE if that is set, else this home's own server if it runs; one that cannot be used is told."""
+    """Return SPARK_REMOTE if that is set, else this home's own server if it runs; log why a server is not used."""
     if address := env.get(REMOTE_VARIABLE):
         if not address.startswith("sc://"):
             raise SourceError(
@@ -122,7 +122,7 @@ def remote_spark(env: Mapping[str, str], home: Path, log: Callable[[str], None])
     if state == "running":
         return server.remote(home)
     reason = "was started by other versions of the packages" if state == "outdated" else f"is {state}"
-    log(f"the Spark server of {home} {reason} and is not used; `tir spark up` starts it anew")
+    log(f"the Spark server of {home} {reason} and is not used; `tir spark up` starts a new one")
     return None
 
 
@@ -175,14 +175,14 @@ def _launch(home: Path, env: Mapping[str, str]) -> SparkServer:
     command = [str(spark_home / "bin" / "spark-submit"), f"--class={_CLASS}", "--name=tir spark", *settings]
     # A jar must be named, though the class comes with Spark itself.
     command.append("spark-internal")
-    kept = {name: value for name, value in env.items() if not name.startswith(_SECRETS)}
-    kept.pop(REMOTE_VARIABLE, None)
-    given = {"PYSPARK_PYTHON": sys.executable, **kept, "SPARK_HOME": str(spark_home), TOKEN_VARIABLE: token}
+    passed_on = {name: value for name, value in env.items() if not name.startswith(_SECRETS)}
+    passed_on.pop(REMOTE_VARIABLE, None)
+    child_env = {"PYSPARK_PYTHON": sys.executable, **passed_on, "SPARK_HOME": str(spark_home), TOKEN_VARIABLE: token}
     with log_file(home).open("wb") as log:
         child = subprocess.Popen(
             command,
             cwd=home / "spark",
-            env=given,
+            env=child_env,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -208,9 +208,9 @@ def _wait_until_ready(home: Path, server: SparkServer) -> None:
 
     wait(lambda: server.answers or not server.lives, READY_SECONDS)
     if not (server.lives and server.answers):
-        what = f"did not answer within {READY_SECONDS:.0f} s" if server.lives else "ended while it started"
+        problem = f"did not answer within {READY_SECONDS:.0f} s" if server.lives else "ended while it started"
         raise SourceError(
-            f"The Spark server {what} (port {server.port}). Its log, {log_file(home)}, ends with: {_log_end(home)}"
+            f"The Spark server {problem} (port {server.port}). Its log, {log_file(home)}, ends with: {_log_end(home)}"
         )
     remote = server.remote(home)
     with spark_failures("trying the new server", remote):
@@ -250,12 +250,12 @@ def start_time(pid: int) -> str | None:
         return None
     state, threads, ticks_since_boot = fields[0], int(fields[17]), fields[19]
     # A killed process is a zombie at once, but holds its port and its files until its last thread is gone.
-    gone = state == "X" or (state == "Z" and threads <= 1)
-    return None if gone else f"{boot}/{ticks_since_boot}"
+    has_ended = state == "X" or (state == "Z" and threads <= 1)
+    return None if has_ended else f"{boot}/{ticks_since_boot}"
 
 
 def wait(condition: Callable[[], bool], seconds: float) -> bool:
-    """Whether the condition came true in time."""
+    """Wait for the condition; return whether it became true in time."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
@@ -292,14 +292,14 @@ def _free_port() -> int:
 
 def _spark_home() -> Path:
     """The folder of the package pyspark, found without importing it."""
-    found = importlib.util.find_spec("pyspark")
-    assert found is not None
-    assert found.origin is not None
-    return Path(found.origin).parent
+    spec = importlib.util.find_spec("pyspark")
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parent
 
 
 def _packages() -> str:
-    """What tells an environment whose workers run the code that this process runs from any other."""
+    """A text that changes with the packages that Spark's workers import."""
     package = Path(__file__).parents[1]
     modules = [file for room in _WORKERS_IMPORT for file in (package / room).rglob("*.py")]
     newest = max(file.stat().st_mtime_ns for file in modules)

@@ -1,4 +1,4 @@
-"""Spark sessions: settings that suit small machines and that every read here relies on."""
+"""Spark sessions, with settings for small machines and those that correct values depend on."""
 
 from __future__ import annotations
 
@@ -46,16 +46,16 @@ _SMALL = {
 
 
 def spark_conf(*, home: Path, conf: Mapping[str, Any] | None = None) -> dict[str, str]:
-    """The settings of a session, for whoever builds it; `conf` wins over ours, except where values depend on it."""
+    """The settings of a session; `conf` overrides the defaults, except those that correct values depend on."""
     folders = {
         "spark.local.dir": str(home / "spark" / "local"),
         "spark.sql.warehouse.dir": (home / "spark" / "warehouse").absolute().as_uri(),
     }
-    given = {name: str(value) for name, value in (conf or {}).items()}
+    user_settings = {name: str(value) for name, value in (conf or {}).items()}
     # Without memory the JVM ends: one that lives on half dead never answers, and the refresh would wait for ever.
     flags = "-XX:+IgnoreUnrecognizedVMOptions -XX:+ExitOnOutOfMemoryError"
     options = f"-Dderby.system.home={home / 'spark'} {flags} {_archive_options(home)}".strip()
-    return {**_SMALL, **folders, "spark.driver.extraJavaOptions": options, **given, **_REQUIRED}
+    return {**_SMALL, **folders, "spark.driver.extraJavaOptions": options, **user_settings, **_REQUIRED}
 
 
 def use_this_python() -> None:
@@ -65,7 +65,7 @@ def use_this_python() -> None:
 
 
 def spark_session(app_name: str, *, home: Path, conf: Mapping[str, Any] | None = None) -> SparkSession:
-    """The session of this process, made if there is none."""
+    """Return the session of this process; start it if there is none."""
     use_this_python()
     settings = spark_conf(home=home, conf=conf)
     builder = SparkSession.builder.appName(app_name)
@@ -74,15 +74,15 @@ def spark_session(app_name: str, *, home: Path, conf: Mapping[str, Any] | None =
     try:
         return configure(builder.getOrCreate())
     except (PySparkException, OSError) as error:
-        said = " ".join(str(error).split())[:300]
+        message = " ".join(str(error).split())[:300]
         raise SourceError(
-            f"Spark did not start: {said}. It needs Java 17 or 21: check `java -version` and JAVA_HOME."
+            f"Spark did not start: {message}. It needs Java 17 or 21: check `java -version` and JAVA_HOME."
         ) from error
 
 
 @contextmanager
 def jvm_output(home: Path) -> Iterator[None]:
-    """A JVM that starts inside the block prints to a file for the rest of its life, not to our standard error.
+    """Let a JVM that starts inside the block write to a log file, not to standard error, until it ends.
 
     Spark's first lines come before any of its settings count, and Java's warning of its own incubator modules cannot
     be turned off at all.
@@ -90,14 +90,14 @@ def jvm_output(home: Path) -> Iterator[None]:
     file = home / "spark" / "driver.log"
     file.parent.mkdir(parents=True, exist_ok=True)
     sys.stderr.flush()
-    kept = os.dup(2)
+    saved_stderr = os.dup(2)
     try:
         with file.open("ab") as log:
             os.dup2(log.fileno(), 2)
         yield
     finally:
-        os.dup2(kept, 2)
-        os.close(kept)
+        os.dup2(saved_stderr, 2)
+        os.close(saved_stderr)
 
 
 def configure(spark: SparkSession) -> SparkSession:
@@ -122,10 +122,10 @@ def build_class_archive(*, home: Path) -> Path:
     archive.parent.mkdir(parents=True, exist_ok=True)
     script = f"from tir_dagster.spark.session import _dump; _dump({str(archive)!r})"
     use_this_python()
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=600, check=False)
-    if done.returncode or not archive.is_file():
+    completed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=600, check=False)
+    if completed.returncode or not archive.is_file():
         raise SourceError(
-            f"The class archive {archive} was not made: {done.stderr.strip()[-300:]}. Sessions start without it."
+            f"The class archive {archive} was not created: {completed.stderr.strip()[-300:]}. Sessions start without it."
         )
     return archive
 

@@ -42,7 +42,7 @@ _ADDRESS = re.compile(r"https?://\S+")
 # Results of at most so many rows are written without Spark: it would take longer to start a task than to write them.
 SMALL_VARIABLE = "TIR_SPARK_ROWS"
 _SMALL_ROWS = 10_000
-# However few they are: what is still to be downloaded of them fits into the memory of any machine.
+# The most bytes still to be downloaded for such a result: they fit into the memory of any machine.
 _SMALL_BYTES = 32 << 20
 
 
@@ -54,7 +54,7 @@ class StagedRows:
     rows: int = 0
     slices: Mapping[str | None, int] = field(default_factory=dict)
     bytes: int = 0
-    # None: the driver wrote them itself.
+    # 0: the driver wrote them itself.
     tasks: int = 0
 
     def __add__(self, other: StagedRows) -> StagedRows:
@@ -69,7 +69,7 @@ class StagedRows:
         )
 
     @property
-    def told(self) -> str:
+    def summary(self) -> str:
         """One line for the log of a run."""
         by = "" if self.tasks else ", so few that they were staged without Spark"
         return f"read {self.rows:,} rows{by}"
@@ -124,14 +124,14 @@ def _by_tasks(spark: SparkSession, task: StagingTask, groups: Sequence[Sequence[
 
 def rows_without_spark(env: Mapping[str, str]) -> int:
     """The most rows of a result for which Spark is not used; 0 gives every result to Spark."""
-    given = env.get(SMALL_VARIABLE, "").strip().replace("_", "")
-    if given and not given.isdecimal():
+    setting = env.get(SMALL_VARIABLE, "").strip().replace("_", "")
+    if setting and not setting.isdecimal():
         raise SourceError(f"{SMALL_VARIABLE} is no whole number. Set it to a number of rows such as {_SMALL_ROWS}.")
-    return int(given) if given else _SMALL_ROWS
+    return int(setting) if setting else _SMALL_ROWS
 
 
 def is_small(batches: Sequence[Any], limit: int) -> bool:
-    """Whether the driver writes the result itself."""
+    """Whether the result is so small that the driver writes it itself."""
     # What came with Snowflake's answer has no size; Snowflake keeps that part small.
     size = sum(batch.uncompressed_size or 0 for batch in batches)
     return 0 < limit >= sum(batch.rowcount for batch in batches) and size <= _SMALL_BYTES
@@ -160,8 +160,8 @@ def rehearse(spark: SparkSession) -> None:
 
 def _grouped(batches: Sequence[Any]) -> list[list[Any]]:
     """Group result batches into tasks of about equal rows: one task for a small result."""
-    wanted = -(-sum(batch.rowcount for batch in batches) // ROWS_PER_TASK)
-    groups: list[list[Any]] = [[] for _ in range(max(1, min(wanted, len(batches))))]
+    tasks = -(-sum(batch.rowcount for batch in batches) // ROWS_PER_TASK)
+    groups: list[list[Any]] = [[] for _ in range(max(1, min(tasks, len(batches))))]
     sizes = [0] * len(groups)
     for batch in sorted(batches, key=lambda batch: -batch.rowcount):
         smallest = sizes.index(min(sizes))
@@ -247,5 +247,5 @@ def _checked(reports: Sequence[Mapping[str, Any]], promised: int) -> StagedRows:
         slices = dict(report["slices"])
         staged += StagedRows(files, report["rows"], slices, report["bytes"])
     if staged.rows != promised:
-        raise SourceError(f"Spark staged {staged.rows:,} rows where Snowflake promised {promised:,}. Run again.")
+        raise SourceError(f"Spark staged {staged.rows:,} rows, but Snowflake announced {promised:,}. Run again.")
     return staged

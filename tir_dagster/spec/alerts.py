@@ -1,4 +1,4 @@
-"""The `alerts` block of an extract spec: who is told, of what, how urgently, and how long that may take."""
+"""The `alerts` block of an extract spec: channels, events, urgency and time limits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _OURS = ("short_description", "description", "correlation_id", "correlation_disp
 
 @dataclass(frozen=True)
 class SlackAlerts:
-    """Which channel hears of it, and of which successes; a failure and its end are always told."""
+    """The Slack channel, and the successes it gets; it always gets failures and recoveries."""
 
     channel: str
     on_success: OnSuccess = "changed"
@@ -42,7 +42,7 @@ class Severity:
 
 @dataclass(frozen=True)
 class ServiceNowAlerts(Severity):
-    """Which group gets incidents, and how they are filled in."""
+    """The group that gets ServiceNow incidents, and their fields."""
 
     group: str = ""
     # By cause, such as `server_down`, where it differs from the above.
@@ -69,7 +69,7 @@ class ServiceNowAlerts(Severity):
 
 @dataclass(frozen=True)
 class Alerts:
-    """Who is told of an extract's refreshes."""
+    """Who gets messages about an extract's refreshes."""
 
     slack: SlackAlerts | None = None
     servicenow: ServiceNowAlerts | None = None
@@ -95,26 +95,26 @@ class Alerts:
             yield "timeout", "give from 1 to 40 seconds: Dagster ends a sensor's tick after 60"
         if not (self.slack or self.servicenow or self.channels):
             yield "slack", "name somebody to tell: slack, servicenow or channels"
-        known = [cause.name.lower() for cause in Cause]
+        causes = [cause.name.lower() for cause in Cause]
         for cause in self.servicenow.by_cause if self.servicenow else ():
-            if cause not in known:
-                yield f"servicenow.by_cause.{cause}", f"unknown cause; known are {', '.join(known)}"
+            if cause not in causes:
+                yield f"servicenow.by_cause.{cause}", f"unknown cause; known are {', '.join(causes)}"
 
     @property
     def hears_successes(self) -> bool:
-        """Whether successes concern these people at all, whatever they want to hear of them."""
+        """Whether successes are sent to these people at all, whatever they want to hear of them."""
         return True
 
     @property
     def destination(self) -> tuple[str, ...]:
-        """Whom this reaches: extracts of one destination share the message about a server that is down."""
+        """Where the messages go: extracts with one destination share the message about a server that is down."""
         slack, group = self.slack.channel if self.slack else "", self.servicenow.group if self.servicenow else ""
         return (slack, group, *self.channels)
 
 
 @dataclass(frozen=True)
 class OthersAlerts(Alerts):
-    """The people of somebody else, who hear of failures and their end only."""
+    """Alerts for other teams, which get failures and recoveries only."""
 
     @property
     def hears_successes(self) -> bool:
@@ -143,7 +143,7 @@ class Cause(Enum):
 
     @property
     def topic(self) -> Topic:
-        """Which success ends it: a refresh ends most of them, a tick that reads ends a sensor's."""
+        """The kind of success that resolves it: a refresh for most causes, a successful tick for a sensor's."""
         topics: dict[Cause, Topic] = {
             Cause.DRIFT: "drift",
             Cause.STALE: "freshness",

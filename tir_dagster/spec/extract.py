@@ -61,7 +61,7 @@ class Slices:
             form = "YYYY-MM" if self.by == "month" else "YYYY-MM-DD"
             yield "start", f"give the first {self.by} as {form}; older rows still belong to the extract"
         elif first > (datetime.now(UTC) + timedelta(days=1)).date():
-            # A day of grace: somewhere tomorrow has begun.
+            # One day of tolerance: in some time zone tomorrow has begun.
             yield "start", f"{self.start} lies in the future; give the first {self.by} that has rows"
 
     def _first_day(self) -> date | None:
@@ -90,8 +90,8 @@ class TableChanges:
     @property
     def by(self) -> Detector:
         # `snapshot` is the old name of `diff`.
-        named: Detector | None = "diff" if self.detector == "snapshot" else self.detector
-        return named or ("watermark" if self.watermark else "diff")
+        detector: Detector | None = "diff" if self.detector == "snapshot" else self.detector
+        return detector or ("watermark" if self.watermark else "diff")
 
     def problems(self) -> Iterator[tuple[str, str]]:
         if self.by == "watermark" and not self.watermark:
@@ -107,7 +107,7 @@ class TableChanges:
 class JoinedChanges(TableChanges):
     """How changed rows of a joined table are found, and what a key means that it has more than once."""
 
-    # Rows that refer to such a key are multiplied: that is told, or no refresh is done.
+    # Rows that refer to such a key are multiplied: warn of it, or fail.
     duplicates: Literal["warn", "fail"] = "warn"
 
 
@@ -119,12 +119,12 @@ class Changes(TableChanges):
 
     def problems(self) -> Iterator[tuple[str, str]]:
         yield from super().problems()
-        seen: dict[TableName, str] = {}
+        first_names: dict[TableName, str] = {}
         for name in self.tables:
             if not TABLE_FORM.fullmatch(name):
                 yield f"tables.{name}", "give the table as DATABASE.SCHEMA.TABLE"
-            elif (other := seen.setdefault(TableName.parse(name), name)) != name:
-                yield f"tables.{name}", f"the same table as {other}; keep one of the two"
+            elif (first_name := first_names.setdefault(TableName.parse(name), name)) != name:
+                yield f"tables.{name}", f"the same table as {first_name}; keep one of the two"
 
 
 @dataclass(frozen=True)
@@ -217,7 +217,7 @@ class Checks:
 class Verify:
     """What each refresh compares with the source besides what it replaced."""
 
-    # So many whole slices, those that were longest not compared.
+    # The number of whole slices to compare, the ones compared longest ago first.
     slices_per_run: int = 1
     # `slices`: every slice that was touched, too, in every refresh.
     each: Literal["keys", "slices"] = "keys"
@@ -244,8 +244,9 @@ def _is_cron(text: str) -> bool:
     """Whether the five fields look like a cron expression's and no number is beyond its field's greatest."""
     fields = text.split()
     return len(fields) == len(_CRON_LIMITS) and all(
-        re.fullmatch(r"[0-9A-Za-z*/,\-]+", one) and all(int(number) <= most for number in re.findall(r"\d+", one))
-        for one, most in zip(fields, _CRON_LIMITS, strict=True)
+        re.fullmatch(r"[0-9A-Za-z*/,\-]+", cron_field)
+        and all(int(number) <= most for number in re.findall(r"\d+", cron_field))
+        for cron_field, most in zip(fields, _CRON_LIMITS, strict=True)
     )
 
 
@@ -285,7 +286,7 @@ class Keep:
     """How many of the last verified versions stay on the disk. The confirmed one always does."""
 
     versions: int = 3
-    # Bytes of all of them together; the oldest go first.
+    # Bytes of all of them together; the oldest are removed first.
     size: int | None = field(default=None, metadata={"size": True})
 
     def problems(self) -> Iterator[tuple[str, str]]:
@@ -328,7 +329,7 @@ class ExtractSpec:
 
     @property
     def main_table(self) -> str:
-        """The table that rows come from: the source, or the first one that the query reads; empty if nobody can read it."""
+        """The table that rows come from: the source, or the first table of the query; empty if the query cannot be read."""
         if self.query is None or self.source:
             return self.source
         # Here and not above: SQL is parsed by a library that a plain table does not need.
@@ -383,7 +384,7 @@ class ExtractSpec:
             elif not all(key.split("/")):
                 yield f"asset_keys.{name}", f"{key!r} has an empty part; write parts divided by single slashes"
         yield from self._upstream_problems()
-        # Of a query that aggregates the groups are keys enough.
+        # A query that aggregates needs no row key: its groups are the keys.
         whole = not self.row_key and self.slices.by == "none" and self.query is None
         if whole and self.delivery != "trigger":
             yield "row_key", KEY_NEEDED
@@ -401,26 +402,35 @@ class ExtractSpec:
                 yield path, "partitions by value map onto slices by value; here are none"
 
     def _trigger_problems(self) -> Iterator[tuple[str, str]]:
-        """What only a version of our own can be asked."""
+        """Settings that need an extract version on disk, which the delivery `trigger` does not keep."""
         if self.schedules.verify:
             yield "schedules.verify", "the delivery `trigger` keeps no version to verify; leave it out"
         if self.checks != Checks():
             yield "checks", "the delivery `trigger` keeps no version to check; leave them out"
 
 
-def check_columns(spec: ExtractSpec, known: Sequence[str]) -> None:
+def check_columns(spec: ExtractSpec, source_columns: Sequence[str]) -> None:
     """Refuse a spec that names a column the source does not have, or works with one that `columns` leaves out."""
     problems = [
-        f"{field} names {name}, which {spec.main_table} does not have{_close(name, known)}"
-        for field, names in {"columns": spec.columns, **_shown(spec), "changes.watermark": _watermark(spec)}.items()
+        f"{field} names {name}, which {spec.main_table} does not have{_suggestion(name, source_columns)}"
+        for field, names in {
+            "columns": spec.columns,
+            **_working_columns(spec),
+            "changes.watermark": _watermark(spec),
+        }.items()
         for name in names
-        if not {name, name.upper()} & set(known)
+        if not {name, name.upper()} & set(source_columns)
     ]
     if problems:
-        raise SpecError(f"{spec.name}: {'; '.join(problems)}. The source has {', '.join(known)}: correct the spec.")
-    shown = {name if name in known else name.upper() for name in spec.columns or known}
+        raise SpecError(
+            f"{spec.name}: {'; '.join(problems)}. The source has {', '.join(source_columns)}: correct the spec."
+        )
+    columns = {name if name in source_columns else name.upper() for name in spec.columns or source_columns}
     hidden = [
-        f"{field} {name}" for field, names in _shown(spec).items() for name in names if not {name, name.upper()} & shown
+        f"{field} {name}"
+        for field, names in _working_columns(spec).items()
+        for name in names
+        if not {name, name.upper()} & columns
     ]
     if hidden:
         raise SpecError(
@@ -429,11 +439,11 @@ def check_columns(spec: ExtractSpec, known: Sequence[str]) -> None:
 
 
 def needed_columns(spec: ExtractSpec) -> tuple[str, ...]:
-    """All columns that the extract must have; the watermark is only asked for, it need not be shown."""
-    return tuple(dict.fromkeys(name for names in (*_shown(spec).values(), spec.columns) for name in names))
+    """All columns that the extract must have; the watermark is only queried and may be left out."""
+    return tuple(dict.fromkeys(name for names in (*_working_columns(spec).values(), spec.columns) for name in names))
 
 
-def _shown(spec: ExtractSpec) -> dict[str, tuple[str, ...]]:
+def _working_columns(spec: ExtractSpec) -> dict[str, tuple[str, ...]]:
     """The columns of the extract that a refresh works with, by the field that names them."""
     return {"row_key": spec.row_key, "slices.column": (spec.slices.column,) if spec.slices.column else ()}
 
@@ -442,6 +452,6 @@ def _watermark(spec: ExtractSpec) -> tuple[str, ...]:
     return (spec.changes.watermark,) if spec.changes.watermark else ()
 
 
-def _close(wanted: str, known: Sequence[str]) -> str:
-    close = difflib.get_close_matches(wanted.upper(), known, n=1)
-    return f" (did you mean {close[0]}?)" if close else ""
+def _suggestion(name: str, names: Sequence[str]) -> str:
+    matches = difflib.get_close_matches(name.upper(), names, n=1)
+    return f" (did you mean {matches[0]}?)" if matches else ""

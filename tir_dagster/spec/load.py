@@ -119,12 +119,12 @@ class LoadSpec:
 
 
 def problems_between(loads: Sequence[LoadSpec]) -> Iterator[str]:
-    """What does not fit between loads, each by itself being right."""
-    first: dict[str, LoadSpec] = {}
+    """Problems between loads that are valid on their own."""
+    first_loads: dict[str, LoadSpec] = {}
     for load in loads:
-        other = first.setdefault(load.table, load)
-        if other.bookkeeping != load.bookkeeping:
+        first_load = first_loads.setdefault(load.table, load)
+        if first_load.bookkeeping != load.bookkeeping:
             yield (
-                f"{other.name} and {load.name} load {load.table}, each with its own list of loaded files, so a file might be "
+                f"{first_load.name} and {load.name} load {load.table}, each with its own list of loaded files, so a file might be "
                 "loaded twice; give both the same `bookkeeping`"
             )

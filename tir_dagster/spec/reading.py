@@ -1,4 +1,4 @@
-"""How a spec file becomes the dataclasses that declare extracts and loads: every problem, with its file and line."""
+"""Reads a spec file into the dataclasses of extracts and loads; reports every problem with its file and line."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class Declared:
 
 
 def load_specs(path: str | os.PathLike[str] | None = None) -> tuple[ExtractSpec, ...]:
-    """The extracts declared in a YAML file (default: the one TIR_SPECS names); SpecError says what to repair, and where."""
+    """Return the extracts declared in a YAML file (default: the one TIR_SPECS names); raise SpecError with what to repair, and where."""
     return load_declared(path).extracts
 
 
 def load_declared(path: str | os.PathLike[str] | None = None) -> Declared:
-    """All that a YAML file declares (default: the one TIR_SPECS names); SpecError says what to repair, and where."""
+    """Return all that a YAML file declares (default: the one TIR_SPECS names); raise SpecError with what to repair, and where."""
     chosen = path or os.environ.get(SPECS_VARIABLE)
     if not chosen:
         return Declared()
@@ -71,8 +71,8 @@ def parse_declared(text: str, file: str) -> Declared:
     except (yaml.YAMLError, ValueError) as error:
         raise SpecError(_not_yaml(file, error)) from error
     except RecursionError as error:
-        raise SpecError(f"{file}: an anchor holds itself, or values lie too deep in each other. Flatten it.") from error
-    reader = _Reader(file, lines)
+        raise SpecError(f"{file}: an anchor contains itself, or values are nested too deep. Flatten it.") from error
+    reader = _SpecReader(file, lines)
     for path in twice:
         reader.complain(path, "given twice; keep one")
     declared = reader.document(document)
@@ -83,7 +83,7 @@ def parse_declared(text: str, file: str) -> Declared:
 
 def spec_from_mapping(value: Mapping[str, Any], where: str, *, lines: Mapping[str, int] | None = None) -> ExtractSpec:
     """The spec for attributes that come from elsewhere, such as a Dagster component; `lines` by field: `slices.by`."""
-    reader = _Reader(where, lines or {})
+    reader = _SpecReader(where, lines or {})
     spec = reader.dataclass(ExtractSpec, dict(value), "")
     if spec is None or reader.problems:
         raise SpecError("\n".join(reader.problems))
@@ -91,15 +91,15 @@ def spec_from_mapping(value: Mapping[str, Any], where: str, *, lines: Mapping[st
 
 
 def _not_yaml(file: str, error: Exception) -> str:
-    """One sentence from what the parser says on many lines."""
+    """The parser's message of many lines as one sentence."""
     mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
     place = f"{file}:{mark.line + 1}" if mark else file
-    said = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error)
-    return f"{place}: not YAML: {' '.join(str(said).split())}. Check indentation (spaces, no tabs), brackets and quotes there."
+    problem = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error)
+    return f"{place}: not YAML: {' '.join(str(problem).split())}. Check indentation (spaces, no tabs), brackets and quotes there."
 
 
 def _plain(node: yaml.Node, path: str, lines: dict[str, int], twice: list[str]) -> Any:
-    """The node's value; notes on the way in which line each field stands, and which are given twice."""
+    """Return the node's value; record in `lines` the line of each field, in `twice` the repeated ones."""
     lines[path] = node.start_mark.line + 1
     if isinstance(node, yaml.MappingNode):
         values: dict[str, Any] = {}
@@ -118,7 +118,7 @@ def _plain(node: yaml.Node, path: str, lines: dict[str, int], twice: list[str]) 
     return yaml.SafeLoader("").construct_object(node)
 
 
-class _Reader:
+class _SpecReader:
     """Turns plain values into dataclasses and collects every problem, not only the first."""
 
     def __init__(self, file: str, lines: Mapping[str, int]) -> None:
@@ -132,49 +132,49 @@ class _Reader:
         self.problems.append(f"{place}: {path or 'the file'}: {message}.")
 
     def document(self, document: Any) -> Declared:
-        known = ("extracts", "loads")
-        if not isinstance(document, dict) or not any(isinstance(document.get(name), list) for name in known):
+        sections = ("extracts", "loads")
+        if not isinstance(document, dict) or not any(isinstance(document.get(name), list) for name in sections):
             self.complain("", "start with `extracts:` and a list of extracts below it")
             return Declared()
-        for unknown in [name for name in document if name not in known]:
+        for unknown in [name for name in document if name not in sections]:
             self.complain(unknown, "unknown here; known are `extracts:` and `loads:`")
-        seen: set[str] = set()
-        extracts = self.named(ExtractSpec, document.get("extracts", []), "extracts", seen)
+        names: set[str] = set()
+        extracts = self.named(ExtractSpec, document.get("extracts", []), "extracts", names)
         self.own_datasources(extracts)
-        loads = self.named(LoadSpec, document.get("loads", []), "loads", seen)
+        loads = self.named(LoadSpec, document.get("loads", []), "loads", names)
         for message in problems_between(loads):
             self.complain("loads", message)
         return Declared(extracts, loads)
 
     def own_datasources(self, extracts: Sequence[ExtractSpec]) -> None:
-        """Two extracts on one datasource would each take the other's publish for somebody else's, for ever."""
+        """Refuse two extracts on one datasource: each would take the other's publish for a foreign one, again and again."""
         owners: dict[tuple[str | None, ...], str] = {}
-        for one in extracts:
-            place = one.datasource
-            first = owners.setdefault((place.server, place.site, place.project.strip("/ "), place.name), one.name)
-            if first != one.name:
+        for extract in extracts:
+            place = extract.datasource
+            owner = owners.setdefault((place.server, place.site, place.project.strip("/ "), place.name), extract.name)
+            if owner != extract.name:
                 self.complain(
                     "extracts",
-                    f"{first} and {one.name} have the same datasource, {place.name!r} in project {place.project!r}; give each"
+                    f"{owner} and {extract.name} have the same datasource, {place.name!r} in project {place.project!r}; give each"
                     " extract its own",
                 )
 
-    def named(self, cls: type[T], items: Any, where: str, seen: set[str]) -> tuple[T, ...]:
+    def named(self, cls: type[T], items: Any, where: str, names: set[str]) -> tuple[T, ...]:
         """The list's items; a name is given once in the whole file, for it names assets."""
         if not isinstance(items, list):
             self.complain(where, "give a list")
             return ()
-        read = [self.dataclass(cls, item, f"{where}[{at}]") for at, item in enumerate(items)]
-        for at, name in enumerate(getattr(spec, "name", None) for spec in read):
-            if name in seen:
+        specs = [self.dataclass(cls, item, f"{where}[{at}]") for at, item in enumerate(items)]
+        for at, name in enumerate(getattr(spec, "name", None) for spec in specs):
+            if name in names:
                 self.complain(
                     f"{where}[{at}].name",
                     f"a second {where[:-1]} is named {name!r}; names are unique"
                     if where == "extracts"
                     else f"{name!r} is another's name; names are unique in the file",
                 )
-            seen |= {name} if name else set()
-        return tuple(spec for spec in read if spec is not None)
+            names |= {name} if name else set()
+        return tuple(spec for spec in specs if spec is not None)
 
     def dataclass(self, cls: type[T], value: Any, path: str) -> T | None:
         if not isinstance(value, Mapping):
@@ -184,23 +184,23 @@ class _Reader:
         fields = {item.name: item for item in dataclasses.fields(cls)}  # type: ignore[arg-type]
         hints = typing.get_type_hints(cls)
         for unknown in [name for name in value if name not in fields]:
-            close = difflib.get_close_matches(str(unknown), fields, n=1)
-            hint = f"did you mean `{close[0]}`" if close else f"known are {', '.join(fields)}"
+            matches = difflib.get_close_matches(str(unknown), fields, n=1)
+            hint = f"did you mean `{matches[0]}`" if matches else f"known are {', '.join(fields)}"
             self.complain(_join(path, unknown), f"unknown field; {hint}")
-        read: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for name, item in fields.items():
             if name in value:
-                read[name] = self.value(hints[name], value[name], _join(path, name), item.metadata)
+                values[name] = self.value(hints[name], value[name], _join(path, name), item.metadata)
             elif item.metadata.get("unless") in value:
-                read[name] = ""
+                values[name] = ""
             elif item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING:
                 self.complain(_join(path, name), "missing")
         if len(self.problems) > before:
             return None
-        made = cls(**read)
-        for name, message in getattr(made, "problems", lambda: ())():
+        instance = cls(**values)
+        for name, message in getattr(instance, "problems", lambda: ())():
             self.complain(_join(path, name), message)
-        return made
+        return instance
 
     def value(self, hint: Any, value: Any, path: str, metadata: Mapping[str, Any]) -> Any:
         if metadata.get("duration") and value is not None:
@@ -211,7 +211,9 @@ class _Reader:
         if origin in (typing.Union, types.UnionType):
             if value is None:
                 return None
-            return self.value(next(one for one in arguments if one is not type(None)), value, path, metadata)
+            return self.value(
+                next(argument for argument in arguments if argument is not type(None)), value, path, metadata
+            )
         if origin is Literal:
             return self.choice(arguments, value, path)
         if origin is tuple:
@@ -229,17 +231,17 @@ class _Reader:
         return {str(name): self.value(hint, inner, _join(path, name), {}) for name, inner in value.items()}
 
     def duration(self, value: Any, path: str) -> float:
-        found = _DURATION.match(str(value).strip())
-        if found:
-            return float(found[1]) * _UNITS[found[2]]
+        match = _DURATION.match(str(value).strip())
+        if match:
+            return float(match[1]) * _UNITS[match[2]]
         if isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 0:
             return float(value)
         self.complain(path, f"{value!r} is no duration; write one such as `30 seconds`, `10 minutes` or `1 day`")
         return 0.0
 
     def size(self, value: Any, path: str) -> int:
-        if found := _SIZE.match(str(value).strip()):
-            return int(float(found[1]) * _BYTES[found[2].upper()])
+        if match := _SIZE.match(str(value).strip()):
+            return int(float(match[1]) * _BYTES[match[2].upper()])
         self.complain(path, f"{value!r} is no size; write one such as `500 MB` or `20 GB`")
         return 0
 

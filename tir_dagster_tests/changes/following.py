@@ -15,7 +15,7 @@ from tir_dagster.changes import find_changes as find
 from tir_dagster.changes.difference import ROW_MARK, SLICE_KEY, Difference, Forced
 from tir_dagster.changes.find_changes import Asked
 from tir_dagster.changes.hints import Hint
-from tir_dagster.changes.plan import Known, Mode, Plan, Reason, Situation, plan_refresh
+from tir_dagster.changes.plan import Mode, Plan, Reason, Situation, SourceState, plan_refresh
 from tir_dagster.changes.question import ask_question, checked_hints
 from tir_dagster.changes.relation import Relation, relation_of
 from tir_dagster.changes.watermarks import highest_mark
@@ -146,8 +146,8 @@ class BagComparison:
         stale = Counter({row: n for row, n in self._extract.items() if self._key_of(row) in candidates})
         changed = {self._key_of(row) for row in ((fresh - stale) + (stale - fresh))}
         changed |= {key for file in forced.keys for key in file.keys}
-        both = [*fresh, *self._extract]
-        changed |= {self._key_of(row) for row in both if row_slice(self._relation, row) in forced.slices}
+        rows = [*fresh, *self._extract]
+        changed |= {self._key_of(row) for row in rows if row_slice(self._relation, row) in forced.slices}
         self.changed = frozenset(changed)
         self.fresh = Counter({row: n for row, n in fresh.items() if self._key_of(row) in changed})
         return Difference(len(changed), {}, {})
@@ -223,15 +223,15 @@ class FollowedQuery:
         """One refresh, ended after a step as a crash would end it; a finished one leaves the right rows behind."""
         self.runs += 1
         foreign = self._look()
-        version, known = self.warehouse.pin(), Known("definition", "schema", "identity", self._token())
-        plan = plan_refresh(self._situation(known, mode, foreign=foreign, hinted=bool(hints)))
-        made: Version | None = None
+        version, state = self.warehouse.pin(), SourceState("definition", "schema", "identity", self._token())
+        plan = plan_refresh(self._situation(state, mode, foreign=foreign, hinted=bool(hints)))
+        new_version: Version | None = None
         if plan.decision == "full":
-            made = self._version(self._all_shown(version), version, known)
+            new_version = self._version(self._all_shown(version), version, state)
             self._stage(plan, frozenset())
         elif plan.decision == "incremental":
-            plan, made = self._replace(version, known, plan, resync, hints)
-        if made is not None and self._deliver(made, until) != "confirmed":
+            plan, new_version = self._replace(version, state, plan, resync, hints)
+        if new_version is not None and self._deliver(new_version, until) != "confirmed":
             return plan
         self._check(version)
         return plan
@@ -257,22 +257,26 @@ class FollowedQuery:
     def _token(self) -> str:
         return ",".join(str(self.warehouse.tokens[table]) for table in self.relation.tables)
 
-    def _changed(self, known: Known) -> set[TableName]:
+    def _changed(self, state: SourceState) -> set[TableName]:
         assert self.base is not None
-        before, now = self.base.confirmation.known.token.split(","), known.token.split(",")
-        return {table for table, one, other in zip(self.relation.tables, before, now, strict=True) if one != other}
+        before, now = self.base.confirmation.known.token.split(","), state.token.split(",")
+        return {
+            table
+            for table, old_token, new_token in zip(self.relation.tables, before, now, strict=True)
+            if old_token != new_token
+        }
 
-    def _situation(self, known: Known, mode: Mode, *, foreign: bool, hinted: bool) -> Situation:
+    def _situation(self, state: SourceState, mode: Mode, *, foreign: bool, hinted: bool) -> Situation:
         return Situation(
             extract="shown",
             mode=mode,
             policy="auto",
-            now=known,
+            now=state,
             confirmed=self.base.confirmation.known if self.base else None,
             base_present=self.base is not None,
             foreign=foreign,
-            pending=tuple(one.id for one in self.pending),
-            owed=next((Reason[one.reason] for one in self.pending if one.reason), None),
+            pending=tuple(change_set.id for change_set in self.pending),
+            owed=next((Reason[change_set.reason] for change_set in self.pending if change_set.reason), None),
             hinted=hinted,
             opaque=self.relation.why_full,
         )
@@ -284,7 +288,12 @@ class FollowedQuery:
         return Counter(self.warehouse.query(f"SELECT {listed} FROM {self.relation.shown(version)}"))
 
     def _replace(
-        self, version: SourceVersion, known: Known, plan: Plan, resync: Sequence[str | None], hints: Sequence[Hint]
+        self,
+        version: SourceVersion,
+        state: SourceState,
+        plan: Plan,
+        resync: Sequence[str | None],
+        hints: Sequence[Hint],
     ) -> tuple[Plan, Version | None]:
         assert self.base is not None
         relation, confirmed = self.relation, self.base.confirmation
@@ -294,12 +303,12 @@ class FollowedQuery:
             since=SourceVersion.parse(confirmed.source_version),
             watermark=confirmed.watermark,
             version=version,
-            changed=self._changed(known),
+            changed=self._changed(state),
             hints=checked_hints(hints, relation, self.warehouse),
         )
-        pending = tuple(KeyFile(one.keys) for one in self.pending if one.decision == "incremental")
+        pending = tuple(KeyFile(change_set.keys) for change_set in self.pending if change_set.decision == "incremental")
         comparison = BagComparison(relation, self.base.extract)
-        found = find.find_changes(
+        changes = find.find_changes(
             relation,
             question,
             Asked(tuple(resync), pending=pending),
@@ -307,27 +316,27 @@ class FollowedQuery:
             comparison=comparison,
             folder=Path(),
         )
-        self.everything = found.everything
-        plan = replace(plan, keys=found.difference.keys, warnings=(*warnings, *found.warnings))
-        if not found.difference.keys and not pending:
+        self.everything = changes.everything
+        plan = replace(plan, keys=changes.difference.keys, warnings=(*warnings, *changes.warnings))
+        if not changes.difference.keys and not pending:
             return replace(plan, decision="none"), None
         self._stage(plan, comparison.changed)
         extract = replaced(self.base.extract, key_of(relation), comparison.changed, comparison.fresh)
-        return plan, self._version(extract, version, known)
+        return plan, self._version(extract, version, state)
 
-    def _version(self, extract: Bag, version: SourceVersion, known: Known) -> Version:
+    def _version(self, extract: Bag, version: SourceVersion, state: SourceState) -> Version:
         source = self.relation.base(version)
         confirmation = Confirmation(
             extract="shown",
             version=str(self.runs),
             source_version=str(version),
-            known=known,
+            known=state,
             watermark=highest_mark(self.warehouse, source.watermark, source.sql),
             datasource_id="",
             server_version="",
             fingerprint=fingerprint(extract),
             rows=extract.total(),
-            change_sets=tuple(one.id for one in self.pending),
+            change_sets=tuple(change_set.id for change_set in self.pending),
         )
         return Version(extract, confirmation)
 
@@ -338,29 +347,29 @@ class FollowedQuery:
         reason = plan.reason.name if plan.reason else None
         self.pending.append(Pending(str(self.runs), plan.decision, reason, keys))
 
-    def _deliver(self, made: Version, until: str) -> str:
+    def _deliver(self, new_version: Version, until: str) -> str:
         """As far as the crash lets it come."""
         if until == "staged":
             return until
-        confirmed, server = made.confirmation, str(self.server_version)
+        confirmed, server = new_version.confirmation, str(self.server_version)
         intent = Intent("shown", str(self.runs), confirmed.version, server, confirmed.fingerprint, confirmed.known)
-        self.intended = (intent, made)
+        self.intended = (intent, new_version)
         if until == "intended":
             return until
-        self.publish(made.extract)
+        self.publish(new_version.extract)
         if until == "published":
             return until
-        self._confirm(made)
+        self._confirm(new_version)
         return "confirmed"
 
     def publish(self, extract: Bag) -> None:
         self.server, self.server_version = extract, self.server_version + 1
 
-    def _confirm(self, made: Version) -> None:
-        confirmation = replace(made.confirmation, server_version=str(self.server_version))
-        self.base, self.intended = replace(made, confirmation=confirmation), None
-        settled = {*made.confirmation.change_sets, made.confirmation.version}
-        self.pending = [one for one in self.pending if one.id not in settled]
+    def _confirm(self, new_version: Version) -> None:
+        confirmation = replace(new_version.confirmation, server_version=str(self.server_version))
+        self.base, self.intended = replace(new_version, confirmation=confirmation), None
+        settled = {*new_version.confirmation.change_sets, new_version.confirmation.version}
+        self.pending = [change_set for change_set in self.pending if change_set.id not in settled]
 
     # The law
 
@@ -375,17 +384,17 @@ class Differs(AssertionError):  # noqa: N818 - says what it found
     """What the suite is there to find."""
 
 
-def same(what: str, one: Bag | None, other: Bag, names: Sequence[str]) -> None:
-    if one != other:
-        one = one or Counter()
-        extra, missing = dict(one - other), dict(other - one)
-        raise Differs(f"{what} ({', '.join(names)}): too many {extra}, too few {missing}")
+def same(label: str, actual: Bag | None, expected: Bag, names: Sequence[str]) -> None:
+    if actual != expected:
+        actual = actual or Counter()
+        extra, missing = dict(actual - expected), dict(expected - actual)
+        raise Differs(f"{label} ({', '.join(names)}): too many {extra}, too few {missing}")
 
 
 def replaced(extract: Bag, key: Callable[[Values], Values], keys: Collection[Values], fresh: Bag) -> Bag:
     """E' = { r in E : key(r) not in S } + { r in V_new : key(r) in S }."""
-    kept = Counter({row: count for row, count in extract.items() if key(row) not in keys})
-    return kept + fresh
+    remaining = Counter({row: count for row, count in extract.items() if key(row) not in keys})
+    return remaining + fresh
 
 
 def fingerprint(extract: Mapping[Values, int] | None) -> str:

@@ -39,9 +39,11 @@ def test_keys_that_are_there_more_than_once_are_named():
     warehouse = stocked(*((key, 0) for key in (1, 1, 2, 3, 3, 3)))
     with pytest.raises(GuardError) as error:
         refuse_duplicates(relation(warehouse, fail()), warehouse, warehouse.pin())
-    said = str(error.value)
-    assert "shown: DB.S.PRODUCTS has keys (PRODUCT) more than once: 1 (2 rows); 3 (3 rows)." in said
-    assert said.endswith("Nothing was touched. Fix the table, or set changes.tables.DB.S.PRODUCTS.duplicates to warn.")
+    message = str(error.value)
+    assert "shown: DB.S.PRODUCTS has keys (PRODUCT) more than once: 1 (2 rows); 3 (3 rows)." in message
+    assert message.endswith(
+        "Nothing was touched. Fix the table, or set changes.tables.DB.S.PRODUCTS.duplicates to warn."
+    )
 
 
 def test_many_of_them_are_not_all_named():

@@ -22,7 +22,7 @@ VERSION = SourceVersion(datetime(2025, 1, 1, tzinfo=UTC))
 CUT = datetime(2024, 1, 1, 0, 0, 0, 123456)  # noqa: DTZ001 - a time without a zone
 
 
-class Described:
+class DescribingWarehouse:
     """A table whose key has nanoseconds, as DESCRIBE shows it."""
 
     account = "small"
@@ -45,7 +45,7 @@ def table() -> duckdb.DuckDBPyConnection:
 @pytest.fixture
 def relation() -> Relation:
     written = {"name": "fine", "source": "DB.S.T", "row_key": "K", "datasource": {"project": "p", "name": "fine"}}
-    return relation_of(spec_from_mapping(written, "a test"), Described())  # type: ignore[arg-type]
+    return relation_of(spec_from_mapping(written, "a test"), DescribingWarehouse())  # type: ignore[arg-type]
 
 
 def asked(table: duckdb.DuckDBPyConnection, sql: str) -> list[Any]:

@@ -201,9 +201,9 @@ def test_numbers_keep_the_digits_that_were_written():
     ],
 )
 def test_a_checked_hint_has_stored_names_and_python_values(written, meant):
-    found = checked(written)
-    assert found == meant
-    assert [type(value) for value in values_in(found)] == [type(value) for value in values_in(meant)]
+    scope = checked(written)
+    assert scope == meant
+    assert [type(value) for value in values_in(scope)] == [type(value) for value in values_in(meant)]
 
 
 def values_in(scope: Scope) -> list[Any]:
@@ -518,8 +518,8 @@ def test_python_and_sql_mean_the_same_by_a_scope(duck, scope):
     scope = fitted(scope)
     if scope is None:
         return
-    found = answers(duck, condition_sql(scope, COLUMNS))
-    assert found == [meets(scope, row) for row in ROWS], "and no answer is NULL"
+    sql_answers = answers(duck, condition_sql(scope, COLUMNS))
+    assert sql_answers == [meets(scope, row) for row in ROWS], "and no answer is NULL"
 
 
 @given(scope=scopes)
@@ -618,7 +618,7 @@ def test_any_text_stays_one_literal(duck, text):
     condition = condition_sql(Equal("PRODUCT", text), COLUMNS)
     [statement] = sqlglot.parse(f"SELECT 1 WHERE {condition}", read="snowflake")
     assert statement is not None
-    assert [found.this for found in statement.find_all(sqlglot.exp.Literal) if found.is_string] == [text]
+    assert [node.this for node in statement.find_all(sqlglot.exp.Literal) if node.is_string] == [text]
     assert answers(duck, condition) == [row["PRODUCT"] == text for row in ROWS]
 
 
@@ -675,7 +675,7 @@ def test_changes_found_beside_the_described_ones_make_the_hints_partial():
     assert warning is not None
     assert warning.startswith(
         'The hints for MYDB.MYSCHEMA.SALES, A.B."prices" were partial: 12 changed keys were found, 10 were described, '
-        "and 2 keys (17, 18) in no hint are refreshed all the same."
+        "and 2 keys (17, 18) in no hint are refreshed as well."
     )
     assert partial_warning(hints, detected=12, described=40, missed=[]) is None
     assert partial_warning([], detected=12, described=0, missed=[(1,)]) is None, "without hints nothing was promised"

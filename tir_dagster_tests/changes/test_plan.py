@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from tir_dagster.changes.difference import Difference
-from tir_dagster.changes.plan import Known, Mode, Plan, Reason, Situation, check_guards, plan_refresh, settle_plan
+from tir_dagster.changes.plan import Mode, Plan, Reason, Situation, SourceState, check_guards, plan_refresh, settle_plan
 from tir_dagster.errors import GuardError, TirError
 
-KNOWN = Known(definition="d", schema="s", identity="i", token="t", ddl="then", role="")
+KNOWN = SourceState(definition="d", schema="s", identity="i", token="t", ddl="then", role="")
 QUIET = Situation(extract="orders", mode="changes", policy="auto", now=KNOWN, confirmed=KNOWN)
 
 

@@ -35,19 +35,19 @@ def test_a_table_that_is_not_there_is_told_with_its_place_in_the_query():
 
 
 def test_detectors_of_the_first_table_are_said_in_one_place():
-    told = refused(changes={"watermark": "STAMP", "tables": {"db.s.sales": {"detector": "feed"}}})
-    assert told.startswith("shown: changes.tables.db.s.sales: it is the query's first table, not a joined one.")
+    message = refused(changes={"watermark": "STAMP", "tables": {"db.s.sales": {"detector": "feed"}}})
+    assert message.startswith("shown: changes.tables.db.s.sales: it is the query's first table, not a joined one.")
 
 
 def test_two_names_of_one_table_are_refused():
     tables = {"DB.S.PRODUCTS": {"detector": "feed"}, "db.s.products": {"detector": "hint"}}
-    told = refused(changes={"tables": tables})
-    assert told == "spec.yaml: changes.tables.db.s.products: the same table as DB.S.PRODUCTS; keep one of the two."
+    message = refused(changes={"tables": tables})
+    assert message == "spec.yaml: changes.tables.db.s.products: the same table as DB.S.PRODUCTS; keep one of the two."
 
 
 def test_slices_by_what_is_no_date_are_told_with_their_field():
-    told = refused(slices={"column": "COLOR", "by": "month", "start": "2025-01"})
-    assert told.startswith("shown: slices.column: The slice column COLOR holds text. Slice by a DATE or TIMESTAMP")
+    message = refused(slices={"column": "COLOR", "by": "month", "start": "2025-01"})
+    assert message.startswith("shown: slices.column: The slice column COLOR holds text. Slice by a DATE or TIMESTAMP")
 
 
 WHOLE = "SELECT id, day, AVG(qty) OVER (PARTITION BY product) AS mean FROM db.s.sales WHERE product IN (SELECT product FROM db.s.products)"
@@ -71,7 +71,7 @@ def test_settings_that_a_query_compared_as_a_whole_has_no_use_for_are_named():
             "instead. It has a subquery."
         ),
         (
-            "changes.tables.db.s.products.duplicates is not looked at: of a query that is compared as a whole no join keys are "
+            "changes.tables.db.s.products.duplicates is not used: the join keys of a query that is compared as a whole are not "
             "known."
         ),
     )
@@ -125,8 +125,8 @@ def test_each_table_is_described_once_however_many_settings_name_its_columns(key
     warehouse.forget_queries()
     settings = {"slices": {"column": "D", "by": "month", "start": "2025-01"}, "changes": {"watermark": "N"}}
     assert key_of(keyed, "FITS", source="KEYED.PUBLIC.T", **settings).watermark.name == "N"
-    asked = [query["sql"] for query in warehouse.queries()]
-    assert [sql.split()[0] for sql in asked] == ["DESCRIBE"], asked
+    statements = [query["sql"] for query in warehouse.queries()]
+    assert [sql.split()[0] for sql in statements] == ["DESCRIBE"], statements
     # And anew the next time: somebody may have changed it.
     key_of(keyed, "FITS", source="KEYED.PUBLIC.T", **settings)
     assert len(warehouse.queries()) == 2

@@ -126,7 +126,7 @@ def test_rows_that_tie_at_either_version_let_every_row_be_read_with_a_warning(be
     assert history.everything is not None
     (warning,) = plan.warnings
     assert warning == (
-        "Rows tie in ROW_NUMBER() OVER (PARTITION BY product ORDER BY day), so that each reading may show others: "
+        "Rows tie in ROW_NUMBER() OVER (PARTITION BY product ORDER BY day), so that each reading may show other rows: "
         "every row is read and compared with the extract."
     )
 

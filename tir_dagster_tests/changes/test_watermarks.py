@@ -9,7 +9,7 @@ from typing import Any
 import duckdb
 import pytest
 
-from tir_dagster.changes.detectors import Described, changed_dimension_keys, find_candidates
+from tir_dagster.changes.detectors import HintedCandidates, changed_dimension_keys, find_candidates
 from tir_dagster.changes.question import ask_question
 from tir_dagster.changes.relation import Relation, relation_of
 from tir_dagster.changes.watermarks import lower_bound
@@ -46,16 +46,18 @@ def proposed(
     warehouse.write(PRODUCTS, before)
     old = warehouse.pin()
     warehouse.write(PRODUCTS, after)
-    made = relation(warehouse, **joined)
-    question, _ = ask_question(made, warehouse, since=old, watermark=None, version=warehouse.pin(), changed=[PRODUCTS])
+    joined_relation = relation(warehouse, **joined)
+    question, _ = ask_question(
+        joined_relation, warehouse, since=old, watermark=None, version=warehouse.pin(), changed=[PRODUCTS]
+    )
     if anything:
-        question = replace(question, described={"P": Described(anything=True)})
-    (select,) = changed_dimension_keys(made, question).values()
+        question = replace(question, described={"P": HintedCandidates(anything=True)})
+    (select,) = changed_dimension_keys(joined_relation, question).values()
     return sorted(row[0] for row in set(warehouse.query(select)) if row[0] is not None)
 
 
 @pytest.mark.parametrize(
-    ("after", "told"),
+    ("after", "message"),
     [
         (product(0, "b", OLD + timedelta(minutes=1)), "a later mark"),
         (product(0, "b", OLD), "the same mark as the highest"),
@@ -64,9 +66,9 @@ def proposed(
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_row_that_changed_is_proposed(warehouse, after, told):
+def test_a_row_that_changed_is_proposed(warehouse, after, message):
     older = product(1, stamp=OLD - timedelta(hours=1))
-    assert (proposed(warehouse, [product(0), older], [after, older])) == [0], told
+    assert (proposed(warehouse, [product(0), older], [after, older])) == [0], message
 
 
 def test_a_row_that_went_and_one_that_got_another_key_are_proposed_by_the_keys_they_had(warehouse):
@@ -78,14 +80,14 @@ def test_a_row_that_went_and_one_that_got_another_key_are_proposed_by_the_keys_t
 def test_without_deletes_they_are_not_and_the_plan_says_so(warehouse):
     older = [product(number, stamp=OLD - timedelta(hours=1)) for number in range(2)]
     assert (proposed(warehouse, [*older, product(3)], [older[0], product(3)], deletes=False)) == [3]
-    (said,) = relation(warehouse, deletes=False).unsought
-    assert f"changes.tables.{PRODUCTS}.deletes is false" in said
+    (note,) = relation(warehouse, deletes=False).unsought
+    assert f"changes.tables.{PRODUCTS}.deletes is false" in note
     assert relation(warehouse).unsought == ()
 
 
 def test_deleted_rows_of_the_first_table_that_nobody_looks_for_are_told(warehouse):
-    (said,) = relation(warehouse, first={"watermark": STAMP, "deletes": False}).unsought
-    assert "changes.deletes is false" in said
+    (note,) = relation(warehouse, first={"watermark": STAMP, "deletes": False}).unsought
+    assert "changes.deletes is false" in note
     assert relation(warehouse, first={"detector": "feed", "deletes": False}).unsought == (), "a feed names them"
 
 
@@ -101,15 +103,15 @@ def test_deleted_rows_of_the_first_table_that_nobody_looks_for_are_told(warehous
 )
 def test_marks_in_local_time_that_are_repeated_when_clocks_go_back_are_candidates(read, mark, repeated):
     column, moment = Column("W", Kind.TIMESTAMP), datetime.fromisoformat(f"{read}+00:00")
-    assert lower_bound(column, mark, read=moment, look_back=60) < f"'{repeated}"
+    assert lower_bound(column, mark, read_at=moment, look_back=60) < f"'{repeated}"
 
 
 def test_on_other_days_and_with_a_zone_the_look_back_is_what_the_spec_says():
     summer = datetime(2026, 7, 1, 12, tzinfo=UTC)
-    local = lower_bound(Column("W", Kind.TIMESTAMP), "2026-07-01T14:00", read=summer, look_back=60)
+    local = lower_bound(Column("W", Kind.TIMESTAMP), "2026-07-01T14:00", read_at=summer, look_back=60)
     assert local.startswith("'2026-07-01T13:59:00")
     night = datetime(2026, 10, 25, 1, tzinfo=UTC)
-    zoned = lower_bound(Column("W", Kind.INSTANT), "2026-10-25T01:00+00:00", read=night, look_back=60)
+    zoned = lower_bound(Column("W", Kind.INSTANT), "2026-10-25T01:00+00:00", read_at=night, look_back=60)
     assert zoned.startswith("'2026-10-25T00:59:00")
 
 
@@ -125,15 +127,17 @@ def test_one_who_says_that_anything_changed_is_believed_more_than_the_marks(ware
 def test_where_the_history_is_too_short_every_row_is_compared(warehouse):
     old = warehouse.pin()
     warehouse.forget()
-    made = relation(warehouse)
-    question, _ = ask_question(made, warehouse, since=old, watermark=None, version=warehouse.pin(), changed=[PRODUCTS])
-    found = find_candidates(made, question)
-    assert "does not reach back" in (found.everything or "")
+    joined_relation = relation(warehouse)
+    question, _ = ask_question(
+        joined_relation, warehouse, since=old, watermark=None, version=warehouse.pin(), changed=[PRODUCTS]
+    )
+    candidates = find_candidates(joined_relation, question)
+    assert "does not reach back" in (candidates.everything or "")
 
 
-@pytest.mark.parametrize(("name", "told"), [("STAMPS", "does not have. It has PRODUCT, "), ("COLOR", "holds text")])
-def test_a_mark_that_is_not_there_or_does_not_grow_is_told_with_its_place(warehouse, name, told):
+@pytest.mark.parametrize(("name", "message"), [("STAMPS", "does not have. It has PRODUCT, "), ("COLOR", "holds text")])
+def test_a_mark_that_is_not_there_or_does_not_grow_is_told_with_its_place(warehouse, name, message):
     with pytest.raises(SpecError) as error:
         relation(warehouse, watermark=name)
     assert f"changes.tables.{PRODUCTS}.watermark names {name}" in str(error.value)
-    assert told in str(error.value)
+    assert message in str(error.value)

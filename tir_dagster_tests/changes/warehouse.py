@@ -143,8 +143,8 @@ class Warehouse:
         """The product's SQL for DuckDB. Only its form is parsed: the versions come in afterwards, so it is parsed once."""
         reads: list[str] = []
 
-        def place(found: re.Match[str]) -> str:
-            name, since, until, at = found.groups()
+        def place(match: re.Match[str]) -> str:
+            name, since, until, at = match.groups()
             reads.append(self._changes(name, since, until) if since else self._version(name, at))
             return f'"{name} of {len(reads) - 1}"'
 
@@ -181,8 +181,8 @@ class Warehouse:
         yield SimpleNamespace(describe=self._describe)
 
     def _describe(self, sql: str) -> list[Any]:
-        found = self.rows(f"DESCRIBE {self.translated(sql)}")
+        rows = self.rows(f"DESCRIBE {self.translated(sql)}")
         return [
             SimpleNamespace(name=row[0], type_code=_NUMBERS[_FIELDS[row[1]]], precision=38, scale=0, is_nullable=True)
-            for row in found
+            for row in rows
         ]

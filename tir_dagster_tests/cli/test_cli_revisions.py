@@ -15,7 +15,7 @@ import tableauserverclient as TSC  # noqa: N812 - the name its own documentation
 from click.testing import CliRunner
 from tableauhyperapi import Connection, CreateMode, HyperProcess, Telemetry
 
-from tir_dagster.changes.plan import Known
+from tir_dagster.changes.plan import SourceState
 from tir_dagster.cli.main import tir
 from tir_dagster.orchestration.home import dagster_instance
 from tir_dagster.orchestration.metadata import CONFIRMATION
@@ -75,7 +75,7 @@ def publish(sandbox: Sandbox, project: str, files: list[Path]) -> None:
 def confirm(project: str) -> None:
     with TableauClient(TableauAccess.from_environment(os.environ)) as client:
         found = find_datasource(client, project=find_project(client, project), name="orders")
-    known = Known(*("" for _ in Known.__dataclass_fields__))
+    known = SourceState(*("" for _ in SourceState.__dataclass_fields__))
     shown = str(server_version(found))
     confirmation = Confirmation("orders", "v00000002", "t", known, None, found.id, shown, "", 20, ())
     event = dg.AssetMaterialization(["orders", "published_datasource"], metadata={CONFIRMATION: confirmation.to_json()})

@@ -19,14 +19,14 @@ from tir_dagster.changes.difference import ROW_MARK, SLICE_KEY, Difference, Forc
 from tir_dagster.hyper.compare import comparing
 from tir_dagster.hyper.hyperfile import create_extract, create_like
 from tir_dagster.hyper.purge import replace_keys
-from tir_dagster.hyper.replace import Shape
+from tir_dagster.hyper.replace import ExtractShape
 from tir_dagster.snowflake.slices import SliceBy
 from tir_dagster_tests.hyper.helpers import bag, columns_of, run, stage
 
 COLUMNS = columns_of({"ID": "NUMBER(38,0)", "DAY": "DATE", "NAME": "VARCHAR"})
 MONTHS = SliceBy("DAY", "month")
 NOTHING = Forced()
-SHAPE = Shape(COLUMNS, ("ID",), MONTHS)
+SHAPE = ExtractShape(COLUMNS, ("ID",), MONTHS)
 ROWS = [
     (1, date(2024, 1, 5), "one"),
     (2, date(2024, 1, 6), "two"),
@@ -42,9 +42,9 @@ def extract_of(folder: Path, rows: list[tuple[Any, ...]], columns=COLUMNS) -> Pa
     return path
 
 
-def candidates(folder: Path, rows: list[tuple[Any, ...]], gone: list[Any] = (), columns=COLUMNS) -> list[Path]:
+def candidates(folder: Path, rows: list[tuple[Any, ...]], deleted: list[Any] = (), columns=COLUMNS) -> list[Path]:
     """Staged rows of candidate keys, and keys that have no row any more."""
-    marked = [(*row, 1) for row in rows] + [(key, *[None] * len(columns)) for key in gone]
+    marked = [(*row, 1) for row in rows] + [(key, *[None] * len(columns)) for key in deleted]
     name = f"staged-{len(list(folder.glob('staged-*')))}.parquet"
     return stage(folder / name, [*columns, ROW_MARK], marked, bookkeeping=False)
 
@@ -68,9 +68,9 @@ def rows_in(folder: Path) -> Counter:
 
 
 def test_candidates_whose_rows_are_the_same_are_no_changes(tmp_path: Path):
-    found = compared(extract_of(tmp_path, ROWS), candidates(tmp_path, ROWS), tmp_path)
+    difference = compared(extract_of(tmp_path, ROWS), candidates(tmp_path, ROWS), tmp_path)
 
-    assert found == Difference(0, {}, {})
+    assert difference == Difference(0, {}, {})
     assert keys_in(tmp_path) == []
 
 
@@ -82,9 +82,9 @@ def test_changed_new_moved_and_deleted_keys_are_found_with_their_slices(tmp_path
         (9, None, "new"),
     ]
 
-    found = compared(extract_of(tmp_path, ROWS), candidates(tmp_path, fresh, gone=[3, 7]), tmp_path)
+    difference = compared(extract_of(tmp_path, ROWS), candidates(tmp_path, fresh, deleted=[3, 7]), tmp_path)
 
-    assert found == Difference(3, {"2024-01": 1, "2024-02": 1}, {"2024-03": 1, None: 1})
+    assert difference == Difference(3, {"2024-01": 1, "2024-02": 1}, {"2024-03": 1, None: 1})
     assert keys_in(tmp_path) == [(1,), (3,), (9,)]
     assert rows_in(tmp_path) == Counter([fresh[0], fresh[3]])
 
@@ -92,16 +92,16 @@ def test_changed_new_moved_and_deleted_keys_are_found_with_their_slices(tmp_path
 def test_a_key_with_one_row_more_or_less_differs(tmp_path: Path):
     doubled = [(1, date(2024, 1, 5), "one")] * 2 + [(2, date(2024, 1, 6), "two")] + [(None, None, "nobody")] * 2
 
-    found = compared(extract_of(tmp_path, ROWS), candidates(tmp_path, doubled), tmp_path)
+    difference = compared(extract_of(tmp_path, ROWS), candidates(tmp_path, doubled), tmp_path)
 
     assert keys_in(tmp_path) == [(1,), (2,), (None,)]
-    assert found == Difference(3, {"2024-01": 2, "2024-02": 1, None: 1}, {"2024-01": 3, None: 2}, 2, 1)
+    assert difference == Difference(3, {"2024-01": 2, "2024-02": 1, None: 1}, {"2024-01": 3, None: 2}, 2, 1)
 
 
 def test_where_everything_was_read_what_is_missing_is_gone(tmp_path: Path):
-    found = compared(extract_of(tmp_path, ROWS), candidates(tmp_path, ROWS[1:]), tmp_path, everything=True)
+    difference = compared(extract_of(tmp_path, ROWS), candidates(tmp_path, ROWS[1:]), tmp_path, everything=True)
 
-    assert found == Difference(1, {"2024-01": 1}, {})
+    assert difference == Difference(1, {"2024-01": 1}, {})
     assert compared(extract_of(tmp_path, ROWS), [], tmp_path, everything=True).purged == {
         "2024-01": 2,
         "2024-02": 2,
@@ -113,10 +113,12 @@ def test_pending_keys_and_whole_slices_are_replaced_whatever_the_rows_say(tmp_pa
     base, files = extract_of(tmp_path, ROWS), candidates(tmp_path, ROWS)
     pending = stage(tmp_path / "pending.parquet", [COLUMNS[0]], [(3,), (8,)], bookkeeping=False)
 
-    found = compared(base, files, tmp_path, forced=Forced(tuple(pending), ("2024-01", None)))
+    difference = compared(base, files, tmp_path, forced=Forced(tuple(pending), ("2024-01", None)))
 
     assert keys_in(tmp_path) == [(1,), (2,), (3,), (8,), (None,)]
-    assert found == Difference(5, {"2024-01": 2, "2024-02": 2, None: 1}, {"2024-01": 2, "2024-02": 2, None: 1}, 1, 1)
+    assert difference == Difference(
+        5, {"2024-01": 2, "2024-02": 2, None: 1}, {"2024-01": 2, "2024-02": 2, None: 1}, 1, 1
+    )
 
 
 def test_keys_that_nobody_staged_are_named(tmp_path: Path):
@@ -132,7 +134,7 @@ def test_keys_that_nobody_staged_are_named(tmp_path: Path):
 
 
 def test_without_a_row_key_slices_are_compared(tmp_path: Path):
-    shape = Shape(COLUMNS, (), MONTHS)
+    shape = ExtractShape(COLUMNS, (), MONTHS)
     rows = [
         (*ROWS[0], 1, "2024-01"),
         (*ROWS[1], 1, "2024-01"),
@@ -141,10 +143,10 @@ def test_without_a_row_key_slices_are_compared(tmp_path: Path):
     ]
     files = stage(tmp_path / "slices.parquet", [*COLUMNS, ROW_MARK, SLICE_KEY], rows, bookkeeping=False)
 
-    found = compared(extract_of(tmp_path, ROWS), files, tmp_path, shape)
+    difference = compared(extract_of(tmp_path, ROWS), files, tmp_path, shape)
 
     assert keys_in(tmp_path) == [("2024-02",), (None,)]
-    assert found == Difference(2, {"2024-02": 2, None: 1}, {None: 1})
+    assert difference == Difference(2, {"2024-02": 2, None: 1}, {None: 1})
 
 
 EVERY_TYPE = columns_of(
@@ -166,13 +168,13 @@ _NOTHING = (3, *[None] * (len(EVERY_TYPE) - 1))
 
 @pytest.mark.parametrize("row", [_LOW, _HIGH, _NOTHING, (*_LOW[:4], math.nan, *_LOW[5:])])
 def test_every_type_at_its_extremes_equals_itself(tmp_path: Path, row):
-    shape = Shape(EVERY_TYPE, ("K",), SliceBy("TZ", "month", "Europe/Berlin"))
+    shape = ExtractShape(EVERY_TYPE, ("K",), SliceBy("TZ", "month", "Europe/Berlin"))
 
-    found = compared(
+    difference = compared(
         extract_of(tmp_path, [row], EVERY_TYPE), candidates(tmp_path, [row], columns=EVERY_TYPE), tmp_path, shape
     )
 
-    assert found.keys == 0
+    assert difference.keys == 0
 
 
 _NEXT = {
@@ -192,7 +194,7 @@ _NEXT = {
 
 @pytest.mark.parametrize("name", _NEXT)
 def test_every_type_differs_from_its_nearest_neighbour_and_from_null(tmp_path: Path, name):
-    shape = Shape(EVERY_TYPE, ("K",), SliceBy())
+    shape = ExtractShape(EVERY_TYPE, ("K",), SliceBy())
     place = [column.name for column in EVERY_TYPE].index(name)
     base = extract_of(tmp_path, [_LOW, _HIGH], EVERY_TYPE)
     for row, other in zip((_LOW, _HIGH), _NEXT[name], strict=True):
@@ -206,7 +208,7 @@ def test_every_type_differs_from_its_nearest_neighbour_and_from_null(tmp_path: P
 def test_minus_zero_is_zero_and_nan_is_nan(tmp_path: Path):
     columns = columns_of({"K": "NUMBER(38,0)", "F": "FLOAT"})
     base = extract_of(tmp_path, [(1, -0.0), (2, math.nan)], columns)
-    shape = Shape(columns, ("K",), SliceBy())
+    shape = ExtractShape(columns, ("K",), SliceBy())
 
     assert compared(base, candidates(tmp_path, [(1, 0.0), (2, -math.nan)], columns=columns), tmp_path, shape).keys == 0
     assert compared(base, candidates(tmp_path, [(1, 1e-300), (2, None)], columns=columns), tmp_path, shape).keys == 2
@@ -223,11 +225,11 @@ def test_an_extract_that_does_not_tell_capitals_apart_is_compared_to_the_letter(
     )
     base = tmp_path / "base.hyper"
     create_like(base, template, columns, stage(tmp_path / "base.parquet", columns, [("a", "x"), ("A", "y")]))
-    shape = Shape(columns, ("K",), SliceBy())
+    shape = ExtractShape(columns, ("K",), SliceBy())
 
-    found = compared(base, candidates(tmp_path, [("a", "X")], gone=["A"], columns=columns), tmp_path, shape)
+    difference = compared(base, candidates(tmp_path, [("a", "X")], deleted=["A"], columns=columns), tmp_path, shape)
 
-    assert (found.keys, found.purged) == (2, {"all": 2})
+    assert (difference.keys, difference.purged) == (2, {"all": 2})
     assert compared(base, candidates(tmp_path, [("a", "x"), ("A", "y")], columns=columns), tmp_path, shape).keys == 0
 
 
@@ -249,9 +251,9 @@ def test_replacing_what_differs_among_the_candidates_gives_the_source(tmp_path_f
     folder = tmp_path_factory.mktemp("property")
     base = extract_of(folder, old)
     fresh = [row for row in new if row[0] in proposed]
-    gone = [key for key in proposed if key not in {row[0] for row in fresh}]
+    deleted = [key for key in proposed if key not in {row[0] for row in fresh}]
 
-    found = compared(base, candidates(folder, fresh, gone), folder)
+    difference = compared(base, candidates(folder, fresh, deleted), folder)
     applied = replace_keys(
         base,
         folder / "next.hyper",
@@ -268,5 +270,5 @@ def test_replacing_what_differs_among_the_candidates_gives_the_source(tmp_path_f
     changed = {
         key for key in proposed if Counter(r for r in old if r[0] == key) != Counter(r for r in fresh if r[0] == key)
     }
-    assert found.keys == len(changed)
-    assert (applied.purged, applied.appended) == (sum(found.purged.values()), sum(found.appended.values()))
+    assert difference.keys == len(changed)
+    assert (applied.purged, applied.appended) == (sum(difference.purged.values()), sum(difference.appended.values()))

@@ -22,10 +22,10 @@ def kill_hyperd(engine: HyperEngine) -> None:
         socket_folder = process.endpoint.connection_descriptor.split("/domain/")[0].removeprefix("tab.domain://")
         for entry in Path("/proc").glob("[0-9]*"):
             try:
-                mine = socket_folder in (entry / "cmdline").read_text(errors="replace")
+                is_own = socket_folder in (entry / "cmdline").read_text(errors="replace")
             except OSError:
                 continue
-            if mine:
+            if is_own:
                 os.kill(int(entry.name), signal.SIGKILL)
 
 
@@ -42,8 +42,8 @@ def test_a_script_that_used_hyper_ends_cleanly_and_leaves_no_log(tmp_path: Path)
         "from pathlib import Path; from tir_dagster.hyper.engine import connect\n"
         "with connect(Path('x.hyper'), create=True) as c: c.execute_command('CREATE TABLE t (a INT)')\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
+    completed = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (completed.returncode, completed.stderr) == (0, "")
     assert [path.name for path in tmp_path.iterdir()] == ["x.hyper"]
 
 

@@ -21,7 +21,7 @@ from tir_dagster.hyper.fingerprints import (
     snowflake_sql,
 )
 from tir_dagster.hyper.hyperfile import create_extract
-from tir_dagster.hyper.replace import Shape
+from tir_dagster.hyper.replace import ExtractShape
 from tir_dagster.hyper.slices import slice_bounds_hyper
 from tir_dagster.snowflake.columns import Column
 from tir_dagster.snowflake.slices import SliceBy
@@ -126,18 +126,18 @@ def extract(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_extract_and_source_agree_to_the_bit(cursor: Any, extract: Path, slicing: SliceBy):
     cursor.execute(snowflake_sql(COLUMNS, '"FINGERPRINTS"."PRINTS"."T"', slicing))
     source = read_fingerprints(cursor.fetchall(), COLUMNS)
-    ours = extract_fingerprints(extract, COLUMNS, slicing)
-    assert different_slices(ours, source) == {}
-    assert sum(found["rows"] for found in ours.values()) == len(ROWS)
+    extract_prints = extract_fingerprints(extract, COLUMNS, slicing)
+    assert different_slices(extract_prints, source) == {}
+    assert sum(fingerprint["rows"] for fingerprint in extract_prints.values()) == len(ROWS)
 
 
 def test_both_sides_can_be_asked_for_some_slices_only(cursor: Any, extract: Path):
     slicing = SliceBy("DAY", "month")
     cursor.execute(snowflake_sql(COLUMNS, '"FINGERPRINTS"."PRINTS"."T"', slicing, only={"2024-01", None}))
     source = read_fingerprints(cursor.fetchall(), COLUMNS)
-    ours = extract_fingerprints(extract, COLUMNS, slicing, only={"2024-01", None})
-    assert ours == source
-    assert set(ours) == {"2024-01", None}
+    extract_prints = extract_fingerprints(extract, COLUMNS, slicing, only={"2024-01", None})
+    assert extract_prints == source
+    assert set(extract_prints) == {"2024-01", None}
     assert extract_fingerprints(extract, COLUMNS, slicing, only=[]) == {}
 
 
@@ -149,8 +149,8 @@ def test_one_slice_has_the_numbers_that_it_has_among_all(extract: Path, column: 
     slicing = SliceBy(column, by, zone)
     everything = extract_fingerprints(extract, COLUMNS, slicing)
     assert len(everything) > 3
-    for name, found in everything.items():
-        assert extract_fingerprints(extract, COLUMNS, slicing, only=[name]) == {name: found}
+    for name, fingerprint in everything.items():
+        assert extract_fingerprints(extract, COLUMNS, slicing, only=[name]) == {name: fingerprint}
 
 
 def test_a_slice_is_asked_for_by_bounds_of_its_column():
@@ -159,8 +159,8 @@ def test_a_slice_is_asked_for_by_bounds_of_its_column():
     within = slice_bounds_hyper(SliceBy("DAY", "month"), COLUMNS, stored, ["2024-01"])
     assert within == """(("DAY" >= DATE '2023-12-31' AND "DAY" < DATE '2024-02-02'))"""
     assert slice_bounds_hyper(SliceBy("DAY", "month"), COLUMNS, stored, ["12024-01"]) == "TRUE"
-    asked = snowflake_sql(COLUMNS, '"T"', SliceBy("DAY", "month"), only=["2024-01"])
-    assert """FROM "T" WHERE (("DAY" >= '2023-12-31'::DATE AND "DAY" < '2024-02-02'::DATE""" in asked
+    query = snowflake_sql(COLUMNS, '"T"', SliceBy("DAY", "month"), only=["2024-01"])
+    assert """FROM "T" WHERE (("DAY" >= '2023-12-31'::DATE AND "DAY" < '2024-02-02'::DATE""" in query
 
 
 def test_slices_are_named_by_the_wall_clock_of_their_zone(extract: Path):
@@ -189,13 +189,13 @@ def test_slices_are_named_by_the_wall_clock_of_their_zone(extract: Path):
 def test_one_changed_value_shows(tmp_path: Path, extract: Path, column: str, change: str):
     changed = tmp_path / "changed.hyper"
     changed.write_bytes(extract.read_bytes())
-    which = "'abc'" if column == "NAME" else None
-    where = f'"NAME" = {which}' if which else '"ID" = 1'
+    name = "'abc'" if column == "NAME" else None
+    where = f'"NAME" = {name}' if name else '"ID" = 1'
     run(changed, f'UPDATE "Extract"."Extract" SET "{column}" = {change} WHERE {where}')
     before, after = (extract_fingerprints(path, COLUMNS)["all"] for path in (extract, changed))
-    named = [line for line in before.differences(after) if not line.startswith("digest:")]
-    assert named, "people are told which column differs"
-    assert all(line.startswith(column) for line in named)
+    lines = [line for line in before.differences(after) if not line.startswith("digest:")]
+    assert lines, "people are told which column differs"
+    assert all(line.startswith(column) for line in lines)
 
 
 VALUES = {
@@ -244,13 +244,13 @@ def test_a_source_whose_numbers_changed_by_opposite_amounts_differs(cursor: Any,
     columns = columns_of({"ID": "NUMBER(38,0)", "AMOUNT": "NUMBER(12,2)", "RATIO": "FLOAT"})
     rows = [(1, Decimal(-900), -9.5), (2, Decimal(10), 1.5), (3, Decimal(30), 2.5), (4, Decimal(900), 9.5)]
     create_extract(tmp_path / "e.hyper", columns, stage(tmp_path / "rows.parquet", columns, rows))
-    ours = extract_fingerprints(tmp_path / "e.hyper", columns)
+    extract_prints = extract_fingerprints(tmp_path / "e.hyper", columns)
 
     def source(amounts: tuple[int, int], ratios: tuple[float, float] = (1.5, 2.5)) -> Any:
         values = [(1, -900, -9.5), (2, amounts[0], ratios[0]), (3, amounts[1], ratios[1]), (4, 900, 9.5)]
         listed = "COLUMN1::NUMBER(38,0) AS ID, COLUMN2::NUMBER(12,2) AS AMOUNT, COLUMN3::FLOAT AS RATIO"
         cursor.execute(snowflake_sql(columns, f"(SELECT {listed} FROM VALUES {', '.join(map(str, values))})"))
-        return different_slices(ours, read_fingerprints(cursor.fetchall(), columns))
+        return different_slices(extract_prints, read_fingerprints(cursor.fetchall(), columns))
 
     assert source((10, 30)) == {}
     for changed in (source((-100, 140)), source((30, 10)), source((10, 30), (1.25, 2.75))):
@@ -290,7 +290,7 @@ def test_differences_read_as_sentences():
 
 def test_versions_of_the_release_before_are_still_recognised(tmp_path: Path):
     create_extract(tmp_path / "e.hyper", COLUMNS, stage(tmp_path / "rows.parquet", COLUMNS, ROWS[:9]))
-    shape = Shape(COLUMNS, ("ID",), SliceBy("DAY", "month"), loose=frozenset({"RATIO"}))
+    shape = ExtractShape(COLUMNS, ("ID",), SliceBy("DAY", "month"), loose=frozenset({"RATIO"}))
     prints = content_fingerprints(tmp_path / "e.hyper", shape)
     digest = content_digest(prints)
     # As that release wrote it down.

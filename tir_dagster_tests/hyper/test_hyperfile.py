@@ -48,16 +48,16 @@ def test_a_full_refresh_makes_a_file_of_exactly_the_staged_rows(tmp_path: Path):
     )
     nothing = (None,) * len(columns)
     target = tmp_path / "new" / "sales.hyper"
-    made = create_extract(target, columns, stage(tmp_path / "r.parquet", columns, [row, nothing, nothing]))
-    assert (made.schema, made.name, made.rows, made.file_version) == ("Extract", "Extract", 3, 2)
-    assert [(column.name, column.type) for column in made.columns] == [
+    table = create_extract(target, columns, stage(tmp_path / "r.parquet", columns, [row, nothing, nothing]))
+    assert (table.schema, table.name, table.rows, table.file_version) == ("Extract", "Extract", 3, 2)
+    assert [(column.name, column.type) for column in table.columns] == [
         (column.name, column.hyper) for column in columns
     ]
     assert bag(target)[nothing] == 2
-    found = next(
+    row_found = next(
         iter(bag(target, columns='"ID", "PRICE", "WIDE", "NA""ME", CAST("MOMENT" AS TEXT), CAST("AT" AS TEXT)'))
     )
-    assert found == (1, Decimal("9.99"), 1.5, "é", "2024-01-31 23:00:00", "10:11:12")
+    assert row_found == (1, Decimal("9.99"), 1.5, "é", "2024-01-31 23:00:00", "10:11:12")
     assert [path.name for path in target.parent.iterdir()] == ["sales.hyper"]
 
 
@@ -78,8 +78,8 @@ def test_a_full_refresh_replaces_the_old_file_in_one_step_or_leaves_it(tmp_path:
 
 def test_columns_can_have_other_names_in_the_extract(tmp_path: Path):
     staged = stage(tmp_path / "r.parquet", COLUMNS, [(1, "a")])
-    made = create_extract(tmp_path / "e.hyper", COLUMNS, staged, names={"NAME": "Customer Name"})
-    assert [column.name for column in made.columns] == ["ID", "Customer Name"]
+    table = create_extract(tmp_path / "e.hyper", COLUMNS, staged, names={"NAME": "Customer Name"})
+    assert [column.name for column in table.columns] == ["ID", "Customer Name"]
 
 
 def test_a_staged_file_without_a_column_is_refused_by_name(tmp_path: Path):
@@ -148,10 +148,15 @@ def test_a_full_refresh_can_keep_the_table_and_the_types_of_another_extract(tmp_
         file_version=3,
     )
     rows = stage(tmp_path / "r.parquet", COLUMNS, [(1, "a")])
-    made = create_like(tmp_path / "new.hyper", template, COLUMNS, rows, names={"NAME": "Customer Name"})
-    theirs = describe(template)
-    assert (made.schema, made.name, made.columns, made.file_version) == (theirs.schema, theirs.name, theirs.columns, 3)
-    assert bag(tmp_path / "new.hyper", table=made.sql) == {(1, "a"): 1}
+    table = create_like(tmp_path / "new.hyper", template, COLUMNS, rows, names={"NAME": "Customer Name"})
+    template_table = describe(template)
+    assert (table.schema, table.name, table.columns, table.file_version) == (
+        template_table.schema,
+        template_table.name,
+        template_table.columns,
+        3,
+    )
+    assert bag(tmp_path / "new.hyper", table=table.sql) == {(1, "a"): 1}
     with pytest.raises(ExtractError, match="has no column NAME, which the source has"):
         create_like(tmp_path / "new.hyper", template, COLUMNS, rows)
 

@@ -92,29 +92,34 @@ def hyper(tmp_path: Path) -> Path:
 
 
 def test_a_package_tells_its_two_sides(package: Path):
-    found = read_package(package)
-    assert (found.document, found.name) == ("Orders.tds", "Orders")
-    assert found.hyper_member == "Data/Extracts/Orders.hyper"
-    assert found.table == ("Extract", "Extract")
-    assert [record.remote_name for record in found.columns] == ["ORDER_ID", "order date", "NAME"]
-    assert found.hyper_names == {"ORDER_ID": "ORDER_ID", "ORDER_DATE": "order date", "NAME": "NAME"}
-    assert found.incremental
-    assert (found.increment_key, found.increment_column, found.increment_source) == (
+    package_info = read_package(package)
+    assert (package_info.document, package_info.name) == ("Orders.tds", "Orders")
+    assert package_info.hyper_member == "Data/Extracts/Orders.hyper"
+    assert package_info.table == ("Extract", "Extract")
+    assert [record.remote_name for record in package_info.columns] == ["ORDER_ID", "order date", "NAME"]
+    assert package_info.hyper_names == {"ORDER_ID": "ORDER_ID", "ORDER_DATE": "order date", "NAME": "NAME"}
+    assert package_info.incremental
+    assert (package_info.increment_key, package_info.increment_column, package_info.increment_source) == (
         "[Order Date]",
         "order date",
         "ORDER_DATE",
     )
-    assert [(event.kind, event.increment_value) for event in found.events] == [
+    assert [(event.kind, event.increment_value) for event in package_info.events] == [
         ("create", "#2001-01-01#"),
         ("increment", "#2002-02-02#"),
     ]
-    assert found.last_increment == "#2002-02-02#"
-    assert found.relation is not None
-    assert (found.relation.kind, found.relation.table) == ("table", ("PUBLIC", "ORDERS"))
-    assert found.connections[0].kind == "snowflake"
-    assert (found.connections[0].server, found.connections[0].dbname) == (SNOWFLAKE.server, "SHOP")
-    assert (found.connections[0].schema, found.connections[0].username) == ("PUBLIC", "TABLEAU")
-    assert (found.filters, found.aggregated, found.row_limit, found.calculated_columns) == ((), False, None, ())
+    assert package_info.last_increment == "#2002-02-02#"
+    assert package_info.relation is not None
+    assert (package_info.relation.kind, package_info.relation.table) == ("table", ("PUBLIC", "ORDERS"))
+    assert package_info.connections[0].kind == "snowflake"
+    assert (package_info.connections[0].server, package_info.connections[0].dbname) == (SNOWFLAKE.server, "SHOP")
+    assert (package_info.connections[0].schema, package_info.connections[0].username) == ("PUBLIC", "TABLEAU")
+    assert (package_info.filters, package_info.aggregated, package_info.row_limit, package_info.calculated_columns) == (
+        (),
+        False,
+        None,
+        (),
+    )
 
 
 def test_a_package_of_a_query_tells_its_text(tmp_path: Path):
@@ -122,10 +127,15 @@ def test_a_package_of_a_query_tells_its_text(tmp_path: Path):
     built = build_tdsx(
         tmp_path / "q.tdsx", caption="Q", columns=FIELDS[:1], snowflake=SNOWFLAKE, custom_sql=sql, increment_key=None
     )
-    found = read_package(built)
-    assert found.relation is not None
-    assert (found.relation.kind, found.relation.sql) == ("text", sql)
-    assert (found.incremental, found.increment_key, found.events, found.last_increment) == (False, None, (), None)
+    package_info = read_package(built)
+    assert package_info.relation is not None
+    assert (package_info.relation.kind, package_info.relation.sql) == ("text", sql)
+    assert (package_info.incremental, package_info.increment_key, package_info.events, package_info.last_increment) == (
+        False,
+        None,
+        (),
+        None,
+    )
 
 
 def test_what_would_change_the_rows_of_an_extract_is_told(tmp_path: Path, package: Path):
@@ -135,8 +145,8 @@ def test_what_would_change_the_rows_of_an_extract_is_told(tmp_path: Path, packag
         )
         return text.replace("</extract>", "<filter class='categorical' column='[NAME]'/></extract>")
 
-    found = read_package(edited(package, tmp_path / "e.tdsx", edit))
-    assert (found.filters, found.aggregated, found.row_limit) == (("[NAME]",), True, "100 records")
+    package_info = read_package(edited(package, tmp_path / "e.tdsx", edit))
+    assert (package_info.filters, package_info.aggregated, package_info.row_limit) == (("[NAME]",), True, "100 records")
 
 
 def test_calculations_stored_in_the_extract_are_told(tmp_path: Path, package: Path):
@@ -155,11 +165,11 @@ def test_several_tables_are_refused_for_refreshing_by_key(tmp_path: Path, packag
         more += "<properties context='extract'><relation name='B' table='[Extract].[B_1]' type='table'/></properties></object>"
         return text.replace("</objects>", f"{more}</objects>")
 
-    found = read_package(edited(package, tmp_path / "two.tdsx", edit))
-    assert found.relation is not None
-    assert found.relation.kind == "other"
+    package_info = read_package(edited(package, tmp_path / "two.tdsx", edit))
+    assert package_info.relation is not None
+    assert package_info.relation.kind == "other"
     with pytest.raises(ExtractError, match=r"stores 2 tables \(Extract\.Extract, Extract\.B_1\)"):
-        _ = found.table
+        _ = package_info.table
 
 
 def test_a_published_hyper_file_has_an_extract_and_no_live_side(tmp_path: Path, hyper: Path):
@@ -169,30 +179,30 @@ def test_a_published_hyper_file_has_an_extract_and_no_live_side(tmp_path: Path, 
         "</named-connection></named-connections><relation name='Extract' table='[Extract].[Extract]' type='table'/>"
         "</connection></datasource>"
     )
-    with zipfile.ZipFile(tmp_path / "bare.tdsx", "w") as made:
-        made.writestr("x.tds", text)
-        made.write(hyper, "Data/Extracts/x.hyper")
-    found = read_package(tmp_path / "bare.tdsx")
-    assert (found.hyper_member, found.table) == ("Data/Extracts/x.hyper", ("Extract", "Extract"))
-    assert (found.relation, found.incremental, found.source_columns) == (None, False, ())
+    with zipfile.ZipFile(tmp_path / "bare.tdsx", "w") as archive:
+        archive.writestr("x.tds", text)
+        archive.write(hyper, "Data/Extracts/x.hyper")
+    package_info = read_package(tmp_path / "bare.tdsx")
+    assert (package_info.hyper_member, package_info.table) == ("Data/Extracts/x.hyper", ("Extract", "Extract"))
+    assert (package_info.relation, package_info.incremental, package_info.source_columns) == (None, False, ())
 
 
 def test_the_hyper_file_comes_out_as_it_is(tmp_path: Path, package: Path):
-    found = read_package(package)
-    extract_hyper(found, tmp_path / "out" / "x.hyper")
+    package_info = read_package(package)
+    extract_hyper(package_info, tmp_path / "out" / "x.hyper")
     with zipfile.ZipFile(package) as opened:
         assert (tmp_path / "out" / "x.hyper").read_bytes() == opened.read("Data/Extracts/Orders.hyper")
     described = describe(tmp_path / "out" / "x.hyper")
-    assert [column.name for column in described.columns] == [record.remote_name for record in found.columns]
+    assert [column.name for column in described.columns] == [record.remote_name for record in package_info.columns]
 
 
 def test_a_package_without_its_extract_can_be_read_but_not_unpacked(tmp_path: Path, package: Path):
     with zipfile.ZipFile(package) as old, zipfile.ZipFile(tmp_path / "thin.tdsx", "w") as thin:
         thin.writestr("Orders.tds", old.read("Orders.tds"))
-    found = read_package(tmp_path / "thin.tdsx")
-    assert found.hyper_member is None
+    package_info = read_package(tmp_path / "thin.tdsx")
+    assert package_info.hyper_member is None
     with pytest.raises(ExtractError, match="Download it with its extract"):
-        extract_hyper(found, tmp_path / "x.hyper")
+        extract_hyper(package_info, tmp_path / "x.hyper")
 
 
 def test_only_the_last_event_and_the_time_of_update_differ_after_a_republish(
@@ -209,8 +219,8 @@ def test_only_the_last_event_and_the_time_of_update_differ_after_a_republish(
     assert new == re.sub(r'update-time="[^"]*"', stamp[0], expected)
     assert re.fullmatch(r"\d\d/\d\d/\d{4} \d\d:\d\d:\d\d [AP]M", stamp[1])
 
-    found = read_package(written)
-    assert [event.increment_value for event in found.events] == ["#2001-01-01#", "#2024-03-01#"]
+    package_info = read_package(written)
+    assert [event.increment_value for event in package_info.events] == ["#2001-01-01#", "#2024-03-01#"]
     assert canonical(new, skip=("increment-value", "rows-inserted", "update-time")) == canonical(
         old, skip=("increment-value", "rows-inserted", "update-time")
     )
@@ -228,14 +238,14 @@ def canonical(text: str, *, skip: tuple[str, ...]) -> bytes:
 
 def check_invariants(path: Path, folder: Path) -> None:
     """What a published package has to keep, whatever was done to it."""
-    found = read_package(path)
-    assert found.hyper_member is not None
-    file = extract_hyper(found, folder / "check.hyper")
+    package_info = read_package(path)
+    assert package_info.hyper_member is not None
+    file = extract_hyper(package_info, folder / "check.hyper")
     described = describe(file)
-    assert (described.schema, described.name) == found.table
-    assert [record.remote_name for record in found.columns] == [column.name for column in described.columns]
-    if found.events:
-        assert found.last_increment == greatest_increment(found, file)
+    assert (described.schema, described.name) == package_info.table
+    assert [record.remote_name for record in package_info.columns] == [column.name for column in described.columns]
+    if package_info.events:
+        assert package_info.last_increment == greatest_increment(package_info, file)
 
 
 @pytest.mark.parametrize("which", ["plain", "package"])
@@ -262,8 +272,8 @@ def test_every_other_member_keeps_content_order_and_date(tmp_path: Path, package
     written = packed(read_package(package), "w.tdsx", hyper=hyper).write(tmp_path / "w.tdsx")
     with zipfile.ZipFile(package) as old, zipfile.ZipFile(written) as new:
         assert new.testzip() is None
-        assert [(one.filename, one.date_time) for one in old.infolist()] == [
-            (one.filename, one.date_time) for one in new.infolist()
+        assert [(member.filename, member.date_time) for member in old.infolist()] == [
+            (member.filename, member.date_time) for member in new.infolist()
         ]
         for name in old.namelist():
             assert new.read(name) == (hyper.read_bytes() if name.endswith(".hyper") else old.read(name))
@@ -325,13 +335,15 @@ def test_other_members_are_copied_without_being_compressed_again(
 ):
     source = with_members(plain, tmp_path / "many.tdsx", streamed=streamed)
     written = packed(read_package(source), "w.tdsx", hyper=hyper).write(tmp_path / "w.tdsx")
-    kept = ("date_time", "compress_type", "CRC", "extra", "comment", "external_attr")
+    attributes = ("date_time", "compress_type", "CRC", "extra", "comment", "external_attr")
     with zipfile.ZipFile(source) as old, zipfile.ZipFile(written) as new:
         assert new.testzip() is None
         assert (old.namelist(), old.comment) == (new.namelist(), new.comment)
         for name in MEMBERS:
             before, after = old.getinfo(name), new.getinfo(name)
-            assert [getattr(before, one) for one in kept] == [getattr(after, one) for one in kept]
+            assert [getattr(before, attribute) for attribute in attributes] == [
+                getattr(after, attribute) for attribute in attributes
+            ]
     assert [compressed(source, name) for name in MEMBERS] == [compressed(written, name) for name in MEMBERS]
 
 
@@ -358,9 +370,9 @@ def test_a_member_that_declares_more_bytes_than_the_package_has_is_refused(tmp_p
 def test_size_and_checksum_of_every_member_stand_before_it(tmp_path: Path, package: Path, hyper: Path):
     """A reader that unpacks a stream cannot tell where a stored member ends whose sizes follow it."""
     source = with_members(package, tmp_path / "many.tdsx", streamed=True)
-    made = packed(read_package(source), "w.tdsx", hyper=hyper)
-    content = made.write(tmp_path / "w.tdsx").read_bytes()
-    assert len(content) == made.size
+    archive = packed(read_package(source), "w.tdsx", hyper=hyper)
+    content = archive.write(tmp_path / "w.tdsx").read_bytes()
+    assert len(content) == archive.size
     with zipfile.ZipFile(tmp_path / "w.tdsx") as opened:
         for info in opened.infolist():
             flags, _, _, _, checksum, *sizes = struct.unpack_from("<HHHHLLL", content, info.header_offset + 6)
@@ -438,9 +450,9 @@ def test_an_increment_key_that_tableau_cannot_compare_is_refused(tmp_path: Path,
 
 
 def make(path: Path, members: list[tuple[str, bytes]]) -> Path:
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as made:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in members:
-            made.writestr(name, content)
+            archive.writestr(name, content)
     return path
 
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tableauhyperapi import Date
 
 from tir_dagster.changes.change_set import NO_SLICE_KEY, ChangeSet
-from tir_dagster.changes.plan import Known
+from tir_dagster.changes.plan import SourceState
 from tir_dagster.errors import ExtractError
 from tir_dagster.hyper.casts import PURGE_KEY
 from tir_dagster.hyper.content import content_digest, content_fingerprints
@@ -35,7 +35,7 @@ from tir_dagster.hyper.payload import (
     with_key_column,
     write_payloads,
 )
-from tir_dagster.hyper.replace import Shape, replace_change
+from tir_dagster.hyper.replace import ExtractShape, replace_change
 from tir_dagster.snowflake.columns import Kind
 from tir_dagster.snowflake.slices import SliceBy
 from tir_dagster_tests.hyper.helpers import bag, columns_of, run, stage
@@ -46,15 +46,15 @@ COLUMNS = columns_of({"ID": "NUMBER(38,0)", "F": "FLOAT", "S": "VARCHAR", "D": "
 WHOLE = [replace(COLUMNS[0], nullable=False), *COLUMNS[1:]]
 MONTHS = SliceBy("D", "month")
 SHAPES = {
-    "a key that is never NULL": Shape(tuple(WHOLE), ("ID",), MONTHS),
-    "a key that may be NULL": Shape(tuple(COLUMNS), ("ID",), MONTHS),
-    "a key of several columns": Shape(tuple(COLUMNS), ("S", "F", "ID"), SliceBy()),
-    "no key but months": Shape(tuple(COLUMNS), (), MONTHS),
+    "a key that is never NULL": ExtractShape(tuple(WHOLE), ("ID",), MONTHS),
+    "a key that may be NULL": ExtractShape(tuple(COLUMNS), ("ID",), MONTHS),
+    "a key of several columns": ExtractShape(tuple(COLUMNS), ("S", "F", "ID"), SliceBy()),
+    "no key but months": ExtractShape(tuple(COLUMNS), (), MONTHS),
 }
 Rows = Sequence[tuple[Any, ...]]
 
 
-def key_of(shape: Shape, row: tuple[Any, ...]) -> tuple[Any, ...]:
+def key_of(shape: ExtractShape, row: tuple[Any, ...]) -> tuple[Any, ...]:
     by_name = dict(zip([column.name for column in shape.columns], row, strict=True))
     if not shape.key:
         return (by_name["D"].strftime("%Y-%m") if by_name["D"] else None,)
@@ -64,7 +64,7 @@ def key_of(shape: Shape, row: tuple[Any, ...]) -> tuple[Any, ...]:
 class Case:
     """An extract, what it becomes, and the change set between them."""
 
-    def __init__(self, folder: Path, shape: Shape, before: Rows, after: Rows, *, keyed: bool = False) -> None:
+    def __init__(self, folder: Path, shape: ExtractShape, before: Rows, after: Rows, *, keyed: bool = False) -> None:
         folder.mkdir()
         self.keyed = keyed
         self.folder, self.shape, self.after = folder, shape, after
@@ -76,7 +76,7 @@ class Case:
             parts = [column for name in shape.key for column in shape.columns if column.name == name]
             stage(folder / "keys" / "part-0.parquet", parts, changed, bookkeeping=False)
         touched = {NO_SLICE_KEY if key[0] is None else str(key[0]): 1 for key in changed} if not shape.key else {}
-        known = Known("t", "d", "s", "w")
+        known = SourceState("t", "d", "s", "w")
         self.change_set = ChangeSet(
             "one", "orders", None, "t", known, "changes", "incremental", None, len(changed), 0, touched, {}, {}, None
         )
@@ -123,11 +123,11 @@ def seen(path: Path) -> Counter[tuple[Any, ...]]:
     return Counter(tuple(value.to_date() if isinstance(value, Date) else value for value in row) for row in rows)
 
 
-def by_key(shape: Shape, rows: Iterable[tuple[Any, ...]]) -> dict[tuple[Any, ...], Counter[tuple[Any, ...]]]:
-    found: dict[tuple[Any, ...], Counter[tuple[Any, ...]]] = defaultdict(Counter)
+def by_key(shape: ExtractShape, rows: Iterable[tuple[Any, ...]]) -> dict[tuple[Any, ...], Counter[tuple[Any, ...]]]:
+    rows_by_key: dict[tuple[Any, ...], Counter[tuple[Any, ...]]] = defaultdict(Counter)
     for row in rows:
-        found[key_of(shape, row)][row] += 1
-    return found
+        rows_by_key[key_of(shape, row)][row] += 1
+    return rows_by_key
 
 
 def _names(connection: Any, table: str) -> list[str]:
@@ -183,7 +183,9 @@ def test_files_are_alike_whose_columns_are_our_key_column_aside(tmp_path: Path):
     case.publish()
     assert same_layout(case.server, case.base)
     for number, declared in enumerate(("TEXT", 'TEXT COLLATE "en_US_CI"', "VARCHAR(9)")):
-        listed = ", ".join(f"{quoted(one.name)} {one.hyper if one.name != 'V' else declared}" for one in COLUMNS)
+        listed = ", ".join(
+            f"{quoted(column.name)} {column.hyper if column.name != 'V' else declared}" for column in COLUMNS
+        )
         other = tmp_path / f"{number}.hyper"
         run(other, 'CREATE SCHEMA "Extract"', f'CREATE TABLE "Extract"."Extract" ({listed})', create=True)
         assert same_layout(other, case.base) == (declared == "TEXT")
@@ -191,7 +193,7 @@ def test_files_are_alike_whose_columns_are_our_key_column_aside(tmp_path: Path):
 
 def test_a_digest_of_rows_tells_what_sums_do_not(tmp_path: Path):
     columns = columns_of({"ID": "NUMBER(38,0)", "V": "VARCHAR", "J": "VARIANT"})
-    shape = Shape(columns, ("ID",), SliceBy())
+    shape = ExtractShape(columns, ("ID",), SliceBy())
     tables = [
         [(1, "a", "[1]"), (2, "b", None)],
         [(2, "b", None), (1, "a", "[1]")],
@@ -199,14 +201,14 @@ def test_a_digest_of_rows_tells_what_sums_do_not(tmp_path: Path):
         [(1, "a", "[2]"), (2, "b", None)],
         [(1, "a", "[1]"), (2, "b", None), (2, "b", None)],
     ]
-    made = [tmp_path / f"{number}.hyper" for number in range(len(tables))]
-    for target, rows in zip(made, tables, strict=True):
+    extracts = [tmp_path / f"{number}.hyper" for number in range(len(tables))]
+    for target, rows in zip(extracts, tables, strict=True):
         create_extract(target, columns, stage(target.with_suffix(".parquet"), list(columns), rows))
-    assert len({content_digest(content_fingerprints(path, shape)) for path in made}) == 3
-    first, again, *others = [row_digest(path, shape) for path in made]
+    assert len({content_digest(content_fingerprints(path, shape)) for path in extracts}) == 3
+    first, again, *others = [row_digest(path, shape) for path in extracts]
     assert first == again
     assert first not in others
-    with_key_column(made[0], tmp_path / "keyed.hyper", shape)
+    with_key_column(extracts[0], tmp_path / "keyed.hyper", shape)
     assert row_digest(tmp_path / "keyed.hyper", shape) == first
 
 
@@ -273,15 +275,15 @@ KEY_VALUES: dict[str, list[Any]] = {
 
 @pytest.mark.parametrize("nullable", [False, True], ids=["never NULL", "NULL or not"])
 def test_keys_of_every_type_are_told_apart(tmp_path: Path, nullable: bool):
-    held = columns_of({**{kind: kind for kind in KEY_VALUES}, "V": "VARCHAR"})
-    columns = tuple(replace(one, nullable=nullable) for one in held if nullable or one.kind in PLAIN)
+    all_columns = columns_of({**{kind: kind for kind in KEY_VALUES}, "V": "VARCHAR"})
+    columns = tuple(replace(column, nullable=nullable) for column in all_columns if nullable or column.kind in PLAIN)
     names = tuple(column.name for column in columns[:-1])
     values = {name: [*KEY_VALUES[name], *([None] if nullable else [])] for name in names}
-    first = {name: found[0] for name, found in values.items()}
+    first = {name: key_values[0] for name, key_values in values.items()}
     keys = list(dict.fromkeys(tuple({**first, name: value}.values()) for name in names for value in values[name]))
     before = [(*key, "x") for key in keys]
     after = [(*key, "y" if number % 3 else "x") for number, key in enumerate(keys) if number % 3 < 2]
-    case = Case(tmp_path / "case", Shape(columns, names, SliceBy()), before, after)
+    case = Case(tmp_path / "case", ExtractShape(columns, names, SliceBy()), before, after)
     assert case.publish() == nullable
     for payload in case.payloads(keyed=nullable):
         case.apply(payload)

@@ -221,7 +221,7 @@ def test_a_column_that_only_one_side_has_is_refused_by_name(tmp_path: Path, base
         replace_keys(base, base, key=["ID"], keys=[], rows=[], columns=more)
     with pytest.raises(ExtractError, match="The source has no column AMOUNT"):
         replace_keys(base, base, key=["ID"], keys=[], rows=[], columns=COLUMNS[:2])
-    with pytest.raises(ExtractError, match="NOWHERE is to be purged by"):
+    with pytest.raises(ExtractError, match="rows are purged by NOWHERE"):
         replace_keys(base, base, key=["NOWHERE"], keys=[], rows=[], columns=COLUMNS)
     with pytest.raises(ExtractError, match="no key was named"):
         replace_keys(base, base, key=[], keys=[], rows=[], columns=COLUMNS)

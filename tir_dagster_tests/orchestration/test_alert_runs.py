@@ -19,7 +19,7 @@ from tir_dagster.alerts.events import Failure, Recovered, Report, Success
 from tir_dagster.alerts.memory import Book
 from tir_dagster.alerts.running_commands import killed_commands, under_way
 from tir_dagster.changes.hints import HintError
-from tir_dagster.changes.plan import Known
+from tir_dagster.changes.plan import SourceState
 from tir_dagster.definitions import build_defs
 from tir_dagster.errors import EQUALS_SOURCE, DatasourceError, GuardError, LoadError, SpecError, VerificationError
 from tir_dagster.orchestration.alerts.commands import alerting, book_of, killed_reports
@@ -277,7 +277,7 @@ def test_a_refresh_by_tableau_that_may_go_on_is_not_called_unchanged(instance, h
 
 
 def test_a_patch_whose_first_parts_may_be_there_is_not_called_unchanged(instance, home):
-    known = Known(definition="d", schema="s", identity="i", token="t")
+    known = SourceState(definition="d", schema="s", identity="i", token="t")
     store = ChangeSetStore(home / "extracts" / "orders" / "change_sets")
     for patch, told in ((False, "is unchanged"), (True, "a publish was under way")):
         store.intend(Intent("orders", "cs", "v", None, "f", known, patch=patch))
@@ -413,7 +413,7 @@ def test_a_hint_that_nobody_can_read_is_the_business_of_who_typed_it(instance):
 
 
 def confirm(instance: dg.DagsterInstance) -> None:
-    known = Known(definition="d", schema="s", identity="i", token="t")
+    known = SourceState(definition="d", schema="s", identity="i", token="t")
     made = Confirmation("orders", "v", "2025-03-01T00:00:00+00:00", known, None, "ds", "1", "f", 1, ())
     event = dg.AssetMaterialization(PUBLISHED, metadata={CONFIRMATION: made.to_json()})
     instance.report_runless_asset_event(event)

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tir_dagster.alerts.memory import Book, Trouble
-from tir_dagster.changes.plan import Known
+from tir_dagster.changes.plan import SourceState
 from tir_dagster.cli.main import tir
 from tir_dagster.cli.trigger import TriggerCommand
 from tir_dagster.definitions import build_defs
@@ -284,7 +284,7 @@ def test_what_could_not_be_told_is_a_note_on_the_run(instance, people: People):
 )
 def test_a_publish_that_was_under_way_is_not_called_unchanged(instance, people: People, hole, error, told):
     store = ChangeSetStore(tir_home() / "extracts" / "orders" / "change_sets")
-    known = Known(definition="d", schema="s", identity="i", token="t")
+    known = SourceState(definition="d", schema="s", identity="i", token="t")
     store.intend(Intent("orders", "cs", "v", None, "f", known, hole))
     watcher = Watcher(instance)
     a_run(instance, error=error)

@@ -6,7 +6,7 @@ import dagster as dg
 import pytest
 
 from tir_dagster.changes.change_set import ChangeSet
-from tir_dagster.changes.plan import Known
+from tir_dagster.changes.plan import SourceState
 from tir_dagster.errors import ExtractError, TirError
 from tir_dagster.orchestration.io_managers import (
     CHANGE_SET_IO,
@@ -54,7 +54,7 @@ def a_change_set(state: StateFolder, ident: str) -> ChangeSet:
         extract="orders",
         base=None,
         source_version="2025-01-01T00:00:00.000000+00:00",
-        known=Known("d", "s", "i", "t"),
+        known=SourceState("d", "s", "i", "t"),
         mode="changes",
         decision="incremental",
         reason=None,

@@ -6,7 +6,7 @@ import dagster as dg
 import pytest
 
 from tir_dagster.changes.change_set import NO_SLICE_KEY, ChangeSet
-from tir_dagster.changes.plan import Known
+from tir_dagster.changes.plan import SourceState
 from tir_dagster.orchestration.metadata import plan_markdown, same_columns, snowflake_url
 from tir_dagster.snowflake.names import TableName
 
@@ -17,7 +17,7 @@ def a_change_set(purged: dict[str, int], appended: dict[str, int], *warnings: st
         extract="orders",
         base="v1",
         source_version="2025-01-01T00:00:00+00:00",
-        known=Known("d", "s", "i", "t"),
+        known=SourceState("d", "s", "i", "t"),
         mode="changes",
         decision="incremental",
         reason=None,

@@ -12,7 +12,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from tir_dagster.changes.plan import Known
+from tir_dagster.changes.plan import SourceState
 from tir_dagster.orchestration.names import extract_keys
 from tir_dagster.orchestration.requests import News, read_news
 from tir_dagster.orchestration.sensing.watching import news
@@ -46,7 +46,7 @@ def instance() -> Iterator[dg.DagsterInstance]:
 
 
 def confirmed_at(moment: datetime, reports: frozenset[int] = frozenset()) -> Confirmation:
-    known, version = Known(*("" for _ in Known.__dataclass_fields__)), str(SourceVersion(moment))
+    known, version = SourceState(*("" for _ in SourceState.__dataclass_fields__)), str(SourceVersion(moment))
     made = Confirmation("orders", "v1", version, known, None, "id", "1", "", 1, ())
     return replace(made, reports=tuple(sorted(reports))) if reports else made
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark import SparkContext
 
-from tir_dagster.changes.plan import Known
+from tir_dagster.changes.plan import SourceState
 from tir_dagster.definitions import build_defs
 from tir_dagster.orchestration.metadata import CONFIRMATION
 from tir_dagster.orchestration.partitions import HELD, RANGE_END, RANGE_START, add_slices
@@ -132,7 +132,7 @@ def confirmation(*change_sets: str, minute: int = 0, token: str = "t", definitio
         extract="orders",
         version="v00000001",
         source_version=moment(minute),
-        known=Known(definition, "s", "i", token),
+        known=SourceState(definition, "s", "i", token),
         watermark=None,
         datasource_id="1",
         server_version="1",

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tir_dagster.changes.plan import Known
+from tir_dagster.changes.plan import SourceState
 from tir_dagster.refresh.state.records import Confirmation
 from tir_dagster.snowflake.connection import SnowflakeAccess
 from tir_dagster.spec.reading import spec_from_mapping
@@ -31,7 +31,7 @@ def test_as_many_versions_stay_as_the_spec_says_and_always_the_confirmed_one(
         workspace = refresher.versions.begin()
         workspace.extract.write_bytes(bytes(900))
         refresher.versions.commit(workspace, {})
-    known = Known(*("" for _ in Known.__dataclass_fields__))
+    known = SourceState(*("" for _ in SourceState.__dataclass_fields__))
     refresher.settle(Confirmation("orders", "v00000001", "t", known, None, "id", "version", "", 1, ()))
     assert [version.id for version in refresher.versions.versions()] == left
 

@@ -19,7 +19,7 @@ import tableauserverclient as TSC  # noqa: N812 - the name its own documentation
 from click.testing import CliRunner, Result
 from tableauhyperapi import HyperProcess, Telemetry
 
-from tir_dagster.changes.plan import Known, Reason
+from tir_dagster.changes.plan import Reason, SourceState
 from tir_dagster.cli.main import tir
 from tir_dagster.definitions import build_defs
 from tir_dagster.errors import SourceError
@@ -324,7 +324,7 @@ def a_spec(**more: Any) -> ExtractSpec:
     return spec_from_mapping({**value, "datasource": {"project": "p", "name": "n", "refresh": refresh}}, "test")
 
 
-NOW = Watched(Known("d", "", "", "t1,t2"), SourceVersion.parse("2026-01-01T00:00:00+00:00"))
+NOW = Watched(SourceState("d", "", "", "t1,t2"), SourceVersion.parse("2026-01-01T00:00:00+00:00"))
 SAME = Confirmation("x", "", str(NOW.version), NOW.known, None, "1", "1", "", 1, ())
 OLD_TOKEN = replace(SAME, known=replace(NOW.known, token="t1,t1"))
 OLD_SPEC = replace(SAME, known=replace(NOW.known, definition="e"))

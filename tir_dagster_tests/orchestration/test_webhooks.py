@@ -24,7 +24,7 @@ import tableauserverclient as TSC  # noqa: N812 - the name its own documentation
 from click.testing import CliRunner, Result
 from tableauhyperapi import HyperProcess, Telemetry
 
-from tir_dagster.changes.plan import Known
+from tir_dagster.changes.plan import SourceState
 from tir_dagster.cli.main import tir
 from tir_dagster.cli.webhook_receiver import LARGEST_BODY, Receiver
 from tir_dagster.orchestration.home import dagster_instance
@@ -52,7 +52,7 @@ def confirm(instance: dg.DagsterInstance, datasource_id: str, key: dg.AssetKey =
         extract="orders",
         version="v00000001",
         source_version="2026-01-01T00:00:00.000000+00:00",
-        known=Known("d", "s", "i", "t"),
+        known=SourceState("d", "s", "i", "t"),
         watermark=None,
         datasource_id=datasource_id,
         server_version="1",

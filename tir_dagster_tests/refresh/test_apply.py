@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from tir_dagster.changes.change_set import ChangeSet
 from tir_dagster.changes.difference import ROW_MARK
-from tir_dagster.changes.plan import Known
+from tir_dagster.changes.plan import SourceState
 from tir_dagster.hyper.hyperfile import create_extract
-from tir_dagster.hyper.replace import Shape
+from tir_dagster.hyper.replace import ExtractShape
 from tir_dagster.refresh import apply
 from tir_dagster.refresh.context import shape_to_json
 from tir_dagster.refresh.state import versions
@@ -25,7 +25,7 @@ from tir_dagster.snowflake.slices import SliceBy
 from tir_dagster_tests.hyper.helpers import bag, columns_of, run, stage
 
 COLUMNS = columns_of({"ID": "NUMBER(38,0)", "DAY": "DATE", "NAME": "VARCHAR"})
-SHAPE = Shape(COLUMNS, ("ID",), SliceBy("DAY", "month"))
+SHAPE = ExtractShape(COLUMNS, ("ID",), SliceBy("DAY", "month"))
 KEEP = 2
 Row = tuple[Any, ...]
 
@@ -57,7 +57,7 @@ class Extract:
         marked = [(*row, 1) for row in fresh]
         stage(change / "rows" / "part-0.parquet", [*COLUMNS, ROW_MARK], marked, bookkeeping=False)
         made = ChangeSet(
-            *("c", "e", "v", "t", Known("", "", "", ""), "changes", "incremental", None, 0, 0, {}, {}, None)
+            *("c", "e", "v", "t", SourceState("", "", "", ""), "changes", "incremental", None, 0, 0, {}, {}, None)
         )
         base = self.version
         with apply.new_version(self.store) as workspace:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tir_dagster.changes.change_set import ChangeSet, counts_to_json
 from tir_dagster.changes.difference import ROW_MARK, Forced
-from tir_dagster.changes.plan import Known
+from tir_dagster.changes.plan import SourceState
 from tir_dagster.errors import VerificationError
 from tir_dagster.hyper.compare import comparing
 from tir_dagster.hyper.content import (
@@ -28,7 +28,7 @@ from tir_dagster.hyper.content import (
     sums_to_json,
 )
 from tir_dagster.hyper.hyperfile import create_extract, odd_keys
-from tir_dagster.hyper.replace import Shape, replace_change, replaced_rows
+from tir_dagster.hyper.replace import ExtractShape, replace_change, replaced_rows
 from tir_dagster.refresh.context import shape_to_json
 from tir_dagster.refresh.state.versions import Version
 from tir_dagster.refresh.verify import count_odd_keys, slices_in_turn, verify_content, verify_loaded, verify_replaced
@@ -36,7 +36,7 @@ from tir_dagster.snowflake.slices import SliceBy
 from tir_dagster_tests.hyper.helpers import columns_of, run, stage
 
 COLUMNS = columns_of({"ID": "NUMBER(38,0)", "DAY": "DATE", "NAME": "VARCHAR"})
-KEYED = Shape(COLUMNS, ("ID",), SliceBy("DAY", "month"))
+KEYED = ExtractShape(COLUMNS, ("ID",), SliceBy("DAY", "month"))
 ROWS = [
     (1, date(2024, 1, 5), "one"),
     (2, date(2024, 2, 6), "two"),
@@ -57,7 +57,21 @@ def replaced(folder: Path, rows: list[Any] = ROWS, fresh: list[Any] = FRESH) -> 
     purged, appended = counts_to_json(found.purged), counts_to_json(found.appended)
     digests = found.purged_digests
     made = ChangeSet(
-        *("c", "e", "v", "t", Known("", "", "", ""), "changes", "incremental", None, 0, 0, purged, appended, None),
+        *(
+            "c",
+            "e",
+            "v",
+            "t",
+            SourceState("", "", "", ""),
+            "changes",
+            "incremental",
+            None,
+            0,
+            0,
+            purged,
+            appended,
+            None,
+        ),
         odd_keys=(found.null_keys, found.repeated_keys),
         purged_digests=None if digests is None else {name: str(one) for name, one in counts_to_json(digests).items()},
     )

@@ -79,14 +79,14 @@ def test_a_key_pair_signs_in_however_it_is_given(sandbox, run, key, tmp_path):
     (tmp_path / "key.p8").write_text(_pem(key, b"secret"))
     common = {"account": sandbox.env["SNOWFLAKE_ACCOUNT"], "user": sandbox.env["SNOWFLAKE_USER"], **_server(sandbox)}
 
-    for given in (
+    for credentials in (
         {"private_key": _pem(key)},
         {"private_key": base64.b64encode(_pem(key).encode()).decode()},
         {"private_key_path": str(tmp_path / "key.p8"), "private_key_password": "secret"},
         {"private_key": SnowflakeAccess.from_connection_args({**common, "private_key": _pem(key)}).private_key},
     ):
-        access = SnowflakeAccess.from_connection_args({**common, **given})
-        assert access.query("SELECT 1") == [(1,)], sorted(given)
+        access = SnowflakeAccess.from_connection_args({**common, **credentials})
+        assert access.query("SELECT 1") == [(1,)], sorted(credentials)
 
 
 def test_a_broken_key_is_refused_without_showing_it(tmp_path):
@@ -124,16 +124,16 @@ def test_an_unreachable_host_is_named_soon(sandbox):
 
 
 def test_nobody_but_snowflake_is_asked_unless_wished_for(sandbox, monkeypatch):
-    access, asked = SnowflakeAccess.from_environment(sandbox.env), []
+    access, addresses = SnowflakeAccess.from_environment(sandbox.env), []
     connect = socket.socket.connect
 
     def noted(self, address):
-        asked.append(address)
+        addresses.append(address)
         return connect(self, address)
 
     monkeypatch.setattr(socket.socket, "connect", noted)
     assert access.query("SELECT 1") == [(1,)]
-    assert {(host, int(port)) for host, port, *_ in asked} == {(access.host, access.port)}
+    assert {(host, int(port)) for host, port, *_ in addresses} == {(access.host, access.port)}
     wished = SnowflakeAccess.from_connection_args(
         {"account": "a", "user": "u", "password": "p", "platform_detection_timeout_seconds": 0.5}
     )

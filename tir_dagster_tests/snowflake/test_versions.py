@@ -34,8 +34,8 @@ def test_tokens_move_with_their_table_only_and_come_by_one_query(access, make_ta
     run(f"INSERT INTO {one.sql} VALUES (2)")
     after = probe(access, [one, other])
 
-    asked = [query["sql"] for query in warehouse.queries()]
-    assert asked[-1].count("SYSTEM$LAST_CHANGE_COMMIT_TIME") == 2, "both tables by one query"
+    statements = [query["sql"] for query in warehouse.queries()]
+    assert statements[-1].count("SYSTEM$LAST_CHANGE_COMMIT_TIME") == 2, "both tables by one query"
     assert before[one].token != after[one].token
     assert before[other] == after[other]
     assert before[other].seen < after[other].seen
@@ -45,11 +45,11 @@ def test_tokens_move_with_their_table_only_and_come_by_one_query(access, make_ta
 def test_a_missing_table_does_not_hide_the_others(access, make_table):
     table = make_table("ID INT", "VALUES (1)")
 
-    found = probe(access, [table, ABSENT])
+    probes = probe(access, [table, ABSENT])
 
-    assert found[table].token
-    assert found[ABSENT].token is None
-    assert "ABSENT" in str(found[ABSENT].problem)
+    assert probes[table].token
+    assert probes[ABSENT].token is None
+    assert "ABSENT" in str(probes[ABSENT].problem)
 
 
 def test_a_pinned_read_sees_the_old_rows(access, make_table, run):

@@ -68,7 +68,7 @@ def test_the_end_of_time_and_finer_fractions_arrive():
 def test_a_batch_that_stays_short_is_an_error():
     batch = _batch("ID", pa.array([1, 2]), rows=3, logicalType="FIXED")
 
-    with pytest.raises(SourceError, match="holds 2 rows where Snowflake promised 3"):
+    with pytest.raises(SourceError, match="holds 2 rows, but Snowflake announced 3"):
         fetch(batch, [Column("ID", Kind.INTEGER, 38)])
 
 

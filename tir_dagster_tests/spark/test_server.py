@@ -18,10 +18,12 @@ from tir_dagster_tests.processes import free_port
 
 def remembered(home: Path, **fields) -> SparkServer:
     """A state file of this very process, as if it were the server; the fields make it another one."""
-    ours = SparkServer(os.getpid(), free_port(), start_time(os.getpid()) or "", server._packages(), "an id", "a token")
-    made = replace(ours, **fields)
-    server._write(home, made)
-    return made
+    own_process = SparkServer(
+        os.getpid(), free_port(), start_time(os.getpid()) or "", server._packages(), "an id", "a token"
+    )
+    state = replace(own_process, **fields)
+    server._write(home, state)
+    return state
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"pid": 1}', "{"])
@@ -34,47 +36,47 @@ def test_a_damaged_state_file_is_no_server(tmp_path, content):
 
 
 def test_the_state_is_readable_by_its_owner_only(tmp_path):
-    made = remembered(tmp_path)
+    state = remembered(tmp_path)
 
-    assert find_server(tmp_path) == made
+    assert find_server(tmp_path) == state
     assert (tmp_path / "spark" / "server.json").stat().st_mode & 0o777 == 0o600
-    assert "a token" not in repr(made)
+    assert "a token" not in repr(state)
 
 
 def test_a_process_that_got_the_pid_later_is_neither_used_nor_ended(tmp_path):
     remembered(tmp_path, started="another boot/1")
-    said: list[str] = []
+    messages: list[str] = []
 
     assert server_state(tmp_path)[0] == "ended"
-    assert remote_spark({}, tmp_path, said.append) is None
-    assert said == [f"the Spark server of {tmp_path} is ended and is not used; `tir spark up` starts it anew"]
+    assert remote_spark({}, tmp_path, messages.append) is None
+    assert messages == [f"the Spark server of {tmp_path} is ended and is not used; `tir spark up` starts a new one"]
     assert stop_server(tmp_path) is None, "this process lives"
     assert server_state(tmp_path) == ("stopped", None)
 
 
 def test_a_server_that_does_not_answer_is_not_used(tmp_path):
     remembered(tmp_path)
-    said: list[str] = []
+    messages: list[str] = []
 
-    assert remote_spark({}, tmp_path, said.append) is None
-    assert "is not answering and is not used" in said[0]
+    assert remote_spark({}, tmp_path, messages.append) is None
+    assert "is not answering and is not used" in messages[0]
 
 
 def test_a_server_whose_workers_run_other_code_is_not_used(tmp_path, monkeypatch):
     remembered(tmp_path, made_by="an older version")
     monkeypatch.setattr(SparkServer, "answers", True)
-    said: list[str] = []
+    messages: list[str] = []
 
     assert server_state(tmp_path)[0] == "outdated"
-    assert remote_spark({}, tmp_path, said.append) is None
-    assert "was started by other versions of the packages" in said[0]
+    assert remote_spark({}, tmp_path, messages.append) is None
+    assert "was started by other versions of the packages" in messages[0]
 
 
 def test_spark_remote_wins_over_the_homes_own_server(tmp_path, monkeypatch):
-    made = remembered(tmp_path)
+    state = remembered(tmp_path)
     monkeypatch.setattr(SparkServer, "answers", True)
 
-    assert remote_spark({}, tmp_path, pytest.fail) == made.remote(tmp_path)
+    assert remote_spark({}, tmp_path, pytest.fail) == state.remote(tmp_path)
     explicit = remote_spark({"SPARK_REMOTE": "sc://spark.example.com"}, tmp_path, pytest.fail)
     assert explicit == Remote("sc://spark.example.com")
 

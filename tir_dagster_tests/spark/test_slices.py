@@ -165,10 +165,10 @@ def test_python_snowflake_and_arrow_agree_on_values(run):
     table = pa.table(list(map(list, zip(*VALUES, strict=True))), schema=arrow_schema(VALUED))
     for at, slices in enumerate(every):
         assert slice_counts(slices, VALUED, table) == Counter(row[at] for row in expected)
-    for at, wanted in enumerate((["EU", "O'Higgins", None, "nowhere"], ["-1", "12", None, "x"])):
-        where = slice_filter_snowflake(every[at], VALUED, wanted)
+    for at, names in enumerate((["EU", "O'Higgins", None, "nowhere"], ["-1", "12", None, "x"])):
+        where = slice_filter_snowflake(every[at], VALUED, names)
         found = {row[0] for row in run(f"SELECT ID FROM SRC.PUBLIC.VALUED WHERE {where}")}
-        assert found == {number for number, row in enumerate(expected) if row[at] in wanted}
+        assert found == {number for number, row in enumerate(expected) if row[at] in names}
 
 
 def _value(column: str, moment: datetime) -> date | datetime:

@@ -55,7 +55,7 @@ def test_every_type_goes_through_parquet_into_hyper(spark, access, make_table, t
     table = make_table(EVERY_TYPE, EVERY_VALUE, '("mixed Case") VALUES (NULL)')
     columns = describe(access, table)
 
-    done = stage(
+    staged = stage(
         lambda: spark,
         access,
         select(table, columns),
@@ -65,8 +65,8 @@ def test_every_type_goes_through_parquet_into_hyper(spark, access, make_table, t
         small_rows=0,
     )
 
-    assert (done.rows, done.slices) == (2, {"2024-03": 1, None: 1})
-    (file,) = done.files
+    assert (staged.rows, staged.slices) == (2, {"2024-03": 1, None: 1})
+    (file,) = staged.files
     full, empty = sorted(pq.read_table(file).to_pylist(), key=lambda row: row["I"] is None)
     assert full | {"V": full["V"].replace(" ", "")} == {
         "I": 9223372036854775807,
@@ -101,9 +101,9 @@ def test_no_rows_give_no_files(spark, access, make_table, tmp_path):
     table = make_table(EVERY_TYPE)
     columns = describe(access, table)
 
-    done = stage(lambda: spark, access, select(table, columns), columns, tmp_path / "staged", small_rows=0)
+    staged = stage(lambda: spark, access, select(table, columns), columns, tmp_path / "staged", small_rows=0)
 
-    assert (done.rows, done.files) == (0, ())
+    assert (staged.rows, staged.files) == (0, ())
 
 
 def test_a_pinned_statement_sees_the_old_version(spark, access, make_table, run, tmp_path):
@@ -112,20 +112,20 @@ def test_a_pinned_statement_sees_the_old_version(spark, access, make_table, run,
     version = pin(access, margin_seconds=0)
     run(f"UPDATE {table.sql} SET NAME = 'new'")
 
-    done = stage(
+    staged = stage(
         lambda: spark, access, select(table, columns, version=version), columns, tmp_path / "staged", small_rows=0
     )
 
-    assert {tuple(row.values()) for row in pq.read_table(done.files[0]).to_pylist()} == {(1, "old"), (2, "old")}
+    assert {tuple(row.values()) for row in pq.read_table(staged.files[0]).to_pylist()} == {(1, "old"), (2, "old")}
 
 
 def test_a_large_result_is_staged_by_several_tasks_each_row_once(spark, access, many, warehouse, tmp_path, monkeypatch):
     monkeypatch.setattr(staging, "ROWS_PER_TASK", MANY // 4)
 
-    done = stage(lambda: spark, access, many, MANY_COLUMNS, tmp_path / "staged", small_rows=0)
+    staged = stage(lambda: spark, access, many, MANY_COLUMNS, tmp_path / "staged", small_rows=0)
 
-    assert len(done.files) == 4
-    assert (facts(done), done.rows) == (ALL_OF_THEM, MANY)
+    assert len(staged.files) == 4
+    assert (facts(staged), staged.rows) == (ALL_OF_THEM, MANY)
     assert [query["sql"] for query in warehouse.queries()].count(many) == 1
 
 
@@ -140,7 +140,7 @@ def test_a_small_result_is_staged_without_spark_in_the_same_form(spark, access, 
     by_task = stage(lambda: spark, access, query, MANY_COLUMNS, tmp_path / "task", small_rows=999)
 
     assert (here.tasks, by_task.tasks) == (0, 1)
-    assert here.told == "read 1,000 rows, so few that they were staged without Spark"
+    assert here.summary == "read 1,000 rows, so few that they were staged without Spark"
     assert (here.rows, here.slices, len(here.files)) == (by_task.rows, by_task.slices, len(by_task.files))
     one, other = pq.read_table(here.files[0]), pq.read_table(by_task.files[0])
     assert one.sort_by("ID").equals(other.sort_by("ID"))

@@ -23,7 +23,7 @@ from tir_dagster.hyper.compare import comparing
 from tir_dagster.hyper.engine import connect
 from tir_dagster.hyper.fingerprints import different_slices, extract_fingerprints, read_fingerprints, snowflake_sql
 from tir_dagster.hyper.hyperfile import create_extract
-from tir_dagster.hyper.replace import Shape
+from tir_dagster.hyper.replace import ExtractShape
 from tir_dagster.snowflake.columns import HELD, REFUSED, Column, Kind
 from tir_dagster.snowflake.names import TableName, literal
 from tir_dagster.snowflake.pinned import sql_literal
@@ -406,7 +406,7 @@ def test_equal_extremes_are_no_difference_wherever_they_come_from(extract: Path,
     marked = table.append_column(ROW_MARK.name, pa.array([1] * table.num_rows, pa.int64()))
     pq.write_table(marked, tmp_path / "marked.parquet")
 
-    with comparing(extract, Shape(columns, ("N",), SliceBy())) as comparison:
+    with comparing(extract, ExtractShape(columns, ("N",), SliceBy())) as comparison:
         comparison.add([tmp_path / "marked.parquet"], everything=True)
         assert comparison.decide(Forced(), tmp_path / "change").keys == 0
 

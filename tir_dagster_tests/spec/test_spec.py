@@ -117,7 +117,7 @@ def test_files_of_another_shape_are_one_clear_error(text):
         ("a: {b", "tir.yaml:1: not YAML: expected ',' or '}'"),
         ("extracts: !!int abc", "tir.yaml: not YAML: "),
         ("\x00", "tir.yaml: not YAML: "),
-        ("extracts: &a [*a]", "tir.yaml: an anchor holds itself"),
+        ("extracts: &a [*a]", "tir.yaml: an anchor contains itself"),
     ],
 )
 def test_what_is_not_yaml_is_one_line_with_its_place(text, told):
@@ -143,10 +143,12 @@ def test_columns_are_found_as_written_or_in_upper_case():
     check_columns(spec, ["order_id", "ORDER_DATE", "UPDATED_AT"])
     with pytest.raises(SpecError) as caught:
         check_columns(spec, ["ORDERID", "ORDER_DATE"])
-    told = str(caught.value)
-    assert "orders: row_key names order_id, which MYDB.MYSCHEMA.MYTABLE does not have (did you mean ORDERID?)" in told
-    assert "changes.watermark names UPDATED_AT" in told, "all at once"
-    assert "The source has ORDERID, ORDER_DATE" in told
+    message = str(caught.value)
+    assert (
+        "orders: row_key names order_id, which MYDB.MYSCHEMA.MYTABLE does not have (did you mean ORDERID?)" in message
+    )
+    assert "changes.watermark names UPDATED_AT" in message, "all at once"
+    assert "The source has ORDERID, ORDER_DATE" in message
 
 
 def test_columns_that_a_refresh_works_with_must_be_among_those_of_the_extract():
@@ -215,8 +217,8 @@ def test_who_is_told_is_declared_with_the_extract():
 
 
 def test_who_is_told_is_no_part_of_what_the_extract_shows():
-    (told,), (untold,) = parse_specs(GOOD + ALERTS, "tir.yaml"), parse_specs(GOOD, "tir.yaml")
-    assert definition_of(told) == definition_of(untold), "to add alerts must not cost a full refresh"
+    (with_alerts,), (without_alerts,) = parse_specs(GOOD + ALERTS, "tir.yaml"), parse_specs(GOOD, "tir.yaml")
+    assert definition_of(with_alerts) == definition_of(without_alerts), "to add alerts must not cost a full refresh"
 
 
 @pytest.mark.parametrize(
@@ -250,5 +252,5 @@ def test_what_may_be_created_or_replaced_is_said_in_the_spec_and_shows_no_other_
     assert (spec.datasource.create, spec.datasource.replace) == (False, False)
     assert (agreed.datasource.create, agreed.datasource.replace) == (True, True)
     # Of a triggered refresh the datasource is part of the definition; this is what the release before made of it.
-    triggered = [definition_of(replace(one, delivery="trigger")) for one in (spec, agreed)]
+    triggered = [definition_of(replace(spec, delivery="trigger")) for spec in (spec, agreed)]
     assert triggered == ["92fa6c8fbd28a5b2", "92fa6c8fbd28a5b2"]

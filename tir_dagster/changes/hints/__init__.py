@@ -1,4 +1,4 @@
-"""Hints, pure: what somebody outside says has changed, read, fitted to a table, and as SQL. Nothing here reads a table."""
+"""Hints, pure: change descriptions from outside, read, fitted to a table, turned into SQL. No table is read here."""
 
 from tir_dagster.changes.hints.checks import Resolution as Resolution
 from tir_dagster.changes.hints.checks import partial_warning as partial_warning

@@ -1,4 +1,4 @@
-"""What the keys say about a hint: whether its type is true, and whether it is all."""
+"""Checks of hints against the keys: whether the type is true, and whether all changes are described."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tir_dagster.changes.hints.model import (
     Key,
     Unknown,
     is_number,
-    shown,
+    value_text,
 )
 
 _SHOWN_KEYS = 5
@@ -29,7 +29,7 @@ class Resolution:
 
     @property
     def keys(self) -> frozenset[Key]:
-        """What to look at again: both sides, whatever the type claims."""
+        """The keys to compare: those of both sides, whatever the type claims."""
         return self.old_keys | self.new_keys
 
     @property
@@ -38,7 +38,7 @@ class Resolution:
 
 
 def type_warnings(hint: Hint, *, old_keys: Collection[Key], new_keys: Collection[Key]) -> tuple[str, ...]:
-    """What the keys in the scope, in the extract and in the source, say against the declared type."""
+    """Warn if the keys in the scope, in the extract and in the source, contradict the declared type."""
     if isinstance(hint.scope, Unknown):
         # Every key is in this scope, so the keys say nothing about it.
         return ()
@@ -46,30 +46,36 @@ def type_warnings(hint: Hint, *, old_keys: Collection[Key], new_keys: Collection
     says = f"{hint.table}: a hint says {hint.type.name}, but"
     match hint.type:
         case ChangeType.ADD_ROWS if old:
-            what = f"its scope hits {_counted(old)} that the extract has already"
-            return (f"{says} {what}. They are replaced, not added twice; if rows changed too, say MIXED_CHANGES.",)
+            finding = f"its scope hits {_counted(old)} that the extract has already"
+            return (f"{says} {finding}. They are replaced, not added twice; if rows changed too, use MIXED_CHANGES.",)
         case ChangeType.REMOVE_ROWS if new:
-            what = f"the source still has {_counted(new)} in its scope"
-            return (f"{says} {what}. They stay in the extract; if not all go, narrow the scope or say MIXED_CHANGES.",)
+            finding = f"the source still has {_counted(new)} in its scope"
+            return (
+                f"{says} {finding}. They stay in the extract; if not all were removed, narrow the scope or use MIXED_CHANGES.",
+            )
         case ChangeType.UPDATE_ROWS if old != new:
             sides = [(new - old, "source", "extract"), (old - new, "extract", "source")]
-            hits = [f"{_counted(keys)} in the {one} but not in the {other}" for keys, one, other in sides if keys]
-            what = f"its scope hits {' and '.join(hits)}"
+            hits = [
+                f"{_counted(keys)} in the {side} but not in the {other_side}"
+                for keys, side, other_side in sides
+                if keys
+            ]
+            finding = f"its scope hits {' and '.join(hits)}"
             return (
-                f"{says} {what}. They are replaced like all others; if rows came, went or moved, say MIXED_CHANGES.",
+                f"{says} {finding}. They are replaced like all others; if rows were added, removed or moved, use MIXED_CHANGES.",
             )
     return ()
 
 
 def partial_warning(hints: Iterable[Hint], *, detected: int, described: int, missed: Collection[Key]) -> str | None:
-    """Says that changes were found which no hint describes, if so: `missed` are the detected keys not described."""
+    """Warn if changes were found that no hint describes: `missed` are those keys."""
     tables = ", ".join(dict.fromkeys(str(hint.table) for hint in hints))
     keys = set(missed)
     if not keys or not tables:
         return None
     return (
         f"The hints for {tables} were partial: {detected:,} changed keys were found, {described:,} were described, and "
-        f"{_counted(keys)} in no hint {_are(keys)} refreshed all the same. Let the job describe all that it changes, or say unknown."
+        f"{_counted(keys)} in no hint {_are(keys)} refreshed as well. Let the job describe all its changes, or use the scope unknown."
     )
 
 
@@ -78,7 +84,7 @@ def _are(keys: Collection[Key]) -> str:
 
 
 def _counted(keys: Collection[Key]) -> str:
-    """How many, and the first few of them."""
+    """The number of keys, and the first few of them."""
     first = nsmallest(_SHOWN_KEYS, keys, key=_rank)
     more = ", …" if len(keys) > len(first) else ""
     return f"{len(keys):,} {'key' if len(keys) == 1 else 'keys'} ({', '.join(map(_key_text, first))}{more})"
@@ -96,5 +102,5 @@ def _place(value: Any) -> tuple[int, Any, str]:
 
 
 def _key_text(key: Key) -> str:
-    texts = ["NULL" if value is None else shown(value) for value in key]
+    texts = ["NULL" if value is None else value_text(value) for value in key]
     return texts[0] if len(texts) == 1 else f"({', '.join(texts)})"

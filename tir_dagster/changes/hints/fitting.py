@@ -1,4 +1,4 @@
-"""A hint fitted to its table: names as stored, values of the columns' types."""
+"""Fits a hint to its table: column names as stored, values in the columns' types."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from tir_dagster.changes.hints.model import (
     Not,
     Or,
     Scope,
-    Unfit,
     Unknown,
-    close,
+    UnusableValue,
     is_number,
     scalar,
-    shown,
+    suggestion,
+    value_text,
 )
 from tir_dagster.errors import HintError
 from tir_dagster.snowflake.columns import Column, Kind
@@ -37,7 +37,7 @@ _SNOWFLAKE_DIGITS = 38
 
 
 def check_hint(hint: Hint, columns: Mapping[str, Column]) -> Hint:
-    """The hint with the columns' stored names and values of the columns' Python types; what does not fit is an error."""
+    """Return the hint with stored column names and values of the columns' Python types; raise HintError if they do not fit."""
     return replace(hint, scope=Fitter(f"A hint for {hint.table}", columns).scope(hint.scope))
 
 
@@ -74,10 +74,10 @@ class Fitter:
             case Not(inner):
                 return Not(self.condition(inner, depth + 1))
             case And(conditions):
-                return And(self.consistent(tuple(self.condition(each, depth + 1) for each in conditions)))
+                return And(self.consistent(tuple(self.condition(part, depth + 1) for part in conditions)))
             case Or(conditions):
-                return Or(tuple(self.condition(each, depth + 1) for each in conditions))
-        return self.refuse(f"{shown(condition)} is not a condition; supported are {', '.join(OPERATORS)}")
+                return Or(tuple(self.condition(part, depth + 1) for part in conditions))
+        return self.refuse(f"{value_text(condition)} is not a condition; supported are {', '.join(OPERATORS)}")
 
     def key_list(self, listed: KeyList) -> KeyList:
         columns = tuple(self.column(name) for name in listed.columns)
@@ -98,22 +98,24 @@ class Fitter:
             self.refuse(f"a bound for column {column.name} is null. Give both; for an open end one that no row exceeds")
         least, most = self.value(column, low), self.value(column, high)
         if least > most:
-            self.refuse(f"the bounds for column {column.name} are reversed. Write [{shown(high)}, {shown(low)}]")
+            self.refuse(
+                f"the bounds for column {column.name} are reversed. Write [{value_text(high)}, {value_text(low)}]"
+            )
         return Between(column.name, least, most)
 
     def consistent(self, conditions: tuple[Condition, ...]) -> tuple[Condition, ...]:
-        """Two values for one column, such as {"product": "P1", "PRODUCT": "P2"}, would describe no row at all."""
-        seen: dict[str, Any] = {}
-        for each in conditions:
-            if isinstance(each, Equal) and seen.setdefault(each.column, each.value) != each.value:
-                both = f"{shown(seen[each.column])} and {shown(each.value)}"
-                self.refuse(f"column {each.column} cannot be {both} at once. Use `in` or `or`")
+        """Refuse two values for one column, such as {"product": "P1", "PRODUCT": "P2"}, which would describe no row."""
+        values: dict[str, Any] = {}
+        for condition in conditions:
+            if isinstance(condition, Equal) and values.setdefault(condition.column, condition.value) != condition.value:
+                values_text = f"{value_text(values[condition.column])} and {value_text(condition.value)}"
+                self.refuse(f"column {condition.column} cannot be {values_text} at once. Use `in` or `or`")
         return conditions
 
     def column(self, name: str) -> Column:
-        found = self.columns.get(name) or self.columns.get(name.upper())
-        return found or self.refuse(
-            f"there is no column {shown(name)}{close(name, self.columns)}. The table has {', '.join(self.columns)}"
+        column = self.columns.get(name) or self.columns.get(name.upper())
+        return column or self.refuse(
+            f"there is no column {value_text(name)}{suggestion(name, self.columns)}. The table has {', '.join(self.columns)}"
         )
 
     def value(self, column: Column, value: Any) -> Any:
@@ -123,8 +125,8 @@ class Fitter:
             return None
         try:
             return _typed(column, scalar(value))
-        except Unfit as error:
-            self.refuse(f"column {column.name} ({column.kind.value}) cannot be {shown(value)}: {error}")
+        except UnusableValue as error:
+            self.refuse(f"column {column.name} ({column.kind.value}) cannot be {value_text(value)}: {error}")
 
 
 def _typed(column: Column, value: Any) -> Any:
@@ -138,7 +140,7 @@ def _typed(column: Column, value: Any) -> Any:
         case Kind.BOOLEAN if isinstance(value, bool):
             return value
         case Kind.BOOLEAN:
-            raise Unfit("give true or false, without quotes")
+            raise UnusableValue("give true or false, without quotes")
         case Kind.DATE:
             return _date(value)
         case Kind.TIME:
@@ -148,20 +150,20 @@ def _typed(column: Column, value: Any) -> Any:
         case Kind.INSTANT:
             return _instant(value)
     if not isinstance(value, str):
-        raise Unfit("give a text, in quotes")
+        raise UnusableValue("give a text, in quotes")
     return value
 
 
 def _decimal(value: Any, scale: int, expected: str) -> Decimal:
     """The number without an exponent, which Snowflake would read as a float. One that no row can hold is refused."""
     if not is_number(value):
-        raise Unfit(expected)
+        raise UnusableValue(expected)
     plain = format(Decimal(value), "f")
     whole, _, fraction = plain.lstrip("-").partition(".")
     if len(fraction.rstrip("0")) > scale:
-        raise Unfit(expected)
+        raise UnusableValue(expected)
     if len(whole.lstrip("0")) > _SNOWFLAKE_DIGITS - scale:
-        raise Unfit(f"the column holds at most {_SNOWFLAKE_DIGITS - scale} digits before the point")
+        raise UnusableValue(f"the column holds at most {_SNOWFLAKE_DIGITS - scale} digits before the point")
     return Decimal(plain)
 
 
@@ -172,7 +174,7 @@ def _float(value: Any) -> float:
             return number
     except OverflowError:
         pass
-    raise Unfit(expected)
+    raise UnusableValue(expected)
 
 
 _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
@@ -189,11 +191,11 @@ def _date(value: Any) -> date:
     if isinstance(value, date) and not isinstance(value, datetime):
         return value
     if not isinstance(value, str) or not _DATE.fullmatch(value):
-        raise Unfit(expected)
+        raise UnusableValue(expected)
     try:
         return date.fromisoformat(value)
     except ValueError:
-        raise Unfit(expected) from None
+        raise UnusableValue(expected) from None
 
 
 def _time(value: Any) -> time:
@@ -201,18 +203,18 @@ def _time(value: Any) -> time:
     if isinstance(value, time) and value.tzinfo is None:
         return value
     if not isinstance(value, str) or not _TIME.fullmatch(value):
-        raise Unfit(expected)
+        raise UnusableValue(expected)
     try:
         return time.fromisoformat(value)
     except ValueError:
-        raise Unfit(expected) from None
+        raise UnusableValue(expected) from None
 
 
 def _timestamp(value: Any) -> datetime:
     expected = f"give a time without a zone as YYYY-MM-DDTHH:MM:SS; {_NO_BARE_DATE}"
     moment = _moment(value, _WALL, expected)
     if moment.tzinfo is not None:
-        raise Unfit(expected)
+        raise UnusableValue(expected)
     return moment
 
 
@@ -220,19 +222,19 @@ def _instant(value: Any) -> datetime:
     expected = f"give a moment with its zone as YYYY-MM-DDTHH:MM:SSZ, or +01:00 for Z; {_NO_BARE_DATE}"
     moment = _moment(value, _ZONED, expected)
     if moment.tzinfo is None:
-        raise Unfit(expected)
+        raise UnusableValue(expected)
     try:
         return moment.astimezone(UTC)
     except OverflowError:
-        raise Unfit(expected) from None
+        raise UnusableValue(expected) from None
 
 
 def _moment(value: Any, form: re.Pattern[str], expected: str) -> datetime:
     if isinstance(value, datetime):
         return value
     if not isinstance(value, str) or not form.fullmatch(value):
-        raise Unfit(expected)
+        raise UnusableValue(expected)
     try:
         return datetime.fromisoformat(value)
     except ValueError:
-        raise Unfit(expected) from None
+        raise UnusableValue(expected) from None

@@ -1,4 +1,4 @@
-"""What a scope means: as Snowflake's SQL, and as a test of one row.
+"""Applies a scope: as a condition in Snowflake's SQL, and as a test of one row.
 
 Conditions know only true and false: a NULL is not equal to a value, in a list without NULL, or between two bounds, and
 therefore it is what `not` of these describes. SQL's third answer would lose such rows, and keys that are missed are the
@@ -60,16 +60,16 @@ def _sql(scope: Scope, columns: Mapping[str, Column], prefix: str) -> str:
         case Not(condition):
             return f"(NOT {_sql(condition, columns, prefix)})"
         case And(conditions):
-            return f"({' AND '.join(_sql(each, columns, prefix) for each in conditions) or 'TRUE'})"
+            return f"({' AND '.join(_sql(part, columns, prefix) for part in conditions) or 'TRUE'})"
         case Or(conditions):
-            return f"({' OR '.join(_sql(each, columns, prefix) for each in conditions) or 'FALSE'})"
+            return f"({' OR '.join(_sql(part, columns, prefix) for part in conditions) or 'FALSE'})"
 
 
 def _among_sql(column: Column, values: Iterable[Any], prefix: str) -> str:
     name = f"{prefix}{quote(column.name)}"
-    wanted = list(dict.fromkeys(values))
-    literals = [_literal(column, value) for value in wanted if value is not None]
-    if None in wanted:
+    distinct = list(dict.fromkeys(values))
+    literals = [_literal(column, value) for value in distinct if value is not None]
+    if None in distinct:
         return f"({name} IS NULL OR {_listed_sql(name, literals)})" if literals else f"({name} IS NULL)"
     return f"({name} IS NOT NULL AND {_listed_sql(name, literals)})"
 
@@ -88,12 +88,12 @@ def _keys_sql(listed: KeyList, columns: Mapping[str, Column], prefix: str) -> st
 
 def _group_sql(fields: Sequence[Column], present: tuple[bool, ...], keys: Iterable[Key], prefix: str) -> str:
     names = [f"{prefix}{quote(column.name)}" for column in fields]
-    nulls = [f"{name} IS {'NOT ' if there else ''}NULL" for name, there in zip(names, present, strict=True)]
-    held = [at for at, there in enumerate(present) if there]
-    if not held:
+    nulls = [f"{name} IS {'NOT ' if is_set else ''}NULL" for name, is_set in zip(names, present, strict=True)]
+    places = [at for at, is_set in enumerate(present) if is_set]
+    if not places:
         return f"({' AND '.join(nulls)})"
-    rows = [_row_sql([_literal(fields[at], key[at]) for at in held]) for key in keys]
-    return f"({' AND '.join(nulls)} AND {_listed_sql(_row_sql([names[at] for at in held]), rows)})"
+    rows = [_row_sql([_literal(fields[at], key[at]) for at in places]) for key in keys]
+    return f"({' AND '.join(nulls)} AND {_listed_sql(_row_sql([names[at] for at in places]), rows)})"
 
 
 def _row_sql(values: Sequence[str]) -> str:
@@ -123,8 +123,8 @@ def meets(scope: Scope, row: Mapping[str, Any]) -> bool:
         case In(column, values):
             return any(_same(row[column], value) for value in values)
         case Between(column, low, high):
-            held = _comparable(row[column], low)
-            return held is not None and bool(low <= held <= high)
+            row_value = _comparable(row[column], low)
+            return row_value is not None and bool(low <= row_value <= high)
         case Not(condition):
             return not meets(condition, row)
         case And(conditions):
@@ -133,15 +133,17 @@ def meets(scope: Scope, row: Mapping[str, Any]) -> bool:
             return any(meets(condition, row) for condition in conditions)
 
 
-def _same(held: Any, value: Any) -> bool:
-    """Null-safe."""
-    return held is value is None or (held is not None and value is not None and _comparable(held, value) == value)
+def _same(row_value: Any, value: Any) -> bool:
+    """Whether the values are equal; NULL equals NULL."""
+    return row_value is value is None or (
+        row_value is not None and value is not None and _comparable(row_value, value) == value
+    )
 
 
-def _comparable(held: Any, value: Any) -> Any:
+def _comparable(row_value: Any, value: Any) -> Any:
     """A row's value in the form of a hint's: Spark gives times of day as texts, and moments in local time, no zone."""
-    if isinstance(value, time) and isinstance(held, str):
-        return time.fromisoformat(held)
-    if isinstance(value, datetime) and isinstance(held, datetime) and value.tzinfo and held.tzinfo is None:
-        return held.astimezone(UTC)
-    return held
+    if isinstance(value, time) and isinstance(row_value, str):
+        return time.fromisoformat(row_value)
+    if isinstance(value, datetime) and isinstance(row_value, datetime) and value.tzinfo and row_value.tzinfo is None:
+        return row_value.astimezone(UTC)
+    return row_value

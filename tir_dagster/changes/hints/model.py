@@ -1,4 +1,4 @@
-"""What somebody outside says has changed: the values. Claims to check, never instructions."""
+"""The values of a hint: table, type of change, scope. A hint is a claim to check, never an instruction."""
 
 from __future__ import annotations
 
@@ -111,8 +111,8 @@ DIGITS = 400
 _NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?")
 
 
-class Unfit(ValueError):  # noqa: N818 - never leaves this module
-    """Why a value cannot be used, without its place."""
+class UnusableValue(ValueError):  # noqa: N818 - never leaves this module
+    """A value that cannot be used; the message says why, not where it stands."""
 
 
 def scalar(value: Any) -> Any:
@@ -130,20 +130,20 @@ def scalar(value: Any) -> Any:
         # Digits that JSON libraries would round.
         case {"number": str(text), **others} if not others and _NUMBER.fullmatch(text):
             return _number(Decimal(text))
-    raise Unfit(f"{shown(value)} is not a value; supported are texts, numbers, true, false and null")
+    raise UnusableValue(f"{value_text(value)} is not a value; supported are texts, numbers, true, false and null")
 
 
 def _number(value: float | Decimal) -> int | Decimal:
     if isinstance(value, int):
         if abs(value) >= 10**DIGITS:
-            raise Unfit(f"{shown(value)} is out of range")
+            raise UnusableValue(f"{value_text(value)} is out of range")
         return int(value)
     # The digits that somebody wrote, not the binary fraction nearest to them.
     exact = value if isinstance(value, Decimal) else Decimal(float.__repr__(value))
     if not exact.is_finite():
-        raise Unfit(f"{shown(exact)} is not supported; numbers are finite")
+        raise UnusableValue(f"{value_text(exact)} is not supported; numbers are finite")
     if abs(exact.adjusted()) >= DIGITS or len(exact.as_tuple().digits) > DIGITS:
-        raise Unfit(f"{shown(exact)} is out of range: numbers have at most {DIGITS} digits")
+        raise UnusableValue(f"{value_text(exact)} is out of range: numbers have at most {DIGITS} digits")
     return exact
 
 
@@ -155,14 +155,16 @@ def checked_text(value: str) -> str:
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise Unfit(f"{shown(value)} holds half a character (a lone surrogate), which no table can") from None
+        raise UnusableValue(
+            f"{value_text(value)} holds half a character (a lone surrogate), which no table can"
+        ) from None
     if "\0" in value:
-        raise Unfit(f"{shown(value)} holds a NUL character; describe such rows by other columns")
+        raise UnusableValue(f"{value_text(value)} holds a NUL character; describe such rows by other columns")
     return value
 
 
-def shown(value: Any) -> str:
-    """A value in a message: short, whatever it is."""
+def value_text(value: Any) -> str:
+    """A short text of the value, for a message."""
     if value is None:
         return "null"
     if isinstance(value, str):
@@ -177,12 +179,12 @@ def shown(value: Any) -> str:
     return value.isoformat() if isinstance(value, (date, time)) else f"a {type(value).__name__}"
 
 
-def close(wanted: Any, known: Iterable[str]) -> str:
-    """What was probably meant. Only the beginning is compared: the search is slow for long texts."""
-    word = str(wanted)[:_SHOWN_LETTERS] if isinstance(wanted, str) else ""
-    by_case = {name.casefold(): name for name in known}
-    close = difflib.get_close_matches(word.casefold(), by_case, n=1)
-    return f" (did you mean {by_case[close[0]]}?)" if close else ""
+def suggestion(value: Any, names: Iterable[str]) -> str:
+    """The most similar name as a question to the user. Only the beginning is compared: the search is slow for long texts."""
+    word = str(value)[:_SHOWN_LETTERS] if isinstance(value, str) else ""
+    by_case = {name.casefold(): name for name in names}
+    matches = difflib.get_close_matches(word.casefold(), by_case, n=1)
+    return f" (did you mean {by_case[matches[0]]}?)" if matches else ""
 
 
 def hint_to_json(hint: Hint) -> dict[str, Any]:

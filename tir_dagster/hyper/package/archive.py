@@ -1,4 +1,4 @@
-"""A .tdsx as a zip that is not trusted: names stay inside, sizes stay bounded, other people's members stay as they are."""
+"""Reads and rewrites a .tdsx as an untrusted zip: checks names and sizes, keeps other members unchanged."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ class Archive:
 
     def document_name(self) -> str:
         """The one .tds of the package."""
-        found = [name for name in self.names() if name.lower().endswith(".tds")]
-        if len(found) != 1:
-            raise bad_package(self.path, f"holds {len(found)} .tds documents, where a datasource has exactly one")
-        return found[0]
+        documents = [name for name in self.names() if name.lower().endswith(".tds")]
+        if len(documents) != 1:
+            raise bad_package(self.path, f"holds {len(documents)} .tds documents, where a datasource has exactly one")
+        return documents[0]
 
     def document(self) -> bytes:
         name = self.document_name()
@@ -57,11 +57,11 @@ class Archive:
 
     def member_at(self, path: str) -> str | None:
         """The member that a document's path means, with either slash; else the only one of that file name."""
-        wanted = path.replace("\\", "/")
-        same_path = [name for name in self.names() if name.replace("\\", "/") == wanted]
-        same_name = [name for name in self.names() if PurePosixPath(name).name == PurePosixPath(wanted).name]
-        found = same_path or same_name
-        return found[0] if len(found) == 1 else None
+        member_path = path.replace("\\", "/")
+        same_path = [name for name in self.names() if name.replace("\\", "/") == member_path]
+        same_name = [name for name in self.names() if PurePosixPath(name).name == PurePosixPath(member_path).name]
+        members = same_path or same_name
+        return members[0] if len(members) == 1 else None
 
     def copy_out(self, name: str, target: Path) -> None:
         """Write one member to a file, a piece at a time, in place of what was there."""
@@ -116,7 +116,7 @@ class Archive:
 
 
 class _Parts:
-    """What zipfile writes to as to a file, and what is put between; it only ever goes on."""
+    """An append-only file for zipfile that collects its writes and the contents added between them."""
 
     def __init__(self) -> None:
         self.parts: list[bytes | FileRange] = []
@@ -167,7 +167,7 @@ def _compressed(info: zipfile.ZipInfo, content: bytes) -> bytes:
 
 
 def _content_start(beginning: bytes) -> int:
-    """How far behind its beginning a member's content starts."""
+    """The number of bytes from a member's beginning to its content."""
     mark, name, extra = _MEMBER.unpack(beginning)
     assert mark == _MEMBER_MARK, "zipfile has just read or written it"
     return int(_MEMBER.size + name + extra)
@@ -175,18 +175,18 @@ def _content_start(beginning: bytes) -> int:
 
 def _without_large_sizes(extra: bytes) -> bytes:
     """The extra field without the sizes beyond 4 GB: whoever writes the entry adds them where they are needed."""
-    kept, place = b"", 0
+    remaining, place = b"", 0
     while place + _EXTRA.size <= len(extra):
         kind, length = _EXTRA.unpack_from(extra, place)
         end = place + _EXTRA.size + length
-        kept += b"" if kind == _LARGE_SIZES else extra[place:end]
+        remaining += b"" if kind == _LARGE_SIZES else extra[place:end]
         place = end
-    return kept
+    return remaining
 
 
 @contextlib.contextmanager
 def open_archive(path: Path) -> Iterator[Archive]:
-    """The package, checked; one that could lead out of its folder or fill the disk is refused."""
+    """Open and check the package; refuse one with paths outside its folder or sizes that could fill the disk."""
     if not path.is_file():
         raise ExtractError(f"There is no package at {path}. Download the datasource again.")
     try:
@@ -213,7 +213,7 @@ def _check(path: Path, members: list[zipfile.ZipInfo]) -> None:
     # Members that share their bytes are how a small file unpacks to terabytes.
     if sum(member.compress_size for member in members) > path.stat().st_size:
         raise bad_package(path, "declares more bytes than it has")
-    seen: set[str] = set()
+    names: set[str] = set()
     for member in members:
         name = member.filename.replace("\\", "/")
         inside = PurePosixPath(name)
@@ -221,6 +221,6 @@ def _check(path: Path, members: list[zipfile.ZipInfo]) -> None:
             raise bad_package(path, f"has a member {member.filename!r} that leads out of it")
         if member.flag_bits & _ENCRYPTED:
             raise bad_package(path, f"has an encrypted member {member.filename!r}")
-        if str(inside) in seen:
+        if str(inside) in names:
             raise bad_package(path, f"has two members named {member.filename!r}")
-        seen.add(str(inside))
+        names.add(str(inside))

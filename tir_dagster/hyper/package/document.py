@@ -73,7 +73,9 @@ class Document:
         kinds = [connection.kind for connection in self.connections()]
         if kinds != ["hyper"]:
             return None
-        return next(found for found in descendants(self.root, "connection") if attribute(found, "class") == "hyper")
+        return next(
+            element for element in descendants(self.root, "connection") if attribute(element, "class") == "hyper"
+        )
 
     @property
     def caption(self) -> str:
@@ -82,8 +84,10 @@ class Document:
 
     def connections(self) -> tuple[LiveConnection, ...]:
         return tuple(
-            LiveConnection(found.dbclass or "", found.server, found.dbname, found.schema, found.username)
-            for found in self._opened().connections
+            LiveConnection(
+                connection.dbclass or "", connection.server, connection.dbname, connection.schema, connection.username
+            )
+            for connection in self._opened().connections
         )
 
     def _opened(self) -> Any:
@@ -93,28 +97,32 @@ class Document:
 
     def extract_tables(self) -> tuple[tuple[str, str], ...]:
         """(schema, table) of every table that the extract's relations name."""
-        relations = [found for found in descendants(self.data, "relation") if attribute(found, "table")]
+        relations = [relation for relation in descendants(self.data, "relation") if attribute(relation, "table")]
         for part in descendants(self.root, "properties"):
             if attribute(part, "context") == "extract":
-                relations += [found for found in descendants(part, "relation") if attribute(found, "table")]
+                relations += [relation for relation in descendants(part, "relation") if attribute(relation, "table")]
         if not relations:
             live = descendants(child(self.root, "connection"), "relation")
-            relations = [found for found in live if attribute(found, "table")]
-        return tuple(dict.fromkeys(_two_parts(attribute(found, "table")) for found in relations))
+            relations = [relation for relation in live if attribute(relation, "table")]
+        return tuple(dict.fromkeys(_two_parts(attribute(relation, "table")) for relation in relations))
 
     def relation(self) -> LiveRelation | None:
         """The relation of the live side; in newer documents it stands in the object graph."""
         if self.extract is None:
             return None
-        found = [
+        relations = [
             relation
             for part in descendants(self.root, "properties")
             if attribute(part, "context") == ""
             for relation in children(part, "relation")
         ] or children(child(self.root, "connection"), "relation")[:1]
-        if len(found) != 1:
-            return LiveRelation("other", ", ".join(attribute(one, "name") or "?" for one in found)) if found else None
-        return _relation(found[0])
+        if len(relations) != 1:
+            return (
+                LiveRelation("other", ", ".join(attribute(element, "name") or "?" for element in relations))
+                if relations
+                else None
+            )
+        return _relation(relations[0])
 
     def records(self, side: Literal["live", "extract"]) -> tuple[MetadataRecord, ...]:
         parent = self.data if side == "extract" else child(self.root, "connection")
@@ -150,8 +158,8 @@ class Document:
 
     def filters(self) -> tuple[str, ...]:
         """The columns of filters that decide which rows reach the extract."""
-        found = [*children(self.root, "filter"), *descendants(self.extract, "filter")]
-        return tuple(attribute(one, "column") or "?" for one in found)
+        elements = [*children(self.root, "filter"), *descendants(self.extract, "filter")]
+        return tuple(attribute(element, "column") or "?" for element in elements)
 
     def is_aggregated(self) -> bool:
         """Whether any attribute of the extract speaks of aggregation and does not deny it."""

@@ -1,4 +1,4 @@
-"""The .tdsx package: what it says about the extract, the Hyper file in it, and the same package around another Hyper file."""
+"""The .tdsx package: reads its description of the extract and its Hyper file, packs another Hyper file into it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MOMENTS = ("DATE", "TIMESTAMP", "TIMESTAMPTZ")
 
 @dataclass(frozen=True)
 class Package:
-    """What a package says; `hyper_member` is None when it was downloaded without its extract."""
+    """The description in a package; `hyper_member` is None when it was downloaded without its extract."""
 
     path: Path
     document: str
@@ -54,7 +54,7 @@ class Package:
 
     @property
     def is_bare(self) -> bool:
-        """What a server makes of a bare Hyper file, such as ours: there is no document to keep."""
+        """Whether the server made the document for a plain Hyper file, so that there is nothing in it to keep."""
         return self.relation is None and not self.columns
 
     @property
@@ -85,8 +85,8 @@ class Package:
     @property
     def calculated_columns(self) -> tuple[str, ...]:
         """Columns of the Hyper file that no source column fills: calculations that the extract stores."""
-        known = {record.local_name for record in self.source_columns}
-        stored = [record.remote_name for record in self.columns if record.local_name not in known]
+        filled = {record.local_name for record in self.source_columns}
+        stored = [record.remote_name for record in self.columns if record.local_name not in filled]
         return tuple(stored) if self.source_columns else ()
 
 
@@ -104,7 +104,7 @@ class RefreshChange:
 
 
 def read_package(path: Path) -> Package:
-    """What the package says; a hostile, damaged or unextracted one, or one of the old engine, is refused."""
+    """Read the package; refuse a hostile or damaged one, one without an extract, or one of the old engine."""
     with open_archive(path) as archive:
         document = _document(archive)
         name = document.caption or PurePosixPath(archive.document_name()).stem
@@ -221,11 +221,11 @@ def greatest_increment(package: Package, hyper: Path) -> str | None:
     column = package.increment_column
     with connect(hyper) as connection:
         table = look_at(connection, hyper)
-        stored = next((found for found in table.columns if found.name == column), None)
+        stored = next((file_column for file_column in table.columns if file_column.name == column), None)
         if stored is None or stored.type not in (*_INTEGERS, *_MOMENTS):
-            what = "is not in the extract" if stored is None else f"is {stored.type}"
+            problem = "is not in the extract" if stored is None else f"is {stored.type}"
             raise ExtractError(
-                f"The increment key {package.increment_key} of {package.name} {what}; it has to be an integer, a date or a "
+                f"The increment key {package.increment_key} of {package.name} {problem}; it has to be an integer, a date or a "
                 "datetime. Choose another column for incremental refreshes in Tableau and publish again."
             )
         zoned = " AT TIME ZONE 'UTC'" if stored.type == "TIMESTAMPTZ" else ""

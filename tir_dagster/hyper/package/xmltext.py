@@ -1,4 +1,4 @@
-"""XML that is read as a tree but edited as text, so that everything not edited stays to the letter."""
+"""XML that is read as a tree but edited as text, so that all other text stays unchanged."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ class XmlText:
         opening = _OPENING.match(self.text, start)
         assert opening is not None
         place = opening.end()
-        while found := _ATTRIBUTE.match(self.text, place):
-            if bare(found[1].decode()) == attribute:
-                quote = found[2][:1].decode()
+        while match := _ATTRIBUTE.match(self.text, place):
+            if bare(match[1].decode()) == attribute:
+                quote = match[2][:1].decode()
                 entity = {quote: "&quot;" if quote == '"' else "&apos;"}
-                self._edits.append((found.start(2) + 1, found.end(2) - 1, escape(value, entity).encode()))
+                self._edits.append((match.start(2) + 1, match.end(2) - 1, escape(value, entity).encode()))
                 return
-            place = found.end()
+            place = match.end()
 
     def _place(self, element: Any) -> int:
-        return next(place for place, found in enumerate(self.root.iter(etree.Element)) if found is element)
+        return next(place for place, candidate in enumerate(self.root.iter(etree.Element)) if candidate is element)
 
     def edited(self) -> bytes:
         """The text with all edits made; the later ones first, so that the earlier places still hold."""
@@ -105,5 +105,5 @@ def attribute(element: Any, name: str) -> str | None:
 
 def text_of(parent: Any, tag: str) -> str:
     """The text of the first child of that bare name."""
-    found = child(parent, tag)
-    return "" if found is None else (found.text or "").strip()
+    element = child(parent, tag)
+    return "" if element is None else (element.text or "").strip()

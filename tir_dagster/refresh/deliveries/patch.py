@@ -26,7 +26,7 @@ from tir_dagster.hyper.payload import (
     with_key_column,
     write_payloads,
 )
-from tir_dagster.hyper.replace import Shape
+from tir_dagster.hyper.replace import ExtractShape
 from tir_dagster.measuring import moved
 from tir_dagster.refresh.confirm import confirmation_of, intend
 from tir_dagster.refresh.context import (
@@ -302,7 +302,7 @@ class Patch:
         file = self._with_keys(version) if keyed else nullcontext(version.extract)
         return publish_whole(self._context, looked, version, file=file, keyed=keyed)
 
-    def _needs_key(self, shape: Shape) -> bool:
+    def _needs_key(self, shape: ExtractShape) -> bool:
         # That a query's column is NOT NULL is only inferred.
         return self._context.spec.query is not None or needs_key_column(shape)
 

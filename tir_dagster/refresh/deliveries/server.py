@@ -31,7 +31,7 @@ from tir_dagster.hyper.increment import (
     set_increment_value,
 )
 from tir_dagster.hyper.package.package import NO_VALUE, Package, read_package
-from tir_dagster.hyper.replace import Shape, least_changed
+from tir_dagster.hyper.replace import ExtractShape, least_changed
 from tir_dagster.refresh.confirm import confirmation_of, intend
 from tir_dagster.refresh.context import (
     Looked,
@@ -474,7 +474,7 @@ class Server:
             put_back(client, load.place, loaded.datasource, shell=load.shell, hyper=load.hyper)
         raise DatasourceError(f"{name}: {what} The datasource is as it was before. {_COMPARE} tir refresh {name}.")
 
-    def _load(self, looked: Looked, version: Version, change_set: ChangeSet, shape: Shape) -> Load:
+    def _load(self, looked: Looked, version: Version, change_set: ChangeSet, shape: ExtractShape) -> Load:
         shell, hyper = self._servers_files(looked)
         folder = self._context.change_sets.path(change_set.id)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tir_dagster.changes.change_set import Record
-from tir_dagster.changes.plan import Known
+from tir_dagster.changes.plan import SourceState
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class Intent(Record):
     version: str
     base_server_version: str | None
     fingerprint: str
-    known: Known
+    known: SourceState
     # The delivery `server`: what people see until Tableau has loaded the rest.
     hole: str | None = None
     # The delivery `patch`: only the change set is sent; and whether the server's rows carry a key column of ours.
@@ -34,7 +34,7 @@ class Confirmation(Record):
     extract: str
     version: str
     source_version: str
-    known: Known
+    known: SourceState
     watermark: str | None
     datasource_id: str
     server_version: str

@@ -1,4 +1,4 @@
-"""What an extract's query means: pure analysis of its SQL. Nothing here reads a table."""
+"""Pure analysis of an extract's query: its tables, joins, outputs and groups. No table is read here."""
 
 from tir_dagster.snowflake.query.analysis import analyse as analyse
 from tir_dagster.snowflake.query.analysis import tables_of as tables_of

@@ -10,8 +10,8 @@ from sqlglot import exp
 
 from tir_dagster.snowflake.names import TableName
 from tir_dagster.snowflake.query.limits import check_parts, check_shape, check_source, is_aggregate, is_restless, is_sum
-from tir_dagster.snowflake.query.model import RESERVED, JoinKey, Read, Role, View, ViewColumn, ViewTable
-from tir_dagster.snowflake.query.names import Meaning, Scope, Source, reads
+from tir_dagster.snowflake.query.model import RESERVED, ColumnRead, JoinKey, Role, View, ViewColumn, ViewTable
+from tir_dagster.snowflake.query.names import Meaning, NameScope, SourceTable, reads
 from tir_dagster.snowflake.query.repeatable import open_orders, why_unrepeatable
 from tir_dagster.snowflake.query.text import (
     NotTakenApart,
@@ -31,45 +31,45 @@ def tables_of(sql: str) -> tuple[TableName, ...]:
     return parse_query(sql).tables
 
 
-def analyse(sql: str, known: Mapping[TableName, Sequence[str]]) -> View:
-    """What the query shows, given each table's columns as stored."""
+def analyse(sql: str, table_columns: Mapping[TableName, Sequence[str]]) -> View:
+    """Analyse the query, given each table's columns as stored; raise ViewError where it is wrong."""
     query = parse_query(sql)
     for reference in query.references:
-        if reference.table not in known:
+        if reference.table not in table_columns:
             problem = f"there is no table {reference.table}, or the role may not see it. Check the name and the grants."
             raise query.error_at(reference.start, problem)
     if not query.references:
         raise ViewError("it reads no table, so that nothing in it ever changes. Name the table to show.")
     try:
-        return _view(query, known)
+        return _view(query, table_columns)
     except RecursionError:
         raise too_deep() from None
 
 
-def _view(query: Query, known: Mapping[TableName, Sequence[str]]) -> View:
+def _view(query: Query, table_columns: Mapping[TableName, Sequence[str]]) -> View:
     try:
-        return _analysed(query, known)
+        return _analysed(query, table_columns)
     except NotTakenApart as reason:
-        return _untouched(query, known, str(reason))
+        return _untouched(query, table_columns, str(reason))
 
 
-def _analysed(query: Query, known: Mapping[TableName, Sequence[str]]) -> View:
+def _analysed(query: Query, table_columns: Mapping[TableName, Sequence[str]]) -> View:
     select = check_shape(query.tree)
     for join in select.args.get("joins") or ():
         check_join(join)
     check_parts(select)
     mark_spans(query, select)
-    scope = Scope(query)
-    joined = joined_tables(select, scope, known)
+    scope = NameScope(query)
+    joined = joined_tables(select, scope, table_columns)
     raw = _raw_outputs(select, scope)
-    outputs = [Output(name, scope.resolve(node, raw)) for name, node in raw.items()]
+    outputs = [OutputColumn(name, scope.resolve(node, raw)) for name, node in raw.items()]
     where = _where(select, scope, raw)
     group, having = grouping(select, scope, raw, outputs)
-    conditions = [part for part in (where, having, *(one.condition for one in joined)) if part]
+    conditions = [part for part in (where, having, *(joined_table.condition for joined_table in joined)) if part]
     used = {read for part in (*conditions, *(output.meaning for output in outputs)) for read in reads(part.tree)}
     return View(
         kind="aggregate" if group is not None else "join" if len(joined) > 1 else "copy",
-        tables=tuple(_table(one, used) for one in joined),
+        tables=tuple(_table(joined_table, used) for joined_table in joined),
         columns=tuple(_view_column(output) for output in outputs),
         group=group or (),
         where=where.sql if where else None,
@@ -79,7 +79,7 @@ def _analysed(query: Query, known: Mapping[TableName, Sequence[str]]) -> View:
     )
 
 
-def _table(joined: Joined, used: set[Read]) -> ViewTable:
+def _table(joined: Joined, used: set[ColumnRead]) -> ViewTable:
     source = joined.source
     return ViewTable(
         alias=source.alias,
@@ -92,16 +92,16 @@ def _table(joined: Joined, used: set[Read]) -> ViewTable:
     )
 
 
-def _view_column(output: Output) -> ViewColumn:
+def _view_column(output: OutputColumn) -> ViewColumn:
     return ViewColumn(output.name, output.meaning.sql, reads(output.meaning.tree), output.aggregate)
 
 
-def _raw_outputs(select: exp.Select, scope: Scope) -> dict[str, exp.Expr]:
+def _raw_outputs(select: exp.Select, scope: NameScope) -> dict[str, exp.Expr]:
     """Each output's name and expression as written, with * replaced by what it stands for."""
-    found: dict[str, exp.Expr] = {}
+    outputs: dict[str, exp.Expr] = {}
     for node in select.expressions:
-        for name, expression in _named(scope, node):
-            if name in found:
+        for name, expression in _named_outputs(scope, node):
+            if name in outputs:
                 raise scope.query.error(
                     node,
                     f"two output columns are called {name}. Give one of them another name with AS, or leave it out.",
@@ -110,11 +110,11 @@ def _raw_outputs(select: exp.Select, scope: Scope) -> dict[str, exp.Expr]:
                 raise scope.query.error(
                     node, f"{name}: names that begin with {RESERVED} are taken. Give it another with AS."
                 )
-            found[name] = expression
-    return found
+            outputs[name] = expression
+    return outputs
 
 
-def _named(scope: Scope, node: exp.Expr) -> list[tuple[str, exp.Expr]]:
+def _named_outputs(scope: NameScope, node: exp.Expr) -> list[tuple[str, exp.Expr]]:
     star = node.this if isinstance(node, exp.Column) else node
     if isinstance(star, exp.Star):
         if star.args.get("replace") or star.args.get("ilike"):
@@ -127,7 +127,7 @@ def _named(scope: Scope, node: exp.Expr) -> list[tuple[str, exp.Expr]]:
     raise scope.query.error(node, f"{written(node)} has no name. Give it a name with AS.")
 
 
-def _where(select: exp.Select, scope: Scope, raw: Mapping[str, exp.Expr]) -> Meaning | None:
+def _where(select: exp.Select, scope: NameScope, raw: Mapping[str, exp.Expr]) -> Meaning | None:
     where = select.args.get("where")
     meaning = scope.resolve(where.this, raw) if where else None
     if meaning and any(is_aggregate(node) for node in meaning.tree.walk()):
@@ -135,15 +135,16 @@ def _where(select: exp.Select, scope: Scope, raw: Mapping[str, exp.Expr]) -> Mea
     return meaning
 
 
-def _untouched(query: Query, known: Mapping[TableName, Sequence[str]], why_whole: str) -> View:
-    """A view in the user's own words: compared as a whole if it gives the same rows each time, else loaded in full."""
+def _untouched(query: Query, table_columns: Mapping[TableName, Sequence[str]], why_whole: str) -> View:
+    """A view whose text stays as it is: compared as a whole if it gives the same rows each time, else loaded in full."""
     why_full = why_unrepeatable(query.tree)
     return View(
         kind="opaque" if why_full else "whole",
         tables=tuple(
-            ViewTable(str(table), table, "read", (), tuple(known[table]), tuple(known[table])) for table in query.tables
+            ViewTable(str(table), table, "read", (), tuple(table_columns[table]), tuple(table_columns[table]))
+            for table in query.tables
         ),
-        columns=tuple(ViewColumn(name, "", (), aggregate=False) for name in _output_names(query, known)),
+        columns=tuple(ViewColumn(name, "", (), aggregate=False) for name in _output_names(query, table_columns)),
         why_full=_sentence(why_full) if why_full else None,
         why_whole=None if why_full else _sentence(why_whole),
         text=tuple(query.pieces()),
@@ -157,22 +158,22 @@ def _sentence(words: str) -> str:
     return f"{words[0].upper()}{words[1:]}."
 
 
-def _output_names(query: Query, known: Mapping[TableName, Sequence[str]]) -> Iterable[str]:
-    """The names of the outputs; none if they cannot be told from the text and the tables alone."""
+def _output_names(query: Query, table_columns: Mapping[TableName, Sequence[str]]) -> Iterable[str]:
+    """Return the names of the outputs; none if the text and the tables do not tell them."""
     select: exp.Expr = query.tree
     while isinstance(select, (exp.SetOperation, exp.Subquery)):
         select = select.this
     if not isinstance(select, exp.Select) or not select.args.get("from_"):
         return ()
     try:
-        return _raw_outputs(select, _star_scope(query, select, known))
+        return _raw_outputs(select, _star_scope(query, select, table_columns))
     except NotTakenApart:
         return ()
 
 
-def _star_scope(query: Query, select: exp.Select, known: Mapping[TableName, Sequence[str]]) -> Scope:
+def _star_scope(query: Query, select: exp.Select, table_columns: Mapping[TableName, Sequence[str]]) -> NameScope:
     """The tables that * can stand for, if it is used and they are plain."""
-    scope = Scope(query)
+    scope = NameScope(query)
     if not any(node.is_star for node in select.expressions):
         return scope
     joins = select.args.get("joins") or []
@@ -182,7 +183,7 @@ def _star_scope(query: Query, select: exp.Select, known: Mapping[TableName, Sequ
         check_source(source)
         if not source.args.get("catalog"):
             raise NotTakenApart
-        scope.add(source, known)
+        scope.add(source, table_columns)
     return scope
 
 
@@ -193,14 +194,14 @@ _JOIN_PARTS = {"this", "on", "using", "side", "kind", "method", "match_condition
 class Joined:
     """A table of the query and how it is joined to those before it."""
 
-    source: Source
+    source: SourceTable
     role: Role
     on: tuple[JoinKey, ...] = ()
     condition: Meaning | None = None
 
 
 def check_join(join: exp.Join) -> None:
-    """Raise NotTakenApart for a join that has no equality by its very kind."""
+    """Raise NotTakenApart for a kind of join that has no equality."""
     kind = " ".join(word for word in (join.method, join.side, join.kind) if word)
     odd = {name for name, value in join.args.items() if value} - _JOIN_PARTS
     if odd:
@@ -213,23 +214,25 @@ def check_join(join: exp.Join) -> None:
         raise NotTakenApart(f"{written(join.this)} is joined without a condition")
 
 
-def joined_tables(select: exp.Select, scope: Scope, known: Mapping[TableName, Sequence[str]]) -> list[Joined]:
-    tables = [Joined(scope.add(select.args["from_"].this, known), "fact")]
+def joined_tables(
+    select: exp.Select, scope: NameScope, table_columns: Mapping[TableName, Sequence[str]]
+) -> list[Joined]:
+    tables = [Joined(scope.add(select.args["from_"].this, table_columns), "fact")]
     for join in select.args.get("joins") or ():
         # The left side of USING is looked for among the tables before the joined one.
         sides = [(name, _left_of_using(scope, name)) for name in join.args.get("using") or ()]
-        source = scope.add(join.this, known)
+        source = scope.add(join.this, table_columns)
         condition = _using(scope, source, sides) if sides else scope.resolve(join.args["on"])
         role: Role = "left" if join.side == "LEFT" else "inner"
         tables.append(Joined(source, role, _join_keys(source.alias, condition.tree), condition))
     return tables
 
 
-def _left_of_using(scope: Scope, name: exp.Expr) -> Meaning:
+def _left_of_using(scope: NameScope, name: exp.Expr) -> Meaning:
     return scope.resolve(exp.Column(this=name.copy()))
 
 
-def _using(scope: Scope, source: Source, sides: Sequence[tuple[exp.Expr, Meaning]]) -> Meaning:
+def _using(scope: NameScope, source: SourceTable, sides: Sequence[tuple[exp.Expr, Meaning]]) -> Meaning:
     parts = []
     for name, left in sides:
         right = scope.resolve(exp.Column(this=name.copy(), table=exp.to_identifier(source.alias, quoted=True)))
@@ -265,8 +268,8 @@ def _join_key(equality: exp.EQ, alias: str) -> JoinKey | None:
     if not all(isinstance(side, exp.Column) for side in sides):
         return None
     own = [side.name for side in sides if side.table == alias]
-    other = [side for side in sides if side.table != alias]
-    return JoinKey(other[0].table, other[0].name, own[0]) if own and other else None
+    parents = [side for side in sides if side.table != alias]
+    return JoinKey(parents[0].table, parents[0].name, own[0]) if own and parents else None
 
 
 def _compares(equality: exp.EQ, alias: str) -> bool:
@@ -276,7 +279,7 @@ def _compares(equality: exp.EQ, alias: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Output:
+class OutputColumn:
     """An output column: its name and its expression, resolved."""
 
     name: str
@@ -288,7 +291,7 @@ class Output:
 
 
 def grouping(
-    select: exp.Select, scope: Scope, raw: Mapping[str, exp.Expr], outputs: Sequence[Output]
+    select: exp.Select, scope: NameScope, raw: Mapping[str, exp.Expr], outputs: Sequence[OutputColumn]
 ) -> tuple[tuple[str, ...] | None, Meaning | None]:
     """The outputs that name a group, None if rows are not grouped; and the condition on groups."""
     group, having = select.args.get("group"), select.args.get("having")
@@ -309,17 +312,19 @@ def grouping(
 
 
 def _group_names(
-    group: exp.Group, scope: Scope, raw: Mapping[str, exp.Expr], outputs: Sequence[Output]
+    group: exp.Group, scope: NameScope, raw: Mapping[str, exp.Expr], outputs: Sequence[OutputColumn]
 ) -> tuple[str, ...]:
     if group.args.get("all"):
         return tuple(output.name for output in outputs if not output.aggregate)
-    found = dict.fromkeys(_group_output(node, scope, raw, outputs) for node in group.expressions)
-    if wrong := [output.name for output in found if output.aggregate]:
+    grouped = dict.fromkeys(_group_output(node, scope, raw, outputs) for node in group.expressions)
+    if wrong := [output.name for output in grouped if output.aggregate]:
         raise scope.query.error(group, f"GROUP BY names {wrong[0]}, which is an aggregate. Group by other columns.")
-    return tuple(output.name for output in found)
+    return tuple(output.name for output in grouped)
 
 
-def _group_output(node: exp.Expr, scope: Scope, raw: Mapping[str, exp.Expr], outputs: Sequence[Output]) -> Output:
+def _group_output(
+    node: exp.Expr, scope: NameScope, raw: Mapping[str, exp.Expr], outputs: Sequence[OutputColumn]
+) -> OutputColumn:
     """The output that a part of GROUP BY means: by position, by name or by expression."""
     bare = node.unnest()
     if isinstance(bare, exp.Literal) and bare.name.isdigit():
@@ -338,7 +343,9 @@ def _group_output(node: exp.Expr, scope: Scope, raw: Mapping[str, exp.Expr], out
     raise NotTakenApart(f"it groups by {meaning}, which is not among its outputs")
 
 
-def _having(having: exp.Expr, scope: Scope, raw: Mapping[str, exp.Expr], outputs: Sequence[Output]) -> Meaning:
+def _having(
+    having: exp.Expr, scope: NameScope, raw: Mapping[str, exp.Expr], outputs: Sequence[OutputColumn]
+) -> Meaning:
     meanings = {output.name: output.meaning.sql for output in outputs}
     for column in having.find_all(exp.Column):
         name = folded(column.this)
@@ -367,4 +374,4 @@ def _ungrouped(node: exp.Expr, grouped: set[str]) -> exp.Column | None:
         return None
     if isinstance(node, exp.Column):
         return node
-    return next((found for part in node.iter_expressions() if (found := _ungrouped(part, grouped))), None)
+    return next((ungrouped for part in node.iter_expressions() if (ungrouped := _ungrouped(part, grouped))), None)

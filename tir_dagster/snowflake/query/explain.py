@@ -82,7 +82,7 @@ def _table_lines(table: ViewTable) -> list[str]:
 
 def _path(view: View, table: ViewTable) -> list[ViewTable]:
     """The tables from a dimension up to the fact."""
-    by_alias = {one.alias: one for one in view.tables}
+    by_alias = {view_table.alias: view_table for view_table in view.tables}
     path = [table]
     while path[-1].on:
         path.append(by_alias[path[-1].on[0].parent])
@@ -103,9 +103,9 @@ def _change_lines(view: View, table: ViewTable) -> list[str]:
         " and ".join(f"{key.parent}.{key.column} = {child.alias}.{key.key}" for key in child.on) for child in path[:-1]
     ]
     effect = "turns defaults into values and back" if table.role == "left" else "brings or removes rows of the extract"
-    found = f"found through {', then '.join(steps)}, with the keys before and after"
+    search = f"found through {', then '.join(steps)}, with the keys before and after"
     unused = set(table.columns) - set(table.used)
     return [
-        f"rows of {table.alias} that are new, changed or gone: {found}; one that appears or goes {effect}",
+        f"rows of {table.alias} that are new, changed or gone: {search}; one that appears or goes {effect}",
         *([f"a change of {table.alias}'s other columns changes nothing"] if unused else []),
     ]

@@ -1,4 +1,4 @@
-"""What keeps a query from being taken apart into joins and groups: shapes and functions whose rows depend on more than their keys."""
+"""Limits of the analysis: shapes and functions because of which a query is not taken apart into joins and groups."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ def is_sum(node: exp.Expr) -> bool:
 
 
 def is_restless(tree: exp.Expr) -> bool:
-    """Whether anything in it depends on the clock, on chance or on who asks."""
+    """Whether anything in it depends on the clock, on chance or on the user."""
     names = (call.name.upper() for call in tree.find_all(exp.Anonymous))
     by_name = any(name in CLOCK | CHANCE or name.startswith("CURRENT_") for name in names)
     return by_name or tree.find(*_CLOCK_PARTS, *_SESSION_PARTS, exp.TableSample) is not None
 
 
 def check_shape(tree: exp.Query) -> exp.Select:
-    """The one SELECT over plain tables; or else why the query is not taken apart."""
+    """Return the one SELECT over plain tables; raise NotTakenApart with the reason if there is none."""
     if not isinstance(tree, exp.Select):
         raise NotTakenApart("it puts several SELECTs together")
     for clause, reason in _CLAUSE_REASONS.items():
@@ -78,7 +78,7 @@ def check_source(source: exp.Expr) -> None:
 
 
 def check_parts(select: exp.Select) -> None:
-    """Every clause and expression must be one whose meaning for a refresh by key is known."""
+    """Raise NotTakenApart for a clause or expression whose meaning for a refresh by key is not known."""
     for clause, value in select.args.items():
         if value and clause not in _CLAUSES:
             raise NotTakenApart(_CLAUSE_REASONS.get(clause, f"its {clause.strip('_').upper()} clause is not analysed"))
@@ -120,14 +120,14 @@ def _is_listed_star(star: exp.Expr) -> bool:
 
 
 def unsteady_part(node: exp.Expr) -> str | None:
-    """Why a word of the language may mean something else each time the query runs; None if it does not."""
+    """Return why a keyword may give another value each time the query runs; None if it does not."""
     if isinstance(node, _CLOCK_PARTS):
         return f"{written(node)} is another value at each refresh"
     return f"{written(node)} depends on who asks" if isinstance(node, _SESSION_PARTS) else None
 
 
 def unsteady_function(call: exp.Anonymous) -> str | None:
-    """Why a function may give something else each time for the same arguments; None if it is known not to."""
+    """Return why a function may give another value each time for the same arguments; None if it does not."""
     name = function_name(call)
     if name in CLOCK:
         return f"{name} is another value at each refresh"

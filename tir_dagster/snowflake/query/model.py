@@ -1,4 +1,4 @@
-"""What a query means for a refresh by key, as plain values."""
+"""The result of the analysis of a query, as plain values: tables, joins, columns, orders."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tir_dagster.snowflake.names import TableName
 Role = Literal["fact", "left", "inner", "read"]
 Kind = Literal["copy", "join", "aggregate", "whole", "opaque"]
 # A column of a table of the query: the table's alias, and the column's name.
-Read = tuple[str, str]
+ColumnRead = tuple[str, str]
 # The names that the SELECT of rows before aggregation gives to columns of its own begin so.
 RESERVED = "__TIR_"
 
@@ -46,7 +46,7 @@ class ViewColumn:
 
     name: str
     sql: str
-    reads: tuple[Read, ...]
+    reads: tuple[ColumnRead, ...]
     aggregate: bool
 
 
@@ -83,7 +83,7 @@ class View:
     adds_up: bool = False
     where: str | None = None
     having: str | None = None
-    having_reads: tuple[Read, ...] = ()
+    having_reads: tuple[ColumnRead, ...] = ()
     text: tuple[str | TableName, ...] = ()
     restless: bool = False
 

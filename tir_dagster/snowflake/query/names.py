@@ -1,4 +1,4 @@
-"""What the names in a query mean: which table a column belongs to, what * stands for, what is a date part."""
+"""Resolves the names in a query: the table of each column, the columns that * stands for, date parts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sqlglot import exp
 
 from tir_dagster.snowflake.names import TableName, quote
 from tir_dagster.snowflake.query.limits import DATE_PARTS, TAKES_PART, TAKES_PART_OR_DIGITS
-from tir_dagster.snowflake.query.model import Read
+from tir_dagster.snowflake.query.model import ColumnRead
 from tir_dagster.snowflake.query.text import NotTakenApart, Query, ViewError, column_span, expression_span, folded
 
 # In the meta of a word: the column that it may mean instead.
@@ -18,7 +18,7 @@ MAY_READ = "may_read"
 
 
 @dataclass(frozen=True)
-class Source:
+class SourceTable:
     """One of the tables that a SELECT reads, under its alias."""
 
     alias: str
@@ -36,20 +36,20 @@ class Meaning:
 
 
 @dataclass
-class Scope:
+class NameScope:
     """The tables that names can refer to; it grows from join to join, as in SQL."""
 
     query: Query
-    sources: dict[str, Source] = field(default_factory=dict)
+    sources: dict[str, SourceTable] = field(default_factory=dict)
     # A column of USING stands for its left side; the joined tables' own columns of that name hide behind it.
     merged: dict[str, set[str]] = field(default_factory=dict)
 
-    def add(self, node: exp.Table, known: Mapping[TableName, Sequence[str]]) -> Source:
+    def add(self, node: exp.Table, table_columns: Mapping[TableName, Sequence[str]]) -> SourceTable:
         table = TableName(*(folded(node.args[part]) for part in ("catalog", "db", "this")))
         alias = folded(node.args["alias"].this) if node.args.get("alias") else table.name
         if alias in self.sources:
             raise self.query.error(node, f"two tables are called {alias}. Give each an alias of its own.")
-        source = Source(alias, table, tuple(known[table]), renamed=bool(node.args.get("alias")))
+        source = SourceTable(alias, table, tuple(table_columns[table]), renamed=bool(node.args.get("alias")))
         self.sources[alias] = source
         return source
 
@@ -66,9 +66,9 @@ class Scope:
         renamed = {_bare(pair.this): _bare(pair.args["alias"]) for pair in _listed(star, "rename")}
         if "" in renamed.values():
             raise self.query.error(star, "RENAME lacks a new name. Write RENAME (old AS new).")
-        known = {name for source in sources for name in source.columns}
-        if unknown := sorted((left_out | set(renamed)) - known):
-            raise self.query.error(star, f"EXCLUDE or RENAME names {unknown[0]}, which there is not.")
+        column_names = {name for source in sources for name in source.columns}
+        if unknown := sorted((left_out | set(renamed)) - column_names):
+            raise self.query.error(star, f"EXCLUDE or RENAME names {unknown[0]}, which no table has. Correct the name.")
         reads = [
             (source.alias, name)
             for source in sources
@@ -118,7 +118,7 @@ class Scope:
             return _in_brackets(self._resolved(outputs[name], outputs, inside | {name}))
         raise self._unknown(column, name, list(self.sources.values()))
 
-    def _source(self, column: exp.Column) -> Source:
+    def _source(self, column: exp.Column) -> SourceTable:
         """The table that qualifies a column: by its alias, or by its name if it has no alias."""
         parts = tuple(folded(column.args[part]) for part in ("catalog", "db", "table") if column.args.get(part))
         for source in self.sources.values():
@@ -127,14 +127,14 @@ class Scope:
                 return source
         raise self.query.error(
             column,
-            f"{'.'.join(parts)} is no table of this query at this place. It has {', '.join(self.sources)}.",
+            f"{'.'.join(parts)} is no table that can be used at this place. Use one of {', '.join(self.sources)}.",
         )
 
-    def _unknown(self, column: exp.Column, name: str, sources: Iterable[Source]) -> ViewError:
-        known = [name for source in sources for name in source.columns]
-        other_case = [one for one in known if one.upper() == name.upper()]
-        close = difflib.get_close_matches(name, known, n=1)
-        hint = f"Did you mean {close[0]}?" if close else f"There are {', '.join(known)}."
+    def _unknown(self, column: exp.Column, name: str, sources: Iterable[SourceTable]) -> ViewError:
+        column_names = [name for source in sources for name in source.columns]
+        other_case = [column_name for column_name in column_names if column_name.upper() == name.upper()]
+        close = difflib.get_close_matches(name, column_names, n=1)
+        hint = f"Did you mean {close[0]}?" if close else f"There are {', '.join(column_names)}."
         if other_case:
             hint = f"There is one with other capitals: write {quote(other_case[0])}, in double quotes."
         where = " and ".join(str(source.table) for source in sources)
@@ -154,7 +154,7 @@ class Scope:
                     word.meta[MAY_READ] = self._possible_column(part.name.upper())
                 part.replace(word)
 
-    def _possible_column(self, name: str) -> tuple[Read, ...]:
+    def _possible_column(self, name: str) -> tuple[ColumnRead, ...]:
         """The column that a word may mean instead of a date part: the warehouse decides by the other argument's type."""
         owners = [alias for alias, source in self.sources.items() if name in source.columns]
         if len(owners) > 1:
@@ -162,12 +162,12 @@ class Scope:
         return tuple((alias, name) for alias in owners)
 
 
-def reads(node: exp.Expr) -> tuple[Read, ...]:
+def reads(node: exp.Expr) -> tuple[ColumnRead, ...]:
     """The columns that a resolved expression reads or may read, each once."""
-    found: list[Read] = []
+    columns: list[ColumnRead] = []
     for part in node.walk():
-        found += [(part.table, part.name)] if isinstance(part, exp.Column) else part.meta.get(MAY_READ, ())
-    return tuple(dict.fromkeys(found))
+        columns += [(part.table, part.name)] if isinstance(part, exp.Column) else part.meta.get(MAY_READ, ())
+    return tuple(dict.fromkeys(columns))
 
 
 def column_meaning(column: exp.Column) -> Meaning:
@@ -183,8 +183,8 @@ def column_of(alias: str, name: str) -> exp.Column:
 def _column(alias: str, name: str, place: exp.Expr) -> exp.Column:
     """A resolved column that still knows where it stood in the text."""
     column = column_of(alias, name)
-    named = place.this if isinstance(place, exp.Column) else place
-    column.this.meta.update(named.meta)
+    origin = place.this if isinstance(place, exp.Column) else place
+    column.this.meta.update(origin.meta)
     return column
 
 

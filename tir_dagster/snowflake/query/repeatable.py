@@ -53,7 +53,7 @@ _SHOWN = 100
 
 
 def why_unrepeatable(tree: exp.Expr) -> str | None:
-    """Why two readings of the same tables may differ, for all that is known; None where only ties in an order could do that."""
+    """Return why two readings of the same tables may differ; None where only ties in an order could cause that."""
     flattened = any(function_name(call) in _FLATTENING for call in tree.find_all(exp.Anonymous))
     for node in tree.walk():
         if why := _why(node, flattened=flattened):
@@ -158,7 +158,7 @@ def _orders_its_own_values(within: exp.WithinGroup) -> bool:
     call = within.this
     if not isinstance(call, exp.Anonymous) or function_name(call) not in ORDERED_AGGREGATES:
         return True
-    keys = _Keys(one.this for one in within.expression.expressions)
+    keys = _Keys(ordered.this for ordered in within.expression.expressions)
     return all(keys.cover(value) for value in call.expressions)
 
 
@@ -168,7 +168,7 @@ def _orders_groups(window: exp.Window, select: exp.Select) -> bool:
     if group is None or not _is_plain_group(group):
         return False
     keys = _Keys([*(window.args.get("partition_by") or ()), *_ordered(window)], alone=_is_alone(select))
-    return all(keys.cover(one) for one in group.expressions)
+    return all(keys.cover(expression) for expression in group.expressions)
 
 
 def _covers_outputs(query: exp.Query) -> bool:
@@ -182,15 +182,17 @@ def _covers_outputs(query: exp.Query) -> bool:
         return False
     if select is not query:
         # Of several SELECTs, only outputs can be named.
-        names = [folded(one.args["alias"]) if isinstance(one, exp.Alias) else one.name.upper() for one in outputs]
+        names = [
+            folded(output.args["alias"]) if isinstance(output, exp.Alias) else output.name.upper() for output in outputs
+        ]
         outputs = [exp.column(exp.to_identifier(name, quoted=True)) for name in names]
-    keys = _Keys(_meant(query, outputs), alone=select is query and _is_alone(select))
+    keys = _Keys(_order_terms(query, outputs), alone=select is query and _is_alone(select))
     return all(keys.cover(output.unalias()) for output in outputs)
 
 
-def _meant(query: exp.Query, outputs: Sequence[exp.Expr]) -> Iterator[exp.Expr]:
-    """What the parts of ORDER BY surely mean."""
-    named = {folded(one.args["alias"]): one.this for one in outputs if isinstance(one, exp.Alias)}
+def _order_terms(query: exp.Query, outputs: Sequence[exp.Expr]) -> Iterator[exp.Expr]:
+    """The expressions that the parts of ORDER BY stand for, where that is certain."""
+    by_alias = {folded(output.args["alias"]): output.this for output in outputs if isinstance(output, exp.Alias)}
     for key in _ordered(query):
         bare = key.unnest()
         if isinstance(bare, exp.Literal):
@@ -198,7 +200,9 @@ def _meant(query: exp.Query, outputs: Sequence[exp.Expr]) -> Iterator[exp.Expr]:
                 yield outputs[int(bare.name) - 1].unalias()
             continue
         # The name of an output, or of a column: clear only if both are the same.
-        output = named.get(folded(bare.this)) if isinstance(bare, exp.Column) and not bare.args.get("table") else None
+        output = (
+            by_alias.get(folded(bare.this)) if isinstance(bare, exp.Column) and not bare.args.get("table") else None
+        )
         if output is None or written(output) == written(bare):
             yield bare
 
@@ -223,7 +227,11 @@ def _is_windowed(call: exp.Expr) -> bool:
 def _is_plain_group(group: exp.Group) -> bool:
     """Whether each group has one row, named by expressions rather than by positions."""
     special = any(group.args.get(name) for name in ("all", "grouping_sets", "cube", "rollup", "totals"))
-    return bool(group.expressions) and not special and not any(one.find(exp.Literal) for one in group.expressions)
+    return (
+        bool(group.expressions)
+        and not special
+        and not any(expression.find(exp.Literal) for expression in group.expressions)
+    )
 
 
 def _is_alone(select: exp.Expr) -> bool:
@@ -233,7 +241,7 @@ def _is_alone(select: exp.Expr) -> bool:
 
 def _ordered(node: exp.Expr) -> list[exp.Expr]:
     order = node.args.get("order")
-    return [one.this for one in order.expressions] if order else []
+    return [ordered.this for ordered in order.expressions] if order else []
 
 
 class _Keys:

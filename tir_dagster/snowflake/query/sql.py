@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tir_dagster.snowflake.names import TableName, quote
-from tir_dagster.snowflake.query.model import RESERVED, Read, View, ViewTable
+from tir_dagster.snowflake.query.model import RESERVED, ColumnRead, View, ViewTable
 from tir_dagster.snowflake.query.text import ViewError
 from tir_dagster.snowflake.versions import SourceVersion
 
@@ -33,7 +33,7 @@ def view_sql(view: View, version: SourceVersion | None) -> str:
     """The view's SELECT with every table pinned to the version."""
     if view.text:
         return pinned_text(view.text, version)
-    listed = ", ".join(_named(column.sql, column.name) for column in view.columns)
+    listed = ", ".join(_aliased(column.sql, column.name) for column in view.columns)
     # Grouping by all outputs is DISTINCT; by position, because a name in GROUP BY may mean a column as well.
     distinct = view.kind == "aggregate" and len(view.group) == len(view.columns) and not view.having
     sql = f"SELECT {'DISTINCT ' if distinct else ''}{listed} {_source(view, version)}"
@@ -44,7 +44,7 @@ def view_sql(view: View, version: SourceVersion | None) -> str:
 
 
 def pinned_text(pieces: Iterable[str | TableName], version: SourceVersion | None) -> str:
-    """A query's own words, with every table pinned to the version."""
+    """The query's own text, with every table pinned to the version."""
     return "".join(piece if isinstance(piece, str) else _pinned(piece, version) for piece in pieces)
 
 
@@ -54,8 +54,8 @@ def base_sql(view: View, *, row_key: Sequence[str], watermark: str | None, versi
         raise ViewError(
             f"it has no rows before aggregation that could be told apart. {view.why_whole or view.why_full}"
         )
-    shown = _aggregated(view, row_key) if view.kind == "aggregate" else {c.name: c.sql for c in view.columns}
-    key = tuple(name for name in shown if name.startswith(f"{RESERVED}K")) or _output_key(view, row_key)
+    columns_sql = _aggregated(view, row_key) if view.kind == "aggregate" else {c.name: c.sql for c in view.columns}
+    key = tuple(name for name in columns_sql if name.startswith(f"{RESERVED}K")) or _output_key(view, row_key)
     referring = {
         table.alias: {f"{RESERVED}R{at}_{part}": _sql((on.parent, on.column)) for part, on in enumerate(table.on)}
         for at, table in enumerate(_direct(view))
@@ -63,12 +63,12 @@ def base_sql(view: View, *, row_key: Sequence[str], watermark: str | None, versi
     hidden = {MARK: _sql((view.fact.alias, _fact_column(view, watermark, "changes.watermark")))} if watermark else {}
     for columns in referring.values():
         hidden.update(columns)
-    listed = ", ".join(_named(sql, name) for name, sql in {**shown, **hidden}.items())
+    listed = ", ".join(_aliased(sql, name) for name, sql in {**columns_sql, **hidden}.items())
     return BaseSelect(
         sql=f"SELECT {listed} {_source(view, version)}",
         key=key,
         group=view.group,
-        columns=tuple(shown),
+        columns=tuple(columns_sql),
         mark=MARK if watermark else None,
         refers={alias: tuple(columns) for alias, columns in referring.items()},
     )
@@ -86,7 +86,7 @@ def _aggregated(view: View, row_key: Sequence[str]) -> dict[str, str]:
     }
 
 
-def _numbered(letter: str, columns: Iterable[Read]) -> dict[str, str]:
+def _numbered(letter: str, columns: Iterable[ColumnRead]) -> dict[str, str]:
     return {f"{RESERVED}{letter}{at}": _sql(column) for at, column in enumerate(columns)}
 
 
@@ -108,12 +108,12 @@ def _output_key(view: View, row_key: Sequence[str]) -> tuple[str, ...]:
 
 
 def _fact_column(view: View, name: str, field: str) -> str:
-    found = name if name in view.fact.columns else name.upper()
-    if found not in view.fact.columns:
+    stored_name = name if name in view.fact.columns else name.upper()
+    if stored_name not in view.fact.columns:
         raise ViewError(
             f"{field} names {name}, which {view.fact.table} does not have. It has {', '.join(view.fact.columns)}."
         )
-    return found
+    return stored_name
 
 
 def _direct(view: View) -> list[ViewTable]:
@@ -133,9 +133,9 @@ def _pinned(table: TableName, version: SourceVersion | None) -> str:
     return f"{table.sql} {version.sql}" if version else table.sql
 
 
-def _named(sql: str, name: str) -> str:
+def _aliased(sql: str, name: str) -> str:
     return f"{sql} AS {quote(name)}"
 
 
-def _sql(column: Read) -> str:
+def _sql(column: ColumnRead) -> str:
     return f"{quote(column[0])}.{quote(column[1])}"

@@ -119,7 +119,7 @@ def parse_query(sql: str) -> Query:
     try:
         text = _statement(sql)
         query = Query(text, _tree(text))
-        return Query(text, query.tree, tuple(sorted(_references(query), key=lambda found: found.start)))
+        return Query(text, query.tree, tuple(sorted(_references(query), key=lambda reference: reference.start)))
     except RecursionError:
         raise too_deep() from None
 
@@ -173,10 +173,10 @@ def parse_expression(text: str) -> exp.Expr | None:
 
 
 def _unreadable(failure: ParseError) -> ViewError:
-    found = failure.errors[0] if failure.errors else {}
-    near = f" near {found['highlight']!r}" if found.get("highlight") else ""
-    line, end = found.get("line"), found.get("col")
-    column = max(1, end - len(found.get("highlight") or "") + 1) if end else None
+    details = failure.errors[0] if failure.errors else {}
+    near = f" near {details['highlight']!r}" if details.get("highlight") else ""
+    line, end = details.get("line"), details.get("col")
+    column = max(1, end - len(details.get("highlight") or "") + 1) if end else None
     return ViewError(
         f"this cannot be read as Snowflake's SQL{near}. Run the query in Snowflake to see what is wrong with it.",
         line=line,
@@ -191,9 +191,9 @@ def keep_texts(tree: exp.Expr, text: str) -> None:
             continue
         source = text[string.meta["start"] : string.meta["end"] + 1] if "start" in string.meta else ""
         if source[:1] in ("'", "$") and not isinstance(string.parent, exp.Interval):
-            kept = exp.Var(this=source)
-            kept.meta.update(string.meta)
-            string.replace(kept)
+            verbatim = exp.Var(this=source)
+            verbatim.meta.update(string.meta)
+            string.replace(verbatim)
 
 
 def folded(identifier: exp.Expr) -> str:
@@ -268,19 +268,19 @@ def _is_function(query: Query, table: exp.Table) -> bool:
     return True
 
 
-def same_query(one: str, other: str) -> bool:
-    """Only what surely means the same is the same: other orders of columns or conditions are not looked into."""
+def same_query(query: str, other_query: str) -> bool:
+    """Whether two queries surely mean the same; another order of columns or conditions counts as different."""
     try:
-        first, second = (
-            written(normalize_identifiers(parse_query(sql).tree, dialect="snowflake")) for sql in (one, other)
+        form, other_form = (
+            written(normalize_identifiers(parse_query(sql).tree, dialect="snowflake")) for sql in (query, other_query)
         )
     except (ViewError, SqlglotError):
-        return one.split() == other.split()
-    return first == second
+        return query.split() == other_query.split()
+    return form == other_form
 
 
 # From a character to just behind the last.
-Span = tuple[int, int]
+TextSpan = tuple[int, int]
 _SPAN = "span"
 _CLAUSES = (
     TokenType.SELECT, TokenType.FROM, TokenType.WHERE, TokenType.GROUP_BY, TokenType.HAVING, TokenType.ORDER_BY,
@@ -308,12 +308,12 @@ def mark_spans(query: Query, select: exp.Select) -> None:
     _mark(query, conditions, _conditions(clauses[TokenType.FROM]))
 
 
-def expression_span(node: exp.Expr) -> Span | None:
+def expression_span(node: exp.Expr) -> TextSpan | None:
     """Where an output, a condition or a group stands, once it is marked."""
     return node.meta.get(_SPAN)
 
 
-def column_span(column: exp.Column) -> Span:
+def column_span(column: exp.Column) -> TextSpan:
     """Where a column stands, with its table."""
     parts = [part for part in column.parts if "start" in part.meta]
     if len(parts) != len(column.parts):
@@ -370,7 +370,7 @@ def _conditions(tokens: Sequence[Token]) -> list[Sequence[Token]]:
     pieces: list[Sequence[Token]] = []
     for joined in split_tokens(tokens, TokenType.JOIN):
         condition = split_tokens(joined, TokenType.ON)[1:]
-        pieces += [_without_join_words(one) for one in condition]
+        pieces += [_without_join_words(condition_tokens) for condition_tokens in condition]
     return pieces
 
 

@@ -1,4 +1,4 @@
-"""SELECTs that ask the warehouse whether rows tie in the order of a window: made of the query's own words."""
+"""SELECTs that ask the warehouse whether rows tie in the order of a window; built from the query's own text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tir_dagster.snowflake.names import TableName
 from tir_dagster.snowflake.query.text import (
     DIALECT,
     Query,
-    Span,
+    TextSpan,
     keep_texts,
     parse_expression,
     split_tokens,
@@ -40,7 +40,7 @@ def tie_probe(query: Query, select: exp.Select, window: exp.Window) -> tuple[str
     try:
         keys = _window_keys(query, tokens, levels, window)
         place = _place_of(window)
-        read = _read(query, tokens, levels, select, place)
+        rows_span = _rows_span(query, tokens, levels, select, place)
         ctes = _ctes_before(tokens, levels, place)
     except _NoPlaceError:
         return ()
@@ -49,7 +49,7 @@ def tie_probe(query: Query, select: exp.Select, window: exp.Window) -> tuple[str
     pieces: list[str | TableName] = []
     for at, (start, end) in enumerate(ctes):
         pieces += ["WITH " if at == 0 else ", ", *query.pieces(start, end)]
-    pieces += [f"{' ' if ctes else ''}SELECT COUNT(*) AS TIR_N FROM (SELECT {listed} ", *query.pieces(*read)]
+    pieces += [f"{' ' if ctes else ''}SELECT COUNT(*) AS TIR_N FROM (SELECT {listed} ", *query.pieces(*rows_span)]
     pieces += [f") AS TIR_ROWS GROUP BY {names} HAVING COUNT(*) > 1 LIMIT 1"]
     return tuple(pieces)
 
@@ -84,7 +84,7 @@ def _place_of(window: exp.Window) -> int:
     return min(starts)
 
 
-def _window_keys(query: Query, tokens: Sequence[Token], levels: Sequence[int], window: exp.Window) -> list[Span]:
+def _window_keys(query: Query, tokens: Sequence[Token], levels: Sequence[int], window: exp.Window) -> list[TextSpan]:
     """The places of what the window's rows are parted and ordered by."""
     first, last = _brackets(tokens, levels, _place_of(window))
     if tokens[first - 1].text.upper() != "OVER":
@@ -99,10 +99,10 @@ def _window_keys(query: Query, tokens: Sequence[Token], levels: Sequence[int], w
             break
         else:
             part.append(token)
-    nodes = [*(window.args.get("partition_by") or ()), *(one.this for one in window.args["order"].expressions)]
+    nodes = [*(window.args.get("partition_by") or ()), *(term.this for term in window.args["order"].expressions)]
     places = [
-        *(_span(one) for one in (split_tokens(parted, TokenType.COMMA) if parted else ())),
-        *(_span(_undirected(one)) for one in split_tokens(ordered, TokenType.COMMA)),
+        *(_span(term) for term in (split_tokens(parted, TokenType.COMMA) if parted else ())),
+        *(_span(_undirected(term)) for term in split_tokens(ordered, TokenType.COMMA)),
     ]
     if len(places) != len(nodes) or any(
         parse_expression(query.text[start:end]) != node for (start, end), node in zip(places, nodes, strict=True)
@@ -117,13 +117,15 @@ def _undirected(tokens: Sequence[Token]) -> Sequence[Token]:
     return tokens
 
 
-def _span(tokens: Sequence[Token]) -> Span:
+def _span(tokens: Sequence[Token]) -> TextSpan:
     if not tokens:
         raise _NoPlaceError
     return tokens[0].start, tokens[-1].end + 1
 
 
-def _read(query: Query, tokens: Sequence[Token], levels: Sequence[int], select: exp.Select, place: int) -> Span:
+def _rows_span(
+    query: Query, tokens: Sequence[Token], levels: Sequence[int], select: exp.Select, place: int
+) -> TextSpan:
     """From FROM to the end of WHERE: the rows that the window goes over."""
     scope = next(scope for scope in _scopes(tokens, levels, place))
     inside = [at for at in range(scope.first, scope.last) if levels[at] == scope.level]
@@ -159,7 +161,7 @@ def _reads_the_same(text: str, select: exp.Select) -> bool:
 
 
 @dataclass(frozen=True)
-class _Scope:
+class _QueryTokens:
     """A query's tokens: the whole text, or what stands in brackets; from the first to just behind the last."""
 
     first: int
@@ -167,7 +169,7 @@ class _Scope:
     level: int
 
 
-def _scopes(tokens: Sequence[Token], levels: Sequence[int], place: int) -> Iterator[_Scope]:
+def _scopes(tokens: Sequence[Token], levels: Sequence[int], place: int) -> Iterator[_QueryTokens]:
     """The queries around a place, the innermost first."""
     opened = [
         (at, _closing(levels, at))
@@ -177,13 +179,13 @@ def _scopes(tokens: Sequence[Token], levels: Sequence[int], place: int) -> Itera
     around = [(at, close) for at, close in opened if tokens[close].start > place]
     for at, close in reversed(around):
         if tokens[at + 1].token_type in (TokenType.SELECT, TokenType.WITH, _OPEN):
-            yield _Scope(at + 1, close, levels[at] + 1)
-    yield _Scope(0, len(tokens), 0)
+            yield _QueryTokens(at + 1, close, levels[at] + 1)
+    yield _QueryTokens(0, len(tokens), 0)
 
 
 def _brackets(tokens: Sequence[Token], levels: Sequence[int], place: int) -> tuple[int, int]:
     """The brackets right behind OVER that are closest around a place."""
-    found = [
+    pairs = [
         (at, close)
         for at, token in enumerate(tokens)
         if token.token_type == _OPEN
@@ -192,9 +194,9 @@ def _brackets(tokens: Sequence[Token], levels: Sequence[int], place: int) -> tup
         and token.start < place
         and tokens[close := _closing(levels, at)].start > place
     ]
-    if not found:
+    if not pairs:
         raise _NoPlaceError
-    return found[-1]
+    return pairs[-1]
 
 
 def _closing(levels: Sequence[int], opening: int) -> int:
@@ -202,9 +204,9 @@ def _closing(levels: Sequence[int], opening: int) -> int:
     return next((at for at in range(opening + 1, len(levels)) if levels[at] == levels[opening]), len(levels) - 1)
 
 
-def _ctes_before(tokens: Sequence[Token], levels: Sequence[int], place: int) -> list[Span]:
+def _ctes_before(tokens: Sequence[Token], levels: Sequence[int], place: int) -> list[TextSpan]:
     """The places of all CTEs that can be referred to from there, the outermost first."""
-    found: list[Span] = []
+    spans: list[TextSpan] = []
     for scope in reversed(list(_scopes(tokens, levels, place))):
         if tokens[scope.first].token_type != TokenType.WITH:
             continue
@@ -215,6 +217,8 @@ def _ctes_before(tokens: Sequence[Token], levels: Sequence[int], place: int) -> 
         ]
         if not begins or tokens[scope.first + 1].token_type == TokenType.RECURSIVE:
             raise _NoPlaceError
-        pieces = [_span(one) for one in split_tokens(tokens[scope.first + 1 : begins[0]], TokenType.COMMA)]
-        found += [piece for piece in pieces if piece[1] <= place]
-    return found
+        pieces = [
+            _span(cte_tokens) for cte_tokens in split_tokens(tokens[scope.first + 1 : begins[0]], TokenType.COMMA)
+        ]
+        spans += [piece for piece in pieces if piece[1] <= place]
+    return spans

@@ -9,14 +9,14 @@ from dataclasses import replace
 import pytest
 
 from tir_dagster.changes.change_set import ChangeSet
-from tir_dagster.changes.plan import Known, Reason, Situation, plan_refresh
+from tir_dagster.changes.plan import Reason, Situation, SourceState, plan_refresh
 from tir_dagster.refresh.outcome import outcome_by_content
 from tir_dagster.refresh.state.change_sets import ChangeSetStore, DamagedStateError
 from tir_dagster.refresh.state.lease import EXPIRE_SECONDS, lease
 from tir_dagster.refresh.state.records import Confirmation, Intent
 from tir_dagster.tableau.outcome import PublishOutcome
 
-KNOWN = Known("d", "s", "i", "t")
+KNOWN = SourceState("d", "s", "i", "t")
 CONFIRMED = Confirmation("orders", "v1", "2026-01-01", KNOWN, None, "id", "server 1", "old rows", 1, ())
 INTENT = Intent("orders", "c", "v2", "server 1", "new rows", KNOWN, hole="rows missing")
 

@@ -108,8 +108,8 @@ def test_a_version_written_by_hand_is_refused(query, clause):
         ("SELECT id\nFROM db.s.other", 2, r"no table DB\.S\.OTHER"),
         ("SELECT id,\n  colour FROM db.s.sales", 2, "no column COLOUR"),
         ("SELECT id, qyt FROM db.s.sales", 1, "Did you mean QTY"),
-        ("SELECT x.id FROM db.s.sales s", 1, "X is no table of this query"),
-        ("SELECT sales.id FROM db.s.sales s", 1, "SALES is no table of this query"),
+        ("SELECT x.id FROM db.s.sales s", 1, "X is no table that can be used"),
+        ("SELECT sales.id FROM db.s.sales s", 1, "SALES is no table that can be used"),
         ('SELECT ID FROM db."My Schema"."Odd ""Table"""', 1, 'write "id", in double quotes'),
         (f"SELECT product {JOINED}", 1, "PRODUCT is ambiguous: it is a column of S and P"),
         ("SELECT s.id FROM db.s.sales s JOIN db.s.products p ON p.product = m.maker JOIN db.s.makers m ON 1 = 1", 1, "M is no table"),
@@ -123,7 +123,7 @@ def test_a_version_written_by_hand_is_refused(query, clause):
         ("SELECT id, COUNT(*) AS n FROM db.s.sales GROUP BY 1, 2", 1, "N, which is an aggregate"),
         ("SELECT id, qty, COUNT(*) AS n FROM db.s.sales GROUP BY id", 1, r"SALES\.QTY is neither grouped nor aggregated"),
         ("SELECT id, COUNT(*) AS n FROM db.s.sales WHERE SUM(qty) > 1 GROUP BY id", 1, "Use HAVING"),
-        ("SELECT * EXCLUDE (colour) FROM db.s.sales", 1, "names COLOUR, which there is not"),
+        ("SELECT * EXCLUDE (colour) FROM db.s.sales", 1, "names COLOUR, which no table has"),
         ("SELECT a AS b, b AS a FROM db.s.sales", 1, "no column"),
     ],
 )  # fmt: skip
@@ -213,26 +213,28 @@ def test_a_date_part_is_not_a_column():
 
 @pytest.mark.parametrize("call", ["LAST_DAY(s.date, month)", "TRUNC(s.date, month)", "TRUNCATE(s.date, Month)"])
 def test_a_date_part_stays_as_written_where_a_column_has_its_name(call):
-    known = {SALES: ["ID", "DATE", "MONTH"]}
-    view = analyse(f"SELECT id, {call} AS m FROM db.s.sales s", known)
+    table_columns = {SALES: ["ID", "DATE", "MONTH"]}
+    view = analyse(f"SELECT id, {call} AS m FROM db.s.sales s", table_columns)
     assert view.columns[1].sql == call.replace("s.date", '"S"."DATE"')
     # TRUNC takes a number of digits as well: then it is the column, whose changes count.
     assert ("MONTH" in view.fact.used) == call.startswith("TRUNC")
 
 
 def test_a_date_part_that_may_be_a_column_of_two_tables_is_left_to_the_warehouse():
-    known = {SALES: ["ID", "DATE", "MONTH"], PRODUCTS: ["ID", "MONTH"]}
+    table_columns = {SALES: ["ID", "DATE", "MONTH"], PRODUCTS: ["ID", "MONTH"]}
     query = "SELECT s.id, TRUNC(s.date, month) AS m FROM db.s.sales s JOIN db.s.products p ON p.id = s.id"
-    view = analyse(query, known)
+    view = analyse(query, table_columns)
     assert view.why_whole == "MONTH may be a date part or a column of S and P."
     assert "TRUNC(s.date, month)" in view_sql(view, None)
 
 
 def test_words_of_the_language_may_be_columns():
-    known = {SALES: ["DATE", "YEAR", "LEFT", "TYPE", "KEY", "VALUE", "DAY"]}
-    view = analyse("SELECT date, year, left, type, key, value, DATEADD(day, day, date) AS next FROM db.s.sales", known)
+    table_columns = {SALES: ["DATE", "YEAR", "LEFT", "TYPE", "KEY", "VALUE", "DAY"]}
+    view = analyse(
+        "SELECT date, year, left, type, key, value, DATEADD(day, day, date) AS next FROM db.s.sales", table_columns
+    )
     assert view.columns[-1].sql == 'DATEADD(day, "SALES"."DAY", "SALES"."DATE")'
-    assert view.fact.used == tuple(known[SALES])
+    assert view.fact.used == tuple(table_columns[SALES])
 
 
 # Texts and functions come out as they went in
@@ -306,9 +308,9 @@ def test_text_that_cannot_be_taken_apart_is_sent_whole():
 
 
 def test_a_column_called_interval_is_seen_or_the_query_is_sent_whole():
-    known = {SALES: ["ID", "INTERVAL"]}
-    assert analyse("SELECT id, interval * 2 AS x FROM db.s.sales", known).fact.used == ("ID", "INTERVAL")
-    assert analyse("SELECT id, interval + 1 AS x FROM db.s.sales", known).kind == "whole"
+    table_columns = {SALES: ["ID", "INTERVAL"]}
+    assert analyse("SELECT id, interval * 2 AS x FROM db.s.sales", table_columns).fact.used == ("ID", "INTERVAL")
+    assert analyse("SELECT id, interval + 1 AS x FROM db.s.sales", table_columns).kind == "whole"
 
 
 @pytest.mark.parametrize(
