@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tir_dagster.errors import LoadError
-from tir_dagster.loading.values import Digits, FileColumn, UnfitValueError, is_storable, json_text, parsed_json
+from tir_dagster.loading.values import Digits, LoadColumn, UnfitValueError, is_storable, json_text, parsed_json
 from tir_dagster.snowflake.columns import Kind
 
 ROWS = 20_000
@@ -71,7 +71,7 @@ def shown_name(name: str) -> str:
     return name if name.isprintable() and name == name.strip() and name else repr(name)
 
 
-def matched(names: Sequence[str], columns: Sequence[FileColumn], shape: Shape) -> list[int | None]:
+def matched(names: Sequence[str], columns: Sequence[LoadColumn], shape: Shape) -> list[int | None]:
     """Return the place of each column in the file; note missing and extra columns in the shape.
 
     A column is found by its exact name, or else by its name without regard to case and surrounding blanks.
@@ -100,7 +100,7 @@ def _check_once(names: Sequence[str], path: str, where: str) -> None:
         raise LoadError(f"{path}: column {', '.join(twice)} is twice in the {where}. Nothing was loaded; fix the file.")
 
 
-def csv_pieces(raw: Any, path: str, columns: Sequence[FileColumn], shape: Shape, *, delimiter: str) -> Iterator[Piece]:
+def csv_pieces(raw: Any, path: str, columns: Sequence[LoadColumn], shape: Shape, *, delimiter: str) -> Iterator[Piece]:
     """Read rows by the header's names; an empty field is NULL, a row of another length is bad."""
     csv.field_size_limit(_LONGEST_FIELD)
     with _text(raw, path) as text:
@@ -155,7 +155,7 @@ def _column(rows: Sequence[Sequence[str]], at: int | None) -> pa.Array:
     return pa.array([row[at] or None for row in rows], pa.string())
 
 
-def json_pieces(raw: Any, path: str, columns: Sequence[FileColumn], shape: Shape) -> Iterator[Piece]:
+def json_pieces(raw: Any, path: str, columns: Sequence[LoadColumn], shape: Shape) -> Iterator[Piece]:
     """Read one object per line; an absent field is NULL, a field that no row has is missing."""
     fields = _Fields(columns)
     rows: list[dict[str, Any]] = []
@@ -182,7 +182,7 @@ def json_pieces(raw: Any, path: str, columns: Sequence[FileColumn], shape: Shape
 class _Fields:
     """The columns in objects, each of which has its own fields; it remembers which were ever found."""
 
-    def __init__(self, columns: Sequence[FileColumn]) -> None:
+    def __init__(self, columns: Sequence[LoadColumn]) -> None:
         self._columns = columns
         # For each list of field names: the name of each column in it.
         self._known: dict[tuple[str, ...], list[str | None]] = {}
@@ -230,7 +230,7 @@ def _object(content: str) -> dict[str, Any] | str:
     return value if isinstance(value, dict) else "not a JSON object"
 
 
-def _as_csv_text(value: Any, column: FileColumn) -> str | None:
+def _as_csv_text(value: Any, column: LoadColumn) -> str | None:
     """Return a JSON value as the text that a CSV file would have."""
     if value is None:
         return None
@@ -247,7 +247,7 @@ def parquet_groups(raw: Any, path: str) -> list[int]:
 
 
 def parquet_pieces(
-    raw: Any, path: str, columns: Sequence[FileColumn], shape: Shape, *, groups: Sequence[int] | None, first: int = 1
+    raw: Any, path: str, columns: Sequence[LoadColumn], shape: Shape, *, groups: Sequence[int] | None, first: int = 1
 ) -> Iterator[Piece]:
     """Read the rows of these row groups; `first` is the number of their first row in the file."""
     with _of_parquet(path):
@@ -271,12 +271,12 @@ def parquet_pieces(
             first += batch.num_rows
 
 
-def _as_text(column: FileColumn) -> bool:
+def _as_text(column: LoadColumn) -> bool:
     """Whether the column takes every value as text."""
     return column.column.kind.value in ("text", "json")
 
 
-def _plain(values: pa.Array, column: FileColumn) -> pa.Array:
+def _plain(values: pa.Array, column: LoadColumn) -> pa.Array:
     if pa.types.is_dictionary(values.type):
         values = values.dictionary_decode()
     if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):

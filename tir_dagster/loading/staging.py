@@ -31,7 +31,7 @@ from tir_dagster.loading.formats import (
     parquet_pieces,
 )
 from tir_dagster.loading.landing import Hashed, LandingPlace
-from tir_dagster.loading.values import FileColumn, converted
+from tir_dagster.loading.values import LoadColumn, converted
 from tir_dagster.snowflake.connection import SnowflakeAccess
 from tir_dagster.snowflake.names import literal
 from tir_dagster.spark.remote import remote_of
@@ -71,7 +71,7 @@ class StagePlan:
     access: SnowflakeAccess
     place: LandingPlace
     files: Files
-    columns: tuple[FileColumn, ...]
+    columns: tuple[LoadColumn, ...]
     # The stage's folder of this load, as PUT and COPY name it.
     folder: str
     # Places in `columns` that must not be NULL, each with the reason for rejecting the row.

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tir_dagster.errors import LoadError, SpecError
-from tir_dagster.loading.values import FileColumn
+from tir_dagster.loading.values import LoadColumn
 from tir_dagster.snowflake.columns import Column, Kind, UnheldTypeError
 from tir_dagster.snowflake.names import TableName, quote
 from tir_dagster.spec.load import LoadSpec
@@ -94,7 +94,7 @@ class Target:
     """The table, the columns of the files, and their roles; places are positions in `columns`."""
 
     table: TableName
-    columns: tuple[FileColumn, ...]
+    columns: tuple[LoadColumn, ...]
     # Places of the columns that the table has.
     stored: tuple[int, ...]
     key: tuple[int, ...] = ()
@@ -152,14 +152,14 @@ def _named(name: str, known: dict[str, str]) -> str:
     return name if name in known or name.upper() not in known else name.upper()
 
 
-def _file_column(name: str, file_name: str, kind: str, known: dict[str, str]) -> FileColumn:
+def _file_column(name: str, file_name: str, kind: str, known: dict[str, str]) -> LoadColumn:
     # If the table has the column, its type counts: staged values must fit there.
     declared = known.get(name, kind)
     length = _LENGTH.match(declared.upper())
     limit = int(length[1]) if length and int(length[1]) < _UNBOUNDED else None
     # Nine digits, Snowflake's default, are more than a staged moment has.
     digits = _MOMENT.match(declared.upper())
-    return FileColumn(file_name, Column.from_snowflake(name, declared), limit, int(digits[1]) if digits else None)
+    return LoadColumn(file_name, Column.from_snowflake(name, declared), limit, int(digits[1]) if digits else None)
 
 
 def _unheld(error: UnheldTypeError) -> str:
@@ -195,7 +195,7 @@ def _history(spec: LoadSpec, known: dict[str, str]) -> tuple[str, str, str] | No
     return names[0], names[1], names[2]
 
 
-def stage_type(column: FileColumn) -> str:
+def stage_type(column: LoadColumn) -> str:
     """Return the type of a staged column; JSON is text until it is stored."""
     table_column = column.column
     # With the table's precision: otherwise a staged version would look newer than its own stored, rounded value.
@@ -212,7 +212,7 @@ def stage_type(column: FileColumn) -> str:
     }.get(table_column.kind, "VARCHAR")
 
 
-def stored_value(column: FileColumn, expression: str) -> str:
+def stored_value(column: LoadColumn, expression: str) -> str:
     """Return the expression of a staged column as the table stores it."""
     return f"PARSE_JSON({expression})" if column.column.kind is Kind.JSON else expression
 

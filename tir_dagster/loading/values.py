@@ -65,7 +65,7 @@ _FAMILIES: dict[Kind, Callable[[pa.DataType], bool]] = {
 
 
 @dataclass(frozen=True)
-class FileColumn:
+class LoadColumn:
     """A column of the files: its name there, and the table's column (or a stand-in if the table has none).
 
     `length` is the longest text, `digits` the number of digits of a second in a moment or a time of day.
@@ -114,7 +114,7 @@ def is_storable(text: str) -> bool:
     return "\0" not in text and (text.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in text))
 
 
-def converted(values: pa.Array, column: FileColumn) -> tuple[pa.Array, dict[int, str]]:
+def converted(values: pa.Array, column: LoadColumn) -> tuple[pa.Array, dict[int, str]]:
     """Return the converted values, and the reasons of rows whose value does not fit; these hold NULL."""
     if column.column.kind is Kind.TIME and pa.types.is_time(values.type):
         values = pc.cast(values, pa.string())
@@ -124,7 +124,7 @@ def converted(values: pa.Array, column: FileColumn) -> tuple[pa.Array, dict[int,
         return _one_by_one(values, column)
 
 
-def _at_once(values: pa.Array, column: FileColumn) -> pa.Array:
+def _at_once(values: pa.Array, column: LoadColumn) -> pa.Array:
     kind = column.column.kind
     if kind in (Kind.TIME, Kind.JSON, Kind.BOOLEAN, Kind.INSTANT) and is_text(values.type):
         if values.null_count == len(values):
@@ -141,7 +141,7 @@ def _at_once(values: pa.Array, column: FileColumn) -> pa.Array:
     return result
 
 
-def _check_range(values: pa.Array, column: FileColumn) -> None:
+def _check_range(values: pa.Array, column: LoadColumn) -> None:
     kind = column.column.kind
     if kind is Kind.TEXT:
         longest = pc.max(pc.utf8_length(values)).as_py()
@@ -159,7 +159,7 @@ def _check_range(values: pa.Array, column: FileColumn) -> None:
         _check_moments(values, column)
 
 
-def _check_moments(values: pa.Array, column: FileColumn) -> None:
+def _check_moments(values: pa.Array, column: LoadColumn) -> None:
     """Raise if a moment is outside the years 1 to 9999, as in Python and Snowflake, or too exact. Arrow holds more."""
     is_date = column.column.kind is Kind.DATE
     counts = pc.cast(pc.cast(values, pa.int32()) if is_date else values, pa.int64())
@@ -172,14 +172,14 @@ def _check_moments(values: pa.Array, column: FileColumn) -> None:
         raise UnfitValueError("too exact")
 
 
-def _edges(column: FileColumn) -> tuple[date, date]:
+def _edges(column: LoadColumn) -> tuple[date, date]:
     if column.column.kind is Kind.DATE:
         return date.min, date.max
     zone = UTC if column.column.kind is Kind.INSTANT else None
     return datetime.min.replace(tzinfo=zone), datetime.max.replace(tzinfo=zone)
 
 
-def _one_by_one(values: pa.Array, column: FileColumn) -> tuple[pa.Array, dict[int, str]]:
+def _one_by_one(values: pa.Array, column: LoadColumn) -> tuple[pa.Array, dict[int, str]]:
     results: list[Any] = []
     reasons: dict[int, str] = {}
     for at, scalar in enumerate(values):
@@ -193,7 +193,7 @@ def _one_by_one(values: pa.Array, column: FileColumn) -> tuple[pa.Array, dict[in
     return pa.array(results, column.arrow), reasons
 
 
-def _read(value: Any, column: FileColumn) -> Any:
+def _read(value: Any, column: LoadColumn) -> Any:
     kind = column.column.kind
     if isinstance(value, bytes):
         value = _decoded(value)
@@ -204,7 +204,7 @@ def _read(value: Any, column: FileColumn) -> Any:
     return _READERS[kind](value, column)
 
 
-def _reason(scalar: pa.Scalar, column: FileColumn, error: Exception) -> str:
+def _reason(scalar: pa.Scalar, column: LoadColumn, error: Exception) -> str:
     try:
         text = str(scalar.as_py())
     except (ValueError, OverflowError):
@@ -226,7 +226,7 @@ def _words(column: Column) -> str:
     }.get(column.kind, column.kind.value)
 
 
-def _decimal(value: Any, column: FileColumn) -> Decimal:
+def _decimal(value: Any, column: LoadColumn) -> Decimal:
     exact = Decimal(repr(value) if isinstance(value, float) else str(value))
     if not exact.is_finite():
         raise UnfitValueError(f"is no {_words(column.column)}")
@@ -242,12 +242,12 @@ def _decimal(value: Any, column: FileColumn) -> Decimal:
     return rounded
 
 
-def _integer(value: Any, column: FileColumn) -> Any:
+def _integer(value: Any, column: LoadColumn) -> Any:
     exact = _decimal(value, column)
     return exact if pa.types.is_decimal(column.arrow) else int(exact)
 
 
-def _float(value: Any, _: FileColumn) -> float:
+def _float(value: Any, _: LoadColumn) -> float:
     number = float(value)
     # Only a text for infinity may give infinity, not a number that is too large.
     if math.isinf(number) and not (isinstance(value, float) or re.fullmatch(_NOT_FINITE, str(value))):
@@ -255,14 +255,14 @@ def _float(value: Any, _: FileColumn) -> float:
     return number
 
 
-def _boolean(value: Any, _: FileColumn) -> bool:
+def _boolean(value: Any, _: LoadColumn) -> bool:
     truth = _BOOLEANS.get(str(value).strip().lower())
     if truth is None:
         raise UnfitValueError("is neither true nor false")
     return truth
 
 
-def _text(value: Any, column: FileColumn) -> str:
+def _text(value: Any, column: LoadColumn) -> str:
     text = str(value)
     if not is_storable(text):
         raise UnfitValueError("has a NUL character")
@@ -279,14 +279,14 @@ def _decoded(value: bytes) -> str:
         raise UnfitValueError("is no text in UTF-8") from None
 
 
-def _check_fraction(value: Any, column: FileColumn) -> None:
+def _check_fraction(value: Any, column: LoadColumn) -> None:
     """Raise if the value has more digits of a second than the column: cutting could make two versions equal."""
     fraction = _SECOND_FRACTION.search(str(value))
     if fraction and len(fraction[1].rstrip("0")) > column.second_digits:
         raise UnfitValueError(f"has more than {column.second_digits} digits of a second")
 
 
-def _moment(value: Any, column: FileColumn) -> datetime:
+def _moment(value: Any, column: LoadColumn) -> datetime:
     """Return the moment in UTC; a moment without a zone is in UTC already."""
     _check_fraction(value, column)
     parsed = value if isinstance(value, datetime) else datetime.fromisoformat(str(value).upper())
@@ -294,17 +294,17 @@ def _moment(value: Any, column: FileColumn) -> datetime:
     return moment if column.column.kind is Kind.INSTANT else moment.replace(tzinfo=None)
 
 
-def _date(value: Any, _: FileColumn) -> date:
+def _date(value: Any, _: LoadColumn) -> date:
     return date.fromisoformat(str(value))
 
 
-def _time(value: Any, column: FileColumn) -> str:
+def _time(value: Any, column: LoadColumn) -> str:
     """Return the time of day in one standard text: equal keys must be equal texts."""
     _check_fraction(value, column)
     return time.fromisoformat(str(value)).isoformat()
 
 
-def _json(value: Any, _: FileColumn) -> str:
+def _json(value: Any, _: LoadColumn) -> str:
     text = str(value)
     for number in _parts(parsed_json(text), Digits):
         if math.isinf(float(number)):
@@ -372,7 +372,7 @@ def _parts(value: Any, kind: type[str]) -> Iterator[str]:
         yield value
 
 
-_READERS: dict[Kind, Callable[[Any, FileColumn], Any]] = {
+_READERS: dict[Kind, Callable[[Any, LoadColumn], Any]] = {
     Kind.INTEGER: _integer,
     Kind.DECIMAL: _decimal,
     Kind.FLOAT: _float,
