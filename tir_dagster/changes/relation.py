@@ -214,6 +214,11 @@ def read_tables(spec: ExtractSpec) -> tuple[TableName, ...]:
     return (TableName.parse(spec.main_table),) if spec.query is None else tables_of(spec.query)
 
 
+def watched_tables(spec: ExtractSpec) -> tuple[TableName, ...]:
+    """Return all tables that the extract reads, and those that are only watched, each once."""
+    return tuple(dict.fromkeys([*read_tables(spec), *map(TableName.parse, spec.watch)]))
+
+
 def _of_table(spec: ExtractSpec, access: SnowflakeAccess, columns: Sequence[str]) -> Relation:
     table = TableName.parse(spec.main_table)
     table_columns = describe(access, table, tuple(columns) or spec.columns or None)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tir_dagster.changes.plan import SourceState
-from tir_dagster.changes.relation import Relation, read_tables, relation_of
+from tir_dagster.changes.relation import Relation, relation_of, watched_tables
 from tir_dagster.errors import GuardError
 from tir_dagster.hyper.casts import check_key
 from tir_dagster.hyper.hyperfile import describe
@@ -215,11 +215,6 @@ class Watched:
 
     known: SourceState
     version: SourceVersion
-
-
-def watched_tables(spec: ExtractSpec) -> tuple[TableName, ...]:
-    """Return all tables that the extract reads, and those that are only watched, each once."""
-    return tuple(dict.fromkeys([*read_tables(spec), *map(TableName.parse, spec.watch)]))
 
 
 def watch_tables(

@@ -20,6 +20,7 @@ from click.testing import CliRunner, Result
 from tableauhyperapi import HyperProcess, Telemetry
 
 from tir_dagster.changes.plan import Reason, SourceState
+from tir_dagster.changes.relation import watched_tables
 from tir_dagster.cli.main import tir
 from tir_dagster.definitions import build_defs
 from tir_dagster.errors import SourceError
@@ -30,7 +31,7 @@ from tir_dagster.orchestration.sensing.sensors import Watch
 from tir_dagster.refresh.context import refresh_context
 from tir_dagster.refresh.deliveries.trigger import no_spark, plan_trigger, refresh_on_server, watch
 from tir_dagster.refresh.state.records import Confirmation
-from tir_dagster.refresh.survey import Watched, watch_tables, watched_tables
+from tir_dagster.refresh.survey import Watched, watch_tables
 from tir_dagster.sandbox.tableau.packages import Column, SnowflakeConnection, build_tdsx
 from tir_dagster.sandbox.tableau.settings import Settings
 from tir_dagster.snowflake.connection import SnowflakeAccess

@@ -105,9 +105,9 @@ def news(instance: dg.DagsterInstance, spec: ExtractSpec, keys: ExtractKeys, con
     """
     if confirmed is None:
         return ""
+    from tir_dagster.changes.relation import watched_tables  # noqa: PLC0415
     from tir_dagster.orchestration.sensing.reported import newest_report  # noqa: PLC0415
     from tir_dagster.orchestration.sensing.webhooks import refreshed_elsewhere  # noqa: PLC0415
-    from tir_dagster.refresh.survey import watched_tables  # noqa: PLC0415
     from tir_dagster.snowflake.versions import SourceVersion  # noqa: PLC0415
 
     since = SourceVersion.parse(confirmed.source_version).moment
@@ -132,11 +132,8 @@ class WatchedSource:
     """The source table and the other watched tables at this tick; raises SourceError if they cannot be read. No Spark."""
 
     def __init__(self, spec: ExtractSpec, snowflake: SnowflakeParam) -> None:
-        from tir_dagster.refresh.survey import (  # noqa: PLC0415
-            definition_of,
-            role_of,
-            watched_tables,
-        )
+        from tir_dagster.changes.relation import watched_tables  # noqa: PLC0415
+        from tir_dagster.refresh.survey import definition_of, role_of  # noqa: PLC0415
         from tir_dagster.snowflake.versions import combined_token  # noqa: PLC0415
 
         self._spec = spec
