@@ -28,7 +28,7 @@ extracts:
     alerts: {slack: {channel: "#c"}}
 loads:
   - name: files
-    files: {path: /landing, pattern: "*.csv", format: csv}
+    files: {path: "s3://landing/orders", pattern: "*.csv", format: csv}
     table: D.S.A
     mode: append
 """
