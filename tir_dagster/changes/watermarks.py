@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import UTC, date, datetime, timedelta
 from functools import cache
 from zoneinfo import ZoneInfo, available_timezones
@@ -28,16 +27,6 @@ def highest_mark(access: SnowflakeAccess, column: Column | None, source: str) ->
     if isinstance(value, datetime):
         return (value.astimezone(UTC) if value.tzinfo else value).isoformat(timespec="microseconds")
     return None if value is None else str(value)
-
-
-def differing_sql(keys: Sequence[str], content: Sequence[str], names: Sequence[str], *, new: str, old: str) -> str:
-    """A query for the keys, under these names, whose bags of content differ between two versions; `new` and `old` follow FROM."""
-    listed = [f"TIR_{at}" for at in range(len(keys) + len(content))]
-    values = ", ".join(f"{value} AS {name}" for value, name in zip([*keys, *content], listed, strict=True))
-    sides = f"SELECT {values}, 1 AS TIR_N FROM {new} UNION ALL SELECT {values}, -1 AS TIR_N FROM {old}"
-    outputs = ", ".join(f"{column} AS {quote(name)}" for column, name in zip(listed, names, strict=False))
-    grouped = ", ".join(listed)
-    return f"SELECT DISTINCT {outputs} FROM (SELECT {grouped} FROM ({sides}) GROUP BY {grouped} HAVING SUM(TIR_N) <> 0)"
 
 
 def lower_bound(column: Column, highest: str, *, read_at: datetime, look_back: float) -> str:

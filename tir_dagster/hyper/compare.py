@@ -81,10 +81,6 @@ class ExtractComparison:
         """Return keys of the extract's rows in these slices that were not staged; at most so many."""
         return self._unstaged(self._extract_keys(_among(self._slice(), slices)), most)
 
-    def unstaged_keys_meeting(self, condition: str, *, most: int) -> list[Key]:
-        """Return keys of the extract's rows that meet a condition and were not staged; at most so many."""
-        return self._unstaged(self._extract_keys(condition), most)
-
     def unstaged_keys_in_files(self, files: Sequence[Path], *, most: int) -> list[Key]:
         """Return keys in these files, such as a pending change set's, that were not staged; at most so many."""
         return self._unstaged(self._file_keys(files), most) if files else []

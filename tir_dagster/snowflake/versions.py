@@ -246,11 +246,6 @@ def is_kept(access: SnowflakeAccess, table: TableName, facts: TableFacts, versio
     return True
 
 
-def table_identity(access: SnowflakeAccess, table: TableName) -> str:
-    """A text that changes when the table is recreated or swapped; not when its rows or columns do."""
-    return table_facts(access, table).identity
-
-
 def select(
     table: TableName, columns: Sequence[Column], *, version: SourceVersion | None = None, where: str | None = None
 ) -> str:

@@ -129,7 +129,6 @@ def test_keys_that_nobody_staged_are_named(tmp_path: Path):
         assert comparison.unstaged_keys_in_slices(["2024-02"], most=9) == [(3,)]
         assert comparison.unstaged_keys_in_slices([None, "2024-01"], most=9) == [(None,)]
         assert sorted(comparison.unstaged_keys_in_files(pending, most=9), key=repr) == [(3,), (None,)]
-        assert comparison.unstaged_keys_meeting('"NAME" IS NULL', most=9) == [(3,)]
         assert len(comparison.unstaged_keys_in_files(pending, most=1)) == 1
 
 

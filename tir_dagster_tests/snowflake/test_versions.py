@@ -7,7 +7,7 @@ import pytest
 from tir_dagster.errors import SourceError
 from tir_dagster.snowflake.columns import Kind
 from tir_dagster.snowflake.names import TableName
-from tir_dagster.snowflake.versions import SourceVersion, describe, pin, probe, select, table_facts, table_identity
+from tir_dagster.snowflake.versions import SourceVersion, describe, pin, probe, select, table_facts
 
 ABSENT = TableName("SRC", "PUBLIC", "ABSENT")
 
@@ -90,15 +90,15 @@ def test_columns_come_with_their_types_and_in_the_order_asked(access, make_table
 
 def test_identity_follows_the_table_not_its_rows_or_columns(access, make_table, run):
     table = make_table("ID INT", "VALUES (1)")
-    first = table_identity(access, table)
+    first = table_facts(access, table).identity
     run(f"INSERT INTO {table.sql} VALUES (2)")
-    assert table_identity(access, table) == first
+    assert table_facts(access, table).identity == first
     assert table_facts(access, table).rows == 2
 
     run(f"ALTER TABLE {table.sql} ADD COLUMN NAME VARCHAR")
-    assert table_identity(access, table) == first, "columns are compared by themselves"
+    assert table_facts(access, table).identity == first, "columns are compared by themselves"
     run(f"CREATE OR REPLACE TABLE {table.sql} (ID INT, NAME VARCHAR)")
 
-    assert table_identity(access, table) != first
+    assert table_facts(access, table).identity != first
     with pytest.raises(SourceError, match="ABSENT does not exist"):
-        table_identity(access, ABSENT)
+        table_facts(access, ABSENT)
