@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -28,7 +28,11 @@ class Record:
         """The record, or ValueError when the text does not hold one: then the state is lost, never guessed."""
         value = json.loads(text)
         fields = dataclasses.fields(cls)
-        needed = {field.name for field in fields if field.default is dataclasses.MISSING}
+        needed = {
+            field.name
+            for field in fields
+            if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        }
         if not isinstance(value, dict) or not needed <= value.keys():
             raise ValueError(f"not a complete {cls.__name__}")
         names = [field.name for field in fields if field.name in value]
@@ -73,6 +77,10 @@ class ChangeSet(Record):
     reports: tuple[int, ...] = ()
     # The sum of a digest of each row that leaves the base, by slice, as text: they are too long for JSON numbers of other readers.
     purged_digests: Mapping[str, str] | None = None
+    # Slices of the base that the detection compared with the source, with the version of both; and those that differed,
+    # which are replaced.
+    verified: Mapping[str, str] = field(default_factory=dict)
+    drifted: tuple[str, ...] = ()
 
     @property
     def touched(self) -> tuple[str | None, ...]:

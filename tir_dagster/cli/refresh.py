@@ -41,6 +41,7 @@ from tir_dagster.snowflake.connection import SnowflakeAccess
 from tir_dagster.snowflake.query import explain
 from tir_dagster.spec.extract import ExtractSpec
 from tir_dagster.tableau.access import TableauAccess
+from tir_dagster.tableau.client import TableauClient
 
 LEASE_WAIT_SECONDS = 600.0
 # The console shows this command's progress instead of Dagster's log, which is in the history.
@@ -126,7 +127,9 @@ class Command:
         stop = stopping(self.spec.name, lambda: so_far(self.spec, self._instance, outcome))
         with alerting(self.spec, self._instance, outcome, self._progress), stop:
             try:
-                with leased(self.context, "tir refresh", wait_seconds=LEASE_WAIT_SECONDS):
+                # One sign-in for all steps: clients of one process share the session while any of them is open.
+                session = TableauClient(self.context.tableau)
+                with leased(self.context, "tir refresh", wait_seconds=LEASE_WAIT_SECONDS), session:
                     self._say_where()
                     self._refresh(outcome, mode, slices, allow_empty=allow_empty, hints=hints)
             except Exception:

@@ -21,10 +21,18 @@ _FORM = "sums"
 _NOTHING = Fingerprint(dict.fromkeys(SUMS, 0))
 
 
-def content_fingerprints(extract: Path, shape: ExtractShape, *, only: Collection[str | None] | None = None) -> Prints:
-    """Return all features of what the extract holds, by slice."""
+def content_fingerprints(
+    extract: Path, shape: ExtractShape, *, only: Collection[str | None] | None = None, sums_only: bool = False
+) -> Prints:
+    """Return all features of what the extract holds, by slice; with `sums_only`, those that tell whether it differs at all."""
     return extract_fingerprints(
-        extract, shape.columns, shape.slices, only=only, names=shape.names or None, loose=shape.loose
+        extract,
+        shape.columns,
+        shape.slices,
+        only=only,
+        names=shape.names or None,
+        loose=shape.loose,
+        sums_only=sums_only,
     )
 
 
@@ -34,10 +42,11 @@ def source_fingerprints(
     shape: ExtractShape,
     *,
     only: Collection[str | None] | None = None,
+    sums_only: bool = False,
 ) -> Prints:
-    """Return all features of what the source shows, by slice."""
-    sql = fingerprint_sql(shape.columns, table_sql, shape.slices, only=only, loose=shape.loose)
-    return read_fingerprints(query(sql), shape.columns, loose=shape.loose)
+    """Return the same features of what the source shows, by slice."""
+    sql = fingerprint_sql(shape.columns, table_sql, shape.slices, only=only, loose=shape.loose, sums_only=sums_only)
+    return read_fingerprints(query(sql), shape.columns, loose=shape.loose, sums_only=sums_only)
 
 
 def content_sums(

@@ -121,10 +121,12 @@ def gate_specs(spec: ExtractSpec, key: dg.AssetKey) -> list[dg.AssetCheckSpec]:
 _GATE = (ROWS_ADD_UP, EQUALS_SOURCE)
 
 
-def compared_slices(version: "Version") -> list[str]:
-    """Return the slices that were compared as a whole when the version was made."""
-    made_from = version.manifest["source_version"]
-    return [slice_label(name) for name, at in version.manifest.get("verified", {}).items() if at == made_from]
+def compared_slices(version: "Version") -> dict[str, list[str]]:
+    """Return the slices that were compared as a whole when the version was made, by the source version of the comparison."""
+    compared: dict[str, list[str]] = {}
+    for name, source_version in version.manifest.get("compared", {}).items():
+        compared.setdefault(source_version, []).append(slice_label(name))
+    return compared
 
 
 def gate_results(
@@ -138,11 +140,14 @@ def gate_results(
         sums = f"{applied.before:,} - {applied.purged:,} + {applied.appended:,} = {applied.after:,}"
     compared = compared_slices(version)
     levels = "L1: the replaced rows in the file equal the rows that were read."
-    if compared:
-        levels += f" L2: {', '.join(compared)} equal the source at {version.manifest['source_version']}."
+    for source_version, names in compared.items():
+        levels += f" L2: {', '.join(names)} equal the source at {source_version}."
     yield dg.AssetCheckResult(passed=True, check_name=ROWS_ADD_UP, description=sums)
     yield dg.AssetCheckResult(
-        passed=True, check_name=EQUALS_SOURCE, description=levels, metadata={"tir/slices_compared": len(compared)}
+        passed=True,
+        check_name=EQUALS_SOURCE,
+        description=levels,
+        metadata={"tir/slices_compared": sum(map(len, compared.values()))},
     )
     if spec.checks.row_jump is not None:
         from tir_dagster.refresh.verification import row_jump  # noqa: PLC0415

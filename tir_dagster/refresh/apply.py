@@ -26,7 +26,7 @@ from tir_dagster.refresh.context import (
 from tir_dagster.refresh.datasource import server_package
 from tir_dagster.refresh.state.versions import CHANGE_FOLDER, SHELL, Version, VersionStore, Workspace, new_version
 from tir_dagster.refresh.survey import extract_columns, extract_shape
-from tir_dagster.refresh.verify import count_odd_keys, verify_content, verify_in_turn
+from tir_dagster.refresh.verify import count_odd_keys, last_verified, verify_content, verify_turn
 
 # How many bytes of a file are copied and made durable in the time in which one byte of keys and rows is replaced.
 _COPY_SPEED = 64
@@ -177,7 +177,7 @@ def apply(context: RefreshContext, looked: Looked, change_set: ChangeSet) -> App
         context.log(f"{counts.purged:,} rows purged, {counts.appended:,} appended: verifying against the source")
         with context.stages.timed("verify"):
             sums = verify_content(context, workspace.extract, change_set, looked.base, shape)
-            verified = verify_in_turn(context, workspace.extract, change_set, looked.base, relation, shape, sums)
+            compared = verify_turn(context, workspace.extract, change_set, looked.base, relation, shape, sums)
         keep_change(workspace, change_set, folder, shape)
         manifest = {
             "extract": context.spec.name,
@@ -193,7 +193,13 @@ def apply(context: RefreshContext, looked: Looked, change_set: ChangeSet) -> App
             "fingerprint": content_digest(sums),
             "content_sums": sums_to_json(sums),
             "slice_digests": slice_digests(sums),
-            "verified": verified,
+            # By slice, the source version at which it last equalled the source; and the same of this refresh alone.
+            "verified": {
+                name: version
+                for name, version in {**last_verified(looked.base, change_set), **compared}.items()
+                if name in slice_rows(sums)
+            },
+            "compared": compared,
             "odd_keys": count_odd_keys(workspace.extract, change_set, looked.base, shape),
             "rows": counts.after,
             "rows_purged": counts.purged,

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from tir_dagster.changes.change_set import FORM, KEYS, ROWS, ChangeSet, counts_from_json, counts_to_json
+from tir_dagster.changes.change_set import (
+    FORM,
+    KEYS,
+    NO_SLICE_KEY,
+    ROWS,
+    ChangeSet,
+    counts_from_json,
+    counts_to_json,
+    slice_label,
+)
 from tir_dagster.changes.difference import Counts, Difference
 from tir_dagster.changes.find_changes import Asked, Found, find_changes
 from tir_dagster.changes.hints import Hint
@@ -28,7 +38,9 @@ from tir_dagster.refresh.plan import Request
 from tir_dagster.refresh.source_reader import SourceReader
 from tir_dagster.refresh.state.change_sets import ChangeSetStore
 from tir_dagster.refresh.state.records import Confirmation
+from tir_dagster.refresh.state.versions import Version
 from tir_dagster.refresh.survey import Log, Survey, listed_tables, read_tokens
+from tir_dagster.refresh.verify import SlicesInTurn, compare_in_turn
 from tir_dagster.snowflake.connection import SnowflakeAccess
 from tir_dagster.snowflake.versions import SourceVersion
 from tir_dagster.spec.extract import ExtractSpec
@@ -44,7 +56,7 @@ class Base:
     """The extract version a change set starts from, as last confirmed: its file, and its rows by slice."""
 
     confirmation: Confirmation
-    extract: Path
+    version: Version
     shape: ExtractShape
     slices: Mapping[str | None, int] = field(default_factory=dict)
 
@@ -88,13 +100,15 @@ def make_change_set(
     pending = store.pending()
     with store.staging(ident) as folder:
         reader = SourceReader(start_spark, access, relation, surveyed.version, folder / _WORK, log)
-        difference = Difference(0, {}, {})
+        difference, turn = Difference(0, {}, {}), None
         if plan.decision == "incremental" and base is not None:
             keyed = [pending_set.id for pending_set in pending if pending_set.decision == "incremental"]
             to_compare = Asked(
                 tuple(resync), tuple(compare), tuple(file for pending_set in keyed for file in store.keys(pending_set))
             )
-            changes = _find(surveyed, base, to_compare, hints, reader=reader, access=access, folder=folder)
+            changes, turn = _find(
+                surveyed, base, to_compare, hints, reader=reader, access=access, folder=folder, log=log
+            )
             difference = changes.difference
             plan = _settled(surveyed, plan, base, changes, pending=bool(keyed), allow_empty=allow_empty)
             if changes.everything:
@@ -102,8 +116,7 @@ def make_change_set(
         if plan.decision == "none":
             return plan, None
         if plan.decision == "full":
-            shutil.rmtree(folder / KEYS, ignore_errors=True)
-            shutil.rmtree(folder / ROWS, ignore_errors=True)
+            _remove_found(folder)
             staged = reader.read_all(folder / ROWS)
             if not allow_empty:
                 _check_left(surveyed.spec, confirmed.rows if confirmed else 0, staged.rows)
@@ -132,12 +145,19 @@ def make_change_set(
             form=FORM,
             odd_keys=(difference.null_keys, difference.repeated_keys) if plan.decision == "incremental" else None,
             purged_digests=_digests_to_json(difference.purged_digests),
+            **(_turn_to_json(base, turn) if base is not None and turn is not None else {}),
         )
         return plan, store.commit(change_set, folder)
 
 
 def _digests_to_json(digests: Counts | None) -> dict[str, str] | None:
     return None if digests is None else {name: str(value) for name, value in counts_to_json(digests).items()}
+
+
+def _turn_to_json(base: Base, turn: SlicesInTurn) -> dict[str, Any]:
+    drifted = tuple(NO_SLICE_KEY if name is None else name for name in turn.different)
+    equal = [name for name in turn.compared if name not in drifted]
+    return {"verified": dict.fromkeys(equal, base.confirmation.source_version), "drifted": drifted}
 
 
 def _find(
@@ -149,24 +169,61 @@ def _find(
     reader: SourceReader,
     access: SnowflakeAccess,
     folder: Path,
-) -> Found:
-    """Find the keys to replace, with warnings about hints and fallbacks."""
+    log: Log,
+) -> tuple[Found, SlicesInTurn | None]:
+    """Find the keys to replace, with warnings about hints and fallbacks; meanwhile, compare slices of the base in turn."""
     relation = surveyed.relation
     hints = checked_hints(hints, relation, access)
-    question, warnings = ask_question(
-        relation,
-        access,
-        since=SourceVersion.parse(base.confirmation.source_version),
-        watermark=base.confirmation.watermark,
-        version=surveyed.version,
-        changed=surveyed.changed(base.confirmation.known),
-        hints=hints,
-    )
-    with comparing(base.extract, base.shape) as comparison:
-        changes = find_changes(relation, question, to_compare, reader=reader, comparison=comparison, folder=folder)
+    # While the warehouse looks for changes, Hyper has nothing to do.
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        comparing_slices = pool.submit(
+            compare_in_turn,
+            access,
+            relation,
+            base.confirmation,
+            base.version,
+            base.shape,
+            count=surveyed.spec.verify.slices_per_run,
+        )
+        question, warnings = ask_question(
+            relation,
+            access,
+            since=SourceVersion.parse(base.confirmation.source_version),
+            watermark=base.confirmation.watermark,
+            version=surveyed.version,
+            changed=surveyed.changed(base.confirmation.known),
+            hints=hints,
+        )
+
+        def compare(scope: Asked) -> Found:
+            with comparing(base.version.extract, base.shape) as comparison:
+                return find_changes(relation, question, scope, reader=reader, comparison=comparison, folder=folder)
+
+        changes = compare(to_compare)
+        with waiting_for("Hyper"):
+            turn = comparing_slices.result()
+    if turn is not None and turn.different:
+        warnings = (*warnings, _drift_warning(surveyed.spec, turn))
+        log(warnings[-1])
+        _remove_found(folder)
+        changes = compare(replace(to_compare, resync=(*to_compare.resync, *turn.different)))
     partial = partial_warnings(relation, hints, changes.difference)
     contracts = contract_warnings(relation, question, access)
-    return replace(changes, warnings=(*warnings, *changes.warnings, *contracts, *partial))
+    return replace(changes, warnings=(*warnings, *changes.warnings, *contracts, *partial)), turn
+
+
+def _drift_warning(spec: ExtractSpec, turn: SlicesInTurn) -> str:
+    names = ", ".join(slice_label(NO_SLICE_KEY if name is None else name) for name in turn.different)
+    lines = next(iter(turn.different.values()))
+    return (
+        f"{spec.name}: the extract differed from the source at its own version in {names} ({'; '.join(lines[:3])}): all rows "
+        "there are replaced. Find out who or what changed the extract's file, or report it."
+    )
+
+
+def _remove_found(folder: Path) -> None:
+    shutil.rmtree(folder / KEYS, ignore_errors=True)
+    shutil.rmtree(folder / ROWS, ignore_errors=True)
 
 
 def _settled(surveyed: Survey, plan: Plan, base: Base, changes: Found, *, pending: bool, allow_empty: bool) -> Plan:
@@ -222,7 +279,7 @@ def detect(
         slices = counts_from_json(looked.base.manifest["slice_rows"])
         # The key is what the spec and the query say now: an earlier release may have found none.
         shape = replace(shape_of(looked.base), key=tuple(column.name for column in surveyed.relation.key))
-        base = Base(looked.confirmed, looked.base.extract, shape, slices)
+        base = Base(looked.confirmed, looked.base, shape, slices)
     _need_room(context, looked)
 
     @cache

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,10 @@ from tir_dagster.hyper.hyperfile import odd_keys
 from tir_dagster.hyper.replace import ExtractShape, replaced_rows, staged_keys
 from tir_dagster.measuring import moved, waiting_for
 from tir_dagster.refresh.context import RefreshContext, shape_of
+from tir_dagster.refresh.state.records import Confirmation
 from tir_dagster.refresh.state.versions import Version
 from tir_dagster.refresh.survey import readable_version
+from tir_dagster.snowflake.connection import BEYOND_TIME_TRAVEL, SnowflakeAccess, SnowflakeError
 from tir_dagster.snowflake.versions import SourceVersion
 
 _MOST_NAMED = 5
@@ -62,6 +65,36 @@ def _not_as_read(change_set: ChangeSet, what: str) -> VerificationError:
     )
 
 
+def compare_slices(
+    extract: Path,
+    slices: Collection[str | None],
+    *,
+    shape: ExtractShape,
+    table_sql: str,
+    query: Callable[[str], list[tuple[Any, ...]]],
+) -> Mapping[str | None, Sequence[str]]:
+    """Return how whole slices differ from the source, by slice (L2); `table_sql` is the source at the extract's own version.
+
+    Row counts and sums of row digests tell whether a slice differs; only then every feature is asked for, for people.
+    """
+    different: Collection[str | None] = slices
+    differences: Mapping[str | None, Sequence[str]] = {}
+    for sums_only in (True, False):
+        if not different:
+            break
+        # In parallel: Hyper and the warehouse work on different machines.
+        with ThreadPoolExecutor(max_workers=1) as pool:
+            source_query = pool.submit(
+                source_fingerprints, query, table_sql, shape, only=different, sums_only=sums_only
+            )
+            extract_prints = content_fingerprints(extract, shape, only=different, sums_only=sums_only)
+            with waiting_for("warehouse"):
+                source_prints = source_query.result()
+        differences = {**differences, **different_slices(extract_prints, source_prints)}
+        different = list(differences)
+    return differences
+
+
 def verify_slices(
     extract: Path,
     name: str,
@@ -72,15 +105,7 @@ def verify_slices(
     query: Callable[[str], list[tuple[Any, ...]]],
 ) -> None:
     """Raise if whole slices differ from the source at the same version (L2)."""
-    if not slices:
-        return
-    # In parallel: Hyper and the warehouse work on different machines.
-    with ThreadPoolExecutor(max_workers=1) as pool:
-        source_query = pool.submit(source_fingerprints, query, table_sql, shape, only=slices)
-        extract_prints = content_fingerprints(extract, shape, only=slices)
-        with waiting_for("warehouse"):
-            source_prints = source_query.result()
-    if different := different_slices(extract_prints, source_prints):
+    if different := compare_slices(extract, slices, shape=shape, table_sql=table_sql, query=query):
         first, lines = next(iter(different.items()))
         raise VerificationError(
             f"{name}: the new extract differs from the source in {len(different)} slices, in "
@@ -136,7 +161,60 @@ def count_odd_keys(
     return odd_keys(extract, shape.key, shape.columns, names=shape.names or None)
 
 
-def verify_in_turn(
+def comparable_version(
+    access: SnowflakeAccess, relation: Relation, version: SourceVersion, token: str
+) -> SourceVersion | None:
+    """Return the version as it can be read once more to compare whole slices; None if that would prove nothing."""
+    pinned = readable_version(access, relation.tables, version, token)
+    if relation.why_full is not None or relation.unsought or pinned is None:
+        # A second reading of such a query or table may rightly differ, and the spec may keep deleted rows.
+        return None
+    # The same for a query whose order has ties.
+    return None if open_order(relation, access, pinned) else pinned
+
+
+@dataclass(frozen=True)
+class SlicesInTurn:
+    """Slices of the confirmed version that were compared with the source at its own version, and how some of them differ."""
+
+    compared: tuple[str, ...]
+    different: Mapping[str | None, Sequence[str]]
+
+
+def compare_in_turn(
+    access: SnowflakeAccess,
+    relation: Relation,
+    confirmed: Confirmation,
+    version: Version,
+    shape: ExtractShape,
+    *,
+    count: int,
+) -> SlicesInTurn | None:
+    """Compare the slices of the confirmed version that were longest not compared (L2); None where that is impossible."""
+    chosen = slices_in_turn(version.manifest.get("verified", {}), version.manifest["slice_rows"], count)
+    if not chosen:
+        return None
+    try:
+        with access.kept_open():
+            read = SourceVersion.parse(confirmed.source_version)
+            pinned = comparable_version(access, relation, read, confirmed.known.token)
+            if pinned is None:
+                return None
+            different = compare_slices(
+                version.extract,
+                [None if name == NO_SLICE_KEY else name for name in chosen],
+                shape=shape,
+                table_sql=relation.shown(pinned),
+                query=access.query,
+            )
+    except SnowflakeError as error:
+        if error.errno not in BEYOND_TIME_TRAVEL:
+            raise
+        return None
+    return SlicesInTurn(tuple(chosen), different)
+
+
+def verify_turn(
     context: RefreshContext,
     extract: Path,
     change_set: ChangeSet,
@@ -145,21 +223,25 @@ def verify_in_turn(
     shape: ExtractShape,
     sums: Prints,
 ) -> dict[str, str]:
-    """Compare slices in turn with the source (L2), or all that were touched; return at which version each last was."""
+    """Compare whole slices of the new version with the source (L2).
+
+    Return the slices that were compared in this refresh, with the version of both sides. The detection has compared slices
+    of the base in turn, where it could. What is left are slices that it found to differ, which were replaced, and all
+    touched slices if the spec asks for that.
+    """
     rows, settings = slice_rows(sums), context.spec.verify
-    kept = base.manifest.get("verified", {}) if base is not None and change_set.decision == "incremental" else {}
-    verified = {name: version for name, version in kept.items() if name in rows}
-    read = SourceVersion.parse(change_set.source_version)
-    pinned = readable_version(context.snowflake, relation.tables, read, change_set.known.token)
-    if relation.why_full is not None or relation.unsought or pinned is None:
-        # A second reading of such a query or table may rightly differ, and the spec may keep deleted rows.
-        return verified
-    if open_order(relation, context.snowflake, pinned):
-        # The same for a query whose order has ties.
-        return verified
-    chosen = set(slices_in_turn(verified, rows, settings.slices_per_run))
+    compared = {name: version for name, version in change_set.verified.items() if name in rows}
+    chosen = {name for name in change_set.drifted if name in rows}
+    if not change_set.verified and not chosen:
+        chosen = set(slices_in_turn(last_verified(base, change_set), rows, settings.slices_per_run))
     if settings.each == "slices":
         chosen |= set(rows) if change_set.decision == "full" else {*change_set.purged, *change_set.appended}
+    if not chosen:
+        return compared
+    read = SourceVersion.parse(change_set.source_version)
+    pinned = comparable_version(context.snowflake, relation, read, change_set.known.token)
+    if pinned is None:
+        return compared
     verify_slices(
         extract,
         context.spec.name,
@@ -169,4 +251,9 @@ def verify_in_turn(
         query=context.snowflake.query,
     )
     moved(rows=sum(rows.get(name, 0) for name in chosen))
-    return {**verified, **dict.fromkeys(sorted(chosen & rows.keys()), change_set.source_version)}
+    return {**compared, **dict.fromkeys(sorted(chosen & rows.keys()), change_set.source_version)}
+
+
+def last_verified(base: Version | None, change_set: ChangeSet) -> Mapping[str, str]:
+    """Return at which source version each slice of the base last equalled the source; a full load knows nothing of it."""
+    return base.manifest.get("verified", {}) if base is not None and change_set.decision == "incremental" else {}

@@ -181,6 +181,17 @@ def settled(
     return now
 
 
+def moved_on(client: TableauClient, datasource: FoundDatasource) -> FoundDatasource:
+    """Read the datasource after a change of ours that adds no revision, such as a PATCH.
+
+    The new version shows at once, unless the change came in the same second as the last one, or the server shows it late.
+    """
+    now = reread(client, datasource)
+    if now is not None and now.revision is not None and server_version(now) != server_version(datasource):
+        return now
+    return settled(client, datasource)
+
+
 def _connections(server: Any, item: Any) -> tuple[Connection, ...]:
     server.datasources.populate_connections(item)
     return tuple(

@@ -18,6 +18,7 @@ from tir_dagster.changes.plan import Reason
 from tir_dagster.errors import DatasourceError, ExtractError
 from tir_dagster.spark import staging
 from tir_dagster_tests.conftest import Sandbox
+from tir_dagster_tests.hyper.helpers import run
 from tir_dagster_tests.orchestration.history import DATABASE, PROJECT, History, Layout
 
 # `make soak` plays a hundred.
@@ -231,6 +232,28 @@ def test_a_resync_mends_a_file_that_drifted_from_its_ledger(loaded):
         connection.execute_command('UPDATE "Extract"."Extract" SET "V" = \'drifted\' WHERE "K" = 1')
     loaded.refresh("slices")
     assert loaded.published_rows() == loaded.source_rows()
+
+
+def test_a_row_that_changed_in_a_slice_nobody_touches_is_found_in_turn_and_replaced(loaded):
+    for month in (4, 5, 6):
+        loaded.act(("insert", str(month), "'z'", f"'2025-0{month}-05'::DATE", "'c'"))
+    loaded.refresh()
+    slices = loaded.refresher.versions.latest().manifest["slice_rows"]
+    assert len(slices) == 5
+    # By hand, below all bookkeeping. No watermark proposes the row, and L1 reads the rows of other keys only.
+    run(loaded.refresher.versions.latest().extract, """UPDATE "Extract"."Extract" SET "V" = 'drifted' WHERE "K" = 5""")
+    warnings: list[str] = []
+    for turn in range(len(slices)):
+        loaded.act(("update", "1", f"'turn {turn}'"))
+        plan = loaded.refresh()
+        warnings += [warning for warning in plan.warnings if "differed from the source" in warning]
+        if warnings:
+            break
+    assert len(warnings) == 1
+    assert "in 2025-05 (" in warnings[0]
+    assert loaded.published_rows() == loaded.source_rows()
+    version = loaded.refresher.versions.latest()
+    assert version.manifest["compared"] == {"2025-05": version.manifest["source_version"]}, "it was compared once more"
 
 
 def test_what_somebody_published_between_two_steps_is_not_overwritten(loaded):

@@ -46,7 +46,7 @@ from tir_dagster.refresh.server_content import NotAsIntendedError, check_content
 from tir_dagster.refresh.state.records import Confirmation, Intent
 from tir_dagster.refresh.state.versions import SHELL, Version
 from tir_dagster.tableau.client import TableauClient
-from tir_dagster.tableau.datasources import FoundDatasource, reread, server_version, settled
+from tir_dagster.tableau.datasources import FoundDatasource, moved_on, reread, server_version
 from tir_dagster.tableau.failures import Fate, RefusedError, UnknownOutcomeError, reading, understand
 from tir_dagster.tableau.jobs import FinishedJob, JobCancelledError, JobFailedError, JobVanishedError, wait_for_job
 from tir_dagster.tableau.outcome import ForeignPublishError, PublishOutcome, check_undisturbed
@@ -408,7 +408,7 @@ class Patch:
                 ended_at = self._send_one(client, datasource, now, version, batch)
             except JobVanishedError:
                 self._context.log("the server forgot the job: its rows are compared at the end")
-            now = settled(client, now)
+            now = moved_on(client, now)
             check_unpublished(client, datasource, now)
             doubtful = doubtful or _changed_later(now, ended_at) or now.revision is None
         return SentChange(now, doubtful)

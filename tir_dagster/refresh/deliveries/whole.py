@@ -100,6 +100,10 @@ def deliver(
     )
     landed()
     restored = put_back_remembered(client, published, home, credentials)
+    if restored.datasource is published and published.revision is not None:
+        # Nothing was put back, so this reading shows our publish and nothing later. Waiting would show no more: a refresh by
+        # somebody else in the second of our publish has the same time, and any later change shows in the next look.
+        return Delivered(published, restored.warnings, inferred)
     now = _settled(client, published, restored)
     # Without revisions it is unknown whether somebody published since.
     doubtful = inferred or now.revision is None or server_version(now) != server_version(restored.datasource)
