@@ -25,6 +25,9 @@ from tir_dagster.snowflake.connection import BEYOND_TIME_TRAVEL, UNTRACKED, Snow
 from tir_dagster.snowflake.names import TableName, quote
 from tir_dagster.snowflake.versions import SourceVersion, Span, describe_held
 
+# Errors of statements that read an old version, or a feed of changes, that Snowflake does not have.
+LACKS_HISTORY = UNTRACKED | BEYOND_TIME_TRAVEL
+
 
 def ask_question(
     relation: Relation,
@@ -35,10 +38,17 @@ def ask_question(
     version: SourceVersion,
     changed: Collection[TableName],
     hints: Sequence[Hint] = (),
+    try_history: bool = True,
 ) -> tuple[Question, tuple[str, ...]]:
-    """Prepare a detection from a version, with its highest watermark, to a new one; return warnings about the hints, too."""
+    """Prepare a detection from a version, with its highest watermark, to a new one; return warnings about the hints, too.
+
+    Without `try_history`, all old versions and feeds count as readable: one that is not fails later (`LACKS_HISTORY`).
+    """
     span = Span(since, version)
-    history = _history(relation, access, span, changed)
+    if try_history:
+        history = _history(relation, access, span, changed)
+    else:
+        history = HistoryLimits(tied=None if relation.analysed else open_order(relation, access, span.old, span.new))
     question = Question(span, changed, since=_lowest_mark(relation, watermark, since), history=history)
     rows = described_rows(hints, relation, access, span)
     keys = {dimension.alias: described_keys(hints, dimension, access, span) for dimension in relation.dimensions}
@@ -75,7 +85,7 @@ def _history(relation: Relation, access: SnowflakeAccess, span: Span, changed: C
     fed = [table for table, by in feeds.items() if by == "feed" and table in changed and table not in unreadable]
     untracked = {
         table: f"{table} has no change tracking since {span.old}"
-        for table in _failing(access, fed, UNTRACKED | BEYOND_TIME_TRAVEL, span.changes)
+        for table in _failing(access, fed, LACKS_HISTORY, span.changes)
     }
     return HistoryLimits(unreadable, untracked)
 

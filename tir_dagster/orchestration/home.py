@@ -78,16 +78,17 @@ def dagster_instance() -> Iterator[dg.DagsterInstance]:
 
 @contextmanager
 def reused_connections(instance: dg.DagsterInstance) -> Iterator[None]:
-    """Keep Dagster's SQLite event files open inside the block.
+    """Keep Dagster's SQLite event files open inside the block, and let them reach the disk when SQLite merges its journal.
 
-    Dagster opens and closes a file for every event, and closing writes the journal back. For a refresh of 24 slices, with 115
+    A killed process loses no event by that. A power cut may lose the last ones, as if the run had crashed before them: the next
+    look finds out what was published. Dagster opens and closes a file for every event, and closing writes the journal back. For a refresh of 24 slices, with 115
     events, that is most of the overhead. Other storages are not changed.
     """
     # Imported here: definitions do not need the history.
     from dagster._core.storage.event_log import SqliteEventLogStorage  # noqa: PLC0415
     from dagster._core.storage.event_log.sqlite.sqlite_event_log import INDEX_SHARD_NAME  # noqa: PLC0415
     from dagster._core.storage.sqlite import SQLITE_BUSY_TIMEOUT_SECONDS  # noqa: PLC0415
-    from sqlalchemy import Connection, Engine, QueuePool, create_engine  # noqa: PLC0415
+    from sqlalchemy import Connection, Engine, QueuePool, create_engine, event  # noqa: PLC0415
 
     storage = instance.event_log_storage
     if type(storage) is not SqliteEventLogStorage:
@@ -105,6 +106,7 @@ def reused_connections(instance: dg.DagsterInstance) -> Iterator[None]:
                 settings = {"timeout": SQLITE_BUSY_TIMEOUT_SECONDS, "check_same_thread": False}
                 place = storage.conn_string_for_shard(shard)
                 engines[shard] = create_engine(place, poolclass=QueuePool, pool_size=1, connect_args=settings)
+                event.listen(engines[shard], "connect", _write_lazily)
             with engines[shard].begin() as connection:
                 yield connection
 
@@ -116,6 +118,11 @@ def reused_connections(instance: dg.DagsterInstance) -> Iterator[None]:
         del storage.run_connection, storage.index_connection  # the class has them
         for engine in engines.values():
             engine.dispose()
+
+
+def _write_lazily(connection: sqlite3.Connection, _record: object) -> None:
+    """Do not wait for the disk at each of a refresh's 320 commits; the journal, Dagster's WAL, stays consistent."""
+    connection.execute("PRAGMA synchronous = NORMAL")
 
 
 @contextmanager

@@ -20,11 +20,12 @@ from tir_dagster.changes.change_set import (
     counts_to_json,
     slice_label,
 )
+from tir_dagster.changes.detectors import Question
 from tir_dagster.changes.difference import Counts, Difference
 from tir_dagster.changes.find_changes import Asked, Found, find_changes
 from tir_dagster.changes.hints import Hint
 from tir_dagster.changes.plan import Plan, check_guards, settle_plan
-from tir_dagster.changes.question import ask_question, checked_hints
+from tir_dagster.changes.question import LACKS_HISTORY, ask_question, checked_hints
 from tir_dagster.changes.warnings import contract_warnings, key_warnings, partial_warnings, refuse_duplicates
 from tir_dagster.changes.watermarks import highest_mark
 from tir_dagster.errors import GuardError
@@ -41,7 +42,7 @@ from tir_dagster.refresh.state.records import Confirmation
 from tir_dagster.refresh.state.versions import Version
 from tir_dagster.refresh.survey import Log, Survey, listed_tables, read_tokens
 from tir_dagster.refresh.verify import SlicesInTurn, compare_in_turn
-from tir_dagster.snowflake.connection import SnowflakeAccess
+from tir_dagster.snowflake.connection import SnowflakeAccess, SnowflakeError
 from tir_dagster.snowflake.versions import SourceVersion
 from tir_dagster.spec.extract import ExtractSpec
 
@@ -185,28 +186,39 @@ def _find(
             base.shape,
             count=surveyed.spec.verify.slices_per_run,
         )
-        question, warnings = ask_question(
-            relation,
-            access,
-            since=SourceVersion.parse(base.confirmation.source_version),
-            watermark=base.confirmation.watermark,
-            version=surveyed.version,
-            changed=surveyed.changed(base.confirmation.known),
-            hints=hints,
-        )
 
-        def compare(scope: Asked) -> Found:
+        def ask(*, try_history: bool) -> tuple[Question, tuple[str, ...]]:
+            return ask_question(
+                relation,
+                access,
+                since=SourceVersion.parse(base.confirmation.source_version),
+                watermark=base.confirmation.watermark,
+                version=surveyed.version,
+                changed=surveyed.changed(base.confirmation.known),
+                hints=hints,
+                try_history=try_history,
+            )
+
+        def compare(question: Question, scope: Asked) -> Found:
             with comparing(base.version.extract, base.shape) as comparison:
                 return find_changes(relation, question, scope, reader=reader, comparison=comparison, folder=folder)
 
-        changes = compare(to_compare)
+        try:
+            # Almost always there is a history; to ask for it first would read every feed of changes twice.
+            question, warnings = ask(try_history=False)
+            changes = compare(question, to_compare)
+        except SnowflakeError as error:
+            if error.errno not in LACKS_HISTORY:
+                raise
+            question, warnings = ask(try_history=True)
+            changes = compare(question, to_compare)
         with waiting_for("Hyper"):
             turn = comparing_slices.result()
     if turn is not None and turn.different:
         warnings = (*warnings, _drift_warning(surveyed.spec, turn))
         log(warnings[-1])
         _remove_found(folder)
-        changes = compare(replace(to_compare, resync=(*to_compare.resync, *turn.different)))
+        changes = compare(question, replace(to_compare, resync=(*to_compare.resync, *turn.different)))
     partial = partial_warnings(relation, hints, changes.difference)
     contracts = contract_warnings(relation, question, access)
     return replace(changes, warnings=(*warnings, *changes.warnings, *contracts, *partial)), turn
