@@ -1,4 +1,4 @@
-"""ServiceNow: one incident per trouble, by three plain HTTP calls; notes while it lasts, resolved when it ends."""
+"""ServiceNow: one incident per problem, by three plain HTTP calls; notes while it lasts, resolved when it ends."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class ServiceNowClient:
         self._bearer = access.token
 
     def find(self, correlation_id: str, seconds: float) -> dict[str, Any] | None:
-        """Return the open incident of this trouble."""
+        """Return the open incident of this problem."""
         # A resolved incident stays active until it is closed days later: a new failure gets a new incident.
         query = {"sysparm_query": f"correlation_id={correlation_id}^active=true^state!=6", "sysparm_limit": "1"}
         incidents = self._call("GET", INCIDENTS, seconds, params=query)
@@ -158,7 +158,7 @@ def _error_text(answer: requests.Response) -> str:
 
 
 def correlation_id(key: str) -> str:
-    """Return the trouble's id in ServiceNow, without `^`, which would end the query that finds it."""
+    """Return the problem's id in ServiceNow, without `^`, which would end the query that finds it."""
     name = f"tir/{key.replace('^', '_')}"
     if len(name) <= _LONGEST_KEY:
         return name
@@ -203,7 +203,7 @@ class ServiceNowChannel:
         self._persistence = persistence
 
     def told(self, event: Event) -> Mapping[str, str] | None:
-        """Open, add to or resolve the trouble's incident; ignore successes."""
+        """Open, add to or resolve the problem's incident; ignore successes."""
         if event.kind in ("success", "digest"):
             return None
         return self._persistence.run(lambda seconds: self._once(event, _Deadline(seconds)))

@@ -12,9 +12,8 @@ import dagster as dg
 from dagster_slack import SlackResource
 from slack_sdk import WebClient
 
-from tir_dagster.alerts.channels import channels_of
-from tir_dagster.alerts.notify import Connect
 from tir_dagster.alerts.retries import ChannelError, Persistence
+from tir_dagster.alerts.sending import Connect, channels_of
 from tir_dagster.alerts.servicenow import ServiceNowAccess
 from tir_dagster.spec.alerts import Alerts
 
@@ -70,7 +69,7 @@ SERVICENOW_VARIABLES = {name: f"SERVICENOW_{name.upper()}" for name in ServiceNo
 SLACK_VARIABLES = {"token": "SLACK_BOT_TOKEN", "api_url": "SLACK_API_URL"}
 
 
-def people_resources() -> dict[str, Any]:
+def channel_resources() -> dict[str, Any]:
     """Build the resources from environment variables; an unset value is an error only when it is used."""
     return {
         "slack": SlackAppResource(**_set_variables(SLACK_VARIABLES)),
@@ -82,7 +81,7 @@ def _set_variables(names: dict[str, str]) -> dict[str, Any]:
     return {name: dg.EnvVar(variable) for name, variable in names.items() if os.environ.get(variable)}
 
 
-def people_of_environment() -> Connect:
+def channels_of_environment() -> Connect:
     """Return the channels for a command, where no run resolves resources."""
     slack = SlackAppResource(**_values(SLACK_VARIABLES))
     return connect_by(slack, ServiceNowResource(**_values(SERVICENOW_VARIABLES)))

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tir_dagster.alerts.events import Recovered, trouble_key
-from tir_dagster.alerts.notify import SENSOR_REPEAT_SECONDS, SERVER_REPEAT_SECONDS, last_boundary
+from tir_dagster.alerts.events import Recovered
+from tir_dagster.alerts.problems import SENSOR_REPEAT_SECONDS, SERVER_REPEAT_SECONDS, last_boundary, problem_key
 from tir_dagster.spec.alerts import Alerts, Cause, OthersAlerts, SlackAlerts
 from tir_dagster_tests.alerts.reports import NOON, Desk, down, failed, refreshed
 
@@ -36,7 +36,7 @@ def test_three_failures_and_a_recovery_are_one_story(desk):
     assert [event.remembered.get("story") for event in desk.listener.heard] == [None, "run-1", "run-1", "run-1"]
     assert len({event.key for event in desk.listener.heard}) == 1
     assert "failed 3 times" in desk.listener.heard[-1].text
-    assert desk.book.troubles() == []
+    assert desk.storage.problems() == []
 
 
 def test_a_report_repeated_by_a_tick_that_was_cut_off_is_told_once(desk):
@@ -50,7 +50,7 @@ def test_extracts_have_stories_of_their_own(desk):
     desk.tell(failed("run-1", "orders"), failed("run-2", "customers"))
     desk.tell(refreshed("run-3", "orders", NOON + 5))
     assert desk.listener.kinds == ["failure", "failure", "recovery"]
-    assert [trouble.key for trouble in desk.book.troubles()] == ["customers/refresh"]
+    assert [trouble.key for trouble in desk.storage.problems()] == ["customers/refresh"]
 
 
 def test_another_cause_of_the_same_extract_belongs_to_the_same_story(desk):
@@ -71,7 +71,7 @@ def test_drift_is_ended_by_its_own_recovery_or_a_full_refresh_only(desk):
 def test_a_failure_that_is_told_after_a_newer_success_is_no_news(desk):
     desk.tell(refreshed("run-2", at=NOON + 10))
     desk.tell(failed("run-1", at=NOON))
-    assert (desk.listener.kinds, desk.book.troubles()) == (["success"], [])
+    assert (desk.listener.kinds, desk.storage.problems()) == (["success"], [])
     desk.tell(failed("run-3", at=NOON + 11))
     assert desk.listener.kinds == ["success", "failure"]
 
@@ -79,7 +79,7 @@ def test_a_failure_that_is_told_after_a_newer_success_is_no_news(desk):
 def test_a_success_that_is_told_after_a_newer_failure_ends_nothing(desk):
     desk.tell(failed("run-2", at=NOON + 10))
     desk.tell(refreshed("run-1", at=NOON))
-    assert [trouble.key for trouble in desk.book.troubles()] == ["orders/refresh"]
+    assert [trouble.key for trouble in desk.storage.problems()] == ["orders/refresh"]
     assert "recovery" not in desk.listener.kinds
 
 
@@ -131,7 +131,7 @@ def test_a_server_is_back_with_the_first_refresh_that_reaches_it_whoevers_it_is(
     desk.tell(refreshed("run-4", "items", NOON + 2, scopes=("tableau.example.com",)))
     assert desk.listener.kinds == ["failure", "success", "recovery"]
     assert desk.listener.heard[-1].title == "tableau.example.com: the server answers again"
-    assert desk.book.troubles() == []
+    assert desk.storage.problems() == []
 
 
 def test_who_is_not_told_of_a_server_leaves_word_that_it_answers(desk):
@@ -143,7 +143,7 @@ def test_who_is_not_told_of_a_server_leaves_word_that_it_answers(desk):
     assert desk.listener.kinds == ["failure", "success"]
     desk.tell(done)
     assert desk.listener.kinds == ["failure", "success", "recovery"]
-    assert desk.book.troubles() == []
+    assert desk.storage.problems() == []
 
 
 def test_where_nobody_knows_which_server_answered_each_extract_ends_it_for_itself(desk):
@@ -165,8 +165,8 @@ def test_of_a_server_that_is_down_each_extract_says_what_it_knows_and_no_more(de
 
 def test_other_people_hear_of_a_server_by_themselves():
     one, other = (Alerts(slack=SlackAlerts(name)).destination for name in ("#a", "#b"))
-    assert trouble_key(down("run-1", "orders"), one) != trouble_key(down("run-1", "orders"), other)
-    assert trouble_key(failed("run-1"), one) == trouble_key(failed("run-1"), other) == "orders/refresh"
+    assert problem_key(down("run-1", "orders"), one) != problem_key(down("run-1", "orders"), other)
+    assert problem_key(failed("run-1"), one) == problem_key(failed("run-1"), other) == "orders/refresh"
 
 
 # A blind sensor
@@ -175,7 +175,7 @@ def test_other_people_hear_of_a_server_by_themselves():
 def test_a_sensor_that_misses_a_tick_is_not_worth_a_message(desk):
     desk.tell(blind(NOON))
     desk.tell(Recovered("r", "orders", "sensor", NOON + 30))
-    assert (desk.listener.heard, desk.book.troubles()) == ([], [])
+    assert (desk.listener.heard, desk.storage.problems()) == ([], [])
 
 
 def test_a_sensor_that_stays_blind_is_told_after_some_patience_and_then_hourly(desk):
@@ -315,7 +315,7 @@ def test_what_could_not_be_told_twice_is_given_up_and_on_record(desk):
     desk.now += desk.alerts.retry_after
     (note,) = desk.tell()
     assert "It is not tried again" in note.text
-    assert [line["why"] for line in desk.book.given_up()] == ["no network"]
+    assert [line["why"] for line in desk.storage.load().given_up] == ["no network"]
     desk.now += desk.alerts.retry_after
     assert desk.tell() == []
 
@@ -341,7 +341,7 @@ def test_a_channel_that_hangs_costs_less_than_the_timeout_and_is_waited_for_once
 
 
 def test_while_another_process_tells_people_a_report_is_left_to_it(desk):
-    with desk.book.locked(0):
+    with desk.storage.locked(0):
         (note,) = desk.tell(failed("run-1", sentence="password=hunter2"))
     assert "another process" in note.text
     assert not [file for file in desk.folder.rglob("*.json") if "hunter2" in file.read_text()]
@@ -350,19 +350,19 @@ def test_while_another_process_tells_people_a_report_is_left_to_it(desk):
 
 
 def test_a_report_that_was_left_and_is_in_the_history_too_is_told_once(desk):
-    desk.book.put(failed("run-1"))
+    desk.storage.leave(failed("run-1"))
     desk.tell(failed("run-1"))
     assert desk.listener.kinds == ["failure"]
 
 
 def test_a_report_that_was_left_stays_until_it_is_told(desk):
-    desk.book.put(failed("run-1"))
-    desk.book.put(failed("run-2", at=NOON + 1), slot="slot")
-    (newer,) = [slot for slot in desk.book.reports(desk.extracts) if slot == "slot"]
-    desk.book.drop_report(newer, "run-1")
-    assert len(desk.book.reports(desk.extracts)) == 2, "another one came into the slot"
+    desk.storage.leave(failed("run-1"))
+    desk.storage.leave(failed("run-2", at=NOON + 1), slot="slot")
+    (newer,) = [slot for slot in desk.storage.left_reports(desk.extracts) if slot == "slot"]
+    desk.storage.drop_report(newer, "run-1")
+    assert len(desk.storage.left_reports(desk.extracts)) == 2, "another one came into the slot"
     desk.tell()
-    assert (desk.listener.kinds, desk.book.reports(desk.extracts)) == (["failure", "repeat"], {})
+    assert (desk.listener.kinds, desk.storage.left_reports(desk.extracts)) == (["failure", "repeat"], {})
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"key": 1}', '{"report": "Failure"}', '{"report": 5}'])
