@@ -17,7 +17,7 @@ from tir_dagster.alerts import problems
 from tir_dagster.alerts.events import Channel, Event, Failure, Report, Success
 from tir_dagster.alerts.problems import Alert, Decision, Settings, WaitingAlert
 from tir_dagster.alerts.retries import ChannelError, Persistence
-from tir_dagster.alerts.servicenow import ServiceNowAccess, ServiceNowChannel, ServiceNowClient
+from tir_dagster.alerts.servicenow import ServiceNowAccess, ServiceNowChannel
 from tir_dagster.alerts.slack import SlackChannel
 from tir_dagster.alerts.storage import AlertStorage, BusyError
 from tir_dagster.alerts.text import one_line, scrub, shortened, span
@@ -211,7 +211,7 @@ def channels_of(
 def _servicenow_channel(access: ServiceNowAccess, alerts: ServiceNowAlerts, persistence: Persistence) -> Channel:
     if problem := access.problem():
         raise ChannelError(f"ServiceNow is not configured: {problem}")
-    return ServiceNowChannel(ServiceNowClient(access), alerts, persistence)
+    return ServiceNowChannel(access, alerts, persistence)
 
 
 def _custom_channel(name: str) -> Channel:

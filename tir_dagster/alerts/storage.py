@@ -7,17 +7,19 @@ import hashlib
 import json
 import re
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tir_dagster.alerts.events import Event, Problem, Report, Success, from_json, read_fields, to_json
 from tir_dagster.alerts.problems import AlertState, WaitingAlert
 from tir_dagster.files import replaced_file
 from tir_dagster.refresh.state.lease import LeaseHeldError, is_abandoned, lease
 
+T = TypeVar("T")
 _COMMAND = re.compile(r"([a-z][a-z0-9_]*)@(\d+\.\d+)")
 
 
@@ -50,37 +52,21 @@ class AlertStorage:
     # The state: one file for each problem, waiting alert and collected success, because they are many and change alone
 
     def load(self) -> AlertState:
-        worked = {name: times for name, times in self._object("worked").items() if isinstance(times, dict)}
-        full = {name: took for name, took in self._object("full").items() if isinstance(took, (int, float))}
+        worked = _read(self.folder / "worked.json", {})
+        full = _read(self.folder / "full.json", {})
         return AlertState(
             problems={problem.key: problem for problem in self.problems()},
-            waiting={(waiting.channel, waiting.event.key): waiting for waiting in self._waiting()},
-            collected=dict(self._collected()),
-            worked=worked,
-            full_seconds=full,
-            given_up=tuple(self._list("given_up")),
-            handled=tuple(self._list("told")),
+            waiting={(waiting.channel, waiting.event.key): waiting for waiting in self._all("pending", _waiting)},
+            collected={(channel, success.id): success for channel, success in self._all("daily", _collected)},
+            worked={name: times for name, times in worked.items() if isinstance(times, dict)},
+            full_seconds={name: took for name, took in full.items() if isinstance(took, (int, float))},
+            given_up=tuple(_read(self.folder / "given_up.json", [])),
+            handled=tuple(_read(self.folder / "told.json", [])),
         )
 
     def problems(self) -> list[Problem]:
         """Return the open problems, the oldest first."""
-        problems = []
-        for value in self._all("open"):
-            with suppress(TypeError):
-                problems.append(read_fields(Problem, value))
-        return sorted(problems, key=lambda problem: problem.since)
-
-    def _waiting(self) -> Iterator[WaitingAlert]:
-        for value in self._all("pending"):
-            with suppress(KeyError, TypeError, AttributeError):
-                yield read_fields(WaitingAlert, {**value, "event": read_fields(Event, value["event"])})
-
-    def _collected(self) -> Iterator[tuple[tuple[str, str], Success]]:
-        for value in self._all("daily"):
-            with suppress(KeyError, TypeError, ValueError):
-                success = from_json(value)
-                if isinstance(success, Success):
-                    yield (str(value["to"]), success.id), success
+        return sorted(self._all("open", partial(read_fields, Problem)), key=lambda problem: problem.since)
 
     def save(self, before: AlertState, after: AlertState) -> None:
         """Write what changed; handled reports last, so that an interrupted one is sent again and not lost."""
@@ -113,19 +99,13 @@ class AlertStorage:
 
     def left_reports(self, extracts: Collection[str]) -> dict[str, Report]:
         """Return the waiting reports of these extracts, by slot."""
-        reports = {}
-        for value in self._all("inbox"):
-            with suppress(KeyError, TypeError, ValueError):
-                report = from_json(value)
-                if report.extract in extracts:
-                    reports[str(value["slot"])] = report
-        return reports
+        return {slot: report for slot, report in self._all("inbox", _left) if report.extract in extracts}
 
     def drop_report(self, slot: str, ident: str) -> None:
         """Remove a report that was handled; a newer one in its slot stays."""
-        value = _read(self._file("inbox", slot))
-        if isinstance(value, dict) and value.get("id") == ident:
-            self._file("inbox", slot).unlink(missing_ok=True)
+        file = self._file("inbox", slot)
+        if _read(file, {}).get("id") == ident:
+            file.unlink(missing_ok=True)
 
     # Running commands, each with a lease: one that ended without removing it was killed
 
@@ -152,17 +132,25 @@ class AlertStorage:
     def _file(self, kind: str, key: str) -> Path:
         return self.folder / kind / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.json"
 
-    def _all(self, kind: str) -> list[dict[str, Any]]:
-        values = [_read(path) for path in sorted((self.folder / kind).glob("[!.]*.json"))]
-        return [value for value in values if isinstance(value, dict)]
+    def _all(self, kind: str, read: Callable[[Any], T]) -> list[T]:
+        """Read the files of a kind, without damaged ones: at worst something is sent twice."""
+        values = []
+        for path in sorted((self.folder / kind).glob("[!.]*.json")):
+            with suppress(FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
+                values.append(read(json.loads(path.read_text(encoding="utf-8"))))
+        return values
 
-    def _object(self, name: str) -> dict[str, Any]:
-        value = _read(self.folder / f"{name}.json")
-        return value if isinstance(value, dict) else {}
 
-    def _list(self, name: str) -> list[Any]:
-        value = _read(self.folder / f"{name}.json")
-        return value if isinstance(value, list) else []
+def _waiting(value: Mapping[str, Any]) -> WaitingAlert:
+    return read_fields(WaitingAlert, {**value, "event": read_fields(Event, value["event"])})
+
+
+def _collected(value: Mapping[str, Any]) -> tuple[str, Success]:
+    return str(value["to"]), read_fields(Success, value)
+
+
+def _left(value: Mapping[str, Any]) -> tuple[str, Report]:
+    return str(value["slot"]), from_json(value)
 
 
 @dataclass(frozen=True)
@@ -179,12 +167,12 @@ class KilledCommand:
         self.path.unlink(missing_ok=True)
 
 
-def _read(path: Path) -> Any:
-    """Read a file; None if it is missing or damaged: at worst something is sent twice."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
-        return None
+def _read(path: Path, default: Any) -> Any:
+    """Read a file; return the default if it is missing or damaged."""
+    with suppress(FileNotFoundError, ValueError):
+        value = json.loads(path.read_text(encoding="utf-8"))
+        return value if isinstance(value, type(default)) else default
+    return default
 
 
 def _write(path: Path, value: Any) -> None:

@@ -93,7 +93,7 @@ def failure(
         sentence=sentence,
         at=at,
         step=step,
-        scope=_server(cause, spec),
+        scope=_servers(spec).get(cause, ""),
         run_id=run_id,
         run_url=_run_url(run_id),
         datasource=place_of(spec),
@@ -139,26 +139,22 @@ def place_of(spec: Declaration) -> str:
     return spec.table if isinstance(spec, LoadSpec) else f"{spec.datasource.project}/{spec.datasource.name}"
 
 
-def _server(cause: Cause, spec: Declaration) -> str:
-    """Return the name of the server that is down; empty for other causes."""
-    if cause is Cause.SERVER_DOWN and isinstance(spec, ExtractSpec):
-        return _tableau_server(spec)
-    return snowflake_server() if cause is Cause.WAREHOUSE_DOWN else ""
-
-
-def _tableau_server(spec: ExtractSpec) -> str:
-    return host_of(spec.datasource.server or os.environ.get("TABLEAU_SERVER_URL", "")) or "Tableau Server"
-
-
 def snowflake_server() -> str:
     return f"Snowflake {os.environ.get('SNOWFLAKE_ACCOUNT', '')}".strip()
 
 
+def _servers(spec: Declaration) -> dict[Cause, str]:
+    """Return the names of the servers that the spec needs, by the cause that says that they are down."""
+    if isinstance(spec, LoadSpec):
+        return {Cause.WAREHOUSE_DOWN: snowflake_server()}
+    tableau = host_of(spec.datasource.server or os.environ.get("TABLEAU_SERVER_URL", "")) or "Tableau Server"
+    return {Cause.WAREHOUSE_DOWN: snowflake_server(), Cause.SERVER_DOWN: tableau}
+
+
 def reached_servers(spec: Declaration, *, published: bool = False) -> tuple[str, ...]:
     """Return the servers that answered a refresh or a load; without a publish, `trigger` reads only the source."""
-    if isinstance(spec, LoadSpec) or not (published or spec.delivery != "trigger"):
-        return (snowflake_server(),)
-    return snowflake_server(), _tableau_server(spec)
+    only_source = isinstance(spec, ExtractSpec) and spec.delivery == "trigger" and not published
+    return (snowflake_server(),) if only_source else tuple(_servers(spec).values())
 
 
 def _run_url(run_id: str) -> str:
