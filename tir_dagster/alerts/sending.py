@@ -15,7 +15,7 @@ from slack_sdk import WebClient
 from tir_dagster.addresses import without_credentials
 from tir_dagster.alerts import problems
 from tir_dagster.alerts.events import Channel, Event, Failure, Report, Success
-from tir_dagster.alerts.problems import Alert, Decision, Settings, WaitingAlert
+from tir_dagster.alerts.problems import Alert, AlertState, Decision, Settings, WaitingAlert
 from tir_dagster.alerts.retries import ChannelError, Persistence
 from tir_dagster.alerts.servicenow import ServiceNowAccess, ServiceNowChannel
 from tir_dagster.alerts.slack import SlackChannel
@@ -61,6 +61,7 @@ class AlertSender:
         self._env = env
         self._clock = clock
         self._deadline = time.monotonic() + seconds * _ANSWER_SHARE
+        self._state = AlertState()
         self._notes: list[Note] = []
         # Channels that did not answer, and why: they are not tried again in this round.
         self._silent: dict[str, str] = {}
@@ -123,9 +124,8 @@ class AlertSender:
         if waiting.channel in self._makers(waiting.extract):
             problem = self._state.problems.get(waiting.event.key)
             memory = problem.memory if problem else {}
-            self._carry_out(
-                Decision(self._state, (Alert(waiting.event, waiting.extract, memory, channel=waiting.channel),))
-            )
+            again = Alert(waiting.event, waiting.extract, memory, channel=waiting.channel)
+            self._carry_out(Decision(self._state, (again,)))
         else:
             why = "the spec no longer names this channel"
             self._carry_out(Decision(problems.give_up(self._state, waiting, why, self._clock())))
@@ -139,13 +139,12 @@ class AlertSender:
         answers = self._ask(makers, events, self._settings[alert.extract].timeout * _ANSWER_SHARE)
         for name, answer in answers.items():
             if isinstance(answer, str):
-                self._not_delivered(
-                    name, events[name], alert.extract, shortened(one_line(scrub(answer, self._env)), 300)
-                )
+                self._not_delivered(name, events[name], alert.extract, answer)
             else:
                 self._state = problems.delivered(self._state, events[name], name, answer)
 
     def _not_delivered(self, channel: str, event: Event, extract: str, why: str) -> None:
+        why = shortened(one_line(scrub(why, self._env)), 300)
         now, retry_after = self._clock(), self._settings[extract].retry_after
         failed = WaitingAlert(channel, event, now + retry_after, extract, now)
         self._state, again = problems.not_delivered(self._state, failed, why, now)
