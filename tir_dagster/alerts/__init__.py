@@ -1,1 +1,1 @@
-"""Alerts: messages in plain words, the channels Slack and ServiceNow, and the state that keeps one trouble in one thread."""
+"""Alerts: messages in plain words, the channels Slack and ServiceNow, and the state that keeps one problem in one thread."""

@@ -1,15 +1,15 @@
-"""Reports of failures, successes and recoveries, and the event that every channel gets."""
+"""The values of alerts: reports of failures, successes and recoveries, open problems, and the event that channels get."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Literal, Protocol, TypeAlias, get_args
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar, get_args
 
 from tir_dagster.spec.alerts import Cause, Topic
 
 TOPICS: tuple[Topic, ...] = get_args(Topic)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,6 @@ class Failure:
     run_url: str = ""
     datasource: str = ""
     unaffected: str = ""
-    next_step: str = ""
     # A sensor's report of a server that is down ends with the sensor's next good read.
     topic: Topic | None = None
 
@@ -66,12 +65,8 @@ class Success:
     # The servers that answered on the way.
     scopes: tuple[str, ...] = ()
 
-    @property
-    def changed(self) -> bool:
-        return self.published
-
     def ends(self, topic: Topic) -> bool:
-        """Whether it ends a trouble of this kind, for its own extract."""
+        """Whether it ends a problem of this kind, for its own extract."""
         if self.of == "load":
             return topic in ("load", "sensor")
         if topic in ("drift", "freshness"):
@@ -98,12 +93,51 @@ Report: TypeAlias = Failure | Success | Recovered
 
 
 @dataclass(frozen=True)
+class Problem:
+    """A problem that is not known to be over: one thread and one incident."""
+
+    key: str
+    # The name of its latest cause.
+    cause: str
+    since: float
+    # When the last message was sent.
+    last: float
+    # How many messages were sent; 0 while a sensor's patience lasts.
+    count: int = 0
+    # The affected extracts, and what ends the problem for each.
+    affected: Mapping[str, Topic] = field(default_factory=dict)
+    # What each channel returned: a thread, an incident.
+    memory: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    # Which server is down, if one is.
+    scope: str = ""
+    # The newest failure, sent or not: an older success ends nothing.
+    latest: float = 0.0
+
+    def affected_after(self, report: Success | Recovered) -> Mapping[str, Topic]:
+        """Return the extracts that are still affected after this report.
+
+        Any refresh that reached the server shows that the server is back. A sensor's read ends the problem only for
+        extracts that a sensor reported: a refresh may sign in as another user.
+        """
+        if report.at < self.latest:
+            return self.affected
+        answers = bool(self.scope) and self.scope in report.scopes
+        if answers and (isinstance(report, Success) or report.topic == "server"):
+            return {}
+        return {
+            name: topic
+            for name, topic in self.affected.items()
+            if not (name == report.extract and report.ends(topic)) and not (answers and topic == "sensor")
+        }
+
+
+@dataclass(frozen=True)
 class Event:
     """The event that a channel gets: plain text, without secrets, not escaped for any medium."""
 
     kind: Literal["success", "failure", "repeat", "recovery", "digest"]
     id: str
-    # The trouble it belongs to: all events of one key belong together.
+    # The problem it belongs to: all events of one key belong together.
     key: str
     extracts: tuple[str, ...]
     title: str
@@ -114,7 +148,7 @@ class Event:
     next_step: str = ""
     datasource: str = ""
     run_id: str = ""
-    # What this channel returned for earlier events of this trouble.
+    # What this channel returned for earlier events of this problem.
     remembered: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -122,37 +156,24 @@ class Channel(Protocol):
     """A channel to people. Raise any exception if the message failed: it is tried once more later."""
 
     def told(self, event: Event) -> Mapping[str, str] | None:
-        """Send the event; what is returned is in `event.remembered` of later events of the same trouble."""
-
-
-def trouble_key(failure: Failure, destination: tuple[str, ...]) -> str:
-    """Return the key of one thread and one incident: of an extract, or of all extracts on a server that is down."""
-    if failure.cause.is_whole_server:
-        # Extracts with other recipients have their own thread.
-        people = hashlib.sha256("\0".join(destination).encode()).hexdigest()[:6]
-        server = "tableau" if failure.cause is Cause.SERVER_DOWN else "snowflake"
-        return f"{server}/{failure.scope or 'server'}/{people}"
-    return f"{failure.extract}/{failure.cause.topic}"
+        """Send the event; what is returned is in `event.remembered` of later events of the same problem."""
 
 
 def to_json(report: Report) -> dict[str, Any]:
-    value = asdict(report)
-    if isinstance(report, Failure):
-        value["cause"] = report.cause.name
-    return {"report": type(report).__name__, **value}
+    cause = {"cause": report.cause.name} if isinstance(report, Failure) else {}
+    return {"report": type(report).__name__, **asdict(report), **cause}
 
 
 def from_json(value: Mapping[str, Any]) -> Report:
     """Read a report; raise ValueError, KeyError or TypeError if it is none."""
-    cls: Any = {"Failure": Failure, "Success": Success, "Recovered": Recovered}[value["report"]]
-    values = {name: value[name] for name in {attribute.name for attribute in fields(cls)} & value.keys()}
-    if cls is Failure:
-        values["cause"] = Cause[values["cause"]]
-    for name in {"slices", "warnings", "scopes"} & values.keys():
-        values[name] = tuple(values[name])
-    report: Report = cls(**values)
+    if value["report"] == "Failure":
+        return read_fields(Failure, {**value, "cause": Cause[value["cause"]]})
+    cls: Any = {"Success": Success, "Recovered": Recovered}[value["report"]]
+    report: Report = read_fields(cls, value)
     return report
 
 
-def event_from_json(value: Mapping[str, Any]) -> Event:
-    return Event(**{**value, "extracts": tuple(value["extracts"])})
+def read_fields(cls: type[T], value: Mapping[str, Any]) -> T:
+    """Build a dataclass from JSON: lists become tuples, and fields of other releases are ignored."""
+    names = {attribute.name for attribute in fields(cls)} & value.keys()  # type: ignore[arg-type]
+    return cls(**{name: tuple(value[name]) if isinstance(value[name], list) else value[name] for name in names})

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from tir_dagster.alerts.events import Event, Failure, Recovered, Success
-from tir_dagster.alerts.memory import Trouble
+from tir_dagster.alerts.events import Event, Failure, Problem, Recovered, Success
 from tir_dagster.alerts.text import joined, moment, one_line, shortened, span
 from tir_dagster.spec.alerts import Cause
 
@@ -27,7 +26,7 @@ _NEXT = {
 }
 
 
-def failure_event(key: str, failures: Sequence[Failure], before: Trouble | None) -> Event:
+def failure_event(key: str, failures: Sequence[Failure], before: Problem | None) -> Event:
     """Return one event for all extracts with the same cause of failure."""
     last = failures[-1]
     extracts = tuple(dict.fromkeys([*(before.affected if before else ()), *(failure.extract for failure in failures)]))
@@ -51,7 +50,7 @@ def failure_event(key: str, failures: Sequence[Failure], before: Trouble | None)
             }
         ),
         links=_filled({"Open the run": last.run_url}),
-        next_step=last.next_step or _NEXT.get(last.cause, _LOOK).replace("EXTRACT", last.extract),
+        next_step=_NEXT.get(last.cause, _LOOK).replace("EXTRACT", last.extract),
         datasource=last.datasource,
         run_id=last.run_id,
     )
@@ -70,10 +69,10 @@ def _subject(failure: Failure, extracts: tuple[str, ...]) -> str:
     return joined(extracts)
 
 
-def recovery_event(trouble: Trouble, by: Success | Recovered, full_seconds: float | None = None) -> Event:
-    """Return the event that ends a trouble, after a success or a good read."""
-    cause = Cause[trouble.cause]
-    lasted = span(max(0.0, by.at - trouble.since))
+def recovery_event(problem: Problem, by: Success | Recovered, full_seconds: float | None = None) -> Event:
+    """Return the event that ends a problem, after a success or a good read."""
+    cause = Cause[problem.cause]
+    lasted = span(max(0.0, by.at - problem.since))
     works = {
         "refresh": "the refresh works again",
         "sensor": "the sensor reads again",
@@ -83,17 +82,17 @@ def recovery_event(trouble: Trouble, by: Success | Recovered, full_seconds: floa
         "verification": "the verification works again",
     }
     ended = "the server answers again" if cause.is_whole_server else works[cause.topic]
-    times = "once" if trouble.count == 1 else f"{trouble.count} times"
-    name = (trouble.scope or trouble.key.split("/")[1]) if cause.is_whole_server else by.extract
+    times = "once" if problem.count == 1 else f"{problem.count} times"
+    name = (problem.scope or problem.key.split("/")[1]) if cause.is_whole_server else by.extract
     success = by if isinstance(by, Success) else None
     return Event(
         kind="recovery",
         id=f"{by.id}/end",
-        key=trouble.key,
+        key=problem.key,
         extracts=(by.extract,),
         title=shortened(f"{name}: {ended}", 140),
-        text=f"It had failed {times} since {_time(trouble.since)}, for {lasted}.",
-        cause=trouble.cause.lower(),
+        text=f"It had failed {times} since {_time(problem.since)}, for {lasted}.",
+        cause=problem.cause.lower(),
         facts=success_facts(success, full_seconds) if success else {},
         links=_links(success) if success else {},
         datasource=success.datasource if success else "",

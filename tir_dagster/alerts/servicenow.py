@@ -1,4 +1,4 @@
-"""ServiceNow: one incident per trouble, by three plain HTTP calls; notes while it lasts, resolved when it ends."""
+"""ServiceNow: one incident per problem, by three plain HTTP calls; notes while it lasts, resolved when it ends."""
 
 from __future__ import annotations
 
@@ -56,37 +56,56 @@ class _Bearer(requests.auth.AuthBase):
         return request
 
 
-class ServiceNowClient:
-    """Find, create and change incidents; every call ends within its seconds."""
+class ServiceNowChannel:
+    """Incidents for one group: opened, continued and resolved."""
 
-    def __init__(self, access: ServiceNowAccess, session: requests.Session | None = None) -> None:
+    def __init__(self, access: ServiceNowAccess, alerts: ServiceNowAlerts, persistence: Persistence) -> None:
         self._access = access
-        self._session = session or requests.Session()
+        self._alerts = alerts
+        self._persistence = persistence
+        self._session = requests.Session()
         self._bearer = access.token
+        self._deadline = 0.0
 
-    def find(self, correlation_id: str, seconds: float) -> dict[str, Any] | None:
-        """Return the open incident of this trouble."""
+    def told(self, event: Event) -> Mapping[str, str] | None:
+        """Open, add to or resolve the problem's incident; ignore successes."""
+        if event.kind in ("success", "digest"):
+            return None
+        return self._persistence.run(lambda seconds: self._once(event, seconds))
+
+    def _once(self, event: Event, seconds: float) -> Mapping[str, str] | None:
+        """Look for the incident first, so that a lost answer does not create a second one."""
+        self._deadline = time.monotonic() + seconds
+        sys_id = self._find(correlation_id(event.key))
+        if event.kind == "recovery":
+            if sys_id is not None:
+                notes = f"{event.title}. {event.text}"
+                resolved = {"state": RESOLVED, "close_code": self._alerts.close_code, "close_notes": notes}
+                self._write("PATCH", f"{INCIDENTS}/{sys_id}", resolved)
+            return None
+        if sys_id is not None:
+            notes = f"{event.title}\n{description(event)}"
+            return self._write("PATCH", f"{INCIDENTS}/{sys_id}", {"work_notes": notes})
+        return self._write("POST", INCIDENTS, incident_fields(event, self._alerts))
+
+    def _find(self, ident: str) -> str | None:
+        """Return the open incident of this problem."""
         # A resolved incident stays active until it is closed days later: a new failure gets a new incident.
-        query = {"sysparm_query": f"correlation_id={correlation_id}^active=true^state!=6", "sysparm_limit": "1"}
-        incidents = self._call("GET", INCIDENTS, seconds, params=query)
-        return incidents[0] if isinstance(incidents, list) and incidents else None
+        query = {"sysparm_query": f"correlation_id={ident}^active=true^state!=6", "sysparm_limit": "1"}
+        incidents = self._call("GET", INCIDENTS, params=query)
+        return str(incidents[0]["sys_id"]) if isinstance(incidents, list) and incidents else None
 
-    def create(self, fields: Mapping[str, str], seconds: float) -> dict[str, Any]:
-        return self._incident(self._call("POST", INCIDENTS, seconds, json=dict(fields)))
-
-    def change(self, sys_id: str, fields: Mapping[str, str], seconds: float) -> dict[str, Any]:
-        return self._incident(self._call("PATCH", f"{INCIDENTS}/{sys_id}", seconds, json=dict(fields)))
-
-    def _incident(self, result: Any) -> dict[str, Any]:
-        if not isinstance(result, dict) or not result.get("sys_id"):
+    def _write(self, method: str, path: str, fields: Mapping[str, str]) -> Mapping[str, str]:
+        incident = self._call(method, path, json=dict(fields))
+        if not isinstance(incident, dict) or not incident.get("sys_id"):
             raise ChannelError("ServiceNow did not answer the way its table API does", passing=True)
-        return result
+        return {"sys_id": str(incident["sys_id"]), "number": str(incident.get("number", ""))}
 
-    def _call(self, method: str, path: str, seconds: float, **options: Any) -> Any:
-        answer = self._send(method, path, seconds, **self._signed(seconds), **options)
+    def _call(self, method: str, path: str, **options: Any) -> Any:
+        answer = self._send(method, path, **self._signed(), **options)
         if answer.status_code == 401 and self._bearer and not self._access.token:
             self._bearer = None
-            answer = self._send(method, path, seconds, **self._signed(seconds), **options)
+            answer = self._send(method, path, **self._signed(), **options)
         if answer.status_code not in (200, 201):
             raise _refused(answer)
         try:
@@ -94,12 +113,12 @@ class ServiceNowClient:
         except (ValueError, KeyError, TypeError):
             raise ChannelError("ServiceNow did not answer the way its table API does", passing=True) from None
 
-    def _send(self, method: str, path: str, seconds: float, **options: Any) -> requests.Response:
+    def _send(self, method: str, path: str, **options: Any) -> requests.Response:
         try:
             return self._session.request(
                 method,
                 self._access.url.rstrip("/") + path,
-                timeout=seconds,
+                timeout=max(0.1, self._deadline - time.monotonic()),
                 headers={"Accept": "application/json"},
                 # A login page must not be taken for an answer.
                 allow_redirects=False,
@@ -111,22 +130,22 @@ class ServiceNowClient:
             # Without its text, which may hold the address with its credentials.
             raise ChannelError(f"ServiceNow cannot be reached: {type(error).__name__}", passing=True) from None
 
-    def _signed(self, seconds: float) -> dict[str, Any]:
+    def _signed(self) -> dict[str, Any]:
         access = self._access
         if not self._bearer and access.client_id:
-            self._bearer = self._fetch_token(seconds)
+            self._bearer = self._fetch_token()
         if self._bearer:
             return {"auth": _Bearer(self._bearer)}
         return {"auth": (access.username or "", access.password or "")}
 
-    def _fetch_token(self, seconds: float) -> str:
+    def _fetch_token(self) -> str:
         access = self._access
         form = {"client_id": access.client_id, "client_secret": access.client_secret}
         if access.username:
             form |= {"grant_type": "password", "username": access.username, "password": access.password}
         else:
             form |= {"grant_type": "client_credentials"}
-        answer = self._send("POST", "/oauth_token.do", seconds, data=form)
+        answer = self._send("POST", "/oauth_token.do", data=form)
         try:
             return str(answer.json()["access_token"])
         except (ValueError, KeyError, TypeError):
@@ -158,7 +177,7 @@ def _error_text(answer: requests.Response) -> str:
 
 
 def correlation_id(key: str) -> str:
-    """Return the trouble's id in ServiceNow, without `^`, which would end the query that finds it."""
+    """Return the problem's id in ServiceNow, without `^`, which would end the query that finds it."""
     name = f"tir/{key.replace('^', '_')}"
     if len(name) <= _LONGEST_KEY:
         return name
@@ -192,46 +211,3 @@ def description(event: Event) -> str:
     lines = [event.text, "", *(f"{name}: {value}" for name, value in event.facts.items())]
     lines += ["", f"What to do: {event.next_step}"] if event.next_step else []
     return "\n".join([*lines, *(f"{label}: {url}" for label, url in event.links.items())]).strip()
-
-
-class ServiceNowChannel:
-    """Incidents for one group."""
-
-    def __init__(self, client: ServiceNowClient, alerts: ServiceNowAlerts, persistence: Persistence) -> None:
-        self._client = client
-        self._alerts = alerts
-        self._persistence = persistence
-
-    def told(self, event: Event) -> Mapping[str, str] | None:
-        """Open, add to or resolve the trouble's incident; ignore successes."""
-        if event.kind in ("success", "digest"):
-            return None
-        return self._persistence.run(lambda seconds: self._once(event, _Deadline(seconds)))
-
-    def _once(self, event: Event, deadline: _Deadline) -> Mapping[str, str] | None:
-        """Look for the incident first, so that a lost answer does not create a second one."""
-        incident = self._client.find(correlation_id(event.key), deadline.left())
-        if event.kind == "recovery":
-            if incident is not None:
-                self._client.change(str(incident["sys_id"]), self._resolved(event), deadline.left())
-            return None
-        if incident is not None:
-            notes = f"{event.title}\n{description(event)}"
-            changed = self._client.change(str(incident["sys_id"]), {"work_notes": notes}, deadline.left())
-        else:
-            changed = self._client.create(incident_fields(event, self._alerts), deadline.left())
-        return {"sys_id": str(changed["sys_id"]), "number": str(changed.get("number", ""))}
-
-    def _resolved(self, event: Event) -> dict[str, str]:
-        notes = f"{event.title}. {event.text}"
-        return {"state": RESOLVED, "close_code": self._alerts.close_code, "close_notes": notes}
-
-
-class _Deadline:
-    """The seconds that are left until a moment."""
-
-    def __init__(self, seconds: float) -> None:
-        self._deadline = time.monotonic() + seconds
-
-    def left(self) -> float:
-        return max(0.1, self._deadline - time.monotonic())

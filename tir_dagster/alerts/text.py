@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
-from tir_dagster.addresses import hide_credentials, without_credentials
+from tir_dagster.addresses import hide_credentials
 
 # Names, ids and addresses of secrets are none themselves.
 _SECRET_NAME = re.compile(r"(?:PASSWORD|SECRET|TOKEN|PRIVATE_KEY|PASSPHRASE|API_KEY)(?!.*_(?:NAME|ID|URL|PATH|FILE)$)")
@@ -45,11 +45,6 @@ def scrub(text: str, env: Mapping[str, str], *, show_values: bool = False) -> st
     text = _QUERY_OF_ADDRESS.sub(r"\1?…", text)
     text = _NAMED_SECRET.sub(r"\1…", text)
     return text if show_values else hide_values(text)
-
-
-def without_user(address: str) -> str:
-    """Return the address without user name and password."""
-    return without_credentials(address)
 
 
 def hide_values(text: str) -> str:

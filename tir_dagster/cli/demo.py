@@ -18,7 +18,7 @@ from tir_dagster.cli.demo_people import is_resolved, last_incident, last_message
 from tir_dagster.cli.refresh import Command, RefreshOutcome
 from tir_dagster.errors import TirError
 from tir_dagster.hyper.engine import connect
-from tir_dagster.orchestration.alerts.run_reports import URL_VARIABLE
+from tir_dagster.orchestration.alerts.runs import URL_VARIABLE
 from tir_dagster.orchestration.home import dagster_instance
 from tir_dagster.orchestration.names import extract_keys
 from tir_dagster.refresh.datasource import look_at_server

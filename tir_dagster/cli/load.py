@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tir_dagster.cli.refresh import QUIET_RUN
 from tir_dagster.errors import SpecError
-from tir_dagster.orchestration.alerts.load_reports import with_people
+from tir_dagster.orchestration.alerts.runs import with_recipients
 from tir_dagster.orchestration.home import dagster_instance
 from tir_dagster.orchestration.interrupts import stopping
 from tir_dagster.orchestration.loads import Listener, listening, loader_for
@@ -57,7 +57,7 @@ def find_load(declared: Declared, name: str) -> LoadSpec:
             else "Name a spec file that has `loads:` with --specs or TIR_SPECS"
         )
         raise SpecError(f"There is no load {name!r}. {hint}.")
-    return with_people(load, declared.extracts)
+    return with_recipients(load, declared.extracts)
 
 
 def preview_load(spec: LoadSpec, progress: Callable[[str], None]) -> Preview:

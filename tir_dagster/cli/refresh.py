@@ -291,7 +291,7 @@ def run_logger(progress: Callable[[str], None], warn: Callable[[Sequence[str]], 
 
 def so_far(spec: ExtractSpec, instance: dg.DagsterInstance, outcome: RefreshOutcome) -> str:
     """Say what the datasource shows when a command is stopped."""
-    from tir_dagster.orchestration.alerts.run_reports import unaffected  # noqa: PLC0415 - a plan sends no alerts
+    from tir_dagster.orchestration.alerts.runs import unaffected  # noqa: PLC0415 - a plan sends no alerts
 
     # Without a run, no request was sent to the server yet.
     names = () if outcome.run_ids else (StoppedError.__name__,)

@@ -7,7 +7,7 @@ from typing import Any
 
 import dagster as dg
 
-from tir_dagster.orchestration.alerts.load_reports import with_people
+from tir_dagster.orchestration.alerts.runs import with_recipients
 from tir_dagster.orchestration.alerts.sensor import build_alert_sensor
 from tir_dagster.orchestration.extracts import build_extract_defs
 from tir_dagster.orchestration.loads import build_load_defs
@@ -38,7 +38,7 @@ def build_defs(
         executor=dg.in_process_executor,
         loggers=loggers,
     )
-    loads = [with_people(load, specs or ()) for load in loads or ()]
+    loads = [with_recipients(load, specs or ()) for load in loads or ()]
     has_alerts = any(spec.alerts for spec in specs or ()) or any(load.alerts for load in loads)
     alert_sensors = [build_alert_sensor(tuple(specs or ()), loads=loads)] if has_alerts else []
     extracts = [_after_loads(spec, loads, translator) for spec in specs or ()]

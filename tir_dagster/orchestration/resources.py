@@ -112,7 +112,7 @@ TABLEAU_VARIABLES = {name: f"TABLEAU_{name.upper()}" for name in TableauResource
 
 def environment_resources() -> dict[str, Any]:
     """Build all resources from environment variables; unset values are left out, and no secret is read here."""
-    from tir_dagster.orchestration.alerts.resources import people_resources  # noqa: PLC0415
+    from tir_dagster.orchestration.alerts.resources import channel_resources  # noqa: PLC0415
 
     state = StateFolder(path=str(tir_home()))
     return {
@@ -120,7 +120,7 @@ def environment_resources() -> dict[str, Any]:
         "tableau": TableauResource(**_set_variables(TABLEAU_VARIABLES)),
         "pyspark": SparkSettings(),
         "state": state,
-        **people_resources(),
+        **channel_resources(),
         io_managers.CHANGE_SET_IO: io_managers.ChangeSetIOManager(state=state),
         io_managers.HYPER_IO: io_managers.HyperIOManager(state=state),
     }

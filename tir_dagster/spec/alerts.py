@@ -121,7 +121,7 @@ class OthersAlerts(Alerts):
         return False
 
 
-# `server` is no trouble's: it says that a server answered somebody.
+# No problem ends with `server` alone: it says that a server answered somebody.
 Topic = Literal["refresh", "load", "sensor", "drift", "freshness", "verification", "server"]
 
 

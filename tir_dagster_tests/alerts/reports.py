@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from tir_dagster.alerts.events import Event, Failure, Report, Success
-from tir_dagster.alerts.memory import Book
-from tir_dagster.alerts.notify import Note, Teller
+from tir_dagster.alerts.sending import AlertSender, Note
+from tir_dagster.alerts.storage import AlertStorage
 from tir_dagster.spec.alerts import Alerts, Cause, SlackAlerts
 
 NOON = 1_700_049_600.0
@@ -71,15 +71,15 @@ class Desk:
     channels: tuple[str, ...] = ("slack:#mychannel",)
 
     @property
-    def book(self) -> Book:
-        return Book(self.folder)
+    def storage(self) -> AlertStorage:
+        return AlertStorage(self.folder)
 
     def tell(self, *reports: Report) -> list[Note]:
-        return Teller(
-            self.book,
+        return AlertSender(
+            self.storage,
             {**dict.fromkeys(self.extracts, self.alerts), **self.by_name},
             lambda _, __: dict.fromkeys(self.channels, lambda: self.listener),
             seconds=self.alerts.timeout,
             env=self.env,
             clock=lambda: self.now,
-        ).tell(reports)
+        ).send(reports)

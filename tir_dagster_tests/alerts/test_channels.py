@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 
-from tir_dagster.alerts.channels import channels_of
 from tir_dagster.alerts.events import Report
-from tir_dagster.alerts.memory import Book
-from tir_dagster.alerts.notify import Note, Teller
+from tir_dagster.alerts.sending import AlertSender, Note, channels_of
 from tir_dagster.alerts.servicenow import ServiceNowAccess
+from tir_dagster.alerts.storage import AlertStorage
 from tir_dagster.orchestration.alerts.resources import ServiceNowResource, SlackAppResource, connect_by
 from tir_dagster.spec.alerts import Alerts, ServiceNowAlerts, SlackAlerts
 from tir_dagster_tests.alerts.reports import NOON, failed, refreshed
@@ -29,7 +28,7 @@ class Desk:
     """Tells the sandbox's people, as a command does."""
 
     def __init__(self, folder: Path, sandbox: Sandbox, **servicenow: Any) -> None:
-        self.book = Book(folder / "alerts")
+        self.storage = AlertStorage(folder / "alerts")
         identity = sandbox.identity
         self.slack = {"token": identity.slack_token, "api_url": sandbox.env["SLACK_API_URL"]}
         basic = {"username": identity.servicenow_user, "password": identity.servicenow_password}
@@ -38,14 +37,14 @@ class Desk:
 
     def tell(self, *reports: Report) -> list[Note]:
         connect = connect_by(SlackAppResource(**self.slack), ServiceNowResource(**self.servicenow))
-        return Teller(
-            self.book,
+        return AlertSender(
+            self.storage,
             {"orders": self.alerts},
             connect,
             seconds=self.alerts.timeout,
             env={},
             clock=lambda: time.time() + self.later,
-        ).tell(reports)
+        ).send(reports)
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ from textwrap import dedent
 
 import pytest
 
-from tir_dagster.alerts.channels import channels_of
 from tir_dagster.alerts.messages import failure_event, success_event
 from tir_dagster.alerts.retries import Persistence
+from tir_dagster.alerts.sending import channels_of
 from tir_dagster.alerts.servicenow import ServiceNowAccess
 from tir_dagster.spec.alerts import Alerts, Cause, ServiceNowAlerts, SlackAlerts
 from tir_dagster.spec.reading import parse_specs

@@ -16,23 +16,21 @@ import dagster as dg
 import pytest
 
 from tir_dagster.alerts.events import Failure, Recovered, Report, Success
-from tir_dagster.alerts.memory import Book
-from tir_dagster.alerts.running_commands import killed_commands, under_way
+from tir_dagster.alerts.storage import AlertStorage
 from tir_dagster.changes.hints import HintError
 from tir_dagster.changes.plan import SourceState
 from tir_dagster.definitions import build_defs
 from tir_dagster.errors import EQUALS_SOURCE, DatasourceError, GuardError, LoadError, SpecError, VerificationError
-from tir_dagster.orchestration.alerts.commands import alerting, book_of, killed_reports
-from tir_dagster.orchestration.alerts.conditions import condition_reports
-from tir_dagster.orchestration.alerts.ended_runs import (
+from tir_dagster.orchestration.alerts.commands import alert_storage, alerting, killed_reports
+from tir_dagster.orchestration.alerts.history import (
     COMMAND_NEWS_SECONDS,
     UNREADABLE_SECONDS,
     Watermark,
+    condition_reports,
     finished_run_reports,
 )
-from tir_dagster.orchestration.alerts.load_reports import with_people
-from tir_dagster.orchestration.alerts.resources import people_resources
-from tir_dagster.orchestration.alerts.run_reports import unaffected
+from tir_dagster.orchestration.alerts.resources import channel_resources
+from tir_dagster.orchestration.alerts.runs import unaffected, with_recipients
 from tir_dagster.orchestration.alerts.sensor import build_alert_sensor, report, report_recovery, unless_blind
 from tir_dagster.orchestration.checks import SERVER
 from tir_dagster.orchestration.home import tir_home
@@ -66,7 +64,7 @@ loads:
 """
 DECLARED = parse_declared(SPECS, "test.yaml")
 (ORDERS,) = DECLARED.extracts
-LOAD = with_people(DECLARED.loads[0], DECLARED.extracts)
+LOAD = with_recipients(DECLARED.loads[0], DECLARED.extracts)
 PUBLISHED = extract_keys(ORDERS).published_datasource
 
 
@@ -157,8 +155,8 @@ def test_a_load_that_cannot_reach_snowflake_belongs_to_the_servers_story(instanc
 def test_a_load_has_its_own_people_or_those_of_the_extract_that_reads_its_table():
     assert LOAD.alerts == OthersAlerts(**vars(ORDERS.alerts))
     own = replace(LOAD, alerts=Alerts(channels=("my:Own",)))
-    assert with_people(own, DECLARED.extracts) == own
-    assert with_people(replace(LOAD, alerts=None, table="A.B.C"), DECLARED.extracts).alerts is None
+    assert with_recipients(own, DECLARED.extracts) == own
+    assert with_recipients(replace(LOAD, alerts=None, table="A.B.C"), DECLARED.extracts).alerts is None
     made = build_defs(specs=(), loads=(own,))
     assert "alerts" in [sensor.name for sensor in made.sensors]
 
@@ -329,12 +327,12 @@ def test_a_command_that_was_killed_is_told_with_its_run(instance, home):
     run = started_run(instance, "orders_refresh")
     killed_command(home, begun)
     started_run(instance, "orders_refresh")  # by the next command
-    ((killed, failure),) = killed_reports(instance, [ORDERS, LOAD], home)
+    ((killed, failure),) = killed_reports(instance, [ORDERS, LOAD])
     assert (failure.extract, failure.run_id, failure.id) == ("orders", run.run_id, f"{run.run_id}/orders")
     assert "killed" in failure.sentence
     assert abs(failure.at - time.time()) < 60
     killed.forget()
-    assert killed_reports(instance, [ORDERS, LOAD], home) == []
+    assert killed_reports(instance, [ORDERS, LOAD]) == []
 
 
 def started_run(instance: dg.DagsterInstance, job: str) -> dg.DagsterRun:
@@ -347,7 +345,7 @@ def test_a_command_that_was_killed_while_it_told_people_did_what_its_run_says(in
     reader, begun = Reader(instance), time.time()
     run_id = a_run(instance, error=error, job="orders_refresh", tir__told_by_command="x")
     killed_command(home, begun)
-    ((_, failure),) = killed_reports(instance, [ORDERS], home)
+    ((_, failure),) = killed_reports(instance, [ORDERS])
     assert failure is None
     assert [one.run_id for one in reader.tick()] == [run_id]
 
@@ -356,27 +354,28 @@ def test_a_command_that_was_killed_between_its_runs_is_told(instance, home):
     begun = time.time()
     a_run(instance, "orders/changed_keys", job="orders_detect", tir__told_by_command="x")
     killed_command(home, begun)
-    ((_, failure),) = killed_reports(instance, [ORDERS], home)
+    ((_, failure),) = killed_reports(instance, [ORDERS])
     assert failure.id == f"{round(begun, 3)}/orders"
 
 
 def killed_command(home: Path, begun: float | None = None) -> None:
     """Leaves behind what a command does whose process ends without a word."""
     holds = (
-        "import sys, os, time, pathlib; from tir_dagster.alerts.running_commands import under_way\n"
-        "with under_way(pathlib.Path(sys.argv[1]), 'orders', float(sys.argv[2])): os._exit(9)"
+        "import sys, os, pathlib; from tir_dagster.alerts.storage import AlertStorage\n"
+        "with AlertStorage(pathlib.Path(sys.argv[1])).command_running('orders', float(sys.argv[2])): os._exit(9)"
     )
-    command = [sys.executable, "-c", holds, str(home / "alerts" / "commands"), str(begun or time.time())]
+    command = [sys.executable, "-c", holds, str(home / "alerts"), str(begun or time.time())]
     assert subprocess.run(command, check=False, timeout=60).returncode == 9
 
 
 def test_a_command_that_is_at_work_or_ended_by_itself_was_not_killed(tmp_path):
-    with under_way(tmp_path, "orders", 1.5):
-        assert killed_commands(tmp_path, ["orders"]) == []
-        (path,) = tmp_path.glob("orders@*")
+    storage = AlertStorage(tmp_path)
+    with storage.command_running("orders", 1.5):
+        assert storage.killed_commands(["orders"]) == []
+        (path,) = (tmp_path / "commands").glob("orders@*")
         os.utime(path, (1.0, 1.0))
-        assert killed_commands(tmp_path, ["orders"]) == [], "its machine may have been suspended"
-    assert killed_commands(tmp_path, ["orders"]) == []
+        assert storage.killed_commands(["orders"]) == [], "its machine may have been suspended"
+    assert storage.killed_commands(["orders"]) == []
 
 
 @dataclass
@@ -387,7 +386,7 @@ class Ended:
     warnings: list[str] = field(default_factory=list)
 
 
-def troubles_after(spec: ExtractSpec, instance: dg.DagsterInstance, error: Exception) -> list[str]:
+def causes_after(spec: ExtractSpec, instance: dg.DagsterInstance, error: Exception) -> list[str]:
     under = tir_home() / "alerts" / "commands"
 
     def fail() -> None:
@@ -397,19 +396,19 @@ def troubles_after(spec: ExtractSpec, instance: dg.DagsterInstance, error: Excep
     with pytest.raises(type(error)), alerting(spec, instance, Ended(), lambda _: None):
         fail()
     assert list(under.glob("*")) == []
-    return [one.cause for one in book_of(tir_home()).troubles()]
+    return [one.cause for one in alert_storage().problems()]
 
 
 def test_a_spec_that_worked_and_does_not_fit_its_source_any_more_is_told(instance):
     gone = SpecError("orders: changes.watermark names X, which T does not have.")
-    assert troubles_after(ORDERS, instance, gone) == [], "who writes a new spec sees it"
+    assert causes_after(ORDERS, instance, gone) == [], "who writes a new spec sees it"
     confirm(instance)
-    assert troubles_after(ORDERS, instance, gone) == ["SPEC_UNFIT"]
+    assert causes_after(ORDERS, instance, gone) == ["SPEC_UNFIT"]
 
 
 def test_a_hint_that_nobody_can_read_is_the_business_of_who_typed_it(instance):
     confirm(instance)
-    assert troubles_after(ORDERS, instance, HintError("--hint: not JSON.")) == []
+    assert causes_after(ORDERS, instance, HintError("--hint: not JSON.")) == []
 
 
 def confirm(instance: dg.DagsterInstance) -> None:
@@ -436,29 +435,29 @@ def desk(tmp_path: Path) -> Desk:
     return Desk(tmp_path / "desk", extracts=("orders",), now=time.time())
 
 
-def stands(instance: dg.DagsterInstance, book: Book, later: float = 0.0) -> list[Report]:
-    return condition_reports(instance, [ORDERS], book.troubles(), since=0.0, now=time.time() + later)
+def stands(instance: dg.DagsterInstance, storage: AlertStorage, later: float = 0.0) -> list[Report]:
+    return condition_reports(instance, [ORDERS], storage.problems(), since=0.0, now=time.time() + later)
 
 
 def test_drift_that_the_verification_found_is_one_report_until_it_finds_none(instance, desk):
     checked(instance, EQUALS_SOURCE, passed=False)
     checked(instance, SERVER, passed=False)
-    (drift,) = stands(instance, desk.book)
+    (drift,) = stands(instance, desk.storage)
     assert (drift.cause, drift.sentence) == (Cause.DRIFT, "equals_source! server_holds_it!")
     desk.tell(drift)
-    assert stands(instance, desk.book) == []
+    assert stands(instance, desk.storage) == []
     checked(instance, EQUALS_SOURCE, passed=True)
-    assert stands(instance, desk.book) == [], "the other check still fails"
+    assert stands(instance, desk.storage) == [], "the other check still fails"
     checked(instance, SERVER, passed=True)
-    (recovered,) = stands(instance, desk.book)
+    (recovered,) = stands(instance, desk.storage)
     desk.tell(recovered)
     assert desk.listener.kinds == ["failure", "recovery"]
-    assert stands(instance, desk.book) == []
+    assert stands(instance, desk.storage) == []
 
 
 def test_a_check_that_could_not_be_made_is_neither_drift_nor_its_end(instance, desk):
     checked(instance, EQUALS_SOURCE, passed=False, warn=True)
-    assert stands(instance, desk.book) == []
+    assert stands(instance, desk.storage) == []
 
 
 def test_drift_from_before_people_asked_to_be_told_is_history(instance, desk):
@@ -494,15 +493,15 @@ def verify(instance: dg.DagsterInstance, error: Exception | None) -> None:
 
 
 def test_a_datasource_that_is_not_as_fresh_as_promised_is_told_once_until_something_is_published(instance, desk):
-    assert stands(instance, desk.book) == [], "nothing is known of what was never published"
+    assert stands(instance, desk.storage) == [], "nothing is known of what was never published"
     instance.report_runless_asset_event(dg.AssetMaterialization(PUBLISHED))
-    assert stands(instance, desk.book, later=3500) == []
-    (stale,) = stands(instance, desk.book, later=3700)
+    assert stands(instance, desk.storage, later=3500) == []
+    (stale,) = stands(instance, desk.storage, later=3700)
     assert (stale.cause, stale.sentence.endswith("`freshness` allows 60 min.")) == (Cause.STALE, True)
     desk.tell(replace(stale, at=time.time()))
-    assert stands(instance, desk.book, later=3800) == []
+    assert stands(instance, desk.storage, later=3800) == []
     instance.report_runless_asset_event(dg.AssetMaterialization(PUBLISHED))
-    desk.tell(*stands(instance, desk.book))
+    desk.tell(*stands(instance, desk.storage))
     assert desk.listener.kinds == ["failure", "recovery"]
 
 
@@ -558,14 +557,14 @@ class Sensor:
         self._sensor = build_alert_sensor([ORDERS], loads=[LOAD])
         self._instance = instance
         self._cursor: str | None = None
-        self._resources = {**people_resources(), "state": StateFolder(path="/elsewhere")}
+        self._resources = {**channel_resources(), "state": StateFolder(path="/elsewhere")}
 
     def tick(self) -> list[dict[str, str]]:
         """Whom troubles affect after it, and what ends them."""
         context = dg.build_sensor_context(instance=self._instance, cursor=self._cursor, resources=self._resources)
         result: Any = self._sensor(context)
         self._cursor = result.cursor
-        return [dict(sorted(one.affected.items())) for one in book_of(tir_home()).troubles()]
+        return [dict(sorted(one.affected.items())) for one in alert_storage().problems()]
 
 
 def test_the_sensor_takes_failed_loads_killed_commands_and_what_stands(instance, home):
@@ -576,7 +575,7 @@ def test_the_sensor_takes_failed_loads_killed_commands_and_what_stands(instance,
     killed_command(home)
     wrong = [{"order_files": "load"}, {"orders": "drift"}, {"orders": "refresh"}]
     assert sorted(map(str, sensor.tick())) == sorted(map(str, wrong))
-    assert killed_commands(home / "alerts" / "commands", ["orders"]) == []
+    assert alert_storage().killed_commands(["orders"]) == []
     a_run(instance, "order_files/source_table")
     checked(instance, EQUALS_SOURCE, passed=True)
     a_run(instance)

@@ -12,13 +12,15 @@ import dagster as dg
 import pytest
 from click.testing import CliRunner, Result
 
-from tir_dagster.alerts.memory import Book, Trouble
+from tir_dagster.alerts.events import Problem
+from tir_dagster.alerts.problems import AlertState
 from tir_dagster.changes.plan import SourceState
 from tir_dagster.cli.main import tir
 from tir_dagster.cli.trigger import TriggerCommand
 from tir_dagster.definitions import build_defs
 from tir_dagster.errors import DatasourceError
-from tir_dagster.orchestration.alerts.ended_runs import RETRY_WAIT_SECONDS, Watermark, finished_run_reports
+from tir_dagster.orchestration.alerts.commands import alert_storage
+from tir_dagster.orchestration.alerts.history import RETRY_WAIT_SECONDS, Watermark, finished_run_reports
 from tir_dagster.orchestration.alerts.sensor import build_alert_sensor, report, report_recovery
 from tir_dagster.orchestration.extracts import build_extract_defs
 from tir_dagster.orchestration.home import dagster_instance, tir_home
@@ -458,9 +460,8 @@ def test_people_who_cannot_be_reached_change_nothing_about_a_refresh(
         monkeypatch.setenv("SLACK_API_URL", "http://127.0.0.1:9/")
         monkeypatch.setenv("SERVICENOW_URL", "http://127.0.0.1:9")
     # A recovery concerns both of them.
-    Book(tir_home() / "alerts").keep(
-        Trouble("orders/refresh", "STEP_FAILED", "", time.time(), time.time(), 1, {"orders": "refresh"})
-    )
+    problem = Problem("orders/refresh", "STEP_FAILED", time.time(), time.time(), 1, {"orders": "refresh"})
+    alert_storage().save(AlertState(), AlertState(problems={problem.key: problem}))
     with dagster_instance() as instance:
         running = TriggerCommand(an_extract(), instance, lambda _: None)
         begun = time.monotonic()

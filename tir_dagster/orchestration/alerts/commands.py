@@ -10,25 +10,25 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import dagster as dg
 
 from tir_dagster.alerts.events import Failure, Report, Success
-from tir_dagster.alerts.memory import Book
-from tir_dagster.alerts.notify import Note, Teller
-from tir_dagster.alerts.running_commands import Killed, killed_commands, under_way
+from tir_dagster.alerts.sending import AlertSender, Note
+from tir_dagster.alerts.storage import AlertStorage, KilledCommand
 from tir_dagster.alerts.text import one_line, scrub, shortened
 from tir_dagster.errors import HintError, SpecError
-from tir_dagster.orchestration.alerts.ended_runs import Declaration
-from tir_dagster.orchestration.alerts.load_reports import load_failure, load_failure_of_run, load_success_of_run
-from tir_dagster.orchestration.alerts.resources import people_of_environment
-from tir_dagster.orchestration.alerts.run_reports import (
+from tir_dagster.orchestration.alerts.resources import channels_of_environment
+from tir_dagster.orchestration.alerts.runs import (
+    Declaration,
+    EndedRun,
     error_names,
-    failure,
-    failures_of_run,
+    failure_by_errors,
+    failure_of_run,
     in_words,
+    job_names,
+    place_of,
     reached_servers,
     sentence_of,
     success_of_run,
@@ -36,26 +36,16 @@ from tir_dagster.orchestration.alerts.run_reports import (
 from tir_dagster.orchestration.home import tir_home
 from tir_dagster.orchestration.interrupts import StoppedError
 from tir_dagster.orchestration.metadata import last_confirmation
-from tir_dagster.orchestration.names import (
-    TOLD_BY_COMMAND,
-    detect_job_name,
-    extract_keys,
-    load_job_name,
-    refresh_job_name,
-)
+from tir_dagster.orchestration.names import TOLD_BY_COMMAND, extract_keys
 from tir_dagster.orchestration.partitions import UNFINISHED
 from tir_dagster.spec.load import LoadSpec
 
 _KILLED = "The command ended without a result: its process was killed, or its machine stopped."
 
 
-def book_of(home: Path) -> Book:
-    """Return the alerts' state in TIR_HOME; commands, sensors and a project's own reports share it."""
-    return Book(home / "alerts")
-
-
-def _commands(home: Path) -> Path:
-    return home / "alerts" / "commands"
+def alert_storage() -> AlertStorage:
+    """Return the alerts' files in TIR_HOME; commands, sensors and a project's own reports share them."""
+    return AlertStorage(tir_home() / "alerts")
 
 
 @contextmanager
@@ -67,14 +57,14 @@ def alerting(
         yield
         return
     started = time.time()
-    with under_way(_commands(tir_home()), spec.name, started):
+    with alert_storage().command_running(spec.name, started):
         try:
             yield
         except Exception as error:
             if not _concerns_only_user(spec, instance, error):
-                _tell(spec, instance, outcome, progress, partial(_failed, spec, instance, outcome, error, started))
+                _send(spec, instance, outcome, progress, partial(_failure, spec, instance, outcome, error, started))
             raise
-        _tell(spec, instance, outcome, progress, partial(_succeeded, spec, instance, outcome))
+        _send(spec, instance, outcome, progress, partial(_success, spec, instance, outcome))
 
 
 def _concerns_only_user(spec: Declaration, instance: dg.DagsterInstance, error: Exception) -> bool:
@@ -89,7 +79,7 @@ def _concerns_only_user(spec: Declaration, instance: dg.DagsterInstance, error: 
     return last_confirmation(instance, extract_keys(spec).published_datasource) is None
 
 
-def _tell(
+def _send(
     spec: Declaration,
     instance: dg.DagsterInstance,
     outcome: Any,
@@ -98,16 +88,11 @@ def _tell(
 ) -> None:
     assert spec.alerts is not None, "called only for specs with alerts"
     try:
-        teller = Teller(
-            book_of(tir_home()),
-            {spec.name: spec.alerts},
-            people_of_environment(),
-            seconds=spec.alerts.timeout,
-            env=os.environ,
-        )
-        reports = [report for report in [make_report()] if report is not None]
-        notes = teller.tell(reports)
-        leave_notes(instance, notes, progress)
+        settings, seconds = {spec.name: spec.alerts}, spec.alerts.timeout
+        sender = AlertSender(alert_storage(), settings, channels_of_environment(), seconds=seconds, env=os.environ)
+        report = make_report()
+        notes = sender.send([report] if report else [])
+        show_notes(instance, notes, progress)
         outcome.warnings += [note.text for note in notes]
     except Exception as error:
         # A failed alert must not make a finished refresh fail.
@@ -115,7 +100,7 @@ def _tell(
         progress(f"the alert could not be sent: {type(error).__name__}: {message}")
 
 
-def leave_notes(instance: dg.DagsterInstance, notes: Sequence[Note], warn: Callable[[str], Any]) -> None:
+def show_notes(instance: dg.DagsterInstance, notes: Sequence[Note], warn: Callable[[str], Any]) -> None:
     """Show alerts that could not be sent: in the log, and on the run that they are about."""
     for note in notes:
         warn(note.text)
@@ -124,105 +109,85 @@ def leave_notes(instance: dg.DagsterInstance, notes: Sequence[Note], warn: Calla
             instance.report_engine_event(note.text, run)
 
 
-def _failed(spec: Declaration, instance: dg.DagsterInstance, outcome: Any, error: Exception, started: float) -> Failure:
-    run_id = outcome.run_ids[-1] if outcome.run_ids else ""
-    record = instance.get_run_record_by_id(run_id) if run_id else None
-    fields: dict[str, Any] = {
-        "ident": f"{run_id or started}/{spec.name}",
-        "names": error_names(error),
-        "sentence": sentence_of(error),
-        "at": time.time(),
-        "run_id": run_id,
-    }
-    if isinstance(spec, LoadSpec):
-        step = load_failure_of_run(instance, spec, record) if record is not None else None
-        return load_failure(spec, **fields, step=step.step if step else "")
-    failures = failures_of_run(instance, [spec], record, tir_home()) if record is not None else []
+def _last_run(instance: dg.DagsterInstance, outcome: Any) -> EndedRun | None:
+    record = instance.get_run_record_by_id(outcome.run_ids[-1]) if outcome.run_ids else None
+    return EndedRun(instance, record, tir_home()) if record else None
+
+
+def _failure(
+    spec: Declaration, instance: dg.DagsterInstance, outcome: Any, error: Exception, started: float
+) -> Failure:
+    run_id, run = outcome.run_ids[-1] if outcome.run_ids else "", _last_run(instance, outcome)
+    of_run = failure_of_run(run, spec) if run else None
     # Before the first run, the command reads the server and the source.
-    step_name = failures[0].step if failures else "looking at the datasource and its source"
-    return failure(instance, spec, tir_home(), **fields, step=step_name)
+    before_runs = "" if isinstance(spec, LoadSpec) else "looking at the datasource and its source"
+    fields = {"ident": f"{run_id or started}/{spec.name}", "at": time.time(), "run_id": run_id}
+    step = of_run.step if of_run else before_runs
+    return failure_by_errors(instance, spec, tir_home(), error_names(error), sentence_of(error), **fields, step=step)
 
 
-def _succeeded(spec: Declaration, instance: dg.DagsterInstance, outcome: Any) -> Success | None:
-    run_id = outcome.run_ids[-1] if outcome.run_ids else ""
-    record = instance.get_run_record_by_id(run_id) if run_id else None
-    if isinstance(spec, LoadSpec):
-        success = load_success_of_run(instance, spec, record) if record is not None else None
-        return replace(success, warnings=tuple(outcome.warnings), seconds=outcome.seconds) if success else None
-    if record is None:
-        return Success(
-            id=f"{time.time():.3f}/{spec.name}",
-            extract=spec.name,
-            at=time.time(),
-            datasource=f"{spec.datasource.project}/{spec.datasource.name}",
-            seconds=outcome.seconds,
-            as_of=outcome.source_version or "",
-            scopes=reached_servers(spec, published=False),
-        )
-    success = success_of_run(instance, spec, record, tir_home())
+def _success(spec: Declaration, instance: dg.DagsterInstance, outcome: Any) -> Success | None:
+    run = _last_run(instance, outcome)
+    if run is None:
+        # A refresh that found nothing to do; a load always has a run.
+        now = time.time()
+        as_of, scopes = outcome.source_version or "", reached_servers(spec)
+        place, seconds = place_of(spec), outcome.seconds
+        return Success(f"{now:.3f}/{spec.name}", spec.name, now, place, seconds=seconds, as_of=as_of, scopes=scopes)
+    success = success_of_run(run, spec)
     if success is None:
         return None
+    success = replace(success, warnings=tuple(outcome.warnings), seconds=outcome.seconds)
+    if isinstance(spec, LoadSpec):
+        return success
     reason = outcome.reason or ""
-    return replace(
-        success,
-        decision=outcome.decision,
-        reason=reason,
-        why=in_words(reason),
-        warnings=tuple(outcome.warnings),
-        seconds=outcome.seconds,
-    )
+    return replace(success, decision=outcome.decision, reason=reason, why=in_words(reason))
 
 
 # Killed commands
 
 
 def killed_reports(
-    instance: dg.DagsterInstance, specs: Sequence[Declaration], home: Path
-) -> list[tuple[Killed, Failure | None]]:
+    instance: dg.DagsterInstance, specs: Sequence[Declaration]
+) -> list[tuple[KilledCommand, Failure | None]]:
     """Return killed commands with their failures; None where the report of their last run is enough."""
     by_name = {spec.name: spec for spec in specs}
-    return [
-        (command, _killed(instance, by_name[command.extract], command))
-        for command in killed_commands(_commands(home), by_name)
-    ]
+    commands = alert_storage().killed_commands(by_name)
+    return [(command, _killed(instance, by_name[command.extract], command)) for command in commands]
 
 
-def _killed(instance: dg.DagsterInstance, spec: Declaration, command: Killed) -> Failure | None:
-    record = _last_run(instance, spec, command)
-    if record is not None and _says_it_all(instance, spec, record):
+def _killed(instance: dg.DagsterInstance, spec: Declaration, command: KilledCommand) -> Failure | None:
+    run = _last_run_of_killed(instance, spec, command)
+    if run is not None and _says_it_all(run, spec):
         return None
-    run_id = record.dagster_run.run_id if record else ""
-    at_work = record is not None and record.dagster_run.status in UNFINISHED
-    fields: dict[str, Any] = {
+    at_work = run is not None and run.run.status in UNFINISHED
+    fields = {
         # An ended run has its own report with its own id.
-        "ident": f"{run_id if at_work else command.started}/{spec.name}",
-        "names": [],
-        "sentence": _KILLED,
+        "ident": f"{run.id if run and at_work else command.started}/{spec.name}",
         # Not the current time: a later command may have succeeded meanwhile.
         "at": command.last,
-        "run_id": run_id,
+        "run_id": run.id if run else "",
     }
-    return load_failure(spec, **fields) if isinstance(spec, LoadSpec) else failure(instance, spec, tir_home(), **fields)
+    return failure_by_errors(instance, spec, tir_home(), [], _KILLED, **fields)
 
 
-def _last_run(instance: dg.DagsterInstance, spec: Declaration, command: Killed) -> dg.RunRecord | None:
+def _last_run_of_killed(instance: dg.DagsterInstance, spec: Declaration, command: KilledCommand) -> EndedRun | None:
     """Return the command's last run; runs created after it was last seen alive belong to another command."""
-    jobs = [load_job_name(spec)] if isinstance(spec, LoadSpec) else [detect_job_name(spec), refresh_job_name(spec)]
     since, until = (datetime.fromtimestamp(at, UTC) for at in (command.started, command.last))
     records = [
         record
-        for job in jobs
+        for job in job_names(spec)
         for record in instance.get_run_records(
             dg.RunsFilter(job_name=job, created_after=since, created_before=until), limit=10
         )
         if TOLD_BY_COMMAND in record.dagster_run.tags
     ]
-    return max(records, key=lambda record: record.create_timestamp, default=None)
+    last = max(records, key=lambda record: record.create_timestamp, default=None)
+    return EndedRun(instance, last, tir_home()) if last else None
 
 
-def _says_it_all(instance: dg.DagsterInstance, spec: Declaration, record: dg.RunRecord) -> bool:
+def _says_it_all(run: EndedRun, spec: Declaration) -> bool:
     """Return whether the sensor reports the command by its last run: it was killed after that run."""
-    status = record.dagster_run.status
-    if status is not dg.DagsterRunStatus.SUCCESS:
-        return status not in UNFINISHED
-    return isinstance(spec, LoadSpec) or success_of_run(instance, spec, record, tir_home()) is not None
+    if run.run.status is dg.DagsterRunStatus.SUCCESS:
+        return success_of_run(run, spec) is not None
+    return run.run.status not in UNFINISHED

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import urllib.request
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -12,11 +14,9 @@ import dagster as dg
 from dagster_slack import SlackResource
 from slack_sdk import WebClient
 
-from tir_dagster.alerts.channels import channels_of
-from tir_dagster.alerts.notify import Connect
-from tir_dagster.alerts.retries import ChannelError, Persistence
+from tir_dagster.alerts.retries import ChannelError
+from tir_dagster.alerts.sending import Connect, channels_of
 from tir_dagster.alerts.servicenow import ServiceNowAccess
-from tir_dagster.spec.alerts import Alerts
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -70,32 +70,24 @@ SERVICENOW_VARIABLES = {name: f"SERVICENOW_{name.upper()}" for name in ServiceNo
 SLACK_VARIABLES = {"token": "SLACK_BOT_TOKEN", "api_url": "SLACK_API_URL"}
 
 
-def people_resources() -> dict[str, Any]:
+def channel_resources() -> dict[str, Any]:
     """Build the resources from environment variables; an unset value is an error only when it is used."""
     return {
-        "slack": SlackAppResource(**_set_variables(SLACK_VARIABLES)),
-        "servicenow": ServiceNowResource(**_set_variables(SERVICENOW_VARIABLES)),
+        "slack": SlackAppResource(**_set_variables(SLACK_VARIABLES, dg.EnvVar)),
+        "servicenow": ServiceNowResource(**_set_variables(SERVICENOW_VARIABLES, dg.EnvVar)),
     }
 
 
-def _set_variables(names: dict[str, str]) -> dict[str, Any]:
-    return {name: dg.EnvVar(variable) for name, variable in names.items() if os.environ.get(variable)}
-
-
-def people_of_environment() -> Connect:
+def channels_of_environment() -> Connect:
     """Return the channels for a command, where no run resolves resources."""
-    slack = SlackAppResource(**_values(SLACK_VARIABLES))
-    return connect_by(slack, ServiceNowResource(**_values(SERVICENOW_VARIABLES)))
+    slack = SlackAppResource(**_set_variables(SLACK_VARIABLES, os.environ.__getitem__))
+    return connect_by(slack, ServiceNowResource(**_set_variables(SERVICENOW_VARIABLES, os.environ.__getitem__)))
 
 
-def _values(names: dict[str, str]) -> dict[str, Any]:
-    return {name: os.environ[variable] for name, variable in names.items() if os.environ.get(variable)}
+def _set_variables(names: dict[str, str], value: Callable[[str], Any]) -> dict[str, Any]:
+    return {name: value(variable) for name, variable in names.items() if os.environ.get(variable)}
 
 
 def connect_by(slack: SlackAppResource, servicenow: ServiceNowResource) -> Connect:
     """Return the function by which the room `alerts` gets its channels, with plain clients of these resources."""
-
-    def connect(alerts: Alerts, persistence: Persistence) -> Any:
-        return channels_of(alerts, persistence, slack=slack.get_client, servicenow=servicenow.access())
-
-    return connect
+    return partial(channels_of, slack=slack.get_client, servicenow=servicenow.access())

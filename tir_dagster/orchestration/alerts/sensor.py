@@ -12,17 +12,14 @@ from typing import TypeVar
 
 import dagster as dg
 
-from tir_dagster.alerts.events import Failure, Recovered, Report
-from tir_dagster.alerts.memory import Book
-from tir_dagster.alerts.notify import Teller
+from tir_dagster.alerts.events import Recovered
+from tir_dagster.alerts.sending import AlertSender
 from tir_dagster.alerts.text import scrub
 from tir_dagster.errors import TirError
-from tir_dagster.orchestration.alerts.commands import book_of, killed_reports, leave_notes
-from tir_dagster.orchestration.alerts.conditions import condition_reports
-from tir_dagster.orchestration.alerts.ended_runs import Declaration, Watermark, finished_run_reports
+from tir_dagster.orchestration.alerts.commands import alert_storage, killed_reports, show_notes
+from tir_dagster.orchestration.alerts.history import Watermark, condition_reports, finished_run_reports
 from tir_dagster.orchestration.alerts.resources import ServiceNowResource, SlackAppResource, connect_by
-from tir_dagster.orchestration.alerts.run_reports import cause_of, error_names, scope_of, snowflake_scope
-from tir_dagster.orchestration.home import tir_home
+from tir_dagster.orchestration.alerts.runs import Declaration, cause_of, error_names, failure, snowflake_server
 from tir_dagster.orchestration.io_managers import StateFolder
 from tir_dagster.spec.alerts import Cause, Topic
 from tir_dagster.spec.extract import ExtractSpec
@@ -44,42 +41,26 @@ def report(spec: Declaration, cause: Cause, sentence: str, *, ident: str, topic:
     """
     if spec.alerts is None:
         return
-    failure = Failure(
-        id=ident,
-        extract=spec.name,
-        cause=cause,
-        sentence=scrub(sentence, os.environ, show_values=spec.alerts.show_values),
-        at=time.time(),
-        scope=_scope(cause, spec),
-        datasource=_place(spec),
-        topic=topic,
-    )
+    clean = scrub(sentence, os.environ, show_values=spec.alerts.show_values)
+    failed = failure(spec, cause, clean, ident=ident, at=time.time(), topic=topic)
     # A sensor reports at every tick: keep only the newest report.
-    book_of(tir_home()).put(failure, slot=f"{spec.name}/sensor" if failure.ends_with == "sensor" else "")
-
-
-def _scope(cause: Cause, spec: Declaration) -> str:
-    if isinstance(spec, ExtractSpec):
-        return scope_of(cause, spec, os.environ)
-    return snowflake_scope(os.environ) if cause is Cause.WAREHOUSE_DOWN else ""
-
-
-def _place(spec: Declaration) -> str:
-    return spec.table if isinstance(spec, LoadSpec) else f"{spec.datasource.project}/{spec.datasource.name}"
+    alert_storage().leave(failed, slot=f"{spec.name}/sensor" if failed.ends_with == "sensor" else "")
 
 
 def report_recovery(spec: Declaration, topic: Topic) -> None:
     """Leave a recovery for the alerts sensor, of something other than a refresh; does nothing if nothing was wrong."""
     if spec.alerts is None:
         return
-    book = book_of(tir_home())
+    storage = alert_storage()
     slot = f"{spec.name}/{topic}"
     # A sensor that reads the source also shows that Snowflake answers.
-    scopes = (snowflake_scope(os.environ),) if topic == "sensor" else ()
+    scopes = (snowflake_server(),) if topic == "sensor" else ()
     recovery = Recovered(f"{slot}/{time.time():.3f}", spec.name, topic, time.time(), scopes)
-    # Also if a report still waits: it would become a trouble without an end.
-    if book.reports([spec.name]) or any(trouble.left_by(recovery) != trouble.affected for trouble in book.troubles()):
-        book.put(recovery, slot=slot)
+    # Also if a report still waits: it would become a problem without an end.
+    if storage.left_reports([spec.name]) or any(
+        problem.affected_after(recovery) != problem.affected for problem in storage.problems()
+    ):
+        storage.leave(recovery, slot=slot)
 
 
 def unless_blind(spec: Declaration, otherwise: str, look: Callable[[], Seen]) -> Seen | dg.SkipReason:
@@ -87,16 +68,16 @@ def unless_blind(spec: Declaration, otherwise: str, look: Callable[[], Seen]) ->
     try:
         seen = look()
     except TirError as error:
-        trouble = error
-        _guarded(lambda: _report_blind(spec, trouble))
+        unread = error
+        _guarded(lambda: _report_blind(spec, unread))
         return dg.SkipReason(f"{otherwise}: {error}")
     _guarded(lambda: report_recovery(spec, "sensor"))
     return seen
 
 
 def _report_blind(spec: Declaration, error: TirError) -> None:
-    cause = cause_of(error_names(error))
-    cause = cause if cause is Cause.WAREHOUSE_DOWN else Cause.SENSOR_BLIND
+    down = cause_of(error_names(error)) is Cause.WAREHOUSE_DOWN
+    cause = Cause.WAREHOUSE_DOWN if down else Cause.SENSOR_BLIND
     report(spec, cause, str(error), ident=f"{spec.name}/blind/{time.time():.3f}", topic="sensor")
 
 
@@ -116,6 +97,7 @@ def build_alert_sensor(
 ) -> dg.SensorDefinition:
     """Build one sensor for all these extracts and loads, so that a server that is down gives one message."""
     declared: list[Declaration] = [*specs, *loads]
+    settings = {spec.name: spec.alerts for spec in declared if spec.alerts is not None}
     alerting = [spec for spec in declared if spec.alerts is not None]
 
     @dg.sensor(
@@ -131,33 +113,22 @@ def build_alert_sensor(
         servicenow: ServiceNowResource,
         state: StateFolder,
     ) -> dg.SensorResult:
-        book, now = book_of(tir_home()), time.time()
+        storage, now = alert_storage(), time.time()
         before = Watermark.parse(context.cursor, now)
         reports, after = finished_run_reports(context.instance, alerting, before, now, state.folder)
-        _take_killed(context.instance, alerting, book)
-        teller = Teller(
-            book,
-            {spec.name: spec.alerts for spec in alerting if spec.alerts is not None},
-            connect_by(slack, servicenow),
-            seconds=max(LEAST_SECONDS, now + TICK_SECONDS - time.time()),
-            env=os.environ,
+        # Reports of killed commands are stored before the commands are forgotten: an interrupted tick loses none.
+        for command, failed in killed_reports(context.instance, alerting):
+            if failed is not None:
+                storage.leave(failed)
+            command.forget()
+        seconds = max(LEAST_SECONDS, now + TICK_SECONDS - time.time())
+        sender = AlertSender(storage, settings, connect_by(slack, servicenow), seconds=seconds, env=os.environ)
+        conditions = condition_reports(
+            context.instance, alerting, storage.problems(), since=before.start, now=time.time()
         )
-        notes = teller.tell([*reports, *_standing(context.instance, alerting, book, before.start)])
-        leave_notes(context.instance, notes, context.log.warning)
+        notes = sender.send([*reports, *conditions])
+        show_notes(context.instance, notes, context.log.warning)
         summary = "; ".join(note.text for note in notes) or f"{len(reports)} finished runs read"
         return dg.SensorResult(skip_reason=summary, cursor=json.dumps(asdict(after)))
 
     return alerts
-
-
-def _take_killed(instance: dg.DagsterInstance, specs: Sequence[Declaration], book: Book) -> None:
-    """Store reports of killed commands before forgetting the commands: an interrupted tick loses none."""
-    for command, failure in killed_reports(instance, specs, tir_home()):
-        if failure is not None:
-            book.put(failure)
-        command.forget()
-
-
-def _standing(instance: dg.DagsterInstance, specs: Sequence[Declaration], book: Book, since: float) -> list[Report]:
-    extracts = [spec for spec in specs if isinstance(spec, ExtractSpec)]
-    return condition_reports(instance, extracts, book.troubles(), since=since, now=time.time())

@@ -13,7 +13,7 @@ from playwright.sync_api import sync_playwright
 from slack_sdk import WebClient
 from slack_sdk.errors import SlackApiError
 
-from tir_dagster.alerts.memory import Trouble
+from tir_dagster.alerts.events import Problem
 from tir_dagster.alerts.messages import failure_event, recovery_event, success_event
 from tir_dagster.alerts.slack import blocks
 from tir_dagster.sandbox import processes
@@ -124,8 +124,8 @@ def tell_a_story(sandbox: Sandbox) -> None:
     success = refreshed("a", datasource_url="http://127.0.0.1/ds", run_url=run, as_of="2025-03-01T10:00:00+00:00")
     report = failed("b", sentence="Job 7 failed on the server: the disk is <full>. Run again.", run_url=run)
     failure = failure_event("orders/refresh", [report], None)
-    trouble = Trouble("orders/refresh", "STEP_FAILED", "", NOON, NOON, 1, {"orders": "refresh"})
-    recovery = recovery_event(trouble, refreshed("c", at=NOON + 900), 60.0)
+    problem = Problem("orders/refresh", "STEP_FAILED", NOON, NOON, 1, {"orders": "refresh"})
+    recovery = recovery_event(problem, refreshed("c", at=NOON + 900), 60.0)
     for event in (success_event(success, 60.0), failure):
         posted = slack.chat_postMessage(channel="#mychannel", text=event.title, blocks=blocks(event))
     slack.chat_postMessage(channel="#mychannel", text=recovery.title, blocks=blocks(recovery), thread_ts=posted["ts"])
