@@ -40,10 +40,10 @@ class GrowthReport:
         if len(sizes) < 2:
             return []
         return [
-            Goal("patch: exponent of our own time over size", exponent(sizes, [one.own for one in cases]), 0.15, ""),
+            Goal("patch: exponent of our own time over size", exponent(sizes, [case.own for case in cases]), 0.15, ""),
             Goal(
                 "verify: exponent over size",
-                exponent(sizes, [one.stage("verify").seconds for one in cases]),
+                exponent(sizes, [case.stage("verify").seconds for case in cases]),
                 0.2,
                 "",
             ),

@@ -11,7 +11,8 @@ SERVER, TOTAL, QUIET_PERIOD = "server", "total", "quiet period"
 DETECTORS, DELIVERIES = ("watermark", "feed", "diff"), ("republish", "patch")
 FULL, BY_KEY, BY_KEY_1000 = "full", "by_key", "by_key_1000"
 _TITLES = {FULL: "Full refresh", BY_KEY: "Refresh by key", BY_KEY_1000: "Refresh by key, at most 1,000 keys"}
-_SHOWN = {"rest": "Dagster and the rest", SERVER: "(server's own work)"}
+_SHOWN = {"rest": "Dagster and the rest", SERVER: "(server's own work)", QUIET_PERIOD: "(quiet period)"}
+WAREHOUSE = "warehouse"
 _NO_NUMBER = "-"
 
 
@@ -38,7 +39,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Case:
-    """One refresh. `server` is the stand-in's own work: it is in no stage and not in the total."""
+    """One refresh. In no total: the stand-in's own work, `server`, and the quiet period, which the spec asks for."""
 
     refresh: str
     detector: str
@@ -52,7 +53,7 @@ class Case:
 
     @property
     def seconds(self) -> float:
-        return sum(stage.seconds for stage in self.stages)
+        return sum(stage.seconds for stage in self.stages if stage.name != QUIET_PERIOD)
 
     @property
     def limits(self) -> float:
@@ -60,8 +61,14 @@ class Case:
 
     @property
     def own(self) -> float:
-        """Seconds without what the warehouse, the server and the quiet period took."""
-        return self.seconds - self.waited("warehouse") - self.stage(QUIET_PERIOD).seconds
+        """Seconds without what the warehouse and the server took."""
+        return self.seconds - self.waited(WAREHOUSE)
+
+    @property
+    def beside_limits(self) -> float:
+        """Our own seconds, and the bare SELECT instead of all that the warehouse did to find the change and read it."""
+        read = self.stage("detect").limit
+        return self.own + (read.seconds if read else 0.0)
 
     def waited(self, whom: str) -> float:
         return sum(stage.waited_for.get(whom, 0.0) for stage in self.stages)
@@ -169,7 +176,7 @@ class Report:
         full = next(iter(self._cases(FULL, "republish")), None)
         for case in self._cases(BY_KEY, "republish"):
             by = f"by key, republish, {case.detector}"
-            yield Goal(f"{by}: total, its limits together", _ratio(case.seconds, case.limits), 4, "x")
+            yield Goal(f"{by}: ours and a bare SELECT, to all limits", _ratio(case.beside_limits, case.limits), 4, "x")
             if full is not None:
                 yield Goal(f"{by}: faster than full", _ratio(full.seconds, case.seconds), 8, "x", at_least=True)
         if full is not None:
@@ -178,7 +185,7 @@ class Report:
             upload = case.stage("publish").limit
             least = self.copy.seconds + (upload.seconds if upload else 0.0)
             what = f"1,000 keys, republish, {case.detector}: 3 x (copy + upload) + 3 s"
-            yield Goal(what, case.seconds, 3 * least + 3, "s")
+            yield Goal(what, case.beside_limits, 3 * least + 3, "s")
         for case in self._cases(BY_KEY_1000, "patch"):
             yield Goal(f"1,000 keys, patch, {case.detector}: our own", case.own, 3, "s")
         if peaks := [case.memory["python"] for case in self.cases if "python" in case.memory]:
@@ -210,12 +217,14 @@ def _table(cases: Sequence[Case]) -> Iterator[str]:
     # A full refresh looks for no changes.
     names = ["seconds"] if first.refresh == FULL else [case.detector for case in cases]
     yield f"  {'stage':<22}{''.join(f'{name:>11}' for name in names)}{'limit':>9}  the limit is"
-    for name in dict.fromkeys(stage.name for case in cases for stage in case.stages):
+    for name in dict.fromkeys(stage.name for case in cases for stage in case.stages if stage.name != QUIET_PERIOD):
         limit = first.stage(name).limit
         yield _line(name, [case.stage(name).seconds for case in cases], limit)
-    yield _line(SERVER, [case.server for case in cases], None)
     limits = Limit("all limits together", first.limits) if first.limits else None
     yield _line(TOTAL, [case.seconds for case in cases], limits)
+    yield _line("of it, the warehouse", [case.waited(WAREHOUSE) for case in cases], None)
+    yield _line(QUIET_PERIOD, [case.stage(QUIET_PERIOD).seconds for case in cases], None)
+    yield _line(SERVER, [case.server for case in cases], None)
     for kind in dict.fromkeys(kind for case in cases for kind in case.memory):
         told = "".join(f"{case.memory.get(kind, 0) / 1e6:>11,.0f}" for case in cases)
         yield f"  {f'peak MB, {kind}':<22}{told}"
