@@ -23,7 +23,7 @@ from tir_dagster.cli.webhooks import webhooks
 from tir_dagster.errors import LoadError, SpecError, TirError
 from tir_dagster.orchestration.interrupts import StoppedError, is_interrupt, stopped_error, stopping, watch_signals
 from tir_dagster.sandbox.home import SandboxError
-from tir_dagster.spec.reading import load_declared, load_specs
+from tir_dagster.spec.reading import json_schema, load_declared, load_specs
 
 if TYPE_CHECKING:
     from tir_dagster.cli.refresh import RefreshOutcome
@@ -242,6 +242,12 @@ def load(name: str, *, dry_run: bool, as_json: bool) -> None:
     for warning in outcome.warnings:
         click.echo(f"warning: {warning}")
     click.echo(command.outcome_text(outcome))
+
+
+@tir.command(short_help="Print the JSON schema of spec files.")
+def schema() -> None:
+    """Print the JSON schema of spec files, by which editors check and complete them."""
+    click.echo(json.dumps(json_schema(), indent=2, ensure_ascii=False))
 
 
 @tir.command(short_help="Play a change and its refresh on the sandbox.")

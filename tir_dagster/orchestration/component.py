@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import collections.abc
-import dataclasses
-import types
-import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import dagster as dg
-from pydantic import BaseModel, ConfigDict, Field, RootModel, create_model
+from pydantic import BaseModel, RootModel
 
 from tir_dagster.orchestration.extracts import build_extract_defs
 from tir_dagster.orchestration.translation import ExtractTranslator, Part
 from tir_dagster.spec.extract import ExtractSpec
-from tir_dagster.spec.reading import spec_from_mapping
+from tir_dagster.spec.reading import adapter, spec_from_mapping
 
 _EXAMPLE = {
     "name": "orders",
@@ -31,13 +27,12 @@ _EXAMPLE = {
 class ExtractAttributes(RootModel[dict[str, Any]]):
     """The attributes as written.
 
-    The spec's own reader checks them, so that a mistake gives the same message as in a spec file. Editors and `dg` see a
-    schema that is derived from the spec.
+    They are read like a spec file, so that a mistake gives the same message. Editors and `dg` see the schema of the spec.
     """
 
     @classmethod
     def model_json_schema(cls, *args: Any, **options: Any) -> dict[str, Any]:
-        return _twin(ExtractSpec).model_json_schema(*args, **options)
+        return adapter(ExtractSpec).json_schema(*args, **options)
 
 
 class ExtractScaffolder(dg.Scaffolder[Any]):
@@ -104,46 +99,3 @@ def _lines(tree: Any, path: str = "") -> Iterator[tuple[str, int]]:
     yield path, tree.position.start.line
     for name, inner in tree.children.items():
         yield from _lines(inner, f"{path}.{name}" if path else str(name))
-
-
-def _twin(cls: type[Any]) -> type[BaseModel]:
-    """Build a model with the fields of a spec's dataclass; it is used only for its schema."""
-    hints = typing.get_type_hints(cls)
-    fields: dict[str, Any] = {
-        field.name: (_schema_type(hints[field.name], field.metadata), _default(field))
-        for field in dataclasses.fields(cls)
-    }
-    model: type[BaseModel] = create_model(
-        cls.__name__, __config__=ConfigDict(extra="forbid"), __doc__=cls.__doc__, **fields
-    )
-    return model
-
-
-def _schema_type(hint: Any, metadata: Mapping[str, Any]) -> Any:
-    if metadata.get("duration"):
-        return float | str
-    if metadata.get("size"):
-        return str | None
-    origin = typing.get_origin(hint)
-    if origin in (typing.Union, types.UnionType):
-        inner = [member for member in typing.get_args(hint) if member is not type(None)]
-        return _schema_type(inner[0], metadata) | None
-    if origin is tuple:
-        return str | list[str]
-    if origin is collections.abc.Mapping:
-        return dict[str, _schema_type(typing.get_args(hint)[1], {})]  # type: ignore[misc]
-    if origin is Literal:
-        return hint
-    return _twin(hint) if dataclasses.is_dataclass(hint) and isinstance(hint, type) else hint
-
-
-def _default(field: dataclasses.Field[Any]) -> Any:
-    if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-        # The spec's reader requires one of the two.
-        return Field(default="") if "unless" in field.metadata else Field()
-    if field.default is dataclasses.MISSING:
-        return Field(default=None)
-    if dataclasses.is_dataclass(field.default) or isinstance(field.default, tuple):
-        # Optional in the schema; the spec has the defaults.
-        return Field(default=None)
-    return Field(default=field.default)

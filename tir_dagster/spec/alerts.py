@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal
 
+from tir_dagster.spec.declaration import Declaration, Duration, Texts
+
 Level = Literal["high", "medium", "low"]
 OnSuccess = Literal["always", "changed", "daily", "never"]
 
@@ -17,13 +19,15 @@ _OURS = ("short_description", "description", "correlation_id", "correlation_disp
 
 
 @dataclass(frozen=True)
-class SlackAlerts:
+class SlackAlerts(Declaration):
     """The Slack channel, and the successes it gets; it always gets failures and recoveries."""
 
     channel: str
+    """Name or id of the channel; the app must be in it."""
     on_success: OnSuccess = "changed"
-    # When the messages of `daily` are sent, in UTC.
+    """Which successes are sent; `changed`: those that published something; `daily`: one message a day."""
     daily_at: str = "06:00"
+    """When `daily` is sent, in UTC."""
 
     def problems(self) -> Iterator[tuple[str, str]]:
         if not re.fullmatch(r"#?[^\s#@<>&]{1,80}", self.channel):
@@ -33,7 +37,7 @@ class SlackAlerts:
 
 
 @dataclass(frozen=True)
-class Severity:
+class Severity(Declaration):
     """How ServiceNow ranks an incident."""
 
     urgency: Level = "medium"
@@ -45,11 +49,13 @@ class ServiceNowAlerts(Severity):
     """The group that gets ServiceNow incidents, and their fields."""
 
     group: str = ""
-    # By cause, such as `server_down`, where it differs from the above.
+    """The assignment group: its name, or its `sys_id`."""
     by_cause: Mapping[str, Severity] = field(default_factory=dict)
-    # Custom fields by name; {extract}, {datasource}, {cause} and {run_id} are filled in.
+    """Urgency and impact of single causes, such as `server_down`."""
     fields: Mapping[str, str] = field(default_factory=dict)
+    """Custom fields by name; {extract}, {datasource}, {cause} and {run_id} are filled in."""
     close_code: str = "Solution provided"
+    """The close code of resolved incidents."""
 
     def severity(self, cause: str) -> Severity:
         return self.by_cause.get(cause, self)
@@ -68,22 +74,23 @@ class ServiceNowAlerts(Severity):
 
 
 @dataclass(frozen=True)
-class Alerts:
+class Alerts(Declaration):
     """Who gets messages about an extract's refreshes."""
 
     slack: SlackAlerts | None = None
     servicenow: ServiceNowAlerts | None = None
-    # Own channels as module:name, each made without arguments.
-    channels: tuple[str, ...] = ()
-    # All that telling people may add to a refresh.
-    timeout: float = field(default=10.0, metadata={"duration": True})
+    channels: Texts = ()
+    """Your own channels as module:name, each made without arguments."""
+    timeout: Duration = 10.0
+    """How much time alerts may add to a refresh, at most."""
     attempts: float = 2.0
-    # When the sensor tries once more what could not be told.
-    retry_after: float = field(default=300.0, metadata={"duration": True})
-    # How long a sensor may be unable to read before people hear of it.
-    patience: float = field(default=300.0, metadata={"duration": True})
-    # Values in SQL that errors quote may be customers' keys.
+    """How often a call is tried within that time."""
+    retry_after: Duration = 300.0
+    """After this time the sensor tries once more to send an alert that failed."""
+    patience: Duration = 300.0
+    """How long a sensor may be unable to read before it is reported."""
     show_values: bool = False
+    """Show values that errors quote from SQL, files and tables; they may be customers' keys."""
 
     def problems(self) -> Iterator[tuple[str, str]]:
         for name in self.channels:

@@ -1,4 +1,4 @@
-"""The extract spec: what a user declares, as plain frozen dataclasses, and what in it cannot work."""
+"""The extract spec: what a user declares, as frozen dataclasses that pydantic reads, and what in it cannot work."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from tir_dagster.addresses import has_credentials
 from tir_dagster.errors import SpecError
 from tir_dagster.snowflake.names import TableName
 from tir_dagster.spec.alerts import Alerts
+from tir_dagster.spec.declaration import Declaration, Duration, Size, Texts
 
 KEY_NEEDED = "give a row key, or slices: without both, nothing smaller than the extract can be replaced"
 ASSETS = ("source_table", "changed_keys", "purged_extract", "published_datasource")
@@ -29,13 +30,16 @@ _CRON_LIMITS = (59, 23, 31, 12, 7)
 
 
 @dataclass(frozen=True)
-class Slices:
+class Slices(Declaration):
     """Coarse parts of the extract by a date or timestamp column, or by the values of another: the unit of backfill and verification."""
 
     by: Literal["month", "week", "day", "value", "none"] = "none"
     column: str | None = None
+    """The column whose month, week, day or value a row belongs to."""
     start: str | None = None
+    """The first month (YYYY-MM), week or day (YYYY-MM-DD); older rows still belong to the extract."""
     zone: str = "UTC"
+    """The time zone of the slices, such as Europe/Berlin."""
 
     def problems(self) -> Iterator[tuple[str, str]]:
         if self.by == "none":
@@ -78,14 +82,17 @@ Detector = Literal["diff", "watermark", "feed", "snapshot", "hint"]
 
 
 @dataclass(frozen=True)
-class TableChanges:
+class TableChanges(Declaration):
     """How changed rows of one table are found."""
 
-    # Left out: by the watermark if there is one, else every row is compared.
     detector: Detector | None = None
+    """Left out: by the watermark if there is one, else every row is compared. `snapshot` is the old name of `diff`."""
     watermark: str | None = None
-    look_back: float = field(default=600.0, metadata={"duration": True})
+    """The column that every change raises."""
+    look_back: Duration = 600.0
+    """How long before the last watermark to look again, for late commits."""
     deletes: bool = True
+    """Find keys that left the source."""
 
     @property
     def by(self) -> Detector:
@@ -107,8 +114,8 @@ class TableChanges:
 class JoinedChanges(TableChanges):
     """How changed rows of a joined table are found, and what a key means that it has more than once."""
 
-    # Rows that refer to such a key are multiplied: warn of it, or fail.
     duplicates: Literal["warn", "fail"] = "warn"
+    """Rows that refer to such a key are multiplied: warn of it, or fail."""
 
 
 @dataclass(frozen=True)
@@ -116,6 +123,7 @@ class Changes(TableChanges):
     """How changes are found: in the source, or in a query's first table; and in a query's further ones."""
 
     tables: Mapping[str, JoinedChanges] = field(default_factory=dict)
+    """The same for the joined tables of a query, by DATABASE.SCHEMA.TABLE."""
 
     def problems(self) -> Iterator[tuple[str, str]]:
         yield from super().problems()
@@ -128,12 +136,14 @@ class Changes(TableChanges):
 
 
 @dataclass(frozen=True)
-class Credentials:
+class Credentials(Declaration):
     """Credentials to embed when the datasource is published: overwriting loses the ones it had."""
 
     username: str | None = None
     username_env: str | None = None
+    """The environment variable that holds the user name."""
     password_env: str | None = None
+    """The environment variable that holds the password."""
 
     def problems(self) -> Iterator[tuple[str, str]]:
         if not self.password_env:
@@ -143,26 +153,28 @@ class Credentials:
 
 
 @dataclass(frozen=True)
-class Datasource:
+class Datasource(Declaration):
     """Where the extract is published. Server and site default to the environment's."""
 
     name: str
     project: str
+    """The path of the project, such as sales/europe."""
     server: str | None = None
     site: str | None = None
     credentials: Credentials | None = None
-    # Create a datasource of this name though the extract was published to another one before.
     create: bool = False
-    # Replace a published Hyper file that has other columns than the extract.
+    """Create a datasource of this name though the extract was published to another one before."""
     replace: bool = False
-    # Which of Tableau's own refreshes the delivery `trigger` starts.
+    """Replace a published Hyper file that has other columns than the extract."""
     refresh: Literal["full", "incremental"] = "full"
-    # The delivery `server`: not at once but at this time of day (HH:MM, in the slices' zone), by the server's schedule.
+    """Which of Tableau's own refreshes the delivery `trigger` starts."""
     schedule: str | None = None
-    # The delivery `patch`: how much the server takes in one request.
+    """The delivery `server`: refresh by the server's schedule at this time of day (HH:MM, in the slices' zone), not at once."""
     patch_limit_mb: float = 90.0
+    """The delivery `patch`: how many megabytes the server takes in one request."""
     # Servers end a refresh after two hours unless they are told otherwise; and it may have to queue before.
-    job_timeout: float = field(default=4 * 3600.0, metadata={"duration": True})
+    job_timeout: Duration = 4 * 3600.0
+    """How long to wait for a job of the server."""
 
     def problems(self) -> Iterator[tuple[str, str]]:
         if has_credentials(self.server or ""):
@@ -179,15 +191,19 @@ class Datasource:
 
 
 @dataclass(frozen=True)
-class Thresholds:
+class Thresholds(Declaration):
     """When to wait, when to stop, and when a full refresh is the better one."""
 
-    quiet_period: float = field(default=2.0, metadata={"duration": True})
-    # How often the sensors look, at most.
-    interval: float = field(default=30.0, metadata={"duration": True})
+    quiet_period: Duration = 2.0
+    """For how long the source must not have changed before it is read."""
+    interval: Duration = 30.0
+    """How often the sensors look, at most."""
     delete_share: float = 0.3
+    """Stop if more than this share of the rows would be removed."""
     full_share: float = 0.5
+    """Load everything if more than this share of the rows changed."""
     rebuild_factor: float = 2.0
+    """Rebuild the Hyper file when it is this many times as large as its rows need."""
 
     def problems(self) -> Iterator[tuple[str, str]]:
         for name in ("delete_share", "full_share"):
@@ -200,13 +216,13 @@ class Thresholds:
 
 
 @dataclass(frozen=True)
-class Checks:
+class Checks(Declaration):
     """What is looked at besides each refresh's own verification."""
 
-    # Warn when the rows grow or shrink by more than this share from one refresh to the next.
     row_jump: float | None = None
-    # A verification downloads the datasource, too, and compares what the server holds.
+    """Warn when the rows grow or shrink by more than this share from one refresh to the next."""
     server: bool = False
+    """Let a verification download the datasource, too, and compare what the server holds."""
 
     def problems(self) -> Iterator[tuple[str, str]]:
         if self.row_jump is not None and self.row_jump <= 0:
@@ -214,13 +230,13 @@ class Checks:
 
 
 @dataclass(frozen=True)
-class Verify:
+class Verify(Declaration):
     """What each refresh compares with the source besides what it replaced."""
 
-    # The number of whole slices to compare, the ones compared longest ago first.
     slices_per_run: int = 1
-    # `slices`: every slice that was touched, too, in every refresh.
+    """How many whole slices each refresh compares, the ones compared longest ago first."""
     each: Literal["keys", "slices"] = "keys"
+    """`slices`: also compare every touched slice."""
 
     def problems(self) -> Iterator[tuple[str, str]]:
         if self.slices_per_run < 0:
@@ -228,7 +244,7 @@ class Verify:
 
 
 @dataclass(frozen=True)
-class Schedules:
+class Schedules(Declaration):
     """When everything is verified, and when everything is loaded anew: cron expressions, in the slices' time zone."""
 
     verify: str | None = None
@@ -254,12 +270,12 @@ _UPSTREAM_TIMED = ("hour", "day", "week", "month")
 
 
 @dataclass(frozen=True)
-class Upstream:
+class Upstream(Declaration):
     """An asset of the project's own that fills the source: what its partitions are, and in which time zone."""
 
     partitions: Literal["hour", "day", "week", "month", "value", "none"] = "day"
-    # Left out: that of the slices.
     zone: str | None = None
+    """The time zone of the partitions; left out, that of the slices."""
 
     def problems(self) -> Iterator[tuple[str, str]]:
         try:
@@ -273,21 +289,22 @@ class Upstream:
 
 
 @dataclass(frozen=True)
-class Snowflake:
+class Snowflake(Declaration):
     """How the extract's queries run; what is not given comes from the connection."""
 
     warehouse: str | None = None
     role: str | None = None
+    """A new role means a full refresh."""
     query_tag: str | None = None
 
 
 @dataclass(frozen=True)
-class Keep:
+class Keep(Declaration):
     """How many of the last verified versions stay on the disk. The confirmed one always does."""
 
     versions: int = 3
-    # Bytes of all of them together; the oldest are removed first.
-    size: int | None = field(default=None, metadata={"size": True})
+    size: Size | None = None
+    """The size of all of them together; the oldest are removed first."""
 
     def problems(self) -> Iterator[tuple[str, str]]:
         if self.versions < 1:
@@ -295,37 +312,44 @@ class Keep:
 
 
 @dataclass(frozen=True)
-class ExtractSpec:
+class ExtractSpec(Declaration):
     """One extract: its source, its keys and slices, how changes are found, and where it is published."""
 
+    replaceable = (("source", "query"),)
+
     name: str
-    # One table as it is; or empty, and `query` is a SELECT.
-    source: str = field(metadata={"unless": "query"})
+    """Names the assets: lower-case letters, digits and underscores."""
+    source: str
+    """One table as it is, DATABASE.SCHEMA.TABLE; or give a `query`."""
     datasource: Datasource
     query: str | None = None
-    row_key: tuple[str, ...] = ()
-    columns: tuple[str, ...] = ()
+    """A SELECT, instead of `source`."""
+    row_key: Texts = ()
+    """The columns that identify a row; without them whole slices are replaced."""
+    columns: Texts = ()
+    """The columns of the extract; left out, the datasource's own, or all."""
     slices: Slices = Slices()
     changes: Changes = Changes()
     delivery: Literal["republish", "server", "patch", "trigger"] = "republish"
-    # Further tables whose change starts the refresh of the delivery `trigger`.
-    watch: tuple[str, ...] = ()
+    watch: Texts = ()
+    """Further tables whose change starts the refresh of the delivery `trigger`."""
     policy: Literal["auto", "incremental_only", "full"] = "auto"
+    """`incremental_only`: fail rather than load everything."""
     thresholds: Thresholds = Thresholds()
     keep: Keep = Keep()
     snowflake: Snowflake = Snowflake()
     alerts: Alerts | None = None
-    # The datasource is stale when nothing was published for so long.
-    freshness: float | None = field(default=None, metadata={"duration": True})
+    freshness: Duration | None = None
+    """The datasource is stale when nothing was published for so long."""
     checks: Checks = Checks()
     verify: Verify = Verify()
     schedules: Schedules = Schedules()
-    # Who starts refreshes: the sensors, or Dagster's automation conditions.
     automation: Literal["sensor", "condition"] = "sensor"
-    # Other keys for the assets, parts divided by slashes. A `source_table` named here is somebody else's asset.
+    """Who starts refreshes: the sensors, or Dagster's automation conditions."""
     asset_keys: Mapping[str, str] = field(default_factory=dict)
-    # Assets that fill the source, by their keys, parts divided by slashes: their partitions map onto slices.
+    """Other keys for the assets, parts divided by slashes. A `source_table` named here is an asset of the project."""
     upstream: Mapping[str, Upstream] = field(default_factory=dict)
+    """Assets that fill the source, by their keys, parts divided by slashes: their partitions map onto slices."""
 
     @property
     def main_table(self) -> str:

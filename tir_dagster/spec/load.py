@@ -1,4 +1,4 @@
-"""The load spec: what a user declares of files that become rows of a table, as plain frozen dataclasses."""
+"""The load spec: what a user declares of files that become rows of a table, as frozen dataclasses that pydantic reads."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from tir_dagster.spec.alerts import Alerts
+from tir_dagster.spec.declaration import Declaration, Duration, Texts
 from tir_dagster.spec.extract import NAME_FORM, TABLE_FORM, Snowflake
 
 Mode = Literal["truncate", "append", "merge", "scd2"]
@@ -16,22 +17,23 @@ _SCHEMA = re.compile(r"[^.]+\.[^.]+")
 
 
 @dataclass(frozen=True)
-class Files:
+class Files(Declaration):
     """Where files land, what is in them, and when one is complete."""
 
     path: str
+    """file:///folder or s3://bucket/prefix."""
     format: Literal["csv", "json", "parquet"]
-    # Of the path below `path`, as a shell writes it.
     pattern: str = "*"
-    # `stable`: its size and time have not changed for `settle`; `marker`: a file of its name plus `marker`, or of that
-    # name in its folder, is there.
+    """Which files below `path`, as a shell writes it."""
     complete: Literal["stable", "marker"] = "stable"
-    settle: float = field(default=5.0, metadata={"duration": True})
+    """When a file is complete. `stable`: size and time have not changed for `settle`. `marker`: the file named like it plus `marker`,
+    or named `marker` in its folder, is there."""
+    settle: Duration = 5.0
     marker: str = ".done"
     order: Literal["name", "modified"] = "name"
     delimiter: str = ","
-    # Who reads objects: the tasks by pyarrow's own client, or Spark by the Hadoop client that the cluster has.
     through: Literal["pyarrow", "spark"] = "pyarrow"
+    """Who reads S3: the tasks by pyarrow's own client, or Spark by the Hadoop client that the cluster has."""
 
     def problems(self) -> Iterator[tuple[str, str]]:
         if not _SCHEMES.match(self.path):
@@ -43,7 +45,7 @@ class Files:
 
 
 @dataclass(frozen=True)
-class History:
+class History(Declaration):
     """The columns of a table that keeps every version of a row."""
 
     valid_from: str = "VALID_FROM"
@@ -52,36 +54,43 @@ class History:
 
 
 @dataclass(frozen=True)
-class LoadSpec:
+class LoadSpec(Declaration):
     """One load: which files become rows of which table, and how."""
 
     name: str
+    """Names the assets: lower-case letters, digits and underscores."""
     table: str
+    """The table, DATABASE.SCHEMA.TABLE, which must exist."""
     files: Files
     mode: Mode
-    key: tuple[str, ...] = ()
-    # The column that says which of two versions of a row is the newer one.
+    key: Texts = ()
+    """The columns that name a row."""
     order_by: str | None = None
-    # The column of the file that says that the row is gone, and what it then says.
+    """The column that shows which version of a row is newer."""
     delete_flag: str | None = None
-    delete_values: tuple[str, ...] = ("D", "DELETE", "TRUE", "1")
-    # A key that is twice in one file: the last one counts, or none of them.
+    """The column of the file that marks deleted rows."""
+    delete_values: Texts = ("D", "DELETE", "TRUE", "1")
+    """The values of `delete_flag` that mean deleted."""
     duplicates: Literal["last", "reject"] = "last"
-    # The columns of the files and their types; left out, the table's.
+    """Of a key that occurs twice in one file: take the last one, or reject all of them."""
     columns: Mapping[str, str] = field(default_factory=dict)
+    """The columns of the files and their types; left out, the table's."""
     drift: Literal["stop", "tolerate"] = "stop"
+    """What to do at a missing or further column."""
     reject_share: float = 0.01
-    # `truncate`: what the whole table is, one file or all files of one folder.
+    """Above this share of bad rows the load stops."""
     snapshot: Literal["file", "folder"] = "file"
+    """`truncate`: whether one file is the whole table, or all files of a folder."""
     allow_empty: bool = False
+    """`truncate`: a content without rows may empty the table."""
     history: History = History()
-    # Where the lists of loads, files and rejected rows are kept, as DATABASE.SCHEMA; left out, beside the table.
     bookkeeping: str | None = None
-    # When to look for files besides the sensor, as cron writes it.
+    """Where the lists of loads, files and rejected rows are kept, as DATABASE.SCHEMA; left out, beside the table."""
     schedule: str | None = None
+    """When to look for files in addition to the sensor, in cron format."""
     snowflake: Snowflake = field(default_factory=Snowflake)
-    # Who is told how loads ended; left out, the people of an extract that reads the table hear of failures.
     alerts: Alerts | None = None
+    """Who gets messages; left out, failures are sent to the people of an extract that reads the table."""
 
     @property
     def in_order(self) -> bool:

@@ -1,39 +1,61 @@
-"""Reads a spec file into the dataclasses of extracts and loads; reports every problem with its file and line."""
+"""Reads a spec file or a mapping into extracts and loads, with file and line of every problem; the JSON schema of spec files."""
 
 from __future__ import annotations
 
-import collections.abc
-import dataclasses
-import difflib
 import os
-import re
-import types
-import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import yaml
+from pydantic import Strict, TypeAdapter, ValidationError
 
 from tir_dagster.errors import SpecError
+from tir_dagster.spec.declaration import Declaration
 from tir_dagster.spec.extract import ExtractSpec
 from tir_dagster.spec.load import LoadSpec, problems_between
 
-T = TypeVar("T")
+T = TypeVar("T", bound=Declaration)
 SPECS_VARIABLE = "TIR_SPECS"
-_UNITS = {"second": 1, "minute": 60, "hour": 3600, "day": 86_400}
-_DURATION = re.compile(r"^(\d+(?:\.\d+)?)\s*(second|minute|hour|day)s?$")
-_BYTES = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-_SIZE = re.compile(r"^(\d+(?:\.\d+)?)\s*(KB|MB|GB|TB)$", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
-class Declared:
+class Declared(Declaration):
     """What a spec file declares."""
 
-    extracts: tuple[ExtractSpec, ...] = ()
-    loads: tuple[LoadSpec, ...] = ()
+    extracts: Annotated[tuple[ExtractSpec, ...], Strict(False)] = ()
+    """Tableau extracts that stay equal to their Snowflake tables."""
+    loads: Annotated[tuple[LoadSpec, ...], Strict(False)] = ()
+    """Files to load into Snowflake tables."""
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        # A name is given once in the whole file, because it names assets.
+        names: set[str] = set()
+        for at, extract in enumerate(self.extracts):
+            if extract.name in names:
+                yield f"extracts[{at}].name", f"a second extract is named {extract.name!r}; names are unique"
+            names.add(extract.name)
+        for at, load in enumerate(self.loads):
+            if load.name in names:
+                yield f"loads[{at}].name", f"{load.name!r} is another's name; names are unique in the file"
+            names.add(load.name)
+        yield from self._datasource_problems()
+        for message in problems_between(self.loads):
+            yield "loads", message
+
+    def _datasource_problems(self) -> Iterator[tuple[str, str]]:
+        """Refuse two extracts on one datasource: each would take the other's publish for a foreign one, again and again."""
+        owners: dict[tuple[str | None, ...], str] = {}
+        for extract in self.extracts:
+            place = extract.datasource
+            owner = owners.setdefault((place.server, place.site, place.project.strip("/ "), place.name), extract.name)
+            if owner != extract.name:
+                message = (
+                    f"have the same datasource, {place.name!r} in project {place.project!r}; give each extract its own"
+                )
+                yield "extracts", f"{owner} and {extract.name} {message}"
 
 
 def load_specs(path: str | os.PathLike[str] | None = None) -> tuple[ExtractSpec, ...]:
@@ -72,22 +94,59 @@ def parse_declared(text: str, file: str) -> Declared:
         raise SpecError(_not_yaml(file, error)) from error
     except RecursionError as error:
         raise SpecError(f"{file}: an anchor contains itself, or values are nested too deep. Flatten it.") from error
-    reader = _SpecReader(file, lines)
-    for path in twice:
-        reader.complain(path, "given twice; keep one")
-    declared = reader.document(document)
-    if reader.problems:
-        raise SpecError("\n".join(reader.problems))
-    return declared
+    if not isinstance(document, dict) or not any(
+        isinstance(document.get(name), list) for name in ("extracts", "loads")
+    ):
+        raise SpecError(_placed("", "start with `extracts:` and a list of extracts below it", file, lines))
+    return _read(Declared, document, file, lines, twice)
 
 
 def spec_from_mapping(value: Mapping[str, Any], where: str, *, lines: Mapping[str, int] | None = None) -> ExtractSpec:
     """The spec for attributes that come from elsewhere, such as a Dagster component; `lines` by field: `slices.by`."""
-    reader = _SpecReader(where, lines or {})
-    spec = reader.dataclass(ExtractSpec, dict(value), "")
-    if spec is None or reader.problems:
-        raise SpecError("\n".join(reader.problems))
-    return spec
+    return _read(ExtractSpec, _with_text_keys(value), where, lines or {})
+
+
+def _with_text_keys(value: Any) -> Any:
+    """The value with all names as texts, as in a spec file."""
+    if isinstance(value, Mapping):
+        return {str(name): _with_text_keys(inner) for name, inner in value.items()}
+    return value
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the JSON schema of spec files, for editors."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **adapter(Declared).json_schema(),
+        "title": "tir_dagster",
+    }
+
+
+@cache
+def adapter(cls: Any) -> TypeAdapter[Any]:
+    """Return what reads and describes the class; made once, because that takes longer than a read."""
+    return TypeAdapter(cls)
+
+
+def _read(cls: type[T], value: Any, file: str, lines: Mapping[str, int], twice: Sequence[str] = ()) -> T:
+    problems = [(path, "given twice; keep one") for path in twice]
+    try:
+        declaration: T = adapter(cls).validate_python(value)  # type: ignore[arg-type] # a class can be hashed
+    except ValidationError as error:
+        problems += [(_path(one["loc"]), one["msg"]) for one in error.errors()]
+    if problems:
+        raise SpecError("\n".join(_placed(path, message, file, lines) for path, message in problems))
+    return declaration
+
+
+def _path(place: tuple[int | str, ...]) -> str:
+    parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)
+    return "".join(parts).removeprefix(".")
+
+
+def _placed(path: str, message: str, file: str, lines: Mapping[str, int]) -> str:
+    line = lines.get(path) or lines.get(path.rpartition(".")[0])
+    return f"{f'{file}:{line}' if line else file}: {path or 'the file'}: {message}."
 
 
 def _not_yaml(file: str, error: Exception) -> str:
@@ -116,156 +175,3 @@ def _plain(node: yaml.Node, path: str, lines: dict[str, int], twice: list[str]) 
     if node.tag in ("tag:yaml.org,2002:timestamp", "tag:yaml.org,2002:str"):
         return node.value
     return yaml.SafeLoader("").construct_object(node)
-
-
-class _SpecReader:
-    """Turns plain values into dataclasses and collects every problem, not only the first."""
-
-    def __init__(self, file: str, lines: Mapping[str, int]) -> None:
-        self.file = file
-        self.lines = lines
-        self.problems: list[str] = []
-
-    def complain(self, path: str, message: str) -> None:
-        line = self.lines.get(path) or self.lines.get(path.rpartition(".")[0])
-        place = f"{self.file}:{line}" if line else self.file
-        self.problems.append(f"{place}: {path or 'the file'}: {message}.")
-
-    def document(self, document: Any) -> Declared:
-        sections = ("extracts", "loads")
-        if not isinstance(document, dict) or not any(isinstance(document.get(name), list) for name in sections):
-            self.complain("", "start with `extracts:` and a list of extracts below it")
-            return Declared()
-        for unknown in [name for name in document if name not in sections]:
-            self.complain(unknown, "unknown here; known are `extracts:` and `loads:`")
-        names: set[str] = set()
-        extracts = self.named(ExtractSpec, document.get("extracts", []), "extracts", names)
-        self.own_datasources(extracts)
-        loads = self.named(LoadSpec, document.get("loads", []), "loads", names)
-        for message in problems_between(loads):
-            self.complain("loads", message)
-        return Declared(extracts, loads)
-
-    def own_datasources(self, extracts: Sequence[ExtractSpec]) -> None:
-        """Refuse two extracts on one datasource: each would take the other's publish for a foreign one, again and again."""
-        owners: dict[tuple[str | None, ...], str] = {}
-        for extract in extracts:
-            place = extract.datasource
-            owner = owners.setdefault((place.server, place.site, place.project.strip("/ "), place.name), extract.name)
-            if owner != extract.name:
-                self.complain(
-                    "extracts",
-                    f"{owner} and {extract.name} have the same datasource, {place.name!r} in project {place.project!r}; give each"
-                    " extract its own",
-                )
-
-    def named(self, cls: type[T], items: Any, where: str, names: set[str]) -> tuple[T, ...]:
-        """The list's items; a name is given once in the whole file, for it names assets."""
-        if not isinstance(items, list):
-            self.complain(where, "give a list")
-            return ()
-        specs = [self.dataclass(cls, item, f"{where}[{at}]") for at, item in enumerate(items)]
-        for at, name in enumerate(getattr(spec, "name", None) for spec in specs):
-            if name in names:
-                self.complain(
-                    f"{where}[{at}].name",
-                    f"a second {where[:-1]} is named {name!r}; names are unique"
-                    if where == "extracts"
-                    else f"{name!r} is another's name; names are unique in the file",
-                )
-            names |= {name} if name else set()
-        return tuple(spec for spec in specs if spec is not None)
-
-    def dataclass(self, cls: type[T], value: Any, path: str) -> T | None:
-        if not isinstance(value, Mapping):
-            self.complain(path, "give fields and values, `field: value`")
-            return None
-        before = len(self.problems)
-        fields = {item.name: item for item in dataclasses.fields(cls)}  # type: ignore[arg-type]
-        hints = typing.get_type_hints(cls)
-        for unknown in [name for name in value if name not in fields]:
-            matches = difflib.get_close_matches(str(unknown), fields, n=1)
-            hint = f"did you mean `{matches[0]}`" if matches else f"known are {', '.join(fields)}"
-            self.complain(_join(path, unknown), f"unknown field; {hint}")
-        values: dict[str, Any] = {}
-        for name, item in fields.items():
-            if name in value:
-                values[name] = self.value(hints[name], value[name], _join(path, name), item.metadata)
-            elif item.metadata.get("unless") in value:
-                values[name] = ""
-            elif item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING:
-                self.complain(_join(path, name), "missing")
-        if len(self.problems) > before:
-            return None
-        instance = cls(**values)
-        for name, message in getattr(instance, "problems", lambda: ())():
-            self.complain(_join(path, name), message)
-        return instance
-
-    def value(self, hint: Any, value: Any, path: str, metadata: Mapping[str, Any]) -> Any:
-        if metadata.get("duration") and value is not None:
-            return self.duration(value, path)
-        if metadata.get("size") and value is not None:
-            return self.size(value, path)
-        origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-        if origin in (typing.Union, types.UnionType):
-            if value is None:
-                return None
-            return self.value(
-                next(argument for argument in arguments if argument is not type(None)), value, path, metadata
-            )
-        if origin is Literal:
-            return self.choice(arguments, value, path)
-        if origin is tuple:
-            return self.texts(value, path)
-        if origin is collections.abc.Mapping:
-            return self.mapping(arguments[1], value, path)
-        if dataclasses.is_dataclass(hint):
-            return self.dataclass(typing.cast("type[Any]", hint), value, path)
-        return self.scalar(hint, value, path)
-
-    def mapping(self, hint: Any, value: Any, path: str) -> dict[str, Any]:
-        if not isinstance(value, Mapping):
-            self.complain(path, "give names and what belongs to them, `name: {…}`")
-            return {}
-        return {str(name): self.value(hint, inner, _join(path, name), {}) for name, inner in value.items()}
-
-    def duration(self, value: Any, path: str) -> float:
-        match = _DURATION.match(str(value).strip())
-        if match:
-            return float(match[1]) * _UNITS[match[2]]
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 0:
-            return float(value)
-        self.complain(path, f"{value!r} is no duration; write one such as `30 seconds`, `10 minutes` or `1 day`")
-        return 0.0
-
-    def size(self, value: Any, path: str) -> int:
-        if match := _SIZE.match(str(value).strip()):
-            return int(float(match[1]) * _BYTES[match[2].upper()])
-        self.complain(path, f"{value!r} is no size; write one such as `500 MB` or `20 GB`")
-        return 0
-
-    def choice(self, options: Sequence[str], value: Any, path: str) -> Any:
-        # YAML 1.1 reads a bare `none` as text but `no` and `off` as false; nobody means that here.
-        if value not in options:
-            self.complain(path, f"{value!r} is not one of {', '.join(options)}")
-        return value
-
-    def texts(self, value: Any, path: str) -> tuple[str, ...]:
-        items = value if isinstance(value, list) else [value]
-        if not all(isinstance(item, str) for item in items):
-            self.complain(path, "give a name or a list of names")
-            return ()
-        return tuple(items)
-
-    def scalar(self, hint: type, value: Any, path: str) -> Any:
-        if hint is float and isinstance(value, int) and not isinstance(value, bool):
-            return float(value)
-        if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
-            kind = {str: "text", float: "a number", int: "a whole number", bool: "true or false"}[hint]
-            self.complain(path, f"{value!r} is not {kind}")
-        return value
-
-
-def _join(path: str, name: object) -> str:
-    return f"{path}.{name}" if path else str(name)

@@ -4,9 +4,10 @@ from tir_dagster.changes.hints.checks import Resolution as Resolution
 from tir_dagster.changes.hints.checks import partial_warning as partial_warning
 from tir_dagster.changes.hints.checks import type_warnings as type_warnings
 from tir_dagster.changes.hints.fitting import check_hint as check_hint
-from tir_dagster.changes.hints.meaning import condition_sql as condition_sql
-from tir_dagster.changes.hints.meaning import meets as meets
+from tir_dagster.changes.hints.fitting import condition_sql as condition_sql
+from tir_dagster.changes.hints.model import MAX_CONDITIONS as MAX_CONDITIONS
 from tir_dagster.changes.hints.model import MAX_DEPTH as MAX_DEPTH
+from tir_dagster.changes.hints.model import MAX_VALUES as MAX_VALUES
 from tir_dagster.changes.hints.model import All as All
 from tir_dagster.changes.hints.model import And as And
 from tir_dagster.changes.hints.model import Between as Between
@@ -20,8 +21,6 @@ from tir_dagster.changes.hints.model import Or as Or
 from tir_dagster.changes.hints.model import Scope as Scope
 from tir_dagster.changes.hints.model import Unknown as Unknown
 from tir_dagster.changes.hints.model import hint_to_json as hint_to_json
-from tir_dagster.changes.hints.reading import MAX_CONDITIONS as MAX_CONDITIONS
-from tir_dagster.changes.hints.reading import MAX_VALUES as MAX_VALUES
-from tir_dagster.changes.hints.reading import parse_hint as parse_hint
-from tir_dagster.changes.hints.reading import parse_hints as parse_hints
+from tir_dagster.changes.hints.model import parse_hint as parse_hint
+from tir_dagster.changes.hints.model import parse_hints as parse_hints
 from tir_dagster.errors import HintError as HintError

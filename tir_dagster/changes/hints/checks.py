@@ -7,14 +7,7 @@ from dataclasses import dataclass
 from heapq import nsmallest
 from typing import Any
 
-from tir_dagster.changes.hints.model import (
-    ChangeType,
-    Hint,
-    Key,
-    Unknown,
-    is_number,
-    value_text,
-)
+from tir_dagster.changes.hints.model import ChangeType, Hint, Key, Unknown, is_number, value_text
 
 _SHOWN_KEYS = 5
 

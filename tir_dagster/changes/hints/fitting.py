@@ -1,9 +1,15 @@
-"""Fits a hint to its table: column names as stored, values in the columns' types."""
+"""Fits a hint to its table (column names as stored, values in the columns' types), and writes its scope as Snowflake's SQL.
+
+Conditions know only true and false: a NULL is not equal to a value, in a list without NULL, or between two bounds, and
+therefore it is what `not` of these describes. SQL's third answer would lose such rows, and keys that are missed are the
+one dangerous mistake of a refresh.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, date, datetime, time
 from decimal import Decimal
@@ -19,6 +25,7 @@ from tir_dagster.changes.hints.model import (
     Equal,
     Hint,
     In,
+    Key,
     KeyList,
     Not,
     Or,
@@ -32,8 +39,12 @@ from tir_dagster.changes.hints.model import (
 )
 from tir_dagster.errors import HintError
 from tir_dagster.snowflake.columns import Column, Kind
+from tir_dagster.snowflake.names import quote
+from tir_dagster.snowflake.pinned import sql_literal
 
 _SNOWFLAKE_DIGITS = 38
+# Snowflake refused longer lists until 2024; several lists joined by OR always pass.
+_LONGEST_LIST = 16_384
 
 
 def check_hint(hint: Hint, columns: Mapping[str, Column]) -> Hint:
@@ -142,13 +153,15 @@ def _typed(column: Column, value: Any) -> Any:
         case Kind.BOOLEAN:
             raise UnusableValue("give true or false, without quotes")
         case Kind.DATE:
-            return _date(value)
+            return _moment(value, date, _DATE, "give a date as YYYY-MM-DD")
         case Kind.TIME:
-            return _time(value)
+            return _moment(value, time, _TIME, "give a time of day as HH:MM:SS")
         case Kind.TIMESTAMP:
-            return _timestamp(value)
+            expected = f"give a time without a zone as YYYY-MM-DDTHH:MM:SS; {_NO_BARE_DATE}"
+            return _moment(value, datetime, _TIMESTAMP, expected)
         case Kind.INSTANT:
-            return _instant(value)
+            expected = f"give a moment with its zone as YYYY-MM-DDTHH:MM:SSZ, or +01:00 for Z; {_NO_BARE_DATE}"
+            return _moment(value, datetime, _INSTANT, expected, zoned=True)
     if not isinstance(value, str):
         raise UnusableValue("give a text, in quotes")
     return value
@@ -168,73 +181,103 @@ def _decimal(value: Any, scale: int, expected: str) -> Decimal:
 
 
 def _float(value: Any) -> float:
-    expected = "give a number that a double holds, without quotes"
-    try:
+    with suppress(OverflowError):
         if is_number(value) and abs(number := float(value)) != float("inf"):
             return number
-    except OverflowError:
-        pass
-    raise UnusableValue(expected)
+    raise UnusableValue("give a number that a double holds, without quotes")
 
 
-_DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
-_CLOCK = r"[0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,6})?)?"
-_TIME = re.compile(_CLOCK)
-_WALL = re.compile(rf"{_DATE.pattern}[T ]{_CLOCK}")
-_ZONED = re.compile(rf"{_WALL.pattern}(Z|[+-][0-9]{{2}}(:?[0-9]{{2}})?)")
+_DATE = r"[0-9]{4}-[0-9]{2}-[0-9]{2}"
+_TIME = r"[0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,6})?)?"
+_TIMESTAMP = rf"{_DATE}[T ]{_TIME}"
+_INSTANT = rf"{_TIMESTAMP}(Z|[+-][0-9]{{2}}(:?[0-9]{{2}})?)"
 # A date alone would mean its first moment, and a range up to it would miss the day.
 _NO_BARE_DATE = "a date alone is not enough"
 
 
-def _date(value: Any) -> date:
-    expected = "give a date as YYYY-MM-DD"
-    if isinstance(value, date) and not isinstance(value, datetime):
-        return value
-    if not isinstance(value, str) or not _DATE.fullmatch(value):
-        raise UnusableValue(expected)
-    try:
-        return date.fromisoformat(value)
-    except ValueError:
-        raise UnusableValue(expected) from None
+def _moment(value: Any, kind: type[date | time], form: str, expected: str, *, zoned: bool = False) -> Any:
+    """A date, a time of day or both, in UTC if it has a zone; a text must have this form, which is narrower than ISO 8601."""
+    with suppress(ValueError, OverflowError):
+        moment: Any = kind.fromisoformat(value) if isinstance(value, str) and re.fullmatch(form, value) else value
+        # In Python a datetime is a date, too.
+        is_kind = isinstance(moment, kind) and isinstance(moment, datetime) == (kind is datetime)
+        if is_kind and (getattr(moment, "tzinfo", None) is not None) == zoned:
+            return moment.astimezone(UTC) if zoned else moment
+    raise UnusableValue(expected)
 
 
-def _time(value: Any) -> time:
-    expected = "give a time of day as HH:MM:SS"
-    if isinstance(value, time) and value.tzinfo is None:
-        return value
-    if not isinstance(value, str) or not _TIME.fullmatch(value):
-        raise UnusableValue(expected)
-    try:
-        return time.fromisoformat(value)
-    except ValueError:
-        raise UnusableValue(expected) from None
+def condition_sql(scope: Scope, columns: Mapping[str, Column], *, alias: str | None = None) -> str:
+    """The scope as a Snowflake condition that is TRUE or FALSE, never NULL; `alias` as the statement writes it.
+
+    The scope is checked here again: values become SQL text, so none gets in that is not of its column's type.
+    """
+    fitter = Fitter("A hint", columns)
+    return _sql(fitter.scope(scope), fitter.columns, f"{alias}." if alias else "")
 
 
-def _timestamp(value: Any) -> datetime:
-    expected = f"give a time without a zone as YYYY-MM-DDTHH:MM:SS; {_NO_BARE_DATE}"
-    moment = _moment(value, _WALL, expected)
-    if moment.tzinfo is not None:
-        raise UnusableValue(expected)
-    return moment
+def _sql(scope: Scope, columns: Mapping[str, Column], prefix: str) -> str:
+    match scope:
+        case All() | Unknown():
+            return "TRUE"
+        case KeyList():
+            return _keys_sql(scope, columns, prefix)
+        case Equal(name, value):
+            return _among_sql(columns[name], [value], prefix)
+        case In(name, values):
+            return _among_sql(columns[name], values, prefix)
+        case Between(name, low, high):
+            column = f"{prefix}{quote(name)}"
+            bounds = f"{_literal(columns[name], low)} AND {_literal(columns[name], high)}"
+            return f"({column} IS NOT NULL AND {column} BETWEEN {bounds})"
+        case Not(condition):
+            return f"(NOT {_sql(condition, columns, prefix)})"
+        case And(conditions):
+            return f"({' AND '.join(_sql(part, columns, prefix) for part in conditions) or 'TRUE'})"
+        case Or(conditions):
+            return f"({' OR '.join(_sql(part, columns, prefix) for part in conditions) or 'FALSE'})"
 
 
-def _instant(value: Any) -> datetime:
-    expected = f"give a moment with its zone as YYYY-MM-DDTHH:MM:SSZ, or +01:00 for Z; {_NO_BARE_DATE}"
-    moment = _moment(value, _ZONED, expected)
-    if moment.tzinfo is None:
-        raise UnusableValue(expected)
-    try:
-        return moment.astimezone(UTC)
-    except OverflowError:
-        raise UnusableValue(expected) from None
+def _among_sql(column: Column, values: Iterable[Any], prefix: str) -> str:
+    name = f"{prefix}{quote(column.name)}"
+    distinct = list(dict.fromkeys(values))
+    literals = [_literal(column, value) for value in distinct if value is not None]
+    if None in distinct:
+        return f"({name} IS NULL OR {_listed_sql(name, literals)})" if literals else f"({name} IS NULL)"
+    return f"({name} IS NOT NULL AND {_listed_sql(name, literals)})"
 
 
-def _moment(value: Any, form: re.Pattern[str], expected: str) -> datetime:
-    if isinstance(value, datetime):
-        return value
-    if not isinstance(value, str) or not form.fullmatch(value):
-        raise UnusableValue(expected)
-    try:
-        return datetime.fromisoformat(value)
-    except ValueError:
-        raise UnusableValue(expected) from None
+def _keys_sql(listed: KeyList, columns: Mapping[str, Column], prefix: str) -> str:
+    """Keys with NULLs in the same places together: each such group is one list of rows without NULLs."""
+    fields = [columns[name] for name in listed.columns]
+    if len(fields) == 1:
+        return _among_sql(fields[0], [key[0] for key in listed.keys], prefix)
+    groups: dict[tuple[bool, ...], list[Key]] = {}
+    for key in dict.fromkeys(listed.keys):
+        groups.setdefault(tuple(value is not None for value in key), []).append(key)
+    tests = [_group_sql(fields, present, keys, prefix) for present, keys in groups.items()]
+    return f"({' OR '.join(tests) or 'FALSE'})"
+
+
+def _group_sql(fields: Sequence[Column], present: tuple[bool, ...], keys: Iterable[Key], prefix: str) -> str:
+    names = [f"{prefix}{quote(column.name)}" for column in fields]
+    nulls = [f"{name} IS {'NOT ' if is_set else ''}NULL" for name, is_set in zip(names, present, strict=True)]
+    places = [at for at, is_set in enumerate(present) if is_set]
+    if not places:
+        return f"({' AND '.join(nulls)})"
+    rows = [_row_sql([_literal(fields[at], key[at]) for at in places]) for key in keys]
+    return f"({' AND '.join(nulls)} AND {_listed_sql(_row_sql([names[at] for at in places]), rows)})"
+
+
+def _row_sql(values: Sequence[str]) -> str:
+    return values[0] if len(values) == 1 else f"({', '.join(values)})"
+
+
+def _listed_sql(name: str, literals: Sequence[str]) -> str:
+    parts = [literals[at : at + _LONGEST_LIST] for at in range(0, len(literals), _LONGEST_LIST)]
+    tests = [f"{name} IN ({', '.join(part)})" for part in parts]
+    return tests[0] if len(tests) == 1 else f"({' OR '.join(tests) or 'FALSE'})"
+
+
+def _literal(column: Column, value: Any) -> str:
+    # str() of a small Decimal has an exponent: 1E-7.
+    return sql_literal(column, format(value, "f") if isinstance(value, Decimal) else value)
