@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import logging
-import random
 import re
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -19,11 +16,10 @@ import tableauserverclient as TSC  # noqa: N812 - the name its own documentation
 
 from tir_dagster.errors import DatasourceError
 from tir_dagster.measuring import waiting_for
+from tir_dagster.retries import Backoff, Repeat, RetryPolicy, looks
 from tir_dagster.tableau.access import TableauAccess, TableauToken
 from tir_dagster.tableau.failures import Fate, as_error, understand
 from tir_dagster.tableau.transport import TimedSession, Timeouts, patience
-
-log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 # Tableau Cloud asks for at least this much between two looks at a job.
@@ -32,6 +28,11 @@ _CLOUD_POLL_SECONDS = 5.0
 _POLL_SECONDS = 0.1
 _POLL_GROWTH = 1.25
 _pace: ContextVar[RetryPolicy | None] = ContextVar("pace", default=None)
+
+
+def _pause(seconds: float) -> None:
+    with waiting_for("Tableau"):
+        time.sleep(seconds)
 
 
 @contextmanager
@@ -59,7 +60,7 @@ class TableauClient:
         timeouts: Timeouts | None = None,
     ) -> None:
         self.access = access
-        self.retry = retry or _pace.get() or RetryPolicy()
+        self.retry = retry or _pace.get() or RetryPolicy(sleep=_pause)
         self.poll = poll or Backoff(
             first_seconds=_CLOUD_POLL_SECONDS if access.is_cloud else _POLL_SECONDS, factor=_POLL_GROWTH
         )
@@ -111,7 +112,7 @@ class TableauClient:
             failure = understand(error)
             if failure is None or not (failure.fate is Fate.NOT_DONE or (repeat and failure.may_pass)):
                 return None
-            return Repeat(f"could not {doing}, {failure.reason}", failure.asked_seconds)
+            return Repeat(f"Tableau: could not {doing}, {failure.reason}", failure.asked_seconds)
 
         try:
             with self.waiting():
@@ -136,6 +137,16 @@ class TableauClient:
         finally:
             self._waiting = False
             self.waited_seconds += time.perf_counter() - started
+
+    def looks(self, seconds: float, *, sleep: Callable[[float], None] | None = None) -> Iterator[None]:
+        """Yield whenever it is time to look at something that the server does, the last time when `seconds` are over."""
+        retry = self.retry
+        return looks(
+            seconds,
+            pause=lambda number: self.poll.seconds(number, chance=retry.chance()),
+            sleep=sleep or retry.sleep,
+            clock=retry.clock,
+        )
 
     def _signed_in(self) -> SharedSession:
         if self._session is None:
@@ -220,7 +231,11 @@ class SharedSession:
 def _may_repeat(error: Exception) -> Repeat | None:
     failure = understand(error)
     # A sign-in can always be repeated: it replaces what a lost answer may have opened.
-    return Repeat(failure.reason, failure.asked_seconds) if failure is not None and failure.may_pass else None
+    return (
+        Repeat(f"Tableau: {failure.reason}", failure.asked_seconds)
+        if failure is not None and failure.may_pass
+        else None
+    )
 
 
 _sessions: dict[TableauAccess, SharedSession] = {}
@@ -258,67 +273,3 @@ def leave_session(session: SharedSession) -> None:
         del _sessions[session.access]
         # Inside the lock: a new client with this token must not be signed out by this one.
         session.close()
-
-
-@dataclass(frozen=True)
-class Backoff:
-    """Pauses that grow from the first to the longest, each shortened by up to `jitter` of itself."""
-
-    first_seconds: float = 1.0
-    most_seconds: float = 30.0
-    jitter: float = 0.25
-    factor: float = 2.0
-
-    def seconds(self, number: int, *, chance: float = 0.0) -> float:
-        """The pause of this number, counted from 1; `chance` is a random number from 0 to 1."""
-        # Bounded before the power: a job polled for a day would overflow a float.
-        grown = self.first_seconds * self.factor ** min(number - 1, 60)
-        return min(grown, self.most_seconds) * (1 - self.jitter * chance)
-
-
-@dataclass(frozen=True)
-class Repeat:
-    """A failure that may pass: its reason for the log, and how long the server asked to wait, if it did."""
-
-    reason: str
-    asked_seconds: float | None = None
-
-
-def _pause(seconds: float) -> None:
-    """Wait before the next try, or the next look at a job."""
-    with waiting_for("Tableau"):
-        time.sleep(seconds)
-
-
-@dataclass(frozen=True)
-class RetryPolicy:
-    """A bounded number of tries. Clock, sleep and chance can be replaced, so that tests do not wait."""
-
-    tries: int = 5
-    backoff: Backoff = field(default_factory=Backoff)
-    # A server that asks for a longer pause is treated as down.
-    most_asked_seconds: float = 300.0
-    sleep: Callable[[float], None] = _pause
-    clock: Callable[[], float] = time.monotonic
-    chance: Callable[[], float] = random.random
-
-    def run(self, action: Callable[[], T], *, may_repeat: Callable[[Exception], Repeat | None]) -> T:
-        """Return the action's result; raise its last error when no further try is allowed or left."""
-        for number in range(1, self.tries):
-            try:
-                return action()
-            except Exception as error:
-                repeat = may_repeat(error)
-                if repeat is None or (repeat.asked_seconds or 0) > self.most_asked_seconds:
-                    raise
-                self._wait(number, repeat)
-        return action()
-
-    def _wait(self, number: int, repeat: Repeat) -> None:
-        seconds = max(self.pause(number), repeat.asked_seconds or 0)
-        log.warning("Tableau: %s; try %d of %d in %.1f s", repeat.reason, number + 1, self.tries, seconds)
-        self.sleep(seconds)
-
-    def pause(self, number: int) -> float:
-        """Return the seconds to wait after try `number`, counted from 1."""
-        return self.backoff.seconds(number, chance=self.chance())

@@ -28,7 +28,6 @@ _NOT_OF_JOBS = ("404000", TOO_OLD)
 _DONE, _FAILED, _CANCELLED = (0, 3), 1, 2
 # How soon a wait notices that it is no longer wanted.
 _NOTICE_SECONDS = 1.0
-_SHORTEST_PAUSE = 0.05
 _JOIN_TRIES = 3
 # A filter expression has no way to quote these.
 _NOT_IN_FILTERS = frozenset(",:&[]*")
@@ -93,9 +92,8 @@ def wait_for_job(
     wait goes on while the server cannot be reached for less than `out_of_reach` seconds, for example during a restart.
     """
     clock = client.retry.clock
-    started, number = clock(), 0
-    seen = started
-    while True:
+    started = seen = clock()
+    for _ in client.looks(timeout, sleep=partial(_sleep, client, job_id, what, cancelled)):
         try:
             job = _look(client, job_id, what)
         except (RefusedError, JobVanishedError):
@@ -104,26 +102,16 @@ def wait_for_job(
             if clock() - seen >= min(out_of_reach, timeout):
                 raise
             log.warning("Tableau: %s Still waiting for job %s.", error, job_id)
-            job = None
-        else:
-            seen = clock()
-        waited = clock() - started
-        if job is not None and _is_over(job):
+            continue
+        seen = clock()
+        if _is_over(job):
             return _ending(job, what)
-        if job is not None and on_progress is not None:
-            on_progress(int(job.progress or 0), waited)
-        if waited >= timeout:
-            raise JobTimeoutError(
-                f"Job {job_id} ({what}) on {client.where} still runs after {waited:.0f} s and continues on the server."
-                " Look at it on the server's jobs page, and raise `datasource.job_timeout` in the spec if it always takes this long."
-            )
-        number += 1
-        pause = client.poll.seconds(number, chance=client.retry.chance())
-        # Never shorter: with less than the clock's resolution left, the loop would spin.
-        with client.waiting():
-            slept = _slept(client, max(min(pause, timeout - waited), _SHORTEST_PAUSE), cancelled)
-        if not slept:
-            _stop(client, job_id, what)
+        if on_progress is not None:
+            on_progress(int(job.progress or 0), seen - started)
+    raise JobTimeoutError(
+        f"Job {job_id} ({what}) on {client.where} still runs after {clock() - started:.0f} s and continues on the server."
+        " Look at it on the server's jobs page, and raise `datasource.job_timeout` in the spec if it always takes this long."
+    )
 
 
 def _look(client: TableauClient, job_id: str, what: str) -> Any:
@@ -163,14 +151,14 @@ def _notes(job: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(" ".join(text.split()) for text in texts if text and text.strip()))
 
 
-def _slept(client: TableauClient, seconds: float, cancelled: Callable[[], bool] | None) -> bool:
-    """Sleep; return False if the wait was cancelled."""
-    while seconds > 0:
-        if cancelled is not None and cancelled():
-            return False
-        client.retry.sleep(min(seconds, _NOTICE_SECONDS))
-        seconds -= _NOTICE_SECONDS
-    return cancelled is None or not cancelled()
+def _sleep(client: TableauClient, job_id: str, what: str, cancelled: Callable[[], bool] | None, seconds: float) -> None:
+    """Sleep between two looks at a job; stop the job if the wait is cancelled meanwhile."""
+    with client.waiting():
+        while seconds > 0 and not (cancelled is not None and cancelled()):
+            client.retry.sleep(min(seconds, _NOTICE_SECONDS))
+            seconds -= _NOTICE_SECONDS
+    if cancelled is not None and cancelled():
+        _stop(client, job_id, what)
 
 
 def _stop(client: TableauClient, job_id: str, what: str) -> NoReturn:
@@ -201,15 +189,17 @@ def start_refresh(client: TableauClient, datasource: FoundDatasource, *, increme
     kind = "an incremental refresh" if incremental else "a full refresh"
     doing = f"start {kind} of {datasource.shown}"
     start = _starter(client, datasource, doing, incremental=incremental)
-    for number in range(1, _JOIN_TRIES + 1):
-        job_id = client.call(start, doing=doing)
-        if job_id is not None:
+
+    def start_or_join() -> StartedRefresh | None:
+        if (job_id := client.call(start, doing=doing)) is not None:
             return StartedRefresh(job_id, joined=False)
         # The server has one in its queue. If it is not in the list of jobs, it has just ended: start our own.
         running = _running_refresh(client, datasource)
-        if running is not None:
-            return StartedRefresh(running, joined=True)
-        client.retry.sleep(client.retry.pause(number))
+        return None if running is None else StartedRefresh(running, joined=True)
+
+    started = client.retry.with_tries(_JOIN_TRIES).until(start_or_join, lambda started: started is not None)
+    if started is not None:
+        return started
     raise DatasourceError(
         f"Could not {doing}: {client.where} has a refresh in its queue already, and it is not in the list of jobs."
         " Wait until it has ended and run again; only an administrator's token sees the jobs of others."

@@ -70,11 +70,8 @@ class Publishing:
         self._before = self._look()
         self._check_start(expected)
         retry = self._client.retry
-        for number in range(1, retry.tries + 1):
-            if (now := self._attempt()) is not None:
-                return now
-            if number < retry.tries:
-                retry.sleep(retry.pause(number))
+        if (now := retry.until(self._attempt, lambda now: now is not None)) is not None:
+            return now
         raise DatasourceError(
             f"Could not {self._doing}: the connection to {self._client.where} broke {retry.tries} times, and the"
             " server still holds what it held before. Look at the server's status and run again."
@@ -140,7 +137,7 @@ class Publishing:
             if error.code == UPLOAD_GONE:
                 return None
             raise RefusedError(f"{error}{self._nothing}", code=error.code) from error
-        now = self._look_until_it_shows()
+        now = self._look_until_it_shows(self._client.retry.tries)
         # Without revisions, a change in the same second as the one before does not show.
         if self._landing(now) is PublishOutcome.NOT_LANDED and (now is None or now.revision is not None):
             raise PublishUnknownError(
@@ -156,23 +153,15 @@ class Publishing:
         """A sentence that nothing was published, if that is certain."""
         return "" if self._sends else " Nothing was published."
 
-    def _look_until_it_shows(self) -> FoundDatasource | None:
-        """Look several times: the server's lists may show an answered publish a moment later."""
-        retry = self._client.retry
-        for number in range(1, retry.tries):
-            if self._landing(now := self._look()) is not PublishOutcome.NOT_LANDED:
-                return now
-            retry.sleep(retry.pause(number))
-        return self._look()
+    def _look_until_it_shows(self, looks: int) -> FoundDatasource | None:
+        """Look several times: the server's lists may show a publish a moment later."""
+        policy = self._client.retry.with_tries(looks)
+        return policy.until(self._look, lambda now: self._landing(now) is not PublishOutcome.NOT_LANDED)
 
     def _watch(self) -> FoundDatasource | None:
-        """Look several times: a server may finish a publish after its connection broke."""
-        retry = self._client.retry
-        for number in range(1, retry.tries + 1):
-            if self._landing(now := self._look()) is not PublishOutcome.NOT_LANDED:
-                return self._judge(now)
-            retry.sleep(retry.pause(number))
-        return None
+        """Return our publish if the server finished it after its connection broke; None if it certainly did not."""
+        now = self._look_until_it_shows(self._client.retry.tries + 1)
+        return None if self._landing(now) is PublishOutcome.NOT_LANDED else self._judge(now)
 
     def _judge(self, now: FoundDatasource | None) -> FoundDatasource:
         """Return the datasource if only our publish changed it; raise otherwise."""

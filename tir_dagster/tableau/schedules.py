@@ -210,25 +210,23 @@ def wait_for_scheduled_run(
     `timeout` begins now; once the job is known it may take `job_timeout`, if that is set.
     """
     clock = client.retry.clock
-    started, number = clock(), 0
-    while True:
+    started, state = clock(), RunState.WAITING
+    for _ in client.looks(timeout):
         run = scheduled_run(client, datasource, slot=slot, before=before)
-        left = timeout - (clock() - started)
-        if run.state is RunState.DONE:
+        state = run.state
+        if state is RunState.DONE:
             return run
         if run.job_id is not None:
+            left = timeout - (clock() - started)
             what, allowed = f"scheduled refresh of {datasource.shown}", left if job_timeout is None else job_timeout
             wait_for_job(client, run.job_id, what=what, timeout=max(allowed, 0.0))
             return ScheduledRun(RunState.DONE, run.job_id, run.at)
-        if run.state is RunState.FAILED:
+        if state is RunState.FAILED:
             raise DatasourceError(
                 f"The scheduled refresh of {datasource.shown} on {client.where} failed; this user cannot see the job. Look at it"
                 " on the server's jobs page."
             )
-        if left <= 0:
-            raise JobTimeoutError(
-                f"The refresh of {datasource.shown} scheduled for {slot.astimezone(UTC):%Y-%m-%d %H:%M} UTC on {client.where}:"
-                f" {run.state.value} after {timeout:.0f} s. Look at the schedule and at the server's jobs page."
-            )
-        number += 1
-        client.retry.sleep(min(client.poll.seconds(number, chance=client.retry.chance()), left))
+    raise JobTimeoutError(
+        f"The refresh of {datasource.shown} scheduled for {slot.astimezone(UTC):%Y-%m-%d %H:%M} UTC on {client.where}:"
+        f" {state.value} after {timeout:.0f} s. Look at the schedule and at the server's jobs page."
+    )

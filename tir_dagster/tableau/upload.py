@@ -13,6 +13,7 @@ from tableauserverclient.config import BYTES_PER_MB, config
 from tableauserverclient.server import RequestFactory
 
 from tir_dagster.files import VirtualFile
+from tir_dagster.retries import Repeat
 from tir_dagster.tableau.client import TableauClient
 from tir_dagster.tableau.failures import RefusedError, UnknownOutcomeError, reading
 from tir_dagster.tableau.settings import ConnectionCredential
@@ -99,12 +100,10 @@ def upload(client: TableauClient, file: VirtualFile, *, doing: str, progress: Pr
     A piece is sent again only if the server has not stored it: pieces carry no offset, and a piece stored twice would
     break the file. If that is unknown, the upload starts over in a new session.
     """
-    for number in range(1, client.retry.tries):
-        try:
-            return _Upload(client, file, doing, progress).run()
-        except UnknownOutcomeError:
-            client.retry.sleep(client.retry.pause(number))
-    return _Upload(client, file, doing, progress).run()
+    return client.retry.run(
+        lambda: _Upload(client, file, doing, progress).run(),
+        may_repeat=lambda error: Repeat() if isinstance(error, UnknownOutcomeError) else None,
+    )
 
 
 class _Upload:

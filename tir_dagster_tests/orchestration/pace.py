@@ -8,7 +8,8 @@ from contextlib import AbstractContextManager
 
 import requests
 
-from tir_dagster.tableau.client import RetryPolicy, paced
+from tir_dagster.retries import RetryPolicy
+from tir_dagster.tableau.client import paced
 from tir_dagster_tests.sandbox.tableau.helpers import Admin
 
 # The server's jobs do their work in real time.

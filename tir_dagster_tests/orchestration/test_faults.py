@@ -33,11 +33,12 @@ from tir_dagster.refresh.deliveries.trigger import no_spark, plan_trigger, refre
 from tir_dagster.refresh.state.change_sets import new_id
 from tir_dagster.refresh.state.lease import LeaseLostError
 from tir_dagster.refresh.state.records import Confirmation
+from tir_dagster.retries import RetryPolicy
 from tir_dagster.sandbox.tableau.settings import Settings
 from tir_dagster.snowflake.connection import SnowflakeAccess
 from tir_dagster.spark.session import spark_session
 from tir_dagster.tableau.access import TableauAccess, TableauToken
-from tir_dagster.tableau.client import RetryPolicy, TableauClient, paced
+from tir_dagster.tableau.client import TableauClient, paced
 from tir_dagster.tableau.datasources import FoundProject, find_project, read_datasource, server_version
 from tir_dagster_tests.conftest import Sandbox
 from tir_dagster_tests.orchestration.served import PROJECT, Served

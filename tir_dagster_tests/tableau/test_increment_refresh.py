@@ -12,8 +12,9 @@ import pytest
 import tableauserverclient as TSC  # noqa: N812 - the name its own documentation uses
 
 from tir_dagster.errors import DatasourceError
+from tir_dagster.retries import Backoff, RetryPolicy
 from tir_dagster.tableau.access import TableauAccess, TableauToken
-from tir_dagster.tableau.client import Backoff, RetryPolicy, TableauClient
+from tir_dagster.tableau.client import TableauClient
 from tir_dagster.tableau.datasources import FoundDatasource, server_version
 from tir_dagster.tableau.jobs import JobFailedError, JobTimeoutError, start_refresh, wait_for_job
 from tir_dagster.tableau.refreshes import FullRefreshError, Route, Way, find_route, start_incremental_refresh

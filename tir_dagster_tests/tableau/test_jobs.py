@@ -10,8 +10,9 @@ import pytest
 import tableauserverclient as TSC  # noqa: N812 - the name its own documentation uses
 
 from tir_dagster.errors import DatasourceError
+from tir_dagster.retries import Backoff, RetryPolicy
 from tir_dagster.tableau.access import TableauAccess, TableauToken
-from tir_dagster.tableau.client import Backoff, RetryPolicy, TableauClient
+from tir_dagster.tableau.client import TableauClient
 from tir_dagster.tableau.datasources import FoundDatasource, server_version
 from tir_dagster.tableau.failures import RefusedError
 from tir_dagster.tableau.jobs import (

@@ -17,11 +17,12 @@ from tir_dagster.files import VirtualFile
 from tir_dagster.refresh.context import ServerLook
 from tir_dagster.refresh.datasource import credentials_for, fetch_shell
 from tir_dagster.refresh.deliveries.whole import Delivered, PublishTarget, deliver, finish_delivery, publish_over
+from tir_dagster.retries import RetryPolicy
 from tir_dagster.spec.extract import Credentials, ExtractSpec
 from tir_dagster.spec.reading import spec_from_mapping
 from tir_dagster.tableau import datasources
 from tir_dagster.tableau.access import TableauAccess
-from tir_dagster.tableau.client import RetryPolicy, TableauClient
+from tir_dagster.tableau.client import TableauClient
 from tir_dagster.tableau.datasources import FoundDatasource, look_for_datasource, server_version, settled
 from tir_dagster.tableau.failures import RefusedError
 from tir_dagster.tableau.outcome import ForeignPublishError

@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
+from tir_dagster.retries import Backoff, RetryPolicy
 from tir_dagster.tableau.access import TableauAccess, TableauToken
-from tir_dagster.tableau.client import Backoff, RetryPolicy, TableauClient
+from tir_dagster.tableau.client import TableauClient
 from tir_dagster.tableau.datasources import FoundDatasource, reread
 from tir_dagster.tableau.jobs import cancel_job, start_refresh, wait_for_job
 from tir_dagster.tableau.refreshes import start_incremental_refresh
