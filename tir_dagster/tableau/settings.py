@@ -1,8 +1,8 @@
-"""Settings that an overwrite would lose: credentials are checked before it; tags, owner and texts are put back after it."""
+"""What an overwrite would lose: credentials are checked before it; tags, owner and texts are put back; the rest is warned about."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -13,9 +13,12 @@ from tir_dagster.errors import DatasourceError
 from tir_dagster.tableau.client import TableauClient
 from tir_dagster.tableau.datasources import Connection, FoundDatasource, reread
 from tir_dagster.tableau.failures import RefusedError
+from tir_dagster.tableau.tasks import RefreshTask, refresh_tasks
 
 # The settings that can be put back, besides the connections.
 _TAGS, _TEXTS, _OWNER = "tags", "description and certification", "owner"
+# Subscriptions belong to the whole site: those of a large site are not read at every refresh.
+_MOST_SUBSCRIPTIONS = 1000
 # Receives the datasource right before it is overwritten, with all that people set on it until then.
 Seen = Callable[[FoundDatasource], None]
 
@@ -29,7 +32,7 @@ def check_credentials(datasource: FoundDatasource, named: Sequence[ConnectionCre
     lost = [
         connection
         for connection in datasource.connections
-        if connection.embed_password and not any(item.embed and item.fits(connection) for item in named)
+        if connection.embed_password and not any(item.fits(connection) for item in named)
     ]
     if lost:
         connections = "; ".join(f"{item.type} {item.server_address} as {item.username!r}" for item in lost)
@@ -229,14 +232,12 @@ def _give(server: Any, datasource: FoundDatasource, owner_id: str) -> None:
 
 @dataclass(frozen=True)
 class ConnectionCredential:
-    """The credentials with which a published datasource signs in to its source; matched to connections by server address."""
+    """The embedded credentials with which a datasource signs in to its source; matched to connections by server address."""
 
     server_address: str
     username: str
     password: str = field(repr=False)
     server_port: str = ""
-    embed: bool = True
-    oauth: bool = False
 
     def fits(self, connection: Connection) -> bool:
         ports = {self.server_port, connection.server_port} - {""}
@@ -247,9 +248,7 @@ class ConnectionCredential:
         item = TSC.ConnectionItem()
         item.server_address = self.server_address
         item.server_port = self.server_port or None
-        item.connection_credentials = TSC.ConnectionCredentials(
-            self.username, self.password, embed=self.embed, oauth=self.oauth
-        )
+        item.connection_credentials = TSC.ConnectionCredentials(self.username, self.password, embed=True)
         return item
 
 
@@ -274,7 +273,7 @@ def lost_connections(
         if match is not None:
             left.remove(match)
         if match is None or not _is_whole(match, previous):
-            credential = next((item for item in credentials if item.embed and item.fits(previous)), None)
+            credential = next((item for item in credentials if item.fits(previous)), None)
             yield LostConnection(match, previous, credential)
 
 
@@ -305,3 +304,66 @@ def repair_connection(datasource: FoundDatasource, lost: LostConnection, server:
         item.username, item.password, item.embed_password = credential.username, credential.password, True
     # Of the datasource the client takes the id only.
     server.datasources.update_connection(datasource, item)
+
+
+@dataclass(frozen=True)
+class Attachments:
+    """Tasks of the datasource and subscriptions of the site, by id, each in words; None if they could not be read."""
+
+    tasks: Mapping[str, str] | None = None
+    subscriptions: Mapping[str, str] | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> Attachments:
+        return Attachments(**value)
+
+
+def list_attachments(client: TableauClient, datasource: FoundDatasource) -> Attachments:
+    """Return the tasks and subscriptions of now; what this user may not see must not stop a refresh."""
+    return Attachments(_tasks(client, datasource), _subscriptions(client, datasource))
+
+
+def _tasks(client: TableauClient, datasource: FoundDatasource) -> dict[str, str] | None:
+    try:
+        return {task.id: _task_in_words(task) for task in refresh_tasks(client, datasource)}
+    except DatasourceError:
+        return None
+
+
+def _task_in_words(task: RefreshTask) -> str:
+    return f"{'incremental' if task.incremental else 'full'} refresh on {task.schedule}"
+
+
+def _subscriptions(client: TableauClient, datasource: FoundDatasource) -> dict[str, str] | None:
+    options = TSC.RequestOptions(pagesize=_MOST_SUBSCRIPTIONS)
+    doing = f"list the subscriptions beside {datasource.shown}"
+    try:
+        items, pages = client.call(lambda server: server.subscriptions.get(options), doing=doing)
+    except DatasourceError:
+        return None
+    if pages.total_available > _MOST_SUBSCRIPTIONS:
+        return None
+    return {str(item.id): f"subscription {item.subject!r}" for item in items}
+
+
+def gone(before: Attachments, after: Attachments, datasource: FoundDatasource) -> tuple[str, ...]:
+    """Return a warning for each task and subscription that the publish removed."""
+    tasks = [
+        f"{datasource.shown} lost its {task} when it was overwritten. Create it again on the server."
+        for task in _missing(before.tasks, after.tasks)
+    ]
+    subscriptions = [
+        f"The {subscription} is gone since {datasource.shown} was overwritten. Unless somebody removed it on purpose,"
+        " subscribe again on the server."
+        for subscription in _missing(before.subscriptions, after.subscriptions)
+    ]
+    return (*tasks, *subscriptions)
+
+
+def _missing(before: Mapping[str, str] | None, after: Mapping[str, str] | None) -> list[str]:
+    if before is None or after is None:
+        return []
+    return [text for key, text in before.items() if key not in after]

@@ -19,8 +19,8 @@ from tir_dagster.sandbox.tableau.settings import Settings
 from tir_dagster.tableau.access import TableauAccess, TableauToken
 from tir_dagster.tableau.client import TableauClient
 from tir_dagster.tableau.datasources import FoundDatasource, FoundProject, find_datasource
+from tir_dagster.tableau.publishing import publish
 from tir_dagster.tableau.settings import ConnectionCredential
-from tir_dagster.tableau.transfer import publish
 from tir_dagster_tests.conftest import Sandbox
 from tir_dagster_tests.sandbox.tableau.helpers import Admin
 

@@ -22,9 +22,9 @@ from tir_dagster.tableau.settings import (
     KeptSettings,
     check_credentials,
     keep,
+    list_attachments,
     restore,
 )
-from tir_dagster.tableau.tasks import list_attachments
 from tir_dagster_tests.conftest import Sandbox
 from tir_dagster_tests.sandbox.tableau.helpers import Admin
 from tir_dagster_tests.tableau.conftest import Orders
@@ -355,9 +355,7 @@ def test_what_is_forgotten_is_not_put_back(orders: Orders, loved: FoundDatasourc
     assert put_back_remembered(orders.client, published, tmp_path).datasource == published
 
 
-@pytest.mark.parametrize(
-    "changes", [{"server_address": "elsewhere.snowflakecomputing.com"}, {"embed": False}, {"server_port": "9"}]
-)
+@pytest.mark.parametrize("changes", [{"server_address": "elsewhere.snowflakecomputing.com"}, {"server_port": "9"}])
 def test_credentials_for_something_else_do_not_count(
     loved: FoundDatasource, credential: ConnectionCredential, changes: dict[str, object]
 ) -> None:

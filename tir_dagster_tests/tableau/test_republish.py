@@ -27,8 +27,8 @@ from tir_dagster.tableau.client import TableauClient
 from tir_dagster.tableau.datasources import FoundDatasource, look_for_datasource, server_version, settled
 from tir_dagster.tableau.failures import RefusedError
 from tir_dagster.tableau.outcome import ForeignPublishError
+from tir_dagster.tableau.publishing import publish
 from tir_dagster.tableau.settings import keep
-from tir_dagster.tableau.transfer import publish
 from tir_dagster_tests.sandbox.tableau.helpers import Admin, rewritten
 from tir_dagster_tests.tableau.conftest import Naps, Orders
 

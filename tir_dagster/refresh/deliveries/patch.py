@@ -52,7 +52,7 @@ from tir_dagster.tableau.datasources import FoundDatasource, reread, server_vers
 from tir_dagster.tableau.failures import Fate, RefusedError, UnknownOutcomeError, reading, understand
 from tir_dagster.tableau.jobs import FinishedJob, JobCancelledError, JobFailedError, JobVanishedError, wait_for_job
 from tir_dagster.tableau.outcome import ForeignPublishError, PublishOutcome, check_undisturbed
-from tir_dagster.tableau.upload import UPLOAD_GONE, Progress, tell_progress, upload
+from tir_dagster.tableau.transfer import UPLOAD_GONE, Progress, tell_progress, upload
 
 # The first REST version that changes data in place.
 PATCH_SINCE = (3, 13)

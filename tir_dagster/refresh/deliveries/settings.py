@@ -17,15 +17,17 @@ from tir_dagster.refresh.state.notes import (
 from tir_dagster.tableau.client import TableauClient
 from tir_dagster.tableau.datasources import Connection, FoundDatasource, server_version
 from tir_dagster.tableau.settings import (
+    Attachments,
     ConnectionCredential,
     Restored,
     Seen,
+    gone,
     keep,
+    list_attachments,
     lost_settings,
     nothing,
     restore,
 )
-from tir_dagster.tableau.tasks import Attachments, gone, list_attachments
 
 
 def remember(datasource: FoundDatasource, home: Path, beside: Attachments | None = None) -> Seen:

@@ -30,11 +30,9 @@ from tir_dagster.tableau.datasources import (
     settled,
 )
 from tir_dagster.tableau.outcome import ForeignPublishError, check_undisturbed
-from tir_dagster.tableau.publishing import Check, always
-from tir_dagster.tableau.settings import ConnectionCredential, Restored, nothing
-from tir_dagster.tableau.tasks import list_attachments
-from tir_dagster.tableau.transfer import publish
-from tir_dagster.tableau.upload import tell_progress
+from tir_dagster.tableau.publishing import Check, always, publish
+from tir_dagster.tableau.settings import ConnectionCredential, Restored, list_attachments, nothing
+from tir_dagster.tableau.transfer import tell_progress
 
 Log = Callable[[str], None]
 

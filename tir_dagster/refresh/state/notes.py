@@ -10,8 +10,7 @@ from pathlib import Path
 
 from tir_dagster.files import replaced_file
 from tir_dagster.tableau.datasources import ServerVersion
-from tir_dagster.tableau.settings import KeptSettings
-from tir_dagster.tableau.tasks import Attachments
+from tir_dagster.tableau.settings import Attachments, KeptSettings
 
 # Then nothing is put back, or rows are compared once more; rows never become wrong.
 _UNREADABLE = (FileNotFoundError, ValueError, KeyError, TypeError)

@@ -18,8 +18,7 @@ from tir_dagster.refresh.state.notes import (
     write_settings,
 )
 from tir_dagster.tableau.datasources import Connection, ServerVersion
-from tir_dagster.tableau.settings import KeptSettings
-from tir_dagster.tableau.tasks import Attachments
+from tir_dagster.tableau.settings import Attachments, KeptSettings
 
 VERSION = "8a5b 3 2026-05-01T06:00:00Z 1024"
 CONNECTION = Connection("", "snowflake", "a.snowflakecomputing.com", "443", "TIR", embed_password=True)
