@@ -19,7 +19,7 @@ from tir_dagster.sandbox.tableau.packages import Column, SnowflakeConnection, bu
 from tir_dagster.tableau.access import TableauAccess
 from tir_dagster.tableau.client import TableauClient
 from tir_dagster.tableau.datasources import find_project
-from tir_dagster.tableau.transfer import publish
+from tir_dagster.tableau.publishing import publish
 
 # Every site has it.
 PROJECT = "default"

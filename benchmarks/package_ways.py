@@ -33,7 +33,7 @@ from tir_dagster.refresh.datasource import fetch_shell
 from tir_dagster.tableau.access import TableauAccess
 from tir_dagster.tableau.client import TableauClient
 from tir_dagster.tableau.datasources import find_project, look_for_datasource, server_version
-from tir_dagster.tableau.transfer import publish
+from tir_dagster.tableau.publishing import publish
 
 KEY = "ORDER_DATE"
 _LIMIT_SECONDS = 3600

@@ -15,7 +15,7 @@ DOCS = PACKAGE.parent / "docs" / "architecture.md"
 ORDER = (
     {"addresses"},
     {"errors"},
-    {"files", "measuring"},
+    {"files", "measuring", "retries"},
     {"snowflake"},
     {"spec"},
     {"spark"},

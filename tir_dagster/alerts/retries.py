@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
+
+from tir_dagster.retries import Backoff, Repeat, RetryPolicy
 
 T = TypeVar("T")
 
@@ -29,13 +30,15 @@ class Persistence:
 
     def run(self, action: Callable[[float], T]) -> T:
         """Run the action until it succeeds; it receives the seconds that are left."""
-        deadline = time.monotonic() + self.seconds
-        for attempt in range(1, self.attempts + 1):
-            try:
-                return action(max(0.1, deadline - time.monotonic()))
-            except ChannelError as error:
-                wait = self.pause * 2 ** (attempt - 1) if error.wait is None else error.wait
-                if attempt == self.attempts or not error.passing or time.monotonic() + wait >= deadline:
-                    raise
-            time.sleep(wait)
-        raise AssertionError("the last attempt returns or raises")
+        policy = RetryPolicy(
+            tries=self.attempts,
+            backoff=Backoff(self.pause, self.seconds, jitter=0.0),
+            most_asked_seconds=self.seconds,
+            within_seconds=self.seconds,
+        )
+        deadline = policy.clock() + self.seconds
+        return policy.run(lambda: action(max(0.1, deadline - policy.clock())), may_repeat=_may_repeat)
+
+
+def _may_repeat(error: Exception) -> Repeat | None:
+    return Repeat(asked_seconds=error.wait) if isinstance(error, ChannelError) and error.passing else None

@@ -30,7 +30,8 @@ from tir_dagster.spec.extract import ExtractSpec
 from tir_dagster.spec.reading import load_declared, parse_specs
 from tir_dagster.tableau.access import TableauAccess
 from tir_dagster.tableau.client import TableauClient
-from tir_dagster.tableau.jobs import start_refresh, wait_for_job
+from tir_dagster.tableau.jobs import wait_for_job
+from tir_dagster.tableau.refreshes import start_refresh
 
 # Where `make dev` opens Dagster's UI, for the links in messages.
 DEV_URL = "http://127.0.0.1:3000"

@@ -18,6 +18,7 @@ from tir_dagster.errors import TirError
 from tir_dagster.orchestration.build import build_defs
 from tir_dagster.orchestration.home import dagster_instance
 from tir_dagster.orchestration.loads import Listener, listening
+from tir_dagster.retries import looks
 from tir_dagster.sandbox.home import S3_BUCKET
 from tir_dagster.snowflake.connection import SnowflakeAccess
 from tir_dagster.spec.extract import ExtractSpec
@@ -68,11 +69,12 @@ class SensorRunner:
 
     def until_it_asks(self, name: str) -> None:
         """Evaluate the sensor until it requests something; it may wait for a quiet source, for example."""
-        deadline = time.monotonic() + WAIT_SECONDS
-        while reason := self.tick(name):
-            if time.monotonic() > deadline:
-                raise TirError(f"The sensor {name} still waits: {reason}. Look at its ticks in Dagster's UI.")
-            time.sleep(0.2)
+        reason = ""
+        for _ in looks(WAIT_SECONDS, pause=lambda _: 0.2):
+            reason = self.tick(name)
+            if not reason:
+                return
+        raise TirError(f"The sensor {name} still waits: {reason}. Look at its ticks in Dagster's UI.")
 
     def _keep(self, result: dg.SensorResult) -> None:
         for event in result.asset_events or ():

@@ -30,8 +30,7 @@ from tir_dagster.tableau.datasources import (
     look_for_datasource,
     server_version,
 )
-from tir_dagster.tableau.transfer import download
-from tir_dagster.tableau.upload import tell_progress
+from tir_dagster.tableau.transfer import download, tell_progress
 
 Log = Callable[[str], None]
 

@@ -24,13 +24,14 @@ from tir_dagster.loading.merge_sql import LoadTables
 from tir_dagster.loading.selection import Chosen
 from tir_dagster.loading.staging import REJECTED, ROWS, Staged
 from tir_dagster.loading.tables import LEDGER_COLUMNS, create, stage_type
+from tir_dagster.retries import NO_PAUSE, Repeat, RetryPolicy
 from tir_dagster.snowflake.connection import SnowflakeAccess, SnowflakeError
 from tir_dagster.snowflake.names import TableName, literal
 from tir_dagster.spec.load import LoadSpec
 
 # The connector's errors when the server or the session is gone: the rows are still staged, so the commit is tried again.
 LOST = frozenset({250001, 250003, 251001, 251007, 290404, 390104, 390111, 390112, 390114, 625})
-ATTEMPTS = 3
+ATTEMPTS = RetryPolicy(tries=3, backoff=NO_PAUSE)
 _FORMAT = "FILE_FORMAT=(TYPE=PARQUET USE_LOGICAL_TYPE=TRUE) MATCH_BY_COLUMN_NAME=CASE_INSENSITIVE"
 _SHOWN = 5
 # A statement's text has a limit, and values are part of it; more files are listed by several statements.
@@ -64,20 +65,30 @@ class Committer:
 
     def commit(self, plan: Sequence[Chosen], staged: Sequence[Staged]) -> Committed:
         """Commit; after a lost connection check whether it is done, and if not, repeat it from the staged rows."""
-        for attempt in range(1, ATTEMPTS + 1):
+        interrupted = False
+        # The failure of a commit that is certainly not in the table; that of the check itself is not repeated.
+        undone: Exception | None = None
+
+        def attempt() -> Committed:
+            nonlocal interrupted, undone
             try:
                 return self._commit(plan, staged)
             except (SnowflakeError, OSError, LoadError) as failure:
-                if not _passing(failure) and attempt == 1:
+                # Also after a refusal: an earlier attempt may have been committed after the last check.
+                interrupted = interrupted or _passing(failure)
+                if not interrupted:
                     raise
                 message = self.access.scrub(str(failure))[:200]
                 self._log(f"the commit was interrupted; checking whether the load is in the table ({message})")
-                # Also after a refusal: an earlier attempt may have been committed after the last check.
                 if loads := committed(self.access, self.books, [self.tables.load_id]):
                     return loads[0]
-                if not _passing(failure) or attempt == ATTEMPTS:
-                    raise
-        raise AssertionError("the last attempt returns or raises")
+                undone = failure
+                raise
+
+        def may_repeat(error: Exception) -> Repeat | None:
+            return Repeat() if error is undone and _passing(error) else None
+
+        return ATTEMPTS.run(attempt, may_repeat=may_repeat)
 
     def _commit(self, plan: Sequence[Chosen], staged: Sequence[Staged]) -> Committed:
         with self.access.connect() as connection:

@@ -32,6 +32,7 @@ from tir_dagster.loading.formats import (
 )
 from tir_dagster.loading.landing import Hashed, LandingPlace
 from tir_dagster.loading.values import LoadColumn, converted
+from tir_dagster.retries import NO_PAUSE, RetryPolicy
 from tir_dagster.snowflake.connection import SnowflakeAccess
 from tir_dagster.snowflake.names import literal
 from tir_dagster.spark.remote import remote_of
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 
 # A Parquet file of more rows is shared by several tasks.
 ROWS_PER_UNIT = 500_000
-_PUT_ATTEMPTS = 3
+_PUT_ATTEMPTS = RetryPolicy(tries=3, backoff=NO_PAUSE)
 # The most tasks at once: each opens its own connection.
 _TASKS = 64
 # Spark reads these in a path as a pattern.
@@ -201,12 +202,13 @@ def _putting(plan: StagePlan) -> Iterator[Put]:
         def put(file: Path, folder: str) -> None:
             target = f"{plan.folder}/{folder}/"
             statement = f"PUT {literal(f'file://{file}')} {literal(target)} AUTO_COMPRESS=FALSE OVERWRITE=TRUE"
-            for attempt in range(_PUT_ATTEMPTS):
+
+            def arrives() -> bool:
                 report = connection.cursor().execute(statement).fetchall()
-                if report and str(report[0][6]).upper() in ("UPLOADED", "SKIPPED"):
-                    return
-                if attempt + 1 == _PUT_ATTEMPTS:
-                    raise SourceError(f"{file.name} did not arrive in {plan.folder}. Check the stage, then run again.")
+                return bool(report) and str(report[0][6]).upper() in ("UPLOADED", "SKIPPED")
+
+            if not _PUT_ATTEMPTS.until(arrives, bool):
+                raise SourceError(f"{file.name} did not arrive in {plan.folder}. Check the stage, then run again.")
 
         yield put
 

@@ -25,8 +25,7 @@ from tir_dagster.tableau.settings import (
     ConnectionCredential,
     check_credentials,
 )
-from tir_dagster.tableau.transfer import NoExtractError, download
-from tir_dagster.tableau.upload import tell_progress
+from tir_dagster.tableau.transfer import NoExtractError, download, tell_progress
 
 
 def look_at_server(client: TableauClient, spec: ExtractSpec) -> ServerLook:

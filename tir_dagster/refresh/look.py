@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 
 from tir_dagster.changes.plan import Reason
 from tir_dagster.errors import DatasourceError, ExtractError, MachineError
-from tir_dagster.files import replaced_file
 from tir_dagster.refresh.confirm import confirmation_of
 from tir_dagster.refresh.context import Looked, RefreshContext, ServerLook, explaining_lost_lease
 from tir_dagster.refresh.datasource import credentials_for, look_at_server
@@ -18,8 +15,9 @@ from tir_dagster.refresh.deliveries.patch import Patch, check_patchable
 from tir_dagster.refresh.deliveries.server import Server
 from tir_dagster.refresh.deliveries.whole import finish_delivery
 from tir_dagster.refresh.outcome import outcome_by_content
-from tir_dagster.refresh.server_content import Compared, compare_content
+from tir_dagster.refresh.server_content import compare_content
 from tir_dagster.refresh.state.change_sets import DamagedStateError
+from tir_dagster.refresh.state.notes import Compared, read_compared, write_compared
 from tir_dagster.refresh.state.records import Confirmation, Intent, surely_other_rows
 from tir_dagster.refresh.state.versions import Version
 from tir_dagster.tableau.client import TableauClient
@@ -54,27 +52,6 @@ class _Judged:
     @property
     def bare(self) -> bool:
         return self.compared is not None and self.compared.bare
-
-
-class _Memory:
-    """The last comparison with the server's content, in a file: it stays true until a version changes."""
-
-    def __init__(self, folder: Path) -> None:
-        self._file = folder / "compared.json"
-
-    def recall(self, server: ServerLook, of: tuple[str, ...]) -> Compared | None:
-        with suppress(FileNotFoundError, ValueError, KeyError, TypeError):
-            # Lost or unreadable: then it is compared once more.
-            value = json.loads(self._file.read_text(encoding="utf-8"))
-            if value["of"] == [server.version_text, *of]:
-                return Compared(**value["compared"])
-        return None
-
-    def keep(self, server: ServerLook, of: tuple[str, ...], compared: Compared) -> None:
-        with replaced_file(self._file) as beside:
-            beside.write_text(
-                json.dumps({"of": [server.version_text, *of], "compared": asdict(compared)}), encoding="utf-8"
-            )
 
 
 def look(context: RefreshContext, confirmed: Confirmation | None, *, repair: bool = True) -> Looked:
@@ -268,9 +245,8 @@ class _Looking:
         """Compare the server's content with the version, once: an edited description changes the server's version, too."""
         assert server.datasource is not None
         exactly = self._is_published(server, confirmed) if intent is None else intent.patch
-        memory = _Memory(self._context.folder)
-        of = (version.id, str(exactly))
-        if intent is None and (known := memory.recall(server, of)) is not None:
+        folder, of = self._context.folder, (version.id, str(exactly))
+        if intent is None and (known := read_compared(folder, (server.version_text, *of))) is not None:
             return server, known
         self._context.log("the server holds another version than the last confirmed one: comparing its rows")
         if intent is not None:
@@ -278,7 +254,7 @@ class _Looking:
         server = replace(server, datasource=settled(self._client, server.datasource))
         compared = self._compare(server, version, intent, exactly=exactly)
         if self._repair:
-            memory.keep(server, of, compared)
+            write_compared(folder, (server.version_text, *of), compared)
         return server, compared
 
     def _compare(self, server: ServerLook, version: Version, intent: Intent | None, *, exactly: bool) -> Compared:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from tir_dagster.errors import DatasourceError, ExtractError, MachineError
@@ -13,6 +11,7 @@ from tir_dagster.hyper.payload import carries_keys, row_digest, same_layout
 from tir_dagster.hyper.replace import replace_change
 from tir_dagster.refresh.context import RefreshContext, remove, shape_of
 from tir_dagster.refresh.datasource import fetch_shell
+from tir_dagster.refresh.state.notes import Compared
 from tir_dagster.refresh.state.records import Intent
 from tir_dagster.refresh.state.versions import Version
 from tir_dagster.tableau.client import TableauClient
@@ -22,22 +21,6 @@ from tir_dagster.tableau.failures import RefusedError
 
 class NotAsIntendedError(DatasourceError):
     """The server's rows are not the published ones."""
-
-
-@dataclass(frozen=True)
-class Compared:
-    """The result of comparing the server's file with a local version."""
-
-    # Of its rows, in every form; none if unknown, or if rows differ although their sums are equal.
-    fingerprints: Sequence[str] = ()
-    # An interrupted change, sent again, would make it right.
-    heals: bool = False
-    # Every row carries its purge key.
-    keyed: bool = False
-    # The table and its columns are what our changes are made for.
-    alike: bool = False
-    # People have made no document around it.
-    bare: bool = False
 
 
 def compare_content(

@@ -16,7 +16,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -26,6 +25,7 @@ from typing import Literal
 
 from tir_dagster.errors import SourceError
 from tir_dagster.files import replaced_file
+from tir_dagster.retries import looks
 from tir_dagster.spark.java import require_java
 from tir_dagster.spark.remote import REMOTE_VARIABLE, Remote
 
@@ -256,12 +256,7 @@ def start_time(pid: int) -> str | None:
 
 def wait(condition: Callable[[], bool], seconds: float) -> bool:
     """Wait for the condition; return whether it became true in time."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
+    return any(condition() for _ in looks(seconds, pause=lambda _: 0.05))
 
 
 def _state_file(home: Path) -> Path:

@@ -1,29 +1,32 @@
-"""The client of Tableau Server: sign-in, shared sessions, retries, and errors that people understand."""
+"""The client of Tableau Server: sign-in, shared sessions, timeouts, retries, and errors that people understand."""
 
 from __future__ import annotations
 
 import contextlib
-import logging
-import random
 import re
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from importlib.metadata import version
 from types import TracebackType
 from typing import Any, Self, TypeVar
+from xml.etree.ElementTree import ParseError
 
+import requests
 import tableauserverclient as TSC  # noqa: N812 - the name its own documentation uses
+from defusedxml import DefusedXmlException
+from defusedxml.ElementTree import fromstring
 
 from tir_dagster.errors import DatasourceError
 from tir_dagster.measuring import waiting_for
+from tir_dagster.retries import Backoff, Repeat, RetryPolicy, looks
 from tir_dagster.tableau.access import TableauAccess, TableauToken
-from tir_dagster.tableau.failures import Fate, as_error, understand
-from tir_dagster.tableau.transport import TimedSession, Timeouts, patience
-
-log = logging.getLogger(__name__)
+from tir_dagster.tableau.failures import BadAnswerError, Fate, as_error, understand
 
 T = TypeVar("T")
 # Tableau Cloud asks for at least this much between two looks at a job.
@@ -31,7 +34,16 @@ _CLOUD_POLL_SECONDS = 5.0
 # A short job is noticed at once; a long one costs few looks, and is noticed an eighth of its time late on average.
 _POLL_SECONDS = 0.1
 _POLL_GROWTH = 1.25
+# So that a server's log shows who called: many tools use the client's own name.
+USER_AGENT = f"tir_dagster/{version('tir_dagster')} tableauserverclient/{version('tableauserverclient')}"
+_SIGN_OUT_SECONDS = 5.0
+_read_seconds: ContextVar[float | None] = ContextVar("read_seconds", default=None)
 _pace: ContextVar[RetryPolicy | None] = ContextVar("pace", default=None)
+
+
+def _pause(seconds: float) -> None:
+    with waiting_for("Tableau"):
+        time.sleep(seconds)
 
 
 @contextmanager
@@ -42,6 +54,30 @@ def paced(retry: RetryPolicy) -> Iterator[None]:
         yield
     finally:
         _pace.reset(token)
+
+
+@dataclass(frozen=True)
+class Timeouts:
+    """How long a call may take: to connect, between two bytes of an answer, and for the bytes that are sent."""
+
+    connect_seconds: float = 10.0
+    read_seconds: float = 60.0
+    # A server answers a publish only when it has unpacked and checked the whole file.
+    bytes_per_second: float = 1_000_000.0
+
+    def for_bytes(self, size: int) -> float:
+        """Return how many seconds to wait for the answer to a request of this many bytes."""
+        return self.read_seconds + size / self.bytes_per_second
+
+
+@contextmanager
+def patience(seconds: float) -> Iterator[None]:
+    """Make calls in the block wait this long for an answer."""
+    token = _read_seconds.set(seconds)
+    try:
+        yield
+    finally:
+        _read_seconds.reset(token)
 
 
 class TableauClient:
@@ -59,7 +95,7 @@ class TableauClient:
         timeouts: Timeouts | None = None,
     ) -> None:
         self.access = access
-        self.retry = retry or _pace.get() or RetryPolicy()
+        self.retry = retry or _pace.get() or RetryPolicy(sleep=_pause)
         self.poll = poll or Backoff(
             first_seconds=_CLOUD_POLL_SECONDS if access.is_cloud else _POLL_SECONDS, factor=_POLL_GROWTH
         )
@@ -111,7 +147,7 @@ class TableauClient:
             failure = understand(error)
             if failure is None or not (failure.fate is Fate.NOT_DONE or (repeat and failure.may_pass)):
                 return None
-            return Repeat(f"could not {doing}, {failure.reason}", failure.asked_seconds)
+            return Repeat(f"Tableau: could not {doing}, {failure.reason}", failure.asked_seconds)
 
         try:
             with self.waiting():
@@ -137,6 +173,18 @@ class TableauClient:
             self._waiting = False
             self.waited_seconds += time.perf_counter() - started
 
+    def looks(self, seconds: float) -> Iterator[None]:
+        """Yield whenever it is time to look at something that the server does, the last time when `seconds` are over."""
+
+        def pause(number: int) -> float:
+            return self.poll.seconds(number, chance=self.retry.chance())
+
+        def sleep(seconds: float) -> None:
+            with self.waiting():
+                self.retry.sleep(seconds)
+
+        return looks(seconds, pause=pause, sleep=sleep, clock=self.retry.clock)
+
     def _signed_in(self) -> SharedSession:
         if self._session is None:
             raise RuntimeError("a TableauClient works inside its `with` block")
@@ -155,9 +203,6 @@ class TableauClient:
                 raise
         session.renew(seen, self.retry)
         return action(session.server)
-
-
-_SIGN_OUT_SECONDS = 5.0
 
 
 class SharedSession:
@@ -201,13 +246,13 @@ class SharedSession:
 
     def _try_to_sign_in(self) -> None:
         info = self.server.server_info.get()
-        version = info.rest_api_version if info is not None else ""
-        if not re.fullmatch(r"\d+\.\d+", version or ""):
+        rest_version = info.rest_api_version if info is not None else ""
+        if not re.fullmatch(r"\d+\.\d+", rest_version or ""):
             raise DatasourceError(
                 f"{self.access.server_url} answers, but not as a Tableau Server does."
                 " Check that TABLEAU_SERVER_URL is the address of Tableau Server itself, without a path."
             )
-        self.server.version = version
+        self.server.version = rest_version
         self.server.auth.sign_in(self.access.credentials())
 
     def close(self) -> None:
@@ -220,7 +265,11 @@ class SharedSession:
 def _may_repeat(error: Exception) -> Repeat | None:
     failure = understand(error)
     # A sign-in can always be repeated: it replaces what a lost answer may have opened.
-    return Repeat(failure.reason, failure.asked_seconds) if failure is not None and failure.may_pass else None
+    return (
+        Repeat(f"Tableau: {failure.reason}", failure.asked_seconds)
+        if failure is not None and failure.may_pass
+        else None
+    )
 
 
 _sessions: dict[TableauAccess, SharedSession] = {}
@@ -260,65 +309,53 @@ def leave_session(session: SharedSession) -> None:
         session.close()
 
 
-@dataclass(frozen=True)
-class Backoff:
-    """Pauses that grow from the first to the longest, each shortened by up to `jitter` of itself."""
+class TimedSession(requests.Session):
+    """A session whose calls have a timeout and our user agent."""
 
-    first_seconds: float = 1.0
-    most_seconds: float = 30.0
-    jitter: float = 0.25
-    factor: float = 2.0
+    def __init__(self, timeouts: Timeouts) -> None:
+        super().__init__()
+        self._timeouts = timeouts
 
-    def seconds(self, number: int, *, chance: float = 0.0) -> float:
-        """The pause of this number, counted from 1; `chance` is a random number from 0 to 1."""
-        # Bounded before the power: a job polled for a day would overflow a float.
-        grown = self.first_seconds * self.factor ** min(number - 1, 60)
-        return min(grown, self.most_seconds) * (1 - self.jitter * chance)
-
-
-@dataclass(frozen=True)
-class Repeat:
-    """A failure that may pass: its reason for the log, and how long the server asked to wait, if it did."""
-
-    reason: str
-    asked_seconds: float | None = None
-
-
-def _pause(seconds: float) -> None:
-    """Wait before the next try, or the next look at a job."""
-    with waiting_for("Tableau"):
-        time.sleep(seconds)
+    def request(self, *args: Any, **kwargs: Any) -> requests.Response:
+        kwargs.setdefault(
+            "timeout", (self._timeouts.connect_seconds, _read_seconds.get() or self._timeouts.read_seconds)
+        )
+        kwargs["headers"] = {**(kwargs.get("headers") or {}), "User-Agent": USER_AGENT}
+        with waiting_for("Tableau"):
+            response = super().request(*args, **kwargs)
+        if response.status_code == 429 or response.status_code >= 500:
+            with response:
+                raise BadAnswerError(response.status_code, _detail(response), _retry_after(response))
+        if response.status_code == 206:
+            # The client takes a part of a file for an error. That it is one still shows in its Content-Range.
+            response.status_code = 200
+        if kwargs.get("stream"):
+            # For its log the client loads every answer with an encoding into memory, even a package of gigabytes
+            # whose content type is `application/octet-stream;charset=UTF-8`.
+            response.encoding = None
+        return response
 
 
-@dataclass(frozen=True)
-class RetryPolicy:
-    """A bounded number of tries. Clock, sleep and chance can be replaced, so that tests do not wait."""
+def _detail(response: requests.Response) -> str:
+    """Return the server's description of its failure; empty if the answer is not Tableau's XML."""
+    try:
+        root = fromstring(response.content)
+    except (ParseError, DefusedXmlException, ValueError, requests.RequestException):
+        return ""
+    texts = [(element.text or "").strip() for element in root.iter() if element.tag.endswith(("summary", "detail"))]
+    return ": ".join(text for text in texts if text)
 
-    tries: int = 5
-    backoff: Backoff = field(default_factory=Backoff)
-    # A server that asks for a longer pause is treated as down.
-    most_asked_seconds: float = 300.0
-    sleep: Callable[[float], None] = _pause
-    clock: Callable[[], float] = time.monotonic
-    chance: Callable[[], float] = random.random
 
-    def run(self, action: Callable[[], T], *, may_repeat: Callable[[Exception], Repeat | None]) -> T:
-        """Return the action's result; raise its last error when no further try is allowed or left."""
-        for number in range(1, self.tries):
-            try:
-                return action()
-            except Exception as error:
-                repeat = may_repeat(error)
-                if repeat is None or (repeat.asked_seconds or 0) > self.most_asked_seconds:
-                    raise
-                self._wait(number, repeat)
-        return action()
-
-    def _wait(self, number: int, repeat: Repeat) -> None:
-        seconds = max(self.pause(number), repeat.asked_seconds or 0)
-        log.warning("Tableau: %s; try %d of %d in %.1f s", repeat.reason, number + 1, self.tries, seconds)
-        self.sleep(seconds)
-
-    def pause(self, number: int) -> float:
-        """Return the seconds to wait after try `number`, counted from 1."""
-        return self.backoff.seconds(number, chance=self.chance())
+def _retry_after(response: requests.Response) -> float | None:
+    """Seconds to wait, from a number or a date; None when the server does not say."""
+    text = response.headers.get("Retry-After", "").strip()
+    if not text:
+        return None
+    try:
+        return max(0.0, float(text))
+    except ValueError:
+        pass
+    try:
+        return max(0.0, (parsedate_to_datetime(text) - datetime.now(UTC)).total_seconds())
+    except (TypeError, ValueError):
+        return None

@@ -20,7 +20,7 @@ from tir_dagster.tableau.failures import RefusedError
 _PAGE = 1000
 _MOST_READS = 5
 # A filter expression has no way to quote these; what holds one is found by listing.
-_NOT_IN_FILTERS = frozenset(",:&[]*")
+NOT_IN_FILTERS = frozenset(",:&[]*")
 # `updatedAt` has whole seconds: two changes further apart than this cannot show the same one.
 _SETTLE_SECONDS = 1.1
 
@@ -248,7 +248,7 @@ def _everything(client: TableauClient, endpoint: str, doing: str, equal: dict[st
     """Return all items of a list; the server filters them where its filters can express the values."""
     options = TSC.RequestOptions(pagesize=_PAGE)
     for attribute, value in (equal or {}).items():
-        if not _NOT_IN_FILTERS & set(value):
+        if not NOT_IN_FILTERS & set(value):
             options.filter.add(TSC.Filter(attribute, TSC.RequestOptions.Operator.Equals, value))
     return client.call(lambda server: list(TSC.Pager(getattr(server, endpoint), options)), doing=doing)
 

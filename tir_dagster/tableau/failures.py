@@ -22,7 +22,6 @@ from tableauserverclient.server.exceptions import EndpointUnavailableError
 
 from tir_dagster.errors import DatasourceError
 from tir_dagster.tableau.access import TableauAccess, TableauToken
-from tir_dagster.tableau.transport import BadAnswerError
 
 # The server's REST version does not know the call. The client says so before it asks, a server by this code.
 TOO_OLD = "404950"
@@ -34,6 +33,16 @@ NO_ENTRY = "401001"
 _CUT = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
 # The error code differs between servers; the words are always there.
 _NO_ROOM = re.compile(r"\b(quota|storage limit|disk space|too large)\b", re.IGNORECASE)
+
+
+class BadAnswerError(Exception):
+    """429 or 5xx. Raised here because the client drops the Retry-After header and keeps whole pages of HTML."""
+
+    def __init__(self, status: int, detail: str, retry_after: float | None) -> None:
+        super().__init__(f"{status} {detail}".strip())
+        self.status = status
+        self.detail = detail
+        self.retry_after = retry_after
 
 
 class UnknownOutcomeError(DatasourceError):

@@ -1,11 +1,19 @@
-"""One publish from the first look to the last: check, send, and send again if it did not land."""
+"""Publish a package: check, send, send again if it did not land; never over what somebody else published meanwhile."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tableauserverclient as TSC  # noqa: N812 - the name its own documentation uses
+from tableauserverclient.config import BYTES_PER_MB, config
+from tableauserverclient.server import RequestFactory
 
 from tir_dagster.errors import DatasourceError
-from tir_dagster.tableau.client import TableauClient
+from tir_dagster.files import VirtualFile
+from tir_dagster.tableau.client import TableauClient, patience
 from tir_dagster.tableau.datasources import (
     FoundDatasource,
     FoundProject,
@@ -14,18 +22,50 @@ from tir_dagster.tableau.datasources import (
     reread,
     server_version,
 )
-from tir_dagster.tableau.failures import RefusedError, UnknownOutcomeError, UnreadableAnswerError
-from tir_dagster.tableau.jobs import JobVanishedError, wait_for_job
+from tir_dagster.tableau.failures import RefusedError, UnknownOutcomeError, UnreadableAnswerError, reading
 from tir_dagster.tableau.outcome import ForeignPublishError, PublishOutcome, PublishUnknownError, outcome_by_revisions
-from tir_dagster.tableau.settings import Seen, check_credentials, nothing
-from tir_dagster.tableau.upload import UPLOAD_GONE, Parcel, Progress, send
+from tir_dagster.tableau.settings import ConnectionCredential, Seen, check_credentials, nothing
+from tir_dagster.tableau.transfer import UPLOAD_GONE, Progress, upload
 
+_KINDS = (".tdsx", ".hyper")
+# For one request the client holds the whole file in memory several times.
+_MOST_AT_ONCE_MB = 8
 # Called right before a request that publishes: if it raises, nothing is sent.
 Check = Callable[[], None]
 
 
 def always() -> None:
     """Allow every publish."""
+
+
+def publish(
+    client: TableauClient,
+    package: Path | VirtualFile,
+    *,
+    project: FoundProject,
+    name: str,
+    overwrite: bool = False,
+    expected: ServerVersion | None = None,
+    connections: Sequence[ConnectionCredential] = (),
+    progress: Progress | None = None,
+    check: Check = always,
+    seen: Seen = nothing,
+    inferred: Check = always,
+) -> FoundDatasource:
+    """Publish a .tdsx or .hyper file, which need not be on the disk; return the datasource afterwards.
+
+    With `expected`, raise ForeignPublishError if the datasource is no longer that version. Without it, `overwrite`
+    replaces whatever is there at the start. If the answer of a publish is lost, look for it on the server and send it
+    again only if it is not there; `inferred` is called if it is there, so that its rows can be compared. `check` may
+    raise right before every publishing request; `seen` receives the datasource that is about to be overwritten.
+    """
+    file = VirtualFile.of(package) if isinstance(package, Path) and package.is_file() else package
+    if isinstance(file, Path) or file.kind not in _KINDS:
+        raise DatasourceError(
+            f"Could not publish {file if isinstance(file, Path) else file.name} as datasource {name!r}: it must be a {' or '.join(_KINDS)} file that exists."
+        )
+    parcel = Parcel(file, project, name, overwrite, tuple(connections))
+    return _Publishing(client, parcel, progress, check, seen, inferred).run(expected)
 
 
 class _ChangedError(Exception):
@@ -36,47 +76,30 @@ class _ChangedError(Exception):
         self.now = now
 
 
-class Publishing:
+@dataclass
+class _Publishing:
     """One publish; it knows what was there before, and how many of its requests may have landed."""
 
-    def __init__(
-        self,
-        client: TableauClient,
-        parcel: Parcel,
-        project: FoundProject,
-        *,
-        job_timeout: float,
-        progress: Progress | None,
-        check: Check = always,
-        seen: Seen = nothing,
-        inferred: Check = always,
-    ) -> None:
-        self._client = client
-        self._parcel = parcel
-        self._project = project
-        self._job_timeout = job_timeout
-        self._progress = progress
-        self._check = check
-        self._seen = seen
-        self._inferred = inferred
-        self._doing = f"publish {parcel.package.name} as datasource {parcel.name!r} in project {project.path!r}"
-        self._before: FoundDatasource | None = None
-        self._sends = 0
-        # Whether a publishing request may have been sent.
-        self._asked = False
+    _client: TableauClient
+    _parcel: Parcel
+    _progress: Progress | None
+    _check: Check
+    _seen: Seen
+    _inferred: Check
+    _before: FoundDatasource | None = None
+    _sends: int = 0
+    # Whether a publishing request may have been sent.
+    _asked: bool = False
 
     def run(self, expected: ServerVersion | None) -> FoundDatasource:
         """Publish; return the datasource afterwards."""
         self._before = self._look()
         self._check_start(expected)
         retry = self._client.retry
-        for number in range(1, retry.tries + 1):
-            if (now := self._attempt()) is not None:
-                return now
-            if number < retry.tries:
-                retry.sleep(retry.pause(number))
+        if (now := retry.until(self._attempt, lambda now: now is not None)) is not None:
+            return now
         raise DatasourceError(
-            f"Could not {self._doing}: the connection to {self._client.where} broke {retry.tries} times, and the"
+            f"Could not {self._parcel.doing}: the connection to {self._client.where} broke {retry.tries} times, and the"
             " server still holds what it held before. Look at the server's status and run again."
         )
 
@@ -84,7 +107,7 @@ class Publishing:
         before = self._before
         if before is not None and not self._parcel.overwrite:
             raise DatasourceError(
-                f"Could not {self._doing}: a datasource of that name exists already on {self._client.where}."
+                f"Could not {self._parcel.doing}: a datasource of that name exists already on {self._client.where}."
                 " Nothing was overwritten. Run again to start from what is there, or choose another name."
             )
         if expected is not None and (before is None or server_version(before) != expected):
@@ -95,7 +118,7 @@ class Publishing:
     def _look(self) -> FoundDatasource | None:
         if self._before is not None:
             return reread(self._client, self._before)
-        return look_for_datasource(self._client, project=self._project, name=self._parcel.name)
+        return look_for_datasource(self._client, project=self._parcel.project, name=self._parcel.name)
 
     def _landing(self, now: FoundDatasource | None) -> PublishOutcome:
         return outcome_by_revisions(self._before, now, user_id=self._client.user_id, sends=self._sends)
@@ -115,12 +138,8 @@ class Publishing:
         """Publish once; return None if it certainly did not happen and may be tried again."""
         self._asked = False
         try:
-            job_id = send(
-                self._client, self._parcel, doing=self._doing, check=self._check_unchanged, progress=self._progress
-            )
+            send(self._client, self._parcel, check=self._check_unchanged, progress=self._progress)
             self._sends += 1
-            if job_id is not None:
-                wait_for_job(self._client, job_id, what=self._doing, timeout=self._job_timeout)
         except _ChangedError as changed:
             # An earlier try of ours may have landed late.
             return self._judge(changed.now)
@@ -134,17 +153,15 @@ class Publishing:
                 # Whatever answers in Tableau's place would answer the same again.
                 raise
             return now
-        except JobVanishedError:
-            return self._watch()
         except RefusedError as error:
             if error.code == UPLOAD_GONE:
                 return None
             raise RefusedError(f"{error}{self._nothing}", code=error.code) from error
-        now = self._look_until_it_shows()
+        now = self._look_until_it_shows(self._client.retry.tries)
         # Without revisions, a change in the same second as the one before does not show.
         if self._landing(now) is PublishOutcome.NOT_LANDED and (now is None or now.revision is not None):
             raise PublishUnknownError(
-                f"Could not {self._doing} for certain: {self._client.where} accepted it and still shows the old content."
+                f"Could not {self._parcel.doing} for certain: {self._client.where} accepted it and still shows the old content."
                 " Nothing is confirmed. Run again: the next refresh compares what is there."
             )
         if now is None or self._landing(now) is PublishOutcome.FOREIGN:
@@ -156,23 +173,15 @@ class Publishing:
         """A sentence that nothing was published, if that is certain."""
         return "" if self._sends else " Nothing was published."
 
-    def _look_until_it_shows(self) -> FoundDatasource | None:
-        """Look several times: the server's lists may show an answered publish a moment later."""
-        retry = self._client.retry
-        for number in range(1, retry.tries):
-            if self._landing(now := self._look()) is not PublishOutcome.NOT_LANDED:
-                return now
-            retry.sleep(retry.pause(number))
-        return self._look()
+    def _look_until_it_shows(self, looks: int) -> FoundDatasource | None:
+        """Look several times: the server's lists may show a publish a moment later."""
+        policy = self._client.retry.with_tries(looks)
+        return policy.until(self._look, lambda now: self._landing(now) is not PublishOutcome.NOT_LANDED)
 
     def _watch(self) -> FoundDatasource | None:
-        """Look several times: a server may finish a publish after its connection broke."""
-        retry = self._client.retry
-        for number in range(1, retry.tries + 1):
-            if self._landing(now := self._look()) is not PublishOutcome.NOT_LANDED:
-                return self._judge(now)
-            retry.sleep(retry.pause(number))
-        return None
+        """Return our publish if the server finished it after its connection broke; None if it certainly did not."""
+        now = self._look_until_it_shows(self._client.retry.tries + 1)
+        return None if self._landing(now) is PublishOutcome.NOT_LANDED else self._judge(now)
 
     def _judge(self, now: FoundDatasource | None) -> FoundDatasource:
         """Return the datasource if only our publish changed it; raise otherwise."""
@@ -183,7 +192,7 @@ class Publishing:
             return now
         if verdict is PublishOutcome.UNKNOWN and self._sends:
             raise PublishUnknownError(
-                f"Could not {self._doing} for certain: the connection to {self._client.where} broke, the datasource"
+                f"Could not {self._parcel.doing} for certain: the connection to {self._client.where} broke, the datasource"
                 " has changed since, and the server does not say by whom. Compare its content before publishing again."
             )
         raise self._foreign(now, was=self._was, landed=bool(self._sends) and self._has_ours(now))
@@ -205,6 +214,74 @@ class Publishing:
             else "Nothing was overwritten. Run again: the next refresh starts from what is there."
         )
         return ForeignPublishError(
-            f"Could not {self._doing} undisturbed: somebody else changed it on {self._client.where}"
+            f"Could not {self._parcel.doing} undisturbed: somebody else changed it on {self._client.where}"
             f" (expected {was}, {state}). {end}"
         )
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """A publish: the file, where it goes, and with which credentials."""
+
+    package: VirtualFile
+    project: FoundProject
+    name: str
+    overwrite: bool
+    connections: Sequence[ConnectionCredential]
+
+    @property
+    def doing(self) -> str:
+        return f"publish {self.package.name} as datasource {self.name!r} in project {self.project.path!r}"
+
+    @property
+    def size(self) -> int:
+        return self.package.size
+
+    @property
+    def in_pieces(self) -> bool:
+        return self.size >= min(config.FILESIZE_LIMIT_MB, _MOST_AT_ONCE_MB) * BYTES_PER_MB
+
+    @property
+    def mode(self) -> str:
+        return str(TSC.Server.PublishMode.Overwrite if self.overwrite else TSC.Server.PublishMode.CreateNew)
+
+    def item(self) -> Any:
+        return TSC.DatasourceItem(self.project.id, self.name)
+
+    def connection_items(self) -> list[Any] | None:
+        return [credential.as_item() for credential in self.connections] or None
+
+
+def send(client: TableauClient, parcel: Parcel, *, check: Check, progress: Progress | None) -> None:
+    """Publish. `check` runs right before every publishing request, after a large file was uploaded.
+
+    A request whose answer is lost is not sent again: UnknownOutcomeError.
+    """
+    doing = parcel.doing
+    upload_id = upload(client, parcel.package, doing=doing, progress=progress) if parcel.in_pieces else None
+
+    def post(server: Any) -> None:
+        check()
+        parcel.package.check()
+        with patience(client.timeouts.for_bytes(parcel.size)), reading(doing, where=client.where):
+            _post(server, parcel, upload_id)
+
+    client.call(post, doing=doing, repeat=False)
+    if progress is not None:
+        progress(parcel.size, parcel.size)
+
+
+def _post(server: Any, parcel: Parcel, upload_id: str | None) -> None:
+    """Send the publish request. The client's own `publish` needs a file on disk, and cannot repeat a piece or check first."""
+    requests, connections = RequestFactory.Datasource, parcel.connection_items()
+    kind = parcel.package.kind.removeprefix(".")
+    url = f"{server.datasources.baseurl}?datasourceType={kind}&{parcel.mode.lower()}=true"
+    if upload_id is None:
+        content = b"".join(parcel.package.blocks())
+        request, content_type = requests.publish_req(parcel.item(), parcel.package.name, content, None, connections)
+    else:
+        url += f"&uploadSessionId={upload_id}"
+        request, content_type = requests.publish_req_chunked(parcel.item(), None, connections)
+    answer = server.datasources.post_request(url, request, content_type)
+    # Read only to see that it is Tableau's answer: an IndexError otherwise.
+    TSC.DatasourceItem.from_response(answer.content, server.namespace)[0]

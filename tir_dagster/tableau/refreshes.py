@@ -7,29 +7,35 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from typing import Any
 
+import tableauserverclient as TSC  # noqa: N812 - the name its own documentation uses
 from defusedxml.ElementTree import fromstring
 
 from tir_dagster.errors import DatasourceError
 from tir_dagster.tableau.client import TableauClient
-from tir_dagster.tableau.datasources import FoundDatasource, reread, server_version, settled
+from tir_dagster.tableau.datasources import NOT_IN_FILTERS, FoundDatasource, reread, server_version, settled
 from tir_dagster.tableau.failures import RefusedError
 from tir_dagster.tableau.jobs import (
-    CREATE_TASK,
-    INCREMENTAL_SINCE,
-    REFRESH_SINCE,
+    JOB_LIST_SINCE,
     JobCancelledError,
     JobFailedError,
     JobVanishedError,
-    StartedRefresh,
     cancel_job,
-    incremental_task,
-    is_incremental_job,
-    start_refresh,
+    is_over,
     wait_for_job,
 )
-from tir_dagster.tableau.tasks import TASKS_SINCE, RefreshTask
+from tir_dagster.tableau.tasks import TASKS_SINCE, RefreshTask, refresh_tasks
+
+# The first REST versions that refresh a datasource when asked, and incrementally.
+REFRESH_SINCE = (2, 8)
+INCREMENTAL_SINCE = (3, 25)
+_JOIN_TRIES = 3
+CREATE_TASK = (
+    "Open the datasource on the server, choose Extract Refreshes, New Extract Refresh, type Incremental Refresh, and pick"
+    " a schedule; or choose another delivery."
+)
 
 
 class FullRefreshError(DatasourceError):
@@ -88,6 +94,130 @@ def _site(server: Any) -> dict[str, str]:
     answer = server.sites.get_request(f"{server.sites.baseurl}/{server.site_id}")
     element = fromstring(answer.content).find(".//t:site", namespaces=server.namespace)
     return {} if element is None else dict(element.attrib)
+
+
+@dataclass(frozen=True)
+class StartedRefresh:
+    """A refresh job. A joined one was started by somebody else: perhaps too early for our data, or of the other kind.
+
+    `incremental` comes from the server's list of jobs; None if it is unknown.
+    """
+
+    job_id: str
+    joined: bool
+    incremental: bool | None = None
+
+
+def start_refresh(client: TableauClient, datasource: FoundDatasource, *, incremental: bool) -> StartedRefresh:
+    """Start a refresh, or join the one that waits or runs already.
+
+    A cut call is repeated: the server queues one refresh per datasource, and refreshing twice ends the same.
+    """
+    kind = "an incremental refresh" if incremental else "a full refresh"
+    doing = f"start {kind} of {datasource.shown}"
+    start = _starter(client, datasource, doing, incremental=incremental)
+
+    def start_or_join() -> StartedRefresh | None:
+        if (job_id := client.call(start, doing=doing)) is not None:
+            return StartedRefresh(job_id, joined=False)
+        # The server has one in its queue. If it is not in the list of jobs, it has just ended: start our own.
+        running = _running_refresh(client, datasource)
+        return None if running is None else StartedRefresh(running, joined=True)
+
+    started = client.retry.with_tries(_JOIN_TRIES).until(start_or_join, lambda started: started is not None)
+    if started is not None:
+        return started
+    raise DatasourceError(
+        f"Could not {doing}: {client.where} has a refresh in its queue already, and it is not in the list of jobs."
+        " Wait until it has ended and run again; only an administrator's token sees the jobs of others."
+    )
+
+
+def _starter(
+    client: TableauClient, datasource: FoundDatasource, doing: str, *, incremental: bool
+) -> Callable[[Any], str | None]:
+    """Return the call that starts the refresh: directly, or on older servers through an existing task."""
+    version = ".".join(map(str, client.rest_version))
+    if client.rest_version < REFRESH_SINCE and not incremental:
+        raise DatasourceError(
+            f"Could not {doing}: {client.where} speaks REST {version}, which refreshes by schedules only; that call needs"
+            " 2.8 (Tableau Server 10.5). Refresh it on the server, or choose the delivery `republish`."
+        )
+    if not incremental or client.rest_version >= INCREMENTAL_SINCE:
+        return lambda server: _job_id(server.datasources.refresh(datasource.id, incremental))
+    task = incremental_task(client, datasource)
+    if task is None:
+        raise DatasourceError(
+            f"Could not {doing}: {client.where} speaks REST {version} and would refresh everything instead; that call"
+            f" needs 3.25 (Tableau Server 2025.1). {CREATE_TASK}"
+        )
+    return lambda server: _run_task(server, task.id)
+
+
+def incremental_task(client: TableauClient, datasource: FoundDatasource) -> RefreshTask | None:
+    """Return the incremental task to run: if there are several, the one with the fewest failures."""
+    tasks = [task for task in refresh_tasks(client, datasource) if task.incremental]
+    return min(tasks, key=lambda task: (task.failures, task.id), default=None)
+
+
+def _job_id(job: Any) -> str | None:
+    return None if job is None else str(job.id)
+
+
+def _run_task(server: Any, task_id: str) -> str | None:
+    try:
+        answer = server.tasks.run(TSC.TaskItem(task_id, TSC.TaskItem.Type.ExtractRefresh, 50))
+    except TSC.ServerResponseError as error:
+        if error.code == "409093":
+            return None
+        raise
+    return str(TSC.JobItem.from_response(answer, server.namespace)[0].id)
+
+
+def _running_refresh(client: TableauClient, datasource: FoundDatasource) -> str | None:
+    """Return the id of the job that refreshes this datasource now. The list shows names only, so each candidate is read."""
+    doing = f"find the running refresh of {datasource.shown} among the jobs"
+    for status in (TSC.BackgroundJobItem.Status.InProgress, TSC.BackgroundJobItem.Status.Pending):
+        try:
+            jobs = client.call(partial(_jobs_with, status=status), doing=doing)
+        except RefusedError:
+            # Only administrators see the list, and older servers have none.
+            return None
+        for job in jobs:
+            if job.title == datasource.name and _refreshes(client, job.id, datasource, doing):
+                return str(job.id)
+    return None
+
+
+def _jobs_with(server: Any, *, status: str) -> list[Any]:
+    return list(server.jobs.filter(status=status))
+
+
+def _refreshes(client: TableauClient, job_id: str, datasource: FoundDatasource, doing: str) -> bool:
+    try:
+        job = client.call(lambda server: server.jobs.get_by_id(job_id), doing=doing)
+    except RefusedError:
+        return False
+    return bool(job.datasource_id == datasource.id and not is_over(job))
+
+
+def is_incremental_job(client: TableauClient, job_id: str, datasource: FoundDatasource) -> bool | None:
+    """Return whether the job is incremental, by the server's list of jobs; None if the list does not show it."""
+    if client.rest_version < JOB_LIST_SINCE:
+        return None
+    title = {} if NOT_IN_FILTERS & set(datasource.name) else {"title": datasource.name}
+    try:
+        jobs = client.call(
+            lambda server: list(server.jobs.filter(**title)),
+            doing=f"find job {job_id} of {datasource.shown} in the list",
+        )
+    except RefusedError:
+        # Only administrators see the list.
+        return None
+    kind = next((str(job.type or "").casefold() for job in jobs if job.id == job_id), "")
+    if "increment" in kind:
+        return True
+    return False if "refresh" in kind else None
 
 
 def start_incremental_refresh(client: TableauClient, datasource: FoundDatasource) -> StartedRefresh:

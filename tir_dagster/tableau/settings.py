@@ -1,27 +1,24 @@
-"""Settings that an overwrite would lose: credentials are checked before it; tags, owner and texts are put back after it."""
+"""What an overwrite would lose: credentials are checked before it; tags, owner and texts are put back; the rest is warned about."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from enum import Enum
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import tableauserverclient as TSC  # noqa: N812 - the name its own documentation uses
 
 from tir_dagster.errors import DatasourceError
-from tir_dagster.files import replaced_file
 from tir_dagster.tableau.client import TableauClient
-from tir_dagster.tableau.datasources import Connection, FoundDatasource, ServerVersion, reread, server_version
+from tir_dagster.tableau.datasources import Connection, FoundDatasource, reread
 from tir_dagster.tableau.failures import RefusedError
-from tir_dagster.tableau.tasks import Attachments, gone, list_attachments
+from tir_dagster.tableau.tasks import RefreshTask, refresh_tasks
 
 # The settings that can be put back, besides the connections.
 _TAGS, _TEXTS, _OWNER = "tags", "description and certification", "owner"
+# Subscriptions belong to the whole site: those of a large site are not read at every refresh.
+_MOST_SUBSCRIPTIONS = 1000
 # Receives the datasource right before it is overwritten, with all that people set on it until then.
 Seen = Callable[[FoundDatasource], None]
 
@@ -35,7 +32,7 @@ def check_credentials(datasource: FoundDatasource, named: Sequence[ConnectionCre
     lost = [
         connection
         for connection in datasource.connections
-        if connection.embed_password and not any(item.embed and item.fits(connection) for item in named)
+        if connection.embed_password and not any(item.fits(connection) for item in named)
     ]
     if lost:
         connections = "; ".join(f"{item.type} {item.server_address} as {item.username!r}" for item in lost)
@@ -61,6 +58,20 @@ class KeptSettings:
     def as_json(self) -> dict[str, Any]:
         return {**asdict(self), "tags": sorted(self.tags)}
 
+    def with_earlier(self, earlier: KeptSettings, names: Sequence[str]) -> KeptSettings:
+        """Return these settings, and the earlier ones of these names: as warnings and `Restored.again` name them."""
+        settings = self
+        if _TAGS in names:
+            settings = replace(settings, tags=settings.tags | earlier.tags)
+        if _TEXTS in names:
+            description, certified, note = _texts(earlier)
+            settings = replace(settings, description=description, certified=certified, certification_note=note)
+        if _OWNER in names:
+            settings = replace(settings, owner_id=earlier.owner_id)
+        if any(name not in (_TAGS, _TEXTS, _OWNER) for name in names):
+            settings = replace(settings, connections=earlier.connections)
+        return settings
+
     @staticmethod
     def from_json(value: dict[str, Any]) -> KeptSettings:
         connections = tuple(Connection(**connection) for connection in value.get("connections", ()))
@@ -72,164 +83,6 @@ def keep(datasource: FoundDatasource) -> KeptSettings:
     connections = tuple(replace(connection, id="") for connection in datasource.connections)
     texts = (datasource.description, datasource.certified, datasource.certification_note)
     return KeptSettings(datasource.tags, *texts, datasource.owner_id, connections)
-
-
-def _file(home: Path) -> Path:
-    return home / "kept.json"
-
-
-def remember(datasource: FoundDatasource, home: Path, beside: Attachments | None = None) -> Seen:
-    """Save the settings before a publish, so that the next run can put them back if this one ends too early.
-
-    Call the returned function right before the publish: people may have changed settings during a long upload.
-    """
-    earlier = _remembered(home)
-    if earlier is not None and (earlier.version.datasource_id != datasource.id or earlier.is_idle(datasource)):
-        earlier = None
-    if earlier is not None and earlier.left is None:
-        # An earlier publish removed the saved settings: those of now are already without them.
-        return nothing
-    note: _Note | None = None
-
-    def seen(now: FoundDatasource) -> None:
-        nonlocal note
-        kept = keep(now) if earlier is None else earlier.owed(keep(now))
-        if note is None or kept != note.kept:
-            note = _Note(server_version(now), kept, beside or Attachments())
-            note.write(home)
-
-    seen(datasource)
-    return seen
-
-
-def is_remembered(home: Path) -> bool:
-    """Whether saved settings have not been put back yet."""
-    return _file(home).is_file()
-
-
-def forget(home: Path) -> None:
-    _file(home).unlink(missing_ok=True)
-
-
-def remembered_connections(home: Path) -> tuple[Connection, ...]:
-    """Return the saved connections from before a publish whose settings have not been put back yet."""
-    note = _remembered(home)
-    return note.kept.connections if note is not None else ()
-
-
-def put_back_remembered(
-    client: TableauClient,
-    datasource: FoundDatasource,
-    home: Path,
-    credentials: Sequence[ConnectionCredential] = (),
-    *,
-    foreign: bool = False,
-    landed: bool = True,
-) -> Restored:
-    """Put back the settings that were saved before the last publish; nothing if that publish never landed.
-
-    What failed for a passing reason stays saved for the next refresh. While our publish has not landed, everything stays
-    saved until another publish, because ours may land late. For servers that do not show who published: `foreign` means
-    that the rows are somebody else's, `landed` that our publish may have landed.
-    """
-    note, restored = _remembered(home), Restored(datasource)
-    since = _since(note, datasource, client.user_id) if note is not None else _Since.NOBODY
-    # A rest of an earlier try shows that the publish was ours.
-    is_ours = not foreign and (landed or (note is not None and note.left is not None))
-    if note is not None and (since is _Since.WE or (since is _Since.SOMEBODY and is_ours)):
-        restored = restore(client, datasource, note.kept, credentials, only=note.left)
-        missing = gone(note.beside, list_attachments(client, datasource), datasource)
-        restored = replace(restored, warnings=restored.warnings + missing)
-    elif note is not None and since is _Since.WE_AND_OTHERS:
-        steps = _steps(datasource, note.kept, credentials, note.left)
-        restored = Restored(datasource, tuple(_left(datasource, step) for step in steps))
-    if note is not None and restored.again:
-        # The others are done: later changes to them are people's own.
-        replace(note, left=restored.again, beside=Attachments()).write(home)
-    elif note is None or not note.is_idle(datasource):
-        forget(home)
-    return restored
-
-
-class _Since(Enum):
-    """Who published a datasource since its settings were saved."""
-
-    NOBODY = "what differs now is what people changed"
-    WE = "and nobody after us: what is missing was taken by our publish, whatever a refresh made of the rows since"
-    WE_AND_OTHERS = "what is there now is theirs"
-    OTHERS = "our publish never landed"
-    SOMEBODY = "the server does not say who"
-
-
-def _since(note: _Note, datasource: FoundDatasource, user_id: str) -> _Since:
-    before, now = note.version, server_version(datasource)
-    # As texts: they have whole seconds.
-    if before.datasource_id != datasource.id or str(before) == str(now):
-        return _Since.NOBODY
-    if before.revision is None or now.revision is None:
-        return _Since.SOMEBODY
-    later = sorted(
-        (revision for revision in datasource.history or () if revision.number > before.revision),
-        key=lambda revision: revision.number,
-    )
-    publishers = [revision.publisher_id for revision in later]
-    if not publishers:
-        # An edited description changes the version, too.
-        return _Since.NOBODY
-    if None in publishers:
-        return _Since.SOMEBODY
-    if publishers[-1] == user_id:
-        return _Since.WE
-    return _Since.WE_AND_OTHERS if user_id in publishers else _Since.OTHERS
-
-
-@dataclass(frozen=True)
-class _Note:
-    """Saved settings, and the version of the datasource that had them."""
-
-    version: ServerVersion
-    kept: KeptSettings
-    beside: Attachments
-    # Which of them are still to be put back; None: all.
-    left: tuple[str, ...] | None = None
-
-    def is_idle(self, datasource: FoundDatasource) -> bool:
-        """Whether nobody has published since: our publish did not land, or will land late."""
-        same = self.version.datasource_id == datasource.id
-        return same and self.left is None and _since(self, datasource, "") is _Since.NOBODY
-
-    def owed(self, now: KeptSettings) -> KeptSettings:
-        """Return the settings of now, with those that an earlier publish removed and that are not back yet."""
-        left, was = self.left or (), self.kept
-        if _TAGS in left:
-            now = replace(now, tags=now.tags | was.tags)
-        if _TEXTS in left:
-            texts = (was.description, was.certified, was.certification_note)
-            now = replace(now, description=texts[0], certified=texts[1], certification_note=texts[2])
-        if _OWNER in left:
-            now = replace(now, owner_id=was.owner_id)
-        if any(what not in (_TAGS, _TEXTS, _OWNER) for what in left):
-            now = replace(now, connections=was.connections)
-        return now
-
-    def write(self, home: Path) -> None:
-        value = {
-            "version": str(self.version),
-            "kept": self.kept.as_json(),
-            "beside": self.beside.as_json(),
-            "left": self.left,
-        }
-        with replaced_file(_file(home)) as written:
-            written.write_text(json.dumps(value), encoding="utf-8")
-
-
-def _remembered(home: Path) -> _Note | None:
-    with suppress(FileNotFoundError, ValueError, KeyError, TypeError):
-        note = json.loads(_file(home).read_text(encoding="utf-8"))
-        beside, left = Attachments.from_json(note.get("beside", {})), note.get("left")
-        version, kept = ServerVersion.parse(note["version"]), KeptSettings.from_json(note["kept"])
-        return _Note(version, kept, beside, None if left is None else tuple(left))
-    return None
 
 
 @dataclass(frozen=True)
@@ -280,6 +133,21 @@ def restore(
     left = _steps(now, kept, credentials, only) if steps else []
     warnings += [_unmoved(datasource, step) for step in left if step.what not in errors]
     return Restored(now, tuple(warnings), again)
+
+
+def lost_settings(
+    datasource: FoundDatasource,
+    kept: KeptSettings,
+    credentials: Sequence[ConnectionCredential] = (),
+    *,
+    only: tuple[str, ...] | None = None,
+) -> tuple[str, ...]:
+    """Return a warning for each setting that is gone since we published, and that nobody puts back."""
+    return tuple(
+        f"The {step.shown} of {datasource.shown} is gone since we published it, and somebody else has published it"
+        " after us, so nothing was put back. Set it again by hand if it is needed."
+        for step in _steps(datasource, kept, credentials, only)
+    )
 
 
 def _steps(
@@ -348,13 +216,6 @@ def _unmoved(datasource: FoundDatasource, step: _Step) -> str:
     )
 
 
-def _left(datasource: FoundDatasource, step: _Step) -> str:
-    return (
-        f"The {step.shown} of {datasource.shown} is gone since we published it, and somebody else has published it"
-        " after us, so nothing was put back. Set it again by hand if it is needed."
-    )
-
-
 def _update(server: Any, datasource: FoundDatasource, kept: KeptSettings) -> None:
     item = server.datasources.get_by_id(datasource.id)
     item.description, item.certified = kept.description, kept.certified
@@ -371,14 +232,12 @@ def _give(server: Any, datasource: FoundDatasource, owner_id: str) -> None:
 
 @dataclass(frozen=True)
 class ConnectionCredential:
-    """The credentials with which a published datasource signs in to its source; matched to connections by server address."""
+    """The embedded credentials with which a datasource signs in to its source; matched to connections by server address."""
 
     server_address: str
     username: str
     password: str = field(repr=False)
     server_port: str = ""
-    embed: bool = True
-    oauth: bool = False
 
     def fits(self, connection: Connection) -> bool:
         ports = {self.server_port, connection.server_port} - {""}
@@ -389,9 +248,7 @@ class ConnectionCredential:
         item = TSC.ConnectionItem()
         item.server_address = self.server_address
         item.server_port = self.server_port or None
-        item.connection_credentials = TSC.ConnectionCredentials(
-            self.username, self.password, embed=self.embed, oauth=self.oauth
-        )
+        item.connection_credentials = TSC.ConnectionCredentials(self.username, self.password, embed=True)
         return item
 
 
@@ -416,7 +273,7 @@ def lost_connections(
         if match is not None:
             left.remove(match)
         if match is None or not _is_whole(match, previous):
-            credential = next((item for item in credentials if item.embed and item.fits(previous)), None)
+            credential = next((item for item in credentials if item.fits(previous)), None)
             yield LostConnection(match, previous, credential)
 
 
@@ -447,3 +304,66 @@ def repair_connection(datasource: FoundDatasource, lost: LostConnection, server:
         item.username, item.password, item.embed_password = credential.username, credential.password, True
     # Of the datasource the client takes the id only.
     server.datasources.update_connection(datasource, item)
+
+
+@dataclass(frozen=True)
+class Attachments:
+    """Tasks of the datasource and subscriptions of the site, by id, each in words; None if they could not be read."""
+
+    tasks: Mapping[str, str] | None = None
+    subscriptions: Mapping[str, str] | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> Attachments:
+        return Attachments(**value)
+
+
+def list_attachments(client: TableauClient, datasource: FoundDatasource) -> Attachments:
+    """Return the tasks and subscriptions of now; what this user may not see must not stop a refresh."""
+    return Attachments(_tasks(client, datasource), _subscriptions(client, datasource))
+
+
+def _tasks(client: TableauClient, datasource: FoundDatasource) -> dict[str, str] | None:
+    try:
+        return {task.id: _task_in_words(task) for task in refresh_tasks(client, datasource)}
+    except DatasourceError:
+        return None
+
+
+def _task_in_words(task: RefreshTask) -> str:
+    return f"{'incremental' if task.incremental else 'full'} refresh on {task.schedule}"
+
+
+def _subscriptions(client: TableauClient, datasource: FoundDatasource) -> dict[str, str] | None:
+    options = TSC.RequestOptions(pagesize=_MOST_SUBSCRIPTIONS)
+    doing = f"list the subscriptions beside {datasource.shown}"
+    try:
+        items, pages = client.call(lambda server: server.subscriptions.get(options), doing=doing)
+    except DatasourceError:
+        return None
+    if pages.total_available > _MOST_SUBSCRIPTIONS:
+        return None
+    return {str(item.id): f"subscription {item.subject!r}" for item in items}
+
+
+def gone(before: Attachments, after: Attachments, datasource: FoundDatasource) -> tuple[str, ...]:
+    """Return a warning for each task and subscription that the publish removed."""
+    tasks = [
+        f"{datasource.shown} lost its {task} when it was overwritten. Create it again on the server."
+        for task in _missing(before.tasks, after.tasks)
+    ]
+    subscriptions = [
+        f"The {subscription} is gone since {datasource.shown} was overwritten. Unless somebody removed it on purpose,"
+        " subscribe again on the server."
+        for subscription in _missing(before.subscriptions, after.subscriptions)
+    ]
+    return (*tasks, *subscriptions)
+
+
+def _missing(before: Mapping[str, str] | None, after: Mapping[str, str] | None) -> list[str]:
+    if before is None or after is None:
+        return []
+    return [text for key, text in before.items() if key not in after]

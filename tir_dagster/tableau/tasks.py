@@ -1,21 +1,26 @@
-"""The server's own refresh tasks and subscriptions of a datasource, and warnings about them."""
+"""The server's own refreshes of a datasource: its tasks, and the schedule that can be moved so that one of them runs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from dataclasses import dataclass
+from datetime import UTC, datetime, time, timedelta
+from enum import Enum
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import tableauserverclient as TSC  # noqa: N812 - the name its own documentation uses
 
 from tir_dagster.errors import DatasourceError
 from tir_dagster.tableau.client import TableauClient
-from tir_dagster.tableau.datasources import FoundDatasource
+from tir_dagster.tableau.datasources import FoundDatasource, ServerVersion, reread, server_version
 from tir_dagster.tableau.failures import RefusedError
+from tir_dagster.tableau.jobs import JOB_LIST_SINCE, JobTimeoutError, wait_for_job
 
 # The first REST version that lists tasks and runs them.
 TASKS_SINCE = (2, 6)
+# Servers show times in whole seconds and schedules start on whole minutes.
+_MINUTE = timedelta(minutes=1)
+_DAY = timedelta(days=1)
 
 
 @dataclass(frozen=True)
@@ -98,68 +103,211 @@ def scheduled_refreshes(client: TableauClient, datasource: FoundDatasource) -> t
         return ()
 
 
-# Subscriptions belong to the whole site: those of a large site are not read at every refresh.
-_MOST_SUBSCRIPTIONS = 1000
+def next_slot(at: time, zone: str, *, now: datetime) -> datetime:
+    """Return the next moment after `now` at which clocks in that zone show `at`."""
+    place = ZoneInfo(zone)
+    day = now.astimezone(place).date()
+    slots = (datetime.combine(day + timedelta(days=ahead), at, place).astimezone(UTC) for ahead in range(3))
+    return next(slot for slot in slots if slot > now)
+
+
+def soonest_slot(now: datetime, *, every_minutes: int = 5) -> datetime:
+    """Return the next multiple of this many minutes, at least a minute away: enough time to change the schedule."""
+    start = now.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+    step = timedelta(minutes=every_minutes)
+    return start + step * -(-(now + _MINUTE - start) // step)
 
 
 @dataclass(frozen=True)
-class Attachments:
-    """Tasks of the datasource and subscriptions of the site, by id, each in words; None if they could not be read."""
+class Schedule:
+    """A schedule that refreshes one datasource incrementally, and nothing else."""
 
-    tasks: Mapping[str, str] | None = None
-    subscriptions: Mapping[str, str] | None = None
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @staticmethod
-    def from_json(value: Mapping[str, Any]) -> Attachments:
-        return Attachments(**value)
+    id: str
+    name: str
+    next_run_at: datetime | None
 
 
-def list_attachments(client: TableauClient, datasource: FoundDatasource) -> Attachments:
-    """Return the tasks and subscriptions of now; what this user may not see must not stop a refresh."""
-    return Attachments(_tasks(client, datasource), _subscriptions(client, datasource))
+def find_schedule(client: TableauClient, datasource: FoundDatasource, *, name: str | None = None) -> Schedule:
+    """Return the schedule of the datasource's incremental task: by this name, by the datasource's name, or the task's own.
+
+    Raise if the schedule also refreshes others: they would be moved with it.
+    """
+    schedule_name = name or datasource.name
+    doing = f"find the schedule of {datasource.shown}"
+    items = client.call(
+        lambda server: list(TSC.Pager(server.schedules, TSC.RequestOptions(pagesize=1000))), doing=doing
+    )
+    chosen = next((item for item in items if item.name == schedule_name), None)
+    if chosen is None and name is None:
+        own = {task.schedule_id for task in refresh_tasks(client, datasource) if task.incremental}
+        chosen = next((item for item in items if item.id in own), None)
+    if chosen is None:
+        raise DatasourceError(
+            f"There is no schedule {schedule_name!r} for {datasource.shown} on {client.where} that this user can see. Create it on the"
+            " server, and put an incremental refresh of the datasource on it; only server administrators see schedules."
+        )
+    _check_alone(client, datasource, chosen, doing)
+    return Schedule(chosen.id, chosen.name, chosen.next_run_at)
 
 
-def _tasks(client: TableauClient, datasource: FoundDatasource) -> dict[str, str] | None:
-    try:
-        return {task.id: _in_words(task) for task in refresh_tasks(client, datasource)}
-    except DatasourceError:
-        return None
+def _check_alone(client: TableauClient, datasource: FoundDatasource, schedule: Any, doing: str) -> None:
+    extracts = client.call(lambda server: _extracts(server, schedule.id), doing=doing)
+    own_extracts = [item for item in extracts if item.datasource_id == datasource.id]
+    if len(own_extracts) < len(extracts):
+        raise DatasourceError(
+            f"Schedule {schedule.name!r} on {client.where} also refreshes {len(extracts) - len(own_extracts)} others, which would"
+            f" be moved with it. Give {datasource.shown} a schedule of its own, and call it {datasource.name!r}."
+        )
+    if not own_extracts or not all("increment" in (item.type or "").casefold() for item in own_extracts):
+        what = "a full refresh" if own_extracts else "no refresh"
+        raise DatasourceError(
+            f"Schedule {schedule.name!r} on {client.where} has {what} of {datasource.shown}. Put an incremental refresh of the"
+            " datasource on it, and nothing else."
+        )
 
 
-def _in_words(task: RefreshTask) -> str:
-    return f"{'incremental' if task.incremental else 'full'} refresh on {task.schedule}"
+def _extracts(server: Any, schedule_id: str) -> list[Any]:
+    def page(options: Any) -> Any:
+        return server.schedules.get_extract_refresh_tasks(schedule_id, options)
+
+    return list(TSC.Pager(page, TSC.RequestOptions(pagesize=1000)))
 
 
-def _subscriptions(client: TableauClient, datasource: FoundDatasource) -> dict[str, str] | None:
-    options = TSC.RequestOptions(pagesize=_MOST_SUBSCRIPTIONS)
-    doing = f"list the subscriptions beside {datasource.shown}"
-    try:
-        items, pages = client.call(lambda server: server.subscriptions.get(options), doing=doing)
-    except DatasourceError:
-        return None
-    if pages.total_available > _MOST_SUBSCRIPTIONS:
-        return None
-    return {str(item.id): f"subscription {item.subject!r}" for item in items}
+def move_schedule(client: TableauClient, schedule: Schedule, slot: datetime) -> Schedule:
+    """Make the schedule run daily, next at that moment.
+
+    A schedule's times are in the server's own time zone, which the API does not show. The answer contains the next run
+    with its zone, which shows how far off the first guess was.
+    """
+    start = slot.astimezone(UTC)
+    for _ in range(2):
+        moved = _set_start(client, schedule, start.time())
+        if moved.next_run_at is None or abs(moved.next_run_at - slot) < _MINUTE:
+            break
+        start += (slot - moved.next_run_at) % _DAY
+    if moved.next_run_at is None or abs(moved.next_run_at - slot) >= _MINUTE:
+        next_run = f"{moved.next_run_at:%Y-%m-%d %H:%M} UTC" if moved.next_run_at else "never"
+        raise DatasourceError(
+            f"Schedule {schedule.name!r} on {client.where} was moved to {slot.astimezone(UTC):%Y-%m-%d %H:%M} UTC, but its next"
+            f" run is {next_run}. Compare the server's clock with this machine's, and check that the schedule is active."
+        )
+    return moved
 
 
-def gone(before: Attachments, after: Attachments, datasource: FoundDatasource) -> tuple[str, ...]:
-    """Return a warning for each task and subscription that the publish removed."""
-    tasks = [
-        f"{datasource.shown} lost its {task} when it was overwritten. Create it again on the server."
-        for task in _missing(before.tasks, after.tasks)
+def _set_start(client: TableauClient, schedule: Schedule, start: time) -> Schedule:
+    item = TSC.ScheduleItem(
+        schedule.name, None, "Extract", "Parallel", TSC.DailyInterval(start.replace(second=0, microsecond=0))
+    )
+    item._id = schedule.id  # noqa: SLF001 - the client can only update what it has read, one call more
+    item._execution_order = None  # noqa: SLF001 - stays as it is
+    doing = f"move schedule {schedule.name!r}"
+    changed = client.call(lambda server: server.schedules.update(item), doing=doing)
+    return Schedule(schedule.id, schedule.name, changed.next_run_at)
+
+
+class RunState(Enum):
+    """What became of a scheduled refresh."""
+
+    WAITING = "it has not begun"
+    RUNNING = "it waits in the queue or runs"
+    DONE = "the datasource has changed since"
+    FAILED = "it failed or was cancelled"
+
+
+@dataclass(frozen=True)
+class ScheduledRun:
+    """A scheduled refresh as far as the server shows it. `job_id` is known if the user may see the list of jobs."""
+
+    state: RunState
+    job_id: str | None = None
+    at: datetime | None = None
+
+
+def scheduled_run(
+    client: TableauClient, datasource: FoundDatasource, *, slot: datetime, before: ServerVersion
+) -> ScheduledRun:
+    """Return whether and when the refresh at that slot ran: by the jobs, else by the datasource, else by its tasks.
+
+    `before` is the datasource's version after our own last change to it.
+    """
+    if (by_job := _by_jobs(client, datasource, slot)) is not None:
+        return by_job
+    now = reread(client, datasource)
+    if now is None:
+        raise DatasourceError(
+            f"{datasource.shown} on {client.where} was deleted. Publish it again, or name another one."
+        )
+    if server_version(now) != before:
+        return ScheduledRun(RunState.DONE, at=now.updated_at)
+    begun = [
+        task for task in refresh_tasks(client, datasource) if task.last_run_at and task.last_run_at > slot - _MINUTE
     ]
-    subscriptions = [
-        f"The {subscription} is gone since {datasource.shown} was overwritten. Unless somebody removed it on purpose,"
-        " subscribe again on the server."
-        for subscription in _missing(before.subscriptions, after.subscriptions)
-    ]
-    return (*tasks, *subscriptions)
+    if not begun:
+        return ScheduledRun(RunState.WAITING)
+    failed = all(task.failures for task in begun)
+    return ScheduledRun(RunState.FAILED if failed else RunState.RUNNING, at=begun[0].last_run_at)
 
 
-def _missing(before: Mapping[str, str] | None, after: Mapping[str, str] | None) -> list[str]:
-    if before is None or after is None:
-        return []
-    return [text for key, text in before.items() if key not in after]
+def _by_jobs(client: TableauClient, datasource: FoundDatasource, slot: datetime) -> ScheduledRun | None:
+    """Return the newest refresh job of the datasource since the slot; None if there is none or the user sees no jobs."""
+    if client.rest_version < JOB_LIST_SINCE:
+        return None
+    since = (slot - _MINUTE).astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    doing = f"look for the scheduled refresh of {datasource.shown} among the jobs"
+    try:
+        jobs = client.call(lambda server: list(server.jobs.filter(created_at__gte=since)), doing=doing)
+    except RefusedError:
+        return None
+    titled = [job for job in jobs if job.title == datasource.name and "extract" in (job.type or "")]
+    for job in sorted(titled, key=lambda job: job.created_at, reverse=True):
+        if _is_of(client, job.id, datasource, doing):
+            state = _STATES.get(job.status, RunState.RUNNING)
+            return ScheduledRun(state, str(job.id), job.ended_at or job.started_at or job.created_at)
+    return None
+
+
+_STATES = {"Success": RunState.DONE, "Failed": RunState.FAILED, "Cancelled": RunState.FAILED}
+
+
+def _is_of(client: TableauClient, job_id: str, datasource: FoundDatasource, doing: str) -> bool:
+    try:
+        job = client.call(lambda server: server.jobs.get_by_id(job_id), doing=doing)
+    except RefusedError:
+        return False
+    return bool(job.datasource_id == datasource.id)
+
+
+def wait_for_scheduled_run(
+    client: TableauClient,
+    datasource: FoundDatasource,
+    *,
+    slot: datetime,
+    before: ServerVersion,
+    timeout: float = 3600.0,
+    job_timeout: float | None = None,
+) -> ScheduledRun:
+    """Wait until the refresh at that slot has succeeded; raise its job's errors otherwise.
+
+    `timeout` begins now; once the job is known it may take `job_timeout`, if that is set.
+    """
+    clock = client.retry.clock
+    started, state = clock(), RunState.WAITING
+    for _ in client.looks(timeout):
+        run = scheduled_run(client, datasource, slot=slot, before=before)
+        state = run.state
+        if state is RunState.DONE:
+            return run
+        if run.job_id is not None:
+            left = timeout - (clock() - started)
+            what, allowed = f"scheduled refresh of {datasource.shown}", left if job_timeout is None else job_timeout
+            wait_for_job(client, run.job_id, what=what, timeout=max(allowed, 0.0))
+            return ScheduledRun(RunState.DONE, run.job_id, run.at)
+        if state is RunState.FAILED:
+            raise DatasourceError(
+                f"The scheduled refresh of {datasource.shown} on {client.where} failed; this user cannot see the job. Look at it"
+                " on the server's jobs page."
+            )
+    raise JobTimeoutError(
+        f"The refresh of {datasource.shown} scheduled for {slot.astimezone(UTC):%Y-%m-%d %H:%M} UTC on {client.where}:"
+        f" {state.value} after {timeout:.0f} s. Look at the schedule and at the server's jobs page."
+    )

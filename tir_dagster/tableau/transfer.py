@@ -1,4 +1,4 @@
-"""Download and publish packages; a publish never overwrites what somebody else published meanwhile."""
+"""Files to and from the server: a download that continues after a cut, an upload in pieces, and their progress."""
 
 from __future__ import annotations
 
@@ -6,28 +6,57 @@ import os
 import re
 import shutil
 import tempfile
+import time
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from defusedxml.ElementTree import fromstring
+from tableauserverclient.config import BYTES_PER_MB, config
+from tableauserverclient.server import RequestFactory
+
 from tir_dagster.errors import DatasourceError
 from tir_dagster.files import VirtualFile
-from tir_dagster.tableau.client import TableauClient
-from tir_dagster.tableau.datasources import FoundDatasource, FoundProject, ServerVersion
-from tir_dagster.tableau.failures import RefusedError
-from tir_dagster.tableau.publishing import Check, Publishing, always
-from tir_dagster.tableau.settings import ConnectionCredential, Seen, nothing
-from tir_dagster.tableau.transport import Timeouts, patience
-from tir_dagster.tableau.upload import Parcel, Progress
+from tir_dagster.retries import Repeat
+from tir_dagster.tableau.client import TableauClient, Timeouts, patience
+from tir_dagster.tableau.datasources import FoundDatasource
+from tir_dagster.tableau.failures import RefusedError, UnknownOutcomeError
 
-_KINDS = (".tdsx", ".hyper")
 # After this many bytes a broken connection is tried anew: a large file may need many connections.
 _GOOD_PART = 64 * 1024 * 1024
 # A document names its kind after the XML declaration and perhaps some comments.
 _BEGINNING = 4_000
+_BLOCK = 1024 * 1024
+_SPARE_BYTES = 16 * 1024 * 1024
+# The same time is also how long a connection may be silent in the middle of a file.
+_MOST_PATIENCE_SECONDS = 900.0
+# The server knows no such upload session.
+UPLOAD_GONE = "404015"
+EVERY_SECONDS = 5.0
+# (bytes so far, bytes in all)
+Progress = Callable[[int, int], None]
+
+
+def tell_progress(
+    log: Callable[[str], None],
+    verb: str,
+    *,
+    every: float = EVERY_SECONDS,
+    clock: Callable[[], float] = time.monotonic,
+) -> Progress:
+    """Return a callback that logs `uploading 120 of 400 MB`, at most once in `every` seconds."""
+    last = clock()
+
+    def tell(done: int, total: int) -> None:
+        nonlocal last
+        if clock() - last >= every:
+            last = clock()
+            log(f"{verb} {done / 1e6:,.0f} of {total / 1e6:,.0f} MB")
+
+    return tell
 
 
 class NoExtractError(DatasourceError):
@@ -106,54 +135,6 @@ def _beside(target: Path) -> Iterator[tuple[IO[bytes], Path]]:
     except BaseException:
         part.unlink(missing_ok=True)
         raise
-
-
-def publish(
-    client: TableauClient,
-    package: Path | VirtualFile,
-    *,
-    project: FoundProject,
-    name: str,
-    overwrite: bool = False,
-    expected: ServerVersion | None = None,
-    connections: Sequence[ConnectionCredential] = (),
-    as_job: bool = False,
-    job_timeout: float = 3600.0,
-    progress: Progress | None = None,
-    check: Check = always,
-    seen: Seen = nothing,
-    inferred: Check = always,
-) -> FoundDatasource:
-    """Publish a .tdsx or .hyper file, which need not be on the disk; return the datasource afterwards.
-
-    With `expected`, raise ForeignPublishError if the datasource is no longer that version. Without it, `overwrite`
-    replaces whatever is there at the start. If the answer of a publish is lost, look for it on the server and send it
-    again only if it is not there; `inferred` is called if it is there, so that its rows can be compared. `check` may
-    raise right before every publishing request; `seen` receives the datasource that is about to be overwritten.
-    """
-    file = VirtualFile.of(package) if isinstance(package, Path) and package.is_file() else package
-    if isinstance(file, Path) or file.kind not in _KINDS:
-        raise DatasourceError(
-            f"Could not publish {file if isinstance(file, Path) else file.name} as datasource {name!r}: it must be a {' or '.join(_KINDS)} file that exists."
-        )
-    parcel = Parcel(file, project.id, name, overwrite, tuple(connections), as_job)
-    publishing = Publishing(
-        client,
-        parcel,
-        project,
-        job_timeout=job_timeout,
-        progress=progress,
-        check=check,
-        seen=seen,
-        inferred=inferred,
-    )
-    return publishing.run(expected)
-
-
-_BLOCK = 1024 * 1024
-_SPARE_BYTES = 16 * 1024 * 1024
-# The same time is also how long a connection may be silent in the middle of a file.
-_MOST_PATIENCE_SECONDS = 900.0
 
 
 @dataclass(frozen=True)
@@ -248,3 +229,152 @@ def _check_room(folder: Path, needed_bytes: int, datasource: FoundDatasource) ->
             f"No room to download {datasource.shown}: it has {needed_bytes / 1e6:.0f} MB, and {folder} has {free / 1e6:.0f} MB"
             " free. Free some space or move TIR_HOME to a larger disk."
         )
+
+
+def upload(client: TableauClient, file: VirtualFile, *, doing: str, progress: Progress | None = None) -> str:
+    """Upload the file; return the id of the upload session.
+
+    A piece is sent again only if the server has not stored it: pieces carry no offset, and a piece stored twice would
+    break the file. If that is unknown, the upload starts over in a new session.
+    """
+    return client.retry.run(
+        lambda: _Upload(client, file, doing, progress).run(),
+        may_repeat=lambda error: Repeat() if isinstance(error, UnknownOutcomeError) else None,
+    )
+
+
+class _Upload:
+    """One upload session, and the size that the server reports for it.
+
+    The server reports megabytes after each piece, with an undocumented rounding. So only differences are compared:
+    every whole piece must add as much as the first one did.
+    """
+
+    def __init__(self, client: TableauClient, file: VirtualFile, doing: str, progress: Progress | None) -> None:
+        self._client, self._file, self._doing, self._progress = client, file, doing, progress
+        self._total, self._most = file.size, config.CHUNK_SIZE_MB * BYTES_PER_MB
+        self._id = ""
+        self._said = 0
+        self._growth: int | None = None
+        self._repeated = False
+
+    def run(self) -> str:
+        doing = f"start the upload to {self._doing}"
+        self._id = str(self._client.call(lambda server: server.fileuploads.initiate(), doing=doing))
+        for start in range(0, self._total, self._most):
+            self._bring(_Piece(self._file, start, min(self._most, self._total - start), self._tell))
+        if self._repeated and self._ask() != self._said:
+            raise self._twice()
+        return self._id
+
+    def _twice(self) -> UnknownOutcomeError:
+        """Return the error for a repeated piece whose first copy arrived late."""
+        return UnknownOutcomeError(f"Could not {self._doing}: the server has a piece of the file twice. Run again.")
+
+    def _tell(self, done: int) -> None:
+        if self._progress is not None:
+            self._progress(done, self._total)
+
+    def _bring(self, piece: _Piece) -> None:
+        whole = piece.size == self._most
+        try:
+            said = self._append(piece)
+        except UnknownOutcomeError:
+            if not whole or not self._growth:
+                raise
+            said = self._bring_again(piece)
+        grown = said - self._said
+        if whole and self._growth is None:
+            self._growth = grown
+        if self._repeated and grown > (self._growth or 0):
+            raise self._twice()
+        self._said = said
+
+    def _bring_again(self, piece: _Piece) -> int:
+        """Send the piece again unless the size that the server reports shows that it was stored."""
+        assert self._growth is not None
+        expected, said = self._said + self._growth, self._ask()
+        if said == self._said:
+            self._repeated = True
+            said = self._append(piece)
+        if said != expected:
+            raise UnknownOutcomeError(
+                f"Could not {self._doing}: the server has {said} MB of the file instead of {expected}. Run again."
+            )
+        return said
+
+    def _ask(self) -> int:
+        """Ask for the stored size by sending an empty piece; -1 if the server refuses empty pieces."""
+        try:
+            return self._append(_Piece(self._file, 0, 0))
+        except RefusedError:
+            return -1
+
+    def _append(self, piece: _Piece) -> int:
+        body, content_type = _in_wrapping(piece)
+
+        def put(server: Any) -> int:
+            endpoint = server.fileuploads
+            # As `data`, not as content: the client parses content for its log, and the error that this raises would keep
+            # the whole piece in memory until the garbage is collected.
+            answer = endpoint.put_request(
+                f"{endpoint.baseurl}/{self._id}", None, content_type, parameters={"data": body}
+            )
+            said = fromstring(answer.content).find(".//t:fileUpload", namespaces=server.namespace)
+            size = said.get("fileSize", "") if said is not None else ""
+            return int(size) if size.isdigit() else 0
+
+        try:
+            with patience(self._client.timeouts.for_bytes(piece.size)):
+                said: int = self._client.call(put, doing=f"upload a piece of the file to {self._doing}", repeat=False)
+        finally:
+            self._client.waited_seconds -= body.sending_seconds
+        return said
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """A part of a file; it is read while it is sent."""
+
+    file: VirtualFile
+    start: int
+    size: int
+    # Called with the number of bytes of the file that were sent.
+    tell: Callable[[int], None] = lambda _: None
+
+    def blocks(self) -> Iterator[bytes]:
+        done = self.start
+        for block in self.file.blocks(self.start, self.size):
+            yield block
+            done += len(block)
+            self.tell(done)
+
+
+@dataclass
+class _Body:
+    """A piece in the client's multipart wrapping, as `requests` sends it: of known length, read anew each time."""
+
+    before: bytes
+    piece: _Piece
+    after: bytes
+    # Seconds from the first byte to the last; what follows is the server's time.
+    sending_seconds: float = 0.0
+
+    def __len__(self) -> int:
+        return len(self.before) + self.piece.size + len(self.after)
+
+    def __iter__(self) -> Iterator[bytes]:
+        started = time.perf_counter()
+        try:
+            yield self.before
+            yield from self.piece.blocks()
+            yield self.after
+        finally:
+            self.sending_seconds += time.perf_counter() - started
+
+
+def _in_wrapping(piece: _Piece) -> tuple[_Body, str]:
+    empty, content_type = RequestFactory.Fileupload.chunk_req(b"")
+    # A part's content ends where the line of the next boundary begins.
+    end = empty.rindex(b"\r\n--", 0, -len(b"--\r\n"))
+    return _Body(empty[:end], piece, empty[end:]), content_type

@@ -8,11 +8,17 @@ from contextlib import AbstractContextManager
 
 import requests
 
-from tir_dagster.tableau.client import RetryPolicy, paced
+from tir_dagster.retries import RetryPolicy
+from tir_dagster.tableau.client import paced
 from tir_dagster_tests.sandbox.tableau.helpers import Admin
 
-# The server's jobs do their work in real time.
-_NAP_SECONDS = 0.05
+# The longest pause between two looks at a job.
+_MOST_SECONDS = 30.0
+
+
+def nap(seconds: float, *, share: float = 0.05) -> None:
+    """Take a share of the seconds that are waited: the server's jobs do their work in real time."""
+    time.sleep(min(max(seconds, 0.0), _MOST_SECONDS) * share)
 
 
 class _Pace:
@@ -27,7 +33,7 @@ class _Pace:
         # Others of this run move it, too, and it never goes back.
         known = requests.get(f"{self._admin.url}/sandbox/settings", timeout=30).json()["clock_offset_seconds"]
         self._admin.set(clock_offset_seconds=known + max(seconds, 0.0))
-        time.sleep(min(max(seconds, 0.0), _NAP_SECONDS))
+        nap(seconds)
 
     def clock(self) -> float:
         return time.monotonic() + self._ahead

@@ -20,14 +20,16 @@ from pyspark.sql import SparkSession
 from tir_dagster.changes.plan import Mode, Plan
 from tir_dagster.refresh.state.change_sets import new_id
 from tir_dagster.refresh.state.records import Confirmation
+from tir_dagster.retries import RetryPolicy
 from tir_dagster.sandbox.tableau.packages import Column, SnowflakeConnection, build_tdsx
 from tir_dagster.snowflake.connection import SnowflakeAccess
 from tir_dagster.spec.extract import ExtractSpec
 from tir_dagster.spec.reading import spec_from_mapping
 from tir_dagster.tableau.access import TableauAccess
-from tir_dagster.tableau.client import RetryPolicy, paced
+from tir_dagster.tableau.client import paced
 from tir_dagster_tests.conftest import Sandbox
 from tir_dagster_tests.orchestration.conftest import download
+from tir_dagster_tests.orchestration.pace import nap
 from tir_dagster_tests.packages import check_package, document_of, plain
 from tir_dagster_tests.sandbox.tableau.helpers import Admin
 from tir_dagster_tests.stages import Refresher
@@ -97,8 +99,7 @@ class Clock:
         self.listen(seconds)
         self.ahead += max(seconds, 0.0)
         Admin(self.url).set(clock_offset_seconds=self.ahead)
-        # The server's jobs do their work in real time.
-        time.sleep(min(seconds, 0.05))
+        nap(seconds)
 
     def now(self) -> datetime:
         late, self.late = self.late, 0.0

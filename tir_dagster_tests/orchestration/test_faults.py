@@ -33,13 +33,15 @@ from tir_dagster.refresh.deliveries.trigger import no_spark, plan_trigger, refre
 from tir_dagster.refresh.state.change_sets import new_id
 from tir_dagster.refresh.state.lease import LeaseLostError
 from tir_dagster.refresh.state.records import Confirmation
+from tir_dagster.retries import RetryPolicy
 from tir_dagster.sandbox.tableau.settings import Settings
 from tir_dagster.snowflake.connection import SnowflakeAccess
 from tir_dagster.spark.session import spark_session
 from tir_dagster.tableau.access import TableauAccess, TableauToken
-from tir_dagster.tableau.client import RetryPolicy, TableauClient, paced
+from tir_dagster.tableau.client import TableauClient, paced
 from tir_dagster.tableau.datasources import FoundProject, find_project, read_datasource, server_version
 from tir_dagster_tests.conftest import Sandbox
+from tir_dagster_tests.orchestration.pace import nap
 from tir_dagster_tests.orchestration.served import PROJECT, Served
 from tir_dagster_tests.packages import plain
 from tir_dagster_tests.processes import wait_for
@@ -77,11 +79,11 @@ class Time:
     """Waiting passes on this clock, and hardly at all on the wall's."""
 
     now: float = 0.0
-    nap_seconds: float = 0.004
+    share: float = 0.004
 
     def sleep(self, seconds: float) -> None:
         self.now += seconds
-        time.sleep(min(seconds, self.nap_seconds))
+        nap(seconds, share=self.share)
 
     def policy(self) -> RetryPolicy:
         return RetryPolicy(tries=3, sleep=self.sleep, clock=lambda: self.now)
@@ -703,7 +705,7 @@ def test_a_job_that_outlasts_our_patience_is_told_and_the_next_refresh_heals(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Hours pass while the job takes seconds.
-    monkeypatch.setattr(scene.time, "nap_seconds", 0)
+    monkeypatch.setattr(scene.time, "share", 0)
     scene.admin.fault("slow_job", path=f"/{scene.name}$", seconds=600)
     assert wrong(scene, before_healing=scene.end_jobs) is None
     assert "still runs after" in scene.told
@@ -739,7 +741,7 @@ def test_an_edit_by_people_does_not_end_the_wait_for_a_change_that_was_taken(
 ) -> None:
     scene.admin.fault("slow_job", path=f"/{scene.name}$", seconds=2)
     with monkeypatch.context() as hours:
-        hours.setattr(scene.time, "nap_seconds", 0)
+        hours.setattr(scene.time, "share", 0)
         with pytest.raises(TirError, match="still runs after"):
             scene.play()
     edits = iter(["Ask Bob."])

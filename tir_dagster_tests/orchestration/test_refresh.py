@@ -15,8 +15,9 @@ from tir_dagster.orchestration.home import dagster_instance
 from tir_dagster.orchestration.metadata import last_confirmation
 from tir_dagster.orchestration.resources import environment_resources
 from tir_dagster.orchestration.sensing.sensors import Watch
+from tir_dagster.retries import RetryPolicy
 from tir_dagster.sandbox import sample
-from tir_dagster.tableau.client import RetryPolicy, paced
+from tir_dagster.tableau.client import paced
 from tir_dagster_tests.orchestration.reporting import post_as_curl_would, post_by_python, serving, shown_request
 from tir_dagster_tests.sandbox.tableau.helpers import Admin
 

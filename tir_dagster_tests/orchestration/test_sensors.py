@@ -20,8 +20,8 @@ from tir_dagster.orchestration.metadata import CONFIRMATION
 from tir_dagster.orchestration.partitions import HELD, RANGE_END, RANGE_START, add_slices
 from tir_dagster.orchestration.resources import environment_resources
 from tir_dagster.orchestration.sensing.sensors import (
+    BACK_OFF,
     CHANGE_SET_TAG,
-    LONGEST_BACK_OFF,
     Attempts,
     Ready,
     Watch,
@@ -89,7 +89,7 @@ def test_each_attempt_waits_longer_and_a_new_change_starts_over():
 
 
 def test_the_back_off_never_exceeds_its_limit():
-    assert [back_off(0), back_off(1), back_off(1000)] == [0.0, 60.0, LONGEST_BACK_OFF]
+    assert [back_off(0), back_off(1), back_off(1000)] == [0.0, 60.0, BACK_OFF.most_seconds]
 
 
 @given(

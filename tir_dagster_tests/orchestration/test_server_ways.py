@@ -16,7 +16,7 @@ import tableauserverclient as TSC  # noqa: N812 - the name its own documentation
 from tir_dagster.errors import DatasourceError
 from tir_dagster.refresh.deliveries.server import LEAD_SECONDS
 from tir_dagster.sandbox.tableau.settings import Settings
-from tir_dagster.tableau.schedules import soonest_slot
+from tir_dagster.tableau.tasks import soonest_slot
 from tir_dagster_tests.conftest import Sandbox
 from tir_dagster_tests.orchestration.served import Clock, Done, Served
 from tir_dagster_tests.sandbox.tableau.helpers import Admin

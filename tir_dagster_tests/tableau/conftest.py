@@ -13,13 +13,14 @@ import pytest
 import tableauserverclient as TSC  # noqa: N812 - the name its own documentation uses
 from tableauhyperapi import HyperProcess, Telemetry
 
+from tir_dagster.retries import Backoff, RetryPolicy
 from tir_dagster.sandbox.tableau.packages import Column, SnowflakeConnection, build_tdsx
 from tir_dagster.sandbox.tableau.settings import Settings
 from tir_dagster.tableau.access import TableauAccess, TableauToken
-from tir_dagster.tableau.client import Backoff, RetryPolicy, TableauClient
+from tir_dagster.tableau.client import TableauClient
 from tir_dagster.tableau.datasources import FoundDatasource, FoundProject, find_datasource
+from tir_dagster.tableau.publishing import publish
 from tir_dagster.tableau.settings import ConnectionCredential
-from tir_dagster.tableau.transfer import publish
 from tir_dagster_tests.conftest import Sandbox
 from tir_dagster_tests.sandbox.tableau.helpers import Admin
 

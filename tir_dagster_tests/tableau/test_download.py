@@ -18,11 +18,10 @@ import tableauserverclient as TSC  # noqa: N812 - the name its own documentation
 
 from tir_dagster.errors import DatasourceError
 from tir_dagster.tableau import transfer
-from tir_dagster.tableau.client import TableauClient
+from tir_dagster.tableau.client import TableauClient, Timeouts
 from tir_dagster.tableau.datasources import FoundDatasource, FoundProject
-from tir_dagster.tableau.transfer import Fetching, NoExtractError, download, publish
-from tir_dagster.tableau.transport import Timeouts
-from tir_dagster.tableau.upload import tell_progress
+from tir_dagster.tableau.publishing import publish
+from tir_dagster.tableau.transfer import Fetching, NoExtractError, download, tell_progress
 from tir_dagster_tests.conftest import Sandbox
 from tir_dagster_tests.sandbox.tableau.helpers import LIVE_ONLY, Admin, rewritten
 from tir_dagster_tests.tableau.conftest import OTHERS_PACKAGE, Orders

@@ -19,7 +19,7 @@ from tir_dagster.tableau.datasources import (
     server_version,
     settled,
 )
-from tir_dagster.tableau.transfer import publish
+from tir_dagster.tableau.publishing import publish
 from tir_dagster_tests.sandbox.tableau.helpers import Admin
 from tir_dagster_tests.tableau.conftest import Naps, Orders
 

@@ -16,10 +16,11 @@ from tir_dagster.hyper.package.package import extract_hyper, read_package
 from tir_dagster.sandbox.tableau.packages import Column, SnowflakeConnection, build_tdsx
 from tir_dagster.tableau.client import TableauClient
 from tir_dagster.tableau.datasources import FoundDatasource, FoundProject, server_version, settled
-from tir_dagster.tableau.jobs import start_refresh, wait_for_job
-from tir_dagster.tableau.refreshes import start_incremental_refresh
+from tir_dagster.tableau.jobs import wait_for_job
+from tir_dagster.tableau.publishing import publish
+from tir_dagster.tableau.refreshes import start_incremental_refresh, start_refresh
 from tir_dagster.tableau.settings import ConnectionCredential
-from tir_dagster.tableau.transfer import download, publish
+from tir_dagster.tableau.transfer import download
 from tir_dagster_tests.conftest import Sandbox
 
 KEYS: dict[str, tuple[str, list[Any], Any]] = {

@@ -12,21 +12,29 @@ import pytest
 import tableauserverclient as TSC  # noqa: N812 - the name its own documentation uses
 
 from tir_dagster.errors import DatasourceError
+from tir_dagster.retries import Backoff, RetryPolicy
 from tir_dagster.tableau.access import TableauAccess, TableauToken
-from tir_dagster.tableau.client import Backoff, RetryPolicy, TableauClient
+from tir_dagster.tableau.client import TableauClient
 from tir_dagster.tableau.datasources import FoundDatasource, server_version
-from tir_dagster.tableau.jobs import JobFailedError, JobTimeoutError, start_refresh, wait_for_job
-from tir_dagster.tableau.refreshes import FullRefreshError, Route, Way, find_route, start_incremental_refresh
-from tir_dagster.tableau.schedules import (
+from tir_dagster.tableau.jobs import JobFailedError, JobTimeoutError, wait_for_job
+from tir_dagster.tableau.refreshes import (
+    FullRefreshError,
+    Route,
+    Way,
+    find_route,
+    start_incremental_refresh,
+    start_refresh,
+)
+from tir_dagster.tableau.tasks import (
     RunState,
     find_schedule,
     move_schedule,
     next_slot,
+    scheduled_refreshes,
     scheduled_run,
     soonest_slot,
     wait_for_scheduled_run,
 )
-from tir_dagster.tableau.tasks import scheduled_refreshes
 from tir_dagster_tests.conftest import Sandbox
 from tir_dagster_tests.sandbox.tableau.helpers import Admin
 from tir_dagster_tests.tableau.conftest import Orders

@@ -13,20 +13,18 @@ import pytest
 import tableauserverclient as TSC  # noqa: N812 - the name its own documentation uses
 
 from tir_dagster.errors import DatasourceError
+from tir_dagster.refresh.deliveries.settings import is_remembered, put_back_remembered, remember
+from tir_dagster.refresh.state.notes import forget_settings
 from tir_dagster.tableau.client import TableauClient
 from tir_dagster.tableau.datasources import FoundDatasource, server_version
 from tir_dagster.tableau.settings import (
     ConnectionCredential,
     KeptSettings,
     check_credentials,
-    forget,
-    is_remembered,
     keep,
-    put_back_remembered,
-    remember,
+    list_attachments,
     restore,
 )
-from tir_dagster.tableau.tasks import list_attachments
 from tir_dagster_tests.conftest import Sandbox
 from tir_dagster_tests.sandbox.tableau.helpers import Admin
 from tir_dagster_tests.tableau.conftest import Orders
@@ -353,13 +351,11 @@ def test_what_was_written_down_of_another_datasource_is_left_alone(
 def test_what_is_forgotten_is_not_put_back(orders: Orders, loved: FoundDatasource, tmp_path: Path) -> None:
     remember(loved, tmp_path)
     published = orders.overwrite(expected=server_version(loved), connections=[orders.credential])
-    forget(tmp_path)
+    forget_settings(tmp_path)
     assert put_back_remembered(orders.client, published, tmp_path).datasource == published
 
 
-@pytest.mark.parametrize(
-    "changes", [{"server_address": "elsewhere.snowflakecomputing.com"}, {"embed": False}, {"server_port": "9"}]
-)
+@pytest.mark.parametrize("changes", [{"server_address": "elsewhere.snowflakecomputing.com"}, {"server_port": "9"}])
 def test_credentials_for_something_else_do_not_count(
     loved: FoundDatasource, credential: ConnectionCredential, changes: dict[str, object]
 ) -> None:

@@ -14,12 +14,11 @@ import tableauserverclient as TSC  # noqa: N812 - the name its own documentation
 from tableauhyperapi import Connection, CreateMode
 
 from tir_dagster.errors import DatasourceError
-from tir_dagster.tableau import publishing, upload
+from tir_dagster.tableau import publishing, transfer
 from tir_dagster.tableau.client import TableauClient
 from tir_dagster.tableau.datasources import server_version
-from tir_dagster.tableau.jobs import JobFailedError
 from tir_dagster.tableau.outcome import ForeignPublishError, PublishUnknownError
-from tir_dagster.tableau.transfer import publish
+from tir_dagster.tableau.publishing import publish
 from tir_dagster_tests.sandbox.tableau.helpers import Admin, rewritten
 from tir_dagster_tests.tableau.conftest import OTHERS_PACKAGE, Naps, Orders
 from tir_dagster_tests.tableau.test_find import PASSING
@@ -31,7 +30,7 @@ PUBLISH = {"method": "POST", "path": "/datasources$"}
 def in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Send every file in pieces of 1 kB."""
     monkeypatch.setenv("TSC_FILESIZE_LIMIT_MB", "0")
-    monkeypatch.setattr(upload, "BYTES_PER_MB", 1024)
+    monkeypatch.setattr(transfer, "BYTES_PER_MB", 1024)
     monkeypatch.setenv("TSC_CHUNK_SIZE_MB", "1")
 
 
@@ -171,29 +170,6 @@ def test_progress_is_told_piece_by_piece(orders: Orders, in_pieces: None, packag
     assert seen == sorted(seen)
 
 
-def test_a_publish_as_a_job_is_waited_for(orders: Orders, either_way: str) -> None:
-    assert orders.create(as_job=True, connections=[orders.credential]).connections[0].embed_password
-    assert orders.holds_ours()
-
-
-def test_a_job_that_fails_to_publish_tells_its_note_and_leaves_the_datasource_whole(
-    orders: Orders, admin: Admin
-) -> None:
-    before = orders.create()
-    admin.fault("fail_job", path="/Orders$", notes="The disk of the server is full.")
-    with pytest.raises(JobFailedError, match=r"publish ours\.tdsx .* failed on the server: The disk of the server"):
-        orders.overwrite(as_job=True, expected=server_version(before))
-    assert orders.now() == before
-
-
-def test_a_job_that_vanishes_is_looked_for_in_the_datasource(orders: Orders, admin: Admin) -> None:
-    created = orders.create()
-    admin.fault("vanish_job", path="/jobs/")
-    found = orders.overwrite(as_job=True, expected=server_version(created))
-    assert (found.revision or 0) > 1
-    assert orders.holds_ours()
-
-
 def test_a_bare_extract_is_published(orders: Orders, hyper: Any, tmp_path: Path) -> None:
     file = tmp_path / "bare.hyper"
     with Connection(hyper, file, CreateMode.CREATE) as connection:
@@ -303,16 +279,6 @@ def test_an_upload_session_that_is_gone_is_started_over(
     admin.fault("status", **call, status=404, code="404015")
     orders.create()
     assert admin.faults() == []
-    assert orders.holds_ours()
-
-
-@pytest.mark.parametrize("when", ["before", "after", "during"])
-def test_a_cut_publish_as_a_job_ends_with_our_content(orders: Orders, admin: Admin, when: str) -> None:
-    created = orders.create()
-    admin.set(job_seconds=0)
-    admin.fault("cut", **PUBLISH, when=when)
-    found = orders.overwrite(as_job=True, expected=server_version(created))
-    assert (found.revision or 0) >= 2
     assert orders.holds_ours()
 
 

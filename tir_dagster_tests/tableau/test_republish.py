@@ -16,17 +16,19 @@ from tir_dagster.errors import DatasourceError, MachineError
 from tir_dagster.files import VirtualFile
 from tir_dagster.refresh.context import ServerLook
 from tir_dagster.refresh.datasource import credentials_for, fetch_shell
+from tir_dagster.refresh.deliveries.settings import is_remembered, remember
 from tir_dagster.refresh.deliveries.whole import Delivered, PublishTarget, deliver, finish_delivery, publish_over
+from tir_dagster.retries import RetryPolicy
 from tir_dagster.spec.extract import Credentials, ExtractSpec
 from tir_dagster.spec.reading import spec_from_mapping
 from tir_dagster.tableau import datasources
 from tir_dagster.tableau.access import TableauAccess
-from tir_dagster.tableau.client import RetryPolicy, TableauClient
+from tir_dagster.tableau.client import TableauClient
 from tir_dagster.tableau.datasources import FoundDatasource, look_for_datasource, server_version, settled
 from tir_dagster.tableau.failures import RefusedError
 from tir_dagster.tableau.outcome import ForeignPublishError
-from tir_dagster.tableau.settings import is_remembered, keep, remember
-from tir_dagster.tableau.transfer import publish
+from tir_dagster.tableau.publishing import publish
+from tir_dagster.tableau.settings import keep
 from tir_dagster_tests.sandbox.tableau.helpers import Admin, rewritten
 from tir_dagster_tests.tableau.conftest import Naps, Orders
 

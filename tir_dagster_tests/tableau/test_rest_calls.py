@@ -14,13 +14,14 @@ from typing import Any
 
 import pytest
 
+from tir_dagster.retries import Backoff, RetryPolicy
 from tir_dagster.tableau.access import TableauAccess, TableauToken
-from tir_dagster.tableau.client import Backoff, RetryPolicy, TableauClient
+from tir_dagster.tableau.client import TableauClient
 from tir_dagster.tableau.datasources import FoundDatasource, reread
-from tir_dagster.tableau.jobs import cancel_job, start_refresh, wait_for_job
-from tir_dagster.tableau.refreshes import start_incremental_refresh
-from tir_dagster.tableau.schedules import find_schedule, move_schedule
+from tir_dagster.tableau.jobs import cancel_job, wait_for_job
+from tir_dagster.tableau.refreshes import start_incremental_refresh, start_refresh
 from tir_dagster.tableau.settings import LostConnection, repair_connection
+from tir_dagster.tableau.tasks import find_schedule, move_schedule
 from tir_dagster.tableau.transfer import download
 from tir_dagster.tableau.webhooks import our_webhooks, register_webhooks, remove_webhooks
 from tir_dagster_tests.conftest import Sandbox

@@ -19,11 +19,12 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from tir_dagster.retries import RetryPolicy
 from tir_dagster.tableau.access import TableauAccess
-from tir_dagster.tableau.client import RetryPolicy, TableauClient
+from tir_dagster.tableau.client import TableauClient
 from tir_dagster.tableau.datasources import list_projects
 from tir_dagster.tableau.failures import ServerDownError
-from tir_dagster.tableau.transfer import publish
+from tir_dagster.tableau.publishing import publish
 from tir_dagster_tests.conftest import Sandbox
 from tir_dagster_tests.sandbox.tableau.helpers import Admin
 from tir_dagster_tests.tableau.conftest import Orders

@@ -11,11 +11,11 @@ import requests
 import tableauserverclient as TSC  # noqa: N812 - the name its own documentation uses
 
 from tir_dagster.errors import DatasourceError
+from tir_dagster.retries import RetryPolicy
 from tir_dagster.tableau.access import ConnectedApp, TableauAccess, TableauPassword, TableauToken
-from tir_dagster.tableau.client import RetryPolicy, TableauClient
+from tir_dagster.tableau.client import TableauClient, Timeouts
 from tir_dagster.tableau.datasources import list_projects
 from tir_dagster.tableau.failures import SignInError
-from tir_dagster.tableau.transport import Timeouts
 from tir_dagster_tests.conftest import Sandbox
 from tir_dagster_tests.sandbox.tableau.helpers import Admin
 from tir_dagster_tests.tableau.conftest import Naps

@@ -6,11 +6,12 @@ import pytest
 import tableauserverclient as TSC  # noqa: N812 - the name its own documentation uses
 
 from tir_dagster.refresh.deliveries.trigger import schedule_warnings
+from tir_dagster.retries import RetryPolicy
 from tir_dagster.tableau.access import TableauAccess
-from tir_dagster.tableau.client import RetryPolicy, TableauClient
+from tir_dagster.tableau.client import TableauClient
 from tir_dagster.tableau.datasources import FoundDatasource, server_version
-from tir_dagster.tableau.jobs import JobFailedError, JobVanishedError, start_refresh
-from tir_dagster.tableau.refreshes import TriggeredRefresh, refresh_by_server, rows_in_notes
+from tir_dagster.tableau.jobs import JobFailedError, JobVanishedError
+from tir_dagster.tableau.refreshes import TriggeredRefresh, refresh_by_server, rows_in_notes, start_refresh
 from tir_dagster_tests.processes import wait_for
 from tir_dagster_tests.sandbox.tableau.helpers import Admin
 from tir_dagster_tests.tableau.conftest import Orders

@@ -12,7 +12,7 @@ from tableauserverclient.config import config
 
 from tir_dagster.files import VirtualFile
 from tir_dagster.tableau.failures import UnknownOutcomeError
-from tir_dagster.tableau.upload import _Upload
+from tir_dagster.tableau.transfer import _Upload
 
 PIECE = config.CHUNK_SIZE_MB
 

@@ -12,8 +12,9 @@ import requests
 import tableauserverclient as TSC  # noqa: N812 - the name its own documentation uses
 
 from tir_dagster.errors import DatasourceError
+from tir_dagster.retries import RetryPolicy
 from tir_dagster.tableau.access import TableauAccess, TableauToken
-from tir_dagster.tableau.client import RetryPolicy, TableauClient
+from tir_dagster.tableau.client import TableauClient
 from tir_dagster.tableau.webhooks import (
     FAILED,
     SUCCEEDED,

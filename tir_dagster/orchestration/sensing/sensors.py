@@ -26,12 +26,13 @@ from tir_dagster.orchestration.resources import SnowflakeParam
 from tir_dagster.orchestration.sensing.watching import WatchedSource, confirmed_state, in_time, news
 from tir_dagster.refresh.state.change_sets import new_id
 from tir_dagster.refresh.state.records import Confirmation
+from tir_dagster.retries import Backoff
 from tir_dagster.spec.extract import ExtractSpec
 
 INTERVAL_SECONDS = 30
 CHANGE_SET_TAG = "tir/change_set"
 ASKED_TAG = "tir/asked"
-FIRST_BACK_OFF, LONGEST_BACK_OFF = 60.0, 3600.0
+BACK_OFF = Backoff(first_seconds=60.0, most_seconds=3600.0, jitter=0.0)
 # The run of a killed process stays "started" forever. After this time another run may try: the lease keeps them apart.
 STUCK_SECONDS = 3600.0
 # People may report events by hand; a detection's event is among the newest.
@@ -95,7 +96,7 @@ def watch_source(
 
 def back_off(attempt: int) -> float:
     """Return the seconds to wait before this attempt: none, one minute, two, four, … up to an hour."""
-    return 0.0 if attempt < 1 else min(FIRST_BACK_OFF * 2.0 ** min(attempt - 1, 10), LONGEST_BACK_OFF)
+    return 0.0 if attempt < 1 else BACK_OFF.seconds(attempt)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -45,17 +46,20 @@ from tir_dagster.refresh.deliveries.whole import publish_whole
 from tir_dagster.refresh.server_content import NotAsIntendedError, check_content, is_change_of
 from tir_dagster.refresh.state.records import Confirmation, Intent
 from tir_dagster.refresh.state.versions import SHELL, Version
+from tir_dagster.retries import NO_PAUSE, Repeat, RetryPolicy
 from tir_dagster.tableau.client import TableauClient
 from tir_dagster.tableau.datasources import FoundDatasource, moved_on, reread, server_version
 from tir_dagster.tableau.failures import Fate, RefusedError, UnknownOutcomeError, reading, understand
 from tir_dagster.tableau.jobs import FinishedJob, JobCancelledError, JobFailedError, JobVanishedError, wait_for_job
 from tir_dagster.tableau.outcome import ForeignPublishError, PublishOutcome, check_undisturbed
-from tir_dagster.tableau.upload import UPLOAD_GONE, Progress, tell_progress, upload
+from tir_dagster.tableau.transfer import UPLOAD_GONE, Progress, tell_progress, upload
 
 # The first REST version that changes data in place.
 PATCH_SINCE = (3, 13)
 _HYPER = "hyper"
 _TOO_LARGE = "413000"
+# A failed job is sent once more: the batch replaces keys, so it repairs whatever part of it was done.
+_ATTEMPTS = RetryPolicy(tries=2, backoff=NO_PAUSE)
 
 
 @dataclass(frozen=True)
@@ -122,7 +126,6 @@ def send_batch(
     datasource: FoundDatasource,
     batch: Batch,
     *,
-    attempts: int,
     timeout: float,
     check: Callable[[], None],
     check_again: Callable[[], None],
@@ -153,15 +156,14 @@ def send_batch(
         begun = True
         return job_id
 
-    for attempt in range(1, attempts + 1):
-        job_id = _start(client, datasource, batch, attempt, what, ask=ask, progress=progress)
+    numbers = count(1)
+
+    def send() -> FinishedJob:
+        job_id = _start(client, datasource, batch, next(numbers), what, ask=ask, progress=progress)
         sent(job_id)
-        try:
-            return wait_for_job(client, job_id, what=what, timeout=timeout)
-        except JobFailedError:
-            if attempt == attempts:
-                raise
-    raise AssertionError("there is a first attempt")
+        return wait_for_job(client, job_id, what=what, timeout=timeout)
+
+    return _ATTEMPTS.run(send, may_repeat=lambda error: Repeat() if isinstance(error, JobFailedError) else None)
 
 
 def _start(
@@ -245,8 +247,6 @@ def check_unpublished(client: TableauClient, before: FoundDatasource, now: Found
     check_undisturbed(before, now, where=client.where, meanwhile="its data was changed")
 
 
-# A failed job is sent once more: the batch replaces keys, so it repairs whatever part of it was done.
-_ATTEMPTS = 2
 # A datasource that changed this long after the end of our job was changed by somebody else, too.
 _LATER = timedelta(seconds=5)
 
@@ -441,7 +441,6 @@ class Patch:
                 client,
                 now,
                 batch,
-                attempts=_ATTEMPTS,
                 timeout=self._context.spec.datasource.job_timeout,
                 check=check,
                 check_again=check_again,

@@ -56,15 +56,15 @@ from tir_dagster.tableau.datasources import FoundDatasource, reread, server_vers
 from tir_dagster.tableau.jobs import JobVanishedError
 from tir_dagster.tableau.outcome import PublishOutcome
 from tir_dagster.tableau.refreshes import Route, Way, find_route, may_refresh_fully, refresh_by_server
-from tir_dagster.tableau.schedules import (
+from tir_dagster.tableau.tasks import (
     Schedule,
     find_schedule,
     move_schedule,
     next_slot,
+    scheduled_refreshes,
     soonest_slot,
     wait_for_scheduled_run,
 )
-from tir_dagster.tableau.tasks import scheduled_refreshes
 
 # The publish begins this long before the schedule's time, and earlier by the time that the upload may take.
 LEAD_SECONDS = 20.0

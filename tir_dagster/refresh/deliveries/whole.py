@@ -13,6 +13,12 @@ from tir_dagster.measuring import moved
 from tir_dagster.refresh.confirm import confirmation_of, intend
 from tir_dagster.refresh.context import Looked, Published, RefreshContext, ServerLook, crash_after, publishing
 from tir_dagster.refresh.datasource import credentials_for, named_credentials
+from tir_dagster.refresh.deliveries.settings import (
+    is_remembered,
+    put_back_remembered,
+    remember,
+    remembered_connections,
+)
 from tir_dagster.refresh.server_content import check_delivered
 from tir_dagster.refresh.state.versions import SHELL, Version
 from tir_dagster.spec.extract import ExtractSpec
@@ -24,19 +30,9 @@ from tir_dagster.tableau.datasources import (
     settled,
 )
 from tir_dagster.tableau.outcome import ForeignPublishError, check_undisturbed
-from tir_dagster.tableau.publishing import Check, always
-from tir_dagster.tableau.settings import (
-    ConnectionCredential,
-    Restored,
-    is_remembered,
-    nothing,
-    put_back_remembered,
-    remember,
-    remembered_connections,
-)
-from tir_dagster.tableau.tasks import list_attachments
-from tir_dagster.tableau.transfer import publish
-from tir_dagster.tableau.upload import tell_progress
+from tir_dagster.tableau.publishing import Check, always, publish
+from tir_dagster.tableau.settings import ConnectionCredential, Restored, list_attachments, nothing
+from tir_dagster.tableau.transfer import tell_progress
 
 Log = Callable[[str], None]
 

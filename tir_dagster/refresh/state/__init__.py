@@ -1,1 +1,1 @@
-"""The state between refreshes, on disk: leases, change sets, versions, intents."""
+"""The state between refreshes, on disk: leases, change sets, versions, intents, notes."""

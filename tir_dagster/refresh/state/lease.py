@@ -18,6 +18,7 @@ from pathlib import Path
 
 from tir_dagster.errors import TirError
 from tir_dagster.measuring import waiting_for
+from tir_dagster.retries import looks
 
 RENEW_SECONDS = 5.0
 # A holder that has not renewed for this long is dead, whatever machine it ran on.
@@ -140,19 +141,23 @@ def lease(
 
 
 def _wait_for(path: Path, me: Holder, wait_seconds: float, on_wait: Callable[[str], None]) -> None:
-    deadline = time.monotonic() + wait_seconds
-    is_announced = False
-    while (holder := _take(path, me)) is not None:
-        if time.monotonic() >= deadline:
-            raise LeaseHeldError(
-                f"{path.parent.name}: {holder} is refreshing this extract. Wait until it is done, or end that process; "
-                f"its lease then expires within {EXPIRE_SECONDS:.0f} seconds."
-            )
-        if not is_announced:
+    holder, is_announced = None, False
+    for _ in looks(wait_seconds, pause=lambda _: 0.2, sleep=_sleep):
+        holder = _take(path, me)
+        if holder is None:
+            return
+        if wait_seconds > 0 and not is_announced:
             on_wait(f"waiting for {holder}")
             is_announced = True
-        with waiting_for("lease"):
-            time.sleep(0.2)
+    raise LeaseHeldError(
+        f"{path.parent.name}: {holder} is refreshing this extract. Wait until it is done, or end that process; "
+        f"its lease then expires within {EXPIRE_SECONDS:.0f} seconds."
+    )
+
+
+def _sleep(seconds: float) -> None:
+    with waiting_for("lease"):
+        time.sleep(seconds)
 
 
 def lease_holder(path: Path) -> Holder | None:
