@@ -10,6 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tir_dagster.loading.merge_sql import repeated_key_reason
 from tir_dagster.loading.selection import Chosen
 from tir_dagster.loading.staging import REJECTED, Staged, StagePlan, Unit, stage_unit
 from tir_dagster.loading.tables import Target
@@ -83,7 +84,7 @@ class Checker:
         if not self._keys:
             return
         together = self._spec.snapshot == "folder"
-        key_names, where = ", ".join(target.name(place) for place in target.key), "folder" if together else "file"
+        begin, end = repeated_key_reason(target, together=together)
         values = pa.concat_tables(self._keys).to_pydict()
         files, lines = values.pop("FILE_NO"), values.pop("LINE_NO")
         keys = list(zip(*values.values(), strict=True))
@@ -94,5 +95,4 @@ class Checker:
                 path = self._paths[file]
                 self.rows[path] -= 1
                 self.rejected[path] += 1
-                reason = f"key {key_names} = {', '.join(map(str, key))} is more than once in the {where}"
-                self._rejects.append(Reject(path, line, reason))
+                self._rejects.append(Reject(path, line, f"{begin}{', '.join(map(str, key))}{end}"))
