@@ -40,11 +40,9 @@ class ProjectGroup(click.Group):
             return super().invoke(ctx)
         except StoppedError as error:
             return _end(ctx, error)
-        except SandboxError as error:
-            raise click.ClickException(str(error)) from error
         except SpecError as error:
             raise click.UsageError(str(error)) from error
-        except TirError as error:
+        except (TirError, SandboxError) as error:
             raise click.ClickException(str(error)) from error
         except BrokenPipeError:
             raise  # the reader of the output closed it (`| head`): click ends quietly
@@ -138,9 +136,10 @@ AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON o
 def plan(extract: str, span: str | None, *, full: bool, explain: bool, as_json: bool) -> None:
     """Show what a refresh of EXTRACT would do, and why. Nothing is changed."""
     mode, specs = _mode(span, full=full), load_specs()
-    from tir_dagster.cli.commands import chosen_slices, command, find_spec  # noqa: PLC0415 - seconds
+    from tir_dagster.cli.jobs import find_declared  # noqa: PLC0415 - seconds
+    from tir_dagster.cli.refresh import chosen_slices, command  # noqa: PLC0415
 
-    spec = find_spec(specs, extract)
+    spec = find_declared(specs, extract, "extract")
     slices = chosen_slices(spec, span)
     with command(spec, _tell) as running:
         planned = running.plan(mode, slices)
@@ -176,9 +175,10 @@ def refresh(
 ) -> None:
     """Refresh EXTRACT: find what changed, replace those keys, publish. Exit code 1 if it fails."""
     mode, specs = _mode(span, full=full), load_specs()
-    from tir_dagster.cli.commands import chosen_slices, command, find_spec  # noqa: PLC0415 - seconds
+    from tir_dagster.cli.jobs import find_declared  # noqa: PLC0415 - seconds
+    from tir_dagster.cli.refresh import chosen_slices, command  # noqa: PLC0415
 
-    spec = find_spec(specs, extract)
+    spec = find_declared(specs, extract, "extract")
     slices = chosen_slices(spec, span)
     with command(spec, _tell) as running:
         outcome = running.refresh(mode, slices, allow_empty=allow_empty, hints=hints)

@@ -13,7 +13,7 @@ from tir_dagster.errors import LoadError
 from tir_dagster.loading.commit import Committer, check_rows
 from tir_dagster.loading.landing import LandingPlace, Listing, chosen, unfinished
 from tir_dagster.loading.ledger import Committed, Ledger, prepare, read_ledger
-from tir_dagster.loading.preview import Checker, Preview
+from tir_dagster.loading.preview import CheckedRows, Preview, check_units
 from tir_dagster.loading.selection import Chosen, Known, choose, in_turn, news
 from tir_dagster.loading.staging import Staged, StagePlan, Stager, Unit, units_of
 from tir_dagster.loading.tables import Bookkeeping, LoadTables, Target, target_of
@@ -78,18 +78,20 @@ class Loader:
             plan = self._plan(self.ledger(), {})
             if not plan:
                 return Preview()
-            checker, problem = Checker(self.spec, plan), ""
+            checked, problem = CheckedRows(), ""
             try:
                 target = self._target()
                 if units := self._units(plan):
                     self._log(f"reading {len(units)} parts")
-                    staged = checker.read(self._stage_plan(target, ""), units, target)
-                    self._check_files(plan, staged)
-                    check_rows(self.spec, plan, staged, good=checker.rows.total(), bad=checker.rejected.total())
+                    checked = check_units(StagePlan(self.access, self.place, self.spec, target), units)
+                    self._check_files(plan, checked.staged)
+                    counts = {"good": checked.rows.total(), "bad": checked.rejected.total()}
+                    check_rows(self.spec, plan, checked.staged, **counts)
             except LoadError as error:
                 problem = str(error)
-        warnings = () if problem else tuple(self._warnings(plan, checker.staged, samples=False))
-        return Preview(tuple(plan), checker.rows, checker.rejected, checker.rejects, warnings, problem)
+        warnings = () if problem else tuple(self._warnings(plan, checked.staged, samples=False))
+        rejects = checked.first_rejects(plan)
+        return Preview(tuple(plan), checked.rows, checked.rejected, rejects, warnings, problem)
 
     def _plan(self, ledger: Ledger, only: Mapping[str, str]) -> list[Chosen]:
         listing = self.listing()
@@ -208,22 +210,10 @@ class Loader:
         with self._timed("stage"):
             units = self._units(plan)
             self._log(f"staging {len(units)} parts")
-            staged = self._stager(self._stage_plan(tables.target, folder), units)
+            staged = self._stager(StagePlan(self.access, self.place, self.spec, tables.target, folder), units)
         self._check_files(plan, staged)
         self._check_units(units, staged)
         return staged
-
-    def _stage_plan(self, target: Target, folder: str) -> StagePlan:
-        return StagePlan(
-            self.access,
-            self.place,
-            self.spec.files,
-            target.columns,
-            folder,
-            target.needed(),
-            target.flag,
-            self.spec.delete_values,
-        )
 
     def _units(self, plan: Sequence[Chosen]) -> list[Unit]:
         """Return the parts in which the files are read; Spark's own reader reads whole files only."""

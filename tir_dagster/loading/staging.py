@@ -22,11 +22,12 @@ import pyarrow.parquet as pq
 from tir_dagster.errors import LoadError, SourceError
 from tir_dagster.loading.formats import Bad, Piece, Shape, csv_pieces, json_pieces, parquet_groups, parquet_pieces
 from tir_dagster.loading.landing import Hashed, LandingPlace
-from tir_dagster.loading.values import LoadColumn, converted
+from tir_dagster.loading.tables import Target
+from tir_dagster.loading.values import converted
 from tir_dagster.snowflake.connection import SnowflakeAccess
 from tir_dagster.snowflake.names import literal
 from tir_dagster.spark.remote import remote_of
-from tir_dagster.spec.load import Files
+from tir_dagster.spec.load import LoadSpec
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -61,20 +62,16 @@ class StagePlan:
 
     access: SnowflakeAccess
     place: LandingPlace
-    files: Files
-    columns: tuple[LoadColumn, ...]
-    # The stage's folder of this load, as PUT and COPY name it.
-    folder: str
-    # Places in `columns` that must not be NULL, each with the reason for rejecting the row.
-    needed: tuple[tuple[int, str], ...] = ()
-    flag: int | None = None
-    flag_values: tuple[str, ...] = ()
+    spec: LoadSpec
+    target: Target
+    # The stage's folder of this load, as PUT and COPY name it; empty if nothing is staged.
+    folder: str = ""
 
     @property
     def schema(self) -> pa.Schema:
         """The schema of good rows in staged files: plain names, whatever the table's columns are called."""
         fields = [("FILE_NO", pa.int64()), ("LINE_NO", pa.int64()), ("IS_DELETED", pa.bool_())]
-        return pa.schema([*fields, *((f"C{at}", column.arrow) for at, column in enumerate(self.columns))])
+        return pa.schema([*fields, *((f"C{at}", column.arrow) for at, column in enumerate(self.target.columns))])
 
 
 @dataclass(frozen=True)
@@ -135,7 +132,7 @@ def by_spark(spark: Callable[[], SparkSession]) -> Stager:
 
         session = spark()
         with spark_failures("staging files", remote_of(session)):
-            if plan.files.through == "spark":
+            if plan.spec.files.through == "spark":
                 paths = [_GLOB.sub(r"\\\1", unit.path.replace("s3://", "s3a://", 1)) for unit in units]
                 frame = session.read.format("binaryFile").load(paths).select("path", "content")
                 task = _task(plan, {_bare(unit.path): unit for unit in units})
@@ -211,10 +208,10 @@ def stage_unit(plan: StagePlan, unit: Unit, put: Put, content: bytes | None = No
             put(rows, ROWS)
         if tally.rejected:
             put(bad, REJECTED)
-    nothing_found = len(shape.missing) == len(plan.columns)
+    nothing_found = len(shape.missing) == len(plan.target.columns)
     drift = shape.sentences()
     if nothing_found:
-        hint = f" (is {plan.files.delimiter!r} its delimiter?)" if plan.files.format == "csv" else ""
+        hint = f" (is {plan.spec.files.delimiter!r} its delimiter?)" if plan.spec.files.format == "csv" else ""
         drift.append(f"none of the expected columns was found{hint}")
     return Staged(
         unit.number,
@@ -243,28 +240,28 @@ def _pieces(plan: StagePlan, unit: Unit, shape: Shape, content: bytes | None, ta
     """Read the unit's rows; note the file's digest at the end."""
     opened = plan.place.opened(unit.path) if content is None else nullcontext(io.BytesIO(content))
     with plan.place.explaining_errors(unit.path), opened as raw:
-        if plan.files.format == "parquet":
+        if plan.spec.files.format == "parquet":
             # Parquet is not read from beginning to end, so the digest needs its own pass.
             tally.digest = Hashed(raw).digest() if unit.part == 0 else ""
             raw.seek(0)
-            yield from parquet_pieces(raw, unit.path, plan.columns, shape, groups=unit.groups, first=unit.first)
+            yield from parquet_pieces(raw, unit.path, plan.target.columns, shape, groups=unit.groups, first=unit.first)
             return
         hashed = Hashed(raw)
-        if plan.files.format == "csv":
-            yield from csv_pieces(hashed, unit.path, plan.columns, shape, delimiter=plan.files.delimiter)
+        if plan.spec.files.format == "csv":
+            yield from csv_pieces(hashed, unit.path, plan.target.columns, shape, delimiter=plan.spec.files.delimiter)
         else:
-            yield from json_pieces(hashed, unit.path, plan.columns, shape)
+            yield from json_pieces(hashed, unit.path, plan.target.columns, shape)
         tally.digest = hashed.digest()
 
 
 def _write(plan: StagePlan, unit: Unit, piece: Piece, good: Any, rejected: Any, tally: _Tally) -> None:
     columns: list[pa.Array] = []
     reasons: dict[int, str] = {}
-    for values, column in zip(piece.columns, plan.columns, strict=True):
+    for values, column in zip(piece.columns, plan.target.columns, strict=True):
         converted_values, unfit = converted(values, column)
         columns.append(converted_values)
         reasons = {**unfit, **reasons}
-    for place, reason in plan.needed:
+    for place, reason in plan.target.needed():
         for at in pc.indices_nonzero(columns[place].is_null()).to_pylist():
             reasons.setdefault(at, reason)
     unfit_rows = (Bad(piece.lines[at], reason, piece.shown(at)) for at, reason in reasons.items())
@@ -287,7 +284,8 @@ def _write(plan: StagePlan, unit: Unit, piece: Piece, good: Any, rejected: Any, 
 
 
 def _deleted(plan: StagePlan, columns: list[pa.Array], count: int) -> pa.Array:
-    if plan.flag is None:
+    flag = plan.target.flag
+    if flag is None:
         return pa.repeat(pa.scalar(value=False, type=pa.bool_()), count)
-    known = {value.upper() for value in plan.flag_values}
-    return pa.array([str(value).strip().upper() in known for value in columns[plan.flag].to_pylist()], pa.bool_())
+    known = {value.upper() for value in plan.spec.delete_values}
+    return pa.array([str(value).strip().upper() in known for value in columns[flag].to_pylist()], pa.bool_())

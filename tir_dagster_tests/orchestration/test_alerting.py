@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 from tir_dagster.alerts.memory import Book, Trouble
 from tir_dagster.changes.plan import SourceState
 from tir_dagster.cli.main import tir
-from tir_dagster.cli.trigger import TriggerCommand
+from tir_dagster.cli.refresh import TriggerCommand
 from tir_dagster.definitions import build_defs
 from tir_dagster.errors import DatasourceError
 from tir_dagster.orchestration.alerts.ended_runs import RETRY_WAIT_SECONDS, Watermark, finished_run_reports
