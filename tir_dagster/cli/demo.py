@@ -273,16 +273,11 @@ def _compare(spec: ExtractSpec, env: Mapping[str, str]) -> tuple[SliceComparison
 
 def _wrong_rows(hyper: Path, spec: ExtractSpec, env: Mapping[str, str]) -> int:
     with connect(hyper) as connection:
-        listed = 'SELECT "ORDER_ID", CAST("UPDATED_AT" AS TEXT) FROM "Extract"."Extract"'
-        extract_rows = Counter((row[0], _moment(row[1])) for row in connection.execute_list_query(listed))
-    listed = f"SELECT ORDER_ID, UPDATED_AT FROM {TableName.parse(spec.source).sql}"
-    source_rows = Counter((row[0], _moment(str(row[1]))) for row in snowflake_of(spec, env).query(listed))
-    return len(({key for key, _ in (extract_rows - source_rows)}) | ({key for key, _ in (source_rows - extract_rows)}))
-
-
-def _moment(text: str) -> str:
-    """Return a timestamp without trailing zeros, which only one side writes."""
-    return text.rstrip("0").rstrip(".") if "." in text else text
+        rows = connection.execute_list_query('SELECT "ORDER_ID", "UPDATED_AT" FROM "Extract"."Extract"')
+    extract_rows = Counter((order_id, updated_at.to_datetime()) for order_id, updated_at in rows)
+    rows = snowflake_of(spec, env).query(f"SELECT ORDER_ID, UPDATED_AT FROM {TableName.parse(spec.source).sql}")
+    source_rows = Counter((order_id, updated_at) for order_id, updated_at in rows)
+    return len({order_id for order_id, _ in (extract_rows - source_rows) + (source_rows - extract_rows)})
 
 
 def _stages(outcome: RefreshOutcome) -> str:

@@ -21,11 +21,13 @@ Spec = TypeVar("Spec", ExtractSpec, LoadSpec)
 
 def find_declared(specs: Sequence[Spec], name: str, kind: str) -> Spec:
     """Return the extract or load of this name; raise SpecError with the declared names if there is none."""
-    known = {spec.name: spec for spec in specs}
-    if name not in known:
-        hint = f"The spec file declares {', '.join(known)}" if known else "Name a spec file with --specs or TIR_SPECS"
+    by_name = {spec.name: spec for spec in specs}
+    if name not in by_name:
+        hint = (
+            f"The spec file declares {', '.join(by_name)}" if by_name else "Name a spec file with --specs or TIR_SPECS"
+        )
         raise SpecError(f"There is no {kind} {name!r}. {hint}.")
-    return known[name]
+    return by_name[name]
 
 
 class JobRunner:

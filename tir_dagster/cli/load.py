@@ -88,17 +88,16 @@ def _fill(outcome: LoadOutcome, event: dict[str, Any]) -> None:
 
 
 def outcome_text(outcome: LoadOutcome) -> str:
-    if outcome.load_id is None:
-        return f"{outcome.load}: no new files ({outcome.seconds:.1f} s)."
-    files = {status: len(paths) for status, paths in outcome.files.items() if paths}
-    listed = ", ".join(f"{count} {status}" for status, count in files.items())
-    changed = [
-        f"{outcome.rows_inserted:,} rows inserted",
-        f"{outcome.rows_updated:,} updated",
-        f"{outcome.rows_deleted:,} deleted",
-        f"{outcome.rows_rejected:,} rejected",
-    ]
-    return f"{outcome.load}: files {listed}; {', '.join(changed)} ({outcome.seconds:.1f} s)."
+    sentence = f"{outcome.load}: no new files"
+    if outcome.load_id is not None:
+        files = ", ".join(f"{len(paths)} {status}" for status, paths in outcome.files.items() if paths)
+        sentence = (
+            f"{outcome.load}: files {files}; {outcome.rows_inserted:,} rows inserted, {outcome.rows_updated:,} updated, "
+            f"{outcome.rows_deleted:,} deleted, {outcome.rows_rejected:,} rejected"
+        )
+    return "\n".join(
+        [*(f"warning: {warning}" for warning in outcome.warnings), f"{sentence} ({outcome.seconds:.1f} s)."]
+    )
 
 
 def preview_fields(spec: LoadSpec, preview: Preview) -> dict[str, Any]:

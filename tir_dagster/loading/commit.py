@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tir_dagster.errors import LoadError
-from tir_dagster.loading import merge_sql as merging
-from tir_dagster.loading import scd2 as versions
+from tir_dagster.loading import merge_sql as sql
 from tir_dagster.loading.ledger import (
     Changed,
     Committed,
@@ -80,9 +79,9 @@ class Committer:
     def _commit(self, plan: Sequence[Chosen], staged: Sequence[Staged]) -> Committed:
         with self.access.connect() as connection:
 
-            def run(sql: str, params: Sequence[Any] | None = None) -> list[tuple[Any, ...]]:
+            def run(statement: str, params: Sequence[Any] | None = None) -> list[tuple[Any, ...]]:
                 with connection.cursor() as cursor:
-                    return [tuple(row) for row in cursor.execute(sql, params).fetchall()]
+                    return [tuple(row) for row in cursor.execute(statement, params).fetchall()]
 
             self._make_temporary(run, staged)
             rows, rejected = self._copy(run, staged)
@@ -119,7 +118,7 @@ class Committer:
         bad = self._copied(run, self.tables.rejected, REJECTED, sum(unit.rejected for unit in staged))
         if self.spec.duplicates == "reject" and self.spec.key and good:
             # Where a folder is the whole content of the table, all its files count together.
-            for statement in merging.rejecting_duplicates(self.tables, together=self.spec.snapshot == "folder"):
+            for statement in sql.rejecting_duplicates(self.tables, together=self.spec.snapshot == "folder"):
                 run(statement)
             good, bad = (_by_file(run, table) for table in (self.tables.staged, self.tables.rejected))
         return good, bad
@@ -155,7 +154,7 @@ class Committer:
 
     def _change(self, run: Run, plan: Sequence[Chosen], rows: dict[int, int], rejected: dict[int, int]) -> Committed:
         """Make all changes of the transaction."""
-        ((claimed,),) = run(merging.claim(self.tables))
+        ((claimed,),) = run(sql.claim(self.tables))
         if claimed != len(plan):
             raise LoadError(
                 f"{self.spec.name}: another load took {len(plan) - claimed} of {len(plan)} files at the same time. "
@@ -165,7 +164,7 @@ class Committer:
         changed, counts = self._write(run) if rows or _replaces(self.spec, plan) else (None, (0, 0, 0))
         bad = sum(rejected.values())
         if bad:
-            run(merging.rejects(self.tables))
+            run(sql.rejects(self.tables))
         done = Committed(self.tables.load_id, sum(rows.values()) + bad, bad, *counts, changed)
         record_load(run, self.tables, self.spec.mode, done, files=len(plan))
         return done
@@ -181,26 +180,26 @@ class Committer:
         """Change the table as the mode says; return which keys changed, and rows inserted, updated, deleted."""
         tables = self.tables
         if self.spec.mode == "append":
-            ((inserted,),) = run(merging.insert(tables))
+            ((inserted,),) = run(sql.insert(tables))
             if not tables.keys:
                 return Changed("ADD_ROWS") if inserted else None, (inserted, 0, 0)
-            run(merging.appended_keys(tables))
+            run(sql.appended_keys(tables))
             return changed_keys(run, tables, count_actions(run, tables)), (inserted, 0, 0)
         if self.spec.mode == "truncate":
             return self._replace(run)
         if self.spec.mode == "merge":
-            run(merging.merged_rows(tables))
-            merge, *following = merging.merge(tables)
+            run(sql.merged_rows(tables))
+            merge, *following = sql.merge(tables)
         else:
-            run(versions.timeline(tables))
-            run(versions.changed_versions(tables))
-            merge, *following = versions.write_versions(tables)
+            run(sql.timeline(tables))
+            run(sql.changed_versions(tables))
+            merge, *following = sql.write_versions(tables)
         actions = count_actions(run, tables)
         changed, counts = changed_keys(run, tables, actions), (0, 0, 0)
         # A merge that changes nothing would still create a new version of the table.
         if changed is not None:
             by_key = tuple(actions.get(action, 0) for action in "IUD")
-            (planned,) = [by_key] if self.spec.mode == "merge" else run(versions.planned_versions(tables))
+            (planned,) = [by_key] if self.spec.mode == "merge" else run(sql.planned_versions(tables))
             ((inserted, updated, deleted),) = run(merge)
             counts = (inserted, updated, deleted)
             check_undisturbed(self.spec, planned, counts)
@@ -212,11 +211,11 @@ class Committer:
         changed: Changed | None = Changed("MIXED_CHANGES")
         ((before,),) = run(f"SELECT COUNT(*) FROM {self.tables.target.table.sql}")
         if self.tables.keys:
-            run(merging.replaced_keys(self.tables))
+            run(sql.replaced_keys(self.tables))
             changed = changed_keys(run, self.tables, count_actions(run, self.tables))
         if changed is None:
             return None, (0, 0, 0)
-        ((deleted,),), ((inserted,),) = (run(statement) for statement in merging.replace(self.tables))
+        ((deleted,),), ((inserted,),) = (run(statement) for statement in sql.replace(self.tables))
         check_undisturbed(self.spec, (0, 0, before), (0, 0, deleted), exactly=True)
         return changed, (inserted, 0, deleted)
 

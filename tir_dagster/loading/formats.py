@@ -10,7 +10,7 @@ import io
 import json
 import lzma
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -29,6 +29,13 @@ ROWS = 20_000
 _PARQUET_ROWS = 100_000
 _SHOWN_ROW = 1_000
 _LONGEST_FIELD = 16 << 20
+# By the ending of a file's name.
+_UNPACKERS: dict[str, Callable[[Any], Any]] = {
+    "gz": lambda raw: gzip.GzipFile(fileobj=raw),
+    "bz2": bz2.BZ2File,
+    **dict.fromkeys(("xz", "lzma"), lzma.LZMAFile),
+    **dict.fromkeys(("zst", "zstd"), lambda raw: pa.CompressedInputStream(raw, "zstd")),
+}
 
 Row = TypeVar("Row")
 
@@ -322,17 +329,9 @@ def _of_parquet(path: str) -> Iterator[None]:
 @contextmanager
 def _text(raw: Any, path: str) -> Iterator[Any]:
     """Open the file as text, unpacked by the ending of its name; raise if it cannot be unpacked."""
-    opened: Any = raw
-    if path.endswith(".gz"):
-        opened = gzip.GzipFile(fileobj=raw)
-    elif path.endswith(".bz2"):
-        opened = bz2.BZ2File(raw)
-    elif path.endswith((".xz", ".lzma")):
-        opened = lzma.LZMAFile(raw)  # noqa: SIM115 - whoever opened the file closes it
-    elif path.endswith((".zst", ".zstd")):
-        opened = pa.CompressedInputStream(raw, "zstd")
+    unpacked = _UNPACKERS.get(path.rpartition(".")[2], lambda packed: packed)(raw)
     try:
-        buffered = io.BufferedReader(opened)
+        buffered = io.BufferedReader(unpacked)
         begin = buffered.peek(4)[:4]
         if begin.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or b"\0" in begin:
             raise _not_utf8(path, "it is")

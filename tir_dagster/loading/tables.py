@@ -130,19 +130,21 @@ class LoadTables:
 
 def target_of(spec: LoadSpec, described: Sequence[tuple[str, str]]) -> Target:
     """Match the spec with the table's columns (name and declared type); raise SpecError if they do not fit."""
-    table, known = TableName.parse(spec.table), dict(described)
-    history = _history(spec, known)
+    table, table_types = TableName.parse(spec.table), dict(described)
+    history = _history(spec, table_types)
     if spec.columns:
-        declared = {_named(name, known): (name, kind) for name, kind in spec.columns.items()}
+        declared = {_named(name, table_types): (name, kind) for name, kind in spec.columns.items()}
     else:
-        declared = {name: (name, kind) for name, kind in known.items() if name not in (history or ())}
+        declared = {name: (name, kind) for name, kind in table_types.items() if name not in (history or ())}
     for special in (spec.order_by, spec.delete_flag):
-        if special and _named(special, known) not in declared and special not in declared:
+        if special and _named(special, table_types) not in declared and special not in declared:
             # Not a column of the table: only the files have it.
-            kind = known[history[0]] if history and special == spec.order_by else "VARCHAR"
+            kind = table_types[history[0]] if history and special == spec.order_by else "VARCHAR"
             declared[special] = (special, kind)
     try:
-        columns = tuple(_file_column(name, file_name, kind, known) for name, (file_name, kind) in declared.items())
+        columns = tuple(
+            _file_column(name, file_name, kind, table_types) for name, (file_name, kind) in declared.items()
+        )
     except UnheldTypeError as error:
         message = str(error).partition(", which")[0]
         raise SpecError(
@@ -153,10 +155,10 @@ def target_of(spec: LoadSpec, described: Sequence[tuple[str, str]]) -> Target:
 
     def place(field: str, name: str, *, in_table: bool) -> int:
         at = places.get(name, places.get(name.upper()))
-        if at is None or (in_table and not {name, name.upper()} & known.keys()):
+        if at is None or (in_table and not {name, name.upper()} & table_types.keys()):
             raise SpecError(
                 f"{spec.name}: {field} names {name}, which {spec.table} does not have. It has "
-                f"{', '.join(known if in_table else places)}: correct the spec."
+                f"{', '.join(table_types if in_table else places)}: correct the spec."
             )
         return at
 
@@ -165,7 +167,7 @@ def target_of(spec: LoadSpec, described: Sequence[tuple[str, str]]) -> Target:
     target = Target(
         table,
         columns,
-        stored=tuple(at for name, at in places.items() if name in known),
+        stored=tuple(at for name, at in places.items() if name in table_types),
         key=tuple(place("key", name, in_table=True) for name in spec.key),
         order=order,
         flag=place("delete_flag", spec.delete_flag, in_table=False) if spec.delete_flag else None,
@@ -178,14 +180,14 @@ def target_of(spec: LoadSpec, described: Sequence[tuple[str, str]]) -> Target:
     return target
 
 
-def _named(name: str, known: dict[str, str]) -> str:
+def _named(name: str, table_types: dict[str, str]) -> str:
     """Return the table's own spelling of the name: exact, or else in upper case."""
-    return name if name in known or name.upper() not in known else name.upper()
+    return name if name in table_types or name.upper() not in table_types else name.upper()
 
 
-def _file_column(name: str, file_name: str, kind: str, known: dict[str, str]) -> LoadColumn:
+def _file_column(name: str, file_name: str, kind: str, table_types: dict[str, str]) -> LoadColumn:
     # If the table has the column, its type counts: staged values must fit there.
-    declared = known.get(name, kind)
+    declared = table_types.get(name, kind)
     column = Column.from_snowflake(name, declared)
     match = _COUNT.search(declared)
     count = int(match[1]) if match else None
@@ -198,11 +200,13 @@ def _file_column(name: str, file_name: str, kind: str, known: dict[str, str]) ->
     )
 
 
-def _history(spec: LoadSpec, known: dict[str, str]) -> tuple[str, str, str] | None:
+def _history(spec: LoadSpec, table_types: dict[str, str]) -> tuple[str, str, str] | None:
     if spec.mode != "scd2":
         return None
-    names = [_named(name, known) for name in (spec.history.valid_from, spec.history.valid_to, spec.history.is_current)]
-    if missing := [name for name in names if name not in known]:
+    names = [
+        _named(name, table_types) for name in (spec.history.valid_from, spec.history.valid_to, spec.history.is_current)
+    ]
+    if missing := [name for name in names if name not in table_types]:
         raise SpecError(
             f"{spec.name}: {spec.table} has no column {', '.join(missing)}, which scd2 needs. Add it, or name it under `history`."
         )

@@ -124,57 +124,51 @@ def converted(values: pa.Array, column: LoadColumn) -> tuple[pa.Array, dict[int,
     if column.column.kind is Kind.TIME and pa.types.is_time(values.type):
         values = pc.cast(values, pa.string())
     try:
-        return _at_once(values, column), {}
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, UnfitValueError):
-        return _one_by_one(values, column)
+        result = _at_once(values, column)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        result = None
+    return _one_by_one(values, column) if result is None else (result, {})
 
 
-def _at_once(values: pa.Array, column: LoadColumn) -> pa.Array:
-    kind = column.column.kind
-    if kind in (Kind.TIME, Kind.JSON, Kind.BOOLEAN, Kind.INSTANT) and is_text(values.type):
-        if values.null_count == len(values):
-            return pa.nulls(len(values), column.arrow)
-        raise UnfitValueError("read each value")
+def _at_once(values: pa.Array, column: LoadColumn) -> pa.Array | None:
+    """Return the converted values; None if some may not fit, or Arrow reads them otherwise than documented."""
+    kind, text = column.column.kind, is_text(values.type)
+    if text and kind in (Kind.TIME, Kind.JSON, Kind.BOOLEAN, Kind.INSTANT):
+        return pa.nulls(len(values), column.arrow) if values.null_count == len(values) else None
     if pa.types.is_floating(values.type) and kind in (Kind.INTEGER, Kind.DECIMAL):
-        raise UnfitValueError("read each value")
-    if is_text(values.type) and kind in _WRITTEN:
+        return None
+    if text and kind in _WRITTEN:
         written = pc.match_substring_regex(values, f"^(?:{_WRITTEN[kind]})$")
         if pc.any(pc.invert(written)).as_py():
-            raise UnfitValueError("read each value")
+            return None
     result = pc.cast(values, column.arrow)
-    _check_range(result, column)
-    return result
+    return result if _fits(result, column) else None
 
 
-def _check_range(values: pa.Array, column: LoadColumn) -> None:
-    kind = column.column.kind
+def _fits(values: pa.Array, column: LoadColumn) -> bool:
+    """Whether the column holds all values of its Arrow type: Arrow's types hold more."""
+    kind, precision = column.column.kind, column.column.precision
     if kind is Kind.TEXT:
-        longest = pc.max(pc.utf8_length(values)).as_py()
-        if column.length is not None and longest is not None and longest > column.length:
-            raise UnfitValueError("too long")
-        if pc.any(pc.match_substring(values, "\0")).as_py():
-            raise UnfitValueError("NUL")
-    if kind is Kind.INTEGER and 0 < column.column.precision <= _LONG:
-        bounds = pc.min_max(values).as_py()
-        if any(value is not None and abs(value) >= 10**column.column.precision for value in bounds.values()):
-            raise UnfitValueError("too large")
-    if kind is Kind.FLOAT and pc.any(pc.is_inf(values)).as_py():
-        raise UnfitValueError("too large, or infinite")
-    if kind in (Kind.DATE, Kind.TIMESTAMP, Kind.INSTANT):
-        _check_moments(values, column)
-
-
-def _check_moments(values: pa.Array, column: LoadColumn) -> None:
-    """Raise if a moment is outside the years 1 to 9999, as in Python and Snowflake, or too exact. Arrow holds more."""
-    is_date = column.column.kind is Kind.DATE
+        longest = pc.max(pc.utf8_length(values)).as_py() or 0
+        has_nul = pc.any(pc.match_substring(values, "\0")).as_py()
+        return not has_nul and (column.length is None or longest <= column.length)
+    if kind is Kind.INTEGER and 0 < precision <= _LONG:
+        return all(abs(bound or 0) < 10**precision for bound in pc.min_max(values).as_py().values())
+    if kind is Kind.FLOAT:
+        # Infinity may come from digits that are too large.
+        return not pc.any(pc.is_inf(values)).as_py()
+    if kind not in (Kind.DATE, Kind.TIMESTAMP, Kind.INSTANT):
+        return True
+    # The years 1 to 9999, as in Python and Snowflake, and not more exact than the column.
+    is_date = kind is Kind.DATE
     lowest, highest = (pa.scalar(edge.date() if is_date else edge, column.arrow) for edge in _EDGES)
     if pc.any(pc.or_(pc.less(values, lowest), pc.greater(values, highest))).as_py():
-        raise UnfitValueError("out of range")
+        return False
     unit = 10 ** (_DIGITS_OF_SECOND - column.second_digits)
-    if not is_date and unit > 1:
-        counts = pc.cast(values, pa.int64())
-        if pc.any(pc.not_equal(pc.multiply(pc.divide(counts, unit), unit), counts)).as_py():
-            raise UnfitValueError("too exact")
+    if is_date or unit == 1:
+        return True
+    counts = pc.cast(values, pa.int64())
+    return not pc.any(pc.not_equal(pc.multiply(pc.divide(counts, unit), unit), counts)).as_py()
 
 
 def _one_by_one(values: pa.Array, column: LoadColumn) -> tuple[pa.Array, dict[int, str]]:
