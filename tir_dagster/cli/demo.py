@@ -66,17 +66,23 @@ _SERVED = """\
 """
 
 
-def _set_up(*, rows: int, seed: int, datasources: Sequence[str]) -> tuple[Path, dict[str, str]]:
-    """Start and seed the sandbox, and set this process's environment; return the path for the spec file, and the variables."""
+def start_sandbox() -> tuple[Path, dict[str, str]]:
+    """Start the sandbox and set this process's environment; return the path of the sample's spec file, and the variables."""
     home = SandboxHome.from_environment()
     processes.start(home)
     env = processes.environment(home)
     os.environ.update(env)
+    return home.root.parent / "demo.yaml", env
+
+
+def _set_up(*, rows: int, seed: int, datasources: Sequence[str]) -> tuple[Path, dict[str, str]]:
+    """Start and seed the sandbox; return the path of the spec file, and the variables."""
+    file, env = start_sandbox()
     os.environ.setdefault(URL_VARIABLE, DEV_URL)
     sample.seed_table(env, rows=rows, seed=seed, until=sample.parse_month(None))
     for name in datasources:
         sample.seed_datasource(env, timeout=900, name=name)
-    return home.root.parent / "demo.yaml", env
+    return file, env
 
 
 def run_demo(*, rows: int, seed: int, say: Say, progress: Say) -> bool:

@@ -130,12 +130,14 @@ class Loader:
 
     # The load
 
-    def run(self, only: Mapping[str, str] | Sequence[str] = ()) -> LoadResult:
-        """Load the new files, or only these, if their stamps are unchanged; raise LoadError if nothing was loaded."""
-        named = only if isinstance(only, Mapping) else dict.fromkeys(only, "")
+    def run(self, only: Mapping[str, str] | None = None) -> LoadResult:
+        """Load the new files, or only those with these paths and stamps; an empty stamp takes the file as it is.
+
+        Raise LoadError if nothing was loaded.
+        """
         # One connection for all before the commit; the commit has its own, which may have to be opened again.
         with self.access.kept_open():
-            plan, target, newest = self._prepared(named)
+            plan, target, newest = self._prepared(only or {})
         if target is None:
             return LoadResult(seconds=self._seconds)
         tables = LoadTables.of(target, self.books, new_load_id())

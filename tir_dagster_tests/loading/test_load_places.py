@@ -105,7 +105,7 @@ def test_a_folder_is_the_whole_table_and_an_older_one_that_comes_late_is_passed_
     place.write("2025-01-02/b.csv", "ID,NAME\n3,z\n")
     assert not place.load(spec).load_id, "the marker is of what was there before"
     place.write("2025-01-02/_SUCCESS", "")
-    place.loader(spec).run([f"file://{place.folder}/2025-01-02/b.csv"])
+    place.loader(spec).run({f"file://{place.folder}/2025-01-02/b.csv": ""})
     assert place.rows() == [(1, "x"), (3, "z")]
 
 
@@ -151,7 +151,7 @@ def test_of_two_whole_contents_at_once_the_older_one_does_not_come_last(landing)
 
     def overtaken(plan, units):
         place.write("day2.csv", "ID,NAME\n2,new\n")
-        place.loader(replace(spec, name="other")).run([path_of(place, "day2.csv")])
+        place.loader(replace(spec, name="other")).run({path_of(place, "day2.csv"): ""})
         return right_here(plan, units)
 
     with pytest.raises(LoadError, match=r"another load replaced the content of .* meanwhile. Nothing was loaded"):
