@@ -16,6 +16,7 @@ ORDER = (
     {"addresses"},
     {"errors"},
     {"files", "measuring", "retries"},
+    {"background"},
     {"snowflake"},
     {"spec"},
     {"spark"},
@@ -109,7 +110,7 @@ def test_only_three_rooms_know_dagster():
 
 def test_the_sandbox_is_reached_over_http_and_started_by_the_command_line_alone():
     sandbox = [module for module in modules() if room_of(module) == "sandbox"]
-    assert {room_of(other) for module in sandbox for other in imports(module)} <= {"", "sandbox"}
+    assert {room_of(other) for module in sandbox for other in imports(module)} <= {"", "sandbox", "background"}
     starting = {room_of(module) for module in in_rooms() for other in imports(module) if room_of(other) == "sandbox"}
     assert starting <= {"cli"}
 

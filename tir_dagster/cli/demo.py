@@ -5,15 +5,13 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dagster import AssetKey, DagsterInstance
-
 from tir_dagster.cli.comparison import SliceComparison, compare_slices, published_extract, snowflake_of
-from tir_dagster.cli.demo_files import LOADS, play_files
+from tir_dagster.cli.demo_files import LOADS, Say, last_metadata, play_files
 from tir_dagster.cli.demo_people import is_resolved, last_incident, last_message, open_incident, refusing_publishes
 from tir_dagster.cli.refresh import Command, RefreshOutcome
 from tir_dagster.errors import TirError
@@ -68,23 +66,33 @@ _SERVED = """\
       credentials: {{username_env: SNOWFLAKE_USER, password_env: SNOWFLAKE_PASSWORD}}
 """
 
-Say = Callable[[str], None]
+
+def start_sandbox() -> tuple[Path, dict[str, str]]:
+    """Start the sandbox and set this process's environment; return the path of the sample's spec file, and the variables."""
+    home = SandboxHome.from_environment()
+    processes.start(home)
+    env = processes.environment(home)
+    os.environ.update(env)
+    return home.root.parent / "demo.yaml", env
+
+
+def _set_up(*, rows: int, seed: int, datasources: Sequence[str]) -> tuple[Path, dict[str, str]]:
+    """Start and seed the sandbox; return the path of the spec file, and the variables."""
+    file, env = start_sandbox()
+    os.environ.setdefault(URL_VARIABLE, DEV_URL)
+    sample.seed_table(env, rows=rows, seed=seed, until=sample.parse_month(None))
+    for name in datasources:
+        sample.seed_datasource(env, timeout=900, name=name)
+    return file, env
 
 
 def run_demo(*, rows: int, seed: int, say: Say, progress: Say) -> bool:
     """Play the demo; True if both refreshed datasources equal the source in every slice."""
     begun = time.monotonic()
-    home = SandboxHome.from_environment()
     say("1. The sandbox: an embedded Snowflake, and stand-ins for Tableau Server, S3, Slack and ServiceNow")
-    processes.start(home)
-    env = processes.environment(home)
-    os.environ.update(env)
-    os.environ.setdefault(URL_VARIABLE, DEV_URL)
-    sample.seed_table(env, rows=rows, seed=seed, until=sample.parse_month(None))
-    for name in (sample.DATASOURCE, SERVED, TWIN):
-        sample.seed_datasource(env, timeout=900, name=name)
+    file, env = _set_up(rows=rows, seed=seed, datasources=(sample.DATASOURCE, SERVED, TWIN))
     say(f"   {rows:,} orders in {sample.TABLE}; {sample.DATASOURCE}, {SERVED} and {TWIN} show them")
-    spec, served = _declare(env, home.root.parent / "demo.yaml", _SPEC + _SERVED + LOADS)
+    spec, served = _declare(env, file, _SPEC + _SERVED + LOADS)
 
     say(f"2. Full load: {sample.DATASOURCE} is taken over; Spark starts")
     # An earlier demo may have left a larger table; a smaller one is intended here.
@@ -117,11 +125,12 @@ def run_demo(*, rows: int, seed: int, say: Say, progress: Say) -> bool:
     say(f"9. And people were told: the last message in #mychannel ({env['SERVICENOW_URL']} shows them all)")
     say(_indented(last_message(env)))
     say(f"Done in {time.monotonic() - begun:.0f} s. Where to look next:")
+    shown_file = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
     for line in (
         "make dev                          the runs of this demo in Dagster's UI",
         'eval "$(tir sandbox env)"         point this shell at the sandbox, then',
         "tir sandbox change --seed 7       change the table again",
-        f"tir --specs {spec_file(home)} refresh orders",
+        f"tir --specs {shown_file} refresh orders",
         "tir demo --fail                   a refresh that fails: who hears of it, and how it ends",
         "tir sandbox down                  stop the servers",
     ):
@@ -132,15 +141,9 @@ def run_demo(*, rows: int, seed: int, say: Say, progress: Say) -> bool:
 
 def run_failing_demo(*, rows: int, seed: int, say: Say, progress: Say) -> bool:
     """Play a refresh that fails and one that repairs it; True if the incident opened and was resolved."""
-    home = SandboxHome.from_environment()
     say("1. The sandbox, and a refresh that works")
-    processes.start(home)
-    env = processes.environment(home)
-    os.environ.update(env)
-    os.environ.setdefault(URL_VARIABLE, DEV_URL)
-    sample.seed_table(env, rows=rows, seed=seed, until=sample.parse_month(None))
-    sample.seed_datasource(env, timeout=900)
-    (spec,) = _declare(env, home.root.parent / "demo.yaml", _SPEC)
+    file, env = _set_up(rows=rows, seed=seed, datasources=(sample.DATASOURCE,))
+    (spec,) = _declare(env, file, _SPEC)
     # An earlier demo may have left a larger table; a smaller one is intended here.
     _refresh(spec, "changes", progress, allow_empty=True)
     say(_indented(last_message(env)))
@@ -205,12 +208,6 @@ def _verdict(name: str, comparison: SliceComparison, wrong_rows: int) -> str:
     return f"   {name:<26} {comparison.rows:>9,} rows, {wrong_rows:>6,} of them wrong or missing: {verdict}"
 
 
-def spec_file(home: SandboxHome) -> Path:
-    """Return the path of the sample's spec file, relative to the current folder if possible."""
-    file = home.root.parent / "demo.yaml"
-    return file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
-
-
 def declare_orders(env: Mapping[str, str], file: Path) -> ExtractSpec:
     """Declare the sample's extract in this file, and make it the spec file of this process."""
     return _declare(env, file, _SPEC)[0]
@@ -239,14 +236,8 @@ def _refresh(spec: ExtractSpec, mode: Any, progress: Say, *, allow_empty: bool =
     with dagster_instance() as instance:
         outcome = Command(spec, instance, progress).refresh(mode, (), allow_empty=allow_empty)
         keys = extract_keys(spec)
-        staged, extract = (_last_metadata(instance, key) for key in (keys.changed_keys, keys.purged_extract))
+        staged, extract = (last_metadata(instance, key) for key in (keys.changed_keys, keys.purged_extract))
     return _Refreshed(outcome, staged["tir/slices"], staged["tir/bytes"], extract["tir/bytes"])
-
-
-def _last_metadata(instance: DagsterInstance, key: AssetKey) -> dict[str, Any]:
-    event = instance.fetch_materializations(key, limit=1).records[0].asset_materialization
-    assert event is not None, "a refresh just materialized it"
-    return {name: entry.value for name, entry in event.metadata.items()}
 
 
 def _slices_text(refreshed: _Refreshed) -> str:
@@ -289,16 +280,11 @@ def _compare(spec: ExtractSpec, env: Mapping[str, str]) -> tuple[SliceComparison
 
 def _wrong_rows(hyper: Path, spec: ExtractSpec, env: Mapping[str, str]) -> int:
     with connect(hyper) as connection:
-        listed = 'SELECT "ORDER_ID", CAST("UPDATED_AT" AS TEXT) FROM "Extract"."Extract"'
-        extract_rows = Counter((row[0], _moment(row[1])) for row in connection.execute_list_query(listed))
-    listed = f"SELECT ORDER_ID, UPDATED_AT FROM {TableName.parse(spec.source).sql}"
-    source_rows = Counter((row[0], _moment(str(row[1]))) for row in snowflake_of(spec, env).query(listed))
-    return len(({key for key, _ in (extract_rows - source_rows)}) | ({key for key, _ in (source_rows - extract_rows)}))
-
-
-def _moment(text: str) -> str:
-    """Return a timestamp without trailing zeros, which only one side writes."""
-    return text.rstrip("0").rstrip(".") if "." in text else text
+        rows = connection.execute_list_query('SELECT "ORDER_ID", "UPDATED_AT" FROM "Extract"."Extract"')
+    extract_rows = Counter((order_id, updated_at.to_datetime()) for order_id, updated_at in rows)
+    rows = snowflake_of(spec, env).query(f"SELECT ORDER_ID, UPDATED_AT FROM {TableName.parse(spec.source).sql}")
+    source_rows = Counter((order_id, updated_at) for order_id, updated_at in rows)
+    return len({order_id for order_id, _ in (extract_rows - source_rows) + (source_rows - extract_rows)})
 
 
 def _stages(outcome: RefreshOutcome) -> str:

@@ -13,11 +13,10 @@ from typing import Any
 
 import dagster as dg
 
-from tir_dagster.cli.refresh import QUIET_RUN
+from tir_dagster.cli.jobs import JobRunner
 from tir_dagster.errors import TirError
-from tir_dagster.orchestration.build import build_defs
 from tir_dagster.orchestration.home import dagster_instance
-from tir_dagster.orchestration.loads import Listener, listening
+from tir_dagster.orchestration.names import load_keys
 from tir_dagster.retries import looks
 from tir_dagster.sandbox.home import S3_BUCKET
 from tir_dagster.snowflake.connection import SnowflakeAccess
@@ -44,9 +43,14 @@ class SensorRunner:
     """Evaluates sensors as Dagster's daemon does: keeps cursors, stores events, executes requested runs."""
 
     def __init__(
-        self, extracts: Sequence[ExtractSpec], loads: Sequence[LoadSpec], instance: dg.DagsterInstance
+        self,
+        extracts: Sequence[ExtractSpec],
+        loads: Sequence[LoadSpec],
+        instance: dg.DagsterInstance,
+        progress: Say = lambda _: None,
     ) -> None:
-        self.defs = build_defs(specs=extracts, loads=loads)
+        self._jobs = JobRunner(instance, progress, extracts=extracts, loads=loads)
+        self.defs = self._jobs.definitions
         self.instance = instance
         self.cursors: dict[str, str | None] = {}
 
@@ -64,7 +68,8 @@ class SensorRunner:
         self.cursors[name] = result.cursor or self.cursors.get(name)
         self._keep(result)
         for request in result.run_requests or ():
-            self._run(str(sensor.job_name), request)
+            options = {"tags": dict(request.tags), "partition_key": request.partition_key}
+            self._jobs.run(str(sensor.job_name), config=request.run_config, **options)
         return str(result.skip_reason.skip_message) if result.skip_reason else ""
 
     def until_it_asks(self, name: str) -> None:
@@ -83,13 +88,12 @@ class SensorRunner:
             if isinstance(request, dg.AddDynamicPartitionsRequest):
                 self.instance.add_dynamic_partitions(request.partitions_def_name, request.partition_keys)
 
-    def _run(self, job: str, request: dg.RunRequest) -> None:
-        self.defs.resolve_job_def(job).execute_in_process(
-            instance=self.instance,
-            run_config={**request.run_config, **QUIET_RUN},
-            tags=dict(request.tags),
-            partition_key=request.partition_key,
-        )
+
+def last_metadata(instance: dg.DagsterInstance, asset: dg.AssetKey) -> dict[str, Any]:
+    """Return the metadata of the asset's last materialization; there must be one."""
+    event = instance.fetch_materializations(asset, limit=1).records[0].asset_materialization
+    assert event is not None, "a run just materialized it"
+    return {name: entry.value for name, entry in event.metadata.items()}
 
 
 def play_files(
@@ -103,12 +107,12 @@ def play_files(
 
     name = _land(access, env)
     tell(f"{name} lands in the bucket")
-    listener = Listener(progress)
-    with dagster_instance() as instance, listening(listener):
-        daemon = SensorRunner([spec], [load], instance)
+    with dagster_instance() as instance:
+        daemon = SensorRunner([spec], [load], instance, progress)
         daemon.until_it_asks(f"{load.name}_arrival")
-        loaded = listener.loaded[-1]
-        rows = f"{loaded.inserted} rows inserted, {loaded.updated} updated, {loaded.deleted} deleted"
+        loaded = last_metadata(instance, load_keys(load).source_table)
+        inserted, updated, deleted = (loaded[f"tir/rows_{what}"] for what in ("inserted", "updated", "deleted"))
+        rows = f"{inserted} rows inserted, {updated} updated, {deleted} deleted"
         tell(f"{load.name}_arrival saw it; loaded into {load.table}: {rows}")
         daemon.until_it_asks(f"{spec.name}_source")
         tell(f"{spec.name}_source saw the change; its keys came with the load")

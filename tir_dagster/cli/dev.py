@@ -7,10 +7,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from tir_dagster.cli.demo import declare_orders
+from tir_dagster.cli.demo import declare_orders, start_sandbox
 from tir_dagster.orchestration.home import dagster_home
-from tir_dagster.sandbox import processes, sample
-from tir_dagster.sandbox.home import SandboxHome
+from tir_dagster.sandbox import sample
 from tir_dagster.snowflake.connection import SnowflakeAccess
 from tir_dagster.snowflake.names import TableName
 from tir_dagster.snowflake.versions import probe
@@ -21,12 +20,8 @@ ROWS = 20_000
 
 def prepare_sandbox(say: Callable[[str], None]) -> None:
     """Start the sandbox, seed its sample and set the environment; leave what already exists unchanged."""
-    home = SandboxHome.from_environment()
-    processes.start(home)
-    env = processes.environment(home)
-    os.environ.update(env)
+    file, env = start_sandbox()
     table = TableName.parse(sample.TABLE)
-    file = home.root.parent / "demo.yaml"
     if probe(SnowflakeAccess.from_environment(env), [table])[table].token is None:
         file.unlink(missing_ok=True)
         say(f"seeding {ROWS:,} orders in {sample.TABLE}, and the datasource {sample.DATASOURCE!r}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,9 +15,9 @@ from tir_dagster.files import copy_file, need_space, replaced_file
 from tir_dagster.orchestration.home import tir_home
 from tir_dagster.orchestration.metadata import confirmations
 from tir_dagster.orchestration.names import extract_keys
-from tir_dagster.refresh.context import tableau_for as for_datasource
+from tir_dagster.refresh.context import tableau_for
 from tir_dagster.refresh.state.records import Confirmation
-from tir_dagster.refresh.state.versions import MANIFEST_FILE, Version, VersionStore
+from tir_dagster.refresh.state.versions import MANIFEST_FILE, VersionStore
 from tir_dagster.spec.extract import ExtractSpec
 from tir_dagster.tableau.access import TableauAccess
 from tir_dagster.tableau.client import TableauClient
@@ -31,8 +31,6 @@ from tir_dagster.tableau.datasources import (
     server_version,
 )
 from tir_dagster.tableau.transfer import download, tell_progress
-
-Log = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -69,92 +67,87 @@ class RevisionList:
     versions: list[KeptVersion]
 
 
-class Revisions:
-    """Read access to the revisions and versions of one extract."""
+def version_store(spec: ExtractSpec) -> VersionStore:
+    return VersionStore(tir_home() / "extracts" / spec.name / "versions")
 
-    def __init__(self, spec: ExtractSpec, instance: dg.DagsterInstance, log: Log) -> None:
-        self.spec = spec
-        self.versions = VersionStore(tir_home() / "extracts" / spec.name / "versions")
-        self._tableau = for_datasource(TableauAccess.from_environment(os.environ), spec)
-        self._confirmations = list(confirmations(instance, extract_keys(spec).published_datasource))
-        self._log = log
 
-    @property
-    def _last(self) -> Confirmation | None:
-        return self._confirmations[0] if self._confirmations else None
+def _client(spec: ExtractSpec) -> TableauClient:
+    return TableauClient(tableau_for(TableauAccess.from_environment(os.environ), spec))
 
-    def listed(self) -> RevisionList:
-        with TableauClient(self._tableau) as client:
-            project = find_project(client, self.spec.datasource.project)
-            datasource = look_for_datasource(client, project=project, name=self.spec.datasource.name)
-        kept = [self._kept(version) for version in reversed(self.versions.versions())]
-        if datasource is None:
-            return RevisionList(self.spec.name, None, [], kept)
-        history = (
-            None
-            if datasource.history is None
-            else [self._revision(revision, datasource) for revision in _newest_first(datasource)]
-        )
-        return RevisionList(self.spec.name, datasource.id, history, kept)
 
-    def _revision(self, revision: Revision, datasource: FoundDatasource) -> ServerRevision:
-        current = revision.number == datasource.revision
-        confirmed = self._last is not None and _revision_of(self._last, datasource) == revision.number
-        if current and confirmed:
-            # A refresh on the server changes the content of a revision.
-            confirmed = self._last is not None and self._last.server_version == str(server_version(datasource))
-        return ServerRevision(
-            number=revision.number,
-            published_at=_utc_text(revision.published_at),
-            bytes=revision.size_bytes,
-            rows=self._rows(datasource).get(revision.number),
-            current=current,
-            confirmed=confirmed,
-        )
-
-    def _rows(self, datasource: FoundDatasource) -> Mapping[int | None, int]:
-        # The oldest first, so that of two confirmations of one revision the newer one counts.
-        return {
-            _revision_of(confirmation, datasource): confirmation.rows for confirmation in reversed(self._confirmations)
-        }
-
-    def _kept(self, version: Version) -> KeptVersion:
-        made_at = datetime.fromtimestamp((version.folder / MANIFEST_FILE).stat().st_mtime, UTC)
-        return KeptVersion(
+def list_revisions(spec: ExtractSpec, instance: dg.DagsterInstance) -> RevisionList:
+    """Return the server's revisions of the extract's datasource, and the versions kept on this machine."""
+    confirmed = list(confirmations(instance, extract_keys(spec).published_datasource))
+    last = confirmed[0] if confirmed else None
+    with _client(spec) as client:
+        project = find_project(client, spec.datasource.project)
+        datasource = look_for_datasource(client, project=project, name=spec.datasource.name)
+    kept = [
+        KeptVersion(
             id=version.id,
-            made_at=_utc_text(made_at) or "",
+            made_at=_utc_text(datetime.fromtimestamp((version.folder / MANIFEST_FILE).stat().st_mtime, UTC)),
             bytes=version.extract.stat().st_size,
             rows=version.manifest.get("rows"),
             source_version=version.manifest.get("source_version"),
-            confirmed=self._last is not None and self._last.version == version.id,
+            confirmed=last is not None and last.version == version.id,
         )
+        for version in reversed(version_store(spec).versions())
+    ]
+    if datasource is None:
+        return RevisionList(spec.name, None, [], kept)
+    if datasource.history is None:
+        return RevisionList(spec.name, datasource.id, None, kept)
+    # The oldest first, so that of two confirmations of one revision the newer one counts.
+    rows = {_revision_of(confirmation, datasource): confirmation.rows for confirmation in reversed(confirmed)}
+    revisions = [
+        ServerRevision(
+            number=revision.number,
+            published_at=_utc_text(revision.published_at) if revision.published_at else None,
+            bytes=revision.size_bytes,
+            rows=rows.get(revision.number),
+            current=revision.number == datasource.revision,
+            confirmed=last is not None and _is_confirmed(revision, last, datasource),
+        )
+        for revision in _newest_first(datasource)
+    ]
+    return RevisionList(spec.name, datasource.id, revisions, kept)
 
-    def fetch_version(self, version_id: str, target: Path) -> str:
-        """Copy the Hyper file of a kept version; return a sentence for the user."""
-        known = [version.id for version in self.versions.versions()]
-        if version_id not in known:
+
+def _is_confirmed(revision: Revision, last: Confirmation, datasource: FoundDatasource) -> bool:
+    if _revision_of(last, datasource) != revision.number:
+        return False
+    # A refresh on the server changes the content of the current revision.
+    return revision.number != datasource.revision or last.server_version == str(server_version(datasource))
+
+
+def fetch_version(spec: ExtractSpec, version_id: str, target: Path) -> str:
+    """Copy the Hyper file of a kept version; return a sentence for the user."""
+    store = version_store(spec)
+    known = [version.id for version in store.versions()]
+    if version_id not in known:
+        raise DatasourceError(
+            f"{spec.name} has no version {version_id} in {store.folder}. Choose one of these: {', '.join(known) or 'none are kept'}."
+        )
+    source = store.get(version_id).extract
+    need_space(target.parent, source.stat().st_size)
+    with replaced_file(target) as beside:
+        copy_file(source, beside)
+    return f"The Hyper file of {spec.name} {version_id} is in {target}"
+
+
+def fetch_revision(spec: ExtractSpec, number: int, target: Path, log: Callable[[str], None]) -> str:
+    """Download the package of a revision; return a sentence for the user."""
+    with _client(spec) as client:
+        project = find_project(client, spec.datasource.project)
+        datasource = find_datasource(client, project=project, name=spec.datasource.name)
+        known = [revision.number for revision in _newest_first(datasource)]
+        if datasource.history is not None and number not in known:
             raise DatasourceError(
-                f"{self.spec.name} has no version {version_id} in {self.versions.folder}. Choose one of these: {', '.join(known) or 'none are kept'}."
+                f"{datasource.shown} on {client.where} has no revision {number}. Choose one of these: {', '.join(map(str, known))}."
             )
-        source = self.versions.get(version_id).extract
-        need_space(target.parent, source.stat().st_size)
-        with replaced_file(target) as beside:
-            copy_file(source, beside)
-        return f"The Hyper file of {self.spec.name} {version_id} is in {target}"
-
-    def fetch_revision(self, number: int, target: Path) -> str:
-        """Download the package of a revision; return a sentence for the user."""
-        with TableauClient(self._tableau) as client:
-            project = find_project(client, self.spec.datasource.project)
-            datasource = find_datasource(client, project=project, name=self.spec.datasource.name)
-            known = [revision.number for revision in _newest_first(datasource)]
-            if datasource.history is not None and number not in known:
-                raise DatasourceError(
-                    f"{datasource.shown} on {client.where} has no revision {number}. Choose one of these: {', '.join(map(str, known))}."
-                )
-            progress = tell_progress(self._log, "downloading", clock=client.retry.clock)
-            download(client, datasource, target, revision=number, progress=progress)
-        return f"Revision {number} of {datasource.shown} is in {target}"
+        progress = tell_progress(log, "downloading", clock=client.retry.clock)
+        download(client, datasource, target, revision=number, progress=progress)
+    return f"Revision {number} of {datasource.shown} is in {target}"
 
 
 def _newest_first(datasource: FoundDatasource) -> list[Revision]:
@@ -170,5 +163,5 @@ def _revision_of(confirmation: Confirmation, datasource: FoundDatasource) -> int
     return version.revision if version.datasource_id == datasource.id else None
 
 
-def _utc_text(moment: datetime | None) -> str | None:
-    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if moment else None
+def _utc_text(moment: datetime) -> str:
+    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -9,13 +9,12 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from tir_dagster.cli.refresh import QUIET_RUN
-from tir_dagster.errors import SpecError
+from tir_dagster.cli.jobs import JobRunner, asset_events, find_declared
 from tir_dagster.orchestration.alerts.runs import with_recipients
 from tir_dagster.orchestration.home import dagster_instance
 from tir_dagster.orchestration.interrupts import stopping
-from tir_dagster.orchestration.loads import Listener, listening, loader_for
-from tir_dagster.orchestration.names import TOLD_BY_COMMAND, load_job_name
+from tir_dagster.orchestration.loads import HINT, LATE, LOAD_ID, loader_for
+from tir_dagster.orchestration.names import TOLD_BY_COMMAND, load_job_name, load_keys
 from tir_dagster.snowflake.connection import SnowflakeAccess
 from tir_dagster.spec.load import LoadSpec
 from tir_dagster.spec.reading import Declared
@@ -30,13 +29,13 @@ class LoadOutcome:
 
     load: str
     load_id: str | None = None
-    files: dict[str, list[str]] = field(default_factory=dict)
+    files: dict[str, list[str]] = field(default_factory=lambda: {"loaded": [], "repeated": [], "superseded": []})
     rows_read: int = 0
     rows_rejected: int = 0
     rows_inserted: int = 0
     rows_updated: int = 0
     rows_deleted: int = 0
-    keys_changed: int | None = None
+    keys_changed: int | None = 0
     run_id: str | None = None
     seconds: float = 0.0
     stages: dict[str, float] = field(default_factory=dict)
@@ -48,84 +47,57 @@ class LoadOutcome:
 
 
 def find_load(declared: Declared, name: str) -> LoadSpec:
-    load = next((load for load in declared.loads if load.name == name), None)
-    if load is None:
-        known = ", ".join(load.name for load in declared.loads)
-        hint = (
-            f"The spec file declares {known}"
-            if known
-            else "Name a spec file that has `loads:` with --specs or TIR_SPECS"
-        )
-        raise SpecError(f"There is no load {name!r}. {hint}.")
-    return with_recipients(load, declared.extracts)
+    return with_recipients(find_declared(declared.loads, name, "load"), declared.extracts)
 
 
 def preview_load(spec: LoadSpec, progress: Callable[[str], None]) -> Preview:
     """Return what a load would do with each new file and which rows it would reject; without Spark, run or changes."""
-    access = SnowflakeAccess.from_environment(os.environ)
-    return loader_for(spec, access, spark=_no_spark, log=progress).preview()
+    return loader_for(spec, SnowflakeAccess.from_environment(os.environ), log=progress).preview()
 
 
 def run_load(spec: LoadSpec, progress: Callable[[str], None]) -> LoadOutcome:
     """Run the load's job in this process; raise the run's error if it fails."""
-    # Imported here: a dry run needs no job.
-    from tir_dagster.orchestration.alerts.commands import alerting  # noqa: PLC0415
-    from tir_dagster.orchestration.build import build_defs  # noqa: PLC0415
+    from tir_dagster.orchestration.alerts.commands import alerting  # noqa: PLC0415 - a dry run sends no alerts
 
     begun = time.perf_counter()
     outcome = LoadOutcome(spec.name, run_id=str(uuid.uuid4()))
-    job = build_defs(specs=(), loads=(spec,)).resolve_job_def(load_job_name(spec))
-    listener = Listener(progress)
-    stop = stopping(spec.name, lambda: _so_far(spec, listener))
+    # A load commits once.
+    stop = stopping(
+        spec.name, lambda: f"Either all of its files are in {spec.table} or none; the next load checks that."
+    )
     with dagster_instance() as instance, alerting(spec, instance, outcome, progress), stop:
-        _run(job, instance, outcome, listener)
+        jobs = JobRunner(instance, progress, loads=(spec,))
+        tags = {TOLD_BY_COMMAND: str(outcome.run_id)}
+        result = jobs.run(load_job_name(spec), run_id=outcome.run_id, tags=tags)
+        outcome.warnings = jobs.take_warnings()
+        for event in asset_events(result, load_keys(spec).source_table):
+            if LATE not in event:
+                _fill(outcome, event)
         outcome.seconds = round(time.perf_counter() - begun, 3)
     return outcome
 
 
-def _run(job: Any, instance: Any, outcome: LoadOutcome, listener: Listener) -> None:
-    with listening(listener):
-        job.execute_in_process(
-            run_config=QUIET_RUN,
-            instance=instance,
-            run_id=outcome.run_id,
-            tags={TOLD_BY_COMMAND: outcome.run_id},
-            raise_on_error=True,
-        )
-    if listener.loaded:
-        _fill(outcome, listener.loaded[-1])
-
-
-def _so_far(spec: LoadSpec, listener: Listener) -> str:
-    """Say what is in the table when the command is stopped; a load commits once."""
-    if listener.loaded:
-        return f"Its files are in {spec.table}."
-    return f"Either all of its files are in {spec.table} or none; the next load checks that."
-
-
-def _fill(outcome: LoadOutcome, loaded: Any) -> None:
-    outcome.load_id = loaded.load_id or None
-    outcome.files = {status.lower(): loaded.of(status) for status in ("LOADED", "REPEATED", "SUPERSEDED")}
-    outcome.rows_read, outcome.rows_rejected = loaded.rows, loaded.rejected
-    outcome.rows_inserted, outcome.rows_updated = loaded.inserted, loaded.updated
-    outcome.rows_deleted = loaded.deleted
-    keys = loaded.changed.keys if loaded.changed else ()
-    outcome.keys_changed = None if keys is None else len(keys)
-    outcome.stages, outcome.warnings = dict(loaded.seconds), list(loaded.warnings)
+def _fill(outcome: LoadOutcome, event: dict[str, Any]) -> None:
+    outcome.load_id, outcome.stages = event[LOAD_ID], event["tir/stages"]
+    endings = {"loaded": "", "repeated": "_repeated", "superseded": "_superseded"}
+    outcome.files = {status: event[f"tir/files{ending}"] for status, ending in endings.items()}
+    for count in ("rows_read", "rows_rejected", "rows_inserted", "rows_updated", "rows_deleted"):
+        setattr(outcome, count, event[f"tir/{count}"])
+    if hint := event.get(HINT):
+        outcome.keys_changed = len(hint["scope"]["keys"]) if isinstance(hint["scope"], dict) else None
 
 
 def outcome_text(outcome: LoadOutcome) -> str:
-    if outcome.load_id is None:
-        return f"{outcome.load}: no new files ({outcome.seconds:.1f} s)."
-    files = {status: len(paths) for status, paths in outcome.files.items() if paths}
-    listed = ", ".join(f"{count} {status}" for status, count in files.items())
-    changed = [
-        f"{outcome.rows_inserted:,} rows inserted",
-        f"{outcome.rows_updated:,} updated",
-        f"{outcome.rows_deleted:,} deleted",
-        f"{outcome.rows_rejected:,} rejected",
-    ]
-    return f"{outcome.load}: files {listed}; {', '.join(changed)} ({outcome.seconds:.1f} s)."
+    sentence = f"{outcome.load}: no new files"
+    if outcome.load_id is not None:
+        files = ", ".join(f"{len(paths)} {status}" for status, paths in outcome.files.items() if paths)
+        sentence = (
+            f"{outcome.load}: files {files}; {outcome.rows_inserted:,} rows inserted, {outcome.rows_updated:,} updated, "
+            f"{outcome.rows_deleted:,} deleted, {outcome.rows_rejected:,} rejected"
+        )
+    return "\n".join(
+        [*(f"warning: {warning}" for warning in outcome.warnings), f"{sentence} ({outcome.seconds:.1f} s)."]
+    )
 
 
 def preview_fields(spec: LoadSpec, preview: Preview) -> dict[str, Any]:
@@ -169,7 +141,3 @@ def preview_lines(spec: LoadSpec, preview: Preview) -> list[str]:
     if more := fields["rows_rejected"] - len(preview.rejects):
         lines.append(f"  … and {more:,} more rejected rows")
     return lines + [f"warning: {warning}" for warning in preview.warnings]
-
-
-def _no_spark() -> Any:
-    raise AssertionError("a dry run needs no Spark")

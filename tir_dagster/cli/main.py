@@ -11,6 +11,7 @@ import os
 import shutil
 import threading
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -40,11 +41,9 @@ class ProjectGroup(click.Group):
             return super().invoke(ctx)
         except StoppedError as error:
             return _end(ctx, error)
-        except SandboxError as error:
-            raise click.ClickException(str(error)) from error
         except SpecError as error:
             raise click.UsageError(str(error)) from error
-        except TirError as error:
+        except (TirError, SandboxError) as error:
             raise click.ClickException(str(error)) from error
         except BrokenPipeError:
             raise  # the reader of the output closed it (`| head`): click ends quietly
@@ -138,22 +137,28 @@ AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON o
 def plan(extract: str, span: str | None, *, full: bool, explain: bool, as_json: bool) -> None:
     """Show what a refresh of EXTRACT would do, and why. Nothing is changed."""
     mode, specs = _mode(span, full=full), load_specs()
-    from tir_dagster.cli.commands import chosen_slices, command, find_spec  # noqa: PLC0415 - seconds
+    from tir_dagster.cli.jobs import find_declared  # noqa: PLC0415 - seconds
+    from tir_dagster.cli.refresh import chosen_slices, command  # noqa: PLC0415
 
-    spec = find_spec(specs, extract)
+    spec = find_declared(specs, extract, "extract")
     slices = chosen_slices(spec, span)
     with command(spec, _tell) as running:
         planned = running.plan(mode, slices)
         explanation = running.explain() if explain else []
     if as_json:
-        reason = planned.reason.name if planned.reason else None
-        value = {"extract": extract, "mode": planned.mode, "decision": planned.decision, "reason": reason}
-        more = {"explain": explanation} if explain else {}
-        remarks = {"warnings": list(planned.warnings), "notes": list(planned.notes)}
-        click.echo(json.dumps({**value, "slices": slices, **remarks, **more}))
+        fields = {
+            "extract": extract,
+            "mode": planned.mode,
+            "decision": planned.decision,
+            "reason": planned.reason.name if planned.reason else None,
+            "slices": slices,
+            "warnings": planned.warnings,
+            "notes": planned.notes,
+        }
+        click.echo(json.dumps({**fields, "explain": explanation} if explain else fields))
     else:
-        warned = [f"warning: {warning}" for warning in planned.warnings]
-        click.echo("\n".join([planned.sentence(), *warned, *planned.notes, *explanation]))
+        warnings = [f"warning: {warning}" for warning in planned.warnings]
+        click.echo("\n".join([planned.sentence(), *warnings, *planned.notes, *explanation]))
 
 
 @tir.command(short_help="Find what changed, replace it, publish.")
@@ -176,39 +181,34 @@ def refresh(
 ) -> None:
     """Refresh EXTRACT: find what changed, replace those keys, publish. Exit code 1 if it fails."""
     mode, specs = _mode(span, full=full), load_specs()
-    from tir_dagster.cli.commands import chosen_slices, command, find_spec  # noqa: PLC0415 - seconds
+    from tir_dagster.cli.jobs import find_declared  # noqa: PLC0415 - seconds
+    from tir_dagster.cli.refresh import chosen_slices, command  # noqa: PLC0415
 
-    spec = find_spec(specs, extract)
+    spec = find_declared(specs, extract, "extract")
     slices = chosen_slices(spec, span)
     with command(spec, _tell) as running:
         outcome = running.refresh(mode, slices, allow_empty=allow_empty, hints=hints)
-    if as_json:
-        click.echo(json.dumps(outcome.as_dict()))
-    else:
-        _show(spec, outcome)
+    click.echo(json.dumps(outcome.as_dict()) if as_json else _outcome_text(spec, outcome))
     if profile:
         from tir_dagster.refresh.profile import profile_table  # noqa: PLC0415 - `tir --help` answers at once
 
         click.echo(profile_table(outcome.profile), err=True)
 
 
-def _show(spec: ExtractSpec, outcome: RefreshOutcome) -> None:
-    for warning in outcome.warnings:
-        click.echo(f"warning: {warning}")
-    if outcome.decision == "none":
-        click.echo(f"{spec.name}: nothing to do ({outcome.seconds:.1f} s).")
-    else:
-        click.echo(_outcome_text(spec, outcome))
-
-
 def _outcome_text(spec: ExtractSpec, outcome: RefreshOutcome) -> str:
-    why = f" ({outcome.reason})" if outcome.reason else ""
-    begin, end = f"{spec.name}: {outcome.decision} refresh{why}", f"({outcome.seconds:.1f} s)."
-    if spec.delivery == "trigger":
-        counted = f", {outcome.rows_appended:,} rows" if outcome.rows_appended else ""
-        return f"{begin} by Tableau itself{counted} {end}"
-    moved = f"{outcome.rows_purged:,} rows purged, {outcome.rows_appended:,} appended in {len(outcome.slices)} slices"
-    return f"{begin}: {moved}, published {end}"
+    reason = f" ({outcome.reason})" if outcome.reason else ""
+    begin, end = f"{spec.name}: {outcome.decision} refresh{reason}", f"({outcome.seconds:.1f} s)."
+    if outcome.decision == "none":
+        sentence = f"{spec.name}: nothing to do {end}"
+    elif spec.delivery == "trigger":
+        rows = f", {outcome.rows_appended:,} rows" if outcome.rows_appended else ""
+        sentence = f"{begin} by Tableau itself{rows} {end}"
+    else:
+        rows = (
+            f"{outcome.rows_purged:,} rows purged, {outcome.rows_appended:,} appended in {len(outcome.slices)} slices"
+        )
+        sentence = f"{begin}: {rows}, published {end}"
+    return "\n".join([*(f"warning: {warning}" for warning in outcome.warnings), sentence])
 
 
 @tir.command(short_help="Load new files into a table.")
@@ -223,8 +223,6 @@ def load(name: str, *, dry_run: bool, as_json: bool) -> None:
     Exit code 1 if it fails, or with --dry-run would fail; the table is then unchanged.
     """
     declared = load_declared()
-    from dataclasses import asdict  # noqa: PLC0415
-
     from tir_dagster.cli import load as command  # noqa: PLC0415 - seconds
 
     spec = command.find_load(declared, name)
@@ -236,12 +234,7 @@ def load(name: str, *, dry_run: bool, as_json: bool) -> None:
             raise LoadError(preview.problem)
         return
     outcome = command.run_load(spec, _tell)
-    if as_json:
-        click.echo(json.dumps(asdict(outcome)))
-        return
-    for warning in outcome.warnings:
-        click.echo(f"warning: {warning}")
-    click.echo(command.outcome_text(outcome))
+    click.echo(json.dumps(asdict(outcome)) if as_json else command.outcome_text(outcome))
 
 
 @tir.command(short_help="Print the JSON schema of spec files.")
@@ -263,12 +256,8 @@ def demo(rows: int, seed: int, *, verbose: bool, failing: bool) -> None:
     with stopping("tir demo", _sandbox_left):
         succeeded = play(rows=rows, seed=seed, say=click.echo, progress=_tell if verbose else lambda _: None)
     if not succeeded:
-        wrong = (
-            "The incident was not resolved. Run the demo again with --verbose to see the refreshes."
-            if failing
-            else "The refreshed datasource differs from the source. Run the demo again with --verbose to see the refreshes."
-        )
-        raise click.ClickException(wrong)
+        problem = "The incident was not resolved" if failing else "The refreshed datasource differs from the source"
+        raise click.ClickException(f"{problem}. Run the demo again with --verbose to see the refreshes.")
 
 
 def _sandbox_left() -> str:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
 from typing import Any
 
 import dagster as dg
@@ -17,8 +16,9 @@ from tir_dagster.changes.change_set import ChangeSet, slice_label
 from tir_dagster.changes.hints import parse_hints
 from tir_dagster.changes.plan import Mode, Plan
 from tir_dagster.changes.relation import relation_of
-from tir_dagster.errors import TirError
-from tir_dagster.orchestration.home import tir_home
+from tir_dagster.cli.jobs import JobRunner, first_event
+from tir_dagster.errors import SpecError, TirError
+from tir_dagster.orchestration.home import dagster_instance, tir_home
 from tir_dagster.orchestration.interrupts import StoppedError, check_signals, stopping
 from tir_dagster.orchestration.metadata import PROFILE, last_confirmation
 from tir_dagster.orchestration.names import (
@@ -29,9 +29,16 @@ from tir_dagster.orchestration.names import (
     extract_keys,
     refresh_job_name,
 )
-from tir_dagster.orchestration.partitions import add_slices, change_set_partitions, covering_range, retire_slices
+from tir_dagster.orchestration.partitions import (
+    add_slices,
+    change_set_partitions,
+    covering_range,
+    known_slices,
+    retire_slices,
+    slices_between,
+)
 from tir_dagster.refresh.context import leased, refresh_context, remove
-from tir_dagster.refresh.deliveries.trigger import no_spark
+from tir_dagster.refresh.deliveries.trigger import no_spark, plan_trigger, trigger_warnings, watch
 from tir_dagster.refresh.look import look
 from tir_dagster.refresh.plan import Request, plan
 from tir_dagster.refresh.profile import StageProfile, whole
@@ -44,10 +51,6 @@ from tir_dagster.tableau.access import TableauAccess
 from tir_dagster.tableau.client import TableauClient
 
 LEASE_WAIT_SECONDS = 600.0
-# The console shows this command's progress instead of Dagster's log, which is in the history.
-_CONSOLE = "console"
-# For runs that print nothing.
-QUIET_RUN = {"loggers": {_CONSOLE: {"config": {"log_level": "CRITICAL"}}}}
 
 
 @dataclass
@@ -86,7 +89,7 @@ class Command:
         self.keys = extract_keys(spec)
         self._instance = instance
         self._progress = progress
-        self._run_warnings: list[str] = []
+        self._jobs = JobRunner(instance, progress, extracts=(spec,))
         # For plans and the lease; each step of a run creates its own.
         self.context = refresh_context(
             spec,
@@ -149,12 +152,21 @@ class Command:
             parse_hints(text, "--hint")
         change_set = self.detect(outcome, mode, slices, allow_empty=allow_empty, hints=hints)
         if change_set is None:
-            confirmed = last_confirmation(self._instance, self.keys.published_datasource)
-            outcome.source_version = confirmed.source_version if confirmed else None
-            outcome.datasource_id = confirmed.datasource_id if confirmed else None
+            self._fill_confirmed(outcome)
             return
-        self._fill(outcome, change_set)
+        outcome.decision = change_set.decision
+        outcome.reason = change_set.reason
+        outcome.slices = [slice_label(name) for name in sorted({**change_set.purged, **change_set.appended})]
+        outcome.rows_purged = sum(change_set.purged.values())
+        outcome.rows_appended = sum(change_set.appended.values())
+        outcome.source_version = change_set.source_version
+        outcome.warn(change_set.warnings)
         self.apply(outcome, change_set)
+
+    def _fill_confirmed(self, outcome: RefreshOutcome) -> None:
+        """Note what the datasource shows by its last confirmation."""
+        if confirmed := last_confirmation(self._instance, self.keys.published_datasource):
+            outcome.source_version, outcome.datasource_id = confirmed.source_version, confirmed.datasource_id
 
     def _say_where(self) -> None:
         self._progress(f"looking at datasource {self.spec.datasource.name!r} and at {self.spec.main_table}")
@@ -182,15 +194,6 @@ class Command:
                 self._instance.delete_dynamic_partition(str(partitions.name), ident)
         return staged[0] if staged else None
 
-    def _fill(self, outcome: RefreshOutcome, change_set: ChangeSet) -> None:
-        outcome.decision = change_set.decision
-        outcome.reason = change_set.reason
-        outcome.slices = [slice_label(name) for name in sorted({**change_set.purged, **change_set.appended})]
-        outcome.rows_purged = sum(change_set.purged.values())
-        outcome.rows_appended = sum(change_set.appended.values())
-        outcome.source_version = change_set.source_version
-        outcome.warn(change_set.warnings)
-
     def apply(self, outcome: RefreshOutcome, change_set: ChangeSet) -> None:
         """Run the job that applies and publishes a change set."""
         known = add_slices(self._instance, self.spec, change_set.touched)
@@ -207,19 +210,10 @@ class Command:
             outcome.rows_purged = version.manifest["rows_purged"]
             outcome.rows_appended = version.manifest["rows_appended"]
         retire_slices(self._instance, self.spec, self.keys.published_datasource)
-        if reason := event_metadata(result, self.keys.published_datasource).get("tir/reason"):
+        if reason := first_event(result, self.keys.published_datasource).get("tir/reason"):
             # The server had to load everything.
             outcome.decision, outcome.reason = "full", reason
         outcome.datasource_id = confirmed.datasource_id
-
-    @cached_property
-    def _definitions(self) -> dg.Definitions:
-        """The extract's definitions, built once for both runs."""
-        # Imported here: a plan needs no job.
-        from tir_dagster.orchestration.build import build_defs  # noqa: PLC0415
-
-        logger = run_logger(self._progress, self._run_warnings.extend)
-        return build_defs(specs=(self.spec,), loggers={_CONSOLE: logger})
 
     def _run(
         self,
@@ -234,59 +228,17 @@ class Command:
         check_signals()
         run_id = str(uuid.uuid4())
         outcome.run_ids.append(run_id)
+        tags = {**(tags or {}), TOLD_BY_COMMAND: run_id}
         try:
-            result = self._definitions.resolve_job_def(job).execute_in_process(
-                run_config={**config, "loggers": {_CONSOLE: {}}},
-                instance=self._instance,
-                partition_key=partition_key,
-                tags={**(tags or {}), TOLD_BY_COMMAND: run_id},
-                run_id=run_id,
-                raise_on_error=True,
-            )
+            result = self._jobs.run(job, config=config, partition_key=partition_key, tags=tags, run_id=run_id)
         finally:
-            outcome.warn(self._run_warnings)
-            self._run_warnings.clear()
+            outcome.warn(self._jobs.take_warnings())
         for asset in (self.keys.source_table, self.keys.purged_extract, self.keys.published_datasource):
-            for stage, seconds in event_metadata(result, asset).get("tir/stages", {}).items():
+            event = first_event(result, asset)
+            for stage, seconds in event.get("tir/stages", {}).items():
                 outcome.stages[stage] = round(outcome.stages.get(stage, 0.0) + seconds, 3)
-            outcome.profile += [StageProfile(**stage) for stage in event_metadata(result, asset).get(PROFILE, [])]
+            outcome.profile += [StageProfile(**stage) for stage in event.get(PROFILE, [])]
         return result
-
-
-def event_metadata(result: dg.ExecuteInProcessResult, asset: dg.AssetKey) -> dict[str, Any]:
-    """Return the metadata of the run's first materialization or observation of the asset."""
-    for event in result.all_events:
-        data = event.event_specific_data
-        asset_event = getattr(data, "materialization", None) or getattr(data, "asset_observation", None)
-        if asset_event is not None and asset_event.asset_key == asset:
-            return {name: getattr(entry, "value", None) for name, entry in asset_event.metadata.items()}
-    return {}
-
-
-def run_logger(progress: Callable[[str], None], warn: Callable[[Sequence[str]], None]) -> dg.LoggerDefinition:
-    """Build a Dagster logger that passes the log lines of a run's steps to a command, each once."""
-    lines: set[str] = set()
-
-    class Handler(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            meta = getattr(record, "dagster_meta", {})
-            line = meta.get("orig_message")
-            if meta.get("dagster_event") is not None or not line:
-                # Dagster's own events are in its history.
-                return
-            if record.levelno >= logging.WARNING:
-                warn([line])
-            elif line not in lines:
-                lines.add(line)
-                progress(line)
-
-    @dg.logger
-    def command_logger(_: dg.InitLoggerContext) -> logging.Logger:
-        logger = logging.Logger("tir", logging.INFO)  # noqa: LOG001 - one for each run, in nobody else's tree
-        logger.addHandler(Handler())
-        return logger
-
-    return command_logger
 
 
 def so_far(spec: ExtractSpec, instance: dg.DagsterInstance, outcome: RefreshOutcome) -> str:
@@ -297,3 +249,75 @@ def so_far(spec: ExtractSpec, instance: dg.DagsterInstance, outcome: RefreshOutc
     names = () if outcome.run_ids else (StoppedError.__name__,)
     sentence = unaffected(instance, spec, tir_home(), names, outcome.run_ids[-1] if outcome.run_ids else "")
     return f"{sentence[0].upper()}{sentence[1:]}."
+
+
+class TriggerCommand(Command):
+    """`tir plan` and `tir refresh` for an extract that the server refreshes, in one run."""
+
+    def plan(self, mode: Mode, slices: Sequence[str]) -> Plan:
+        """Return what a refresh would do, from tokens and definitions alone, without changes."""
+        self._refuse(mode, slices)
+        self._say_where()
+        confirmed = last_confirmation(self._instance, self.keys.published_datasource)
+        planned = plan_trigger(self.spec, watch(self.context), confirmed, mode)
+        if planned.decision == "none":
+            return planned
+        return replace(planned, warnings=trigger_warnings(self.context))
+
+    def explain(self) -> list[str]:
+        """Say which tables start a refresh when they change."""
+        return [f"Refreshed by Tableau itself when one of these changed: {self._tables()}."]
+
+    def refresh(
+        self, mode: Mode, slices: Sequence[str], *, allow_empty: bool, hints: Sequence[str] = ()
+    ) -> RefreshOutcome:
+        """Start the server's own refresh if the source changed, and wait for it."""
+        self._refuse(mode, slices)
+        if hints:
+            raise SpecError(
+                f"{self.spec.name} is refreshed by Tableau itself (delivery `trigger`), which takes no hints. Leave --hint out."
+            )
+        return super().refresh(mode, slices, allow_empty=allow_empty)
+
+    def _refresh(
+        self, outcome: RefreshOutcome, mode: Mode, slices: Sequence[str], *, allow_empty: bool, hints: Sequence[str]
+    ) -> None:
+        del slices, allow_empty, hints  # the server decides what it loads
+        op = self.keys.published_datasource.to_python_identifier()
+        result = self._run(outcome, refresh_job_name(self.spec), config={"ops": {op: {"config": {"mode": mode}}}})
+        self._fill_confirmed(outcome)
+        event = first_event(result, self.keys.published_datasource)
+        if "tir/decision" in event:
+            outcome.published = True
+            outcome.decision, outcome.reason = event["tir/decision"], event["tir/reason"] or None
+            outcome.rows_appended = event.get("tir/rows_appended") or 0
+
+    def _say_where(self) -> None:
+        self._progress(f"looking at {self._tables()}")
+
+    def _tables(self) -> str:
+        return ", ".join([self.spec.main_table, *self.spec.watch])
+
+    def _refuse(self, mode: Mode, slices: Sequence[str]) -> None:
+        if mode == "slices" or slices:
+            raise SpecError(
+                f"{self.spec.name} is refreshed by Tableau itself (delivery `trigger`), which knows no slices. "
+                "Leave --slices out; --full refreshes everything."
+            )
+
+
+@contextmanager
+def command(spec: ExtractSpec, progress: Callable[[str], None]) -> Iterator[Command]:
+    """Yield the command for the extract's delivery, on the environment's Dagster history."""
+    with dagster_instance() as instance:
+        yield (TriggerCommand if spec.delivery == "trigger" else Command)(spec, instance, progress)
+
+
+def chosen_slices(spec: ExtractSpec, text: str | None) -> list[str]:
+    """Return the slices that `--slices` names; for slices by value, Dagster's partitions are the known ones."""
+    if not text:
+        return []
+    if spec.slices.by != "value":
+        return slices_between(spec, text)
+    with dagster_instance() as instance:
+        return slices_between(spec, text, known_slices(instance, spec))

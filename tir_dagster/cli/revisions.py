@@ -13,7 +13,8 @@ import click
 from tir_dagster.spec.reading import load_specs
 
 if TYPE_CHECKING:
-    from tir_dagster.cli.kept_revisions import RevisionList, Revisions
+    from tir_dagster.cli.kept_revisions import RevisionList
+    from tir_dagster.spec.extract import ExtractSpec
 
 
 @click.command(short_help="List or fetch revisions and kept versions of an extract.")
@@ -28,18 +29,24 @@ def revisions(extract: str, revision: str | None, target: Path | None, *, force:
     `--fetch 3 --to orders.tdsx` fetches a revision from the server, `--fetch v00000012 --to orders.hyper` a version.
     """
     _check(revision, target, force=force)
-    from tir_dagster.cli.commands import find_spec  # noqa: PLC0415 - seconds
-    from tir_dagster.cli.kept_revisions import Revisions  # noqa: PLC0415
+    from tir_dagster.cli import kept_revisions as work  # noqa: PLC0415 - seconds
+    from tir_dagster.cli.jobs import find_declared  # noqa: PLC0415
     from tir_dagster.orchestration.home import dagster_instance  # noqa: PLC0415
 
-    spec = find_spec(load_specs(), extract)
-    with dagster_instance() as instance:
-        known = Revisions(spec, instance, lambda line: click.echo(line, err=True))
-    if revision is not None and target is not None:
-        click.echo(_fetched(known, revision, target, as_json=as_json))
+    spec = find_declared(load_specs(), extract, "extract")
+    if revision is None or target is None:
+        with dagster_instance() as instance:
+            listed = work.list_revisions(spec, instance)
+        folder = work.version_store(spec).folder
+        click.echo(json.dumps(asdict(listed)) if as_json else "\n".join(_lines(listed, spec, folder)))
         return
-    listed = known.listed()
-    click.echo(json.dumps(asdict(listed)) if as_json else "\n".join(_lines(listed, known)))
+    if revision.startswith("v"):
+        sentence = work.fetch_version(spec, revision, target)
+    else:
+        sentence = work.fetch_revision(spec, int(revision), target, lambda line: click.echo(line, err=True))
+    size = target.stat().st_size
+    fields = {"fetched": revision, "file": str(target), "bytes": size}
+    click.echo(json.dumps(fields) if as_json else f"{sentence} ({_size(size)}).")
 
 
 def _check(revision: str | None, target: Path | None, *, force: bool) -> None:
@@ -51,23 +58,8 @@ def _check(revision: str | None, target: Path | None, *, force: bool) -> None:
         raise click.UsageError(f"{target} exists. Name another file, or add --force to replace it.")
 
 
-def _fetched(known: Revisions, revision: str, target: Path, *, as_json: bool) -> str:
-    fetch = (
-        known.fetch_version
-        if revision.startswith("v")
-        else lambda number, file: known.fetch_revision(int(number), file)
-    )
-    sentence, size = fetch(revision, target), target.stat().st_size
-    return (
-        json.dumps({"fetched": revision, "file": str(target), "bytes": size})
-        if as_json
-        else f"{sentence} ({_size(size)})."
-    )
-
-
-def _lines(listed: RevisionList, revisions: Revisions) -> list[str]:
-    datasource = revisions.spec.datasource
-    lines = [f"{listed.extract}: datasource {datasource.name!r} in project {datasource.project!r}"]
+def _lines(listed: RevisionList, spec: ExtractSpec, folder: Path) -> list[str]:
+    lines = [f"{spec.name}: datasource {spec.datasource.name!r} in project {spec.datasource.project!r}"]
     if listed.datasource_id is None:
         lines.append("  it does not exist yet; a refresh creates it")
     elif listed.revisions is None:
@@ -75,12 +67,11 @@ def _lines(listed: RevisionList, revisions: Revisions) -> list[str]:
     for entry in listed.revisions or ():
         marks = [mark for mark, is_so in (("current", entry.current), ("confirmed", entry.confirmed)) if is_so]
         lines.append(_line(str(entry.number), entry.published_at, entry.bytes, entry.rows, marks))
-    lines.append(f"kept in {revisions.versions.folder}")
-    version_lines = [
-        _line(entry.id, entry.made_at, entry.bytes, entry.rows, ["confirmed"] if entry.confirmed else [])
-        for entry in listed.versions
-    ]
-    return lines + (version_lines or ["  none"])
+    lines.append(f"kept in {folder}")
+    for version in listed.versions:
+        marks = ["confirmed"] if version.confirmed else []
+        lines.append(_line(version.id, version.made_at, version.bytes, version.rows, marks))
+    return lines if listed.versions else [*lines, "  none"]
 
 
 def _line(name: str, moment: str | None, size: int | None, rows: int | None, marks: list[str]) -> str:

@@ -14,8 +14,6 @@ from tir_dagster.sandbox import processes
 from tir_dagster.sandbox.home import SandboxHome
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from tir_dagster.sandbox.processes import ServerState
 
 PORT = click.IntRange(1, 65535)
@@ -69,7 +67,11 @@ def status(as_json: bool) -> None:
     home = SandboxHome.from_environment()
     states = processes.status(home)
     if as_json:
-        click.echo(json.dumps({"home": str(home.root), "servers": _as_json(states)}, indent=2))
+        click.echo(
+            json.dumps(
+                {"home": str(home.root), "servers": {name: _as_json(state) for name, state in states.items()}}, indent=2
+            )
+        )
     else:
         click.echo(f"Sandbox in {home.root}")
         for state in states.values():
@@ -153,20 +155,9 @@ def change(seed: int, recent: int | None, as_json: bool, **counts: int) -> None:
     click.echo(json.dumps(account.as_json(), indent=2) if as_json else account.as_text())
 
 
-def _as_json(states: Mapping[str, ServerState]) -> dict[str, dict[str, Any]]:
-    return {
-        name: {
-            "running": state.running,
-            "state": state.state,
-            "url": state.url,
-            "pid": state.pid,
-            "port": state.port,
-            "log": str(state.log),
-            "data": str(state.data),
-            "bytes": state.size,
-        }
-        for name, state in states.items()
-    }
+def _as_json(state: ServerState) -> dict[str, Any]:
+    fields = {"running": state.running, "state": state.state, "url": state.url, "pid": state.pid, "port": state.port}
+    return {**fields, "log": str(state.log), "data": str(state.data), "bytes": state.size}
 
 
 def _print_state(state: ServerState) -> None:

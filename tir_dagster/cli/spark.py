@@ -47,25 +47,17 @@ def status(as_json: bool) -> None:
     from tir_dagster.orchestration.home import tir_home  # noqa: PLC0415
     from tir_dagster.spark.server import log_file, server_state  # noqa: PLC0415
 
-    state, server = server_state(tir_home())
+    home, (state, server) = tir_home(), server_state(tir_home())
     alive = server if server and state != "ended" else None
     if as_json:
-        fields = {
-            "home": str(tir_home()),
-            "state": state,
-            "address": alive.address if alive else None,
-            "pid": alive.pid if alive else None,
-            "port": alive.port if alive else None,
-            "log": str(log_file(tir_home())),
-        }
-        click.echo(json.dumps(fields, indent=2))
+        process = {name: getattr(alive, name, None) for name in ("address", "pid", "port")}
+        click.echo(json.dumps({"home": str(home), "state": state, **process, "log": str(log_file(home))}, indent=2))
     else:
-        more = {
+        advice = {
             "ended": "It ended unexpectedly; see its log. Start it again: tir spark up",
             "outdated": "It was started with other package versions and is not used. Restart it: tir spark up",
             "not answering": "It is starting or hangs. Restart it: tir spark up",
         }
-        where = f", {alive.address} (pid {alive.pid})" if alive else ""
-        click.echo(f"Spark server of {tir_home()}: {state}{where}")
-        click.echo("\n".join(filter(None, [more.get(state), f"log: {log_file(tir_home())}"])))
+        click.echo(f"Spark server of {home}: {state}" + (f", {alive.address} (pid {alive.pid})" if alive else ""))
+        click.echo("\n".join(filter(None, [advice.get(state), f"log: {log_file(home)}"])))
     sys.exit(0 if state == "running" else 1)

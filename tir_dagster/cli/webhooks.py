@@ -80,21 +80,18 @@ def listen(host: str, port: int) -> None:
     secret = webhook_secret(os.environ)
     with dagster_instance() as instance:
         note = Observer(instance, tir_home()).note
-        with _opened(lambda: Receiver((host, port), secret, note=note, say=click.echo), host, port) as receiver:
+        try:
+            receiver = Receiver((host, port), secret, note=note, say=click.echo)
+        except OSError as error:
+            raise click.ClickException(
+                f"Cannot listen on {host}:{port}: {error.strerror or error}. Choose another --port, or another --host."
+            ) from error
+        with receiver:
             click.echo(f"Listening on http://{host}:{receiver.server_port}/ and {SECRET_VARIABLE}; Ctrl-C ends it.")
             try:
                 receiver.serve_forever()
             except KeyboardInterrupt:
                 click.echo("Ended.")
-
-
-def _opened(open_receiver: Any, host: str, port: int) -> Any:
-    try:
-        return open_receiver()
-    except OSError as error:
-        raise click.ClickException(
-            f"Cannot listen on {host}:{port}: {error.strerror or error}. Choose another --port, or another --host."
-        ) from error
 
 
 @contextmanager

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tir_dagster.errors import LoadError
-from tir_dagster.loading import merge_sql as merging
-from tir_dagster.loading import scd2 as versions
+from tir_dagster.loading import merge_sql as sql
 from tir_dagster.loading.ledger import (
     Changed,
     Committed,
     Run,
     beside_values,
     changed_keys,
-    check_claimed,
     committed,
-    found_actions,
+    count_actions,
     newest_loaded,
-    remember,
+    record_load,
 )
-from tir_dagster.loading.merge_sql import LoadTables
 from tir_dagster.loading.selection import Chosen
 from tir_dagster.loading.staging import REJECTED, ROWS, Staged
-from tir_dagster.loading.tables import LEDGER_COLUMNS, create, stage_type
+from tir_dagster.loading.tables import LEDGER_COLUMNS, LoadTables, create, stage_type
 from tir_dagster.retries import NO_PAUSE, Repeat, RetryPolicy
 from tir_dagster.snowflake.connection import SnowflakeAccess, SnowflakeError
 from tir_dagster.snowflake.names import TableName, literal
@@ -34,8 +31,8 @@ LOST = frozenset({250001, 250003, 251001, 251007, 290404, 390104, 390111, 390112
 ATTEMPTS = RetryPolicy(tries=3, backoff=NO_PAUSE)
 _FORMAT = "FILE_FORMAT=(TYPE=PARQUET USE_LOGICAL_TYPE=TRUE) MATCH_BY_COLUMN_NAME=CASE_INSENSITIVE"
 _SHOWN = 5
-# A statement's text has a limit, and values are part of it; more files are listed by several statements.
-_BYTES_AT_ONCE = 200_000
+# A statement's text, with the values in it, has at most a million bytes; a path has at most 1,024 on S3.
+FILES_PER_STATEMENT = 100
 
 Counts = tuple[int, int, int]
 
@@ -93,9 +90,9 @@ class Committer:
     def _commit(self, plan: Sequence[Chosen], staged: Sequence[Staged]) -> Committed:
         with self.access.connect() as connection:
 
-            def run(sql: str, params: Sequence[Any] | None = None) -> list[tuple[Any, ...]]:
+            def run(statement: str, params: Sequence[Any] | None = None) -> list[tuple[Any, ...]]:
                 with connection.cursor() as cursor:
-                    return [tuple(row) for row in cursor.execute(sql, params).fetchall()]
+                    return [tuple(row) for row in cursor.execute(statement, params).fetchall()]
 
             self._make_temporary(run, staged)
             rows, rejected = self._copy(run, staged)
@@ -132,7 +129,7 @@ class Committer:
         bad = self._copied(run, self.tables.rejected, REJECTED, sum(unit.rejected for unit in staged))
         if self.spec.duplicates == "reject" and self.spec.key and good:
             # Where a folder is the whole content of the table, all its files count together.
-            for statement in merging.rejecting_duplicates(self.tables, together=self.spec.snapshot == "folder"):
+            for statement in sql.rejecting_duplicates(self.tables, together=self.spec.snapshot == "folder"):
                 run(statement)
             good, bad = (_by_file(run, table) for table in (self.tables.staged, self.tables.rejected))
         return good, bad
@@ -151,13 +148,7 @@ class Committer:
             )
         return rows
 
-    def _list_files(
-        self,
-        run: Run,
-        plan: Sequence[Chosen],
-        rows: dict[int, int],
-        rejected: dict[int, int],
-    ) -> None:
+    def _list_files(self, run: Run, plan: Sequence[Chosen], rows: dict[int, int], rejected: dict[int, int]) -> None:
         names = [name for name in LEDGER_COLUMNS if name != "LOADED_AT"]
         entries = []
         for number, chosen in enumerate(plan):
@@ -166,33 +157,27 @@ class Committer:
             owner = [str(self.books.table), self.spec.name, self.tables.load_id]
             entries.append([*owner, chosen.file.path, chosen.times, number, *texts, *counts])
         row = f"({', '.join(['%s'] * len(names))})"
-        for batch in in_batches(entries):
+        for begin in range(0, len(entries), FILES_PER_STATEMENT):
+            batch = entries[begin : begin + FILES_PER_STATEMENT]
             listed = ", ".join([row] * len(batch))
             values = [value for entry in batch for value in entry]
             run(f"INSERT INTO {beside_values(self.tables.files)} ({', '.join(names)}) VALUES {listed}", values)
 
-    def _change(
-        self,
-        run: Run,
-        plan: Sequence[Chosen],
-        rows: dict[int, int],
-        rejected: dict[int, int],
-    ) -> Committed:
-        claimed = run(merging.claim(self.tables))
-        check_claimed(int(claimed[0][0]), len(plan), self.spec.name)
+    def _change(self, run: Run, plan: Sequence[Chosen], rows: dict[int, int], rejected: dict[int, int]) -> Committed:
+        """Make all changes of the transaction."""
+        ((claimed,),) = run(sql.claim(self.tables))
+        if claimed != len(plan):
+            raise LoadError(
+                f"{self.spec.name}: another load took {len(plan) - claimed} of {len(plan)} files at the same time. "
+                "Nothing was loaded twice; run again."
+            )
         self._check_newest(run)
-        changed, counts = self._write(run) if rows or self._empties(plan) else (None, (0, 0, 0))
-        if rejected:
-            run(merging.rejects(self.tables))
-        done = Committed(
-            self.tables.load_id,
-            len(plan),
-            sum(rows.values()) + sum(rejected.values()),
-            sum(rejected.values()),
-            *counts,
-            changed,
-        )
-        remember(run, self.tables, self.spec.mode, done)
+        changed, counts = self._write(run) if rows or _replaces(self.spec, plan) else (None, (0, 0, 0))
+        bad = sum(rejected.values())
+        if bad:
+            run(sql.rejects(self.tables))
+        done = Committed(self.tables.load_id, sum(rows.values()) + bad, bad, *counts, changed)
+        record_load(run, self.tables, self.spec.mode, done, files=len(plan))
         return done
 
     def _check_newest(self, run: Run) -> None:
@@ -202,51 +187,46 @@ class Committer:
                 f"{self.spec.name}: another load replaced the content of {self.spec.table} meanwhile. Nothing was loaded; run again."
             )
 
-    def _empties(self, plan: Sequence[Chosen]) -> bool:
-        return _replaces(self.spec, plan)
-
     def _write(self, run: Run) -> tuple[Changed | None, Counts]:
-        """Change the table as the mode says; which keys changed, and rows inserted, updated, deleted."""
-        graves = self.tables.target.order is not None
+        """Change the table as the mode says; return which keys changed, and rows inserted, updated, deleted."""
+        tables = self.tables
         if self.spec.mode == "append":
-            return self._append(run)
+            ((inserted,),) = run(sql.insert(tables))
+            if not tables.keys:
+                return Changed("ADD_ROWS") if inserted else None, (inserted, 0, 0)
+            run(sql.appended_keys(tables))
+            return changed_keys(run, tables, count_actions(run, tables)), (inserted, 0, 0)
         if self.spec.mode == "truncate":
             return self._replace(run)
         if self.spec.mode == "merge":
-            run(merging.merged_rows(self.tables, graves=graves))
-            statements = merging.merge(self.tables, graves=graves)
+            run(sql.merged_rows(tables))
+            merge, *following = sql.merge(tables)
         else:
-            run(versions.timeline(self.tables, graves=graves))
-            run(versions.changed_versions(self.tables))
-            statements = versions.write_versions(self.tables, graves=graves)
-        actions = found_actions(run, self.tables)
-        changed, counts = changed_keys(run, self.tables, actions), (0, 0, 0)
+            run(sql.timeline(tables))
+            run(sql.changed_versions(tables))
+            merge, *following = sql.write_versions(tables)
+        actions = count_actions(run, tables)
+        changed, counts = changed_keys(run, tables, actions), (0, 0, 0)
         # A merge that changes nothing would still create a new version of the table.
         if changed is not None:
             by_key = tuple(actions.get(action, 0) for action in "IUD")
-            planned = by_key if self.spec.mode == "merge" else run(versions.planned_versions(self.tables))[0]
-            counts = _merge_counts(run(statements[0]), has_update="THEN UPDATE" in statements[0])
+            (planned,) = [by_key] if self.spec.mode == "merge" else run(sql.planned_versions(tables))
+            ((inserted, updated, deleted),) = run(merge)
+            counts = (inserted, updated, deleted)
             check_undisturbed(self.spec, planned, counts)
-        for statement in statements[1:]:
+        for statement in following:
             run(statement)
         return changed, counts
-
-    def _append(self, run: Run) -> tuple[Changed | None, Counts]:
-        inserted = int(run(merging.append(self.tables)[0])[0][0])
-        if not self.tables.keys:
-            return Changed("ADD_ROWS") if inserted else None, (inserted, 0, 0)
-        run(merging.appended_keys(self.tables))
-        return changed_keys(run, self.tables, found_actions(run, self.tables)), (inserted, 0, 0)
 
     def _replace(self, run: Run) -> tuple[Changed | None, Counts]:
         changed: Changed | None = Changed("MIXED_CHANGES")
         ((before,),) = run(f"SELECT COUNT(*) FROM {self.tables.target.table.sql}")
         if self.tables.keys:
-            run(merging.replaced_keys(self.tables))
-            changed = changed_keys(run, self.tables, found_actions(run, self.tables))
+            run(sql.replaced_keys(self.tables))
+            changed = changed_keys(run, self.tables, count_actions(run, self.tables))
         if changed is None:
             return None, (0, 0, 0)
-        deleted, inserted = (int(run(statement)[0][0]) for statement in merging.replace(self.tables))
+        ((deleted,),), ((inserted,),) = (run(statement) for statement in sql.replace(self.tables))
         check_undisturbed(self.spec, (0, 0, before), (0, 0, deleted), exactly=True)
         return changed, (inserted, 0, deleted)
 
@@ -283,38 +263,13 @@ def _passing(failure: Exception) -> bool:
     return isinstance(failure, (OSError, DisturbedError))
 
 
-def in_batches(entries: Sequence[list[Any]]) -> Iterator[list[list[Any]]]:
-    """Split the entries into batches, one for each statement."""
-    batch: list[list[Any]] = []
-    size = 0
-    for entry in entries:
-        # A value's quotes and backslashes are doubled.
-        entry_size = sum(2 * len(str(value).encode()) + 4 for value in entry)
-        if batch and size + entry_size > _BYTES_AT_ONCE:
-            yield batch
-            batch, size = [], 0
-        batch.append(entry)
-        size += entry_size
-    if batch:
-        yield batch
-
-
 def check_undisturbed(spec: LoadSpec, planned: Sequence[Any], counts: Counts, *, exactly: bool = False) -> None:
     """Raise unless the rows that changed are those that were planned; a table with repeated keys has more rows than keys.
 
     Each statement sees what others have committed before it, so rows may change between two statements.
     """
-    expected = tuple(int(count) for count in planned)
-    if expected == counts or (
-        not exactly and all(count >= least for count, least in zip(counts, expected, strict=True))
-    ):
-        return
-    raise DisturbedError(
-        f"{spec.name}: somebody else changed {spec.table} during the commit. Nothing was loaded; run again when it is quiet."
-    )
-
-
-def _merge_counts(answer: list[tuple[Any, ...]], *, has_update: bool) -> Counts:
-    """MERGE answers with inserted, updated, deleted, of those that it has clauses for."""
-    counts = [int(count) for count in answer[0]]
-    return (counts[0], counts[1], counts[2]) if has_update else (counts[0], 0, counts[1])
+    more_rows = not exactly and all(count >= least for count, least in zip(counts, planned, strict=True))
+    if tuple(planned) != counts and not more_rows:
+        raise DisturbedError(
+            f"{spec.name}: somebody else changed {spec.table} during the commit. Nothing was loaded; run again when it is quiet."
+        )

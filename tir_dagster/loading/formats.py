@@ -10,11 +10,12 @@ import io
 import json
 import lzma
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import Any
+from itertools import islice
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -28,6 +29,15 @@ ROWS = 20_000
 _PARQUET_ROWS = 100_000
 _SHOWN_ROW = 1_000
 _LONGEST_FIELD = 16 << 20
+# By the ending of a file's name.
+_UNPACKERS: dict[str, Callable[[Any], Any]] = {
+    "gz": lambda raw: gzip.GzipFile(fileobj=raw),
+    "bz2": bz2.BZ2File,
+    **dict.fromkeys(("xz", "lzma"), lzma.LZMAFile),
+    **dict.fromkeys(("zst", "zstd"), lambda raw: pa.CompressedInputStream(raw, "zstd")),
+}
+
+Row = TypeVar("Row")
 
 
 @dataclass(frozen=True)
@@ -112,20 +122,25 @@ def csv_pieces(raw: Any, path: str, columns: Sequence[LoadColumn], shape: Shape,
             raise _not_utf8(path, "the header is")
         _check_once(header, path, "header")
         places = matched(header, columns, shape)
-        yield from _csv_rows(reader, len(header), places, path)
+        for lines, rows, bad in _batches(_csv_rows(reader, len(header), path)):
+            yield Piece([_column(rows, at) for at in places], lines, bad)
 
 
-def _csv_rows(reader: Any, width: int, places: Sequence[int | None], path: str) -> Iterator[Piece]:
-    rows: list[list[str]] = []
-    lines: list[int] = []
-    bad: list[Bad] = []
-    ended = False
-    while not ended:
+def _batches(rows: Iterable[tuple[int, Row] | Bad]) -> Iterator[tuple[list[int], list[Row], list[Bad]]]:
+    """Collect rows with their lines, and bad rows, until they are enough for a piece."""
+    rows = iter(rows)
+    while batch := list(islice(rows, ROWS)):
+        good = [row for row in batch if not isinstance(row, Bad)]
+        yield [line for line, _ in good], [row for _, row in good], [row for row in batch if isinstance(row, Bad)]
+
+
+def _csv_rows(reader: Any, width: int, path: str) -> Iterator[tuple[int, list[str]] | Bad]:
+    while True:
         begun = reader.line_num + 1
         try:
             row = next(reader)
         except StopIteration:
-            ended = True
+            return
         except csv.Error as error:
             if reader.line_num > begun or "unexpected end of data" in str(error):
                 # An unclosed quote swallows all following lines: that is more than one bad row.
@@ -133,20 +148,14 @@ def _csv_rows(reader: Any, width: int, places: Sequence[int | None], path: str) 
                     f"{path}: line {begun}: a quote opens there and does not close as it should ({error}), up to line"
                     f" {reader.line_num}. Nothing was loaded; fix the file."
                 ) from error
-            bad.append(Bad(begun, f"not CSV: {error}", ""))
-        else:
-            if not row:
-                continue
-            if not is_storable("".join(row)):
-                bad.append(Bad(begun, "not text in UTF-8", repr(row)[:_SHOWN_ROW]))
-            elif len(row) != width:
-                bad.append(Bad(begun, f"{len(row)} fields, the header has {width}", ",".join(row)[:_SHOWN_ROW]))
-            else:
-                rows.append(row)
-                lines.append(begun)
-        if len(rows) + len(bad) >= ROWS or (ended and (rows or bad)):
-            yield Piece([_column(rows, at) for at in places], lines, bad)
-            rows, lines, bad = [], [], []
+            yield Bad(begun, f"not CSV: {error}", "")
+            continue
+        if row and not is_storable("".join(row)):
+            yield Bad(begun, "not text in UTF-8", repr(row)[:_SHOWN_ROW])
+        elif row and len(row) != width:
+            yield Bad(begun, f"{len(row)} fields, the header has {width}", ",".join(row)[:_SHOWN_ROW])
+        elif row:
+            yield begun, row
 
 
 def _column(rows: Sequence[Sequence[str]], at: int | None) -> pa.Array:
@@ -158,25 +167,33 @@ def _column(rows: Sequence[Sequence[str]], at: int | None) -> pa.Array:
 def json_pieces(raw: Any, path: str, columns: Sequence[LoadColumn], shape: Shape) -> Iterator[Piece]:
     """Read one object per line; an absent field is NULL, a field that no row has is missing."""
     fields = _Fields(columns)
-    rows: list[dict[str, Any]] = []
-    lines: list[int] = []
-    bad: list[Bad] = []
     with _text(raw, path) as text:
-        for line, content in enumerate(text, 1):
-            if not content.strip():
-                continue
+        for lines, rows, bad in _batches(_json_rows(text)):
+            yield Piece(fields.columns(rows), lines, bad)
+    fields.report(shape)
+
+
+def _json_rows(text: Iterable[str]) -> Iterator[tuple[int, dict[str, Any]] | Bad]:
+    for line, content in enumerate(text, 1):
+        if content.strip():
             row = _object(content)
-            if isinstance(row, str):
-                bad.append(Bad(line, row, content.encode("utf-8", "replace").decode().rstrip("\r\n")[:_SHOWN_ROW]))
+            if isinstance(row, dict):
+                yield line, row
             else:
-                rows.append(row)
-                lines.append(line)
-            if len(rows) + len(bad) >= ROWS:
-                yield Piece(fields.columns(rows), lines, bad)
-                rows, lines, bad = [], [], []
-    if rows or bad:
-        yield Piece(fields.columns(rows), lines, bad)
-    fields.tell(shape)
+                yield Bad(line, row, content.encode("utf-8", "replace").decode().rstrip("\r\n")[:_SHOWN_ROW])
+
+
+def _object(content: str) -> dict[str, Any] | str:
+    """Return the line's object, or the reason why it is none."""
+    if not is_storable(content):
+        return "not text in UTF-8"
+    try:
+        value = parsed_json(content)
+    except UnfitValueError as error:
+        return str(error)
+    except (ValueError, RecursionError) as error:
+        return f"not JSON: {error}"
+    return value if isinstance(value, dict) else "not a JSON object"
 
 
 class _Fields:
@@ -206,7 +223,7 @@ class _Fields:
             self._known[names] = [None if at is None else names[at] for at in places]
         return self._known[names]
 
-    def tell(self, shape: Shape) -> None:
+    def report(self, shape: Shape) -> None:
         """Note in the shape which columns no object has, and which fields are extra; nothing if there was no object."""
         if not self._known:
             return
@@ -215,19 +232,6 @@ class _Fields:
             if all(present[at] is None for present in self._known.values()):
                 shape.missing.append(column.name)
         shape.extra += dict.fromkeys(name for names in self._known for name in names if name not in used)
-
-
-def _object(content: str) -> dict[str, Any] | str:
-    """Return the line's object, or the reason why it is none."""
-    if not is_storable(content):
-        return "not text in UTF-8"
-    try:
-        value = parsed_json(content)
-    except UnfitValueError as error:
-        return str(error)
-    except (ValueError, RecursionError) as error:
-        return f"not JSON: {error}"
-    return value if isinstance(value, dict) else "not a JSON object"
 
 
 def _as_csv_text(value: Any, column: LoadColumn) -> str | None:
@@ -256,8 +260,8 @@ def parquet_pieces(
         _check_once(names, path, "file")
         places = matched(names, columns, shape)
         for column, at in zip(columns, places, strict=True):
-            if at is not None and not column.fits(file.schema_arrow.types[at]) and not _as_text(column):
-                kind = file.schema_arrow.types[at]
+            kind = None if at is None else file.schema_arrow.types[at]
+            if kind is not None and not column.fits(kind):
                 shape.other.append(f"column {column.name} is {kind}, expected is {column.column.kind.value}")
         if shape.other:
             return
@@ -271,26 +275,18 @@ def parquet_pieces(
             first += batch.num_rows
 
 
-def _as_text(column: LoadColumn) -> bool:
-    """Whether the column takes every value as text."""
-    return column.column.kind.value in ("text", "json")
-
-
 def _plain(values: pa.Array, column: LoadColumn) -> pa.Array:
     if pa.types.is_dictionary(values.type):
         values = values.dictionary_decode()
     if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
         # No reader checks that a file's texts are valid UTF-8.
         return _texts(pc.cast(values, pa.large_binary() if pa.types.is_large_string(values.type) else pa.binary()))
-    if _is_binary(values.type):
+    kind = values.type
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind):
         return _texts(values)
-    if _as_text(column):
+    if column.takes_any_text:
         return pa.array([_as_text_value(value) for value in values.to_pylist()], pa.string())
     return values
-
-
-def _is_binary(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind))
 
 
 def _texts(values: pa.Array) -> pa.Array:
@@ -333,17 +329,9 @@ def _of_parquet(path: str) -> Iterator[None]:
 @contextmanager
 def _text(raw: Any, path: str) -> Iterator[Any]:
     """Open the file as text, unpacked by the ending of its name; raise if it cannot be unpacked."""
-    opened: Any = raw
-    if path.endswith(".gz"):
-        opened = gzip.GzipFile(fileobj=raw)
-    elif path.endswith(".bz2"):
-        opened = bz2.BZ2File(raw)
-    elif path.endswith((".xz", ".lzma")):
-        opened = lzma.LZMAFile(raw)  # noqa: SIM115 - whoever opened the file closes it
-    elif path.endswith((".zst", ".zstd")):
-        opened = pa.CompressedInputStream(raw, "zstd")
+    unpacked = _UNPACKERS.get(path.rpartition(".")[2], lambda packed: packed)(raw)
     try:
-        buffered = io.BufferedReader(opened)
+        buffered = io.BufferedReader(unpacked)
         begin = buffered.peek(4)[:4]
         if begin.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or b"\0" in begin:
             raise _not_utf8(path, "it is")

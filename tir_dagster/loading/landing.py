@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
-from typing import Any, NoReturn
+from typing import Any
 from urllib.parse import ParseResult, unquote, urlparse
 
 from pyarrow import fs
@@ -95,12 +95,9 @@ class LandingPlace:
         """Return a file's path as the filesystem understands it."""
         return path.partition("://")[2]
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"address": self.address, "options": self.options, "access": self.access}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        for name, value in state.items():
-            object.__setattr__(self, name, value)
+    def __reduce__(self) -> tuple[type[LandingPlace], tuple[Any, ...]]:
+        # Without the clients: each process makes its own.
+        return LandingPlace, (self.address, self.options, self.access)
 
     @cached_property
     def _s3(self) -> Any:
@@ -163,13 +160,11 @@ class LandingPlace:
         """Turn the filesystem's errors into ones that name the file and what to do."""
         try:
             yield
-        except OSError as error:
-            _fail(path, error)
         except Exception as error:
             # boto3's errors are known only where it is imported.
-            if not type(error).__module__.startswith("botocore"):
-                raise
-            _fail(path, error)
+            if isinstance(error, OSError) or type(error).__module__.startswith("botocore"):
+                raise LoadError(f"{path}: {_explanation(error)}") from None
+            raise
 
 
 def _endpoint(variable: str, address: str) -> ParseResult:
@@ -223,22 +218,16 @@ def _stamp(entry: Mapping[str, Any]) -> str:
 _FORBIDDEN = re.compile(r"ACCESS_?DENIED|ACCESS DENIED|FORBIDDEN|INVALID_?ACCESS_?KEY|SIGNATURE_?DOES_?NOT|CREDENTIALS")
 
 
-def _fail(path: str, error: Exception) -> NoReturn:
+def _explanation(error: Exception) -> str:
     message = " ".join(str(error).split())[:300]
     upper = message.upper()
     if _FORBIDDEN.search(upper) or isinstance(error, PermissionError):
-        raise LoadError(
-            f"{path}: access is denied. Check the AWS credentials and the bucket's policy, or the folder's rights."
-        ) from None
+        return "access is denied. Check the AWS credentials and the bucket's policy, or the folder's rights."
     if "NOSUCHBUCKET" in upper or "NO_SUCH_BUCKET" in upper or "BUCKET DOES NOT EXIST" in upper:
-        raise LoadError(f"{path}: the bucket does not exist. Correct `files.path` in the load's spec.") from None
+        return "the bucket does not exist. Correct `files.path` in the load's spec."
     if isinstance(error, FileNotFoundError):
-        raise LoadError(
-            f"{path}: the file does not exist, or no longer. Nothing was loaded; find out what removes files, then run again."
-        ) from None
-    raise LoadError(
-        f"{path}: the file cannot be read: {message}. Nothing was loaded; fix it, then run again."
-    ) from None
+        return "the file does not exist, or no longer. Nothing was loaded; find out what removes files, then run again."
+    return f"the file cannot be read: {message}. Nothing was loaded; fix it, then run again."
 
 
 def chosen(files: list[LandedFile], place: LandingPlace, declared: Files) -> list[LandedFile]:

@@ -9,10 +9,17 @@ from datetime import date, datetime, time
 from decimal import Decimal
 from typing import Any, Literal
 
-from tir_dagster.errors import LoadError
-from tir_dagster.loading.merge_sql import LoadTables, grave_columns
+from tir_dagster.loading.merge_sql import grave_columns
 from tir_dagster.loading.selection import Known
-from tir_dagster.loading.tables import LEDGER_COLUMNS, LOADS_COLUMNS, REJECTS_COLUMNS, Bookkeeping, Target, create
+from tir_dagster.loading.tables import (
+    LEDGER_COLUMNS,
+    LOADS_COLUMNS,
+    REJECTS_COLUMNS,
+    Bookkeeping,
+    LoadTables,
+    Target,
+    create,
+)
 from tir_dagster.snowflake.connection import MISSING_OBJECT, SnowflakeAccess, SnowflakeError
 from tir_dagster.snowflake.names import TableName, literal
 
@@ -22,7 +29,6 @@ ChangeKind = Literal["ADD_ROWS", "UPDATE_ROWS", "REMOVE_ROWS", "MIXED_CHANGES"]
 MOST_KEYS = 10_000
 # Long keys count by their text: Snowflake takes statements of up to a million bytes.
 MOST_KEY_BYTES = 400_000
-_NO_COLUMN = 904
 _KINDS: dict[str, ChangeKind] = {"I": "ADD_ROWS", "U": "UPDATE_ROWS", "D": "REMOVE_ROWS"}
 
 
@@ -58,14 +64,13 @@ def _plain(value: Any) -> Any:
 class Committed:
     """A load that is in the table."""
 
-    load_id: str
-    files: int
-    rows: int
-    rejected: int
-    inserted: int
-    updated: int
-    deleted: int
-    changed: Changed | None
+    load_id: str = ""
+    rows: int = 0
+    rejected: int = 0
+    inserted: int = 0
+    updated: int = 0
+    deleted: int = 0
+    changed: Changed | None = None
 
 
 @dataclass(frozen=True)
@@ -82,18 +87,10 @@ class Ledger:
 
 def read_ledger(access: SnowflakeAccess, books: Bookkeeping, *, below: str) -> Ledger:
     """Read the ledger of the load's table; `below` is the beginning of the paths of the load's own place."""
-    query = (
-        f"SELECT PATH, SEQ, STAMP, DIGEST, ORDER_KEY, STATUS FROM {books.ledger.sql} "
-        f"WHERE TARGET = {literal(str(books.table))} ORDER BY SEQ"
-    )
+    columns, table = "PATH, SEQ, STAMP, DIGEST, ORDER_KEY, STATUS", literal(str(books.table))
     try:
-        rows = access.query(query)
+        rows = access.query(f"SELECT {columns} FROM {books.ledger.sql} WHERE TARGET = {table} ORDER BY SEQ")
     except SnowflakeError as failure:
-        if failure.errno == _NO_COLUMN:
-            raise LoadError(
-                f"{books.load}: {books.ledger} was created by an earlier release and does not show which table a file was loaded into. "
-                f"Run ALTER TABLE {books.ledger.sql} ADD COLUMN TARGET VARCHAR, then UPDATE it from LOAD_ID in {books.loads}."
-            ) from None
         if failure.errno not in MISSING_OBJECT:
             raise
         return Ledger({}, exists=False)
@@ -114,7 +111,7 @@ def newest_loaded(run: Run, tables: LoadTables, *, below: str) -> str | None:
 def prepare(run: Run, books: Bookkeeping, target: Target, *, exists: bool, graves: bool) -> None:
     """Create the missing tables and the stage; this is DDL, so never inside a load's transaction."""
     if graves:
-        run(f"CREATE TABLE IF NOT EXISTS {books.graves(target.grave()).sql} AS {grave_columns(target)}")
+        run(f"CREATE TABLE IF NOT EXISTS {books.graves(target.grave).sql} AS {grave_columns(target)}")
     if not exists:
         run(create(books.loads, LOADS_COLUMNS))
         run(create(books.rejects, REJECTS_COLUMNS))
@@ -123,7 +120,7 @@ def prepare(run: Run, books: Bookkeeping, target: Target, *, exists: bool, grave
         run(create(books.ledger, LEDGER_COLUMNS))
 
 
-def found_actions(run: Run, tables: LoadTables) -> dict[str, int]:
+def count_actions(run: Run, tables: LoadTables) -> dict[str, int]:
     """Return how many keys are to be inserted, updated and deleted: I, U, D."""
     rows = run(f"SELECT ACTION, COUNT(*) FROM {tables.changed.sql} GROUP BY ACTION")
     return {str(action): int(count) for action, count in rows}
@@ -138,24 +135,24 @@ def changed_keys(run: Run, tables: LoadTables, actions: Mapping[str, int]) -> Ch
     keys = ", ".join(tables.keys)
     rows = run(f"SELECT DISTINCT {keys} FROM {tables.changed.sql} ORDER BY {keys} LIMIT {MOST_KEYS + 1}")
     columns = tuple(target.name(place) for place in target.key)
-    return listed(Changed(kind, columns, tuple(tuple(row) for row in rows)))
+    return listable(Changed(kind, columns, tuple(tuple(row) for row in rows)))
 
 
-def listed(changed: Changed) -> Changed:
+def listable(changed: Changed) -> Changed:
     """Return the change with its keys, or without them if there are too many to list."""
     few = changed.keys is not None and len(changed.keys) <= MOST_KEYS
     return changed if few and len(changed.to_json().encode()) <= MOST_KEY_BYTES else replace(changed, keys=None)
 
 
-def remember(run: Run, tables: LoadTables, mode: str, done: Committed) -> None:
+def record_load(run: Run, tables: LoadTables, mode: str, done: Committed, *, files: int) -> None:
     """Record the load, inside its own transaction."""
     texts = [tables.books.load, done.load_id, str(tables.target.table), mode]
-    counts = [done.files, done.rows, done.rejected, done.inserted, done.updated, done.deleted]
-    changed = done.changed.to_json() if done.changed else None
+    counts = [files, done.rows, done.rejected, done.inserted, done.updated, done.deleted]
+    values = [*texts, *counts, done.changed.to_json() if done.changed else None]
     run(
         f"INSERT INTO {beside_values(tables.books.loads)} ({', '.join(LOADS_COLUMNS)}) SELECT "
-        f"{', '.join(['%s'] * (len(texts) + len(counts) + 1))}, CURRENT_TIMESTAMP()::TIMESTAMP_TZ",
-        [*texts, *counts, changed],
+        f"{', '.join(['%s'] * len(values))}, CURRENT_TIMESTAMP()::TIMESTAMP_TZ",
+        values,
     )
 
 
@@ -166,9 +163,7 @@ def beside_values(table: TableName) -> str:
 
 def recent(access: SnowflakeAccess, books: Bookkeeping, *, most: int) -> list[str]:
     """Return the ids of the newest loads in the order of their commits, by the warehouse's clock."""
-    rows = _of_loads(
-        access, books, f"LOAD_ID FROM {books.loads.sql}", f"ORDER BY LOADED_AT DESC, LOAD_ID DESC LIMIT {most}"
-    )
+    rows = _loads(access, books, "LOAD_ID", f"ORDER BY LOADED_AT DESC, LOAD_ID DESC LIMIT {most}")
     return [str(row[0]) for row in reversed(rows)]
 
 
@@ -176,30 +171,20 @@ def committed(access: SnowflakeAccess, books: Bookkeeping, ids: Sequence[str]) -
     """Return those of these loads that were committed, in the order of their commits."""
     if not ids:
         return []
-    columns = "LOAD_ID, FILES, ROWS_READ, ROWS_REJECTED, ROWS_INSERTED, ROWS_UPDATED, ROWS_DELETED, CHANGED"
-    test = f"AND LOAD_ID IN ({', '.join(literal(load_id) for load_id in ids)}) ORDER BY LOADED_AT, LOAD_ID"
-    return [_committed(row) for row in _of_loads(access, books, f"{columns} FROM {books.loads.sql}", test)]
+    columns = "LOAD_ID, ROWS_READ, ROWS_REJECTED, ROWS_INSERTED, ROWS_UPDATED, ROWS_DELETED, CHANGED"
+    test = f"AND LOAD_ID IN ({', '.join(map(literal, ids))}) ORDER BY LOADED_AT, LOAD_ID"
+    return [
+        replace(Committed(*row), changed=Changed.from_json(row[-1]) if row[-1] else None)
+        for row in _loads(access, books, columns, test)
+    ]
 
 
-def _of_loads(access: SnowflakeAccess, books: Bookkeeping, selected: str, test: str) -> list[tuple[Any, ...]]:
-    target = literal(str(books.table))
+def _loads(access: SnowflakeAccess, books: Bookkeeping, columns: str, test: str) -> list[tuple[Any, ...]]:
+    """Query this load's records; there are none before the first load."""
+    where = f"LOAD = {literal(books.load)} AND TARGET = {literal(str(books.table))}"
     try:
-        return access.query(f"SELECT {selected} WHERE LOAD = {literal(books.load)} AND TARGET = {target} {test}")
+        return access.query(f"SELECT {columns} FROM {books.loads.sql} WHERE {where} {test}")
     except SnowflakeError as failure:
         if failure.errno not in MISSING_OBJECT:
             raise
         return []
-
-
-def _committed(row: Sequence[Any]) -> Committed:
-    files, read, rejected, inserted, updated, deleted = (int(count) for count in row[1:7])
-    changed = Changed.from_json(row[7]) if row[7] else None
-    return Committed(str(row[0]), files, read, rejected, inserted, updated, deleted, changed)
-
-
-def check_claimed(claimed: int, expected: int, load: str) -> None:
-    if claimed != expected:
-        raise LoadError(
-            f"{load}: another load took {expected - claimed} of {expected} files at the same time. "
-            "Nothing was loaded twice; run again."
-        )

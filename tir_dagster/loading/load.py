@@ -12,12 +12,11 @@ from datetime import UTC, datetime
 from tir_dagster.errors import LoadError
 from tir_dagster.loading.commit import Committer, check_rows
 from tir_dagster.loading.landing import LandingPlace, Listing, chosen, unfinished
-from tir_dagster.loading.ledger import Changed, Committed, Ledger, prepare, read_ledger
-from tir_dagster.loading.merge_sql import LoadTables
-from tir_dagster.loading.preview import Checker, Preview
+from tir_dagster.loading.ledger import Committed, Ledger, prepare, read_ledger
+from tir_dagster.loading.preview import CheckedRows, Preview, check_units
 from tir_dagster.loading.selection import Chosen, Known, choose, in_turn, news
 from tir_dagster.loading.staging import Staged, StagePlan, Stager, Unit, units_of
-from tir_dagster.loading.tables import Bookkeeping, Target, check_supported, target_of
+from tir_dagster.loading.tables import Bookkeeping, LoadTables, Target, target_of
 from tir_dagster.snowflake.connection import MISSING_OBJECT, SnowflakeAccess, SnowflakeError
 from tir_dagster.snowflake.names import TableName, literal
 from tir_dagster.spec.load import LoadSpec
@@ -26,17 +25,10 @@ _SHOWN_FILES = 5
 
 
 @dataclass(frozen=True)
-class LoadResult:
+class LoadResult(Committed):
     """The result of a load. Without an id there was nothing to do."""
 
-    load_id: str = ""
     files: tuple[Chosen, ...] = ()
-    rows: int = 0
-    rejected: int = 0
-    inserted: int = 0
-    updated: int = 0
-    deleted: int = 0
-    changed: Changed | None = None
     warnings: tuple[str, ...] = ()
     seconds: dict[str, float] = field(default_factory=dict)
 
@@ -86,23 +78,20 @@ class Loader:
             plan = self._plan(self.ledger(), {})
             if not plan:
                 return Preview()
-            checker, problem = Checker(self.spec, plan), ""
+            checked, problem = CheckedRows(), ""
             try:
-                self._check(plan, checker)
+                target = self._target()
+                if units := self._units(plan):
+                    self._log(f"reading {len(units)} parts")
+                    checked = check_units(StagePlan(self.access, self.place, self.spec, target), units)
+                    self._check_files(plan, checked.staged)
+                    counts = {"good": checked.rows.total(), "bad": checked.rejected.total()}
+                    check_rows(self.spec, plan, checked.staged, **counts)
             except LoadError as error:
                 problem = str(error)
-        warnings = () if problem else tuple(self._warnings(plan, checker.staged, samples=False))
-        return Preview(tuple(plan), checker.rows, checker.rejected, checker.rejects, warnings, problem)
-
-    def _check(self, plan: Sequence[Chosen], checker: Checker) -> None:
-        target = self._target()
-        units = self._units(plan)
-        if not units:
-            return
-        self._log(f"reading {len(units)} parts")
-        staged = checker.read(self._stage_plan(target, ""), units, target)
-        self._check_files(plan, staged)
-        check_rows(self.spec, plan, staged, good=checker.rows.total(), bad=checker.rejected.total())
+        warnings = () if problem else tuple(self._warnings(plan, checked.staged, samples=False))
+        rejects = checked.first_rejects(plan)
+        return Preview(tuple(plan), checked.rows, checked.rejected, rejects, warnings, problem)
 
     def _plan(self, ledger: Ledger, only: Mapping[str, str]) -> list[Chosen]:
         listing = self.listing()
@@ -141,20 +130,31 @@ class Loader:
 
     # The load
 
-    def run(self, only: Mapping[str, str] | Sequence[str] = ()) -> LoadResult:
-        """Load the new files, or only these, if their stamps are unchanged; raise LoadError if nothing was loaded."""
-        named = only if isinstance(only, Mapping) else dict.fromkeys(only, "")
+    def run(self, only: Mapping[str, str] | None = None) -> LoadResult:
+        """Load the new files, or only those with these paths and stamps; an empty stamp takes the file as it is.
+
+        Raise LoadError if nothing was loaded.
+        """
         # One connection for all before the commit; the commit has its own, which may have to be opened again.
         with self.access.kept_open():
-            plan, target, newest = self._prepared(named)
+            plan, target, newest = self._prepared(only or {})
         if target is None:
             return LoadResult(seconds=self._seconds)
-        tables = LoadTables(target, self.books, new_load_id())
+        tables = LoadTables.of(target, self.books, new_load_id())
         staged = self._stage(tables, plan)
         plan = _with_digests(plan, staged)
         self._after("staged")
         with self._timed("commit"):
-            committed = self._committer(tables, newest).commit(plan, staged)
+            committer = Committer(
+                self.spec,
+                tables,
+                access=self.access,
+                newest=newest,
+                below=self.place.below,
+                log=self._log,
+                after=self._after,
+            )
+            committed = committer.commit(plan, staged)
         self._after("committed")
         self._remove(f"{self.spec.name}/{tables.load_id}")
         return self._loaded(committed, plan, staged)
@@ -166,44 +166,29 @@ class Loader:
             plan = self._plan(ledger, only)
         if not plan:
             return [], None, None
-        self._log(f"{len(plan)} new files: {_named(plan)}")
+        names = [chosen.file.path.rpartition("/")[2] for chosen in plan[:_SHOWN_FILES]]
+        self._log(f"{len(plan)} new files: {', '.join(names)}{' …' if len(plan) > _SHOWN_FILES else ''}")
         target = self._target()
-        with self._explaining_missing_rights():
+        try:
             graves = self.spec.in_order and target.order is not None
             prepare(self.access.query, self.books, target, exists=ledger.exists, graves=graves)
+        except SnowflakeError as failure:
+            home = self.books.ledger
+            raise LoadError(
+                f"{self.spec.name}: the tables for the records of loads cannot be created: {failure} The role needs CREATE TABLE "
+                f"and CREATE STAGE in {home.database}.{home.schema}, or name another schema as `bookkeeping`."
+            ) from None
         if ledger.exists and any(chosen.status == "LOADED" for chosen in plan):
             # Staged files of loads that died; a load that still runs would find rows missing and stop.
             self._remove(self.spec.name)
         return plan, target, ledger.newest
 
-    def _committer(self, tables: LoadTables, newest: str | None) -> Committer:
-        return Committer(
-            self.spec,
-            tables,
-            access=self.access,
-            newest=newest,
-            below=self.place.below,
-            log=self._log,
-            after=self._after,
-        )
-
     def _loaded(self, committed: Committed, plan: Sequence[Chosen], staged: Sequence[Staged]) -> LoadResult:
-        counts = {
-            "inserted": committed.inserted,
-            "updated": committed.updated,
-            "deleted": committed.deleted,
-            "rejected": committed.rejected,
-        }
-        self._log(", ".join(f"{count:,} {what}" for what, count in counts.items()))
-        return LoadResult(
-            committed.load_id,
-            tuple(plan),
-            rows=committed.rows,
-            changed=committed.changed,
-            warnings=tuple(self._warnings(plan, staged)),
-            seconds=self._seconds,
-            **counts,
-        )
+        warnings = tuple(self._warnings(plan, staged))
+        result = LoadResult(**vars(committed), files=tuple(plan), warnings=warnings, seconds=self._seconds)
+        counts = (f"{getattr(result, what):,} {what}" for what in ("inserted", "updated", "deleted", "rejected"))
+        self._log(", ".join(counts))
+        return result
 
     def _target(self) -> Target:
         table = TableName.parse(self.spec.table)
@@ -216,9 +201,7 @@ class Loader:
             raise LoadError(
                 f"{self.spec.name}: {table} does not exist, or the role may not see it. Create it: CREATE TABLE {table.sql} ({body})."
             ) from None
-        target = target_of(self.spec, [(str(row[0]), str(row[1])) for row in rows if str(row[2]).upper() == "COLUMN"])
-        check_supported(target)
-        return target
+        return target_of(self.spec, [(str(row[0]), str(row[1])) for row in rows if str(row[2]).upper() == "COLUMN"])
 
     # Staging
 
@@ -229,22 +212,10 @@ class Loader:
         with self._timed("stage"):
             units = self._units(plan)
             self._log(f"staging {len(units)} parts")
-            staged = self._stager(self._stage_plan(tables.target, folder), units)
+            staged = self._stager(StagePlan(self.access, self.place, self.spec, tables.target, folder), units)
         self._check_files(plan, staged)
         self._check_units(units, staged)
         return staged
-
-    def _stage_plan(self, target: Target, folder: str) -> StagePlan:
-        return StagePlan(
-            self.access,
-            self.place,
-            self.spec.files,
-            target.columns,
-            folder,
-            target.needed(),
-            target.flag,
-            self.spec.delete_values,
-        )
 
     def _units(self, plan: Sequence[Chosen]) -> list[Unit]:
         """Return the parts in which the files are read; Spark's own reader reads whole files only."""
@@ -272,10 +243,8 @@ class Loader:
             raise LoadError(f"{self.spec.name}: {' '.join(problems[:_SHOWN_FILES])}")
         drifted = [unit for unit in staged if unit.drift and (self.spec.drift == "stop" or self._intolerable(unit))]
         if drifted:
-            by_path = {plan[unit.number].file.path: unit.drift for unit in drifted}
-            differences = "; ".join(
-                f"{path}: {', '.join(drift)}" for path, drift in list(by_path.items())[:_SHOWN_FILES]
-            )
+            by_path = {plan[unit.number].file.path: ", ".join(unit.drift) for unit in drifted}
+            differences = "; ".join(f"{path}: {drift}" for path, drift in list(by_path.items())[:_SHOWN_FILES])
             tolerate = (
                 ", or set `drift: tolerate`: then what is not expected is left out, and what is missing becomes NULL, also where "
                 "the table has a value"
@@ -294,12 +263,8 @@ class Loader:
 
     def _intolerable(self, staged: Staged) -> bool:
         """Whether a key column is missing, a column has an unfit type, or no expected column was found."""
-        named = [*self.spec.key, *filter(None, (self.spec.order_by, self.spec.delete_flag))]
-        needed = {name.casefold() for name in named} & {name.casefold() for name in staged.missing}
-        other_drift = [
-            sentence for sentence in staged.drift if not sentence.endswith((" is missing", " is not expected"))
-        ]
-        return bool(other_drift) or bool(needed)
+        needed = {name.casefold() for name in (*self.spec.key, self.spec.order_by, self.spec.delete_flag) if name}
+        return staged.unfit or not needed.isdisjoint(name.casefold() for name in staged.missing)
 
     def _warnings(self, plan: Sequence[Chosen], staged: Sequence[Staged], *, samples: bool = True) -> Iterator[str]:
         for unit in staged:
@@ -322,16 +287,6 @@ class Loader:
             self._log(f"the staged files of {folder} were not removed: {failure}")
 
     @contextmanager
-    def _explaining_missing_rights(self) -> Iterator[None]:
-        try:
-            yield
-        except SnowflakeError as failure:
-            raise LoadError(
-                f"{self.spec.name}: the tables for the records of loads cannot be created: {failure} The role needs CREATE TABLE "
-                f"and CREATE STAGE in {self.books.database}.{self.books.schema}, or name another schema as `bookkeeping`."
-            ) from None
-
-    @contextmanager
     def _timed(self, name: str) -> Iterator[None]:
         begun = time.perf_counter()
         try:
@@ -343,8 +298,3 @@ class Loader:
 def _with_digests(plan: Sequence[Chosen], staged: Sequence[Staged]) -> list[Chosen]:
     digests = {unit.number: unit.digest for unit in staged if unit.digest}
     return [replace(entry, digest=digests.get(number, entry.digest)) for number, entry in enumerate(plan)]
-
-
-def _named(plan: Sequence[Chosen]) -> str:
-    names = [chosen.file.path.rpartition("/")[2] for chosen in plan[:_SHOWN_FILES]]
-    return ", ".join(names) + (" …" if len(plan) > _SHOWN_FILES else "")

@@ -1,4 +1,4 @@
-"""The preview of a load: files are read and checked as for a load, and nothing is staged."""
+"""The preview of a load: files are read and checked as for a load, in this process, and nothing is staged."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tir_dagster.loading.merge_sql import repeated_key_reason
 from tir_dagster.loading.selection import Chosen
 from tir_dagster.loading.staging import REJECTED, Staged, StagePlan, Unit, stage_unit
-from tir_dagster.loading.tables import Target
-from tir_dagster.spec.load import LoadSpec
 
 # More of them are counted, not listed.
 MOST_REJECTS = 1_000
@@ -40,59 +39,54 @@ class Preview:
     problem: str = ""
 
 
-class Checker:
-    """Reads files as a load does, one after the other in this process, and keeps what it finds."""
+@dataclass(frozen=True)
+class CheckedRows:
+    """Rows as a load would find them: the results of all units, counts by file, and the first rejected rows of each unit."""
 
-    def __init__(self, spec: LoadSpec, plan: Sequence[Chosen]) -> None:
-        self._spec, self._paths = spec, [chosen.file.path for chosen in plan]
-        self._keys: list[pa.Table] = []
-        self.staged: list[Staged] = []
-        self.rows: Counter[str] = Counter()
-        self.rejected: Counter[str] = Counter()
-        self._rejects: list[Reject] = []
+    staged: list[Staged] = field(default_factory=list)
+    rows: Counter[str] = field(default_factory=Counter)
+    rejected: Counter[str] = field(default_factory=Counter)
+    rejects: list[Reject] = field(default_factory=list)
 
-    @property
-    def rejects(self) -> tuple[Reject, ...]:
-        """The first rejected rows, file by file."""
-        places = {path: place for place, path in enumerate(self._paths)}
-        return tuple(sorted(self._rejects, key=lambda row: (places[row.path], row.line))[:MOST_REJECTS])
+    def first_rejects(self, files: Sequence[Chosen]) -> tuple[Reject, ...]:
+        """Return the first rejected rows, file by file."""
+        places = {chosen.file.path: place for place, chosen in enumerate(files)}
+        return tuple(sorted(self.rejects, key=lambda row: (places[row.path], row.line))[:MOST_REJECTS])
 
-    def read(self, plan: StagePlan, units: Sequence[Unit], target: Target) -> list[Staged]:
-        columns = [f"C{place}" for place in target.key] if self._spec.duplicates == "reject" else []
 
-        def keep(file: Path, folder: str) -> None:
+def check_units(plan: StagePlan, units: Sequence[Unit]) -> CheckedRows:
+    """Read the units as a load does, one after the other, with rejected duplicates as in `rejecting_duplicates`."""
+    checked, tables = CheckedRows(), list[pa.Table]()
+    key = [f"C{place}" for place in plan.target.key] if plan.spec.duplicates == "reject" else []
+    for unit in units:
+
+        def keep(file: Path, folder: str, path: str = unit.path) -> None:
             if folder == REJECTED:
-                self._keep_rejects(file)
-            elif columns:
-                self._keys.append(pq.read_table(file, columns=["FILE_NO", "LINE_NO", *columns]))
+                rows = pq.read_table(file, columns=["LINE_NO", "REASON"]).slice(0, MOST_REJECTS).to_pylist()
+                checked.rejects.extend(Reject(path, row["LINE_NO"], row["REASON"]) for row in rows)
+            elif key:
+                table = pq.read_table(file, columns=["LINE_NO", *key])
+                tables.append(table.add_column(0, "PATH", pa.repeat(path, table.num_rows)))
 
-        for unit in units:
-            staged = stage_unit(plan, unit, keep)
-            self.staged.append(staged)
-            self.rows[unit.path] += staged.rows
-            self.rejected[unit.path] += staged.rejected
-        self._reject_duplicates(target)
-        return self.staged
+        staged = stage_unit(plan, unit, keep)
+        checked.staged.append(staged)
+        checked.rows[unit.path] += staged.rows
+        checked.rejected[unit.path] += staged.rejected
+    if tables:
+        _reject_duplicates(plan, checked, pa.concat_tables(tables))
+    return checked
 
-    def _keep_rejects(self, file: Path) -> None:
-        listed = pq.read_table(file, columns=["FILE_NO", "LINE_NO", "REASON"]).slice(0, MOST_REJECTS).to_pylist()
-        self._rejects += [Reject(self._paths[row["FILE_NO"]], row["LINE_NO"], row["REASON"]) for row in listed]
 
-    def _reject_duplicates(self, target: Target) -> None:
-        """Reject keys that are repeated in a file, or in a folder that is the whole content; see `rejecting_duplicates`."""
-        if not self._keys:
-            return
-        together = self._spec.snapshot == "folder"
-        key_names, where = ", ".join(target.name(place) for place in target.key), "folder" if together else "file"
-        values = pa.concat_tables(self._keys).to_pydict()
-        files, lines = values.pop("FILE_NO"), values.pop("LINE_NO")
-        keys = list(zip(*values.values(), strict=True))
-        scopes = [key if together else (file, key) for file, key in zip(files, keys, strict=True)]
-        counts = Counter(scopes)
-        for file, line, key, scope in zip(files, lines, keys, scopes, strict=True):
-            if counts[scope] > 1:
-                path = self._paths[file]
-                self.rows[path] -= 1
-                self.rejected[path] += 1
-                reason = f"key {key_names} = {', '.join(map(str, key))} is more than once in the {where}"
-                self._rejects.append(Reject(path, line, reason))
+def _reject_duplicates(plan: StagePlan, checked: CheckedRows, rows: pa.Table) -> None:
+    """Reject keys that are repeated in a file, or in a folder that is the whole content."""
+    together = plan.spec.snapshot == "folder"
+    begin, end = repeated_key_reason(plan.target, together=together)
+    paths, lines, *values = rows.to_pydict().values()
+    keys = list(zip(*values, strict=True))
+    scopes = [key if together else (path, key) for path, key in zip(paths, keys, strict=True)]
+    counts = Counter(scopes)
+    for path, line, key, scope in zip(paths, lines, keys, scopes, strict=True):
+        if counts[scope] > 1:
+            checked.rows[path] -= 1
+            checked.rejected[path] += 1
+            checked.rejects.append(Reject(path, line, f"{begin}{', '.join(map(str, key))}{end}"))

@@ -85,21 +85,19 @@ def _only_newest(
     newest: str | None,
 ) -> list[Chosen]:
     """Keep only the newest of several whole contents, and none that is older than the loaded one."""
-    fresh = {entry.order_key for entry in chosen if entry.status == "LOADED"}
-    winner = max(fresh, default=None)
+    winner = max((entry.order_key for entry in chosen if entry.status == "LOADED"), default=None)
     if winner is not None and newest is not None and winner < newest:
         winner = None
-    kept = []
-    for entry in chosen:
-        stays = entry.status != "LOADED" or entry.order_key == winner
-        kept.append(entry if stays else replace(entry, status="SUPERSEDED"))
-    if winner is None or spec.snapshot == "file":
-        return kept
-    # The content of a folder is all its files, also those that were loaded earlier.
-    listed = {entry.file.path for entry in kept if entry.status == "LOADED"}
-    again = [file for file in files if file.folder == winner and file.path not in listed]
-    kept = [entry for entry in kept if entry.file.path not in {file.path for file in again}]
-    kept += [_entry(spec, file, "LOADED", known) for file in again]
+    entries = {
+        entry.file.path: replace(entry, status="SUPERSEDED")
+        if entry.status == "LOADED" and entry.order_key != winner
+        else entry
+        for entry in chosen
+    }
+    if winner is not None and spec.snapshot == "folder":
+        # The content of a folder is all its files, also those that were loaded earlier.
+        parts = [file for file in files if file.folder == winner]
+        whole = {file.path: _entry(spec, file, "LOADED", known) for file in parts}
+        entries |= {**whole, **{path: entry for path, entry in entries.items() if entry.status == "LOADED"}}
     # If a key is in several parts, the row of the later part counts, whichever part was sent again.
-    places = {file.path: place for place, file in enumerate(files)}
-    return sorted(kept, key=lambda entry: places[entry.file.path])
+    return [entries[file.path] for file in files if file.path in entries]

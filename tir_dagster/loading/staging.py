@@ -6,37 +6,29 @@ Plain functions: `by_spark` runs them as Spark's tasks, `right_here` in this pro
 from __future__ import annotations
 
 import io
-import json
 import pickle
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tir_dagster.errors import LoadError, SourceError
-from tir_dagster.loading.formats import (
-    Bad,
-    Piece,
-    Shape,
-    csv_pieces,
-    json_pieces,
-    parquet_groups,
-    parquet_pieces,
-)
+from tir_dagster.loading.formats import Bad, Piece, Shape, csv_pieces, json_pieces, parquet_groups, parquet_pieces
 from tir_dagster.loading.landing import Hashed, LandingPlace
-from tir_dagster.loading.values import LoadColumn, converted
+from tir_dagster.loading.tables import Target
+from tir_dagster.loading.values import converted
 from tir_dagster.retries import NO_PAUSE, RetryPolicy
 from tir_dagster.snowflake.connection import SnowflakeAccess
 from tir_dagster.snowflake.names import literal
 from tir_dagster.spark.remote import remote_of
-from tir_dagster.spec.load import Files
+from tir_dagster.spec.load import LoadSpec
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -71,20 +63,16 @@ class StagePlan:
 
     access: SnowflakeAccess
     place: LandingPlace
-    files: Files
-    columns: tuple[LoadColumn, ...]
-    # The stage's folder of this load, as PUT and COPY name it.
-    folder: str
-    # Places in `columns` that must not be NULL, each with the reason for rejecting the row.
-    needed: tuple[tuple[int, str], ...] = ()
-    flag: int | None = None
-    flag_values: tuple[str, ...] = ()
+    spec: LoadSpec
+    target: Target
+    # The stage's folder of this load, as PUT and COPY name it; empty if nothing is staged.
+    folder: str = ""
 
     @property
     def schema(self) -> pa.Schema:
         """The schema of good rows in staged files: plain names, whatever the table's columns are called."""
         fields = [("FILE_NO", pa.int64()), ("LINE_NO", pa.int64()), ("IS_DELETED", pa.bool_())]
-        return pa.schema([*fields, *((f"C{at}", column.arrow) for at, column in enumerate(self.columns))])
+        return pa.schema([*fields, *((f"C{at}", column.arrow) for at, column in enumerate(self.target.columns))])
 
 
 @dataclass(frozen=True)
@@ -98,6 +86,8 @@ class Staged:
     digest: str = ""
     drift: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
+    # Whether the file has a column of an unfit type, or none of the expected columns: no load tolerates that.
+    unfit: bool = False
     # The first bad rows, for a message.
     samples: tuple[str, ...] = ()
     problem: str = ""
@@ -133,39 +123,28 @@ def right_here(plan: StagePlan, units: Sequence[Unit]) -> list[Staged]:
 
 
 def by_spark(spark: Callable[[], SparkSession]) -> Stager:
-    """Return a stager that runs units as Spark's tasks; each opens its own connection and returns its result."""
+    """Return a stager that runs units as Spark's tasks; each opens its own connection and returns its result.
+
+    With `through: spark`, Spark reads the files with the cluster's own file clients; a task holds each of them in memory.
+    """
 
     def stage(plan: StagePlan, units: Sequence[Unit]) -> list[Staged]:
         from tir_dagster.spark.failures import spark_failures  # noqa: PLC0415 - Spark is imported by who uses it
 
         session = spark()
-        if plan.files.through == "spark":
-            return _through_spark(session, plan, units)
         with spark_failures("staging files", remote_of(session)):
-            frame = session.createDataFrame([(pickle.dumps(unit),) for unit in units], "unit binary")
-            rows = frame.repartition(min(len(units), _TASKS)).mapInArrow(_task(plan), "result string").collect()
-        return [_back(row["result"]) for row in rows]
+            if plan.spec.files.through == "spark":
+                paths = [_GLOB.sub(r"\\\1", unit.path.replace("s3://", "s3a://", 1)) for unit in units]
+                frame = session.read.format("binaryFile").load(paths).select("path", "content")
+                task = _task(plan, {_bare(unit.path): unit for unit in units})
+            else:
+                rows = [(pickle.dumps(unit),) for unit in units]
+                frame = session.createDataFrame(rows, "unit binary").repartition(min(len(units), _TASKS))
+                task = _task(plan)
+            results = frame.mapInArrow(task, "result binary").collect()
+        return [pickle.loads(row["result"]) for row in results]  # noqa: S301 - written by the tasks of this load
 
     return stage
-
-
-def _through_spark(session: SparkSession, plan: StagePlan, units: Sequence[Unit]) -> list[Staged]:
-    """Stage files that Spark itself reads with the cluster's own file clients; each file is held in a task's memory."""
-    from tir_dagster.spark.failures import spark_failures  # noqa: PLC0415
-
-    numbers = {_bare(unit.path): unit for unit in units}
-    paths = [_GLOB.sub(r"\\\1", unit.path.replace("s3://", "s3a://", 1)) for unit in units]
-
-    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        with _putting(plan) as put:
-            for batch in batches:
-                for path, content in zip(*(batch.column(at).to_pylist() for at in range(2)), strict=True):
-                    staged = stage_unit(plan, numbers[_bare(path)], put, content)
-                    yield pa.RecordBatch.from_pydict({"result": [json.dumps(asdict(staged))]})
-
-    with spark_failures("staging files", remote_of(session)):
-        read = session.read.format("binaryFile").load(paths).select("path", "content")
-        return [_back(row["result"]) for row in read.mapInArrow(run, "result string").collect()]
 
 
 def _bare(path: str) -> str:
@@ -173,22 +152,19 @@ def _bare(path: str) -> str:
     return path.partition(":")[2].lstrip("/")
 
 
-def _task(plan: StagePlan) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def _task(
+    plan: StagePlan, by_path: Mapping[str, Unit] | None = None
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Return the work of a Spark task on rows with a unit each, or with the path and the content of a unit's file."""
+
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with _putting(plan) as put:
-            for batch in batches:
-                units = [pickle.loads(pickled) for pickled in batch.column("unit").to_pylist()]  # noqa: S301 - the driver's own
-                results = [json.dumps(asdict(stage_unit(plan, unit, put))) for unit in units]
-                yield pa.RecordBatch.from_pydict({"result": results})
+            for row in (row for batch in batches for row in batch.to_pylist()):
+                unit = by_path[_bare(row["path"])] if by_path else pickle.loads(row["unit"])  # noqa: S301 - the driver's own
+                staged = stage_unit(plan, unit, put, row.get("content"))
+                yield pa.RecordBatch.from_pydict({"result": [pickle.dumps(staged)]})
 
     return run
-
-
-def _back(result: str) -> Staged:
-    values: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in json.loads(result).items()
-    }
-    return Staged(**values)
 
 
 Put = Callable[[Path, str], None]
@@ -215,133 +191,103 @@ def _putting(plan: StagePlan) -> Iterator[Put]:
 
 def stage_unit(plan: StagePlan, unit: Unit, put: Put, content: bytes | None = None) -> Staged:
     """Read, check and stage one unit. A problem of the file is returned, not raised: the driver reports all files."""
-    shape, counted, digest = Shape(), _Counted(), _FileDigest()
+    shape, tally = Shape(), _Tally()
     with tempfile.TemporaryDirectory(prefix="tir-stage-") as scratch:
         name = f"{unit.number:06d}-{unit.part:04d}.parquet"
         rows, bad = Path(scratch) / name, Path(scratch) / f"bad-{name}"
         try:
             with pq.ParquetWriter(rows, plan.schema) as good, pq.ParquetWriter(bad, _SCHEMA_BAD) as rejected:
-                for piece in _pieces(plan, unit, shape, content, digest):
-                    _write(plan, unit, piece, good, rejected, counted)
+                for piece in _pieces(plan, unit, shape, content, tally):
+                    _write(plan, unit, piece, good, rejected, tally)
         except LoadError as error:
             return Staged(unit.number, 0, 0, unit.part, problem=str(error))
         except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError, pa.ArrowException) as error:
             # An unexpected error still belongs to this file: Spark would only report that a Python worker failed.
-            return Staged(unit.number, 0, 0, unit.part, problem=_unforeseen(unit, error))
-        if counted.rows:
+            message = " ".join(repr(error).encode("utf-8", "backslashreplace").decode().split())[:300]
+            problem = f"{unit.path}: the file cannot be read: {message}. Nothing was loaded; fix or remove the file, then run again."
+            return Staged(unit.number, 0, 0, unit.part, problem=problem)
+        if tally.rows:
             put(rows, ROWS)
-        if counted.rejected:
+        if tally.rejected:
             put(bad, REJECTED)
+    nothing_found = len(shape.missing) == len(plan.target.columns)
+    drift = shape.sentences()
+    if nothing_found:
+        hint = f" (is {plan.spec.files.delimiter!r} its delimiter?)" if plan.spec.files.format == "csv" else ""
+        drift.append(f"none of the expected columns was found{hint}")
     return Staged(
         unit.number,
-        counted.rows,
-        counted.rejected,
+        tally.rows,
+        tally.rejected,
         unit.part,
-        digest.digest,
-        _drift(plan, shape),
-        tuple(shape.missing),
-        tuple(f"{unit.path}:{row.line}: {row.reason}" for row in counted.samples),
-    )
-
-
-def _drift(plan: StagePlan, shape: Shape) -> tuple[str, ...]:
-    if len(shape.missing) < len(plan.columns):
-        return tuple(shape.sentences())
-    look = f" (is {plan.files.delimiter!r} its delimiter?)" if plan.files.format == "csv" else ""
-    return (*shape.sentences(), f"none of the expected columns was found{look}")
-
-
-def _unforeseen(unit: Unit, error: Exception) -> str:
-    message = " ".join(repr(error).encode("utf-8", "backslashreplace").decode().split())[:300]
-    return (
-        f"{unit.path}: the file cannot be read: {message}. Nothing was loaded; fix or remove the file, then run again."
+        tally.digest,
+        drift=tuple(drift),
+        missing=tuple(shape.missing),
+        unfit=nothing_found or bool(shape.other),
+        samples=tuple(f"{unit.path}:{row.line}: {row.reason}" for row in tally.samples),
     )
 
 
 @dataclass
-class _Counted:
+class _Tally:
+    """What is known of a unit so far: its counts, its first bad rows, and in the end the digest of its file."""
+
     rows: int = 0
     rejected: int = 0
     samples: list[Bad] = field(default_factory=list)
-
-
-@dataclass
-class _FileDigest:
     digest: str = ""
 
 
-def _pieces(plan: StagePlan, unit: Unit, shape: Shape, content: bytes | None, digest: _FileDigest) -> Iterator[Piece]:
-    """Read the unit's rows; set the file's digest at the end."""
+def _pieces(plan: StagePlan, unit: Unit, shape: Shape, content: bytes | None, tally: _Tally) -> Iterator[Piece]:
+    """Read the unit's rows; note the file's digest at the end."""
     opened = plan.place.opened(unit.path) if content is None else nullcontext(io.BytesIO(content))
     with plan.place.explaining_errors(unit.path), opened as raw:
-        if plan.files.format == "parquet":
+        if plan.spec.files.format == "parquet":
             # Parquet is not read from beginning to end, so the digest needs its own pass.
-            digest.digest = Hashed(raw).digest() if unit.part == 0 else ""
+            tally.digest = Hashed(raw).digest() if unit.part == 0 else ""
             raw.seek(0)
-            yield from parquet_pieces(raw, unit.path, plan.columns, shape, groups=unit.groups, first=unit.first)
+            yield from parquet_pieces(raw, unit.path, plan.target.columns, shape, groups=unit.groups, first=unit.first)
             return
         hashed = Hashed(raw)
-        if plan.files.format == "csv":
-            yield from csv_pieces(hashed, unit.path, plan.columns, shape, delimiter=plan.files.delimiter)
+        if plan.spec.files.format == "csv":
+            yield from csv_pieces(hashed, unit.path, plan.target.columns, shape, delimiter=plan.spec.files.delimiter)
         else:
-            yield from json_pieces(hashed, unit.path, plan.columns, shape)
-        digest.digest = hashed.digest()
+            yield from json_pieces(hashed, unit.path, plan.target.columns, shape)
+        tally.digest = hashed.digest()
 
 
-def _write(plan: StagePlan, unit: Unit, piece: Piece, good: Any, rejected: Any, counted: _Counted) -> None:
+def _write(plan: StagePlan, unit: Unit, piece: Piece, good: Any, rejected: Any, tally: _Tally) -> None:
     columns: list[pa.Array] = []
     reasons: dict[int, str] = {}
-    for values, column in zip(piece.columns, plan.columns, strict=True):
+    for values, column in zip(piece.columns, plan.target.columns, strict=True):
         converted_values, unfit = converted(values, column)
         columns.append(converted_values)
-        for at, reason in unfit.items():
-            reasons.setdefault(at, reason)
-    for place, reason in plan.needed:
-        for at in _null_places(columns[place]):
+        reasons = {**unfit, **reasons}
+    for place, reason in plan.target.needed():
+        for at in pc.indices_nonzero(columns[place].is_null()).to_pylist():
             reasons.setdefault(at, reason)
     unfit_rows = (Bad(piece.lines[at], reason, piece.shown(at)) for at, reason in reasons.items())
     bad = sorted([*piece.bad, *unfit_rows], key=lambda row: row.line)
-    table = _rows(plan, unit, piece, columns)
+    numbers = pa.repeat(pa.scalar(unit.number, pa.int64()), len(piece.lines))
+    lines = pa.array(piece.lines, pa.int64())
+    table = pa.Table.from_arrays([numbers, lines, _deleted(plan, columns, len(lines)), *columns], schema=plan.schema)
     if reasons:
         table = table.filter(pa.array([at not in reasons for at in range(table.num_rows)]))
     if table.num_rows:
         good.write_table(table)
     if bad:
-        rejected.write_table(_bad_rows(unit, bad))
-    counted.rows += table.num_rows
-    counted.rejected += len(bad)
-    counted.samples += bad[: 3 - len(counted.samples)]
-
-
-def _null_places(values: pa.Array) -> list[int]:
-    return [at for at, is_null in enumerate(values.is_null().to_pylist()) if is_null] if values.null_count else []
-
-
-def _rows(plan: StagePlan, unit: Unit, piece: Piece, columns: list[pa.Array]) -> pa.Table:
-    count = len(piece.lines)
-    first = piece.lines[0] if count else 0
-    numbers = np.arange(first, first + count) if isinstance(piece.lines, range) else piece.lines
-    lines = pa.array(numbers, pa.int64())
-    return pa.Table.from_arrays(
-        [pa.repeat(pa.scalar(unit.number, pa.int64()), count), lines, _deleted(plan, columns, count), *columns],
-        schema=plan.schema,
-    )
+        entries = [(unit.number, row.line, row.reason[:1_000], row.text) for row in bad]
+        rejected.write_table(
+            pa.Table.from_pylist([dict(zip(_SCHEMA_BAD.names, entry, strict=True)) for entry in entries], _SCHEMA_BAD)
+        )
+    tally.rows += table.num_rows
+    tally.rejected += len(bad)
+    tally.samples += bad[: 3 - len(tally.samples)]
 
 
 def _deleted(plan: StagePlan, columns: list[pa.Array], count: int) -> pa.Array:
-    if plan.flag is None:
+    flag = plan.target.flag
+    if flag is None:
         return pa.repeat(pa.scalar(value=False, type=pa.bool_()), count)
-    known = {value.upper() for value in plan.flag_values}
-    return pa.array([str(value).strip().upper() in known for value in columns[plan.flag].to_pylist()], pa.bool_())
-
-
-def _bad_rows(unit: Unit, bad: Sequence[Bad]) -> pa.Table:
-    return pa.Table.from_pydict(
-        {
-            "FILE_NO": [unit.number] * len(bad),
-            "LINE_NO": [row.line for row in bad],
-            "REASON": [row.reason[:1_000] for row in bad],
-            "ROW_TEXT": [row.text for row in bad],
-        },
-        schema=_SCHEMA_BAD,
-    )
+    known = {value.upper() for value in plan.spec.delete_values}
+    return pa.array([str(value).strip().upper() in known for value in columns[flag].to_pylist()], pa.bool_())

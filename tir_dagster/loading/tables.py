@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tir_dagster.errors import LoadError, SpecError
 from tir_dagster.loading.values import LoadColumn
@@ -13,9 +13,7 @@ from tir_dagster.snowflake.columns import Column, Kind, UnheldTypeError
 from tir_dagster.snowflake.names import TableName, quote
 from tir_dagster.spec.load import LoadSpec
 
-_LENGTH = re.compile(r"^[A-Z ]*(?:CHAR|CHARACTER|STRING|TEXT)[A-Z0-9 ]*\(\s*(\d+)\s*\)")
-_MOMENT = re.compile(r"^(?:TIME|DATETIME)[A-Z_]*\s*\(\s*([0-8])\s*\)")
-_UNBOUNDED = 16_777_216
+_COUNT = re.compile(r"\(\s*(\d+)\s*\)")
 LEDGER_COLUMNS = {
     **dict.fromkeys(("TARGET", "LOAD", "LOAD_ID", "PATH"), "VARCHAR"),
     "SEQ": "NUMBER(38,0)",
@@ -42,51 +40,30 @@ REJECTS_COLUMNS = {
 
 @dataclass(frozen=True)
 class Bookkeeping:
-    """The tables with the records of loads, files and rejected rows, and the stage of the loads.
+    """The tables with the records of files, loads and rejected rows, and the stage of the loads.
 
     Records of files and deleted rows belong to the table, not to the load: a load may be renamed, or be one of several.
     """
 
-    database: str
-    schema: str
     load: str
     table: TableName
+    ledger: TableName
+    loads: TableName
+    rejects: TableName
+    stage: TableName
 
     @staticmethod
     def of(spec: LoadSpec) -> Bookkeeping:
-        target = TableName.parse(spec.table)
-        if spec.bookkeeping is None:
-            return Bookkeeping(target.database, target.schema, spec.name, target)
-        home = TableName.parse(f"{spec.bookkeeping}.X")
-        return Bookkeeping(home.database, home.schema, spec.name, target)
-
-    def _named(self, name: str) -> TableName:
-        return TableName(self.database, self.schema, name)
-
-    @property
-    def ledger(self) -> TableName:
-        return self._named("TIR_LOADED_FILES")
-
-    @property
-    def loads(self) -> TableName:
-        return self._named("TIR_LOADS")
-
-    @property
-    def rejects(self) -> TableName:
-        return self._named("TIR_REJECTED_ROWS")
+        table = TableName.parse(spec.table)
+        home = TableName.parse(f"{spec.bookkeeping}.X") if spec.bookkeeping else table
+        names = ("TIR_LOADED_FILES", "TIR_LOADS", "TIR_REJECTED_ROWS", "TIR_STAGE")
+        return Bookkeeping(spec.name, table, *(replace(home, name=name) for name in names))
 
     def graves(self, columns: Sequence[str]) -> TableName:
         """Return the table with the deleted keys; `columns` are those of the key and of the version."""
         # The digest tells tables of equal names in other schemas apart, and other keys.
         digest = hashlib.sha1("\n".join([str(self.table), *columns]).encode(), usedforsecurity=False).hexdigest()[:8]
-        return self._named(f"TIR_DELETED_{self.table.name[:200]}_{digest.upper()}")
-
-    @property
-    def stage(self) -> TableName:
-        return self._named("TIR_STAGE")
-
-    def temporary(self, what: str, load_id: str) -> TableName:
-        return self._named(f"TIR_{what}_{load_id.replace('-', '_').upper()}")
+        return replace(self.ledger, name=f"TIR_DELETED_{self.table.name[:200]}_{digest.upper()}")
 
 
 @dataclass(frozen=True)
@@ -106,8 +83,9 @@ class Target:
     def name(self, place: int) -> str:
         return self.columns[place].column.name
 
+    @property
     def grave(self) -> list[str]:
-        """Return the columns that identify a recorded deletion."""
+        """The columns that identify a recorded deletion: the key and the version."""
         return [self.name(place) for place in (*self.key, *([] if self.order is None else [self.order]))]
 
     def needed(self) -> tuple[tuple[int, str], ...]:
@@ -118,77 +96,117 @@ class Target:
         return tuple(rules)
 
 
+@dataclass(frozen=True)
+class LoadTables:
+    """All tables in the statements of one load; those of its session are named after it."""
+
+    target: Target
+    books: Bookkeeping
+    load_id: str
+    staged: TableName
+    rejected: TableName
+    files: TableName
+    changed: TableName
+    timeline: TableName
+
+    @staticmethod
+    def of(target: Target, books: Bookkeeping, load_id: str) -> LoadTables:
+        names = (f"TIR_{what}_{load_id}" for what in ("STAGED", "REJECTED", "FILES", "CHANGED", "TIMELINE"))
+        temporary = (replace(books.ledger, name=name.replace("-", "_").upper()) for name in names)
+        return LoadTables(target, books, load_id, *temporary)
+
+    @property
+    def graves(self) -> TableName:
+        return self.books.graves(self.target.grave)
+
+    @property
+    def columns(self) -> list[str]:
+        return [f"C{at}" for at in range(len(self.target.columns))]
+
+    @property
+    def keys(self) -> list[str]:
+        return [f"C{at}" for at in self.target.key]
+
+
 def target_of(spec: LoadSpec, described: Sequence[tuple[str, str]]) -> Target:
     """Match the spec with the table's columns (name and declared type); raise SpecError if they do not fit."""
-    table, known = TableName.parse(spec.table), dict(described)
-    history = _history(spec, known)
+    table, table_types = TableName.parse(spec.table), dict(described)
+    history = _history(spec, table_types)
     if spec.columns:
-        declared = {_named(name, known): (name, kind) for name, kind in spec.columns.items()}
+        declared = {_named(name, table_types): (name, kind) for name, kind in spec.columns.items()}
     else:
-        declared = {name: (name, kind) for name, kind in known.items() if name not in (history or ())}
+        declared = {name: (name, kind) for name, kind in table_types.items() if name not in (history or ())}
     for special in (spec.order_by, spec.delete_flag):
-        if special and _named(special, known) not in declared and special not in declared:
+        if special and _named(special, table_types) not in declared and special not in declared:
             # Not a column of the table: only the files have it.
-            kind = known[history[0]] if history and special == spec.order_by else "VARCHAR"
+            kind = table_types[history[0]] if history and special == spec.order_by else "VARCHAR"
             declared[special] = (special, kind)
     try:
-        columns = tuple(_file_column(name, file_name, kind, known) for name, (file_name, kind) in declared.items())
+        columns = tuple(
+            _file_column(name, file_name, kind, table_types) for name, (file_name, kind) in declared.items()
+        )
     except UnheldTypeError as error:
-        raise SpecError(f"{spec.name}: {spec.table}: {_unheld(error)}") from None
+        message = str(error).partition(", which")[0]
+        raise SpecError(
+            f"{spec.name}: {spec.table}: {message}, which no load supports. Name the other columns, with their types, under "
+            "`columns` in the load's spec."
+        ) from None
     places = {column.column.name: at for at, column in enumerate(columns)}
-    return Target(
+
+    def place(field: str, name: str, *, in_table: bool) -> int:
+        at = places.get(name, places.get(name.upper()))
+        if at is None or (in_table and not {name, name.upper()} & table_types.keys()):
+            raise SpecError(
+                f"{spec.name}: {field} names {name}, which {spec.table} does not have. It has "
+                f"{', '.join(table_types if in_table else places)}: correct the spec."
+            )
+        return at
+
+    # Only a merge compares versions with the table; scd2 keeps a version's time in valid_from.
+    order = place("order_by", spec.order_by, in_table=spec.mode == "merge") if spec.order_by else None
+    target = Target(
         table,
         columns,
-        tuple(at for name, at in places.items() if name in known),
-        tuple(_place(spec, "key", name, places, known) for name in spec.key),
-        None if spec.order_by is None else _order_place(spec, places, known),
-        None if spec.delete_flag is None else _place(spec, "delete_flag", spec.delete_flag, places),
-        history,
+        stored=tuple(at for name, at in places.items() if name in table_types),
+        key=tuple(place("key", name, in_table=True) for name in spec.key),
+        order=order,
+        flag=place("delete_flag", spec.delete_flag, in_table=False) if spec.delete_flag else None,
+        history=history,
+    )
+    for at in target.key:
+        if columns[at].column.kind is Kind.JSON:
+            # JSON values cannot be compared reliably.
+            raise LoadError(f"{table}: {target.name(at)} holds JSON and cannot be a key. Choose another key.")
+    return target
+
+
+def _named(name: str, table_types: dict[str, str]) -> str:
+    """Return the table's own spelling of the name: exact, or else in upper case."""
+    return name if name in table_types or name.upper() not in table_types else name.upper()
+
+
+def _file_column(name: str, file_name: str, kind: str, table_types: dict[str, str]) -> LoadColumn:
+    # If the table has the column, its type counts: staged values must fit there.
+    declared = table_types.get(name, kind)
+    column = Column.from_snowflake(name, declared)
+    match = _COUNT.search(declared)
+    count = int(match[1]) if match else None
+    moments = (Kind.TIME, Kind.TIMESTAMP, Kind.INSTANT)
+    return LoadColumn(
+        file_name,
+        column,
+        length=count if column.kind is Kind.TEXT else None,
+        digits=count if column.kind in moments else None,
     )
 
 
-def _named(name: str, known: dict[str, str]) -> str:
-    """Return the table's own spelling of the name: exact, or else in upper case."""
-    return name if name in known or name.upper() not in known else name.upper()
-
-
-def _file_column(name: str, file_name: str, kind: str, known: dict[str, str]) -> LoadColumn:
-    # If the table has the column, its type counts: staged values must fit there.
-    declared = known.get(name, kind)
-    length = _LENGTH.match(declared.upper())
-    limit = int(length[1]) if length and int(length[1]) < _UNBOUNDED else None
-    # Nine digits, Snowflake's default, are more than a staged moment has.
-    digits = _MOMENT.match(declared.upper())
-    return LoadColumn(file_name, Column.from_snowflake(name, declared), limit, int(digits[1]) if digits else None)
-
-
-def _unheld(error: UnheldTypeError) -> str:
-    """Return the error about an unsupported type, in the words of a load."""
-    message = str(error).partition(", which")[0]
-    return f"{message}, which no load supports. Name the other columns, with their types, under `columns` in the load's spec."
-
-
-def _place(spec: LoadSpec, field: str, name: str, places: dict[str, int], known: dict[str, str] | None = None) -> int:
-    place = places.get(name, places.get(name.upper()))
-    if place is None or (known is not None and not {name, name.upper()} & known.keys()):
-        has = ", ".join(known if known is not None else places)
-        raise SpecError(
-            f"{spec.name}: {field} names {name}, which {spec.table} does not have. It has {has}: correct the spec."
-        )
-    return place
-
-
-def _order_place(spec: LoadSpec, places: dict[str, int], known: dict[str, str]) -> int:
-    assert spec.order_by is not None
-    # Only a merge compares with the table; scd2 keeps a version's time in valid_from.
-    return _place(spec, "order_by", spec.order_by, places, known if spec.mode == "merge" else None)
-
-
-def _history(spec: LoadSpec, known: dict[str, str]) -> tuple[str, str, str] | None:
+def _history(spec: LoadSpec, table_types: dict[str, str]) -> tuple[str, str, str] | None:
     if spec.mode != "scd2":
         return None
-    names = [_named(name, known) for name in (spec.history.valid_from, spec.history.valid_to, spec.history.is_current)]
-    if missing := [name for name in names if name not in known]:
+    names = [
+        _named(name, table_types) for name in (spec.history.valid_from, spec.history.valid_to, spec.history.is_current)
+    ]
+    if missing := [name for name in names if name not in table_types]:
         raise SpecError(
             f"{spec.name}: {spec.table} has no column {', '.join(missing)}, which scd2 needs. Add it, or name it under `history`."
         )
@@ -221,10 +239,3 @@ def create(table: TableName, columns: dict[str, str], *, temporary: bool = False
     body = ", ".join(f"{quote(name)} {kind}" for name, kind in columns.items())
     words = "CREATE OR REPLACE TEMPORARY TABLE" if temporary else "CREATE TABLE IF NOT EXISTS"
     return f"{words} {table.sql} ({body})"
-
-
-def check_supported(target: Target) -> None:
-    """Raise if a key column holds JSON: its values cannot be compared reliably."""
-    for place in target.key:
-        if target.columns[place].column.kind is Kind.JSON:
-            raise LoadError(f"{target.table}: {target.name(place)} holds JSON and cannot be a key. Choose another key.")

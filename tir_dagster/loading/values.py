@@ -23,6 +23,7 @@ _BOOLEANS = {
 _SHOWN = 60
 # Staged moments hold microseconds.
 _DIGITS_OF_SECOND = 6
+_EDGES = (datetime(1, 1, 1, tzinfo=UTC), datetime.max.replace(tzinfo=UTC))
 _SECOND_FRACTION = re.compile(r"\.([0-9]+)")
 _LONG = 18
 # Decimals have up to 38 digits; Python's own context cuts after 28.
@@ -49,18 +50,15 @@ _WRITTEN: dict[Kind, str] = {
 # Only these JSON escapes can produce characters that no table stores: half of a surrogate pair, and NUL.
 _SUSPECT_ESCAPE = re.compile(r"\\u(?:0000|[dD][89a-fA-F])")
 
-# Which types of a file's columns fit a column of this kind; text always may.
-_FAMILIES: dict[Kind, Callable[[pa.DataType], bool]] = {
-    Kind.INTEGER: lambda kind: pa.types.is_integer(kind) or pa.types.is_decimal(kind) or pa.types.is_floating(kind),
-    Kind.DECIMAL: lambda kind: pa.types.is_integer(kind) or pa.types.is_decimal(kind) or pa.types.is_floating(kind),
-    Kind.FLOAT: lambda kind: pa.types.is_integer(kind) or pa.types.is_decimal(kind) or pa.types.is_floating(kind),
-    Kind.BOOLEAN: pa.types.is_boolean,
-    Kind.TEXT: lambda _: False,
-    Kind.DATE: pa.types.is_date,
-    Kind.TIME: pa.types.is_time,
-    Kind.TIMESTAMP: lambda kind: pa.types.is_timestamp(kind) or pa.types.is_date(kind),
-    Kind.INSTANT: lambda kind: pa.types.is_timestamp(kind) or pa.types.is_date(kind),
-    Kind.JSON: lambda _: False,
+# Which types of a file's columns fit a column of this kind, besides text. A text or JSON column takes all of them.
+_NUMBERS = (pa.types.is_integer, pa.types.is_decimal, pa.types.is_floating)
+_MOMENTS = (pa.types.is_timestamp, pa.types.is_date)
+_FAMILIES: dict[Kind, tuple[Callable[[pa.DataType], bool], ...]] = {
+    **dict.fromkeys((Kind.INTEGER, Kind.DECIMAL, Kind.FLOAT), _NUMBERS),
+    **dict.fromkeys((Kind.TIMESTAMP, Kind.INSTANT), _MOMENTS),
+    Kind.BOOLEAN: (pa.types.is_boolean,),
+    Kind.DATE: (pa.types.is_date,),
+    Kind.TIME: (pa.types.is_time,),
 }
 
 
@@ -98,7 +96,14 @@ class LoadColumn:
 
     def fits(self, kind: pa.DataType) -> bool:
         """Whether a file's column of this type can hold such values at all."""
-        return is_text(kind) or pa.types.is_null(kind) or _FAMILIES[self.column.kind](kind)
+        if self.takes_any_text or is_text(kind) or pa.types.is_null(kind):
+            return True
+        return any(is_member(kind) for is_member in _FAMILIES[self.column.kind])
+
+    @property
+    def takes_any_text(self) -> bool:
+        """Whether the column takes every value as text."""
+        return self.column.kind in (Kind.TEXT, Kind.JSON)
 
 
 class UnfitValueError(ValueError):
@@ -119,64 +124,51 @@ def converted(values: pa.Array, column: LoadColumn) -> tuple[pa.Array, dict[int,
     if column.column.kind is Kind.TIME and pa.types.is_time(values.type):
         values = pc.cast(values, pa.string())
     try:
-        return _at_once(values, column), {}
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, UnfitValueError):
-        return _one_by_one(values, column)
+        result = _at_once(values, column)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        result = None
+    return _one_by_one(values, column) if result is None else (result, {})
 
 
-def _at_once(values: pa.Array, column: LoadColumn) -> pa.Array:
-    kind = column.column.kind
-    if kind in (Kind.TIME, Kind.JSON, Kind.BOOLEAN, Kind.INSTANT) and is_text(values.type):
-        if values.null_count == len(values):
-            return pa.nulls(len(values), column.arrow)
-        raise UnfitValueError("read each value")
+def _at_once(values: pa.Array, column: LoadColumn) -> pa.Array | None:
+    """Return the converted values; None if some may not fit, or Arrow reads them otherwise than documented."""
+    kind, text = column.column.kind, is_text(values.type)
+    if text and kind in (Kind.TIME, Kind.JSON, Kind.BOOLEAN, Kind.INSTANT):
+        return pa.nulls(len(values), column.arrow) if values.null_count == len(values) else None
     if pa.types.is_floating(values.type) and kind in (Kind.INTEGER, Kind.DECIMAL):
-        raise UnfitValueError("read each value")
-    if is_text(values.type) and kind in _WRITTEN:
+        return None
+    if text and kind in _WRITTEN:
         written = pc.match_substring_regex(values, f"^(?:{_WRITTEN[kind]})$")
         if pc.any(pc.invert(written)).as_py():
-            raise UnfitValueError("read each value")
+            return None
     result = pc.cast(values, column.arrow)
-    _check_range(result, column)
-    return result
+    return result if _fits(result, column) else None
 
 
-def _check_range(values: pa.Array, column: LoadColumn) -> None:
-    kind = column.column.kind
+def _fits(values: pa.Array, column: LoadColumn) -> bool:
+    """Whether the column holds all values of its Arrow type: Arrow's types hold more."""
+    kind, precision = column.column.kind, column.column.precision
     if kind is Kind.TEXT:
-        longest = pc.max(pc.utf8_length(values)).as_py()
-        if column.length is not None and longest is not None and longest > column.length:
-            raise UnfitValueError("too long")
-        if pc.any(pc.match_substring(values, "\0")).as_py():
-            raise UnfitValueError("NUL")
-    if kind is Kind.INTEGER and 0 < column.column.precision <= _LONG:
-        bounds = pc.min_max(values).as_py()
-        if any(value is not None and abs(value) >= 10**column.column.precision for value in bounds.values()):
-            raise UnfitValueError("too large")
-    if kind is Kind.FLOAT and pc.any(pc.is_inf(values)).as_py():
-        raise UnfitValueError("too large, or infinite")
-    if kind in (Kind.DATE, Kind.TIMESTAMP, Kind.INSTANT):
-        _check_moments(values, column)
-
-
-def _check_moments(values: pa.Array, column: LoadColumn) -> None:
-    """Raise if a moment is outside the years 1 to 9999, as in Python and Snowflake, or too exact. Arrow holds more."""
-    is_date = column.column.kind is Kind.DATE
-    counts = pc.cast(pc.cast(values, pa.int32()) if is_date else values, pa.int64())
-    lowest, highest = (pa.scalar(edge, column.arrow).value for edge in _edges(column))
-    bounds = pc.min_max(counts).as_py()
-    if any(value is not None and not lowest <= value <= highest for value in bounds.values()):
-        raise UnfitValueError("out of range")
+        longest = pc.max(pc.utf8_length(values)).as_py() or 0
+        has_nul = pc.any(pc.match_substring(values, "\0")).as_py()
+        return not has_nul and (column.length is None or longest <= column.length)
+    if kind is Kind.INTEGER and 0 < precision <= _LONG:
+        return all(abs(bound or 0) < 10**precision for bound in pc.min_max(values).as_py().values())
+    if kind is Kind.FLOAT:
+        # Infinity may come from digits that are too large.
+        return not pc.any(pc.is_inf(values)).as_py()
+    if kind not in (Kind.DATE, Kind.TIMESTAMP, Kind.INSTANT):
+        return True
+    # The years 1 to 9999, as in Python and Snowflake, and not more exact than the column.
+    is_date = kind is Kind.DATE
+    lowest, highest = (pa.scalar(edge.date() if is_date else edge, column.arrow) for edge in _EDGES)
+    if pc.any(pc.or_(pc.less(values, lowest), pc.greater(values, highest))).as_py():
+        return False
     unit = 10 ** (_DIGITS_OF_SECOND - column.second_digits)
-    if not is_date and unit > 1 and pc.any(pc.not_equal(pc.multiply(pc.divide(counts, unit), unit), counts)).as_py():
-        raise UnfitValueError("too exact")
-
-
-def _edges(column: LoadColumn) -> tuple[date, date]:
-    if column.column.kind is Kind.DATE:
-        return date.min, date.max
-    zone = UTC if column.column.kind is Kind.INSTANT else None
-    return datetime.min.replace(tzinfo=zone), datetime.max.replace(tzinfo=zone)
+    if is_date or unit == 1:
+        return True
+    counts = pc.cast(values, pa.int64())
+    return not pc.any(pc.not_equal(pc.multiply(pc.divide(counts, unit), unit), counts)).as_py()
 
 
 def _one_by_one(values: pa.Array, column: LoadColumn) -> tuple[pa.Array, dict[int, str]]:

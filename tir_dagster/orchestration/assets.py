@@ -89,7 +89,7 @@ def context_for(
         spec,
         snowflake=snowflake_access(snowflake),
         tableau=tableau.access(),
-        spark=lambda: spark_session(pyspark, state.folder, log=log, quiet=True),
+        spark=lambda: spark_session(pyspark, state.folder, log=log),
         home=state.folder,
         log=log,
     )

@@ -8,8 +8,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,13 +31,16 @@ if TYPE_CHECKING:
     from tir_dagster.loading.load import Loader, LoadResult
 
 
-LOAD_ID, LOAD_IDS, HINT = "tir/load_id", "tir/load_ids", "tir/hint"
+LOAD_ID, LOAD_IDS, LATE, HINT = "tir/load_id", "tir/load_ids", "tir/late", "tir/hint"
 # How many of the newest loads are checked. Every run checks, so an unreported load is among them.
 LOOK_BACK = 50
 # More late loads than this are reported as one change of unknown rows.
 _MOST_LATE = 20
 # People may report events by hand; the events of the newest loads are on the newest pages.
 _PAGES = 20
+LEASE_WAIT_SECONDS = 600.0
+# A run's configuration lists its files; the next run takes the others.
+MOST_FILES = 500
 
 
 def hint_metadata(spec: LoadSpec, changed: "Changed | None") -> dict[str, Any]:
@@ -53,12 +55,6 @@ def hint_metadata(spec: LoadSpec, changed: "Changed | None") -> dict[str, Any]:
     return {HINT: dg.MetadataValue.json(hint_to_json(hint))}
 
 
-def recent_loads(loader: "Loader") -> list[str]:
-    from tir_dagster.loading.ledger import recent  # noqa: PLC0415
-
-    return recent(loader.access, loader.books, most=LOOK_BACK)
-
-
 def late_reports(
     instance: dg.DagsterInstance, loader: "Loader", source_table: dg.AssetKey, ids: Sequence[str]
 ) -> Iterator[dg.AssetMaterialization]:
@@ -66,12 +62,11 @@ def late_reports(
     from tir_dagster.loading.ledger import Changed, committed  # noqa: PLC0415
 
     late = committed(loader.access, loader.books, unreported(instance, source_table, ids))
-    if len(late) > _MOST_LATE:
-        settled = {LOAD_IDS: [load.load_id for load in late]}
-        yield _event(loader.spec, source_table, late[-1], Changed("MIXED_CHANGES"), settled)
-        return
-    for load in late:
-        yield _event(loader.spec, source_table, load, load.changed, {})
+    together = {LOAD_IDS: [load.load_id for load in late]} if len(late) > _MOST_LATE else {}
+    for load in late[-1:] if together else late:
+        reported = replace(load, changed=Changed("MIXED_CHANGES")) if together else load
+        metadata = {**_metadata(loader.spec, reported), LATE: True, **together}
+        yield dg.AssetMaterialization(source_table, metadata=metadata)
 
 
 def unreported(instance: dg.DagsterInstance, source_table: dg.AssetKey, ids: Sequence[str]) -> list[str]:
@@ -95,23 +90,28 @@ def _load_ids(event: dg.AssetMaterialization | None) -> list[str]:
     return [str(load_id) for value in values for load_id in (value if isinstance(value, list) else [value])]
 
 
-def _event(
-    spec: LoadSpec, source_table: dg.AssetKey, load: "Committed", changed: "Changed | None", extra: dict[str, Any]
-) -> dg.AssetMaterialization:
-    counts = {"tir/rows_read": load.rows, "tir/rows_inserted": load.inserted, "tir/rows_updated": load.updated}
-    content: dict[str, Any] = {
+def _metadata(spec: LoadSpec, load: "Committed") -> dict[str, Any]:
+    """Return the metadata of a committed load: its id, its counts and the hint."""
+    return {
         LOAD_ID: load.load_id,
-        "tir/late": True,
-        **counts,
+        "tir/rows_read": load.rows,
+        "tir/rows_rejected": load.rejected,
+        "tir/rows_inserted": load.inserted,
+        "tir/rows_updated": load.updated,
         "tir/rows_deleted": load.deleted,
-        **extra,
+        **hint_metadata(spec, load.changed),
     }
-    return dg.AssetMaterialization(source_table, metadata={**content, **hint_metadata(spec, changed)})
 
 
-LEASE_WAIT_SECONDS = 600.0
-# A run's configuration lists its files; the next run takes the others.
-MOST_FILES = 500
+def load_metadata(spec: LoadSpec, loaded: "LoadResult") -> dict[str, Any]:
+    return {
+        **_metadata(spec, loaded),
+        "tir/files": loaded.of("LOADED"),
+        "tir/files_repeated": loaded.of("REPEATED"),
+        "tir/files_superseded": loaded.of("SUPERSEDED"),
+        "tir/stages": dict(loaded.seconds),
+        "dagster/table_name": spec.table,
+    }
 
 
 class LoadConfig(dg.Config):
@@ -122,26 +122,6 @@ class LoadConfig(dg.Config):
 
     files: list[str] = Field(default_factory=list)
     stamps: dict[str, str] = Field(default_factory=dict)
-
-
-@dataclass
-class Listener:
-    """Receives log lines and results for a command that runs the job in its own process."""
-
-    tell: Callable[[str], None]
-    loaded: "list[LoadResult]" = field(default_factory=list)
-
-
-_listener: ContextVar[Listener | None] = ContextVar("listener", default=None)
-
-
-@contextmanager
-def listening(listener: Listener) -> Iterator[None]:
-    token = _listener.set(listener)
-    try:
-        yield
-    finally:
-        _listener.reset(token)
 
 
 def build_load_defs(spec: LoadSpec) -> dg.Definitions:
@@ -190,12 +170,15 @@ def _source_table(spec: LoadSpec, keys: LoadKeys) -> dg.AssetsDefinition:
         pyspark: SparkParam,
         state: StateFolder,
     ) -> Iterator[dg.Output[Any] | dg.AssetMaterialization | dg.AssetObservation]:
-        loader = _loader(context, spec, snowflake=snowflake, pyspark=pyspark, state=state)
+        from tir_dagster.loading.ledger import recent  # noqa: PLC0415
+
+        log = context.log.info
+        spark = lambda: spark_session(pyspark, state.folder, log=log)  # noqa: E731
+        loader = loader_for(spec, snowflake_access(snowflake), spark=spark, log=log)
         with _leased(spec, state, f"run {context.run_id}"):
-            yield from late_reports(context.instance, loader, keys.source_table, recent_loads(loader))
+            ids = recent(loader.access, loader.books, most=LOOK_BACK)
+            yield from late_reports(context.instance, loader, keys.source_table, ids)
             loaded = loader.run({path: config.stamps.get(path, "") for path in config.files})
-            if listener := _listener.get():
-                listener.loaded.append(loaded)
             for warning in loaded.warnings:
                 context.log.warning(warning)
             if loaded.load_id:
@@ -206,28 +189,17 @@ def _source_table(spec: LoadSpec, keys: LoadKeys) -> dg.AssetsDefinition:
     return source_table
 
 
-def _loader(
-    context: dg.AssetExecutionContext,
+def _no_spark() -> Any:
+    raise AssertionError("only a load starts Spark; to look at files needs none")
+
+
+def loader_for(
     spec: LoadSpec,
+    access: Any,
     *,
-    snowflake: SnowflakeParam,
-    pyspark: SparkParam,
-    state: StateFolder,
+    log: Callable[[str], None] = lambda _: None,
+    spark: Callable[[], Any] = _no_spark,
 ) -> "Loader":
-    """Build the loader of this run; its lines go to the run's log and to a listening command."""
-    listener = _listener.get()
-
-    def tell(line: str) -> None:
-        context.log.info(line)
-        if listener:
-            listener.tell(line)
-
-    # On a terminal, the JVM's output would mix with the command's lines.
-    spark = lambda: spark_session(pyspark, state.folder, log=tell, quiet=listener is not None)  # noqa: E731
-    return loader_for(spec, snowflake_access(snowflake), spark=spark, log=tell)
-
-
-def loader_for(spec: LoadSpec, access: Any, *, spark: Callable[[], Any], log: Callable[[str], None]) -> "Loader":
     """Build the loader from plain objects; the room `loading` does not know Dagster."""
     from tir_dagster.loading.load import Loader  # noqa: PLC0415
     from tir_dagster.loading.staging import by_spark  # noqa: PLC0415
@@ -249,26 +221,6 @@ def _leased(spec: LoadSpec, state: StateFolder, purpose: str) -> Iterator[None]:
         raise TirError(
             f"{spec.name}: another run is loading these files. Wait until it ends, then run again. ({error})"
         ) from None
-
-
-# Reports
-
-
-def load_metadata(spec: LoadSpec, loaded: "LoadResult") -> dict[str, Any]:
-    return {
-        LOAD_ID: loaded.load_id,
-        "tir/files": loaded.of("LOADED"),
-        "tir/files_repeated": loaded.of("REPEATED"),
-        "tir/files_superseded": loaded.of("SUPERSEDED"),
-        "tir/rows_read": loaded.rows,
-        "tir/rows_rejected": loaded.rejected,
-        "tir/rows_inserted": loaded.inserted,
-        "tir/rows_updated": loaded.updated,
-        "tir/rows_deleted": loaded.deleted,
-        "tir/stages": dict(loaded.seconds),
-        "dagster/table_name": spec.table,
-        **hint_metadata(spec, loaded.changed),
-    }
 
 
 # Arrival
@@ -344,27 +296,30 @@ def _arrival_sensor(spec: LoadSpec, keys: LoadKeys, job: Any) -> dg.SensorDefini
         stable_since, ready = complete_files(
             before, look.new, now=now, settle=_settle(spec), unfinished=look.unfinished, in_order=spec.in_order
         )
-        if not ready:
-            cursor = Arrivals(stable_since, before.watch, look.reported).to_cursor()
-            return dg.SensorResult(skip_reason=_waiting(look.new), cursor=cursor, asset_events=look.late)
-        watch, waiting = watch_source(
-            before.watch,
-            token=_token(ready),
-            confirmed=None,
-            # Files that are still new were not loaded, even if the run succeeded.
-            last="failed" if last_run == "done" else last_run,
-            now=now,
-            quiet=0.0,
-            what="load",
-        )
+        watch, waiting = before.watch, "there are no new files"
+        if ready:
+            watch, waiting = watch_source(
+                before.watch,
+                token=_token(ready),
+                confirmed=None,
+                # Files that are still new were not loaded, even if the run succeeded.
+                last="failed" if last_run == "done" else last_run,
+                now=now,
+                quiet=0.0,
+                what="load",
+            )
+        elif look.new:
+            waiting = f"{len(look.new)} new files are not complete yet, the first is {look.new[0].path}"
         cursor = Arrivals(stable_since, watch, look.reported).to_cursor()
         if waiting:
             return dg.SensorResult(skip_reason=waiting, cursor=cursor, asset_events=look.late)
-        key = _run_key(spec, watch)
-        landed = dg.AssetMaterialization(keys.landed_files, metadata=_landed_metadata(ready))
+        key, paths = _run_key(spec, watch), [file.path for file in ready]
+        config = {"files": paths, "stamps": {file.path: file.stamp for file in ready}}
+        run_config = {"ops": {keys.source_table.to_python_identifier(): {"config": config}}}
+        metadata: dict[str, Any] = {"tir/files": paths, "tir/bytes": sum(file.size for file in ready)}
         return dg.SensorResult(
-            run_requests=[dg.RunRequest(run_key=key, tags={ASKED_TAG: key}, run_config=load_config(keys, ready))],
-            asset_events=[*look.late, landed],
+            run_requests=[dg.RunRequest(run_key=key, tags={ASKED_TAG: key}, run_config=run_config)],
+            asset_events=[*look.late, dg.AssetMaterialization(keys.landed_files, metadata=metadata)],
             cursor=cursor,
         )
 
@@ -382,11 +337,12 @@ class _Look:
 
 
 def _look(spec: LoadSpec, access: Any, before: Arrivals, instance: dg.DagsterInstance, lease_path: Path) -> _Look:
+    from tir_dagster.loading.ledger import recent  # noqa: PLC0415
     from tir_dagster.loading.selection import news  # noqa: PLC0415
 
-    loader = loader_for(spec, access, spark=_no_spark, log=lambda _: None)
+    loader = loader_for(spec, access)
     with loader.access.kept_open():
-        loads = recent_loads(loader)
+        loads = recent(loader.access, loader.books, most=LOOK_BACK)
         late: list[dg.AssetMaterialization] = []
         reported = tuple(load_id for load_id in loads if load_id in before.reported)
         # A running load reports before it releases its lease. So check the lease between reading the loads and reporting.
@@ -398,27 +354,10 @@ def _look(spec: LoadSpec, access: Any, before: Arrivals, instance: dg.DagsterIns
     return _Look(news(listing.files, ledger.known), listing.unfinished, late, reported)
 
 
-def _waiting(new: "Sequence[LandedFile]") -> str:
-    return f"{len(new)} new files are not complete yet, the first is {new[0].path}" if new else "there are no new files"
-
-
-def _no_spark() -> Any:
-    raise AssertionError("a sensor starts no Spark")
-
-
 def _settle(spec: LoadSpec) -> float:
     """Return how long a file must be unchanged: zero on S3, which shows only complete objects, and with markers."""
     at_once = spec.files.complete == "marker" or spec.files.path.startswith("s3://")
     return 0.0 if at_once else spec.files.settle
-
-
-def load_config(keys: LoadKeys, files: "Sequence[LandedFile]") -> dict[str, Any]:
-    config = {"files": [file.path for file in files], "stamps": {file.path: file.stamp for file in files}}
-    return {"ops": {keys.source_table.to_python_identifier(): {"config": config}}}
-
-
-def _landed_metadata(files: "Sequence[LandedFile]") -> dict[str, Any]:
-    return {"tir/files": [file.path for file in files], "tir/bytes": sum(file.size for file in files)}
 
 
 def _token(files: "Sequence[LandedFile]") -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -166,7 +166,7 @@ def probing_access(resource: SnowflakeParam, spec: ExtractSpec) -> Any:
     return replace(snowflake_access(resource), **overrides)
 
 
-def spark_session(resource: SparkParam, home: Path, *, log: Callable[[str], None], quiet: bool = False) -> Any:
+def spark_session(resource: SparkParam, home: Path, *, log: Callable[[str], None]) -> Any:
     """Return a session with the settings that correct values need: on a Spark server if there is one, else in this process.
 
     SPARK_REMOTE names a server for all runs. The server of `tir spark up` is used only if the resource has no configuration.
@@ -182,10 +182,10 @@ def spark_session(resource: SparkParam, home: Path, *, log: Callable[[str], None
         return connect_session(remote)
     require_java(os.environ)
     log("starting Spark")
-    return _own_session(resource, home, quiet=quiet)
+    return _own_session(resource, home)
 
 
-def _own_session(resource: SparkParam, home: Path, *, quiet: bool) -> Any:
+def _own_session(resource: SparkParam, home: Path) -> Any:
     """Start dagster-pyspark's session in this process."""
     from dagster_pyspark import LazyPySparkResource  # noqa: PLC0415
 
@@ -194,7 +194,8 @@ def _own_session(resource: SparkParam, home: Path, *, quiet: bool) -> Any:
     use_this_python()
     settings = spark_conf(home=home, conf=resource.spark_config)
     try:
-        with jvm_output(home) if quiet else nullcontext():
+        # On a terminal, the JVM's output would mix with a command's lines.
+        with jvm_output(home):
             session = LazyPySparkResource(spark_config=settings).spark_session
     except Exception as error:
         message = " ".join(str(error).split())[:200]

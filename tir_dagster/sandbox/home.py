@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
-import tempfile
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from tir_dagster.background import read_json, write_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 SERVERS = ("warehouse", "tableau", "people", "storage")
 # Where files land, and what clients call the place that the stand-in is in.
 S3_BUCKET, S3_REGION = "landing", "us-east-1"
-LOOPBACK = "127.0.0.1"
 HEALTH_PATH = "/sandbox/health"
 
 # What an identity has had from the first version on.
@@ -108,27 +107,3 @@ def is_identity(stored: Mapping[str, Any]) -> bool:
     texts = {name for name, value in stored.items() if isinstance(value, str) and value}
     known = Identity.__dataclass_fields__.keys()
     return texts >= _ALWAYS_THERE and stored.keys() & known <= texts
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The file's JSON object; empty when the file is missing or does not hold one."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, json.JSONDecodeError, UnicodeDecodeError):
-        return {}
-    return value if isinstance(value, dict) else {}
-
-
-def write_json(path: Path, value: dict[str, Any]) -> None:
-    """Write beside and rename, readable by the owner only: a crash leaves the old file or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as out:
-            json.dump(value, out, indent=2)
-            out.flush()
-            os.fsync(out.fileno())
-        Path(beside).replace(path)
-    except BaseException:
-        Path(beside).unlink(missing_ok=True)
-        raise

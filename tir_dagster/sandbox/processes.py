@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import importlib.util
 import os
 import shutil
@@ -12,8 +11,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from tir_dagster.sandbox.daemon import LOOPBACK, Daemon, end, find, launch, wait
-from tir_dagster.sandbox.home import S3_REGION, SERVERS, SandboxError, SandboxHome, is_identity, read_json
+from tir_dagster.background import LOOPBACK, free_port, last_lines, locked, read_json, wait
+from tir_dagster.sandbox.daemon import Daemon, end, find, launch
+from tir_dagster.sandbox.home import S3_REGION, SERVERS, SandboxError, SandboxHome, is_identity
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
@@ -186,9 +186,8 @@ def _wait_until_ready(daemon: Daemon, log: Path, log_start: int) -> None:
     if daemon.lives and daemon.answers:
         return
     what = f"did not answer within {READY_SECONDS:.0f} s" if daemon.lives else "ended while starting"
-    raise SandboxError(
-        f"The {daemon.server} {what} (port {daemon.port}). Its log, {log}, ends with:\n{_log_tail(log, log_start)}"
-    )
+    log_text = "\n".join(f"  {line}" for line in last_lines(log, 15, start=log_start)) or "  (nothing)"
+    raise SandboxError(f"The {daemon.server} {what} (port {daemon.port}). Its log, {log}, ends with:\n{log_text}")
 
 
 def _choose_port(home: SandboxHome, server: str, asked: int | None, taken: Collection[int]) -> int:
@@ -199,15 +198,9 @@ def _choose_port(home: SandboxHome, server: str, asked: int | None, taken: Colle
     remembered = home.port(server)
     if remembered and remembered not in taken and not _port_problem(remembered):
         return remembered
-    while (port := _free_port()) in taken:
+    while (port := free_port()) in taken:
         pass
     return port
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((LOOPBACK, 0))
-        return int(probe.getsockname()[1])
 
 
 def _require_free(server: str, port: int) -> None:
@@ -243,14 +236,6 @@ def _state(home: SandboxHome, server: str) -> ServerState:
         return stopped
     state: Literal["running", "not answering"] = "running" if daemon.answers else "not answering"
     return replace(stopped, state=state, pid=daemon.pid, port=daemon.port)
-
-
-def _log_tail(log: Path, start: int, lines: int = 15) -> str:
-    with suppress(OSError), log.open("rb") as file:
-        file.seek(max(start, log.stat().st_size - 20_000))
-        text = file.read().decode("utf-8", errors="replace").strip()
-        return "\n".join(f"  {line}" for line in text.splitlines()[-lines:]) or "  (nothing)"
-    return "  (the log cannot be read)"
 
 
 def _folder_size(folder: Path) -> int:
@@ -297,9 +282,7 @@ def _require_packages() -> None:
 def _locked(home: SandboxHome) -> Iterator[None]:
     """One start, stop or reset at a time per sandbox; others wait. Failures to write are explained."""
     try:
-        home.root.mkdir(parents=True, exist_ok=True)
-        with (home.root / "lock").open("a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # freed by the system when this process ends, however it ends
+        with locked(home.root / "lock"):
             yield
     except OSError as error:
         raise SandboxError(_explain(home, error)) from error

@@ -18,7 +18,8 @@ from typing import Any
 import uvicorn
 from starlette.responses import JSONResponse
 
-from tir_dagster.sandbox.home import HEALTH_PATH, LOOPBACK, SandboxHome
+from tir_dagster.background import LOOPBACK
+from tir_dagster.sandbox.home import HEALTH_PATH, SandboxHome
 
 # The process for which the server runs, if there is one: however that ends, the server ends after it.
 OWNER_VARIABLE = "TIR_SANDBOX_OWNER"

@@ -6,32 +6,34 @@ the server runs nobody's code.
 
 from __future__ import annotations
 
-import fcntl
 import importlib.metadata
 import importlib.util
-import json
-import os
 import secrets
-import signal
 import socket
-import subprocess
 import sys
 import uuid
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from tir_dagster.background import (
+    LOOPBACK,
+    BackgroundProcess,
+    free_port,
+    last_lines,
+    launch,
+    locked,
+    read_json,
+    wait,
+    write_json,
+)
 from tir_dagster.errors import SourceError
-from tir_dagster.files import replaced_file
-from tir_dagster.retries import looks
 from tir_dagster.spark.java import require_java
 from tir_dagster.spark.remote import REMOTE_VARIABLE, Remote
 
-LOOPBACK = "127.0.0.1"
 READY_SECONDS = 180.0
-END_SECONDS = 15.0
 TOKEN_VARIABLE = "SPARK_CONNECT_AUTHENTICATE_TOKEN"
 _CLASS = "org.apache.spark.sql.connect.service.SparkConnectServer"
 # Credentials that tasks need travel with them: the server, which outlives the command, gets none by its environment.
@@ -41,28 +43,15 @@ _WORKERS_IMPORT = ("snowflake", "spec", "spark", "loading")
 
 State = Literal["running", "stopped", "ended", "not answering", "outdated"]
 
-# The server that this very process started: its exit must be collected, or it would look alive as a zombie.
-_children: dict[int, subprocess.Popen[bytes]] = {}
-
 
 @dataclass(frozen=True)
-class SparkServer:
+class SparkServer(BackgroundProcess):
     """A server as its state file describes it; `made_by` tells the packages that its workers have loaded."""
 
-    pid: int
-    port: int
-    started: str
     made_by: str
     # One session for all processes: Spark starts new Python workers for each session, and keeps their parent for ever.
     session: str
     token: str = field(repr=False)
-
-    @property
-    def lives(self) -> bool:
-        """Whether this very process runs, and not another one that got its pid later."""
-        if child := _children.get(self.pid):
-            child.poll()
-        return bool(self.started) and start_time(self.pid) == self.started
 
     @property
     def answers(self) -> bool:
@@ -90,8 +79,8 @@ def log_file(home: Path) -> Path:
 def find_server(home: Path) -> SparkServer | None:
     """The server that was started and not stopped by a command; it may have ended since."""
     try:
-        return SparkServer(**json.loads(_state_file(home).read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
+        return SparkServer(**read_json(_state_file(home)))
+    except (OSError, TypeError):
         return None
 
 
@@ -160,7 +149,7 @@ def stop_server(home: Path) -> SparkServer | None:
 def _launch(home: Path, env: Mapping[str, str]) -> SparkServer:
     from tir_dagster.spark.session import spark_conf  # noqa: PLC0415 - imports Spark: seconds
 
-    port, token = _free_port(), secrets.token_urlsafe(32)
+    port, token = free_port(), secrets.token_urlsafe(32)
     conf = {
         **spark_conf(home=home),
         "spark.connect.grpc.binding.address": LOOPBACK,
@@ -178,26 +167,13 @@ def _launch(home: Path, env: Mapping[str, str]) -> SparkServer:
     passed_on = {name: value for name, value in env.items() if not name.startswith(_SECRETS)}
     passed_on.pop(REMOTE_VARIABLE, None)
     child_env = {"PYSPARK_PYTHON": sys.executable, **passed_on, "SPARK_HOME": str(spark_home), TOKEN_VARIABLE: token}
-    with log_file(home).open("wb") as log:
-        child = subprocess.Popen(
-            command,
-            cwd=home / "spark",
-            env=child_env,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
-    _children[child.pid] = child
-    server = SparkServer(child.pid, port, start_time(child.pid) or "", _packages(), str(uuid.uuid4()), token)
-    # Written before it is ready: if this command is killed now, the next one still finds the process.
-    try:
-        _write(home, server)
-    except BaseException:
-        child.kill()
-        child.wait()
-        raise
-    return server
+
+    def record(pid: int, started: str) -> SparkServer:
+        server = SparkServer(pid, port, started, _packages(), str(uuid.uuid4()), token)
+        write_json(_state_file(home), asdict(server))
+        return server
+
+    return launch(command, log=log_file(home), log_mode="wb", record=record, env=child_env)
 
 
 def _wait_until_ready(home: Path, server: SparkServer) -> None:
@@ -209,8 +185,9 @@ def _wait_until_ready(home: Path, server: SparkServer) -> None:
     wait(lambda: server.answers or not server.lives, READY_SECONDS)
     if not (server.lives and server.answers):
         problem = f"did not answer within {READY_SECONDS:.0f} s" if server.lives else "ended while it started"
+        log_text = " | ".join(line.strip() for line in last_lines(log_file(home), 5)) or "nothing"
         raise SourceError(
-            f"The Spark server {problem} (port {server.port}). Its log, {log_file(home)}, ends with: {_log_end(home)}"
+            f"The Spark server {problem} (port {server.port}). Its log, {log_file(home)}, ends with: {log_text}"
         )
     remote = server.remote(home)
     with spark_failures("trying the new server", remote):
@@ -218,71 +195,19 @@ def _wait_until_ready(home: Path, server: SparkServer) -> None:
 
 
 def _end(home: Path, server: SparkServer) -> None:
-    """SIGTERM, wait, SIGKILL; a state file that no longer speaks of our process is only removed."""
-    if server.lives:
-        with suppress(ProcessLookupError):
-            os.kill(server.pid, signal.SIGTERM)
-        if not wait(lambda: not server.lives, END_SECONDS):
-            # With its Python workers: it leads a session, and hung it cannot end them itself.
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(server.pid, signal.SIGKILL)
-            wait(lambda: not server.lives, END_SECONDS)
-        if server.lives:
-            raise SourceError(
-                f"The Spark server (pid {server.pid}) does not end, not even by SIGKILL. Try again later."
-            )
-    # Not waited for: a child of the same pid may be the server of another home.
-    if (child := _children.get(server.pid)) and child.poll() is not None:
-        del _children[server.pid]
+    """End the server; a state file that no longer describes our process is only removed."""
+    if not server.end():
+        raise SourceError(f"The Spark server (pid {server.pid}) does not end, not even by SIGKILL. Try again later.")
     _state_file(home).unlink(missing_ok=True)
-
-
-def start_time(pid: int) -> str | None:
-    """When the process began, as text to compare: a recycled pid has another one. None when there is no process."""
-    if sys.platform != "linux":
-        begun = subprocess.run(["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, check=False)
-        return begun.stdout.strip() or None
-    try:
-        # The name in parentheses may hold spaces and parentheses itself; the fields follow the last one.
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    state, threads, ticks_since_boot = fields[0], int(fields[17]), fields[19]
-    # A killed process is a zombie at once, but holds its port and its files until its last thread is gone.
-    has_ended = state == "X" or (state == "Z" and threads <= 1)
-    return None if has_ended else f"{boot}/{ticks_since_boot}"
-
-
-def wait(condition: Callable[[], bool], seconds: float) -> bool:
-    """Wait for the condition; return whether it became true in time."""
-    return any(condition() for _ in looks(seconds, pause=lambda _: 0.05))
 
 
 def _state_file(home: Path) -> Path:
     return home / "spark" / "server.json"
 
 
-def _write(home: Path, server: SparkServer) -> None:
-    with replaced_file(_state_file(home)) as beside:
-        handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(handle, "w", encoding="utf-8") as out:
-            json.dump(asdict(server), out, indent=2)
-
-
-@contextmanager
-def _locked(home: Path) -> Iterator[None]:
-    """One start or stop at a time; others wait. The system frees the lock when this process ends, however it ends."""
-    (home / "spark").mkdir(parents=True, exist_ok=True)
-    with (home / "spark" / "server.lock").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((LOOPBACK, 0))
-        return int(probe.getsockname()[1])
+def _locked(home: Path) -> AbstractContextManager[None]:
+    """One start or stop at a time; others wait."""
+    return locked(home / "spark" / "server.lock")
 
 
 def _spark_home() -> Path:
@@ -299,11 +224,3 @@ def _packages() -> str:
     modules = [file for room in _WORKERS_IMPORT for file in (package / room).rglob("*.py")]
     newest = max(file.stat().st_mtime_ns for file in modules)
     return f"{sys.executable} pyspark-{importlib.metadata.version('pyspark')} {package} {len(modules)} {newest}"
-
-
-def _log_end(home: Path) -> str:
-    with suppress(OSError), log_file(home).open("rb") as file:
-        file.seek(max(0, log_file(home).stat().st_size - 2_000))
-        lines = file.read().decode("utf-8", errors="replace").strip().splitlines()
-        return " | ".join(line.strip() for line in lines[-5:]) or "nothing"
-    return "nothing"

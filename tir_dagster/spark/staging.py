@@ -190,7 +190,12 @@ def write_part(task: StagingTask, batches: Sequence[Any]) -> dict[str, Any]:
     counts: Counter[str | None] = Counter()
     rows = 0
     # Without dictionaries both sides are faster: measured, a third of the time to write, and as many bytes.
-    settings = {"compression": "zstd", "compression_level": 1, "use_dictionary": False, "store_decimal_as_integer": True}
+    settings = {
+        "compression": "zstd",
+        "compression_level": 1,
+        "use_dictionary": False,
+        "store_decimal_as_integer": True,
+    }
     with pq.ParquetWriter(beside, arrow_schema(task.columns), **settings) as writer:
         for batch in batches:
             table = _download(batch, task.columns)

@@ -25,9 +25,10 @@ import tableauserverclient as TSC  # noqa: N812 - the name its own documentation
 from click.testing import CliRunner
 from dagster_snowflake import SnowflakeResource
 
+from tir_dagster import background
 from tir_dagster.cli.main import tir
 from tir_dagster.sandbox import daemon, processes, sample
-from tir_dagster.sandbox.home import SERVERS, Identity, SandboxError, SandboxHome, write_json
+from tir_dagster.sandbox.home import SERVERS, Identity, SandboxError, SandboxHome
 from tir_dagster_tests.conftest import Sandbox
 from tir_dagster_tests.processes import free_port
 from tir_dagster_tests.sandbox.tableau.helpers import Publisher
@@ -189,12 +190,12 @@ def one_line(message: str) -> bool:
 
 
 def is_alive(pid: int | None) -> bool:
-    return pid is not None and daemon.start_time(pid) is not None
+    return pid is not None and background.start_time(pid) is not None
 
 
 def kill(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
-    assert daemon.wait(lambda: not is_alive(pid), 20), f"process {pid} still lives"
+    assert background.wait(lambda: not is_alive(pid), 20), f"process {pid} still lives"
 
 
 @pytest.fixture
@@ -399,9 +400,9 @@ def test_damaged_names_and_secrets_are_told_and_not_replaced(stubbed, content):
 def test_a_secret_of_another_type_is_damage_and_a_name_of_a_later_version_is_not(shell):
     path = shell.home.root / "identity.json"
     known = {**asdict(shell.home.identity()), "added_later": 7}
-    write_json(path, known)
+    background.write_json(path, known)
     assert shell.home.identity() == Identity(**{name: value for name, value in known.items() if name != "added_later"})
-    write_json(path, {**known, "tableau_password": None})
+    background.write_json(path, {**known, "tableau_password": None})
     with pytest.raises(SandboxError, match="damaged"):
         shell.home.identity()
 
@@ -525,7 +526,7 @@ def test_a_hung_server_is_shown_as_not_answering(stubbed, hung):
 
 def test_a_server_that_hangs_for_good_is_replaced_by_up(stubbed, hung, monkeypatch):
     monkeypatch.setattr(processes, "PATIENCE_SECONDS", 0.3)
-    monkeypatch.setattr(daemon, "END_SECONDS", 0.3)
+    monkeypatch.setattr(background, "END_SECONDS", 0.3)
     assert "tableau: started" in stubbed.succeed("up")
     assert not is_alive(hung)
 

@@ -130,7 +130,7 @@ def staged(folder, name: str, content: bytes, *, form: str = "csv", columns: str
     spec = spec_of("append", form=form)
     target = target_of(spec, described)
     access = SnowflakeAccess("account", "user", "password")
-    plan = StagePlan(access, place, spec.files, target.columns, "@stage", target.needed())
+    plan = StagePlan(access, place, spec, target, "@stage")
     tables = {}
     (file,) = [file for file in chosen(place.listed(), place, spec.files) if file.path.endswith(name)]
     units = units_of(place, 0, file.path, is_parquet=form == "parquet")

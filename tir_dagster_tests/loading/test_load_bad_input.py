@@ -129,14 +129,6 @@ def _with(place, *, table: str = "", path: str = ""):
     return parse_declared(text, "test.yaml").loads[0]
 
 
-def test_a_ledger_of_an_earlier_version_is_said(access, own, tmp_path):
-    own.query("CREATE SCHEMA IF NOT EXISTS MYDB.EARLIER")
-    own.query("CREATE TABLE IF NOT EXISTS MYDB.EARLIER.TIR_LOADED_FILES (LOAD VARCHAR, PATH VARCHAR)")
-    place = Landing(access, own, tmp_path, "MYDB.EARLIER.T", "earlier")
-    with pytest.raises(LoadError, match=r"earlier: MYDB\.EARLIER\.TIR_LOADED_FILES was created by an earlier release"):
-        place.load(place.spec(mode="append"))
-
-
 def test_bad_rows_go_to_the_reject_table_and_the_others_are_loaded(landing):
     place = landing(COLUMNS)
     spec = place.spec(mode="merge", key="ID", reject_share=0.95, duplicates="reject")

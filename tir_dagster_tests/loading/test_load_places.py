@@ -105,7 +105,7 @@ def test_a_folder_is_the_whole_table_and_an_older_one_that_comes_late_is_passed_
     place.write("2025-01-02/b.csv", "ID,NAME\n3,z\n")
     assert not place.load(spec).load_id, "the marker is of what was there before"
     place.write("2025-01-02/_SUCCESS", "")
-    place.loader(spec).run([f"file://{place.folder}/2025-01-02/b.csv"])
+    place.loader(spec).run({f"file://{place.folder}/2025-01-02/b.csv": ""})
     assert place.rows() == [(1, "x"), (3, "z")]
 
 
@@ -151,7 +151,7 @@ def test_of_two_whole_contents_at_once_the_older_one_does_not_come_last(landing)
 
     def overtaken(plan, units):
         place.write("day2.csv", "ID,NAME\n2,new\n")
-        place.loader(replace(spec, name="other")).run([path_of(place, "day2.csv")])
+        place.loader(replace(spec, name="other")).run({path_of(place, "day2.csv"): ""})
         return right_here(plan, units)
 
     with pytest.raises(LoadError, match=r"another load replaced the content of .* meanwhile. Nothing was loaded"):
@@ -193,3 +193,23 @@ def test_versions_that_a_table_holds_twice_are_closed_like_others(landing):
     place.write("a.csv", "ID,NAME,DAY\n1,y,2025-02-01\n")
     place.load(place.spec(mode="scd2", key="ID", order_by="DAY"))
     assert place.rows("NAME, IS_CURRENT") == [("x", False), ("x", False), ("y", True)]
+
+
+def test_more_files_than_one_statement_lists_are_all_in_the_ledger(landing, monkeypatch):
+    monkeypatch.setattr("tir_dagster.loading.commit.FILES_PER_STATEMENT", 2)
+    place = landing(COLUMNS)
+    for number in range(3):
+        place.write(f"{number}.csv", f"ID,NAME\n{number},x\n")
+    assert place.load(place.spec(mode="append")).inserted == 3
+    assert [(name, rows) for name, _, rows, _ in place.ledger()] == [("0.csv", 1), ("1.csv", 1), ("2.csv", 1)]
+
+
+def test_a_table_of_keys_alone_is_merged(landing):
+    place = landing("ID NUMBER(38,0)")
+    spec = place.spec(mode="merge", key="ID", delete_flag="OP")
+    place.write("1.csv", "ID,OP\n1,\n2,\n")
+    assert place.load(spec).inserted == 2
+    place.write("2.csv", "ID,OP\n1,D\n2,\n3,\n")
+    result = place.load(spec)
+    assert (result.inserted, result.updated, result.deleted) == (1, 0, 1)
+    assert place.rows() == [(2,), (3,)]

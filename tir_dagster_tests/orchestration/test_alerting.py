@@ -16,7 +16,7 @@ from tir_dagster.alerts.events import Problem
 from tir_dagster.alerts.problems import AlertState
 from tir_dagster.changes.plan import SourceState
 from tir_dagster.cli.main import tir
-from tir_dagster.cli.trigger import TriggerCommand
+from tir_dagster.cli.refresh import TriggerCommand
 from tir_dagster.definitions import build_defs
 from tir_dagster.errors import DatasourceError
 from tir_dagster.orchestration.alerts.commands import alert_storage

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import gzip
+import json
 from datetime import UTC, datetime
 
 import boto3
 import dagster as dg
 import pytest
+from click.testing import CliRunner
 
 from tir_dagster.cli.demo_files import SensorRunner
+from tir_dagster.cli.main import tir
 from tir_dagster.definitions import build_defs
 from tir_dagster.loading.landing import LandedFile
 from tir_dagster.loading.load import Loader
@@ -130,6 +133,25 @@ def test_a_load_whose_process_died_after_its_commit_is_reported_by_the_sensors_n
         job = daemon.defs.resolve_job_def("order_files_load")
         assert job.execute_in_process(instance=instance).success
         assert len(instance.fetch_materializations(SOURCE, limit=100).records) == len(events), "told once"
+
+
+def test_the_command_prints_what_the_load_recorded(place, s3, specs):
+    land(
+        s3, "command.csv", f"97000001,2026-01-05,new,1,{newest(place)},", f"97000002,2026-01-05,new,1,{newest(place)},"
+    )
+
+    def load() -> dict:
+        done = CliRunner().invoke(tir, ["--specs", str(specs), "load", "order_files", "--json"])
+        assert done.exit_code == 0, done.output
+        return json.loads(done.stdout)
+
+    outcome = load()
+    assert (outcome["rows_read"], outcome["rows_inserted"], outcome["keys_changed"]) == (2, 2, 2)
+    assert outcome["files"] == {"loaded": ["s3://landing/orders/command.csv"], "repeated": [], "superseded": []}
+    assert {"look", "stage", "commit"} <= outcome["stages"].keys()
+    again = load()
+    assert (again["load_id"], again["keys_changed"]) == (None, 0)
+    assert again["files"] == {"loaded": [], "repeated": [], "superseded": []}
 
 
 def last_told(instance) -> dict:

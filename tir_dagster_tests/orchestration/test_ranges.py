@@ -11,8 +11,7 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from tir_dagster.cli.commands import chosen_slices
-from tir_dagster.cli.refresh import Command
+from tir_dagster.cli.refresh import Command, chosen_slices
 from tir_dagster.definitions import build_defs
 from tir_dagster.errors import SpecError
 from tir_dagster.orchestration.home import dagster_instance

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -16,6 +16,7 @@ import pytest
 from click.testing import CliRunner, Result
 from pyspark import SparkContext
 
+from tir_dagster.background import wait, write_json
 from tir_dagster.cli.main import tir
 from tir_dagster.errors import SourceError
 from tir_dagster.orchestration.home import tir_home
@@ -26,7 +27,7 @@ from tir_dagster.spark import staging
 from tir_dagster.spark.connect import connect_session
 from tir_dagster.spark.failures import spark_failures
 from tir_dagster.spark.remote import Remote
-from tir_dagster.spark.server import SparkServer, _write, find_server, log_file, server_state, wait
+from tir_dagster.spark.server import SparkServer, find_server, log_file, server_state
 from tir_dagster.spark.staging import stage
 
 COLUMNS = [Column("ORDER_ID", Kind.INTEGER, 38), Column("NOTE", Kind.TEXT)]
@@ -149,7 +150,7 @@ def test_up_replaces_what_a_server_left_that_died_and_the_next_death_is_told_wit
     server, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("TIR_HOME", str(tmp_path))
-    _write(tmp_path, replace(server, started="another boot/1"))
+    write_json(tmp_path / "spark" / "server.json", asdict(replace(server, started="another boot/1")))
     other = started(tmp_path)
     try:
         assert other.port != server.port

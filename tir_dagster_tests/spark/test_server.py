@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from tir_dagster.background import start_time, write_json
 from tir_dagster.errors import SourceError
 from tir_dagster.spark import server
 from tir_dagster.spark.remote import Remote
-from tir_dagster.spark.server import SparkServer, find_server, remote_spark, server_state, start_time, stop_server
+from tir_dagster.spark.server import SparkServer, find_server, remote_spark, server_state, stop_server
 from tir_dagster_tests.processes import free_port
 
 
@@ -22,7 +23,7 @@ def remembered(home: Path, **fields) -> SparkServer:
         os.getpid(), free_port(), start_time(os.getpid()) or "", server._packages(), "an id", "a token"
     )
     state = replace(own_process, **fields)
-    server._write(home, state)
+    write_json(home / "spark" / "server.json", asdict(state))
     return state
 
 

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from tir_dagster.sandbox.home import read_json, write_json
+from tir_dagster.background import read_json, write_json
 
 KEPT = 500
 # A resolved incident (6) is active until it closes, as in ServiceNow after days.
