@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import secrets
-import shutil
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +10,7 @@ from tir_dagster.sandbox.tableau.api.call import Call, Operation, operation
 from tir_dagster.sandbox.tableau.api.content import datasource_element
 from tir_dagster.sandbox.tableau.api.jobs import job_element
 from tir_dagster.sandbox.tableau.content import Credentials, Publication, check_publication
+from tir_dagster.sandbox.tableau.multipart import copy_range
 from tir_dagster.sandbox.tableau.publishing import KINDS, StagedPublish, publish_staged
 from tir_dagster.sandbox.tableau.store import Row, insert
 from tir_dagster.sandbox.tableau.wire import Answer, ApiError, find, is_true, node, required
@@ -74,11 +73,8 @@ def append_upload(call: Call) -> Answer:
 def _append(target: Path, start: int, piece: Path) -> None:
     """Write from the recorded size on: what a crash left behind it is overwritten."""
     with target.open("r+b") as out, piece.open("rb") as source:
-        out.seek(start)
-        out.truncate()
-        shutil.copyfileobj(source, out, 1024 * 1024)
-        out.flush()
-        os.fsync(out.fileno())
+        out.truncate(start)
+        copy_range(source, 0, piece.stat().st_size, out, start)
 
 
 @operation(OPERATIONS, "POST", "S/datasources", multipart=True)
