@@ -163,3 +163,26 @@ def test_the_docs_name_only_modules_that_exist():
     assert [
         path for path in sorted(paths) if not any((folder / path).is_file() for folder in (PACKAGE, PACKAGE.parent))
     ] == []
+
+
+def test_no_module_imports_a_test_module():
+    """What several files of tests use is in a helper module: a file of tests is read, run and deleted alone."""
+    folders = (Path(__file__).parent, PACKAGE, PACKAGE.parent / "benchmarks")
+    imported = [
+        f"{file.relative_to(PACKAGE.parent)} imports {name}"
+        for folder in folders
+        for file in sorted(folder.rglob("*.py"))
+        for name in imported_names(ast.parse(file.read_text(encoding="utf-8")))
+        if re.match(r"tir_dagster_tests\..*\btest_", name)
+    ]
+    assert imported == []
+
+
+def imported_names(tree: ast.Module) -> Iterator[str]:
+    """The modules that a text names in its imports, and those that may be behind the names it takes from them."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)

@@ -27,8 +27,8 @@ from tir_dagster.hyper.increment import (
 )
 from tir_dagster.hyper.package.package import Package, extract_hyper, read_package
 from tir_dagster.sandbox.tableau.packages import build_tdsx
+from tir_dagster_tests.hyper.documents import FIELDS, SNOWFLAKE, canonical, document_of, edited, with_events
 from tir_dagster_tests.hyper.helpers import bag, run
-from tir_dagster_tests.hyper.test_package import FIELDS, SNOWFLAKE, canonical, document_of, edited, with_events
 
 # Without a zone, as extracts hold them.
 at = datetime.fromisoformat

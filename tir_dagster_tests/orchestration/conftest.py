@@ -13,15 +13,24 @@ import pytest
 import tableauserverclient as TSC  # noqa: N812 - the name its own documentation uses
 from pyspark.sql import SparkSession
 
+from tir_dagster.changes.plan import Mode
+from tir_dagster.changes.relation import watched_tables
 from tir_dagster.cli.refresh import Command, RefreshOutcome
 from tir_dagster.hyper.casts import PURGE_KEY
 from tir_dagster.orchestration.home import dagster_instance, tir_home
+from tir_dagster.orchestration.metadata import last_confirmation
+from tir_dagster.orchestration.names import extract_keys
+from tir_dagster.refresh.context import leased
+from tir_dagster.refresh.state.records import Confirmation
+from tir_dagster.refresh.survey import read_tokens
 from tir_dagster.sandbox import sample
+from tir_dagster.snowflake.connection import SnowflakeAccess
 from tir_dagster.spark.session import spark_session
 from tir_dagster.spec.extract import ExtractSpec
 from tir_dagster.spec.reading import parse_specs
 from tir_dagster_tests.conftest import Sandbox, running_sandbox
 from tir_dagster_tests.packages import check_package, document_of, plain, rows_of
+from tir_dagster_tests.sandbox.tableau.helpers import Admin
 
 SPEC = """\
 extracts:
@@ -56,6 +65,23 @@ class Place:
         with dagster_instance() as instance:
             return action(Command(self.spec, instance, listen))
 
+    def detect(self, mode: Mode = "changes") -> Any:
+        """Detection only, as if the process had ended right after it."""
+
+        def detection(command: Command) -> Any:
+            with leased(command.context, "test", wait_seconds=60):
+                return command.detect(RefreshOutcome(command.spec.name, mode), mode, (), allow_empty=False)
+
+        return self.run(detection)
+
+    def touch(self, note: str) -> None:
+        """Update a few orders and delete one."""
+        self.sql(
+            f"UPDATE MYTABLE SET NOTE = '{note}', UPDATED_AT = DATEADD('second', 1, (SELECT MAX(UPDATED_AT) FROM MYTABLE)) "
+            "WHERE ORDER_ID IN (SELECT ORDER_ID FROM MYTABLE ORDER BY ORDER_ID LIMIT 5)"
+        )
+        self.sql("DELETE FROM MYTABLE WHERE ORDER_ID IN (SELECT MAX(ORDER_ID) FROM MYTABLE)")
+
     def sql(self, statement: str) -> list[tuple[Any, ...]]:
         with self.sandbox.snowflake(database="MYDB", schema="MYSCHEMA") as connection:
             return connection.cursor().execute(statement).fetchall()
@@ -64,6 +90,25 @@ class Place:
         """All rows of the table, their columns in the order of their names."""
         names = sorted(row[0] for row in self.sql("DESCRIBE TABLE MYTABLE"))
         return Counter(tuple(map(plain, row)) for row in self.sql(f"SELECT {', '.join(names)} FROM MYTABLE"))
+
+    def tag(self, label: str) -> None:
+        """Tag the datasource."""
+        with self.sandbox.tableau() as server:
+            (datasource,) = server.datasources.filter(name=self.spec.datasource.name)
+            server.datasources.add_tags(datasource, label)
+
+    def confirmation(self) -> Confirmation | None:
+        """The last confirmation in Dagster's history."""
+        with dagster_instance() as instance:
+            return last_confirmation(instance, extract_keys(self.spec).published_datasource)
+
+    def is_up_to_date(self) -> bool:
+        """Tell if the datasource has the rows of the source; they are only compared if the source changed since the publish."""
+        confirmed = self.confirmation()
+        if confirmed is None:
+            return False
+        token, _ = read_tokens(SnowflakeAccess.from_environment(self.sandbox.env), watched_tables(self.spec))
+        return confirmed.known.token == token or self.published_rows() == self.source_rows()
 
     def published_rows(self) -> Counter:
         """The rows of the datasource as anybody would download them, in a package that is as it must be."""
@@ -108,6 +153,15 @@ def place(places: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         (spec,) = parse_specs(text, "test.yaml")
         before = document_of(download(sandbox, spec.datasource.name, folder / "before"))
         yield Place(sandbox, spec, text, folder, before)
+
+
+@pytest.fixture
+def loaded(place: Place) -> Place:
+    """The extract published and equal to its source, whatever tests before this one left."""
+    Admin(place.sandbox.tableau_url).clear_faults()
+    if not place.is_up_to_date():
+        assert place.refresh("full").published
+    return place
 
 
 class Patched(Place):

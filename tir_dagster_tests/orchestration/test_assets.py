@@ -1,8 +1,7 @@
-"""The assets as Dagster runs them: by hand on slices, and by the sensors. The tests tell one story."""
+"""The assets as Dagster runs them: by hand on slices, and by the sensors."""
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 
 import dagster as dg
@@ -21,21 +20,14 @@ from tir_dagster.orchestration.sensing.sensors import Watch
 from tir_dagster.orchestration.translation import PARTS, extract_assets
 from tir_dagster.refresh.verification import Verification
 from tir_dagster.spec.extract import Checks, Upstream, Verify
+from tir_dagster_tests.orchestration.jobs import QUIET, detect, events, refresh_tick, run, source_tick
 from tir_dagster_tests.orchestration.shown import Shown, prepare
-from tir_dagster_tests.orchestration.test_refresh import tag
 from tir_dagster_tests.sandbox.tableau.helpers import Admin
 
 # Every change moves the watermark, unless a test means one that does not.
 STAMP = "UPDATED_AT = DATEADD('second', 1, (SELECT MAX(UPDATED_AT) FROM MYTABLE))"
 KEYS = ExtractKeys(*(dg.AssetKey(["orders", part]) for part in PARTS))
 PUBLISHING = "orders__published_datasource"
-QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
-
-
-@pytest.fixture(scope="module")
-def loaded(place):
-    assert place.refresh().published
-    return place
 
 
 @pytest.fixture(scope="module")
@@ -54,19 +46,6 @@ def months(place) -> list[str]:
     return sorted(row[0] for row in place.sql(query))
 
 
-def run(defs, instance, job: str, *, config=None, **options) -> dg.ExecuteInProcessResult:
-    return defs.resolve_job_def(job).execute_in_process(
-        instance=instance, run_config={**QUIET, **(config or {})}, **options
-    )
-
-
-def events(result, asset: str) -> dict[str | None, dict]:
-    found = result.asset_materializations_for_node(f"orders__{asset}")
-    return {
-        one.partition: {name: getattr(entry, "value", entry) for name, entry in one.metadata.items()} for one in found
-    }
-
-
 def said(instance, key: dg.AssetKey, name: str = "tir/plan") -> str:
     (newest,) = instance.fetch_observations(key, limit=1).records
     return newest.asset_observation.metadata[name].value
@@ -76,7 +55,7 @@ def test_a_slice_changed_behind_the_watermarks_back_is_repaired_by_a_run_on_a_ra
     march, april, may = months(loaded)[3:6]
     changed = f"WHERE TO_CHAR(ORDER_DATE::DATE, 'YYYY-MM') = '{april}' AND ORDER_ID % 2 = 0"
     loaded.sql(f"UPDATE MYTABLE SET NOTE = 'behind' {changed}")
-    tag(loaded, "dear")
+    loaded.tag("dear")
     Admin(loaded.sandbox.tableau_url).fault("status", method="PUT", path="/tags$", status=403, code="403004")
     result = run(defs, instance, "orders_refresh", tags={RANGE_START: march, RANGE_END: may})
     assert loaded.published_rows() == loaded.source_rows()
@@ -129,28 +108,6 @@ def test_a_run_where_nothing_is_to_be_done_publishes_nothing_and_says_so(loaded,
     assert events(result, "published_datasource") == {}
     assert "nothing to publish" in said(instance, keys.published_datasource)
     assert last_confirmation(instance, keys.published_datasource) == before
-
-
-def source_tick(defs, instance, cursor: str | None):
-    sensor = defs.get_repository_def().get_sensor_def("orders_source")
-    resources = {"snowflake": environment_resources()["snowflake"]}
-    return sensor(dg.build_sensor_context(instance=instance, cursor=cursor, resources=resources))
-
-
-def refresh_tick(defs, instance):
-    repository = defs.get_repository_def()
-    context = dg.build_sensor_context(instance=instance, repository_def=repository)
-    return repository.get_sensor_def("orders_refresh").evaluate_tick(context)
-
-
-def detect(defs, instance):
-    """The source sensor until it asks, and the detection it asked for."""
-    quiet = replace(Watch.parse(source_tick(defs, instance, None).cursor), since=time.time() - 60)
-    asked = source_tick(defs, instance, quiet.to_cursor())
-    (request,) = asked.run_requests
-    instance.add_dynamic_partitions("orders_change_sets", [request.partition_key])
-    result = run(defs, instance, "orders_detect", partition_key=request.partition_key, tags=request.tags)
-    return asked, request, result
 
 
 def detect_wrongly(defs, instance, ident: str) -> dg.ExecuteInProcessResult:
@@ -265,15 +222,6 @@ def verified(defs, instance) -> dict[str, dg.AssetCheckEvaluation]:
     return {one.check_name: one for one in run(defs, instance, "orders_verify").get_asset_check_evaluations()}
 
 
-def test_what_is_published_is_verified_slice_by_slice_at_its_own_version(loaded, defs, instance):
-    # Later than what the extract shows: a lag is no drift.
-    loaded.sql(f"UPDATE MYTABLE SET NOTE = 'later', {STAMP} WHERE ORDER_ID % 70 = 0")
-    found = verified(defs, instance)
-    assert {name: one.passed for name, one in found.items()} == {"equals_source": True, "unique_row_key": True}
-    rows = last_confirmation(instance, extract_keys(loaded.spec).published_datasource).rows
-    assert found["equals_source"].metadata["dagster/row_count"].value == rows
-
-
 def test_drift_stops_a_publish_is_a_failed_check_that_names_the_slice_and_is_mended_by_the_next_refresh(
     loaded, instance
 ):
@@ -331,10 +279,19 @@ def test_many_more_rows_than_before_are_told_and_a_publish_that_failed_goes_on_w
     assert loaded.published_rows() == loaded.source_rows()
 
 
-def test_rows_that_a_mandatory_join_hides_are_counted(loaded, tmp_path, spark):
+def test_what_is_published_is_verified_slice_by_slice_at_its_own_version(loaded, defs, instance):
+    # Later than what the extract shows: a lag is no drift.
+    loaded.sql(f"UPDATE MYTABLE SET NOTE = 'later', {STAMP} WHERE ORDER_ID % 70 = 0")
+    found = verified(defs, instance)
+    assert {name: one.passed for name, one in found.items()} == {"equals_source": True, "unique_row_key": True}
+    rows = last_confirmation(instance, extract_keys(loaded.spec).published_datasource).rows
+    assert found["equals_source"].metadata["dagster/row_count"].value == rows
+
+
+def test_rows_that_a_mandatory_join_hides_are_counted(places, tmp_path, spark):
     tables = {"SALES": "ID INT, PRODUCT INT", "PRODUCTS": "PRODUCT INT, COLOR VARCHAR"}
     query = "SELECT S.ID, P.COLOR FROM {s}.SALES AS S JOIN {s}.PRODUCTS AS P ON P.PRODUCT = S.PRODUCT"
-    shown = Shown(prepare(loaded.sandbox), spark, tmp_path, tables, query, {"row_key": "ID"})
+    shown = Shown(prepare(places), spark, tmp_path, tables, query, {"row_key": "ID"})
     shown.sql("INSERT INTO {s}.PRODUCTS VALUES (1, 'blue'), (1, 'red')")
     shown.sql("INSERT INTO {s}.SALES VALUES (10, 1), (11, NULL), (12, 2), (13, 2)")
     shown.refresh()

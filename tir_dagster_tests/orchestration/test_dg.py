@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tir_dagster_tests.orchestration.test_component import ATTRIBUTES
+from tir_dagster_tests.orchestration.component import ATTRIBUTES
 
 FILES = {
     "pyproject.toml": """\

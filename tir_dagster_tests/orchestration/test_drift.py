@@ -10,7 +10,7 @@ import pytest
 from tir_dagster.errors import EQUALS_SOURCE, SERVER_HOLDS_IT
 from tir_dagster.orchestration.checks import Drift, known_drift, verified_drift
 from tir_dagster.orchestration.names import ExtractKeys
-from tir_dagster_tests.orchestration.test_sensors import confirmation
+from tir_dagster_tests.orchestration.confirmations import confirmation
 
 KEYS = ExtractKeys(
     *(

@@ -46,7 +46,7 @@ from tir_dagster_tests.processes import wait_for
 from tir_dagster_tests.rest_calls import check_played
 from tir_dagster_tests.sandbox.tableau.helpers import Admin, Looker
 from tir_dagster_tests.stages import Refresher
-from tir_dagster_tests.tableau.test_download import Disk
+from tir_dagster_tests.tableau.helpers import Disk
 
 EVERYTHING = os.environ.get("TIR_FAULTS") == "all"
 # What passes: a refresh need not fail of it.

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tir_dagster_tests.orchestration.conftest import Place
-from tir_dagster_tests.orchestration.test_bad_input import Built, Shell, sample_columns
+from tir_dagster_tests.orchestration.shell import Built, Shell, sample_columns
 from tir_dagster_tests.sandbox.tableau.helpers import rewritten
 
 SERVED = (("name: mydatasource", "name: dx"), ("    thresholds:", "    delivery: server\n    thresholds:"))

@@ -22,7 +22,7 @@ from tir_dagster.refresh.verification import Verification
 from tir_dagster_tests.conftest import Sandbox
 from tir_dagster_tests.hyper.helpers import run
 from tir_dagster_tests.orchestration.history import DATABASE, PROJECT, History, Layout
-from tir_dagster_tests.orchestration.test_histories import Extracts, histories, play, random_histories
+from tir_dagster_tests.orchestration.random_histories import Extracts, histories, play, random_histories
 from tir_dagster_tests.processes import wait_for
 from tir_dagster_tests.sandbox.tableau.helpers import Admin
 

@@ -21,7 +21,7 @@ from tir_dagster.orchestration.partitions import known_slices, slice_partitions
 from tir_dagster.spec.extract import ExtractSpec
 from tir_dagster.spec.reading import parse_specs
 from tir_dagster_tests.orchestration.conftest import Place
-from tir_dagster_tests.orchestration.test_assets import QUIET, detect, events, refresh_tick
+from tir_dagster_tests.orchestration.jobs import QUIET, detect, events, refresh_tick
 from tir_dagster_tests.sandbox.tableau.helpers import Admin
 
 SPEC = """\

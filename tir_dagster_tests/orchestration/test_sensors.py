@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark import SparkContext
 
-from tir_dagster.changes.plan import SourceState
 from tir_dagster.definitions import build_defs
 from tir_dagster.orchestration.metadata import CONFIRMATION
 from tir_dagster.orchestration.partitions import HELD, RANGE_END, RANGE_START, add_slices
@@ -29,9 +28,9 @@ from tir_dagster.orchestration.sensing.sensors import (
     refresh_due,
     watch_source,
 )
-from tir_dagster.refresh.state.records import Confirmation
 from tir_dagster.spec.extract import Slices
 from tir_dagster.spec.reading import parse_specs
+from tir_dagster_tests.orchestration.confirmations import confirmation, moment
 from tir_dagster_tests.sandbox.tableau.helpers import Admin
 
 SOURCE_TABLE, CHANGED_KEYS, PUBLISHED = (
@@ -121,25 +120,6 @@ def test_a_lost_or_foreign_cursor_starts_from_nothing(cursor):
 
 
 # The refresh sensor's decision
-
-
-def moment(minute: int) -> str:
-    return f"2026-01-01T00:{minute:02d}:00.000000+00:00"
-
-
-def confirmation(*change_sets: str, minute: int = 0, token: str = "t", definition: str = "d") -> Confirmation:
-    return Confirmation(
-        extract="orders",
-        version="v00000001",
-        source_version=moment(minute),
-        known=SourceState(definition, "s", "i", token),
-        watermark=None,
-        datasource_id="1",
-        server_version="1",
-        fingerprint="f",
-        rows=1,
-        change_sets=change_sets,
-    )
 
 
 READY = Ready("cs2", moment(5), ("2025-02",))

@@ -20,7 +20,7 @@ from tir_dagster.tableau.schedules import soonest_slot
 from tir_dagster_tests.conftest import Sandbox
 from tir_dagster_tests.orchestration.served import Clock, Done, Served
 from tir_dagster_tests.sandbox.tableau.helpers import Admin
-from tir_dagster_tests.tableau.test_increment_refresh import put_on_schedule
+from tir_dagster_tests.tableau.helpers import put_on_schedule
 
 # Longer than any pause between two looks: such a sleep is the wait for a schedule.
 LONG = 45.0

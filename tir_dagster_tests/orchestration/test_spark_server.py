@@ -47,10 +47,16 @@ def started(home: Path) -> SparkServer:
 
 
 @pytest.fixture(scope="module")
-def server(place) -> Iterator[SparkServer]:
-    """The server of the place's home."""
-    yield started(tir_home())
+def home(place) -> Iterator[Path]:
+    """The place's home, without a server in the end."""
+    yield tir_home()
     assert run("spark", "down").exit_code == 0
+
+
+@pytest.fixture
+def server(home) -> SparkServer:
+    """The server of the place's home, started unless it runs."""
+    return find_server(home) or started(home)
 
 
 def command(place, *arguments: str, text: str = "", remote: str = "") -> subprocess.CompletedProcess:
@@ -82,13 +88,17 @@ def test_a_second_up_leaves_the_server_alone_and_status_tells(server):
     assert server.token not in again.output + shown.output
 
 
-def test_a_refresh_uses_it_without_java(place, server):
+def test_a_refresh_uses_it_without_java_and_leaves_no_credential_in_its_log_or_environment(place, server):
     done = command(place, "refresh", "orders", "--json")
 
     assert done.returncode == 0, done.stderr
     assert f"using Spark at localhost:{server.port}" in done.stderr
     assert json.loads(done.stdout)["rows_appended"] == sum(place.source_rows().values())
     assert place.published_rows() == place.source_rows()
+    secrets = [place.sandbox.env[name] for name in ("SNOWFLAKE_PASSWORD", "TABLEAU_TOKEN_SECRET", "SLACK_BOT_TOKEN")]
+    log = log_file(tir_home()).read_text(encoding="utf-8", errors="replace")
+    environment = Path(f"/proc/{server.pid}/environ").read_text() if sys.platform == "linux" else ""
+    assert [secret for secret in secrets if secret in log or secret in environment] == []
 
 
 def test_a_load_uses_the_server_that_spark_remote_names_and_shows_no_token(place, server, tmp_path):
@@ -105,13 +115,6 @@ def test_a_load_uses_the_server_that_spark_remote_names_and_shows_no_token(place
     assert f"using Spark at localhost:{server.port}" in done.stderr
     assert server.token not in done.stdout + done.stderr
     assert place.sql("SELECT ID, NAME FROM LOADED ORDER BY ID") == [(1, "x"), (2, "y")]
-
-
-def test_neither_its_log_nor_its_environment_holds_a_credential_of_ours(place, server):
-    secrets = [place.sandbox.env[name] for name in ("SNOWFLAKE_PASSWORD", "TABLEAU_TOKEN_SECRET", "SLACK_BOT_TOKEN")]
-    log = log_file(tir_home()).read_text(encoding="utf-8", errors="replace")
-    environment = Path(f"/proc/{server.pid}/environ").read_text() if sys.platform == "linux" else ""
-    assert [secret for secret in secrets if secret in log or secret in environment] == []
 
 
 def test_a_large_result_is_staged_by_several_tasks_each_row_once(place, server, tmp_path, monkeypatch):

@@ -12,8 +12,8 @@ import tableauserverclient as TSC  # noqa: N812 - the name its own documentation
 from tir_dagster.changes.plan import Reason
 from tir_dagster.errors import DatasourceError
 from tir_dagster.sandbox.tableau.packages import Column, SnowflakeConnection, build_tdsx
+from tir_dagster_tests.orchestration.shop import DETAIL, TABLES, sell, stock
 from tir_dagster_tests.orchestration.shown import DATABASE, PROJECT, Shown, prepare
-from tir_dagster_tests.orchestration.test_views import DETAIL, TABLES, sell, stock
 
 COLUMNS = {
     "ID": "NUMBER(38,0)",

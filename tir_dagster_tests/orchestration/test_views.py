@@ -20,18 +20,12 @@ from tir_dagster.refresh.context import shape_of
 from tir_dagster.refresh.survey import survey_source
 from tir_dagster.refresh.verification import Verification
 from tir_dagster_tests.conftest import Sandbox
+from tir_dagster_tests.orchestration.shop import DETAIL, TABLES, sell, stock
 from tir_dagster_tests.orchestration.shown import Shown, prepare
 
-SALES = "ID NUMBER(38,0), DAY DATE, PRODUCT VARCHAR, QUANTITY NUMBER(38,0), SELLER VARCHAR"
-PRODUCTS = "PRODUCT VARCHAR, COLOR VARCHAR, UNIT_PRICE FLOAT, REMARK VARCHAR"
-TABLES = {"SALES": SALES, "PRODUCTS": PRODUCTS}
 BY_COLOR = """
     SELECT s.DAY, COALESCE(p.COLOR, 'N/A') AS COLOR, SUM(s.QUANTITY * COALESCE(p.UNIT_PRICE, 0)) AS AMOUNT, COUNT(*) AS N
     FROM {s}.SALES s LEFT JOIN {s}.PRODUCTS p ON s.PRODUCT = p.PRODUCT GROUP BY s.DAY, COALESCE(p.COLOR, 'N/A')
-"""
-DETAIL = """
-    SELECT s.ID, s.DAY, s.PRODUCT, s.QUANTITY, COALESCE(p.COLOR, 'N/A') AS COLOR
-    FROM {s}.SALES s LEFT JOIN {s}.PRODUCTS p ON s.PRODUCT = p.PRODUCT
 """
 INNER = DETAIL.replace("LEFT JOIN", "JOIN")
 BY_ID = {"row_key": "ID"}
@@ -73,16 +67,6 @@ def make(prepared, spark, tmp_path_factory) -> Iterator[Make]:
     yield shop
     for one in made:
         one.close()
-
-
-def sell(
-    shop: Shown, number: int, product: str, quantity: int, seller: str = "nobody", day: str = "2024-01-01"
-) -> None:
-    shop.sql(f"INSERT INTO {{s}}.SALES SELECT {number}, '{day}'::DATE, '{product}', {quantity}, '{seller}'")
-
-
-def stock(shop: Shown, product: str, color: str, price: float) -> None:
-    shop.sql(f"INSERT INTO {{s}}.PRODUCTS SELECT '{product}', '{color}', {price}::FLOAT, NULL")
 
 
 def hint(kind: str, table: str = "SALES", **condition: object) -> dict:

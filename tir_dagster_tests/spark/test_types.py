@@ -31,7 +31,7 @@ from tir_dagster.snowflake.slices import SliceBy, slice_of
 from tir_dagster.snowflake.versions import describe, describe_query, select
 from tir_dagster.spark.arrow import arrow_schema, convert, fetch
 from tir_dagster.spark.staging import StagedRows, StagingTask, result_batches, stage, write_part
-from tir_dagster_tests.spark.test_arrow import _batch, _moment
+from tir_dagster_tests.spark.batches import arrow_batch, arrow_moments
 
 DOCS = Path(__file__).parents[2] / "docs" / "types.md"
 
@@ -323,7 +323,7 @@ def test_an_integer_beyond_64_bits_is_refused_with_column_and_value(number: int,
     with pytest.raises(
         SourceError, match=f"Column BIG holds an integer beyond 64 bits, {number}, .*cast it to VARCHAR"
     ):
-        fetch(_batch("BIG", values, logicalType="FIXED"), [column])
+        fetch(arrow_batch("BIG", values, logicalType="FIXED"), [column])
 
     pq.write_table(pa.table({"BIG": values}), tmp_path / "r.parquet")
     with pytest.raises(ExtractError, match=r"Values of BIG \(bigint into BIGINT\) do not fit"):
@@ -340,7 +340,7 @@ def test_a_result_of_another_type_than_described_is_told_as_such():
 
 def test_nanoseconds_are_cut_towards_the_past():
     """In the connector's own batches: the sandbox's warehouse knows microseconds only."""
-    seconds_and_nanos = _moment((1_000, 123_456_789), (-1, 999_999_999), (253402300799, 999_999_999))
+    seconds_and_nanos = arrow_moments((1_000, 123_456_789), (-1, 999_999_999), (253402300799, 999_999_999))
     cut = [
         datetime(1970, 1, 1, 0, 16, 40, 123456),
         datetime(1969, 12, 31, 23, 59, 59, 999999),
@@ -348,11 +348,12 @@ def test_nanoseconds_are_cut_towards_the_past():
     ]
     for declared in ("TIMESTAMP_NTZ", "TIMESTAMP_LTZ"):
         got = fetch(
-            _batch("AT", seconds_and_nanos, logicalType=declared, scale="9"), [Column.from_snowflake("AT", declared)]
+            arrow_batch("AT", seconds_and_nanos, logicalType=declared, scale="9"),
+            [Column.from_snowflake("AT", declared)],
         )
         assert [moment.replace(tzinfo=None) for moment in got.column("AT").to_pylist()] == cut
 
-    clock = _batch("AT", pa.array([86_399_999_999_999, 0], pa.int64()), logicalType="TIME", scale="9")
+    clock = arrow_batch("AT", pa.array([86_399_999_999_999, 0], pa.int64()), logicalType="TIME", scale="9")
     assert fetch(clock, [Column.from_snowflake("AT", "TIME")]).column("AT").to_pylist() == [
         "23:59:59.999999",
         "00:00:00.000000",

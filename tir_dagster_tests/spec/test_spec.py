@@ -10,20 +10,7 @@ from tir_dagster.errors import SpecError
 from tir_dagster.refresh.survey import definition_of
 from tir_dagster.spec.extract import Changes, ExtractSpec, Keep, check_columns
 from tir_dagster.spec.reading import load_specs, parse_specs, spec_from_mapping
-
-GOOD = """\
-extracts:
-  - name: orders
-    source: MYDB.MYSCHEMA.MYTABLE
-    row_key: ORDER_ID
-    slices: {column: ORDER_DATE, by: month, start: 2024-12}
-    changes: {watermark: UPDATED_AT, look_back: 10 minutes}
-    datasource:
-      project: sales/europe
-      name: Orders
-      credentials: {username_env: SNOWFLAKE_USER, password_env: SNOWFLAKE_PASSWORD}
-    thresholds: {quiet_period: 1 minute, delete_share: 0.5}
-"""
+from tir_dagster_tests.spec.sample import GOOD
 
 
 def complaint(text: str) -> str:
