@@ -101,7 +101,7 @@ def _copied(source: Path, target: Path) -> Path:
 
 def _export_all(extract: Path, rows: Path) -> Any:
     """All rows as Parquet, and the table's definition: Hyper's own files are of exactly the types that COPY wants."""
-    from tableauhyperapi import TableDefinition, TableName  # noqa: PLC0415 - Hyper loads when used
+    from tableauhyperapi import TableDefinition, TableName
 
     with connect(extract) as connection:
         _write(connection, f"SELECT * FROM {_TABLE}", rows)

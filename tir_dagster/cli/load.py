@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from tir_dagster.cli.refresh import QUIET_RUN
 from tir_dagster.errors import SpecError
+from tir_dagster.orchestration.alerts.commands import alerting
 from tir_dagster.orchestration.alerts.load_reports import with_people
+from tir_dagster.orchestration.build import build_defs
 from tir_dagster.orchestration.home import dagster_instance
 from tir_dagster.orchestration.interrupts import stopping
 from tir_dagster.orchestration.loads import Listener, listening, loader_for
@@ -69,9 +71,6 @@ def preview_load(spec: LoadSpec, progress: Callable[[str], None]) -> Preview:
 def run_load(spec: LoadSpec, progress: Callable[[str], None]) -> LoadOutcome:
     """Run the load's job in this process; raise the run's error if it fails."""
     # Imported here: a dry run needs no job.
-    from tir_dagster.orchestration.alerts.commands import alerting  # noqa: PLC0415
-    from tir_dagster.orchestration.build import build_defs  # noqa: PLC0415
-
     begun = time.perf_counter()
     outcome = LoadOutcome(spec.name, run_id=str(uuid.uuid4()))
     job = build_defs(specs=(), loads=(spec,)).resolve_job_def(load_job_name(spec))

@@ -18,6 +18,7 @@ from tir_dagster.changes.hints import parse_hints
 from tir_dagster.changes.plan import Mode, Plan
 from tir_dagster.changes.relation import relation_of
 from tir_dagster.errors import TirError
+from tir_dagster.orchestration.alerts.run_reports import unaffected
 from tir_dagster.orchestration.home import tir_home
 from tir_dagster.orchestration.interrupts import StoppedError, check_signals, stopping
 from tir_dagster.orchestration.metadata import PROFILE, last_confirmation
@@ -119,7 +120,7 @@ class Command:
         self, mode: Mode, slices: Sequence[str], *, allow_empty: bool, hints: Sequence[str] = ()
     ) -> RefreshOutcome:
         """Start the runs of a refresh in this process, one after the other."""
-        from tir_dagster.orchestration.alerts.commands import alerting  # noqa: PLC0415 - a plan sends no alerts
+        from tir_dagster.orchestration.alerts.commands import alerting
 
         started = time.perf_counter()
         outcome = RefreshOutcome(self.spec.name, mode)
@@ -213,7 +214,7 @@ class Command:
     def _definitions(self) -> dg.Definitions:
         """The extract's definitions, built once for both runs."""
         # Imported here: a plan needs no job.
-        from tir_dagster.orchestration.build import build_defs  # noqa: PLC0415
+        from tir_dagster.orchestration.build import build_defs
 
         logger = run_logger(self._progress, self._run_warnings.extend)
         return build_defs(specs=(self.spec,), loggers={_CONSOLE: logger})
@@ -288,8 +289,6 @@ def run_logger(progress: Callable[[str], None], warn: Callable[[Sequence[str]], 
 
 def so_far(spec: ExtractSpec, instance: dg.DagsterInstance, outcome: RefreshOutcome) -> str:
     """Say what the datasource shows when a command is stopped."""
-    from tir_dagster.orchestration.alerts.run_reports import unaffected  # noqa: PLC0415 - a plan sends no alerts
-
     # Without a run, no request was sent to the server yet.
     names = () if outcome.run_ids else (StoppedError.__name__,)
     sentence = unaffected(instance, spec, tir_home(), names, outcome.run_ids[-1] if outcome.run_ids else "")

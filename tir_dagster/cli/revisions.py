@@ -28,9 +28,9 @@ def revisions(extract: str, revision: str | None, target: Path | None, *, force:
     `--fetch 3 --to orders.tdsx` fetches a revision from the server, `--fetch v00000012 --to orders.hyper` a version.
     """
     _check(revision, target, force=force)
-    from tir_dagster.cli.commands import find_spec  # noqa: PLC0415 - seconds
-    from tir_dagster.cli.kept_revisions import Revisions  # noqa: PLC0415
-    from tir_dagster.orchestration.home import dagster_instance  # noqa: PLC0415
+    from tir_dagster.cli.commands import find_spec
+    from tir_dagster.cli.kept_revisions import Revisions
+    from tir_dagster.orchestration.home import dagster_instance
 
     spec = find_spec(load_specs(), extract)
     with dagster_instance() as instance:

@@ -135,7 +135,7 @@ def by_spark(spark: Callable[[], SparkSession]) -> Stager:
     """Return a stager that runs units as Spark's tasks; each opens its own connection and returns its result."""
 
     def stage(plan: StagePlan, units: Sequence[Unit]) -> list[Staged]:
-        from tir_dagster.spark.failures import spark_failures  # noqa: PLC0415 - Spark is imported by who uses it
+        from tir_dagster.spark.failures import spark_failures
 
         session = spark()
         if plan.files.through == "spark":
@@ -150,7 +150,7 @@ def by_spark(spark: Callable[[], SparkSession]) -> Stager:
 
 def _through_spark(session: SparkSession, plan: StagePlan, units: Sequence[Unit]) -> list[Staged]:
     """Stage files that Spark itself reads with the cluster's own file clients; each file is held in a task's memory."""
-    from tir_dagster.spark.failures import spark_failures  # noqa: PLC0415
+    from tir_dagster.spark.failures import spark_failures
 
     numbers = {_bare(unit.path): unit for unit in units}
     paths = [_GLOB.sub(r"\\\1", unit.path.replace("s3://", "s3a://", 1)) for unit in units]

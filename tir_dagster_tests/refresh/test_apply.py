@@ -87,7 +87,7 @@ class Extract:
 
 def stored(row: Row) -> Row:
     """A row as the extract gives it back."""
-    from tableauhyperapi import Date  # noqa: PLC0415
+    from tableauhyperapi import Date
 
     day = row[1]
     return (row[0], day and Date(day.year, day.month, day.day), row[2])

@@ -35,7 +35,7 @@ def with_people(load: LoadSpec, extracts: Sequence[ExtractSpec]) -> LoadSpec:
     """
     if load.alerts is not None:
         return load
-    from tir_dagster.changes.relation import watched_tables  # noqa: PLC0415 - it parses the extract's query
+    from tir_dagster.changes.relation import watched_tables
 
     table = TableName.parse(load.table)
     alerts = next((extract.alerts for extract in extracts if extract.alerts and table in watched_tables(extract)), None)

@@ -15,6 +15,7 @@ from tir_dagster.alerts.events import Failure, Success
 from tir_dagster.alerts.text import moment
 from tir_dagster.changes.plan import Reason
 from tir_dagster.errors import EQUALS_SOURCE, TirError
+from tir_dagster.orchestration.checks import SERVER
 from tir_dagster.orchestration.metadata import SOURCE_VERSION, last_confirmation
 from tir_dagster.orchestration.names import extract_keys
 from tir_dagster.refresh.state.change_sets import ChangeSetStore
@@ -228,8 +229,6 @@ def _events(instance: dg.DagsterInstance, run_id: str, kind: DagsterEventType) -
 
 def not_verified(instance: dg.DagsterInstance, spec: ExtractSpec, run_id: str) -> str:
     """Return why the run's checks could not compare; empty if they could, whatever they found."""
-    from tir_dagster.orchestration.checks import SERVER  # noqa: PLC0415 - with dagster-snowflake, seconds
-
     key = extract_keys(spec).published_datasource
     for event in _events(instance, run_id, DagsterEventType.ASSET_CHECK_EVALUATION):
         check = event.asset_check_evaluation_data
