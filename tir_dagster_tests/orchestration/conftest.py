@@ -164,6 +164,15 @@ def loaded(place: Place) -> Place:
     return place
 
 
+@pytest.fixture
+def restored(loaded: Place) -> Iterator[Place]:
+    """The same extract; after the test its source has the rows of before."""
+    loaded.sql("CREATE OR REPLACE TABLE KEPT_ASIDE AS SELECT * FROM MYTABLE")
+    yield loaded
+    loaded.sql("DELETE FROM MYTABLE")
+    loaded.sql("INSERT INTO MYTABLE SELECT * FROM KEPT_ASIDE")
+
+
 class Patched(Place):
     """The same table in a published Hyper file of which only changes are sent."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -223,13 +224,10 @@ def test_a_session_ended_by_another_sign_in_is_opened_again_and_one_that_always_
     assert "A token carries one session, so another process uses the same one" in error
 
 
-# Before the first load
-
-
 def test_without_java_one_sentence_says_what_to_install(shell, tmp_path):
     before = published(shell.place)
     done = subprocess.run(
-        [sys.executable, "-m", "tir_dagster.cli.main", "refresh", "orders", "--json"],
+        [sys.executable, "-m", "tir_dagster.cli.main", "refresh", "orders", "--full", "--json"],
         env={**os.environ, "TIR_SPECS": str(shell.specs()), "JAVA_HOME": str(tmp_path), "TIR_SPARK_ROWS": "0"},
         capture_output=True,
         text=True,
@@ -256,21 +254,25 @@ def test_a_history_that_cannot_be_opened_is_told_with_its_folder(shell, tmp_path
     assert isinstance(result.exception, SystemExit)
 
 
-# The guards, on a loaded extract; these tests tell one story
+def test_a_refresh_that_reads_everything_tells_its_steps(shell, monkeypatch):
+    monkeypatch.setenv("TIR_SPARK_ROWS", "0")
+    result = shell.tir("refresh", "orders", "--full", "--json")
+    assert result.code == 0, result
+    assert json.loads(result.stdout)["published"]
+    steps = [line.split("] ", 1)[1] for line in result.stderr.splitlines()]
+    assert "starting Spark" in steps
+    assert any(
+        re.fullmatch("[0-9,]+ rows purged, 3,000 appended: verifying against the source", step) for step in steps
+    )
 
 
-@pytest.fixture(scope="module")
-def loaded(place: Place) -> Shell:
-    shell = Shell(place)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TIR_SPARK_ROWS", "0")
-        said = shell.tir("refresh", "orders", "--json")
-    assert said.code == 0, said
-    assert json.loads(said.stdout)["published"]
-    told = [line.split("] ", 1)[1] for line in said.stderr.splitlines()]
-    assert "starting Spark" in told
-    assert "0 rows purged, 3,000 appended: verifying against the source" in told
-    return shell
+# The guards, on a loaded extract
+
+
+@pytest.fixture
+def guarded(restored: Place) -> Shell:
+    """A shell on the loaded extract, whose source has the rows of before after the test."""
+    return Shell(restored)
 
 
 def stopped(shell: Shell, *arguments: str) -> str:
@@ -281,43 +283,44 @@ def stopped(shell: Shell, *arguments: str) -> str:
     return said.error
 
 
-def test_a_disk_too_full_is_told_before_spark_starts(loaded):
-    (extract,) = loaded.place.folder.glob("state/extracts/orders/versions/v*/extract.hyper")
+def test_a_disk_too_full_is_told_before_spark_starts(guarded):
+    extract = max(guarded.place.folder.glob("state/extracts/orders/versions/v*/extract.hyper"))
     size = extract.stat().st_size
-    loaded.place.sql("UPDATE MYTABLE SET NOTE = 'disk' WHERE ORDER_ID % 500 = 0")
+    guarded.place.sql("UPDATE MYTABLE SET NOTE = 'disk' WHERE ORDER_ID % 500 = 0")
     try:
         # Sparse: it takes no room, but its copy would.
         os.truncate(extract, SPARSE_BYTES)
-        error = loaded.refused()
+        error = guarded.refused()
     finally:
         os.truncate(extract, size)
-    assert f"{loaded.place.folder}/state/extracts/orders needs 8,388,608 MB of free disk space and has " in error
+    assert f"{guarded.place.folder}/state/extracts/orders needs 8,388,608 MB of free disk space and has " in error
 
 
-def test_more_deletes_than_allowed_stop_a_refresh(loaded):
-    loaded.place.sql("DELETE FROM MYTABLE WHERE ORDER_ID % 2 = 0")
-    error = stopped(loaded)
+def test_more_deletes_than_allowed_stop_a_refresh(guarded):
+    guarded.place.sql("DELETE FROM MYTABLE WHERE ORDER_ID % 2 = 0")
+    error = stopped(guarded)
     assert "of 3,000 rows would vanish, more than the 30% that thresholds.delete_share in the spec allows" in error
     assert "Nothing was touched" in error
     assert error.endswith("tir refresh orders --allow-empty.")
 
 
-def test_an_empty_source_stops_a_refresh_unless_it_is_allowed(loaded):
-    loaded.place.sql("TRUNCATE TABLE MYTABLE")
-    error = stopped(loaded, "--full")
+def test_an_empty_source_is_no_first_load(guarded):
+    guarded.place.sql("TRUNCATE TABLE MYTABLE")
+    error = guarded.tir("refresh", "others", edit=(("name: orders", "name: others"), ("mydatasource", "others"))).error
+    assert error.startswith("Error: others: MYDB.MYSCHEMA.MYTABLE is empty. Nothing was touched. Load it first;")
+    assert "others" not in {name for name, *_ in published(guarded.place).values()}
+
+
+def test_an_empty_source_stops_a_refresh_unless_it_is_allowed(guarded):
+    guarded.place.sql("TRUNCATE TABLE MYTABLE")
+    error = stopped(guarded, "--full")
     assert "orders: the source is empty, the extract has 3,000 rows" in error
     assert error.endswith("tir refresh orders --allow-empty.")
-    month = loaded.place.spec.slices.start or ""
-    said = loaded.tir("refresh", "orders", "--json", "--slices", month, "--allow-empty")
+    month = guarded.place.spec.slices.start or ""
+    said = guarded.tir("refresh", "orders", "--json", "--slices", month, "--allow-empty")
     assert said.code == 0, said
     assert json.loads(said.stdout)["published"]
-    assert not loaded.place.published_rows()
-
-
-def test_an_empty_source_is_no_first_load(loaded):
-    error = loaded.tir("refresh", "others", edit=(("name: orders", "name: others"), ("mydatasource", "others"))).error
-    assert error.startswith("Error: others: MYDB.MYSCHEMA.MYTABLE is empty. Nothing was touched. Load it first;")
-    assert "others" not in {name for name, *_ in published(loaded.place).values()}
+    assert not guarded.place.published_rows()
 
 
 def in_words(query: str) -> tuple[tuple[str, str], ...]:

@@ -186,15 +186,6 @@ def test_a_reported_hint_that_finds_nothing_is_looked_at_once(loaded, monkeypatc
     assert (once_more.decision, len(once_more.run_ids)) == ("none", 1)
 
 
-@pytest.fixture
-def restored(loaded: Place) -> Iterator[Place]:
-    """The same extract; after the test its source has the rows of before."""
-    loaded.sql("CREATE OR REPLACE TABLE KEPT_ASIDE AS SELECT * FROM MYTABLE")
-    yield loaded
-    loaded.sql("DELETE FROM MYTABLE")
-    loaded.sql("INSERT INTO MYTABLE SELECT * FROM KEPT_ASIDE")
-
-
 def test_t11_a_source_that_lost_most_of_its_rows_stops_the_refresh_and_nothing_changes(restored):
     before = restored.published_rows()
     restored.sql("DELETE FROM MYTABLE WHERE ORDER_ID % 2 = 0")
