@@ -148,15 +148,15 @@ def build_request(
         hints.append(Hint(relation.table, ChangeType.MIXED_CHANGES, Unknown()))
     hints += _reported(instance, context, relation, news, warn)
     drift = known_drift(instance, keys, confirmed)
-    owed = Reason.DRIFT_UNREPAIRED if drift and drift.unrepaired else None
+    due_reason = Reason.DRIFT_UNREPAIRED if drift and drift.unrepaired else None
     drifted = drift.slices if drift else ()
     return replace(
         request,
         hints=tuple(hints),
-        hinted=bool(config.hints or news.unused or drifted or owed),
+        hinted=bool(config.hints or news.unused or drifted or due_reason),
         resync=_resync(spec, looked, config, drifted),
         compare=upstream.slices,
-        owed=owed,
+        due_reason=due_reason,
     )
 
 

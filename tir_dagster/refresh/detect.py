@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from tir_dagster.changes.change_set import FORM, KEYS, ROWS, ChangeSet, counts_from_json, counts_to_json
 from tir_dagster.changes.difference import Counts, Difference
-from tir_dagster.changes.find_changes import Asked, Found, find_changes
+from tir_dagster.changes.find_changes import ChangedKeys, ComparisonScope, find_changes
 from tir_dagster.changes.hints import Hint
 from tir_dagster.changes.plan import Plan, check_guards, settle_plan
 from tir_dagster.changes.question import ask_question, checked_hints
@@ -91,7 +91,7 @@ def make_change_set(
         difference = Difference(0, {}, {})
         if plan.decision == "incremental" and base is not None:
             keyed = [pending_set.id for pending_set in pending if pending_set.decision == "incremental"]
-            to_compare = Asked(
+            to_compare = ComparisonScope(
                 tuple(resync), tuple(compare), tuple(file for pending_set in keyed for file in store.keys(pending_set))
             )
             changes = _find(surveyed, base, to_compare, hints, reader=reader, access=access, folder=folder)
@@ -143,13 +143,13 @@ def _digests_to_json(digests: Counts | None) -> dict[str, str] | None:
 def _find(
     surveyed: Survey,
     base: Base,
-    to_compare: Asked,
+    to_compare: ComparisonScope,
     hints: Sequence[Hint],
     *,
     reader: SourceReader,
     access: SnowflakeAccess,
     folder: Path,
-) -> Found:
+) -> ChangedKeys:
     """Find the keys to replace, with warnings about hints and fallbacks."""
     relation = surveyed.relation
     hints = checked_hints(hints, relation, access)
@@ -169,7 +169,9 @@ def _find(
     return replace(changes, warnings=(*warnings, *changes.warnings, *contracts, *partial))
 
 
-def _settled(surveyed: Survey, plan: Plan, base: Base, changes: Found, *, pending: bool, allow_empty: bool) -> Plan:
+def _settled(
+    surveyed: Survey, plan: Plan, base: Base, changes: ChangedKeys, *, pending: bool, allow_empty: bool
+) -> Plan:
     thresholds = surveyed.spec.thresholds
     settled = settle_plan(
         plan,

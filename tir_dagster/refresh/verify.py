@@ -151,7 +151,7 @@ def verify_in_turn(
     verified = {name: version for name, version in kept.items() if name in rows}
     read = SourceVersion.parse(change_set.source_version)
     pinned = readable_version(context.snowflake, relation.tables, read, change_set.known.token)
-    if relation.why_full is not None or relation.unsought or pinned is None:
+    if relation.why_full is not None or relation.excluded_changes or pinned is None:
         # A second reading of such a query or table may rightly differ, and the spec may keep deleted rows.
         return verified
     if open_order(relation, context.snowflake, pinned):
@@ -165,7 +165,7 @@ def verify_in_turn(
         context.spec.name,
         [None if name == NO_SLICE_KEY else name for name in chosen],
         shape=shape,
-        table_sql=relation.shown(pinned),
+        table_sql=relation.from_clause(pinned),
         query=context.snowflake.query,
     )
     moved(rows=sum(rows.get(name, 0) for name in chosen))
