@@ -80,11 +80,11 @@ def settled(purged: int, appended: int = 0, *, mode: Mode = "changes", allow_emp
 
 
 @pytest.mark.parametrize("mode", ["changes", "slices"])
-@pytest.mark.parametrize(("purged", "told"), [(31, "31 of 100 rows would vanish"), (100, "the source is empty")])
-def test_a_source_that_lost_too_much_stops_the_refresh_and_the_option_that_allows_it_is_named(mode, purged, told):
+@pytest.mark.parametrize(("purged", "message"), [(31, "31 of 100 rows would vanish"), (100, "the source is empty")])
+def test_a_source_that_lost_too_much_stops_the_refresh_and_the_option_that_allows_it_is_named(mode, purged, message):
     with pytest.raises(GuardError) as caught:
         settled(purged, mode=mode)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
     assert "Nothing was touched" in str(caught.value)
     assert "tir refresh orders --allow-empty" in str(caught.value)
 

@@ -169,7 +169,7 @@ def _plain(value: Any) -> str:
 
 
 def _names(types: Sequence[Any]) -> Iterator[str]:
-    return (name for one in types for name in one.names)
+    return (name for declared in types for name in declared.names)
 
 
 # As DESCRIBE writes them, with what stands behind the name.
@@ -225,8 +225,8 @@ def test_a_type_that_nobody_knows_is_refused_not_guessed(declared: str):
 # The documentation
 
 
-def _row(column: Column, *shown: str) -> str:
-    return f"| {' | '.join((*shown, f'`{column.spark}`', column.parquet, f'`{column.hyper}`'))} |"
+def _row(column: Column, *cells: str) -> str:
+    return f"| {' | '.join((*cells, f'`{column.spark}`', column.parquet, f'`{column.hyper}`'))} |"
 
 
 def _documented() -> list[str]:
@@ -246,9 +246,9 @@ def _documented() -> list[str]:
 
 
 def test_the_documentation_shows_the_table_of_the_code():
-    shown = [line for line in DOCS.read_text(encoding="utf-8").splitlines() if line.startswith("|")]
+    table_lines = [line for line in DOCS.read_text(encoding="utf-8").splitlines() if line.startswith("|")]
 
-    assert shown == _documented(), "put these lines into docs/types.md:\n" + "\n".join(_documented())
+    assert table_lines == _documented(), "put these lines into docs/types.md:\n" + "\n".join(_documented())
 
 
 # Values, from Parquet
@@ -294,15 +294,17 @@ def test_what_tasks_write_are_the_documented_types(fixture_file: Path, tmp_path:
 def _stored(file: Path, column: Column) -> str:
     """A column's type in a Parquet file, in the words of Column.parquet."""
     schema = pq.ParquetFile(file).schema
-    found = next(one for one in (schema.column(at) for at in range(len(schema))) if one.name == column.name)
-    logical = found.logical_type.type
+    stored = next(
+        candidate for candidate in (schema.column(at) for at in range(len(schema))) if candidate.name == column.name
+    )
+    logical = stored.logical_type.type
     if logical == "TIMESTAMP":
-        zone = "UTC" if "isAdjustedToUTC=true" in str(found.logical_type) else "no zone"
-        assert "timeUnit=microseconds" in str(found.logical_type)
-        return f"{found.physical_type} Timestamp, microseconds, {zone}"
+        zone = "UTC" if "isAdjustedToUTC=true" in str(stored.logical_type) else "no zone"
+        assert "timeUnit=microseconds" in str(stored.logical_type)
+        return f"{stored.physical_type} Timestamp, microseconds, {zone}"
     if logical == "DECIMAL":
-        return f"{found.physical_type} Decimal({found.precision},{found.scale})"
-    return found.physical_type if logical == "NONE" else f"{found.physical_type} {logical.capitalize()}"
+        return f"{stored.physical_type} Decimal({stored.precision},{stored.scale})"
+    return stored.physical_type if logical == "NONE" else f"{stored.physical_type} {logical.capitalize()}"
 
 
 def test_what_is_no_text_is_refused_with_its_column(tmp_path: Path):
@@ -370,8 +372,8 @@ def table(run) -> TableName:
     declared = ", ".join(f"{name} {extreme.declared}" for name, extreme in EXTREMES.items())
     run(f"CREATE OR REPLACE TABLE SRC.PUBLIC.EXTREMES (N NUMBER(38,0), {declared})")
     rows = _rows([extreme.values for extreme in EXTREMES.values()])
-    told = (", ".join(_told(column, value) for column, value in zip(columns, row, strict=True)) for row in rows)
-    run(f"INSERT INTO SRC.PUBLIC.EXTREMES SELECT {' UNION ALL SELECT '.join(told)}")
+    literals = (", ".join(_told(column, value) for column, value in zip(columns, row, strict=True)) for row in rows)
+    run(f"INSERT INTO SRC.PUBLIC.EXTREMES SELECT {' UNION ALL SELECT '.join(literals)}")
     return TableName("SRC", "PUBLIC", "EXTREMES")
 
 
@@ -432,10 +434,10 @@ def test_moments_fall_on_the_days_of_their_zone(run, table: TableName, extract: 
             days.add(slice_of(slicing, moment))
 
     source = read_fingerprints(run(snowflake_sql(columns, table.sql, slicing, only=days)), columns)
-    ours = extract_fingerprints(extract, columns, slicing, only=days)
+    extract_prints = extract_fingerprints(extract, columns, slicing, only=days)
 
-    assert set(ours) == days
-    assert different_slices(ours, source) == {}
+    assert set(extract_prints) == days
+    assert different_slices(extract_prints, source) == {}
 
 
 def test_bytes_come_as_text_by_a_query(access, make_table):
