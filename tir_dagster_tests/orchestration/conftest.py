@@ -123,8 +123,8 @@ def download(sandbox: Sandbox, name: str, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     with sandbox.tableau() as server:
         # Page by page: tests that share a sandbox publish more datasources than one page shows.
-        (found,) = [item for item in TSC.Pager(server.datasources) if item.name == name]
-        return Path(server.datasources.download(found.id, filepath=str(folder / "package")))
+        (datasource,) = [item for item in TSC.Pager(server.datasources) if item.name == name]
+        return Path(server.datasources.download(datasource.id, filepath=str(folder / "package")))
 
 
 @pytest.fixture(scope="session")
@@ -187,9 +187,9 @@ def patched(place: Place) -> Patched:
     text = place.spec_text.replace("mydatasource", "patched\n      patch_limit_mb: 1")
     text = text.replace("name: orders", "name: orders_patch\n    delivery: patch")
     (spec,) = parse_specs(text, "patched.yaml")
-    made = Patched(place.sandbox, spec, text, place.folder, place.before)
-    assert made.refresh().published
-    return made
+    extract = Patched(place.sandbox, spec, text, place.folder, place.before)
+    assert extract.refresh().published
+    return extract
 
 
 def _clear(sandbox: Sandbox) -> None:
@@ -197,8 +197,8 @@ def _clear(sandbox: Sandbox) -> None:
     with sandbox.snowflake() as connection:
         connection.cursor().execute("DROP DATABASE IF EXISTS MYDB")
     with sandbox.tableau() as server:
-        for found in list(TSC.Pager(server.datasources)):
-            server.datasources.delete(found.id)
+        for datasource in list(TSC.Pager(server.datasources)):
+            server.datasources.delete(datasource.id)
 
 
 @pytest.fixture(scope="session")

@@ -20,9 +20,10 @@ def run(defs, instance, job: str, *, config=None, **options) -> dg.ExecuteInProc
 
 
 def events(result, asset: str) -> dict[str | None, dict]:
-    found = result.asset_materializations_for_node(f"orders__{asset}")
+    materializations = result.asset_materializations_for_node(f"orders__{asset}")
     return {
-        one.partition: {name: getattr(entry, "value", entry) for name, entry in one.metadata.items()} for one in found
+        event.partition: {name: getattr(entry, "value", entry) for name, entry in event.metadata.items()}
+        for event in materializations
     }
 
 

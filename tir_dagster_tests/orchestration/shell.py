@@ -23,7 +23,7 @@ FAILED = 1
 
 
 @dataclass(frozen=True)
-class Said:
+class CommandResult:
     """What a command left behind."""
 
     code: int
@@ -43,11 +43,11 @@ class Shell:
     place: Place
     env: dict[str, str | None] = field(default_factory=dict)
 
-    def tir(self, *arguments: str, edit: tuple[tuple[str, str], ...] = ()) -> Said:
+    def tir(self, *arguments: str, edit: tuple[tuple[str, str], ...] = ()) -> CommandResult:
         runner = CliRunner()
         result = runner.invoke(tir, list(arguments), env={"TIR_SPECS": str(self.specs(edit)), **self.env})
         assert result.exception is None or isinstance(result.exception, SystemExit), repr(result.exception)
-        return self.harmless(Said(result.exit_code, result.stdout, result.stderr))
+        return self.harmless(CommandResult(result.exit_code, result.stdout, result.stderr))
 
     def specs(self, edit: tuple[tuple[str, str], ...] = ()) -> Path:
         text = self.place.spec_text
@@ -58,33 +58,33 @@ class Shell:
         file.write_text(text, encoding="utf-8")
         return file
 
-    def harmless(self, said: Said) -> Said:
-        shown = said.stdout + said.stderr
+    def harmless(self, result: CommandResult) -> CommandResult:
+        output = result.stdout + result.stderr
         known = [os.environ[name] for name in SECRETS] + [str(value) for value in self.env.values() if value == WRONG]
-        assert not [secret for secret in known if secret in shown], "a secret was printed"
-        assert "Traceback" not in shown
-        assert "dagster" not in shown.lower().replace("tir_dagster", ""), "Dagster's own words"
-        return said
+        assert not [secret for secret in known if secret in output], "a secret was printed"
+        assert "Traceback" not in output
+        assert "dagster" not in output.lower().replace("tir_dagster", ""), "Dagster's own words"
+        return result
 
     def refused(self, *arguments: str, edit: tuple[tuple[str, str], ...] = (), code: int = FAILED) -> str:
         """The one error of a command that fails before Spark starts and leaves every datasource as it was."""
         before = published(self.place)
-        said = self.tir(*arguments or ("refresh", "orders"), edit=edit)
-        assert (said.code, said.stdout) == (code, ""), said
-        assert "starting Spark" not in said.stderr
-        assert said.error.startswith("Error: ")
+        result = self.tir(*arguments or ("refresh", "orders"), edit=edit)
+        assert (result.code, result.stdout) == (code, ""), result
+        assert "starting Spark" not in result.stderr
+        assert result.error.startswith("Error: ")
         assert published(self.place) == before
-        return said.error
+        return result.error
 
 
 def published(place: Place) -> dict[str, Any]:
     """Everything on the server: when each datasource was last changed, and a digest of its content."""
     with place.sandbox.tableau() as server:
-        found = {}
+        digests = {}
         for item in TSC.Pager(server.datasources):
             content = server.datasources.get_request(f"{server.datasources.baseurl}/{item.id}/content").content
-            found[item.id] = (item.name, item.updated_at, hashlib.sha256(content).hexdigest())
-        return found
+            digests[item.id] = (item.name, item.updated_at, hashlib.sha256(content).hexdigest())
+        return digests
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from tableauhyperapi import Connection, HyperProcess, Telemetry
 from tir_dagster.cli.main import tir
 from tir_dagster.sandbox.tableau.packages import Column
 from tir_dagster_tests.orchestration.conftest import Place
-from tir_dagster_tests.orchestration.shell import FAILED, WRONG, Built, Said, Shell, published, sample_columns
+from tir_dagster_tests.orchestration.shell import FAILED, WRONG, Built, CommandResult, Shell, published, sample_columns
 from tir_dagster_tests.sandbox.tableau.helpers import LIVE_ONLY, Admin, rewritten
 
 CREDENTIALS = "      credentials: {username_env: SNOWFLAKE_USER, password_env: SNOWFLAKE_PASSWORD}\n"
@@ -42,7 +42,7 @@ def admin(place: Place) -> Admin:
 
 
 @pytest.mark.parametrize(
-    ("edit", "told"),
+    ("edit", "sentence"),
     [
         (("row_key: ORDER_ID", "row_key: ORDER_IDX"), "row_key names ORDER_IDX, which MYDB.MYSCHEMA.MYTABLE does not"),
         (("column: ORDER_DATE", "column: DAY"), "slices.column names DAY, which"),
@@ -57,10 +57,10 @@ def admin(place: Place) -> Admin:
         ),
     ],
 )
-def test_an_unknown_column_is_named_with_its_field_and_the_sources_columns(shell, edit, told):
+def test_an_unknown_column_is_named_with_its_field_and_the_sources_columns(shell, edit, sentence):
     error = shell.refused(edit=(edit,), code=WRONG_USAGE)
     assert error.startswith("Error: orders: ")
-    assert told in error
+    assert sentence in error
 
 
 @pytest.mark.parametrize("table", ["MYDB.MYSCHEMA.NOTHING", "MYDB.NOTHING.MYTABLE", "NOTHING.MYSCHEMA.MYTABLE"])
@@ -98,9 +98,9 @@ def test_two_projects_of_one_name_need_a_path(shell, built):
 
 @pytest.fixture(scope="module")
 def built(place: Place) -> Built:
-    made = Built(place, place.folder / "built", {})
-    made.build("base.tdsx", sample_columns(), table="MYTABLE")
-    return made
+    datasources = Built(place, place.folder / "built", {})
+    datasources.build("base.tdsx", sample_columns(), table="MYTABLE")
+    return datasources
 
 
 def variant(built: Built, kind: str) -> Path:
@@ -116,7 +116,7 @@ def variant(built: Built, kind: str) -> Path:
             return built.edited('count="-1"', 'count="100"')
         case "fewer":
             return built.build(
-                "fewer.tdsx", [one for one in columns if one.remote_name != "ORDER_DATE"], table="MYTABLE"
+                "fewer.tdsx", [column for column in columns if column.remote_name != "ORDER_DATE"], table="MYTABLE"
             )
         case "more":
             return built.build("more.tdsx", [*columns, Column("EXTRA", "VARCHAR")], table="MYTABLE")
@@ -143,7 +143,7 @@ def two_tables(built: Built) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("kind", "told"),
+    ("kind", "sentence"),
     [
         ("table", "it reads MYDB.MYSCHEMA.OTHERS, the spec names MYDB.MYSCHEMA.MYTABLE"),
         ("sql", "it reads custom SQL"),
@@ -155,11 +155,11 @@ def two_tables(built: Built) -> Path:
         ("live", "it reads its source live"),
     ],
 )
-def test_a_datasource_that_shows_something_else_is_refused_with_the_difference(shell, built, kind, told):
+def test_a_datasource_that_shows_something_else_is_refused_with_the_difference(shell, built, kind, sentence):
     built.publish("dx", variant(built, kind))
     error = shell.refused(edit=(("name: mydatasource", "name: dx"),))
     assert "datasource 'dx' in project 'myproject'" in error
-    assert told in error
+    assert sentence in error
 
 
 def test_columns_of_the_datasource_that_the_spec_leaves_out_are_refused(shell, built):
@@ -193,7 +193,7 @@ def test_a_missing_variable_is_named(shell, name):
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "told"),
+    ("name", "value", "sentence"),
     [
         ("SNOWFLAKE_PASSWORD", WRONG, "Check user and credential"),
         ("TABLEAU_TOKEN_SECRET", WRONG, "refused (401001)"),
@@ -201,9 +201,9 @@ def test_a_missing_variable_is_named(shell, name):
         ("TABLEAU_SERVER_URL", "tableau.example.com", "'tableau.example.com' is not the address of a Tableau Server"),
     ],
 )
-def test_a_server_that_is_not_there_or_says_no_is_told_with_what_to_check(shell, name, value, told):
+def test_a_server_that_is_not_there_or_says_no_is_told_with_what_to_check(shell, name, value, sentence):
     shell.env[name] = value
-    assert told in shell.refused()
+    assert sentence in shell.refused()
 
 
 def test_a_tableau_server_that_cannot_be_reached_is_told_with_its_address(shell):
@@ -234,13 +234,13 @@ def test_without_java_one_sentence_says_what_to_install(shell, tmp_path):
         timeout=120,
         check=False,
     )
-    said = shell.harmless(Said(done.returncode, done.stdout, done.stderr))
-    assert (said.code, said.stdout) == (FAILED, "")
-    assert said.error.startswith(
+    result = shell.harmless(CommandResult(done.returncode, done.stdout, done.stderr))
+    assert (result.code, result.stdout) == (FAILED, "")
+    assert result.error.startswith(
         f"Error: Spark needs Java 17 or 21, and JAVA_HOME is {tmp_path}, which has no bin/java."
     )
-    assert "openjdk-17-jre-headless" in said.error
-    lines = said.stderr.strip().splitlines()
+    assert "openjdk-17-jre-headless" in result.error
+    lines = result.stderr.strip().splitlines()
     assert all(line.startswith(("[", "Error: ")) for line in lines), "only progress and the error"
     assert published(shell.place) == before
 
@@ -277,10 +277,10 @@ def guarded(restored: Place) -> Shell:
 
 def stopped(shell: Shell, *arguments: str) -> str:
     before = published(shell.place)
-    said = shell.tir("refresh", "orders", "--json", *arguments)
-    assert (said.code, said.stdout) == (FAILED, "")
+    result = shell.tir("refresh", "orders", "--json", *arguments)
+    assert (result.code, result.stdout) == (FAILED, "")
     assert published(shell.place) == before
-    return said.error
+    return result.error
 
 
 def test_a_disk_too_full_is_told_before_spark_starts(guarded):
@@ -317,9 +317,9 @@ def test_an_empty_source_stops_a_refresh_unless_it_is_allowed(guarded):
     assert "orders: the source is empty, the extract has 3,000 rows" in error
     assert error.endswith("tir refresh orders --allow-empty.")
     month = guarded.place.spec.slices.start or ""
-    said = guarded.tir("refresh", "orders", "--json", "--slices", month, "--allow-empty")
-    assert said.code == 0, said
-    assert json.loads(said.stdout)["published"]
+    result = guarded.tir("refresh", "orders", "--json", "--slices", month, "--allow-empty")
+    assert result.code == 0, result
+    assert json.loads(result.stdout)["published"]
     assert not guarded.place.published_rows()
 
 
@@ -331,21 +331,21 @@ def in_words(query: str) -> tuple[tuple[str, str], ...]:
 
 
 @pytest.mark.parametrize(
-    ("query", "told"),
+    ("query", "sentence"),
     [
         ("SELECT ORDER_ID, ORDER_DAT FROM MYDB.MYSCHEMA.MYTABLE", "ORDER_DAT"),
         ("SELECT ORDER_ID, ORDER_DATE FROM MYDB.MYSCHEMA.NOTABLE", "line 1, column 34: MYDB.MYSCHEMA.NOTABLE"),
         ("SELECT CUSTOMER, ORDER_DATE FROM MYDB.MYSCHEMA.MYTABLE", "ORDER_ID"),
     ],
 )
-def test_a_query_that_does_not_fit_the_source_is_refused(shell, query, told):
-    assert told in shell.refused(edit=in_words(query), code=WRONG_USAGE if "NOTABLE" not in query else FAILED)
+def test_a_query_that_does_not_fit_the_source_is_refused(shell, query, sentence):
+    assert sentence in shell.refused(edit=in_words(query), code=WRONG_USAGE if "NOTABLE" not in query else FAILED)
 
 
 def test_the_plan_of_a_query_is_explained(shell):
     query = "SELECT ORDER_ID, ORDER_DATE, CUSTOMER FROM MYDB.MYSCHEMA.MYTABLE WHERE QUANTITY > 1"
-    said = shell.tir("plan", "orders", "--explain", edit=in_words(query))
-    assert said.code == 0, said.stderr
-    assert "A copy of MYDB.MYSCHEMA.MYTABLE." in said.stdout
-    assert "not used: " in said.stdout
-    assert "Refreshed by key:" in said.stdout
+    result = shell.tir("plan", "orders", "--explain", edit=in_words(query))
+    assert result.code == 0, result.stderr
+    assert "A copy of MYDB.MYSCHEMA.MYTABLE." in result.stdout
+    assert "not used: " in result.stdout
+    assert "Refreshed by key:" in result.stdout

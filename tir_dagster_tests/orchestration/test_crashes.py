@@ -117,9 +117,9 @@ def test_killed_between_two_parts_of_a_change(patched, time):
     before = changes_on_the_server(patched)
     apply_and_die(patched, "sent")
     assert changes_on_the_server(patched) == before + 1
-    told: list[str] = []
-    assert patched.refresh(listen=told.append).decision == "none", "what was left is sent first, and confirmed late"
-    parts = {int(found[1]) for found in (re.search(r"\(\d+ of (\d+)\)$", line) for line in told) if found}
+    lines: list[str] = []
+    assert patched.refresh(listen=lines.append).decision == "none", "what was left is sent first, and confirmed late"
+    parts = {int(match[1]) for match in (re.search(r"\(\d+ of (\d+)\)$", line) for line in lines) if match}
     assert changes_on_the_server(patched) == before + max(parts) > before + 1, "the other parts, and none of them twice"
     heals(patched)
 
@@ -163,9 +163,9 @@ def test_ctrl_c_while_spark_starts_is_one_line_and_the_next_refresh_heals(loaded
     with refreshing(loaded, log) as started:
         wait_for(lambda: "starting Spark" in log.read_text(), "Spark", log=log)
         assert press_ctrl_c(started) == 130, log.read_text()
-    said = last_line(log)
+    line = last_line(log)
     assert re.fullmatch(
-        r"orders: stopped by Ctrl-C\. The published datasource is unchanged, data as of .* UTC\. Run it again\.", said
+        r"orders: stopped by Ctrl-C\. The published datasource is unchanged, data as of .* UTC\. Run it again\.", line
     )
     heals(loaded)
 

@@ -44,9 +44,9 @@ def prepared(sandbox: Sandbox) -> Sandbox:
 
 @pytest.fixture(scope="module")
 def extracts(prepared, spark, tmp_path_factory) -> Iterator[Extracts]:
-    made = Extracts(prepared, spark, tmp_path_factory)
-    yield made
-    made.close()
+    layouts = Extracts(prepared, spark, tmp_path_factory)
+    yield layouts
+    layouts.close()
 
 
 @random_histories(HISTORIES)
@@ -138,17 +138,17 @@ def test_what_somebody_published_between_two_steps_is_not_overwritten(loaded):
     loaded.act(("update", "1", "'ours'"))
     looked, version = loaded.ready_to_publish()
     # As after publishes that were refused: what is never confirmed must not fill the disk.
-    made = loaded.refresher.change_sets.get(version.manifest["change_set"])
+    change_set = loaded.refresher.change_sets.get(version.manifest["change_set"])
     for _ in range(4):
-        version = loaded.refresher.apply(looked, made)
-    assert [one.number for one in loaded.refresher.versions.versions()] == [1, 3, 4, 5, 6]
+        version = loaded.refresher.apply(looked, change_set)
+    assert [version_kept.number for version_kept in loaded.refresher.versions.versions()] == [1, 3, 4, 5, 6]
     loaded.publish_foreign()
-    theirs = loaded.published_rows()
+    foreign_rows = loaded.published_rows()
 
     with pytest.raises(DatasourceError, match="changed"):
         loaded.refresher.publish(looked, version)
 
-    assert loaded.published_rows() == theirs
+    assert loaded.published_rows() == foreign_rows
     assert loaded.refresh().reason is Reason.FOREIGN_PUBLISH
     assert loaded.published_rows() == loaded.source_rows()
 

@@ -202,9 +202,9 @@ def test_t11_a_source_that_lost_most_of_its_rows_stops_the_refresh_and_nothing_c
 
 def test_somebody_elses_refresh_is_noticed_and_replaced_by_a_full_one(loaded):
     with loaded.sandbox.tableau() as server:
-        (found,) = [item for item in server.datasources.get()[0] if item.name == "mydatasource"]
+        (datasource,) = [item for item in server.datasources.get()[0] if item.name == "mydatasource"]
         loaded.sql("UPDATE MYTABLE SET NOTE = 'theirs' WHERE ORDER_ID % 100 = 0")
-        job = server.datasources.refresh(found)
+        job = server.datasources.refresh(datasource)
         server.jobs.wait_for_job(job)
     outcome = loaded.refresh()
     assert outcome.decision in ("full", "incremental")

@@ -23,11 +23,11 @@ def served(place) -> Place:
     """The same datasource, delivered by the server, and loaded once."""
     text = place.spec_text.replace("    thresholds:", "    delivery: server\n    thresholds:")
     (spec,) = parse_specs(text, "test.yaml")
-    made = Place(place.sandbox, spec, text, place.folder, place.before)
-    outcome = made.refresh()
+    extract = Place(place.sandbox, spec, text, place.folder, place.before)
+    outcome = extract.refresh()
     assert (outcome.decision, outcome.reason, outcome.published) == ("full", "FIRST_LOAD", True)
-    assert made.published_rows() == made.source_rows()
-    return made
+    assert extract.published_rows() == extract.source_rows()
+    return extract
 
 
 def calls(place: Place, what: str) -> list[dict]:

@@ -30,8 +30,8 @@ def refresh_twice(place: Place, specs: Path, log: Path) -> list[dict[str, Any]]:
         place.spec.name,
         "--json",
     ]
-    with log.open("a", encoding="utf-8") as told:
-        both = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=told, text=True) for _ in range(2)]
+    with log.open("a", encoding="utf-8") as progress:
+        both = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=progress, text=True) for _ in range(2)]
         printed = [process.communicate(timeout=240)[0] for process in both]
     assert [process.returncode for process in both] == [0, 0], log.read_text(encoding="utf-8")
     return [json.loads(text) for text in printed]

@@ -47,26 +47,26 @@ def prepared(sandbox: Sandbox) -> Sandbox:
 
 @pytest.fixture(scope="module")
 def make(prepared, spark, tmp_path_factory) -> Iterator[Make]:
-    made: list[Shown] = []
+    extracts: list[Shown] = []
 
     def shop(query: str, *sales: tuple, products: Sequence[tuple] = (), filled: str = "", **settings) -> Shown:
         """An extract and its first load."""
-        one = Shown(prepared, spark, tmp_path_factory.mktemp("shop"), TABLES, query, {**BY_ID, **settings})
-        made.append(one)
+        extract = Shown(prepared, spark, tmp_path_factory.mktemp("shop"), TABLES, query, {**BY_ID, **settings})
+        extracts.append(extract)
         for table in TABLES:
-            one.sql(f"ALTER TABLE {{s}}.{table} SET CHANGE_TRACKING = TRUE")
+            extract.sql(f"ALTER TABLE {{s}}.{table} SET CHANGE_TRACKING = TRUE")
         for row in sales:
-            sell(one, *row)
+            sell(extract, *row)
         for row in products:
-            stock(one, *row)
+            stock(extract, *row)
         for statement in filter(None, filled.split(";")):
-            one.sql(statement)
-        assert one.refresh().reason is Reason.FIRST_LOAD
-        return one
+            extract.sql(statement)
+        assert extract.refresh().reason is Reason.FIRST_LOAD
+        return extract
 
     yield shop
-    for one in made:
-        one.close()
+    for extract in extracts:
+        extract.close()
 
 
 def hint(kind: str, table: str = "SALES", **condition: object) -> dict:
@@ -173,9 +173,9 @@ def test_t9_null_keys_and_duplicate_partners_equal_the_rebuild(sums):
 def test_what_a_hint_leaves_out_is_detected_all_the_same_and_told(sums):
     sums.sql("UPDATE {s}.SALES SET QUANTITY = 99 WHERE ID IN (21, 22)")
     refreshes(sums, hints=[{"table": "{s}.SALES", "type": "UPDATE_ROWS", "scope": {"keys": [{"ID": 21}]}}])
-    (told,) = [warning for warning in sums.change_set.warnings if "partial" in warning]
-    assert "3 changed keys were found, 2 were described, and 1 key (" in told
-    assert "'red')) in no hint is refreshed as well" in told
+    (warning_of_hint,) = [warning for warning in sums.change_set.warnings if "partial" in warning]
+    assert "3 changed keys were found, 2 were described, and 1 key (" in warning_of_hint
+    assert "'red')) in no hint is refreshed as well" in warning_of_hint
 
 
 def test_a_full_refresh_of_an_aggregate_counts_the_rows_that_people_saw(sums):
@@ -188,8 +188,8 @@ def test_a_full_refresh_of_an_aggregate_counts_the_rows_that_people_saw(sums):
 def test_nothing_of_an_aggregate_is_touched_while_a_table_is_not_quiet(sums):
     spec, waited = sums.refresher.spec, []
     patient = replace(spec, thresholds=replace(spec.thresholds, quiet_period=3600.0))
-    told = pytest.raises(GuardError, match=r"SALES.* keeps changing: never quiet for 3600 seconds\. Nothing was")
-    with sums.refresher.snowflake.kept_open(), told:
+    refusal = pytest.raises(GuardError, match=r"SALES.* keeps changing: never quiet for 3600 seconds\. Nothing was")
+    with sums.refresher.snowflake.kept_open(), refusal:
         survey_source(patient, sums.refresher.snowflake, log=lambda _: None, sleep=waited.append)
     assert min(waited) > 3000
 
@@ -263,12 +263,12 @@ def test_a_hint_at_a_joined_table_reaches_the_rows_that_refer_to_it(told_rows):
 
 def test_a_hint_that_fits_no_table_or_column_is_refused_before_anything_is_touched(told_rows):
     before = told_rows.confirmed
-    for wrong, told in (
+    for wrong, sentence in (
         (hint("ADD_ROWS", "ELSEWHERE", ID=1), "does not read"),
         (hint("ADD_ROWS", IDD=1), "did you mean ID"),
         (hint("ADD_ROWS", QUANTITY="many"), "QUANTITY"),
     ):
-        with pytest.raises(HintError, match=told):
+        with pytest.raises(HintError, match=sentence):
             told_rows.refresh(hints=[wrong])
     assert told_rows.confirmed == before
 
