@@ -16,8 +16,10 @@ DETAIL = """
 def sell(
     shop: Shown, number: int, product: str, quantity: int, seller: str = "nobody", day: str = "2024-01-01"
 ) -> None:
-    shop.sql(f"INSERT INTO {{s}}.SALES SELECT {number}, '{day}'::DATE, '{product}', {quantity}, '{seller}'")
+    shop.sql(
+        f"INSERT INTO {{s}}.SALES (ID, DAY, PRODUCT, QUANTITY, SELLER) SELECT {number}, '{day}'::DATE, '{product}', {quantity}, '{seller}'"
+    )
 
 
 def stock(shop: Shown, product: str, color: str, price: float) -> None:
-    shop.sql(f"INSERT INTO {{s}}.PRODUCTS SELECT '{product}', '{color}', {price}::FLOAT, NULL")
+    shop.sql(f"INSERT INTO {{s}}.PRODUCTS (PRODUCT, COLOR, UNIT_PRICE) SELECT '{product}', '{color}', {price}::FLOAT")
