@@ -97,11 +97,11 @@ def bench(
     report: Report | GrowthReport
     with own_place(most * _BYTES_PER_ROW, keep=keep, progress=progress) as folder:
         if growth:
-            from benchmarks.growth import run_growth  # noqa: PLC0415 - Dagster, Spark, the clients: seconds
+            from benchmarks.growth import run_growth
 
             report = run_growth(folder, growth, seed=seed, progress=progress)
         else:
-            from benchmarks.run import Wanted, run_bench  # noqa: PLC0415 - the same
+            from benchmarks.run import Wanted, run_bench
 
             wanted = Wanted(rows, changed, seed, detectors or DETECTORS, deliveries or DELIVERIES)
             report = run_bench(folder, wanted, progress)
@@ -129,7 +129,7 @@ def package(gb: float, *, keep: bool, as_json: bool) -> None:
     """
     size, progress = round(gb * _GIGABYTE), _progress()
     with own_place(_COPIES * size, keep=keep, progress=progress) as folder:
-        from benchmarks.package_run import run_package_bench  # noqa: PLC0415 - Hyper, the clients: seconds
+        from benchmarks.package_run import run_package_bench
 
         report = run_package_bench(folder, size=size, progress=progress)
     conclude(report, as_json=as_json)
@@ -148,7 +148,7 @@ def load(rows: int, *, keep: bool, as_json: bool) -> None:
     """
     progress = _progress()
     with own_place(rows * _BYTES_PER_ROW, keep=keep, progress=progress) as folder:
-        from benchmarks.load_run import run_load_bench  # noqa: PLC0415 - Spark, the clients: seconds
+        from benchmarks.load_run import run_load_bench
 
         report = run_load_bench(folder, rows=rows, progress=progress)
     conclude(report, as_json=as_json)

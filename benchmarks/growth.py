@@ -19,7 +19,7 @@ Say = Callable[[str], None]
 
 def exponent(sizes: Sequence[float], seconds: Sequence[float]) -> float:
     """The slope of a line through the logarithms: 0 does not grow, 1 grows as the size does."""
-    xs, ys = [math.log(size) for size in sizes], [math.log(max(one, 0.001)) for one in seconds]
+    xs, ys = [math.log(size) for size in sizes], [math.log(max(value, 0.001)) for value in seconds]
     x, y = sum(xs) / len(xs), sum(ys) / len(ys)
     return sum((a - x) * (b - y) for a, b in zip(xs, ys, strict=True)) / sum((a - x) ** 2 for a in xs)
 

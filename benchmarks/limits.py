@@ -79,13 +79,13 @@ def replace_limit(before: Path, after: Path, folder: Path, *, key: str, watermar
     keys, rows, target = folder / "keys.parquet", folder / "rows.parquet", folder / "replaced.hyper"
     old, new = _copied(before, folder / "before.hyper"), _copied(after, folder / "after.hyper")
     _export_change(old, new, key=key, watermark=watermark, keys=keys, rows=rows)
-    found = f"SELECT {quoted(key)} FROM {parquet([keys])}"
+    stored_keys = f"SELECT {quoted(key)} FROM {parquet([keys])}"
 
     def replace() -> int:
         shutil.copyfile(old, target)
         with connect(target) as connection:
             connection.execute_command("BEGIN TRANSACTION")
-            connection.execute_command(f"DELETE FROM {_TABLE} WHERE {quoted(key)} IN ({found})")
+            connection.execute_command(f"DELETE FROM {_TABLE} WHERE {quoted(key)} IN ({stored_keys})")
             copied = _copy(connection, rows)
             connection.execute_command("COMMIT")
         return copied
@@ -101,7 +101,7 @@ def _copied(source: Path, target: Path) -> Path:
 
 def _export_all(extract: Path, rows: Path) -> Any:
     """All rows as Parquet, and the table's definition: Hyper's own files are of exactly the types that COPY wants."""
-    from tableauhyperapi import TableDefinition, TableName  # noqa: PLC0415 - Hyper loads when used
+    from tableauhyperapi import TableDefinition, TableName
 
     with connect(extract) as connection:
         _write(connection, f"SELECT * FROM {_TABLE}", rows)
@@ -160,11 +160,11 @@ class _Sink(BaseHTTPRequestHandler):
         left = total = int(self.headers["Content-Length"])
         while left and (block := self.rfile.read(min(left, _BLOCK))):
             left -= len(block)
-        said = str(total - left).encode()
+        answer = str(total - left).encode()
         self.send_response(200)
-        self.send_header("Content-Length", str(len(said)))
+        self.send_header("Content-Length", str(len(answer)))
         self.end_headers()
-        self.wfile.write(said)
+        self.wfile.write(answer)
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - its name in http.server
         """Say nothing: standard error is the bench's."""

@@ -93,7 +93,7 @@ def _make_files(folder: Path, rows: int, progress: Say) -> list[Path]:
     files: list[Path] = []
     for chunk in order_chunks(rows=rows, seed=1, until=parse_month(None)):
         kept.append(chunk)
-        if sum(one.num_rows for one in kept) >= ROWS_PER_FILE:
+        if sum(table.num_rows for table in kept) >= ROWS_PER_FILE:
             files.append(_written(folder, kept, len(files)))
             kept = []
     return [*files, _written(folder, kept, len(files))] if kept else files

@@ -56,8 +56,8 @@ def _descendants(pid: int) -> list[int]:
 
 
 def _children(pid: int) -> list[int]:
-    found: list[int] = []
+    children: list[int] = []
     with suppress(OSError):
         for file in Path(f"/proc/{pid}/task").glob("*/children"):
-            found += [int(child) for child in file.read_text(encoding="utf-8").split()]
-    return found
+            children += [int(child) for child in file.read_text(encoding="utf-8").split()]
+    return children

@@ -42,8 +42,8 @@ def run_package_bench(folder: Path, *, size: int, progress: Say) -> PackageRepor
         close_shared_engine()
         ways = {name: measure(name, folder, env, progress) for name in WAYS}
         progress("comparing what both have published")
-        found = [_published(name, folder / "look", env) for name in WAYS]
-    return _report(sample, ways, equal=all(one == sample.remains for one in found), load=load)
+        published_rows = [_published(name, folder / "look", env) for name in WAYS]
+    return _report(sample, ways, equal=all(rows == sample.remains for rows in published_rows), load=load)
 
 
 def measure(name: str, folder: Path, env: Mapping[str, str], progress: Say) -> Way:
@@ -61,8 +61,8 @@ def measure(name: str, folder: Path, env: Mapping[str, str], progress: Say) -> W
 def _published(name: str, folder: Path, env: Mapping[str, str]) -> Content | None:
     """What anybody would download now; None where its document says another value than its rows."""
     with TableauClient(TableauAccess.from_environment(env)) as client:
-        found = find_datasource(client, project=find_project(client, PROJECT), name=name)
-        shell, hyper = fetch_shell(client, found, folder)
+        datasource = find_datasource(client, project=find_project(client, PROJECT), name=name)
+        shell, hyper = fetch_shell(client, datasource, folder)
     content = content_of(hyper)
     value = read_package(shell).last_increment
     shutil.rmtree(folder)

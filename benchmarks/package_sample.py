@@ -79,10 +79,10 @@ def _fill(hyper: Path, rows: int) -> None:
     """Digests as text: they deflate to little more than half, as real extracts do, and no page repeats another."""
     days = f"DATE '{FIRST_DAY.isoformat()}' + CAST(i * {DAYS} / {rows} AS INTEGER)"
     # A digest is the dear part, and one in another column is too far away for deflate to find it again.
-    made = f"SELECT i, MD5(CAST(i AS TEXT)) AS a, MD5(CAST(-i - 1 AS TEXT)) AS b FROM GENERATE_SERIES(CAST(0 AS BIGINT), {rows - 1}) AS s(i)"
+    rows_sql = f"SELECT i, MD5(CAST(i AS TEXT)) AS a, MD5(CAST(-i - 1 AS TEXT)) AS b FROM GENERATE_SERIES(CAST(0 AS BIGINT), {rows - 1}) AS s(i)"
     values = f"i, {days}, SQRT(i), 'customer ' || (i % 5000), a || b, b || a"
     with connect(hyper) as connection:
-        connection.execute_command(f"INSERT INTO {_TABLE} SELECT {values} FROM ({made}) AS made")
+        connection.execute_command(f"INSERT INTO {_TABLE} SELECT {values} FROM ({rows_sql}) AS made")
 
 
 def content_of(hyper: Path, where: str = "TRUE") -> Content:

@@ -82,8 +82,8 @@ def run_way(name: str, task: Task, env: Mapping[str, str]) -> Way:
         check=False,
     )
     if done.returncode != 0:
-        said = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
-        raise TirError(f"The way {name!r} ended with code {done.returncode} on {task.datasource}: {said}")
+        message = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        raise TirError(f"The way {name!r} ended with code {done.returncode} on {task.datasource}: {message}")
     return Way.from_json(json.loads(done.stdout))
 
 
@@ -94,11 +94,11 @@ def ours(task: Task, account: _Account) -> Way:
     import_module("tir_dagster.cli.refresh")
     with TableauClient(TableauAccess.from_environment(os.environ)) as client:
         project = find_project(client, task.project)
-        found = look_for_datasource(client, project=project, name=task.datasource)
-        assert found is not None, "the bench has published it"
+        datasource = look_for_datasource(client, project=project, name=task.datasource)
+        assert datasource is not None, "the bench has published it"
         account.begin()
         with account.timed(UNPACK):
-            shell, hyper = fetch_shell(client, found, folder)
+            shell, hyper = fetch_shell(client, datasource, folder)
         with account.timed(PURGE):
             package = read_package(shell)
             increment = find_increment(package, hyper)
@@ -114,7 +114,7 @@ def ours(task: Task, account: _Account) -> Way:
                 project=project,
                 name=task.datasource,
                 overwrite=True,
-                expected=server_version(found),
+                expected=server_version(datasource),
             )
     account.hyper_peak = peak_of_children()
     close_shared_engine()
@@ -129,10 +129,10 @@ def plain(task: Task, account: _Account) -> Way:
     token = TSC.PersonalAccessTokenAuth(env["TABLEAU_TOKEN_NAME"], env["TABLEAU_TOKEN_SECRET"], env["TABLEAU_SITE"])
     server = TSC.Server(env["TABLEAU_SERVER_URL"], use_server_version=True)
     with server.auth.sign_in(token):
-        (found,) = [item for item in TSC.Pager(server.datasources) if item.name == task.datasource]
+        (datasource,) = [item for item in TSC.Pager(server.datasources) if item.name == task.datasource]
         account.begin()
         with account.timed(UNPACK):
-            package = server.datasources.download(found.id, filepath=str(folder / "download"))
+            package = server.datasources.download(datasource.id, filepath=str(folder / "download"))
             with zipfile.ZipFile(package) as archive:
                 archive.extractall(unzipped)
         with account.timed(PURGE):
@@ -146,7 +146,7 @@ def plain(task: Task, account: _Account) -> Way:
             for file in sorted(path for path in unzipped.rglob("*") if path.is_file()):
                 archive.write(file, file.relative_to(unzipped))
         with account.timed(PUBLISH):
-            item = TSC.DatasourceItem(found.project_id, name=task.datasource)
+            item = TSC.DatasourceItem(datasource.project_id, name=task.datasource)
             server.datasources.publish(item, str(target), TSC.Server.PublishMode.Overwrite)
     return account.as_way(rows=rows, package_bytes=target.stat().st_size)
 

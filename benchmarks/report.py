@@ -81,9 +81,9 @@ class Case:
         """The stages, the server's work and the total as bench.json has them."""
         total = Stage(TOTAL, self.seconds, self.rows_purged + self.rows_appended, self.stage("publish").bytes)
         named = {"refresh": self.refresh, "detector": self.detector, "delivery": self.delivery}
-        found = [{**named, **_entry(stage)} for stage in (*self.stages, Stage(SERVER, self.server))]
+        stage_entries = [{**named, **_entry(stage)} for stage in (*self.stages, Stage(SERVER, self.server))]
         more = {"limit": round(self.limits, 4), "memory": dict(self.memory), "calls": dict(self.calls)}
-        return [*found, {**named, **_entry(total), **more}]
+        return [*stage_entries, {**named, **_entry(total), **more}]
 
 
 def _entry(stage: Stage) -> dict[str, Any]:
@@ -99,18 +99,18 @@ def _entry(stage: Stage) -> dict[str, Any]:
 
 def apart(stages: Iterable[Stage], server: float) -> tuple[Stage, ...]:
     """Show the quiet period as a stage of its own, and leave the server's work out of the publish."""
-    shown: list[Stage] = []
+    separated: list[Stage] = []
     for stage in stages:
         waited = dict(stage.waited_for)
         quiet = waited.pop(QUIET_PERIOD, 0.0)
         # Never more than was waited: part of a job may be over before anybody asks for it.
-        theirs = min(server, waited.get("Tableau", 0.0)) if stage.name == "publish" else 0.0
-        if theirs:
-            waited["Tableau"] -= theirs
-        shown.append(replace(stage, seconds=stage.seconds - quiet - theirs, waited_for=waited))
+        server_seconds = min(server, waited.get("Tableau", 0.0)) if stage.name == "publish" else 0.0
+        if server_seconds:
+            waited["Tableau"] -= server_seconds
+        separated.append(replace(stage, seconds=stage.seconds - quiet - server_seconds, waited_for=waited))
         if quiet:
-            shown.append(Stage(QUIET_PERIOD, quiet))
-    return tuple(shown)
+            separated.append(Stage(QUIET_PERIOD, quiet))
+    return tuple(separated)
 
 
 @dataclass(frozen=True)
@@ -226,18 +226,18 @@ def _table(cases: Sequence[Case]) -> Iterator[str]:
     yield _line(QUIET_PERIOD, [case.stage(QUIET_PERIOD).seconds for case in cases], None)
     yield _line(SERVER, [case.server for case in cases], None)
     for kind in dict.fromkeys(kind for case in cases for kind in case.memory):
-        told = "".join(f"{case.memory.get(kind, 0) / 1e6:>11,.0f}" for case in cases)
-        yield f"  {f'peak MB, {kind}':<22}{told}"
+        cells = "".join(f"{case.memory.get(kind, 0) / 1e6:>11,.0f}" for case in cases)
+        yield f"  {f'peak MB, {kind}':<22}{cells}"
     for whom in dict.fromkeys(whom for case in cases for whom in case.calls):
-        told = "".join(f"{case.calls.get(whom, 0):>11,}" for case in cases)
-        yield f"  {f'calls, {whom}':<22}{told}"
+        cells = "".join(f"{case.calls.get(whom, 0):>11,}" for case in cases)
+        yield f"  {f'calls, {whom}':<22}{cells}"
 
 
 def _line(name: str, seconds: Sequence[float], limit: Limit | None) -> str:
     beside = f"{limit.seconds:>9.2f}" if limit else f"{_NO_NUMBER:>9}"
-    told = "".join(f"{one:>11.2f}" for one in seconds)
-    return f"  {_SHOWN.get(name, name):<22}{told}{beside}  {limit.what if limit else ''}".rstrip()
+    cells = "".join(f"{value:>11.2f}" for value in seconds)
+    return f"  {_SHOWN.get(name, name):<22}{cells}{beside}  {limit.what if limit else ''}".rstrip()
 
 
-def _ratio(one: float, other: float) -> float:
-    return one / other if other else 0.0
+def _ratio(numerator: float, denominator: float) -> float:
+    return numerator / denominator if denominator else 0.0

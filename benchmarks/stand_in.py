@@ -36,15 +36,17 @@ class StandIns:
 
     def work(self, since: float) -> tuple[float, dict[str, int]]:
         """Return the seconds that Tableau's stand-in worked on what it was sent, and how many calls each server got."""
-        made = {
+        calls_by_server = {
             name: requests.get(f"{address}/sandbox/calls", timeout=_PATIENCE).json()["calls"]
             for name, address in self.addresses.items()
         }
         seconds = sum(
-            call["seconds"] for call in made["Tableau"] if _WORK.fullmatch(f"{call['method']} {call['path']}")
+            call["seconds"]
+            for call in calls_by_server["Tableau"]
+            if _WORK.fullmatch(f"{call['method']} {call['path']}")
         )
         jobs = self._jobs("SELECT completed - created FROM jobs WHERE completed IS NOT NULL AND created > ?", since)
-        return seconds + sum(jobs), {name: len(calls) for name, calls in made.items()}
+        return seconds + sum(jobs), {name: len(calls) for name, calls in calls_by_server.items()}
 
     def _jobs(self, statement: str, *values: float) -> list[float]:
         # Answers over REST tell whole seconds only.

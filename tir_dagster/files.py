@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import shutil
 import sys
@@ -68,8 +69,6 @@ def shares_blocks(folder: Path) -> bool:
 def _share_blocks(source: int, target: int) -> bool:
     if sys.platform != "linux":
         return False
-    import fcntl  # noqa: PLC0415 - not on every system
-
     try:
         fcntl.ioctl(target, _FICLONE, source)
     except OSError as error:

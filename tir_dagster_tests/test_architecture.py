@@ -30,6 +30,37 @@ ORDER = (
     {"cli"},
 )
 RANK = {room: rank for rank, rooms in enumerate(ORDER) for room in rooms}
+# Packages whose import takes a twentieth of a second or more: how long on its own (`python -X importtime`, bytecode and
+# files cached), and which others of them it loads. The same table is in docs/architecture.md.
+HEAVY: dict[str, tuple[float, tuple[str, ...]]] = {
+    "dagster_snowflake": (2.89, ("dagster", "requests", "snowflake.connector", "sqlalchemy")),
+    "dagster_pyspark": (0.44, ("dagster", "pyspark")),
+    "dagster_slack": (0.43, ("dagster", "slack_sdk")),
+    "snowflake.connector": (0.43, ("boto3", "pandas")),
+    "pyspark.sql.connect": (0.36, ("pyspark", "pandas")),
+    "dagster": (0.33, ()),
+    "moto": (0.30, ("boto3", "requests")),
+    "pandas": (0.22, ("pyarrow",)),
+    "boto3": (0.11, ("botocore",)),
+    "sqlalchemy": (0.11, ()),
+    # Half of Dagster's daemon, beyond `import dagster`.
+    "dagster._core.execution.backfill": (0.09, ()),
+    "tableauserverclient": (0.08, ("requests",)),
+    "botocore": (0.08, ()),
+    "numpy": (0.08, ()),
+    "pyspark": (0.07, ()),
+    "tableaudocumentapi": (0.07, ()),
+    "pyarrow": (0.06, ("numpy",)),
+    # Not from the cache: it maps a library of 43 MB, which takes 18 MB of memory in every process that imports it.
+    "tableauhyperapi": (0.05, ()),
+    "requests": (0.05, ()),
+    "slack_sdk": (0.05, ()),
+    "sqlglot": (0.05, ()),
+}
+# What `tir --help` loads answers at once: its commands import their modules when they run.
+COMMAND_LINE = "tir_dagster.cli.main"
+# Imports inside functions that stay there for another reason than start-up time.
+LATE = {("tir_dagster.sandbox.storage.app", "starlette.middleware.wsgi"): "its import warns, which is silenced there"}
 MAY_IMPORT_DAGSTER = {"orchestration", "definitions", "cli"}
 MOST_MODULES = 17
 
@@ -164,3 +195,97 @@ def test_the_docs_name_only_modules_that_exist():
     assert [
         path for path in sorted(paths) if not any((folder / path).is_file() for folder in (PACKAGE, PACKAGE.parent))
     ] == []
+
+
+def test_no_module_imports_a_test_module():
+    """What several files of tests use is in a helper module: a file of tests is read, run and deleted alone."""
+    folders = (Path(__file__).parent, PACKAGE, PACKAGE.parent / "benchmarks")
+    imported = [
+        f"{file.relative_to(PACKAGE.parent)} imports {name}"
+        for folder in folders
+        for file in sorted(folder.rglob("*.py"))
+        for name in imported_names(ast.parse(file.read_text(encoding="utf-8")))
+        if re.match(r"tir_dagster_tests\..*\btest_", name)
+    ]
+    assert imported == []
+
+
+def imported_names(tree: ast.Module) -> Iterator[str]:
+    """The modules that a text names in its imports, and those that may be behind the names it takes from them."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def statements(tree: ast.AST, *, inside: bool = False) -> Iterator[tuple[ast.Import | ast.ImportFrom, bool]]:
+    """The imports that run, and whether each is inside a function."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield node, inside
+        elif not (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"):
+            yield from statements(node, inside=inside or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+
+
+@cache
+def run_imports(module: str, *, inside: bool) -> frozenset[str]:
+    """The modules that a module imports in its functions, or else when it is imported itself."""
+    return frozenset(
+        name if name in modules() else name.rpartition(".")[0]
+        for node, is_inside in statements(modules()[module])
+        if is_inside is inside
+        for name in (
+            [f"{alias.name}." for alias in node.names]
+            if isinstance(node, ast.Import)
+            else [f"{node.module}.{alias.name}" for alias in node.names]
+        )
+    )
+
+
+def heavy(package: str) -> set[str]:
+    """The heavy packages that importing one from outside loads: itself, and what it loads in turn."""
+    names = {name for name in HEAVY if f"{package}.".startswith(f"{name}.")}
+    return names.union(*(heavy(other) for name in names for other in HEAVY[name][1]))
+
+
+@cache
+def reached(module: str) -> frozenset[str]:
+    """Every module that importing one runs, itself included; of those from outside only the ones that the project names."""
+    found: set[str] = set()
+    waiting = {module}
+    while waiting:
+        name = waiting.pop()
+        found.add(name)
+        if name in modules():
+            # With a module come the packages that it is in.
+            waiting |= {*run_imports(name, inside=False), *filter(None, [name.rpartition(".")[0]])} - found
+    return frozenset(found)
+
+
+def loaded(module: str) -> set[str]:
+    """The heavy packages that importing a module loads."""
+    return set().union(*(heavy(name) for name in reached(module) - set(modules())))
+
+
+def saves_start_up_time(module: str, other: str) -> bool:
+    """Tell if importing `other` at the top would load a heavy package, or for `tir --help` a module that no help needs."""
+    helping = reached(COMMAND_LINE)
+    in_help = room_of(module) == "cli" and module in helping and other in modules() and other not in helping
+    return in_help or bool(loaded(other) - loaded(module))
+
+
+def test_an_import_inside_a_function_saves_start_up_time():
+    needless = [
+        f"{module} imports {other}"
+        for module in modules()
+        for other in sorted(run_imports(module, inside=True))
+        if not saves_start_up_time(module, other) and (module, other) not in LATE
+    ]
+    assert needless == [], "import them at the top: nothing starts faster without them"
+
+
+def test_the_docs_show_the_heavy_packages():
+    rows = "\n".join(f"| `{name}` | {seconds:.2f} |" for name, (seconds, _) in HEAVY.items())
+    assert rows in DOCS.read_text(encoding="utf-8"), f"write them anew:\n{rows}"

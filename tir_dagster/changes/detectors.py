@@ -335,7 +335,7 @@ def keys_statement(relation: Relation, version: SourceVersion, keys: Sequence[tu
 
 def _source_sql(relation: Relation, version: SourceVersion) -> str:
     """The FROM clause of the rows that users see, with keys as the extract stores them."""
-    return with_cut_keys(relation.shown(version), relation.key)
+    return with_cut_keys(relation.from_clause(version), relation.key)
 
 
 def _rows_of(relation: Relation, version: SourceVersion, keys: str, described: Sequence[str] = ()) -> str:

@@ -58,7 +58,7 @@ class KeyComparison(Protocol):
 
 
 @dataclass(frozen=True)
-class Asked:
+class ComparisonScope:
     """What is compared or replaced in addition to the detectors' candidates.
 
     All rows of `compare` slices are candidates; those of `resync` slices are replaced, whatever the comparison says, and so are
@@ -71,7 +71,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Found:
+class ChangedKeys:
     """The keys that differ, and why every row had to be read, if so."""
 
     difference: Difference
@@ -80,8 +80,14 @@ class Found:
 
 
 def find_changes(
-    relation: Relation, question: Question, scope: Asked, *, reader: Reader, comparison: KeyComparison, folder: Path
-) -> Found:
+    relation: Relation,
+    question: Question,
+    scope: ComparisonScope,
+    *,
+    reader: Reader,
+    comparison: KeyComparison,
+    folder: Path,
+) -> ChangedKeys:
     """Stage the candidates' rows, compare them with the extract, and write the keys to replace and their rows."""
     candidates = find_candidates(relation, question)
     why = candidates.everything
@@ -91,13 +97,13 @@ def find_changes(
         comparison.clear()
         comparison.add(reader.stage(everything_statement(relation, question.span.new)), everything=True)
     difference = comparison.decide(Forced(scope.pending, scope.resync), folder)
-    return Found(difference, why, candidates.warnings)
+    return ChangedKeys(difference, why, candidates.warnings)
 
 
 def _stage_candidates(
     relation: Relation,
     question: Question,
-    scope: Asked,
+    scope: ComparisonScope,
     candidates: Candidates,
     reader: Reader,
     comparison: KeyComparison,

@@ -75,13 +75,13 @@ class Situation:
     confirmed: SourceState | None
     base_present: bool = True
     foreign: bool = False
-    # The datasource that the spec names is not the confirmed one, and why.
-    elsewhere: Reason | None = None
+    # Why the datasource that the spec names is not the confirmed one; None: it is.
+    datasource_reason: Reason | None = None
     # Nothing is confirmed, though a version was: the record is gone.
     forgotten: bool = False
     pending: tuple[str, ...] = ()
-    # Why a full refresh was started that did not finish: it is still to be done.
-    owed: Reason | None = None
+    # Why a full refresh is still due: it was started and did not finish, or drift stayed.
+    due_reason: Reason | None = None
     slices: tuple[str, ...] = ()
     # There are hints: they are followed, whatever the tokens say.
     hinted: bool = False
@@ -94,7 +94,7 @@ class Situation:
     # A view shows the old rows with other values.
     redefined: bool = False
     # Changes that are not looked for, because the spec excludes them.
-    unsought: tuple[str, ...] = ()
+    excluded_changes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ class Plan:
 
 def plan_refresh(situation: Situation) -> Plan:
     """Decide from tokens and definitions alone; `incremental` still means: look which keys differ."""
-    plan = Plan(situation.extract, situation.mode, "none", notes=situation.unsought)
+    plan = Plan(situation.extract, situation.mode, "none", notes=situation.excluded_changes)
     reason = _full_reason(situation)
     if reason is None:
         unchanged = situation.confirmed is not None and situation.confirmed.token == situation.now.token
@@ -188,14 +188,14 @@ def _full_reason(situation: Situation) -> Reason | None:
     if situation.mode == "full" or situation.policy == "full":
         # A policy of full still does nothing when nothing changed.
         unchanged_extract = (
-            confirmed == now and situation.base_present and not (situation.foreign or situation.elsewhere)
+            confirmed == now and situation.base_present and not (situation.foreign or situation.datasource_reason)
         )
-        idle = situation.mode == "changes" and unchanged_extract and not situation.pending and not situation.owed
+        idle = situation.mode == "changes" and unchanged_extract and not situation.pending and not situation.due_reason
         return None if idle else Reason.REQUESTED
     if confirmed is None:
         return Reason.STATE_LOST if situation.forgotten else Reason.FIRST_LOAD
-    if situation.elsewhere is not None:
-        return situation.elsewhere
+    if situation.datasource_reason is not None:
+        return situation.datasource_reason
     if not situation.base_present:
         return Reason.STATE_LOST
     if situation.foreign:
@@ -210,7 +210,7 @@ def _full_reason(situation: Situation) -> Reason | None:
         return Reason.SCHEMA_CHANGED
     unchanged = now.token == confirmed.token and not situation.restless
     idle = situation.mode == "changes" and unchanged and not situation.pending
-    return Reason.NONDETERMINISTIC_VIEW if situation.opaque and not idle else situation.owed
+    return Reason.NONDETERMINISTIC_VIEW if situation.opaque and not idle else situation.due_reason
 
 
 def _full(plan: Plan, reason: Reason, policy: str) -> Plan:

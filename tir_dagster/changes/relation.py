@@ -103,7 +103,7 @@ class Relation:
         )
 
     @property
-    def unsought(self) -> tuple[str, ...]:
+    def excluded_changes(self) -> tuple[str, ...]:
         """Notes for the plan: changes that are not looked for, because the spec excludes them."""
         if not self.analysed:
             return ()
@@ -126,7 +126,7 @@ class Relation:
         if self.whole is not None:
             return True
         detectors = (self.spec.changes.by, *(dimension.changes.by for dimension in self.dimensions))
-        return self.why_full is None and not self.unsought and "hint" not in detectors
+        return self.why_full is None and not self.excluded_changes and "hint" not in detectors
 
     @property
     def unused_settings(self) -> tuple[str, ...]:
@@ -183,14 +183,14 @@ class Relation:
             if column.aggregate and (kinds[column.name] is Kind.FLOAT or _ORDERED.search(column.sql))
         )
 
-    def shown(self, version: SourceVersion) -> str:
+    def from_clause(self, version: SourceVersion) -> str:
         """The FROM clause for the rows that users see."""
         return f"{self.table.sql} {version.sql}" if self.view is None else f"({view_sql(self.view, version)})"
 
     def base(self, version: SourceVersion) -> PinnedSource:
         """The rows before aggregation."""
         if self.view is None or not self.analysed:
-            rows = with_cut_keys(self.shown(version), self.key)
+            rows = with_cut_keys(self.from_clause(version), self.key)
             return PinnedSource(rows, self.columns, self.key, self.slices, self.watermark, version)
         base = base_sql(self.view, row_key=self.spec.row_key, watermark=self.spec.changes.watermark, version=version)
         group = self.key if self.aggregated else ()

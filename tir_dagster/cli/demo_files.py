@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+import boto3
 import dagster as dg
 
 from tir_dagster.cli.jobs import JobRunner
@@ -122,8 +123,6 @@ def play_files(
 
 def _land(access: SnowflakeAccess, env: Mapping[str, str]) -> str:
     """Put a file with new, changed and deleted orders into the bucket; return its address and row count."""
-    import boto3  # noqa: PLC0415 - half a second, for the demo only
-
     ids = [int(row[0]) for row in access.query("SELECT ORDER_ID FROM MYDB.MYSCHEMA.MYTABLE ORDER BY ORDER_ID LIMIT 60")]
     ((highest, stamp),) = access.query(
         "SELECT MAX(ORDER_ID), DATEADD('second', 1, MAX(UPDATED_AT)) FROM MYDB.MYSCHEMA.MYTABLE"

@@ -48,7 +48,7 @@ class JobRunner:
     def definitions(self) -> dg.Definitions:
         """The definitions of the extracts and loads, built once for all runs."""
         # Imported here: a plan needs no job.
-        from tir_dagster.orchestration.build import build_defs  # noqa: PLC0415
+        from tir_dagster.orchestration.build import build_defs
 
         @dg.logger
         def command_logger(_: dg.InitLoggerContext) -> logging.Logger:

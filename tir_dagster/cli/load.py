@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tir_dagster.cli.jobs import JobRunner, asset_events, find_declared
+from tir_dagster.orchestration.alerts.commands import alerting
 from tir_dagster.orchestration.alerts.runs import with_recipients
 from tir_dagster.orchestration.home import dagster_instance
 from tir_dagster.orchestration.interrupts import stopping
@@ -57,8 +58,6 @@ def preview_load(spec: LoadSpec, progress: Callable[[str], None]) -> Preview:
 
 def run_load(spec: LoadSpec, progress: Callable[[str], None]) -> LoadOutcome:
     """Run the load's job in this process; raise the run's error if it fails."""
-    from tir_dagster.orchestration.alerts.commands import alerting  # noqa: PLC0415 - a dry run sends no alerts
-
     begun = time.perf_counter()
     outcome = LoadOutcome(spec.name, run_id=str(uuid.uuid4()))
     # A load commits once.

@@ -137,8 +137,8 @@ AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON o
 def plan(extract: str, span: str | None, *, full: bool, explain: bool, as_json: bool) -> None:
     """Show what a refresh of EXTRACT would do, and why. Nothing is changed."""
     mode, specs = _mode(span, full=full), load_specs()
-    from tir_dagster.cli.jobs import find_declared  # noqa: PLC0415 - seconds
-    from tir_dagster.cli.refresh import chosen_slices, command  # noqa: PLC0415
+    from tir_dagster.cli.jobs import find_declared
+    from tir_dagster.cli.refresh import chosen_slices, command
 
     spec = find_declared(specs, extract, "extract")
     slices = chosen_slices(spec, span)
@@ -181,8 +181,8 @@ def refresh(
 ) -> None:
     """Refresh EXTRACT: find what changed, replace those keys, publish. Exit code 1 if it fails."""
     mode, specs = _mode(span, full=full), load_specs()
-    from tir_dagster.cli.jobs import find_declared  # noqa: PLC0415 - seconds
-    from tir_dagster.cli.refresh import chosen_slices, command  # noqa: PLC0415
+    from tir_dagster.cli.jobs import find_declared
+    from tir_dagster.cli.refresh import chosen_slices, command
 
     spec = find_declared(specs, extract, "extract")
     slices = chosen_slices(spec, span)
@@ -190,7 +190,7 @@ def refresh(
         outcome = running.refresh(mode, slices, allow_empty=allow_empty, hints=hints)
     click.echo(json.dumps(outcome.as_dict()) if as_json else _outcome_text(spec, outcome))
     if profile:
-        from tir_dagster.refresh.profile import profile_table  # noqa: PLC0415 - `tir --help` answers at once
+        from tir_dagster.refresh.profile import profile_table
 
         click.echo(profile_table(outcome.profile), err=True)
 
@@ -223,7 +223,7 @@ def load(name: str, *, dry_run: bool, as_json: bool) -> None:
     Exit code 1 if it fails, or with --dry-run would fail; the table is then unchanged.
     """
     declared = load_declared()
-    from tir_dagster.cli import load as command  # noqa: PLC0415 - seconds
+    from tir_dagster.cli import load as command
 
     spec = command.find_load(declared, name)
     if dry_run:
@@ -250,7 +250,7 @@ def schema() -> None:
 @click.option("--fail", "failing", is_flag=True, help="Play a refresh that fails, and show the messages about it.")
 def demo(rows: int, seed: int, *, verbose: bool, failing: bool) -> None:
     """Play a change and its refresh on the sandbox. Exit code 0 only if every slice equals the source."""
-    from tir_dagster.cli.demo import run_demo, run_failing_demo  # noqa: PLC0415
+    from tir_dagster.cli.demo import run_demo, run_failing_demo
 
     play = run_failing_demo if failing else run_demo
     with stopping("tir demo", _sandbox_left):
@@ -272,7 +272,7 @@ def dev(port: int, host: str) -> None:
 
     Starts and seeds the sandbox if needed. Shows the extracts of TIR_SPECS if it is set, otherwise the sample's.
     """
-    from tir_dagster.cli.dev import prepare_sandbox, run_dagster  # noqa: PLC0415 - Dagster, the clients: seconds
+    from tir_dagster.cli.dev import prepare_sandbox, run_dagster
 
     with stopping("tir dev", _sandbox_left):
         prepare_sandbox(click.echo)
@@ -294,9 +294,9 @@ def warm_up() -> None:
 
     Takes a minute, once for each version of Spark. Useful where every run starts its own process.
     """
-    from tir_dagster.orchestration.home import tir_home  # noqa: PLC0415
-    from tir_dagster.spark.java import require_java  # noqa: PLC0415
-    from tir_dagster.spark.session import build_class_archive  # noqa: PLC0415
+    from tir_dagster.orchestration.home import tir_home
+    from tir_dagster.spark.java import require_java
+    from tir_dagster.spark.session import build_class_archive
 
     require_java(os.environ)
     archive = build_class_archive(home=tir_home())

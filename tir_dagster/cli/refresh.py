@@ -18,6 +18,7 @@ from tir_dagster.changes.plan import Mode, Plan
 from tir_dagster.changes.relation import relation_of
 from tir_dagster.cli.jobs import JobRunner, first_event
 from tir_dagster.errors import SpecError, TirError
+from tir_dagster.orchestration.alerts.runs import unaffected
 from tir_dagster.orchestration.home import dagster_instance, tir_home
 from tir_dagster.orchestration.interrupts import StoppedError, check_signals, stopping
 from tir_dagster.orchestration.metadata import PROFILE, last_confirmation
@@ -123,7 +124,7 @@ class Command:
         self, mode: Mode, slices: Sequence[str], *, allow_empty: bool, hints: Sequence[str] = ()
     ) -> RefreshOutcome:
         """Start the runs of a refresh in this process, one after the other."""
-        from tir_dagster.orchestration.alerts.commands import alerting  # noqa: PLC0415 - a plan sends no alerts
+        from tir_dagster.orchestration.alerts.commands import alerting
 
         started = time.perf_counter()
         outcome = RefreshOutcome(self.spec.name, mode)
@@ -243,8 +244,6 @@ class Command:
 
 def so_far(spec: ExtractSpec, instance: dg.DagsterInstance, outcome: RefreshOutcome) -> str:
     """Say what the datasource shows when a command is stopped."""
-    from tir_dagster.orchestration.alerts.runs import unaffected  # noqa: PLC0415 - a plan sends no alerts
-
     # Without a run, no request was sent to the server yet.
     names = () if outcome.run_ids else (StoppedError.__name__,)
     sentence = unaffected(instance, spec, tir_home(), names, outcome.run_ids[-1] if outcome.run_ids else "")

@@ -29,9 +29,9 @@ def revisions(extract: str, revision: str | None, target: Path | None, *, force:
     `--fetch 3 --to orders.tdsx` fetches a revision from the server, `--fetch v00000012 --to orders.hyper` a version.
     """
     _check(revision, target, force=force)
-    from tir_dagster.cli import kept_revisions as work  # noqa: PLC0415 - seconds
-    from tir_dagster.cli.jobs import find_declared  # noqa: PLC0415
-    from tir_dagster.orchestration.home import dagster_instance  # noqa: PLC0415
+    from tir_dagster.cli import kept_revisions as work
+    from tir_dagster.cli.jobs import find_declared
+    from tir_dagster.orchestration.home import dagster_instance
 
     spec = find_declared(load_specs(), extract, "extract")
     if revision is None or target is None:

@@ -116,7 +116,7 @@ def seed(rows: int, seed: int, until: str | None, job_seconds: int) -> None:
 
     An existing sample is replaced. The same options give the same rows.
     """
-    from tir_dagster.sandbox import sample  # noqa: PLC0415 - numpy, pyarrow, the clients: seconds
+    from tir_dagster.sandbox import sample
 
     try:
         month = sample.parse_month(until)
@@ -148,7 +148,7 @@ def seed(rows: int, seed: int, until: str | None, job_seconds: int) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def change(seed: int, recent: int | None, as_json: bool, **counts: int) -> None:
     """Change the sample table in one transaction, as a business would, and print the changes by month."""
-    from tir_dagster.sandbox import sample  # noqa: PLC0415 - numpy, pyarrow, the clients: seconds
+    from tir_dagster.sandbox import sample
 
     environment = processes.environment(SandboxHome.from_environment())
     account = sample.change_table(environment, seed=seed, mix=sample.Mix(**counts), recent=recent)

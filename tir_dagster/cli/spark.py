@@ -21,8 +21,8 @@ def spark() -> None:
 @spark.command()
 def up() -> None:
     """Start the Spark server in the background and wait until it runs tasks. Does nothing if it already runs."""
-    from tir_dagster.orchestration.home import tir_home  # noqa: PLC0415
-    from tir_dagster.spark.server import start_server  # noqa: PLC0415
+    from tir_dagster.orchestration.home import tir_home
+    from tir_dagster.spark.server import start_server
 
     begun = time.monotonic()
     server, started = start_server(tir_home(), os.environ)
@@ -33,8 +33,8 @@ def up() -> None:
 @spark.command()
 def down() -> None:
     """Stop the Spark server. Later runs start their own Spark."""
-    from tir_dagster.orchestration.home import tir_home  # noqa: PLC0415
-    from tir_dagster.spark.server import stop_server  # noqa: PLC0415
+    from tir_dagster.orchestration.home import tir_home
+    from tir_dagster.spark.server import stop_server
 
     server = stop_server(tir_home())
     click.echo(f"Spark: {f'stopped (pid {server.pid})' if server else 'was not running'}")
@@ -44,8 +44,8 @@ def down() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def status(as_json: bool) -> None:
     """Show the Spark server. Exit code 0 if it runs and is used, otherwise 1."""
-    from tir_dagster.orchestration.home import tir_home  # noqa: PLC0415
-    from tir_dagster.spark.server import log_file, server_state  # noqa: PLC0415
+    from tir_dagster.orchestration.home import tir_home
+    from tir_dagster.spark.server import log_file, server_state
 
     home, (state, server) = tir_home(), server_state(tir_home())
     alive = server if server and state != "ended" else None

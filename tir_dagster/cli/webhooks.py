@@ -29,7 +29,7 @@ def webhooks() -> None:
 @click.option("--url", required=True, help="Public address of the receiver, such as https://host/tir.")
 def register(url: str) -> None:
     """Register the webhooks in Tableau; their URL ends with TIR_WEBHOOK_SECRET. Safe to repeat."""
-    from tir_dagster.tableau.webhooks import receiver_url, register_webhooks, webhook_secret  # noqa: PLC0415
+    from tir_dagster.tableau.webhooks import receiver_url, register_webhooks, webhook_secret
 
     address = receiver_url(url, webhook_secret(os.environ))
     with _site() as (client, label):
@@ -41,7 +41,7 @@ def register(url: str) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def show(as_json: bool) -> None:
     """List the webhooks that were registered from this Dagster history."""
-    from tir_dagster.tableau.webhooks import our_webhooks  # noqa: PLC0415
+    from tir_dagster.tableau.webhooks import our_webhooks
 
     with _site() as (client, label):
         registered = our_webhooks(client, label)
@@ -54,7 +54,7 @@ def show(as_json: bool) -> None:
 @webhooks.command(short_help="Remove the registered webhooks.")
 def remove() -> None:
     """Remove the webhooks that were registered from this Dagster history."""
-    from tir_dagster.tableau.webhooks import remove_webhooks  # noqa: PLC0415
+    from tir_dagster.tableau.webhooks import remove_webhooks
 
     with _site() as (client, label):
         removed = remove_webhooks(client, label)
@@ -72,10 +72,10 @@ def listen(host: str, port: int) -> None:
     Speaks plain HTTP. Tableau requires HTTPS, so put a proxy with a certificate in front. Only calls whose path ends with
     TIR_WEBHOOK_SECRET are accepted.
     """
-    from tir_dagster.cli.webhook_receiver import Receiver  # noqa: PLC0415
-    from tir_dagster.orchestration.home import dagster_instance, tir_home  # noqa: PLC0415
-    from tir_dagster.orchestration.sensing.webhooks import Observer  # noqa: PLC0415
-    from tir_dagster.tableau.webhooks import SECRET_VARIABLE, webhook_secret  # noqa: PLC0415
+    from tir_dagster.cli.webhook_receiver import Receiver
+    from tir_dagster.orchestration.home import dagster_instance, tir_home
+    from tir_dagster.orchestration.sensing.webhooks import Observer
+    from tir_dagster.tableau.webhooks import SECRET_VARIABLE, webhook_secret
 
     secret = webhook_secret(os.environ)
     with dagster_instance() as instance:
@@ -97,10 +97,10 @@ def listen(host: str, port: int) -> None:
 @contextmanager
 def _site() -> Iterator[tuple[TableauClient, str]]:
     """Yield a client of the environment's site, and the label in the names of this project's webhooks."""
-    from tir_dagster.orchestration.home import dagster_instance  # noqa: PLC0415
-    from tir_dagster.orchestration.sensing.webhooks import instance_label  # noqa: PLC0415
-    from tir_dagster.tableau.access import TableauAccess  # noqa: PLC0415
-    from tir_dagster.tableau.client import TableauClient  # noqa: PLC0415
+    from tir_dagster.orchestration.home import dagster_instance
+    from tir_dagster.orchestration.sensing.webhooks import instance_label
+    from tir_dagster.tableau.access import TableauAccess
+    from tir_dagster.tableau.client import TableauClient
 
     access = TableauAccess.from_environment(os.environ)
     with dagster_instance() as instance:

@@ -152,8 +152,8 @@ def _refuse_missing(where: str, names: Sequence[str], other_side: str) -> None:
 
 def check_staged(files: Sequence[Path], needed: Sequence[str]) -> None:
     """Raise ExtractError if a staged file lacks one of these columns; other columns are ignored."""
-    import pyarrow as pa  # noqa: PLC0415 - heavy
-    import pyarrow.parquet as pq  # noqa: PLC0415
+    import pyarrow as pa
+    import pyarrow.parquet as pq
 
     for file in files:
         try:

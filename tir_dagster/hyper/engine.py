@@ -37,7 +37,7 @@ class HyperEngine:
     @contextlib.contextmanager
     def connect(self, path: Path, *, create: bool = False, file_version: int | None = None) -> Iterator[Any]:
         """An open connection to this file; with `create` to a new one of that version. Hyper's errors name the file."""
-        from tableauhyperapi import HyperException  # noqa: PLC0415
+        from tableauhyperapi import HyperException
 
         version = DEFAULT_FILE_VERSION if file_version is None else file_version
         # Also while our own code reads its answers: they come one by one.
@@ -51,7 +51,7 @@ class HyperEngine:
                 raise MachineError(_ended(path)) from error
 
     def _open(self, path: Path, *, create: bool, version: int) -> Any:
-        from tableauhyperapi import Connection, CreateMode, HyperException  # noqa: PLC0415 - Hyper loads when used
+        from tableauhyperapi import Connection, CreateMode, HyperException
 
         mode = CreateMode.CREATE_AND_REPLACE if create else CreateMode.NONE
         process = self._process(version)
@@ -103,7 +103,7 @@ class HyperEngine:
 
 
 def _start(version: int, log_folder: Path | None) -> Any:
-    from tableauhyperapi import HyperException, HyperProcess, Telemetry  # noqa: PLC0415
+    from tableauhyperapi import HyperException, HyperProcess, Telemetry
 
     parameters = {"default_database_version": str(version)}
     if log_folder is None:
@@ -122,14 +122,14 @@ def _start(version: int, log_folder: Path | None) -> Any:
 
 
 def _end(process: Any) -> None:
-    from tableauhyperapi import HyperException  # noqa: PLC0415
+    from tableauhyperapi import HyperException
 
     with contextlib.suppress(HyperException):
         process.close()
 
 
 def _answers(process: Any) -> bool:
-    from tableauhyperapi import Connection, HyperException  # noqa: PLC0415
+    from tableauhyperapi import Connection, HyperException
 
     try:
         with Connection(process.endpoint):
@@ -141,7 +141,7 @@ def _answers(process: Any) -> bool:
 @contextlib.contextmanager
 def errors_with_path(path: Path) -> Iterator[None]:
     """Turn errors of Hyper into errors that name the file."""
-    from tableauhyperapi import HyperException  # noqa: PLC0415
+    from tableauhyperapi import HyperException
 
     try:
         yield
@@ -204,13 +204,13 @@ def close_shared_engine() -> None:
 
 def quoted(*names: str) -> str:
     """A name in SQL, with its schema before it where given: `"Extract"."Extract"`."""
-    from tableauhyperapi import escape_name  # noqa: PLC0415
+    from tableauhyperapi import escape_name
 
     return ".".join(str(escape_name(name)) for name in names)
 
 
 def literal(text: str) -> str:
-    from tableauhyperapi import escape_string_literal  # noqa: PLC0415
+    from tableauhyperapi import escape_string_literal
 
     return str(escape_string_literal(text))
 

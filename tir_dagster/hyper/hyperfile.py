@@ -79,7 +79,7 @@ def _only_table(connection: Any, path: Path) -> tuple[str, str]:
 
 
 def _columns(connection: Any, schema: str, name: str) -> tuple[FileColumn, ...]:
-    from tableauhyperapi import Nullability, TableName  # noqa: PLC0415
+    from tableauhyperapi import Nullability, TableName
 
     return tuple(
         FileColumn(
@@ -190,7 +190,7 @@ def append_rows(
     """
     if not rows:
         return 0
-    from tableauhyperapi import HyperException  # noqa: PLC0415
+    from tableauhyperapi import HyperException
 
     into = ", ".join(quoted(column.stored.name) for column in loaded)
     values = ", ".join(column.value for column in loaded)
@@ -209,7 +209,7 @@ def append_rows(
 
 def _unfit(connection: Any, loaded: Sequence[Loaded], rows: Sequence[Path]) -> str:
     """Find the column whose number overflowed by trying them one by one: Hyper does not name it."""
-    from tableauhyperapi import HyperException  # noqa: PLC0415
+    from tableauhyperapi import HyperException
 
     unfit = []
     for column in loaded:
@@ -287,7 +287,7 @@ def _copy_table(connection: Any, table: ExtractTable, *, base: Path, beside: Pat
 
 
 def _schema(database: str, schema: str) -> Any:
-    from tableauhyperapi import SchemaName  # noqa: PLC0415
+    from tableauhyperapi import SchemaName
 
     return SchemaName(database, schema)
 

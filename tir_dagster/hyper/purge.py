@@ -228,7 +228,7 @@ def key_select(parts: Sequence[Loaded], files: Sequence[Path]) -> str:
 
     Files of a comparison hold them in this form already; staged rows hold them under the source's names and types.
     """
-    import pyarrow.parquet as pq  # noqa: PLC0415 - heavy
+    import pyarrow.parquet as pq
 
     stored = [file for file in files if "k0" in pq.read_schema(file).names]
     staged = [file for file in files if file not in stored]

@@ -102,8 +102,8 @@ class LandingPlace:
     @cached_property
     def _s3(self) -> Any:
         """The client that lists objects with their ETags, which pyarrow does not show; it finds credentials the same way."""
-        import boto3  # noqa: PLC0415 - takes half a second, only needed for S3
-        from botocore.config import Config  # noqa: PLC0415
+        import boto3
+        from botocore.config import Config
 
         region = dict(self.options).get("region")
         return boto3.Session().client("s3", region_name=region, config=Config(connect_timeout=10, read_timeout=60))

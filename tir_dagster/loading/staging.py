@@ -129,7 +129,7 @@ def by_spark(spark: Callable[[], SparkSession]) -> Stager:
     """
 
     def stage(plan: StagePlan, units: Sequence[Unit]) -> list[Staged]:
-        from tir_dagster.spark.failures import spark_failures  # noqa: PLC0415 - Spark is imported by who uses it
+        from tir_dagster.spark.failures import spark_failures
 
         session = spark()
         with spark_failures("staging files", remote_of(session)):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import dagster as dg
 
-from tir_dagster.changes.change_set import ChangeSet
+from tir_dagster.changes.change_set import FORM, ChangeSet
 from tir_dagster.errors import TirError, VerificationError
 from tir_dagster.orchestration import metadata
 from tir_dagster.orchestration.checks import (
@@ -83,7 +83,7 @@ def context_for(
     log: Callable[[str], None],
 ) -> "RefreshContext":
     """Build the refresh context from Dagster's resources; the room `refresh` does not know Dagster."""
-    from tir_dagster.refresh import stages  # noqa: PLC0415 - takes seconds; definitions must load fast
+    from tir_dagster.refresh import stages
 
     return stages.refresh_context(
         spec,
@@ -131,7 +131,7 @@ def build_detect_job(assets: ExtractAssets) -> dg.JobDefinition:
             spec, snowflake=snowflake, tableau=tableau, pyspark=pyspark, state=state, log=context.log.info
         )
         # Events are yielded inside the lease: outside of it, another run might already have settled the change set.
-        from tir_dagster.refresh import stages  # noqa: PLC0415 - takes seconds; definitions must load fast
+        from tir_dagster.refresh import stages
 
         with stages.leased(extract, f"run {context.run_id}", wait_seconds=LEASE_WAIT_SECONDS) as refresh:
             looked = _look(context, refresh, keys)
@@ -173,7 +173,7 @@ def _staged(refresh: "RefreshContext", keys: ExtractKeys, detection: Detection) 
 
 
 def _look(context: StepContext, refresh: "RefreshContext", keys: ExtractKeys) -> "Looked":
-    from tir_dagster.refresh import stages  # noqa: PLC0415 - takes seconds; definitions must load fast
+    from tir_dagster.refresh import stages
 
     looked = stages.look(refresh, last_confirmation(context.instance, keys.published_datasource))
     _warn(context, looked.warnings)
@@ -189,7 +189,7 @@ def _confirm_late(
     refresh: "RefreshContext", looked: "Looked", keys: ExtractKeys, warn: Callable[..., None]
 ) -> Iterator[dg.AssetMaterialization | dg.AssetCheckEvaluation]:
     """Confirm an earlier publish that is not on record. Settle it only after the event is stored: when the generator resumes."""
-    from tir_dagster.refresh import stages  # noqa: PLC0415 - takes seconds; definitions must load fast
+    from tir_dagster.refresh import stages
 
     if looked.late is not None:
         refresh.log("an earlier publish of this extract was not recorded; it is confirmed now")
@@ -243,7 +243,7 @@ def _purged_extract(assets: ExtractAssets) -> dg.AssetsDefinition:
         extract = context_for(
             spec, snowflake=snowflake, tableau=tableau, pyspark=pyspark, state=state, log=context.log.info
         )
-        from tir_dagster.refresh import stages  # noqa: PLC0415 - takes seconds; definitions must load fast
+        from tir_dagster.refresh import stages
 
         with stages.leased(extract, f"run {context.run_id}", wait_seconds=LEASE_WAIT_SECONDS) as refresh:
             looked = _look(context, refresh, keys)
@@ -346,8 +346,7 @@ def _chosen(
 
 def _usable(change_set: ChangeSet, looked: "Looked") -> bool:
     """Return whether it starts from the confirmed version, is recent enough to be verified, and has the current form."""
-    from tir_dagster.changes.change_set import FORM  # noqa: PLC0415
-    from tir_dagster.snowflake.versions import SourceVersion  # noqa: PLC0415
+    from tir_dagster.snowflake.versions import SourceVersion
 
     age = datetime.now(UTC) - SourceVersion.parse(change_set.source_version).moment
     if change_set.base != (looked.confirmed.version if looked.confirmed else None) or age > STALE:
@@ -360,7 +359,7 @@ def _apply(
     refresh: "RefreshContext", looked: "Looked", change_set: ChangeSet | None, sentence: str
 ) -> tuple[Version, "Applied | None", dict[str, Any]]:
     """Apply the change set; return the new version, its counts and its metadata. Without one, return the published version."""
-    from tir_dagster.refresh import stages  # noqa: PLC0415 - takes seconds; definitions must load fast
+    from tir_dagster.refresh import stages
 
     if change_set is not None:
         result = stages.apply(refresh, looked, change_set)
@@ -399,7 +398,7 @@ def _published(assets: ExtractAssets) -> dg.AssetsDefinition:
         extract = context_for(
             spec, snowflake=snowflake, tableau=tableau, pyspark=pyspark, state=state, log=context.log.info
         )
-        from tir_dagster.refresh import stages  # noqa: PLC0415 - takes seconds; definitions must load fast
+        from tir_dagster.refresh import stages
 
         with stages.leased(extract, f"run {context.run_id}", wait_seconds=LEASE_WAIT_SECONDS) as refresh:
             looked = _look(context, refresh, keys)

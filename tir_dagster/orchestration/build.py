@@ -51,7 +51,7 @@ def _after_loads(spec: ExtractSpec, loads: Sequence[LoadSpec], translator: Extra
     """Build the extract's definitions; its source depends on the loads that fill the tables it reads."""
     if not loads:
         return build_extract_defs(spec, alerts=False, translator=translator)
-    from tir_dagster.changes.relation import watched_tables  # noqa: PLC0415 - it parses the extract's query
+    from tir_dagster.changes.relation import watched_tables
 
     tables = set(watched_tables(spec))
     load_assets = [load_keys(load).source_table for load in loads if TableName.parse(load.table) in tables]

@@ -150,7 +150,7 @@ def gate_results(
         metadata={"tir/slices_compared": sum(map(len, compared.values()))},
     )
     if spec.checks.row_jump is not None:
-        from tir_dagster.refresh.verification import row_jump  # noqa: PLC0415
+        from tir_dagster.refresh.verification import row_jump
 
         yield _result(ROW_JUMP, row_jump(before, rows, spec.checks.row_jump), dg.AssetCheckSeverity.WARN)
 
@@ -214,7 +214,7 @@ def build_verification(
         extract = context_for(
             spec, snowflake=snowflake, tableau=tableau, pyspark=pyspark, state=state, log=context.log.info
         )
-        from tir_dagster.refresh import stages  # noqa: PLC0415 - seconds that loading definitions must not take
+        from tir_dagster.refresh import stages
 
         check_names = sorted(key.name for key in context.selected_asset_check_keys)
         # Under the lease: a refresh could remove the version that is compared.
@@ -243,7 +243,7 @@ def published_evaluations(
 
 
 def _known_at_publish(refresh: "RefreshContext", confirmation: Confirmation) -> list[dg.AssetCheckResult]:
-    from tir_dagster.refresh.verification import Finding, Verification  # noqa: PLC0415
+    from tir_dagster.refresh.verification import Finding, Verification
 
     verification = Verification(refresh, confirmation)
     verified = f"Verified before the publish: the rows replaced by version {confirmation.version} equal the source at "
@@ -262,7 +262,7 @@ _LEASE_WAIT_SECONDS = 3600.0
 
 
 def _verify(refresh: Any, confirmed: Any, check_names: Sequence[str]) -> Iterator[dg.AssetCheckResult]:
-    from tir_dagster.refresh.verification import Finding, Verification, not_verified  # noqa: PLC0415
+    from tir_dagster.refresh.verification import Finding, Verification, not_verified
 
     if confirmed is None:
         nothing = Finding(False, f"Nothing is published yet. Run tir refresh {refresh.spec.name}.", open=True)
@@ -280,7 +280,7 @@ def _verify(refresh: Any, confirmed: Any, check_names: Sequence[str]) -> Iterato
 
 
 def _finding(verification: "Verification", name: str) -> "Finding":
-    from tir_dagster.refresh.verification import not_verified  # noqa: PLC0415
+    from tir_dagster.refresh.verification import not_verified
 
     checks = {
         EQUALS_SOURCE: verification.equals_source,

@@ -55,8 +55,8 @@ def _alone(home: Path) -> Iterator[None]:
 def dagster_instance() -> Iterator[dg.DagsterInstance]:
     """Open the Dagster instance that the command line, the UI and the daemon share."""
     # Imported here: TIR_HOME alone needs no Dagster, and definitions do not need the history.
-    import dagster as dg  # noqa: PLC0415
-    from sqlalchemy.exc import SQLAlchemyError  # noqa: PLC0415
+    import dagster as dg
+    from sqlalchemy.exc import SQLAlchemyError
 
     with _full_disk_as_error():
         home = dagster_home()
@@ -85,10 +85,10 @@ def reused_connections(instance: dg.DagsterInstance) -> Iterator[None]:
     events, that is most of the overhead. Other storages are not changed.
     """
     # Imported here: definitions do not need the history.
-    from dagster._core.storage.event_log import SqliteEventLogStorage  # noqa: PLC0415
-    from dagster._core.storage.event_log.sqlite.sqlite_event_log import INDEX_SHARD_NAME  # noqa: PLC0415
-    from dagster._core.storage.sqlite import SQLITE_BUSY_TIMEOUT_SECONDS  # noqa: PLC0415
-    from sqlalchemy import Connection, Engine, QueuePool, create_engine, event  # noqa: PLC0415
+    from dagster._core.storage.event_log import SqliteEventLogStorage
+    from dagster._core.storage.event_log.sqlite.sqlite_event_log import INDEX_SHARD_NAME
+    from dagster._core.storage.sqlite import SQLITE_BUSY_TIMEOUT_SECONDS
+    from sqlalchemy import Connection, Engine, QueuePool, create_engine, event
 
     storage = instance.event_log_storage
     if type(storage) is not SqliteEventLogStorage:

@@ -23,6 +23,7 @@ from tir_dagster.orchestration.resources import SnowflakeParam, SparkParam, snow
 from tir_dagster.orchestration.sensing.sensors import ASKED_TAG, INTERVAL_SECONDS, Watch, _attempts, watch_source
 from tir_dagster.orchestration.sensing.watching import in_time
 from tir_dagster.refresh.state.lease import LeaseHeldError, lease, lease_holder
+from tir_dagster.snowflake.names import TableName
 from tir_dagster.spec.load import LoadSpec
 
 if TYPE_CHECKING:
@@ -45,8 +46,7 @@ MOST_FILES = 500
 
 def hint_metadata(spec: LoadSpec, changed: "Changed | None") -> dict[str, Any]:
     """Return metadata with a hint that describes the change to all extracts on the table; empty if nothing changed."""
-    from tir_dagster.changes.hints import ChangeType, Hint, KeyList, Unknown, hint_to_json  # noqa: PLC0415
-    from tir_dagster.snowflake.names import TableName  # noqa: PLC0415
+    from tir_dagster.changes.hints import ChangeType, Hint, KeyList, Unknown, hint_to_json
 
     if changed is None:
         return {}
@@ -59,7 +59,7 @@ def late_reports(
     instance: dg.DagsterInstance, loader: "Loader", source_table: dg.AssetKey, ids: Sequence[str]
 ) -> Iterator[dg.AssetMaterialization]:
     """Yield events of loads that nobody reported, in commit order. The caller holds the lease, or saw that it is free."""
-    from tir_dagster.loading.ledger import Changed, committed  # noqa: PLC0415
+    from tir_dagster.loading.ledger import Changed, committed
 
     late = committed(loader.access, loader.books, unreported(instance, source_table, ids))
     together = {LOAD_IDS: [load.load_id for load in late]} if len(late) > _MOST_LATE else {}
@@ -170,7 +170,7 @@ def _source_table(spec: LoadSpec, keys: LoadKeys) -> dg.AssetsDefinition:
         pyspark: SparkParam,
         state: StateFolder,
     ) -> Iterator[dg.Output[Any] | dg.AssetMaterialization | dg.AssetObservation]:
-        from tir_dagster.loading.ledger import recent  # noqa: PLC0415
+        from tir_dagster.loading.ledger import recent
 
         log = context.log.info
         spark = lambda: spark_session(pyspark, state.folder, log=log)  # noqa: E731
@@ -201,9 +201,9 @@ def loader_for(
     spark: Callable[[], Any] = _no_spark,
 ) -> "Loader":
     """Build the loader from plain objects; the room `loading` does not know Dagster."""
-    from tir_dagster.loading.load import Loader  # noqa: PLC0415
-    from tir_dagster.loading.staging import by_spark  # noqa: PLC0415
-    from tir_dagster.refresh.context import crash_after  # noqa: PLC0415 - with it come the clients of a refresh
+    from tir_dagster.loading.load import Loader
+    from tir_dagster.loading.staging import by_spark
+    from tir_dagster.refresh.context import crash_after
 
     return Loader(spec, access=access, stager=by_spark(spark), log=log, after=crash_after)
 
@@ -337,8 +337,8 @@ class _Look:
 
 
 def _look(spec: LoadSpec, access: Any, before: Arrivals, instance: dg.DagsterInstance, lease_path: Path) -> _Look:
-    from tir_dagster.loading.ledger import recent  # noqa: PLC0415
-    from tir_dagster.loading.selection import news  # noqa: PLC0415
+    from tir_dagster.loading.ledger import recent
+    from tir_dagster.loading.selection import news
 
     loader = loader_for(spec, access)
     with loader.access.kept_open():

@@ -14,6 +14,7 @@ from tir_dagster.orchestration.names import ExtractKeys
 from tir_dagster.orchestration.partitions import HELD, REST, fits, held
 from tir_dagster.refresh.state.records import Confirmation
 from tir_dagster.refresh.state.versions import Version
+from tir_dagster.snowflake.columns import Column, Kind
 from tir_dagster.snowflake.names import TableName
 from tir_dagster.spec.extract import ExtractSpec
 
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from tir_dagster.changes.relation import Relation
     from tir_dagster.hyper.purge import Applied
     from tir_dagster.refresh.profile import Profile
-    from tir_dagster.snowflake.columns import Column
 
 
 CONFIRMATION = "tir/confirmation"
@@ -227,8 +227,6 @@ def _plan_of(change_set: ChangeSet) -> dict[str, Any]:
 
 
 def _content_of(version: Version) -> dict[str, Any]:
-    from tir_dagster.snowflake.columns import Column, Kind  # noqa: PLC0415
-
     columns = [Column(name, Kind(kind), *rest) for name, kind, *rest in version.manifest["shape"]["columns"]]
     return {
         "tir/version": version.id,

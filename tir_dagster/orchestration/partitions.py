@@ -313,7 +313,6 @@ def _held(instance: dg.DagsterInstance, published: dg.AssetKey) -> Sequence[str]
 
 
 def _backfilling(instance: dg.DagsterInstance) -> bool:
-    # Imported here: it imports half of Dagster's daemon.
-    from dagster._core.execution.backfill import BulkActionsFilter, BulkActionStatus  # noqa: PLC0415
+    from dagster._core.execution.backfill import BulkActionsFilter, BulkActionStatus
 
     return bool(instance.get_backfills(BulkActionsFilter(statuses=[BulkActionStatus.REQUESTED]), limit=1))

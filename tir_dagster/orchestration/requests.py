@@ -78,7 +78,7 @@ def run_detection(
     warn: Warn,
 ) -> Detection:
     """Survey, plan and detect as requested; a new change set gets the name `ident`."""
-    from tir_dagster.refresh import stages  # noqa: PLC0415 - seconds that loading definitions must not take
+    from tir_dagster.refresh import stages
 
     news = read_news(instance, context, looked.confirmed)
     surveyed = stages.survey(context, looked)
@@ -96,9 +96,9 @@ def run_detection(
 
 def read_news(instance: dg.DagsterInstance, context: "RefreshContext", confirmed: Confirmation | None) -> News:
     """Read the reports since the confirmed version."""
-    from tir_dagster.changes.relation import read_tables  # noqa: PLC0415 - a parser of SQL, the connector
-    from tir_dagster.orchestration.sensing.reported import report_stamps  # noqa: PLC0415
-    from tir_dagster.snowflake.versions import SourceVersion  # noqa: PLC0415
+    from tir_dagster.changes.relation import read_tables
+    from tir_dagster.orchestration.sensing.reported import report_stamps
+    from tir_dagster.snowflake.versions import SourceVersion
 
     spec = context.spec
     since = SourceVersion.parse(confirmed.source_version).moment if confirmed else datetime.now(UTC) - CLOCKS
@@ -122,9 +122,9 @@ def build_request(
     warn: Warn,
 ) -> "Request":
     """Combine the run's config, the reports, and the drift that checks found."""
-    from tir_dagster.changes.hints import ChangeType, Hint, Unknown, parse_hints  # noqa: PLC0415
-    from tir_dagster.changes.question import checked_hints  # noqa: PLC0415
-    from tir_dagster.refresh import stages  # noqa: PLC0415 - seconds that loading definitions must not take
+    from tir_dagster.changes.hints import ChangeType, Hint, Unknown, parse_hints
+    from tir_dagster.changes.question import checked_hints
+    from tir_dagster.refresh import stages
 
     spec, confirmed, relation = context.spec, looked.confirmed, surveyed.relation
     run_hints = [hint for text in config.hints for hint in parse_hints(text, "the run's hints")]
@@ -148,22 +148,22 @@ def build_request(
         hints.append(Hint(relation.table, ChangeType.MIXED_CHANGES, Unknown()))
     hints += _reported(instance, context, relation, news, warn)
     drift = known_drift(instance, keys, confirmed)
-    owed = Reason.DRIFT_UNREPAIRED if drift and drift.unrepaired else None
+    due_reason = Reason.DRIFT_UNREPAIRED if drift and drift.unrepaired else None
     drifted = drift.slices if drift else ()
     return replace(
         request,
         hints=tuple(hints),
-        hinted=bool(config.hints or news.unused or drifted or owed),
+        hinted=bool(config.hints or news.unused or drifted or due_reason),
         resync=_resync(spec, looked, config, drifted),
         compare=upstream.slices,
-        owed=owed,
+        due_reason=due_reason,
     )
 
 
 def _reported(
     instance: dg.DagsterInstance, context: "RefreshContext", relation: "Relation", news: News, warn: Warn
 ) -> "Sequence[Hint]":
-    from tir_dagster.orchestration.sensing.reported import reported_hints  # noqa: PLC0415
+    from tir_dagster.orchestration.sensing.reported import reported_hints
 
     if not news.unused:
         return ()

@@ -17,7 +17,10 @@ from tir_dagster.orchestration import io_managers
 from tir_dagster.orchestration.home import tir_home
 from tir_dagster.orchestration.io_managers import StateFolder
 from tir_dagster.snowflake.names import check_mere_name, whole_number
+from tir_dagster.spark.connect import connect_session
 from tir_dagster.spark.java import require_java
+from tir_dagster.spark.remote import REMOTE_VARIABLE
+from tir_dagster.spark.server import remote_spark
 from tir_dagster.spec.extract import ExtractSpec
 
 if TYPE_CHECKING:
@@ -63,7 +66,7 @@ class SnowflakeSettings(dg.ConfigurableResource):
     @contextmanager
     def get_connection(self) -> Iterator[Any]:
         """Open a connection like dagster-snowflake's resource, for your own assets."""
-        from dagster_snowflake import SnowflakeResource  # noqa: PLC0415
+        from dagster_snowflake import SnowflakeResource
 
         arguments = {name: value for name, value in self.connection_args.items() if value is not None}
         with SnowflakeResource(**arguments).get_connection() as connection:
@@ -100,7 +103,7 @@ class TableauResource(dg.ConfigurableResource):
 
     def access(self) -> Any:
         """Return the plain object that the room `tableau` uses."""
-        from tir_dagster.tableau.access import TableauAccess  # noqa: PLC0415
+        from tir_dagster.tableau.access import TableauAccess
 
         values = {name: getattr(self, name) for name in TABLEAU_VARIABLES}
         env = {variable: values[name] for name, variable in TABLEAU_VARIABLES.items() if values[name]}
@@ -112,7 +115,7 @@ TABLEAU_VARIABLES = {name: f"TABLEAU_{name.upper()}" for name in TableauResource
 
 def environment_resources() -> dict[str, Any]:
     """Build all resources from environment variables; unset values are left out, and no secret is read here."""
-    from tir_dagster.orchestration.alerts.resources import channel_resources  # noqa: PLC0415
+    from tir_dagster.orchestration.alerts.resources import channel_resources
 
     state = StateFolder(path=str(tir_home()))
     return {
@@ -153,7 +156,7 @@ def _set_variables(names: Mapping[str, str]) -> dict[str, Any]:
 
 
 def snowflake_access(resource: SnowflakeParam) -> Any:
-    from tir_dagster.snowflake.connection import SnowflakeAccess  # noqa: PLC0415
+    from tir_dagster.snowflake.connection import SnowflakeAccess
 
     if isinstance(resource, SnowflakeSettings):
         return SnowflakeAccess.from_connection_args(resource.connection_args)
@@ -171,10 +174,6 @@ def spark_session(resource: SparkParam, home: Path, *, log: Callable[[str], None
 
     SPARK_REMOTE names a server for all runs. The server of `tir spark up` is used only if the resource has no configuration.
     """
-    from tir_dagster.spark.connect import connect_session  # noqa: PLC0415
-    from tir_dagster.spark.remote import REMOTE_VARIABLE  # noqa: PLC0415
-    from tir_dagster.spark.server import remote_spark  # noqa: PLC0415
-
     own = isinstance(resource, SparkSettings) and not resource.spark_config
     remote = remote_spark(os.environ, home, log) if own or os.environ.get(REMOTE_VARIABLE) else None
     if remote is not None:
@@ -187,9 +186,9 @@ def spark_session(resource: SparkParam, home: Path, *, log: Callable[[str], None
 
 def _own_session(resource: SparkParam, home: Path) -> Any:
     """Start dagster-pyspark's session in this process."""
-    from dagster_pyspark import LazyPySparkResource  # noqa: PLC0415
+    from dagster_pyspark import LazyPySparkResource
 
-    from tir_dagster.spark.session import configure, jvm_output, spark_conf, use_this_python  # noqa: PLC0415
+    from tir_dagster.spark.session import configure, jvm_output, spark_conf, use_this_python
 
     use_this_python()
     settings = spark_conf(home=home, conf=resource.spark_config)

@@ -65,8 +65,8 @@ def _published(assets: ExtractAssets) -> dg.AssetsDefinition:
         tableau: TableauResource,
         state: StateFolder,
     ) -> Events:
-        from tir_dagster.refresh.context import leased, refresh_context  # noqa: PLC0415 - the clients take seconds to import
-        from tir_dagster.refresh.deliveries.trigger import (  # noqa: PLC0415
+        from tir_dagster.refresh.context import leased, refresh_context
+        from tir_dagster.refresh.deliveries.trigger import (
             no_spark,
             plan_trigger,
             refresh_on_server,

@@ -242,7 +242,7 @@ class Looked:
     base: Version | None
     foreign: bool = False
     # Why the datasource that the spec names is not the confirmed one.
-    elsewhere: Reason | None = None
+    datasource_reason: Reason | None = None
     # A publish that landed without being confirmed.
     late: Confirmation | None = None
     # A change may have arrived on the server in part.

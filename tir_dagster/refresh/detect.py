@@ -22,7 +22,7 @@ from tir_dagster.changes.change_set import (
 )
 from tir_dagster.changes.detectors import Question
 from tir_dagster.changes.difference import Counts, Difference
-from tir_dagster.changes.find_changes import Asked, Found, find_changes
+from tir_dagster.changes.find_changes import ChangedKeys, ComparisonScope, find_changes
 from tir_dagster.changes.hints import Hint
 from tir_dagster.changes.plan import Plan, check_guards, settle_plan
 from tir_dagster.changes.question import LACKS_HISTORY, ask_question, checked_hints
@@ -104,7 +104,7 @@ def make_change_set(
         difference, turn = Difference(0, {}, {}), None
         if plan.decision == "incremental" and base is not None:
             keyed = [pending_set.id for pending_set in pending if pending_set.decision == "incremental"]
-            to_compare = Asked(
+            to_compare = ComparisonScope(
                 tuple(resync), tuple(compare), tuple(file for pending_set in keyed for file in store.keys(pending_set))
             )
             changes, turn = _find(
@@ -164,14 +164,14 @@ def _turn_to_json(base: Base, turn: SlicesInTurn) -> dict[str, Any]:
 def _find(
     surveyed: Survey,
     base: Base,
-    to_compare: Asked,
+    to_compare: ComparisonScope,
     hints: Sequence[Hint],
     *,
     reader: SourceReader,
     access: SnowflakeAccess,
     folder: Path,
     log: Log,
-) -> tuple[Found, SlicesInTurn | None]:
+) -> tuple[ChangedKeys, SlicesInTurn | None]:
     """Find the keys to replace, with warnings about hints and fallbacks; meanwhile, compare slices of the base in turn."""
     relation = surveyed.relation
     hints = checked_hints(hints, relation, access)
@@ -199,7 +199,7 @@ def _find(
                 try_history=try_history,
             )
 
-        def compare(question: Question, scope: Asked) -> Found:
+        def compare(question: Question, scope: ComparisonScope) -> ChangedKeys:
             with comparing(base.version.extract, base.shape) as comparison:
                 return find_changes(relation, question, scope, reader=reader, comparison=comparison, folder=folder)
 
@@ -238,7 +238,9 @@ def _remove_found(folder: Path) -> None:
     shutil.rmtree(folder / ROWS, ignore_errors=True)
 
 
-def _settled(surveyed: Survey, plan: Plan, base: Base, changes: Found, *, pending: bool, allow_empty: bool) -> Plan:
+def _settled(
+    surveyed: Survey, plan: Plan, base: Base, changes: ChangedKeys, *, pending: bool, allow_empty: bool
+) -> Plan:
     thresholds = surveyed.spec.thresholds
     settled = settle_plan(
         plan,

@@ -37,7 +37,7 @@ class _Judged:
     # None if the rows were not compared.
     compared: Compared | None = None
     # Why the datasource that the spec names is not the confirmed one.
-    elsewhere: Reason | None = None
+    datasource_reason: Reason | None = None
     # The version that the server holds although no record says so.
     forgotten: Version | None = None
 
@@ -107,7 +107,7 @@ class _Looking:
             known,
             base,
             foreign=verdict is PublishOutcome.FOREIGN,
-            elsewhere=judged.elsewhere,
+            datasource_reason=judged.datasource_reason,
             late=late,
             in_doubt=in_doubt,
             alike=judged.alike,
@@ -143,13 +143,15 @@ class _Looking:
     def _judge(self, intent: Intent | None, confirmed: Confirmation | None) -> _Judged:
         spec, client = self._context.spec, self._client
         server = look_at_server(client, spec)
-        elsewhere = self._elsewhere(server, confirmed)
+        datasource_reason = self._datasource_reason(server, confirmed)
         credentials_for(spec, server.datasource, self._context.env)
         if spec.delivery == "patch":
             check_patchable(client, spec.name, server.datasource)
-        if elsewhere is not None:
-            self._context.log(f"{elsewhere.value}: everything is loaded")
-            return self._repaired(_Judged(PublishOutcome.FOREIGN, server, elsewhere=elsewhere), intent, confirmed)
+        if datasource_reason is not None:
+            self._context.log(f"{datasource_reason.value}: everything is loaded")
+            return self._repaired(
+                _Judged(PublishOutcome.FOREIGN, server, datasource_reason=datasource_reason), intent, confirmed
+            )
         judged = self._aftermath(server, intent, confirmed)
         if not self._repair or intent is None:
             return judged
@@ -161,7 +163,7 @@ class _Looking:
                 judged = self._aftermath(look_at_server(client, spec), intent, confirmed)
         return self._repaired(judged, intent, confirmed)
 
-    def _elsewhere(self, server: ServerLook, confirmed: Confirmation | None) -> Reason | None:
+    def _datasource_reason(self, server: ServerLook, confirmed: Confirmation | None) -> Reason | None:
         """Return why the datasource is not the confirmed one; raise if a misspelt name would create a new one."""
         spec, client = self._context.spec, self._client
         if confirmed is None or (server.datasource is not None and server.datasource.id == confirmed.datasource_id):

@@ -28,7 +28,7 @@ class Request:
     # There are hints to check even if the source has not changed.
     hinted: bool = False
     # Why everything has to be loaded, if the caller knows a reason.
-    owed: Reason | None = None
+    due_reason: Reason | None = None
     # Numbers of the reports in Dagster's log that the pinned version shows.
     reports: tuple[int, ...] = ()
     allow_empty: bool = False
@@ -49,17 +49,17 @@ def plan(context: RefreshContext, looked: Looked, surveyed: Survey, request: Req
             confirmed=looked.confirmed.known if looked.confirmed else None,
             base_present=looked.base is not None,
             foreign=looked.foreign,
-            elsewhere=looked.elsewhere,
+            datasource_reason=looked.datasource_reason,
             forgotten=looked.confirmed is None and bool(context.settled_versions()),
             pending=tuple(change_set.id for change_set in pending),
-            owed=request.owed or next((Reason[reason] for reason in unfinished), None),
+            due_reason=request.due_reason or next((Reason[reason] for reason in unfinished), None),
             slices=request.slices,
             hinted=bool(request.hinted or request.hints),
             opaque=relation.why_full,
             same_rows=request.mode != "full" and _holds_same_rows(context, looked, surveyed),
             redefined=request.mode != "full" and _is_redefined(context, looked, surveyed, is_asked=is_asked),
             restless=relation.view is not None and relation.view.restless,
-            unsought=(*relation.unsought, *relation.unused_settings),
+            excluded_changes=(*relation.excluded_changes, *relation.unused_settings),
         )
     )
 
@@ -106,7 +106,7 @@ def _is_redefined(context: RefreshContext, looked: Looked, surveyed: Survey, *, 
         if open_order(relation, context.snowflake, version):
             # Another reading may show others; then every row is compared, whatever the rows of then are.
             return False
-        source_sums = source_fingerprints(context.snowflake.query, relation.shown(version), shape)
+        source_sums = source_fingerprints(context.snowflake.query, relation.from_clause(version), shape)
     except SnowflakeError as error:
         if error.errno not in BEYOND_TIME_TRAVEL:
             raise

@@ -45,7 +45,7 @@ class SourceReader:
 
     def read_all(self, folder: Path) -> StagedRows:
         """Stage all rows that people see."""
-        rows = with_cut_keys(self.relation.shown(self.version), self.relation.key)
+        rows = with_cut_keys(self.relation.from_clause(self.version), self.relation.key)
         listed = ", ".join(quote(column.name) for column in self.relation.columns)
         query = f"SELECT {listed} FROM {rows} AS r"
         staged = stage(self.start_spark, self.access, query, self.relation.columns, folder, slices=self.relation.slices)
@@ -60,5 +60,5 @@ class SourceReader:
             *([relation.slices.column] if relation.slices.column else []),
         }
         columns = [column for column in relation.columns if column.name in names]
-        rows: Any = self.access.query(snowflake_sql(columns, relation.shown(self.version), relation.slices))
+        rows: Any = self.access.query(snowflake_sql(columns, relation.from_clause(self.version), relation.slices))
         return read_fingerprints(rows, columns)

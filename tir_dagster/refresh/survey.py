@@ -291,7 +291,7 @@ def _check_query(context: RefreshContext, looked: Looked) -> None:
 
 def _may_be_anybodys(looked: Looked, hyper: Path | None) -> bool:
     """Whether the published file may be somebody else's."""
-    return hyper is not None and (looked.confirmed is None or looked.elsewhere is not None)
+    return hyper is not None and (looked.confirmed is None or looked.datasource_reason is not None)
 
 
 def _check_replaceable(

@@ -55,14 +55,14 @@ class Verification:
         relation = self._relation()
         if relation.why_full is not None:
             return Finding(True, f"Asked again, the query may rightly answer something else. {relation.why_full}")
-        if relation.unsought:
-            return Finding(True, f"Not compared with the source: {' '.join(relation.unsought)}")
+        if relation.excluded_changes:
+            return Finding(True, f"Not compared with the source: {' '.join(relation.excluded_changes)}")
         if (version := self._readable(relation)) is None:
             return Finding(False, f"Not verified: {self._unreadable(relation)}", open=True)
         if tied := open_order(relation, self._context.snowflake, version):
             return Finding(True, f"Asked again, the query may rightly answer something else: {tied}.")
         extract_prints = content_fingerprints(self._version.extract, self._shape)
-        source_prints = source_fingerprints(self._context.snowflake.query, relation.shown(version), self._shape)
+        source_prints = source_fingerprints(self._context.snowflake.query, relation.from_clause(version), self._shape)
         different = {
             slice_label(name or NO_SLICE_KEY): lines
             for name, lines in different_slices(extract_prints, source_prints).items()

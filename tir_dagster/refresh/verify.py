@@ -166,7 +166,7 @@ def comparable_version(
 ) -> SourceVersion | None:
     """Return the version as it can be read once more to compare whole slices; None if that would prove nothing."""
     pinned = readable_version(access, relation.tables, version, token)
-    if relation.why_full is not None or relation.unsought or pinned is None:
+    if relation.why_full is not None or relation.excluded_changes or pinned is None:
         # A second reading of such a query or table may rightly differ, and the spec may keep deleted rows.
         return None
     # The same for a query whose order has ties.
@@ -204,7 +204,7 @@ def compare_in_turn(
                 version.extract,
                 [None if name == NO_SLICE_KEY else name for name in chosen],
                 shape=shape,
-                table_sql=relation.shown(pinned),
+                table_sql=relation.from_clause(pinned),
                 query=access.query,
             )
     except SnowflakeError as error:
@@ -247,7 +247,7 @@ def verify_turn(
         context.spec.name,
         [None if name == NO_SLICE_KEY else name for name in chosen],
         shape=shape,
-        table_sql=relation.shown(pinned),
+        table_sql=relation.from_clause(pinned),
         query=context.snowflake.query,
     )
     moved(rows=sum(rows.get(name, 0) for name in chosen))

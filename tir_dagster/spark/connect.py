@@ -19,8 +19,8 @@ _RETRIES_HERE, _RETRIES_ELSEWHERE = 4, 7
 
 def connect_session(remote: Remote) -> SparkSession:
     """This process's session on that server, made if there is none or the server has forgotten it."""
-    from tir_dagster.spark.failures import spark_failures  # noqa: PLC0415 - imports Spark: seconds
-    from tir_dagster.spark.session import configure  # noqa: PLC0415
+    from tir_dagster.spark.failures import spark_failures
+    from tir_dagster.spark.session import configure
 
     if session := sessions.pop(remote, None):
         try:
@@ -37,9 +37,9 @@ def connect_session(remote: Remote) -> SparkSession:
 
 def _new_session(remote: Remote) -> SparkSession:
     try:
-        from pyspark.sql.connect.client import DefaultChannelBuilder  # noqa: PLC0415
-        from pyspark.sql.connect.client.retries import DefaultPolicy  # noqa: PLC0415
-        from pyspark.sql.connect.session import SparkSession as ConnectSession  # noqa: PLC0415
+        from pyspark.sql.connect.client import DefaultChannelBuilder
+        from pyspark.sql.connect.client.retries import DefaultPolicy
+        from pyspark.sql.connect.session import SparkSession as ConnectSession
     except ImportError as error:
         raise SourceError(
             f"Spark at {remote.name} needs packages that are missing here ({error}). Install them: pip install 'pyspark[connect]'"

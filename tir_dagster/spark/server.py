@@ -30,6 +30,7 @@ from tir_dagster.background import (
     write_json,
 )
 from tir_dagster.errors import SourceError
+from tir_dagster.spark.connect import connect_session
 from tir_dagster.spark.java import require_java
 from tir_dagster.spark.remote import REMOTE_VARIABLE, Remote
 
@@ -147,7 +148,7 @@ def stop_server(home: Path) -> SparkServer | None:
 
 
 def _launch(home: Path, env: Mapping[str, str]) -> SparkServer:
-    from tir_dagster.spark.session import spark_conf  # noqa: PLC0415 - imports Spark: seconds
+    from tir_dagster.spark.session import spark_conf
 
     port, token = free_port(), secrets.token_urlsafe(32)
     conf = {
@@ -178,9 +179,8 @@ def _launch(home: Path, env: Mapping[str, str]) -> SparkServer:
 
 def _wait_until_ready(home: Path, server: SparkServer) -> None:
     """Wait until it listens, then run a task: that loads what every staging needs, and shows that workers find it."""
-    from tir_dagster.spark.connect import connect_session  # noqa: PLC0415 - imports Spark: seconds
-    from tir_dagster.spark.failures import spark_failures  # noqa: PLC0415
-    from tir_dagster.spark.staging import rehearse  # noqa: PLC0415
+    from tir_dagster.spark.failures import spark_failures
+    from tir_dagster.spark.staging import rehearse
 
     wait(lambda: server.answers or not server.lives, READY_SECONDS)
     if not (server.lives and server.answers):

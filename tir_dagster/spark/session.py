@@ -148,7 +148,7 @@ def _dump(archive: str) -> None:
 
 def _rehearse(spark: SparkSession, folder: Path) -> None:
     """Run what a refresh asks of Spark: tasks of our own in Python workers."""
-    from tir_dagster.spark.staging import rehearse  # noqa: PLC0415 - pyarrow, for nobody else
+    from tir_dagster.spark.staging import rehearse
 
     del folder
     rehearse(spark)

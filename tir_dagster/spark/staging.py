@@ -114,7 +114,7 @@ def stage(
 
 def _by_tasks(spark: SparkSession, task: StagingTask, groups: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:
     """Write each group of result batches by a task of its own: the same on a Spark of this process and on a remote one."""
-    from tir_dagster.spark.failures import spark_failures  # noqa: PLC0415 - imports Spark: seconds
+    from tir_dagster.spark.failures import spark_failures
 
     with spark_failures(f"staging {Path(task.folder).name}", remote_of(spark)), waiting_for("Spark"):
         numbers = spark.range(0, len(groups), 1, len(groups))
@@ -139,7 +139,7 @@ def is_small(batches: Sequence[Any], limit: int) -> bool:
 
 def result_batches(access: SnowflakeAccess, query: str) -> list[Any]:
     """Run the query and return the parts of its result, still to be downloaded."""
-    from snowflake.connector.result_batch import ArrowResultBatch  # noqa: PLC0415 - seconds, and workers need it not
+    from snowflake.connector.result_batch import ArrowResultBatch
 
     with access.connect() as connection, waiting_for("warehouse"), connection.cursor() as cursor:
         cursor.execute(query)

@@ -357,14 +357,14 @@ class ExtractSpec(Declaration):
         if self.query is None or self.source:
             return self.source
         # Here and not above: SQL is parsed by a library that a plain table does not need.
-        from tir_dagster.snowflake.query import ViewError, tables_of  # noqa: PLC0415
+        from tir_dagster.snowflake.query import ViewError, tables_of
 
         with suppress(ViewError):
             return str(next(iter(tables_of(self.query)), ""))
         return ""
 
     def _query_problems(self) -> Iterator[tuple[str, str]]:
-        from tir_dagster.snowflake.query import ViewError, tables_of  # noqa: PLC0415
+        from tir_dagster.snowflake.query import ViewError, tables_of
 
         assert self.query is not None
         try:

@@ -21,7 +21,7 @@ from tir_dagster.alerts.servicenow import ServiceNowAccess
 from tir_dagster.spec.alerts import Alerts, Cause, ServiceNowAlerts, SlackAlerts
 from tir_dagster.spec.reading import parse_specs
 from tir_dagster_tests.alerts.reports import failed, refreshed
-from tir_dagster_tests.spec.test_spec import GOOD
+from tir_dagster_tests.spec.sample import GOOD
 
 DOCS = Path(__file__).parents[2] / "docs" / "alerts.md"
 

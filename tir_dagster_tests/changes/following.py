@@ -13,7 +13,7 @@ import duckdb
 
 from tir_dagster.changes import find_changes as find
 from tir_dagster.changes.difference import ROW_MARK, SLICE_KEY, Difference, Forced
-from tir_dagster.changes.find_changes import Asked
+from tir_dagster.changes.find_changes import ComparisonScope
 from tir_dagster.changes.hints import Hint
 from tir_dagster.changes.plan import Mode, Plan, Reason, Situation, SourceState, plan_refresh
 from tir_dagster.changes.question import ask_question, checked_hints
@@ -100,7 +100,7 @@ class BagReader:
         return staged
 
     def slice_digests(self) -> Mapping[str | None, Any]:
-        rows = self._warehouse.query(f"SELECT * FROM {self._relation.shown(self._version)}")
+        rows = self._warehouse.query(f"SELECT * FROM {self._relation.from_clause(self._version)}")
         return digests(self._relation, Counter(rows))
 
 
@@ -276,7 +276,7 @@ class FollowedQuery:
             base_present=self.base is not None,
             foreign=foreign,
             pending=tuple(change_set.id for change_set in self.pending),
-            owed=next((Reason[change_set.reason] for change_set in self.pending if change_set.reason), None),
+            due_reason=next((Reason[change_set.reason] for change_set in self.pending if change_set.reason), None),
             hinted=hinted,
             opaque=self.relation.why_full,
         )
@@ -285,7 +285,7 @@ class FollowedQuery:
 
     def _all_shown(self, version: SourceVersion) -> Bag:
         listed = ", ".join(f'"{column.name}"' for column in self.relation.columns)
-        return Counter(self.warehouse.query(f"SELECT {listed} FROM {self.relation.shown(version)}"))
+        return Counter(self.warehouse.query(f"SELECT {listed} FROM {self.relation.from_clause(version)}"))
 
     def _replace(
         self,
@@ -311,7 +311,7 @@ class FollowedQuery:
         changes = find.find_changes(
             relation,
             question,
-            Asked(tuple(resync), pending=pending),
+            ComparisonScope(tuple(resync), pending=pending),
             reader=BagReader(self.warehouse, relation, version),
             comparison=comparison,
             folder=Path(),

@@ -151,15 +151,15 @@ def test_several_columns_in_one_condition_must_all_be_met():
 
 
 def test_a_list_of_hints_may_stand_where_one_may():
-    one = {"table": str(SALES), "type": "ADD_ROWS", "scope": "all"}
+    hint = {"table": str(SALES), "type": "ADD_ROWS", "scope": "all"}
     other = {"table": "A.B.C", "type": "REMOVE_ROWS"}
     both = (sales(All(), ChangeType.ADD_ROWS), Hint(TableName("A", "B", "C"), ChangeType.REMOVE_ROWS, Unknown()))
-    assert parse_hints(one, "here") == both[:1]
-    assert parse_hints([one, json.dumps(other)], "here") == both
-    assert parse_hints(json.dumps([one, other]), "here") == both
+    assert parse_hints(hint, "here") == both[:1]
+    assert parse_hints([hint, json.dumps(other)], "here") == both
+    assert parse_hints(json.dumps([hint, other]), "here") == both
     assert parse_hints([], "here") == ()
     with pytest.raises(HintError, match=r"here: \[1\].type: 'ADDED_ROWS' is unknown \(did you mean ADD_ROWS\?\)"):
-        parse_hints([one, {**one, "type": "ADDED_ROWS"}], "here")
+        parse_hints([hint, {**hint, "type": "ADDED_ROWS"}], "here")
 
 
 def test_numbers_keep_the_digits_that_were_written():

@@ -215,8 +215,8 @@ class Following(RuleBasedStateMachine):
 
     @rule()
     def update(self) -> None:
-        if found := self.some_row():
-            table, at = found
+        if place := self.some_row():
+            table, at = place
             name = self.random.choice([name for name in COLUMNS[table] if name != STAMP])
             self.change_row(table, at, {name: self.random.choice(COLUMNS[table][name])})
 
@@ -227,21 +227,21 @@ class Following(RuleBasedStateMachine):
 
     @rule()
     def update_and_revert(self) -> None:
-        if found := self.some_row():
-            table, at = found
+        if place := self.some_row():
+            table, at = place
             before = {name: value for name, value in self.warehouse.tables[table][at].items() if name != STAMP}
             self.change_row(table, at, {name: self.random.choice(COLUMNS[table][name]) for name in before})
             self.change_row(table, at, before)
 
     @rule()
     def update_nothing(self) -> None:
-        if found := self.some_row():
-            self.change_row(*found, {})
+        if place := self.some_row():
+            self.change_row(*place, {})
 
     @rule()
     def delete(self) -> None:
-        if found := self.some_row():
-            table, at = found
+        if place := self.some_row():
+            table, at = place
             rows = list(self.warehouse.tables[table])
             self.gone.append((table, rows.pop(at)))
             self.write(table, rows, [self.gone[-1][1]], [])
@@ -253,8 +253,8 @@ class Following(RuleBasedStateMachine):
 
     @rule()
     def duplicate(self) -> None:
-        if found := self.some_row():
-            table, at = found
+        if place := self.some_row():
+            table, at = place
             self.insert_row(table, dict(self.warehouse.tables[table][at]))
 
     @rule()
@@ -368,7 +368,7 @@ class Following(RuleBasedStateMachine):
         hints = [
             Hint(table, self.random.choice(list(ChangeType)), self.scope(table, images))
             for table in alone
-            if (images := [row for told, row in self.told if told == table])
+            if (images := [row for changed_table, row in self.told if changed_table == table])
         ]
         if self.random.random() < 0.2:
             table = self.random.choice(self.tables)
@@ -487,13 +487,13 @@ def test_t7_a_value_that_changed_before_a_crash_and_back_after_it_is_the_old_one
 def only_with(patch: pytest.MonkeyPatch, wanted: Callable[[Detectors], bool], text: str = ".products ") -> None:
     """Where a mistake can only be made by some detectors or queries, the others need not be waited for."""
     here = sys.modules[__name__]
-    patch.setattr(here, "DETECTORS", [one for one in DETECTORS if wanted(one)])
-    taken_apart = {name: shown for name, shown in QUERIES.items() if name not in WHOLE}
-    patch.setattr(here, "QUERIES", {name: shown for name, shown in taken_apart.items() if text in shown.query})
+    patch.setattr(here, "DETECTORS", [choice for choice in DETECTORS if wanted(choice)])
+    taken_apart = {name: entry for name, entry in QUERIES.items() if name not in WHOLE}
+    patch.setattr(here, "QUERIES", {name: entry for name, entry in taken_apart.items() if text in entry.query})
 
 
-def not_by_diff(found: Detectors) -> bool:
-    return found.first != "diff"
+def not_by_diff(choice: Detectors) -> bool:
+    return choice.first != "diff"
 
 
 def ignore_dimensions(patch: pytest.MonkeyPatch) -> None:
@@ -502,7 +502,7 @@ def ignore_dimensions(patch: pytest.MonkeyPatch) -> None:
 
 
 def ignore_deleted_dimension_rows(patch: pytest.MonkeyPatch) -> None:
-    only_with(patch, lambda found: found.joined == "diff" and not_by_diff(found))
+    only_with(patch, lambda choice: choice.joined == "diff" and not_by_diff(choice))
     real = Detection._changed_rows
     patch.setattr(Detection, "_changed_rows", lambda *args, **more: real(*args, **more).replace("<> 0", "> 0"))
 
@@ -515,13 +515,13 @@ def only_dimension_updates(patch: pytest.MonkeyPatch) -> None:
         versions = [f"SELECT {key} FROM {dimension.table.sql} {version.sql}" for version in (span.old, span.new)]
         return f"{real(self, dimension, anything=anything)} INTERSECT {' INTERSECT '.join(versions)}"
 
-    only_with(patch, lambda found: found.joined == "diff" and not_by_diff(found))
+    only_with(patch, lambda choice: choice.joined == "diff" and not_by_diff(choice))
     real = Detection._changed_rows
     patch.setattr(Detection, "_changed_rows", both_sides)
 
 
 def count_no_rows_of_marked_tables(patch: pytest.MonkeyPatch) -> None:
-    only_with(patch, lambda found: found.joined == "watermark")
+    only_with(patch, lambda choice: choice.joined == "watermark")
     real = Detection._changed_rows
 
     def marked(self, dimension, *, anything) -> str:
@@ -540,7 +540,9 @@ def no_old_groups(patch: pytest.MonkeyPatch) -> None:
     real = Detection._of_named
     old = f"FROM {detectors.OLD} AS r"
     patch.setattr(
-        Detection, "_of_named", lambda *args: [one for one in real(*args) if not one.split(" JOIN ")[0].endswith(old)]
+        Detection,
+        "_of_named",
+        lambda *args: [select for select in real(*args) if not select.split(" JOIN ")[0].endswith(old)],
     )
 
 
@@ -548,7 +550,7 @@ def old_rows_from_what_is_there_now(patch: pytest.MonkeyPatch) -> None:
     only_with(patch, not_by_diff, "GROUP BY")
     real = Detection._of_named
     patch.setattr(
-        Detection, "_of_named", lambda *args: [one.replace(detectors.OLD, detectors.NEW) for one in real(*args)]
+        Detection, "_of_named", lambda *args: [select.replace(detectors.OLD, detectors.NEW) for select in real(*args)]
     )
 
 
@@ -563,10 +565,12 @@ def compare_keys_by_equality(patch: pytest.MonkeyPatch) -> None:
 
 def forget_pending_sets(patch: pytest.MonkeyPatch) -> None:
     """A hint is given once: after a crash only the pending set knows of it. Other detectors look from the base again."""
-    only_with(patch, lambda found: found.first == "hint", ".sales")
+    only_with(patch, lambda choice: choice.first == "hint", ".sales")
     real = find.find_changes
     patch.setattr(
-        find, "find_changes", lambda one, two, asked, **more: real(one, two, replace(asked, pending=()), **more)
+        find,
+        "find_changes",
+        lambda relation, question, scope, **more: real(relation, question, replace(scope, pending=()), **more),
     )
 
 
@@ -586,7 +590,9 @@ def put_back_slices_not_keys(patch: pytest.MonkeyPatch) -> None:
 def resync_nothing(patch: pytest.MonkeyPatch) -> None:
     real = find.find_changes
     patch.setattr(
-        find, "find_changes", lambda one, two, asked, **more: real(one, two, replace(asked, resync=()), **more)
+        find,
+        "find_changes",
+        lambda relation, question, scope, **more: real(relation, question, replace(scope, resync=()), **more),
     )
 
 
@@ -596,30 +602,30 @@ def look_up_nothing_outside_the_slices(patch: pytest.MonkeyPatch) -> None:
 
 
 def look_for_no_deletes(patch: pytest.MonkeyPatch) -> None:
-    only_with(patch, lambda found: found.first == "watermark", ".sales")
+    only_with(patch, lambda choice: choice.first == "watermark", ".sales")
     patch.setattr(Detection, "_recounted", lambda self: [])
 
 
 def count_no_slices(patch: pytest.MonkeyPatch) -> None:
     """Without history nobody else notices what was deleted behind the watermark's back."""
-    only_with(patch, lambda found: found.first == "watermark", ".sales")
+    only_with(patch, lambda choice: choice.first == "watermark", ".sales")
     patch.setattr(find, "_differing_slices", lambda *_: [])
 
 
 def resolve_hints_on_the_new_side_only(patch: pytest.MonkeyPatch) -> None:
-    only_with(patch, lambda found: found.joined == "hint")
+    only_with(patch, lambda choice: choice.joined == "hint")
     real = described._described
 
     def new_side(*args):
-        found = real(*args)
-        return replace(found, queries=found.queries[::2])
+        selects = real(*args)
+        return replace(selects, queries=selects.queries[::2])
 
     patch.setattr(described, "_described", new_side)
 
 
 def believe_the_watermark_alone(patch: pytest.MonkeyPatch) -> None:
     """Rows that a joined table's change reaches are forgotten where the first table changed, too."""
-    only_with(patch, lambda found: found.first == "watermark")
+    only_with(patch, lambda choice: choice.first == "watermark")
     real = Detection._referring
 
     def alone(self) -> list[str]:
@@ -630,7 +636,7 @@ def believe_the_watermark_alone(patch: pytest.MonkeyPatch) -> None:
 
 def compare_what_is_shown_by_key_alone(patch: pytest.MonkeyPatch) -> None:
     """Rows whose values changed are the same where only keys are compared."""
-    only_with(patch, lambda found: found.first == "diff", ".sales")
+    only_with(patch, lambda choice: choice.first == "diff", ".sales")
     patch.setattr(detectors, "_numbered", lambda _: {})
 
 

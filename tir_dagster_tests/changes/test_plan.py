@@ -28,8 +28,8 @@ QUIET = Situation(extract="orders", mode="changes", policy="auto", now=KNOWN, co
         (replace(QUIET, base_present=False), "full", Reason.STATE_LOST),
         (replace(QUIET, foreign=True), "full", Reason.FOREIGN_PUBLISH),
         (replace(QUIET, confirmed=None, forgotten=True), "full", Reason.STATE_LOST),
-        (replace(QUIET, foreign=True, elsewhere=Reason.DATASOURCE_CHANGED), "full", Reason.DATASOURCE_CHANGED),
-        (replace(QUIET, foreign=True, elsewhere=Reason.DATASOURCE_GONE), "full", Reason.DATASOURCE_GONE),
+        (replace(QUIET, foreign=True, datasource_reason=Reason.DATASOURCE_CHANGED), "full", Reason.DATASOURCE_CHANGED),
+        (replace(QUIET, foreign=True, datasource_reason=Reason.DATASOURCE_GONE), "full", Reason.DATASOURCE_GONE),
         (replace(QUIET, now=replace(KNOWN, definition="other")), "full", Reason.DEFINITION_CHANGED),
         (replace(QUIET, now=replace(KNOWN, schema="other")), "full", Reason.SCHEMA_CHANGED),
         (replace(QUIET, now=replace(KNOWN, identity="other")), "full", Reason.SOURCE_REPLACED),
@@ -40,9 +40,9 @@ QUIET = Situation(extract="orders", mode="changes", policy="auto", now=KNOWN, co
         # What an earlier version did not keep is unknown, not different.
         (replace(QUIET, confirmed=replace(KNOWN, ddl=None, role=None)), "none", None),
         (replace(QUIET, policy="full", confirmed=replace(KNOWN, ddl=None, role=None)), "none", None),
-        (replace(QUIET, pending=("a",), owed=Reason.REQUESTED), "full", Reason.REQUESTED),
-        (replace(QUIET, owed=Reason.DRIFT_UNREPAIRED), "full", Reason.DRIFT_UNREPAIRED),
-        (replace(QUIET, policy="full", owed=Reason.DRIFT_UNREPAIRED), "full", Reason.REQUESTED),
+        (replace(QUIET, pending=("a",), due_reason=Reason.REQUESTED), "full", Reason.REQUESTED),
+        (replace(QUIET, due_reason=Reason.DRIFT_UNREPAIRED), "full", Reason.DRIFT_UNREPAIRED),
+        (replace(QUIET, policy="full", due_reason=Reason.DRIFT_UNREPAIRED), "full", Reason.REQUESTED),
     ],
 )
 def test_the_decision_and_its_reason(situation, decision, reason):
@@ -56,12 +56,12 @@ def test_incremental_only_refuses_a_full_refresh_that_nobody_asked_for():
         plan_refresh(replace(strict, foreign=True))
     assert plan_refresh(replace(strict, confirmed=None)).decision == "full", "a first load is always one"
     assert plan_refresh(replace(strict, mode="full")).decision == "full"
-    assert plan_refresh(replace(strict, pending=("a",), owed=Reason.REQUESTED)).decision == "full"
+    assert plan_refresh(replace(strict, pending=("a",), due_reason=Reason.REQUESTED)).decision == "full"
 
 
 @pytest.mark.parametrize("mode", ["changes", "full"])
 def test_what_nobody_looks_for_is_said_whatever_is_done(mode):
-    plan = plan_refresh(replace(QUIET, mode=mode, unsought=("deleted rows are not looked for",)))
+    plan = plan_refresh(replace(QUIET, mode=mode, excluded_changes=("deleted rows are not looked for",)))
     assert plan.notes == ("deleted rows are not looked for",)
 
 
@@ -80,11 +80,11 @@ def settled(purged: int, appended: int = 0, *, mode: Mode = "changes", allow_emp
 
 
 @pytest.mark.parametrize("mode", ["changes", "slices"])
-@pytest.mark.parametrize(("purged", "told"), [(31, "31 of 100 rows would vanish"), (100, "the source is empty")])
-def test_a_source_that_lost_too_much_stops_the_refresh_and_the_option_that_allows_it_is_named(mode, purged, told):
+@pytest.mark.parametrize(("purged", "message"), [(31, "31 of 100 rows would vanish"), (100, "the source is empty")])
+def test_a_source_that_lost_too_much_stops_the_refresh_and_the_option_that_allows_it_is_named(mode, purged, message):
     with pytest.raises(GuardError) as caught:
         settled(purged, mode=mode)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
     assert "Nothing was touched" in str(caught.value)
     assert "tir refresh orders --allow-empty" in str(caught.value)
 

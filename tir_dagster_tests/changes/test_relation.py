@@ -91,12 +91,12 @@ def keyed(sandbox) -> SnowflakeAccess:
 COPY, AGGREGATE = "SELECT * FROM KEYED.PUBLIC.T", "SELECT D, SUM(N) AS N FROM KEYED.PUBLIC.T GROUP BY D"
 
 
-def key_of(access: SnowflakeAccess, key: str, **shown: Any) -> Any:
+def key_of(access: SnowflakeAccess, key: str, **settings: Any) -> Any:
     written = {"name": "shown", "row_key": key, "datasource": {"project": "p", "name": "shown"}}
-    return relation_of(spec_from_mapping({**written, **shown}, "spec.yaml"), access)
+    return relation_of(spec_from_mapping({**written, **settings}, "spec.yaml"), access)
 
 
-@pytest.mark.parametrize("shown", [{"source": "KEYED.PUBLIC.T"}, {"query": COPY}], ids=["source", "query"])
+@pytest.mark.parametrize("settings", [{"source": "KEYED.PUBLIC.T"}, {"query": COPY}], ids=["source", "query"])
 @pytest.mark.parametrize(
     ("key", "reason"),
     [
@@ -106,12 +106,12 @@ def key_of(access: SnowflakeAccess, key: str, **shown: Any) -> Any:
         ("CLOCK", "holds times of day"),
     ],
 )
-def test_a_row_key_whose_values_cannot_be_told_apart_is_refused_before_anything_is_read(keyed, shown, key, reason):
+def test_a_row_key_whose_values_cannot_be_told_apart_is_refused_before_anything_is_read(keyed, settings, key, reason):
     with pytest.raises(SpecError) as error:
-        key_of(keyed, key, **shown)
+        key_of(keyed, key, **settings)
     assert str(error.value).startswith(f"shown: row_key names {key}, which {reason}")
     assert "Name another column" in str(error.value)
-    assert key_of(keyed, "FITS", **shown).key[0].name == "FITS"
+    assert key_of(keyed, "FITS", **settings).key[0].name == "FITS"
 
 
 def test_the_row_key_of_an_aggregate_is_in_no_extract_and_may_be_wide(keyed):

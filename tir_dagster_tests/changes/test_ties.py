@@ -41,14 +41,14 @@ class FollowedFirsts(FollowedQuery):
     def _check(self, version: SourceVersion) -> None:
         del version
         rows = self.warehouse.tables[SALES]
-        shown = self.server or Counter()
-        for product in {row["PRODUCT"] for row in rows} | {row[2] for row in shown}:
+        extract_rows = self.server or Counter()
+        for product in {row["PRODUCT"] for row in rows} | {row[2] for row in extract_rows}:
             mine = [row for row in rows if row["PRODUCT"] == product]
             first = min((_late(row["DAY"]) for row in mine), default=None)
             right = {(row["ID"], row["DAY"], row["PRODUCT"]) for row in mine if _late(row["DAY"]) == first}
-            found = [row for row in shown.elements() if row[2] == product]
-            if len(found) != min(len(mine), 1) or not set(found) <= right:
-                raise Differs(f"of product {product} {found} is shown; right is one of {right}")
+            rows_of_product = [row for row in extract_rows.elements() if row[2] == product]
+            if len(rows_of_product) != min(len(mine), 1) or not set(rows_of_product) <= right:
+                raise Differs(f"of product {product} {rows_of_product} is shown; right is one of {right}")
 
 
 def _late(day: Any) -> tuple[bool, Any]:

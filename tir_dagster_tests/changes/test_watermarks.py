@@ -80,15 +80,15 @@ def test_a_row_that_went_and_one_that_got_another_key_are_proposed_by_the_keys_t
 def test_without_deletes_they_are_not_and_the_plan_says_so(warehouse):
     older = [product(number, stamp=OLD - timedelta(hours=1)) for number in range(2)]
     assert (proposed(warehouse, [*older, product(3)], [older[0], product(3)], deletes=False)) == [3]
-    (note,) = relation(warehouse, deletes=False).unsought
+    (note,) = relation(warehouse, deletes=False).excluded_changes
     assert f"changes.tables.{PRODUCTS}.deletes is false" in note
-    assert relation(warehouse).unsought == ()
+    assert relation(warehouse).excluded_changes == ()
 
 
 def test_deleted_rows_of_the_first_table_that_nobody_looks_for_are_told(warehouse):
-    (note,) = relation(warehouse, first={"watermark": STAMP, "deletes": False}).unsought
+    (note,) = relation(warehouse, first={"watermark": STAMP, "deletes": False}).excluded_changes
     assert "changes.deletes is false" in note
-    assert relation(warehouse, first={"detector": "feed", "deletes": False}).unsought == (), "a feed names them"
+    assert relation(warehouse, first={"detector": "feed", "deletes": False}).excluded_changes == (), "a feed names them"
 
 
 @pytest.mark.parametrize(

@@ -149,12 +149,12 @@ class Warehouse:
             return f'"{name} of {len(reads) - 1}"'
 
         text = for_duckdb(_TABLE.sub(place, sql))
-        return _PLACE.sub(lambda found: reads[int(found[2])], text)
+        return _PLACE.sub(lambda match: reads[int(match[2])], text)
 
     def shown(self, query: str, version: SourceVersion) -> Counter[tuple[Any, ...]]:
         """What a query as its user wrote it shows at a version: nothing of the product has a part in this."""
-        text = for_duckdb(_WRITTEN.sub(lambda found: f'"{found[1].upper()} of 0"', query))
-        return Counter(self.rows(_PLACE.sub(lambda found: self._version(found[1], str(version)), text)))
+        text = for_duckdb(_WRITTEN.sub(lambda match: f'"{match[1].upper()} of 0"', query))
+        return Counter(self.rows(_PLACE.sub(lambda match: self._version(match[1], str(version)), text)))
 
     def _version(self, name: str, moment: str | None) -> str:
         table = next(table for table in COLUMNS if table.name == name)

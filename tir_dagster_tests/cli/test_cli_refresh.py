@@ -18,7 +18,7 @@ from click.testing import CliRunner, Result
 from tir_dagster.cli.main import ProjectGroup, tir
 from tir_dagster.errors import MachineError, TirError
 from tir_dagster.orchestration.home import dagster_instance
-from tir_dagster_tests.spec.test_spec import GOOD
+from tir_dagster_tests.spec.sample import GOOD
 
 WRONG_USAGE = 2
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import requests
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from tir_dagster.cli.main import tir
 from tir_dagster.sandbox import processes
@@ -42,10 +42,16 @@ def home(tmp_path_factory: pytest.TempPathFactory):
             os.environ.update(kept)
 
 
-def test_the_demo_ends_equal_and_shows_where_tableaus_own_increment_is_wrong(home):
-    done = CliRunner().invoke(tir, ["demo", "--rows", "2000"], catch_exceptions=False)
-    assert done.exit_code == 0, done.output
-    assert re.search(r"2\. Full load: .*\n +2,000 rows in [\d.]+ s \(FIRST_LOAD\)", done.output), done.output
+@pytest.fixture(scope="module")
+def demo(home) -> Result:
+    """The demo, run once for all tests that look at what it printed or left."""
+    result = CliRunner().invoke(tir, ["demo", "--rows", "2000"], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def test_the_demo_ends_equal_and_shows_where_tableaus_own_increment_is_wrong(demo):
+    assert re.search(r"2\. Full load: .*\n +2,000 rows in [\d.]+ s \(FIRST_LOAD\)", demo.output), demo.output
     steps = (
         "lands in the bucket",
         "order_files_arrival saw it; loaded",
@@ -53,19 +59,19 @@ def test_the_demo_ends_equal_and_shows_where_tableaus_own_increment_is_wrong(hom
         "orders_refresh published",
     )
     timed = ".*".join(rf" [\d.]+ s  [^\n]*{step}" for step in steps)
-    assert re.search(timed, done.output, re.DOTALL), "by sensors, from the file on"
-    assert re.search(r"mydatasource  .* rows, +0 of them wrong or missing: equal in every slice", done.output)
-    twin = re.search(r"mydatasource_by_tableau .* rows, +([\d,]+) of them wrong or missing: wrong in", done.output)
-    assert twin is not None, done.output
+    assert re.search(timed, demo.output, re.DOTALL), "by sensors, from the file on"
+    assert re.search(r"mydatasource  .* rows, +0 of them wrong or missing: equal in every slice", demo.output)
+    twin = re.search(r"mydatasource_by_tableau .* rows, +([\d,]+) of them wrong or missing: wrong in", demo.output)
+    assert twin is not None, demo.output
     assert int(twin[1].replace(",", "")) > 0
-    assert re.search(r"2\d{3}-\d\d +\d+ purged, \d+ appended", done.output), "keys by slice"
-    assert re.search(r"seconds +[\d.]+ +[\d.]+ +[\d.]+x", done.output), "beside a full refresh"
-    assert re.search(r"mydatasource_by_server  .* rows, +0 of them wrong or missing: equal in every slice", done.output)
-    assert re.search(r"server +[\d.]+ s +published without [\d,]+ rows from 20\d\d-\d\d-\d\d on", done.output)
-    assert re.search(r"#mychannel:\n +\| orders: refreshed \(incremental\)\n", done.output), "people were told"
+    assert re.search(r"2\d{3}-\d\d +\d+ purged, \d+ appended", demo.output), "keys by slice"
+    assert re.search(r"seconds +[\d.]+ +[\d.]+ +[\d.]+x", demo.output), "beside a full refresh"
+    assert re.search(r"mydatasource_by_server  .* rows, +0 of them wrong or missing: equal in every slice", demo.output)
+    assert re.search(r"server +[\d.]+ s +published without [\d,]+ rows from 20\d\d-\d\d-\d\d on", demo.output)
+    assert re.search(r"#mychannel:\n +\| orders: refreshed \(incremental\)\n", demo.output), "people were told"
 
 
-def test_dev_shows_the_extract_and_the_history_of_the_demo(home, tmp_path: Path):
+def test_dev_shows_the_extract_and_the_history_of_the_demo(demo, tmp_path: Path):
     port = free_port()
     command = [sys.executable, "-m", "tir_dagster.cli.main", "dev", "--port", str(port)]
     with (tmp_path / "dev.log").open("wb") as log:
@@ -93,7 +99,7 @@ def test_dev_shows_the_extract_and_the_history_of_the_demo(home, tmp_path: Path)
 
 
 @pytest.mark.long
-def test_the_failing_demo_opens_an_incident_and_resolves_it(home):
+def test_the_failing_demo_opens_an_incident_and_resolves_it(demo):
     done = CliRunner().invoke(tir, ["demo", "--fail", "--rows", "1000"], catch_exceptions=False)
     assert done.exit_code == 0, done.output
     assert re.search(r"#mychannel:\n +\| orders: the refresh failed\n", done.output)

@@ -15,7 +15,7 @@ from tir_dagster.cli.main import ProjectGroup
 from tir_dagster.orchestration.interrupts import stopping
 from tir_dagster.refresh.state.lease import lease
 from tir_dagster_tests.processes import wait_for
-from tir_dagster_tests.spec.test_spec import GOOD
+from tir_dagster_tests.spec.sample import GOOD
 
 # Never asked: the command waits for its turn first.
 SERVERS = {

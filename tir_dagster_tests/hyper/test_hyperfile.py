@@ -185,7 +185,7 @@ def test_a_rebuild_is_due_when_the_file_outgrew_its_rows(tmp_path: Path):
 
 def test_an_open_extract_in_another_process_is_told_as_such(tmp_path: Path):
     create_extract(tmp_path / "e.hyper", COLUMNS, [])
-    from tir_dagster.hyper.engine import hyper_engine  # noqa: PLC0415
+    from tir_dagster.hyper.engine import hyper_engine
 
     with connect(tmp_path / "e.hyper"), hyper_engine(), pytest.raises(ExtractError, match="another process"):
         describe(tmp_path / "e.hyper")

@@ -27,8 +27,8 @@ from tir_dagster.hyper.increment import (
 )
 from tir_dagster.hyper.package.package import Package, extract_hyper, read_package
 from tir_dagster.sandbox.tableau.packages import build_tdsx
+from tir_dagster_tests.hyper.documents import FIELDS, SNOWFLAKE, canonical, document_of, edited, with_events
 from tir_dagster_tests.hyper.helpers import bag, run
-from tir_dagster_tests.hyper.test_package import FIELDS, SNOWFLAKE, canonical, document_of, edited, with_events
 
 # Without a zone, as extracts hold them.
 at = datetime.fromisoformat
@@ -75,14 +75,14 @@ def test_the_key_its_kind_and_its_last_value_are_found(
     tmp_path: Path, package: Package, stored: str, literal: str, kind: IncrementKind, value: Any
 ):
     path = edited(package.path, tmp_path / "e.tdsx", lambda text: text.replace("#2002-02-02#", literal))
-    found = find_increment(read_package(path), hyper_file(tmp_path, stored))
-    assert found == Increment("[Order Date]", "order date", "ORDER_DATE", kind, value)
+    increment = find_increment(read_package(path), hyper_file(tmp_path, stored))
+    assert increment == Increment("[Order Date]", "order date", "ORDER_DATE", kind, value)
 
 
 def test_what_was_never_extracted_is_told_apart(tmp_path: Path, plain: Path):
-    found = find_increment(read_package(plain), hyper_file(tmp_path, "DATE"))
-    assert isinstance(found, NoIncrement)
-    assert (found.why, "Run a full refresh" in found.sentence) == (Missing.NEVER_EXTRACTED, True)
+    increment = find_increment(read_package(plain), hyper_file(tmp_path, "DATE"))
+    assert isinstance(increment, NoIncrement)
+    assert (increment.why, "Run a full refresh" in increment.sentence) == (Missing.NEVER_EXTRACTED, True)
 
 
 @pytest.mark.parametrize(
@@ -96,9 +96,9 @@ def test_what_was_never_extracted_is_told_apart(tmp_path: Path, plain: Path):
 )
 def test_what_cannot_be_continued_is_told_apart(tmp_path: Path, package: Package, old: str, new: str, why: Missing):
     path = edited(package.path, tmp_path / "e.tdsx", lambda text: text.replace(old, new))
-    found = find_increment(read_package(path), hyper_file(tmp_path, "DATE"))
-    assert isinstance(found, NoIncrement)
-    assert found.why is why
+    increment = find_increment(read_package(path), hyper_file(tmp_path, "DATE"))
+    assert isinstance(increment, NoIncrement)
+    assert increment.why is why
 
 
 @pytest.mark.parametrize("stored", ["TEXT", "DOUBLE PRECISION", "NUMERIC(12,2)", "BOOLEAN"])
@@ -232,7 +232,7 @@ def test_only_the_last_events_value_differs_in_the_written_package(tmp_path: Pat
     assert digests(written) == {**digests(package.path), "Orders.tds": digests(written)["Orders.tds"]}
     with zipfile.ZipFile(written) as opened:
         assert opened.getinfo("Data/Extracts/Orders.hyper").compress_type == zipfile.ZIP_STORED
-    assert [one.server for one in Datasource.from_file(str(written)).connections] == [SNOWFLAKE.server]
+    assert [connection.server for connection in Datasource.from_file(str(written)).connections] == [SNOWFLAKE.server]
 
 
 def digests(path: Path) -> dict[str, str]:
@@ -256,7 +256,7 @@ def test_a_last_event_without_a_value_is_refused(tmp_path: Path, package: Packag
 
 
 @pytest.mark.parametrize(
-    ("kind", "ours", "theirs", "least"),
+    ("kind", "local_values", "server_values", "least"),
     [
         ("DATE", ["'2024-01-01'", "'2024-01-02'"], ["'2024-01-01'", "'2024-01-02'"], None),
         ("DATE", ["'2024-01-01'", "'2024-01-03'"], ["'2024-01-01'", "'2024-01-02'"], "#2024-01-02#"),
@@ -269,11 +269,14 @@ def test_a_last_event_without_a_value_is_refused(tmp_path: Path, package: Packag
     ],
 )
 def test_the_smallest_value_at_which_two_extracts_differ_is_found(
-    tmp_path: Path, kind: str, ours: list[str], theirs: list[str], least: str | None
+    tmp_path: Path, kind: str, local_values: list[str], server_values: list[str], least: str | None
 ):
-    one, other = hyper_file(tmp_path, kind, *ours, name="one"), hyper_file(tmp_path, kind, *theirs, name="other")
-    assert least_difference(one, other, column="order date") == least
-    assert least_difference(other, one, column="order date") == least
+    local, server = (
+        hyper_file(tmp_path, kind, *local_values, name="local"),
+        hyper_file(tmp_path, kind, *server_values, name="server"),
+    )
+    assert least_difference(local, server, column="order date") == least
+    assert least_difference(server, local, column="order date") == least
 
 
 def test_rows_are_compared_as_bags_and_texts_letter_by_letter(tmp_path: Path):

@@ -30,7 +30,9 @@ def repacked(sandbox: Sandbox, folder: Path, size: int) -> tuple[Sample, Way]:
 def measured(sandbox: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, tuple[Sample, Way]]]:
     yield {size: repacked(sandbox, tmp_path_factory.mktemp("large"), size) for size in (SMALL, LARGE)}
     with sandbox.tableau() as server:
-        for item in [one for one in TSC.Pager(server.datasources) if one.name.startswith("large-")]:
+        for item in [
+            datasource for datasource in TSC.Pager(server.datasources) if datasource.name.startswith("large-")
+        ]:
             server.datasources.delete(item.id)
 
 

@@ -11,7 +11,6 @@ from datetime import date
 from pathlib import Path
 
 import pytest
-from lxml import etree
 from tableaudocumentapi import Datasource
 
 from tir_dagster.errors import ExtractError
@@ -25,21 +24,11 @@ from tir_dagster.hyper.package.package import (
     read_package,
     refresh_change,
 )
-from tir_dagster.sandbox.tableau.packages import Column, SnowflakeConnection, build_tdsx
+from tir_dagster.sandbox.tableau.packages import build_tdsx
+from tir_dagster_tests.hyper.documents import FIELDS, SNOWFLAKE, canonical, document_of, edited, with_events
 from tir_dagster_tests.hyper.helpers import columns_of, run, stage
 
-SNOWFLAKE = SnowflakeConnection("acme.snowflakecomputing.com", "SHOP", "PUBLIC", "WH", "READER", "TABLEAU")
-FIELDS = (
-    Column("ORDER_ID", "NUMBER(38,0)"),
-    Column("ORDER_DATE", "DATE", local_name="Order Date", extract_name="order date"),
-    Column("NAME", "VARCHAR"),
-)
 STORED = columns_of({"ORDER_ID": "NUMBER(38,0)", "ORDER_DATE": "DATE", "NAME": "VARCHAR"})
-EVENTS = """<refresh increment-key='[Order Date]' incremental-updates='true' _.fcp.Later.true...lookback='3'>
-        <refresh-event add-from-file-path='orders &amp; more' increment-value='#2001-01-01#' refresh-type='create' rows-inserted='1' timestamp-start='2020-12-27 22:46:33.357' />
-        <!-- kept -->
-        <_.fcp.Later.true...refresh-event increment-value="#2002-02-02#" add-from-file-path='x' _.fcp.Later.true...note='a > b' refresh-type='increment' rows-inserted='1' timestamp-start='2020-12-28 22:46:33.357'/>
-      </refresh>"""
 
 
 @pytest.fixture
@@ -59,28 +48,6 @@ def plain(tmp_path: Path) -> Path:
 def package(tmp_path: Path, plain: Path) -> Path:
     """Refreshed twice, with prefixes, comments, single quotes and members that nobody knows."""
     return edited(plain, tmp_path / "orders.tdsx", with_events)
-
-
-def with_events(text: str) -> str:
-    head, extract = text.split("<extract ")
-    extract = re.sub(r"<refresh [^>]*/>", EVENTS, extract, count=1)
-    return f"{head}<unknown-node future='ja'>é</unknown-node><extract {extract}"
-
-
-def edited(source: Path, target: Path, edit) -> Path:
-    with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as new:
-        for name in old.namelist():
-            content = old.read(name)
-            new.writestr(name, edit(content.decode()).encode() if name.endswith(".tds") else content)
-        if "Image/logo.png" not in old.namelist():
-            new.writestr("Image/logo.png", b"\x89PNG" * 50)
-            new.writestr("Data/Extracts/", b"")
-    return target
-
-
-def document_of(path: Path) -> bytes:
-    with zipfile.ZipFile(path) as opened:
-        return opened.read(next(name for name in opened.namelist() if name.endswith(".tds")))
 
 
 @pytest.fixture
@@ -224,16 +191,6 @@ def test_only_the_last_event_and_the_time_of_update_differ_after_a_republish(
     assert canonical(new, skip=("increment-value", "rows-inserted", "update-time")) == canonical(
         old, skip=("increment-value", "rows-inserted", "update-time")
     )
-
-
-def canonical(text: str, *, skip: tuple[str, ...]) -> bytes:
-    root = etree.fromstring(text.encode())
-    for element in root.iter(etree.Element):
-        for name in skip:
-            element.attrib.pop(name, None)
-    out = io.BytesIO()
-    root.getroottree().write_c14n(out, with_comments=True)
-    return out.getvalue()
 
 
 def check_invariants(path: Path, folder: Path) -> None:

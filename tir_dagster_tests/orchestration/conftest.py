@@ -13,15 +13,24 @@ import pytest
 import tableauserverclient as TSC  # noqa: N812 - the name its own documentation uses
 from pyspark.sql import SparkSession
 
+from tir_dagster.changes.plan import Mode
+from tir_dagster.changes.relation import watched_tables
 from tir_dagster.cli.refresh import Command, RefreshOutcome
 from tir_dagster.hyper.casts import PURGE_KEY
 from tir_dagster.orchestration.home import dagster_instance, tir_home
+from tir_dagster.orchestration.metadata import last_confirmation
+from tir_dagster.orchestration.names import extract_keys
+from tir_dagster.refresh.context import leased
+from tir_dagster.refresh.state.records import Confirmation
+from tir_dagster.refresh.survey import read_tokens
 from tir_dagster.sandbox import sample
+from tir_dagster.snowflake.connection import SnowflakeAccess
 from tir_dagster.spark.session import spark_session
 from tir_dagster.spec.extract import ExtractSpec
 from tir_dagster.spec.reading import parse_specs
 from tir_dagster_tests.conftest import Sandbox, running_sandbox
 from tir_dagster_tests.packages import check_package, document_of, plain, rows_of
+from tir_dagster_tests.sandbox.tableau.helpers import Admin
 
 SPEC = """\
 extracts:
@@ -56,6 +65,23 @@ class Place:
         with dagster_instance() as instance:
             return action(Command(self.spec, instance, listen))
 
+    def detect(self, mode: Mode = "changes") -> Any:
+        """Detection only, as if the process had ended right after it."""
+
+        def detection(command: Command) -> Any:
+            with leased(command.context, "test", wait_seconds=60):
+                return command.detect(RefreshOutcome(command.spec.name, mode), mode, (), allow_empty=False)
+
+        return self.run(detection)
+
+    def touch(self, note: str) -> None:
+        """Update a few orders and delete one."""
+        self.sql(
+            f"UPDATE MYTABLE SET NOTE = '{note}', UPDATED_AT = DATEADD('second', 1, (SELECT MAX(UPDATED_AT) FROM MYTABLE)) "
+            "WHERE ORDER_ID IN (SELECT ORDER_ID FROM MYTABLE ORDER BY ORDER_ID LIMIT 5)"
+        )
+        self.sql("DELETE FROM MYTABLE WHERE ORDER_ID IN (SELECT MAX(ORDER_ID) FROM MYTABLE)")
+
     def sql(self, statement: str) -> list[tuple[Any, ...]]:
         with self.sandbox.snowflake(database="MYDB", schema="MYSCHEMA") as connection:
             return connection.cursor().execute(statement).fetchall()
@@ -64,6 +90,25 @@ class Place:
         """All rows of the table, their columns in the order of their names."""
         names = sorted(row[0] for row in self.sql("DESCRIBE TABLE MYTABLE"))
         return Counter(tuple(map(plain, row)) for row in self.sql(f"SELECT {', '.join(names)} FROM MYTABLE"))
+
+    def tag(self, label: str) -> None:
+        """Tag the datasource."""
+        with self.sandbox.tableau() as server:
+            (datasource,) = server.datasources.filter(name=self.spec.datasource.name)
+            server.datasources.add_tags(datasource, label)
+
+    def confirmation(self) -> Confirmation | None:
+        """The last confirmation in Dagster's history."""
+        with dagster_instance() as instance:
+            return last_confirmation(instance, extract_keys(self.spec).published_datasource)
+
+    def is_up_to_date(self) -> bool:
+        """Tell if the datasource has the rows of the source; they are only compared if the source changed since the publish."""
+        confirmed = self.confirmation()
+        if confirmed is None:
+            return False
+        token, _ = read_tokens(SnowflakeAccess.from_environment(self.sandbox.env), watched_tables(self.spec))
+        return confirmed.known.token == token or self.published_rows() == self.source_rows()
 
     def published_rows(self) -> Counter:
         """The rows of the datasource as anybody would download them, in a package that is as it must be."""
@@ -78,8 +123,8 @@ def download(sandbox: Sandbox, name: str, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     with sandbox.tableau() as server:
         # Page by page: tests that share a sandbox publish more datasources than one page shows.
-        (found,) = [item for item in TSC.Pager(server.datasources) if item.name == name]
-        return Path(server.datasources.download(found.id, filepath=str(folder / "package")))
+        (datasource,) = [item for item in TSC.Pager(server.datasources) if item.name == name]
+        return Path(server.datasources.download(datasource.id, filepath=str(folder / "package")))
 
 
 @pytest.fixture(scope="session")
@@ -110,6 +155,24 @@ def place(places: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         yield Place(sandbox, spec, text, folder, before)
 
 
+@pytest.fixture
+def loaded(place: Place) -> Place:
+    """The extract published and equal to its source, whatever tests before this one left."""
+    Admin(place.sandbox.tableau_url).clear_faults()
+    if not place.is_up_to_date():
+        assert place.refresh("full").published
+    return place
+
+
+@pytest.fixture
+def restored(loaded: Place) -> Iterator[Place]:
+    """The same extract; after the test its source has the rows of before."""
+    loaded.sql("CREATE OR REPLACE TABLE KEPT_ASIDE AS SELECT * FROM MYTABLE")
+    yield loaded
+    loaded.sql("DELETE FROM MYTABLE")
+    loaded.sql("INSERT INTO MYTABLE SELECT * FROM KEPT_ASIDE")
+
+
 class Patched(Place):
     """The same table in a published Hyper file of which only changes are sent."""
 
@@ -124,9 +187,9 @@ def patched(place: Place) -> Patched:
     text = place.spec_text.replace("mydatasource", "patched\n      patch_limit_mb: 1")
     text = text.replace("name: orders", "name: orders_patch\n    delivery: patch")
     (spec,) = parse_specs(text, "patched.yaml")
-    made = Patched(place.sandbox, spec, text, place.folder, place.before)
-    assert made.refresh().published
-    return made
+    extract = Patched(place.sandbox, spec, text, place.folder, place.before)
+    assert extract.refresh().published
+    return extract
 
 
 def _clear(sandbox: Sandbox) -> None:
@@ -134,8 +197,8 @@ def _clear(sandbox: Sandbox) -> None:
     with sandbox.snowflake() as connection:
         connection.cursor().execute("DROP DATABASE IF EXISTS MYDB")
     with sandbox.tableau() as server:
-        for found in list(TSC.Pager(server.datasources)):
-            server.datasources.delete(found.id)
+        for datasource in list(TSC.Pager(server.datasources)):
+            server.datasources.delete(datasource.id)
 
 
 @pytest.fixture(scope="session")

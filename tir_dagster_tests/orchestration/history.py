@@ -154,10 +154,10 @@ class History:
         if plan.decision == "none":
             return plan
         resync = [*self._slices(), None] if mode == "slices" else []
-        plan, made = refresher.detect(looked, surveyed, plan, ident=new_id(), resync=resync, allow_empty=True)
-        if made is None or until == "staged":
+        plan, change_set = refresher.detect(looked, surveyed, plan, ident=new_id(), resync=resync, allow_empty=True)
+        if change_set is None or until == "staged":
             return plan
-        version = refresher.apply(looked, made)
+        version = refresher.apply(looked, change_set)
         if until == "verified":
             return plan
         confirmation = refresher.publish(looked, version).confirmation
@@ -172,9 +172,9 @@ class History:
         looked = self.refresher.look(self.confirmed)
         surveyed = self.refresher.survey(looked)
         plan = self.refresher.plan(looked, surveyed, "changes")
-        _, made = self.refresher.detect(looked, surveyed, plan, ident=new_id(), resync=[], allow_empty=False)
-        assert made is not None
-        return looked, self.refresher.apply(looked, made)
+        _, change_set = self.refresher.detect(looked, surveyed, plan, ident=new_id(), resync=[], allow_empty=False)
+        assert change_set is not None
+        return looked, self.refresher.apply(looked, change_set)
 
     def publish_foreign(self, columns: str = COLUMN_TYPES) -> None:
         """Somebody else puts a file of their own in the extract's place."""
@@ -205,7 +205,7 @@ class History:
     def publish(self, file: Path) -> None:
         """Somebody else publishes that file under the extract's name."""
         with self.sandbox.tableau() as server:
-            (project,) = [one for one in TSC.Pager(server.projects) if one.name == PROJECT]
+            (project,) = [project_item for project_item in TSC.Pager(server.projects) if project_item.name == PROJECT]
             server.datasources.publish(TSC.DatasourceItem(project.id, name=self.name), str(file), mode="Overwrite")
 
     def _slices(self) -> list[str]:
@@ -230,9 +230,9 @@ class History:
 
     def _published(self, query: str) -> list[Any]:
         with TableauClient(TableauAccess.from_environment(self.env)) as client:
-            found = look_at_server(client, self.refresher.spec).datasource
-            assert found is not None, "nothing is published"
-            _, hyper = fetch_shell(client, found, self.folder / "seen")
+            datasource = look_at_server(client, self.refresher.spec).datasource
+            assert datasource is not None, "nothing is published"
+            _, hyper = fetch_shell(client, datasource, self.folder / "seen")
         with (
             HyperProcess(Telemetry.DO_NOT_SEND_USAGE_DATA_TO_TABLEAU, parameters={"log_config": ""}) as process,
             Connection(process.endpoint, str(hyper)) as connection,

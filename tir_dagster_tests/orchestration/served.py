@@ -171,15 +171,15 @@ class Served:
             package = self._package(Path(folder) / f"{self.name}.tdsx")
             user, password = self.env["SNOWFLAKE_USER"], self.env["SNOWFLAKE_PASSWORD"]
             (project,) = server.projects.filter(name=PROJECT)
-            made = server.datasources.publish(
+            datasource = server.datasources.publish(
                 TSC.DatasourceItem(project.id, name=self.name),
                 str(package),
                 mode=TSC.Server.PublishMode.CreateNew,
                 connection_credentials=TSC.ConnectionCredentials(user, password, embed=True),
             )
-            self.datasource_id = str(made.id)
+            self.datasource_id = str(datasource.id)
             if self.extracted:
-                server.jobs.wait_for_job(server.datasources.refresh(made), timeout=60)
+                server.jobs.wait_for_job(server.datasources.refresh(datasource), timeout=60)
 
     def _package(self, path: Path) -> Path:
         connection = SnowflakeConnection(
@@ -302,16 +302,16 @@ class Served:
         plan = refresher.plan(looked, surveyed, mode)
         if plan.decision == "none":
             return Done(plan)
-        plan, made = refresher.detect(looked, surveyed, plan, ident=new_id(), resync=[], allow_empty=True)
-        if made is None or until == "staged":
-            return Done(plan, made.reason if made else None)
-        version = refresher.apply(looked, made)
+        plan, change_set = refresher.detect(looked, surveyed, plan, ident=new_id(), resync=[], allow_empty=True)
+        if change_set is None or until == "staged":
+            return Done(plan, change_set.reason if change_set else None)
+        version = refresher.apply(looked, change_set)
         if until == "verified":
-            return Done(plan, made.reason)
+            return Done(plan, change_set.reason)
         confirmation = refresher.publish(looked, version).confirmation
         if until != "published":
             self._confirm(confirmation)
-        return Done(plan, refresher.full_reason or made.reason, confirmation)
+        return Done(plan, refresher.full_reason or change_set.reason, confirmation)
 
     def _confirm(self, confirmation: Confirmation) -> None:
         self.confirmed = confirmation

@@ -116,17 +116,17 @@ class Shown:
             self.confirmed = looked.late
             refresher.settle(looked.late)
         surveyed = refresher.survey(looked)
-        given = parse_hints(self._hints(hints), "a test") if hints else ()
-        plan = refresher.plan(looked, surveyed, mode, hints=tuple(given))
+        parsed_hints = parse_hints(self._hints(hints), "a test") if hints else ()
+        plan = refresher.plan(looked, surveyed, mode, hints=tuple(parsed_hints))
         if plan.decision == "none":
             return plan
-        plan, made = refresher.detect(
-            looked, surveyed, plan, ident=new_id(), resync=[], allow_empty=allow_empty, hints=tuple(given)
+        plan, change_set = refresher.detect(
+            looked, surveyed, plan, ident=new_id(), resync=[], allow_empty=allow_empty, hints=tuple(parsed_hints)
         )
-        self.change_set = made
-        if made is None or until == "staged":
+        self.change_set = change_set
+        if change_set is None or until == "staged":
             return plan
-        version = refresher.apply(looked, made)
+        version = refresher.apply(looked, change_set)
         if until == "verified":
             return plan
         confirmation = refresher.publish(looked, version).confirmation
@@ -147,9 +147,9 @@ class Shown:
 
     def published(self) -> Counter:
         with TableauClient(TableauAccess.from_environment(self.env)) as client:
-            found = look_at_server(client, self.refresher.spec).datasource
-            assert found is not None, "nothing is published"
-            _, hyper = fetch_shell(client, found, self.folder / "seen")
+            datasource = look_at_server(client, self.refresher.spec).datasource
+            assert datasource is not None, "nothing is published"
+            _, hyper = fetch_shell(client, datasource, self.folder / "seen")
         names = [row[0] for row in self.connection.cursor().describe(self.in_schema(self.query))]
         listed = ", ".join(f'"{name}"' for name in names)
         with (

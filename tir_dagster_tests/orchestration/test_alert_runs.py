@@ -78,8 +78,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def instance() -> Iterator[dg.DagsterInstance]:
-    with dg.DagsterInstance.ephemeral() as made:
-        yield made
+    with dg.DagsterInstance.ephemeral() as ephemeral:
+        yield ephemeral
 
 
 class Reader:
@@ -157,8 +157,8 @@ def test_a_load_has_its_own_people_or_those_of_the_extract_that_reads_its_table(
     own = replace(LOAD, alerts=Alerts(channels=("my:Own",)))
     assert with_recipients(own, DECLARED.extracts) == own
     assert with_recipients(replace(LOAD, alerts=None, table="A.B.C"), DECLARED.extracts).alerts is None
-    made = build_defs(specs=(), loads=(own,))
-    assert "alerts" in [sensor.name for sensor in made.sensors]
+    defs = build_defs(specs=(), loads=(own,))
+    assert "alerts" in [sensor.name for sensor in defs.sensors]
 
 
 # Runs
@@ -178,9 +178,11 @@ def test_the_cause_is_known_from_the_errors_type_and_the_sentence_is_its_own(ins
     for error in [*causes, ValueError("a bug")]:
         a_run(instance, error=error)
     *failures, bug = reader.tick()
-    assert [(one.cause, one.sentence) for one in failures] == [(cause, str(error)) for error, cause in causes.items()]
+    assert [(failure.cause, failure.sentence) for failure in failures] == [
+        (cause, str(error)) for error, cause in causes.items()
+    ]
     assert (bug.cause, bug.sentence) == (Cause.STEP_FAILED, "ValueError: a bug")
-    assert [one.scope for one in failures[-2:]] == ["tableau.example.com", "Snowflake acme"]
+    assert [failure.scope for failure in failures[-2:]] == ["tableau.example.com", "Snowflake acme"]
 
 
 def test_an_extract_is_known_by_keys_of_its_own(instance):
@@ -213,8 +215,8 @@ def test_warnings_of_the_detection_and_of_the_publish_are_told_together(instance
     staged = {"tir/warnings": ["two rows of one key"]}
     event = dg.AssetMaterialization(extract_keys(ORDERS).changed_keys, partition="cs", metadata=staged)
     instance.report_runless_asset_event(event)
-    reader, found = Reader(instance), {"tir/change_set": "cs", "tir/warnings": ["the tags did not come back"]}
-    a_run(instance, "orders/purged_extract", "orders/published_datasource", metadata=found)
+    reader, metadata = Reader(instance), {"tir/change_set": "cs", "tir/warnings": ["the tags did not come back"]}
+    a_run(instance, "orders/purged_extract", "orders/published_datasource", metadata=metadata)
     (success,) = reader.tick()
     assert success.warnings == ("two rows of one key", "the tags did not come back")
 
@@ -277,9 +279,9 @@ def test_a_refresh_by_tableau_that_may_go_on_is_not_called_unchanged(instance, h
 def test_a_patch_whose_first_parts_may_be_there_is_not_called_unchanged(instance, home):
     known = SourceState(definition="d", schema="s", identity="i", token="t")
     store = ChangeSetStore(home / "extracts" / "orders" / "change_sets")
-    for patch, told in ((False, "is unchanged"), (True, "a publish was under way")):
+    for patch, sentence in ((False, "is unchanged"), (True, "a publish was under way")):
         store.intend(Intent("orders", "cs", "v", None, "f", known, patch=patch))
-        assert told in unaffected(instance, ORDERS, home, ["RefusedError"])
+        assert sentence in unaffected(instance, ORDERS, home, ["RefusedError"])
 
 
 def test_runs_of_a_long_outage_are_read_in_parts_and_none_twice(instance):
@@ -287,7 +289,7 @@ def test_runs_of_a_long_outage_are_read_in_parts_and_none_twice(instance):
     runs = [a_run(instance, error=ValueError("no")) for _ in range(5)]
     # A history that answers slowly is read at least one run at a time.
     parts = [reader.tick(most=2), reader.tick(most=2, seconds=0.0), reader.tick(most=2), reader.tick()]
-    assert [[one.run_id for one in part] for part in parts] == [runs[:2], runs[2:3], runs[3:], []]
+    assert [[run.run_id for run in part] for part in parts] == [runs[:2], runs[2:3], runs[3:], []]
 
 
 def test_the_cursor_of_an_earlier_release_is_understood():
@@ -336,8 +338,8 @@ def test_a_command_that_was_killed_is_told_with_its_run(instance, home):
 
 
 def started_run(instance: dg.DagsterInstance, job: str) -> dg.DagsterRun:
-    made = dg.job(name=job)(lambda: None)
-    return instance.create_run_for_job(made, status=dg.DagsterRunStatus.STARTED, tags={TOLD_BY_COMMAND: "x"})
+    job_def = dg.job(name=job)(lambda: None)
+    return instance.create_run_for_job(job_def, status=dg.DagsterRunStatus.STARTED, tags={TOLD_BY_COMMAND: "x"})
 
 
 @pytest.mark.parametrize("error", [None, ValueError("no")])
@@ -347,7 +349,7 @@ def test_a_command_that_was_killed_while_it_told_people_did_what_its_run_says(in
     killed_command(home, begun)
     ((_, failure),) = killed_reports(instance, [ORDERS])
     assert failure is None
-    assert [one.run_id for one in reader.tick()] == [run_id]
+    assert [run.run_id for run in reader.tick()] == [run_id]
 
 
 def test_a_command_that_was_killed_between_its_runs_is_told(instance, home):
@@ -396,7 +398,7 @@ def causes_after(spec: ExtractSpec, instance: dg.DagsterInstance, error: Excepti
     with pytest.raises(type(error)), alerting(spec, instance, Ended(), lambda _: None):
         fail()
     assert list(under.glob("*")) == []
-    return [one.cause for one in alert_storage().problems()]
+    return [problem.cause for problem in alert_storage().problems()]
 
 
 def test_a_spec_that_worked_and_does_not_fit_its_source_any_more_is_told(instance):
@@ -413,8 +415,8 @@ def test_a_hint_that_nobody_can_read_is_the_business_of_who_typed_it(instance):
 
 def confirm(instance: dg.DagsterInstance) -> None:
     known = SourceState(definition="d", schema="s", identity="i", token="t")
-    made = Confirmation("orders", "v", "2025-03-01T00:00:00+00:00", known, None, "ds", "1", "f", 1, ())
-    event = dg.AssetMaterialization(PUBLISHED, metadata={CONFIRMATION: made.to_json()})
+    confirmation = Confirmation("orders", "v", "2025-03-01T00:00:00+00:00", known, None, "ds", "1", "f", 1, ())
+    event = dg.AssetMaterialization(PUBLISHED, metadata={CONFIRMATION: confirmation.to_json()})
     instance.report_runless_asset_event(event)
 
 
@@ -484,12 +486,12 @@ def verify(instance: dg.DagsterInstance, error: Exception | None) -> None:
     def verification() -> Iterator[dg.AssetCheckResult]:
         if isinstance(error, OSError):
             raise error
-        said, warn = str(error), dg.AssetCheckSeverity.WARN
-        yield dg.AssetCheckResult(passed=not error, check_name=EQUALS_SOURCE, description=said, severity=warn)
+        description, warn = str(error), dg.AssetCheckSeverity.WARN
+        yield dg.AssetCheckResult(passed=not error, check_name=EQUALS_SOURCE, description=description, severity=warn)
 
     job = dg.define_asset_job("orders_verify", selection=dg.AssetSelection.checks_for_assets(PUBLISHED))
-    made = dg.Definitions(assets=[dg.AssetSpec(PUBLISHED)], asset_checks=[verification], jobs=[job])
-    made.resolve_job_def("orders_verify").execute_in_process(instance=instance, raise_on_error=False)
+    defs = dg.Definitions(assets=[dg.AssetSpec(PUBLISHED)], asset_checks=[verification], jobs=[job])
+    defs.resolve_job_def("orders_verify").execute_in_process(instance=instance, raise_on_error=False)
 
 
 def test_a_datasource_that_is_not_as_fresh_as_promised_is_told_once_until_something_is_published(instance, desk):
@@ -564,7 +566,7 @@ class Sensor:
         context = dg.build_sensor_context(instance=self._instance, cursor=self._cursor, resources=self._resources)
         result: Any = self._sensor(context)
         self._cursor = result.cursor
-        return [dict(sorted(one.affected.items())) for one in alert_storage().problems()]
+        return [dict(sorted(problem.affected.items())) for problem in alert_storage().problems()]
 
 
 def test_the_sensor_takes_failed_loads_killed_commands_and_what_stands(instance, home):

@@ -72,8 +72,8 @@ def environment(sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 @pytest.fixture
 def instance() -> Iterator[dg.DagsterInstance]:
-    with dg.DagsterInstance.ephemeral() as made:
-        yield made
+    with dg.DagsterInstance.ephemeral() as ephemeral:
+        yield ephemeral
 
 
 class Watcher:
@@ -90,7 +90,9 @@ class Watcher:
             instance=self.instance,
             cursor=self.cursor,
             resources={
-                name: made for name, made in environment_resources().items() if name in ("slack", "servicenow", "state")
+                name: resource
+                for name, resource in environment_resources().items()
+                if name in ("slack", "servicenow", "state")
             },
         )
         result = self.sensor(context)
@@ -218,8 +220,8 @@ def test_an_extract_without_alerts_is_nobodys_business(instance, people: People)
 @pytest.fixture(scope="module")
 def retrying() -> Iterator[dg.DagsterInstance]:
     """An instance that runs failed runs again, if they ask for it."""
-    with dg.instance_for_test(overrides={"run_retries": {"enabled": True}}) as made:
-        yield made
+    with dg.instance_for_test(overrides={"run_retries": {"enabled": True}}) as with_retries:
+        yield with_retries
 
 
 def test_people_hear_of_the_last_retry_only(retrying, people: People):
@@ -251,8 +253,8 @@ def test_a_run_that_nobody_retries_though_dagster_said_so_is_told_after_a_while(
     run_id = a_run(retrying, error=JobFailedError(SENTENCE), dagster__max_retries="1")
     early, mark = finished_run_reports(retrying, specs, mark, time.time() + RETRY_WAIT_SECONDS - 60, tir_home())
     late, _ = finished_run_reports(retrying, specs, mark, time.time() + RETRY_WAIT_SECONDS + 1, tir_home())
-    assert run_id not in [one.run_id for one in early]
-    assert run_id in [one.run_id for one in late]
+    assert run_id not in [run.run_id for run in early]
+    assert run_id in [run.run_id for run in late]
 
 
 def test_a_run_of_a_command_is_left_to_it_but_its_re_execution_is_not(instance, people: People):
@@ -277,14 +279,14 @@ def test_what_could_not_be_told_is_a_note_on_the_run(instance, people: People):
 
 
 @pytest.mark.parametrize(
-    ("hole", "error", "told"),
+    ("hole", "error", "sentence"),
     [
         (None, DatasourceError("The connection broke."), "a publish was under way, and the next refresh finds out"),
         (None, RefusedError("No.", code="403004"), "the published datasource is unchanged"),
         ("2025-03-01", RefusedError("No.", code="403004"), "the datasource may lack rows until the next refresh"),
     ],
 )
-def test_a_publish_that_was_under_way_is_not_called_unchanged(instance, people: People, hole, error, told):
+def test_a_publish_that_was_under_way_is_not_called_unchanged(instance, people: People, hole, error, sentence):
     store = ChangeSetStore(tir_home() / "extracts" / "orders" / "change_sets")
     known = SourceState(definition="d", schema="s", identity="i", token="t")
     store.intend(Intent("orders", "cs", "v", None, "f", known, hole))
@@ -292,7 +294,7 @@ def test_a_publish_that_was_under_way_is_not_called_unchanged(instance, people: 
     a_run(instance, error=error)
     watcher.tick()
     (message,) = people.messages()
-    assert told in json.dumps(message["blocks"])
+    assert sentence in json.dumps(message["blocks"])
 
 
 # What others report
@@ -336,14 +338,14 @@ def source_tick(instance: dg.DagsterInstance, spec: ExtractSpec) -> None:
 
 
 def test_all_extracts_share_one_sensor_that_runs_by_itself():
-    made = build_defs(specs=(an_extract("orders"), an_extract("customers")))
-    (sensor,) = [one for one in made.sensors if "alerts" in one.name]
+    defs = build_defs(specs=(an_extract("orders"), an_extract("customers")))
+    (sensor,) = [sensor_def for sensor_def in defs.sensors if "alerts" in sensor_def.name]
     assert (sensor.name, sensor.default_status) == ("alerts", dg.DefaultSensorStatus.RUNNING)
-    assert "alerts" not in [one.name for one in build_defs(specs=(an_extract(alerts=None),)).sensors]
+    assert "alerts" not in [sensor_def.name for sensor_def in build_defs(specs=(an_extract(alerts=None),)).sensors]
 
 
 def test_the_definitions_of_one_extract_bring_a_sensor_of_their_own():
-    assert "orders_alerts" in [one.name for one in build_extract_defs(an_extract()).sensors]
+    assert "orders_alerts" in [sensor_def.name for sensor_def in build_extract_defs(an_extract()).sensors]
     assert len(build_extract_defs(an_extract(alerts=None)).sensors) == 1
 
 
@@ -431,7 +433,7 @@ def test_a_load_that_fails_is_told_by_its_command_and_ended_by_the_next(specs, s
     assert "order_files: the load failed" in failure["text"]
     assert "is not a folder" in failure["text"]
     assert (recovery["thread_ts"], "the load works again" in recovery["text"]) == (failure["ts"], True)
-    assert [one["correlation_id"] for one in people.incidents()] == ["tir/order_files/load"]
+    assert [incident["correlation_id"] for incident in people.incidents()] == ["tir/order_files/load"]
 
 
 def test_a_wrong_command_is_nobody_elses_business(specs, tableau: Admin, people: People):

@@ -1,8 +1,7 @@
-"""The assets as Dagster runs them: by hand on slices, and by the sensors. The tests tell one story."""
+"""The assets as Dagster runs them: by hand on slices, and by the sensors."""
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 
 import dagster as dg
@@ -21,21 +20,14 @@ from tir_dagster.orchestration.sensing.sensors import Watch
 from tir_dagster.orchestration.translation import PARTS, extract_assets
 from tir_dagster.refresh.verification import Verification
 from tir_dagster.spec.extract import Checks, Upstream, Verify
+from tir_dagster_tests.orchestration.jobs import QUIET, detect, events, refresh_tick, run, source_tick
 from tir_dagster_tests.orchestration.shown import Shown, prepare
-from tir_dagster_tests.orchestration.test_refresh import tag
 from tir_dagster_tests.sandbox.tableau.helpers import Admin
 
 # Every change moves the watermark, unless a test means one that does not.
 STAMP = "UPDATED_AT = DATEADD('second', 1, (SELECT MAX(UPDATED_AT) FROM MYTABLE))"
 KEYS = ExtractKeys(*(dg.AssetKey(["orders", part]) for part in PARTS))
 PUBLISHING = "orders__published_datasource"
-QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
-
-
-@pytest.fixture(scope="module")
-def loaded(place):
-    assert place.refresh().published
-    return place
 
 
 @pytest.fixture(scope="module")
@@ -45,8 +37,8 @@ def defs(place):
 
 @pytest.fixture
 def instance(place):
-    with dagster_instance() as made:
-        yield made
+    with dagster_instance() as history:
+        yield history
 
 
 def months(place) -> list[str]:
@@ -54,20 +46,7 @@ def months(place) -> list[str]:
     return sorted(row[0] for row in place.sql(query))
 
 
-def run(defs, instance, job: str, *, config=None, **options) -> dg.ExecuteInProcessResult:
-    return defs.resolve_job_def(job).execute_in_process(
-        instance=instance, run_config={**QUIET, **(config or {})}, **options
-    )
-
-
-def events(result, asset: str) -> dict[str | None, dict]:
-    found = result.asset_materializations_for_node(f"orders__{asset}")
-    return {
-        one.partition: {name: getattr(entry, "value", entry) for name, entry in one.metadata.items()} for one in found
-    }
-
-
-def said(instance, key: dg.AssetKey, name: str = "tir/plan") -> str:
+def last_observed(instance, key: dg.AssetKey, name: str = "tir/plan") -> str:
     (newest,) = instance.fetch_observations(key, limit=1).records
     return newest.asset_observation.metadata[name].value
 
@@ -76,7 +55,7 @@ def test_a_slice_changed_behind_the_watermarks_back_is_repaired_by_a_run_on_a_ra
     march, april, may = months(loaded)[3:6]
     changed = f"WHERE TO_CHAR(ORDER_DATE::DATE, 'YYYY-MM') = '{april}' AND ORDER_ID % 2 = 0"
     loaded.sql(f"UPDATE MYTABLE SET NOTE = 'behind' {changed}")
-    tag(loaded, "dear")
+    loaded.tag("dear")
     Admin(loaded.sandbox.tableau_url).fault("status", method="PUT", path="/tags$", status=403, code="403004")
     result = run(defs, instance, "orders_refresh", tags={RANGE_START: march, RANGE_END: may})
     assert loaded.published_rows() == loaded.source_rows()
@@ -93,8 +72,8 @@ def test_a_slice_changed_behind_the_watermarks_back_is_repaired_by_a_run_on_a_ra
     assert published["tir/version"] == purged[april]["tir/version"]
     assert published["dagster/uri"].startswith("http")
     assert ["Could not put back the tags (dear)" in warning for warning in published["tir/warnings"]] == [True]
-    for shown in (purged[april], published):
-        assert "ORDER_ID" in [column.name for column in shown["dagster/column_schema"].columns]
+    for metadata in (purged[april], published):
+        assert "ORDER_ID" in [column.name for column in metadata["dagster/column_schema"].columns]
     lineage = published["dagster/column_lineage"].deps_by_column["ORDER_ID"]
     assert lineage == [dg.TableColumnDep(extract_keys(loaded.spec).purged_extract, "ORDER_ID")]
     assert checked(result) == {"rows_add_up": True, "equals_source": True}, "the gate, not the verification"
@@ -104,8 +83,10 @@ def test_a_slice_changed_behind_the_watermarks_back_is_repaired_by_a_run_on_a_ra
 
 
 def checked(result, asset: str = "purged_extract") -> dict[str, bool]:
-    found = result.get_asset_check_evaluations()
-    return {one.check_name: one.passed for one in found if one.asset_key.path[-1] == asset}
+    evaluations = result.get_asset_check_evaluations()
+    return {
+        evaluation.check_name: evaluation.passed for evaluation in evaluations if evaluation.asset_key.path[-1] == asset
+    }
 
 
 def test_a_reversed_range_is_refused_and_nothing_is_touched(loaded, defs, instance):
@@ -123,34 +104,12 @@ def test_a_run_where_nothing_is_to_be_done_publishes_nothing_and_says_so(loaded,
     # As a sensor asks that comes too late: its change set is settled, and the source has not changed since.
     config = application_config(keys, "settled already")
     result = run(defs, instance, "orders_refresh", config=config, tags={RANGE_START: month, RANGE_END: month})
-    (shown,) = events(result, "purged_extract").values()
-    assert (shown["tir/decision"], shown["tir/version"]) == ("none", before.version)
-    assert "nothing" in shown["tir/plan"]
+    (metadata,) = events(result, "purged_extract").values()
+    assert (metadata["tir/decision"], metadata["tir/version"]) == ("none", before.version)
+    assert "nothing" in metadata["tir/plan"]
     assert events(result, "published_datasource") == {}
-    assert "nothing to publish" in said(instance, keys.published_datasource)
+    assert "nothing to publish" in last_observed(instance, keys.published_datasource)
     assert last_confirmation(instance, keys.published_datasource) == before
-
-
-def source_tick(defs, instance, cursor: str | None):
-    sensor = defs.get_repository_def().get_sensor_def("orders_source")
-    resources = {"snowflake": environment_resources()["snowflake"]}
-    return sensor(dg.build_sensor_context(instance=instance, cursor=cursor, resources=resources))
-
-
-def refresh_tick(defs, instance):
-    repository = defs.get_repository_def()
-    context = dg.build_sensor_context(instance=instance, repository_def=repository)
-    return repository.get_sensor_def("orders_refresh").evaluate_tick(context)
-
-
-def detect(defs, instance):
-    """The source sensor until it asks, and the detection it asked for."""
-    quiet = replace(Watch.parse(source_tick(defs, instance, None).cursor), since=time.time() - 60)
-    asked = source_tick(defs, instance, quiet.to_cursor())
-    (request,) = asked.run_requests
-    instance.add_dynamic_partitions("orders_change_sets", [request.partition_key])
-    result = run(defs, instance, "orders_detect", partition_key=request.partition_key, tags=request.tags)
-    return asked, request, result
 
 
 def detect_wrongly(defs, instance, ident: str) -> dg.ExecuteInProcessResult:
@@ -172,10 +131,12 @@ def test_changes_reach_tableau_by_the_sensors_alone_also_those_that_an_upstream_
     assert not detect_wrongly(defs, instance, "0001").success
     asked, request, result = detect(defs, instance)
     assert "/raw/orders@" in request.run_key
-    (found,) = events(result, "changed_keys").values()
-    assert found["tir/keys"] == found["dagster/partition_row_count"] == changed, "what differs, not the whole month"
-    assert "ORDER_ID" in [column.name for column in found["dagster/column_schema"].columns]
-    lineage = found["dagster/column_lineage"].deps_by_column["ORDER_ID"]
+    (metadata,) = events(result, "changed_keys").values()
+    assert metadata["tir/keys"] == metadata["dagster/partition_row_count"] == changed, (
+        "what differs, not the whole month"
+    )
+    assert "ORDER_ID" in [column.name for column in metadata["dagster/column_schema"].columns]
+    lineage = metadata["dagster/column_lineage"].deps_by_column["ORDER_ID"]
     assert lineage == [dg.TableColumnDep(extract_keys(loaded.spec).source_table, "ORDER_ID")]
     (refresh,) = refresh_tick(defs, instance).run_requests
     assert refresh.run_key == request.partition_key
@@ -200,7 +161,7 @@ def test_a_detection_that_found_nothing_leaves_no_partition_behind(loaded, defs,
     asked, request, result = detect(defs, instance)
     assert events(result, "changed_keys") == {}
     assert "0002" not in instance.get_dynamic_partitions("orders_change_sets"), "what failed before is superseded"
-    assert "nothing" in said(instance, extract_keys(loaded.spec).source_table)
+    assert "nothing" in last_observed(instance, extract_keys(loaded.spec).source_table)
     after = source_tick(defs, instance, asked.cursor)
     (deleted,) = after.dynamic_partitions_requests
     assert (type(deleted).__name__, deleted.partition_keys) == (
@@ -225,13 +186,16 @@ def test_materializing_the_datasource_alone_refreshes_it_and_its_slices_show_tha
     loaded.sql(f"UPDATE MYTABLE SET NOTE = 'clicked', {STAMP} WHERE {inside}")
     result = materialize_alone(defs, instance)
     assert loaded.published_rows() == loaded.source_rows()
-    made = {(one.asset_key, one.partition): one.metadata for one in result.asset_materializations_for_node(PUBLISHING)}
-    assert set(made) == {(KEYS.purged_extract, month), (KEYS.published_datasource, None)}
+    metadata = {
+        (event.asset_key, event.partition): event.metadata
+        for event in result.asset_materializations_for_node(PUBLISHING)
+    }
+    assert set(metadata) == {(KEYS.purged_extract, month), (KEYS.published_datasource, None)}
     changed = loaded.sql(f"SELECT COUNT(*) FROM MYTABLE WHERE {inside}")[0][0]
-    assert made[KEYS.purged_extract, month]["tir/slice_appended"].value == changed
+    assert metadata[KEYS.purged_extract, month]["tir/slice_appended"].value == changed
     assert checked(result) == {"rows_add_up": True, "equals_source": True}
     assert materialize_alone(defs, instance).asset_materializations_for_node(PUBLISHING) == [], "nothing changed since"
-    assert "nothing to publish" in said(instance, KEYS.published_datasource)
+    assert "nothing to publish" in last_observed(instance, KEYS.published_datasource)
 
 
 def test_another_asset_reads_the_extract_by_its_handle(loaded, instance):
@@ -257,21 +221,15 @@ def lose_a_row(loaded, instance, month: str) -> None:
     extract = loaded.folder / "state" / "extracts" / "orders" / "versions" / confirmed.version / "extract.hyper"
     with connect(extract) as connection:
         where = f"TO_CHAR(\"ORDER_DATE\", 'YYYY-MM') = '{month}'"
-        found = f'SELECT MIN("ORDER_ID") FROM "Extract"."Extract" WHERE {where}'
-        assert connection.execute_command(f'DELETE FROM "Extract"."Extract" WHERE "ORDER_ID" = ({found})') == 1
+        first_row = f'SELECT MIN("ORDER_ID") FROM "Extract"."Extract" WHERE {where}'
+        assert connection.execute_command(f'DELETE FROM "Extract"."Extract" WHERE "ORDER_ID" = ({first_row})') == 1
 
 
 def verified(defs, instance) -> dict[str, dg.AssetCheckEvaluation]:
-    return {one.check_name: one for one in run(defs, instance, "orders_verify").get_asset_check_evaluations()}
-
-
-def test_what_is_published_is_verified_slice_by_slice_at_its_own_version(loaded, defs, instance):
-    # Later than what the extract shows: a lag is no drift.
-    loaded.sql(f"UPDATE MYTABLE SET NOTE = 'later', {STAMP} WHERE ORDER_ID % 70 = 0")
-    found = verified(defs, instance)
-    assert {name: one.passed for name, one in found.items()} == {"equals_source": True, "unique_row_key": True}
-    rows = last_confirmation(instance, extract_keys(loaded.spec).published_datasource).rows
-    assert found["equals_source"].metadata["dagster/row_count"].value == rows
+    return {
+        evaluation.check_name: evaluation
+        for evaluation in run(defs, instance, "orders_verify").get_asset_check_evaluations()
+    }
 
 
 def test_drift_stops_a_publish_is_a_failed_check_that_names_the_slice_and_is_mended_by_the_next_refresh(
@@ -295,13 +253,13 @@ def test_drift_stops_a_publish_is_a_failed_check_that_names_the_slice_and_is_men
     assert (failed.check_name, failed.passed, failed.blocking) == ("equals_source", False, True)
     assert f"in {month} for example" in failed.description
     assert last_confirmation(instance, keys.published_datasource) == before, "nothing was published"
-    found = verified(defs, instance)
-    assert not found["equals_source"].passed
-    assert found["equals_source"].severity is dg.AssetCheckSeverity.ERROR
-    assert found["equals_source"].metadata["tir/different_slices"].value == [month]
-    assert f"at once: tir refresh orders --slices {month}..{month}" in found["equals_source"].description
-    assert "rows: extract" in found["equals_source"].metadata["tir/different"].value
-    assert found["server_holds_it"].passed, "only the local version lost something"
+    checks = verified(defs, instance)
+    assert not checks["equals_source"].passed
+    assert checks["equals_source"].severity is dg.AssetCheckSeverity.ERROR
+    assert checks["equals_source"].metadata["tir/different_slices"].value == [month]
+    assert f"at once: tir refresh orders --slices {month}..{month}" in checks["equals_source"].description
+    assert "rows: extract" in checks["equals_source"].metadata["tir/different"].value
+    assert checks["server_holds_it"].passed, "only the local version lost something"
     assert str(Watch.parse(source_tick(defs, instance, None).cursor).token).endswith(f"/drift@{before.version}")
     # As the sensor asks again: nobody names the slice.
     repaired = run(defs, instance, "orders_refresh", config=config, tags=tags)
@@ -331,17 +289,26 @@ def test_many_more_rows_than_before_are_told_and_a_publish_that_failed_goes_on_w
     assert loaded.published_rows() == loaded.source_rows()
 
 
-def test_rows_that_a_mandatory_join_hides_are_counted(loaded, tmp_path, spark):
+def test_what_is_published_is_verified_slice_by_slice_at_its_own_version(loaded, defs, instance):
+    # Later than what the extract shows: a lag is no drift.
+    loaded.sql(f"UPDATE MYTABLE SET NOTE = 'later', {STAMP} WHERE ORDER_ID % 70 = 0")
+    checks = verified(defs, instance)
+    assert {name: check.passed for name, check in checks.items()} == {"equals_source": True, "unique_row_key": True}
+    rows = last_confirmation(instance, extract_keys(loaded.spec).published_datasource).rows
+    assert checks["equals_source"].metadata["dagster/row_count"].value == rows
+
+
+def test_rows_that_a_mandatory_join_hides_are_counted(places, tmp_path, spark):
     tables = {"SALES": "ID INT, PRODUCT INT", "PRODUCTS": "PRODUCT INT, COLOR VARCHAR"}
     query = "SELECT S.ID, P.COLOR FROM {s}.SALES AS S JOIN {s}.PRODUCTS AS P ON P.PRODUCT = S.PRODUCT"
-    shown = Shown(prepare(loaded.sandbox), spark, tmp_path, tables, query, {"row_key": "ID"})
-    shown.sql("INSERT INTO {s}.PRODUCTS VALUES (1, 'blue'), (1, 'red')")
-    shown.sql("INSERT INTO {s}.SALES VALUES (10, 1), (11, NULL), (12, 2), (13, 2)")
-    shown.refresh()
-    verification = Verification(shown.refresher.context, shown.confirmed)
+    shop = Shown(prepare(places), spark, tmp_path, tables, query, {"row_key": "ID"})
+    shop.sql("INSERT INTO {s}.PRODUCTS VALUES (1, 'blue'), (1, 'red')")
+    shop.sql("INSERT INTO {s}.SALES VALUES (10, 1), (11, NULL), (12, 2), (13, 2)")
+    shop.refresh()
+    verification = Verification(shop.refresher.context, shop.confirmed)
     assert verification.equals_source().passed
     joins = verification.mandatory_joins()
     assert not joins.passed
     assert "2 rows refer to keys that SHOWN." in joins.sentence
     assert verification.unique_row_key().counted == {"tir/null_keys": 0, "tir/repeated_keys": 1}
-    shown.close()
+    shop.close()

@@ -2,98 +2,28 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 import zipfile
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
-import tableauserverclient as TSC  # noqa: N812 - the name its own documentation uses
 from click.testing import CliRunner
 from tableauhyperapi import Connection, HyperProcess, Telemetry
 
 from tir_dagster.cli.main import tir
-from tir_dagster.sandbox.sample.rows import COLUMNS
-from tir_dagster.sandbox.tableau.packages import Column, SnowflakeConnection, build_tdsx
+from tir_dagster.sandbox.tableau.packages import Column
 from tir_dagster_tests.orchestration.conftest import Place
+from tir_dagster_tests.orchestration.shell import FAILED, WRONG, Built, CommandResult, Shell, published, sample_columns
 from tir_dagster_tests.sandbox.tableau.helpers import LIVE_ONLY, Admin, rewritten
 
-SECRETS = ("SNOWFLAKE_PASSWORD", "TABLEAU_TOKEN_SECRET")
 CREDENTIALS = "      credentials: {username_env: SNOWFLAKE_USER, password_env: SNOWFLAKE_PASSWORD}\n"
-WRONG = "wr0ng-but-still-a-s3cret"
-FAILED, WRONG_USAGE = 1, 2
+WRONG_USAGE = 2
 SPARSE_BYTES = 4 * 2**40
-
-
-@dataclass(frozen=True)
-class Said:
-    """What a command left behind."""
-
-    code: int
-    stdout: str
-    stderr: str
-
-    @property
-    def error(self) -> str:
-        """The last thing a user reads."""
-        return self.stderr.strip().splitlines()[-1]
-
-
-@dataclass
-class Shell:
-    """A user's shell on the place; every command is checked for secrets and tracebacks."""
-
-    place: Place
-    env: dict[str, str | None] = field(default_factory=dict)
-
-    def tir(self, *arguments: str, edit: tuple[tuple[str, str], ...] = ()) -> Said:
-        runner = CliRunner()
-        result = runner.invoke(tir, list(arguments), env={"TIR_SPECS": str(self.specs(edit)), **self.env})
-        assert result.exception is None or isinstance(result.exception, SystemExit), repr(result.exception)
-        return self.harmless(Said(result.exit_code, result.stdout, result.stderr))
-
-    def specs(self, edit: tuple[tuple[str, str], ...] = ()) -> Path:
-        text = self.place.spec_text
-        for old, new in edit:
-            assert old in text, f"nothing to change: {old}"
-            text = text.replace(old, new)
-        file = self.place.folder / "bad.yaml"
-        file.write_text(text, encoding="utf-8")
-        return file
-
-    def harmless(self, said: Said) -> Said:
-        shown = said.stdout + said.stderr
-        known = [os.environ[name] for name in SECRETS] + [str(value) for value in self.env.values() if value == WRONG]
-        assert not [secret for secret in known if secret in shown], "a secret was printed"
-        assert "Traceback" not in shown
-        assert "dagster" not in shown.lower().replace("tir_dagster", ""), "Dagster's own words"
-        return said
-
-    def refused(self, *arguments: str, edit: tuple[tuple[str, str], ...] = (), code: int = FAILED) -> str:
-        """The one error of a command that fails before Spark starts and leaves every datasource as it was."""
-        before = published(self.place)
-        said = self.tir(*arguments or ("refresh", "orders"), edit=edit)
-        assert (said.code, said.stdout) == (code, ""), said
-        assert "starting Spark" not in said.stderr
-        assert said.error.startswith("Error: ")
-        assert published(self.place) == before
-        return said.error
-
-
-def published(place: Place) -> dict[str, Any]:
-    """Everything on the server: when each datasource was last changed, and a digest of its content."""
-    with place.sandbox.tableau() as server:
-        found = {}
-        for item in TSC.Pager(server.datasources):
-            content = server.datasources.get_request(f"{server.datasources.baseurl}/{item.id}/content").content
-            found[item.id] = (item.name, item.updated_at, hashlib.sha256(content).hexdigest())
-        return found
 
 
 @pytest.fixture
@@ -112,7 +42,7 @@ def admin(place: Place) -> Admin:
 
 
 @pytest.mark.parametrize(
-    ("edit", "told"),
+    ("edit", "sentence"),
     [
         (("row_key: ORDER_ID", "row_key: ORDER_IDX"), "row_key names ORDER_IDX, which MYDB.MYSCHEMA.MYTABLE does not"),
         (("column: ORDER_DATE", "column: DAY"), "slices.column names DAY, which"),
@@ -127,10 +57,10 @@ def admin(place: Place) -> Admin:
         ),
     ],
 )
-def test_an_unknown_column_is_named_with_its_field_and_the_sources_columns(shell, edit, told):
+def test_an_unknown_column_is_named_with_its_field_and_the_sources_columns(shell, edit, sentence):
     error = shell.refused(edit=(edit,), code=WRONG_USAGE)
     assert error.startswith("Error: orders: ")
-    assert told in error
+    assert sentence in error
 
 
 @pytest.mark.parametrize("table", ["MYDB.MYSCHEMA.NOTHING", "MYDB.NOTHING.MYTABLE", "NOTHING.MYSCHEMA.MYTABLE"])
@@ -166,51 +96,11 @@ def test_two_projects_of_one_name_need_a_path(shell, built):
     assert planned.code == 0, planned
 
 
-@dataclass(frozen=True)
-class Built:
-    """Datasources as people would have built them."""
-
-    place: Place
-    folder: Path
-    ids: dict[str, str]
-
-    @property
-    def base(self) -> Path:
-        return self.folder / "base.tdsx"
-
-    def build(self, file: str, columns: list[Column], **relation: Any) -> Path:
-        env = self.place.sandbox.env
-        names = ("MYDB", "MYSCHEMA", "MYWH", "SYSADMIN", env["SNOWFLAKE_USER"])
-        there = SnowflakeConnection(f"{env['SNOWFLAKE_ACCOUNT']}.snowflakecomputing.com", *names)
-        return build_tdsx(self.folder / file, caption="x", columns=columns, snowflake=there, **relation)
-
-    def edited(self, old: str, new: str) -> Path:
-        def edit(text: str) -> str:
-            assert old in text
-            return text.replace(old, new)
-
-        return rewritten(self.base, self.folder / "edited.tdsx", edit=edit)
-
-    def project(self, parent: str, name: str) -> None:
-        with self.place.sandbox.tableau() as server:
-            self.ids[parent] = server.projects.create(TSC.ProjectItem(parent)).id
-            self.ids[f"{parent}/{name}"] = server.projects.create(TSC.ProjectItem(name, parent_id=self.ids[parent])).id
-
-    def publish(self, name: str, file: Path, project: str = "myproject", parent: str = "") -> None:
-        with self.place.sandbox.tableau() as server:
-            at = self.ids.get(f"{parent}/{project}") or server.projects.filter(name=project)[0].id
-            server.datasources.publish(TSC.DatasourceItem(at, name=name), str(file), "Overwrite")
-
-
 @pytest.fixture(scope="module")
 def built(place: Place) -> Built:
-    made = Built(place, place.folder / "built", {})
-    made.build("base.tdsx", sample_columns(), table="MYTABLE")
-    return made
-
-
-def sample_columns() -> list[Column]:
-    return [Column(name, declared.removesuffix(" NOT NULL")) for name, declared, _ in COLUMNS]
+    datasources = Built(place, place.folder / "built", {})
+    datasources.build("base.tdsx", sample_columns(), table="MYTABLE")
+    return datasources
 
 
 def variant(built: Built, kind: str) -> Path:
@@ -226,7 +116,7 @@ def variant(built: Built, kind: str) -> Path:
             return built.edited('count="-1"', 'count="100"')
         case "fewer":
             return built.build(
-                "fewer.tdsx", [one for one in columns if one.remote_name != "ORDER_DATE"], table="MYTABLE"
+                "fewer.tdsx", [column for column in columns if column.remote_name != "ORDER_DATE"], table="MYTABLE"
             )
         case "more":
             return built.build("more.tdsx", [*columns, Column("EXTRA", "VARCHAR")], table="MYTABLE")
@@ -253,7 +143,7 @@ def two_tables(built: Built) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("kind", "told"),
+    ("kind", "sentence"),
     [
         ("table", "it reads MYDB.MYSCHEMA.OTHERS, the spec names MYDB.MYSCHEMA.MYTABLE"),
         ("sql", "it reads custom SQL"),
@@ -265,11 +155,11 @@ def two_tables(built: Built) -> Path:
         ("live", "it reads its source live"),
     ],
 )
-def test_a_datasource_that_shows_something_else_is_refused_with_the_difference(shell, built, kind, told):
+def test_a_datasource_that_shows_something_else_is_refused_with_the_difference(shell, built, kind, sentence):
     built.publish("dx", variant(built, kind))
     error = shell.refused(edit=(("name: mydatasource", "name: dx"),))
     assert "datasource 'dx' in project 'myproject'" in error
-    assert told in error
+    assert sentence in error
 
 
 def test_columns_of_the_datasource_that_the_spec_leaves_out_are_refused(shell, built):
@@ -303,7 +193,7 @@ def test_a_missing_variable_is_named(shell, name):
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "told"),
+    ("name", "value", "sentence"),
     [
         ("SNOWFLAKE_PASSWORD", WRONG, "Check user and credential"),
         ("TABLEAU_TOKEN_SECRET", WRONG, "refused (401001)"),
@@ -311,9 +201,9 @@ def test_a_missing_variable_is_named(shell, name):
         ("TABLEAU_SERVER_URL", "tableau.example.com", "'tableau.example.com' is not the address of a Tableau Server"),
     ],
 )
-def test_a_server_that_is_not_there_or_says_no_is_told_with_what_to_check(shell, name, value, told):
+def test_a_server_that_is_not_there_or_says_no_is_told_with_what_to_check(shell, name, value, sentence):
     shell.env[name] = value
-    assert told in shell.refused()
+    assert sentence in shell.refused()
 
 
 def test_a_tableau_server_that_cannot_be_reached_is_told_with_its_address(shell):
@@ -334,26 +224,23 @@ def test_a_session_ended_by_another_sign_in_is_opened_again_and_one_that_always_
     assert "A token carries one session, so another process uses the same one" in error
 
 
-# Before the first load
-
-
 def test_without_java_one_sentence_says_what_to_install(shell, tmp_path):
     before = published(shell.place)
     done = subprocess.run(
-        [sys.executable, "-m", "tir_dagster.cli.main", "refresh", "orders", "--json"],
+        [sys.executable, "-m", "tir_dagster.cli.main", "refresh", "orders", "--full", "--json"],
         env={**os.environ, "TIR_SPECS": str(shell.specs()), "JAVA_HOME": str(tmp_path), "TIR_SPARK_ROWS": "0"},
         capture_output=True,
         text=True,
         timeout=120,
         check=False,
     )
-    said = shell.harmless(Said(done.returncode, done.stdout, done.stderr))
-    assert (said.code, said.stdout) == (FAILED, "")
-    assert said.error.startswith(
+    result = shell.harmless(CommandResult(done.returncode, done.stdout, done.stderr))
+    assert (result.code, result.stdout) == (FAILED, "")
+    assert result.error.startswith(
         f"Error: Spark needs Java 17 or 21, and JAVA_HOME is {tmp_path}, which has no bin/java."
     )
-    assert "openjdk-17-jre-headless" in said.error
-    lines = said.stderr.strip().splitlines()
+    assert "openjdk-17-jre-headless" in result.error
+    lines = result.stderr.strip().splitlines()
     assert all(line.startswith(("[", "Error: ")) for line in lines), "only progress and the error"
     assert published(shell.place) == before
 
@@ -367,68 +254,73 @@ def test_a_history_that_cannot_be_opened_is_told_with_its_folder(shell, tmp_path
     assert isinstance(result.exception, SystemExit)
 
 
-# The guards, on a loaded extract; these tests tell one story
+def test_a_refresh_that_reads_everything_tells_its_steps(shell, monkeypatch):
+    monkeypatch.setenv("TIR_SPARK_ROWS", "0")
+    result = shell.tir("refresh", "orders", "--full", "--json")
+    assert result.code == 0, result
+    assert json.loads(result.stdout)["published"]
+    steps = [line.split("] ", 1)[1] for line in result.stderr.splitlines()]
+    assert "starting Spark" in steps
+    assert any(
+        re.fullmatch("[0-9,]+ rows purged, 3,000 appended: verifying against the source", step) for step in steps
+    )
 
 
-@pytest.fixture(scope="module")
-def loaded(place: Place) -> Shell:
-    shell = Shell(place)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TIR_SPARK_ROWS", "0")
-        said = shell.tir("refresh", "orders", "--json")
-    assert said.code == 0, said
-    assert json.loads(said.stdout)["published"]
-    told = [line.split("] ", 1)[1] for line in said.stderr.splitlines()]
-    assert "starting Spark" in told
-    assert "0 rows purged, 3,000 appended: verifying against the source" in told
-    return shell
+# The guards, on a loaded extract
+
+
+@pytest.fixture
+def guarded(restored: Place) -> Shell:
+    """A shell on the loaded extract, whose source has the rows of before after the test."""
+    return Shell(restored)
 
 
 def stopped(shell: Shell, *arguments: str) -> str:
     before = published(shell.place)
-    said = shell.tir("refresh", "orders", "--json", *arguments)
-    assert (said.code, said.stdout) == (FAILED, "")
+    result = shell.tir("refresh", "orders", "--json", *arguments)
+    assert (result.code, result.stdout) == (FAILED, "")
     assert published(shell.place) == before
-    return said.error
+    return result.error
 
 
-def test_a_disk_too_full_is_told_before_spark_starts(loaded):
-    (extract,) = loaded.place.folder.glob("state/extracts/orders/versions/v*/extract.hyper")
+def test_a_disk_too_full_is_told_before_spark_starts(guarded):
+    extract = max(guarded.place.folder.glob("state/extracts/orders/versions/v*/extract.hyper"))
     size = extract.stat().st_size
-    loaded.place.sql("UPDATE MYTABLE SET NOTE = 'disk' WHERE ORDER_ID % 500 = 0")
+    guarded.place.sql("UPDATE MYTABLE SET NOTE = 'disk' WHERE ORDER_ID % 500 = 0")
     try:
         # Sparse: it takes no room, but its copy would.
         os.truncate(extract, SPARSE_BYTES)
-        error = loaded.refused()
+        error = guarded.refused()
     finally:
         os.truncate(extract, size)
-    assert f"{loaded.place.folder}/state/extracts/orders needs 8,388,608 MB of free disk space and has " in error
+    assert f"{guarded.place.folder}/state/extracts/orders needs 8,388,608 MB of free disk space and has " in error
 
 
-def test_more_deletes_than_allowed_stop_a_refresh(loaded):
-    loaded.place.sql("DELETE FROM MYTABLE WHERE ORDER_ID % 2 = 0")
-    error = stopped(loaded)
+def test_more_deletes_than_allowed_stop_a_refresh(guarded):
+    guarded.place.sql("DELETE FROM MYTABLE WHERE ORDER_ID % 2 = 0")
+    error = stopped(guarded)
     assert "of 3,000 rows would vanish, more than the 30% that thresholds.delete_share in the spec allows" in error
     assert "Nothing was touched" in error
     assert error.endswith("tir refresh orders --allow-empty.")
 
 
-def test_an_empty_source_stops_a_refresh_unless_it_is_allowed(loaded):
-    loaded.place.sql("TRUNCATE TABLE MYTABLE")
-    error = stopped(loaded, "--full")
+def test_an_empty_source_is_no_first_load(guarded):
+    guarded.place.sql("TRUNCATE TABLE MYTABLE")
+    error = guarded.tir("refresh", "others", edit=(("name: orders", "name: others"), ("mydatasource", "others"))).error
+    assert error.startswith("Error: others: MYDB.MYSCHEMA.MYTABLE is empty. Nothing was touched. Load it first;")
+    assert "others" not in {name for name, *_ in published(guarded.place).values()}
+
+
+def test_an_empty_source_stops_a_refresh_unless_it_is_allowed(guarded):
+    guarded.place.sql("TRUNCATE TABLE MYTABLE")
+    error = stopped(guarded, "--full")
     assert "orders: the source is empty, the extract has 3,000 rows" in error
     assert error.endswith("tir refresh orders --allow-empty.")
-    month = loaded.place.spec.slices.start or ""
-    said = loaded.tir("refresh", "orders", "--json", "--slices", month, "--allow-empty")
-    assert said.code == 0, said
-    assert json.loads(said.stdout)["published"]
-    assert not loaded.place.published_rows()
-
-
-def test_an_empty_source_is_no_first_load(loaded):
-    error = loaded.tir("refresh", "others", edit=(("name: orders", "name: others"), ("mydatasource", "others"))).error
-    assert error.startswith("Error: others: MYDB.MYSCHEMA.MYTABLE is empty. Nothing was touched. Load it first;")
-    assert "others" not in {name for name, *_ in published(loaded.place).values()}
+    month = guarded.place.spec.slices.start or ""
+    result = guarded.tir("refresh", "orders", "--json", "--slices", month, "--allow-empty")
+    assert result.code == 0, result
+    assert json.loads(result.stdout)["published"]
+    assert not guarded.place.published_rows()
 
 
 def in_words(query: str) -> tuple[tuple[str, str], ...]:
@@ -439,21 +331,21 @@ def in_words(query: str) -> tuple[tuple[str, str], ...]:
 
 
 @pytest.mark.parametrize(
-    ("query", "told"),
+    ("query", "sentence"),
     [
         ("SELECT ORDER_ID, ORDER_DAT FROM MYDB.MYSCHEMA.MYTABLE", "ORDER_DAT"),
         ("SELECT ORDER_ID, ORDER_DATE FROM MYDB.MYSCHEMA.NOTABLE", "line 1, column 34: MYDB.MYSCHEMA.NOTABLE"),
         ("SELECT CUSTOMER, ORDER_DATE FROM MYDB.MYSCHEMA.MYTABLE", "ORDER_ID"),
     ],
 )
-def test_a_query_that_does_not_fit_the_source_is_refused(shell, query, told):
-    assert told in shell.refused(edit=in_words(query), code=WRONG_USAGE if "NOTABLE" not in query else FAILED)
+def test_a_query_that_does_not_fit_the_source_is_refused(shell, query, sentence):
+    assert sentence in shell.refused(edit=in_words(query), code=WRONG_USAGE if "NOTABLE" not in query else FAILED)
 
 
 def test_the_plan_of_a_query_is_explained(shell):
     query = "SELECT ORDER_ID, ORDER_DATE, CUSTOMER FROM MYDB.MYSCHEMA.MYTABLE WHERE QUANTITY > 1"
-    said = shell.tir("plan", "orders", "--explain", edit=in_words(query))
-    assert said.code == 0, said.stderr
-    assert "A copy of MYDB.MYSCHEMA.MYTABLE." in said.stdout
-    assert "not used: " in said.stdout
-    assert "Refreshed by key:" in said.stdout
+    result = shell.tir("plan", "orders", "--explain", edit=in_words(query))
+    assert result.code == 0, result.stderr
+    assert "A copy of MYDB.MYSCHEMA.MYTABLE." in result.stdout
+    assert "not used: " in result.stdout
+    assert "Refreshed by key:" in result.stdout

@@ -118,11 +118,11 @@ def url(place) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def screen(place, url) -> Iterator[Screen]:
-    found = subprocess.run([ROOT / "scripts" / "find-chromium"], capture_output=True, text=True, check=False)
-    assert found.returncode == 0, found.stderr
+    search = subprocess.run([ROOT / "scripts" / "find-chromium"], capture_output=True, text=True, check=False)
+    assert search.returncode == 0, search.stderr
     (ROOT / "build" / "screenshots").mkdir(parents=True, exist_ok=True)
     with sync_playwright() as driver, dagster_instance() as instance:
-        browser = driver.chromium.launch(executable_path=found.stdout.strip(), args=["--no-sandbox", "--disable-gpu"])
+        browser = driver.chromium.launch(executable_path=search.stdout.strip(), args=["--no-sandbox", "--disable-gpu"])
         page = browser.new_page(viewport={"width": 1400, "height": 760})
         page.set_default_timeout(PATIENCE_SECONDS * 1000)
         expect.set_options(timeout=PATIENCE_SECONDS * 1000)
@@ -211,7 +211,9 @@ def switch(screen: Screen, sensor: str, *, on: bool) -> None:
     page.locator("input[type=checkbox]").first.dispatch_event("click")
 
     def is_as_wanted() -> bool:
-        running = [one for one in screen.instance.all_instigator_state() if one.name == sensor and one.is_running]
+        running = [
+            state for state in screen.instance.all_instigator_state() if state.name == sensor and state.is_running
+        ]
         return bool(running) == on
 
     wait_long(is_as_wanted, f"{sensor} is {'on' if on else 'off'}")
@@ -225,8 +227,10 @@ def check_states(screen: Screen) -> dict[str, str | None]:
     """What the page shows of the datasource's checks; None stands for "Not evaluated"."""
     answer = requests.post(f"{screen.url}/graphql", json={"query": CHECKS}, timeout=60).json()
     (node,) = answer["data"]["assetNodes"]
-    found = {one["name"]: one["executionForLatestMaterialization"] for one in node["assetChecksOrError"]["checks"]}
-    return {name: made["status"] if made else None for name, made in found.items()}
+    executions = {
+        check["name"]: check["executionForLatestMaterialization"] for check in node["assetChecksOrError"]["checks"]
+    }
+    return {name: execution["status"] if execution else None for name, execution in executions.items()}
 
 
 def test_a_change_in_the_source_starts_its_runs_by_the_sensors(place, screen):
@@ -264,8 +268,8 @@ def test_a_failed_check_is_seen_in_red(place, screen):
     key = dg.AssetCheckKey(extract_keys(place.spec).published_datasource, "equals_source")
 
     def failed() -> bool:
-        found = screen.instance.event_log_storage.get_latest_asset_check_execution_by_key([key])
-        return key in found and found[key].status.value == "FAILED"
+        executions = screen.instance.event_log_storage.get_latest_asset_check_execution_by_key([key])
+        return key in executions and executions[key].status.value == "FAILED"
 
     wait_long(failed, "the check finds the lost row")
     page = screen.open("/assets/orders/published_datasource?view=checks&checkDetail=equals_source")

@@ -16,23 +16,7 @@ from dagster.components.testing import create_defs_folder_sandbox
 import tir_dagster
 from tir_dagster import TableauExtractComponent, build_extract_defs, environment_resources
 from tir_dagster.spec.reading import parse_specs
-
-ATTRIBUTES = """\
-name: orders
-source: MYDB.MYSCHEMA.MYTABLE
-row_key: ORDER_ID
-columns: [ORDER_ID, ORDER_DATE, CUSTOMER, UPDATED_AT]
-slices: {column: ORDER_DATE, by: day, start: 2024-12-01, zone: Europe/Berlin}
-changes: {watermark: UPDATED_AT, look_back: 10 minutes, deletes: false}
-datasource:
-  project: myproject
-  name: mydatasource
-  credentials: {username_env: SNOWFLAKE_USER, password_env: SNOWFLAKE_PASSWORD}
-delivery: republish
-policy: incremental_only
-thresholds: {quiet_period: 5 seconds, delete_share: 0.1}
-snowflake: {warehouse: LOADING, query_tag: "{{ 'tagged' }}"}
-"""
+from tir_dagster_tests.orchestration.component import ATTRIBUTES
 
 
 def twin():
@@ -43,9 +27,9 @@ def twin():
 
 @pytest.fixture
 def project():
-    with create_defs_folder_sandbox() as made:
-        (made.defs_folder_path / "orders").mkdir()
-        yield made
+    with create_defs_folder_sandbox() as sandbox:
+        (sandbox.defs_folder_path / "orders").mkdir()
+        yield sandbox
 
 
 def write(project, attributes: str) -> Path:
@@ -59,11 +43,11 @@ def complaint(project, attributes: str) -> str:
     write(project, attributes)
     with pytest.raises(Exception) as failure, project.build_all_defs():
         pass
-    said, error = [], failure.value
+    messages, error = [], failure.value
     while error is not None:
-        said.append(f"{type(error).__name__}: {error}")
+        messages.append(f"{type(error).__name__}: {error}")
         error = error.__cause__
-    return "\n".join(said)
+    return "\n".join(messages)
 
 
 def overview(defs: dg.Definitions):
@@ -81,27 +65,30 @@ def test_a_component_gives_the_definitions_of_its_twin_in_a_spec_file(project):
     resources = dg.Definitions(resources=environment_resources())
     with project.load_component_and_build_defs(project.defs_folder_path / "orders") as (component, defs):
         assert component.spec == twin()
-        made = overview(dg.Definitions.merge(defs, resources))
-    assert made == overview(dg.Definitions.merge(build_extract_defs(twin()), resources))
-    assert len(made[0]) == 4
-    assert made[1:] == (["orders_detect", "orders_refresh", "orders_verify"], ["orders_refresh", "orders_source"])
+        component_overview = overview(dg.Definitions.merge(defs, resources))
+    assert component_overview == overview(dg.Definitions.merge(build_extract_defs(twin()), resources))
+    assert len(component_overview[0]) == 4
+    assert component_overview[1:] == (
+        ["orders_detect", "orders_refresh", "orders_verify"],
+        ["orders_refresh", "orders_source"],
+    )
 
 
 def test_a_wrong_field_gives_the_same_sentence_as_a_spec_file_and_names_file_and_line(project):
-    said = complaint(project, ATTRIBUTES.replace("row_key: ORDER_ID", "row_keys: ORDER_ID"))
-    assert "orders/defs.yaml:5: row_keys: unknown field; did you mean `row_key`." in said
+    message = complaint(project, ATTRIBUTES.replace("row_key: ORDER_ID", "row_keys: ORDER_ID"))
+    assert "orders/defs.yaml:5: row_keys: unknown field; did you mean `row_key`." in message
 
 
 def test_all_problems_are_told_at_once(project):
-    said = complaint(project, ATTRIBUTES.replace("by: day", "by: year").replace("10 minutes", "soon"))
-    assert "slices.by: 'year' is not one of month, week, day, value, none." in said
-    assert "changes.look_back: 'soon' is no duration" in said
+    message = complaint(project, ATTRIBUTES.replace("by: day", "by: year").replace("10 minutes", "soon"))
+    assert "slices.by: 'year' is not one of month, week, day, value, none." in message
+    assert "changes.look_back: 'soon' is no duration" in message
 
 
 def test_a_component_without_attributes_says_which_ones_are_missing(project):
-    said = complaint(project, "")
+    message = complaint(project, "")
     for field in ("name", "source", "datasource"):
-        assert f"{field}: missing." in said
+        assert f"{field}: missing." in message
 
 
 def test_the_schema_that_editors_see_has_every_field_of_the_spec():
@@ -109,7 +96,7 @@ def test_the_schema_that_editors_see_has_every_field_of_the_spec():
     assert set(schema["properties"]) == set(tir_dagster.ExtractSpec.__dataclass_fields__)
     assert schema["required"] == ["name", "datasource"], "source or query: the reader asks for one of them"
     assert schema["properties"]["policy"]["enum"] == ["auto", "incremental_only", "full"]
-    assert {one["type"] for one in schema["$defs"]["Changes"]["properties"]["look_back"]["anyOf"]} == {
+    assert {choice["type"] for choice in schema["$defs"]["Changes"]["properties"]["look_back"]["anyOf"]} == {
         "number",
         "string",
     }

@@ -13,9 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from tir_dagster.changes.plan import Mode
-from tir_dagster.cli.refresh import Command, RefreshOutcome
-from tir_dagster.refresh.context import leased
 from tir_dagster.refresh.state.change_sets import ChangeSetStore
 from tir_dagster_tests.orchestration.conftest import Place
 from tir_dagster_tests.processes import wait_for
@@ -27,28 +24,16 @@ STEPS = ["applied", "verified", "intended", "landed", "published", "confirmed"]
 PATCH_STEPS = ["applied", "verified", "intended", "sent", "published", "confirmed"] if TIMES > 1 else ["sent"]
 
 
-@pytest.fixture(scope="module")
-def loaded(place):
-    assert place.refresh().published
-    with place.sandbox.tableau() as server:
-        (found,) = server.datasources.filter(name=place.spec.datasource.name)
-        server.datasources.add_tags(found, "dear")
-    return place
+@pytest.fixture
+def loaded(loaded: Place) -> Place:
+    """The same extract, its datasource with a tag."""
+    loaded.tag("dear")
+    return loaded
 
 
 def tags(place) -> set[str]:
     with place.sandbox.tableau() as server:
         return next(iter(server.datasources.filter(name=place.spec.datasource.name))).tags
-
-
-def stage(place, mode: Mode = "changes"):
-    """Detection only, as if the process had ended right after it."""
-    return place.run(lambda command: _detect(command, mode))
-
-
-def _detect(command: Command, mode: Mode):
-    with leased(command.context, "test", wait_seconds=60):
-        return command.detect(RefreshOutcome(command.spec.name, mode), mode, (), allow_empty=False)
 
 
 def apply_and_die(place, step: str) -> None:
@@ -75,14 +60,6 @@ def die(place, step: str, module: str, *arguments: str) -> None:
     assert done.returncode == -9, f"not killed after {step}: {done.stdout}{done.stderr}"
 
 
-def touch(place, note: str) -> None:
-    place.sql(
-        f"UPDATE MYTABLE SET NOTE = '{note}', UPDATED_AT = DATEADD('second', 1, (SELECT MAX(UPDATED_AT) FROM MYTABLE)) "
-        "WHERE ORDER_ID IN (SELECT ORDER_ID FROM MYTABLE ORDER BY ORDER_ID LIMIT 5)"
-    )
-    place.sql("DELETE FROM MYTABLE WHERE ORDER_ID IN (SELECT MAX(ORDER_ID) FROM MYTABLE)")
-
-
 def heals(place) -> None:
     """One clean run later everything is equal, without a full refresh, and there is nothing left to do."""
     outcome = place.refresh()
@@ -93,7 +70,7 @@ def heals(place) -> None:
 
 @pytest.mark.parametrize("time", range(TIMES))
 def test_killed_after_planning(loaded, time):
-    touch(loaded, f"planned {time}")
+    loaded.touch(f"planned {time}")
     refresh_and_die(loaded, "planned")
     heals(loaded)
 
@@ -101,7 +78,7 @@ def test_killed_after_planning(loaded, time):
 @pytest.mark.long
 @pytest.mark.parametrize("time", range(TIMES))
 def test_killed_after_staging(loaded, time):
-    touch(loaded, f"staged {time}")
+    loaded.touch(f"staged {time}")
     refresh_and_die(loaded, "staged")
     heals(loaded)
 
@@ -110,8 +87,8 @@ def test_killed_after_staging(loaded, time):
 @pytest.mark.parametrize("time", range(TIMES))
 @pytest.mark.parametrize("step", STEPS)
 def test_killed_after(loaded, step, time):
-    touch(loaded, f"{step} {time}")
-    stage(loaded)
+    loaded.touch(f"{step} {time}")
+    loaded.detect()
     apply_and_die(loaded, step)
     heals(loaded)
     assert tags(loaded) == {"dear"}
@@ -120,8 +97,8 @@ def test_killed_after(loaded, step, time):
 @pytest.mark.parametrize("time", range(TIMES))
 @pytest.mark.parametrize("step", PATCH_STEPS)
 def test_killed_while_only_the_change_is_sent_after(patched, step, time):
-    touch(patched, f"patch {step} {time}")
-    stage(patched)
+    patched.touch(f"patch {step} {time}")
+    patched.detect()
     before = changes_on_the_server(patched)
     apply_and_die(patched, step)
     heals(patched)
@@ -136,13 +113,13 @@ def test_killed_between_two_parts_of_a_change(patched, time):
         f"UPDATE MYTABLE SET NOTE = {long}, UPDATED_AT = DATEADD('second', 1, (SELECT MAX(UPDATED_AT) FROM MYTABLE)) "
         "WHERE ORDER_ID IN (SELECT ORDER_ID FROM MYTABLE ORDER BY ORDER_ID LIMIT 1200)"
     )
-    stage(patched)
+    patched.detect()
     before = changes_on_the_server(patched)
     apply_and_die(patched, "sent")
     assert changes_on_the_server(patched) == before + 1
-    told: list[str] = []
-    assert patched.refresh(listen=told.append).decision == "none", "what was left is sent first, and confirmed late"
-    parts = {int(found[1]) for found in (re.search(r"\(\d+ of (\d+)\)$", line) for line in told) if found}
+    lines: list[str] = []
+    assert patched.refresh(listen=lines.append).decision == "none", "what was left is sent first, and confirmed late"
+    parts = {int(match[1]) for match in (re.search(r"\(\d+ of (\d+)\)$", line) for line in lines) if match}
     assert changes_on_the_server(patched) == before + max(parts) > before + 1, "the other parts, and none of them twice"
     heals(patched)
 
@@ -181,21 +158,21 @@ def last_line(log: Path) -> str:
 
 def test_ctrl_c_while_spark_starts_is_one_line_and_the_next_refresh_heals(loaded, tmp_path, monkeypatch):
     monkeypatch.setenv("TIR_SPARK_ROWS", "0")
-    touch(loaded, "stopped")
+    loaded.touch("stopped")
     log = tmp_path / "log"
     with refreshing(loaded, log) as started:
         wait_for(lambda: "starting Spark" in log.read_text(), "Spark", log=log)
         assert press_ctrl_c(started) == 130, log.read_text()
-    said = last_line(log)
+    line = last_line(log)
     assert re.fullmatch(
-        r"orders: stopped by Ctrl-C\. The published datasource is unchanged, data as of .* UTC\. Run it again\.", said
+        r"orders: stopped by Ctrl-C\. The published datasource is unchanged, data as of .* UTC\. Run it again\.", line
     )
     heals(loaded)
 
 
 @pytest.mark.long
 def test_ctrl_c_while_it_publishes_says_that_the_next_refresh_finds_out(loaded, tmp_path):
-    touch(loaded, "stopped while it published")
+    loaded.touch("stopped while it published")
     log, admin = tmp_path / "log", Admin(loaded.sandbox.tableau_url)
     store = ChangeSetStore(loaded.folder / "state" / "extracts" / "orders" / "change_sets")
     admin.fault("delay", method="POST", path="/(fileUploads|datasources)$", seconds=10)
@@ -217,7 +194,7 @@ def test_t6_a_row_inserted_before_a_crash_and_deleted_after_it_is_gone(loaded):
     columns = "ORDER_ID, ORDER_DATE, CUSTOMER, QUANTITY, UPDATED_AT"
     stamp = "DATEADD('second', 1, (SELECT MAX(UPDATED_AT) FROM MYTABLE))"
     loaded.sql(f"INSERT INTO MYTABLE ({columns}) SELECT 99999999, '2026-01-05'::DATE, 'net zero', 1, {stamp}")
-    stage(loaded)
+    loaded.detect()
     apply_and_die(loaded, "published")
     assert any("int 99999999" in row for row in loaded.published_rows()), "the publish landed"
     loaded.sql("DELETE FROM MYTABLE WHERE ORDER_ID = 99999999")
@@ -230,7 +207,7 @@ def test_t7_a_value_that_changed_before_a_crash_and_back_after_it_shows_the_old_
     ((key, note),) = loaded.sql("SELECT ORDER_ID, NOTE FROM MYTABLE ORDER BY ORDER_ID LIMIT 1")
     stamp = "UPDATED_AT = DATEADD('second', 1, (SELECT MAX(UPDATED_AT) FROM MYTABLE))"
     loaded.sql(f"UPDATE MYTABLE SET NOTE = 'v1', {stamp} WHERE ORDER_ID = {key}")
-    stage(loaded)
+    loaded.detect()
     apply_and_die(loaded, "landed")
     assert tags(loaded) == set(), "taken by the publish"
     loaded.sql(f"UPDATE MYTABLE SET NOTE = '{note}', {stamp} WHERE ORDER_ID = {key}")

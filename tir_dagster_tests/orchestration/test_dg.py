@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tir_dagster_tests.orchestration.test_component import ATTRIBUTES
+from tir_dagster_tests.orchestration.component import ATTRIBUTES
 
 FILES = {
     "pyproject.toml": """\
@@ -52,7 +52,7 @@ COMMANDS = {
 
 
 @pytest.fixture(scope="module")
-def said(tmp_path_factory) -> dict[str, tuple[int, str]]:
+def outputs(tmp_path_factory) -> dict[str, tuple[int, str]]:
     """All commands side by side, each in a process of its own: the exit code and what it said."""
     folder = tmp_path_factory.mktemp("project") / "sales"
     for name, text in FILES.items():
@@ -87,26 +87,26 @@ def run_all(folder: Path, commands: dict[str, tuple[str, ...]]) -> dict[str, tup
         )
         for name, (program, *rest) in commands.items()
     }
-    return {name: (one.communicate()[0], one.returncode)[::-1] for name, one in started.items()}
+    return {name: (process.communicate()[0], process.returncode)[::-1] for name, process in started.items()}
 
 
-def test_dg_lists_the_component_with_its_summary(said):
-    code, text = said["list"]
+def test_dg_lists_the_component_with_its_summary(outputs):
+    code, text = outputs["list"]
     assert code == 0, text
     (line,) = [line for line in text.splitlines() if line.startswith('{"items"')]
-    listed = {one["key"]: one["summary"] for one in json.loads(line)["items"]}
+    listed = {item["key"]: item["summary"] for item in json.loads(line)["items"]}
     assert "stays equal to its Snowflake table" in listed["tir_dagster.TableauExtractComponent"]
 
 
-def test_dg_checks_the_yaml_and_the_definitions(said):
+def test_dg_checks_the_yaml_and_the_definitions(outputs):
     for name in ("yaml", "defs"):
-        code, text = said[name]
+        code, text = outputs[name]
         assert code == 0, text
         assert "All component YAML validated successfully." in text
-    assert "All definitions loaded successfully." in said["defs"][1]
+    assert "All definitions loaded successfully." in outputs["defs"][1]
 
 
-def test_dagster_validates_the_definitions(said):
-    code, text = said["validate"]
+def test_dagster_validates_the_definitions(outputs):
+    code, text = outputs["validate"]
     assert code == 0, text
     assert "All code locations passed validation." in text

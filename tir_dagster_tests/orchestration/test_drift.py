@@ -10,7 +10,7 @@ import pytest
 from tir_dagster.errors import EQUALS_SOURCE, SERVER_HOLDS_IT
 from tir_dagster.orchestration.checks import Drift, known_drift, verified_drift
 from tir_dagster.orchestration.names import ExtractKeys
-from tir_dagster_tests.orchestration.test_sensors import confirmation
+from tir_dagster_tests.orchestration.confirmations import confirmation
 
 KEYS = ExtractKeys(
     *(
@@ -23,17 +23,17 @@ CONFIRMED = confirmation("cs1")
 
 @pytest.fixture
 def instance():
-    with dg.DagsterInstance.ephemeral() as made:
-        yield made
+    with dg.DagsterInstance.ephemeral() as ephemeral:
+        yield ephemeral
 
 
 def checked(
     instance, asset: dg.AssetKey, slices: list[str], *, passed: bool = False, check: str = EQUALS_SOURCE, **metadata
 ) -> None:
     warned = dg.AssetCheckSeverity.WARN if metadata.pop("warned", False) else dg.AssetCheckSeverity.ERROR
-    shown = {"tir/different_slices": slices, "tir/version": CONFIRMED.version, **metadata}
+    fields = {"tir/different_slices": slices, "tir/version": CONFIRMED.version, **metadata}
     instance.report_runless_asset_event(
-        dg.AssetCheckEvaluation(asset_key=asset, check_name=check, passed=passed, metadata=shown, severity=warned)
+        dg.AssetCheckEvaluation(asset_key=asset, check_name=check, passed=passed, metadata=fields, severity=warned)
     )
 
 

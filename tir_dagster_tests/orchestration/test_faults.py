@@ -48,7 +48,7 @@ from tir_dagster_tests.processes import wait_for
 from tir_dagster_tests.rest_calls import check_played
 from tir_dagster_tests.sandbox.tableau.helpers import Admin, Looker
 from tir_dagster_tests.stages import Refresher
-from tir_dagster_tests.tableau.test_download import Disk
+from tir_dagster_tests.tableau.helpers import Disk
 
 EVERYTHING = os.environ.get("TIR_FAULTS") == "all"
 # What passes: a refresh need not fail of it.
@@ -186,10 +186,10 @@ class Scene:
             looked = refresher.look(self.confirmed)
             surveyed = refresher.survey(looked)
             plan = refresher.plan(looked, surveyed, "changes")
-            plan, made = refresher.detect(looked, surveyed, plan, ident=new_id(), resync=[], allow_empty=False)
-            assert made is not None
+            plan, change_set = refresher.detect(looked, surveyed, plan, ident=new_id(), resync=[], allow_empty=False)
+            assert change_set is not None
             assert plan.decision == "incremental"
-            version = refresher.apply(looked, made)
+            version = refresher.apply(looked, change_set)
         self.version = version.id
 
     def play(self) -> None:
@@ -258,9 +258,9 @@ class Scene:
         return next(str(user.id) for user in TSC.Pager(self.others.users) if user.name == reader)
 
     def _server_version(self) -> str:
-        found = read_datasource(self.client, self.place.datasource_id, project=self._project, name=self.name)
-        assert found is not None
-        return str(server_version(found))
+        datasource = read_datasource(self.client, self.place.datasource_id, project=self._project, name=self.name)
+        assert datasource is not None
+        return str(server_version(datasource))
 
     @cached_property
     def _project(self) -> FoundProject:
@@ -282,12 +282,12 @@ class Scene:
         """What people had set on the datasource and do not find there any more."""
         item = self.others.datasources.get_by_id(self.place.datasource_id)
         self.others.datasources.populate_connections(item)
-        embedded = [(one.username, bool(one.embed_password)) for one in item.connections]
-        found = (set(item.tags), item.description, item.owner_id, item.certified, item.certification_note, embedded)
+        embedded = [(connection.username, bool(connection.embed_password)) for connection in item.connections]
+        settings = (set(item.tags), item.description, item.owner_id, item.certified, item.certification_note, embedded)
         # A published Hyper file signs in nowhere.
         connection = (self.place.env["SNOWFLAKE_USER"], True) if self.place.built else ("tableau_internal_user", False)
         set_up = (TAGS, "Ask Ann.", self._owner, True, "by Ann", [connection])
-        return None if found == set_up else f"something that people set is lost: {found}"
+        return None if settings == set_up else f"something that people set is lost: {settings}"
 
     def calls(self) -> list[dict[str, Any]]:
         """What the server was asked since this was asked last."""
@@ -347,7 +347,7 @@ class TriggerScene(Scene):
 @pytest.fixture(scope="module")
 def scenes(sandbox: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Scene]]:
     """One scene per delivery, made when it is first asked for."""
-    made: dict[str, Scene] = {}
+    built: dict[str, Scene] = {}
     admin = Admin(sandbox.tableau_url)
     admin.set(job_seconds=0.02)
     with (
@@ -357,17 +357,17 @@ def scenes(sandbox: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     ):
 
         def scene(delivery: str) -> Scene:
-            if delivery not in made:
+            if delivery not in built:
                 folder = tmp_path_factory.mktemp("faults")
                 place = make_place(delivery, sandbox, folder)
                 kind = TriggerScene if delivery.startswith("trigger") else Scene
-                made[delivery] = kind(place, admin, others, client, Looker(hyper.endpoint, folder))
-                made[delivery].prepare()
-            return made[delivery]
+                built[delivery] = kind(place, admin, others, client, Looker(hyper.endpoint, folder))
+                built[delivery].prepare()
+            return built[delivery]
 
         yield scene
-    for one in made.values():
-        one.place.close()
+    for scene in built.values():
+        scene.place.close()
     admin.clear_faults()
     admin.set(**asdict(Settings()))
 
@@ -397,10 +397,10 @@ def scene(
     if request.param == "republish":
         # In pieces, as large files go; the delivery `server` sends its own whole.
         monkeypatch.setenv("TSC_FILESIZE_LIMIT_MB", "0")
-    found = scenes(request.param)
-    found.rewind()
-    yield found
-    found.admin.clear_faults()
+    built = scenes(request.param)
+    built.rewind()
+    yield built
+    built.admin.clear_faults()
 
 
 @pytest.fixture(scope="module")
@@ -579,17 +579,19 @@ def take_over(scene: Scene) -> None:
 def test_one_who_lost_the_lease_stops_right_before_the_publish(scene: Scene) -> None:
     refresher = scene.place.refresher = scene.place._refresher()
     refresher.listen(lambda line: take_over(scene) if line.startswith(("publishing", "sending")) else None)
-    dead, theirs = (refresher.work.with_name(name) / "patch" / "payload.hyper" for name in ("dead", "theirs"))
+    dead, other_payload = (
+        refresher.work.with_name(name) / "patch" / "payload.hyper" for name in ("dead", "other_payload")
+    )
     put(dead)
     with scene.waiting(), refresher.leased("a slow run", wait_seconds=0):
         assert not dead.exists(), "what others left is swept"
-        put(theirs)
+        put(other_payload)
         looked = refresher.look(scene.confirmed)
         with pytest.raises(LeaseLostError, match=r"process 7 on elsewhere \(tir refresh\) has taken over"):
             refresher.publish(looked, refresher.versions.get(scene.version))
         assert json.loads((refresher.folder / "lease.json").read_text(encoding="utf-8"))["id"] == "another"
         assert (scene.published(), scene.lost()) == (scene.old, None)
-    assert theirs.is_file(), "nobody works in the folder of another one"
+    assert other_payload.is_file(), "nobody works in the folder of another one"
 
 
 def put(file: Path) -> None:
@@ -630,7 +632,7 @@ def test_one_who_lost_the_lease_after_the_publish_leaves_the_confirmation_to_oth
 
 @pytest.mark.parametrize("scene", ["patch"], indirect=True)
 @pytest.mark.parametrize(
-    ("meanwhile", "told", "fails"),
+    ("meanwhile", "sentence", "fails"),
     [
         (take_over, "has taken over", True),
         (take_over, "has taken over", False),
@@ -639,7 +641,7 @@ def test_one_who_lost_the_lease_after_the_publish_leaves_the_confirmation_to_oth
     ids=["another run", "another run, which confirms it", "somebody else"],
 )
 def test_what_happened_while_a_job_worked_is_noticed_before_anything_is_sent_again_or_confirmed(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[Scene], None], told: str, fails: bool
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[Scene], None], sentence: str, fails: bool
 ) -> None:
     refresher = scene.place.refresher = scene.place._refresher()
     sleep, waiting = scene.time.sleep, iter([scene])
@@ -650,7 +652,7 @@ def test_what_happened_while_a_job_worked_is_noticed_before_anything_is_sent_aga
     monkeypatch.setattr(scene.time, "sleep", lambda seconds: [sleep(seconds), *map(meanwhile, waiting)])
     with scene.waiting(), refresher.leased("a slow run", wait_seconds=0):
         looked = refresher.look(scene.confirmed)
-        with pytest.raises(TirError, match=told):
+        with pytest.raises(TirError, match=sentence):
             refresher.publish(looked, refresher.versions.get(scene.version))
     assert [call["route"] for call in scene.calls()].count("update_data") == 1
     assert scene.published() == (scene.old if fails else scene.new)
@@ -688,9 +690,9 @@ def test_who_may_neither_see_revisions_nor_download_is_warned(scene: Scene) -> N
 # Jobs
 
 
-jobs = pytest.mark.parametrize("scene", [one for one in DELIVERIES if one != "republish"], indirect=True)
+jobs = pytest.mark.parametrize("scene", [delivery for delivery in DELIVERIES if delivery != "republish"], indirect=True)
 refreshes = pytest.mark.parametrize(
-    "scene", [one for one in DELIVERIES if one not in ("republish", "patch")], indirect=True
+    "scene", [delivery for delivery in DELIVERIES if delivery not in ("republish", "patch")], indirect=True
 )
 
 

@@ -8,9 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, note, settings
-from hypothesis import strategies as st
-from pyspark.sql import SparkSession
+from hypothesis import given
 from tableauhyperapi import Connection, HyperProcess, Telemetry
 
 from tir_dagster.changes import find_changes as find
@@ -20,36 +18,15 @@ from tir_dagster.spark import staging
 from tir_dagster_tests.conftest import Sandbox
 from tir_dagster_tests.hyper.helpers import run
 from tir_dagster_tests.orchestration.history import DATABASE, PROJECT, History, Layout
+from tir_dagster_tests.orchestration.random_histories import (
+    Extracts,
+    histories,
+    play,
+    random_histories,
+)
 
 # `make soak` plays a hundred.
 HISTORIES = int(os.environ.get("TIR_HISTORIES", "3"))
-
-LAYOUTS = [
-    Layout(),
-    Layout(key_type="VARCHAR", by="week"),
-    Layout(key_type="NUMBER(12,2)", by="none"),
-    Layout(key_type="DATE", date_type="TIMESTAMP_NTZ", by="day"),
-    Layout(key_type="TIMESTAMP_NTZ", row_key=("K", "L")),
-    Layout(row_key=("L", "K"), watermark=False),
-    Layout(mark_type="NUMBER(38,0)"),
-    Layout(row_key=(), by="month"),
-    Layout(row_key=(), by="week", date_type="TIMESTAMP_NTZ"),
-]
-KEYS = {
-    "NUMBER(38,0)": ["NULL", "0", "1", "2", "3"],
-    "VARCHAR": ["NULL", "''", "'a'", "'A'", "'é|~'"],
-    "NUMBER(12,2)": ["NULL", "0.10", "0.1", "-7"],
-    "DATE": ["NULL", "'0001-01-01'::DATE", "'2025-03-01'::DATE", "'9999-12-31'::DATE"],
-    "TIMESTAMP_NTZ": [
-        "NULL",
-        "'2025-03-01 00:00:00'::TIMESTAMP_NTZ",
-        "'2025-03-01 00:00:00.000001'::TIMESTAMP_NTZ",
-    ],
-}
-OTHERS = st.sampled_from(["NULL", "'x'", "'y'"])
-DATES = st.sampled_from(
-    ["NULL", "'2025-03-05'", "'2025-03-31'", "'2025-04-07'", "'2025-05-12'", "'1999-12-31'", "'9999-12-31'"]
-)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -60,79 +37,17 @@ def through_spark() -> Iterator[None]:
         yield
 
 
-def keys_of(layout: Layout) -> list[str]:
-    return [key for key in KEYS[layout.key_type] if key != "NULL" or not layout.whole_key]
-
-
-@st.composite
-def histories(draw, layouts=LAYOUTS):
-    layout = draw(st.sampled_from(layouts))
-    keys = st.sampled_from(keys_of(layout))
-    values = st.sampled_from(["NULL", "'a'", "'b'"])
-    dates = DATES.map(lambda text: text if text == "NULL" else f"{text}::{layout.date_type}")
-    insert = st.tuples(st.sampled_from(["insert", "insert", "insert unstamped"]), keys, OTHERS, dates, values)
-    step = st.one_of(
-        insert,
-        st.tuples(st.just("update"), keys, values),
-        st.tuples(st.just("rekey"), keys, keys),
-        st.tuples(st.just("move"), keys, dates),
-        st.tuples(st.just("touch"), keys),
-        st.tuples(st.just("delete"), keys),
-        st.tuples(st.just("delete where"), values),
-        st.tuples(st.just("reload")),
-    )
-    lost = draw(st.sampled_from(["none", "staged", "verified", "published"]))
-    before = draw(st.lists(step, min_size=1, max_size=4))
-    after = draw(st.lists(step, min_size=1, max_size=4))
-    mode = draw(st.sampled_from(["changes", "changes", "slices", "full"]))
-    return layout, before, lost, after, mode
-
-
 @pytest.fixture(scope="module")
 def prepared(sandbox: Sandbox) -> Sandbox:
     sandbox.prepare(DATABASE, PROJECT)
     return sandbox
 
 
-def random_histories(count: int):
-    return settings(
-        max_examples=count,
-        deadline=None,
-        # Not shrunk: a smaller history that fails costs minutes; this one is printed as it is.
-        phases=[Phase.explicit, Phase.reuse, Phase.generate],
-        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture],
-        derandomize="TIR_HISTORIES" not in os.environ,
-    )
-
-
-class Extracts:
-    """One extract for each layout, loaded when it is first needed; what happens to it goes on from one history to the next."""
-
-    def __init__(self, sandbox: Sandbox, spark: SparkSession, folders: pytest.TempPathFactory) -> None:
-        self._sandbox, self._spark, self._folders = sandbox, spark, folders
-        self._made: dict[Layout, History] = {}
-
-    def of(self, layout: Layout) -> History:
-        if layout not in self._made:
-            history = History(self._sandbox, self._spark, self._folders.mktemp("history"), layout)
-            for number, key in enumerate([*keys_of(layout), *keys_of(layout)]):
-                date = f"'2025-0{3 + number % 3}-0{1 + number % 9}'::{layout.date_type}"
-                history.act(("insert", key, "'x'", "NULL" if number == 1 else date, "'a'"))
-            assert history.refresh().reason is Reason.FIRST_LOAD
-            assert history.published_rows() == history.source_rows()
-            self._made[layout] = history
-        return self._made[layout]
-
-    def close(self) -> None:
-        for history in self._made.values():
-            history.close()
-
-
 @pytest.fixture(scope="module")
 def extracts(prepared, spark, tmp_path_factory) -> Iterator[Extracts]:
-    made = Extracts(prepared, spark, tmp_path_factory)
-    yield made
-    made.close()
+    layouts = Extracts(prepared, spark, tmp_path_factory)
+    yield layouts
+    layouts.close()
 
 
 @random_histories(HISTORIES)
@@ -152,20 +67,6 @@ def large(monkeypatch: pytest.MonkeyPatch) -> None:
 @given(drawn=histories())
 def test_and_so_it_does_where_everything_is_too_large(extracts, large, drawn):
     play(extracts.of(drawn[0]), *drawn[1:])
-
-
-def play(history: History, before, lost, after, mode) -> None:
-    for step in before:
-        history.act(step)
-    if lost != "none":
-        note(f"crash after {lost}: {history.refresh(until=lost).sentence()}")
-    for step in after:
-        history.act(step)
-    plan = history.refresh(mode)
-    note(plan.sentence())
-    assert history.published_rows() == history.source_rows()
-    assert mode == "full" or plan.reason in (None, Reason.COST_THRESHOLD), "nothing here asks for a full refresh"
-    assert history.refresh().decision == "none", "a second refresh found something to do"
 
 
 @pytest.fixture
@@ -260,17 +161,17 @@ def test_what_somebody_published_between_two_steps_is_not_overwritten(loaded):
     loaded.act(("update", "1", "'ours'"))
     looked, version = loaded.ready_to_publish()
     # As after publishes that were refused: what is never confirmed must not fill the disk.
-    made = loaded.refresher.change_sets.get(version.manifest["change_set"])
+    change_set = loaded.refresher.change_sets.get(version.manifest["change_set"])
     for _ in range(4):
-        version = loaded.refresher.apply(looked, made)
-    assert [one.number for one in loaded.refresher.versions.versions()] == [1, 3, 4, 5, 6]
+        version = loaded.refresher.apply(looked, change_set)
+    assert [version_kept.number for version_kept in loaded.refresher.versions.versions()] == [1, 3, 4, 5, 6]
     loaded.publish_foreign()
-    theirs = loaded.published_rows()
+    foreign_rows = loaded.published_rows()
 
     with pytest.raises(DatasourceError, match="changed"):
         loaded.refresher.publish(looked, version)
 
-    assert loaded.published_rows() == theirs
+    assert loaded.published_rows() == foreign_rows
     assert loaded.refresh().reason is Reason.FOREIGN_PUBLISH
     assert loaded.published_rows() == loaded.source_rows()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tir_dagster_tests.orchestration.conftest import Place
-from tir_dagster_tests.orchestration.test_bad_input import Built, Shell, sample_columns
+from tir_dagster_tests.orchestration.shell import Built, Shell, sample_columns
 from tir_dagster_tests.sandbox.tableau.helpers import rewritten
 
 SERVED = (("name: mydatasource", "name: dx"), ("    thresholds:", "    delivery: server\n    thresholds:"))
@@ -24,9 +24,9 @@ def shell(place: Place) -> Shell:
 
 @pytest.fixture(scope="module")
 def built(place: Place) -> Built:
-    made = Built(place, place.folder / "built", {})
-    made.build("base.tdsx", sample_columns(), table="MYTABLE", increment_key="ORDER_DATE")
-    return made
+    datasources = Built(place, place.folder / "built", {})
+    datasources.build("base.tdsx", sample_columns(), table="MYTABLE", increment_key="ORDER_DATE")
+    return datasources
 
 
 def hostile(built: Built, kind: str) -> Path:
@@ -63,7 +63,7 @@ def smuggle(built: Built, package: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "told"),
+    ("kind", "sentence"),
     [
         ("no zip", "was not downloaded as a package"),
         ("no document", "holds 0 .tds documents"),
@@ -74,9 +74,9 @@ def smuggle(built: Built, package: Path) -> None:
         ("old engine", "is of class dataengine, not hyper"),
     ],
 )
-def test_a_hostile_package_is_refused_with_its_reason_and_nothing_changes(shell: Shell, built: Built, kind, told):
+def test_a_hostile_package_is_refused_with_its_reason_and_nothing_changes(shell: Shell, built: Built, kind, sentence):
     smuggle(built, hostile(built, kind))
-    assert told in shell.refused(edit=SERVED)
+    assert sentence in shell.refused(edit=SERVED)
     assert not list(shell.place.folder.rglob("evil.txt"))
 
 

@@ -36,8 +36,8 @@ def resources(state):
 
 @pytest.fixture
 def instance():
-    with dg.DagsterInstance.ephemeral() as made:
-        yield made
+    with dg.DagsterInstance.ephemeral() as ephemeral:
+        yield ephemeral
 
 
 def a_version(state: StateFolder) -> Version:
@@ -49,7 +49,7 @@ def a_version(state: StateFolder) -> Version:
 
 def a_change_set(state: StateFolder, ident: str) -> ChangeSet:
     store = state.change_sets("orders")
-    made = ChangeSet(
+    change_set = ChangeSet(
         id=ident,
         extract="orders",
         base=None,
@@ -66,7 +66,7 @@ def a_change_set(state: StateFolder, ident: str) -> ChangeSet:
     )
     with store.staging(ident) as folder:
         (folder / "rows").write_bytes(b"0123456789")
-        return store.commit(made, folder)
+        return store.commit(change_set, folder)
 
 
 def extract_asset(value, partitions=None):
@@ -98,19 +98,21 @@ def reader_of(key: dg.AssetKey, seen: list, mapping=None, partitions=None):
 def test_a_later_run_gets_the_newest_version_of_a_slice_a_range_or_the_whole(
     state, resources, instance, partitions, options
 ):
-    made = a_version(state)
-    upstream = extract_asset(made, partitions)
+    version = a_version(state)
+    upstream = extract_asset(version, partitions)
     done = dg.materialize([upstream], instance=instance, resources=resources, **options)
     (event, *_) = done.asset_materializations_for_node("orders__purged_extract")
-    assert Path(event.metadata["path"].value) == made.extract
-    assert event.metadata["dagster/uri"].value == made.extract.as_uri()
+    assert Path(event.metadata["path"].value) == version.extract
+    assert event.metadata["dagster/uri"].value == version.extract.as_uri()
     assert event.metadata["tir/bytes"].value == len(b"a hyper file")
     newest = a_version(state)
     seen: list[Version] = []
     mapping = dg.AllPartitionMapping() if partitions else None
     report = reader_of(PURGED, seen, mapping)
     dg.materialize([upstream, report], selection=[report], instance=instance, resources=resources)
-    assert [(one.id, one.extract.read_bytes()) for one in seen] == [(newest.id, b"a hyper file")]
+    assert [(version_seen.id, version_seen.extract.read_bytes()) for version_seen in seen] == [
+        (newest.id, b"a hyper file")
+    ]
 
 
 def test_a_version_that_is_not_on_the_disk_is_no_output(state, resources):
@@ -163,7 +165,7 @@ def test_an_asset_that_takes_all_change_sets_gets_the_pending_ones(state, resour
     upstream, seen = changed_keys_asset(state), []
     report = reader_of(CHANGED, seen, dg.AllPartitionMapping())
     dg.materialize([upstream, report], selection=[report], instance=instance, resources=resources)
-    assert [set(one) for one in seen] == [{"b", "c"}]
+    assert [set(change_sets) for change_sets in seen] == [{"b", "c"}]
 
 
 def test_a_change_set_that_was_never_staged_is_no_output(state, resources, instance):

@@ -22,7 +22,7 @@ from tir_dagster.refresh.verification import Verification
 from tir_dagster_tests.conftest import Sandbox
 from tir_dagster_tests.hyper.helpers import run
 from tir_dagster_tests.orchestration.history import DATABASE, PROJECT, History, Layout
-from tir_dagster_tests.orchestration.test_histories import Extracts, histories, play, random_histories
+from tir_dagster_tests.orchestration.random_histories import Extracts, histories, play, random_histories
 from tir_dagster_tests.processes import wait_for
 from tir_dagster_tests.sandbox.tableau.helpers import Admin
 
@@ -45,18 +45,18 @@ def prepared(sandbox: Sandbox) -> Sandbox:
 
 @pytest.fixture
 def admin(prepared: Sandbox) -> Iterator[Admin]:
-    found = Admin(prepared.tableau_url)
-    found.forget_calls()
-    yield found
-    found.clear_faults()
-    found.set(clock_offset_seconds=0)
+    server_admin = Admin(prepared.tableau_url)
+    server_admin.forget_calls()
+    yield server_admin
+    server_admin.clear_faults()
+    server_admin.set(clock_offset_seconds=0)
 
 
 @pytest.fixture(scope="module")
 def extracts(prepared, spark, tmp_path_factory) -> Iterator[Extracts]:
-    made = Extracts(prepared, spark, tmp_path_factory)
-    yield made
-    made.close()
+    layouts = Extracts(prepared, spark, tmp_path_factory)
+    yield layouts
+    layouts.close()
 
 
 @random_histories(HISTORIES)
@@ -71,7 +71,7 @@ def loaded(request, prepared, spark, tmp_path) -> Iterator[History]:
 
 
 @pytest.fixture
-def one(prepared, spark, tmp_path) -> Iterator[History]:
+def patched_history(prepared, spark, tmp_path) -> Iterator[History]:
     yield from load(prepared, spark, tmp_path, Layout(delivery="patch"))
 
 
@@ -109,31 +109,33 @@ def test_only_the_change_travels_with_a_key_column_where_it_is_needed(loaded, ad
     assert loaded.refresh().decision == "none"
 
 
-def test_the_same_bytes_travel_whatever_the_extracts_size(one, admin):
+def test_the_same_bytes_travel_whatever_the_extracts_size(patched_history, admin):
     sizes = []
     stamp = "'2025-02-0{}'::TIMESTAMP_NTZ"
     for number, rows in enumerate(SIZES, 1):
         # The last one is a day younger: the others are no longer looked back at.
-        made = (
+        rows_sql = (
             "SELECT RANGE + 1000, 'x', '2025-04-01'::DATE, MD5(RANGE::VARCHAR),"
             f" IFF(RANGE = {rows} - 1, {stamp.format(3 * number - 1)}, {stamp.format(3 * number - 2)})"
         )
-        one.sql(f"INSERT INTO {one.name} {made} FROM RANGE({rows})")
-        one.refresh("full")
-        one.sql(f"UPDATE {one.name} SET V = MD5(V), W = {stamp.format(3 * number)} WHERE K >= 1000 AND K < 2000")
+        patched_history.sql(f"INSERT INTO {patched_history.name} {rows_sql} FROM RANGE({rows})")
+        patched_history.refresh("full")
+        patched_history.sql(
+            f"UPDATE {patched_history.name} SET V = MD5(V), W = {stamp.format(3 * number)} WHERE K >= 1000 AND K < 2000"
+        )
         admin.forget_calls()
-        assert one.refresh().decision == "incremental"
+        assert patched_history.refresh().decision == "incremental"
         asked = calls(admin)
         assert not {"download", "publish"} & {call["route"] for call in asked}
         sizes.append(sum(call["bytes_in"] for call in asked))
-        one.sql(f"DELETE FROM {one.name} WHERE K >= 1000")
+        patched_history.sql(f"DELETE FROM {patched_history.name} WHERE K >= 1000")
     assert 0 < max(sizes) <= 1.1 * min(sizes)
 
 
 def test_a_large_change_travels_in_parts_and_goes_on_where_it_was_interrupted(prepared, spark, tmp_path, admin):
     history = History(prepared, spark, tmp_path, Layout(delivery="patch", limit_mb=1))
-    made = "SELECT RANGE + 1000, 'x', '2025-04-01'::DATE, MD5(RANGE::VARCHAR), '2025-02-01'::TIMESTAMP_NTZ"
-    history.sql(f"INSERT INTO {history.name} {made} FROM RANGE(2000)")
+    rows_sql = "SELECT RANGE + 1000, 'x', '2025-04-01'::DATE, MD5(RANGE::VARCHAR), '2025-02-01'::TIMESTAMP_NTZ"
+    history.sql(f"INSERT INTO {history.name} {rows_sql} FROM RANGE(2000)")
     history.refresh()
     longer = " || ".join(f"MD5(V || '{number}')" for number in range(30))
     history.sql(f"UPDATE {history.name} SET V = {longer}, W = '2025-02-02'::TIMESTAMP_NTZ WHERE K >= 1000")
@@ -164,29 +166,29 @@ def edit(history: History, admin: Admin, edits: Iterator[str]) -> None:
             server.datasources.update(item)
 
 
-def test_an_edited_description_costs_one_download(one, admin):
-    edit(one, admin, iter(["Ask Ann."]))
+def test_an_edited_description_costs_one_download(patched_history, admin):
+    edit(patched_history, admin, iter(["Ask Ann."]))
     for downloads in (1, 0):
         admin.forget_calls()
-        one.refresher = one.new_refresher()
-        assert one.refresh().decision == "none"
+        patched_history.refresher = patched_history.new_refresher()
+        assert patched_history.refresh().decision == "none"
         assert routes(admin).count("download") == downloads
-    one.act(("update", "1", "'b'"))
+    patched_history.act(("update", "1", "'b'"))
     admin.forget_calls()
-    assert one.refresh().decision == "incremental"
+    assert patched_history.refresh().decision == "incremental"
     assert not {"download", "publish"} & set(routes(admin))
-    assert one.published_rows() == one.source_rows()
+    assert patched_history.published_rows() == patched_history.source_rows()
 
 
-def test_rows_without_our_key_are_published_whole_once(one, admin):
+def test_rows_without_our_key_are_published_whole_once(patched_history, admin):
     """Somebody published the very same rows, without our column."""
-    one.publish(one.refresher.versions.latest().extract)
+    patched_history.publish(patched_history.refresher.versions.latest().extract)
     for sent in ("publish", "update_data"):
-        one.act(("update", "1", f"'{sent}'"))
+        patched_history.act(("update", "1", f"'{sent}'"))
         admin.forget_calls()
-        assert one.refresh().decision == "incremental"
+        assert patched_history.refresh().decision == "incremental"
         assert {"publish", "update_data"} & set(routes(admin)) == {sent}
-        assert one.published_rows() == one.source_rows()
+        assert patched_history.published_rows() == patched_history.source_rows()
 
 
 def test_rows_that_look_alike_in_sum_are_told_apart(prepared, spark, tmp_path, admin):
@@ -212,10 +214,10 @@ def test_rows_that_look_alike_in_sum_are_told_apart(prepared, spark, tmp_path, a
     # And into what was not confirmed yet somebody puts others.
     history.sql(f"UPDATE {history.name} SET V = 'z' WHERE K = 3")
     history.refresh(until="published")
-    theirs = tmp_path / "theirs.hyper"
-    shutil.copyfile(history.refresher.versions.latest().extract, theirs)
-    run(theirs, """UPDATE "Extract"."Extract" SET "V" = CASE "K" WHEN 1 THEN '1' ELSE '2' END WHERE "K" < 3""")
-    history.publish(theirs)
+    foreign_file = tmp_path / "theirs.hyper"
+    shutil.copyfile(history.refresher.versions.latest().extract, foreign_file)
+    run(foreign_file, """UPDATE "Extract"."Extract" SET "V" = CASE "K" WHEN 1 THEN '1' ELSE '2' END WHERE "K" < 3""")
+    history.publish(foreign_file)
     assert history.refresh().reason is Reason.FOREIGN_PUBLISH
     assert history.published_rows() == history.source_rows()
     history.close()
@@ -225,16 +227,16 @@ def test_rows_that_look_alike_in_sum_are_told_apart(prepared, spark, tmp_path, a
 def test_the_same_rows_in_other_types_are_published_whole_once(prepared, spark, tmp_path, admin):
     """A change that is made for our types would be refused by theirs."""
     history = next(loading := load(prepared, spark, tmp_path, Layout(delivery="patch", whole_key=True)))
-    theirs = tmp_path / "theirs.hyper"
-    shutil.copyfile(history.refresher.versions.latest().extract, theirs)
+    foreign_file = tmp_path / "theirs.hyper"
+    shutil.copyfile(history.refresher.versions.latest().extract, foreign_file)
     table, other = '"Extract"."Extract"', '"Extract"."other"'
     run(
-        theirs,
+        foreign_file,
         f'CREATE TABLE {other} AS (SELECT CAST("K" AS INTEGER) AS "K", "L", "D", "V", "W" FROM {table})',
         f"DROP TABLE {table}",
         f'ALTER TABLE {other} RENAME TO "Extract"',
     )
-    history.publish(theirs)
+    history.publish(foreign_file)
     history.act(("update", "1", "'b'"))
     admin.forget_calls()
     assert history.refresh().decision == "incremental"
@@ -244,41 +246,41 @@ def test_the_same_rows_in_other_types_are_published_whole_once(prepared, spark, 
 
 
 @pytest.mark.long
-def test_where_changes_are_always_refused_the_next_refresh_publishes_all(one, admin):
-    one.act(("update", "1", "'b'"))
+def test_where_changes_are_always_refused_the_next_refresh_publishes_all(patched_history, admin):
+    patched_history.act(("update", "1", "'b'"))
     admin.fault("status", method="PATCH", path="/data$", times=100, status=403, code="403004")
     with pytest.raises(DatasourceError, match="403004"):
-        one.refresh()
-    assert one.refresh().decision == "incremental"
-    assert one.published_rows() == one.source_rows()
+        patched_history.refresh()
+    assert patched_history.refresh().decision == "incremental"
+    assert patched_history.published_rows() == patched_history.source_rows()
 
 
-def test_deliveries_can_be_switched_on_one_datasource(one, admin):
+def test_deliveries_can_be_switched_on_one_datasource(patched_history, admin):
     for number, delivery in enumerate(["republish", "patch", "patch", "republish", "patch"]):
-        one.layout = replace(one.layout, delivery=delivery)
-        one.refresher = one.new_refresher()
-        one.act(("update", "1", f"'{number}'"))
-        one.act(("rekey", "3", "NULL") if number == 1 else ("rekey", "NULL", "3"))
+        patched_history.layout = replace(patched_history.layout, delivery=delivery)
+        patched_history.refresher = patched_history.new_refresher()
+        patched_history.act(("update", "1", f"'{number}'"))
+        patched_history.act(("rekey", "3", "NULL") if number == 1 else ("rekey", "NULL", "3"))
         admin.forget_calls()
-        plan = one.refresh()
+        plan = patched_history.refresh()
         assert (plan.decision, plan.reason) == ("incremental", None)
         # After a whole publish without our key column, a whole one brings it back; then the changes travel alone. What
         # was left of them when the delivery was switched is sent first.
         assert ("update_data" in routes(admin)) == (number in (2, 3))
-        assert one.published_rows() == one.source_rows()
+        assert patched_history.published_rows() == patched_history.source_rows()
         if number == 2:
-            one.act(("update", "5", "'left'"))
+            patched_history.act(("update", "5", "'left'"))
             admin.fault("status", method="PATCH", path="/data$", status=403, code="403004")
             with pytest.raises(DatasourceError, match="403004"):
-                one.refresh()
+                patched_history.refresh()
 
 
-def test_part_of_a_batch_is_healed_in_the_same_run(one, admin):
-    one.act(("update", "1", "'b'"))
-    admin.fault("torn_job", path=f"/{one.name}$", actions=1)
-    one.refresh()
+def test_part_of_a_batch_is_healed_in_the_same_run(patched_history, admin):
+    patched_history.act(("update", "1", "'b'"))
+    admin.fault("torn_job", path=f"/{patched_history.name}$", actions=1)
+    patched_history.refresh()
     assert admin.faults() == []
-    assert one.published_rows() == one.source_rows()
+    assert patched_history.published_rows() == patched_history.source_rows()
 
 
 def test_part_of_a_batch_is_healed_by_the_next_run(loaded, admin):
@@ -303,35 +305,37 @@ def test_part_of_a_batch_is_healed_by_the_next_run(loaded, admin):
     assert loaded.refresh().decision == "none"
 
 
-def test_a_change_that_landed_before_a_crash_is_confirmed_late(one):
-    one.act(("update", "1", "'b'"))
-    one.refresh(until="published")
-    assert one.refresh().decision == "none", "it had landed, which is confirmed late"
-    assert one.published_rows() == one.source_rows()
+def test_a_change_that_landed_before_a_crash_is_confirmed_late(patched_history):
+    patched_history.act(("update", "1", "'b'"))
+    patched_history.refresh(until="published")
+    assert patched_history.refresh().decision == "none", "it had landed, which is confirmed late"
+    assert patched_history.published_rows() == patched_history.source_rows()
 
 
 @pytest.mark.long
-def test_what_somebody_published_is_not_changed(one):
-    one.act(("update", "1", "'ours'"))
-    looked, version = one.ready_to_publish()
-    one.publish_foreign()
-    theirs = one.published_rows()
+def test_what_somebody_published_is_not_changed(patched_history):
+    patched_history.act(("update", "1", "'ours'"))
+    looked, version = patched_history.ready_to_publish()
+    patched_history.publish_foreign()
+    foreign_rows = patched_history.published_rows()
     with pytest.raises(DatasourceError, match="Nothing was changed"):
-        one.refresher.publish(looked, version)
-    assert one.published_rows() == theirs
-    assert one.refresh().reason is Reason.FOREIGN_PUBLISH
-    assert one.published_rows() == one.source_rows()
+        patched_history.refresher.publish(looked, version)
+    assert patched_history.published_rows() == foreign_rows
+    assert patched_history.refresh().reason is Reason.FOREIGN_PUBLISH
+    assert patched_history.published_rows() == patched_history.source_rows()
 
 
-def test_what_somebody_published_right_before_we_sent_is_left_alone(one):
-    one.act(("update", "1", "'ours'"))
-    one.refresher.listen(lambda line: one.publish_foreign() if line.startswith("sending") else None)
+def test_what_somebody_published_right_before_we_sent_is_left_alone(patched_history):
+    patched_history.act(("update", "1", "'ours'"))
+    patched_history.refresher.listen(
+        lambda line: patched_history.publish_foreign() if line.startswith("sending") else None
+    )
     with pytest.raises(DatasourceError, match="Nothing was changed"):
-        one.refresh()
-    assert not one.published_rows()
-    one.refresher.listen(lambda _: None)
-    assert one.refresh().reason is Reason.FOREIGN_PUBLISH
-    assert one.published_rows() == one.source_rows()
+        patched_history.refresh()
+    assert not patched_history.published_rows()
+    patched_history.refresher.listen(lambda _: None)
+    assert patched_history.refresh().reason is Reason.FOREIGN_PUBLISH
+    assert patched_history.published_rows() == patched_history.source_rows()
 
 
 def test_what_somebody_published_while_the_server_worked_is_noticed(prepared, spark, tmp_path, admin):
@@ -349,14 +353,14 @@ def test_what_somebody_published_while_the_server_worked_is_noticed(prepared, sp
     loading.close()
 
 
-def test_what_somebody_changed_while_the_server_asked_for_patience_is_left_alone(one, admin):
-    one.act(("update", "1", "'ours'"))
+def test_what_somebody_changed_while_the_server_asked_for_patience_is_left_alone(patched_history, admin):
+    patched_history.act(("update", "1", "'ours'"))
     admin.fault("status", method="PATCH", path="/data$", status=429, retry_after=7)
     with pytest.raises(DatasourceError, match="Nothing was changed"):
-        one.refresh(listen=lambda seconds: delete_all(one) if seconds == 7 else None)
-    assert not one.published_rows(), "theirs"
-    assert one.refresh().reason is Reason.FOREIGN_PUBLISH
-    assert one.published_rows() == one.source_rows()
+        patched_history.refresh(listen=lambda seconds: delete_all(patched_history) if seconds == 7 else None)
+    assert not patched_history.published_rows(), "theirs"
+    assert patched_history.refresh().reason is Reason.FOREIGN_PUBLISH
+    assert patched_history.published_rows() == patched_history.source_rows()
 
 
 def delete_all(history: History) -> None:
@@ -364,15 +368,15 @@ def delete_all(history: History) -> None:
     target = {"target-schema": "Extract", "target-table": "Extract"}
     rows = {"op": "eq", "target-col": "V", "const": {"type": "string", "v": "a"}}
     with history.sandbox.tableau() as server:
-        (found,) = server.datasources.filter(name=history.name)
+        (datasource,) = server.datasources.filter(name=history.name)
         actions = [{"action": "delete", **target, "condition": rows}]
-        job = server.datasources.update_hyper_data(found, request_id=str(uuid.uuid4()), actions=actions)
+        job = server.datasources.update_hyper_data(datasource, request_id=str(uuid.uuid4()), actions=actions)
         server.jobs.wait_for_job(job, timeout=60)
 
 
-def test_a_change_that_may_still_come_is_outlasted_before_anything_else_is_published(one, admin):
-    one.act(("update", "1", "'ours'"))
-    admin.fault("slow_job", path=f"/{one.name}$", seconds=6)
+def test_a_change_that_may_still_come_is_outlasted_before_anything_else_is_published(patched_history, admin):
+    patched_history.act(("update", "1", "'ours'"))
+    admin.fault("slow_job", path=f"/{patched_history.name}$", seconds=6)
     admin.forget_calls()
 
     def stop(_: float) -> None:
@@ -380,20 +384,20 @@ def test_a_change_that_may_still_come_is_outlasted_before_anything_else_is_publi
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        one.refresh(listen=stop)
-    one.publish_foreign()
+        patched_history.refresh(listen=stop)
+    patched_history.publish_foreign()
     seen: list[str] = []
 
     def listen(line: str) -> None:
         if line.startswith("publishing"):
-            seen.append(status_of_job(one))
+            seen.append(status_of_job(patched_history))
 
-    one.refresher.listen(listen)
-    assert one.refresh().reason is Reason.FOREIGN_PUBLISH
+    patched_history.refresher.listen(listen)
+    assert patched_history.refresh().reason is Reason.FOREIGN_PUBLISH
     assert set(seen) <= {"Success", "Failed"}
     assert seen
-    assert one.published_rows() == one.source_rows()
-    assert one.refresh().decision == "none", "nothing came late"
+    assert patched_history.published_rows() == patched_history.source_rows()
+    assert patched_history.refresh().decision == "none", "nothing came late"
 
 
 def status_of_job(history: History) -> str:
@@ -418,49 +422,51 @@ def test_an_extract_of_a_database_is_refused_before_anything_is_read(prepared, s
     history.close()
 
 
-def test_a_server_that_cannot_change_data_is_told(one, admin):
+def test_a_server_that_cannot_change_data_is_told(patched_history, admin):
     admin.set(rest_version="3.12")
     try:
         with pytest.raises(
             DatasourceError, match=r"takes REST 3\.13 .* speaks 3\.12\. Choose the delivery `republish`"
         ):
-            one.refresh()
+            patched_history.refresh()
     finally:
         admin.set(rest_version="3.26")
 
 
-def test_a_refused_change_is_told_and_nothing_changes(one, admin):
-    for code, told in {
+def test_a_refused_change_is_told_and_nothing_changes(patched_history, admin):
+    for code, sentence in {
         403004: r"change the data of datasource .* refused \(403004\).* Give the user.* Nothing was changed\.$",
         413000: r"refused \(413000\).*lower `datasource\.patch_limit_mb`.* Nothing was changed\.$",
     }.items():
-        before = one.published_rows()
-        one.act(("update", "1", f"'{code}'"))
+        before = patched_history.published_rows()
+        patched_history.act(("update", "1", f"'{code}'"))
         admin.fault("status", method="PATCH", path="/data$", times=10, status=code // 1000, code=str(code))
-        with pytest.raises(DatasourceError, match=told):
-            one.refresh()
-        assert one.published_rows() == before
+        with pytest.raises(DatasourceError, match=sentence):
+            patched_history.refresh()
+        assert patched_history.published_rows() == before
         admin.clear_faults()
-        assert one.refresh().decision == "none", "what was about to be sent is sent first, and confirmed late"
-        assert one.published_rows() == one.source_rows()
+        assert patched_history.refresh().decision == "none", (
+            "what was about to be sent is sent first, and confirmed late"
+        )
+        assert patched_history.published_rows() == patched_history.source_rows()
 
 
 @pytest.mark.long
-def test_a_datasource_that_is_gone_or_has_another_name_is_created_anew(one):
-    one.act(("update", "1", "'b'"))
-    looked, version = one.ready_to_publish()
-    with one.sandbox.tableau() as server:
+def test_a_datasource_that_is_gone_or_has_another_name_is_created_anew(patched_history):
+    patched_history.act(("update", "1", "'b'"))
+    looked, version = patched_history.ready_to_publish()
+    with patched_history.sandbox.tableau() as server:
         server.datasources.delete(looked.server.datasource.id)
     with pytest.raises(DatasourceError, match=r"undisturbed.*it is gone\)\. Nothing was changed"):
-        one.refresher.publish(looked, version)
-    assert one.refresh().reason is Reason.FOREIGN_PUBLISH
-    assert one.published_rows() == one.source_rows()
-    one.act(("update", "1", "'c'"))
-    one.refresh(until="published")
-    with one.sandbox.tableau() as server:
-        item = server.datasources.get_by_id(one.confirmed.datasource_id)
-        item.name = f"{one.name} of old"
+        patched_history.refresher.publish(looked, version)
+    assert patched_history.refresh().reason is Reason.FOREIGN_PUBLISH
+    assert patched_history.published_rows() == patched_history.source_rows()
+    patched_history.act(("update", "1", "'c'"))
+    patched_history.refresh(until="published")
+    with patched_history.sandbox.tableau() as server:
+        item = server.datasources.get_by_id(patched_history.confirmed.datasource_id)
+        item.name = f"{patched_history.name} of old"
         server.datasources.update(item)
-    assert one.refresh().reason is Reason.FOREIGN_PUBLISH
-    assert one.confirmed.datasource_id != item.id
-    assert one.published_rows() == one.source_rows()
+    assert patched_history.refresh().reason is Reason.FOREIGN_PUBLISH
+    assert patched_history.confirmed.datasource_id != item.id
+    assert patched_history.published_rows() == patched_history.source_rows()

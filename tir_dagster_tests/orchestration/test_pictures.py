@@ -32,8 +32,8 @@ def a_change_set(purged: dict[str, int], appended: dict[str, int], *warnings: st
 
 
 def test_a_plan_is_a_sentence_its_warnings_and_a_bar_for_each_slice():
-    made = a_change_set({"2025-01": 10, NO_SLICE_KEY: 1}, {"2025-01": 20, "2025-02": 0, "2025-03": 5}, "odd keys")
-    assert plan_markdown(made).splitlines() == [
+    change_set = a_change_set({"2025-01": 10, NO_SLICE_KEY: 1}, {"2025-01": 20, "2025-02": 0, "2025-03": 5}, "odd keys")
+    assert plan_markdown(change_set).splitlines() == [
         "**orders: incremental refresh of 31 keys.**",
         "",
         "- odd keys",
@@ -48,11 +48,11 @@ def test_a_plan_is_a_sentence_its_warnings_and_a_bar_for_each_slice():
 
 
 def test_of_very_many_slices_the_busiest_are_shown_in_their_order_and_the_others_counted():
-    shown = plan_markdown(a_change_set({}, {f"20{at:02d}-01": at for at in range(1, 60)}))
-    assert "2060" not in shown
-    assert "2023-01" not in shown
-    assert shown.index("2024-01") < shown.index("2059-01")
-    assert shown.endswith("*and 23 slices with fewer rows*")
+    markdown = plan_markdown(a_change_set({}, {f"20{at:02d}-01": at for at in range(1, 60)}))
+    assert "2060" not in markdown
+    assert "2023-01" not in markdown
+    assert markdown.index("2024-01") < markdown.index("2059-01")
+    assert markdown.endswith("*and 23 slices with fewer rows*")
 
 
 def test_a_plan_that_moves_nothing_has_no_table():
@@ -73,7 +73,7 @@ def test_a_table_is_linked_where_the_account_tells_its_page(account, host, expec
 
 def test_columns_that_are_handed_on_come_from_the_same_columns_before():
     schema = dg.TableSchema([dg.TableColumn("A"), dg.TableColumn("B")])
-    shown = same_columns({"dagster/column_schema": schema}, dg.AssetKey("before"))
-    deps = shown["dagster/column_lineage"].deps_by_column
+    metadata = same_columns({"dagster/column_schema": schema}, dg.AssetKey("before"))
+    deps = metadata["dagster/column_lineage"].deps_by_column
     assert deps == {name: [dg.TableColumnDep(dg.AssetKey("before"), name)] for name in ("A", "B")}
     assert same_columns({}, dg.AssetKey("before")) == {}

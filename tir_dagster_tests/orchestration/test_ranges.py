@@ -20,7 +20,7 @@ from tir_dagster.orchestration.partitions import known_slices, slice_partitions
 from tir_dagster.spec.extract import ExtractSpec
 from tir_dagster.spec.reading import parse_specs
 from tir_dagster_tests.orchestration.conftest import Place
-from tir_dagster_tests.orchestration.test_assets import QUIET, detect, events, refresh_tick
+from tir_dagster_tests.orchestration.jobs import QUIET, detect, events, refresh_tick
 from tir_dagster_tests.sandbox.tableau.helpers import Admin
 
 SPEC = """\
@@ -47,8 +47,8 @@ def text() -> str:
 
 @pytest.fixture(scope="module")
 def spec(text) -> ExtractSpec:
-    (made,) = parse_specs(text, "test.yaml")
-    return made
+    (declared,) = parse_specs(text, "test.yaml")
+    return declared
 
 
 @pytest.fixture(scope="module")
@@ -93,11 +93,11 @@ def test_of_sixty_slices_changes_in_the_first_and_last_are_one_run_and_one_publi
     purged = events(done, "purged_extract")
     assert list(purged) == slices
     moved = {
-        name: (found["tir/slice_purged"], found["tir/slice_appended"], found["dagster/partition_row_count"])
-        for name, found in purged.items()
+        name: (metadata["tir/slice_purged"], metadata["tir/slice_appended"], metadata["dagster/partition_row_count"])
+        for name, metadata in purged.items()
     }
     assert moved == {**dict.fromkeys(slices, (0, 0, 2)), slices[0]: (1, 1, 2), slices[-1]: (0, 1, 3)}
-    assert len({found["tir/slice_fingerprint"] for found in purged.values()}) == 60
+    assert len({metadata["tir/slice_fingerprint"] for metadata in purged.values()}) == 60
     picture = purged[slices[0]]["tir/changes"]
     assert f"| {slices[0]} | 1 | 1 | ████" in picture
     assert slices[1] not in picture
@@ -117,17 +117,18 @@ def by_dagster(place, text: str, first: str, last: str) -> subprocess.CompletedP
 
 def newest(spec: ExtractSpec, names: list[str]) -> dict[str, dict]:
     """What the newest event of each slice tells of it."""
-    shown = ("tir/mode", "tir/decision", "tir/slice_purged", "tir/slice_appended", "dagster/partition_row_count")
+    fields = ("tir/mode", "tir/decision", "tir/slice_purged", "tir/slice_appended", "dagster/partition_row_count")
     with dagster_instance() as instance:
         key = extract_keys(spec).purged_extract
-        found = {
+        records = {
             name: instance.fetch_materializations(
                 dg.AssetRecordsFilter(asset_key=key, asset_partitions=[name]), limit=1
             ).records[0]
             for name in names
         }
     return {
-        name: {one: record.asset_materialization.metadata[one].value for one in shown} for name, record in found.items()
+        name: {field: record.asset_materialization.metadata[field].value for field in fields}
+        for name, record in records.items()
     }
 
 
@@ -149,7 +150,7 @@ def test_a_range_gives_the_same_by_dagsters_command_line_and_by_ours(long, text,
         with dagster_instance() as instance:
             defs = build_defs(specs=(spec,))
             verified = defs.resolve_job_def("orders_verify").execute_in_process(instance=instance, run_config=QUIET)
-        assert all(one.passed for one in verified.get_asset_check_evaluations())
+        assert all(evaluation.passed for evaluation in verified.get_asset_check_evaluations())
     for name, rows in zip(names, ((2, 1), (1, 1), (1, 2)), strict=True):
         for result, held in zip(results, rows, strict=True):
             assert result[name]["dagster/partition_row_count"] == result[name]["tir/slice_appended"] == held
@@ -172,7 +173,7 @@ def held(spec: ExtractSpec) -> dict[str, int]:
     """The partitions of the slices, in the order in which they came, with the rows that their newest events tell."""
     with dagster_instance() as instance:
         names = known_slices(instance, spec)
-    return {name: found["dagster/partition_row_count"] for name, found in newest(spec, names).items()}
+    return {name: metadata["dagster/partition_row_count"] for name, metadata in newest(spec, names).items()}
 
 
 def test_slices_by_value_come_and_go_with_the_values_and_are_replaced_whole_without_a_row_key(long):
@@ -198,7 +199,7 @@ def test_slices_by_value_come_and_go_with_the_values_and_are_replaced_whole_with
     with dagster_instance() as instance:
         verify = build_defs(specs=(spec,)).resolve_job_def("regions_verify")
         verified = verify.execute_in_process(instance=instance, run_config=QUIET)
-    checked = {one.check_name: one.passed for one in verified.get_asset_check_evaluations()}
+    checked = {evaluation.check_name: evaluation.passed for evaluation in verified.get_asset_check_evaluations()}
     assert checked == {"equals_source": True, "server_holds_it": True}
 
 

@@ -31,13 +31,13 @@ Make = Callable[..., Shown]
 @pytest.fixture(scope="module")
 def make(places, spark, tmp_path_factory) -> Iterator[Make]:
     """Loads an extract over two tables: sales, and products with an old and a new price."""
-    made: list[Shown] = []
+    shops: list[Shown] = []
 
     def begin(query: str, /, *, before: str = "", **settings: Any) -> Shown:
         tables = {"SALES": SALES, "PRODUCTS": PRODUCTS}
         folder: Path = tmp_path_factory.mktemp("redefined")
         shop = Shown(prepare(places), spark, folder, tables, query, settings)
-        made.append(shop)
+        shops.append(shop)
         shop.sql("INSERT INTO {s}.SALES VALUES (1, 'P1', '2026-01-05'), (2, 'P2', '2026-01-06')")
         shop.sql("INSERT INTO {s}.PRODUCTS VALUES ('P1', 1, 1, 100), ('P2', 2, 2, 200)")
         if before:
@@ -47,7 +47,7 @@ def make(places, spark, tmp_path_factory) -> Iterator[Make]:
         return shop
 
     yield begin
-    for shop in made:
+    for shop in shops:
         shop.close()
 
 

@@ -41,14 +41,14 @@ REPORTS = {
 
 @pytest.fixture
 def instance() -> Iterator[dg.DagsterInstance]:
-    with dg.DagsterInstance.ephemeral() as made:
-        yield made
+    with dg.DagsterInstance.ephemeral() as ephemeral:
+        yield ephemeral
 
 
 def confirmed_at(moment: datetime, reports: frozenset[int] = frozenset()) -> Confirmation:
     known, version = SourceState(*("" for _ in SourceState.__dataclass_fields__)), str(SourceVersion(moment))
-    made = Confirmation("orders", "v1", version, known, None, "id", "1", "", 1, ())
-    return replace(made, reports=tuple(sorted(reports))) if reports else made
+    confirmation = Confirmation("orders", "v1", version, known, None, "id", "1", "", 1, ())
+    return replace(confirmation, reports=tuple(sorted(reports))) if reports else confirmation
 
 
 def news_since(instance: dg.DagsterInstance, folder: Path, confirmed: Confirmation | None) -> News:

@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark import SparkContext
 
-from tir_dagster.changes.plan import SourceState
 from tir_dagster.definitions import build_defs
 from tir_dagster.orchestration.metadata import CONFIRMATION
 from tir_dagster.orchestration.partitions import HELD, RANGE_END, RANGE_START, add_slices
@@ -29,9 +28,9 @@ from tir_dagster.orchestration.sensing.sensors import (
     refresh_due,
     watch_source,
 )
-from tir_dagster.refresh.state.records import Confirmation
 from tir_dagster.spec.extract import Slices
 from tir_dagster.spec.reading import parse_specs
+from tir_dagster_tests.orchestration.confirmations import confirmation, moment
 from tir_dagster_tests.sandbox.tableau.helpers import Admin
 
 SOURCE_TABLE, CHANGED_KEYS, PUBLISHED = (
@@ -123,25 +122,6 @@ def test_a_lost_or_foreign_cursor_starts_from_nothing(cursor):
 # The refresh sensor's decision
 
 
-def moment(minute: int) -> str:
-    return f"2026-01-01T00:{minute:02d}:00.000000+00:00"
-
-
-def confirmation(*change_sets: str, minute: int = 0, token: str = "t", definition: str = "d") -> Confirmation:
-    return Confirmation(
-        extract="orders",
-        version="v00000001",
-        source_version=moment(minute),
-        known=SourceState(definition, "s", "i", token),
-        watermark=None,
-        datasource_id="1",
-        server_version="1",
-        fingerprint="f",
-        rows=1,
-        change_sets=change_sets,
-    )
-
-
 READY = Ready("cs2", moment(5), ("2025-02",))
 
 
@@ -198,8 +178,8 @@ def warehouse(seeded, monkeypatch, tmp_path):
 
 @pytest.fixture
 def instance():
-    with dg.DagsterInstance.ephemeral() as made:
-        yield made
+    with dg.DagsterInstance.ephemeral() as ephemeral:
+        yield ephemeral
 
 
 def source_tick(instance, spec, cursor: str | None = None):
@@ -223,7 +203,7 @@ def test_a_changed_and_quiet_source_starts_one_detection_and_is_observed(warehou
     (observed,) = result.asset_events
     assert observed.metadata["dagster/row_count"].value == 2
     columns = observed.metadata["dagster/column_schema"].schema.columns
-    assert [(one.name, one.type, one.constraints.nullable) for one in columns] == [
+    assert [(column.name, column.type, column.constraints.nullable) for column in columns] == [
         ("ID", "BIGINT", False),
         ("DAY", "DATE", True),
         ("NOTE", "TEXT", True),
@@ -235,7 +215,7 @@ def test_a_changed_and_quiet_source_starts_one_detection_and_is_observed(warehou
 
 def test_dagsters_own_snowflake_resource_may_stand_in_the_place_of_ours(warehouse, instance, seeded):
     env = seeded.env
-    given = {
+    resources = {
         "snowflake": SnowflakeResource(
             account=env["SNOWFLAKE_ACCOUNT"],
             user=env["SNOWFLAKE_USER"],
@@ -248,10 +228,14 @@ def test_dagsters_own_snowflake_resource_may_stand_in_the_place_of_ours(warehous
         )
     }
     spec = an_extract()
-    sensor = build_defs(specs=(spec,), resource_overrides=given).get_repository_def().get_sensor_def("orders_source")
-    by_theirs = sensor(dg.build_sensor_context(instance=instance, resources=given))
+    sensor = (
+        build_defs(specs=(spec,), resource_overrides=resources).get_repository_def().get_sensor_def("orders_source")
+    )
+    by_theirs = sensor(dg.build_sensor_context(instance=instance, resources=resources))
     by_ours = source_tick(instance, spec)
-    assert [one.run_key for one in by_theirs.run_requests] == [one.run_key for one in by_ours.run_requests]
+    assert [request.run_key for request in by_theirs.run_requests] == [
+        request.run_key for request in by_ours.run_requests
+    ]
 
 
 def test_a_source_that_just_changed_is_waited_for(warehouse, instance):
@@ -275,12 +259,14 @@ def test_a_confirmed_source_asks_for_nothing(warehouse, instance):
 
 def test_a_refresh_that_tableau_told_of_asks_for_one_detection_though_the_source_is_the_same(warehouse, instance):
     token, _, definition = str(Watch.parse(source_tick(instance, an_extract()).cursor).token).partition("/")
-    said = confirmation("cs1", token=token, definition=definition).to_json()
-    instance.report_runless_asset_event(dg.AssetMaterialization(PUBLISHED, metadata={CONFIRMATION: said}))
-    told = {"tir/webhook_event": "DatasourceRefreshSucceeded", "tir/webhook_at": moment(9)}
-    instance.report_runless_asset_event(dg.AssetObservation(PUBLISHED, metadata=told))
+    confirmed = confirmation("cs1", token=token, definition=definition).to_json()
+    instance.report_runless_asset_event(dg.AssetMaterialization(PUBLISHED, metadata={CONFIRMATION: confirmed}))
+    event = {"tir/webhook_event": "DatasourceRefreshSucceeded", "tir/webhook_at": moment(9)}
+    instance.report_runless_asset_event(dg.AssetObservation(PUBLISHED, metadata=event))
     result = source_tick(instance, an_extract())
-    assert [one.run_key for one in result.run_requests] == [f"orders-{token}/{definition}/refreshed@{moment(9)}"]
+    assert [request.run_key for request in result.run_requests] == [
+        f"orders-{token}/{definition}/refreshed@{moment(9)}"
+    ]
     looked_at = replace(Watch.parse(result.cursor), change_set=None)
     again = source_tick(instance, an_extract(), looked_at.to_cursor())
     assert "already checked" in again.skip_reason.skip_message
@@ -288,8 +274,8 @@ def test_a_refresh_that_tableau_told_of_asks_for_one_detection_though_the_source
 
 def confirm_what_is_there(instance, spec) -> None:
     token, _, definition = str(Watch.parse(source_tick(instance, spec).cursor).token).partition("/")
-    said = confirmation("cs1", token=token, definition=definition).to_json()
-    instance.report_runless_asset_event(dg.AssetMaterialization(PUBLISHED, metadata={CONFIRMATION: said}))
+    confirmed = confirmation("cs1", token=token, definition=definition).to_json()
+    instance.report_runless_asset_event(dg.AssetMaterialization(PUBLISHED, metadata={CONFIRMATION: confirmed}))
 
 
 def asked_of_the_warehouse(sandbox) -> list[str]:
@@ -348,8 +334,8 @@ def test_by_condition_a_change_is_reported_as_an_update_of_the_source_once(wareh
 
 def test_a_changed_spec_asks_for_a_detection_though_the_source_is_the_same(warehouse, instance):
     token, _, _ = str(Watch.parse(source_tick(instance, an_extract()).cursor).token).partition("/")
-    said = confirmation("cs1", token=token, definition="another").to_json()
-    instance.report_runless_asset_event(dg.AssetMaterialization(PUBLISHED, metadata={CONFIRMATION: said}))
+    confirmed = confirmation("cs1", token=token, definition="another").to_json()
+    instance.report_runless_asset_event(dg.AssetMaterialization(PUBLISHED, metadata={CONFIRMATION: confirmed}))
     assert len(source_tick(instance, an_extract()).run_requests) == 1
 
 
@@ -409,7 +395,7 @@ def test_values_that_a_change_set_touches_become_partitions_and_those_without_ro
     tick = refresh_tick(instance, spec)
     (request,) = tick.run_requests
     assert (request.tags[RANGE_START], request.tags[RANGE_END]) == ("kept", "new")
-    asked = {type(one).__name__: list(one.partition_keys) for one in tick.dynamic_partitions_requests}
+    asked = {type(request).__name__: list(request.partition_keys) for request in tick.dynamic_partitions_requests}
     assert asked == {"AddDynamicPartitionsRequest": ["new"], "DeleteDynamicPartitionsRequest": ["old"]}
 
 
@@ -418,7 +404,7 @@ def test_of_several_change_sets_only_the_newest_is_asked_for(instance):
     staged(instance, "cs2", minute=2, touched=["2025-03"])
     # Reported by hand: it is no change set of ours.
     instance.report_runless_asset_event(dg.AssetMaterialization(CHANGED_KEYS, partition="by_hand"))
-    assert [one.run_key for one in refresh_tick(instance, an_extract()).run_requests] == ["cs2"]
+    assert [request.run_key for request in refresh_tick(instance, an_extract()).run_requests] == ["cs2"]
 
 
 def test_a_failed_refresh_is_asked_for_again_later(instance, monkeypatch, tmp_path):

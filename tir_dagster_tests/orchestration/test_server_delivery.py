@@ -13,7 +13,6 @@ import requests
 from tir_dagster.errors import DatasourceError
 from tir_dagster.spec.reading import parse_specs
 from tir_dagster_tests.orchestration.conftest import Place
-from tir_dagster_tests.orchestration.test_crashes import stage
 from tir_dagster_tests.processes import wait_for
 
 STAMP = "DATEADD('second', 1, (SELECT MAX(UPDATED_AT) FROM MYTABLE))"
@@ -24,11 +23,11 @@ def served(place) -> Place:
     """The same datasource, delivered by the server, and loaded once."""
     text = place.spec_text.replace("    thresholds:", "    delivery: server\n    thresholds:")
     (spec,) = parse_specs(text, "test.yaml")
-    made = Place(place.sandbox, spec, text, place.folder, place.before)
-    outcome = made.refresh()
+    extract = Place(place.sandbox, spec, text, place.folder, place.before)
+    outcome = extract.refresh()
     assert (outcome.decision, outcome.reason, outcome.published) == ("full", "FIRST_LOAD", True)
-    assert made.published_rows() == made.source_rows()
-    return made
+    assert extract.published_rows() == extract.source_rows()
+    return extract
 
 
 def calls(place: Place, what: str) -> list[dict]:
@@ -106,7 +105,7 @@ def test_a_failed_refresh_puts_the_kept_package_back_and_the_next_one_heals(serv
 
 def test_killed_while_rows_are_missing_the_next_refresh_brings_them_back_first(served):
     served.sql(f"UPDATE MYTABLE SET NOTE = 'killed', UPDATED_AT = {STAMP} WHERE ORDER_DATE > '2026-09-01'")
-    stage(served)
+    served.detect()
     # The package is published, and the refresh is told to wait.
     fault(served, kind="status", status=429, retry_after=300, times=9)
     asked = len(calls(served, "/refresh"))

@@ -35,23 +35,23 @@ def clock(sandbox: Sandbox) -> Iterator[Clock]:
 @pytest.fixture(scope="module")
 def all_served(sandbox, spark, clock, tmp_path_factory) -> Iterator[dict[str, Served]]:
     """One extract for each type of key, loaded once; histories go on from one another."""
-    made = {}
+    extracts = {}
     for key in KEYS:
-        made[key] = Served(sandbox, spark, tmp_path_factory.mktemp(key), key, rows=ROWS, server_clock=clock)
-        assert made[key].refresh().reason == "FIRST_LOAD"
-        assert made[key].published_rows() == made[key].source_rows()
-    yield made
-    for served in made.values():
+        extracts[key] = Served(sandbox, spark, tmp_path_factory.mktemp(key), key, rows=ROWS, server_clock=clock)
+        assert extracts[key].refresh().reason == "FIRST_LOAD"
+        assert extracts[key].published_rows() == extracts[key].source_rows()
+    yield extracts
+    for served in extracts.values():
         served.close()
 
 
 @pytest.fixture
 def served(all_served) -> Served:
     """Of the type with the finest values; equal to its source, whatever the test before left."""
-    found = all_served["datetime"]
-    found.declare()
-    found.refresh()
-    return found
+    extract = all_served["datetime"]
+    extract.declare()
+    extract.refresh()
+    return extract
 
 
 def fresh_keys(served: Served, *numbers: int) -> list[int]:

@@ -20,7 +20,7 @@ from tir_dagster.tableau.tasks import soonest_slot
 from tir_dagster_tests.conftest import Sandbox
 from tir_dagster_tests.orchestration.served import Clock, Done, Served
 from tir_dagster_tests.sandbox.tableau.helpers import Admin
-from tir_dagster_tests.tableau.test_increment_refresh import put_on_schedule
+from tir_dagster_tests.tableau.helpers import put_on_schedule
 
 # Longer than any pause between two looks: such a sleep is the wait for a schedule.
 LONG = 45.0
@@ -78,8 +78,8 @@ def schedule(served: Served, *, incremental: bool = True) -> Any:
     assert served.server_clock is not None
     start = (served.server_clock.now() + timedelta(hours=12)).time().replace(second=0, microsecond=0)
     with served.sandbox.tableau() as server:
-        orders, found = SimpleNamespace(others=server), SimpleNamespace(id=served.datasource_id)
-        return put_on_schedule(orders, found, served.name, incremental=incremental, start=start)
+        orders, datasource = SimpleNamespace(others=server), SimpleNamespace(id=served.datasource_id)
+        return put_on_schedule(orders, datasource, served.name, incremental=incremental, start=start)
 
 
 def change(served: Served) -> Counter:
@@ -188,7 +188,7 @@ def declare_schedule(served: Served, slot: datetime) -> None:
 
 @pytest.mark.long
 def test_a_time_asked_for_is_kept_to_whatever_the_servers_zone(served, clock, admin):
-    made = schedule(served)
+    created = schedule(served)
     admin.set(time_zone="Asia/Kolkata")
     slot = asked_for(clock, hours=2)
     declare_schedule(served, slot)
@@ -201,7 +201,7 @@ def test_a_time_asked_for_is_kept_to_whatever_the_servers_zone(served, clock, ad
     assert newest_job_type(served, admin) == "increment_extracts"
     rests(served)
     with served.sandbox.tableau() as server:
-        assert server.schedules.get_by_id(made.id).next_run_at == slot + timedelta(days=1)
+        assert server.schedules.get_by_id(created.id).next_run_at == slot + timedelta(days=1)
     before = change(served)
     assert is_incremental(served.refresh()), "the next one waits for the next day"
     assert len(waited) == 2

@@ -48,10 +48,16 @@ def started(home: Path) -> SparkServer:
 
 
 @pytest.fixture(scope="module")
-def server(place) -> Iterator[SparkServer]:
-    """The server of the place's home."""
-    yield started(tir_home())
+def home(place) -> Iterator[Path]:
+    """The place's home, without a server in the end."""
+    yield tir_home()
     assert run("spark", "down").exit_code == 0
+
+
+@pytest.fixture
+def server(home) -> SparkServer:
+    """The server of the place's home, started unless it runs."""
+    return find_server(home) or started(home)
 
 
 def command(place, *arguments: str, text: str = "", remote: str = "") -> subprocess.CompletedProcess:
@@ -74,22 +80,26 @@ def command(place, *arguments: str, text: str = "", remote: str = "") -> subproc
 
 
 def test_a_second_up_leaves_the_server_alone_and_status_tells(server):
-    again, shown = run("spark", "up"), run("spark", "status", "--json")
+    again, status = run("spark", "up"), run("spark", "status", "--json")
 
     assert again.stdout.startswith(f"Spark: already running, {server.address} (pid {server.pid})")
-    assert shown.exit_code == 0
-    told = json.loads(shown.stdout)
-    assert (told["state"], told["pid"], told["port"]) == ("running", server.pid, server.port)
-    assert server.token not in again.output + shown.output
+    assert status.exit_code == 0
+    fields = json.loads(status.stdout)
+    assert (fields["state"], fields["pid"], fields["port"]) == ("running", server.pid, server.port)
+    assert server.token not in again.output + status.output
 
 
-def test_a_refresh_uses_it_without_java(place, server):
+def test_a_refresh_uses_it_without_java_and_leaves_no_credential_in_its_log_or_environment(place, server):
     done = command(place, "refresh", "orders", "--json")
 
     assert done.returncode == 0, done.stderr
     assert f"using Spark at localhost:{server.port}" in done.stderr
     assert json.loads(done.stdout)["rows_appended"] == sum(place.source_rows().values())
     assert place.published_rows() == place.source_rows()
+    secrets = [place.sandbox.env[name] for name in ("SNOWFLAKE_PASSWORD", "TABLEAU_TOKEN_SECRET", "SLACK_BOT_TOKEN")]
+    log = log_file(tir_home()).read_text(encoding="utf-8", errors="replace")
+    environment = Path(f"/proc/{server.pid}/environ").read_text() if sys.platform == "linux" else ""
+    assert [secret for secret in secrets if secret in log or secret in environment] == []
 
 
 def test_a_load_uses_the_server_that_spark_remote_names_and_shows_no_token(place, server, tmp_path):
@@ -108,27 +118,20 @@ def test_a_load_uses_the_server_that_spark_remote_names_and_shows_no_token(place
     assert place.sql("SELECT ID, NAME FROM LOADED ORDER BY ID") == [(1, "x"), (2, "y")]
 
 
-def test_neither_its_log_nor_its_environment_holds_a_credential_of_ours(place, server):
-    secrets = [place.sandbox.env[name] for name in ("SNOWFLAKE_PASSWORD", "TABLEAU_TOKEN_SECRET", "SLACK_BOT_TOKEN")]
-    log = log_file(tir_home()).read_text(encoding="utf-8", errors="replace")
-    environment = Path(f"/proc/{server.pid}/environ").read_text() if sys.platform == "linux" else ""
-    assert [secret for secret in secrets if secret in log or secret in environment] == []
-
-
 def test_a_large_result_is_staged_by_several_tasks_each_row_once(place, server, tmp_path, monkeypatch):
     monkeypatch.setattr(staging, "ROWS_PER_TASK", MANY // 4)
-    context, said = SparkContext._active_spark_context, []
+    context, lines = SparkContext._active_spark_context, []
     access = SnowflakeAccess.from_environment(place.sandbox.env)
 
     def start():
-        return spark_session(SparkSettings(), tir_home(), log=said.append)
+        return spark_session(SparkSettings(), tir_home(), log=lines.append)
 
     staged = stage(start, access, NUMBERS, [Column("ID", Kind.INTEGER, 38)], tmp_path)
 
     keys = [key for file in staged.files for key in pq.read_table(file).column("ID").to_pylist()]
     assert sorted(keys) == list(range(MANY))
     assert (staged.tasks, len(staged.files)) == (4, 4)
-    assert said == [f"using Spark at localhost:{server.port}"]
+    assert lines == [f"using Spark at localhost:{server.port}"]
     assert SparkContext._active_spark_context is context, "no JVM was started here"
 
 
@@ -169,8 +172,8 @@ def test_up_replaces_what_a_server_left_that_died_and_the_next_death_is_told_wit
         )
         assert f"{log_file(tmp_path)}. Start it again with `tir spark up`" in str(caught.value)
         assert wait(lambda: server_state(tmp_path)[0] == "ended", 20)
-        shown = run("spark", "status")
-        assert (shown.exit_code, "It ended unexpectedly" in shown.stdout) == (1, True)
+        status = run("spark", "status")
+        assert (status.exit_code, "It ended unexpectedly" in status.stdout) == (1, True)
         with pytest.raises(SourceError, match="cannot be reached while connecting"):
             connect_session(remote)
     finally:
@@ -182,5 +185,5 @@ def test_up_replaces_what_a_server_left_that_died_and_the_next_death_is_told_wit
 def test_down_ends_it(server):
     assert run("spark", "down").stdout == f"Spark: stopped (pid {server.pid})\n"
     assert not server.lives
-    shown = run("spark", "status", "--json")
-    assert (shown.exit_code, json.loads(shown.stdout)["state"]) == (1, "stopped")
+    status = run("spark", "status", "--json")
+    assert (status.exit_code, json.loads(status.stdout)["state"]) == (1, "stopped")

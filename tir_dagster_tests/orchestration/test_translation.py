@@ -51,21 +51,21 @@ class Ours(ExtractTranslator):
 def test_a_translator_changes_keys_groups_owners_tags_and_descriptions():
     defs = build_defs(specs=(an_extract(),), translator=Ours())
     dg.Definitions.validate_loadable(defs)
-    shown = {spec.key.path[-1]: spec for spec in defs.resolve_all_asset_specs()}
+    specs = {spec.key.path[-1]: spec for spec in defs.resolve_all_asset_specs()}
     for part in ("source_table", "changed_keys", "purged_extract", "published_datasource"):
-        assert shown[part].key == dg.AssetKey(["sales", "orders", part])
-        assert (shown[part].group_name, shown[part].owners) == ("sales", ["team:sales"])
-        assert (shown[part].description, shown[part].tags["tier"]) == ("ours", "gold")
-        assert shown[part].kinds, "what the translator leaves alone stays"
+        assert specs[part].key == dg.AssetKey(["sales", "orders", part])
+        assert (specs[part].group_name, specs[part].owners) == ("sales", ["team:sales"])
+        assert (specs[part].description, specs[part].tags["tier"]) == ("ours", "gold")
+        assert specs[part].kinds, "what the translator leaves alone stays"
     graph = defs.resolve_asset_graph()
-    assert graph.get(shown["purged_extract"].key).parent_keys == {shown["changed_keys"].key}
+    assert graph.get(specs["purged_extract"].key).parent_keys == {specs["changed_keys"].key}
     checks = {key.asset_key.path[-1]: key.asset_key for key in graph.asset_check_keys}
-    assert checks == {name: shown[name].key for name in ("purged_extract", "published_datasource")}
+    assert checks == {name: specs[name].key for name in ("purged_extract", "published_datasource")}
 
 
 def test_a_trigger_is_translated_too():
     defs = build_defs(specs=(an_extract(delivery="trigger"),), translator=Ours())
-    assert {one.key.path[0] for one in defs.resolve_all_asset_specs()} == {"sales"}
+    assert {asset.key.path[0] for asset in defs.resolve_all_asset_specs()} == {"sales"}
 
 
 def test_the_datasources_key_can_be_the_one_of_dagster_tableau():
@@ -73,9 +73,9 @@ def test_the_datasources_key_can_be_the_one_of_dagster_tableau():
     content = TableauContentData(content_type=TableauContentType.DATA_SOURCE, properties=properties)
     workspace = TableauWorkspaceData.from_content_data("site", [content])
     data = TableauTranslatorData(content_data=content, workspace_data=workspace)
-    theirs = DagsterTableauTranslator().get_asset_spec(data).key
-    spec = an_extract(asset_keys={"published_datasource": theirs.to_user_string()})
-    assert theirs in build_defs(specs=(spec,)).resolve_asset_graph().get_all_asset_keys()
+    tableau_key = DagsterTableauTranslator().get_asset_spec(data).key
+    spec = an_extract(asset_keys={"published_datasource": tableau_key.to_user_string()})
+    assert tableau_key in build_defs(specs=(spec,)).resolve_asset_graph().get_all_asset_keys()
 
 
 def test_a_source_table_that_somebody_else_defines_is_joined_and_may_serve_two_extracts():
@@ -84,9 +84,9 @@ def test_a_source_table_that_somebody_else_defines_is_joined_and_may_serve_two_e
 
     keys = {"source_table": "raw/orders"}
     both = [an_extract(asset_keys=keys), an_extract(name="orders_too", asset_keys=keys)]
-    made = dg.Definitions.merge(build_defs(specs=both), dg.Definitions(assets=[loaded]))
-    dg.Definitions.validate_loadable(made)
-    children = made.resolve_asset_graph().get(dg.AssetKey(["raw", "orders"])).child_keys
+    merged = dg.Definitions.merge(build_defs(specs=both), dg.Definitions(assets=[loaded]))
+    dg.Definitions.validate_loadable(merged)
+    children = merged.resolve_asset_graph().get(dg.AssetKey(["raw", "orders"])).child_keys
     assert children == {dg.AssetKey([name, "changed_keys"]) for name in ("orders", "orders_too")}
 
 
@@ -102,7 +102,7 @@ def test_wrong_asset_keys_schedules_and_checks_are_refused_with_what_to_write():
 
 def test_freshness_becomes_dagsters_policy_on_the_datasource_alone():
     defs = build_defs(specs=(an_extract(freshness="6 hours"),))
-    policies = {one.key.path[-1]: one.freshness_policy for one in defs.resolve_all_asset_specs()}
+    policies = {asset.key.path[-1]: asset.freshness_policy for asset in defs.resolve_all_asset_specs()}
     assert policies.pop("published_datasource") == dg.FreshnessPolicy.time_window(timedelta(hours=6))
     assert set(policies.values()) == {None}
 
@@ -114,13 +114,13 @@ def test_there_are_no_schedules_unless_the_spec_asks_for_them():
 def test_schedules_run_in_the_slices_zone_and_a_full_refresh_is_one_run():
     spec = an_extract(schedules={"verify": "0 3 * * *", "full_refresh": "0 4 * * SUN"})
     repository = build_defs(specs=(spec,)).get_repository_def()
-    made = {one.name: one for one in repository.schedule_defs}
-    assert {one.execution_timezone for one in made.values()} == {"Europe/Berlin"}
-    assert {name: one.job_name for name, one in made.items()} == {
+    schedules = {schedule.name: schedule for schedule in repository.schedule_defs}
+    assert {schedule.execution_timezone for schedule in schedules.values()} == {"Europe/Berlin"}
+    assert {name: schedule.job_name for name, schedule in schedules.items()} == {
         "orders_verify": "orders_verify",
         "orders_full_refresh": "orders_refresh",
     }
-    (request,) = made["orders_full_refresh"].evaluate_tick(dg.build_schedule_context()).run_requests
+    (request,) = schedules["orders_full_refresh"].evaluate_tick(dg.build_schedule_context()).run_requests
     assert request.run_config == {"ops": {"orders__purged_extract": {"config": {"full": True}}}}
     assert request.tags[RANGE_START] == request.tags[RANGE_END]
 
@@ -166,8 +166,8 @@ def test_dagster_knows_which_library_made_the_definitions():
 
 @pytest.fixture
 def instance():
-    with dg.DagsterInstance.ephemeral() as made:
-        yield made
+    with dg.DagsterInstance.ephemeral() as ephemeral:
+        yield ephemeral
 
 
 @pytest.mark.parametrize("sliced", [True, False])
@@ -203,5 +203,5 @@ def test_by_condition_no_sensor_asks_for_runs():
     (sensor,) = build_extract_defs(spec).sensors
     assert sensor.name == "orders_source"
     assert sensor.targets == []
-    theirs = an_extract(automation="condition", asset_keys={"source_table": "raw/orders"})
-    assert list(build_extract_defs(theirs).sensors) == [], "whoever loads it materializes it"
+    foreign_source = an_extract(automation="condition", asset_keys={"source_table": "raw/orders"})
+    assert list(build_extract_defs(foreign_source).sensors) == [], "whoever loads it materializes it"

@@ -151,8 +151,8 @@ class Shop:
 
 
 def _project(server: TSC.Server) -> str:
-    found = [item for item in TSC.Pager(server.projects) if item.name == PROJECT]
-    return str((found[0] if found else server.projects.create(TSC.ProjectItem(name=PROJECT))).id)
+    projects = [item for item in TSC.Pager(server.projects) if item.name == PROJECT]
+    return str((projects[0] if projects else server.projects.create(TSC.ProjectItem(name=PROJECT))).id)
 
 
 @pytest.fixture(scope="module")
@@ -178,9 +178,9 @@ def shop(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, hype
     with sandbox.snowflake() as connection, connection.cursor() as cursor:
         cursor.execute(f"CREATE DATABASE IF NOT EXISTS {DATABASE}")
         cursor.execute(f"CREATE SCHEMA {DATABASE}.{schema}")
-        made = Shop(sandbox, tmp_path, Looker(hyper, tmp_path), cursor, schema)
-        made.publish()
-        yield made
+        new_shop = Shop(sandbox, tmp_path, Looker(hyper, tmp_path), cursor, schema)
+        new_shop.publish()
+        yield new_shop
 
 
 @pytest.fixture
@@ -220,13 +220,13 @@ def test_one_event_is_the_confirmation_and_shows_how_it_came_about(shop: Shop) -
     outcome = shop.refresh()
     with dagster_instance() as instance:
         (record,) = instance.fetch_materializations(shop.published, limit=9).records
-    shown = {name: entry.value for name, entry in record.asset_materialization.metadata.items()}
-    assert (shown["tir/decision"], shown["tir/reason"], shown["dagster/row_count"]) == ("full", "", 3)
-    assert shown["tir/plan"] == f"{shop.name}: full refresh by Tableau itself, because the source changed."
-    assert shown["dagster/uri"].startswith(shop.sandbox.tableau_url)
-    assert "refresh" in shown["tir/stages"]
+    metadata = {name: entry.value for name, entry in record.asset_materialization.metadata.items()}
+    assert (metadata["tir/decision"], metadata["tir/reason"], metadata["dagster/row_count"]) == ("full", "", 3)
+    assert metadata["tir/plan"] == f"{shop.name}: full refresh by Tableau itself, because the source changed."
+    assert metadata["dagster/uri"].startswith(shop.sandbox.tableau_url)
+    assert "refresh" in metadata["tir/stages"]
     with shop.sandbox.tableau() as server:
-        assert server.jobs.get_by_id(shown["tir/job_id"]).datasource_id == outcome["datasource_id"]
+        assert server.jobs.get_by_id(metadata["tir/job_id"]).datasource_id == outcome["datasource_id"]
     confirmed = shop.confirmation()
     assert confirmed is not None
     assert (confirmed.version, confirmed.fingerprint, confirmed.change_sets) == ("", "", ())
@@ -308,7 +308,7 @@ def test_a_datasource_that_is_not_there_is_told_by_the_plan_already(shop: Shop) 
 
 def test_schedules_of_tableau_are_warned_of_by_plan_and_refresh(shop: Shop) -> None:
     with shop.sandbox.tableau() as server:
-        (item,) = [one for one in TSC.Pager(server.datasources) if one.name == shop.name]
+        (item,) = [datasource for datasource in TSC.Pager(server.datasources) if datasource.name == shop.name]
         daily = TSC.ScheduleItem(f"nights of {shop.name}", 50, "Extract", "Parallel", TSC.DailyInterval(dt.time(3)))
         server.schedules.add_to_schedule(server.schedules.create(daily).id, datasource=item)
     (planned,) = json.loads(shop.tir("plan", "--json").stdout)["warnings"]
@@ -409,8 +409,8 @@ def test_there_are_two_assets_one_job_and_one_sensor(shop: Shop) -> None:
     keys = {key.path[-1] for key in repository.asset_graph.get_all_asset_keys()}
     assert keys == {"source_table", "published_datasource"}
     assert repository.asset_graph.get(shop.published).parent_keys == {dg.AssetKey([shop.name, "source_table"])}
-    assert [one.name for one in repository.get_all_jobs() if not one.name.startswith("__")] == [f"{shop.name}_refresh"]
-    assert [one.name for one in repository.sensor_defs] == [f"{shop.name}_source"]
+    assert [job.name for job in repository.get_all_jobs() if not job.name.startswith("__")] == [f"{shop.name}_refresh"]
+    assert [sensor.name for sensor in repository.sensor_defs] == [f"{shop.name}_source"]
 
 
 def test_the_sensor_asks_for_a_change_once_and_its_run_settles_it(shop: Shop, tick: Callable[..., Any]) -> None:

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from tir_dagster_tests.orchestration.conftest import Place
-from tir_dagster_tests.orchestration.test_crashes import touch
 from tir_dagster_tests.sandbox.tableau.helpers import Admin
 
 # `make soak` does it twenty times, and as often where only the change is sent: each turn starts a Spark of its own.
@@ -31,8 +30,8 @@ def refresh_twice(place: Place, specs: Path, log: Path) -> list[dict[str, Any]]:
         place.spec.name,
         "--json",
     ]
-    with log.open("a", encoding="utf-8") as told:
-        both = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=told, text=True) for _ in range(2)]
+    with log.open("a", encoding="utf-8") as progress:
+        both = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=progress, text=True) for _ in range(2)]
         printed = [process.communicate(timeout=240)[0] for process in both]
     assert [process.returncode for process in both] == [0, 0], log.read_text(encoding="utf-8")
     return [json.loads(text) for text in printed]
@@ -40,15 +39,14 @@ def refresh_twice(place: Place, specs: Path, log: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("turn", range(TURNS))
 def test_one_works_while_the_other_waits_and_then_finds_nothing_to_do(place: Place, tmp_path: Path, turn: int) -> None:
-    if turn:
-        touch(place, f"turn {turn}")
+    place.touch(f"turn {turn}")
     never_at_once(place, tmp_path, sent="publish")
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("turn", range(TURNS))
 def test_one_sends_its_change_while_the_other_waits(patched: Place, tmp_path: Path, turn: int) -> None:
-    touch(patched, f"change {turn}")
+    patched.touch(f"change {turn}")
     never_at_once(patched, tmp_path, sent="update_data")
 
 

@@ -82,14 +82,14 @@ def test_dagster_maps_the_days_of_a_project_of_ones_own_onto_a_month(table, auto
     defs = dg.Definitions.merge(build_defs(specs=(spec,)), dg.Definitions(assets=[raw]))
     dg.Definitions.validate_loadable(defs)
     graph = defs.resolve_asset_graph()
-    key, ours = dg.AssetKey(["raw", "orders"]), dg.AssetKey(["orders", "purged_extract"])
+    key, extract_key = dg.AssetKey(["raw", "orders"]), dg.AssetKey(["orders", "purged_extract"])
     assert key in graph.get(dg.AssetKey(["orders", "changed_keys" if named else "source_table"])).parent_keys
-    mapping = graph.get_partition_mapping(ours, key)
-    months = graph.get(ours).partitions_def
-    found = mapping.get_upstream_mapped_partitions_result_for_partitions(
+    mapping = graph.get_partition_mapping(extract_key, key)
+    months = graph.get(extract_key).partitions_def
+    mapped = mapping.get_upstream_mapped_partitions_result_for_partitions(
         months.subset_with_partition_keys(["2025-03"]), months, graph.get(key).partitions_def
     )
-    days = sorted(found.partitions_subset.get_partition_keys())
+    days = sorted(mapped.partitions_subset.get_partition_keys())
     assert (days[0], days[-1], len(days)) == ("2025-03-05", "2025-03-31", 27)
 
 

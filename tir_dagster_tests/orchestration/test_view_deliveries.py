@@ -12,8 +12,8 @@ import tableauserverclient as TSC  # noqa: N812 - the name its own documentation
 from tir_dagster.changes.plan import Reason
 from tir_dagster.errors import DatasourceError
 from tir_dagster.sandbox.tableau.packages import Column, SnowflakeConnection, build_tdsx
+from tir_dagster_tests.orchestration.shop import DETAIL, TABLES, sell, stock
 from tir_dagster_tests.orchestration.shown import DATABASE, PROJECT, Shown, prepare
-from tir_dagster_tests.orchestration.test_views import DETAIL, TABLES, sell, stock
 
 COLUMNS = {
     "ID": "NUMBER(38,0)",
@@ -39,14 +39,14 @@ def built_by_people(shop: Shown, query: str, folder: Path) -> None:
     package = build_tdsx(
         folder / f"{shop.name}.tdsx",
         caption=shop.name,
-        columns=[Column(*one) for one in COLUMNS.items()],
+        columns=[Column(*column) for column in COLUMNS.items()],
         snowflake=connection,
         custom_sql=shop.in_schema(query),
         increment_key="DAY",
     )
     with shop.sandbox.tableau() as server:
         (project,) = server.projects.filter(name=PROJECT)
-        made = server.datasources.publish(
+        datasource = server.datasources.publish(
             TSC.DatasourceItem(project.id, name=shop.name),
             str(package),
             mode=TSC.Server.PublishMode.CreateNew,
@@ -54,7 +54,7 @@ def built_by_people(shop: Shown, query: str, folder: Path) -> None:
                 shop.env["SNOWFLAKE_USER"], shop.env["SNOWFLAKE_PASSWORD"], embed=True
             ),
         )
-        server.jobs.wait_for_job(server.datasources.refresh(made), timeout=60)
+        server.jobs.wait_for_job(server.datasources.refresh(datasource), timeout=60)
 
 
 @pytest.fixture(params=["republish", pytest.param("server", marks=pytest.mark.long)])
@@ -65,13 +65,13 @@ def shop(request, sandbox, spark, tmp_path) -> Iterator[Shown]:
         "delivery": request.param,
         "datasource": {"project": PROJECT, "name": name, "credentials": CREDENTIALS},
     }
-    made = Shown(prepare(sandbox), spark, tmp_path, TABLES, DETAIL, settings, name=name)
+    extract = Shown(prepare(sandbox), spark, tmp_path, TABLES, DETAIL, settings, name=name)
     for number in range(1, 9):
-        sell(made, number, f"P{number % 3}", number, day=f"2024-01-{number:02}")
+        sell(extract, number, f"P{number % 3}", number, day=f"2024-01-{number:02}")
     for number in range(2):
-        stock(made, f"P{number}", "blue", 1.0)
-    yield made
-    made.close()
+        stock(extract, f"P{number}", "blue", 1.0)
+    yield extract
+    extract.close()
 
 
 def test_it_stays_equal_to_its_query(shop, tmp_path):

@@ -113,17 +113,17 @@ def prepared(sandbox: Sandbox) -> Sandbox:
 @pytest.fixture(params=QUERIES, scope="module")
 def shown(request, prepared, spark, tmp_path_factory) -> Iterator[Shown]:
     query, settings = QUERIES[request.param]
-    made = Shown(prepared, spark, tmp_path_factory.mktemp("shown"), TABLES, query, settings)
+    extract = Shown(prepared, spark, tmp_path_factory.mktemp("shown"), TABLES, query, settings)
     for table in TABLES:
-        made.sql(f"ALTER TABLE {{s}}.{table} SET CHANGE_TRACKING = TRUE")
+        extract.sql(f"ALTER TABLE {{s}}.{table} SET CHANGE_TRACKING = TRUE")
     random = Random(request.param)
     for table, rows in (("SALES", 12), ("PRODUCTS", 3), ("MAKERS", 2)):
         for _ in range(rows):
-            change(made, random, table, "insert")
-    assert made.refresh().reason is Reason.FIRST_LOAD
-    assert made.published() == made.expected()
-    yield made
-    made.close()
+            change(extract, random, table, "insert")
+    assert extract.refresh().reason is Reason.FIRST_LOAD
+    assert extract.published() == extract.expected()
+    yield extract
+    extract.close()
 
 
 _stamps = itertools.count(1)
@@ -134,8 +134,8 @@ def change(shown: Shown, random: Random, table: str, kind: str) -> None:
     columns = COLUMNS[table]
     value = {name: random.choice(VALUES[name]) for name in columns}
     stamp = f"DATEADD('minute', {next(_stamps)}, '2025-01-01'::TIMESTAMP_NTZ)"
-    one = random.choice(columns)
-    which = f"{one} IS NOT DISTINCT FROM {random.choice(VALUES[one])}"
+    column = random.choice(columns)
+    which = f"{column} IS NOT DISTINCT FROM {random.choice(VALUES[column])}"
     match kind:
         case "insert":
             listed = ", ".join([*value.values(), stamp])
@@ -153,13 +153,13 @@ def change(shown: Shown, random: Random, table: str, kind: str) -> None:
 
 def changes(shown: Shown, random: Random) -> list[str]:
     """A few statements on any of the tables; rows come more often than they go, so that some are left."""
-    told = []
+    steps = []
     for _ in range(random.randint(1, 4)):
         table = random.choice(["SALES", "SALES", "SALES", "PRODUCTS", "MAKERS"])
         kind = random.choice(["insert", "insert", "update", "update", "delete", "reload"])
         change(shown, random, table, kind)
-        told.append(f"{kind} {table}")
-    return told
+        steps.append(f"{kind} {table}")
+    return steps
 
 
 def forget(shown: Shown) -> None:
@@ -171,15 +171,15 @@ def forget(shown: Shown) -> None:
 @pytest.mark.parametrize("seed", range(HISTORIES))
 def test_the_published_extract_is_what_the_query_shows_after_any_changes(shown, seed):
     random = Random(f"{shown.query} {seed} {os.environ.get('TIR_SEED', '')}")
-    told = changes(shown, random)
+    steps = changes(shown, random)
     if random.random() < 0.25:
-        told.append("the history is too short")
+        steps.append("the history is too short")
         forget(shown)
     if (crash := random.choice(["no", "no", "staged", "published"])) != "no":
-        told.append(f"crash after {crash}: {shown.refresh(until=crash).sentence()}")
-        told += changes(shown, random)
+        steps.append(f"crash after {crash}: {shown.refresh(until=crash).sentence()}")
+        steps += changes(shown, random)
     plan = shown.refresh()
-    told.append(plan.sentence())
-    assert shown.published() == shown.expected(), told
-    assert plan.reason in (None, Reason.COST_THRESHOLD), told
-    assert shown.refresh().decision == "none", told
+    steps.append(plan.sentence())
+    assert shown.published() == shown.expected(), steps
+    assert plan.reason in (None, Reason.COST_THRESHOLD), steps
+    assert shown.refresh().decision == "none", steps

@@ -20,18 +20,12 @@ from tir_dagster.refresh.context import shape_of
 from tir_dagster.refresh.survey import survey_source
 from tir_dagster.refresh.verification import Verification
 from tir_dagster_tests.conftest import Sandbox
+from tir_dagster_tests.orchestration.shop import DETAIL, TABLES, sell, stock
 from tir_dagster_tests.orchestration.shown import Shown, prepare
 
-SALES = "ID NUMBER(38,0), DAY DATE, PRODUCT VARCHAR, QUANTITY NUMBER(38,0), SELLER VARCHAR"
-PRODUCTS = "PRODUCT VARCHAR, COLOR VARCHAR, UNIT_PRICE FLOAT, REMARK VARCHAR"
-TABLES = {"SALES": SALES, "PRODUCTS": PRODUCTS}
 BY_COLOR = """
     SELECT s.DAY, COALESCE(p.COLOR, 'N/A') AS COLOR, SUM(s.QUANTITY * COALESCE(p.UNIT_PRICE, 0)) AS AMOUNT, COUNT(*) AS N
     FROM {s}.SALES s LEFT JOIN {s}.PRODUCTS p ON s.PRODUCT = p.PRODUCT GROUP BY s.DAY, COALESCE(p.COLOR, 'N/A')
-"""
-DETAIL = """
-    SELECT s.ID, s.DAY, s.PRODUCT, s.QUANTITY, COALESCE(p.COLOR, 'N/A') AS COLOR
-    FROM {s}.SALES s LEFT JOIN {s}.PRODUCTS p ON s.PRODUCT = p.PRODUCT
 """
 INNER = DETAIL.replace("LEFT JOIN", "JOIN")
 BY_ID = {"row_key": "ID"}
@@ -53,36 +47,26 @@ def prepared(sandbox: Sandbox) -> Sandbox:
 
 @pytest.fixture(scope="module")
 def make(prepared, spark, tmp_path_factory) -> Iterator[Make]:
-    made: list[Shown] = []
+    extracts: list[Shown] = []
 
     def shop(query: str, *sales: tuple, products: Sequence[tuple] = (), filled: str = "", **settings) -> Shown:
         """An extract and its first load."""
-        one = Shown(prepared, spark, tmp_path_factory.mktemp("shop"), TABLES, query, {**BY_ID, **settings})
-        made.append(one)
+        extract = Shown(prepared, spark, tmp_path_factory.mktemp("shop"), TABLES, query, {**BY_ID, **settings})
+        extracts.append(extract)
         for table in TABLES:
-            one.sql(f"ALTER TABLE {{s}}.{table} SET CHANGE_TRACKING = TRUE")
+            extract.sql(f"ALTER TABLE {{s}}.{table} SET CHANGE_TRACKING = TRUE")
         for row in sales:
-            sell(one, *row)
+            sell(extract, *row)
         for row in products:
-            stock(one, *row)
+            stock(extract, *row)
         for statement in filter(None, filled.split(";")):
-            one.sql(statement)
-        assert one.refresh().reason is Reason.FIRST_LOAD
-        return one
+            extract.sql(statement)
+        assert extract.refresh().reason is Reason.FIRST_LOAD
+        return extract
 
     yield shop
-    for one in made:
-        one.close()
-
-
-def sell(
-    shop: Shown, number: int, product: str, quantity: int, seller: str = "nobody", day: str = "2024-01-01"
-) -> None:
-    shop.sql(f"INSERT INTO {{s}}.SALES SELECT {number}, '{day}'::DATE, '{product}', {quantity}, '{seller}'")
-
-
-def stock(shop: Shown, product: str, color: str, price: float) -> None:
-    shop.sql(f"INSERT INTO {{s}}.PRODUCTS SELECT '{product}', '{color}', {price}::FLOAT, NULL")
+    for extract in extracts:
+        extract.close()
 
 
 def hint(kind: str, table: str = "SALES", **condition: object) -> dict:
@@ -153,11 +137,16 @@ def test_t2_an_orthogonal_condition_needs_no_full_refresh(told_sums):
 def sums(make: Make) -> Shown:
     sales = [(1, "P1", 10, "x", T3), (2, "P2", 20, "x", T3), (3, "P3", 30, "x", T3)]
     sales += [(number, "Q1" if number == 11 else "Q2", number, "x", T9) for number in range(11, 18)]
-    sales += [(21, "Q1", 10, "x", LAST), (22, "Q2", 20, "x", LAST)]
+    sales += [(21, "R1", 10, "x", LAST), (22, "R2", 20, "x", LAST)]
     return make(
         BY_COLOR,
         *sales,
-        products=[P1, P2, ("Q1", "blue", 5.0), ("Q2", "red", 10.0)],
+        products=[
+            P1,
+            P2,
+            *((f"{letter}1", "blue", 5.0) for letter in "QR"),
+            *((f"{letter}2", "red", 10.0) for letter in "QR"),
+        ],
         changes={"watermark": "DAY", "look_back": "0 seconds"},
         thresholds={"quiet_period": "0 seconds", "full_share": 1.0, "delete_share": 0.3},
     )
@@ -189,9 +178,9 @@ def test_t9_null_keys_and_duplicate_partners_equal_the_rebuild(sums):
 def test_what_a_hint_leaves_out_is_detected_all_the_same_and_told(sums):
     sums.sql("UPDATE {s}.SALES SET QUANTITY = 99 WHERE ID IN (21, 22)")
     refreshes(sums, hints=[{"table": "{s}.SALES", "type": "UPDATE_ROWS", "scope": {"keys": [{"ID": 21}]}}])
-    (told,) = [warning for warning in sums.change_set.warnings if "partial" in warning]
-    assert "3 changed keys were found, 2 were described, and 1 key (" in told
-    assert "'red')) in no hint is refreshed as well" in told
+    (warning_of_hint,) = [warning for warning in sums.change_set.warnings if "partial" in warning]
+    assert "2 changed keys were found, 1 were described, and 1 key (" in warning_of_hint
+    assert "'red')) in no hint is refreshed as well" in warning_of_hint
 
 
 def test_a_full_refresh_of_an_aggregate_counts_the_rows_that_people_saw(sums):
@@ -204,13 +193,27 @@ def test_a_full_refresh_of_an_aggregate_counts_the_rows_that_people_saw(sums):
 def test_nothing_of_an_aggregate_is_touched_while_a_table_is_not_quiet(sums):
     spec, waited = sums.refresher.spec, []
     patient = replace(spec, thresholds=replace(spec.thresholds, quiet_period=3600.0))
-    told = pytest.raises(GuardError, match=r"SALES.* keeps changing: never quiet for 3600 seconds\. Nothing was")
-    with sums.refresher.snowflake.kept_open(), told:
+    refusal = pytest.raises(GuardError, match=r"SALES.* keeps changing: never quiet for 3600 seconds\. Nothing was")
+    with sums.refresher.snowflake.kept_open(), refusal:
         survey_source(patient, sums.refresher.snowflake, log=lambda _: None, sleep=waited.append)
     assert min(waited) > 3000
 
 
-def test_a_full_refresh_of_an_aggregate_stops_where_too_much_would_vanish(sums):
+@pytest.fixture
+def restored_sums(sums: Shown) -> Iterator[Shown]:
+    """The same extract; after the test its sales and its versions are those of before."""
+    versions = sums.folder / "extracts" / sums.name / "versions"
+    shutil.copytree(versions, sums.folder / "aside")
+    sums.sql("CREATE TABLE {s}.SALES_ASIDE AS SELECT * FROM {s}.SALES")
+    yield sums
+    sums.sql("DELETE FROM {s}.SALES")
+    sums.sql("INSERT INTO {s}.SALES SELECT * FROM {s}.SALES_ASIDE")
+    shutil.rmtree(versions, ignore_errors=True)
+    shutil.move(sums.folder / "aside", versions)
+
+
+def test_a_full_refresh_of_an_aggregate_stops_where_too_much_would_vanish(restored_sums):
+    sums = restored_sums
     before, published = sums.confirmed, sums.published()
     sums.sql(f"DELETE FROM {{s}}.SALES WHERE DAY IN ('{T9}', '{LAST}')")
     with pytest.raises(GuardError, match=r"\d+ of \d+ rows would vanish, more than the 30%"):
@@ -279,12 +282,12 @@ def test_a_hint_at_a_joined_table_reaches_the_rows_that_refer_to_it(told_rows):
 
 def test_a_hint_that_fits_no_table_or_column_is_refused_before_anything_is_touched(told_rows):
     before = told_rows.confirmed
-    for wrong, told in (
+    for wrong, sentence in (
         (hint("ADD_ROWS", "ELSEWHERE", ID=1), "does not read"),
         (hint("ADD_ROWS", IDD=1), "did you mean ID"),
         (hint("ADD_ROWS", QUANTITY="many"), "QUANTITY"),
     ):
-        with pytest.raises(HintError, match=told):
+        with pytest.raises(HintError, match=sentence):
             told_rows.refresh(hints=[wrong])
     assert told_rows.confirmed == before
 

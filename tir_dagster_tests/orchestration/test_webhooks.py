@@ -122,7 +122,7 @@ def test_an_event_becomes_one_observation_however_often_it_comes(listening: List
     assert "recorded before" in listening.said[-1]
     assert listening.post(event(event_type=FAILED)) == 200
     assert listening.post(event(created_at="2026-02-03T04:05:07Z")) == 200
-    assert [one[EVENT] for one in observed(listening.instance)] == [SUCCEEDED, FAILED, SUCCEEDED]
+    assert [event[EVENT] for event in observed(listening.instance)] == [SUCCEEDED, FAILED, SUCCEEDED]
 
 
 def test_an_extract_is_known_under_a_key_of_ones_own(listening: Listening) -> None:
@@ -130,7 +130,7 @@ def test_an_extract_is_known_under_a_key_of_ones_own(listening: Listening) -> No
     listening.instance.report_runless_asset_event(dg.AssetMaterialization(["somebody", "elses"]))
     confirm(listening.instance, "9", key)
     assert listening.post(event(resource_luid="9")) == 200
-    assert [one[EVENT] for one in observed(listening.instance, key)] == [SUCCEEDED]
+    assert [event[EVENT] for event in observed(listening.instance, key)] == [SUCCEEDED]
     assert observed(listening.instance) == []
 
 
@@ -320,7 +320,7 @@ def test_a_refresh_started_by_somebody_else_is_observed(sandbox: Sandbox, home: 
         publisher.refresh(datasource)
         _, second = wait_for(lambda: noted if len(noted := observed(instance)) > 1 else None, "another one")
         assert run("remove").stdout == "2 webhooks removed.\n"
-    assert [(one[EVENT], one["tir/resource_name"]) for one in (first, second)] == [
+    assert [(event[EVENT], event["tir/resource_name"]) for event in (first, second)] == [
         (SUCCEEDED, "Told"),
         (FAILED, "Told"),
     ]
@@ -328,11 +328,11 @@ def test_a_refresh_started_by_somebody_else_is_observed(sandbox: Sandbox, home: 
 
 def test_the_webhooks_are_listed_without_the_secret(home: Path) -> None:
     assert run("list").stdout == "No webhooks are registered.\n"
-    told = run("register", "--url", "https://hooks.example.com/tir/").stdout
-    assert told.splitlines() == [f"{kind}: https://hooks.example.com/tir/***" for kind in (SUCCEEDED, FAILED)]
-    assert run("list").stdout == told
-    shown = json.loads(run("list", "--json").stdout)["webhooks"]
-    assert [(one["event"], one["url"], one["enabled"]) for one in shown] == [
+    output = run("register", "--url", "https://hooks.example.com/tir/").stdout
+    assert output.splitlines() == [f"{kind}: https://hooks.example.com/tir/***" for kind in (SUCCEEDED, FAILED)]
+    assert run("list").stdout == output
+    webhooks_listed = json.loads(run("list", "--json").stdout)["webhooks"]
+    assert [(webhook["event"], webhook["url"], webhook["enabled"]) for webhook in webhooks_listed] == [
         (kind, "https://hooks.example.com/tir/***", True) for kind in (SUCCEEDED, FAILED)
     ]
     assert run("remove").exit_code == 0

@@ -50,23 +50,25 @@ def named(history: History, name: str, **settings: Any) -> None:
 def published(history: History) -> set[str]:
     """The names of all datasources that begin with the extract's."""
     with history.sandbox.tableau() as server:
-        return {one.name for one in TSC.Pager(server.datasources) if one.name.startswith(history.name)}
+        return {
+            datasource.name for datasource in TSC.Pager(server.datasources) if datasource.name.startswith(history.name)
+        }
 
 
 @pytest.mark.parametrize("kind", ["VARCHAR", "VARIANT"])
 def test_values_of_two_rows_that_somebody_exchanged_are_noticed(prepared, spark, tmp_path, kind):
     history = filled(prepared, spark, tmp_path, Layout(value_type=kind))
     history.refresh()
-    theirs = tmp_path / "theirs.hyper"
-    shutil.copyfile(history.refresher.versions.latest().extract, theirs)
-    history.publish(theirs)
+    foreign_file = tmp_path / "theirs.hyper"
+    shutil.copyfile(history.refresher.versions.latest().extract, foreign_file)
+    history.publish(foreign_file)
     assert history.refresh().decision == "none", "the same rows in the same words"
     run(
-        theirs,
+        foreign_file,
         'CREATE TEMPORARY TABLE old AS (SELECT "K" AS k, "V" AS v FROM "Extract"."Extract")',
         'UPDATE "Extract"."Extract" SET "V" = (SELECT v FROM old WHERE k = 3 - "K") WHERE "K" IN (1, 2)',
     )
-    history.publish(theirs)
+    history.publish(foreign_file)
     assert history.published_rows() != history.source_rows()
     assert history.refresh().reason is Reason.FOREIGN_PUBLISH
     assert history.published_rows() == history.source_rows()
@@ -101,9 +103,9 @@ def test_a_datasource_that_was_renamed_on_the_server_is_not_created_a_second_tim
     # As the release before wrote it down: without a name.
     loaded.confirmed = replace(loaded.confirmed, datasource="")
     with loaded.sandbox.tableau() as server:
-        found = server.datasources.get_by_id(loaded.confirmed.datasource_id)
-        found.name = f"{loaded.name}_y"
-        server.datasources.update(found)
+        datasource = server.datasources.get_by_id(loaded.confirmed.datasource_id)
+        datasource.name = f"{loaded.name}_y"
+        server.datasources.update(datasource)
     with pytest.raises(DatasourceError, match=rf"published to datasource '{loaded.name}_y' in project '{PROJECT}'"):
         loaded.refresh()
     named(loaded, f"{loaded.name}_y")

@@ -56,22 +56,22 @@ class Extract:
         stage(change / "keys" / "part-0.parquet", [COLUMNS[0]], [(key,) for key in keys], bookkeeping=False)
         marked = [(*row, 1) for row in fresh]
         stage(change / "rows" / "part-0.parquet", [*COLUMNS, ROW_MARK], marked, bookkeeping=False)
-        made = ChangeSet(
+        change_set = ChangeSet(
             *("c", "e", "v", "t", SourceState("", "", "", ""), "changes", "incremental", None, 0, 0, {}, {}, None)
         )
         base = self.version
         with apply.new_version(self.store) as workspace:
             counts = apply.fill_extract(
                 workspace,
-                made,
+                change_set,
                 change,
                 shape=SHAPE,
                 base=base,
                 template=None,
                 rebuild_factor=99.0,
-                spare=apply.spare_file(self.store, base, made, change, SHAPE),
+                spare=apply.spare_file(self.store, base, change_set, change, SHAPE),
             )
-            apply.keep_change(workspace, made, change, SHAPE)
+            apply.keep_change(workspace, change_set, change, SHAPE)
             self.version = self.store.commit(workspace, self._manifest(counts.after, base.id))
         if prune:
             self.store.prune(KEEP, protected={self.version.id})
@@ -87,7 +87,7 @@ class Extract:
 
 def stored(row: Row) -> Row:
     """A row as the extract gives it back."""
-    from tableauhyperapi import Date  # noqa: PLC0415
+    from tableauhyperapi import Date
 
     day = row[1]
     return (row[0], day and Date(day.year, day.month, day.day), row[2])

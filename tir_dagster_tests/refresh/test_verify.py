@@ -53,10 +53,10 @@ def replaced(folder: Path, rows: list[Any] = ROWS, fresh: list[Any] = FRESH) -> 
     marked = [(*row, 1) for row in fresh]
     with comparing(base, KEYED) as comparison:
         comparison.add(stage(folder / "staged.parquet", [*COLUMNS, ROW_MARK], marked, bookkeeping=False))
-        found = comparison.decide(Forced(), change)
-    purged, appended = counts_to_json(found.purged), counts_to_json(found.appended)
-    digests = found.purged_digests
-    made = ChangeSet(
+        difference = comparison.decide(Forced(), change)
+    purged, appended = counts_to_json(difference.purged), counts_to_json(difference.appended)
+    digests = difference.purged_digests
+    change_set = ChangeSet(
         *(
             "c",
             "e",
@@ -72,27 +72,29 @@ def replaced(folder: Path, rows: list[Any] = ROWS, fresh: list[Any] = FRESH) -> 
             appended,
             None,
         ),
-        odd_keys=(found.null_keys, found.repeated_keys),
-        purged_digests=None if digests is None else {name: str(one) for name, one in counts_to_json(digests).items()},
+        odd_keys=(difference.null_keys, difference.repeated_keys),
+        purged_digests=None
+        if digests is None
+        else {name: str(digest) for name, digest in counts_to_json(digests).items()},
     )
-    replace_change(base, target, made, change, KEYED)
-    return base, target, made, change
+    replace_change(base, target, change_set, change, KEYED)
+    return base, target, change_set, change
 
 
 @pytest.mark.parametrize("rows", [ROWS, ROWS[:2]], ids=["odd before", "none odd before"])
 def test_odd_keys_are_counted_from_the_change_where_there_were_none_before(tmp_path: Path, rows: list[Any]):
     fresh = [*FRESH, (3, None, "three"), (3, None, "three")]
-    base, target, made, _ = replaced(tmp_path, rows, fresh)
+    base, target, change_set, _ = replaced(tmp_path, rows, fresh)
     kept = odd_keys(base, KEYED.key, COLUMNS)
     version = Version(1, tmp_path, {"odd_keys": list(kept)})
     assert kept == ((0, 0) if rows == ROWS[:2] else (1, 1))
-    assert count_odd_keys(target, made, version, KEYED) == odd_keys(target, KEYED.key, COLUMNS)
+    assert count_odd_keys(target, change_set, version, KEYED) == odd_keys(target, KEYED.key, COLUMNS)
 
 
 def test_what_was_replaced_is_read_back(tmp_path: Path):
-    _, target, made, change = replaced(tmp_path)
+    _, target, change_set, change = replaced(tmp_path)
 
-    verify_replaced(target, made, change, KEYED)
+    verify_replaced(target, change_set, change, KEYED)
 
 
 @pytest.mark.parametrize(
@@ -105,59 +107,59 @@ def test_what_was_replaced_is_read_back(tmp_path: Path):
     ids=["lost", "changed", "doubled"],
 )
 def test_a_replaced_row_that_is_not_as_it_was_read_stops_the_refresh(tmp_path: Path, damage):
-    _, target, made, change = replaced(tmp_path)
+    _, target, change_set, change = replaced(tmp_path)
     run(target, damage)
 
     with pytest.raises(
         VerificationError, match=r"does not hold the rows that were read, of 1 keys\. Nothing was published"
     ):
-        verify_replaced(target, made, change, KEYED)
+        verify_replaced(target, change_set, change, KEYED)
 
 
 def test_a_key_that_was_deleted_must_be_gone(tmp_path: Path):
-    base, _, made, change = replaced(tmp_path)
+    base, _, change_set, change = replaced(tmp_path)
 
     with pytest.raises(VerificationError, match="of 2 keys"):
-        verify_replaced(base, made, change, KEYED)
+        verify_replaced(base, change_set, change, KEYED)
 
 
 def test_rows_of_other_keys_are_not_looked_at(tmp_path: Path):
-    _, target, made, change = replaced(tmp_path)
+    _, target, change_set, change = replaced(tmp_path)
     run(target, """UPDATE "Extract"."Extract" SET "NAME" = 'other' WHERE "ID" = 2""")
 
-    verify_replaced(target, made, change, KEYED)
+    verify_replaced(target, change_set, change, KEYED)
 
 
 def test_a_file_that_was_loaded_anew_has_the_rows_that_were_read(tmp_path: Path):
-    base, _, made, _ = replaced(tmp_path)
+    base, _, change_set, _ = replaced(tmp_path)
     sums = content_sums(base, KEYED)
 
     with pytest.raises(VerificationError, match="does not hold the rows that were read"):
-        verify_loaded(sums, made)
+        verify_loaded(sums, change_set)
 
 
 def test_what_the_detection_has_summed_up_is_not_read_again(tmp_path: Path):
     rows = [*ROWS, *((number, date(2024, 5, 1), "other") for number in range(10, 20))]
-    base, target, made, change = replaced(tmp_path, rows)
+    base, target, change_set, change = replaced(tmp_path, rows)
     context: Any = SimpleNamespace(change_sets=SimpleNamespace(path=lambda _: change))
     manifest = {"content_sums": sums_to_json(content_sums(base, KEYED)), "shape": shape_to_json(KEYED)}
     expected = content_sums(target, KEYED)
     base.unlink()
 
-    assert verify_content(context, target, made, Version(1, tmp_path / "v", manifest), KEYED) == expected
+    assert verify_content(context, target, change_set, Version(1, tmp_path / "v", manifest), KEYED) == expected
 
 
 def test_of_another_base_the_rows_that_left_are_read(tmp_path: Path):
-    base, target, made, change = replaced(tmp_path)
+    base, target, change_set, change = replaced(tmp_path)
     context: Any = SimpleNamespace(change_sets=SimpleNamespace(path=lambda _: change))
     manifest = {"content_sums": sums_to_json(content_sums(base, KEYED)), "shape": shape_to_json(KEYED)}
     (tmp_path / "v1").mkdir()
     base.rename(tmp_path / "v1" / "extract.hyper")
-    wrong = replace(made, purged_digests={"2024-01": "5"})
+    wrong = replace(change_set, purged_digests={"2024-01": "5"})
 
-    found = verify_content(context, target, wrong, Version(1, tmp_path / "v1", manifest), KEYED)
+    sums = verify_content(context, target, wrong, Version(1, tmp_path / "v1", manifest), KEYED)
 
-    assert found == content_sums(target, KEYED)
+    assert sums == content_sums(target, KEYED)
 
 
 VALUES = st.tuples(
@@ -170,12 +172,12 @@ VALUES = st.tuples(
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rows=st.lists(VALUES, max_size=5), fresh=st.lists(VALUES, min_size=1, max_size=4))
 def test_sums_that_are_brought_forward_are_those_of_the_file(tmp_path_factory, rows, fresh):
-    base, target, made, change = replaced(tmp_path_factory.mktemp("sums"), rows, fresh)
-    condition = replaced_rows(made, change, KEYED)
+    base, target, change_set, change = replaced(tmp_path_factory.mktemp("sums"), rows, fresh)
+    condition = replaced_rows(change_set, change, KEYED)
     purged, appended = (content_sums(file, KEYED, condition) for file in (base, target))
-    found = purged_sums(made)
-    assert found is None or found == purged, "the detection has summed up the same rows"
-    assert verify_replaced(target, made, change, KEYED) == appended
+    sums = purged_sums(change_set)
+    assert sums is None or sums == purged, "the detection has summed up the same rows"
+    assert verify_replaced(target, change_set, change, KEYED) == appended
 
     after = bring_forward(sums_from_json(sums_to_json(content_sums(base, KEYED))), purged=purged, appended=appended)
 

@@ -7,7 +7,7 @@ from tir_dagster.snowflake.names import TableName, literal, quote
 
 
 @pytest.mark.parametrize(
-    ("text", "stored", "shown"),
+    ("text", "stored", "text_form"),
     [
         ("db.schema.orders", ("DB", "SCHEMA", "ORDERS"), "DB.SCHEMA.ORDERS"),
         ('db."My Schema".Orders', ("DB", "My Schema", "ORDERS"), 'DB."My Schema".ORDERS'),
@@ -16,11 +16,11 @@ from tir_dagster.snowflake.names import TableName, literal, quote
         (' "db" . s . t$1 ', ("db", "S", "T$1"), '"db".S.T$1'),
     ],
 )
-def test_a_name_is_read_as_snowflake_stores_it(text, stored, shown):
+def test_a_name_is_read_as_snowflake_stores_it(text, stored, text_form):
     table = TableName.parse(text)
 
     assert (table.database, table.schema, table.name) == stored
-    assert str(table) == shown
+    assert str(table) == text_form
     assert TableName.parse(str(table)) == table == TableName.parse(table.sql)
 
 

@@ -29,14 +29,14 @@ def test_a_version_without_a_zone_or_sense_is_refused(text):
 
 
 def test_tokens_move_with_their_table_only_and_come_by_one_query(access, make_table, run, warehouse):
-    one, other = make_table("ID INT", "VALUES (1)"), make_table("ID INT", "VALUES (1)")
-    before = probe(access, [one, other])
-    run(f"INSERT INTO {one.sql} VALUES (2)")
-    after = probe(access, [one, other])
+    changed, other = make_table("ID INT", "VALUES (1)"), make_table("ID INT", "VALUES (1)")
+    before = probe(access, [changed, other])
+    run(f"INSERT INTO {changed.sql} VALUES (2)")
+    after = probe(access, [changed, other])
 
     statements = [query["sql"] for query in warehouse.queries()]
     assert statements[-1].count("SYSTEM$LAST_CHANGE_COMMIT_TIME") == 2, "both tables by one query"
-    assert before[one].token != after[one].token
+    assert before[changed].token != after[changed].token
     assert before[other] == after[other]
     assert before[other].seen < after[other].seen
     assert probe(access, []) == {}

@@ -1,41 +1,19 @@
 from __future__ import annotations
 
-import base64
 from datetime import UTC, date, datetime, time
 from decimal import Decimal
 
 import pyarrow as pa
 import pytest
-from snowflake.connector.arrow_context import ArrowConverterContext
-from snowflake.connector.result_batch import ArrowResultBatch
 
 from tir_dagster.errors import SourceError
 from tir_dagster.snowflake.columns import Column, Kind
 from tir_dagster.spark.arrow import arrow_schema, convert, fetch
-
-
-def _batch(name: str, values: pa.Array, rows: int | None = None, **meta: str) -> ArrowResultBatch:
-    """One column as Snowflake itself would send it, in a batch of the real connector."""
-    metadata = {"precision": "38", "scale": "0", "charLength": "0", "byteLength": "0", **meta}
-    schema = pa.schema([pa.field(name, values.type, metadata=metadata)])
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, schema) as writer:
-        writer.write_batch(pa.RecordBatch.from_arrays([values], schema=schema))
-    data = base64.b64encode(sink.getvalue().to_pybytes()).decode()
-    context = ArrowConverterContext({"TIMEZONE": "UTC"})
-    return ArrowResultBatch.from_data(
-        data, len(values) if rows is None else rows, context, False, False, None, number_to_decimal=True
-    )
-
-
-def _moment(*seconds_and_nanos: tuple[int, int]) -> pa.Array:
-    fields = [pa.field("epoch", pa.int64(), nullable=False), pa.field("fraction", pa.int32(), nullable=False)]
-    epochs, nanos = zip(*seconds_and_nanos, strict=True)
-    return pa.StructArray.from_arrays([pa.array(epochs), pa.array(nanos, pa.int32())], fields=fields)
+from tir_dagster_tests.spark.batches import arrow_batch, arrow_moments
 
 
 def test_scaled_integers_become_exact_decimals_not_floats():
-    batch = _batch("P", pa.array([123456789012345678, None, -5], pa.int64()), logicalType="FIXED", scale="2")
+    batch = arrow_batch("P", pa.array([123456789012345678, None, -5], pa.int64()), logicalType="FIXED", scale="2")
 
     got = fetch(batch, [Column("P", Kind.DECIMAL, 18, 2)])
 
@@ -44,20 +22,22 @@ def test_scaled_integers_become_exact_decimals_not_floats():
 
 @pytest.mark.parametrize("sent", [pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.decimal128(38, 0)])
 def test_integers_arrive_in_any_width(sent):
-    batch = _batch("ID", pa.array([1, None, -7]).cast(sent), logicalType="FIXED")
+    batch = arrow_batch("ID", pa.array([1, None, -7]).cast(sent), logicalType="FIXED")
 
     assert fetch(batch, [Column("ID", Kind.INTEGER, 38)]).column("ID").to_pylist() == [1, None, -7]
 
 
 def test_an_integer_beyond_64_bits_names_its_column():
-    batch = _batch("BIG", pa.array([Decimal(2**63)], pa.decimal128(38, 0)), logicalType="FIXED")
+    batch = arrow_batch("BIG", pa.array([Decimal(2**63)], pa.decimal128(38, 0)), logicalType="FIXED")
 
     with pytest.raises(SourceError, match="Column BIG holds an integer beyond 64 bits"):
         fetch(batch, [Column("BIG", Kind.INTEGER, 38)])
 
 
 def test_the_end_of_time_and_finer_fractions_arrive():
-    batch = _batch("AT", _moment((253402300799, 999999999), (-1, 500_000_001)), logicalType="TIMESTAMP_NTZ", scale="9")
+    batch = arrow_batch(
+        "AT", arrow_moments((253402300799, 999999999), (-1, 500_000_001)), logicalType="TIMESTAMP_NTZ", scale="9"
+    )
 
     assert fetch(batch, [Column("AT", Kind.TIMESTAMP)]).column("AT").to_pylist() == [
         datetime(9999, 12, 31, 23, 59, 59, 999999),  # noqa: DTZ001 - without a zone on purpose
@@ -66,7 +46,7 @@ def test_the_end_of_time_and_finer_fractions_arrive():
 
 
 def test_a_batch_that_stays_short_is_an_error():
-    batch = _batch("ID", pa.array([1, 2]), rows=3, logicalType="FIXED")
+    batch = arrow_batch("ID", pa.array([1, 2]), rows=3, logicalType="FIXED")
 
     with pytest.raises(SourceError, match="holds 2 rows, but Snowflake announced 3"):
         fetch(batch, [Column("ID", Kind.INTEGER, 38)])

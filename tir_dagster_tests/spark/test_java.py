@@ -26,11 +26,13 @@ def complaint(env: dict[str, str]) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize(("version", "shown"), [("1.8.0_392", "Java 8"), ("11.0.22", "Java 11"), ("9", "Java 9")])
-def test_an_old_java_is_refused_with_its_version_and_what_to_install(tmp_path, version, shown):
-    told = complaint({"JAVA_HOME": str(java_home(tmp_path, version))})
-    assert f"Spark needs Java 17 or 21, and {tmp_path}/bin/java is {shown}." in told
-    assert "openjdk-17-jre-headless" in told
+@pytest.mark.parametrize(
+    ("version", "stated_version"), [("1.8.0_392", "Java 8"), ("11.0.22", "Java 11"), ("9", "Java 9")]
+)
+def test_an_old_java_is_refused_with_its_version_and_what_to_install(tmp_path, version, stated_version):
+    message = complaint({"JAVA_HOME": str(java_home(tmp_path, version))})
+    assert f"Spark needs Java 17 or 21, and {tmp_path}/bin/java is {stated_version}." in message
+    assert "openjdk-17-jre-headless" in message
 
 
 def test_a_java_home_without_java_is_refused_even_if_there_is_one_on_the_path(tmp_path):

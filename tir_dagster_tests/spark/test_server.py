@@ -105,7 +105,7 @@ def test_what_is_no_address_of_a_spark_server_is_refused_unshown(tmp_path):
 
 
 def test_two_homes_are_two_servers(tmp_path):
-    one, other = remembered(tmp_path / "one"), remembered(tmp_path / "other")
+    first, second = remembered(tmp_path / "first"), remembered(tmp_path / "second")
 
-    assert find_server(tmp_path / "one") == one
-    assert json.loads((tmp_path / "other" / "spark" / "server.json").read_text()) == asdict(other)
+    assert find_server(tmp_path / "first") == first
+    assert json.loads((tmp_path / "second" / "spark" / "server.json").read_text()) == asdict(second)

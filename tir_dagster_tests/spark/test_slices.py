@@ -88,7 +88,7 @@ def test_a_definition_that_cannot_work_is_refused():
 
 def _moments() -> list[datetime]:
     """Around every change of a clock and every new year of some years, in all zones, and some far away."""
-    found = {datetime(1970, 1, 1, tzinfo=UTC), datetime(1969, 12, 31, 23, 59, 59, 999999, tzinfo=UTC)}
+    moments = {datetime(1970, 1, 1, tzinfo=UTC), datetime(1969, 12, 31, 23, 59, 59, 999999, tzinfo=UTC)}
     for name in ZONES:
         zone = ZoneInfo(name)
         for year in (1985, 2011, 2018, 2024, 2026):
@@ -99,10 +99,10 @@ def _moments() -> list[datetime]:
                 if day.astimezone(zone).utcoffset() != (day + timedelta(days=1)).astimezone(zone).utcoffset()
             ]
             for day in (days[0], days[58], *shifts):
-                found |= {
+                moments |= {
                     day + timedelta(minutes=30 * at, microseconds=micro) for at in range(-3, 52, 5) for micro in (0, -1)
                 }
-    return sorted(found)
+    return sorted(moments)
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +135,7 @@ def test_python_snowflake_and_arrow_agree_in_every_zone(by, moments, run):
     ]
 
     assert in_snowflake == expected
-    assert {at: tuple(one[at] for one in in_arrow) for at in expected} == expected
+    assert {at: tuple(names[at] for names in in_arrow) for at in expected} == expected
 
 
 def slices_of(slices: SliceBy, moments: list[datetime | None]) -> str | None:
@@ -155,8 +155,8 @@ VALUES = [("EU", 1), ("eu", -1), ("", 0), ("N\\S", 12), ("O'Higgins", 9_999_999_
 
 def test_python_snowflake_and_arrow_agree_on_values(run):
     run("CREATE OR REPLACE TABLE SRC.PUBLIC.VALUED (ID INT, REGION VARCHAR, SHOP INT)")
-    shown = ["NULL" if region is None else literal(region) for region, _ in VALUES]
-    rows = [f"({at}, {shown[at]}, {'NULL' if shop is None else shop})" for at, (_, shop) in enumerate(VALUES)]
+    literals = ["NULL" if region is None else literal(region) for region, _ in VALUES]
+    rows = [f"({at}, {literals[at]}, {'NULL' if shop is None else shop})" for at, (_, shop) in enumerate(VALUES)]
     run(f"INSERT INTO SRC.PUBLIC.VALUED VALUES {', '.join(rows)}")
     every = [SliceBy(column.name, "value") for column in VALUED]
     expected = [tuple(map(slice_of, every, row)) for row in VALUES]
@@ -167,8 +167,8 @@ def test_python_snowflake_and_arrow_agree_on_values(run):
         assert slice_counts(slices, VALUED, table) == Counter(row[at] for row in expected)
     for at, names in enumerate((["EU", "O'Higgins", None, "nowhere"], ["-1", "12", None, "x"])):
         where = slice_filter_snowflake(every[at], VALUED, names)
-        found = {row[0] for row in run(f"SELECT ID FROM SRC.PUBLIC.VALUED WHERE {where}")}
-        assert found == {number for number, row in enumerate(expected) if row[at] in names}
+        ids = {row[0] for row in run(f"SELECT ID FROM SRC.PUBLIC.VALUED WHERE {where}")}
+        assert ids == {number for number, row in enumerate(expected) if row[at] in names}
 
 
 def _value(column: str, moment: datetime) -> date | datetime:
@@ -180,15 +180,15 @@ def test_the_filter_finds_exactly_the_rows_of_the_slices(column, moments, run):
     slices = SliceBy(column.name, "month", "America/New_York")
     keys = ["2024-03", "2010-12", None]
 
-    found = {
+    ids = {
         row[0]
         for row in run(f"SELECT ID FROM SRC.PUBLIC.MOMENTS WHERE {slice_filter_snowflake(slices, COLUMNS, keys)}")
     }
 
-    assert found == {-1} | {
+    assert ids == {-1} | {
         at for at, moment in enumerate(moments) if slice_of(slices, _value(column.name, moment)) in keys
     }
-    assert len(found) > 10
+    assert len(ids) > 10
 
 
 def test_filters_at_the_ends_of_time_leave_the_bound_out():

@@ -142,9 +142,9 @@ def test_a_small_result_is_staged_without_spark_in_the_same_form(spark, access, 
     assert (here.tasks, by_task.tasks) == (0, 1)
     assert here.summary == "read 1,000 rows, so few that they were staged without Spark"
     assert (here.rows, here.slices, len(here.files)) == (by_task.rows, by_task.slices, len(by_task.files))
-    one, other = pq.read_table(here.files[0]), pq.read_table(by_task.files[0])
-    assert one.sort_by("ID").equals(other.sort_by("ID"))
-    assert one.schema.equals(other.schema, check_metadata=True)
+    staged_here, staged_by_task = pq.read_table(here.files[0]), pq.read_table(by_task.files[0])
+    assert staged_here.sort_by("ID").equals(staged_by_task.sort_by("ID"))
+    assert staged_here.schema.equals(staged_by_task.schema, check_metadata=True)
 
 
 def test_few_but_huge_rows_go_to_spark():
@@ -181,7 +181,7 @@ def test_a_second_staging_into_the_same_folder_adds_files(spark, access, make_ta
         for _ in range(2)
     ]
 
-    assert len({file for one in both for file in one.files}) == 2
+    assert len({file for staged in both for file in staged.files}) == 2
     assert (both[0] + both[1]).slices == {"all": 2}
 
 

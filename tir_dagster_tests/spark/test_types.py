@@ -31,7 +31,7 @@ from tir_dagster.snowflake.slices import SliceBy, slice_of
 from tir_dagster.snowflake.versions import describe, describe_query, select
 from tir_dagster.spark.arrow import arrow_schema, convert, fetch
 from tir_dagster.spark.staging import StagedRows, StagingTask, result_batches, stage, write_part
-from tir_dagster_tests.spark.test_arrow import _batch, _moment
+from tir_dagster_tests.spark.batches import arrow_batch, arrow_moments
 
 DOCS = Path(__file__).parents[2] / "docs" / "types.md"
 
@@ -169,7 +169,7 @@ def _plain(value: Any) -> str:
 
 
 def _names(types: Sequence[Any]) -> Iterator[str]:
-    return (name for one in types for name in one.names)
+    return (name for declared in types for name in declared.names)
 
 
 # As DESCRIBE writes them, with what stands behind the name.
@@ -225,8 +225,8 @@ def test_a_type_that_nobody_knows_is_refused_not_guessed(declared: str):
 # The documentation
 
 
-def _row(column: Column, *shown: str) -> str:
-    return f"| {' | '.join((*shown, f'`{column.spark}`', column.parquet, f'`{column.hyper}`'))} |"
+def _row(column: Column, *cells: str) -> str:
+    return f"| {' | '.join((*cells, f'`{column.spark}`', column.parquet, f'`{column.hyper}`'))} |"
 
 
 def _documented() -> list[str]:
@@ -246,9 +246,9 @@ def _documented() -> list[str]:
 
 
 def test_the_documentation_shows_the_table_of_the_code():
-    shown = [line for line in DOCS.read_text(encoding="utf-8").splitlines() if line.startswith("|")]
+    table_lines = [line for line in DOCS.read_text(encoding="utf-8").splitlines() if line.startswith("|")]
 
-    assert shown == _documented(), "put these lines into docs/types.md:\n" + "\n".join(_documented())
+    assert table_lines == _documented(), "put these lines into docs/types.md:\n" + "\n".join(_documented())
 
 
 # Values, from Parquet
@@ -294,15 +294,17 @@ def test_what_tasks_write_are_the_documented_types(fixture_file: Path, tmp_path:
 def _stored(file: Path, column: Column) -> str:
     """A column's type in a Parquet file, in the words of Column.parquet."""
     schema = pq.ParquetFile(file).schema
-    found = next(one for one in (schema.column(at) for at in range(len(schema))) if one.name == column.name)
-    logical = found.logical_type.type
+    stored = next(
+        candidate for candidate in (schema.column(at) for at in range(len(schema))) if candidate.name == column.name
+    )
+    logical = stored.logical_type.type
     if logical == "TIMESTAMP":
-        zone = "UTC" if "isAdjustedToUTC=true" in str(found.logical_type) else "no zone"
-        assert "timeUnit=microseconds" in str(found.logical_type)
-        return f"{found.physical_type} Timestamp, microseconds, {zone}"
+        zone = "UTC" if "isAdjustedToUTC=true" in str(stored.logical_type) else "no zone"
+        assert "timeUnit=microseconds" in str(stored.logical_type)
+        return f"{stored.physical_type} Timestamp, microseconds, {zone}"
     if logical == "DECIMAL":
-        return f"{found.physical_type} Decimal({found.precision},{found.scale})"
-    return found.physical_type if logical == "NONE" else f"{found.physical_type} {logical.capitalize()}"
+        return f"{stored.physical_type} Decimal({stored.precision},{stored.scale})"
+    return stored.physical_type if logical == "NONE" else f"{stored.physical_type} {logical.capitalize()}"
 
 
 def test_what_is_no_text_is_refused_with_its_column(tmp_path: Path):
@@ -323,7 +325,7 @@ def test_an_integer_beyond_64_bits_is_refused_with_column_and_value(number: int,
     with pytest.raises(
         SourceError, match=f"Column BIG holds an integer beyond 64 bits, {number}, .*cast it to VARCHAR"
     ):
-        fetch(_batch("BIG", values, logicalType="FIXED"), [column])
+        fetch(arrow_batch("BIG", values, logicalType="FIXED"), [column])
 
     pq.write_table(pa.table({"BIG": values}), tmp_path / "r.parquet")
     with pytest.raises(ExtractError, match=r"Values of BIG \(bigint into BIGINT\) do not fit"):
@@ -340,7 +342,7 @@ def test_a_result_of_another_type_than_described_is_told_as_such():
 
 def test_nanoseconds_are_cut_towards_the_past():
     """In the connector's own batches: the sandbox's warehouse knows microseconds only."""
-    seconds_and_nanos = _moment((1_000, 123_456_789), (-1, 999_999_999), (253402300799, 999_999_999))
+    seconds_and_nanos = arrow_moments((1_000, 123_456_789), (-1, 999_999_999), (253402300799, 999_999_999))
     cut = [
         datetime(1970, 1, 1, 0, 16, 40, 123456),
         datetime(1969, 12, 31, 23, 59, 59, 999999),
@@ -348,11 +350,12 @@ def test_nanoseconds_are_cut_towards_the_past():
     ]
     for declared in ("TIMESTAMP_NTZ", "TIMESTAMP_LTZ"):
         got = fetch(
-            _batch("AT", seconds_and_nanos, logicalType=declared, scale="9"), [Column.from_snowflake("AT", declared)]
+            arrow_batch("AT", seconds_and_nanos, logicalType=declared, scale="9"),
+            [Column.from_snowflake("AT", declared)],
         )
         assert [moment.replace(tzinfo=None) for moment in got.column("AT").to_pylist()] == cut
 
-    clock = _batch("AT", pa.array([86_399_999_999_999, 0], pa.int64()), logicalType="TIME", scale="9")
+    clock = arrow_batch("AT", pa.array([86_399_999_999_999, 0], pa.int64()), logicalType="TIME", scale="9")
     assert fetch(clock, [Column.from_snowflake("AT", "TIME")]).column("AT").to_pylist() == [
         "23:59:59.999999",
         "00:00:00.000000",
@@ -369,8 +372,8 @@ def table(run) -> TableName:
     declared = ", ".join(f"{name} {extreme.declared}" for name, extreme in EXTREMES.items())
     run(f"CREATE OR REPLACE TABLE SRC.PUBLIC.EXTREMES (N NUMBER(38,0), {declared})")
     rows = _rows([extreme.values for extreme in EXTREMES.values()])
-    told = (", ".join(_told(column, value) for column, value in zip(columns, row, strict=True)) for row in rows)
-    run(f"INSERT INTO SRC.PUBLIC.EXTREMES SELECT {' UNION ALL SELECT '.join(told)}")
+    literals = (", ".join(_told(column, value) for column, value in zip(columns, row, strict=True)) for row in rows)
+    run(f"INSERT INTO SRC.PUBLIC.EXTREMES SELECT {' UNION ALL SELECT '.join(literals)}")
     return TableName("SRC", "PUBLIC", "EXTREMES")
 
 
@@ -431,10 +434,10 @@ def test_moments_fall_on_the_days_of_their_zone(run, table: TableName, extract: 
             days.add(slice_of(slicing, moment))
 
     source = read_fingerprints(run(snowflake_sql(columns, table.sql, slicing, only=days)), columns)
-    ours = extract_fingerprints(extract, columns, slicing, only=days)
+    extract_prints = extract_fingerprints(extract, columns, slicing, only=days)
 
-    assert set(ours) == days
-    assert different_slices(ours, source) == {}
+    assert set(extract_prints) == days
+    assert different_slices(extract_prints, source) == {}
 
 
 def test_bytes_come_as_text_by_a_query(access, make_table):

@@ -16,7 +16,7 @@ from jsonschema import Draft202012Validator
 from tir_dagster import ExtractSpec, TableauExtractComponent
 from tir_dagster.cli.main import tir
 from tir_dagster.spec.reading import _plain, json_schema, parse_declared
-from tir_dagster_tests.spec.test_spec import ALERTS, GOOD
+from tir_dagster_tests.spec.sample import ALERTS, GOOD
 
 ROOT = Path(__file__).parents[2]
 # What an example leaves out with "…".

@@ -10,20 +10,7 @@ from tir_dagster.errors import SpecError
 from tir_dagster.refresh.survey import definition_of
 from tir_dagster.spec.extract import Changes, ExtractSpec, Keep, check_columns
 from tir_dagster.spec.reading import load_specs, parse_specs, spec_from_mapping
-
-GOOD = """\
-extracts:
-  - name: orders
-    source: MYDB.MYSCHEMA.MYTABLE
-    row_key: ORDER_ID
-    slices: {column: ORDER_DATE, by: month, start: 2024-12}
-    changes: {watermark: UPDATED_AT, look_back: 10 minutes}
-    datasource:
-      project: sales/europe
-      name: Orders
-      credentials: {username_env: SNOWFLAKE_USER, password_env: SNOWFLAKE_PASSWORD}
-    thresholds: {quiet_period: 1 minute, delete_share: 0.5}
-"""
+from tir_dagster_tests.spec.sample import ALERTS, GOOD
 
 
 def complaint(text: str) -> str:
@@ -197,14 +184,6 @@ def test_a_servers_jobs_are_waited_for_as_long_as_the_spec_says():
     assert spec.datasource.job_timeout == 5400
     with pytest.raises(SpecError, match=r"job_timeout: give at least a minute"):
         parse_specs(text.replace("90 minutes", "5 seconds"), "tir.yaml")
-
-
-ALERTS = """\
-    alerts:
-      slack: {channel: "#mychannel", on_success: daily}
-      servicenow: {group: mygroup, urgency: low, by_cause: {server_down: {urgency: high}}, fields: {u_name: "{extract}"}}
-      timeout: 5 seconds
-"""
 
 
 def test_who_is_told_is_declared_with_the_extract():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 import uuid
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tableauserverclient as TSC  # noqa: N812 - the name its own documentation uses
+import tableauserverclient as TSC  # noqa: N812 - the name its own documentation uses  # noqa: N812 - the name its own documentation uses
 from tableauhyperapi import HyperProcess, Telemetry
 
 from tir_dagster.retries import Backoff, RetryPolicy
@@ -22,7 +23,7 @@ from tir_dagster.tableau.datasources import FoundDatasource, FoundProject, find_
 from tir_dagster.tableau.publishing import publish
 from tir_dagster.tableau.settings import ConnectionCredential
 from tir_dagster_tests.conftest import Sandbox
-from tir_dagster_tests.sandbox.tableau.helpers import Admin
+from tir_dagster_tests.sandbox.tableau.helpers import Admin, rewritten
 
 OTHERS_PACKAGE = "others.tdsx"
 
@@ -170,3 +171,12 @@ def orders(
     credential: ConnectionCredential,
 ) -> Orders:
     return Orders(client, project, packages, others, credential)
+
+
+@pytest.fixture
+def large(packages: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A package of a little more than three pieces of 1 MB."""
+    monkeypatch.setenv("TSC_FILESIZE_LIMIT_MB", "0")
+    monkeypatch.setenv("TSC_CHUNK_SIZE_MB", "1")
+    image = random.Random(1).randbytes(3 * 2**20)
+    return rewritten(packages / "ours.tdsx", tmp_path / "large.tdsx", add=[("Image/logo.png", image)])

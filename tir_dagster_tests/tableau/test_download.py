@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import requests
@@ -25,7 +25,7 @@ from tir_dagster.tableau.transfer import Fetching, NoExtractError, download, tel
 from tir_dagster_tests.conftest import Sandbox
 from tir_dagster_tests.sandbox.tableau.helpers import LIVE_ONLY, Admin, rewritten
 from tir_dagster_tests.tableau.conftest import OTHERS_PACKAGE, Orders
-from tir_dagster_tests.tableau.test_find import PASSING
+from tir_dagster_tests.tableau.helpers import PASSING, Disk
 
 
 def test_a_package_lands_at_exactly_the_path_asked_for(orders: Orders, tmp_path: Path) -> None:
@@ -201,12 +201,6 @@ def test_a_download_that_keeps_breaking_leaves_the_old_file_and_nothing_else(
         download(orders.client, found, target)
     assert target.read_bytes() == b"old"
     assert [file.name for file in tmp_path.iterdir()] == [target.name]
-
-
-class Disk(NamedTuple):
-    total: int = 10**9
-    used: int = 10**9
-    free: int = 1_000_000
 
 
 def test_a_full_disk_is_told_before_a_byte_is_written(

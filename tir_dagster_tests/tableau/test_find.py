@@ -22,15 +22,7 @@ from tir_dagster.tableau.datasources import (
 from tir_dagster.tableau.publishing import publish
 from tir_dagster_tests.sandbox.tableau.helpers import Admin
 from tir_dagster_tests.tableau.conftest import Naps, Orders
-
-PASSING = [
-    {"kind": "status", "status": 429, "retry_after": 3},
-    {"kind": "status", "status": 502},
-    {"kind": "cut", "when": "before"},
-    {"kind": "cut", "when": "after"},
-    {"kind": "cut", "when": "during"},
-    {"kind": "expire_session"},
-]
+from tir_dagster_tests.tableau.helpers import PASSING
 
 
 @pytest.fixture

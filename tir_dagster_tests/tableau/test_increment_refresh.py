@@ -38,6 +38,7 @@ from tir_dagster.tableau.tasks import (
 from tir_dagster_tests.conftest import Sandbox
 from tir_dagster_tests.sandbox.tableau.helpers import Admin
 from tir_dagster_tests.tableau.conftest import Orders
+from tir_dagster_tests.tableau.helpers import kinds, put_on_schedule
 
 WHAT = "refresh of Orders"
 LONG = 30  # seconds, more than any test waits
@@ -64,31 +65,10 @@ def speaking(sandbox: Sandbox, quick: RetryPolicy, admin: Admin) -> Iterator[Cal
         yield sign_in
 
 
-def put_on_schedule(
-    orders: Orders, found: FoundDatasource, name: str, *, incremental: bool = True, start: dt.time = dt.time(3)
-) -> Any:
-    schedules = orders.others.schedules
-    known = {item.name: item for item in TSC.Pager(schedules)}
-    item = TSC.ScheduleItem(name, 50, "Extract", "Parallel", TSC.DailyInterval(start))
-    schedule = known.get(name) or schedules.create(item)
-    kind = "true" if incremental else "false"
-    body = f'<tsRequest><task><extractRefresh incremental="{kind}"><datasource id="{found.id}"/></extractRefresh></task></tsRequest>'
-    schedules.put_request(f"{schedules.siteurl}/{schedule.id}/datasources", body.encode())
-    return schedule
-
-
 @pytest.fixture
 def schedule(orders: Orders, found: FoundDatasource) -> Any:
     """A schedule of its own for the datasource's incremental task."""
     return put_on_schedule(orders, found, f"increments of {orders.project.name}")
-
-
-def kinds(admin: Admin, orders: Orders) -> list[str]:
-    """What the server ran on datasources of this name, newest first."""
-    admin.set(rest_version="3.26")
-    mine = {job.id: job for job in orders.others.jobs.filter(title="Orders")}
-    ours = [job for job in mine.values() if orders.others.jobs.get_by_id(job.id).datasource_id == orders.now().id]
-    return [job.type for job in ours]
 
 
 def test_a_new_server_is_asked_directly(orders: Orders, found: FoundDatasource, admin: Admin) -> None:

@@ -29,7 +29,7 @@ from tir_dagster.tableau.tasks import refresh_tasks
 from tir_dagster_tests.conftest import Sandbox
 from tir_dagster_tests.sandbox.tableau.helpers import Admin
 from tir_dagster_tests.tableau.conftest import Orders
-from tir_dagster_tests.tableau.test_find import PASSING
+from tir_dagster_tests.tableau.helpers import PASSING
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import time
 import traceback
 from pathlib import Path
@@ -19,9 +18,9 @@ from tir_dagster.tableau.client import TableauClient
 from tir_dagster.tableau.datasources import server_version
 from tir_dagster.tableau.outcome import ForeignPublishError, PublishUnknownError
 from tir_dagster.tableau.publishing import publish
-from tir_dagster_tests.sandbox.tableau.helpers import Admin, rewritten
+from tir_dagster_tests.sandbox.tableau.helpers import Admin
 from tir_dagster_tests.tableau.conftest import OTHERS_PACKAGE, Naps, Orders
-from tir_dagster_tests.tableau.test_find import PASSING
+from tir_dagster_tests.tableau.helpers import PASSING
 
 PUBLISH = {"method": "POST", "path": "/datasources$"}
 
@@ -234,15 +233,6 @@ def test_an_upload_survives_what_passes_and_arrives_whole(
     orders.create()
     assert admin.faults() == []
     assert orders.holds_ours(), "a piece that was taken before the cut must not be in the file twice"
-
-
-@pytest.fixture
-def large(packages: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A package of a little more than three pieces of 1 MB."""
-    monkeypatch.setenv("TSC_FILESIZE_LIMIT_MB", "0")
-    monkeypatch.setenv("TSC_CHUNK_SIZE_MB", "1")
-    image = random.Random(1).randbytes(3 * 2**20)
-    return rewritten(packages / "ours.tdsx", tmp_path / "large.tdsx", add=[("Image/logo.png", image)])
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

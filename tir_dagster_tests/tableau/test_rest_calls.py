@@ -28,7 +28,7 @@ from tir_dagster_tests.conftest import Sandbox
 from tir_dagster_tests.rest_calls import COMMAND, FILE, PLAYED, PLAYED_ALONE, PRODUCT, made, served, text
 from tir_dagster_tests.sandbox.tableau.helpers import Admin
 from tir_dagster_tests.tableau.conftest import Orders
-from tir_dagster_tests.tableau.test_increment_refresh import put_on_schedule
+from tir_dagster_tests.tableau.helpers import put_on_schedule
 
 
 def test_the_table_in_the_docs_is_up_to_date() -> None:

@@ -28,7 +28,6 @@ from tir_dagster.tableau.publishing import publish
 from tir_dagster_tests.conftest import Sandbox
 from tir_dagster_tests.sandbox.tableau.helpers import Admin
 from tir_dagster_tests.tableau.conftest import Orders
-from tir_dagster_tests.tableau.test_publish import large  # noqa: F401 - a fixture
 
 PIECE = b"/fileUploads/"
 
@@ -112,7 +111,7 @@ def test_only_the_piece_that_was_cut_is_sent_again(
     quick: RetryPolicy,
     orders: Orders,
     admin: Admin,
-    large: Path,  # noqa: F811 - the fixture
+    large: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(certificate))

@@ -15,7 +15,7 @@ from tir_dagster.tableau.refreshes import TriggeredRefresh, refresh_by_server, r
 from tir_dagster_tests.processes import wait_for
 from tir_dagster_tests.sandbox.tableau.helpers import Admin
 from tir_dagster_tests.tableau.conftest import Orders
-from tir_dagster_tests.tableau.test_increment_refresh import kinds, put_on_schedule
+from tir_dagster_tests.tableau.helpers import kinds, put_on_schedule
 
 LONG = 30  # seconds, more than any test waits
 

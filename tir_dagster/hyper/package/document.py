@@ -91,7 +91,7 @@ class Document:
         )
 
     def _opened(self) -> Any:
-        from tableaudocumentapi import Datasource  # noqa: PLC0415 - it loads distutils
+        from tableaudocumentapi import Datasource
 
         return Datasource(self.root)
 

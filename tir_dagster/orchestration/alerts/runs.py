@@ -17,6 +17,7 @@ from tir_dagster.alerts.events import Failure, Recovered, Report, Success
 from tir_dagster.alerts.text import moment
 from tir_dagster.changes.plan import Reason
 from tir_dagster.errors import EQUALS_SOURCE, TirError
+from tir_dagster.orchestration.checks import SERVER
 from tir_dagster.orchestration.metadata import SOURCE_VERSION, last_confirmation
 from tir_dagster.orchestration.names import (
     detect_job_name,
@@ -63,7 +64,7 @@ def with_recipients(load: LoadSpec, extracts: Sequence[ExtractSpec]) -> LoadSpec
     """
     if load.alerts is not None:
         return load
-    from tir_dagster.changes.relation import watched_tables  # noqa: PLC0415 - it parses the extract's query
+    from tir_dagster.changes.relation import watched_tables
 
     table = TableName.parse(load.table)
     alerts = next((extract.alerts for extract in extracts if extract.alerts and table in watched_tables(extract)), None)
@@ -368,8 +369,6 @@ def _verification_of_run(run: EndedRun, spec: ExtractSpec) -> Report | None:
 
 def _not_verified(run: EndedRun, spec: ExtractSpec) -> str:
     """Return why the run's checks could not compare; empty if they could, whatever they found."""
-    from tir_dagster.orchestration.checks import SERVER  # noqa: PLC0415 - with dagster-snowflake, seconds
-
     key = extract_keys(spec).published_datasource
     for event in run.events(DagsterEventType.ASSET_CHECK_EVALUATION):
         check = event.asset_check_evaluation_data

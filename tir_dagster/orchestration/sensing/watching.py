@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 def in_time(action: Callable[[], T], seconds: float = READ_SECONDS) -> T:
     """Run the action; raise SnowflakeDownError if it takes longer, so that the tick can still send alerts."""
-    from tir_dagster.snowflake.connection import SnowflakeDownError  # noqa: PLC0415 - the connector takes seconds
+    from tir_dagster.snowflake.connection import SnowflakeDownError
 
     results: list[tuple[bool, Any]] = []
 
@@ -77,7 +77,7 @@ class SharedProbes:
 
     def probe(self, access: SnowflakeAccess, tables: Sequence[TableName], *, asker: str) -> dict[TableName, Probe]:
         """Probe the tables; use the recent answer of another sensor if it has all tables and this sensor has not used it."""
-        from tir_dagster.snowflake.versions import probe  # noqa: PLC0415 - the connector takes seconds
+        from tir_dagster.snowflake.versions import probe
 
         # Another role may see other tables.
         way = (access.account, access.host, access.port, access.user, access.role)
@@ -105,10 +105,10 @@ def news(instance: dg.DagsterInstance, spec: ExtractSpec, keys: ExtractKeys, con
     """
     if confirmed is None:
         return ""
-    from tir_dagster.changes.relation import watched_tables  # noqa: PLC0415
-    from tir_dagster.orchestration.sensing.reported import newest_report  # noqa: PLC0415
-    from tir_dagster.orchestration.sensing.webhooks import refreshed_elsewhere  # noqa: PLC0415
-    from tir_dagster.snowflake.versions import SourceVersion  # noqa: PLC0415
+    from tir_dagster.changes.relation import watched_tables
+    from tir_dagster.orchestration.sensing.reported import newest_report
+    from tir_dagster.orchestration.sensing.webhooks import refreshed_elsewhere
+    from tir_dagster.snowflake.versions import SourceVersion
 
     since = SourceVersion.parse(confirmed.source_version).moment
     causes = (
@@ -132,9 +132,9 @@ class WatchedSource:
     """The source table and the other watched tables at this tick; raises SourceError if they cannot be read. No Spark."""
 
     def __init__(self, spec: ExtractSpec, snowflake: SnowflakeParam) -> None:
-        from tir_dagster.changes.relation import watched_tables  # noqa: PLC0415
-        from tir_dagster.refresh.survey import definition_of, role_of  # noqa: PLC0415
-        from tir_dagster.snowflake.versions import combined_token  # noqa: PLC0415
+        from tir_dagster.changes.relation import watched_tables
+        from tir_dagster.refresh.survey import definition_of, role_of
+        from tir_dagster.snowflake.versions import combined_token
 
         self._spec = spec
         self._access = probing_access(snowflake, spec)
@@ -146,7 +146,7 @@ class WatchedSource:
         self.state = f"{self.token}/{definition_of(spec)}{_role(role)}"
 
     def metadata(self) -> dict[str, Any]:
-        from tir_dagster.snowflake.versions import describe, describe_held, table_facts  # noqa: PLC0415
+        from tir_dagster.snowflake.versions import describe, describe_held, table_facts
 
         named = self._spec.columns
         columns = describe(self._access, self._table, named) if named else describe_held(self._access, self._table)

@@ -49,13 +49,13 @@ def build_app(home: SandboxHome, options: argparse.Namespace) -> Any:
 @cache
 def _moto() -> Callable[..., Any]:
     """Made when it is first asked for: its imports take seconds, and most who start a sandbox have no files."""
-    from moto.backends import get_backend  # noqa: PLC0415
-    from moto.core import DEFAULT_ACCOUNT_ID  # noqa: PLC0415
-    from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app  # noqa: PLC0415
+    from moto.backends import get_backend
+    from moto.core import DEFAULT_ACCOUNT_ID
+    from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        from starlette.middleware.wsgi import WSGIMiddleware  # noqa: PLC0415
+        from starlette.middleware.wsgi import WSGIMiddleware
 
     get_backend("s3")[DEFAULT_ACCOUNT_ID]["aws"].create_bucket(S3_BUCKET, S3_REGION)
     return WSGIMiddleware(_with_raw_path(DomainDispatcherApplication(create_backend_app)))

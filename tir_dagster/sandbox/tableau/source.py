@@ -49,7 +49,7 @@ class SourceColumn:
 @contextlib.contextmanager
 def open_source(login: SourceLogin) -> Iterator[Any]:
     """An open connection; whatever the connector says goes into a SourceError."""
-    import snowflake.connector  # noqa: PLC0415 - most of the server's start, and only refreshes need it
+    import snowflake.connector
 
     options = {
         name: value

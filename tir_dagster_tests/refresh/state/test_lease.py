@@ -69,16 +69,16 @@ def grow_old(path: Path, seconds: float) -> None:
 def test_a_second_holder_is_refused_and_told_who_holds_it(path, other):
     with pytest.raises(LeaseHeldError) as caught, lease(path, purpose="me"):
         pass
-    told = re.escape(f"orders: process {other.pid} on {socket.gethostname()} (a nightly run, since ")
-    assert re.match(told + r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC\) is refreshing this extract", str(caught.value))
+    message = re.escape(f"orders: process {other.pid} on {socket.gethostname()} (a nightly run, since ")
+    assert re.match(message + r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC\) is refreshing this extract", str(caught.value))
 
 
 def test_one_who_waits_gets_it_when_the_other_is_done(path, other):
-    told = []
+    messages = []
     threading.Timer(0.5, other.stdin.close).start()
-    with lease(path, purpose="me", wait_seconds=60, on_wait=told.append):
+    with lease(path, purpose="me", wait_seconds=60, on_wait=messages.append):
         assert other.wait(60) == 0
-    (line,) = told
+    (line,) = messages
     assert line.startswith(f"waiting for process {other.pid} on {socket.gethostname()} (a nightly run, since ")
 
 

@@ -34,8 +34,8 @@ INTENT = Intent("orders", "c", "v2", "server 1", "new rows", KNOWN, hole="rows m
 )
 def test_what_the_server_holds_decides_what_a_crash_left(version, fingerprint, verdict):
     prints = (fingerprint, "the same in another form") if fingerprint else ()
-    found = outcome_by_content(intent=INTENT, confirmed=CONFIRMED, server_version=version, server_fingerprints=prints)
-    assert found is verdict
+    outcome = outcome_by_content(intent=INTENT, confirmed=CONFIRMED, server_version=version, server_fingerprints=prints)
+    assert outcome is verdict
 
 
 def test_records_of_an_earlier_release_can_still_be_read():
@@ -89,7 +89,7 @@ def test_a_change_set_made_again_takes_the_place_of_the_first(tmp_path):
     store = ChangeSetStore(tmp_path)
     staged(store, "c1", "first")
     staged(store, "c1", "second")
-    assert [one.id for one in store.pending()] == ["c1"]
+    assert [change_set.id for change_set in store.pending()] == ["c1"]
     assert (store.path("c1") / "keys" / "part-0").read_text() == "second"
 
 

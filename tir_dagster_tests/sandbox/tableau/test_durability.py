@@ -156,6 +156,7 @@ def test_a_refresh_that_was_interrupted_runs_again(
 
 
 def test_a_publish_job_that_was_interrupted_runs_again(lone: LoneServer, publisher: Publisher, package: Path) -> None:
+    before = lone.files("incoming")
     Admin(lone.url).set(job_seconds=60)
     job = publisher.publish(package, as_job=True)
     lone.end(signal.SIGTERM)
@@ -164,7 +165,7 @@ def test_a_publish_job_that_was_interrupted_runs_again(lone: LoneServer, publish
     assert publisher.finished(job.id).finish_code == TSC.JobItem.FinishCode.Success
     found = list(publisher.server.datasources.filter(project_name=publisher.project.name))
     assert publisher.download(found[0]).read_bytes() == package.read_bytes()
-    assert lone.files("incoming") == []
+    assert lone.files("incoming") == before
 
 
 def test_a_kill_in_the_middle_of_refreshes_never_tears_a_package(
@@ -194,8 +195,9 @@ def test_an_upload_that_nobody_can_finish_any_more_is_gone_after_a_restart(
 ) -> None:
     server = publisher.server
     url = f"{server.baseurl}/sites/{server.site_id}/fileUploads"
+    before = len(lone.files("incoming"))
     assert requests.post(url, headers={"x-tableau-auth": server.auth_token}, timeout=30).status_code == 201
-    assert len(lone.files("incoming")) == 1
+    assert len(lone.files("incoming")) == before + 1
     Admin(lone.url).set(upload_session_minutes=0)
     lone.end(signal.SIGTERM)
     lone.start()

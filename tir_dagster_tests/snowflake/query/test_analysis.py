@@ -192,18 +192,18 @@ def test_a_column_of_using_belongs_to_the_left_side_and_comes_once():
 
 
 def test_the_name_of_an_output_stands_for_its_expression_unless_a_column_has_it():
-    found = analysed(
+    view = analysed(
         "SELECT qty * 2 AS twice, twice + 1 AS more, UPPER(details) AS details FROM db.s.sales WHERE twice > 4 AND details = 'x'"
     )
-    assert found.columns[1].sql == '("SALES"."QTY" * 2) + 1'
-    assert found.where == '("SALES"."QTY" * 2) > 4 AND "SALES"."DETAILS" = \'x\''
+    assert view.columns[1].sql == '("SALES"."QTY" * 2) + 1'
+    assert view.where == '("SALES"."QTY" * 2) > 4 AND "SALES"."DETAILS" = \'x\''
 
 
 def test_a_date_part_is_not_a_column():
-    found = outputs(
+    columns = outputs(
         "SELECT DATEADD(day, 1, date) AS d, DATE_TRUNC(month, date) AS m, TRUNC(date, year) AS y, EXTRACT(year FROM date) AS e FROM db.s.sales"
     )
-    assert found == {
+    assert columns == {
         "D": 'DATEADD(day, 1, "SALES"."DATE")',
         "M": 'DATE_TRUNC(month, "SALES"."DATE")',
         "Y": 'TRUNC("SALES"."DATE", year)',
@@ -498,8 +498,8 @@ def test_what_is_compared_as_a_whole_and_why(sql, why):
 def test_orders_in_which_rows_may_tie(sql, order):
     view = analyse(sql, KNOWN)
     assert view.kind == "whole", view.why_full
-    (found,) = view.orders
-    assert found.written.startswith(order)
+    (open_order,) = view.orders
+    assert open_order.written.startswith(order)
 
 
 def test_groups_do_not_tie_in_an_order_by_all_that_they_are_grouped_by():

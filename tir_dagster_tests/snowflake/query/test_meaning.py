@@ -169,12 +169,12 @@ def differing(before: Sequence[Row], after: Sequence[Row], names: Sequence[str])
 
 def changed_join_keys(view: View, before: Tables, after: Tables) -> dict[str, set[Key]]:
     """K_D for each dimension: keys of its changed rows, and of its rows that refer to a changed row further on."""
-    found: dict[str, set[Key]] = {}
+    keys: dict[str, set[Key]] = {}
     for table in reversed(view.tables[1:]):
         key = [on.key for on in table.on]
-        rows = differing(before[table.table], after[table.table], table.used) + referring(view, table, after, found)
-        found[table.alias] = {values(row, key) for row in rows if None not in values(row, key)}
-    return found
+        rows = differing(before[table.table], after[table.table], table.used) + referring(view, table, after, keys)
+        keys[table.alias] = {values(row, key) for row in rows if None not in values(row, key)}
+    return keys
 
 
 def referring(view: View, table: ViewTable, after: Tables, changed: Mapping[str, set[Key]]) -> list[Row]:
@@ -221,9 +221,9 @@ def purge_keys(
 
 def replace(view: View, old: list[Row], new: list[Row], keys: set[Key]) -> Counter[Key]:
     """E' = { r in E : key(r) not in S } + { r in V_new : key(r) in S }."""
-    named, shown = base_of(view).group or base_of(view).key, [column.name for column in view.columns]
+    named, names = base_of(view).group or base_of(view).key, [column.name for column in view.columns]
     kept = [row for row in old if values(row, named) not in keys]
-    return bag(kept + [row for row in new if values(row, named) in keys], shown)
+    return bag(kept + [row for row in new if values(row, named) in keys], names)
 
 
 @pytest.mark.parametrize("name", VIEWS)
@@ -236,15 +236,15 @@ def test_the_queries_here_are_analysed(name):
 def test_the_views_sql_means_what_the_query_means(warehouse, name, tables):
     view = VIEWS[name]
     warehouse.load(tables)
-    shown = [column.name for column in view.columns]
-    query = [dict(zip(shown, row.values(), strict=True)) for row in warehouse.rows(QUERIES[name])]
+    names = [column.name for column in view.columns]
+    query = [dict(zip(names, row.values(), strict=True)) for row in warehouse.rows(QUERIES[name])]
     read = warehouse.rows(view_sql(view, None))
-    assert bag(read, shown) == bag(query, shown)
+    assert bag(read, names) == bag(query, names)
 
     base = base_of(view)
     rows = warehouse.rows(base.sql)
     if view.kind != "aggregate":
-        assert bag(rows, base.columns) == bag(query, shown)
+        assert bag(rows, base.columns) == bag(query, names)
     elif not view.having:
         assert {values(row, view.group) for row in rows} == {values(row, view.group) for row in query}
     else:
@@ -275,9 +275,9 @@ def test_a_column_that_is_not_used_changes_nothing(warehouse, name, seed):
     warehouse.load(tables)
     old = warehouse.rows(view_sql(view, None))
     for table, rows in tables.items():
-        used = {column for one in view.tables if one.table == table for column in one.used}
+        used = {column for read in view.tables if read.table == table for column in read.used}
         for row in rows:
             row.update({name: random.choice(of) for name, of in COLUMNS[table].items() if name not in used})
     warehouse.load(tables)
-    shown = [column.name for column in view.columns]
-    assert bag(warehouse.rows(view_sql(view, None)), shown) == bag(old, shown)
+    names = [column.name for column in view.columns]
+    assert bag(warehouse.rows(view_sql(view, None)), names) == bag(old, names)
