@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tir_dagster.changes.difference import HINT_MARK, ROW_MARK, SLICE_KEY
+from tir_dagster.changes.hints import Scope
 from tir_dagster.changes.relation import Dimension, Relation
 from tir_dagster.changes.watermarks import NUMBERS
 from tir_dagster.snowflake.columns import Column, Kind
@@ -41,6 +42,8 @@ class HintedCandidates:
 
     selects: tuple[str, ...] = ()
     anything: bool = False
+    # Scopes whose old rows only the extract remembers.
+    in_extract: tuple[Scope, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,8 @@ class Candidates:
     count_slices: bool = False
     # Of the selects, those that hints gave; only where the first table's changes are also detected, and nothing else is.
     described: tuple[str, ...] = ()
+    # Rows of the extract that meet these are candidates, too.
+    in_extract: tuple[Scope, ...] = ()
     # Fallbacks that people should know of.
     warnings: tuple[str, ...] = ()
 
@@ -85,7 +90,8 @@ def find_candidates(relation: Relation, question: Question) -> Candidates:
     """Combine what the detectors of all tables propose."""
     detection = _Detection(relation, question)
     try:
-        return replace(detection.candidates(), described=detection.described())
+        in_extract = question.described_rows.in_extract
+        return replace(detection.candidates(), described=detection.described(), in_extract=in_extract)
     except _CannotTellError as why:
         if why.unexpected:
             detection.warn(str(why), "every row is read and compared with the extract")

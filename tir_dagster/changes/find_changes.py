@@ -20,6 +20,7 @@ from tir_dagster.changes.detectors import (
     slices_select,
 )
 from tir_dagster.changes.difference import Difference, Forced, Key
+from tir_dagster.changes.hints import Scope
 from tir_dagster.changes.relation import Relation
 
 # Keys that come from outside the warehouse travel there as literals; more of them than this, and every row is read instead.
@@ -53,6 +54,8 @@ class KeyComparison(Protocol):
     def unstaged_keys_in_slices(self, slices: Sequence[str | None], *, most: int) -> list[Key]: ...
 
     def unstaged_keys_in_files(self, files: Sequence[Path], *, most: int) -> list[Key]: ...
+
+    def unstaged_keys_in_scope(self, scope: Scope, *, most: int) -> list[Key]: ...
 
     def decide(self, forced: Forced, folder: Path) -> Difference: ...
 
@@ -121,6 +124,8 @@ def _stage_candidates(
     # Rows that the extract has in these slices, and the source elsewhere or not at all.
     outside = comparison.unstaged_keys_in_slices(slices, most=MOST_LITERALS + 1) if slices else []
     outside += comparison.unstaged_keys_in_files(scope.pending, most=MOST_LITERALS + 1)
+    for hinted_scope in candidates.in_extract:
+        outside += comparison.unstaged_keys_in_scope(hinted_scope, most=MOST_LITERALS + 1)
     if len(outside) > MOST_LITERALS:
         return f"more than {MOST_LITERALS:,} keys that only the extract has would have to be looked up"
     for part in _parts(list(dict.fromkeys(outside))):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 from tir_dagster.changes.detectors import HintedCandidates, HistoryLimits, Question
@@ -13,9 +14,11 @@ from tir_dagster.changes.hints import (
     Hint,
     HintError,
     Resolution,
+    Scope,
     Unknown,
     check_hint,
     condition_sql,
+    is_held_exactly,
 )
 from tir_dagster.changes.relation import Dimension, Relation
 from tir_dagster.changes.ties import open_order
@@ -63,7 +66,7 @@ def ask_question(
             question,
             marked=marked,
             described={alias: HintedCandidates(hinted.queries, hinted.anything) for alias, hinted in keys.items()},
-            described_rows=HintedCandidates(rows.queries, rows.anything),
+            described_rows=HintedCandidates(rows.queries, rows.anything, rows.in_extract),
         ),
         warnings,
     )
@@ -137,6 +140,8 @@ class HintedKeys:
 
     queries: tuple[str, ...] = ()
     anything: bool = False
+    # Scopes whose old rows only the extract remembers.
+    in_extract: tuple[Scope, ...] = ()
     warnings: tuple[str, ...] = ()
 
 
@@ -165,7 +170,9 @@ def described_rows(hints: Sequence[Hint], relation: Relation, access: SnowflakeA
     if table_hints and not relation.fact_key:
         # Rows without a key of their own can only be compared all together.
         return HintedKeys(anything=True)
-    return _described(table_hints, relation.fact_key_sql if table_hints else "", access, span)
+    # An extract that copies the table holds the old rows, with what conditions say of them.
+    held = {column.name: column for column in relation.columns} if relation.view is None else {}
+    return _described(table_hints, relation.fact_key_sql if table_hints else "", access, span, held)
 
 
 def described_keys(hints: Sequence[Hint], dimension: Dimension, access: SnowflakeAccess, span: Span) -> HintedKeys:
@@ -174,7 +181,14 @@ def described_keys(hints: Sequence[Hint], dimension: Dimension, access: Snowflak
     return _described(table_hints, ", ".join(quote(column.name) for column in dimension.key), access, span)
 
 
-def _described(hints: Sequence[Hint], listed: str, access: SnowflakeAccess, span: Span) -> HintedKeys:
+def _described(
+    hints: Sequence[Hint],
+    listed: str,
+    access: SnowflakeAccess,
+    span: Span,
+    held: Mapping[str, Column] = MappingProxyType({}),
+) -> HintedKeys:
+    """Resolve hints on both versions of the table; where the old one is gone, on the columns that the extract holds."""
     hinted = HintedKeys()
     for hint in hints:
         if isinstance(hint.scope, (All, Unknown)):
@@ -192,8 +206,14 @@ def _described(hints: Sequence[Hint], listed: str, access: SnowflakeAccess, span
             if error.errno not in BEYOND_TIME_TRAVEL:
                 raise
             # The old rows cannot be read any more.
-            warning = f"The history of {hint.table} does not reach back to {span.old}: every row is compared with the extract."
-            hinted = replace(hinted, anything=True, warnings=(*hinted.warnings, warning))
+            warning = f"The history of {hint.table} does not reach back to {span.old}:"
+            if is_held_exactly(hint.scope, held):
+                warning += " what was there before is looked up in the extract."
+                queries, scopes = (*hinted.queries, new), (*hinted.in_extract, hint.scope)
+                hinted = replace(hinted, queries=queries, in_extract=scopes, warnings=(*hinted.warnings, warning))
+            else:
+                warning += " every row is compared with the extract."
+                hinted = replace(hinted, anything=True, warnings=(*hinted.warnings, warning))
             continue
         new_keys = _some(access, new)
         resolved = Resolution(hint, frozenset(old_keys), frozenset(new_keys))

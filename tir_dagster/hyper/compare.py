@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tir_dagster.changes.difference import HINT_MARK, ROW_MARK, SLICE_KEY, Counts, Difference, Forced, Key
+from tir_dagster.changes.hints import ConditionWriter, Scope, written_condition
 from tir_dagster.hyper.casts import Loaded, check_staged, pair_columns
 from tir_dagster.hyper.engine import connect, literal, parquet, quoted
 from tir_dagster.hyper.fingerprints import SUMS, Fingerprint, row_fingerprints
@@ -22,6 +23,7 @@ from tir_dagster.hyper.hyperfile import look_at
 from tir_dagster.hyper.purge import key_select, staged_key
 from tir_dagster.hyper.replace import ExtractShape
 from tir_dagster.hyper.slices import slice_sql_hyper
+from tir_dagster.snowflake.columns import Column, Kind
 
 # The most keys that are kept as examples for people.
 _SAMPLE = 20
@@ -49,6 +51,7 @@ class ExtractComparison:
         self._staged: tuple[Path, ...] = ()
         self._hinted: tuple[Path, ...] = ()
         self._everything = False
+        self._is_narrow = False
 
     @property
     def rows(self) -> int:
@@ -85,6 +88,13 @@ class ExtractComparison:
         """Return keys in these files, such as a pending change set's, that were not staged; at most so many."""
         return self._unstaged(self._file_keys(files), most) if files else []
 
+    def unstaged_keys_in_scope(self, scope: Scope, *, most: int) -> list[Key]:
+        """Return keys of the extract's rows that a hint describes and that were not staged; at most so many."""
+        columns = {column.name: column for column in self._shape.columns}
+        names = {pair.source.name: _exact(pair, quoted(pair.stored.name)) for pair in self._pairs}
+        condition = written_condition(scope, columns, ConditionWriter(names.__getitem__, _value_literal))
+        return self._unstaged(self._extract_keys(condition), most)
+
     def _unstaged(self, keys: str, most: int) -> list[Key]:
         query = f"SELECT DISTINCT {', '.join(self._keys)} FROM ({keys}) AS k"
         if self._staged:
@@ -95,6 +105,9 @@ class ExtractComparison:
 
     def decide(self, forced: Forced, folder: Path) -> Difference:
         """Find the keys to replace; write them and their fresh rows to `keys` and `rows` in the folder."""
+        if not self._everything and not forced.slices:
+            # Read once: they are compared, and those that leave are summed up.
+            self.narrow([*self._staged, *forced.keys])
         self._connection.execute_command(f"CREATE TEMPORARY TABLE changed AS ({self._changed(forced)})")
         self._write(f"SELECT {', '.join(self._keys)} FROM changed", folder / "keys")
         difference = self._leaving(self._count("changed"))
@@ -116,8 +129,8 @@ class ExtractComparison:
     def _leaving(self, keys: int) -> Difference:
         """Count the rows of the changed keys by slice, with the sums of their digests.
 
-        Their blocks have just been read for the comparison: later, in another process, that would take as long again.
-        Where most rows change, everything will be loaded again, and the digests are not needed.
+        They have just been read for the comparison: later, in another process, that would take as long again. Where most rows
+        change, everything will be loaded again, and the digests are not needed.
         """
         if keys > self.rows // 2:
             leaving = self._extract_rows([f"{self._slice()} AS tir_slice"])
@@ -135,7 +148,7 @@ class ExtractComparison:
         self._connection.execute_command(
             f"CREATE TEMPORARY TABLE tir_narrowed AS (SELECT * FROM {self._source} AS t WHERE {among})"
         )
-        self._source = "tir_narrowed"
+        self._source, self._is_narrow = "tir_narrowed", True
 
     def sums(self) -> Mapping[str | None, Fingerprint]:
         """Return rows and the sum of their digests, by slice."""
@@ -172,7 +185,7 @@ class ExtractComparison:
         return " UNION ".join(f"SELECT {listed} FROM ({part}) AS p{at}" for at, part in enumerate(parts))
 
     def _candidates_that_differ(self) -> str:
-        if self._everything:
+        if self._everything or self._is_narrow:
             return self._differing(None)
         return self._differing(self._file_keys(self._staged)) if self._staged else self._extract_keys("FALSE")
 
@@ -265,6 +278,18 @@ class ExtractComparison:
     def _among_keys(self, alias: str, keys: str) -> str:
         same = " AND ".join(f"s.{name} IS NOT DISTINCT FROM {alias}.{name}" for name in self._keys)
         return f"EXISTS (SELECT 1 FROM ({keys}) AS s WHERE {same})"
+
+
+def _value_literal(column: Column, value: Any) -> str:
+    """A value of a kind that extracts hold exactly, in Hyper's SQL."""
+    match column.kind:
+        case Kind.INTEGER:
+            return str(int(value))
+        case Kind.BOOLEAN:
+            return "TRUE" if value else "FALSE"
+        case Kind.DATE:
+            return f"DATE {literal(value.isoformat())}"
+    return literal(str(value))
 
 
 def _python(value: Any) -> Any:

@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tir_dagster.changes.difference import ROW_MARK, SLICE_KEY, Difference, Forced
+from tir_dagster.changes.hints import And, Between, Equal, In, KeyList, Not, Or
 from tir_dagster.hyper.compare import comparing
 from tir_dagster.hyper.hyperfile import create_extract, create_like
 from tir_dagster.hyper.purge import replace_keys
@@ -130,6 +131,27 @@ def test_keys_that_nobody_staged_are_named(tmp_path: Path):
         assert comparison.unstaged_keys_in_slices([None, "2024-01"], most=9) == [(None,)]
         assert sorted(comparison.unstaged_keys_in_files(pending, most=9), key=repr) == [(3,), (None,)]
         assert len(comparison.unstaged_keys_in_files(pending, most=1)) == 1
+
+
+@pytest.mark.parametrize(
+    ("scope", "keys"),
+    [
+        (Equal("NAME", "one"), [(1,)]),
+        (Equal("NAME", "ONE"), []),
+        (Equal("NAME", None), [(3,)]),
+        (Not(In("NAME", ("one", "two", "two again"))), [(3,), (None,)]),
+        (Between("DAY", date(2024, 1, 6), date(2024, 2, 6)), [(2,)]),
+        (And((Equal("ID", None), Not(Equal("DAY", date(2024, 1, 5))))), [(None,)]),
+        (Or((Equal("NAME", "o'one"), Equal("ID", 3))), [(3,)]),
+        (KeyList(("ID",), ((1,), (None,), (7,))), [(1,), (None,)]),
+    ],
+    ids=repr,
+)
+def test_what_a_hint_describes_is_found_among_the_extracts_own_columns(tmp_path: Path, scope, keys):
+    with comparing(extract_of(tmp_path, ROWS), SHAPE) as comparison:
+        assert sorted(comparison.unstaged_keys_in_scope(scope, most=9), key=repr) == keys
+        comparison.add(candidates(tmp_path, [], deleted=[key for (key,) in keys]))
+        assert comparison.unstaged_keys_in_scope(scope, most=9) == []
 
 
 def test_without_a_row_key_slices_are_compared(tmp_path: Path):

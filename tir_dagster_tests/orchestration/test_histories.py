@@ -6,14 +6,17 @@ import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import datetime
 
 import pytest
 from hypothesis import given
 from tableauhyperapi import Connection, HyperProcess, Telemetry
 
 from tir_dagster.changes import find_changes as find
+from tir_dagster.changes.hints import ChangeType, Equal, Hint, Not
 from tir_dagster.changes.plan import Reason
 from tir_dagster.errors import DatasourceError, ExtractError
+from tir_dagster.snowflake.names import TableName
 from tir_dagster.spark import staging
 from tir_dagster_tests.conftest import Sandbox
 from tir_dagster_tests.hyper.helpers import run
@@ -155,6 +158,37 @@ def test_a_row_that_changed_in_a_slice_nobody_touches_is_found_in_turn_and_repla
     assert loaded.published_rows() == loaded.source_rows()
     version = loaded.refresher.versions.latest()
     assert version.manifest["compared"] == {"2025-05": version.manifest["source_version"]}, "it was compared once more"
+
+
+@pytest.mark.parametrize(
+    ("scope", "instead"),
+    [
+        (Equal("V", "a"), "what was there before is looked up in the extract"),
+        # The extract may hold a timestamp to another digit than the table.
+        (Not(Equal("W", datetime(2020, 1, 1))), "every row is compared with the extract"),  # noqa: DTZ001 - as the table has it
+    ],
+)
+def test_without_history_what_a_hint_says_was_removed_is_known_by_the_extract(
+    prepared, spark, tmp_path, scope, instead
+):
+    history = History(prepared, spark, tmp_path, Layout(watermark=False))
+    history.sql(f"ALTER TABLE {history.name} SET DATA_RETENTION_TIME_IN_DAYS = 0")
+    refresher = history.refresher
+    refresher.change(spec=replace(refresher.spec, changes=replace(refresher.spec.changes, detector="hint")))
+    for key, value in (("1", "'a'"), ("2", "'b'")):
+        history.act(("insert", key, "'x'", "'2025-03-05'::DATE", value))
+    history.refresh()
+    history.act(("delete", "1"))
+    hint = Hint(TableName.parse(refresher.spec.source), ChangeType.REMOVE_ROWS, scope)
+
+    looked = refresher.look(history.confirmed)
+    surveyed = refresher.survey(looked)
+    plan = refresher.plan(looked, surveyed, "changes", hints=(hint,), hinted=True)
+    plan, change_set = refresher.detect(looked, surveyed, plan, ident="hinted", hints=(hint,), allow_empty=True)
+
+    assert (plan.keys, change_set.purged, change_set.appended) == (1, {"2025-03": 1}, {})
+    assert any(instead in warning for warning in plan.warnings)
+    history.close()
 
 
 def test_what_somebody_published_between_two_steps_is_not_overwritten(loaded):

@@ -3,8 +3,11 @@
 from tir_dagster.changes.hints.checks import Resolution as Resolution
 from tir_dagster.changes.hints.checks import partial_warning as partial_warning
 from tir_dagster.changes.hints.checks import type_warnings as type_warnings
+from tir_dagster.changes.hints.fitting import ConditionWriter as ConditionWriter
 from tir_dagster.changes.hints.fitting import check_hint as check_hint
 from tir_dagster.changes.hints.fitting import condition_sql as condition_sql
+from tir_dagster.changes.hints.fitting import is_held_exactly as is_held_exactly
+from tir_dagster.changes.hints.fitting import written_condition as written_condition
 from tir_dagster.changes.hints.model import MAX_CONDITIONS as MAX_CONDITIONS
 from tir_dagster.changes.hints.model import MAX_DEPTH as MAX_DEPTH
 from tir_dagster.changes.hints.model import MAX_VALUES as MAX_VALUES

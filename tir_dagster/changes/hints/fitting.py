@@ -1,4 +1,4 @@
-"""Fits a hint to its table (column names as stored, values in the columns' types), and writes its scope as Snowflake's SQL.
+"""Fits a hint to its table (column names as stored, values in the columns' types), and writes its scope as SQL, for Snowflake or for an extract.
 
 Conditions know only true and false: a NULL is not equal to a value, in a list without NULL, or between two bounds, and
 therefore it is what `not` of these describes. SQL's third answer would lose such rows, and keys that are missed are the
@@ -8,9 +8,9 @@ one dangerous mistake of a refresh.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, time
 from decimal import Decimal
 from typing import Any, NoReturn
@@ -206,65 +206,106 @@ def _moment(value: Any, kind: type[date | time], form: str, expected: str, *, zo
     raise UnusableValue(expected)
 
 
+@dataclass(frozen=True)
+class ConditionWriter:
+    """How a system writes the columns and values of conditions."""
+
+    name: Callable[[str], str]
+    literal: Callable[[Column, Any], str]
+
+
 def condition_sql(scope: Scope, columns: Mapping[str, Column], *, alias: str | None = None) -> str:
-    """The scope as a Snowflake condition that is TRUE or FALSE, never NULL; `alias` as the statement writes it.
+    """The scope as a Snowflake condition that is TRUE or FALSE, never NULL; `alias` as the statement writes it."""
+    prefix = f"{alias}." if alias else ""
+    return written_condition(scope, columns, ConditionWriter(lambda name: f"{prefix}{quote(name)}", _literal))
+
+
+def written_condition(scope: Scope, columns: Mapping[str, Column], writer: ConditionWriter) -> str:
+    """The same as this writer writes it.
 
     The scope is checked here again: values become SQL text, so none gets in that is not of its column's type.
     """
     fitter = Fitter("A hint", columns)
-    return _sql(fitter.scope(scope), fitter.columns, f"{alias}." if alias else "")
+    return _sql(fitter.scope(scope), fitter.columns, writer)
 
 
-def _sql(scope: Scope, columns: Mapping[str, Column], prefix: str) -> str:
+# Kinds whose values an extract holds exactly: what a condition says of the table, it says of the extract.
+_HELD_EXACTLY = (Kind.INTEGER, Kind.TEXT, Kind.BOOLEAN, Kind.DATE)
+
+
+def is_held_exactly(scope: Scope, columns: Mapping[str, Column]) -> bool:
+    """Whether an extract with these columns tells which of its rows the scope describes."""
+    match scope:
+        case All() | Unknown():
+            return True
+        case KeyList():
+            names: tuple[str, ...] = scope.columns
+            # Hyper has no lists of rows.
+            return len(names) == 1 and all(_is_exact(columns, name) for name in names)
+        case Equal() | In() | Between():
+            return _is_exact(columns, scope.column)
+        case Not(condition):
+            return is_held_exactly(condition, columns)
+        case And(conditions) | Or(conditions):
+            return all(is_held_exactly(part, columns) for part in conditions)
+
+
+def _is_exact(columns: Mapping[str, Column], name: str) -> bool:
+    return name in columns and columns[name].kind in _HELD_EXACTLY
+
+
+def _sql(scope: Scope, columns: Mapping[str, Column], writer: ConditionWriter) -> str:
     match scope:
         case All() | Unknown():
             return "TRUE"
         case KeyList():
-            return _keys_sql(scope, columns, prefix)
+            return _keys_sql(scope, columns, writer)
         case Equal(name, value):
-            return _among_sql(columns[name], [value], prefix)
+            return _among_sql(columns[name], [value], writer)
         case In(name, values):
-            return _among_sql(columns[name], values, prefix)
+            return _among_sql(columns[name], values, writer)
         case Between(name, low, high):
-            column = f"{prefix}{quote(name)}"
-            bounds = f"{_literal(columns[name], low)} AND {_literal(columns[name], high)}"
+            column = writer.name(name)
+            bounds = f"{writer.literal(columns[name], low)} AND {writer.literal(columns[name], high)}"
             return f"({column} IS NOT NULL AND {column} BETWEEN {bounds})"
         case Not(condition):
-            return f"(NOT {_sql(condition, columns, prefix)})"
+            return f"(NOT {_sql(condition, columns, writer)})"
         case And(conditions):
-            return f"({' AND '.join(_sql(part, columns, prefix) for part in conditions) or 'TRUE'})"
+            return f"({' AND '.join(_sql(part, columns, writer) for part in conditions) or 'TRUE'})"
         case Or(conditions):
-            return f"({' OR '.join(_sql(part, columns, prefix) for part in conditions) or 'FALSE'})"
+            return f"({' OR '.join(_sql(part, columns, writer) for part in conditions) or 'FALSE'})"
 
 
-def _among_sql(column: Column, values: Iterable[Any], prefix: str) -> str:
-    name = f"{prefix}{quote(column.name)}"
+def _among_sql(column: Column, values: Iterable[Any], writer: ConditionWriter) -> str:
+    name = writer.name(column.name)
     distinct = list(dict.fromkeys(values))
-    literals = [_literal(column, value) for value in distinct if value is not None]
+    literals = [writer.literal(column, value) for value in distinct if value is not None]
     if None in distinct:
         return f"({name} IS NULL OR {_listed_sql(name, literals)})" if literals else f"({name} IS NULL)"
     return f"({name} IS NOT NULL AND {_listed_sql(name, literals)})"
 
 
-def _keys_sql(listed: KeyList, columns: Mapping[str, Column], prefix: str) -> str:
+def _keys_sql(listed: KeyList, columns: Mapping[str, Column], writer: ConditionWriter) -> str:
     """Keys with NULLs in the same places together: each such group is one list of rows without NULLs."""
     fields = [columns[name] for name in listed.columns]
     if len(fields) == 1:
-        return _among_sql(fields[0], [key[0] for key in listed.keys], prefix)
+        return _among_sql(fields[0], [key[0] for key in listed.keys], writer)
     groups: dict[tuple[bool, ...], list[Key]] = {}
     for key in dict.fromkeys(listed.keys):
         groups.setdefault(tuple(value is not None for value in key), []).append(key)
-    tests = [_group_sql(fields, present, keys, prefix) for present, keys in groups.items()]
+    tests = [_group_sql(fields, present, keys, writer) for present, keys in groups.items()]
     return f"({' OR '.join(tests) or 'FALSE'})"
 
 
-def _group_sql(fields: Sequence[Column], present: tuple[bool, ...], keys: Iterable[Key], prefix: str) -> str:
-    names = [f"{prefix}{quote(column.name)}" for column in fields]
+def _group_sql(
+    fields: Sequence[Column], present: tuple[bool, ...], keys: Iterable[Key], writer: ConditionWriter
+) -> str:
+    names = [writer.name(column.name) for column in fields]
     nulls = [f"{name} IS {'NOT ' if is_set else ''}NULL" for name, is_set in zip(names, present, strict=True)]
     places = [at for at, is_set in enumerate(present) if is_set]
     if not places:
         return f"({' AND '.join(nulls)})"
-    rows = [_row_sql([_literal(fields[at], key[at]) for at in places]) for key in keys]
+    rows = [_row_sql([writer.literal(fields[at], key[at]) for at in places]) for key in keys]
     return f"({' AND '.join(nulls)} AND {_listed_sql(_row_sql([names[at] for at in places]), rows)})"
 
 
