@@ -131,7 +131,7 @@ class Goal:
         sign = "≥" if self.at_least else "≤"
         verdict = "met" if self.met else "NOT met"
         return (
-            f"  {self.what:<58}{self.reached:>9.2f} {self.unit:<2} {sign} {self.goal:>8.2f} {self.unit:<2}  {verdict}"
+            f"  {self.what:<64}{self.reached:>9.2f} {self.unit:<2} {sign} {self.goal:>8.2f} {self.unit:<2}  {verdict}"
         )
 
 
@@ -178,7 +178,9 @@ class Report:
             by = f"by key, republish, {case.detector}"
             yield Goal(f"{by}: ours and a bare SELECT, to all limits", _ratio(case.beside_limits, case.limits), 4, "x")
             if full is not None:
-                yield Goal(f"{by}: faster than full", _ratio(full.seconds, case.seconds), 8, "x", at_least=True)
+                yield Goal(f"{by}: faster than full, our own", _ratio(full.own, case.own), 8, "x", at_least=True)
+                whole = _ratio(full.seconds, case.seconds)
+                yield Goal(f"{by}: faster than full, with the warehouse", whole, 8, "x", at_least=True)
         if full is not None:
             yield Goal("full, republish: total, its limits together", _ratio(full.seconds, full.limits), 1.6, "x")
         for case in self._cases(BY_KEY_1000, "republish"):

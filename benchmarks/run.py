@@ -161,9 +161,9 @@ class Bench:
         """Publish a small extract by each delivery: Spark, Hyper, Dagster and the clients are loaded then."""
         self._progress("warming up")
         self.seed(_WARM_UP_ROWS, seed=1)
-        if "republish" in deliveries:
-            # A package that people made has a document around the rows; the one of a patch is a Hyper file of our own.
-            sample.seed_datasource(self._env, timeout=600, name="bench_republish")
+        # A package that people made has a document around the rows; the one of a patch is a Hyper file of our own. The project
+        # is made with it.
+        sample.seed_datasource(self._env, timeout=600, name="bench_republish")
         first = SnowflakeAccess.from_environment(self._env).query(f"SELECT MIN(ORDER_DATE) FROM {sample.TABLE}")[0][0]
         for delivery in deliveries:
             text = _SPEC.format(delivery=delivery, start=f"{first:%Y-%m}", project=sample.PROJECT)

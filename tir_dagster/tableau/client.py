@@ -31,9 +31,9 @@ from tir_dagster.tableau.failures import BadAnswerError, Fate, as_error, underst
 T = TypeVar("T")
 # Tableau Cloud asks for at least this much between two looks at a job.
 _CLOUD_POLL_SECONDS = 5.0
-# A short job is noticed at once; a long one costs few looks, and is noticed an eighth of its time late on average.
+# A short job is noticed at once; a long one costs few looks, and is noticed a fortieth of its time late on average.
 _POLL_SECONDS = 0.1
-_POLL_GROWTH = 1.25
+_POLL_GROWTH = 1.05
 # So that a server's log shows who called: many tools use the client's own name.
 USER_AGENT = f"tir_dagster/{version('tir_dagster')} tableauserverclient/{version('tableauserverclient')}"
 _SIGN_OUT_SECONDS = 5.0
