@@ -34,7 +34,7 @@ class Backoff:
     def seconds(self, number: int, *, chance: float = 0.0) -> float:
         """The pause of this number, counted from 1; `chance` is a random number from 0 to 1."""
         # Bounded before the power: a job polled for a day would overflow a float.
-        grown = self.first_seconds * self.factor ** min(number - 1, 60)
+        grown = self.first_seconds * self.factor ** min(number - 1, 1000)
         return min(grown, self.most_seconds) * (1 - self.jitter * chance)
 
 
