@@ -131,7 +131,7 @@ class Goal:
         sign = "≥" if self.at_least else "≤"
         verdict = "met" if self.met else "NOT met"
         return (
-            f"  {self.what:<64}{self.reached:>9.2f} {self.unit:<2} {sign} {self.goal:>8.2f} {self.unit:<2}  {verdict}"
+            f"  {self.what:<68}{self.reached:>9.2f} {self.unit:<2} {sign} {self.goal:>8.2f} {self.unit:<2}  {verdict}"
         )
 
 
