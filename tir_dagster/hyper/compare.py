@@ -91,7 +91,7 @@ class ExtractComparison:
     def unstaged_keys_in_scope(self, scope: Scope, *, most: int) -> list[Key]:
         """Return keys of the extract's rows that a hint describes and that were not staged; at most so many."""
         columns = {column.name: column for column in self._shape.columns}
-        names = {pair.source.name: _exact(pair, quoted(pair.stored.name)) for pair in self._pairs}
+        names = {pair.source.name: quoted(pair.stored.name) for pair in self._pairs}
         condition = written_condition(scope, columns, ConditionWriter(names.__getitem__, _value_literal))
         return self._unstaged(self._extract_keys(condition), most)
 
@@ -284,12 +284,13 @@ def _value_literal(column: Column, value: Any) -> str:
     """A value of a kind that extracts hold exactly, in Hyper's SQL."""
     match column.kind:
         case Kind.INTEGER:
-            return str(int(value))
+            # A bound may lie beyond what a plain constant can be.
+            return f"CAST({literal(str(int(value)))} AS NUMERIC(38,0))"
         case Kind.BOOLEAN:
             return "TRUE" if value else "FALSE"
         case Kind.DATE:
             return f"DATE {literal(value.isoformat())}"
-    return literal(str(value))
+    raise AssertionError(f"{column.name}: a {column.kind.value} is not compared here")
 
 
 def _python(value: Any) -> Any:

@@ -141,7 +141,8 @@ def gate_results(
     compared = compared_slices(version)
     levels = "L1: the replaced rows in the file equal the rows that were read."
     for source_version, names in compared.items():
-        levels += f" L2: {', '.join(names)} equal the source at {source_version}."
+        which = "" if source_version == version.manifest["source_version"] else " of the version before"
+        levels += f" L2: {', '.join(names)}{which} equal the source at {source_version}."
     yield dg.AssetCheckResult(passed=True, check_name=ROWS_ADD_UP, description=sums)
     yield dg.AssetCheckResult(
         passed=True,

@@ -229,8 +229,8 @@ def written_condition(scope: Scope, columns: Mapping[str, Column], writer: Condi
     return _sql(fitter.scope(scope), fitter.columns, writer)
 
 
-# Kinds whose values an extract holds exactly: what a condition says of the table, it says of the extract.
-_HELD_EXACTLY = (Kind.INTEGER, Kind.TEXT, Kind.BOOLEAN, Kind.DATE)
+# Kinds whose values an extract holds and compares exactly as the table does; a text may have a collation in the table.
+_HELD_EXACTLY = (Kind.INTEGER, Kind.BOOLEAN, Kind.DATE)
 
 
 def is_held_exactly(scope: Scope, columns: Mapping[str, Column]) -> bool:
