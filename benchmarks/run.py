@@ -16,7 +16,7 @@ from benchmarks import limits, memory
 from benchmarks.place import own_sandbox
 from benchmarks.report import BY_KEY, BY_KEY_1000, DELIVERIES, DETECTORS, FULL, Case, Limit, Report, Stage, apart
 from benchmarks.stand_in import StandIns
-from tir_dagster.cli.comparison import SliceComparison, compare_slices, published_extract, snowflake_of
+from tir_dagster.cli.demo.comparison import SliceComparison, compare_slices, published_extract, snowflake_of
 from tir_dagster.cli.refresh import RefreshOutcome, command
 from tir_dagster.errors import TirError
 from tir_dagster.refresh.profile import StageProfile

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from tir_dagster.orchestration.alerts.sensor import report as report
     from tir_dagster.orchestration.alerts.sensor import report_recovery as report_recovery
     from tir_dagster.orchestration.build import build_defs as build_defs
+    from tir_dagster.orchestration.build import build_extract_defs as build_extract_defs
     from tir_dagster.orchestration.component import TableauExtractComponent as TableauExtractComponent
-    from tir_dagster.orchestration.extracts import build_extract_defs as build_extract_defs
     from tir_dagster.orchestration.io_managers import ChangeSetIOManager as ChangeSetIOManager
     from tir_dagster.orchestration.io_managers import HyperIOManager as HyperIOManager
     from tir_dagster.orchestration.io_managers import StagedChangeSet as StagedChangeSet
@@ -46,7 +46,7 @@ _HOMES = {
     "Version": "refresh.state.versions",
     "build_alert_sensor": "orchestration.alerts.sensor",
     "build_defs": "orchestration.build",
-    "build_extract_defs": "orchestration.extracts",
+    "build_extract_defs": "orchestration.build",
     "environment_resources": "orchestration.resources",
     "load_specs": "spec.reading",
     "report": "orchestration.alerts.sensor",

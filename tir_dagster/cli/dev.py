@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from tir_dagster.cli.demo import declare_orders, start_sandbox
+from tir_dagster.cli.demo.play import declare_orders, start_sandbox
 from tir_dagster.orchestration.home import dagster_home
 from tir_dagster.sandbox import sample
 from tir_dagster.snowflake.connection import SnowflakeAccess

@@ -250,7 +250,7 @@ def schema() -> None:
 @click.option("--fail", "failing", is_flag=True, help="Play a refresh that fails, and show the messages about it.")
 def demo(rows: int, seed: int, *, verbose: bool, failing: bool) -> None:
     """Play a change and its refresh on the sandbox. Exit code 0 only if every slice equals the source."""
-    from tir_dagster.cli.demo import run_demo, run_failing_demo
+    from tir_dagster.cli.demo.play import run_demo, run_failing_demo
 
     play = run_failing_demo if failing else run_demo
     with stopping("tir demo", _sandbox_left):

@@ -1,19 +1,27 @@
-"""All definitions: every declared extract and load, with resources by environment."""
+"""Dagster definitions, built from specs: of one extract (assets, checks, jobs, sensors, schedules), and of all declared ones."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 from typing import Any
 
 import dagster as dg
+from dagster_shared.libraries import DagsterLibraryRegistry
 
 from tir_dagster.orchestration.alerts.runs import with_recipients
 from tir_dagster.orchestration.alerts.sensor import build_alert_sensor
-from tir_dagster.orchestration.extracts import build_extract_defs
+from tir_dagster.orchestration.assets import build_assets, build_detect_job, context_for
+from tir_dagster.orchestration.checks import build_verification
 from tir_dagster.orchestration.loads import build_load_defs
-from tir_dagster.orchestration.names import load_keys
+from tir_dagster.orchestration.names import load_keys, refresh_job_name
+from tir_dagster.orchestration.partitions import extract_partitions, warn_of_many_slices
 from tir_dagster.orchestration.resources import environment_resources
-from tir_dagster.orchestration.translation import ExtractTranslator
+from tir_dagster.orchestration.schedules import build_schedules, refresh_selection, verify_job
+from tir_dagster.orchestration.sensing.sensors import build_sensors
+from tir_dagster.orchestration.translation import ExtractAssets, ExtractTranslator, extract_assets
+from tir_dagster.orchestration.trigger import build_trigger_defs
 from tir_dagster.snowflake.names import TableName
 from tir_dagster.spec.extract import ExtractSpec
 from tir_dagster.spec.load import LoadSpec
@@ -56,3 +64,52 @@ def _after_loads(spec: ExtractSpec, loads: Sequence[LoadSpec], translator: Extra
     tables = set(watched_tables(spec))
     load_assets = [load_keys(load).source_table for load in loads if TableName.parse(load.table) in tables]
     return build_extract_defs(spec, alerts=False, translator=translator, filled_by=load_assets)
+
+
+# Dagster shows which libraries made the definitions. Registered here, because `import tir_dagster` does not import Dagster.
+DagsterLibraryRegistry.register("tir_dagster", version("tir_dagster"), is_dagster_package=False)
+
+
+def build_extract_defs(
+    spec: ExtractSpec,
+    *,
+    translator: ExtractTranslator | None = None,
+    alerts: bool = True,
+    filled_by: Sequence[dg.AssetKey] = (),
+) -> dg.Definitions:
+    """Build the definitions of one extract; merge them with your own and with `environment_resources()`.
+
+    A translator changes how the assets look: keys, groups, owners, tags, descriptions. Pass `alerts=False` if the project has
+    one sensor for all its extracts: `build_alert_sensor(specs)`. `filled_by` are the assets of loads that fill the source.
+    """
+    defs = _extract_defs(extract_assets(spec, translator, filled_by))
+    if not alerts or spec.alerts is None:
+        return defs
+    return dg.Definitions.merge(defs, dg.Definitions(sensors=[build_alert_sensor([spec], f"{spec.name}_alerts")]))
+
+
+def _extract_defs(assets: ExtractAssets) -> dg.Definitions:
+    spec = assets.spec
+    # Dagster warns in every process that backfill policies are beta; users can do nothing about it.
+    warnings.filterwarnings("ignore", category=dg.BetaWarning)
+    warn_of_many_slices(spec)
+    if spec.delivery == "trigger":
+        return build_trigger_defs(assets)
+    keys = assets.keys
+    # In process: a JVM and ten seconds of imports per step would cost more than most refreshes.
+    detect = build_detect_job(assets)
+    refresh = dg.define_asset_job(
+        refresh_job_name(spec),
+        selection=refresh_selection(spec, keys),
+        partitions_def=extract_partitions(spec),
+        executor_def=dg.in_process_executor,
+        description=f"Apply the newest change set and publish {spec.datasource.name!r}.",
+    )
+    verify = verify_job(spec, keys)
+    return dg.Definitions(
+        assets=build_assets(assets),
+        asset_checks=[build_verification(spec, keys, context_for)],
+        jobs=[detect, refresh, verify],
+        sensors=build_sensors(spec, keys, detect, refresh),
+        schedules=build_schedules(spec, keys, refresh=refresh, verify=verify),
+    )

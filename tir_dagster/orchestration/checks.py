@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tir_dagster.hyper.purge import Applied
     from tir_dagster.refresh.context import RefreshContext
     from tir_dagster.refresh.state.versions import Version
-    from tir_dagster.refresh.verification import Finding, Verification
+    from tir_dagster.refresh.verify import Finding, Verification
 
 
 # Metadata of a failed check: the version that it compared or started from, the slices that differ, and whether the refresh was a repair.
@@ -151,7 +151,7 @@ def gate_results(
         metadata={"tir/slices_compared": sum(map(len, compared.values()))},
     )
     if spec.checks.row_jump is not None:
-        from tir_dagster.refresh.verification import row_jump
+        from tir_dagster.refresh.verify import row_jump
 
         yield _result(ROW_JUMP, row_jump(before, rows, spec.checks.row_jump), dg.AssetCheckSeverity.WARN)
 
@@ -244,7 +244,7 @@ def published_evaluations(
 
 
 def _known_at_publish(refresh: "RefreshContext", confirmation: Confirmation) -> list[dg.AssetCheckResult]:
-    from tir_dagster.refresh.verification import Finding, Verification
+    from tir_dagster.refresh.verify import Finding, Verification
 
     verification = Verification(refresh, confirmation)
     verified = f"Verified before the publish: the rows replaced by version {confirmation.version} equal the source at "
@@ -263,7 +263,7 @@ _LEASE_WAIT_SECONDS = 3600.0
 
 
 def _verify(refresh: Any, confirmed: Any, check_names: Sequence[str]) -> Iterator[dg.AssetCheckResult]:
-    from tir_dagster.refresh.verification import Finding, Verification, not_verified
+    from tir_dagster.refresh.verify import Finding, Verification, not_verified
 
     if confirmed is None:
         nothing = Finding(False, f"Nothing is published yet. Run tir refresh {refresh.spec.name}.", open=True)
@@ -281,7 +281,7 @@ def _verify(refresh: Any, confirmed: Any, check_names: Sequence[str]) -> Iterato
 
 
 def _finding(verification: "Verification", name: str) -> "Finding":
-    from tir_dagster.refresh.verification import not_verified
+    from tir_dagster.refresh.verify import not_verified
 
     checks = {
         EQUALS_SOURCE: verification.equals_source,

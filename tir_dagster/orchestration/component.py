@@ -9,7 +9,7 @@ from typing import Any, Self
 import dagster as dg
 from pydantic import BaseModel, RootModel
 
-from tir_dagster.orchestration.extracts import build_extract_defs
+from tir_dagster.orchestration.build import build_extract_defs
 from tir_dagster.orchestration.translation import ExtractTranslator, Part
 from tir_dagster.spec.extract import ExtractSpec
 from tir_dagster.spec.reading import adapter, spec_from_mapping

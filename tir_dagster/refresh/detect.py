@@ -37,7 +37,6 @@ from tir_dagster.measuring import waiting_for
 from tir_dagster.refresh.confirm import prune_versions
 from tir_dagster.refresh.context import Looked, RefreshContext, crash_after, shape_of
 from tir_dagster.refresh.plan import Request
-from tir_dagster.refresh.source_reader import SourceReader
 from tir_dagster.refresh.state.change_sets import ChangeSetStore
 from tir_dagster.refresh.state.records import Confirmation
 from tir_dagster.refresh.state.versions import Version
@@ -46,6 +45,19 @@ from tir_dagster.refresh.verify import SlicesInTurn, compare_in_turn
 from tir_dagster.snowflake.connection import SnowflakeAccess, SnowflakeError
 from tir_dagster.snowflake.versions import SourceVersion
 from tir_dagster.spec.extract import ExtractSpec
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+from typing import TYPE_CHECKING
+
+from tir_dagster.changes.detectors import staged_columns
+from tir_dagster.changes.relation import Relation
+from tir_dagster.hyper.fingerprints import Fingerprint, read_fingerprints, snowflake_sql
+from tir_dagster.snowflake.names import quote
+from tir_dagster.snowflake.pinned import with_cut_keys
+from tir_dagster.spark.staging import StagedRows, stage
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -344,3 +356,47 @@ def _need_room(context: RefreshContext, looked: Looked) -> None:
     datasource, base = looked.server.datasource, looked.base
     size = base.extract.stat().st_size if base else (datasource.size_mb or 0) * 1_000_000 if datasource else 0
     need_space(context.folder, 2 * size)
+
+
+@dataclass(frozen=True)
+class SourceReader:
+    """The source at one pinned version; rows are staged below a folder."""
+
+    start_spark: Callable[[], SparkSession]
+    access: SnowflakeAccess
+    relation: Relation
+    version: SourceVersion
+    folder: Path
+    log: Callable[[str], None]
+
+    def stage(self, statement: str, *, hinted: bool = False) -> tuple[Path, ...]:
+        """Run the statement and stage its rows; return the files."""
+        staged = stage(
+            self.start_spark,
+            self.access,
+            statement,
+            staged_columns(self.relation, hinted=hinted),
+            self.folder / "candidates",
+        )
+        self.log(staged.summary)
+        return staged.files
+
+    def read_all(self, folder: Path) -> StagedRows:
+        """Stage all rows that people see."""
+        rows = with_cut_keys(self.relation.from_clause(self.version), self.relation.key)
+        listed = ", ".join(quote(column.name) for column in self.relation.columns)
+        query = f"SELECT {listed} FROM {rows} AS r"
+        staged = stage(self.start_spark, self.access, query, self.relation.columns, folder, slices=self.relation.slices)
+        self.log(staged.summary)
+        return staged
+
+    def slice_digests(self) -> Mapping[str | None, Fingerprint]:
+        """Return, by slice, how many rows there are and a digest of their keys."""
+        relation = self.relation
+        names = {
+            *(column.name for column in relation.key),
+            *([relation.slices.column] if relation.slices.column else []),
+        }
+        columns = [column for column in relation.columns if column.name in names]
+        rows: Any = self.access.query(snowflake_sql(columns, relation.from_clause(self.version), relation.slices))
+        return read_fingerprints(rows, columns)

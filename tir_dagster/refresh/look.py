@@ -14,8 +14,7 @@ from tir_dagster.refresh.deliveries import RecoveredPublish
 from tir_dagster.refresh.deliveries.patch import Patch, check_patchable
 from tir_dagster.refresh.deliveries.server import Server
 from tir_dagster.refresh.deliveries.whole import finish_delivery
-from tir_dagster.refresh.outcome import outcome_by_content
-from tir_dagster.refresh.server_content import compare_content
+from tir_dagster.refresh.server_content import compare_content, outcome_by_content
 from tir_dagster.refresh.state.change_sets import DamagedStateError
 from tir_dagster.refresh.state.notes import Compared, read_compared, write_compared
 from tir_dagster.refresh.state.records import Confirmation, Intent, surely_other_rows

@@ -10,7 +10,7 @@ from tir_dagster.changes.ties import open_order
 from tir_dagster.hyper.content import content_sums, source_fingerprints, sums_to_json
 from tir_dagster.refresh.context import Looked, RefreshContext, shape_of
 from tir_dagster.refresh.survey import Survey
-from tir_dagster.refresh.verification import Verification
+from tir_dagster.refresh.verify import Verification
 from tir_dagster.snowflake.connection import BEYOND_TIME_TRAVEL, SnowflakeError
 from tir_dagster.snowflake.versions import SourceVersion
 

@@ -1,7 +1,8 @@
-"""Comparison of the server's file, downloaded, with a local version."""
+"""The server's content compared with local versions, and what it tells of the last publish."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 from tir_dagster.errors import DatasourceError, ExtractError, MachineError
@@ -12,11 +13,12 @@ from tir_dagster.hyper.replace import replace_change
 from tir_dagster.refresh.context import RefreshContext, remove, shape_of
 from tir_dagster.refresh.datasource import fetch_shell
 from tir_dagster.refresh.state.notes import Compared
-from tir_dagster.refresh.state.records import Intent
+from tir_dagster.refresh.state.records import Confirmation, Intent
 from tir_dagster.refresh.state.versions import Version
 from tir_dagster.tableau.client import TableauClient
 from tir_dagster.tableau.datasources import FoundDatasource
 from tir_dagster.tableau.failures import RefusedError
+from tir_dagster.tableau.outcome import PublishOutcome
 
 
 class NotAsIntendedError(DatasourceError):
@@ -106,3 +108,33 @@ def _heals(context: RefreshContext, hyper: Path, intent: Intent, version: Versio
 def _same_rows(hyper: Path, version: Version) -> bool:
     shape = shape_of(version)
     return row_digest(hyper, shape) == row_digest(version.extract, shape)
+
+
+def outcome_by_content(
+    *,
+    intent: Intent | None,
+    confirmed: Confirmation | None,
+    server_version: str | None,
+    server_fingerprints: Collection[str] = (),
+    heals: bool = False,
+) -> PublishOutcome:
+    """Decide what happened to the last publish; the fingerprints are those of the server's content, if it was compared.
+
+    They belong to one content, in every form that a version may have recorded. `heals` means that the same change, sent
+    again to that content, would give the intended content.
+    """
+    if intent is not None:
+        if server_version == intent.base_server_version:
+            return PublishOutcome.NOT_LANDED
+        if confirmed is not None and confirmed.fingerprint in server_fingerprints:
+            # Published back, by us or by somebody else: what was there before is there again.
+            return PublishOutcome.NOT_LANDED
+        if intent.hole in server_fingerprints:
+            return PublishOutcome.HOLE
+        if intent.patch and heals and intent.fingerprint not in server_fingerprints:
+            return PublishOutcome.PARTIAL
+        return PublishOutcome.LANDED if intent.fingerprint in server_fingerprints else PublishOutcome.FOREIGN
+    if confirmed is not None and server_version != confirmed.server_version:
+        # A refresh that Tableau itself ran may have left the rows as they were.
+        return PublishOutcome.CLEAN if confirmed.fingerprint in server_fingerprints else PublishOutcome.FOREIGN
+    return PublishOutcome.CLEAN

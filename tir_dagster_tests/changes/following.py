@@ -19,7 +19,7 @@ from tir_dagster.changes.plan import Mode, Plan, Reason, Situation, SourceState,
 from tir_dagster.changes.question import ask_question, checked_hints
 from tir_dagster.changes.relation import Relation, relation_of
 from tir_dagster.changes.watermarks import highest_mark
-from tir_dagster.refresh.outcome import outcome_by_content
+from tir_dagster.refresh.server_content import outcome_by_content
 from tir_dagster.refresh.state.records import Confirmation, Intent
 from tir_dagster.snowflake.names import TableName
 from tir_dagster.snowflake.slices import slice_of

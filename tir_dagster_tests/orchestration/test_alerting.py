@@ -22,7 +22,7 @@ from tir_dagster.errors import DatasourceError
 from tir_dagster.orchestration.alerts.commands import alert_storage
 from tir_dagster.orchestration.alerts.history import RETRY_WAIT_SECONDS, Watermark, finished_run_reports
 from tir_dagster.orchestration.alerts.sensor import build_alert_sensor, report, report_recovery
-from tir_dagster.orchestration.extracts import build_extract_defs
+from tir_dagster.orchestration.build import build_extract_defs
 from tir_dagster.orchestration.home import dagster_instance, tir_home
 from tir_dagster.orchestration.names import TOLD_BY_COMMAND
 from tir_dagster.orchestration.resources import environment_resources

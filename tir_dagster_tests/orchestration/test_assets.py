@@ -18,7 +18,7 @@ from tir_dagster.orchestration.partitions import RANGE_END, RANGE_START, failed_
 from tir_dagster.orchestration.resources import environment_resources
 from tir_dagster.orchestration.sensing.sensors import Watch
 from tir_dagster.orchestration.translation import PARTS, extract_assets
-from tir_dagster.refresh.verification import Verification
+from tir_dagster.refresh.verify import Verification
 from tir_dagster.spec.extract import Checks, Upstream, Verify
 from tir_dagster_tests.orchestration.jobs import QUIET, detect, events, refresh_tick, run, source_tick
 from tir_dagster_tests.orchestration.shown import Shown, prepare

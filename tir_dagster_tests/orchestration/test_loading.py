@@ -11,7 +11,7 @@ import dagster as dg
 import pytest
 from click.testing import CliRunner
 
-from tir_dagster.cli.demo_files import SensorRunner
+from tir_dagster.cli.demo.files import SensorRunner
 from tir_dagster.cli.main import tir
 from tir_dagster.definitions import build_defs
 from tir_dagster.loading.landing import LandedFile

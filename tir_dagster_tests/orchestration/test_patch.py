@@ -18,7 +18,7 @@ from hypothesis import given
 from tir_dagster.changes.plan import Reason
 from tir_dagster.errors import DatasourceError
 from tir_dagster.hyper.casts import PURGE_KEY
-from tir_dagster.refresh.verification import Verification
+from tir_dagster.refresh.verify import Verification
 from tir_dagster_tests.conftest import Sandbox
 from tir_dagster_tests.hyper.helpers import run
 from tir_dagster_tests.orchestration.history import DATABASE, PROJECT, History, Layout

@@ -10,7 +10,7 @@ import pytest
 
 from tir_dagster.changes.plan import Reason
 from tir_dagster.errors import GuardError
-from tir_dagster.refresh.verification import Verification
+from tir_dagster.refresh.verify import Verification
 from tir_dagster_tests.orchestration.shown import Shown, prepare
 
 SALES = "ID INT, PRODUCT VARCHAR, DAY DATE"

@@ -18,7 +18,7 @@ from tir_dagster.hyper.content import content_sums, sums_to_json
 from tir_dagster.orchestration.metadata import slice_metadata
 from tir_dagster.refresh.context import shape_of
 from tir_dagster.refresh.survey import survey_source
-from tir_dagster.refresh.verification import Verification
+from tir_dagster.refresh.verify import Verification
 from tir_dagster_tests.conftest import Sandbox
 from tir_dagster_tests.orchestration.shop import DETAIL, TABLES, sell, stock
 from tir_dagster_tests.orchestration.shown import Shown, prepare

@@ -10,7 +10,7 @@ import pytest
 
 from tir_dagster.changes.change_set import ChangeSet
 from tir_dagster.changes.plan import Reason, Situation, SourceState, plan_refresh
-from tir_dagster.refresh.outcome import outcome_by_content
+from tir_dagster.refresh.server_content import outcome_by_content
 from tir_dagster.refresh.state.change_sets import ChangeSetStore, DamagedStateError
 from tir_dagster.refresh.state.lease import EXPIRE_SECONDS, lease
 from tir_dagster.refresh.state.records import Confirmation, Intent

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tir_dagster.cli.comparison import SliceComparison, compare_slices, published_extract, snowflake_of
-from tir_dagster.cli.demo_files import LOADS, Say, last_metadata, play_files
-from tir_dagster.cli.demo_people import is_resolved, last_incident, last_message, open_incident, refusing_publishes
+from tir_dagster.cli.demo.comparison import SliceComparison, compare_slices, published_extract, snowflake_of
+from tir_dagster.cli.demo.files import LOADS, Say, last_metadata, play_files
+from tir_dagster.cli.demo.people import is_resolved, last_incident, last_message, open_incident, refusing_publishes
 from tir_dagster.cli.refresh import Command, RefreshOutcome
 from tir_dagster.errors import TirError
 from tir_dagster.hyper.engine import connect
