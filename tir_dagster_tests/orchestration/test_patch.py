@@ -110,7 +110,12 @@ def test_only_the_change_travels_with_a_key_column_where_it_is_needed(loaded, ad
 
 
 def test_the_same_bytes_travel_whatever_the_extracts_size(patched_history, admin):
-    sizes = []
+    """From the warehouse by its feed of changes, and to Tableau."""
+    env, spec = patched_history.env, patched_history.refresher.spec
+    warehouse = Admin(f"http://{env['SNOWFLAKE_HOST']}:{env['SNOWFLAKE_PORT']}")
+    patched_history.sql(f"ALTER TABLE {patched_history.name} SET CHANGE_TRACKING = TRUE")
+    patched_history.refresher.change(spec=replace(spec, changes=replace(spec.changes, detector="feed")))
+    sizes, answers = [], []
     stamp = "'2025-02-0{}'::TIMESTAMP_NTZ"
     for number, rows in enumerate(SIZES, 1):
         # The last one is a day younger: the others are no longer looked back at.
@@ -124,12 +129,16 @@ def test_the_same_bytes_travel_whatever_the_extracts_size(patched_history, admin
             f"UPDATE {patched_history.name} SET V = MD5(V), W = {stamp.format(3 * number)} WHERE K >= 1000 AND K < 2000"
         )
         admin.forget_calls()
+        warehouse.forget_calls()
         assert patched_history.refresh().decision == "incremental"
         asked = calls(admin)
+        answers.append(sum(call["bytes_out"] for call in calls(warehouse)))
         assert not {"download", "publish"} & {call["route"] for call in asked}
         sizes.append(sum(call["bytes_in"] for call in asked))
         patched_history.sql(f"DELETE FROM {patched_history.name} WHERE K >= 1000")
     assert 0 < max(sizes) <= 1.1 * min(sizes)
+    # A thousand rows of the change; of the slice that is compared in turn, sums alone.
+    assert 1_000 * len("0" * 32) < max(answers) <= 1.1 * min(answers)
 
 
 def test_a_large_change_travels_in_parts_and_goes_on_where_it_was_interrupted(prepared, spark, tmp_path, admin):
