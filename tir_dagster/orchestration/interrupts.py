@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
@@ -13,6 +15,8 @@ from tir_dagster.errors import TirError
 if TYPE_CHECKING:
     import dagster as dg
 
+# Long enough to be out of the callback.
+_AGAIN_SECONDS = 0.05
 _WORDS = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
 
 
@@ -36,6 +40,8 @@ class _Signals:
     def __init__(self) -> None:
         self._pipe: int | None = None
         self._first: signal.Signals | None = None
+        # The command ends already.
+        self.is_stopping = False
 
     def watch(self) -> None:
         if self._pipe is None:
@@ -43,7 +49,24 @@ class _Signals:
             os.set_blocking(self._pipe, False)
             os.set_blocking(writer, False)
             signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+            sys.unraisablehook = self._unraisable
         signal.signal(signal.SIGTERM, _interrupt)
+
+    def _unraisable(self, unraisable: Any) -> None:
+        """Send a signal once more whose interrupt came where Python cannot raise it, such as in a callback of the collector.
+
+        Python would print it with a traceback, and go on.
+        """
+        if unraisable.exc_value is None or not is_interrupt(unraisable.exc_value):
+            sys.__unraisablehook__(unraisable)
+            return
+        timer = threading.Timer(_AGAIN_SECONDS, self._send_again)
+        timer.daemon = True
+        timer.start()
+
+    def _send_again(self) -> None:
+        if not self.is_stopping:
+            os.kill(os.getpid(), self.first() or signal.SIGINT)
 
     def first(self) -> signal.Signals | None:
         if self._first is None and self._pipe is not None:
@@ -78,6 +101,7 @@ def is_interrupt(error: BaseException) -> bool:
 
 
 def stopped_error(what: str, so_far: str = "") -> StoppedError:
+    _signals.is_stopping = True
     return StoppedError(what, so_far, _signals.first() or signal.SIGINT)
 
 

@@ -48,6 +48,31 @@ def test_a_refresh_that_waits_for_another_one_ends_with_one_line(tmp_path, numbe
     assert said == f"orders: stopped by {word}. The published datasource is unchanged. Run it again."
 
 
+_IN_A_CALLBACK = """
+import signal, time, weakref
+from tir_dagster.orchestration.interrupts import watch_signals
+
+class Collected: ...
+
+watch_signals()
+signal.signal(signal.SIGINT, signal.default_int_handler)
+collected = Collected()
+kept = weakref.ref(collected, lambda _: signal.raise_signal(signal.SIGINT))
+del collected
+try:
+    time.sleep(60)
+except KeyboardInterrupt:
+    print("stopped")
+"""
+
+
+def test_an_interrupt_in_a_callback_of_the_collector_is_not_lost_and_prints_no_traceback():
+    done = subprocess.run(
+        [sys.executable, "-c", _IN_A_CALLBACK], capture_output=True, text=True, timeout=50, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "stopped\n", "")
+
+
 def invoke(error: BaseException, so_far: str = "") -> tuple[int, str]:
     @click.group(cls=ProjectGroup)
     def group() -> None: ...
