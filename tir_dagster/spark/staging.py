@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 
     from tir_dagster.snowflake.connection import SnowflakeAccess
 
-# Large enough to pay for a task, small enough that two cores share a million rows.
+# Large enough to pay for a task, small enough that two cores share a million rows. Each task writes one file: how many there
+# are makes no difference to Hyper, which loaded 2,000,000 rows from 1, 8, 40 or 200 files in .75 to .81 s.
 ROWS_PER_TASK = 250_000
 # Hyper reads a file of large row groups fastest; a group is held in a worker's memory.
 _ROWS_PER_GROUP = 250_000
