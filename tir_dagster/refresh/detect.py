@@ -120,9 +120,7 @@ def make_change_set(
             to_compare = ComparisonScope(
                 tuple(resync), tuple(compare), tuple(file for pending_set in keyed for file in store.keys(pending_set))
             )
-            changes, turn = _find(
-                surveyed, base, to_compare, hints, reader=reader, access=access, folder=folder, log=log
-            )
+            changes, turn = _find(surveyed, base, to_compare, hints, reader=reader, access=access, folder=folder)
             difference = changes.difference
             plan = _settled(surveyed, plan, base, changes, pending=bool(keyed), allow_empty=allow_empty)
             if changes.everything:
@@ -185,7 +183,6 @@ def _find(
     reader: SourceReader,
     access: SnowflakeAccess,
     folder: Path,
-    log: Log,
 ) -> tuple[ChangedKeys, SlicesInTurn | None]:
     """Find the keys to replace, with warnings about hints and fallbacks; meanwhile, compare slices of the base in turn."""
     relation = surveyed.relation
@@ -232,7 +229,6 @@ def _find(
             turn = comparing_slices.result()
     if turn is not None and turn.different:
         warnings = (*warnings, _drift_warning(surveyed.spec, turn))
-        log(warnings[-1])
         _remove_found(folder)
         changes = compare(question, replace(to_compare, resync=(*to_compare.resync, *turn.different)))
     partial = partial_warnings(relation, hints, changes.difference)
