@@ -49,7 +49,7 @@ HEAD = f"""\
 
 Which calls the sandbox's stand-in serves, which of them tir_dagster makes and for what, and in which refreshes faults are played at them.
 Written by `{COMMAND}`; a test fails when it is out of date. `S` stands for `/api/{{version}}/sites/{{site}}`, other
-paths follow `/api/{{version}}`.
+paths follow `/api/{{version}}` unless they begin with `/api`.
 
 | call | since REST | served | made by tir_dagster, to | fault-tested in |
 |---|---|---|---|---|

@@ -25,10 +25,12 @@ from tir_dagster.sandbox.tableau.api import (
     content,
     data,
     jobs,
+    metadata,
     publish,
     schedules,
     subscriptions,
     webhooks,
+    workbooks,
 )
 from tir_dagster.sandbox.tableau.api.call import Call, Download, Operation
 from tir_dagster.sandbox.tableau.jobs import JobQueue
@@ -44,7 +46,7 @@ from tir_dagster.sandbox.tableau.server import Server, log
 from tir_dagster.sandbox.tableau.settings import parse_version
 from tir_dagster.sandbox.tableau.timetable import Timetable
 from tir_dagster.sandbox.tableau.webhooks import Courier
-from tir_dagster.sandbox.tableau.wire import XML_HEADERS, ApiError, error_text, read_json, read_request
+from tir_dagster.sandbox.tableau.wire import XML_HEADERS, ApiError, JsonAnswer, error_text, read_json, read_request
 
 if TYPE_CHECKING:
     import argparse
@@ -62,6 +64,8 @@ OPERATIONS: list[Operation] = [
     *schedules.OPERATIONS,
     *webhooks.OPERATIONS,
     *subscriptions.OPERATIONS,
+    *workbooks.OPERATIONS,
+    *metadata.OPERATIONS,
 ]
 _CHUNK = 256 * 1024
 
@@ -128,7 +132,7 @@ class _Endpoint:
         request.scope["sandbox_call"].route = entry.name
         version = self._version(request)
         if version < entry.since:
-            raise ApiError(404950, f"Version {request.path_params['version']} does not know this call.")
+            raise ApiError(404950, f"Version {version[0]}.{version[1]} does not know this call.")
         token = request.headers.get("x-tableau-auth")
         session = await run_in_threadpool(self._session, request, token) if entry.signed_in else None
         make = partial(
@@ -164,7 +168,9 @@ class _Endpoint:
             file.unlink(missing_ok=True)
 
     def _version(self, request: Request) -> tuple[int, int]:
-        text = request.path_params["version"]
+        text = request.path_params.get("version")
+        if text is None:
+            return self._server.settings.current.version
         try:
             version = parse_version(text)
         except ValueError as error:
@@ -195,6 +201,8 @@ def _address(request: Request) -> str:
 def _response(result: Any) -> Any:
     if isinstance(result, Download):
         return _FileAnswer(result)
+    if isinstance(result, JsonAnswer):
+        return JSONResponse(result.value)
     headers = {**XML_HEADERS, **result.headers} if result.status != 204 else result.headers
     return Response(result.body(), result.status, headers)
 

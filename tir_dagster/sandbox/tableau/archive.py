@@ -46,18 +46,18 @@ class Package:
     def names(self) -> list[str]:
         return [member.filename for member in self._zip.infolist() if not member.is_dir()]
 
-    def document_name(self) -> str:
-        """The one .tds of the package, at any folder level."""
-        found = [name for name in self.names() if name.lower().endswith(".tds")]
+    def document_name(self, suffix: str = ".tds") -> str:
+        """The one .tds of the package, or the one .twb of a workbook's, at any folder level."""
+        found = [name for name in self.names() if name.lower().endswith(suffix)]
         if len(found) != 1:
-            raise BadPackageError(f"A package holds exactly one .tds file; this one holds {len(found)}.")
+            raise BadPackageError(f"A package holds exactly one {suffix} file; this one holds {len(found)}.")
         return found[0]
 
-    def document(self) -> bytes:
-        with self._open(self.document_name()) as member:
+    def document(self, suffix: str = ".tds") -> bytes:
+        with self._open(self.document_name(suffix)) as member:
             text = member.read(MAX_DOCUMENT_BYTES + 1)
         if len(text) > MAX_DOCUMENT_BYTES:
-            raise BadPackageError("The .tds file is too large.")
+            raise BadPackageError(f"The {suffix} file is too large.")
         return text
 
     def member_at(self, name: str) -> str | None:

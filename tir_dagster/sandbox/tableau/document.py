@@ -109,6 +109,17 @@ class Document:
         ]
         return [_live_connection(name, element) for name, element in named or [("", connection)]]
 
+    def source_tables(self) -> list[tuple[LiveConnection, tuple[str, ...]]]:
+        """The tables that the live side names, each with its connection; what custom SQL reads is not among them."""
+        named = {connection.name: connection for connection in self.connections()}
+        found: dict[tuple[str, tuple[str, ...]], LiveConnection] = {}
+        for relation in descendants(first(self._root, "connection"), "relation") if named else ():
+            name, parts = attribute(relation, "connection") or "", unbracket(attribute(relation, "table"))
+            connection = named.get(name) or (next(iter(named.values())) if len(named) == 1 else None)
+            if attribute(relation, "type") == "table" and parts and connection is not None:
+                found[name, parts] = connection
+        return [(connection, parts) for (_, parts), connection in found.items()]
+
     @property
     def _extract(self) -> Any:
         extract = first(self._root, "extract")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +33,7 @@ class Clause:
     operator: str
     value: str
 
-    def accepts(self, row: Row) -> bool:
+    def accepts(self, row: Row, *, any_case: bool = False) -> bool:
         if self.field not in row:
             raise ApiError(400000, f"Invalid filter expression: {self.field!r} is not a field to filter on")
         actual = row[self.field]
@@ -43,7 +43,7 @@ class Clause:
             return self.value in _text(actual)
         if self.operator in _ORDERED:
             return self._compares(actual)
-        if self.operator == "cieq":
+        if self.operator == "cieq" or (any_case and self.operator == "eq" and "*" not in self.value):
             return self.value.casefold() == _text(actual).casefold()
         if self.operator != "eq":
             raise ApiError(400000, f"Invalid filter expression: unknown operator {self.operator!r}")
@@ -106,11 +106,19 @@ def _sort_key(value: Any) -> tuple[int, Any]:
 
 
 def page(
-    rows: Sequence[Row], query: Mapping[str, str], tag: str, render: Callable[[Row], ET.Element]
+    rows: Sequence[Row],
+    query: Mapping[str, str],
+    tag: str,
+    render: Callable[[Row], ET.Element],
+    *,
+    any_case: Collection[str] = (),
 ) -> tuple[ET.Element, ...]:
-    """The pagination element and the list element that answer a query."""
+    """The pagination element and the list element that answer a query; `eq` on fields of `any_case` ignores case."""
     clauses = parse_filter(query.get("filter"))
-    kept = _sorted([row for row in rows if all(clause.accepts(row) for clause in clauses)], query.get("sort"))
+    accepted = [
+        row for row in rows if all(clause.accepts(row, any_case=clause.field in any_case) for clause in clauses)
+    ]
+    kept = _sorted(accepted, query.get("sort"))
     size = _number(query.get("pageSize", "100"), 400007, "page size")
     number = _number(query.get("pageNumber", "1"), 400006, "page number")
     if size > MAX_PAGE_SIZE:

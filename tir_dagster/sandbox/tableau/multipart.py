@@ -74,7 +74,7 @@ def take_apart(body: Path, boundary: bytes, target: Path) -> Parts:
                 if end - begin > MAX_XML_BYTES:
                     raise ApiError(413000, "The request's payload is too large.")
                 payload = text[begin:end]
-            elif name in ("tableau_datasource", "tableau_file"):
+            elif name in ("tableau_datasource", "tableau_workbook", "tableau_file"):
                 with target.open("wb") as out:
                     copy_range(raw, begin, end, out)
                 file = target

@@ -42,6 +42,15 @@ CREATE TABLE IF NOT EXISTS connections (
     id TEXT PRIMARY KEY, datasource_id TEXT NOT NULL REFERENCES datasources ON DELETE CASCADE, position INTEGER NOT NULL,
     name TEXT NOT NULL, kind TEXT NOT NULL, server TEXT, port TEXT, dbname TEXT, username TEXT, password TEXT,
     embed INTEGER NOT NULL, authentication TEXT);
+CREATE TABLE IF NOT EXISTS workbooks (
+    id TEXT PRIMARY KEY, site_id TEXT NOT NULL, project_id TEXT NOT NULL REFERENCES projects, name TEXT NOT NULL,
+    content_url TEXT NOT NULL, description TEXT, owner_id TEXT NOT NULL, show_tabs INTEGER NOT NULL,
+    size INTEGER NOT NULL, document BLOB NOT NULL, created REAL NOT NULL, updated REAL NOT NULL,
+    UNIQUE (project_id, name));
+CREATE TABLE IF NOT EXISTS views (
+    id TEXT PRIMARY KEY, workbook_id TEXT NOT NULL REFERENCES workbooks ON DELETE CASCADE, name TEXT NOT NULL,
+    content_url TEXT NOT NULL, kind TEXT NOT NULL, position INTEGER NOT NULL, created REAL NOT NULL,
+    updated REAL NOT NULL, UNIQUE (workbook_id, name));
 CREATE TABLE IF NOT EXISTS uploads (
     id TEXT PRIMARY KEY, site_id TEXT NOT NULL, user_id TEXT NOT NULL, file TEXT NOT NULL, size INTEGER NOT NULL,
     created REAL NOT NULL);

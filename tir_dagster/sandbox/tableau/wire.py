@@ -31,6 +31,8 @@ SUMMARIES = {
     404002: "Resource Not Found",
     404004: "Resource Not Found",
     404005: "Resource Not Found",
+    404006: "Resource Not Found",
+    404011: "Resource Not Found",
     404015: "Resource Not Found",
     404950: "API endpoint not found",
     405000: "Invalid Request Method",
@@ -65,6 +67,13 @@ class Answer:
 
     def body(self) -> bytes:
         return b"" if self.status == 204 else response_text(*self.content)
+
+
+@dataclass(frozen=True)
+class JsonAnswer:
+    """What a handler of the metadata API returns: its GraphQL answers are JSON, also those with errors."""
+
+    value: Any
 
 
 def node(tag: str, attributes: dict[str, Any] | None = None, *content: ET.Element) -> ET.Element:

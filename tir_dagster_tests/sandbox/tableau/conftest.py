@@ -12,9 +12,11 @@ import pytest
 import tableauserverclient as TSC  # noqa: N812 - the name its own documentation uses
 from tableauhyperapi import HyperProcess, Telemetry
 
+from tir_dagster.sandbox.tableau.packages import Column
 from tir_dagster.sandbox.tableau.settings import Settings
 from tir_dagster_tests.conftest import Sandbox
 from tir_dagster_tests.sandbox.tableau.helpers import QUICK, Admin, Looker, Publisher, Source
+from tir_dagster_tests.sandbox.tableau.workbook import write_workbook
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -64,3 +66,17 @@ def source(sandbox: Sandbox, warehouse_cursor: Any, hyper: Any, tmp_path: Path) 
     schema = f"S{uuid.uuid4().hex[:12].upper()}"
     warehouse_cursor.execute(f"CREATE SCHEMA TABLEAU_TESTS.{schema}")
     return Source(sandbox, warehouse_cursor, "TABLEAU_TESTS", schema, tmp_path, hyper)
+
+
+@pytest.fixture
+def orders(publisher: Publisher, source: Source) -> Any:
+    """A published datasource with an extract of one column."""
+    source.sql("CREATE TABLE {t} (ID NUMBER(38,0))")
+    source.sql("INSERT INTO {t} VALUES (1)")
+    return publisher.publish(source.package(Column("ID", "NUMBER(38,0)")), connection_credentials=publisher.credentials)
+
+
+@pytest.fixture
+def workbook(publisher: Publisher, orders: Any, tmp_path: Path) -> Any:
+    """A workbook that uses that datasource."""
+    return publisher.publish_workbook(write_workbook(tmp_path / "book.twb", orders.content_url))

@@ -84,6 +84,9 @@ class Publisher:
         file.write_bytes(LIVE_ONLY)
         return self.publish(file, name)
 
+    def publish_workbook(self, file: Path, name: str = "Sales book", mode: str = CREATE) -> Any:
+        return self.server.workbooks.publish(TSC.WorkbookItem(self.project.id, name), str(file), mode)
+
     def download(self, datasource: Any, revision: str | None = None, **more: Any) -> Path:
         target = self.folder / f"download-{time.monotonic_ns()}"
         endpoint = self.server.datasources

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any
 
-from tir_dagster.sandbox.tableau.wire import Answer, ApiError
+from tir_dagster.sandbox.tableau.wire import Answer, ApiError, JsonAnswer
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -55,7 +55,7 @@ class Call:
         return self.caller
 
 
-Handler = Callable[[Call], Answer | Download]
+Handler = Callable[[Call], Answer | JsonAnswer | Download]
 
 
 @dataclass(frozen=True)
@@ -87,11 +87,15 @@ def operation(
     json: bool = False,
     since: tuple[int, int] = (2, 0),
 ) -> Callable[[Handler], Handler]:
-    """Enter a handler into its module's table; `S/` stands for a site's address."""
+    """Enter a handler into its module's table; `S/` stands for a site's address.
+
+    Paths are below `/api/{version}`, but for one that begins with `/api/`: the metadata API has no version.
+    """
 
     def enter(handler: Handler) -> Handler:
         address = path.replace("S/", "/sites/{site}/", 1) if path.startswith("S/") else path
-        table.append(Operation(method, f"/api/{{version}}{address}", handler, signed_in, multipart, json, since))
+        whole = address if address.startswith("/api/") else f"/api/{{version}}{address}"
+        table.append(Operation(method, whole, handler, signed_in, multipart, json, since))
         return handler
 
     return enter

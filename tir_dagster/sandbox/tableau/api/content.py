@@ -114,7 +114,9 @@ def _project(row: Any) -> ET.Element:
 @operation(OPERATIONS, "GET", "S/projects")
 def list_projects(call: Call) -> Answer:
     rows = call.server.store.rows("SELECT * FROM projects WHERE site_id = ? ORDER BY created", call.session.site_id)
-    return Answer(content=page([_project_row(row) for row in rows], call.query, "projects", _project))
+    # The project is "default", and clients look for "Default": the name is found in any case.
+    shown = [_project_row(row) for row in rows]
+    return Answer(content=page(shown, call.query, "projects", _project, any_case={"name"}))
 
 
 @operation(OPERATIONS, "POST", "S/projects")
@@ -123,6 +125,31 @@ def create_project(call: Call) -> Answer:
     attributes = {str(name): str(value) for name, value in required(call.request, "project").attrib.items()}
     row = content.create_project(call.server, call.session, attributes)
     return Answer(201, (_project(_project_row(row)),))
+
+
+@operation(OPERATIONS, "DELETE", "S/projects/{project}")
+def delete_project(call: Call) -> Answer:
+    """A project goes with everything in it, projects below it included."""
+    call.session.must_administer("delete projects")
+    wanted = content.project(call.server, call.session, call.path["project"])
+    if wanted["parent_id"] is None and wanted["name"] == "default":
+        raise ApiError(403004, "The default project cannot be deleted.")
+    files: list[str] = []
+    with call.server.store.transaction() as db:
+        for project_id in _with_projects_below(db, wanted["id"]):
+            for row in db.execute("SELECT * FROM datasources WHERE project_id = ?", (project_id,)).fetchall():
+                files += _delete_datasource(call, db, row)
+            db.execute("DELETE FROM workbooks WHERE project_id = ?", (project_id,))
+            db.execute("DELETE FROM projects WHERE id = ?", (project_id,))
+    call.server.drop_packages(files)
+    return Answer(204)
+
+
+def _with_projects_below(db: Any, project_id: str) -> list[str]:
+    found = [project_id]
+    for parent in found:
+        found += [row["id"] for row in db.execute("SELECT id FROM projects WHERE parent_id = ?", (parent,))]
+    return found
 
 
 @operation(OPERATIONS, "GET", "S/datasources")
@@ -177,13 +204,19 @@ def delete_datasource(call: Call) -> Answer:
     call.session.must_write("delete datasources")
     row = _wanted(call)
     with call.server.store.transaction() as db:
-        named = "SELECT file, published_file FROM revisions WHERE datasource_id = ?"
-        files = [file for entry in db.execute(named, (row["id"],)) for file in entry if file]
-        call.jobs.fail_jobs_of(row["id"], f"The data source {row['name']!r} was deleted.")
-        announce(call.server, db, DELETED, row["id"])
-        db.execute("DELETE FROM datasources WHERE id = ?", (row["id"],))
+        files = _delete_datasource(call, db, row)
     call.server.drop_packages(files)
     return Answer(204)
+
+
+def _delete_datasource(call: Call, db: Any, row: Row) -> list[str]:
+    """Delete it within a transaction; the files that nobody needs afterwards."""
+    named = "SELECT file, published_file FROM revisions WHERE datasource_id = ?"
+    files = [file for entry in db.execute(named, (row["id"],)) for file in entry if file]
+    call.jobs.fail_jobs_of(row["id"], f"The data source {row['name']!r} was deleted.")
+    announce(call.server, db, DELETED, row["id"])
+    db.execute("DELETE FROM datasources WHERE id = ?", (row["id"],))
+    return files
 
 
 @operation(OPERATIONS, "PUT", "S/datasources/{datasource}/tags")

@@ -88,7 +88,7 @@ def publish(call: Call) -> Answer:
         raise ApiError(400000, "Publishing to append or replace data is not supported here; use overwrite.")
     publication = _publication(call, asked)
     check_publication(call.server, call.session, publication)
-    staged = StagedPublish(publication, _stage(call), kind)
+    staged = StagedPublish(publication, stage_file(call), kind)
     if is_true(call.query.get("asJob")):
         return Answer(202, (job_element(call.jobs.queue_publish(call.session, staged)),))
     datasource_id = publish_staged(call.server, call.session, staged)
@@ -103,7 +103,7 @@ def _publication(call: Call, asked: Any) -> Publication:
     certified = attribute(asked, "isCertified")
     return Publication(
         name=name,
-        project_id=(attribute(project, "id") if project is not None else None) or _default_project(call),
+        project_id=(attribute(project, "id") if project is not None else None) or default_project(call),
         overwrite=is_true(call.query.get("overwrite")),
         description=attribute(asked, "description"),
         certified=None if certified is None else is_true(certified),
@@ -112,7 +112,7 @@ def _publication(call: Call, asked: Any) -> Publication:
     )
 
 
-def _default_project(call: Call) -> str:
+def default_project(call: Call) -> str:
     row = call.server.store.row(
         "SELECT id FROM projects WHERE site_id = ? AND parent_id IS NULL AND name = 'default'", call.session.site_id
     )
@@ -147,12 +147,12 @@ def _one_set(element: Any, server: str | None, port: str | None) -> Credentials:
     )
 
 
-def _stage(call: Call) -> str:
+def stage_file(call: Call) -> str:
     """The file to publish, under a name of its own among the incoming ones: from this request or from an upload."""
     upload_id = call.query.get("uploadSessionId")
     if upload_id is None:
         if call.file is None:
-            raise ApiError(400000, "The request has no part named 'tableau_datasource'.")
+            raise ApiError(400000, "The request has no part with the file to publish.")
         staged = call.server.new_incoming()
         call.file.replace(staged)
         return staged.name
