@@ -5,12 +5,12 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from tir_dagster.sandbox.tableau import workbooks
 from tir_dagster.sandbox.tableau.api.call import Call, Operation, operation
 from tir_dagster.sandbox.tableau.api.publish import default_project, stage_file
 from tir_dagster.sandbox.tableau.listing import page
 from tir_dagster.sandbox.tableau.store import Row
 from tir_dagster.sandbox.tableau.wire import Answer, ApiError, find, is_true, moment, node, required
-from tir_dagster.sandbox.tableau.workbooks import KINDS, WorkbookPublication, check_workbook, publish_workbook
 from tir_dagster.sandbox.tableau.xmltree import attribute
 
 if TYPE_CHECKING:
@@ -133,28 +133,28 @@ def list_workbooks(call: Call) -> Answer:
 
 
 @operation(OPERATIONS, "POST", "S/workbooks", multipart=True)
-def publish_a_workbook(call: Call) -> Answer:
+def publish_workbook(call: Call) -> Answer:
     call.session.must_write("publish workbooks")
     asked = required(call.request, "workbook")
     kind = call.query.get("workbookType", "twbx").lower()
-    if kind not in KINDS:
-        raise ApiError(400000, f"Files of type {kind!r} cannot be published; known are {list(KINDS)}.")
+    if kind not in workbooks.KINDS:
+        raise ApiError(400000, f"Files of type {kind!r} cannot be published; known are {list(workbooks.KINDS)}.")
     if is_true(call.query.get("asJob")):
         raise ApiError(400000, "Publishing a workbook as a job is not supported here.")
     name, project = (attribute(asked, "name") or "").strip(), find(asked, "project")
     if not name:
         raise ApiError(400000, "A workbook needs a name.")
-    publication = WorkbookPublication(
+    publication = workbooks.WorkbookPublication(
         name=name,
         project_id=(attribute(project, "id") if project is not None else None) or default_project(call),
         overwrite=is_true(call.query.get("overwrite")),
         description=attribute(asked, "description"),
         show_tabs=is_true(attribute(asked, "showTabs")),
     )
-    check_workbook(call.server, call.session, publication)
+    workbooks.check_workbook(call.server, call.session, publication)
     file = call.server.incoming(stage_file(call))
     try:
-        workbook_id = publish_workbook(call.server, call.session, publication, file=file, kind=kind)
+        workbook_id = workbooks.publish_workbook(call.server, call.session, publication, file=file, kind=kind)
     finally:
         file.unlink(missing_ok=True)
     return Answer(201, (_whole_workbook(call, workbook_id),))
