@@ -72,7 +72,7 @@ soak: setup $(CLASSES) ## the long forms of the tests: more random histories, ev
 	$(WITH_JAVA) TIR_HISTORIES=$(HISTORIES) TIR_CRASHES=3 TIR_TWICE=20 TIR_FAULTS=all TIR_SIZE=full TIR_LONG=all $(BIN)/python -m pytest $(LONG:%=tir_dagster_tests/%)
 	TIR_HISTORIES=$(HISTORIES) TIR_CRASHES=5 $(BIN)/python -m pytest tir_dagster_tests/loading
 
-clients: setup ## foreign clients of the sandbox (dbt, Airflow, tabcmd), each in a virtual environment of its own (build/clients)
+clients: setup ## foreign clients of the sandbox (dbt, …), each in a virtual environment of its own (build/clients)
 	$(WITH_JAVA) TIR_CLIENTS=all $(BIN)/python -m pytest tir_dagster_tests/clients
 
 clean: ## remove the virtual environment and caches (not the sandbox's data)

@@ -150,6 +150,8 @@ class WorkbookPublication:
     overwrite: bool
     description: str | None
     show_tabs: bool
+    # Sheets to hide, beside those that the document itself hides.
+    hidden: frozenset[str] = frozenset()
 
 
 def check_workbook(server: Server, session: Session, asked: WorkbookPublication) -> Row | None:
@@ -169,7 +171,8 @@ def publish_workbook(server: Server, session: Session, asked: WorkbookPublicatio
         text, document = read_file(file, kind, max_bytes=server.max_bytes)
     except BadPackageError as error:
         raise ApiError(400011, f"There was a problem publishing the file '{asked.name}'. {error}") from error
-    sheets, now = document.sheets(), server.now()
+    shown = [sheet for sheet in document.sheets() if not sheet.hidden and sheet.name not in asked.hidden]
+    now = server.now()
     with server.store.transaction() as db:
         existing = check_workbook(server, session, asked)
         workbook_id: str = existing["id"] if existing is not None else str(uuid.uuid4())
@@ -193,13 +196,13 @@ def publish_workbook(server: Server, session: Session, asked: WorkbookPublicatio
         update(db, "workbooks", workbook_id, **changes, document=text, updated=now)
         if asked.description is not None:
             update(db, "workbooks", workbook_id, description=asked.description)
-        _replace_views(db, workbook_id, sheets, now=now)
+        _replace_views(db, workbook_id, shown, now=now)
     return workbook_id
 
 
-def _replace_views(db: Any, workbook_id: str, sheets: list[Sheet], *, now: float) -> None:
-    """A view per sheet that is not hidden; one that was there under its name keeps its id and its address."""
-    wanted = {sheet.name: sheet for sheet in sheets if not sheet.hidden}
+def _replace_views(db: Any, workbook_id: str, shown: list[Sheet], *, now: float) -> None:
+    """A view per sheet that is shown; one that was there under its name keeps its id and its address."""
+    wanted = {sheet.name: sheet for sheet in shown}
     kept = {row["name"]: row["id"] for row in db.execute("SELECT * FROM views WHERE workbook_id = ?", (workbook_id,))}
     for name, view_id in kept.items():
         if name not in wanted:

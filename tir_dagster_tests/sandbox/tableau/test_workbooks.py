@@ -53,6 +53,13 @@ def test_overwriting_a_workbook_keeps_its_id_and_those_of_its_views(
     assert {view.name: view.id for view in publisher.server.workbooks.get_by_id(workbook.id).views} == before
 
 
+def test_a_publish_may_hide_more_views(publisher: Publisher, tmp_path: Path) -> None:
+    item = TSC.WorkbookItem(publisher.project.id, "Hiding")
+    item.hidden_views = ["By month"]
+    book = publisher.server.workbooks.publish(item, str(write_workbook(tmp_path / "book.twb", "x")), OVERWRITE)
+    assert [view.name for view in publisher.server.workbooks.get_by_id(book.id).views] == SHOWN[1:]
+
+
 def test_what_is_no_workbook_to_keep_is_refused(publisher: Publisher, tmp_path: Path) -> None:
     with_extract = write_workbook(tmp_path / "extract.twbx", "x", packed={"Data/Extracts/x.hyper": b""})
     no_workbook = tmp_path / "datasource.twb"

@@ -11,7 +11,7 @@ from tir_dagster.sandbox.tableau.api.publish import default_project, stage_file
 from tir_dagster.sandbox.tableau.listing import page
 from tir_dagster.sandbox.tableau.store import Row
 from tir_dagster.sandbox.tableau.wire import Answer, ApiError, find, is_true, moment, node, required
-from tir_dagster.sandbox.tableau.xmltree import attribute
+from tir_dagster.sandbox.tableau.xmltree import attribute, descendants
 
 if TYPE_CHECKING:
     import xml.etree.ElementTree as ET
@@ -150,6 +150,9 @@ def publish_workbook(call: Call) -> Answer:
         overwrite=is_true(call.query.get("overwrite")),
         description=attribute(asked, "description"),
         show_tabs=is_true(attribute(asked, "showTabs")),
+        hidden=frozenset(
+            attribute(view, "name") or "" for view in descendants(asked, "view") if is_true(attribute(view, "hidden"))
+        ),
     )
     workbooks.check_workbook(call.server, call.session, publication)
     file = call.server.incoming(stage_file(call))
