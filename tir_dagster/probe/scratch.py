@@ -23,7 +23,15 @@ from tir_dagster.hyper.package.package import read_package
 from tir_dagster.probe.doubts import Findings, refusal
 from tir_dagster.probe.reading import ask, elements, notes, read
 from tir_dagster.tableau.client import TableauClient
-from tir_dagster.tableau.datasources import FoundDatasource, FoundProject, find_datasource, find_project, settled
+from tir_dagster.tableau.datasources import (
+    FoundDatasource,
+    FoundProject,
+    find_datasource,
+    find_project,
+    look_for_datasource,
+    settled,
+)
+from tir_dagster.tableau.failures import RefusedError
 from tir_dagster.tableau.jobs import JobFailedError, wait_for_job
 from tir_dagster.tableau.publishing import publish
 from tir_dagster.tableau.refreshes import is_incremental_job, rows_in_notes, start_refresh
@@ -53,26 +61,26 @@ def probe_scratch(
     client: TableauClient, project: FoundProject, findings: Findings, folder: Path, *, copy: Copy | None = None
 ) -> None:
     """Publish, overwrite, change and delete a small Hyper file; with `copy` also refresh a copy of that extract."""
-    own = Own(client, project, findings, folder)
-    with own.deleted():
+    scratch = ScratchDatasource(client, project, findings, folder)
+    with scratch.deleted():
         file = _hyper_file(folder / "probe.hyper", {_TABLE: _ROWS})
         with findings.asking("publishing a Hyper file", "publish.hyper_connection"):
-            own.publish(file, "CreateNew")
-            types = [connection.type for connection in own.now().connections]
+            scratch.publish(file, "CreateNew")
+            types = [connection.type for connection in scratch.now().connections]
             findings.note("publish.hyper_connection", types == ["hyper"], ", ".join(types))
         if findings.answers["publish.hyper_connection"].is_so is None:
             # Whatever comes next would be refused for the same reason.
             return
-        _overwrite(own, findings, file)
-        _publish_as_job(own, findings, file)
+        _overwrite(scratch, findings, file)
+        _publish_as_job(scratch, findings, file)
         for question in (_transfer, _replace_keys, _repeat_request, _fail_second_action, _other_actions):
-            question(own, findings)
+            question(scratch, findings)
         if copy is not None:
-            _refresh_copy(own, findings, copy)
+            _refresh_copy(scratch, findings, copy)
 
 
-class Own:
-    """A datasource that the probe makes in one project."""
+class ScratchDatasource:
+    """A datasource of the probe's own in one project."""
 
     def __init__(self, client: TableauClient, project: FoundProject, findings: Findings, folder: Path) -> None:
         self.client, self.project, self.folder = client, project, folder
@@ -83,32 +91,45 @@ class Own:
 
     @contextmanager
     def deleted(self) -> Iterator[None]:
-        """Delete at the end all that the probe made, and first what a killed probe of this user left."""
-        items = [item for item in self._items() if item.owner_id == self.client.user_id]
-        self._delete([item for item in items if _OWN_NAME.fullmatch(item.name)], "left by an earlier probe")
+        """Delete it at the end, and first what a killed probe of this user left."""
+        options = TSC.RequestOptions(pagesize=1000)
+        items = self.client.call(lambda server: list(TSC.Pager(server.datasources, options)), doing="list datasources")
+        for item in items:
+            is_here = (item.project_id, item.owner_id) == (self.project.id, self.client.user_id)
+            if is_here and _OWN_NAME.fullmatch(item.name):
+                self._delete(item.id, f"{item.name}, left by an earlier probe")
         try:
             yield
         finally:
-            if self._publish_job:
-                # It would bring the datasource back.
-                with suppress(DatasourceError):
-                    self.ended(self._publish_job)
-            self._delete([item for item in self._items() if item.name == self.name], "of this probe")
-
-    def _items(self) -> list[Any]:
-        items = self.client.call(lambda server: list(TSC.Pager(server.datasources)), doing="list the datasources")
-        return [item for item in items if item.project_id == self.project.id]
-
-    def _delete(self, items: list[Any], whose: str) -> None:
-        for item in items:
-            self._findings.tell(f"deleting {item.name}, {whose}")
             try:
-                self.client.call(partial(_delete, datasource_id=item.id), doing=f"delete {item.name}")
+                self._clean_up()
             except DatasourceError as error:
                 raise DatasourceError(
-                    f"{error} It is in project {self.project.path!r}. Delete it by hand, or run the probe again: that"
-                    " deletes what an earlier one left."
+                    f"{error} {self.name} may be left in project {self.project.path!r}: delete it by hand, or run the probe"
+                    " again, which deletes it first."
                 ) from error
+
+    def _clean_up(self) -> None:
+        if self._publish_job:
+            # It would bring the datasource back.
+            with suppress(RefusedError):
+                self.ended(self._publish_job)
+        found = look_for_datasource(self.client, project=self.project, name=self.name)
+        if found is not None:
+            self._delete(found.id, f"{self.name}, of this probe")
+
+    def _delete(self, datasource_id: str, which: str) -> None:
+        self._findings.tell(f"deleting {which}")
+
+        def delete(server: Any) -> None:
+            try:
+                server.datasources.delete(datasource_id)
+            except TSC.ServerResponseError as error:
+                # Else the answer to the first request was lost.
+                if error.code != "404004":
+                    raise
+
+        self.client.call(delete, doing=f"delete {which}")
 
     def now(self) -> FoundDatasource:
         return find_datasource(self.client, project=self.project, name=self.name)
@@ -122,7 +143,9 @@ class Own:
         after = self.now()
         if after.updated_at == before.updated_at:
             after = settled(self.client, after)
-        self._findings.note(f"{group}.moves_updated_at", after.updated_at != before.updated_at)
+        # A time that the client cannot read is none.
+        moved = None if after.updated_at is None else after.updated_at != before.updated_at
+        self._findings.note(f"{group}.moves_updated_at", moved)
         if before.revision is None or after.revision is None:
             self._findings.note(f"{group}.adds_revision", None, "no revisions are shown")
         else:
@@ -157,28 +180,25 @@ class Own:
             wait_for_job(self.client, job_id, what="job of the probe", timeout=_JOB_SECONDS)
         return elements(read(self.client, f"S/jobs/{job_id}"), "job")[0]
 
-    def rows(self) -> Counter[tuple[Any, ...]]:
-        """The published rows, downloaded."""
+    def select(self, what: str) -> list[list[Any]]:
+        """Download it, and query its table."""
         target = self.folder / uuid.uuid4().hex
         download(self.client, self.now(), target)
         is_package = zipfile.is_zipfile(target)
-        if "transfer.download_is_package" not in self._findings.answers:
-            self._findings.note("transfer.download_is_package", is_package)
+        self._findings.note("transfer.download_is_package", is_package)
         if is_package:
             with zipfile.ZipFile(target) as archive:
                 (member,) = [member for member in archive.namelist() if member.endswith(".hyper")]
                 target = Path(archive.extract(member, self.folder / f"{target.name}.files"))
         with connect(target) as connection:
-            return Counter(tuple(row) for row in connection.execute_list_query(f"SELECT * FROM {describe(target).sql}"))
+            rows: list[list[Any]] = connection.execute_list_query(f"SELECT {what} FROM {describe(target).sql}")
+        return rows
 
+    def rows(self) -> Counter[tuple[Any, ...]]:
+        return Counter(map(tuple, self.select('"K", "V"')))
 
-def _delete(server: Any, *, datasource_id: str) -> None:
-    try:
-        server.datasources.delete(datasource_id)
-    except TSC.ServerResponseError as error:
-        # Else the answer to the first request was lost.
-        if error.code != "404004":
-            raise
+    def count(self) -> int:
+        return int(self.select("COUNT(*)")[0][0])
 
 
 def _hyper_file(path: Path, tables: Mapping[str, Rows]) -> Path:
@@ -190,10 +210,14 @@ def _hyper_file(path: Path, tables: Mapping[str, Rows]) -> Path:
             text = "" if name == "keys" else f', "V" TEXT{" NOT NULL" if name == _TABLE else ""}'
             connection.execute_command(f'CREATE TABLE {quoted(_SCHEMA, name)} ("K" BIGINT{text})')
             for key, value in rows:
-                values = [str(key), *([literal(value) if value else "NULL"] if text else [])]
-                listed = ", ".join(values).replace("None", "NULL")
+                values = [key, value] if text else [key]
+                listed = ", ".join(map(_sql, values))
                 connection.execute_command(f"INSERT INTO {quoted(_SCHEMA, name)} VALUES ({listed})")
     return path
+
+
+def _sql(value: int | str | None) -> str:
+    return "NULL" if value is None else literal(value) if isinstance(value, str) else str(value)
 
 
 def _action(kind: str, source: str, operator: str = "") -> dict[str, Any]:
@@ -205,14 +229,14 @@ def _action(kind: str, source: str, operator: str = "") -> dict[str, Any]:
 _REPLACE_KEYS = (_action("delete", "keys", "eq"), _action("insert", "rows"))
 
 
-def _overwrite(own: Own, findings: Findings, file: Path) -> None:
-    mark = f"Made by tir probe-server: {uuid.uuid4().hex}"
+def _overwrite(scratch: ScratchDatasource, findings: Findings, file: Path) -> None:
+    mark = f"tir-probe-{uuid.uuid4().hex}"
     settings: dict[str, dict[str, Any]] = {
         "keeps_tags": {"tags": {mark}},
         "keeps_description": {"description": mark},
         "keeps_certification": {"certified": True, "certification_note": mark},
     }
-    datasource_id = own.now().id
+    datasource_id = scratch.now().id
 
     def change(server: Any, values: Mapping[str, Any]) -> None:
         item = server.datasources.get_by_id(datasource_id)
@@ -222,38 +246,37 @@ def _overwrite(own: Own, findings: Findings, file: Path) -> None:
 
     for key, values in settings.items():
         with findings.asking(f"setting its {' and '.join(values)}", f"overwrite.{key}"):
-            ask(own.client, partial(change, values=values), doing=f"change {own.name}")
+            ask(scratch.client, partial(change, values=values), doing=f"change {scratch.name}")
     keys = ("keeps_id", "adds_revision", "moves_updated_at", "new_connections", *settings)
     with findings.asking("overwriting it", *(f"overwrite.{key}" for key in keys)):
-        before = own.before_change()
-        own.publish(file, "Overwrite")
-        after = own.note_change("overwrite", before)
+        before = scratch.before_change()
+        scratch.publish(file, "Overwrite")
+        after = scratch.note_change("overwrite", before)
         findings.note("overwrite.keeps_id", after.id == before.id)
-        kept = {connection.id for connection in before.connections} & {
-            connection.id for connection in after.connections
-        }
-        findings.note("overwrite.new_connections", not kept)
-        for key, (name, value) in ((key, next(iter(values.items()))) for key, values in settings.items()):
+        ids = {connection.id for connection in before.connections}
+        findings.note("overwrite.new_connections", all(connection.id not in ids for connection in after.connections))
+        for key, values in settings.items():
+            name, value = next(iter(values.items()))
             if f"overwrite.{key}" not in findings.answers:
                 was, is_now = getattr(before, name) == value, getattr(after, name) == value
                 findings.note(f"overwrite.{key}", is_now if was else None, "" if was else "could not be set")
 
 
-def _publish_as_job(own: Own, findings: Findings, file: Path) -> None:
+def _publish_as_job(scratch: ScratchDatasource, findings: Findings, file: Path) -> None:
     with findings.asking("publishing it by a job", "publish.as_job", "publish.job_names_datasource"):
-        job = own.publish_as_job(file)
+        job = scratch.publish_as_job(file)
         parts = ", ".join(sorted({item.tag.rpartition("}")[2] for item in job.iter()}))
         findings.note("publish.as_job", _is_done(job), f"type {job.get('type')}, elements {parts}")
         names = {value for item in job.iter() for value in item.attrib.values()}
-        findings.note("publish.job_names_datasource", own.now().id in names)
+        findings.note("publish.job_names_datasource", scratch.now().id in names)
 
 
 def _is_done(job: Any) -> bool:
     return job.get("finishCode") in ("0", "3")
 
 
-def _transfer(own: Own, findings: Findings) -> None:
-    datasource_id = own.now().id
+def _transfer(scratch: ScratchDatasource, findings: Findings) -> None:
+    datasource_id = scratch.now().id
 
     def content(server: Any, headers: Mapping[str, str]) -> Mapping[str, str]:
         url = f"{server.datasources.baseurl}/{datasource_id}/content"
@@ -262,72 +285,75 @@ def _transfer(own: Own, findings: Findings) -> None:
         return answer
 
     with findings.asking("downloading a part of it", "transfer.ranges"):
-        mark = ask(own.client, partial(content, headers={}), doing=f"download {own.name}").get("ETag", "")
+        mark = ask(scratch.client, partial(content, headers={}), doing=f"download {scratch.name}").get("ETag", "")
         ranged = {"Range": "bytes=1-", "If-Range": mark}
-        part = ask(own.client, partial(content, headers=ranged), doing=f"download {own.name}").get("Content-Range")
+        part = ask(scratch.client, partial(content, headers=ranged), doing=f"download {scratch.name}").get(
+            "Content-Range"
+        )
         is_strong = mark.startswith('"')
         findings.note("transfer.ranges", bool(part) and is_strong, f"ranges: {bool(part)}, strong ETag: {is_strong}")
 
-    def upload(server: Any) -> None:
-        upload_id = server.fileuploads.initiate()
-        for piece in (b"a piece", b""):
+    with findings.asking("uploading an empty piece", "transfer.empty_piece"):
+        upload_id = ask(scratch.client, lambda server: server.fileuploads.initiate(), doing="begin an upload")
+
+        def append(server: Any, piece: bytes) -> None:
             server.fileuploads.append(upload_id, *RequestFactory.Fileupload.chunk_req(piece))
 
-    with findings.asking("uploading an empty piece", "transfer.empty_piece"):
-        code = refusal(lambda: ask(own.client, upload, doing="upload an empty piece"))
+        ask(scratch.client, partial(append, piece=b"a piece"), doing="upload a piece", repeat=False)
+        code = refusal(lambda: ask(scratch.client, partial(append, piece=b""), doing="upload an empty piece"))
         findings.note("transfer.empty_piece", not code, code)
 
 
-def _replace_keys(own: Own, findings: Findings) -> None:
+def _replace_keys(scratch: ScratchDatasource, findings: Findings) -> None:
     keys = ("patch.replaces_keys", "patch.moves_updated_at", "patch.adds_revision", "transfer.download_is_package")
     with findings.asking("replacing a key in its data", *keys):
-        before = own.before_change()
-        own.ended(own.patch(_REPLACE_KEYS, keys=[(2, None)], rows=[(2, "TWO")]))
-        own.note_change("patch", before)
-        findings.note("patch.replaces_keys", own.rows() == Counter([(1, "one"), (2, "TWO"), _NULL_ROW]))
+        before = scratch.before_change()
+        scratch.ended(scratch.patch(_REPLACE_KEYS, keys=[(2, None)], rows=[(2, "TWO")]))
+        scratch.note_change("patch", before)
+        findings.note("patch.replaces_keys", scratch.rows() == Counter([(1, "one"), (2, "TWO"), _NULL_ROW]))
 
 
-def _repeat_request(own: Own, findings: Findings) -> None:
+def _repeat_request(scratch: ScratchDatasource, findings: Findings) -> None:
     request, insert = uuid.uuid4().hex, [_action("insert", "rows")]
     with findings.asking("sending a request twice", "patch.request_once", "patch.request_reused"):
-        jobs = [own.patch(insert, request=request, rows=[(9, "nine")]) for _ in range(2)]
+        jobs = [scratch.patch(insert, request=request, rows=[(9, "nine")]) for _ in range(2)]
         for job_id in jobs:
-            own.ended(job_id)
-        count = own.rows()[9, "nine"]
+            scratch.ended(job_id)
+        count = scratch.rows()[9, "nine"]
         same = "the same job" if len(set(jobs)) == 1 else "another job"
         findings.note("patch.request_once", count == 1, f"{same}, {count} rows")
         update = [_action("update", "rows", "eq")]
-        code = refusal(lambda: own.ended(own.patch(update, request=request, rows=[(9, "NINE")])))
-        ran = "it ran" if (9, "NINE") in own.rows() else "it did not run, without an error"
+        code = refusal(lambda: scratch.ended(scratch.patch(update, request=request, rows=[(9, "NINE")])))
+        ran = "it ran" if (9, "NINE") in scratch.rows() else "it did not run, without an error"
         findings.note("patch.request_reused", bool(code), code or ran)
 
 
-def _fail_second_action(own: Own, findings: Findings) -> None:
+def _fail_second_action(scratch: ScratchDatasource, findings: Findings) -> None:
     with findings.asking("failing in the second action", "patch.all_or_nothing", "patch.failed_notes"):
-        before = own.rows()
-        job = own.ended(own.patch(_REPLACE_KEYS, keys=[(1, None)], rows=[(4, None)]))
+        before = scratch.rows()
+        job = scratch.ended(scratch.patch(_REPLACE_KEYS, keys=[(1, None)], rows=[(4, None)]))
         if _is_done(job):
             findings.note("patch.all_or_nothing", None, "nothing failed")
         else:
-            findings.note("patch.all_or_nothing", own.rows() == before)
+            findings.note("patch.all_or_nothing", scratch.rows() == before)
             findings.note("patch.failed_notes", bool(notes(job)), _QUOTED.sub("…", notes(job)))
 
 
-def _other_actions(own: Own, findings: Findings) -> None:
+def _other_actions(scratch: ScratchDatasource, findings: Findings) -> None:
     for key, operator in (("patch.null_equals_null", "eq"), ("patch.op_is", "is")):
         with findings.asking(f"deleting a NULL key by `{operator}`", key):
             delete = [_action("delete", "keys", operator)]
-            code = refusal(lambda delete=delete: own.ended(own.patch(delete, keys=[(None, None)])))  # type: ignore[misc]
-            findings.note(key, _NULL_ROW not in own.rows(), code)
+            code = refusal(lambda delete=delete: scratch.ended(scratch.patch(delete, keys=[(None, None)])))  # type: ignore[misc]
+            findings.note(key, _NULL_ROW not in scratch.rows(), code)
     for kind, operator, rows in (
         ("update", "eq", [(1, "ONE")]),
         ("upsert", "eq", [(1, "uno"), (3, "three")]),
         ("replace", "", [(5, "five")]),
     ):
         with findings.asking(f"changing its data by {kind}", f"patch.{kind}"):
-            others = Counter(row for row in own.rows() if kind != "replace" and row[0] not in dict(rows))
-            own.ended(own.patch([_action(kind, "rows", operator)], rows=rows))
-            findings.note(f"patch.{kind}", own.rows() == others + Counter(rows))
+            others = Counter(row for row in scratch.rows() if kind != "replace" and row[0] not in dict(rows))
+            scratch.ended(scratch.patch([_action(kind, "rows", operator)], rows=rows))
+            findings.note(f"patch.{kind}", scratch.rows() == others + Counter(rows))
 
 
 def _credential(source: FoundDatasource, copy: Copy) -> ConnectionCredential:
@@ -341,27 +367,30 @@ def _credential(source: FoundDatasource, copy: Copy) -> ConnectionCredential:
     return ConnectionCredential(address, copy.username, copy.password, port)
 
 
-def _refresh_copy(own: Own, findings: Findings, copy: Copy) -> None:
+def _refresh_copy(scratch: ScratchDatasource, findings: Findings, copy: Copy) -> None:
     """Put a copy of the extract in the place of the Hyper file, and refresh it."""
-    client, wait = own.client, partial(wait_for_job, own.client, what="refresh of the copy", timeout=_JOB_SECONDS)
+    client, wait = (
+        scratch.client,
+        partial(wait_for_job, scratch.client, what="refresh of the copy", timeout=_JOB_SECONDS),
+    )
     full = ("moves_updated_at", "adds_revision", "queued_once", "notes_rows", "full_type")
     is_set_up = None
     with findings.asking("copying the extract, then a full refresh", *(f"refresh.{key}" for key in full)):
         source = find_datasource(client, project=find_project(client, copy.project), name=copy.name)
-        package = read_package(download(client, source, own.folder / "copy.tdsx"))
+        package = read_package(download(client, source, scratch.folder / "copy.tdsx"))
         credential = _credential(source, copy)
-        publish(client, package.path, project=own.project, name=own.name, overwrite=True, connections=[credential])
-        before = own.before_change()
+        publish(
+            client, package.path, project=scratch.project, name=scratch.name, overwrite=True, connections=[credential]
+        )
+        before = scratch.before_change()
         first = start_refresh(client, before, incremental=False)
         # The client makes None of 409093.
-        second = ask(
-            client, lambda server: server.datasources.refresh(before.id), doing="refresh it twice", repeat=False
-        )
+        second = ask(client, lambda server: server.datasources.refresh(before.id), doing="refresh it", repeat=False)
         findings.note("refresh.queued_once", second is None)
         job = wait(first.job_id)
         if second is not None:
             wait(second.id)
-        own.note_change("refresh", before)
+        scratch.note_change("refresh", before)
         findings.note("refresh.notes_rows", rows_in_notes(job.notes) is not None, _QUOTED.sub("…", " ".join(job.notes)))
         is_incremental = is_incremental_job(client, first.job_id, before)
         findings.note("refresh.full_type", None if is_incremental is None else not is_incremental)
@@ -370,9 +399,9 @@ def _refresh_copy(own: Own, findings: Findings, copy: Copy) -> None:
         return
     keys = ("increment.type", "increment.reads_last_again") if is_set_up else ("increment.full_if_not_set_up",)
     with findings.asking("an incremental refresh of the copy", *keys):
-        rows, started = own.rows().total(), start_refresh(client, own.now(), incremental=True)
+        rows, started = scratch.count(), start_refresh(client, scratch.now(), incremental=True)
         wait(started.job_id)
-        more, is_incremental = own.rows().total() - rows, is_incremental_job(client, started.job_id, before)
+        more, is_incremental = scratch.count() - rows, is_incremental_job(client, started.job_id, before)
         if is_set_up:
             findings.note("increment.type", is_incremental)
             findings.note("increment.reads_last_again", more > 0, f"{more:+,} rows")

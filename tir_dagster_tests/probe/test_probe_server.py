@@ -285,6 +285,18 @@ def test_a_server_that_goes_down_ends_the_probe_and_nothing_is_left(place: Place
     assert place.names == set()
 
 
+def test_what_could_not_be_deleted_is_named_and_deleted_by_the_next_probe(place: Place):
+    place.admin.fault("status", status=503, method="PUT", path="/datasources/", times=100)
+    place.admin.fault("status", status=403, code="403004", method="DELETE", path="/datasources/")
+    result = place.run("--scratch", place.project.name, retry=QUICK)
+    (left,) = place.names
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert f"{left} may be left in project {place.project.name!r}: delete it by hand" in result.stderr
+    result = place.run("--scratch", place.project.name, retry=QUICK)
+    assert f"deleting {left}, left by an earlier probe" in result.stderr
+    assert place.names == set()
+
+
 def test_after_ctrl_c_a_publish_that_is_queued_does_not_stay(place: Place):
     log = place.folder / "log"
     place.admin.fault("slow_job", path="tir-probe-", seconds=2)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tir_dagster.probe.doubts import Findings
-from tir_dagster.probe.scratch import Own
+from tir_dagster.probe.scratch import ScratchDatasource
 from tir_dagster.retries import Backoff, RetryPolicy
 from tir_dagster.tableau.access import TableauAccess, TableauToken
 from tir_dagster.tableau.client import TableauClient
@@ -109,7 +109,7 @@ def delete_what_a_probe_left(stage: Stage) -> None:
     project, name = stage.orders.project, f"tir-probe-{'0' * 12}"
     with tempfile.TemporaryDirectory() as folder, stage.client() as client:
         publish(client, stage.orders.packages / "ours.tdsx", project=project, name=name)
-        with Own(client, project, Findings(print), Path(folder)).deleted():
+        with ScratchDatasource(client, project, Findings(print), Path(folder)).deleted():
             assert look_for_datasource(client, project=project, name=name) is None
 
 
