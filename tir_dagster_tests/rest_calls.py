@@ -39,7 +39,7 @@ PLAYED: dict[str, frozenset[str]] = {
 PLAYED_ALONE = frozenset(
     {
         *("cancel_job", "run_task", "list_schedules", "list_extracts", "update_schedule"),
-        *("update_connection", "download_revision"),
+        *("update_connection", "download_revision", "delete_datasource"),
         *("list_webhooks", "create_webhook", "delete_webhook"),
     }
 )

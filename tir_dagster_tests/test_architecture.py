@@ -23,7 +23,7 @@ ORDER = (
     {"loading", "changes"},
     {"hyper"},
     {"tableau"},
-    {"refresh"},
+    {"refresh", "probe"},
     {"alerts"},
     {"orchestration"},
     {"definitions"},

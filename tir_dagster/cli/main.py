@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from tir_dagster.cli.probe_server import probe_server
 from tir_dagster.cli.revisions import revisions
 from tir_dagster.cli.sandbox import PORT, SEED, sandbox
 from tir_dagster.cli.spark import spark
@@ -282,6 +283,7 @@ def dev(port: int, host: str) -> None:
     run_dagster(port, host)
 
 
+tir.add_command(probe_server)
 tir.add_command(revisions)
 tir.add_command(sandbox)
 tir.add_command(spark)

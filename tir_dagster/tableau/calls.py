@@ -27,6 +27,7 @@ CALLS: tuple[RestCall, ...] = (
     RestCall("GET", "S/datasources", "find the datasource by its name"),
     RestCall("GET", "S/datasources/{datasource}", "read its version, tags and owner"),
     RestCall("PUT", "S/datasources/{datasource}", "put description, certification and owner back"),
+    RestCall("DELETE", "S/datasources/{datasource}", "`tir probe-server` deletes what it made"),
     RestCall("PUT", "S/datasources/{datasource}/tags", "put tags back"),
     RestCall("GET", "S/datasources/{datasource}/connections", "which connections need credentials?"),
     RestCall("PUT", "S/datasources/{datasource}/connections/{connection}", "give a connection its credentials back"),

@@ -14,11 +14,14 @@ from typing import Any
 
 import pytest
 
+from tir_dagster.probe.doubts import Findings
+from tir_dagster.probe.scratch import ScratchDatasource
 from tir_dagster.retries import Backoff, RetryPolicy
 from tir_dagster.tableau.access import TableauAccess, TableauToken
 from tir_dagster.tableau.client import TableauClient
-from tir_dagster.tableau.datasources import FoundDatasource, reread
+from tir_dagster.tableau.datasources import FoundDatasource, look_for_datasource, reread
 from tir_dagster.tableau.jobs import cancel_job, wait_for_job
+from tir_dagster.tableau.publishing import publish
 from tir_dagster.tableau.refreshes import start_incremental_refresh, start_refresh
 from tir_dagster.tableau.settings import LostConnection, repair_connection
 from tir_dagster.tableau.tasks import find_schedule, move_schedule
@@ -102,12 +105,21 @@ def mend_a_connection(stage: Stage) -> None:
         client.call(partial(repair_connection, stage.found, lost), doing="repair a connection")
 
 
+def delete_what_a_probe_left(stage: Stage) -> None:
+    project, name = stage.orders.project, f"tir-probe-{'0' * 12}"
+    with tempfile.TemporaryDirectory() as folder, stage.client() as client:
+        publish(client, stage.orders.packages / "ours.tdsx", project=project, name=name)
+        with ScratchDatasource(client, project, Findings(print), Path(folder)).deleted():
+            assert look_for_datasource(client, project=project, name=name) is None
+
+
 SCENES: dict[Callable[[Stage], None], frozenset[str]] = {
     stop_a_job: frozenset({"cancel_job"}),
     run_a_task: frozenset({"run_task"}),
     move_the_schedule: frozenset({"list_schedules", "update_schedule", "list_extracts"}),
     fetch_a_revision: frozenset({"download_revision"}),
     mend_a_connection: frozenset({"update_connection"}),
+    delete_what_a_probe_left: frozenset({"delete_datasource"}),
     use_webhooks: frozenset({"list_webhooks", "create_webhook", "delete_webhook"}),
 }
 
