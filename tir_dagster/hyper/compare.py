@@ -17,7 +17,7 @@ from typing import Any
 from tir_dagster.changes.difference import HINT_MARK, ROW_MARK, SLICE_KEY, Counts, Difference, Forced, Key
 from tir_dagster.changes.hints import ConditionWriter, Scope, written_condition
 from tir_dagster.hyper.casts import Loaded, check_staged, pair_columns
-from tir_dagster.hyper.engine import connect, literal, parquet, quoted
+from tir_dagster.hyper.engine import connect, literal, parquet, python_value, quoted
 from tir_dagster.hyper.fingerprints import SUMS, Fingerprint, row_fingerprints
 from tir_dagster.hyper.hyperfile import look_at
 from tir_dagster.hyper.purge import key_select, staged_key
@@ -211,7 +211,7 @@ class ExtractComparison:
         return self._listed_keys(query)
 
     def _listed_keys(self, query: str) -> list[Key]:
-        return [tuple(_python(value) for value in row) for row in self._connection.execute_list_query(query)]
+        return [tuple(map(python_value, row)) for row in self._connection.execute_list_query(query)]
 
     def _by_slice(self, rows: str) -> Counts:
         query = f"SELECT tir_slice, COUNT(*) FROM {rows} AS r GROUP BY tir_slice"
@@ -291,14 +291,6 @@ def _value_literal(column: Column, value: Any) -> str:
         case Kind.DATE:
             return f"DATE {literal(value.isoformat())}"
     raise AssertionError(f"{column.name}: a {column.kind.value} is not compared here")
-
-
-def _python(value: Any) -> Any:
-    """A value of Hyper's as one of Python's: it has dates and timestamps of its own."""
-    for name in ("to_date", "to_datetime"):
-        if hasattr(value, name):
-            return getattr(value, name)()
-    return value
 
 
 def _exact(pair: Loaded, value: str) -> str:
