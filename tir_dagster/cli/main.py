@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from tir_dagster.cli.audit.commands import history, release, rollback, verify, why
 from tir_dagster.cli.revisions import revisions
 from tir_dagster.cli.sandbox import PORT, SEED, sandbox
 from tir_dagster.cli.spark import spark
@@ -282,7 +283,8 @@ def dev(port: int, host: str) -> None:
     run_dagster(port, host)
 
 
-tir.add_command(revisions)
+for command in (verify, history, why, rollback, release, revisions):
+    tir.add_command(command)
 tir.add_command(sandbox)
 tir.add_command(spark)
 tir.add_command(webhooks)

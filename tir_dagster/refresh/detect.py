@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tir_dagster.changes.change_set import (
+    BEFORE,
     FORM,
     KEYS,
     NO_SLICE_KEY,
@@ -105,6 +106,7 @@ def make_change_set(
     compare: Sequence[str | None] = (),
     hints: Sequence[Hint] = (),
     reports: Iterable[int] = (),
+    origin: Sequence[str] = (),
     allow_empty: bool = False,
     log: Log,
 ) -> tuple[Plan, ChangeSet | None]:
@@ -156,6 +158,7 @@ def make_change_set(
             warnings=plan.warnings,
             sentence=plan.sentence(),
             reports=tuple(sorted(reports)),
+            origin=tuple(origin),
             form=FORM,
             odd_keys=(difference.null_keys, difference.repeated_keys) if plan.decision == "incremental" else None,
             purged_digests=_digests_to_json(difference.purged_digests),
@@ -257,8 +260,8 @@ def _drift_warning(spec: ExtractSpec, turn: SlicesInTurn) -> str:
 
 
 def _remove_found(folder: Path) -> None:
-    shutil.rmtree(folder / KEYS, ignore_errors=True)
-    shutil.rmtree(folder / ROWS, ignore_errors=True)
+    for name in (KEYS, ROWS, BEFORE):
+        shutil.rmtree(folder / name, ignore_errors=True)
 
 
 def _settled(
@@ -309,6 +312,7 @@ def detect(
 ) -> Detected:
     """Read what changed and make it durable as a change set of this name."""
     crash_after("planned")
+    context.hold.check(context.spec.name)
     context.check_lease()
     context.change_sets.clean()
     base = None
@@ -339,6 +343,7 @@ def detect(
             compare=request.compare,
             hints=request.hints,
             reports=request.reports,
+            origin=request.origin,
             allow_empty=request.allow_empty,
             log=context.log,
         )
