@@ -83,6 +83,8 @@ class ChangeSet(Record):
     drifted: tuple[str, ...] = ()
     # Where the changes were announced: hints, and materializations of upstream assets such as loads.
     origin: tuple[str, ...] = ()
+    # Hints described less than had changed.
+    partial_hints: bool = False
 
     @property
     def touched(self) -> tuple[str | None, ...]:
