@@ -117,6 +117,20 @@ def publish_spoilt(place: Place) -> int:
     return int(order)
 
 
+def test_where_no_repair_works_the_last_version_that_equals_its_source_is_published(restored: Place, say: Say):
+    before = restored.published_rows()
+    restored.touch("spoilt later")
+    assert restored.refresh().published
+    tamper(restored)
+    restored.sql("DELETE FROM MYTABLE")
+    repaired = say("verify", "orders", "--all-slices", "--repair", "--json")
+    first, second, last = repaired["steps"]
+    assert "which failed" in first
+    assert "which failed" in second
+    assert last.startswith("published version")
+    assert restored.published_rows() == before
+
+
 def test_why_tells_each_refresh_that_changed_a_row(restored: Place, say: Say):
     (order,) = restored.sql("SELECT MIN(ORDER_ID) FROM MYTABLE")[0]
     (last,) = restored.sql("SELECT MAX(ORDER_ID) FROM MYTABLE")[0]

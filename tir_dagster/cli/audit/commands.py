@@ -66,7 +66,7 @@ def verify(
         outcome = check()
         if repair and outcome.compared and not outcome.equal:
             click.echo("\n".join(work.lines_of(outcome)), err=True)
-            outcome = work.repair(command, lambda: check(every=True), outcome, _tell)
+            outcome = work.repair(command, instance, lambda: check(every=True), _tell)
     click.echo(json.dumps(outcome.as_dict()) if as_json else "\n".join(work.lines_of(outcome)))
     if not (outcome.equal and outcome.compared):
         raise click.exceptions.Exit(1)

@@ -9,12 +9,15 @@ from typing import Any
 
 import dagster as dg
 
+from tir_dagster.alerts.text import one_line, shortened
 from tir_dagster.changes.change_set import NO_SLICE_KEY, slice_label
+from tir_dagster.cli.audit.rollback import roll_back
 from tir_dagster.cli.refresh import Command
 from tir_dagster.errors import EQUALS_SOURCE, SERVER_HOLDS_IT, ExtractError, TirError
 from tir_dagster.hyper.differences import RowDifference, RowDifferences
 from tir_dagster.orchestration.checks import evaluation, finding_result
-from tir_dagster.orchestration.metadata import last_confirmation
+from tir_dagster.orchestration.metadata import confirmations, last_confirmation
+from tir_dagster.refresh.state.hold import HeldError
 from tir_dagster.refresh.state.records import Confirmation
 from tir_dagster.refresh.verify import Finding, Verification, not_verified
 from tir_dagster.refresh.why import why_key
@@ -176,19 +179,48 @@ def _text(value: Any) -> str | None:
 
 
 def repair(
-    command: Command, check: Callable[[], VerifyOutcome], outcome: VerifyOutcome, progress: Callable[[str], None]
+    command: Command, instance: dg.DagsterInstance, check: Callable[[], VerifyOutcome], progress: Callable[[str], None]
 ) -> VerifyOutcome:
-    """Replace what differs and compare again; load everything if that does not help."""
+    """Replace what differs and compare again; then load everything; then publish the last version that equals its source."""
     steps: list[str] = []
+    problem: TirError | None = None
     for mode, step in (("changes", "replaced the slices that differ"), ("full", "loaded everything")):
         progress(f"repairing: {step}")
-        command.refresh(mode, (), allow_empty=False)  # type: ignore[arg-type]
+        try:
+            command.refresh(mode, (), allow_empty=False)  # type: ignore[arg-type]
+        except HeldError:
+            raise
+        except TirError as error:
+            problem = error
+            steps.append(f"{step}, which failed ({shortened(one_line(str(error)), 200)})")
+            continue
         steps.append(step)
         outcome = check()
         if outcome.equal and outcome.compared:
-            break
+            outcome.repaired, outcome.steps = True, steps
+            return outcome
+    good = _last_equal(command, instance, progress)
+    if good is not None:
+        roll_back(command.spec, instance, good, hold="", dry_run=False, progress=progress)
+        steps.append(f"published version {good} again, the last one that equals its source")
+    elif problem is not None:
+        raise problem
+    outcome = check()
     outcome.repaired, outcome.steps = outcome.equal and outcome.compared, steps
     return outcome
+
+
+def _last_equal(command: Command, instance: dg.DagsterInstance, progress: Callable[[str], None]) -> str | None:
+    """Return the newest kept version before the published one that equals the source at its own source version."""
+    published, *earlier = confirmations(instance, command.keys.published_datasource)
+    for confirmed in earlier:
+        if confirmed.version == published.version or command.context.known_version(confirmed.version) is None:
+            continue
+        progress(f"comparing version {confirmed.version} with the source at {confirmed.source_version}")
+        finding = _finding(Verification(command.context, confirmed).equals_source)
+        if finding.passed and not finding.open:
+            return confirmed.version
+    return None
 
 
 def lines_of(outcome: VerifyOutcome) -> list[str]:
