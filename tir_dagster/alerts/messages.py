@@ -106,7 +106,8 @@ def success_event(success: Success, full_seconds: float | None) -> Event:
         text = "The files are in the table." if success.published else "There were no new files."
     elif success.published:
         why = f", {success.reason}" if success.reason else ""
-        title, text = f"{success.extract}: refreshed ({success.decision}{why})", saved_sentence(success, full_seconds)
+        done = "rolled back" if success.decision == "rollback" else f"refreshed ({success.decision}{why})"
+        title, text = f"{success.extract}: {done}", saved_sentence(success, full_seconds)
     else:
         title, text = f"{success.extract}: nothing to do", "The source has not changed since the last refresh."
     return Event(

@@ -81,6 +81,10 @@ class ChangeSet(Record):
     # which are replaced.
     verified: Mapping[str, str] = field(default_factory=dict)
     drifted: tuple[str, ...] = ()
+    # Where the changes were announced: hints, and materializations of upstream assets such as loads.
+    origin: tuple[str, ...] = ()
+    # Hints described less than had changed.
+    partial_hints: bool = False
 
     @property
     def touched(self) -> tuple[str | None, ...]:
@@ -101,8 +105,8 @@ def slice_label(name: str) -> str:
     return "(no date)" if name == NO_SLICE_KEY else name
 
 
-# The folders of a change set: the keys to replace, and their fresh rows.
-KEYS, ROWS = "keys", "rows"
+# The folders of a change set: the keys to replace, their fresh rows, and the rows that the base has of them.
+KEYS, ROWS, BEFORE = "keys", "rows", "before"
 
 
 def parts_of(folder: Path) -> list[Path]:

@@ -80,6 +80,8 @@ class ChangedKeys:
     difference: Difference
     everything: str | None = None
     warnings: tuple[str, ...] = ()
+    # Hints described less than had changed.
+    partial_hints: bool = False
 
 
 def find_changes(

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from tir_dagster.cli.audit.commands import history, release, rollback, verify, why
 from tir_dagster.cli.probe_server import probe_server
 from tir_dagster.cli.revisions import revisions
 from tir_dagster.cli.sandbox import PORT, SEED, sandbox
@@ -283,11 +284,8 @@ def dev(port: int, host: str) -> None:
     run_dagster(port, host)
 
 
-tir.add_command(probe_server)
-tir.add_command(revisions)
-tir.add_command(sandbox)
-tir.add_command(spark)
-tir.add_command(webhooks)
+for command in (verify, history, why, rollback, release, revisions, sandbox, spark, webhooks, probe_server):
+    tir.add_command(command)
 
 
 @tir.command("warm-up", short_help="Make Spark start faster.")

@@ -216,6 +216,14 @@ class Command:
             outcome.decision, outcome.reason = "full", reason
         outcome.datasource_id = confirmed.datasource_id
 
+    def run_job(self, job: str, **options: Any) -> dg.ExecuteInProcessResult:
+        """Run one of the extract's jobs in this process."""
+        return self._jobs.run(job, **options)
+
+    def take_warnings(self) -> list[str]:
+        """Return the warnings of the runs since the last call."""
+        return self._jobs.take_warnings()
+
     def _run(
         self,
         outcome: RefreshOutcome,

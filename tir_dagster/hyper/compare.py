@@ -14,10 +14,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tir_dagster.changes.change_set import BEFORE, KEYS, ROWS
 from tir_dagster.changes.difference import HINT_MARK, ROW_MARK, SLICE_KEY, Counts, Difference, Forced, Key
 from tir_dagster.changes.hints import ConditionWriter, Scope, written_condition
 from tir_dagster.hyper.casts import Loaded, check_staged, pair_columns
-from tir_dagster.hyper.engine import connect, literal, parquet, quoted
+from tir_dagster.hyper.engine import connect, literal, parquet, python_value, quoted
 from tir_dagster.hyper.fingerprints import SUMS, Fingerprint, row_fingerprints
 from tir_dagster.hyper.hyperfile import look_at
 from tir_dagster.hyper.purge import key_select, staged_key
@@ -104,19 +105,19 @@ class ExtractComparison:
     # Decision
 
     def decide(self, forced: Forced, folder: Path) -> Difference:
-        """Find the keys to replace; write them and their fresh rows to `keys` and `rows` in the folder."""
+        """Find the keys to replace; write them, their fresh rows and those of the extract to `keys`, `rows` and `before`."""
         if not self._everything and not forced.slices:
             # Read once: they are compared, and those that leave are summed up.
             self.narrow([*self._staged, *forced.keys])
         self._connection.execute_command(f"CREATE TEMPORARY TABLE changed AS ({self._changed(forced)})")
-        self._write(f"SELECT {', '.join(self._keys)} FROM changed", folder / "keys")
-        difference = self._leaving(self._count("changed"))
+        self._write(f"SELECT {', '.join(self._keys)} FROM changed", folder / KEYS)
+        difference = self._leaving(self._count("changed"), folder)
         if not self._staged:
             return difference
         undescribed = self._undescribed() if self._hinted else []
         arriving = f"SELECT * FROM ({self._fresh()}) AS t WHERE {self._is_changed('t')}"
         self._connection.execute_command(f"CREATE TEMPORARY TABLE arriving AS ({arriving})")
-        self._write(f"SELECT {', '.join(map(quoted, self._staged_names()))} FROM arriving", folder / "rows")
+        self._write(f"SELECT {', '.join(map(quoted, self._staged_names()))} FROM arriving", folder / ROWS)
         return replace(
             difference,
             appended=self._by_slice("arriving"),
@@ -126,19 +127,20 @@ class ExtractComparison:
             undescribed_keys=tuple(undescribed[:_SAMPLE]),
         )
 
-    def _leaving(self, keys: int) -> Difference:
-        """Count the rows of the changed keys by slice, with the sums of their digests.
+    def _leaving(self, keys: int, folder: Path) -> Difference:
+        """Count the rows of the changed keys by slice, with the sums of their digests, and write them down.
 
         They have just been read for the comparison: later, in another process, that would take as long again. Where most rows
-        change, everything will be loaded again, and the digests are not needed.
+        change, everything will be loaded again, and neither the digests nor the rows are needed.
         """
         if keys > self.rows // 2:
             leaving = self._extract_rows([f"{self._slice()} AS tir_slice"])
             purged = self._by_slice(f"(SELECT * FROM ({leaving}) AS t WHERE {self._is_changed('t')})")
             return Difference(keys, purged, {})
-        sums = self._sums(
-            f"(SELECT * FROM {self._source} AS t WHERE {self._row_is_among('SELECT * FROM changed')}) AS t"
-        )
+        changed = self._row_is_among("SELECT * FROM changed")
+        sums = self._sums(f"(SELECT * FROM {self._source} AS t WHERE {changed}) AS t")
+        listed = ", ".join(f"{quoted(pair.stored.name)} AS {quoted(pair.source.name)}" for pair in self._pairs)
+        self._write(f"SELECT {listed} FROM {self._source} AS t WHERE {changed}", folder / BEFORE)
         rows, digests = ({name: fingerprint[feature] for name, fingerprint in sums.items()} for feature in SUMS)
         return Difference(keys, rows, {}, purged_digests=digests)
 
@@ -211,7 +213,7 @@ class ExtractComparison:
         return self._listed_keys(query)
 
     def _listed_keys(self, query: str) -> list[Key]:
-        return [tuple(_python(value) for value in row) for row in self._connection.execute_list_query(query)]
+        return [tuple(map(python_value, row)) for row in self._connection.execute_list_query(query)]
 
     def _by_slice(self, rows: str) -> Counts:
         query = f"SELECT tir_slice, COUNT(*) FROM {rows} AS r GROUP BY tir_slice"
@@ -291,14 +293,6 @@ def _value_literal(column: Column, value: Any) -> str:
         case Kind.DATE:
             return f"DATE {literal(value.isoformat())}"
     raise AssertionError(f"{column.name}: a {column.kind.value} is not compared here")
-
-
-def _python(value: Any) -> Any:
-    """A value of Hyper's as one of Python's: it has dates and timestamps of its own."""
-    for name in ("to_date", "to_datetime"):
-        if hasattr(value, name):
-            return getattr(value, name)()
-    return value
 
 
 def _exact(pair: Loaded, value: str) -> str:

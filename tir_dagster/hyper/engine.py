@@ -219,3 +219,11 @@ def parquet(files: Sequence[Path]) -> str:
     """These Parquet files as one table in SQL; at least one, because Hyper knows no empty ARRAY."""
     listed = ", ".join(literal(str(file.resolve())) for file in files)
     return f"external(ARRAY[{listed}], format => 'parquet')"
+
+
+def python_value(value: Any) -> Any:
+    """A value of Hyper's as one of Python's: it has dates and timestamps of its own."""
+    for name in ("to_date", "to_datetime"):
+        if hasattr(value, name):
+            return getattr(value, name)()
+    return value

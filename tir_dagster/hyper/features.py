@@ -123,13 +123,25 @@ def digested(
     digests = [f"MD5({names[place]}) AS {_TEXT.format(place)}" for place, is_text in enumerate(firm) if is_text]
     carried = ", ".join([slice_name, *names])
     inner = f"SELECT {', '.join([carried, *digests])} FROM {source}{where}"
-    row = " || '|' || ".join(
-        f"COALESCE({_in_row(column, name, stored[column.name], dialect, text=_TEXT.format(place))}, '-')"
-        for place, (column, name) in enumerate(zip(columns, names, strict=True))
-        if column.name not in loose
-    )
+    row = " || '|' || ".join(row_texts(columns, dialect, stored=stored, loose=loose))
     digest = f"MD5({row})" if row else "MD5('')"
     return f"SELECT {', '.join([carried, *texts])}, {digest} AS {_ROW} FROM ({inner}) AS texts"
+
+
+def row_texts(
+    columns: Sequence[Column], dialect: Dialect, *, stored: Mapping[str, FileColumn], loose: Collection[str] = ()
+) -> list[str]:
+    """The values of the columns that are not loose, each as a text that both systems write in the same way; '-' for NULL."""
+    return [
+        f"COALESCE({_in_row(column, _name(column, dialect, stored), stored[column.name], dialect, text=_TEXT.format(place))}, '-')"
+        for place, column in enumerate(columns)
+        if column.name not in loose
+    ]
+
+
+def row_digest_sql(dialect: Dialect) -> str:
+    """The digest of a row that `digested` gives, as a whole number."""
+    return f"CAST({dialect.digest(_ROW)} AS {_WIDE})"
 
 
 def _name(column: Column, dialect: Dialect, stored: Mapping[str, FileColumn]) -> str:

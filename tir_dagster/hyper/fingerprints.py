@@ -113,15 +113,13 @@ def row_fingerprints(
     sums_only: bool = False,
 ) -> dict[str | None, Fingerprint]:
     """The same of rows in an open Hyper file: `rows_sql` is what follows FROM."""
-    stored = {pair.source.name: pair.stored for pair in pairs}
-    by = slices or SliceBy()
     sql = _grouped(
         columns,
         HYPER,
-        slice_sql_hyper(by, columns, stored),
-        rows_sql if only is None else f"{rows_sql} WHERE {slice_bounds_hyper(by, columns, stored, only)}",
+        rows_sql,
+        slices,
         only,
-        stored=stored,
+        stored={pair.source.name: pair.stored for pair in pairs},
         loose=loose,
         sums_only=sums_only,
     )
@@ -141,28 +139,15 @@ def snowflake_sql(
 
     `table_sql` is what follows FROM: a quoted table, with its `AT(TIMESTAMP => …)`, or a query in parentheses.
     """
-    by = slices or SliceBy()
     stored = {column.name: FileColumn(column.name, column.hyper) for column in columns}
-    if only is not None:
-        with suppress(SourceError):  # a slice of a year that Python does not have
-            table_sql = f"{table_sql} WHERE {slice_filter_snowflake(by, columns, list(only))}"
-    return _grouped(
-        columns,
-        SNOWFLAKE,
-        slice_sql_snowflake(by, columns),
-        table_sql,
-        only,
-        stored=stored,
-        loose=loose,
-        sums_only=sums_only,
-    )
+    return _grouped(columns, SNOWFLAKE, table_sql, slices, only, stored=stored, loose=loose, sums_only=sums_only)
 
 
 def _grouped(
     columns: Sequence[Column],
     dialect: Dialect,
-    slice_sql: str,
     table_sql: str,
+    slices: SliceBy | None,
     only: Collection[str | None] | None,
     *,
     stored: Mapping[str, FileColumn],
@@ -174,11 +159,34 @@ def _grouped(
     numbers = ", ".join(
         f"CAST({expression} AS VARCHAR) AS f{place}" for place, expression in enumerate(selected.values())
     )
+    rows = digested_rows(columns, dialect, table_sql, slices or SliceBy(), only, stored=stored, loose=loose)
+    return f"SELECT tir_slice, {numbers} FROM ({rows}) AS digested GROUP BY tir_slice ORDER BY tir_slice"
+
+
+def digested_rows(
+    columns: Sequence[Column],
+    dialect: Dialect,
+    table_sql: str,
+    slices: SliceBy,
+    only: Collection[str | None] | None,
+    *,
+    stored: Mapping[str, FileColumn],
+    loose: Collection[str],
+) -> str:
+    """A SELECT of the rows of some slices, with their slice as tir_slice and their digests."""
+    if dialect is HYPER:
+        slice_sql, text = slice_sql_hyper(slices, columns, stored), literal
+        if only is not None:
+            table_sql = f"{table_sql} WHERE {slice_bounds_hyper(slices, columns, stored, only)}"
+    else:
+        slice_sql, text = slice_sql_snowflake(slices, columns), snowflake_literal
+        if only is not None:
+            with suppress(SourceError):  # a slice of a year that Python does not have
+                table_sql = f"{table_sql} WHERE {slice_filter_snowflake(slices, columns, list(only))}"
     names = ", ".join(quoted(stored[column.name].name) for column in columns)
     source = f"(SELECT {slice_sql} AS tir_slice, {names} FROM {table_sql}) AS sliced"
-    where = _where(only, literal if dialect is HYPER else snowflake_literal)
-    rows = digested(columns, dialect, stored=stored, source=source, slice_name="tir_slice", where=where, loose=loose)
-    return f"SELECT tir_slice, {numbers} FROM ({rows}) AS digested GROUP BY tir_slice ORDER BY tir_slice"
+    where = _where(only, text)
+    return digested(columns, dialect, stored=stored, source=source, slice_name="tir_slice", where=where, loose=loose)
 
 
 def _selected(all_features: Mapping[str, str], loose: Collection[str], *, sums_only: bool) -> dict[str, str]:

@@ -11,7 +11,7 @@ from typing import Any
 from tir_dagster.errors import ROWS_ADD_UP, ExtractError, VerificationError
 from tir_dagster.files import need_space, replaced_file, total_bytes
 from tir_dagster.hyper.casts import FileColumn, Loaded, check_staged, pair_columns
-from tir_dagster.hyper.engine import DEFAULT_FILE_VERSION, connect, first_line, parquet, quoted
+from tir_dagster.hyper.engine import DEFAULT_FILE_VERSION, connect, first_line, literal, parquet, python_value, quoted
 from tir_dagster.snowflake.columns import Column
 
 EXTRACT_SCHEMA = "Extract"
@@ -245,6 +245,27 @@ def odd_keys(
             f"SELECT COUNT(*) FROM (SELECT 1 FROM {table.sql} WHERE NOT ({missing}) GROUP BY {together} HAVING COUNT(*) > 1) AS odd"
         )
     return int(nulls), int(repeated)
+
+
+def rows_of_key(
+    path: Path,
+    columns: Sequence[Column],
+    key: Sequence[str],
+    values: Sequence[Any],
+    *,
+    names: Mapping[str, str] | None = None,
+) -> list[dict[str, Any]]:
+    """Return the rows whose key columns have these values, by the names of the source's columns."""
+    table = describe(path)
+    pairs = {pair.source.name: pair.stored for pair in pair_columns(columns, table.columns, path=path, names=names)}
+    conditions = []
+    for name, value in zip(key, values, strict=True):
+        same = "NULL" if value is None else f"CAST({literal(str(value))} AS {pairs[name].type})"
+        conditions.append(f"{pairs[name].comparable} IS NOT DISTINCT FROM {same}")
+    listed = ", ".join(quoted(stored.name) for stored in pairs.values())
+    with connect(path) as connection:
+        rows = connection.execute_list_query(f"SELECT {listed} FROM {table.sql} WHERE {' AND '.join(conditions)}")
+    return [dict(zip(pairs, map(python_value, row), strict=True)) for row in rows]
 
 
 @dataclass(frozen=True)

@@ -115,7 +115,10 @@ def csv_pieces(raw: Any, path: str, columns: Sequence[LoadColumn], shape: Shape,
     csv.field_size_limit(_LONGEST_FIELD)
     with _text(raw, path) as text:
         reader = csv.reader(text, delimiter=delimiter, strict=True)
-        header = next(reader, None)
+        try:
+            header = next(reader, None)
+        except csv.Error as error:
+            raise LoadError(f"{path}: the header is not CSV: {error}. Nothing was loaded; fix the file.") from error
         if header is None:
             return
         if not is_storable("".join(header)):

@@ -14,11 +14,11 @@ from tir_dagster.orchestration.alerts.runs import with_recipients
 from tir_dagster.orchestration.alerts.sensor import build_alert_sensor
 from tir_dagster.orchestration.assets import build_assets, build_detect_job, context_for
 from tir_dagster.orchestration.checks import build_verification
+from tir_dagster.orchestration.jobs import build_rollback_job, build_schedules, refresh_selection, verify_job
 from tir_dagster.orchestration.loads import build_load_defs
 from tir_dagster.orchestration.names import load_keys, refresh_job_name
 from tir_dagster.orchestration.partitions import extract_partitions, warn_of_many_slices
 from tir_dagster.orchestration.resources import environment_resources
-from tir_dagster.orchestration.schedules import build_schedules, refresh_selection, verify_job
 from tir_dagster.orchestration.sensing.sensors import build_sensors
 from tir_dagster.orchestration.translation import ExtractAssets, ExtractTranslator, extract_assets
 from tir_dagster.orchestration.trigger import build_trigger_defs
@@ -109,7 +109,7 @@ def _extract_defs(assets: ExtractAssets) -> dg.Definitions:
     return dg.Definitions(
         assets=build_assets(assets),
         asset_checks=[build_verification(spec, keys, context_for)],
-        jobs=[detect, refresh, verify],
+        jobs=[detect, refresh, verify, build_rollback_job(assets)],
         sensors=build_sensors(spec, keys, detect, refresh),
         schedules=build_schedules(spec, keys, refresh=refresh, verify=verify),
     )

@@ -308,6 +308,11 @@ def _result(
     )
 
 
+def finding_result(check: str, finding: "Finding", version: str) -> dg.AssetCheckResult:
+    """Return the result of a comparison with the source or the server that a command made."""
+    return _result(check, finding, dg.AssetCheckSeverity.ERROR, {VERSION: version})
+
+
 def _slices_shown(slices: Any) -> dict[str, Any]:
     """Return metadata with the differences by slice, as a table."""
     if not slices:

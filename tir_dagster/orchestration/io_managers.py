@@ -15,6 +15,7 @@ from tir_dagster.changes.change_set import ChangeSet
 from tir_dagster.errors import ExtractError, TirError
 from tir_dagster.orchestration.metadata import EXTRACT
 from tir_dagster.refresh.state.change_sets import MANIFEST, ChangeSetStore
+from tir_dagster.refresh.state.hold import HoldFile
 from tir_dagster.refresh.state.versions import Version, VersionStore
 
 CHANGE_SET_IO, HYPER_IO = "change_set_io_manager", "hyper_io_manager"
@@ -34,6 +35,9 @@ class StateFolder(dg.ConfigurableResource):
 
     def versions(self, extract: str) -> VersionStore:
         return VersionStore(self.folder / "extracts" / extract / "versions")
+
+    def hold(self, extract: str) -> HoldFile:
+        return HoldFile(self.folder / "extracts" / extract)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -36,13 +37,29 @@ def last_confirmation(instance: dg.DagsterInstance, asset_key: dg.AssetKey) -> C
 
 def confirmations(instance: dg.DagsterInstance, asset_key: dg.AssetKey) -> Iterator[Confirmation]:
     """Yield the recent confirmations, newest first."""
+    return (event.confirmation for event in confirmed_events(instance, asset_key))
+
+
+@dataclass(frozen=True)
+class ConfirmedEvent:
+    """A confirmation with the event that holds it."""
+
+    confirmation: Confirmation
+    timestamp: float
+    run_id: str
+    metadata: Mapping[str, Any]
+
+
+def confirmed_events(instance: dg.DagsterInstance, asset_key: dg.AssetKey) -> Iterator[ConfirmedEvent]:
+    """Yield the recent confirmations with their events, newest first."""
     for record in instance.fetch_materializations(asset_key, limit=_LOOK_BACK).records:
         materialization = record.asset_materialization
-        entry = materialization.metadata.get(CONFIRMATION) if materialization else None
-        text = getattr(entry, "value", None)
+        entries = materialization.metadata if materialization else {}
+        values = {name: getattr(entry, "value", None) for name, entry in entries.items()}
+        text = values.get(CONFIRMATION)
         if isinstance(text, str):
             with suppress(ValueError, TypeError):
-                yield Confirmation.from_json(text)
+                yield ConfirmedEvent(Confirmation.from_json(text), record.timestamp, record.run_id, values)
 
 
 PLAN, TOUCHED, SOURCE_VERSION, EXTRACT = "tir/plan", "tir/touched", "tir/source_version", "tir/extract"

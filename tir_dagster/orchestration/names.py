@@ -69,6 +69,10 @@ def verify_job_name(spec: ExtractSpec) -> str:
     return f"{spec.name}_verify"
 
 
+def rollback_job_name(spec: ExtractSpec) -> str:
+    return f"{spec.name}_rollback"
+
+
 def full_config(spec: ExtractSpec, keys: ExtractKeys) -> dict[str, Any]:
     """Return the run config of a full refresh."""
     if spec.delivery == "trigger":

@@ -16,7 +16,12 @@ from tir_dagster.changes.plan import Plan, Reason
 from tir_dagster.orchestration.checks import known_drift
 from tir_dagster.orchestration.names import ExtractKeys
 from tir_dagster.orchestration.partitions import rest_of
-from tir_dagster.orchestration.sensing.upstream import CLOCKS, materialization_stamps, upstream_changes
+from tir_dagster.orchestration.sensing.upstream import (
+    CLOCKS,
+    announcements,
+    materialization_stamps,
+    upstream_changes,
+)
 from tir_dagster.refresh.state.records import Confirmation
 from tir_dagster.spec.extract import ExtractSpec
 
@@ -133,6 +138,7 @@ def build_request(
         mode=config.mode,  # type: ignore[arg-type]
         slices=tuple(config.slices),
         hints=tuple(hints),
+        origin=_described(hints),
         hinted=bool(hints),
         reports=news.shown_at(surveyed.version),
         allow_empty=config.allow_empty,
@@ -153,11 +159,17 @@ def build_request(
     return replace(
         request,
         hints=tuple(hints),
+        origin=(*_described(hints), *announcements(instance, spec, since=news.since, used=used)),
         hinted=bool(config.hints or news.unused or drifted or due_reason),
         resync=_resync(spec, looked, config, drifted),
         compare=upstream.slices,
         due_reason=due_reason,
     )
+
+
+def _described(hints: "Sequence[Hint]") -> tuple[str, ...]:
+    """Name the hints without the values of their scopes: these are people's data."""
+    return tuple(dict.fromkeys(f"a hint of {hint.type.value} on {hint.table}" for hint in hints))
 
 
 def _reported(

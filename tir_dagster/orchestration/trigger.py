@@ -10,10 +10,10 @@ import dagster as dg
 from tir_dagster.orchestration import metadata
 from tir_dagster.orchestration.assets import LEASE_WAIT_SECONDS, Events
 from tir_dagster.orchestration.io_managers import StateFolder
+from tir_dagster.orchestration.jobs import build_schedules
 from tir_dagster.orchestration.metadata import last_confirmation
 from tir_dagster.orchestration.names import pool_name, refresh_job_name
 from tir_dagster.orchestration.resources import SnowflakeParam, TableauResource, snowflake_access
-from tir_dagster.orchestration.schedules import build_schedules
 from tir_dagster.orchestration.sensing.sensors import build_trigger_sensors
 from tir_dagster.orchestration.translation import ExtractAssets
 

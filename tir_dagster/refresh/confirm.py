@@ -71,10 +71,29 @@ def settle(context: RefreshContext, confirmation: Confirmation) -> None:
     if lost_lease(context):
         # It is on record: the process that took over finds it, and may have its own intent by now.
         return
-    context.change_sets.settle(confirmation.change_sets)
+    settle_change_sets(context, confirmation)
     prune_versions(context, confirmation)
     remove(context.work)
     remove(context.downloads)
+
+
+def settle_change_sets(context: RefreshContext, confirmation: Confirmation) -> None:
+    """Keep what made the confirmed version in the history; remove its change sets from the pending ones."""
+    try:
+        _keep_history(context, confirmation)
+    except OSError as error:
+        # The publish is on record; a refresh does not fail because `tir why` will know less.
+        context.log(f"what this refresh replaced is not kept in the history: {error}")
+    context.change_sets.settle(confirmation.change_sets)
+
+
+def _keep_history(context: RefreshContext, confirmation: Confirmation) -> None:
+    version = context.known_version(confirmation.version)
+    if version is not None and context.spec.keep.history:
+        change_set_id = version.manifest["change_set"]
+        made_of = next((found for found in context.change_sets.pending() if found.id == change_set_id), None)
+        context.history.add(version, context.change_sets.path(change_set_id), made_of, now=context.now())
+    context.history.prune(days=context.spec.keep.history, now=context.now())
 
 
 def prune_versions(context: RefreshContext, confirmed: Confirmation | None) -> None:

@@ -19,6 +19,8 @@ from tir_dagster.hyper.replace import ExtractShape
 from tir_dagster.measuring import Meter
 from tir_dagster.refresh.profile import Profile
 from tir_dagster.refresh.state.change_sets import ChangeSetStore
+from tir_dagster.refresh.state.history import HistoryStore
+from tir_dagster.refresh.state.hold import HoldFile
 from tir_dagster.refresh.state.lease import Lease, LeaseLostError, lease
 from tir_dagster.refresh.state.records import Confirmation
 from tir_dagster.refresh.state.versions import Version, VersionStore
@@ -89,6 +91,14 @@ class RefreshContext:
     @cached_property
     def versions(self) -> VersionStore:
         return VersionStore(self.folder / "versions")
+
+    @cached_property
+    def history(self) -> HistoryStore:
+        return HistoryStore(self.folder / "history")
+
+    @cached_property
+    def hold(self) -> HoldFile:
+        return HoldFile(self.folder)
 
     @property
     def downloads(self) -> Path:

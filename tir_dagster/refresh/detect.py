@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tir_dagster.changes.change_set import (
+    BEFORE,
     FORM,
     KEYS,
     NO_SLICE_KEY,
@@ -24,7 +25,7 @@ from tir_dagster.changes.change_set import (
 from tir_dagster.changes.detectors import Question
 from tir_dagster.changes.difference import Counts, Difference
 from tir_dagster.changes.find_changes import ChangedKeys, ComparisonScope, find_changes
-from tir_dagster.changes.hints import Hint
+from tir_dagster.changes.hints import ChangeType, Hint, Unknown
 from tir_dagster.changes.plan import Plan, check_guards, settle_plan
 from tir_dagster.changes.question import LACKS_HISTORY, ask_question, checked_hints
 from tir_dagster.changes.warnings import contract_warnings, key_warnings, partial_warnings, refuse_duplicates
@@ -38,6 +39,12 @@ from tir_dagster.refresh.confirm import prune_versions
 from tir_dagster.refresh.context import Looked, RefreshContext, crash_after, shape_of
 from tir_dagster.refresh.plan import Request
 from tir_dagster.refresh.state.change_sets import ChangeSetStore
+from tir_dagster.refresh.state.notes import (
+    TRUSTED_PARTIAL_HINTS,
+    forget_partial_hints,
+    note_partial_hints,
+    partial_hints,
+)
 from tir_dagster.refresh.state.records import Confirmation
 from tir_dagster.refresh.state.versions import Version
 from tir_dagster.refresh.survey import Log, Survey, listed_tables, read_tokens
@@ -105,6 +112,7 @@ def make_change_set(
     compare: Sequence[str | None] = (),
     hints: Sequence[Hint] = (),
     reports: Iterable[int] = (),
+    origin: Sequence[str] = (),
     allow_empty: bool = False,
     log: Log,
 ) -> tuple[Plan, ChangeSet | None]:
@@ -114,14 +122,14 @@ def make_change_set(
     pending = store.pending()
     with store.staging(ident) as folder:
         reader = SourceReader(start_spark, access, relation, surveyed.version, folder / _WORK, log)
-        difference, turn = Difference(0, {}, {}), None
+        difference, turn, partial = Difference(0, {}, {}), None, False
         if plan.decision == "incremental" and base is not None:
             keyed = [pending_set.id for pending_set in pending if pending_set.decision == "incremental"]
             to_compare = ComparisonScope(
                 tuple(resync), tuple(compare), tuple(file for pending_set in keyed for file in store.keys(pending_set))
             )
             changes, turn = _find(surveyed, base, to_compare, hints, reader=reader, access=access, folder=folder)
-            difference = changes.difference
+            difference, partial = changes.difference, changes.partial_hints
             plan = _settled(surveyed, plan, base, changes, pending=bool(keyed), allow_empty=allow_empty)
             if changes.everything:
                 log(f"every row was read and compared, because {changes.everything}")
@@ -156,6 +164,8 @@ def make_change_set(
             warnings=plan.warnings,
             sentence=plan.sentence(),
             reports=tuple(sorted(reports)),
+            origin=tuple(origin),
+            partial_hints=partial,
             form=FORM,
             odd_keys=(difference.null_keys, difference.repeated_keys) if plan.decision == "incremental" else None,
             purged_digests=_digests_to_json(difference.purged_digests),
@@ -233,7 +243,10 @@ def _find(
         changes = compare(question, replace(to_compare, resync=(*to_compare.resync, *turn.different)))
     partial = partial_warnings(relation, hints, changes.difference)
     contracts = contract_warnings(relation, question, access)
-    return replace(changes, warnings=(*warnings, *changes.warnings, *contracts, *partial)), turn
+    # Where only hints tell of changes, a slice that differs was described by none of them.
+    missed = turn is not None and bool(turn.different) and surveyed.spec.changes.by == "hint"
+    warnings = (*warnings, *changes.warnings, *contracts, *partial)
+    return replace(changes, warnings=warnings, partial_hints=bool(partial) or missed), turn
 
 
 @contextmanager
@@ -257,8 +270,8 @@ def _drift_warning(spec: ExtractSpec, turn: SlicesInTurn) -> str:
 
 
 def _remove_found(folder: Path) -> None:
-    shutil.rmtree(folder / KEYS, ignore_errors=True)
-    shutil.rmtree(folder / ROWS, ignore_errors=True)
+    for name in (KEYS, ROWS, BEFORE):
+        shutil.rmtree(folder / name, ignore_errors=True)
 
 
 def _settled(
@@ -309,6 +322,7 @@ def detect(
 ) -> Detected:
     """Read what changed and make it durable as a change set of this name."""
     crash_after("planned")
+    context.hold.check(context.spec.name)
     context.check_lease()
     context.change_sets.clean()
     base = None
@@ -325,6 +339,8 @@ def detect(
         with context.stages.timed("spark"), waiting_for("Spark"):
             return context.spark()
 
+    hints, warnings = _believed(context, surveyed.relation, request.hints)
+    plan = replace(plan, warnings=(*plan.warnings, *warnings))
     with context.stages.timed("detect"), context.snowflake.kept_open():
         plan, change_set = make_change_set(
             surveyed,
@@ -337,13 +353,32 @@ def detect(
             confirmed=looked.confirmed,
             resync=request.resync,
             compare=request.compare,
-            hints=request.hints,
+            hints=hints,
             reports=request.reports,
+            origin=request.origin,
             allow_empty=request.allow_empty,
             log=context.log,
         )
+    if change_set is not None and change_set.partial_hints:
+        note_partial_hints(context.folder)
+    elif change_set is not None and change_set.decision == "full":
+        forget_partial_hints(context.folder)
     crash_after("staged")
     return Detected(plan, change_set)
+
+
+def _believed(
+    context: RefreshContext, relation: Relation, hints: Sequence[Hint]
+) -> tuple[Sequence[Hint], tuple[str, ...]]:
+    """Return the hints to use: those of a sender who described too little twice only say that anything may have changed."""
+    count = partial_hints(context.folder)
+    if count <= TRUSTED_PARTIAL_HINTS or not (hints or context.spec.changes.by == "hint"):
+        return hints, ()
+    warning = (
+        f"{context.spec.name}: hints described less than had changed {count} times, so they are no longer trusted alone: every row is"
+        f" compared. Correct the job that sends them, then load everything once: tir refresh {context.spec.name} --full."
+    )
+    return (*hints, Hint(relation.table, ChangeType.MIXED_CHANGES, Unknown())), (warning,)
 
 
 def _need_room(context: RefreshContext, looked: Looked) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from tir_dagster.changes.plan import Reason
 from tir_dagster.errors import DatasourceError, ExtractError, MachineError
-from tir_dagster.refresh.confirm import confirmation_of
+from tir_dagster.refresh.confirm import confirmation_of, settle_change_sets
 from tir_dagster.refresh.context import Looked, RefreshContext, ServerLook, explaining_lost_lease
 from tir_dagster.refresh.datasource import credentials_for, look_at_server
 from tir_dagster.refresh.deliveries import RecoveredPublish
@@ -136,7 +136,7 @@ class _Looking:
         if intent is None or confirmed is None or intent.version != confirmed.version:
             return intent
         if self._repair:
-            self._context.change_sets.settle(confirmed.change_sets)
+            settle_change_sets(self._context, confirmed)
         return None
 
     def _judge(self, intent: Intent | None, confirmed: Confirmation | None) -> _Judged:

@@ -31,6 +31,8 @@ class Request:
     due_reason: Reason | None = None
     # Numbers of the reports in Dagster's log that the pinned version shows.
     reports: tuple[int, ...] = ()
+    # Where the changes were announced, in words.
+    origin: tuple[str, ...] = ()
     allow_empty: bool = False
 
 
@@ -40,7 +42,7 @@ def plan(context: RefreshContext, looked: Looked, surveyed: Survey, request: Req
     unfinished = (change_set.reason for change_set in pending if change_set.decision == "full" and change_set.reason)
     relation = surveyed.relation
     is_asked = request.mode == "slices" or bool(request.hinted or request.hints or pending)
-    return plan_refresh(
+    planned = plan_refresh(
         Situation(
             extract=context.spec.name,
             mode=request.mode,
@@ -61,6 +63,12 @@ def plan(context: RefreshContext, looked: Looked, surveyed: Survey, request: Req
             restless=relation.view is not None and relation.view.restless,
             excluded_changes=(*relation.excluded_changes, *relation.unused_settings),
         )
+    )
+    hold = context.hold.read()
+    if hold is None or planned.decision == "none":
+        return planned
+    return replace(
+        planned, warnings=(*planned.warnings, f"{hold.sentence(context.spec.name)} Until then, nothing is refreshed.")
     )
 
 

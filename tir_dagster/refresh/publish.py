@@ -20,6 +20,7 @@ def delivery_of(context: RefreshContext) -> Delivery:
 
 def publish(context: RefreshContext, looked: Looked, version: Version) -> Published:
     """Bring the version to the server over exactly what was looked at."""
+    context.hold.check(context.spec.name)
     with explaining_lost_lease(context):
         published = delivery_of(context).publish(looked, version)
     # If another process took over, it looks at the server itself: our confirmation would be out of date.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from tir_dagster.hyper.content import (
     source_fingerprints,
     sums_from_json,
 )
+from tir_dagster.hyper.differences import RowDifferences, find_row_differences
 from tir_dagster.hyper.fingerprints import different_slices
 from tir_dagster.hyper.hyperfile import odd_keys
 from tir_dagster.hyper.payload import row_digest
@@ -288,15 +290,50 @@ class Finding:
 class Verification:
     """The published version of one extract, with everything it is compared with."""
 
-    def __init__(self, context: RefreshContext, confirmed: Confirmation) -> None:
+    def __init__(self, context: RefreshContext, confirmed: Confirmation, extract: Path | None = None) -> None:
         self._context = context
         self._confirmed = confirmed
         self._name = context.spec.name
         self._version: Version = context.versions.get(confirmed.version)
         self._shape: ExtractShape = shape_of(self._version)
+        # Another file that should hold the version's rows, such as the server's.
+        self._extract = extract or self._version.extract
 
-    def equals_source(self) -> Finding:
-        """Compare every slice of the local version with the source at the version's own moment."""
+    @property
+    def version(self) -> Version:
+        return self._version
+
+    @property
+    def shape(self) -> ExtractShape:
+        return self._shape
+
+    def due_slices(self, count: int) -> list[str | None]:
+        """Return the slices that the last refresh touched, and as many of those that were longest not compared."""
+        manifest, entries = self._version.manifest, self._context.history.entries()
+        change_set = next((entry.change_set for entry in entries if entry.version == self._version.id), None)
+        touched = [
+            name
+            for name in (change_set.touched if change_set else ())
+            if (name or NO_SLICE_KEY) in manifest["slice_rows"]
+        ]
+        in_turn = slices_in_turn(manifest.get("verified", {}), manifest["slice_rows"], count)
+        return list(dict.fromkeys([*touched, *(None if name == NO_SLICE_KEY else name for name in in_turn)]))
+
+    def differing_rows(self, slices: Collection[str | None]) -> RowDifferences:
+        """Return the keys and rows of these slices that differ (L3); only after `equals_source` could compare them."""
+        relation = self._relation()
+        version = self._readable(relation)
+        assert version is not None, "the slices were compared at this version"
+        return find_row_differences(
+            self._extract,
+            slices,
+            shape=self._shape,
+            table_sql=relation.from_clause(version),
+            query=self._context.snowflake.query,
+        )
+
+    def equals_source(self, only: Collection[str | None] | None = None) -> Finding:
+        """Compare every slice of the local version, or some, with the source at the version's own moment."""
         relation = self._relation()
         if relation.why_full is not None:
             return Finding(True, f"Asked again, the query may rightly answer something else. {relation.why_full}")
@@ -306,8 +343,10 @@ class Verification:
             return Finding(False, f"Not verified: {self._unreadable(relation)}", open=True)
         if tied := open_order(relation, self._context.snowflake, version):
             return Finding(True, f"Asked again, the query may rightly answer something else: {tied}.")
-        extract_prints = content_fingerprints(self._version.extract, self._shape)
-        source_prints = source_fingerprints(self._context.snowflake.query, relation.from_clause(version), self._shape)
+        extract_prints = content_fingerprints(self._extract, self._shape, only=only)
+        source_prints = source_fingerprints(
+            self._context.snowflake.query, relation.from_clause(version), self._shape, only=only
+        )
         different = {
             slice_label(name or NO_SLICE_KEY): lines
             for name, lines in different_slices(extract_prints, source_prints).items()
@@ -315,9 +354,12 @@ class Verification:
         rows = sum(fingerprint["rows"] for fingerprint in extract_prints.values())
         counted = {"tir/slices_compared": len({*extract_prints, *source_prints}), "dagster/row_count": rows}
         if not different:
-            return Finding(
-                True, f"All {len(extract_prints)} slices equal the source at {self._moment}.", counted=counted
+            compared = (
+                f"All {len(extract_prints)}"
+                if only is None
+                else f"{len(only)} of {len(self._version.manifest['slice_rows'])}"
             )
+            return Finding(True, f"{compared} slices equal the source at {self._moment}.", counted=counted)
         count = "1 slice differs" if len(different) == 1 else f"{len(different)} slices differ"
         sentence = f"{count} from the source at {self._moment}. {self._repair(sorted(different))}"
         return Finding(False, sentence, slices=different, counted=counted)
@@ -335,18 +377,29 @@ class Verification:
 
     def server_holds_it(self) -> Finding:
         """Download what the server holds, and compare it with what was confirmed."""
+        with self.server_file() as hyper:
+            return self.held_by_server(hyper)
+
+    @contextmanager
+    def server_file(self) -> Iterator[Path | None]:
+        """Give the Hyper file that the server holds; None if the datasource is gone."""
         context = self._context
         folder = context.work / "verify"
         try:
+            hyper = None
             with TableauClient(context.tableau) as client:
                 datasource = look_at_server(client, context.spec).datasource
-                if datasource is None:
-                    return Finding(False, f"The datasource {context.spec.datasource.name!r} is gone. Refresh again.")
-                _, hyper = fetch_shell(client, datasource, folder)
-            same = self._holds(hyper)
+                if datasource is not None:
+                    _, hyper = fetch_shell(client, datasource, folder)
+            yield hyper
         finally:
             remove(folder)
-        if same:
+
+    def held_by_server(self, hyper: Path | None) -> Finding:
+        """Compare the server's file with what was confirmed."""
+        if hyper is None:
+            return Finding(False, f"The datasource {self._context.spec.datasource.name!r} is gone. Refresh again.")
+        if self._holds(hyper):
             return Finding(True, "The server holds what was confirmed.")
         sentence = "The server holds other rows than were confirmed. The next refresh loads everything; at once:"
         return Finding(False, f"{sentence} tir refresh {self._name}.")

@@ -305,10 +305,14 @@ class Keep(Declaration):
     versions: int = 3
     size: Size | None = None
     """The size of all of them together; the oldest are removed first."""
+    history: int = 30
+    """For how many days the rows that refreshes removed and added are kept, for `tir why`."""
 
     def problems(self) -> Iterator[tuple[str, str]]:
         if self.versions < 1:
             yield "versions", "give a number of at least 1: the confirmed version always stays"
+        if self.history < 0:
+            yield "history", "give a number of days; 0 keeps no rows longer than the refresh needs them"
 
 
 @dataclass(frozen=True)

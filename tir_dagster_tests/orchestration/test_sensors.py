@@ -28,6 +28,7 @@ from tir_dagster.orchestration.sensing.sensors import (
     refresh_due,
     watch_source,
 )
+from tir_dagster.refresh.state.hold import Hold, HoldFile
 from tir_dagster.spec.extract import Slices
 from tir_dagster.spec.reading import parse_specs
 from tir_dagster_tests.orchestration.confirmations import confirmation, moment
@@ -185,13 +186,14 @@ def instance():
 def source_tick(instance, spec, cursor: str | None = None):
     """One evaluation. Called as a function: evaluate_tick cannot resolve a partition that the same tick adds."""
     sensor = build_defs(specs=(spec,)).get_repository_def().get_sensor_def("orders_source")
-    resources = {"snowflake": environment_resources()["snowflake"]}
+    resources = {name: environment_resources()[name] for name in ("snowflake", "state")}
     return sensor(dg.build_sensor_context(instance=instance, cursor=cursor, resources=resources))
 
 
 def refresh_tick(instance, spec):
     repository = build_defs(specs=(spec,)).get_repository_def()
-    context = dg.build_sensor_context(instance=instance, repository_def=repository)
+    resources = {"state": environment_resources()["state"]}
+    context = dg.build_sensor_context(instance=instance, repository_def=repository, resources=resources)
     return repository.get_sensor_def("orders_refresh").evaluate_tick(context)
 
 
@@ -231,7 +233,8 @@ def test_dagsters_own_snowflake_resource_may_stand_in_the_place_of_ours(warehous
     sensor = (
         build_defs(specs=(spec,), resource_overrides=resources).get_repository_def().get_sensor_def("orders_source")
     )
-    by_theirs = sensor(dg.build_sensor_context(instance=instance, resources=resources))
+    state = {"state": environment_resources()["state"]}
+    by_theirs = sensor(dg.build_sensor_context(instance=instance, resources={**resources, **state}))
     by_ours = source_tick(instance, spec)
     assert [request.run_key for request in by_theirs.run_requests] == [
         request.run_key for request in by_ours.run_requests
@@ -289,7 +292,7 @@ def test_a_hundred_ticks_without_a_change_ask_one_query_each_and_nobody_else(see
     spec = an_extract()
     confirm_what_is_there(instance, spec)
     sensor = build_defs(specs=(spec,)).get_repository_def().get_sensor_def("orders_source")
-    resources = {"snowflake": environment_resources()["snowflake"]}
+    resources = {name: environment_resources()[name] for name in ("snowflake", "state")}
     tableau, spark = Admin(seeded.tableau_url), SparkContext._active_spark_context
     tableau.forget_calls()
     asked_of_the_warehouse(seeded)
@@ -309,7 +312,7 @@ def test_two_extracts_of_one_table_probe_it_once_and_both_learn_of_a_change(seed
     spec = an_extract()
     both = (spec, replace(spec, name="orders_too"))
     repository = build_defs(specs=both).get_repository_def()
-    resources = {"snowflake": environment_resources()["snowflake"]}
+    resources = {name: environment_resources()[name] for name in ("snowflake", "state")}
     for _ in range(2):
         asked_of_the_warehouse(seeded)
         warehouse.execute("INSERT INTO SENSED VALUES (3, NULL, 'c')")
@@ -424,3 +427,11 @@ def test_a_failed_refresh_is_asked_for_again_later(instance, monkeypatch, tmp_pa
     again = refresh_tick(instance, spec)
     assert again.run_requests == []
     assert "the refresh failed; the next attempt is in" in again.skip_message
+
+
+def test_while_an_extract_is_on_hold_no_sensor_starts_anything(warehouse, instance, tmp_path, monkeypatch):
+    monkeypatch.setenv("TIR_HOME", str(tmp_path))
+    HoldFile(tmp_path / "extracts" / "orders").put(Hold("yesterday", "somebody", "a mistake in the load"))
+    for skipped in (source_tick(instance, an_extract()), refresh_tick(instance, an_extract())):
+        text = getattr(skipped, "skip_message", None) or str(skipped)
+        assert "on hold since yesterday by somebody (a mistake in the load)" in text

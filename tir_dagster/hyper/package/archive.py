@@ -219,6 +219,8 @@ def _check(path: Path, members: list[zipfile.ZipInfo]) -> None:
         inside = PurePosixPath(name)
         if inside.is_absolute() or ".." in inside.parts or not inside.parts or ":" in inside.parts[0]:
             raise bad_package(path, f"has a member {member.filename!r} that leads out of it")
+        if member.header_offset < 0:
+            raise bad_package(path, f"has a member {member.filename!r} that lies outside of it")
         if member.flag_bits & _ENCRYPTED:
             raise bad_package(path, f"has an encrypted member {member.filename!r}")
         if str(inside) in names:

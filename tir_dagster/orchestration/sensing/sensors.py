@@ -13,6 +13,7 @@ from typing import Any, Literal
 import dagster as dg
 
 from tir_dagster.orchestration.alerts.sensor import unless_blind
+from tir_dagster.orchestration.io_managers import StateFolder
 from tir_dagster.orchestration.metadata import SOURCE_VERSION, TOUCHED, last_confirmation
 from tir_dagster.orchestration.names import ExtractKeys, application_config
 from tir_dagster.orchestration.partitions import (
@@ -160,7 +161,9 @@ def _reporting_sensor(spec: ExtractSpec, keys: ExtractKeys) -> dg.SensorDefiniti
         minimum_interval_seconds=round(spec.thresholds.interval),
         description=f"Probes {spec.main_table} by one cheap query; reports its update when it changed and has been quiet.",
     )
-    def source_sensor(context: dg.SensorEvaluationContext, snowflake: SnowflakeParam) -> Any:
+    def source_sensor(context: dg.SensorEvaluationContext, snowflake: SnowflakeParam, state: StateFolder) -> Any:
+        if hold := state.hold(spec.name).read():
+            return dg.SkipReason(hold.sentence(spec.name))
         before, now = Watch.parse(context.cursor), time.time()
         confirmed = last_confirmation(context.instance, keys.published_datasource)
         look = _look(
@@ -195,7 +198,9 @@ def _source_sensor(spec: ExtractSpec, keys: ExtractKeys, detect_job: Any) -> dg.
         minimum_interval_seconds=round(spec.thresholds.interval),
         description=f"Probes {spec.main_table} by one cheap query; starts a detection when it changed and has been quiet.",
     )
-    def source_sensor(context: dg.SensorEvaluationContext, snowflake: SnowflakeParam) -> Any:
+    def source_sensor(context: dg.SensorEvaluationContext, snowflake: SnowflakeParam, state: StateFolder) -> Any:
+        if hold := state.hold(spec.name).read():
+            return dg.SkipReason(hold.sentence(spec.name))
         before, now = Watch.parse(context.cursor), time.time()
         confirmed = last_confirmation(context.instance, keys.published_datasource)
         last, empty = _last_detection(context.instance, keys, detect_job.name, before, now)
@@ -245,7 +250,9 @@ def _trigger_sensor(spec: ExtractSpec, keys: ExtractKeys, refresh_job: Any) -> d
         description=f"Probes {', '.join([spec.main_table, *spec.watch])} by one cheap query; starts the refresh by Tableau when "
         "one of them changed and all have been quiet.",
     )
-    def source_sensor(context: dg.SensorEvaluationContext, snowflake: SnowflakeParam) -> Any:
+    def source_sensor(context: dg.SensorEvaluationContext, snowflake: SnowflakeParam, state: StateFolder) -> Any:
+        if hold := state.hold(spec.name).read():
+            return dg.SkipReason(hold.sentence(spec.name))
         before, now = Watch.parse(context.cursor), time.time()
         confirmed = last_confirmation(context.instance, keys.published_datasource)
         asked_tag = {ASKED_TAG: _detection_key(spec, replace(before, token=before.requested))}
@@ -334,7 +341,9 @@ def _refresh_sensor(spec: ExtractSpec, keys: ExtractKeys, refresh_job: Any) -> d
         minimum_interval_seconds=round(spec.thresholds.interval),
         description="Starts the refresh of the touched slices when a change set is ready: one run, one publish.",
     )
-    def refresh_sensor(context: dg.SensorEvaluationContext) -> Any:
+    def refresh_sensor(context: dg.SensorEvaluationContext, state: StateFolder) -> Any:
+        if hold := state.hold(spec.name).read():
+            return dg.SkipReason(hold.sentence(spec.name))
         now, instance = time.time(), context.instance
         ready = last_ready(instance, keys.changed_keys)
         key, reason = refresh_due(

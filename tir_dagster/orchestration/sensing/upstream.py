@@ -69,6 +69,14 @@ def upstream_changes(
     return UpstreamChanges(tuple(sorted(slices)), tuple(dict.fromkeys(unclear)))
 
 
+def announcements(
+    instance: dg.DagsterInstance, spec: ExtractSpec, *, since: datetime, used: Collection[int] = ()
+) -> tuple[str, ...]:
+    """Name the materializations since that moment that were not yet used."""
+    events = ((key, record) for key, _, record in _materialized(instance, spec, since) if record.storage_id not in used)
+    return tuple(f"the materialization of {key.to_user_string()} in run {record.run_id}" for key, record in events)
+
+
 def newest_materialization(
     instance: dg.DagsterInstance, spec: ExtractSpec, *, since: datetime, used: Collection[int] = ()
 ) -> str | None:

@@ -297,6 +297,10 @@ class Patch:
         """Send the change set, or the whole file if the change alone is not enough."""
         if self._fits(looked, version):
             return self._publish_change(looked, version)
+        return self.publish_whole(looked, version)
+
+    def publish_whole(self, looked: Looked, version: Version) -> Published:
+        """Publish the whole file."""
         # With a key column, if need be, so that later changes can be sent alone.
         keyed = self._needs_key(shape_of(version))
         file = self._with_keys(version) if keyed else nullcontext(version.extract)

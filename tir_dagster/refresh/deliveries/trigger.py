@@ -67,6 +67,7 @@ def trigger_warnings(context: RefreshContext) -> tuple[str, ...]:
 
 def refresh_on_server(context: RefreshContext, plan: Plan, watched: Watched) -> RefreshedByServer:
     """Let the server refresh the datasource, and wait for it."""
+    context.hold.check(context.spec.name)
     with TableauClient(context.tableau) as client:
         with context.stages.timed("look"):
             datasource = _find(context, client)

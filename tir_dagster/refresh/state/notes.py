@@ -1,4 +1,4 @@
-"""Notes beside the records: the settings that a publish has to put back, and the last comparison with the server's content."""
+"""Notes beside the records: settings that a publish has to put back, the last comparison with the server's content, partial hints."""
 
 from __future__ import annotations
 
@@ -89,3 +89,28 @@ def read_compared(folder: Path, of: Sequence[str | None]) -> Compared | None:
 
 def _compared_file(folder: Path) -> Path:
     return folder / "compared.json"
+
+
+# After so many partial hints, those who send them are no longer believed alone.
+TRUSTED_PARTIAL_HINTS = 1
+
+
+def partial_hints(folder: Path) -> int:
+    """Return how often hints described less than had changed, since everything was last loaded."""
+    with suppress(*_UNREADABLE):
+        return int(json.loads(_hints_file(folder).read_text(encoding="utf-8"))["partial"])
+    return 0
+
+
+def note_partial_hints(folder: Path) -> None:
+    count = partial_hints(folder) + 1
+    with replaced_file(_hints_file(folder)) as beside:
+        beside.write_text(json.dumps({"partial": count}), encoding="utf-8")
+
+
+def forget_partial_hints(folder: Path) -> None:
+    _hints_file(folder).unlink(missing_ok=True)
+
+
+def _hints_file(folder: Path) -> Path:
+    return folder / "hints.json"

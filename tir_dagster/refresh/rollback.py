@@ -1,0 +1,123 @@
+"""Go back to an earlier version: it is published again as a new version, guarded and confirmed like any other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tir_dagster.errors import DatasourceError, ExtractError
+from tir_dagster.files import copy_file, need_space
+from tir_dagster.hyper.hyperfile import describe
+from tir_dagster.hyper.package.package import read_package
+from tir_dagster.refresh.context import Looked, Published, RefreshContext, explaining_lost_lease
+from tir_dagster.refresh.datasource import server_package
+from tir_dagster.refresh.deliveries.patch import Patch
+from tir_dagster.refresh.deliveries.republish import Republish
+from tir_dagster.refresh.state.change_sets import new_id
+from tir_dagster.refresh.state.hold import Hold
+from tir_dagster.refresh.state.versions import SHELL, Version, new_version
+
+
+def put_on_hold(context: RefreshContext, *, by: str, reason: str) -> Hold:
+    """Keep refreshes from touching the datasource until the hold is released."""
+    hold = Hold(f"{context.now():%Y-%m-%d %H:%M} UTC", by, reason)
+    context.hold.put(hold)
+    return hold
+
+
+@dataclass(frozen=True)
+class RollbackPlan:
+    """What a rollback would publish, and instead of what."""
+
+    target: Version
+    instead_of: str
+    rows_now: int
+
+    @property
+    def sentence(self) -> str:
+        rows = self.target.manifest["rows"]
+        return (
+            f"version {self.target.id} with {rows:,} rows, the source at {self.target.manifest['source_version']}, "
+            f"instead of version {self.instead_of} with {self.rows_now:,} rows"
+        )
+
+
+def plan_rollback(context: RefreshContext, looked: Looked, version_id: str) -> RollbackPlan:
+    """Find the version to go back to; raise if there is none, if it is the published one, or if somebody else published since."""
+    name, confirmed = context.spec.name, looked.confirmed
+    if context.spec.delivery == "trigger":
+        raise ExtractError(
+            f"{name}: Tableau itself refreshes this extract (delivery `trigger`), so no versions are kept here. Restore a revision "
+            "in Tableau; `tir revisions` lists and fetches them."
+        )
+    if confirmed is None:
+        raise ExtractError(f"{name}: nothing was published yet, so there is nothing to go back from.")
+    if looked.foreign or looked.server.datasource is None:
+        raise DatasourceError(
+            f"{name}: somebody else published or removed the datasource since version {confirmed.version}. Nothing was touched. "
+            f"See tir revisions {name}; the next refresh starts from what is there."
+        )
+    known = {version.id: version for version in context.versions.versions()}
+    if version_id not in known:
+        kept = ", ".join(other for other in known if other != confirmed.version) or "none"
+        raise ExtractError(
+            f"{name}: version {version_id} is not kept here. Kept besides the published one: {kept}. `keep.versions` in the spec says "
+            f"how many stay; tir revisions {name} lists the server's own revisions."
+        )
+    if known[version_id].manifest["fingerprint"] == confirmed.fingerprint:
+        raise ExtractError(f"{name}: the datasource shows the rows of version {version_id} already. Nothing to do.")
+    return RollbackPlan(known[version_id], confirmed.version, confirmed.rows)
+
+
+def make_version(context: RefreshContext, looked: Looked, plan: RollbackPlan) -> Version:
+    """Copy the old version to a new one: numbers only grow, so everything that asks for the newest version stays right.
+
+    Only rows go back: the package that people have around them now stays.
+    """
+    target, confirmed = plan.target, looked.confirmed
+    assert confirmed is not None, "planned"
+    context.check_lease()
+    need_space(context.folder, target.extract.stat().st_size)
+    with explaining_lost_lease(context), new_version(context.versions) as workspace:
+        shell, _ = server_package(context, looked)
+        if shell is not None and not _fits(shell, target):
+            raise ExtractError(
+                f"{context.spec.name}: the datasource has other columns now than at version {target.id}, so its package does not fit these"
+                f" rows. Fetch what was there with tir revisions {context.spec.name} --fetch {target.id}, or run a full refresh."
+            )
+        copy_file(target.extract, workspace.extract)
+        if shell is not None:
+            copy_file(shell, workspace.folder / SHELL)
+        change_set = f"rollback-{new_id()}"
+        manifest = {
+            **target.manifest,
+            "change_set": change_set,
+            "change_sets": [change_set],
+            "base": confirmed.version,
+            "replaced_in": None,
+            "server_version": looked.server.version_text,
+            "rows_purged": confirmed.rows,
+            "rows_appended": target.manifest["rows"],
+            "compared": {},
+            "rolled_back_to": target.id,
+            "instead_of": confirmed.version,
+        }
+        return context.versions.commit(workspace, manifest, after=confirmed.version)
+
+
+def _fits(shell: Path, target: Version) -> bool:
+    """Whether the package finds all its columns in the version's file."""
+    package = read_package(shell)
+    names = package.hyper_names or {record.remote_name: record.remote_name for record in package.columns}
+    return set(names.values()) <= {column.name for column in describe(target.extract).columns}
+
+
+def publish_again(context: RefreshContext, looked: Looked, version: Version) -> Published:
+    """Publish all rows of the version over exactly what was looked at, whatever the delivery."""
+    with explaining_lost_lease(context):
+        if context.spec.delivery == "patch":
+            published = Patch(context).publish_whole(looked, version)
+        else:
+            published = Republish(context).publish(looked, version)
+    context.check_lease()
+    return published

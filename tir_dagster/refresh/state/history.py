@@ -1,0 +1,123 @@
+"""The history of an extract: for each confirmed version what was replaced, with the rows before and after, for some days."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import uuid
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from tir_dagster.changes.change_set import BEFORE, ROWS, ChangeSet, parts_of
+from tir_dagster.files import copy_file, sync
+from tir_dagster.refresh.state.versions import Version
+
+_RECORD = "record.json"
+_UNFINISHED = ".unfinished-"
+
+
+@dataclass(frozen=True)
+class HistoryEntry:
+    """One confirmed version: when it was confirmed, what it was made of, and where its replaced rows lie."""
+
+    folder: Path
+    confirmed_at: datetime
+    version: str
+    manifest: Mapping[str, Any]
+    # None for a version that was published again, by a rollback.
+    change_set: ChangeSet | None
+
+    @property
+    def source_version(self) -> str:
+        return str(self.manifest["source_version"])
+
+    @property
+    def before(self) -> list[Path]:
+        """The rows that were removed."""
+        return parts_of(self.folder / BEFORE)
+
+    @property
+    def after(self) -> list[Path]:
+        """The rows that were added."""
+        return parts_of(self.folder / ROWS)
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether the replaced rows were kept: not of a version for which everything was loaded."""
+        return (self.folder / BEFORE).is_dir()
+
+
+class HistoryStore:
+    """The entries of one extract, a folder each; complete or not there."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def add(self, version: Version, change_set_folder: Path, change_set: ChangeSet | None, *, now: datetime) -> None:
+        """Keep what made the version. Repeating it is harmless."""
+        target = self.folder / version.id
+        if target.exists():
+            return
+        folder = self.folder / f"{_UNFINISHED}{version.id}-{uuid.uuid4().hex[:8]}"
+        folder.mkdir(parents=True, mode=0o700)
+        try:
+            if change_set is not None and change_set.decision == "incremental":
+                for kind in (BEFORE, ROWS):
+                    _link(change_set_folder / kind, folder / kind)
+            record = {
+                "confirmed_at": now.isoformat(),
+                "version": version.id,
+                "manifest": dict(version.manifest),
+                "change_set": json.loads(change_set.to_json()) if change_set else None,
+            }
+            (folder / _RECORD).write_text(json.dumps(record, ensure_ascii=False), encoding="utf-8")
+            sync(folder / _RECORD)
+            folder.rename(target)
+            sync(self.folder)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def entries(self) -> list[HistoryEntry]:
+        """Return all readable entries, the newest first."""
+        paths = self.folder.glob(f"*/{_RECORD}") if self.folder.is_dir() else ()
+        entries = [entry for path in paths if (entry := _read(path.parent)) is not None]
+        return sorted(entries, key=lambda entry: (entry.confirmed_at, entry.version), reverse=True)
+
+    def prune(self, *, days: float, now: datetime) -> None:
+        """Remove entries that are older, and what a crash left unfinished; call it only while holding the extract's lease."""
+        if not self.folder.is_dir():
+            return
+        kept = {entry.folder for entry in self.entries() if now - entry.confirmed_at <= timedelta(days=days)}
+        for path in self.folder.iterdir():
+            if path not in kept:
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def _link(source: Path, target: Path) -> None:
+    target.mkdir(mode=0o700)
+    for file in parts_of(source):
+        try:
+            (target / file.name).hardlink_to(file)
+        except OSError:
+            # Some file systems know no hard links.
+            copy_file(file, target / file.name)
+
+
+def _read(folder: Path) -> HistoryEntry | None:
+    if folder.name.startswith(_UNFINISHED):
+        return None
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        value = json.loads((folder / _RECORD).read_text(encoding="utf-8"))
+        change_set = value["change_set"]
+        return HistoryEntry(
+            folder,
+            datetime.fromisoformat(value["confirmed_at"]),
+            value["version"],
+            value["manifest"],
+            ChangeSet.from_json(json.dumps(change_set)) if change_set else None,
+        )
+    return None

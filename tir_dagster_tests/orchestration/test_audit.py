@@ -1,0 +1,185 @@
+"""`tir verify`, `history`, `why`, `rollback` and `release`: prove and undo what refreshes did."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import tableauserverclient as TSC  # noqa: N812 - the name its own documentation uses
+from click.testing import CliRunner
+
+from tir_dagster.cli.main import tir
+from tir_dagster.hyper.package.package import extract_hyper, packed, read_package
+from tir_dagster.orchestration.home import tir_home
+from tir_dagster.refresh.state.versions import VersionStore
+from tir_dagster_tests.hyper.helpers import run
+from tir_dagster_tests.orchestration.conftest import Place, download
+
+FAILED, WRONG_USAGE = 1, 2
+Say = Callable[..., Any]
+
+
+@pytest.fixture
+def say(restored: Place, monkeypatch: pytest.MonkeyPatch) -> Say:
+    """Run a command: its JSON with `json=True`, else its exit code and what it printed."""
+    specs = restored.folder / "extracts.yaml"
+    specs.write_text(restored.spec_text, encoding="utf-8")
+    monkeypatch.setenv("TIR_SPECS", str(specs))
+
+    def run_command(*arguments: str, code: int = 0) -> Any:
+        result = CliRunner().invoke(tir, list(arguments))
+        assert result.exit_code == code, result.output
+        return json.loads(result.stdout) if "--json" in arguments and result.stdout else result.output
+
+    return run_command
+
+
+def store() -> VersionStore:
+    return VersionStore(tir_home() / "extracts" / "orders" / "versions")
+
+
+def tamper(place: Place) -> int:
+    """Spoil one row of the published version's file, behind everybody's back; return its key."""
+    newest = store().latest()
+    assert newest is not None
+    (order,) = place.sql("SELECT MIN(ORDER_ID) FROM MYTABLE")[0]
+    run(newest.extract, f'UPDATE "Extract"."Extract" SET "NOTE" = \'spoilt\' WHERE "ORDER_ID" = {order}')
+    return int(order)
+
+
+def test_a_wrong_row_is_found_named_and_repaired(restored: Place, say: Say):
+    restored.touch("as it must be")
+    assert restored.refresh().published
+    newest = store().latest()
+    order = tamper(restored)
+    found = say("verify", "orders", "--all-slices", "--rows", "--json", code=FAILED)
+    assert (found["equal"], found["compared"], found["stale"], found["missing"], found["extra"]) == (
+        False,
+        True,
+        1,
+        0,
+        0,
+    )
+    (row,) = found["rows"]
+    assert (row["kind"], row["key"], row["columns"]) == ("stale", {"ORDER_ID": str(order)}, ["NOTE"])
+    assert row["last_replaced"] == newest.id
+    assert row["extract"] is None, "values are hidden unless asked for"
+    text = say("verify", "orders", "--all-slices", "--rows", "--values", code=FAILED)
+    assert "extract: NOTE = spoilt" in text
+    assert "source: NOTE = as it must be" in text
+    repaired = say("verify", "orders", "--all-slices", "--repair", "--json")
+    assert (repaired["equal"], repaired["repaired"], repaired["steps"]) == (
+        True,
+        True,
+        ["replaced the slices that differ"],
+    )
+    assert restored.published_rows() == restored.source_rows()
+
+
+def test_without_all_slices_the_touched_ones_are_compared(restored: Place, say: Say):
+    restored.touch("touched again")
+    assert restored.refresh().published
+    assert say("verify", "orders", "--json")["equal"]
+    tamper(restored)
+    assert say("verify", "orders", "--json", code=FAILED)["slices"]
+    assert say("verify", "orders", "--repair", "--json")["repaired"]
+
+
+def test_rows_of_the_server_are_compared_with_the_source(restored: Place, say: Say):
+    assert say("verify", "orders", "--server", "--json")["server"] == "The server holds what was confirmed."
+    order = publish_spoilt(restored)
+    found = say("verify", "orders", "--server", "--rows", "--json", code=FAILED)
+    assert found["server"].startswith("The server holds other rows than were confirmed.")
+    assert [(row["kind"], row["key"]) for row in found["rows"]] == [("missing", {"ORDER_ID": str(order)})]
+    repaired = say("verify", "orders", "--server", "--repair", "--json")
+    assert repaired["repaired"], repaired
+    assert restored.published_rows() == restored.source_rows()
+
+
+def publish_spoilt(place: Place) -> int:
+    """Publish what is there without one row, as somebody would by hand; return the row's key."""
+    folder = place.folder / "spoilt"
+    package = read_package(download(place.sandbox, place.spec.datasource.name, folder))
+    hyper = extract_hyper(package, folder / "spoilt.hyper")
+    (order,) = place.sql("SELECT MIN(ORDER_ID) FROM MYTABLE")[0]
+    run(hyper, f'DELETE FROM "Extract"."Extract" WHERE "ORDER_ID" = {order}')
+    target = folder / "spoilt.tdsx"
+    packed(package, target.name, hyper=hyper, refresh=None).write(target)
+    credentials = TSC.ConnectionCredentials(
+        place.sandbox.env["SNOWFLAKE_USER"], place.sandbox.env["SNOWFLAKE_PASSWORD"], embed=True
+    )
+    with place.sandbox.tableau() as server:
+        (datasource,) = server.datasources.filter(name=place.spec.datasource.name)
+        item = TSC.DatasourceItem(datasource.project_id, datasource.name)
+        server.datasources.publish(item, str(target), "Overwrite", connection_credentials=credentials)
+    return int(order)
+
+
+def test_where_no_repair_works_the_last_version_that_equals_its_source_is_published(restored: Place, say: Say):
+    before = restored.published_rows()
+    restored.touch("spoilt later")
+    assert restored.refresh().published
+    tamper(restored)
+    restored.sql("DELETE FROM MYTABLE")
+    repaired = say("verify", "orders", "--all-slices", "--repair", "--json")
+    first, second, last = repaired["steps"]
+    assert "which failed" in first
+    assert "which failed" in second
+    assert last.startswith("published version")
+    assert restored.published_rows() == before
+
+
+def test_why_tells_each_refresh_that_changed_a_row(restored: Place, say: Say):
+    (order,) = restored.sql("SELECT MIN(ORDER_ID) FROM MYTABLE")[0]
+    (last,) = restored.sql("SELECT MAX(ORDER_ID) FROM MYTABLE")[0]
+    for note in ("first", "second"):
+        restored.touch(note)
+        assert restored.refresh().published
+    answer = say("why", "orders", "--key", str(order), "--column", "note", "--json")
+    assert [step["changes"]["NOTE"][1] for step in answer["steps"][:2]] == ["second", "first"]
+    assert answer["steps"][0]["changes"]["NOTE"] == ["first", "second"]
+    assert answer["now"][0]["NOTE"] == "second"
+    removed = say("why", "orders", "--key", f"ORDER_ID={last}", "--json")
+    assert removed["steps"][0]["what"] == "removed"
+    assert removed["now"] == []
+    (month,) = restored.sql(f"SELECT TO_CHAR(ORDER_DATE, 'YYYY-MM') FROM KEPT_ASIDE WHERE ORDER_ID = {last}")[0]
+    lines = say("why", "orders", "--slice", month, "--column", "QUANTITY")
+    assert "1 rows removed, 0 added, -" in lines
+    assert "to the sum" in lines
+    assert say("why", "orders", "--key", "x", code=WRONG_USAGE).splitlines()[-1].endswith("which is of type integer.")
+
+
+def test_a_rollback_holds_until_it_is_released_and_the_next_refresh_goes_on(restored: Place, say: Say):
+    before, target = restored.published_rows(), store().latest()
+    restored.touch("a mistake")
+    assert restored.refresh().published
+    assert restored.published_rows() != before
+    planned = say("rollback", "orders", "--to", target.id, "--dry-run", "--json")
+    assert (planned["published"], planned["rows"]) == (False, target.manifest["rows"])
+    rolled = say("rollback", "orders", "--to", target.id, "--hold", "--reason", "a mistake in the load", "--json")
+    assert (rolled["published"], rolled["held"]) == (True, True)
+    assert restored.published_rows() == before
+    newest, *_ = say("history", "orders", "--json")["versions"]
+    assert (newest["version"], newest["decision"], newest["started_by"]) == (
+        rolled["version"],
+        "rollback",
+        "tir rollback",
+    )
+    assert "a mistake in the load" in say("history", "orders")
+    assert "a mistake in the load" in say("refresh", "orders", code=FAILED)
+    assert "on hold" in say("plan", "orders")
+    assert restored.published_rows() == before
+    assert say("release", "orders", "--json") == {"extract": "orders", "released": True}
+    assert say("release", "orders").strip() == "orders was not on hold."
+    assert say("refresh", "orders", "--json")["published"]
+    assert restored.published_rows() == restored.source_rows()
+    assert store().latest().manifest["base"] == rolled["version"]
+
+
+def test_a_rollback_to_what_is_not_there_says_what_is(restored: Place, say: Say):
+    error = say("rollback", "orders", "--to", "v99999999", code=FAILED).splitlines()[-1]
+    assert "version v99999999 is not kept here. Kept besides the published one:" in error
+    published = store().latest()
+    assert "shows the rows of version" in say("rollback", "orders", "--to", published.id, code=FAILED)
