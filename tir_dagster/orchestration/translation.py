@@ -142,5 +142,6 @@ def _description(spec: ExtractSpec, part: Part) -> str:
         "purged_extract": "The Hyper extract, purged of the changed keys, with their fresh rows in place, verified "
         "against the source. A run by hand on slices re-syncs them.",
         "published_datasource": f"{datasource}. One event is one confirmation: what the server shows, and from which "
-        "version of the source.",
+        f"version of the source. `tir history {spec.name}` lists what was published, `tir why {spec.name} --key …` tells which refreshes "
+        f"changed a row, `tir verify {spec.name}` compares it with the source, and the job `{spec.name}_rollback` goes back to a version.",
     }[part]
