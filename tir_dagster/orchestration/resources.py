@@ -100,6 +100,8 @@ class TableauResource(dg.ConfigurableResource):
     connected_app_client_id: str | None = None
     connected_app_secret_id: str | None = None
     connected_app_secret_value: str | None = None
+    # Scopes beside those that a refresh asks for by itself.
+    connected_app_scopes: str | None = None
 
     def access(self) -> Any:
         """Return the plain object that the room `tableau` uses."""

@@ -28,6 +28,7 @@ from tir_dagster.snowflake.names import TableName, quote
 from tir_dagster.snowflake.slices import SliceBy
 from tir_dagster.spec.extract import ExtractSpec
 from tir_dagster.tableau.access import TableauAccess
+from tir_dagster.tableau.calls import Use
 from tir_dagster.tableau.client import TableauClient
 from tir_dagster.tableau.datasources import FoundDatasource, FoundProject, ServerVersion, server_version
 
@@ -38,6 +39,16 @@ if TYPE_CHECKING:
 CRASH_VARIABLE = "TIR_CRASH_AFTER"
 # Under it, a folder of its own for every refresh: what is compared and sent.
 _WORK, _DOWNLOADS = "work", "downloads"
+
+# What each delivery does on the server: the token of a connected app asks for these scopes. Every delivery that publishes
+# can also repair what an interrupted publish of another one left.
+_WHOLE = frozenset({Use.LOOK, Use.DOWNLOAD, Use.UPLOAD, Use.PUBLISH, Use.SETTINGS, Use.TASKS, Use.JOBS})
+USES_BY_DELIVERY: dict[str, frozenset[Use]] = {
+    "republish": _WHOLE,
+    "patch": _WHOLE | {Use.CHANGE_DATA},
+    "server": _WHOLE | {Use.REFRESH, Use.SCHEDULES},
+    "trigger": frozenset({Use.LOOK, Use.REFRESH, Use.TASKS, Use.JOBS}),
+}
 
 Log = Callable[[str], None]
 
@@ -144,13 +155,13 @@ def snowflake_for(access: SnowflakeAccess, spec: ExtractSpec) -> SnowflakeAccess
     return replace(access, database=quote(table.database), schema=quote(table.schema), **settings)
 
 
-def tableau_for(access: TableauAccess, spec: ExtractSpec) -> TableauAccess:
-    """Return the access to the server and site that the spec names."""
+def tableau_for(access: TableauAccess, spec: ExtractSpec, uses: frozenset[Use] | None = None) -> TableauAccess:
+    """Return the access to the server and site that the spec names, for these uses or else for those of its delivery."""
     return replace(
         access,
         server_url=spec.datasource.server or access.server_url,
         site=access.site if spec.datasource.site is None else spec.datasource.site,
-    )
+    ).limited_to(USES_BY_DELIVERY[spec.delivery] if uses is None else uses)
 
 
 @contextmanager

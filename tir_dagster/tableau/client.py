@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import re
 import threading
 import time
@@ -21,14 +22,24 @@ import requests
 import tableauserverclient as TSC  # noqa: N812 - the name its own documentation uses
 from defusedxml import DefusedXmlException
 from defusedxml.ElementTree import fromstring
+from tableauserverclient.server.endpoint.exceptions import NonXMLResponseError
 
 from tir_dagster.errors import DatasourceError
 from tir_dagster.measuring import waiting_for
 from tir_dagster.retries import Backoff, Repeat, RetryPolicy, looks
 from tir_dagster.tableau.access import TableauAccess, TableauToken
-from tir_dagster.tableau.failures import BadAnswerError, Fate, as_error, understand
+from tir_dagster.tableau.failures import (
+    BadAnswerError,
+    DeniedError,
+    Fate,
+    MissingScopeError,
+    as_error,
+    lacks_scope,
+    understand,
+)
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 # Tableau Cloud asks for at least this much between two looks at a job.
 _CLOUD_POLL_SECONDS = 5.0
 # A short job is noticed at once; a long one costs few looks, and is noticed a fortieth of its time late on average.
@@ -157,8 +168,12 @@ class TableauClient:
         except Exception as error:
             if (failure := understand(error)) is None:
                 raise
+            told = as_error(failure, access=self.access, doing=doing, repeated=repeat)
+            if isinstance(told, MissingScopeError):
+                # Callers go on without what a user may not see; a scope is never missed in silence.
+                log.warning("Tableau: %s", told)
             # Without its cause: the libraries' errors hold requests, and those hold credentials.
-            raise as_error(failure, access=self.access, doing=doing, repeated=repeat) from None
+            raise told from None
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
@@ -199,7 +214,7 @@ class TableauClient:
             return action(session.server)
         except Exception as error:
             failure = understand(error)
-            if failure is None or failure.fate is not Fate.SESSION_GONE:
+            if failure is None or failure.fate is not Fate.SESSION_GONE or lacks_scope(failure, self.access):
                 raise
         session.renew(seen, self.retry)
         return action(session.server)
@@ -326,6 +341,9 @@ class TimedSession(requests.Session):
         if response.status_code == 429 or response.status_code >= 500:
             with response:
                 raise BadAnswerError(response.status_code, _detail(response), _retry_after(response))
+        if response.status_code in (401, 403):
+            with contextlib.suppress(ParseError, DefusedXmlException, NonXMLResponseError, ValueError):
+                raise DeniedError.of(response)
         if response.status_code == 206:
             # The client takes a part of a file for an error. That it is one still shows in its Content-Range.
             response.status_code = 200

@@ -501,6 +501,22 @@ def test_the_table_of_rest_calls_says_what_is_played_at(
 
 
 @calls
+def test_the_scopes_that_a_connected_app_asks_for_are_enough(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    identity, env = scene.place.sandbox.identity, scene.place.env
+    for name in ("client_id", "secret_id", "secret_value"):
+        monkeypatch.setitem(env, f"TABLEAU_CONNECTED_APP_{name.upper()}", getattr(identity, f"connected_app_{name}"))
+    monkeypatch.setitem(env, "TABLEAU_USERNAME", identity.tableau_user)
+    monkeypatch.setitem(env, "TABLEAU_TOKEN_NAME", "")
+    monkeypatch.setitem(env, "TABLEAU_TOKEN_SECRET", "")
+    scene.play()
+    assert scene.published() == scene.new
+    assert scene.lost() is None
+    assert "scope" not in caplog.text
+
+
+@calls
 @pytest.mark.parametrize("kind", PASSING)
 def test_what_passes_is_survived_at_every_call(
     scene: Scene, recorded: Callable[[Scene], list[Spot]], kind: str

@@ -16,6 +16,7 @@ from tir_dagster.refresh.survey import Watched, watch_tables
 from tir_dagster.spec.extract import ExtractSpec
 from tir_dagster.tableau.client import TableauClient
 from tir_dagster.tableau.datasources import FoundDatasource, find_datasource, find_project, server_version
+from tir_dagster.tableau.jobs import check_jobs_are_shown
 from tir_dagster.tableau.refreshes import TriggeredRefresh, refresh_by_server
 from tir_dagster.tableau.tasks import RefreshTask, scheduled_refreshes
 
@@ -87,6 +88,7 @@ def refresh_on_server(context: RefreshContext, plan: Plan, watched: Watched) -> 
 
 
 def _find(context: RefreshContext, client: TableauClient) -> FoundDatasource:
+    check_jobs_are_shown(client)
     project = find_project(client, context.spec.datasource.project)
     return find_datasource(client, project=project, name=context.spec.datasource.name)
 

@@ -40,6 +40,7 @@ from tir_dagster.sandbox.tableau.multipart import (
     spool,
     take_apart,
 )
+from tir_dagster.sandbox.tableau.scopes import is_granted
 from tir_dagster.sandbox.tableau.server import Server, log
 from tir_dagster.sandbox.tableau.settings import parse_version
 from tir_dagster.sandbox.tableau.timetable import Timetable
@@ -131,6 +132,8 @@ class _Endpoint:
             raise ApiError(404950, f"Version {request.path_params['version']} does not know this call.")
         token = request.headers.get("x-tableau-auth")
         session = await run_in_threadpool(self._session, request, token) if entry.signed_in else None
+        if session is not None and not is_granted(entry.name, session.scopes, version):
+            raise people.no_session()
         make = partial(
             Call,
             self._server,
