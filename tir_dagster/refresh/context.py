@@ -18,6 +18,7 @@ from tir_dagster.errors import TirError
 from tir_dagster.hyper.replace import ExtractShape
 from tir_dagster.measuring import Meter
 from tir_dagster.refresh.profile import Profile
+from tir_dagster.refresh.state.call_budget import CallBudget
 from tir_dagster.refresh.state.change_sets import ChangeSetStore
 from tir_dagster.refresh.state.lease import Lease, LeaseLostError, lease
 from tir_dagster.refresh.state.records import Confirmation
@@ -28,7 +29,7 @@ from tir_dagster.snowflake.names import TableName, quote
 from tir_dagster.snowflake.slices import SliceBy
 from tir_dagster.spec.extract import ExtractSpec
 from tir_dagster.tableau.access import TableauAccess
-from tir_dagster.tableau.calls import Use
+from tir_dagster.tableau.calls import Budget, Use
 from tir_dagster.tableau.client import TableauClient
 from tir_dagster.tableau.datasources import FoundDatasource, FoundProject, ServerVersion, server_version
 
@@ -48,6 +49,13 @@ USES_BY_DELIVERY: dict[str, frozenset[Use]] = {
     "patch": _WHOLE | {Use.CHANGE_DATA},
     "server": _WHOLE | {Use.REFRESH, Use.SCHEDULES},
     "trigger": frozenset({Use.LOOK, Use.REFRESH, Use.TASKS, Use.JOBS}),
+}
+# The calls of one refresh that Tableau Cloud limits; `server` may have to publish twice: the purged package, and the old one back.
+NEEDED_CALLS: dict[str, dict[Budget, int]] = {
+    "republish": {Budget.PUBLISHES: 1},
+    "patch": {Budget.PUBLISHES: 1},
+    "server": {Budget.PUBLISHES: 2, Budget.REFRESHES: 1},
+    "trigger": {Budget.REFRESHES: 1},
 }
 
 Log = Callable[[str], None]
@@ -84,6 +92,8 @@ class RefreshContext:
     snowflake: SnowflakeAccess
     tableau: TableauAccess
     spark: Callable[[], SparkSession]
+    # Counts the calls that the site limits.
+    calls: CallBudget
     folder: Path
     # Scratch files of this refresh alone: a process that slept through the end of its lease must not write into the next one's.
     work: Path
@@ -92,6 +102,10 @@ class RefreshContext:
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
     stages: Stages = field(default_factory=Stages)
     lease: Lease | None = None
+
+    def client(self) -> TableauClient:
+        """Return a client whose limited calls are counted."""
+        return TableauClient(self.tableau, counter=self.calls)
 
     @cached_property
     def change_sets(self) -> ChangeSetStore:
@@ -135,11 +149,13 @@ def refresh_context(
 ) -> RefreshContext:
     """Put the context of an extract's refresh together; its state lies under `home`."""
     folder = home / "extracts" / spec.name
+    access = tableau_for(tableau, spec)
     return RefreshContext(
         spec=spec,
         snowflake=snowflake_for(snowflake, spec),
-        tableau=tableau_for(tableau, spec),
+        tableau=access,
         spark=spark,
+        calls=CallBudget(home, access, spec.name),
         folder=folder,
         work=folder / _WORK / uuid.uuid4().hex[:12],
         log=log,
@@ -208,7 +224,7 @@ def lost_lease(context: RefreshContext) -> LeaseLostError | None:
 @contextmanager
 def publishing(context: RefreshContext) -> Iterator[TableauClient]:
     """Give a client for the stage `publish`; how long it waited for the server's answers and jobs is shown beside it."""
-    with context.stages.timed("publish"), TableauClient(context.tableau) as client:
+    with context.stages.timed("publish"), context.client() as client:
         try:
             yield client
         finally:

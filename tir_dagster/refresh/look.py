@@ -59,7 +59,7 @@ def look(context: RefreshContext, confirmed: Confirmation | None, *, repair: boo
 
     Without the lease nothing may be repaired: what looks like a crash can be another run that still works.
     """
-    with explaining_lost_lease(context), context.stages.timed("look"), TableauClient(context.tableau) as client:
+    with explaining_lost_lease(context), context.stages.timed("look"), context.client() as client:
         if context.spec.delivery != "republish":
             check_jobs_are_shown(client)
         looked = _Looking(context, client, repair=repair).look(confirmed)

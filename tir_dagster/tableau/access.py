@@ -15,7 +15,7 @@ import tableauserverclient as TSC  # noqa: N812 - the name its own documentation
 
 from tir_dagster.addresses import has_credentials
 from tir_dagster.errors import DatasourceError
-from tir_dagster.tableau.calls import Use, scopes_of
+from tir_dagster.tableau.calls import Budget, Use, scopes_of
 
 _TOKEN = ("TABLEAU_TOKEN_NAME", "TABLEAU_TOKEN_SECRET")
 _PASSWORD = ("TABLEAU_USERNAME", "TABLEAU_PASSWORD")
@@ -27,6 +27,8 @@ _APP = (
 )
 # Scopes to ask for beside our own, for a server whose scopes are not those of Tableau's documentation.
 MORE_SCOPES = "TABLEAU_CONNECTED_APP_SCOPES"
+# What Tableau Cloud allows in an hour and on one site, by third parties that quote its documentation.
+CLOUD_LIMITS = {Budget.REFRESHES: 60, Budget.PUBLISHES: 600}
 # The server refuses tokens that live for more than ten minutes.
 _JWT_SECONDS = 300
 
@@ -106,6 +108,9 @@ class TableauAccess:
     server_url: str
     site: str
     identity: TableauToken | TableauPassword | ConnectedApp
+    # Calls that the site allows in an hour; 0: any number, None: what Tableau Cloud allows, and any number on a server.
+    refreshes_per_hour: int | None = None
+    publishes_per_hour: int | None = None
 
     def __post_init__(self) -> None:
         """Refuse an address that cannot work, or that would carry a password into messages."""
@@ -119,7 +124,16 @@ class TableauAccess:
 
     @property
     def is_cloud(self) -> bool:
-        return (urlsplit(self.server_url).hostname or "").endswith("online.tableau.com")
+        """Whether it is Tableau Cloud: its pods have addresses like 10ax.online.tableau.com."""
+        return (urlsplit(self.server_url).hostname or "").endswith(".tableau.com")
+
+    @property
+    def limits(self) -> dict[Budget, int]:
+        """How many calls of a kind the site allows in an hour, where it limits them."""
+        limits = CLOUD_LIMITS if self.is_cloud else {}
+        given = {Budget.REFRESHES: self.refreshes_per_hour, Budget.PUBLISHES: self.publishes_per_hour}
+        limits = {**limits, **{kind: number for kind, number in given.items() if number is not None}}
+        return {kind: number for kind, number in limits.items() if number}
 
     def limited_to(self, uses: Iterable[Use]) -> TableauAccess:
         """Return the access for these uses: a connected app's token asks for their scopes only."""
@@ -144,7 +158,13 @@ class TableauAccess:
             )
         # First: the errors about missing variables show the address.
         _check_address(variables["TABLEAU_SERVER_URL"])
-        return TableauAccess(variables["TABLEAU_SERVER_URL"], variables.get("TABLEAU_SITE", ""), _identity(variables))
+        return TableauAccess(
+            variables["TABLEAU_SERVER_URL"],
+            variables.get("TABLEAU_SITE", ""),
+            _identity(variables),
+            refreshes_per_hour=_limit(variables, Budget.REFRESHES),
+            publishes_per_hour=_limit(variables, Budget.PUBLISHES),
+        )
 
 
 def _check_address(address: str) -> None:
@@ -177,6 +197,17 @@ def _identity(variables: Mapping[str, str]) -> TableauToken | TableauPassword | 
         f"There are no credentials to sign in to {variables['TABLEAU_SERVER_URL']}. Set {_TOKEN[0]} and {_TOKEN[1]};"
         f" or {_PASSWORD[0]} and {_PASSWORD[1]}; or {', '.join(_APP[:3])} and {_APP[3]}."
     )
+
+
+def _limit(variables: Mapping[str, str], kind: Budget) -> int | None:
+    text = variables.get(kind.variable)
+    if text is None:
+        return None
+    if not re.fullmatch(r"[0-9]{1,9}", text):
+        raise DatasourceError(
+            f"{kind.variable} is {text!r}: write how many {kind.shown} the site allows in an hour, or 0 for any number."
+        )
+    return int(text)
 
 
 def _all_of(names: tuple[str, ...], variables: Mapping[str, str], what: str) -> list[str]:

@@ -28,6 +28,22 @@ class Use(Enum):
     WEBHOOKS = "register, list and remove webhooks"
 
 
+class Budget(Enum):
+    """Calls that Tableau Cloud limits by the hour and site."""
+
+    REFRESHES = "refreshes"
+    PUBLISHES = "publishes"
+
+    @property
+    def shown(self) -> str:
+        return "refresh starts" if self is Budget.REFRESHES else "publishes and updates of datasources"
+
+    @property
+    def variable(self) -> str:
+        """The environment variable that sets the limit."""
+        return f"TABLEAU_{self.name}_PER_HOUR"
+
+
 @dataclass(frozen=True)
 class RestCall:
     """One kind of call; `path` follows `/api/{version}/`, or `/api/{version}/sites/{site}/` where it begins with `S/`.
@@ -43,6 +59,8 @@ class RestCall:
     scope: str | None
     # The first REST version that lets connected apps make the call, where it is not that of the call itself.
     apps_since: tuple[int, int] | None = None
+    # What the call counts for on Tableau Cloud.
+    budget: Budget | None = None
 
     @property
     def shown(self) -> str:
@@ -97,17 +115,25 @@ CALLS: tuple[RestCall, ...] = (
         Use.REVISIONS,
         _CONTENT,
     ),
-    RestCall("POST", "S/datasources", "publish it", Use.PUBLISH, "tableau:datasources:create"),
+    RestCall("POST", "S/datasources", "publish it", Use.PUBLISH, "tableau:datasources:create", budget=Budget.PUBLISHES),
     RestCall(
         "PATCH",
         "S/datasources/{datasource}/data",
         "send a change alone",
         Use.CHANGE_DATA,
         "tableau:hyper_data:update",
+        budget=Budget.PUBLISHES,
     ),
     RestCall("POST", "S/fileUploads", "begin an upload in pieces", Use.UPLOAD, "tableau:file_uploads:create"),
     RestCall("PUT", "S/fileUploads/{upload}", "send a piece", Use.UPLOAD, "tableau:file_uploads:create"),
-    RestCall("POST", "S/datasources/{datasource}/refresh", "start a refresh", Use.REFRESH, "tableau:tasks:run"),
+    RestCall(
+        "POST",
+        "S/datasources/{datasource}/refresh",
+        "start a refresh",
+        Use.REFRESH,
+        "tableau:tasks:run",
+        budget=Budget.REFRESHES,
+    ),
     RestCall("GET", "S/jobs", "find the refresh that runs already", Use.JOBS, "tableau:jobs:read", APPS_SEE_JOBS),
     RestCall("GET", "S/jobs/{job}", "wait for a job", Use.JOBS, "tableau:jobs:read", APPS_SEE_JOBS),
     RestCall(
@@ -128,6 +154,7 @@ CALLS: tuple[RestCall, ...] = (
         "start a refresh on servers before REST 3.25",
         Use.REFRESH,
         "tableau:tasks:run",
+        budget=Budget.REFRESHES,
     ),
     RestCall("GET", "/schedules", "find the datasource's schedule", Use.SCHEDULES, "tableau:schedules:read"),
     RestCall("GET", "S/schedules/{schedule}/extracts", "does the schedule have other work?", Use.SCHEDULES, None),

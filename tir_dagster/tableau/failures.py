@@ -31,6 +31,8 @@ TOO_OLD = "404950"
 NO_ENTRY = "401001"
 
 
+# A longer pause that the server asks for is told to people.
+_SHORT_SECONDS = 60.0
 _NAMESPACE = {"t": "http://tableau.com/api"}
 # A secure connection that is cut later raises one of these; every other SSL error belongs to its handshake.
 _CUT = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
@@ -232,6 +234,12 @@ def as_error(failure: CallFailure, *, access: TableauAccess, doing: str, repeate
     if failure.fate is Fate.SESSION_GONE:
         return DatasourceError(f"Could not {doing}: {_session_sentence(access)}")
     if failure.code == "429":
+        wait = failure.asked_seconds or 0.0
+        if wait > _SHORT_SECONDS:
+            return DatasourceError(
+                f"Could not {doing}: {at} took no more calls of this kind, {failure.reason}. Run again in {_duration(wait)}, and"
+                " refresh less often."
+            )
         return DatasourceError(
             f"Could not {doing}: {at} still asks for fewer calls. Run fewer refreshes at once, or run again later."
         )
@@ -266,6 +274,10 @@ def _scope_sentence(call: RestCall | None, access: TableauAccess, *, missing: bo
         f" its access level includes the project; if this server calls the scope otherwise, add it to {MORE_SCOPES}; or"
         " sign in with a personal access token."
     )
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds / 60:.0f} minutes" if seconds >= 120 else f"{seconds:.0f} seconds"
 
 
 def _session_sentence(access: TableauAccess) -> str:

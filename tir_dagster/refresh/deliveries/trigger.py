@@ -10,7 +10,7 @@ from datetime import UTC
 from typing import TYPE_CHECKING
 
 from tir_dagster.changes.plan import Mode, Plan, Reason
-from tir_dagster.refresh.context import RefreshContext
+from tir_dagster.refresh.context import NEEDED_CALLS, RefreshContext
 from tir_dagster.refresh.state.records import Confirmation
 from tir_dagster.refresh.survey import Watched, watch_tables
 from tir_dagster.spec.extract import ExtractSpec
@@ -68,7 +68,7 @@ def trigger_warnings(context: RefreshContext) -> tuple[str, ...]:
 
 def refresh_on_server(context: RefreshContext, plan: Plan, watched: Watched) -> RefreshedByServer:
     """Let the server refresh the datasource, and wait for it."""
-    with TableauClient(context.tableau) as client:
+    with context.calls.reserved(NEEDED_CALLS["trigger"]), context.client() as client:
         with context.stages.timed("look"):
             datasource = _find(context, client)
             warnings = schedule_warnings(client, datasource)

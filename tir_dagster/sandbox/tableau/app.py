@@ -134,6 +134,9 @@ class _Endpoint:
         session = await run_in_threadpool(self._session, request, token) if entry.signed_in else None
         if session is not None and not is_granted(entry.name, session.scopes, version):
             raise people.no_session()
+        if session is not None:
+            settings = self._server.settings.current
+            self._server.hourly_calls.take(entry.name, session.site_id, settings, self._server.now())
         make = partial(
             Call,
             self._server,

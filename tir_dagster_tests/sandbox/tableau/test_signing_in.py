@@ -284,3 +284,18 @@ def test_the_call_log_names_every_call(sandbox: Sandbox, admin: Admin) -> None:
     last = wait_for(lambda: admin.calls()[-1:], "the calls to be logged")[0]
     assert (last["method"], last["route"], last["status"]) == ("POST", "sign_out", 204)
     assert {"sign_in", "list_projects"} <= {call["route"] for call in admin.calls()}
+
+
+# What Tableau Cloud allows in an hour
+
+
+def test_calls_beyond_what_a_site_allows_in_an_hour_are_refused_in_the_words_of_tableau_cloud(
+    publisher: Publisher, admin: Admin
+) -> None:
+    admin.set(publishes_per_hour=2)
+    publisher.publish_live("first")
+    publisher.publish_live("second")
+    with pytest.raises(ServerResponseError, match=r"429000: Too Many Requests.*\s.*Please retry after 60 minutes"):
+        publisher.publish_live("third")
+    admin.set(clock_offset_seconds=3601)
+    publisher.publish_live("third")
