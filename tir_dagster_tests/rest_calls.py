@@ -15,9 +15,11 @@ from pathlib import Path
 
 import requests
 
+from tir_dagster.refresh.context import USES_BY_DELIVERY
 from tir_dagster.sandbox.tableau.api.call import Operation
 from tir_dagster.sandbox.tableau.app import OPERATIONS
-from tir_dagster.tableau.calls import CALLS
+from tir_dagster.sandbox.tableau.scopes import SCOPES
+from tir_dagster.tableau.calls import CALLS, Use, scopes_of
 
 FILE = Path(__file__).parents[1] / "docs" / "rest-calls.md"
 COMMAND = "python -m tir_dagster_tests.rest_calls --write"
@@ -51,9 +53,35 @@ Which calls the sandbox's stand-in serves, which of them tir_dagster makes and f
 Written by `{COMMAND}`; a test fails when it is out of date. `S` stands for `/api/{{version}}/sites/{{site}}`, other
 paths follow `/api/{{version}}` unless they begin with `/api`.
 
-| call | since REST | served | made by tir_dagster, to | fault-tested in |
-|---|---|---|---|---|
+| call | since REST | served | made by tir_dagster, to | scope of a connected app | fault-tested in |
+|---|---|---|---|---|---|
 """
+SCOPES_HEAD = """
+## Scopes of a connected app
+
+A connected app (`TABLEAU_CONNECTED_APP_CLIENT_ID`, `…_SECRET_ID`, `…_SECRET_VALUE` and `TABLEAU_USERNAME`) may do what its token asks for. tir_dagster
+asks for the scopes of what is to be done, and for no others; with direct trust nothing has to be entered on the server:
+
+| for | scopes |
+|---|---|
+"""
+SCOPES_END = """
+- They are the scopes that Tableau's REST reference names for each method, as a public index of it showed them in July 2026. The sandbox enforces
+  them; none was verified on a real server. If yours wants another one, put it into `TABLEAU_CONNECTED_APP_SCOPES` (separated by commas
+  or spaces): it is asked for, too.
+- A server answers a call without its scope as if the session had ended (401002). tir_dagster knows which scopes it asked for: it does not
+  sign in again, and the error names the call and the scope. If the server refuses although the scope was asked for, it signs in again once.
+- Connected apps see jobs from REST 3.25 (Tableau Server 2025.1) on. On older servers `patch`, `server` and `trigger` are refused before anything is
+  touched; `republish` works.
+- For `GET S/schedules/{schedule}/extracts` the reference names no scope: to move a schedule (`datasource: {schedule: …}`), sign in with a token or a
+  password.
+- Tableau's own page lists more: [Access Scopes for Connected Apps](https://help.tableau.com/current/online/en-us/connected_apps_scopes.htm).
+"""
+# What commands do beside the deliveries.
+USES_BY_COMMAND = {
+    "tir revisions": frozenset({Use.LOOK, Use.DOWNLOAD, Use.REVISIONS}),
+    "tir webhooks": frozenset({Use.WEBHOOKS}),
+}
 
 
 def served() -> dict[str, Operation]:
@@ -102,14 +130,22 @@ def check_product(url: str) -> None:
 
 def text() -> str:
     why = {call.shown: call.why for call in CALLS}
-    return HEAD + "".join(_row(name, one, why.get(address(one), "")) for name, one in served().items())
+    rows = "".join(_row(name, one, why.get(address(one), "")) for name, one in served().items())
+    return HEAD + rows + SCOPES_HEAD + "".join(_scope_rows()) + SCOPES_END
+
+
+def _scope_rows() -> Iterable[str]:
+    for name, uses in {**USES_BY_DELIVERY, **USES_BY_COMMAND}.items():
+        yield f"| `{name}` | {', '.join(f'`{scope}`' for scope in scopes_of(uses))} |\n"
 
 
 def _row(name: str, one: Operation, why: str) -> str:
     places = [f"`{delivery}`" for delivery, routes in PLAYED.items() if name in routes]
     places += ["by itself"] if name in PLAYED_ALONE else []
     since = ".".join(map(str, one.since))
-    return f"| `{address(one)}` | {since} | yes | {why} | {', '.join(places)} |\n"
+    scope = SCOPES[name]
+    scope = "none in the reference" if scope is None else f"`{scope}`" if scope else ""
+    return f"| `{address(one)}` | {since} | yes | {why} | {scope} | {', '.join(places)} |\n"
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from tir_dagster.refresh.state.records import Confirmation
 from tir_dagster.refresh.state.versions import MANIFEST_FILE, VersionStore
 from tir_dagster.spec.extract import ExtractSpec
 from tir_dagster.tableau.access import TableauAccess
+from tir_dagster.tableau.calls import Use
 from tir_dagster.tableau.client import TableauClient
 from tir_dagster.tableau.datasources import (
     FoundDatasource,
@@ -72,7 +73,8 @@ def version_store(spec: ExtractSpec) -> VersionStore:
 
 
 def _client(spec: ExtractSpec) -> TableauClient:
-    return TableauClient(tableau_for(TableauAccess.from_environment(os.environ), spec))
+    uses = frozenset({Use.LOOK, Use.DOWNLOAD, Use.REVISIONS})
+    return TableauClient(tableau_for(TableauAccess.from_environment(os.environ), spec, uses))
 
 
 def list_revisions(spec: ExtractSpec, instance: dg.DagsterInstance) -> RevisionList:

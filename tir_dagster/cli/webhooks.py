@@ -100,9 +100,10 @@ def _site() -> Iterator[tuple[TableauClient, str]]:
     from tir_dagster.orchestration.home import dagster_instance
     from tir_dagster.orchestration.sensing.webhooks import instance_label
     from tir_dagster.tableau.access import TableauAccess
+    from tir_dagster.tableau.calls import Use
     from tir_dagster.tableau.client import TableauClient
 
-    access = TableauAccess.from_environment(os.environ)
+    access = TableauAccess.from_environment(os.environ).limited_to({Use.WEBHOOKS})
     with dagster_instance() as instance:
         label = instance_label(instance)
     with TableauClient(access) as client:

@@ -100,16 +100,23 @@ class TableauResource(dg.ConfigurableResource):
     connected_app_client_id: str | None = None
     connected_app_secret_id: str | None = None
     connected_app_secret_value: str | None = None
+    # Scopes beside those that a refresh asks for by itself.
+    connected_app_scopes: str | None = None
+    # Calls that the site allows in an hour; 0: any number. Without them, what Tableau Cloud allows.
+    refreshes_per_hour: int | None = None
+    publishes_per_hour: int | None = None
 
     def access(self) -> Any:
         """Return the plain object that the room `tableau` uses."""
         from tir_dagster.tableau.access import TableauAccess
 
         values = {name: getattr(self, name) for name in TABLEAU_VARIABLES}
-        env = {variable: values[name] for name, variable in TABLEAU_VARIABLES.items() if values[name]}
+        env = {variable: values[name] for name, variable in TABLEAU_VARIABLES.items() if values[name] not in (None, "")}
+        env = {variable: str(value) for variable, value in env.items()}
         return TableauAccess.from_environment(env)
 
 
+_NUMBERS = ("refreshes_per_hour", "publishes_per_hour")
 TABLEAU_VARIABLES = {name: f"TABLEAU_{name.upper()}" for name in TableauResource.model_fields}
 
 
@@ -152,7 +159,11 @@ def _snowflake() -> SnowflakeSettings:
 
 
 def _set_variables(names: Mapping[str, str]) -> dict[str, Any]:
-    return {name: dg.EnvVar(variable) for name, variable in names.items() if os.environ.get(variable)}
+    return {
+        name: dg.EnvVar.int(variable) if name in _NUMBERS else dg.EnvVar(variable)
+        for name, variable in names.items()
+        if os.environ.get(variable)
+    }
 
 
 def snowflake_access(resource: SnowflakeParam) -> Any:

@@ -18,6 +18,7 @@ from tir_dagster.errors import TirError
 from tir_dagster.hyper.replace import ExtractShape
 from tir_dagster.measuring import Meter
 from tir_dagster.refresh.profile import Profile
+from tir_dagster.refresh.state.call_budget import CallBudget
 from tir_dagster.refresh.state.change_sets import ChangeSetStore
 from tir_dagster.refresh.state.history import HistoryStore
 from tir_dagster.refresh.state.hold import HoldFile
@@ -30,6 +31,7 @@ from tir_dagster.snowflake.names import TableName, quote
 from tir_dagster.snowflake.slices import SliceBy
 from tir_dagster.spec.extract import ExtractSpec
 from tir_dagster.tableau.access import TableauAccess
+from tir_dagster.tableau.calls import Budget, Use
 from tir_dagster.tableau.client import TableauClient
 from tir_dagster.tableau.datasources import FoundDatasource, FoundProject, ServerVersion, server_version
 
@@ -40,6 +42,23 @@ if TYPE_CHECKING:
 CRASH_VARIABLE = "TIR_CRASH_AFTER"
 # Under it, a folder of its own for every refresh: what is compared and sent.
 _WORK, _DOWNLOADS = "work", "downloads"
+
+# What each delivery does on the server: the token of a connected app asks for these scopes. Every delivery that publishes
+# can also repair what an interrupted publish of another one left.
+_WHOLE = frozenset({Use.LOOK, Use.DOWNLOAD, Use.UPLOAD, Use.PUBLISH, Use.SETTINGS, Use.TASKS, Use.JOBS})
+USES_BY_DELIVERY: dict[str, frozenset[Use]] = {
+    "republish": _WHOLE,
+    "patch": _WHOLE | {Use.CHANGE_DATA},
+    "server": _WHOLE | {Use.REFRESH, Use.SCHEDULES},
+    "trigger": frozenset({Use.LOOK, Use.REFRESH, Use.TASKS, Use.JOBS}),
+}
+# The calls of one refresh that Tableau Cloud limits; `server` may have to publish twice: the purged package, and the old one back.
+NEEDED_CALLS: dict[str, dict[Budget, int]] = {
+    "republish": {Budget.PUBLISHES: 1},
+    "patch": {Budget.PUBLISHES: 1},
+    "server": {Budget.PUBLISHES: 2, Budget.REFRESHES: 1},
+    "trigger": {Budget.REFRESHES: 1},
+}
 
 Log = Callable[[str], None]
 
@@ -75,6 +94,8 @@ class RefreshContext:
     snowflake: SnowflakeAccess
     tableau: TableauAccess
     spark: Callable[[], SparkSession]
+    # Counts the calls that the site limits.
+    calls: CallBudget
     folder: Path
     # Scratch files of this refresh alone: a process that slept through the end of its lease must not write into the next one's.
     work: Path
@@ -83,6 +104,10 @@ class RefreshContext:
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
     stages: Stages = field(default_factory=Stages)
     lease: Lease | None = None
+
+    def client(self) -> TableauClient:
+        """Return a client whose limited calls are counted."""
+        return TableauClient(self.tableau, counter=self.calls)
 
     @cached_property
     def change_sets(self) -> ChangeSetStore:
@@ -134,11 +159,13 @@ def refresh_context(
 ) -> RefreshContext:
     """Put the context of an extract's refresh together; its state lies under `home`."""
     folder = home / "extracts" / spec.name
+    access = tableau_for(tableau, spec)
     return RefreshContext(
         spec=spec,
         snowflake=snowflake_for(snowflake, spec),
-        tableau=tableau_for(tableau, spec),
+        tableau=access,
         spark=spark,
+        calls=CallBudget(home, access, spec.name),
         folder=folder,
         work=folder / _WORK / uuid.uuid4().hex[:12],
         log=log,
@@ -154,13 +181,13 @@ def snowflake_for(access: SnowflakeAccess, spec: ExtractSpec) -> SnowflakeAccess
     return replace(access, database=quote(table.database), schema=quote(table.schema), **settings)
 
 
-def tableau_for(access: TableauAccess, spec: ExtractSpec) -> TableauAccess:
-    """Return the access to the server and site that the spec names."""
+def tableau_for(access: TableauAccess, spec: ExtractSpec, uses: frozenset[Use] | None = None) -> TableauAccess:
+    """Return the access to the server and site that the spec names, for these uses or else for those of its delivery."""
     return replace(
         access,
         server_url=spec.datasource.server or access.server_url,
         site=access.site if spec.datasource.site is None else spec.datasource.site,
-    )
+    ).limited_to(USES_BY_DELIVERY[spec.delivery] if uses is None else uses)
 
 
 @contextmanager
@@ -207,7 +234,7 @@ def lost_lease(context: RefreshContext) -> LeaseLostError | None:
 @contextmanager
 def publishing(context: RefreshContext) -> Iterator[TableauClient]:
     """Give a client for the stage `publish`; how long it waited for the server's answers and jobs is shown beside it."""
-    with context.stages.timed("publish"), TableauClient(context.tableau) as client:
+    with context.stages.timed("publish"), context.client() as client:
         try:
             yield client
         finally:

@@ -21,6 +21,7 @@ from tir_dagster.refresh.state.records import Confirmation, Intent, surely_other
 from tir_dagster.refresh.state.versions import Version
 from tir_dagster.tableau.client import TableauClient
 from tir_dagster.tableau.datasources import ServerVersion, name_of_id, none_of_that_name, settled, shown_place
+from tir_dagster.tableau.jobs import check_jobs_are_shown
 from tir_dagster.tableau.outcome import ForeignPublishError, PublishOutcome
 from tir_dagster.tableau.transfer import NoExtractError
 
@@ -58,7 +59,9 @@ def look(context: RefreshContext, confirmed: Confirmation | None, *, repair: boo
 
     Without the lease nothing may be repaired: what looks like a crash can be another run that still works.
     """
-    with explaining_lost_lease(context), context.stages.timed("look"), TableauClient(context.tableau) as client:
+    with explaining_lost_lease(context), context.stages.timed("look"), context.client() as client:
+        if context.spec.delivery != "republish":
+            check_jobs_are_shown(client)
         looked = _Looking(context, client, repair=repair).look(confirmed)
     if looked.server.datasource is None:
         # Perhaps a name was misspelt: say it before anything is created.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tir_dagster.refresh.context import Looked, Published, RefreshContext, explaining_lost_lease
+from tir_dagster.refresh.context import NEEDED_CALLS, Looked, Published, RefreshContext, explaining_lost_lease
 from tir_dagster.refresh.deliveries import Delivery
 from tir_dagster.refresh.deliveries.patch import Patch
 from tir_dagster.refresh.deliveries.republish import Republish
@@ -21,7 +21,7 @@ def delivery_of(context: RefreshContext) -> Delivery:
 def publish(context: RefreshContext, looked: Looked, version: Version) -> Published:
     """Bring the version to the server over exactly what was looked at."""
     context.hold.check(context.spec.name)
-    with explaining_lost_lease(context):
+    with explaining_lost_lease(context), context.calls.reserved(NEEDED_CALLS[context.spec.delivery]):
         published = delivery_of(context).publish(looked, version)
     # If another process took over, it looks at the server itself: our confirmation would be out of date.
     context.check_lease()

@@ -9,7 +9,7 @@ from tir_dagster.errors import DatasourceError, ExtractError
 from tir_dagster.files import copy_file, need_space
 from tir_dagster.hyper.hyperfile import describe
 from tir_dagster.hyper.package.package import read_package
-from tir_dagster.refresh.context import Looked, Published, RefreshContext, explaining_lost_lease
+from tir_dagster.refresh.context import NEEDED_CALLS, Looked, Published, RefreshContext, explaining_lost_lease
 from tir_dagster.refresh.datasource import server_package
 from tir_dagster.refresh.deliveries.patch import Patch
 from tir_dagster.refresh.deliveries.republish import Republish
@@ -114,7 +114,7 @@ def _fits(shell: Path, target: Version) -> bool:
 
 def publish_again(context: RefreshContext, looked: Looked, version: Version) -> Published:
     """Publish all rows of the version over exactly what was looked at, whatever the delivery."""
-    with explaining_lost_lease(context):
+    with explaining_lost_lease(context), context.calls.reserved(NEEDED_CALLS["republish"]):
         if context.spec.delivery == "patch":
             published = Patch(context).publish_whole(looked, version)
         else:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import time
 import uuid
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -14,6 +15,7 @@ import tableauserverclient as TSC  # noqa: N812 - the name its own documentation
 
 from tir_dagster.addresses import has_credentials
 from tir_dagster.errors import DatasourceError
+from tir_dagster.tableau.calls import Budget, Use, scopes_of
 
 _TOKEN = ("TABLEAU_TOKEN_NAME", "TABLEAU_TOKEN_SECRET")
 _PASSWORD = ("TABLEAU_USERNAME", "TABLEAU_PASSWORD")
@@ -23,17 +25,10 @@ _APP = (
     "TABLEAU_CONNECTED_APP_SECRET_VALUE",
     "TABLEAU_USERNAME",
 )
-# A connected app grants what the token asks for, and nothing that it does not name.
-_SCOPES = (
-    "tableau:content:read",
-    "tableau:users:read",
-    "tableau:datasources:*",
-    "tableau:file_uploads:*",
-    "tableau:hyper_data:update",
-    "tableau:jobs:*",
-    "tableau:tasks:*",
-    "tableau:subscriptions:read",
-)
+# Scopes to ask for beside our own, for a server whose scopes are not those of Tableau's documentation.
+MORE_SCOPES = "TABLEAU_CONNECTED_APP_SCOPES"
+# What Tableau Cloud allows in an hour and on one site, by third parties that quote its documentation.
+CLOUD_LIMITS = {Budget.REFRESHES: 60, Budget.PUBLISHES: 600}
 # The server refuses tokens that live for more than ten minutes.
 _JWT_SECONDS = 300
 
@@ -70,16 +65,26 @@ class TableauPassword:
 
 @dataclass(frozen=True)
 class ConnectedApp:
-    """A connected app (direct trust) that speaks for one user."""
+    """A connected app (direct trust) that speaks for one user.
+
+    It may do what its token asks for, and nothing that `scopes` does not name.
+    """
 
     client_id: str
     secret_id: str
     secret_value: str = field(repr=False)
     username: str
+    scopes: tuple[str, ...] = scopes_of(Use)
+    more_scopes: tuple[str, ...] = ()
 
     @property
     def shown(self) -> str:
         return f"connected app {self.client_id!r} for user {self.username!r}"
+
+    def has_scope(self, scope: str) -> bool:
+        """Whether the token asks for the scope, by its name or with a wildcard."""
+        asked = (*self.scopes, *self.more_scopes)
+        return any(scope == name or (name.endswith(":*") and scope.startswith(name[:-1])) for name in asked)
 
     def credentials(self, site: str) -> Any:
         """Return a token for one sign-in: the server refuses a token id that it has seen before."""
@@ -89,7 +94,7 @@ class ConnectedApp:
             "aud": "tableau",
             "exp": int(time.time()) + _JWT_SECONDS,
             "jti": str(uuid.uuid4()),
-            "scp": list(_SCOPES),
+            "scp": [*self.scopes, *self.more_scopes],
         }
         headers = {"kid": self.secret_id, "iss": self.client_id}
         text = jwt.encode(claims, self.secret_value, algorithm="HS256", headers=headers)
@@ -103,6 +108,9 @@ class TableauAccess:
     server_url: str
     site: str
     identity: TableauToken | TableauPassword | ConnectedApp
+    # Calls that the site allows in an hour; 0: any number, None: what Tableau Cloud allows, and any number on a server.
+    refreshes_per_hour: int | None = None
+    publishes_per_hour: int | None = None
 
     def __post_init__(self) -> None:
         """Refuse an address that cannot work, or that would carry a password into messages."""
@@ -116,7 +124,22 @@ class TableauAccess:
 
     @property
     def is_cloud(self) -> bool:
-        return (urlsplit(self.server_url).hostname or "").endswith("online.tableau.com")
+        """Whether it is Tableau Cloud: its pods have addresses like 10ax.online.tableau.com."""
+        return (urlsplit(self.server_url).hostname or "").endswith(".tableau.com")
+
+    @property
+    def limits(self) -> dict[Budget, int]:
+        """How many calls of a kind the site allows in an hour, where it limits them."""
+        limits = CLOUD_LIMITS if self.is_cloud else {}
+        given = {Budget.REFRESHES: self.refreshes_per_hour, Budget.PUBLISHES: self.publishes_per_hour}
+        limits = {**limits, **{kind: number for kind, number in given.items() if number is not None}}
+        return {kind: number for kind, number in limits.items() if number}
+
+    def limited_to(self, uses: Iterable[Use]) -> TableauAccess:
+        """Return the access for these uses: a connected app's token asks for their scopes only."""
+        if not isinstance(self.identity, ConnectedApp):
+            return self
+        return replace(self, identity=replace(self.identity, scopes=scopes_of(uses)))
 
     def credentials(self) -> Any:
         """Return new credentials for one sign-in."""
@@ -135,7 +158,13 @@ class TableauAccess:
             )
         # First: the errors about missing variables show the address.
         _check_address(variables["TABLEAU_SERVER_URL"])
-        return TableauAccess(variables["TABLEAU_SERVER_URL"], variables.get("TABLEAU_SITE", ""), _identity(variables))
+        return TableauAccess(
+            variables["TABLEAU_SERVER_URL"],
+            variables.get("TABLEAU_SITE", ""),
+            _identity(variables),
+            refreshes_per_hour=_limit(variables, Budget.REFRESHES),
+            publishes_per_hour=_limit(variables, Budget.PUBLISHES),
+        )
 
 
 def _check_address(address: str) -> None:
@@ -159,13 +188,26 @@ def _identity(variables: Mapping[str, str]) -> TableauToken | TableauPassword | 
     if any(name in variables for name in _TOKEN):
         return TableauToken(*_all_of(_TOKEN, variables, "a personal access token"))
     if any(name in variables for name in _APP[:3]):
-        return ConnectedApp(*_all_of(_APP, variables, "a connected app"))
+        more = tuple(re.findall(r"[^\s,]+", variables.get(MORE_SCOPES, "")))
+        client_id, secret_id, secret_value, username = _all_of(_APP, variables, "a connected app")
+        return ConnectedApp(client_id, secret_id, secret_value, username, more_scopes=more)
     if any(name in variables for name in _PASSWORD):
         return TableauPassword(*_all_of(_PASSWORD, variables, "a user's password"))
     raise DatasourceError(
         f"There are no credentials to sign in to {variables['TABLEAU_SERVER_URL']}. Set {_TOKEN[0]} and {_TOKEN[1]};"
         f" or {_PASSWORD[0]} and {_PASSWORD[1]}; or {', '.join(_APP[:3])} and {_APP[3]}."
     )
+
+
+def _limit(variables: Mapping[str, str], kind: Budget) -> int | None:
+    text = variables.get(kind.variable)
+    if text is None:
+        return None
+    if not re.fullmatch(r"[0-9]{1,9}", text):
+        raise DatasourceError(
+            f"{kind.variable} is {text!r}: write how many {kind.shown} the site allows in an hour, or 0 for any number."
+        )
+    return int(text)
 
 
 def _all_of(names: tuple[str, ...], variables: Mapping[str, str], what: str) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import re
 import threading
 import time
@@ -14,21 +15,32 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from importlib.metadata import version
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 from xml.etree.ElementTree import ParseError
 
 import requests
 import tableauserverclient as TSC  # noqa: N812 - the name its own documentation uses
 from defusedxml import DefusedXmlException
 from defusedxml.ElementTree import fromstring
+from tableauserverclient.server.endpoint.exceptions import NonXMLResponseError
 
 from tir_dagster.errors import DatasourceError
 from tir_dagster.measuring import waiting_for
 from tir_dagster.retries import Backoff, Repeat, RetryPolicy, looks
 from tir_dagster.tableau.access import TableauAccess, TableauToken
-from tir_dagster.tableau.failures import BadAnswerError, Fate, as_error, understand
+from tir_dagster.tableau.calls import Budget, find_call
+from tir_dagster.tableau.failures import (
+    BadAnswerError,
+    DeniedError,
+    Fate,
+    MissingScopeError,
+    as_error,
+    lacks_scope,
+    understand,
+)
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 # Tableau Cloud asks for at least this much between two looks at a job.
 _CLOUD_POLL_SECONDS = 5.0
 # A short job is noticed at once; a long one costs few looks, and is noticed a fortieth of its time late on average.
@@ -37,8 +49,22 @@ _POLL_GROWTH = 1.05
 # So that a server's log shows who called: many tools use the client's own name.
 USER_AGENT = f"tir_dagster/{version('tir_dagster')} tableauserverclient/{version('tableauserverclient')}"
 _SIGN_OUT_SECONDS = 5.0
+# "Too many requests for 'api.rest.refresh_extracts'. Please retry after 29 minutes."
+_RETRY_WORDS = re.compile(r"\bretry after (\d{1,5}) (second|minute|hour)s?\b", re.IGNORECASE)
+_UNITS = {"second": 1.0, "minute": 60.0, "hour": 3600.0}
 _read_seconds: ContextVar[float | None] = ContextVar("read_seconds", default=None)
+_counter: ContextVar[CallCounter | None] = ContextVar("counter", default=None)
 _pace: ContextVar[RetryPolicy | None] = ContextVar("pace", default=None)
+
+
+class CallCounter(Protocol):
+    """Counts calls that the site limits by the hour."""
+
+    def count(self, kind: Budget) -> None:
+        """Count a call that is about to be sent."""
+
+    def refused(self, kind: Budget, seconds: float) -> None:
+        """Note that the server asks to wait before the next call of this kind."""
 
 
 def _pause(seconds: float) -> None:
@@ -93,12 +119,14 @@ class TableauClient:
         retry: RetryPolicy | None = None,
         poll: Backoff | None = None,
         timeouts: Timeouts | None = None,
+        counter: CallCounter | None = None,
     ) -> None:
         self.access = access
+        self.counter = counter
         self.retry = retry or _pace.get() or RetryPolicy(sleep=_pause)
-        self.poll = poll or Backoff(
-            first_seconds=_CLOUD_POLL_SECONDS if access.is_cloud else _POLL_SECONDS, factor=_POLL_GROWTH
-        )
+        # On Cloud without jitter, which would shorten the pause.
+        cloud = Backoff(first_seconds=_CLOUD_POLL_SECONDS, factor=_POLL_GROWTH, jitter=0.0)
+        self.poll = poll or (cloud if access.is_cloud else Backoff(first_seconds=_POLL_SECONDS, factor=_POLL_GROWTH))
         self.timeouts = timeouts or Timeouts()
         # How long this client has waited for the server: for its answers and its jobs.
         self.waited_seconds = 0.0
@@ -157,8 +185,12 @@ class TableauClient:
         except Exception as error:
             if (failure := understand(error)) is None:
                 raise
+            told = as_error(failure, access=self.access, doing=doing, repeated=repeat)
+            if isinstance(told, MissingScopeError):
+                # Callers go on without what a user may not see; a scope is never missed in silence.
+                log.warning("Tableau: %s", told)
             # Without its cause: the libraries' errors hold requests, and those hold credentials.
-            raise as_error(failure, access=self.access, doing=doing, repeated=repeat) from None
+            raise told from None
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
@@ -195,11 +227,18 @@ class TableauClient:
         """Run the action; if the session has ended, sign in and run it once more."""
         session = self._signed_in()
         seen = session.signed_in(self.retry)
+        counting = _counter.set(self.counter)
+        try:
+            return self._renewed(action, session, seen)
+        finally:
+            _counter.reset(counting)
+
+    def _renewed(self, action: Callable[[Any], T], session: SharedSession, seen: int) -> T:
         try:
             return action(session.server)
         except Exception as error:
             failure = understand(error)
-            if failure is None or failure.fate is not Fate.SESSION_GONE:
+            if failure is None or failure.fate is not Fate.SESSION_GONE or lacks_scope(failure, self.access):
                 raise
         session.renew(seen, self.retry)
         return action(session.server)
@@ -321,11 +360,21 @@ class TimedSession(requests.Session):
             "timeout", (self._timeouts.connect_seconds, _read_seconds.get() or self._timeouts.read_seconds)
         )
         kwargs["headers"] = {**(kwargs.get("headers") or {}), "User-Agent": USER_AGENT}
+        limited = _limited_call(*args[:2], **{name: kwargs[name] for name in ("method", "url") if name in kwargs})
+        if limited is not None:
+            limited.counter.count(limited.kind)
         with waiting_for("Tableau"):
             response = super().request(*args, **kwargs)
         if response.status_code == 429 or response.status_code >= 500:
             with response:
-                raise BadAnswerError(response.status_code, _detail(response), _retry_after(response))
+                detail = _detail(response)
+                asked = _retry_after(response, detail)
+            if limited is not None and response.status_code == 429 and asked is not None:
+                limited.counter.refused(limited.kind, asked)
+            raise BadAnswerError(response.status_code, detail, asked)
+        if response.status_code in (401, 403):
+            with contextlib.suppress(ParseError, DefusedXmlException, NonXMLResponseError, ValueError):
+                raise DeniedError.of(response)
         if response.status_code == 206:
             # The client takes a part of a file for an error. That it is one still shows in its Content-Range.
             response.status_code = 200
@@ -334,6 +383,20 @@ class TimedSession(requests.Session):
             # whose content type is `application/octet-stream;charset=UTF-8`.
             response.encoding = None
         return response
+
+
+@dataclass(frozen=True)
+class _LimitedCall:
+    """A request that counts for a budget, and who counts it."""
+
+    counter: CallCounter
+    kind: Budget
+
+
+def _limited_call(method: str, url: str) -> _LimitedCall | None:
+    counter = _counter.get()
+    call = find_call(method, url) if counter is not None else None
+    return None if counter is None or call is None or call.budget is None else _LimitedCall(counter, call.budget)
 
 
 def _detail(response: requests.Response) -> str:
@@ -346,11 +409,12 @@ def _detail(response: requests.Response) -> str:
     return ": ".join(text for text in texts if text)
 
 
-def _retry_after(response: requests.Response) -> float | None:
-    """Seconds to wait, from a number or a date; None when the server does not say."""
+def _retry_after(response: requests.Response, detail: str) -> float | None:
+    """Seconds to wait, from a number or a date, or from Tableau Cloud's words; None when the server does not say."""
     text = response.headers.get("Retry-After", "").strip()
     if not text:
-        return None
+        words = _RETRY_WORDS.search(detail) if response.status_code == 429 else None
+        return float(words[1]) * _UNITS[words[2].casefold()] if words else None
     try:
         return max(0.0, float(text))
     except ValueError:

@@ -16,12 +16,14 @@ from tableauserverclient.server.endpoint.exceptions import (
     NonXMLResponseError,
     NotSignedInError,
     RedirectError,
+    ServerResponseError,
     XMLError,
 )
 from tableauserverclient.server.exceptions import EndpointUnavailableError
 
 from tir_dagster.errors import DatasourceError
-from tir_dagster.tableau.access import TableauAccess, TableauToken
+from tir_dagster.tableau.access import MORE_SCOPES, ConnectedApp, TableauAccess, TableauToken
+from tir_dagster.tableau.calls import RestCall, find_call
 
 # The server's REST version does not know the call. The client says so before it asks, a server by this code.
 TOO_OLD = "404950"
@@ -29,6 +31,9 @@ TOO_OLD = "404950"
 NO_ENTRY = "401001"
 
 
+# A longer pause that the server asks for is told to people.
+_SHORT_SECONDS = 60.0
+_NAMESPACE = {"t": "http://tableau.com/api"}
 # A secure connection that is cut later raises one of these; every other SSL error belongs to its handshake.
 _CUT = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
 # The error code differs between servers; the words are always there.
@@ -43,6 +48,19 @@ class BadAnswerError(Exception):
         self.status = status
         self.detail = detail
         self.retry_after = retry_after
+
+
+class DeniedError(ServerResponseError):
+    """401 or 403, with the call: the client's own error does not know the method."""
+
+    call: RestCall | None = None
+
+    @classmethod
+    def of(cls, response: requests.Response) -> DeniedError:
+        """Read the answer; ParseError or NonXMLResponseError if it is not Tableau's."""
+        error: DeniedError = cls.from_response(response.content, _NAMESPACE, response.url)
+        error.call = find_call(response.request.method or "", response.url)
+        return error
 
 
 class UnknownOutcomeError(DatasourceError):
@@ -63,6 +81,10 @@ class RefusedError(DatasourceError):
     def __init__(self, message: str, *, code: str) -> None:
         super().__init__(message)
         self.code = code
+
+
+class MissingScopeError(RefusedError):
+    """The token of a connected app may not make this call: it lacks the call's scope, or the server grants none for it."""
 
 
 class SignInError(RefusedError):
@@ -87,6 +109,8 @@ class CallFailure:
     code: str = ""
     asked_seconds: float | None = None
     unreachable: bool = False
+    # Which call was denied, by 401 or 403.
+    call: RestCall | None = None
 
     @property
     def may_pass(self) -> bool:
@@ -102,7 +126,8 @@ def understand(error: Exception) -> CallFailure | None:
         # NO_ENTRY answers a sign-in; every other 401 means that the session has ended.
         gone = error.code.startswith("401") and error.code != NO_ENTRY
         words = _one_line(error.detail or error.summary or "no reason given")
-        return CallFailure(Fate.SESSION_GONE if gone else Fate.REFUSED, words, error.code)
+        call = error.call if isinstance(error, DeniedError) else None
+        return CallFailure(Fate.SESSION_GONE if gone else Fate.REFUSED, words, error.code, call=call)
     if isinstance(error, EndpointUnavailableError):
         return CallFailure(Fate.REFUSED, "its REST version does not know this call", TOO_OLD)
     if isinstance(error, NotSignedInError):
@@ -177,6 +202,17 @@ def reading(answer_to: str, *, where: str) -> Iterator[None]:
         ) from None
 
 
+def lacks_scope(failure: CallFailure, access: TableauAccess) -> bool:
+    """Whether the call was denied because the token of a connected app did not ask for its scope.
+
+    The server answers as if the session had ended (401002): only the scopes that were asked for tell the two apart.
+    """
+    call, app = failure.call, access.identity
+    if call is None or call.scope == "" or not isinstance(app, ConnectedApp):
+        return False
+    return call.scope is None or not app.has_scope(call.scope)
+
+
 def as_error(failure: CallFailure, *, access: TableauAccess, doing: str, repeated: bool = True) -> DatasourceError:
     """Return the error that people read: what happened, where, and what to do. `doing` completes "Could not …".
 
@@ -188,9 +224,22 @@ def as_error(failure: CallFailure, *, access: TableauAccess, doing: str, repeate
             f"Could not {doing}: {at} cannot be reached, {failure.reason}."
             " Check TABLEAU_SERVER_URL, that the server runs, and that this machine may connect to it."
         )
+    scope_missing = lacks_scope(failure, access)
+    if scope_missing or (failure.fate is Fate.SESSION_GONE and isinstance(access.identity, ConnectedApp)):
+        return MissingScopeError(
+            f"Could not {doing}: {at} refused {failure.call.shown if failure.call else 'the call'} ({failure.code})"
+            f"{_scope_sentence(failure.call, access, missing=scope_missing)}",
+            code=failure.code,
+        )
     if failure.fate is Fate.SESSION_GONE:
         return DatasourceError(f"Could not {doing}: {_session_sentence(access)}")
     if failure.code == "429":
+        wait = failure.asked_seconds or 0.0
+        if wait > _SHORT_SECONDS:
+            return DatasourceError(
+                f"Could not {doing}: {at} took no more calls of this kind, {failure.reason}. Run again in {_duration(wait)}, and"
+                " refresh less often."
+            )
         return DatasourceError(
             f"Could not {doing}: {at} still asks for fewer calls. Run fewer refreshes at once, or run again later."
         )
@@ -206,6 +255,29 @@ def as_error(failure: CallFailure, *, access: TableauAccess, doing: str, repeate
         f" {_hint(failure.code, failure.reason, access)}",
         code=failure.code,
     )
+
+
+def _scope_sentence(call: RestCall | None, access: TableauAccess, *, missing: bool) -> str:
+    app = access.identity.shown
+    if call is not None and missing:
+        if call.scope is None:
+            return (
+                f", because Tableau has no scope for this call: {app} cannot make it. Sign in with a personal access token or"
+                " a user's password."
+            )
+        return f", because the token of {app} does not ask for the scope {call.scope}. Add it to {MORE_SCOPES} and run again."
+    scope = f" although its token asks for {call.scope}" if call is not None and call.scope else ""
+    since = call.apps_since if call is not None else None
+    version = f" The server must speak REST {since[0]}.{since[1]}." if since is not None else ""
+    return (
+        f" right after {app} had signed in,{scope}.{version} Check on the server that the connected app is enabled and that"
+        f" its access level includes the project; if this server calls the scope otherwise, add it to {MORE_SCOPES}; or"
+        " sign in with a personal access token."
+    )
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds / 60:.0f} minutes" if seconds >= 120 else f"{seconds:.0f} seconds"
 
 
 def _session_sentence(access: TableauAccess) -> str:

@@ -8,6 +8,8 @@ from datetime import datetime
 from typing import Any
 
 from tir_dagster.errors import DatasourceError
+from tir_dagster.tableau.access import ConnectedApp
+from tir_dagster.tableau.calls import APPS_SEE_JOBS
 from tir_dagster.tableau.client import TableauClient
 from tir_dagster.tableau.failures import TOO_OLD, RefusedError
 
@@ -44,6 +46,17 @@ class FinishedJob:
     id: str
     notes: tuple[str, ...]
     ended_at: datetime | None = None
+
+
+def check_jobs_are_shown(client: TableauClient) -> None:
+    """Raise if this server shows no jobs to connected apps; call it before anything is touched that ends with a job."""
+    if isinstance(client.access.identity, ConnectedApp) and client.rest_version < APPS_SEE_JOBS:
+        spoken, needed = (".".join(map(str, version)) for version in (client.rest_version, APPS_SEE_JOBS))
+        raise DatasourceError(
+            f"{client.where} speaks REST {spoken}, and connected apps may look at jobs only from REST {needed} (Tableau Server"
+            f" 2025.1) on: {client.access.identity.shown} could not wait for the end of a job. Nothing was touched. Sign in with"
+            " a personal access token or a user's password, or choose the delivery `republish`."
+        )
 
 
 def wait_for_job(

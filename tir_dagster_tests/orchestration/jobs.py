@@ -35,7 +35,8 @@ def source_tick(defs, instance, cursor: str | None):
 
 def refresh_tick(defs, instance):
     repository = defs.get_repository_def()
-    context = dg.build_sensor_context(instance=instance, repository_def=repository)
+    resources = {name: environment_resources()[name] for name in ("tableau", "state")}
+    context = dg.build_sensor_context(instance=instance, repository_def=repository, resources=resources)
     return repository.get_sensor_def("orders_refresh").evaluate_tick(context)
 
 

@@ -30,6 +30,7 @@ from tir_dagster.errors import TirError
 from tir_dagster.orchestration.home import tir_home
 from tir_dagster.refresh.deliveries import patch as by_patch
 from tir_dagster.refresh.deliveries.trigger import no_spark, plan_trigger, refresh_on_server, watch
+from tir_dagster.refresh.state.call_budget import BudgetSpentError
 from tir_dagster.refresh.state.change_sets import new_id
 from tir_dagster.refresh.state.lease import LeaseLostError
 from tir_dagster.refresh.state.records import Confirmation
@@ -498,6 +499,36 @@ def test_the_table_of_rest_calls_says_what_is_played_at(
     request: pytest.FixtureRequest, scene: Scene, recorded: Callable[[Scene], list[Spot]]
 ) -> None:
     check_played(request.node.callspec.params["scene"], {spot.route for spot in recorded(scene)})
+
+
+@calls
+def test_the_scopes_that_a_connected_app_asks_for_are_enough(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    identity, env = scene.place.sandbox.identity, scene.place.env
+    for name in ("client_id", "secret_id", "secret_value"):
+        monkeypatch.setitem(env, f"TABLEAU_CONNECTED_APP_{name.upper()}", getattr(identity, f"connected_app_{name}"))
+    monkeypatch.setitem(env, "TABLEAU_USERNAME", identity.tableau_user)
+    monkeypatch.setitem(env, "TABLEAU_TOKEN_NAME", "")
+    monkeypatch.setitem(env, "TABLEAU_TOKEN_SECRET", "")
+    scene.play()
+    assert scene.published() == scene.new
+    assert scene.lost() is None
+    assert "scope" not in caplog.text
+
+
+@pytest.mark.parametrize("scene", ["republish", "server", "patch"], indirect=True)
+def test_a_publish_beyond_what_the_site_allows_in_an_hour_touches_nothing(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(scene.place.env, "TABLEAU_PUBLISHES_PER_HOUR", "1")
+    scene.play()
+    scene.rewind()
+    scene.calls()
+    with pytest.raises(BudgetSpentError, match="allows 1 publishes and updates of datasources an hour"):
+        scene.deliver()
+    assert not {call["route"] for call in scene.calls()} & {"start_upload", "publish", "update_data", "refresh"}
+    assert scene.published() == scene.old
 
 
 @calls

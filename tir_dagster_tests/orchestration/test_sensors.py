@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from pyspark import SparkContext
 
 from tir_dagster.definitions import build_defs
+from tir_dagster.orchestration.io_managers import StateFolder
 from tir_dagster.orchestration.metadata import CONFIRMATION
 from tir_dagster.orchestration.partitions import HELD, RANGE_END, RANGE_START, add_slices
-from tir_dagster.orchestration.resources import environment_resources
+from tir_dagster.orchestration.resources import TableauResource, environment_resources
 from tir_dagster.orchestration.sensing.sensors import (
     BACK_OFF,
     CHANGE_SET_TAG,
@@ -25,12 +26,15 @@ from tir_dagster.orchestration.sensing.sensors import (
     Ready,
     Watch,
     back_off,
+    budget_wait,
     refresh_due,
     watch_source,
 )
+from tir_dagster.refresh.state.call_budget import CallBudget
 from tir_dagster.refresh.state.hold import Hold, HoldFile
 from tir_dagster.spec.extract import Slices
 from tir_dagster.spec.reading import parse_specs
+from tir_dagster.tableau.calls import Budget
 from tir_dagster_tests.orchestration.confirmations import confirmation, moment
 from tir_dagster_tests.sandbox.tableau.helpers import Admin
 
@@ -147,6 +151,21 @@ def test_what_the_refresh_sensor_does(ready, confirmed, attempts, busy, expected
     assert expected[1] in reason
 
 
+def test_a_refresh_waits_for_the_calls_that_tableau_allows(tmp_path):
+    cloud = TableauResource(
+        server_url="https://10ax.online.tableau.com", token_name="t", token_secret="s", publishes_per_hour=2
+    )
+    state, spec = StateFolder(path=str(tmp_path)), an_extract()
+    assert budget_wait(spec, cloud, state) == ""
+    used = CallBudget(tmp_path, cloud.access(), "margins")
+    for _ in range(2):
+        used.count(Budget.PUBLISHES)
+    assert "no more publishes and updates of datasources before" in budget_wait(spec, cloud, state)
+    assert budget_wait(replace(spec, delivery="trigger"), cloud, state) == "", "it needs none of them"
+    more = cloud.model_copy(update={"publishes_per_hour": 0})
+    assert budget_wait(spec, more, state) == ""
+
+
 # The sensors themselves
 
 SPEC = """\
@@ -192,7 +211,7 @@ def source_tick(instance, spec, cursor: str | None = None):
 
 def refresh_tick(instance, spec):
     repository = build_defs(specs=(spec,)).get_repository_def()
-    resources = {"state": environment_resources()["state"]}
+    resources = {name: environment_resources()[name] for name in ("tableau", "state")}
     context = dg.build_sensor_context(instance=instance, repository_def=repository, resources=resources)
     return repository.get_sensor_def("orders_refresh").evaluate_tick(context)
 

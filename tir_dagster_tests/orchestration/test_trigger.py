@@ -392,7 +392,7 @@ def tick(shop: Shop) -> Iterator[Callable[..., Any]]:
 
         def evaluate(cursor: str | None = None) -> Any:
             sensor = build_defs(specs=(shop.spec,)).get_repository_def().get_sensor_def(f"{shop.name}_source")
-            resources = {"snowflake": environment_resources()["snowflake"]}
+            resources = {name: environment_resources()[name] for name in ("snowflake", "tableau", "state")}
             return sensor(dg.build_sensor_context(instance=instance, cursor=cursor, resources=resources))
 
         yield evaluate
@@ -447,3 +447,44 @@ def test_a_run_by_hand_without_a_change_leaves_tableau_alone_and_says_so(shop: S
     with dagster_instance() as instance:
         (seen,) = instance.fetch_observations(shop.published, limit=9).records
     assert seen.asset_observation.metadata["tir/plan"].value.endswith("nothing to do, the source has not changed.")
+
+
+# Tableau Cloud allows so many refreshes an hour
+
+
+def test_without_a_count_the_server_refuses_and_says_when_to_come_back(shop: Shop, admin: Admin) -> None:
+    admin.set(refreshes_per_hour=1)
+    shop.refresh()
+    shop.sql("INSERT INTO {customers} VALUES (2, 'Bob')")
+    told = shop.failed()
+    assert "Too many requests for 'api.rest.refresh_extracts'. Please retry after 60 minutes" in told
+    assert "Run again in 60 minutes" in told
+
+
+def test_a_refresh_beyond_the_hours_calls_is_refused_before_the_server_is_asked_and_postponed_by_the_sensor(
+    shop: Shop, admin: Admin, tick: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TABLEAU_REFRESHES_PER_HOUR", "1")
+    shop.refresh()
+    shop.sql("INSERT INTO {customers} VALUES (2, 'Bob')")
+    admin.forget_calls()
+    assert f"allows 1 refresh starts an hour, and 1 are used ({shop.name} 1)" in shop.failed()
+    assert "refresh" not in {call["route"] for call in admin.calls()}
+    postponed = tick()
+    assert (postponed.run_requests or []) == []
+    assert "no more refresh starts before" in postponed.skip_reason.skip_message
+    assert Watch.parse(postponed.cursor).requested is None, "nothing was asked for, so nothing failed"
+    monkeypatch.setenv("TABLEAU_REFRESHES_PER_HOUR", "2")
+    assert len(tick(postponed.cursor).run_requests) == 1
+
+
+def test_a_refusal_by_the_server_postpones_the_next_refresh(
+    shop: Shop, tick: Callable[..., Any], admin: Admin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TABLEAU_REFRESHES_PER_HOUR", "60")
+    admin.set(refreshes_per_hour=1)
+    shop.refresh()
+    shop.sql("INSERT INTO {customers} VALUES (2, 'Bob')")
+    assert "Please retry after 60 minutes" in shop.failed()
+    assert "no more refresh starts before" in tick().skip_reason.skip_message
+    assert "the server asked to wait" in shop.failed()

@@ -66,7 +66,12 @@ def test_a_connected_apps_token_is_good_for_one_sign_in_and_says_nothing_in_text
 
 
 @pytest.mark.parametrize(
-    ("url", "cloud"), [("https://10ax.online.tableau.com", True), ("https://tableau.example.com", False)]
+    ("url", "cloud"),
+    [
+        ("https://10ax.online.tableau.com", True),
+        ("https://tableau.example.com", False),
+        ("https://online.nottableau.com", False),
+    ],
 )
 def test_tableau_cloud_is_known_by_its_address(url: str, *, cloud: bool) -> None:
     assert TableauAccess(url, "sales", TableauToken("t", "s")).is_cloud is cloud

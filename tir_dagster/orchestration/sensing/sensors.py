@@ -23,8 +23,9 @@ from tir_dagster.orchestration.partitions import (
     covering_range,
     slice_requests,
 )
-from tir_dagster.orchestration.resources import SnowflakeParam
+from tir_dagster.orchestration.resources import SnowflakeParam, TableauResource
 from tir_dagster.orchestration.sensing.watching import WatchedSource, confirmed_state, in_time, news
+from tir_dagster.refresh.state.call_budget import FOLDER, CallBudget, clock_text
 from tir_dagster.refresh.state.change_sets import new_id
 from tir_dagster.refresh.state.records import Confirmation
 from tir_dagster.retries import Backoff
@@ -250,7 +251,9 @@ def _trigger_sensor(spec: ExtractSpec, keys: ExtractKeys, refresh_job: Any) -> d
         description=f"Probes {', '.join([spec.main_table, *spec.watch])} by one cheap query; starts the refresh by Tableau when "
         "one of them changed and all have been quiet.",
     )
-    def source_sensor(context: dg.SensorEvaluationContext, snowflake: SnowflakeParam, state: StateFolder) -> Any:
+    def source_sensor(
+        context: dg.SensorEvaluationContext, snowflake: SnowflakeParam, tableau: TableauResource, state: StateFolder
+    ) -> Any:
         if hold := state.hold(spec.name).read():
             return dg.SkipReason(hold.sentence(spec.name))
         before, now = Watch.parse(context.cursor), time.time()
@@ -276,6 +279,9 @@ def _trigger_sensor(spec: ExtractSpec, keys: ExtractKeys, refresh_job: Any) -> d
         watch, waiting, source_metadata = look
         if waiting:
             return dg.SensorResult(skip_reason=waiting, cursor=watch.to_cursor())
+        if postponed := budget_wait(spec, tableau, state):
+            seen = replace(before, token=watch.token, since=watch.since)
+            return dg.SensorResult(skip_reason=postponed, cursor=seen.to_cursor())
         key = _detection_key(spec, watch)
         return dg.SensorResult(
             run_requests=[dg.RunRequest(run_key=key, tags={ASKED_TAG: key})],
@@ -341,7 +347,7 @@ def _refresh_sensor(spec: ExtractSpec, keys: ExtractKeys, refresh_job: Any) -> d
         minimum_interval_seconds=round(spec.thresholds.interval),
         description="Starts the refresh of the touched slices when a change set is ready: one run, one publish.",
     )
-    def refresh_sensor(context: dg.SensorEvaluationContext, state: StateFolder) -> Any:
+    def refresh_sensor(context: dg.SensorEvaluationContext, tableau: TableauResource, state: StateFolder) -> Any:
         if hold := state.hold(spec.name).read():
             return dg.SkipReason(hold.sentence(spec.name))
         now, instance = time.time(), context.instance
@@ -355,6 +361,8 @@ def _refresh_sensor(spec: ExtractSpec, keys: ExtractKeys, refresh_job: Any) -> d
             busy=_busy(instance, refresh_job.name, now),
             now=now,
         )
+        if key is not None and (postponed := budget_wait(spec, tableau, state)):
+            key, reason = None, postponed
         is_due = key is not None and ready is not None
         known, partition_requests = slice_requests(
             instance, spec, keys.published_datasource, ready.touched if ready and is_due else ()
@@ -369,6 +377,22 @@ def _refresh_sensor(spec: ExtractSpec, keys: ExtractKeys, refresh_job: Any) -> d
         return dg.SensorResult(run_requests=[request], dynamic_partitions_requests=partition_requests)
 
     return refresh_sensor
+
+
+def budget_wait(spec: ExtractSpec, tableau: TableauResource, state: StateFolder) -> str:
+    """Return why a refresh has to wait for the calls that Tableau allows in an hour; empty if it may start.
+
+    A run would find the same and fail. Only sites whose calls are limited have a file to look into.
+    """
+    if not (state.folder / FOLDER).is_dir():
+        return ""
+    from tir_dagster.refresh.context import NEEDED_CALLS, tableau_for
+
+    budget = CallBudget(state.folder, tableau_for(tableau.access(), spec), spec.name)
+    wait = budget.free_at(NEEDED_CALLS[spec.delivery])
+    return (
+        f"Tableau allows no more {wait[0].shown} before {clock_text(wait[1])}: the refresh is postponed" if wait else ""
+    )
 
 
 def last_ready(instance: dg.DagsterInstance, changed_keys: dg.AssetKey) -> Ready | None:

@@ -470,7 +470,7 @@ class Server:
         name = self._context.spec.name
         if self._hole is None:
             raise DatasourceError(f"{name}: {what} Nothing is confirmed. {_COMPARE} tir refresh {name} --full.")
-        with TableauClient(self._context.tableau) as client:
+        with self._context.client() as client:
             put_back(client, load.place, loaded.datasource, shell=load.shell, hyper=load.hyper)
         raise DatasourceError(f"{name}: {what} The datasource is as it was before. {_COMPARE} tir refresh {name}.")
 

@@ -10,12 +10,13 @@ from datetime import UTC
 from typing import TYPE_CHECKING
 
 from tir_dagster.changes.plan import Mode, Plan, Reason
-from tir_dagster.refresh.context import RefreshContext
+from tir_dagster.refresh.context import NEEDED_CALLS, RefreshContext
 from tir_dagster.refresh.state.records import Confirmation
 from tir_dagster.refresh.survey import Watched, watch_tables
 from tir_dagster.spec.extract import ExtractSpec
 from tir_dagster.tableau.client import TableauClient
 from tir_dagster.tableau.datasources import FoundDatasource, find_datasource, find_project, server_version
+from tir_dagster.tableau.jobs import check_jobs_are_shown
 from tir_dagster.tableau.refreshes import TriggeredRefresh, refresh_by_server
 from tir_dagster.tableau.tasks import RefreshTask, scheduled_refreshes
 
@@ -68,7 +69,7 @@ def trigger_warnings(context: RefreshContext) -> tuple[str, ...]:
 def refresh_on_server(context: RefreshContext, plan: Plan, watched: Watched) -> RefreshedByServer:
     """Let the server refresh the datasource, and wait for it."""
     context.hold.check(context.spec.name)
-    with TableauClient(context.tableau) as client:
+    with context.calls.reserved(NEEDED_CALLS["trigger"]), context.client() as client:
         with context.stages.timed("look"):
             datasource = _find(context, client)
             warnings = schedule_warnings(client, datasource)
@@ -88,6 +89,7 @@ def refresh_on_server(context: RefreshContext, plan: Plan, watched: Watched) -> 
 
 
 def _find(context: RefreshContext, client: TableauClient) -> FoundDatasource:
+    check_jobs_are_shown(client)
     project = find_project(client, context.spec.datasource.project)
     return find_datasource(client, project=project, name=context.spec.datasource.name)
 

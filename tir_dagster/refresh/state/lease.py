@@ -82,7 +82,7 @@ class Lease:
     def _renewed(self) -> bool:
         """Renew the lease if it is still ours; return whether it is."""
         while True:
-            with _guard(self._path) as guard:
+            with guarded(self._path) as guard:
                 holder = _read(self._path)
                 if holder is None or holder.id != self._me.id:
                     return False
@@ -98,7 +98,7 @@ class Lease:
 
     def release(self) -> None:
         """Release the lease; if the disk is full or gone, it expires by itself, and no error hides that of the block."""
-        with suppress(OSError), _guard(self._path):
+        with suppress(OSError), guarded(self._path):
             holder = _read(self._path)
             if holder is not None and holder.id == self._me.id:
                 self._path.unlink(missing_ok=True)
@@ -179,7 +179,7 @@ def is_abandoned(path: Path) -> bool:
 def _take(path: Path, me: Holder) -> Holder | None:
     """Take the lease if it is free; return its holder if not. A guard makes checking and taking one step."""
     while True:
-        with _guard(path) as guard:
+        with guarded(path) as guard:
             holder = _read(path)
             if holder is not None and holder.alive(_age(path)):
                 return holder
@@ -249,7 +249,7 @@ def _identity(folder: Path) -> tuple[int, int] | None:
 
 
 @contextmanager
-def _guard(path: Path) -> Iterator[_Guard]:
+def guarded(path: Path) -> Iterator[_Guard]:
     """Hold a guard folder for the block: only one process can create it, even on a shared disk without locks."""
     guard = path.with_name(f"{path.name}.guard")
     tries = 0

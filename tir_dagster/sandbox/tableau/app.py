@@ -42,6 +42,7 @@ from tir_dagster.sandbox.tableau.multipart import (
     spool,
     take_apart,
 )
+from tir_dagster.sandbox.tableau.scopes import is_granted
 from tir_dagster.sandbox.tableau.server import Server, log
 from tir_dagster.sandbox.tableau.settings import parse_version
 from tir_dagster.sandbox.tableau.timetable import Timetable
@@ -135,6 +136,11 @@ class _Endpoint:
             raise ApiError(404950, f"Version {version[0]}.{version[1]} does not know this call.")
         token = request.headers.get("x-tableau-auth")
         session = await run_in_threadpool(self._session, request, token) if entry.signed_in else None
+        if session is not None and not is_granted(entry.name, session.scopes, version):
+            raise people.no_session()
+        if session is not None:
+            settings = self._server.settings.current
+            self._server.hourly_calls.take(entry.name, session.site_id, settings, self._server.now())
         make = partial(
             Call,
             self._server,

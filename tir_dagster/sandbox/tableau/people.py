@@ -34,6 +34,8 @@ class Session:
     user_name: str
     site_id: str
     role: str
+    # What the token of a connected app asked for; None where somebody else signed in, for whom nothing is limited.
+    scopes: frozenset[str] | None = None
 
     @property
     def is_admin(self) -> bool:
@@ -116,16 +118,17 @@ def create_token(store: Store, user: str, name: str) -> str:
 def sign_in(server: Server, credentials: dict[str, str], content_url: str) -> tuple[str, Session]:
     """A new session and its token; 401001 whatever was wrong with the credentials, as a server should."""
     token_id: int | None = None
+    scopes: frozenset[str] | None = None
     if "personalAccessTokenName" in credentials:
         user_id, token_id = _by_token(server.store, credentials)
     elif "jwt" in credentials:
-        user_id = _by_jwt(server, credentials["jwt"])
+        user_id, scopes = _by_jwt(server, credentials["jwt"])
     else:
         user_id = _by_password(server.store, credentials)
     site = server.store.row("SELECT id FROM sites WHERE content_url = ?", content_url)
     if site is None:
         raise _refused()
-    return open_session(server.store, user_id, site["id"], token_id)
+    return open_session(server.store, user_id, site["id"], token_id, scopes)
 
 
 def _refused() -> ApiError:
@@ -148,7 +151,7 @@ def _by_password(store: Store, credentials: dict[str, str]) -> str:
     return user_id
 
 
-def _by_jwt(server: Server, text: str) -> str:
+def _by_jwt(server: Server, text: str) -> tuple[str, frozenset[str]]:
     identity = server.identity
     try:
         if jwt.get_unverified_header(text).get("kid") != identity.connected_app_secret_id:
@@ -171,14 +174,16 @@ def _by_jwt(server: Server, text: str) -> str:
         db.execute("DELETE FROM used_jwts WHERE expires < ?", (now - _CLOCK_SKEW_SECONDS,))
         if not db.execute("INSERT OR IGNORE INTO used_jwts VALUES (?, ?)", (claims["jti"], expires)).rowcount:
             raise _refused()
-    user_id: str = user["id"]
-    return user_id
+    asked = claims.get("scp")
+    return user["id"], frozenset(map(str, asked if isinstance(asked, list) else ()))
 
 
-def open_session(store: Store, user_id: str, site_id: str, token_id: int | None) -> tuple[str, Session]:
+def open_session(
+    store: Store, user_id: str, site_id: str, token_id: int | None, scopes: frozenset[str] | None
+) -> tuple[str, Session]:
     """A session for one site. A personal access token carries one session only: the earlier one ends."""
     token = f"{secrets.token_urlsafe(16)}|{secrets.token_urlsafe(24)}|{site_id}"
-    session = _session(store, user_id, site_id)
+    session = _session(store, user_id, site_id, scopes)
     if session is None:
         raise _refused()
     with store.transaction() as db:
@@ -192,17 +197,23 @@ def open_session(store: Store, user_id: str, site_id: str, token_id: int | None)
             site_id=site_id,
             token_id=token_id,
             last_used=time.time(),
+            scopes=None if scopes is None else " ".join(sorted(scopes)),
         )
     return token, session
 
 
-def _session(store: Store, user_id: str, site_id: str) -> Session | None:
+def _session(store: Store, user_id: str, site_id: str, scopes: frozenset[str] | None) -> Session | None:
     row = store.row(
         "SELECT name, role FROM users JOIN site_users ON user_id = id WHERE user_id = ? AND site_id = ?",
         user_id,
         site_id,
     )
-    return None if row is None else Session(user_id, row["name"], site_id, row["role"])
+    return None if row is None else Session(user_id, row["name"], site_id, row["role"], scopes)
+
+
+def no_session() -> ApiError:
+    """The answer to a session that is gone, and to one of a connected app whose scopes do not include the call."""
+    return ApiError(401002, "Invalid authentication credentials were provided.")
 
 
 def find_session(server: Server, token: str | None) -> Session:
@@ -215,9 +226,12 @@ def find_session(server: Server, token: str | None) -> Session:
     if row is not None and now - row["last_used"] > idle_seconds:
         end_session(server.store, token)
         row = None
-    session = None if row is None else _session(server.store, row["user_id"], row["site_id"])
+    session = None
+    if row is not None:
+        scopes = None if row["scopes"] is None else frozenset(row["scopes"].split())
+        session = _session(server.store, row["user_id"], row["site_id"], scopes)
     if row is None or session is None:
-        raise ApiError(401002, "Invalid authentication credentials were provided.")
+        raise no_session()
     # Not at every call: one write per minute is precise enough to measure idleness.
     if now - row["last_used"] > min(60.0, idle_seconds / 10):
         server.store.run("UPDATE sessions SET last_used = ? WHERE token_hash = ?", now, row["token_hash"])

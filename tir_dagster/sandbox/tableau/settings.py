@@ -44,6 +44,9 @@ class Settings:
     overwrite_loses_tasks: bool = False
     # How long a webhook's second attempt waits; the third and fourth wait three and nine times as long.
     webhook_retry_seconds: float = 1.0
+    # What Tableau Cloud allows in an hour on one site: refresh starts; publishes and updates. 0 is no limit.
+    refreshes_per_hour: int = 0
+    publishes_per_hour: int = 0
     # A server that is asked for an increment, says nothing, and refreshes everything.
     ignore_incremental: bool = False
 

@@ -23,7 +23,7 @@ CREATE TABLE IF NOT EXISTS tokens (
     UNIQUE (user_id, name));
 CREATE TABLE IF NOT EXISTS sessions (
     token_hash TEXT PRIMARY KEY, user_id TEXT NOT NULL, site_id TEXT NOT NULL, token_id INTEGER,
-    last_used REAL NOT NULL);
+    last_used REAL NOT NULL, scopes TEXT);
 CREATE TABLE IF NOT EXISTS used_jwts (jti TEXT PRIMARY KEY, expires REAL NOT NULL);
 CREATE TABLE IF NOT EXISTS projects (
     id TEXT PRIMARY KEY, site_id TEXT NOT NULL, parent_id TEXT, name TEXT NOT NULL, description TEXT,
@@ -87,6 +87,7 @@ _LATER = (
     ("tasks", "next_run", "REAL"),
     ("revisions", "published_file", "TEXT"),
     ("revisions", "deleted", "INTEGER NOT NULL DEFAULT 0"),
+    ("sessions", "scopes", "TEXT"),
 )
 
 Row = sqlite3.Row

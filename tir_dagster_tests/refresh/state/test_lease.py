@@ -21,9 +21,9 @@ from tir_dagster.refresh.state.lease import (
     LeaseHeldError,
     LeaseLostError,
     _age,
-    _guard,
     _read,
     _write,
+    guarded,
     lease,
 )
 
@@ -140,9 +140,9 @@ def test_a_lease_that_grew_old_but_that_nobody_took_is_renewed_by_looking(path):
 
 def test_one_who_slept_inside_the_guard_takes_nothing_from_who_is_in_there_now(path):
     held_by(path, age=0)
-    with _guard(path) as slept:
+    with guarded(path) as slept:
         slept.path.rename(path.with_name("old"))
-        with _guard(path) as awake:
+        with guarded(path) as awake:
             assert not _write(path, replace(_read(path), id="me"), slept)
             assert awake.is_ours()
     assert _read(path).id == "x"
@@ -150,7 +150,7 @@ def test_one_who_slept_inside_the_guard_takes_nothing_from_who_is_in_there_now(p
 
 def test_one_who_slept_inside_the_guard_leaves_the_new_one_there(path):
     path.parent.mkdir()
-    with _guard(path) as slept:
+    with guarded(path) as slept:
         slept.path.rmdir()
         slept.path.mkdir()
         # Half a minute later at least; clocks of disks may be coarse.

@@ -13,7 +13,9 @@ import tableauserverclient as TSC  # noqa: N812 - the name its own documentation
 from dagster_tableau.resources import TableauServerClient
 from tableauserverclient.server.endpoint.exceptions import FailedSignInError, ServerResponseError
 
+from tir_dagster.sandbox.tableau.app import OPERATIONS
 from tir_dagster.sandbox.tableau.packages import Column
+from tir_dagster.sandbox.tableau.scopes import SCOPES
 from tir_dagster_tests.conftest import Sandbox
 from tir_dagster_tests.processes import wait_for
 from tir_dagster_tests.sandbox.tableau.helpers import Admin, Publisher, Source
@@ -66,11 +68,41 @@ def test_the_server_info_answers_in_lower_case_too(sandbox: Sandbox) -> None:
 def test_a_token_a_password_and_a_signed_jwt_open_a_session(sandbox: Sandbox) -> None:
     identity = sandbox.identity
     password = TSC.TableauAuth(identity.tableau_user, identity.tableau_password, site_id=identity.site)
-    for auth in (token_auth(sandbox), password, jwt_auth(sandbox)):
+    for auth in (token_auth(sandbox), password, jwt_auth(sandbox, scp=["tableau:users:read"])):
         server = client(sandbox)
         with server.auth.sign_in(auth):
             assert server.users.get_by_id(server.user_id).name == identity.tableau_user
             assert server.site_url == identity.site
+
+
+@pytest.mark.parametrize("scopes", [["tableau:datasources:create"], ["content:read"], [], None])
+def test_a_session_of_a_connected_app_without_the_scope_of_a_call_looks_like_one_that_ended(
+    sandbox: Sandbox, scopes: list[str] | None
+) -> None:
+    server = client(sandbox)
+    with server.auth.sign_in(jwt_auth(sandbox, scp=scopes)), pytest.raises(FailedSignInError, match="401002"):
+        server.projects.get()
+
+
+@pytest.mark.parametrize("scopes", [["tableau:jobs:read"], ["tableau:jobs:*"], ["tableau:*"]])
+def test_a_scope_is_granted_by_its_name_or_a_wildcard(sandbox: Sandbox, scopes: list[str]) -> None:
+    server = client(sandbox)
+    with server.auth.sign_in(jwt_auth(sandbox, scp=scopes)):
+        server.jobs.get()
+        # Tableau 2025.1 was the first to show jobs to connected apps.
+        server.version = "3.24"
+        with pytest.raises(FailedSignInError, match="401002"):
+            server.jobs.get()
+
+
+def test_no_scope_lets_a_connected_app_list_the_work_of_a_schedule(sandbox: Sandbox) -> None:
+    server = client(sandbox)
+    with server.auth.sign_in(jwt_auth(sandbox, scp=["tableau:*"])), pytest.raises(FailedSignInError, match="401002"):
+        server.schedules.get_extract_refresh_tasks("any")
+
+
+def test_the_scope_of_every_call_is_known() -> None:
+    assert {entry.name for entry in OPERATIONS} == SCOPES.keys()
 
 
 def test_a_second_sign_in_with_one_token_ends_the_first_session(sandbox: Sandbox) -> None:
@@ -252,3 +284,18 @@ def test_the_call_log_names_every_call(sandbox: Sandbox, admin: Admin) -> None:
     last = wait_for(lambda: admin.calls()[-1:], "the calls to be logged")[0]
     assert (last["method"], last["route"], last["status"]) == ("POST", "sign_out", 204)
     assert {"sign_in", "list_projects"} <= {call["route"] for call in admin.calls()}
+
+
+# What Tableau Cloud allows in an hour
+
+
+def test_calls_beyond_what_a_site_allows_in_an_hour_are_refused_in_the_words_of_tableau_cloud(
+    publisher: Publisher, admin: Admin
+) -> None:
+    admin.set(publishes_per_hour=2)
+    publisher.publish_live("first")
+    publisher.publish_live("second")
+    with pytest.raises(ServerResponseError, match=r"429000: Too Many Requests.*\s.*Please retry after 60 minutes"):
+        publisher.publish_live("third")
+    admin.set(clock_offset_seconds=3601)
+    publisher.publish_live("third")

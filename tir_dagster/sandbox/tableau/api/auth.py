@@ -42,7 +42,7 @@ def switch_site(call: Call) -> Answer:
     site = call.server.store.row("SELECT id FROM sites WHERE content_url = ?", content_url)
     if site is None:
         raise ApiError(404000, f"Site {content_url!r} could not be found.")
-    token, session = people.open_session(call.server.store, call.session.user_id, site["id"], None)
+    token, session = people.open_session(call.server.store, call.session.user_id, site["id"], None, call.session.scopes)
     people.end_session(call.server.store, call.token or "")
     return Answer(content=(_credentials(token, session, content_url),))
 
