@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -243,13 +243,19 @@ class ConnectionCredential:
         ports = {self.server_port, connection.server_port} - {""}
         return len(ports) <= 1 and self.server_address.casefold() == connection.server_address.casefold()
 
-    def as_item(self) -> Any:
-        """The connection as a publish sends it."""
-        item = TSC.ConnectionItem()
-        item.server_address = self.server_address
-        item.server_port = self.server_port or None
-        item.connection_credentials = TSC.ConnectionCredentials(self.username, self.password, embed=True)
-        return item
+
+def credential_to_publish(
+    credentials: Sequence[ConnectionCredential], servers: Collection[str]
+) -> ConnectionCredential | None:
+    """Return the credentials that a publish may carry: the first ones, if the package reads from their server alone.
+
+    A publish has room for one user and password and does not say for which connection. With a second server in the package
+    they could be embedded for that one; so each connection is then given its own after the publish.
+    """
+    first = next(iter(credentials), None)
+    if first is None or {server.casefold() for server in servers} != {first.server_address.casefold()}:
+        return None
+    return first
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,7 @@ from tir_dagster.sandbox.tableau.multipart import (
     spool,
     take_apart,
 )
+from tir_dagster.sandbox.tableau.request_schema import check_request
 from tir_dagster.sandbox.tableau.server import Server, log
 from tir_dagster.sandbox.tableau.settings import parse_version
 from tir_dagster.sandbox.tableau.timetable import Timetable
@@ -147,7 +148,7 @@ class _Endpoint:
         if entry.multipart:
             return await self._multipart(request, entry, make)
         body = await read_bounded(request.stream(), MAX_JSON_BYTES if entry.json else MAX_XML_BYTES)
-        read = read_json if entry.json else read_request
+        read = read_json if entry.json else partial(_read_xml, entry)
         return await run_in_threadpool(lambda: _response(entry.handler(make(read(body)))))
 
     async def _multipart(self, request: Request, entry: Operation, make: Any) -> Any:
@@ -157,7 +158,7 @@ class _Endpoint:
             await spool(request.stream(), body)
             parts = await run_in_threadpool(take_apart, body, boundary, file)
             return await run_in_threadpool(
-                lambda: _response(entry.handler(make(read_request(parts.payload), parts.file)))
+                lambda: _response(entry.handler(make(_read_xml(entry, parts.payload), parts.file)))
             )
         finally:
             body.unlink(missing_ok=True)
@@ -184,6 +185,12 @@ class _Endpoint:
             # Which code a real server answers here was not measured.
             raise ApiError(403004, "The session belongs to another site.")
         return session
+
+
+def _read_xml(entry: Operation, body: bytes) -> Any:
+    root = read_request(body)
+    check_request(entry.name, root)
+    return root
 
 
 def _address(request: Request) -> str:

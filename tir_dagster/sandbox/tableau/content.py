@@ -24,19 +24,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Credentials:
-    """Credentials of a publish: for every connection, or for those of one server address."""
+    """The credentials of a publish, for the datasource's first connection.
+
+    A publish does not say for which one they are, and which of several a real server takes is not documented: the
+    others have none until the connections endpoint sets them.
+    """
 
     username: str
     password: str = field(repr=False)
     embed: bool
-    server: str | None = None
-    port: str | None = None
-
-    def fits(self, server: str | None, port: str | None) -> bool:
-        if self.server is None:
-            return True
-        same_port = not self.port or not port or self.port == port
-        return same_port and self.server.casefold() == (server or "").casefold()
 
 
 @dataclass(frozen=True)
@@ -49,7 +45,7 @@ class Publication:
     description: str | None = None
     certified: bool | None = None
     certification_note: str | None = None
-    credentials: tuple[Credentials, ...] = ()
+    credentials: Credentials | None = None
 
 
 def project(server: Server, session: Session, project_id: str) -> Row:
@@ -235,7 +231,7 @@ def _replace_connections(db: Any, datasource_id: str, document: Document, public
     """New connections with new ids: credentials survive an overwrite only when this publish brings them."""
     db.execute("DELETE FROM connections WHERE datasource_id = ?", (datasource_id,))
     for position, live in enumerate(document.connections()):
-        given = next((item for item in publication.credentials if item.fits(live.server, live.port)), None)
+        given = publication.credentials if position == 0 else None
         embed = given is not None and given.embed
         insert(
             db,

@@ -177,3 +177,10 @@ def rewritten(package: Path, target: Path, *, edit: Any = None, drop: str = "", 
         for name, data in add:
             new.writestr(name, data)
     return target
+
+
+def with_second_connection(document: str, server: str = "db.example.com") -> str:
+    """The document with one connection more, to another server."""
+    other = f"<connection class='postgres' dbname='D' schema='S' server='{server}' username='U' />"
+    named = f"<named-connection caption='other' name='postgres.other'>{other}</named-connection>"
+    return document.replace("</named-connections>", f"{named}</named-connections>")
