@@ -26,7 +26,14 @@ from tir_dagster.tableau.datasources import (
 )
 from tir_dagster.tableau.failures import RefusedError, UnknownOutcomeError, UnreadableAnswerError, reading
 from tir_dagster.tableau.outcome import ForeignPublishError, PublishOutcome, PublishUnknownError, outcome_by_revisions
-from tir_dagster.tableau.settings import ConnectionCredential, Seen, check_credentials, credential_to_publish, nothing
+from tir_dagster.tableau.settings import (
+    ConnectionCredential,
+    Seen,
+    check_credentials,
+    check_settable,
+    credential_to_publish,
+    nothing,
+)
 from tir_dagster.tableau.transfer import UPLOAD_GONE, Progress, upload
 
 _KINDS = (".tdsx", ".hyper")
@@ -120,6 +127,7 @@ class _Publishing:
             raise self._foreign(before, was=str(expected))
         if before is not None:
             check_credentials(before, self._parcel.connections)
+            check_settable(before, self._parcel.later, self._client.rest_version)
 
     def _look(self) -> FoundDatasource | None:
         if self._before is not None:
@@ -254,6 +262,14 @@ class Parcel:
         return str(TSC.Server.PublishMode.Overwrite if self.overwrite else TSC.Server.PublishMode.CreateNew)
 
     @property
+    def later(self) -> list[ConnectionCredential]:
+        """The credentials that the publish does not carry."""
+        left = list(self.connections)
+        if self.credential is not None:
+            left.remove(self.credential)
+        return left
+
+    @property
     def request(self) -> bytes:
         """The publish in XML, in the order of Tableau's schema, which the client library does not keep.
 
@@ -262,7 +278,9 @@ class Parcel:
         root = ET.Element("tsRequest")
         datasource = ET.SubElement(root, "datasource", {"name": self.name})
         if (credential := self.credential) is not None:
-            attributes = {"name": credential.username, "password": credential.password, "embed": "true"}
+            saved = credential.method == "oauth"
+            secret = {"oAuth": "true"} if saved else {"password": credential.password}
+            attributes = {"name": credential.username, **secret, "embed": "true"}
             ET.SubElement(datasource, "connectionCredentials", attributes)
         ET.SubElement(datasource, "project", {"id": self.project.id})
         return ET.tostring(root, encoding="utf-8")

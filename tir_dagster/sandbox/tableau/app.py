@@ -43,6 +43,7 @@ from tir_dagster.sandbox.tableau.multipart import (
 from tir_dagster.sandbox.tableau.request_schema import check_request
 from tir_dagster.sandbox.tableau.server import Server, log
 from tir_dagster.sandbox.tableau.settings import parse_version
+from tir_dagster.sandbox.tableau.sign_in_methods import forget_credentials, save_credential
 from tir_dagster.sandbox.tableau.timetable import Timetable
 from tir_dagster.sandbox.tableau.webhooks import Courier
 from tir_dagster.sandbox.tableau.wire import XML_HEADERS, ApiError, error_text, read_json, read_request
@@ -270,6 +271,12 @@ async def _admin(server: Server, request: Request) -> Response:
             asked = json.loads(body)
             secret = people.create_token(server.store, str(asked["user"]), str(asked["name"]))
             return JSONResponse({"name": str(asked["name"]), "secret": secret})
+        if path == "/sandbox/saved-credentials" and method in ("POST", "DELETE"):
+            if method == "POST":
+                save_credential(server.store, json.loads(body))
+            else:
+                forget_credentials(server.store)
+            return JSONResponse({})
     except (ApiError, ValueError, LookupError, TypeError) as error:
         return JSONResponse({"error": str(error)}, 400)
     status, value = handle_admin(path, method, body, book=server.faults, log=server.calls)

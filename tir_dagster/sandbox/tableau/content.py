@@ -9,6 +9,7 @@ import uuid
 from dataclasses import dataclass, field
 from typing import IO, TYPE_CHECKING, Any
 
+from tir_dagster.sandbox.tableau.sign_in_methods import method_of, saved_secret
 from tir_dagster.sandbox.tableau.store import Row, insert, update
 from tir_dagster.sandbox.tableau.webhooks import CREATED, UPDATED, announce
 from tir_dagster.sandbox.tableau.wire import ApiError
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from tir_dagster.sandbox.tableau.document import Document
+    from tir_dagster.sandbox.tableau.document import Document, LiveConnection
     from tir_dagster.sandbox.tableau.people import Session
     from tir_dagster.sandbox.tableau.server import Server
 
@@ -33,6 +34,8 @@ class Credentials:
     username: str
     password: str = field(repr=False)
     embed: bool
+    # The publisher's saved OAuth credential of that user name.
+    oauth: bool = False
 
 
 @dataclass(frozen=True)
@@ -156,7 +159,7 @@ def store_publication(
                 publisher_id=session.user_id,
                 published=server.now(),
             )
-            _replace_connections(db, datasource_id, document, publication)
+            _replace_connections(db, session, datasource_id, document, publication)
             if existing is not None and server.settings.current.overwrite_loses_tasks:
                 db.execute("DELETE FROM tasks WHERE datasource_id = ?", (datasource_id,))
             dropped = _settle_revision(server, db, datasource_id, revision - 1)
@@ -227,12 +230,14 @@ def _update_datasource(
     db.execute("UPDATE datasources SET generation = generation + 1 WHERE id = ?", (datasource_id,))
 
 
-def _replace_connections(db: Any, datasource_id: str, document: Document, publication: Publication) -> None:
-    """New connections with new ids: credentials survive an overwrite only when this publish brings them."""
+def _replace_connections(
+    db: Any, session: Session, datasource_id: str, document: Document, publication: Publication
+) -> None:
+    """New connections with new ids, which sign in as the document says: nothing that was set on the old ones survives."""
     db.execute("DELETE FROM connections WHERE datasource_id = ?", (datasource_id,))
     for position, live in enumerate(document.connections()):
         given = publication.credentials if position == 0 else None
-        embed = given is not None and given.embed
+        secret = None if given is None else _embedded_secret(db, session, live, given)
         insert(
             db,
             "connections",
@@ -245,10 +250,23 @@ def _replace_connections(db: Any, datasource_id: str, document: Document, public
             port=live.port,
             dbname=live.dbname,
             username=given.username if given is not None else live.username,
-            password=given.password if given is not None and embed else None,
-            embed=int(embed),
+            password=secret,
+            embed=int(secret is not None),
             authentication=live.authentication,
         )
+
+
+def _embedded_secret(db: Any, session: Session, live: LiveConnection, given: Credentials) -> str | None:
+    """What a publish embeds; credentials of another kind than the document's are dropped in silence."""
+    if not given.embed or method_of(live.authentication) != ("oauth" if given.oauth else "password"):
+        return None
+    if not given.oauth:
+        return given.password
+    secret = saved_secret(db, session.user_id, "oauth", live.server, given.username)
+    if secret is None:
+        # Which code a real server answers here is not documented.
+        raise ApiError(400011, f"User {session.user_name!r} has no saved OAuth credential for {given.username!r}.")
+    return secret
 
 
 def _settle_revision(server: Server, db: Any, datasource_id: str, number: int) -> list[str]:

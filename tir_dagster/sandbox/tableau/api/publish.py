@@ -127,7 +127,10 @@ def _credentials(asked: Any) -> Credentials | None:
     if element is None:
         return None
     return Credentials(
-        attribute(element, "name") or "", attribute(element, "password") or "", is_true(attribute(element, "embed"))
+        attribute(element, "name") or "",
+        attribute(element, "password") or "",
+        is_true(attribute(element, "embed")),
+        is_true(attribute(element, "oAuth")),
     )
 
 
