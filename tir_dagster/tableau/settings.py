@@ -61,10 +61,10 @@ def check_credentials(datasource: FoundDatasource, named: Sequence[ConnectionCre
         allowed = {connection.method, "key_pair"} if connection.method == "password" else {connection.method}
         named_methods = {item.method for item in named if item.fits(connection)}
         if connection.authentication and not named_methods & allowed:
-            spec_method = _SECRETS[min(named_methods)]
+            spec_method = _with_article(min(named_methods))
             raise DatasourceError(
                 f"The connection of {datasource.shown} ({_listed([connection])}) signs in by {_SECRETS[connection.method]}, and the"
-                f" extract's spec names a {spec_method} for it: after a publish it could not sign in any more. Nothing was touched."
+                f" extract's spec names {spec_method} for it: after a publish it could not sign in any more. Nothing was touched."
                 f" {_WAYS_OUT[connection.method]}."
             )
 
@@ -77,10 +77,14 @@ def check_settable(
     if saved and rest_version < _METHOD_SINCE:
         needed, spoken = (".".join(map(str, version)) for version in (_METHOD_SINCE, rest_version))
         raise DatasourceError(
-            f"Publishing over {datasource.shown} resets how its connection to {saved[0].server_address} signs in, and a"
-            f" {_SECRETS[saved[0].method]} can be set again from REST {needed} on: the server speaks {spoken}. Nothing was"
+            f"Publishing over {datasource.shown} resets how its connection to {saved[0].server_address} signs in, and"
+            f" {_with_article(saved[0].method)} can be set again from REST {needed} on: the server speaks {spoken}. Nothing was"
             " touched. Update the server, sign in by password, or choose the delivery `trigger`, which publishes nothing."
         )
+
+
+def _with_article(method: SignInMethod) -> str:
+    return f"{'an' if method == 'oauth' else 'a'} {_SECRETS[method]}"
 
 
 def _listed(connections: Sequence[Connection]) -> str:
