@@ -24,6 +24,7 @@ from tir_dagster.tableau.datasources import (
 from tir_dagster.tableau.settings import (
     ConnectionCredential,
     check_credentials,
+    check_settable,
 )
 from tir_dagster.tableau.transfer import NoExtractError, download, tell_progress
 
@@ -34,13 +35,22 @@ def look_at_server(client: TableauClient, spec: ExtractSpec) -> ServerLook:
 
 
 def credentials_for(
-    spec: ExtractSpec, datasource: FoundDatasource | None, env: Mapping[str, str]
+    spec: ExtractSpec,
+    datasource: FoundDatasource | None,
+    env: Mapping[str, str],
+    *,
+    rest_version: tuple[int, int] | None = None,
 ) -> list[ConnectionCredential]:
-    """Return the spec's credentials for every connection with embedded ones; raise if they are missing."""
+    """Return the spec's credentials for every connection with embedded ones; raise if they are missing or do not fit.
+
+    With the server's REST version, raise also if it is too old to set them after a publish.
+    """
     if datasource is None:
         return []
     named = named_credentials(spec, datasource.connections, env)
     check_credentials(datasource, named)
+    if rest_version is not None:
+        check_settable(datasource, [item for item in named if item.method == "key_pair"], rest_version)
     return named
 
 
@@ -53,9 +63,10 @@ def named_credentials(
         return []
     _refuse_many(spec, {connection.server_address.casefold(): connection for connection in embedded}.values())
     username = credentials.username or _variable(spec, credentials.username_env, env)
-    password = _variable(spec, credentials.password_env, env)
+    method = credentials.method
+    password = _variable(spec, credentials.password_env, env) if method == "password" else ""
     return [
-        ConnectionCredential(connection.server_address, username, password, connection.server_port)
+        ConnectionCredential(connection.server_address, username, password, connection.server_port, method)
         for connection in embedded
     ]
 
@@ -76,7 +87,7 @@ def _variable(spec: ExtractSpec, name: str | None, env: Mapping[str, str]) -> st
     if not value:
         raise DatasourceError(
             f"{spec.name}: the environment variable {name}, which the spec names for the datasource's credentials, is not set. "
-            "Set it before the refresh: publishing without it would leave the datasource without its password."
+            "Set it before the refresh: publishing without it would leave the datasource without its credentials."
         )
     return value
 

@@ -146,7 +146,7 @@ class _Looking:
         spec, client = self._context.spec, self._client
         server = look_at_server(client, spec)
         datasource_reason = self._datasource_reason(server, confirmed)
-        credentials_for(spec, server.datasource, self._context.env)
+        credentials_for(spec, server.datasource, self._context.env, rest_version=client.rest_version)
         if spec.delivery == "patch":
             check_patchable(client, spec.name, server.datasource)
         if datasource_reason is not None:

@@ -70,7 +70,7 @@ class SnowflakeAccess:
 
     @staticmethod
     def from_environment(env: Mapping[str, str]) -> SnowflakeAccess:
-        """Build the access from SNOWFLAKE_ACCOUNT, _USER and one of _PASSWORD, _PRIVATE_KEY, _PRIVATE_KEY_PATH or _OAUTH_TOKEN; the rest is optional."""
+        """Build the access from SNOWFLAKE_ACCOUNT, _USER and one of _PRIVATE_KEY_PATH, _PRIVATE_KEY, _OAUTH_TOKEN or _PASSWORD; the rest is optional."""
         names = (
             *("account", "user", "password", "oauth_token", "host", "port", "protocol", "warehouse", "role"),
             *("database", "schema", "query_tag", "authenticator"),
@@ -106,8 +106,8 @@ class SnowflakeAccess:
         access = SnowflakeAccess(**{**fields, "private_key": key, "options": tuple(sorted(settings.items()))})
         if not (access.password or key or access.oauth_token or "authenticator" in settings):
             raise SourceError(
-                f"Snowflake account {access.account}: no credential. Set a password, a private key or an OAuth token "
-                "(SNOWFLAKE_PASSWORD, SNOWFLAKE_PRIVATE_KEY or SNOWFLAKE_OAUTH_TOKEN)."
+                f"Snowflake account {access.account}: no credential. Set a private key, an OAuth token or a password "
+                "(SNOWFLAKE_PRIVATE_KEY_PATH or SNOWFLAKE_PRIVATE_KEY, SNOWFLAKE_OAUTH_TOKEN, SNOWFLAKE_PASSWORD)."
             )
         return access
 

@@ -137,8 +137,10 @@ class Changes(TableChanges):
 
 @dataclass(frozen=True)
 class Credentials(Declaration):
-    """Credentials to embed when the datasource is published: overwriting loses the ones it had."""
+    """How the datasource signs in to its source: overwriting it loses what was embedded."""
 
+    method: Literal["key_pair", "password", "oauth"] = "password"
+    """`key_pair` and `oauth` are saved in Tableau, in the account settings of the user who publishes, under the user name; a password comes from the environment."""
     username: str | None = None
     username_env: str | None = None
     """The environment variable that holds the user name."""
@@ -146,8 +148,16 @@ class Credentials(Declaration):
     """The environment variable that holds the password."""
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        if not self.password_env:
-            yield "password_env", "name the environment variable that holds the password"
+        if self.method == "password" and not self.password_env:
+            yield (
+                "password_env",
+                "name the environment variable that holds the password, or sign in by `method: key_pair`",
+            )
+        if self.method != "password" and self.password_env:
+            yield (
+                "password_env",
+                f"leave it out: with `method: {self.method}` the secret is saved in Tableau, in the account settings of the user who publishes",
+            )
         if bool(self.username) == bool(self.username_env):
             yield "username", "give either username or username_env"
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import tableauserverclient as TSC  # noqa: N812 - the name its own documentation uses
 from defusedxml.ElementTree import fromstring
@@ -202,6 +202,7 @@ def _connections(server: Any, item: Any) -> tuple[Connection, ...]:
             server_port=connection.server_port or "",
             username=connection.username or "",
             embed_password=bool(connection.embed_password),
+            authentication=connection.auth_type or "",
         )
         for connection in item.connections
     )
@@ -272,6 +273,9 @@ class FoundProject:
     path: str
 
 
+SignInMethod = Literal["password", "key_pair", "oauth"]
+
+
 @dataclass(frozen=True)
 class Connection:
     """One live connection of a datasource, without its password: the server never returns that."""
@@ -282,6 +286,16 @@ class Connection:
     server_port: str
     username: str
     embed_password: bool
+    # As the server writes it, such as `auth-keypair`; older servers do not show it.
+    authentication: str = ""
+
+    @property
+    def method(self) -> SignInMethod:
+        """How it signs in; what the server does not show, or calls by one of many names, is a password."""
+        kind = self.authentication.casefold()
+        if "keypair" in kind:
+            return "key_pair"
+        return "oauth" if "oauth" in kind else "password"
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import xml.etree.ElementTree as ET
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import tableauserverclient as TSC  # noqa: N812 - the name its own documentation uses
 from tableauserverclient.config import BYTES_PER_MB, config
-from tableauserverclient.server import RequestFactory
+from urllib3.fields import RequestField
+from urllib3.filepost import encode_multipart_formdata
 
 from tir_dagster.errors import DatasourceError
 from tir_dagster.files import VirtualFile
@@ -24,7 +26,14 @@ from tir_dagster.tableau.datasources import (
 )
 from tir_dagster.tableau.failures import RefusedError, UnknownOutcomeError, UnreadableAnswerError, reading
 from tir_dagster.tableau.outcome import ForeignPublishError, PublishOutcome, PublishUnknownError, outcome_by_revisions
-from tir_dagster.tableau.settings import ConnectionCredential, Seen, check_credentials, nothing
+from tir_dagster.tableau.settings import (
+    ConnectionCredential,
+    Seen,
+    check_credentials,
+    check_settable,
+    credential_to_publish,
+    nothing,
+)
 from tir_dagster.tableau.transfer import UPLOAD_GONE, Progress, upload
 
 _KINDS = (".tdsx", ".hyper")
@@ -47,6 +56,7 @@ def publish(
     overwrite: bool = False,
     expected: ServerVersion | None = None,
     connections: Sequence[ConnectionCredential] = (),
+    servers: Collection[str] = (),
     progress: Progress | None = None,
     check: Check = always,
     seen: Seen = nothing,
@@ -58,13 +68,16 @@ def publish(
     replaces whatever is there at the start. If the answer of a publish is lost, look for it on the server and send it
     again only if it is not there; `inferred` is called if it is there, so that its rows can be compared. `check` may
     raise right before every publishing request; `seen` receives the datasource that is about to be overwritten.
+
+    `connections` are the credentials that the datasource gets, and `servers` the addresses that the package reads from:
+    by them it is decided whether the publish itself carries credentials. The caller sets the others afterwards.
     """
     file = VirtualFile.of(package) if isinstance(package, Path) and package.is_file() else package
     if isinstance(file, Path) or file.kind not in _KINDS:
         raise DatasourceError(
             f"Could not publish {file if isinstance(file, Path) else file.name} as datasource {name!r}: it must be a {' or '.join(_KINDS)} file that exists."
         )
-    parcel = Parcel(file, project, name, overwrite, tuple(connections))
+    parcel = Parcel(file, project, name, overwrite, tuple(connections), credential_to_publish(connections, servers))
     return _Publishing(client, parcel, progress, check, seen, inferred).run(expected)
 
 
@@ -114,6 +127,7 @@ class _Publishing:
             raise self._foreign(before, was=str(expected))
         if before is not None:
             check_credentials(before, self._parcel.connections)
+            check_settable(before, self._parcel.later, self._client.rest_version)
 
     def _look(self) -> FoundDatasource | None:
         if self._before is not None:
@@ -227,7 +241,9 @@ class Parcel:
     project: FoundProject
     name: str
     overwrite: bool
+    # Of all connections, and the one that the publish carries.
     connections: Sequence[ConnectionCredential]
+    credential: ConnectionCredential | None
 
     @property
     def doing(self) -> str:
@@ -245,11 +261,29 @@ class Parcel:
     def mode(self) -> str:
         return str(TSC.Server.PublishMode.Overwrite if self.overwrite else TSC.Server.PublishMode.CreateNew)
 
-    def item(self) -> Any:
-        return TSC.DatasourceItem(self.project.id, self.name)
+    @property
+    def later(self) -> list[ConnectionCredential]:
+        """The credentials that the publish does not carry."""
+        left = list(self.connections)
+        if self.credential is not None:
+            left.remove(self.credential)
+        return left
 
-    def connection_items(self) -> list[Any] | None:
-        return [credential.as_item() for credential in self.connections] or None
+    @property
+    def request(self) -> bytes:
+        """The publish in XML, in the order of Tableau's schema, which the client library does not keep.
+
+        A datasource has one `connectionCredentials` there; `connections` have only workbooks, and a server refuses them here.
+        """
+        root = ET.Element("tsRequest")
+        datasource = ET.SubElement(root, "datasource", {"name": self.name})
+        if (credential := self.credential) is not None:
+            saved = credential.method == "oauth"
+            secret = {"oAuth": "true"} if saved else {"password": credential.password}
+            attributes = {"name": credential.username, **secret, "embed": "true"}
+            ET.SubElement(datasource, "connectionCredentials", attributes)
+        ET.SubElement(datasource, "project", {"id": self.project.id})
+        return ET.tostring(root, encoding="utf-8")
 
 
 def send(client: TableauClient, parcel: Parcel, *, check: Check, progress: Progress | None) -> None:
@@ -273,15 +307,21 @@ def send(client: TableauClient, parcel: Parcel, *, check: Check, progress: Progr
 
 def _post(server: Any, parcel: Parcel, upload_id: str | None) -> None:
     """Send the publish request. The client's own `publish` needs a file on disk, and cannot repeat a piece or check first."""
-    requests, connections = RequestFactory.Datasource, parcel.connection_items()
     kind = parcel.package.kind.removeprefix(".")
     url = f"{server.datasources.baseurl}?datasourceType={kind}&{parcel.mode.lower()}=true"
+    parts = [_part("request_payload", "", parcel.request, "text/xml")]
     if upload_id is None:
         content = b"".join(parcel.package.blocks())
-        request, content_type = requests.publish_req(parcel.item(), parcel.package.name, content, None, connections)
+        parts.append(_part("tableau_datasource", parcel.package.name, content, "application/octet-stream"))
     else:
         url += f"&uploadSessionId={upload_id}"
-        request, content_type = requests.publish_req_chunked(parcel.item(), None, connections)
-    answer = server.datasources.post_request(url, request, content_type)
+    body, content_type = encode_multipart_formdata(parts)
+    answer = server.datasources.post_request(url, body, content_type.replace("form-data", "mixed", 1))
     # Read only to see that it is Tableau's answer: an IndexError otherwise.
     TSC.DatasourceItem.from_response(answer.content, server.namespace)[0]
+
+
+def _part(name: str, file_name: str, content: bytes, content_type: str) -> RequestField:
+    part = RequestField(name, content, filename=file_name)
+    part.make_multipart(content_type=content_type)
+    return part

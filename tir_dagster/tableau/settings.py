@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -11,12 +11,32 @@ import tableauserverclient as TSC  # noqa: N812 - the name its own documentation
 
 from tir_dagster.errors import DatasourceError
 from tir_dagster.tableau.client import TableauClient
-from tir_dagster.tableau.datasources import Connection, FoundDatasource, reread
+from tir_dagster.tableau.datasources import Connection, FoundDatasource, SignInMethod, reread
 from tir_dagster.tableau.failures import RefusedError
 from tir_dagster.tableau.tasks import RefreshTask, refresh_tasks
 
 # The settings that can be put back, besides the connections.
 _TAGS, _TEXTS, _OWNER = "tags", "description and certification", "owner"
+# The first REST version that sets how a connection signs in.
+_METHOD_SINCE = (3, 27)
+_AUTHENTICATIONS: Mapping[SignInMethod, str] = {
+    "password": "auth-user-pass",
+    "key_pair": "auth-keypair",
+    "oauth": "oauth",
+}
+_SECRETS: Mapping[SignInMethod, str] = {"password": "password", "key_pair": "key pair", "oauth": "OAuth token"}
+_WAYS_OUT: Mapping[SignInMethod, str] = {
+    "password": "Name credentials for that address in the extract's spec",
+    "key_pair": (
+        "Save the key pair in Tableau, in the account settings of the user who publishes, and name it in the extract's spec:"
+        " `credentials: {method: key_pair, username: …}`"
+    ),
+    "oauth": (
+        "The token belongs to a person, and nobody else can put it back. Let the connection sign in by a key pair: edit it in"
+        " Tableau, and name that in the extract's spec, `credentials: {method: key_pair, username: …}`. Or save an OAuth credential"
+        " in the account settings of the user who publishes, and name it: `credentials: {method: oauth, username: …}`"
+    ),
+}
 # Subscriptions belong to the whole site: those of a large site are not read at every refresh.
 _MOST_SUBSCRIPTIONS = 1000
 # Receives the datasource right before it is overwritten, with all that people set on it until then.
@@ -29,18 +49,46 @@ def nothing(_: FoundDatasource) -> None:
 
 def check_credentials(datasource: FoundDatasource, named: Sequence[ConnectionCredential]) -> None:
     """Refuse to overwrite embedded credentials for which there is no replacement: they can never be read back."""
-    lost = [
-        connection
-        for connection in datasource.connections
-        if connection.embed_password and not any(item.fits(connection) for item in named)
-    ]
-    if lost:
-        connections = "; ".join(f"{item.type} {item.server_address} as {item.username!r}" for item in lost)
+    embedded = [connection for connection in datasource.connections if connection.embed_password]
+    if lost := [connection for connection in embedded if not any(item.fits(connection) for item in named)]:
         addresses = ", ".join(sorted({item.server_address for item in named})) or "none"
         raise DatasourceError(
-            f"Publishing over {datasource.shown} would lose the password embedded in its connection ({connections}), and Tableau"
-            f" never gives it back. Name credentials for that address in the extract's spec (now named: {addresses})."
+            f"Publishing over {datasource.shown} would lose the {_SECRETS[lost[0].method]} embedded in its connection"
+            f" ({_listed(lost)}), and Tableau never gives it back. {_WAYS_OUT[lost[0].method]} (now named: {addresses})."
         )
+    for connection in embedded:
+        # A password may become a key pair: that is how people leave passwords behind.
+        allowed = {connection.method, "key_pair"} if connection.method == "password" else {connection.method}
+        named_methods = {item.method for item in named if item.fits(connection)}
+        if connection.authentication and not named_methods & allowed:
+            spec_method = _with_article(min(named_methods))
+            raise DatasourceError(
+                f"The connection of {datasource.shown} ({_listed([connection])}) signs in by {_SECRETS[connection.method]}, and the"
+                f" extract's spec names {spec_method} for it: after a publish it could not sign in any more. Nothing was touched."
+                f" {_WAYS_OUT[connection.method]}."
+            )
+
+
+def check_settable(
+    datasource: FoundDatasource, later: Sequence[ConnectionCredential], rest_version: tuple[int, int]
+) -> None:
+    """Refuse a publish after which the server cannot give a connection its way of signing in back."""
+    saved = [credential for credential in later if credential.method != "password"]
+    if saved and rest_version < _METHOD_SINCE:
+        needed, spoken = (".".join(map(str, version)) for version in (_METHOD_SINCE, rest_version))
+        raise DatasourceError(
+            f"Publishing over {datasource.shown} resets how its connection to {saved[0].server_address} signs in, and"
+            f" {_with_article(saved[0].method)} can be set again from REST {needed} on: the server speaks {spoken}. Nothing was"
+            " touched. Update the server, sign in by password, or choose the delivery `trigger`, which publishes nothing."
+        )
+
+
+def _with_article(method: SignInMethod) -> str:
+    return f"{'an' if method == 'oauth' else 'a'} {_SECRETS[method]}"
+
+
+def _listed(connections: Sequence[Connection]) -> str:
+    return "; ".join(f"{item.type} {item.server_address} as {item.username!r}" for item in connections)
 
 
 @dataclass(frozen=True)
@@ -232,24 +280,35 @@ def _give(server: Any, datasource: FoundDatasource, owner_id: str) -> None:
 
 @dataclass(frozen=True)
 class ConnectionCredential:
-    """The embedded credentials with which a datasource signs in to its source; matched to connections by server address."""
+    """The credentials with which a datasource signs in to its source; matched to connections by server address.
+
+    A key pair and an OAuth token are saved in Tableau, by the user who publishes, and found there by the user name.
+    """
 
     server_address: str
     username: str
     password: str = field(repr=False)
     server_port: str = ""
+    method: SignInMethod = "password"
 
     def fits(self, connection: Connection) -> bool:
         ports = {self.server_port, connection.server_port} - {""}
         return len(ports) <= 1 and self.server_address.casefold() == connection.server_address.casefold()
 
-    def as_item(self) -> Any:
-        """The connection as a publish sends it."""
-        item = TSC.ConnectionItem()
-        item.server_address = self.server_address
-        item.server_port = self.server_port or None
-        item.connection_credentials = TSC.ConnectionCredentials(self.username, self.password, embed=True)
-        return item
+
+def credential_to_publish(
+    credentials: Sequence[ConnectionCredential], servers: Collection[str]
+) -> ConnectionCredential | None:
+    """Return the credentials that a publish may carry: the first ones, if the package reads from their server alone.
+
+    A publish has room for one user and password and does not say for which connection. With a second server in the package
+    they could be embedded for that one; so each connection is then given its own after the publish. A publish has no words
+    for a key pair.
+    """
+    first = next(iter(credentials), None)
+    if first is None or first.method == "key_pair":
+        return None
+    return first if {server.casefold() for server in servers} == {first.server_address.casefold()} else None
 
 
 @dataclass(frozen=True)
@@ -264,7 +323,7 @@ class LostConnection:
 def lost_connections(
     now: Sequence[Connection], before: Sequence[Connection], credentials: Sequence[ConnectionCredential]
 ) -> Iterator[LostConnection]:
-    """Return each connection whose address, user name or embedded password a publish removed."""
+    """Return each connection whose address, user name, way of signing in or embedded credentials a publish removed."""
     left = list(now)
     # Unmoved connections first, so that they are not matched with another one of the same type.
     for previous in sorted(before, key=lambda connection: not any(_same_place(connection, other) for other in now)):
@@ -272,15 +331,18 @@ def lost_connections(
         match = match or next((connection for connection in left if connection.type == previous.type), None)
         if match is not None:
             left.remove(match)
-        if match is None or not _is_whole(match, previous):
-            credential = next((item for item in credentials if item.fits(previous)), None)
+        credential = next((item for item in credentials if item.fits(previous)), None)
+        if match is None or not _is_whole(match, previous, credential):
             yield LostConnection(match, previous, credential)
 
 
-def _is_whole(now: Connection, previous: Connection) -> bool:
-    """Whether nothing is missing; the user name counts only without an embedded password, which brings its own."""
-    renamed = not previous.embed_password and previous.username not in ("", now.username)
-    return _same_place(now, previous) and now.embed_password >= previous.embed_password and not renamed
+def _is_whole(now: Connection, previous: Connection, credential: ConnectionCredential | None) -> bool:
+    """Whether nothing is missing; embedded credentials bring their own user name and way of signing in."""
+    if not _same_place(now, previous) or now.embed_password < previous.embed_password:
+        return False
+    if not previous.embed_password:
+        return previous.username in ("", now.username)
+    return credential is None or (now.username in ("", credential.username) and now.method == credential.method)
 
 
 def _same_place(left: Connection, right: Connection) -> bool:
@@ -301,7 +363,12 @@ def repair_connection(datasource: FoundDatasource, lost: LostConnection, server:
     item.server_address, item.server_port = previous.server_address, previous.server_port or None
     item.username = previous.username
     if previous.embed_password and credential is not None:
-        item.username, item.password, item.embed_password = credential.username, credential.password, True
+        item.username, item.embed_password = credential.username, True
+        if credential.method == "password":
+            item.password = credential.password
+        if credential.method != "password" or lost.now.method != "password":
+            same = previous.authentication if previous.method == credential.method else ""
+            item.auth_type = same or _AUTHENTICATIONS[credential.method]
     # Of the datasource the client takes the id only.
     server.datasources.update_connection(datasource, item)
 

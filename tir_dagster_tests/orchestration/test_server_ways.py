@@ -19,7 +19,7 @@ from tir_dagster.sandbox.tableau.settings import Settings
 from tir_dagster.tableau.tasks import soonest_slot
 from tir_dagster_tests.conftest import Sandbox
 from tir_dagster_tests.orchestration.served import Clock, Done, Served
-from tir_dagster_tests.sandbox.tableau.helpers import Admin
+from tir_dagster_tests.sandbox.tableau.helpers import Admin, forget_credentials, save_key_pair
 from tir_dagster_tests.tableau.helpers import put_on_schedule
 
 # Longer than any pause between two looks: such a sleep is the wait for a schedule.
@@ -109,6 +109,52 @@ def newest_job_type(served: Served, admin: Admin) -> str:
 
 def is_incremental(done: Done) -> bool:
     return (done.decision, done.reason) == ("incremental", None)
+
+
+@pytest.fixture
+def by_key_pair(served: Served, admin: Admin) -> Iterator[Served]:
+    """The extract with a spec that names a key pair, on a server that knows them; a password again after the test."""
+    admin.set(rest_version="3.27")
+    save_key_pair(served.sandbox)
+    key_pair = {"method": "key_pair", "username_env": "SNOWFLAKE_USER"}
+    served.declare(settings=SLICED, datasource={"credentials": key_pair})
+    yield served
+    forget_credentials(served.url)
+    with served.sandbox.tableau() as server:
+        item = connection_of(served, server)
+        item.username, item.password = served.env["SNOWFLAKE_USER"], served.env["SNOWFLAKE_PASSWORD"]
+        item.embed_password, item.auth_type = True, "Username Password"
+        server.datasources.update_connection(server.datasources.get_by_id(served.datasource_id), item)
+
+
+def connection_of(served: Served, server: TSC.Server) -> TSC.ConnectionItem:
+    datasource = server.datasources.get_by_id(served.datasource_id)
+    server.datasources.populate_connections(datasource)
+    (connection,) = datasource.connections
+    return connection
+
+
+def test_a_connection_by_key_pair_reads_the_source_again_after_each_publish(by_key_pair):
+    for _ in range(2):
+        change(by_key_pair)
+        assert is_incremental(by_key_pair.refresh())
+        assert by_key_pair.refresher.warnings == []
+        with by_key_pair.sandbox.tableau() as server:
+            connection = connection_of(by_key_pair, server)
+        assert (connection.auth_type, connection.embed_password) == ("auth-keypair", True)
+    rests(by_key_pair)
+
+
+@pytest.mark.long
+def test_a_key_pair_that_is_not_saved_fails_the_refresh_and_people_get_their_rows_back(by_key_pair):
+    forget_credentials(by_key_pair.url)
+    seen = change(by_key_pair)
+    with pytest.raises(DatasourceError, match="a saved key pair is required"):
+        by_key_pair.refresh()
+    assert by_key_pair.published_rows() == seen
+    save_key_pair(by_key_pair.sandbox)
+    assert is_incremental(by_key_pair.refresh())
+    rests(by_key_pair)
 
 
 def test_an_older_server_runs_the_incremental_task(served, admin):

@@ -53,6 +53,22 @@ def test_how_much_is_kept_is_a_number_of_versions_and_a_size():
         (("      name: Orders\n", ""), "extracts[0].datasource.name: missing"),
         (("source: MYDB.MYSCHEMA.MYTABLE", "source: MYTABLE"), "tir.yaml:3: extracts[0].source: give the table as"),
         (("password_env: SNOWFLAKE_PASSWORD", "password: secret"), "credentials.password: unknown field"),
+        (
+            ("username_env: SNOWFLAKE_USER, password_env: SNOWFLAKE_PASSWORD", "username_env: SNOWFLAKE_USER"),
+            "credentials.password_env: name the environment variable that holds the password, or sign in by `method: key_pair`",
+        ),
+        (
+            ("password_env: SNOWFLAKE_PASSWORD", "password_env: SNOWFLAKE_PASSWORD, method: key_pair"),
+            "credentials.password_env: leave it out: with `method: key_pair` the secret is saved in Tableau",
+        ),
+        (
+            ("username_env: SNOWFLAKE_USER, password_env: SNOWFLAKE_PASSWORD", "method: oauth"),
+            "credentials.username: give either username or username_env",
+        ),
+        (
+            ("password_env: SNOWFLAKE_PASSWORD", "method: keypair"),
+            "credentials.method: 'keypair' is not one of key_pair, password, oauth",
+        ),
         (("0.5}", "0.5}\n    delivery: mail"), "tir.yaml:12: extracts[0].delivery: 'mail' is not one of republish"),
         (("start: 2024-12", "start: 2024-12, zone: Mars/North"), "is no time zone"),
         (("start: 2024-12", "start: 2024-13"), "tir.yaml:5: extracts[0].slices.start: give the first month as YYYY-MM"),

@@ -141,7 +141,8 @@ class Orders:
     credential: ConnectionCredential
 
     def create(self, **more: Any) -> FoundDatasource:
-        return publish(self.client, self.packages / "ours.tdsx", project=self.project, name="Orders", **more)
+        options = {"project": self.project, "name": "Orders", "servers": [self.credential.server_address], **more}
+        return publish(self.client, self.packages / "ours.tdsx", **options)
 
     def overwrite(self, **more: Any) -> FoundDatasource:
         return self.create(overwrite=True, **more)

@@ -79,6 +79,7 @@ class Shop:
             overwrite=True,
             expected=server_version(self.found),
             connections=[self.credential],
+            servers=[self.credential.server_address],
         )
         self.run(start_incremental_refresh(self.client, self.found))
         return increment
@@ -116,7 +117,8 @@ def shop(
         cursor.execute(f"CREATE TABLE {table} (ID NUMBER(38,0), AMOUNT NUMBER(38,0), ORDERED {kind})")
         rows = ", ".join(f"({number}, 10, {value})" for number, value in enumerate([*values, "NULL"]))
         cursor.execute(f"INSERT INTO {table} VALUES {rows}")
-        found = publish(client, package, project=project, name="Shop", connections=[credential])
+        options: dict[str, Any] = {"connections": [credential], "servers": [credential.server_address]}
+        found = publish(client, package, project=project, name="Shop", **options)
         shop = Shop(client, cursor, table, tmp_path, found, project, credential)
         shop.run(start_refresh(client, found, incremental=False))
         yield replace(shop, found=settled(client, found))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import uuid
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -284,7 +285,7 @@ def test_a_connection_that_people_pointed_elsewhere_comes_back_with_its_password
     remember(pointed, tmp_path)
     assert "password" not in json.loads((tmp_path / "kept.json").read_text())["kept"]["connections"][0]
     published = orders.overwrite(expected=server_version(pointed), connections=[named])
-    assert not published.connections[0].embed_password, "the package names another address: the server drops it unsaid"
+    assert not published.connections[0].embed_password, "the package names another server, which must not get them"
     admin.forget_calls()
     restored = put_back_remembered(orders.client, published, tmp_path, [named])
     assert restored.warnings == ()
@@ -310,7 +311,7 @@ def test_tasks_and_subscriptions_that_are_gone_after_the_publish_are_named(
     others, folder = orders.others, tmp_path
     tasks = [schedule_refresh(others, loved, kind) for kind in ("FullRefresh", "IncrementalRefresh")]
     target = TSC.Target(loved.id, "Workbook")
-    subscription = others.subscriptions.create(TSC.SubscriptionItem("Daily", "schedule", others.user_id, target))
+    subscription = others.subscriptions.create(TSC.SubscriptionItem("Daily", str(uuid.uuid4()), others.user_id, target))
     remember(loved, folder, list_attachments(orders.client, loved))
     published = orders.overwrite(expected=server_version(loved), connections=[orders.credential])
     others.tasks.delete(tasks[1])

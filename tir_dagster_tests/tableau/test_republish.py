@@ -7,13 +7,17 @@ import os
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree as ET
 
 import pytest
+import tableauserverclient as TSC  # noqa: N812 - the name its own documentation uses
 
 from tir_dagster.errors import DatasourceError, MachineError
 from tir_dagster.files import VirtualFile
+from tir_dagster.hyper.package.package import read_package
 from tir_dagster.refresh.context import ServerLook
 from tir_dagster.refresh.datasource import credentials_for, fetch_shell
 from tir_dagster.refresh.deliveries.settings import is_remembered, remember
@@ -27,9 +31,9 @@ from tir_dagster.tableau.client import TableauClient
 from tir_dagster.tableau.datasources import FoundDatasource, look_for_datasource, server_version, settled
 from tir_dagster.tableau.failures import RefusedError
 from tir_dagster.tableau.outcome import ForeignPublishError
-from tir_dagster.tableau.publishing import publish
-from tir_dagster.tableau.settings import keep
-from tir_dagster_tests.sandbox.tableau.helpers import Admin, rewritten
+from tir_dagster.tableau.publishing import Parcel, publish
+from tir_dagster.tableau.settings import credential_to_publish, keep
+from tir_dagster_tests.sandbox.tableau.helpers import Admin, rewritten, with_second_connection
 from tir_dagster_tests.tableau.conftest import Naps, Orders
 
 MEGABYTES = 9
@@ -47,7 +51,9 @@ def look(orders: Orders, tmp_path: Path) -> ServerLook:
     """A datasource that is large enough for an upload in pieces, tagged and certified."""
     image = random.Random(1).randbytes(MEGABYTES * 2**20)
     file = rewritten(orders.packages / "ours.tdsx", tmp_path / "large.tdsx", add=[("Image/logo.png", image)])
-    made = publish(orders.client, file, project=orders.project, name="Orders", connections=[orders.credential])
+    credential = orders.credential
+    options: dict[str, Any] = {"connections": [credential], "servers": [credential.server_address]}
+    made = publish(orders.client, file, project=orders.project, name="Orders", **options)
     orders.others.datasources.add_tags(made.id, ["nightly"])
     item = orders.others.datasources.get_by_id(made.id)
     item.description, item.certified, item.certification_note = "All orders", True, "checked"
@@ -247,12 +253,102 @@ def test_credentials_are_given_to_one_server_only(orders: Orders, spec: ExtractS
     assert only.server_address == first.server_address
 
 
+@pytest.fixture
+def two_connections(orders: Orders, tmp_path: Path) -> ServerLook:
+    """A datasource with two connections to the same server, both with a password embedded."""
+    address = orders.credential.server_address
+    edit = partial(with_second_connection, server=address)
+    file = rewritten(orders.packages / "ours.tdsx", tmp_path / "two.tdsx", edit=edit)
+    made = publish(orders.client, file, project=orders.project, name="Orders")
+    for connection in made.connections:
+        set_password(orders, made, connection.id)
+    return ServerLook(orders.project, orders.now())
+
+
+def set_password(orders: Orders, datasource: FoundDatasource, connection_id: str) -> None:
+    item = TSC.ConnectionItem()
+    item._id, item.username, item.password, item.embed_password = connection_id, "TIR", "secret", True
+    orders.others.datasources.update_connection(datasource, item)
+
+
+@pytest.fixture
+def told(spec: ExtractSpec) -> ExtractSpec:
+    """The spec, with credentials."""
+    named = Credentials(username="TIR", password_env="THE_PASSWORD")
+    return replace(spec, datasource=replace(spec.datasource, credentials=named))
+
+
+def test_each_further_connection_gets_its_password_after_the_publish(
+    orders: Orders, told: ExtractSpec, two_connections: ServerLook, admin: Admin, tmp_path: Path
+) -> None:
+    credentials = credentials_for(told, two_connections.datasource, {"THE_PASSWORD": "secret"})
+    shell, hyper = fetch_shell(orders.client, found_in(two_connections), tmp_path / "download")
+    options: dict[str, Any] = {"hyper": hyper, "shell": shell, "rows": 0, "home": tmp_path, "log": lambda _: None}
+    admin.forget_calls()
+    done = deliver(orders.client, told, two_connections, credentials=credentials, **options)
+    assert done.warnings == ()
+    assert [connection.embed_password for connection in orders.now().connections] == [True, True]
+    changes = [call["route"] for call in admin.calls() if call["method"] in ("POST", "PUT")]
+    assert changes == ["publish", "update_connection"], "the publish carries the first password"
+
+
+def test_a_password_that_a_crash_left_out_is_set_by_the_next_run(
+    orders: Orders, told: ExtractSpec, two_connections: ServerLook, tmp_path: Path
+) -> None:
+    class CrashError(Exception): ...
+
+    def crash() -> None:
+        raise CrashError
+
+    env = {"THE_PASSWORD": "secret"}
+    credentials = credentials_for(told, two_connections.datasource, env)
+    shell, hyper = fetch_shell(orders.client, found_in(two_connections), tmp_path / "download")
+    options: dict[str, Any] = {"hyper": hyper, "shell": shell, "rows": 0, "home": tmp_path, "log": lambda _: None}
+    with pytest.raises(CrashError):
+        deliver(orders.client, told, two_connections, credentials=credentials, landed=crash, **options)
+    assert [connection.embed_password for connection in orders.now().connections] == [True, False]
+    assert credentials_for(told, orders.now(), env), "the next look sees the first password only"
+    look = ServerLook(orders.project, orders.now())
+    _, warnings = finish_delivery(orders.client, told, look, home=tmp_path, env=env, foreign=False, landed=True)
+    assert warnings == ()
+    assert [connection.embed_password for connection in orders.now().connections] == [True, True]
+    assert not is_remembered(tmp_path)
+
+
+def test_a_publish_carries_no_password_that_another_server_could_get(
+    orders: Orders, told: ExtractSpec, admin: Admin, tmp_path: Path
+) -> None:
+    file = rewritten(orders.packages / "ours.tdsx", tmp_path / "two.tdsx", edit=with_second_connection)
+    made = publish(orders.client, file, project=orders.project, name="Orders")
+    ours = next(item for item in made.connections if item.server_address == orders.credential.server_address)
+    set_password(orders, made, ours.id)
+    look = ServerLook(orders.project, orders.now())
+    credentials = credentials_for(told, look.datasource, {"THE_PASSWORD": "secret"})
+    assert credential_to_publish(credentials, read_package(file).servers) is None
+    shell, hyper = fetch_shell(orders.client, found_in(look), tmp_path / "download")
+    options: dict[str, Any] = {"hyper": hyper, "shell": shell, "rows": 0, "home": tmp_path, "log": lambda _: None}
+    assert deliver(orders.client, told, look, credentials=credentials, **options).warnings == ()
+    embedded = {item.server_address: item.embed_password for item in orders.now().connections}
+    assert embedded == {orders.credential.server_address: True, "db.example.com": False}
+
+
+def test_a_publish_is_written_in_the_order_of_the_schema(orders: Orders, package: Path) -> None:
+    file, place = VirtualFile.of(package), (orders.project, "Größe & Co", True)
+    root = ET.fromstring(Parcel(file, *place, (), orders.credential).request)
+    (datasource,) = root
+    assert datasource.attrib == {"name": "Größe & Co"}
+    assert [child.tag for child in datasource] == ["connectionCredentials", "project"]
+    assert datasource[0].attrib.keys() == {"name", "password", "embed"}
+    assert [child.tag for child in ET.fromstring(Parcel(file, *place, (), None).request)[0]] == ["project"]
+
+
 def test_a_publish_over_tells_how_far_it_is(
     orders: Orders, spec: ExtractSpec, look: ServerLook, tmp_path: Path
 ) -> None:
     lines: list[str] = []
     place = PublishTarget(spec, look, [orders.credential], tmp_path / "publish", tmp_path, log=lines.append)
-    done = publish_over(orders.client, VirtualFile.of(tmp_path / "large.tdsx"), place, found_in(look))
+    servers = [orders.credential.server_address]
+    done = publish_over(orders.client, VirtualFile.of(tmp_path / "large.tdsx"), place, found_in(look), servers=servers)
     assert (done.warnings, keep(done.datasource)) == ((), keep(found_in(look)))
     assert lines
     assert all(line.startswith("uploading ") for line in lines)

@@ -42,6 +42,11 @@ class Package:
     row_limit: str | None
 
     @property
+    def servers(self) -> tuple[str, ...]:
+        """The addresses that the live side reads from."""
+        return tuple(dict.fromkeys(connection.server or "" for connection in self.connections))
+
+    @property
     def table(self) -> tuple[str, str]:
         """Schema and name of the extract's one table; several are refused."""
         if len(self.tables) != 1:

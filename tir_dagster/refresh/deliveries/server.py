@@ -242,7 +242,8 @@ class SuffixLoad:
         )
         # From here on, even if the answer is lost: putting back looks at the server first.
         self._hole_since, self._missing = self._client.retry.clock(), purged.purged
-        restored = publish_over(self._client, package, self._load.place, self._datasource)
+        servers = self._package.servers
+        restored = publish_over(self._client, package, self._load.place, self._datasource, servers=servers)
         self._datasource, self.warnings = restored.datasource, self.warnings + restored.warnings
 
     def _refreshed_at(self, slot: datetime) -> FoundDatasource:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -64,10 +64,12 @@ def deliver(
 
     The settings are saved in `home`; `landed` is called before they are put back.
     """
+    servers: tuple[str, ...] = ()
     if shell is None:
         file = VirtualFile.of(hyper, name=f"{spec.name}.hyper")
     else:
         package = read_package(shell)
+        servers = package.servers
         file = packed(package, f"{spec.name}.tdsx", hyper=hyper, refresh=refresh_change(package, hyper, rows=rows))
     seen = (
         remember(look.datasource, home, list_attachments(client, look.datasource))
@@ -89,6 +91,7 @@ def deliver(
         overwrite=look.datasource is not None,
         expected=look.version,
         connections=credentials,
+        servers=servers,
         progress=tell_progress(log, "uploading", clock=client.retry.clock),
         check=check,
         seen=seen,
@@ -170,13 +173,22 @@ def put_back(
     value = greatest_increment(package, hyper)
     # Another value if the server showed later rows than ours: it must continue from the rows that are put back.
     refresh = None if value == package.last_increment else RefreshChange(increment_value=value)
-    publish_over(client, packed(package, f"{place.spec.name}.tdsx", hyper=hyper, refresh=refresh), place, datasource)
+    file = packed(package, f"{place.spec.name}.tdsx", hyper=hyper, refresh=refresh)
+    publish_over(client, file, place, datasource, servers=package.servers)
 
 
 def publish_over(
-    client: TableauClient, package: VirtualFile, place: PublishTarget, datasource: FoundDatasource
+    client: TableauClient,
+    package: VirtualFile,
+    place: PublishTarget,
+    datasource: FoundDatasource,
+    *,
+    servers: Collection[str],
 ) -> Restored:
-    """Publish over exactly this datasource, and put its settings back: those saved earlier in this run, else those of now."""
+    """Publish over exactly this datasource, and put its settings back: those saved earlier in this run, else those of now.
+
+    `servers` are the addresses that the package reads from.
+    """
     beside = None if is_remembered(place.home) else list_attachments(client, datasource)
     seen = remember(datasource, place.home, beside)
     published = publish(
@@ -187,6 +199,7 @@ def publish_over(
         overwrite=True,
         expected=server_version(datasource),
         connections=place.credentials,
+        servers=servers,
         progress=tell_progress(place.log, "uploading", clock=client.retry.clock),
         check=place.check,
         seen=seen,

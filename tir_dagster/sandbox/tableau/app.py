@@ -42,9 +42,11 @@ from tir_dagster.sandbox.tableau.multipart import (
     spool,
     take_apart,
 )
+from tir_dagster.sandbox.tableau.request_schema import check_request
 from tir_dagster.sandbox.tableau.scopes import is_granted
 from tir_dagster.sandbox.tableau.server import Server, log
 from tir_dagster.sandbox.tableau.settings import parse_version
+from tir_dagster.sandbox.tableau.sign_in_methods import forget_credentials, save_credential
 from tir_dagster.sandbox.tableau.timetable import Timetable
 from tir_dagster.sandbox.tableau.webhooks import Courier
 from tir_dagster.sandbox.tableau.wire import XML_HEADERS, ApiError, JsonAnswer, error_text, read_json, read_request
@@ -157,7 +159,7 @@ class _Endpoint:
         if entry.multipart:
             return await self._multipart(request, entry, make)
         body = await read_bounded(request.stream(), MAX_JSON_BYTES if entry.json else MAX_XML_BYTES)
-        read = read_json if entry.json else read_request
+        read = read_json if entry.json else partial(_read_xml, entry)
         return await run_in_threadpool(lambda: _response(entry.handler(make(read(body)))))
 
     async def _multipart(self, request: Request, entry: Operation, make: Any) -> Any:
@@ -167,7 +169,7 @@ class _Endpoint:
             await spool(request.stream(), body)
             parts = await run_in_threadpool(take_apart, body, boundary, file)
             return await run_in_threadpool(
-                lambda: _response(entry.handler(make(read_request(parts.payload), parts.file)))
+                lambda: _response(entry.handler(make(_read_xml(entry, parts.payload), parts.file)))
             )
         finally:
             body.unlink(missing_ok=True)
@@ -196,6 +198,12 @@ class _Endpoint:
             # Which code a real server answers here was not measured.
             raise ApiError(403004, "The session belongs to another site.")
         return session
+
+
+def _read_xml(entry: Operation, body: bytes) -> Any:
+    root = read_request(body)
+    check_request(entry.name, root)
+    return root
 
 
 def _address(request: Request) -> str:
@@ -277,6 +285,12 @@ async def _admin(server: Server, request: Request) -> Response:
             asked = json.loads(body)
             secret = people.create_token(server.store, str(asked["user"]), str(asked["name"]))
             return JSONResponse({"name": str(asked["name"]), "secret": secret})
+        if path == "/sandbox/saved-credentials" and method in ("POST", "DELETE"):
+            if method == "POST":
+                save_credential(server.store, json.loads(body))
+            else:
+                forget_credentials(server.store)
+            return JSONResponse({})
     except (ApiError, ValueError, LookupError, TypeError) as error:
         return JSONResponse({"error": str(error)}, 400)
     status, value = handle_admin(path, method, body, book=server.faults, log=server.calls)

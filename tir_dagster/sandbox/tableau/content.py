@@ -9,6 +9,7 @@ import uuid
 from dataclasses import dataclass, field
 from typing import IO, TYPE_CHECKING, Any
 
+from tir_dagster.sandbox.tableau.sign_in_methods import method_of, saved_secret
 from tir_dagster.sandbox.tableau.store import Row, insert, update
 from tir_dagster.sandbox.tableau.webhooks import CREATED, UPDATED, announce
 from tir_dagster.sandbox.tableau.wire import ApiError
@@ -17,26 +18,24 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from tir_dagster.sandbox.tableau.document import Document
+    from tir_dagster.sandbox.tableau.document import Document, LiveConnection
     from tir_dagster.sandbox.tableau.people import Session
     from tir_dagster.sandbox.tableau.server import Server
 
 
 @dataclass(frozen=True)
 class Credentials:
-    """Credentials of a publish: for every connection, or for those of one server address."""
+    """The credentials of a publish, for the datasource's first connection.
+
+    A publish does not say for which one they are, and which of several a real server takes is not documented: the
+    others have none until the connections endpoint sets them.
+    """
 
     username: str
     password: str = field(repr=False)
     embed: bool
-    server: str | None = None
-    port: str | None = None
-
-    def fits(self, server: str | None, port: str | None) -> bool:
-        if self.server is None:
-            return True
-        same_port = not self.port or not port or self.port == port
-        return same_port and self.server.casefold() == (server or "").casefold()
+    # The publisher's saved OAuth credential of that user name.
+    oauth: bool = False
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ class Publication:
     description: str | None = None
     certified: bool | None = None
     certification_note: str | None = None
-    credentials: tuple[Credentials, ...] = ()
+    credentials: Credentials | None = None
 
 
 def project(server: Server, session: Session, project_id: str) -> Row:
@@ -160,7 +159,7 @@ def store_publication(
                 publisher_id=session.user_id,
                 published=server.now(),
             )
-            _replace_connections(db, datasource_id, document, publication)
+            _replace_connections(db, session, datasource_id, document, publication)
             if existing is not None and server.settings.current.overwrite_loses_tasks:
                 db.execute("DELETE FROM tasks WHERE datasource_id = ?", (datasource_id,))
             dropped = _settle_revision(server, db, datasource_id, revision - 1)
@@ -231,12 +230,14 @@ def _update_datasource(
     db.execute("UPDATE datasources SET generation = generation + 1 WHERE id = ?", (datasource_id,))
 
 
-def _replace_connections(db: Any, datasource_id: str, document: Document, publication: Publication) -> None:
-    """New connections with new ids: credentials survive an overwrite only when this publish brings them."""
+def _replace_connections(
+    db: Any, session: Session, datasource_id: str, document: Document, publication: Publication
+) -> None:
+    """New connections with new ids, which sign in as the document says: nothing that was set on the old ones survives."""
     db.execute("DELETE FROM connections WHERE datasource_id = ?", (datasource_id,))
     for position, live in enumerate(document.connections()):
-        given = next((item for item in publication.credentials if item.fits(live.server, live.port)), None)
-        embed = given is not None and given.embed
+        given = publication.credentials if position == 0 else None
+        secret = None if given is None else _embedded_secret(db, session, live, given)
         insert(
             db,
             "connections",
@@ -249,10 +250,23 @@ def _replace_connections(db: Any, datasource_id: str, document: Document, public
             port=live.port,
             dbname=live.dbname,
             username=given.username if given is not None else live.username,
-            password=given.password if given is not None and embed else None,
-            embed=int(embed),
+            password=secret,
+            embed=int(secret is not None),
             authentication=live.authentication,
         )
+
+
+def _embedded_secret(db: Any, session: Session, live: LiveConnection, given: Credentials) -> str | None:
+    """What a publish embeds; credentials of another kind than the document's are dropped in silence."""
+    if not given.embed or method_of(live.authentication) != ("oauth" if given.oauth else "password"):
+        return None
+    if not given.oauth:
+        return given.password
+    secret = saved_secret(db, session.user_id, "oauth", live.server, given.username)
+    if secret is None:
+        # Which code a real server answers here is not documented.
+        raise ApiError(400011, f"User {session.user_name!r} has no saved OAuth credential for {given.username!r}.")
+    return secret
 
 
 def _settle_revision(server: Server, db: Any, datasource_id: str, number: int) -> list[str]:

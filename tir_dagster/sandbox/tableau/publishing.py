@@ -36,7 +36,8 @@ class StagedPublish:
     @staticmethod
     def from_json(value: dict[str, Any]) -> StagedPublish:
         publication = dict(value["publication"])
-        publication["credentials"] = tuple(Credentials(**item) for item in publication["credentials"])
+        if publication["credentials"] is not None:
+            publication["credentials"] = Credentials(**publication["credentials"])
         return StagedPublish(Publication(**publication), value["file"], value["kind"])
 
 

@@ -15,6 +15,7 @@ from tir_dagster.sandbox.tableau import extracts
 from tir_dagster.sandbox.tableau.archive import BadPackageError, Package
 from tir_dagster.sandbox.tableau.content import open_current
 from tir_dagster.sandbox.tableau.document import NO_VALUE, Document, ExtractColumn, LiveConnection, LogicalTable
+from tir_dagster.sandbox.tableau.sign_in_methods import method_of
 from tir_dagster.sandbox.tableau.source import (
     SourceColumn,
     SourceError,
@@ -117,9 +118,11 @@ def _login(work: _Work, datasource_id: str, tables: Sequence[LogicalTable]) -> S
         "SELECT * FROM connections WHERE datasource_id = ? AND name = ?", datasource_id, live[0].name
     )
     if stored is None or not stored["embed"] or not stored["password"]:
+        method = method_of(stored["authentication"] if stored is not None else None)
+        needed = {"key_pair": "a saved key pair is", "oauth": "a saved OAuth credential is"}
         raise RefreshFailedError(
             f"The data source {work.name!r} has no embedded credentials for {live[0].server!r}: "
-            "a valid username and password are required."
+            f"{needed.get(method, 'a valid username and password are')} required."
         )
     return _resolve(work.server, live[0], stored)
 
@@ -133,7 +136,8 @@ def _resolve(server: Server, live: LiveConnection, stored: Any) -> SourceLogin:
         account=account,
         port=server.warehouse_port,
         user=stored["username"] or live.username or "",
-        password=stored["password"],
+        method=method_of(stored["authentication"]),
+        secret=stored["password"],
         database=live.dbname,
         schema=live.schema,
         warehouse=live.warehouse,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from cryptography.hazmat.primitives import serialization as keys
 
 from tir_dagster.sandbox.tableau.columns import ExtractType, SnowflakeType, extract_type
 from tir_dagster.sandbox.tableau.extracts import quoted
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tir_dagster.sandbox.tableau.document import LogicalTable
+    from tir_dagster.sandbox.tableau.sign_in_methods import Method
 
 
 class SourceError(Exception):
@@ -30,7 +32,9 @@ class SourceLogin:
     account: str
     port: int
     user: str
-    password: str = field(repr=False)
+    method: Method
+    # A password, a private key in PEM, or an OAuth token.
+    secret: str = field(repr=False)
     database: str | None
     schema: str | None
     warehouse: str | None
@@ -65,7 +69,7 @@ def open_source(login: SourceLogin) -> Iterator[Any]:
         connection = snowflake.connector.connect(
             account=login.account,
             user=login.user,
-            password=login.password,
+            **_credentials(login),
             host="127.0.0.1",
             port=login.port,
             protocol="http",
@@ -84,6 +88,20 @@ def open_source(login: SourceLogin) -> Iterator[Any]:
     finally:
         with contextlib.suppress(Exception):
             connection.close()
+
+
+def _credentials(login: SourceLogin) -> dict[str, Any]:
+    """The connector's arguments for this way of signing in."""
+    if login.method == "oauth":
+        return {"authenticator": "oauth", "token": login.secret}
+    if login.method == "password":
+        return {"password": login.secret}
+    try:
+        key = keys.load_pem_private_key(login.secret.encode(), None)
+    except (ValueError, TypeError) as error:
+        raise SourceError("Unable to connect to the Snowflake server. The saved private key cannot be read.") from error
+    der = key.private_bytes(keys.Encoding.DER, keys.PrivateFormat.PKCS8, keys.NoEncryption())
+    return {"private_key": der}
 
 
 def relation_sql(table: LogicalTable) -> str:

@@ -42,6 +42,9 @@ CREATE TABLE IF NOT EXISTS connections (
     id TEXT PRIMARY KEY, datasource_id TEXT NOT NULL REFERENCES datasources ON DELETE CASCADE, position INTEGER NOT NULL,
     name TEXT NOT NULL, kind TEXT NOT NULL, server TEXT, port TEXT, dbname TEXT, username TEXT, password TEXT,
     embed INTEGER NOT NULL, authentication TEXT);
+CREATE TABLE IF NOT EXISTS saved_credentials (
+    user_id TEXT NOT NULL REFERENCES users, method TEXT NOT NULL, server TEXT NOT NULL, username TEXT NOT NULL,
+    secret TEXT NOT NULL, PRIMARY KEY (user_id, method, server, username));
 CREATE TABLE IF NOT EXISTS workbooks (
     id TEXT PRIMARY KEY, site_id TEXT NOT NULL, project_id TEXT NOT NULL REFERENCES projects, name TEXT NOT NULL,
     content_url TEXT NOT NULL, description TEXT, owner_id TEXT NOT NULL, show_tabs INTEGER NOT NULL,

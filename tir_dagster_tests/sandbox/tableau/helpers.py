@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import time
 import zipfile
 from dataclasses import dataclass, replace
@@ -11,6 +12,8 @@ from xml.etree import ElementTree as ET
 
 import requests
 import tableauserverclient as TSC  # noqa: N812 - the name its own documentation uses
+from cryptography.hazmat.primitives import serialization as keys
+from cryptography.hazmat.primitives.asymmetric import rsa
 from tableauhyperapi import Connection
 
 from tir_dagster.sandbox.tableau.packages import Column, SnowflakeConnection, build_tdsx
@@ -180,3 +183,45 @@ def rewritten(package: Path, target: Path, *, edit: Any = None, drop: str = "", 
         for name, data in add:
             new.writestr(name, data)
     return target
+
+
+def with_second_connection(document: str, server: str = "db.example.com") -> str:
+    """The document with one connection more, to another server."""
+    other = f"<connection class='postgres' dbname='D' schema='S' server='{server}' username='U' />"
+    named = f"<named-connection caption='other' name='postgres.other'>{other}</named-connection>"
+    return document.replace("</named-connections>", f"{named}</named-connections>")
+
+
+def forget_credentials(tableau_url: str) -> None:
+    requests.delete(f"{tableau_url}/sandbox/saved-credentials", timeout=30).raise_for_status()
+
+
+def save_credential(tableau_url: str, **asked: str) -> None:
+    """Save a key pair or an OAuth token in a user's account settings: user, method, server, username and secret."""
+    answer = requests.post(f"{tableau_url}/sandbox/saved-credentials", json=asked, timeout=30)
+    assert answer.ok, answer.text
+
+
+def private_pem(key: rsa.RSAPrivateKey) -> str:
+    return key.private_bytes(keys.Encoding.PEM, keys.PrivateFormat.PKCS8, keys.NoEncryption()).decode()
+
+
+def new_key() -> rsa.RSAPrivateKey:
+    return rsa.generate_private_key(public_exponent=65537, key_size=2048)
+
+
+def save_key_pair(sandbox: Sandbox) -> None:
+    """A new key pair of the Snowflake user, saved in the account settings of the Tableau user who publishes."""
+    identity, key = sandbox.identity, new_key()
+    public = key.public_key().public_bytes(keys.Encoding.DER, keys.PublicFormat.SubjectPublicKeyInfo)
+    with sandbox.snowflake() as connection:
+        body = base64.b64encode(public).decode()
+        connection.cursor().execute(f"ALTER USER {identity.snowflake_user} SET RSA_PUBLIC_KEY = '{body}'")
+    save_credential(
+        sandbox.tableau_url,
+        user=identity.tableau_user,
+        method="key_pair",
+        server=f"{identity.account}.snowflakecomputing.com",
+        username=identity.snowflake_user,
+        secret=private_pem(key),
+    )

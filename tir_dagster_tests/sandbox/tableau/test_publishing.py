@@ -15,7 +15,15 @@ from tableauhyperapi import Connection, CreateMode
 from tableauserverclient.server.endpoint.exceptions import ServerResponseError
 
 from tir_dagster.sandbox.tableau.packages import Column
-from tir_dagster_tests.sandbox.tableau.helpers import OVERWRITE, Admin, Looker, Publisher, Source
+from tir_dagster_tests.sandbox.tableau.helpers import (
+    OVERWRITE,
+    Admin,
+    Looker,
+    Publisher,
+    Source,
+    rewritten,
+    with_second_connection,
+)
 
 ID = Column("ID", "NUMBER(38,0)")
 
@@ -87,20 +95,33 @@ def test_overwriting_keeps_the_id_and_resets_credentials_owner_and_tags(publishe
 
 def test_credentials_passed_while_overwriting_are_embedded(publisher: Publisher, package: Path) -> None:
     publisher.publish(package)
-    connection = TSC.ConnectionItem()
-    connection.server_address = "sandbox.snowflakecomputing.com"
-    connection.connection_credentials = TSC.ConnectionCredentials("SOMEBODY", "secret", embed=True)
-    datasource = publisher.publish(package, mode=OVERWRITE, connections=[connection])
+    credentials = TSC.ConnectionCredentials("SOMEBODY", "secret", embed=True)
+    datasource = publisher.publish(package, mode=OVERWRITE, connection_credentials=credentials)
     stored = connection_of(publisher, datasource)
     assert (stored.username, stored.embed_password, stored.password) == ("SOMEBODY", True, None)
 
 
-def test_credentials_for_another_server_are_not_embedded(publisher: Publisher, package: Path) -> None:
+@pytest.mark.parametrize("size", ["one request", "pieces"])
+def test_a_datasource_has_no_connections_in_a_publish(
+    publisher: Publisher, package: Path, monkeypatch: pytest.MonkeyPatch, size: str
+) -> None:
+    if size == "pieces":
+        monkeypatch.setenv("TSC_FILESIZE_LIMIT_MB", "0")
     connection = TSC.ConnectionItem()
-    connection.server_address = "elsewhere.snowflakecomputing.com"
+    connection.server_address = "sandbox.snowflakecomputing.com"
     connection.connection_credentials = TSC.ConnectionCredentials("SOMEBODY", "secret", embed=True)
-    datasource = publisher.publish(package, connections=[connection])
-    assert connection_of(publisher, datasource).embed_password is False
+    with pytest.raises(ServerResponseError, match="400000: Bad Request") as refused:
+        publisher.publish(package, connections=[connection])
+    assert "unexpected element 'connections' in tsRequest/datasource" in refused.value.detail
+
+
+def test_of_several_connections_the_first_gets_the_credentials_of_a_publish(
+    publisher: Publisher, source: Source
+) -> None:
+    package = rewritten(source.package(ID), publisher.folder / "two.tdsx", edit=with_second_connection)
+    datasource = publisher.publish(package, connection_credentials=publisher.credentials)
+    publisher.server.datasources.populate_connections(datasource)
+    assert [connection.embed_password for connection in datasource.connections] == [True, False]
 
 
 def test_a_connections_credentials_can_be_changed_later(publisher: Publisher, package: Path) -> None:

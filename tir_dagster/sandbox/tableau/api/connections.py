@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from tir_dagster.sandbox.tableau import content
 from tir_dagster.sandbox.tableau.api.call import Call, Operation, operation
+from tir_dagster.sandbox.tableau.sign_in_methods import check_authentication, method_of, saved_secret
 from tir_dagster.sandbox.tableau.store import Row, update
 from tir_dagster.sandbox.tableau.wire import Answer, ApiError, is_true, node, required
 from tir_dagster.sandbox.tableau.xmltree import attribute, descendants
@@ -64,24 +65,39 @@ def _changed(call: Call, rows: list[Row]) -> list[ET.Element]:
     asked = required(call.request, "connection")
     with call.server.store.transaction() as db:
         for row in rows:
-            update(db, "connections", row["id"], **_changes(row, asked))
+            update(db, "connections", row["id"], **_changes(call, db, row, asked))
     changed = {row["id"] for row in rows}
     return [_connection(row) for row in _rows(call) if row["id"] in changed]
 
 
-def _changes(row: Row, asked: Any) -> dict[str, Any]:
-    changes: dict[str, Any] = {"embed": row["embed"]}
+def _changes(call: Call, db: Any, row: Row, asked: Any) -> dict[str, Any]:
+    changes: dict[str, Any] = {}
     for name, column in (
         ("serverAddress", "server"),
         ("serverPort", "port"),
         ("userName", "username"),
-        ("password", "password"),
         ("authenticationType", "authentication"),
     ):
         if (value := attribute(asked, name)) is not None:
             changes[column] = value
-    if (embed := attribute(asked, "embedPassword")) is not None:
-        changes["embed"] = int(is_true(embed))
-    if not changes["embed"]:
-        changes["password"] = None
+    if "authentication" in changes:
+        check_authentication(row, changes["authentication"], call.version)
+    embed = attribute(asked, "embedPassword")
+    changes["embed"] = row["embed"] if embed is None else int(is_true(embed))
+    changes["password"] = _secret(call, db, row, {**dict(row), **changes}, attribute(asked, "password"))
     return changes
+
+
+def _secret(call: Call, db: Any, before: Row, after: dict[str, Any], password: str | None) -> str | None:
+    """What the connection signs in with: a password, or what the caller has saved for this server and user, if anything.
+
+    A real server accepts the change also if nothing is saved, and refreshes fail.
+    """
+    method = method_of(after["authentication"])
+    if not after["embed"]:
+        return None
+    if method != "password":
+        return saved_secret(db, call.session.user_id, method, after["server"], after["username"])
+    if password is None and method_of(before["authentication"]) == "password":
+        return str(before["password"]) if before["password"] is not None else None
+    return password

@@ -14,7 +14,7 @@ from tir_dagster.sandbox.tableau.multipart import copy_range
 from tir_dagster.sandbox.tableau.publishing import KINDS, StagedPublish, publish_staged
 from tir_dagster.sandbox.tableau.store import Row, insert
 from tir_dagster.sandbox.tableau.wire import Answer, ApiError, find, is_true, node, required
-from tir_dagster.sandbox.tableau.xmltree import attribute, children
+from tir_dagster.sandbox.tableau.xmltree import attribute
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -108,7 +108,7 @@ def _publication(call: Call, asked: Any) -> Publication:
         description=attribute(asked, "description"),
         certified=None if certified is None else is_true(certified),
         certification_note=attribute(asked, "certificationNote"),
-        credentials=tuple(_credentials(asked)),
+        credentials=_credentials(asked),
     )
 
 
@@ -122,28 +122,15 @@ def default_project(call: Call) -> str:
     return project_id
 
 
-def _credentials(asked: Any) -> list[Credentials]:
-    """Credentials for all connections, or one set per connection, told apart by its server address.
-
-    Ones that fit no connection are dropped in silence, and a later refresh finds none.
-    """
-    found = [_one_set(element, None, None) for element in children(asked, "connectionCredentials")]
-    holder = find(asked, "connections")
-    for connection in children(holder, "connection") if holder is not None else ():
-        element = find(connection, "connectionCredentials")
-        if element is not None:
-            address = attribute(connection, "serverAddress") or ""
-            found.append(_one_set(element, address, attribute(connection, "serverPort")))
-    return found
-
-
-def _one_set(element: Any, server: str | None, port: str | None) -> Credentials:
+def _credentials(asked: Any) -> Credentials | None:
+    element = find(asked, "connectionCredentials")
+    if element is None:
+        return None
     return Credentials(
         attribute(element, "name") or "",
         attribute(element, "password") or "",
         is_true(attribute(element, "embed")),
-        server,
-        port,
+        is_true(attribute(element, "oAuth")),
     )
 
 
