@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 class JobFailedError(DatasourceError):
-    """The job failed; the message contains the server's notes."""
+    """The job failed; the message contains the server's notes, if there are any."""
 
 
 class JobCancelledError(DatasourceError):
@@ -101,14 +101,19 @@ def _ending(job: Any, what: str) -> FinishedJob:
     notes = _notes(job)
     if job.finish_code in _DONE:
         return FinishedJob(job.id, notes, job.completed_at)
-    notes_text = f": {' '.join(notes)}" if notes else ", without a note"
+    notes_text = f": {' '.join(notes)}".rstrip(".") if notes else ""
     if job.finish_code == _CANCELLED:
         raise JobCancelledError(
             f"Job {job.id} ({what}) was cancelled on the server{notes_text}. Run again when it may run."
         )
+    if notes:
+        raise JobFailedError(
+            f"Job {job.id} ({what}) failed on the server{notes_text}. Fix what the note reports and run again."
+        )
+    # Jobs that publish or change data were seen to end so.
     raise JobFailedError(
-        f"Job {job.id} ({what}) failed on the server{notes_text}{'' if notes_text.endswith('.') else '.'}"
-        " Fix what the note reports and run again."
+        f"Job {job.id} ({what}) failed on the server, which gives no reason over REST. Ask an administrator for the reason"
+        " (the server's jobs page, or its backgrounder logs), and run again."
     )
 
 

@@ -721,12 +721,14 @@ def test_a_job_that_outlasts_our_patience_is_told_and_the_next_refresh_heals(
 
 
 @jobs
-def test_a_failed_job_is_told_with_its_notes(scene: Scene) -> None:
-    # A change that is sent alone is sent twice before it counts as failed.
+def test_a_failed_job_is_told_with_its_notes_if_there_are_any(scene: Scene) -> None:
+    # A change that is sent alone is sent twice before it counts as failed, and has no notes.
     scene.admin.fault("fail_job", path=f"/{scene.name}$", times=2, notes="The warehouse is suspended.")
+    changed_alone = scene.place.spec().delivery == "patch"
     assert wrong(scene) is None
-    assert "failed on the server: The warehouse is suspended." in scene.told
-    assert scene.told.endswith(" Nothing was changed.") == (scene.place.spec().delivery == "patch")
+    reason = ", which gives no reason over REST." if changed_alone else ": The warehouse is suspended."
+    assert f"failed on the server{reason}" in scene.told
+    assert scene.told.endswith(" Nothing was changed.") == changed_alone
 
 
 @pytest.mark.parametrize("scene", ["patch"], indirect=True)

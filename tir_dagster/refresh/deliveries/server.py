@@ -197,7 +197,7 @@ class SuffixLoad:
             # The upload took longer than expected, and the scheduled refresh may have run too early.
             slot = self._moved(schedule, soon=True)
             self._log(f"published after the schedule's time: moved to {slot:%Y-%m-%d %H:%M} UTC")
-        return self._refreshed_at(slot)
+        return self._refreshed_at(schedule, slot)
 
     def _needs_publish(self, purged: Purged) -> bool:
         """Whether a publish is needed: not if nothing is purged and the server's last value is small enough already."""
@@ -245,9 +245,15 @@ class SuffixLoad:
         restored = publish_over(self._client, package, self._load.place, self._datasource)
         self._datasource, self.warnings = restored.datasource, self.warnings + restored.warnings
 
-    def _refreshed_at(self, slot: datetime) -> FoundDatasource:
-        before = server_version(self._datasource)
-        wait_for_scheduled_run(self._client, self._datasource, slot=slot, before=before, job_timeout=self._patience)
+    def _refreshed_at(self, schedule: Schedule, slot: datetime) -> FoundDatasource:
+        wait_for_scheduled_run(
+            self._client,
+            self._datasource,
+            slot=slot,
+            before=server_version(self._datasource),
+            failures=schedule.failures,
+            job_timeout=self._patience,
+        )
         return settled(self._client, self._datasource)
 
     def _put_back(self, error: DatasourceError) -> DatasourceError:

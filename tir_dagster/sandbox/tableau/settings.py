@@ -44,6 +44,8 @@ class Settings:
     overwrite_loses_tasks: bool = False
     # How long a webhook's second attempt waits; the third and fourth wait three and nine times as long.
     webhook_retry_seconds: float = 1.0
+    # Jobs that change live-to-Hyper data say what they did or why they failed. Servers were seen to say nothing.
+    change_notes: bool = False
     # A server that is asked for an increment, says nothing, and refreshes everything.
     ignore_incremental: bool = False
 
