@@ -13,7 +13,7 @@ from tir_dagster.refresh.datasource import credentials_for, look_at_server
 from tir_dagster.refresh.deliveries import RecoveredPublish
 from tir_dagster.refresh.deliveries.patch import Patch, check_patchable
 from tir_dagster.refresh.deliveries.server import Server
-from tir_dagster.refresh.deliveries.whole import finish_delivery
+from tir_dagster.refresh.deliveries.whole import finish_delivery, outlast
 from tir_dagster.refresh.server_content import compare_content, outcome_by_content
 from tir_dagster.refresh.state.change_sets import DamagedStateError
 from tir_dagster.refresh.state.notes import Compared, read_compared, write_compared
@@ -141,6 +141,9 @@ class _Looking:
 
     def _judge(self, intent: Intent | None, confirmed: Confirmation | None) -> _Judged:
         spec, client = self._context.spec, self._client
+        if self._repair and intent is not None and not intent.patch:
+            # Until it has ended, what the server shows decides nothing. The delivery `patch` joins its job instead.
+            outlast(self._context, client, intent)
         server = look_at_server(client, spec)
         datasource_reason = self._datasource_reason(server, confirmed)
         credentials_for(spec, server.datasource, self._context.env)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Any
+
+import tableauserverclient as TSC  # noqa: N812 - the name its own documentation uses
 
 from tir_dagster.errors import DatasourceError
 from tir_dagster.tableau.client import TableauClient
@@ -120,6 +123,26 @@ def _ending(job: Any, what: str) -> FinishedJob:
 def _notes(job: Any) -> tuple[str, ...]:
     texts = [*(job.notes or ()), *(note.get("text") for note in job.status_notes or ())]
     return tuple(dict.fromkeys(" ".join(text.split()) for text in texts if text and text.strip()))
+
+
+def unfinished_publishes(client: TableauClient, name: str) -> list[str] | None:
+    """Return the jobs that may be publishing a datasource of this name; None if the server does not list jobs to this user."""
+    if client.rest_version < JOB_LIST_SINCE:
+        return None
+    doing, found = f"look for a job that publishes {name!r}", []
+    # In this order: one that begins meanwhile is in the second list.
+    for status in (TSC.BackgroundJobItem.Status.Pending, TSC.BackgroundJobItem.Status.InProgress):
+        try:
+            jobs = client.call(partial(jobs_with, status=status), doing=doing)
+        except RefusedError:
+            return None
+        found += [job.id for job in jobs if "publish" in (job.type or "") and job.title in (None, "", name)]
+    return list(dict.fromkeys(map(str, found)))
+
+
+def jobs_with(server: Any, *, status: str) -> list[Any]:
+    """The server's list of jobs in this state: names and times, but not of which datasource."""
+    return list(server.jobs.filter(status=status))
 
 
 def cancel_job(client: TableauClient, job_id: str, *, what: str) -> None:

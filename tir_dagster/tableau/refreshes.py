@@ -24,6 +24,7 @@ from tir_dagster.tableau.jobs import (
     JobVanishedError,
     cancel_job,
     is_over,
+    jobs_with,
     wait_for_job,
 )
 from tir_dagster.tableau.tasks import TASKS_SINCE, RefreshTask, refresh_tasks
@@ -179,7 +180,7 @@ def _running_refresh(client: TableauClient, datasource: FoundDatasource) -> str 
     doing = f"find the running refresh of {datasource.shown} among the jobs"
     for status in (TSC.BackgroundJobItem.Status.InProgress, TSC.BackgroundJobItem.Status.Pending):
         try:
-            jobs = client.call(partial(_jobs_with, status=status), doing=doing)
+            jobs = client.call(partial(jobs_with, status=status), doing=doing)
         except RefusedError:
             # Only administrators see the list, and older servers have none.
             return None
@@ -187,10 +188,6 @@ def _running_refresh(client: TableauClient, datasource: FoundDatasource) -> str 
             if job.title == datasource.name and _refreshes(client, job.id, datasource, doing):
                 return str(job.id)
     return None
-
-
-def _jobs_with(server: Any, *, status: str) -> list[Any]:
-    return list(server.jobs.filter(status=status))
 
 
 def _refreshes(client: TableauClient, job_id: str, datasource: FoundDatasource, doing: str) -> bool:

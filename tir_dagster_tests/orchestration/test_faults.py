@@ -29,6 +29,7 @@ from tableauhyperapi import HyperProcess, Telemetry
 from tir_dagster.errors import TirError
 from tir_dagster.orchestration.home import tir_home
 from tir_dagster.refresh.deliveries import patch as by_patch
+from tir_dagster.refresh.deliveries import whole
 from tir_dagster.refresh.deliveries.trigger import no_spark, plan_trigger, refresh_on_server, watch
 from tir_dagster.refresh.state.change_sets import new_id
 from tir_dagster.refresh.state.lease import LeaseLostError
@@ -66,6 +67,8 @@ LASTING: dict[str, dict[str, Any]] = {
     "down": {"kind": "status", "status": 503, "times": 100_000},
 }
 DELIVERIES = ["republish", "server", "patch", "trigger", *(["trigger incremental"] if EVERYTHING else [])]
+# Packages that are published by a job of the server, as large ones are.
+BY_JOB = ["republish by job", "server by job"]
 # Where a refresh that ends half-way leaves most behind.
 AT_STAKE = ("publish", "add_tags", "refresh", "update_data")
 TAGS = {"kept", "dear to people"}
@@ -375,7 +378,10 @@ def scenes(sandbox: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 def make_place(delivery: str, sandbox: Sandbox, folder: Path) -> Served:
     kind, _, how = delivery.partition(" ")
     if kind != "trigger":
-        return Served(sandbox, _spark(), folder, settings={"delivery": kind}, built=kind != "patch")
+        datasource = {"publish_job_mb": 0} if how == "by job" else {}
+        return Served(
+            sandbox, _spark(), folder, settings={"delivery": kind}, datasource=datasource, built=kind != "patch"
+        )
     no_spark: Any = None
     return Served(sandbox, no_spark, folder, settings={"delivery": kind}, datasource={"refresh": how or "full"})
 
@@ -500,7 +506,10 @@ def test_the_table_of_rest_calls_says_what_is_played_at(
     check_played(request.node.callspec.params["scene"], {spot.route for spot in recorded(scene)})
 
 
-@calls
+every_call = pytest.mark.parametrize("scene", [*DELIVERIES, *(BY_JOB if EVERYTHING else [])], indirect=True)
+
+
+@every_call
 @pytest.mark.parametrize("kind", PASSING)
 def test_what_passes_is_survived_at_every_call(
     scene: Scene, recorded: Callable[[Scene], list[Spot]], kind: str
@@ -510,7 +519,7 @@ def test_what_passes_is_survived_at_every_call(
     assert play_all(scene, spots, kind) == []
 
 
-@calls
+@every_call
 @pytest.mark.parametrize("kind", LASTING)
 def test_what_stays_is_told_and_the_next_refresh_heals(
     scene: Scene, recorded: Callable[[Scene], list[Spot]], kind: str
@@ -690,7 +699,9 @@ def test_who_may_neither_see_revisions_nor_download_is_warned(scene: Scene) -> N
 # Jobs
 
 
-jobs = pytest.mark.parametrize("scene", [delivery for delivery in DELIVERIES if delivery != "republish"], indirect=True)
+jobs = pytest.mark.parametrize(
+    "scene", [*(delivery for delivery in DELIVERIES if delivery != "republish"), "republish by job"], indirect=True
+)
 refreshes = pytest.mark.parametrize(
     "scene", [delivery for delivery in DELIVERIES if delivery not in ("republish", "patch")], indirect=True
 )
@@ -722,13 +733,61 @@ def test_a_job_that_outlasts_our_patience_is_told_and_the_next_refresh_heals(
 
 @jobs
 def test_a_failed_job_is_told_with_its_notes_if_there_are_any(scene: Scene) -> None:
-    # A change that is sent alone is sent twice before it counts as failed, and has no notes.
-    scene.admin.fault("fail_job", path=f"/{scene.name}$", times=2, notes="The warehouse is suspended.")
-    changed_alone = scene.place.spec().delivery == "patch"
+    # A change that is sent alone is sent twice before it counts as failed.
+    delivery = scene.place.spec().delivery
+    times = 2 if delivery == "patch" else 1
+    scene.admin.fault("fail_job", path=f"/{scene.name}$", times=times, notes="The warehouse is suspended.")
     assert wrong(scene) is None
-    reason = ", which gives no reason over REST." if changed_alone else ": The warehouse is suspended."
+    # Jobs that publish or change data have no notes.
+    without = delivery in ("patch", "republish")
+    reason = ", which gives no reason over REST." if without else ": The warehouse is suspended."
     assert f"failed on the server{reason}" in scene.told
-    assert scene.told.endswith(" Nothing was changed.") == changed_alone
+    ends = {"patch": " Nothing was changed.", "republish": " Nothing was published."}
+    assert scene.told.endswith(ends.get(delivery, "."))
+
+
+class Died(BaseException):
+    """The process ended here."""
+
+
+def publishes(scene: Scene) -> int:
+    return [call["route"] for call in scene.calls()].count("publish")
+
+
+@pytest.mark.parametrize("scene", ["republish by job"], indirect=True)
+def test_a_run_that_dies_while_its_job_publishes_is_confirmed_by_the_next_and_nothing_is_published_twice(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.admin.fault("slow_job", path=f"/{scene.name}$", seconds=1)
+    scene.calls()
+
+    def die(step: str) -> None:
+        if step == "sent":
+            raise Died
+
+    with monkeypatch.context() as dying:
+        dying.setattr(whole, "crash_after", die)
+        with pytest.raises(Died):
+            scene.play()
+    assert scene.published() == scene.old, "the job still runs"
+    assert scene.heal() == "none", "the job is waited for, and confirmed late"
+    assert (scene.published(), publishes(scene)) == (scene.new, 1)
+    assert scene.lost() is None
+
+
+@pytest.mark.parametrize("scene", ["server by job"], indirect=True)
+def test_a_job_that_still_publishes_a_hole_is_not_called_nothing_and_is_repaired(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.admin.fault("slow_job", path=f"/{scene.name}$", seconds=2)
+    with monkeypatch.context() as hours:
+        hours.setattr(scene.time, "share", 0)
+        with pytest.raises(TirError, match="still runs after") as caught:
+            scene.play()
+    assert "If the server still publishes it, people do not see" in str(caught.value)
+    assert unclear(scene, caught.value) is None
+    assert scene.heal() == "incremental", "the hole is outlasted and repaired, and the change is loaded"
+    assert (scene.published(), scene.lost()) == (scene.new, None)
 
 
 @pytest.mark.parametrize("scene", ["patch"], indirect=True)

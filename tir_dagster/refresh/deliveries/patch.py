@@ -42,7 +42,7 @@ from tir_dagster.refresh.context import (
 )
 from tir_dagster.refresh.datasource import look_at_server
 from tir_dagster.refresh.deliveries import RecoveredPublish
-from tir_dagster.refresh.deliveries.whole import publish_whole
+from tir_dagster.refresh.deliveries.whole import outlast, publish_whole
 from tir_dagster.refresh.server_content import NotAsIntendedError, check_content, is_change_of
 from tir_dagster.refresh.state.records import Confirmation, Intent
 from tir_dagster.refresh.state.versions import SHELL, Version
@@ -472,7 +472,7 @@ class Patch:
         if last.outcome in (PublishOutcome.NOT_LANDED, PublishOutcome.PARTIAL):
             return self._send_again(client, last, intent)
         if last.outcome is PublishOutcome.FOREIGN and intent.job is not None:
-            self._outlast(client, intent)
+            outlast(self._context, client, intent)
             return RecoveredPublish(last.outcome, look_at_server(client, self._context.spec))
         return last
 
@@ -484,7 +484,7 @@ class Patch:
         server = last.server
         version = self._context.known_version(intent.version)
         if version is None or server.datasource is None or not is_change_of(self._context, intent, version):
-            self._outlast(client, intent)
+            outlast(self._context, client, intent)
             return RecoveredPublish(PublishOutcome.PARTIAL, look_at_server(client, self._context.spec))
         folder = self._folder()
         try:
@@ -503,24 +503,12 @@ class Patch:
             raise
         except _IN_VAIN as error:
             self._context.log(f"the interrupted change could not be sent again: {error}")
-            self._outlast(client, intent)
+            outlast(self._context, client, intent)
         else:
             return RecoveredPublish(PublishOutcome.LANDED, ServerLook(server.project, sent.datasource))
         finally:
             remove(folder)
         return RecoveredPublish(PublishOutcome.PARTIAL, look_at_server(client, self._context.spec))
-
-    def _outlast(self, client: TableauClient, intent: Intent) -> None:
-        """Wait until our job has ended: otherwise it could change what is published later."""
-        if intent.job is None:
-            return
-        self._context.log("waiting for the change that was sent before")
-        try:
-            wait_for_job(client, intent.job, what="change of data", timeout=self._context.spec.datasource.job_timeout)
-        except (JobFailedError, JobCancelledError, JobVanishedError) as error:
-            self._context.log(f"it is over: {error}")
-        except RefusedError as error:
-            raise UnknownOutcomeError(f"{error} The server may still apply a change that was sent before.") from error
 
     def _change_set(self, version: Version) -> ChangeSet:
         return self._context.change_sets.get(version.manifest["change_set"])

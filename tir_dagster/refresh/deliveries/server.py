@@ -47,14 +47,14 @@ from tir_dagster.refresh.context import (
 from tir_dagster.refresh.datasource import credentials_for, fetch_shell, look_at_server, server_package
 from tir_dagster.refresh.deliveries import RecoveredPublish
 from tir_dagster.refresh.deliveries.agreement import needed_increment
-from tir_dagster.refresh.deliveries.whole import PublishTarget, publish_over, put_back
+from tir_dagster.refresh.deliveries.whole import PublishTarget, large_by_job, publish_over, put_back
 from tir_dagster.refresh.state.records import Confirmation, Intent
 from tir_dagster.refresh.state.versions import SHELL, Version, new_version
 from tir_dagster.snowflake.versions import combined_token, probe
 from tir_dagster.tableau.client import TableauClient
 from tir_dagster.tableau.datasources import FoundDatasource, reread, server_version, settled
-from tir_dagster.tableau.jobs import JobVanishedError
-from tir_dagster.tableau.outcome import PublishOutcome
+from tir_dagster.tableau.jobs import JobTimeoutError, JobVanishedError
+from tir_dagster.tableau.outcome import PublishOutcome, PublishUnknownError
 from tir_dagster.tableau.refreshes import Route, Way, find_route, may_refresh_fully, refresh_by_server
 from tir_dagster.tableau.tasks import (
     Schedule,
@@ -267,6 +267,11 @@ class SuffixLoad:
                 f"{error} People may not see {self._missing:,} rows now, and the kept package could not be published back: {second} "
                 "The next refresh does that first: run it as soon as the server answers."
             )
+        if outcome is PublishOutcome.NOT_LANDED and isinstance(error, (PublishUnknownError, JobTimeoutError)):
+            return DatasourceError(
+                f"{error} If the server still publishes it, people do not see {self._missing:,} rows until the next refresh, which"
+                " looks for it first: run it soon."
+            )
         if outcome is PublishOutcome.NOT_LANDED:
             return DatasourceError(f"{error} The datasource is as it was.")
         if outcome is PublishOutcome.FOREIGN:
@@ -438,13 +443,14 @@ class Server:
         self, client: TableauClient, last: RecoveredPublish, intent: Intent, confirmed: Confirmation | None
     ) -> RecoveredPublish:
         """Put the kept package back if an earlier run ended while rows were missing on the server."""
-        del intent
         kept = self._context.known_version(confirmed.version) if confirmed is not None else None
         datasource = last.server.datasource
         # Without the kept version nothing can be put back: then everything is loaded (STATE_LOST).
         if last.outcome is not PublishOutcome.HOLE or kept is None or datasource is None:
             return last
-        put_back(client, self._place(last.server), datasource, shell=kept.folder / SHELL, hyper=kept.extract)
+        put_back(
+            client, self._place(last.server, intent.version), datasource, shell=kept.folder / SHELL, hyper=kept.extract
+        )
         self._context.log("the datasource is whole again")
         return RecoveredPublish(PublishOutcome.NOT_LANDED, look_at_server(client, self._context.spec))
 
@@ -501,7 +507,7 @@ class Server:
             return content_digest(content_fingerprints(hyper, shape)) == self._hole
 
         return Load(
-            place=self._place(looked.server),
+            place=self._place(looked.server, version.id),
             shell=shell,
             hyper=hyper,
             full=Reason[change_set.reason or "REQUESTED"] if change_set.decision == "full" else None,
@@ -513,12 +519,19 @@ class Server:
             now=self._context.now,
         )
 
-    def _place(self, server: ServerLook) -> PublishTarget:
+    def _place(self, server: ServerLook, version: str) -> PublishTarget:
         context, folder = self._context, self._context.work / "publish"
         folder.mkdir(parents=True, exist_ok=True)
         credentials = credentials_for(context.spec, server.datasource, context.env)
         return PublishTarget(
-            context.spec, server, credentials, folder, context.folder, context.check_lease, context.log
+            context.spec,
+            server,
+            credentials,
+            folder,
+            context.folder,
+            context.check_lease,
+            context.log,
+            large_by_job(context, version),
         )
 
     def _servers_files(self, looked: Looked) -> tuple[Path, Path]:
