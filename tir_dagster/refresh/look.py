@@ -14,13 +14,14 @@ from tir_dagster.refresh.deliveries import RecoveredPublish
 from tir_dagster.refresh.deliveries.patch import Patch, check_patchable
 from tir_dagster.refresh.deliveries.server import Server
 from tir_dagster.refresh.deliveries.whole import finish_delivery, outlast
-from tir_dagster.refresh.server_content import compare_content, outcome_by_content
+from tir_dagster.refresh.server_content import changes_known_until, compare_content, outcome_by_content
 from tir_dagster.refresh.state.change_sets import DamagedStateError
 from tir_dagster.refresh.state.notes import Compared, read_compared, write_compared
 from tir_dagster.refresh.state.records import Confirmation, Intent, surely_other_rows
 from tir_dagster.refresh.state.versions import Version
 from tir_dagster.tableau.client import TableauClient
 from tir_dagster.tableau.datasources import ServerVersion, name_of_id, none_of_that_name, settled, shown_place
+from tir_dagster.tableau.jobs import changes_since
 from tir_dagster.tableau.outcome import ForeignPublishError, PublishOutcome
 from tir_dagster.tableau.transfer import NoExtractError
 
@@ -206,7 +207,17 @@ class _Looking:
         self._warnings += warnings
         return server
 
+    def _with_jobs(self, server: ServerLook, confirmed: Confirmation) -> ServerLook:
+        """Notice a refresh or a change of data by somebody else that the server does not show in the version."""
+        since = changes_known_until(confirmed)
+        if server.datasource is None or since is None or server.version_text != confirmed.server_version:
+            return server
+        jobs = changes_since(self._client, server.datasource, since)
+        return replace(server, after_job=jobs[0]) if jobs else server
+
     def _aftermath(self, server: ServerLook, intent: Intent | None, confirmed: Confirmation | None) -> _Judged:
+        if intent is None and confirmed is not None:
+            server = self._with_jobs(server, confirmed)
         before = intent.base_server_version if intent else (confirmed.server_version if confirmed else None)
         compared = None
         if (intent or confirmed) and server.datasource is not None and server.version_text != before:

@@ -38,7 +38,7 @@ CALLS: tuple[RestCall, ...] = (
     RestCall("POST", "S/fileUploads", "begin an upload in pieces"),
     RestCall("PUT", "S/fileUploads/{upload}", "send a piece"),
     RestCall("POST", "S/datasources/{datasource}/refresh", "start a refresh"),
-    RestCall("GET", "S/jobs", "find the refresh that runs already"),
+    RestCall("GET", "S/jobs", "find the refresh that runs already, and changes by others"),
     RestCall("GET", "S/jobs/{job}", "wait for a job"),
     RestCall("PUT", "S/jobs/{job}", "stop a refresh that is not wanted"),
     RestCall("GET", "S/tasks/extractRefreshes", "find Tableau's own refreshes of it"),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
@@ -12,6 +13,7 @@ import tableauserverclient as TSC  # noqa: N812 - the name its own documentation
 
 from tir_dagster.errors import DatasourceError
 from tir_dagster.tableau.client import TableauClient
+from tir_dagster.tableau.datasources import NOT_IN_FILTERS, FoundDatasource
 from tir_dagster.tableau.failures import TOO_OLD, RefusedError
 
 # The first REST versions that list jobs, and cancel one.
@@ -123,6 +125,38 @@ def _ending(job: Any, what: str) -> FinishedJob:
 def _notes(job: Any) -> tuple[str, ...]:
     texts = [*(job.notes or ()), *(note.get("text") for note in job.status_notes or ())]
     return tuple(dict.fromkeys(" ".join(text.split()) for text in texts if text and text.strip()))
+
+
+def changes_since(
+    client: TableauClient, datasource: FoundDatasource, since: datetime, *, own: Collection[str] = ()
+) -> tuple[str, ...] | None:
+    """Return the jobs, except our `own`, that refreshed the datasource or changed its data and ended after that moment of the server's.
+
+    None if the server does not list jobs to this user. Not every server shows such changes in `updatedAt`.
+    """
+    if client.rest_version < JOB_LIST_SINCE:
+        return None
+    doing = f"look for jobs that changed {datasource.shown}"
+    wanted = {"completed_at__gte": since.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")}
+    if not NOT_IN_FILTERS & set(datasource.name):
+        wanted["title"] = datasource.name
+    try:
+        jobs = client.call(lambda server: list(server.jobs.filter(**wanted)), doing=doing)
+    except RefusedError:
+        return None
+    later = [job for job in jobs if job.title == datasource.name and job.ended_at and job.ended_at > since]
+    # A failed refresh changes nothing; what a failed change of data left behind is unknown.
+    changing = [job for job in later if job.status == "Success" or "extract" not in (job.type or "")]
+    return tuple(str(job.id) for job in changing if job.id not in own and is_job_of(client, job.id, datasource, doing))
+
+
+def is_job_of(client: TableauClient, job_id: str, datasource: FoundDatasource, doing: str) -> bool:
+    """Whether the job is about this datasource: the list of jobs shows names only, and names repeat. A publish names none."""
+    try:
+        job = client.call(lambda server: server.jobs.get_by_id(job_id), doing=doing)
+    except RefusedError:
+        return False
+    return bool(job.datasource_id == datasource.id)
 
 
 def unfinished_publishes(client: TableauClient, name: str) -> list[str] | None:

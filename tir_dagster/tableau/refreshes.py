@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from enum import Enum
 from functools import partial
 from typing import Any
@@ -293,6 +294,8 @@ class TriggeredRefresh:
     seconds: float
     rows: int | None
     datasource: FoundDatasource
+    # By the server's clock; None if the server forgot the job.
+    ended_at: datetime | None = None
 
 
 def refresh_by_server(
@@ -305,25 +308,26 @@ def refresh_by_server(
     refresh = start_own_refresh(client, datasource, incremental=incremental, log=log, timeout=timeout)
     log(f"{what}: job {refresh.job_id}")
     rows: int | None = None
+    ended_at: datetime | None = None
     try:
-        notes = wait_for_job(client, refresh.job_id, what=what, timeout=timeout).notes
+        job = wait_for_job(client, refresh.job_id, what=what, timeout=timeout)
     except JobVanishedError as vanished:
         now = _landed(client, refresh.before, what, vanished)
         log(f"the server forgot job {refresh.job_id}, but the datasource changed: it was refreshed")
     else:
-        rows = rows_in_notes(notes)
-        log(" ".join(notes) or f"{what}: done, without a note")
+        rows, ended_at = rows_in_notes(job.notes), job.ended_at
+        log(" ".join(job.notes) or f"{what}: done, without a note")
         now = settled(client, refresh.before)
-    return TriggeredRefresh(refresh.job_id, refresh.waited, round(clock() - begun, 3), rows, now)
+    return TriggeredRefresh(refresh.job_id, refresh.waited, round(clock() - begun, 3), rows, now, ended_at)
 
 
 def _landed(client: TableauClient, before: FoundDatasource, what: str, vanished: JobVanishedError) -> FoundDatasource:
-    """Return the datasource if it changed, so that the refresh took place; raise otherwise."""
+    """Return the datasource if it shows a change, so that the refresh took place; raise otherwise."""
     now = settled(client, before)
     if server_version(now) != server_version(before):
         return now
     raise JobVanishedError(
-        f"{client.where} no longer knows the job of the {what}, and the datasource is as it was before: whether the refresh"
+        f"{client.where} no longer knows the job of the {what}, and the datasource shows no change: whether the refresh"
         " took place is unknown. Look at the datasource's refresh history on the server, and run again."
     ) from vanished
 

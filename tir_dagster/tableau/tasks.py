@@ -14,7 +14,7 @@ from tir_dagster.errors import DatasourceError
 from tir_dagster.tableau.client import TableauClient
 from tir_dagster.tableau.datasources import FoundDatasource, ServerVersion, reread, server_version
 from tir_dagster.tableau.failures import RefusedError
-from tir_dagster.tableau.jobs import JOB_LIST_SINCE, JobTimeoutError, wait_for_job
+from tir_dagster.tableau.jobs import JOB_LIST_SINCE, JobTimeoutError, is_job_of, wait_for_job
 
 # The first REST version that lists tasks and runs them.
 TASKS_SINCE = (2, 6)
@@ -210,6 +210,7 @@ class RunState(Enum):
 
     WAITING = "it has not begun"
     RUNNING = "it waits in the queue or runs"
+    BEGUN = "it has begun, and the server does not show this user whether it has ended"
     DONE = "the datasource has changed since"
     FAILED = "it failed or was cancelled"
 
@@ -249,7 +250,7 @@ def scheduled_run(
     if not begun:
         return ScheduledRun(RunState.WAITING)
     failed = all(task.failures > failures for task in begun)
-    return ScheduledRun(RunState.FAILED if failed else RunState.RUNNING, at=slot)
+    return ScheduledRun(RunState.FAILED if failed else RunState.BEGUN, at=slot)
 
 
 def _by_jobs(client: TableauClient, datasource: FoundDatasource, slot: datetime) -> ScheduledRun | None:
@@ -264,21 +265,13 @@ def _by_jobs(client: TableauClient, datasource: FoundDatasource, slot: datetime)
         return None
     titled = [job for job in jobs if job.title == datasource.name and "extract" in (job.type or "")]
     for job in sorted(titled, key=lambda job: job.created_at, reverse=True):
-        if _is_of(client, job.id, datasource, doing):
+        if is_job_of(client, job.id, datasource, doing):
             state = _STATES.get(job.status, RunState.RUNNING)
             return ScheduledRun(state, str(job.id), job.ended_at or job.started_at or job.created_at)
     return None
 
 
 _STATES = {"Success": RunState.DONE, "Failed": RunState.FAILED, "Cancelled": RunState.FAILED}
-
-
-def _is_of(client: TableauClient, job_id: str, datasource: FoundDatasource, doing: str) -> bool:
-    try:
-        job = client.call(lambda server: server.jobs.get_by_id(job_id), doing=doing)
-    except RefusedError:
-        return False
-    return bool(job.datasource_id == datasource.id)
 
 
 def wait_for_scheduled_run(
@@ -305,8 +298,8 @@ def wait_for_scheduled_run(
         if run.job_id is not None:
             left = timeout - (clock() - started)
             what, allowed = f"scheduled refresh of {datasource.shown}", left if job_timeout is None else job_timeout
-            wait_for_job(client, run.job_id, what=what, timeout=max(allowed, 0.0))
-            return ScheduledRun(RunState.DONE, run.job_id, run.at)
+            job = wait_for_job(client, run.job_id, what=what, timeout=max(allowed, 0.0))
+            return ScheduledRun(RunState.DONE, run.job_id, job.ended_at or run.at)
         if state is RunState.FAILED:
             raise DatasourceError(
                 f"The scheduled refresh of {datasource.shown} on {client.where} failed; this user cannot see the job. Look at it"

@@ -742,7 +742,7 @@ def test_a_failed_job_is_told_with_its_notes_if_there_are_any(scene: Scene) -> N
     without = delivery in ("patch", "republish")
     reason = ", which gives no reason over REST." if without else ": The warehouse is suspended."
     assert f"failed on the server{reason}" in scene.told
-    ends = {"patch": " Nothing was changed.", "republish": " Nothing was published."}
+    ends = {"patch": " The next refresh makes sure: run it soon.", "republish": " Nothing was published."}
     assert scene.told.endswith(ends.get(delivery, "."))
 
 
@@ -863,6 +863,94 @@ def test_a_refresh_of_somebody_else_is_waited_for(scene: Scene) -> None:
     scene.admin.fault("slow_job", path=f"/{scene.name}$", seconds=1)
     assert scene.others.datasources.refresh(scene.place.datasource_id) is not None
     assert (wrong(scene), scene.told) == (None, "")
+
+
+# Servers that do not show what refreshes and changes of data did
+
+
+@pytest.fixture
+def unseen(scene: Scene) -> Iterator[Scene]:
+    """`updatedAt` and the size stay as they are unless somebody publishes."""
+    scene.admin.set(changes_show=False)
+    scene.rewind()
+    yield scene
+    scene.admin.set(changes_show=True)
+
+
+def changed_by_others(scene: Scene) -> None:
+    """They delete a row by a change of their own; its key is not among those of the next change."""
+    where = {"op": "eq", "target-col": "K", "const": {"type": "integer", "v": 3}}
+    delete = {"action": "delete", "target-schema": "Extract", "target-table": "Extract", "condition": where}
+    item = scene.others.datasources.get_by_id(scene.place.datasource_id)
+    job = scene.others.datasources.update_hyper_data(item, request_id=str(time.monotonic_ns()), actions=[delete])
+    scene.others.jobs.wait_for_job(job.id, timeout=30)
+
+
+def refreshed_by_others(scene: Scene) -> None:
+    """Tableau itself loads the source, which has changed since."""
+    job = scene.others.datasources.refresh(scene.place.datasource_id)
+    scene.others.jobs.wait_for_job(job.id, timeout=30)
+
+
+@pytest.mark.parametrize(
+    ("scene", "others"),
+    [("patch", changed_by_others), ("republish", refreshed_by_others), ("server", refreshed_by_others)],
+    indirect=["scene"],
+)
+def test_what_others_changed_is_noticed_by_its_job_where_nothing_else_shows_it(
+    unseen: Scene, others: Callable[[Scene], None]
+) -> None:
+    unseen.play()
+    version = unseen._server_version()
+    assert unseen.heal() == "none", "our own job is not taken for somebody else's"
+    unseen.admin.set(clock_offset_seconds=unseen._offset() + 2)
+    before = unseen.published()
+    others(unseen)
+    assert unseen._server_version() == version, "nothing shows it"
+    unseen.place.lines.clear()
+    unseen.heal()
+    assert any("comparing its rows" in line for line in unseen.place.lines)
+    assert unseen.published() == before == unseen.new
+    assert unseen.heal() == "none"
+
+
+@pytest.mark.parametrize("scene", ["patch"], indirect=True)
+def test_a_change_by_others_during_ours_is_noticed_by_its_job(unseen: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, once = by_patch.check_unchanged, iter([changed_by_others])
+
+    def check(*args: Any, **kwargs: Any) -> None:
+        real(*args, **kwargs)
+        for change in once:
+            unseen.admin.set(clock_offset_seconds=unseen._offset() + 2)
+            change(unseen)
+
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr(by_patch, "check_unchanged", check)
+        with pytest.raises(TirError, match="are not what they must be after this refresh"):
+            unseen.play()
+    unseen.heal()
+    assert (unseen.published(), unseen.heal()) == (unseen.new, "none")
+
+
+@pytest.mark.parametrize("scene", ["patch"], indirect=True)
+def test_a_torn_change_is_not_called_nothing_and_is_repaired(unseen: Scene) -> None:
+    unseen.admin.fault("torn_job", path=f"/{unseen.name}$", times=2, actions=1)
+    with pytest.raises(TirError, match="whether a part of the change is there is unknown") as caught:
+        unseen.play()
+    assert (unclear(unseen, caught.value), "Nothing was changed" in str(caught.value)) == (None, False)
+    assert unseen.published() not in (unseen.old, unseen.new)
+    unseen.admin.clear_faults()
+    unseen.heal()
+    assert (unseen.published(), unseen.heal()) == (unseen.new, "none")
+
+
+@pytest.mark.parametrize("scene", ["patch"], indirect=True)
+def test_who_sees_neither_changes_nor_jobs_is_warned_that_others_are_not_noticed(unseen: Scene) -> None:
+    unseen.admin.set(clock_offset_seconds=unseen._offset() + 2)
+    unseen.admin.fault("status", method="GET", path="/jobs$", status=403, code="403004", times=100_000)
+    unseen.play()
+    (warning,) = unseen.place.refresher.warnings
+    assert "are not noticed. Use an administrator's token, or set checks: {server: true}" in warning
 
 
 # Servers that cannot

@@ -48,6 +48,7 @@ from tir_dagster.refresh.datasource import credentials_for, fetch_shell, look_at
 from tir_dagster.refresh.deliveries import RecoveredPublish
 from tir_dagster.refresh.deliveries.agreement import needed_increment
 from tir_dagster.refresh.deliveries.whole import PublishTarget, large_by_job, publish_over, put_back
+from tir_dagster.refresh.server_content import changes_known_until
 from tir_dagster.refresh.state.records import Confirmation, Intent
 from tir_dagster.refresh.state.versions import SHELL, Version, new_version
 from tir_dagster.snowflake.versions import combined_token, probe
@@ -114,18 +115,27 @@ class Suffix:
     smallest: IncrementValue
 
 
+@dataclass(frozen=True)
+class Refreshed:
+    """The datasource after a refresh, and when that ended by the server's clock, if the server tells."""
+
+    datasource: FoundDatasource
+    ended_at: datetime | None
+
+
 def refreshed(
     client: TableauClient, datasource: FoundDatasource, log: Log, *, incremental: bool, timeout: float
-) -> FoundDatasource:
+) -> Refreshed:
     """Return the datasource after a refresh that begins now: one that runs already may have read too early."""
     kind = "incremental" if incremental else "full"
     log(f"waiting for jobs on the server: {kind} refresh of {datasource.shown}")
     try:
-        return refresh_by_server(client, datasource, incremental=incremental, log=log, timeout=timeout).datasource
+        done = refresh_by_server(client, datasource, incremental=incremental, log=log, timeout=timeout)
+        return Refreshed(done.datasource, done.ended_at)
     except JobVanishedError as error:
         # Servers forget jobs; the caller compares the data.
         log(str(error))
-        return settled(client, datasource)
+        return Refreshed(settled(client, datasource), None)
 
 
 def own_refreshes(
@@ -153,7 +163,7 @@ class SuffixLoad:
         self._missing = 0
         self.warnings: tuple[str, ...] = ()
 
-    def run(self) -> FoundDatasource | Reason:
+    def run(self) -> Refreshed | Reason:
         """Return the datasource after its refresh; or the reason why the server must load everything, with nothing changed."""
         # Before anything is purged: a server that has no way to refresh incrementally must not get a hole.
         route = find_route(self._client, self._datasource)
@@ -183,7 +193,7 @@ class SuffixLoad:
             return None
         return None if full is Reason.FIRST_LOAD and not may_refresh_fully(self._client) else full
 
-    def _publish_and_refresh(self, purged: Purged, schedule: Schedule | None) -> FoundDatasource:
+    def _publish_and_refresh(self, purged: Purged, schedule: Schedule | None) -> Refreshed:
         """Publish and refresh; do all that takes long before waiting for the schedule."""
         needed = self._needs_publish(purged)
         slot = self._moved(schedule) if schedule is not None else None
@@ -245,8 +255,8 @@ class SuffixLoad:
         restored = publish_over(self._client, package, self._load.place, self._datasource)
         self._datasource, self.warnings = restored.datasource, self.warnings + restored.warnings
 
-    def _refreshed_at(self, schedule: Schedule, slot: datetime) -> FoundDatasource:
-        wait_for_scheduled_run(
+    def _refreshed_at(self, schedule: Schedule, slot: datetime) -> Refreshed:
+        run = wait_for_scheduled_run(
             self._client,
             self._datasource,
             slot=slot,
@@ -254,7 +264,7 @@ class SuffixLoad:
             failures=schedule.failures,
             job_timeout=self._patience,
         )
-        return settled(self._client, self._datasource)
+        return Refreshed(settled(self._client, self._datasource), run.at)
 
     def _put_back(self, error: DatasourceError) -> DatasourceError:
         """Put the old package back; return the error to raise, which says what people see now."""
@@ -310,6 +320,8 @@ class LoadedByServer:
     hyper: Path
     warnings: tuple[str, ...]
     reason: Reason | None = None
+    # When the refresh ended, by the server's clock.
+    ended_at: datetime | None = None
 
 
 def load_by_server(client: TableauClient, load: Load, *, log: Log) -> LoadedByServer:
@@ -332,8 +344,9 @@ def load_by_server(client: TableauClient, load: Load, *, log: Log) -> LoadedBySe
     outcome = loading.run()
     if isinstance(outcome, Reason):
         return _load_all(client, load, datasource, outcome, log)
-    loaded = _download(client, load, outcome, loading.warnings)
-    return replace(loaded, warnings=loaded.warnings + _full_instead(client, package, loaded))
+    loaded = _download(client, load, outcome.datasource, loading.warnings)
+    warnings = loaded.warnings + _full_instead(client, package, loaded)
+    return replace(loaded, warnings=warnings, ended_at=outcome.ended_at)
 
 
 def _suffix(load: Load, increment: Increment | NoIncrement) -> Suffix | Reason | None:
@@ -389,8 +402,8 @@ def _load_all(
     log(f"a full refresh on the server, because {reason.value}")
     warnings = own_refreshes(client, datasource)
     patience = load.place.spec.datasource.job_timeout
-    now = refreshed(client, datasource, log, incremental=False, timeout=patience)
-    return _download(client, load, now, warnings, reason=reason)
+    done = refreshed(client, datasource, log, incremental=False, timeout=patience)
+    return replace(_download(client, load, done.datasource, warnings, reason=reason), ended_at=done.ended_at)
 
 
 def _full_instead(client: TableauClient, before: Package, loaded: LoadedByServer) -> tuple[str, ...]:
@@ -469,7 +482,10 @@ class Server:
             same = version.manifest["fingerprint"] in digests
             lag = None if same else self._lag(version, load, loaded, digests[0])
         settled = self._settled_version(version, loaded)
-        confirmation = confirmation_of(self._context, settled, ServerLook(looked.server.project, loaded.datasource))
+        server = ServerLook(looked.server.project, loaded.datasource)
+        # Without a refresh, the rows show what the confirmed ones showed.
+        before = changes_known_until(looked.confirmed) if looked.confirmed is not None else None
+        confirmation = confirmation_of(self._context, settled, server, jobs_until=loaded.ended_at or before)
         if lag is not None:
             self._keep_pending(change_set)
             kept = tuple(name for name in confirmation.change_sets if name != change_set.id)

@@ -46,6 +46,9 @@ class Settings:
     webhook_retry_seconds: float = 1.0
     # Jobs that change live-to-Hyper data say what they did or why they failed. Servers were seen to say nothing.
     change_notes: bool = False
+    # Refreshes and changes of live-to-Hyper data move `updatedAt` and show in a revision's size. Users report servers on which
+    # they do not.
+    changes_show: bool = True
     # A server that is asked for an increment, says nothing, and refreshes everything.
     ignore_incremental: bool = False
 

@@ -77,6 +77,23 @@ def test_a_refresh_tells_its_notes_in_one_place_only(publisher: Publisher, datas
     assert (details.tag, [child.tag for child in details]) == ("extractRefreshJob", ["notes", "datasource"])
 
 
+def test_a_refresh_moves_the_time_of_the_last_update_unless_the_server_is_set_not_to_show_it(
+    publisher: Publisher, datasource: Any, admin: Admin, answer: Any
+) -> None:
+    def shown() -> tuple[Any, Any]:
+        (item,) = answer(f"datasources/{datasource.id}")
+        (revision,) = answer(f"datasources/{datasource.id}/revisions").iter("revision")
+        return item.get("updatedAt"), revision.get("sizeInBytes")
+
+    seen = []
+    for number, show in enumerate((True, False, True)):
+        admin.set(changes_show=show, clock_offset_seconds=10.0 * number)
+        publisher.refresh(datasource)
+        seen.append(shown())
+    assert seen[0][0] == seen[1][0] < seen[2][0]
+    assert [size is None for _, size in seen] == [False, True, False]
+
+
 def test_a_publish_that_is_a_job_tells_nothing_but_its_end(publisher: Publisher, datasource: Any, answer: Any) -> None:
     broken = publisher.folder / "broken.tdsx"
     broken.write_bytes(b"PK\x03\x04 nothing")
