@@ -25,9 +25,11 @@ from tir_dagster.hyper.increment import (
     Missing,
     NoIncrement,
     Purged,
+    format_value,
     least_difference,
     parse_value,
     purge_from,
+    rows_at,
     set_increment_value,
 )
 from tir_dagster.hyper.package.package import NO_VALUE, Package, read_package
@@ -97,6 +99,8 @@ class Load:
     # By that column: the literal from which on the server shows other rows than it must; None where it shows the same,
     # `%null%` where no literal is small enough.
     differing: Callable[[str], str | None]
+    # Whether an increment reads the rows of the last value once more, beside those that are there: then they are purged, too.
+    reads_again: bool
     # What the server already shows of later rows: from this literal on, everything is read again; `%null%` means all.
     lag: str | None
     # Called before a publish that leaves a hole, with the Hyper file that people will see meanwhile.
@@ -162,13 +166,18 @@ class SuffixLoad:
         self._hole_since: float | None = None
         self._missing = 0
         self.warnings: tuple[str, ...] = ()
+        # The last value, from which the server goes on.
+        self.read_from = suffix.increment
 
     def run(self) -> Refreshed | Reason:
         """Return the datasource after its refresh; or the reason why the server must load everything, with nothing changed."""
         # Before anything is purged: a server that has no way to refresh incrementally must not get a hole.
         route = find_route(self._client, self._datasource)
         suffix = self._suffix
-        purged = purge_from(self._load.hyper, self._hole, column=suffix.increment.column, smallest=suffix.smallest)
+        purged = self._purged(suffix.smallest)
+        if self._load.reads_again and purged.largest is not None:
+            again = self._purged(purged.largest)
+            purged = replace(again, largest=purged.largest if again.largest is not None else None)
         if (reason := self._reason_for_all(purged)) is not None:
             return reason
         schedule = self._schedule(route)
@@ -183,6 +192,9 @@ class SuffixLoad:
                 with suppress(TirError):
                     self._restore()
             raise
+
+    def _purged(self, smallest: IncrementValue) -> Purged:
+        return purge_from(self._load.hyper, self._hole, column=self._suffix.increment.column, smallest=smallest)
 
     def _reason_for_all(self, purged: Purged) -> Reason | None:
         """Return why the server must load everything. Unconfirmed content is purged only if the server cannot do that."""
@@ -247,9 +259,9 @@ class SuffixLoad:
         name = f"{self._load.place.spec.name}.tdsx"
         # After the last time that Hyper opened the file, which writes to it.
         package = set_increment_value(self._package, name, hyper=self._hole, value=purged.largest)
-        self._log(
-            f"publishing without {purged.purged:,} rows from {self._suffix.smallest} on: Tableau reads them again"
-        )
+        first = purged.largest if self._load.reads_again else self._suffix.smallest
+        self._log(f"publishing without {purged.purged:,} rows from {first} on: Tableau reads them again")
+        self.read_from = replace(self.read_from, value=purged.largest)
         # From here on, even if the answer is lost: putting back looks at the server first.
         self._hole_since, self._missing = self._client.retry.clock(), purged.purged
         restored = publish_over(self._client, package, self._load.place, self._datasource)
@@ -322,6 +334,8 @@ class LoadedByServer:
     reason: Reason | None = None
     # When the refresh ended, by the server's clock.
     ended_at: datetime | None = None
+    # The increment from which it went on.
+    read_from: Increment | None = None
 
 
 def load_by_server(client: TableauClient, load: Load, *, log: Log) -> LoadedByServer:
@@ -346,7 +360,7 @@ def load_by_server(client: TableauClient, load: Load, *, log: Log) -> LoadedBySe
         return _load_all(client, load, datasource, outcome, log)
     loaded = _download(client, load, outcome.datasource, loading.warnings)
     warnings = loaded.warnings + _full_instead(client, package, loaded)
-    return replace(loaded, warnings=warnings, ended_at=outcome.ended_at)
+    return replace(loaded, warnings=warnings, ended_at=outcome.ended_at, read_from=loading.read_from)
 
 
 def _suffix(load: Load, increment: Increment | NoIncrement) -> Suffix | Reason | None:
@@ -468,18 +482,37 @@ class Server:
         return RecoveredPublish(PublishOutcome.NOT_LANDED, look_at_server(client, self._context.spec))
 
     def publish(self, looked: Looked, version: Version) -> Published:
-        """Let Tableau load what changed; the result must equal the version."""
+        """Let Tableau load what changed; the result must equal the version.
+
+        Servers differ in whether an increment reads the rows of the last value once more. The rows tell it: if the first
+        try shows the other way, the kept package is put back, and the second try goes that way.
+        """
+        reads_again = looked.confirmed is not None and looked.confirmed.reads_again
+        published = self._try(looked, version, reads_again=reads_again)
+        if published is not None:
+            return published
+        with TableauClient(self._context.tableau) as client:
+            looked = replace(looked, server=look_at_server(client, self._context.spec))
+        published = self._try(looked, version, reads_again=not reads_again, last=True)
+        assert published is not None, "the last try raises otherwise"
+        return published
+
+    def _try(self, looked: Looked, version: Version, *, reads_again: bool, last: bool = False) -> Published | None:
+        """Load, compare and confirm; None if the server reads the other way, with the kept package put back."""
         self._hole = None
         change_set = self._context.change_sets.get(version.manifest["change_set"])
         shape = shape_of(version)
         intend(self._context, looked, version)
         with publishing(self._context) as client:
-            load = self._load(looked, version, change_set, shape)
+            load = self._load(looked, version, change_set, shape, reads_again=reads_again)
             loaded = load_by_server(client, load, log=self._context.log)
         crash_after("published")
         with self._context.stages.timed("compare"):
             digests = content_digests(content_fingerprints(loaded.hyper, shape), shape)
             same = version.manifest["fingerprint"] in digests
+            if not same and not last and _reads_the_other_way(loaded, version, reads_again=reads_again):
+                self._put_back_for_the_other_way(load, loaded, reads_again=reads_again)
+                return None
             lag = None if same else self._lag(version, load, loaded, digests[0])
         settled = self._settled_version(version, loaded)
         server = ServerLook(looked.server.project, loaded.datasource)
@@ -490,8 +523,24 @@ class Server:
             self._keep_pending(change_set)
             kept = tuple(name for name in confirmation.change_sets if name != change_set.id)
             confirmation = replace(confirmation, fingerprint=digests[0], lag=lag, change_sets=kept)
+        confirmation = replace(confirmation, reads_again=reads_again)
         remove(load.place.folder)
         return Published(confirmation, loaded.datasource, loaded.warnings, full_reason=loaded.reason)
+
+    def _put_back_for_the_other_way(self, load: Load, loaded: LoadedByServer, *, reads_again: bool) -> None:
+        context = self._context
+        found = (
+            "does not read the rows of the last value again" if reads_again else "read the rows of the last value twice"
+        )
+        context.log(f"Tableau {found}: putting the kept package back, and loading in the other way")
+        try:
+            with TableauClient(context.tableau) as client:
+                put_back(client, load.place, loaded.datasource, shell=load.shell, hyper=load.hyper)
+        except TirError as error:
+            raise DatasourceError(
+                f"{context.spec.name}: Tableau {found}, so people see wrong rows now, and the kept package could not be published back:"
+                f" {error} Run again as soon as the server answers: the next refresh repairs it."
+            ) from error
 
     def _put_back_and_tell(self, load: Load, loaded: LoadedByServer, what: str) -> NoReturn:
         """Put the old package back if rows are missing or wrong; raise with what happened."""
@@ -502,7 +551,9 @@ class Server:
             put_back(client, load.place, loaded.datasource, shell=load.shell, hyper=load.hyper)
         raise DatasourceError(f"{name}: {what} The datasource is as it was before. {_COMPARE} tir refresh {name}.")
 
-    def _load(self, looked: Looked, version: Version, change_set: ChangeSet, shape: ExtractShape) -> Load:
+    def _load(
+        self, looked: Looked, version: Version, change_set: ChangeSet, shape: ExtractShape, *, reads_again: bool
+    ) -> Load:
         shell, hyper = self._servers_files(looked)
         folder = self._context.change_sets.path(change_set.id)
 
@@ -529,6 +580,7 @@ class Server:
             full=Reason[change_set.reason or "REQUESTED"] if change_set.decision == "full" else None,
             affected=affected,
             differing=lambda column: _first_difference(hyper, version, column),
+            reads_again=reads_again,
             lag=looked.confirmed.lag if looked.confirmed else None,
             before_hole=before_hole,
             is_hole=is_hole,
@@ -625,6 +677,16 @@ def _first_difference(hyper: Path, version: Version, column: str) -> str | None:
     except ExtractError:
         # Not even the columns are the same.
         return NO_VALUE
+
+
+def _reads_the_other_way(loaded: LoadedByServer, version: Version, *, reads_again: bool) -> bool:
+    """Whether the rows of the last value are there twice; or not at all, where they were left to the server to read again."""
+    last = loaded.read_from
+    if last is None or _first_difference(loaded.hyper, version, last.column) != format_value(last.value):
+        return False
+    wanted = rows_at(version.extract, column=last.column, value=last.value)
+    found = rows_at(loaded.hyper, column=last.column, value=last.value)
+    return wanted > 0 and found == (0 if reads_again else 2 * wanted)
 
 
 def _least(texts: Iterable[str | None]) -> str | None:
