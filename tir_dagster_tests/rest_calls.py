@@ -32,8 +32,8 @@ _PUBLISHING = ("publish", "add_tags", "update_datasource", "list_tasks", "list_s
 _UPLOADING = ("start_upload", "append_upload")
 _REFRESHING = ("list_tasks", "refresh", "get_job")
 PLAYED: dict[str, frozenset[str]] = {
-    "republish": frozenset({*_LOOKING, *_ABOUT_IT, *_PUBLISHING, *_UPLOADING}),
-    "patch": frozenset({*_LOOKING, *_ABOUT_IT, *_UPLOADING, "update_data", "get_job"}),
+    "republish": frozenset({*_LOOKING, *_ABOUT_IT, *_PUBLISHING, *_UPLOADING, "list_jobs"}),
+    "patch": frozenset({*_LOOKING, *_ABOUT_IT, *_UPLOADING, "update_data", "get_job", "list_jobs"}),
     "server": frozenset({*_LOOKING, *_ABOUT_IT, *_PUBLISHING, *_REFRESHING, "get_site", "list_jobs", "download"}),
     "trigger": frozenset({*_LOOKING, *_ABOUT_IT, *_REFRESHING}),
 }

@@ -1,8 +1,10 @@
 """The increment of an extract that Tableau refreshes itself: reads its key and last value, purges from a value on, sets the value.
 
-Tableau reads what is greater than the last refresh event's value, and nothing else. So whoever purges from a value on
-sets the greatest value that remains; rows whose key is NULL are never read again, whatever is set: a change that has
-NULL there, before or after, needs a full refresh on the server.
+Tableau reads what is greater than the last refresh event's value, and nothing else; or, since keys need not be unique (2024.1),
+from that value on, in place of the rows that have it. So whoever purges from a value on sets the greatest value that
+remains, which is right in both cases. A server that would read the rows of that value once more, beside those that are
+there, must not find them there: then they are purged, too. Rows whose key is NULL are never read again, whatever is
+set: a change that has NULL there, before or after, needs a full refresh on the server.
 """
 
 from __future__ import annotations
@@ -169,6 +171,14 @@ def purge_from(base: Path, target: Path, *, column: str, smallest: IncrementValu
             result = _read_back(beside, base, column, before=before, purged=purged)
         check_count(target, result.after, before - purged)
     return result
+
+
+def rows_at(extract: Path, *, column: str, value: IncrementValue) -> int:
+    """How many rows have this increment value."""
+    with connect(extract) as connection:
+        table, stored = _opened(connection, extract, extract, column)
+        where = f"{_comparable(stored)} = {_sql(stored, value, extract)}"
+        return int(connection.execute_scalar_query(f"SELECT COUNT(*) FROM {table.sql} WHERE {where}"))
 
 
 def _purge(beside: Path, base: Path, column: str, smallest: IncrementValue) -> tuple[int, int]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 from tir_dagster.refresh.context import (
     Looked,
     RefreshContext,
@@ -32,7 +34,7 @@ def intend(
             extract=context.spec.name,
             change_set=version.manifest["change_set"],
             version=version.id,
-            base_server_version=looked.server.version_text,
+            base_server_version=str(looked.server.version) if looked.server.version else None,
             fingerprint=version.manifest["fingerprint"],
             known=known_of(version),
             hole=hole,
@@ -43,9 +45,14 @@ def intend(
 
 
 def confirmation_of(
-    context: RefreshContext, version: Version, server: ServerLook, *, keyed: bool = False
+    context: RefreshContext,
+    version: Version,
+    server: ServerLook,
+    *,
+    keyed: bool = False,
+    jobs_until: datetime | None = None,
 ) -> Confirmation:
-    """Return the record that the server shows this version now."""
+    """Return the record that the server shows this version now, with all that jobs changed until then."""
     assert server.datasource is not None
     manifest = version.manifest
     return Confirmation(
@@ -55,13 +62,14 @@ def confirmation_of(
         known=known_of(version),
         watermark=manifest["watermark"],
         datasource_id=server.datasource.id,
-        server_version=server.version_text or "",
+        server_version=str(server.version),
         fingerprint=manifest["fingerprint"],
         rows=manifest["rows"],
         change_sets=tuple(manifest["change_sets"]),
         keyed=keyed,
         reports=tuple(manifest.get("reports", ())),
         datasource=shown_place(server.datasource.name, server.project.path, context.tableau.where),
+        jobs_until=jobs_until.isoformat() if jobs_until else None,
     )
 
 

@@ -260,6 +260,8 @@ class ServerLook:
 
     project: FoundProject
     datasource: FoundDatasource | None
+    # The job of somebody else that changed the rows since the last confirmation without another version.
+    after_job: str = ""
 
     @property
     def version(self) -> ServerVersion | None:
@@ -267,7 +269,8 @@ class ServerLook:
 
     @property
     def version_text(self) -> str | None:
-        return str(self.version) if self.datasource else None
+        """The version in a form to compare with recorded ones: what a job changed since is another version, too."""
+        return f"{self.version}{self.after_job and f' {self.after_job}'}" if self.datasource else None
 
 
 @dataclass(frozen=True)

@@ -13,15 +13,15 @@ from tir_dagster.refresh.datasource import credentials_for, look_at_server
 from tir_dagster.refresh.deliveries import RecoveredPublish
 from tir_dagster.refresh.deliveries.patch import Patch, check_patchable
 from tir_dagster.refresh.deliveries.server import Server
-from tir_dagster.refresh.deliveries.whole import finish_delivery
-from tir_dagster.refresh.server_content import compare_content, outcome_by_content
+from tir_dagster.refresh.deliveries.whole import finish_delivery, outlast
+from tir_dagster.refresh.server_content import changes_known_until, compare_content, outcome_by_content
 from tir_dagster.refresh.state.change_sets import DamagedStateError
 from tir_dagster.refresh.state.notes import Compared, read_compared, write_compared
 from tir_dagster.refresh.state.records import Confirmation, Intent, surely_other_rows
 from tir_dagster.refresh.state.versions import Version
 from tir_dagster.tableau.client import TableauClient
 from tir_dagster.tableau.datasources import ServerVersion, name_of_id, none_of_that_name, settled, shown_place
-from tir_dagster.tableau.jobs import check_jobs_are_shown
+from tir_dagster.tableau.jobs import changes_since, check_jobs_are_shown
 from tir_dagster.tableau.outcome import ForeignPublishError, PublishOutcome
 from tir_dagster.tableau.transfer import NoExtractError
 
@@ -144,6 +144,9 @@ class _Looking:
 
     def _judge(self, intent: Intent | None, confirmed: Confirmation | None) -> _Judged:
         spec, client = self._context.spec, self._client
+        if self._repair and intent is not None and not intent.patch:
+            # Until it has ended, what the server shows decides nothing. The delivery `patch` joins its job instead.
+            outlast(self._context, client, intent)
         server = look_at_server(client, spec)
         datasource_reason = self._datasource_reason(server, confirmed)
         credentials_for(spec, server.datasource, self._context.env, rest_version=client.rest_version)
@@ -206,7 +209,17 @@ class _Looking:
         self._warnings += warnings
         return server
 
+    def _with_jobs(self, server: ServerLook, confirmed: Confirmation) -> ServerLook:
+        """Notice a refresh or a change of data by somebody else that the server does not show in the version."""
+        since = changes_known_until(confirmed)
+        if server.datasource is None or since is None or server.version_text != confirmed.server_version:
+            return server
+        jobs = changes_since(self._client, server.datasource, since)
+        return replace(server, after_job=jobs[0]) if jobs else server
+
     def _aftermath(self, server: ServerLook, intent: Intent | None, confirmed: Confirmation | None) -> _Judged:
+        if intent is None and confirmed is not None:
+            server = self._with_jobs(server, confirmed)
         before = intent.base_server_version if intent else (confirmed.server_version if confirmed else None)
         compared = None
         if (intent or confirmed) and server.datasource is not None and server.version_text != before:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 
 from tir_dagster.errors import DatasourceError, ExtractError, MachineError
@@ -16,7 +18,7 @@ from tir_dagster.refresh.state.notes import Compared
 from tir_dagster.refresh.state.records import Confirmation, Intent
 from tir_dagster.refresh.state.versions import Version
 from tir_dagster.tableau.client import TableauClient
-from tir_dagster.tableau.datasources import FoundDatasource
+from tir_dagster.tableau.datasources import FoundDatasource, ServerVersion
 from tir_dagster.tableau.failures import RefusedError
 from tir_dagster.tableau.outcome import PublishOutcome
 
@@ -79,6 +81,15 @@ def check_delivered(
         # A user who may not download does not see the revisions either, and could never confirm anything.
         return (f"{error} So a publish by somebody else right after this one would not be noticed.",)
     return ()
+
+
+def changes_known_until(confirmed: Confirmation) -> datetime | None:
+    """Return until when, by the server's clock, the confirmed rows show what jobs changed; None if it is unknown."""
+    moments = [datetime.fromisoformat(confirmed.jobs_until)] if confirmed.jobs_until else []
+    with suppress(ValueError):
+        updated = ServerVersion.parse(confirmed.server_version).updated_at
+        moments += [updated] if updated else []
+    return max(moments, default=None)
 
 
 def is_change_of(context: RefreshContext, intent: Intent, version: Version) -> bool:

@@ -122,10 +122,9 @@ def survey_source(
 def definition_of(spec: ExtractSpec) -> str:
     """A digest of everything in the spec that decides which rows the extract shows and how they are kept."""
     value = asdict(spec) | {"source": spec.main_table, "watermark": spec.changes.watermark}
-    # The permissions to create and to replace do not change the rows.
-    value["datasource"] = {
-        name: setting for name, setting in value["datasource"].items() if name not in ("create", "replace")
-    }
+    # The permissions to create and to replace do not change the rows, nor does the way to publish.
+    ignored = ("create", "replace", "publish_job_mb")
+    value["datasource"] = {name: setting for name, setting in value["datasource"].items() if name not in ignored}
     # Nor does the way of signing in; releases before had one only, and their digests must stay.
     if (credentials := value["datasource"]["credentials"]) is not None:
         credentials.pop("method")

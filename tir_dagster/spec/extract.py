@@ -182,6 +182,8 @@ class Datasource(Declaration):
     """The delivery `server`: refresh by the server's schedule at this time of day (HH:MM, in the slices' zone), not at once."""
     patch_limit_mb: float = 90.0
     """The delivery `patch`: how many megabytes the server takes in one request."""
+    publish_job_mb: float = 1000.0
+    """Packages of this many megabytes and more are published by a job of the server, so that no request has to wait for it."""
     # Servers end a refresh after two hours unless they are told otherwise; and it may have to queue before.
     job_timeout: Duration = 4 * 3600.0
     """How long to wait for a job of the server."""
@@ -194,6 +196,8 @@ class Datasource(Declaration):
             )
         if not 1 <= self.patch_limit_mb <= _LARGEST_PATCH_MB:
             yield "patch_limit_mb", f"give a number of megabytes between 1 and {_LARGEST_PATCH_MB:,}"
+        if self.publish_job_mb < 0:
+            yield "publish_job_mb", "give a number of megabytes; 0 publishes everything by a job"
         if self.job_timeout < _SHORTEST_JOB_SECONDS:
             yield "job_timeout", "give at least a minute: a job that runs on after its time is not cancelled"
         if self.schedule is not None and not re.fullmatch(r"([01]\d|2[0-3]):[0-5]\d", self.schedule):

@@ -142,7 +142,14 @@ CALLS: tuple[RestCall, ...] = (
         "tableau:tasks:run",
         budget=Budget.REFRESHES,
     ),
-    RestCall("GET", "S/jobs", "find the refresh that runs already", Use.JOBS, "tableau:jobs:read", APPS_SEE_JOBS),
+    RestCall(
+        "GET",
+        "S/jobs",
+        "find the refresh that runs already, and changes by others",
+        Use.JOBS,
+        "tableau:jobs:read",
+        APPS_SEE_JOBS,
+    ),
     RestCall("GET", "S/jobs/{job}", "wait for a job", Use.JOBS, "tableau:jobs:read", APPS_SEE_JOBS),
     RestCall(
         "PUT", "S/jobs/{job}", "stop a refresh that is not wanted", Use.JOBS, "tableau:jobs:update", APPS_SEE_JOBS

@@ -314,7 +314,8 @@ class ServerVersion:
 
     A publish adds a revision and moves `updated_at`; a refresh moves `updated_at` and nearly always the size. Changed
     descriptions and owners move `updated_at` too, so two different versions can hold the same rows. Two equal ones
-    hold the same content unless two refreshes fell into one second: see `settled`.
+    hold the same content unless two refreshes fell into one second: see `settled`; or the server does not show refreshes
+    and changes of data, as some users report: then only its jobs do, see `changes_since`.
     """
 
     datasource_id: str
@@ -384,7 +385,7 @@ class FoundDatasource:
 
 
 def server_version(datasource: FoundDatasource) -> ServerVersion:
-    """Return a value that changes with every publish and every refresh, whoever started it."""
+    """Return a value that changes with every publish and, on most servers, every refresh, whoever started it."""
     size = datasource.current.size_bytes if datasource.current else None
     return ServerVersion(
         datasource.id, datasource.revision, datasource.updated_at, datasource.size_mb if size is None else size

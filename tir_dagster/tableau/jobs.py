@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
+from functools import partial
 from typing import Any
+
+import tableauserverclient as TSC  # noqa: N812 - the name its own documentation uses
 
 from tir_dagster.errors import DatasourceError
 from tir_dagster.tableau.access import ConnectedApp
 from tir_dagster.tableau.calls import APPS_SEE_JOBS
 from tir_dagster.tableau.client import TableauClient
+from tir_dagster.tableau.datasources import NOT_IN_FILTERS, FoundDatasource
 from tir_dagster.tableau.failures import TOO_OLD, RefusedError
 
 # The first REST versions that list jobs, and cancel one.
@@ -24,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 class JobFailedError(DatasourceError):
-    """The job failed; the message contains the server's notes."""
+    """The job failed; the message contains the server's notes, if there are any."""
 
 
 class JobCancelledError(DatasourceError):
@@ -48,9 +53,14 @@ class FinishedJob:
     ended_at: datetime | None = None
 
 
+def shows_jobs(client: TableauClient) -> bool:
+    """Whether the end of a job can be seen: servers before 2025.1 show none to connected apps."""
+    return not isinstance(client.access.identity, ConnectedApp) or client.rest_version >= APPS_SEE_JOBS
+
+
 def check_jobs_are_shown(client: TableauClient) -> None:
     """Raise if this server shows no jobs to connected apps; call it before anything is touched that ends with a job."""
-    if isinstance(client.access.identity, ConnectedApp) and client.rest_version < APPS_SEE_JOBS:
+    if not shows_jobs(client) and isinstance(client.access.identity, ConnectedApp):
         spoken, needed = (".".join(map(str, version)) for version in (client.rest_version, APPS_SEE_JOBS))
         raise DatasourceError(
             f"{client.where} speaks REST {spoken}, and connected apps may look at jobs only from REST {needed} (Tableau Server"
@@ -114,20 +124,77 @@ def _ending(job: Any, what: str) -> FinishedJob:
     notes = _notes(job)
     if job.finish_code in _DONE:
         return FinishedJob(job.id, notes, job.completed_at)
-    notes_text = f": {' '.join(notes)}" if notes else ", without a note"
+    notes_text = f": {' '.join(notes)}".rstrip(".") if notes else ""
     if job.finish_code == _CANCELLED:
         raise JobCancelledError(
             f"Job {job.id} ({what}) was cancelled on the server{notes_text}. Run again when it may run."
         )
+    if notes:
+        raise JobFailedError(
+            f"Job {job.id} ({what}) failed on the server{notes_text}. Fix what the note reports and run again."
+        )
+    # Jobs that publish or change data were seen to end so.
     raise JobFailedError(
-        f"Job {job.id} ({what}) failed on the server{notes_text}{'' if notes_text.endswith('.') else '.'}"
-        " Fix what the note reports and run again."
+        f"Job {job.id} ({what}) failed on the server, which gives no reason over REST. Ask an administrator for the reason"
+        " (the server's jobs page, or its backgrounder logs), and run again."
     )
 
 
 def _notes(job: Any) -> tuple[str, ...]:
     texts = [*(job.notes or ()), *(note.get("text") for note in job.status_notes or ())]
     return tuple(dict.fromkeys(" ".join(text.split()) for text in texts if text and text.strip()))
+
+
+def changes_since(
+    client: TableauClient, datasource: FoundDatasource, since: datetime, *, own: Collection[str] = ()
+) -> tuple[str, ...] | None:
+    """Return the jobs, except our `own`, that refreshed the datasource or changed its data and ended after that moment of the server's.
+
+    None if the server does not list jobs to this user. Not every server shows such changes in `updatedAt`.
+    """
+    if client.rest_version < JOB_LIST_SINCE:
+        return None
+    doing = f"look for jobs that changed {datasource.shown}"
+    wanted = {"completed_at__gte": since.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")}
+    if not NOT_IN_FILTERS & set(datasource.name):
+        wanted["title"] = datasource.name
+    try:
+        jobs = client.call(lambda server: list(server.jobs.filter(**wanted)), doing=doing)
+    except RefusedError:
+        return None
+    later = [job for job in jobs if job.title == datasource.name and job.ended_at and job.ended_at > since]
+    # A failed refresh changes nothing; what a failed change of data left behind is unknown.
+    changing = [job for job in later if job.status == "Success" or "extract" not in (job.type or "")]
+    return tuple(str(job.id) for job in changing if job.id not in own and is_job_of(client, job.id, datasource, doing))
+
+
+def is_job_of(client: TableauClient, job_id: str, datasource: FoundDatasource, doing: str) -> bool:
+    """Whether the job is about this datasource: the list of jobs shows names only, and names repeat. A publish names none."""
+    try:
+        job = client.call(lambda server: server.jobs.get_by_id(job_id), doing=doing)
+    except RefusedError:
+        return False
+    return bool(job.datasource_id == datasource.id)
+
+
+def unfinished_publishes(client: TableauClient, name: str) -> list[str] | None:
+    """Return the jobs that may be publishing a datasource of this name; None if the server does not list jobs to this user."""
+    if client.rest_version < JOB_LIST_SINCE:
+        return None
+    doing, found = f"look for a job that publishes {name!r}", []
+    # In this order: one that begins meanwhile is in the second list.
+    for status in (TSC.BackgroundJobItem.Status.Pending, TSC.BackgroundJobItem.Status.InProgress):
+        try:
+            jobs = client.call(partial(jobs_with, status=status), doing=doing)
+        except RefusedError:
+            return None
+        found += [job.id for job in jobs if "publish" in (job.type or "") and job.title in (None, "", name)]
+    return list(dict.fromkeys(map(str, found)))
+
+
+def jobs_with(server: Any, *, status: str) -> list[Any]:
+    """The server's list of jobs in this state: names and times, but not of which datasource."""
+    return list(server.jobs.filter(status=status))
 
 
 def cancel_job(client: TableauClient, job_id: str, *, what: str) -> None:

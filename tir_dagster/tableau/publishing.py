@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,14 @@ from tir_dagster.tableau.datasources import (
     server_version,
 )
 from tir_dagster.tableau.failures import RefusedError, UnknownOutcomeError, UnreadableAnswerError, reading
+from tir_dagster.tableau.jobs import (
+    JobCancelledError,
+    JobFailedError,
+    JobVanishedError,
+    shows_jobs,
+    unfinished_publishes,
+    wait_for_job,
+)
 from tir_dagster.tableau.outcome import ForeignPublishError, PublishOutcome, PublishUnknownError, outcome_by_revisions
 from tir_dagster.tableau.settings import (
     ConnectionCredential,
@@ -39,12 +48,23 @@ from tir_dagster.tableau.transfer import UPLOAD_GONE, Progress, upload
 _KINDS = (".tdsx", ".hyper")
 # For one request the client holds the whole file in memory several times.
 _MOST_AT_ONCE_MB = 8
+# The first REST version that publishes by a job.
+_JOBS_SINCE = (3, 0)
 # Called right before a request that publishes: if it raises, nothing is sent.
 Check = Callable[[], None]
 
 
 def always() -> None:
     """Allow every publish."""
+
+
+@dataclass(frozen=True)
+class ByJob:
+    """Publish packages of this size and more by a job of the server, and wait for it; `taken` is called with its id."""
+
+    from_bytes: int
+    timeout: float
+    taken: Callable[[str], None]
 
 
 def publish(
@@ -61,12 +81,13 @@ def publish(
     check: Check = always,
     seen: Seen = nothing,
     inferred: Check = always,
+    by_job: ByJob | None = None,
 ) -> FoundDatasource:
     """Publish a .tdsx or .hyper file, which need not be on the disk; return the datasource afterwards.
 
     With `expected`, raise ForeignPublishError if the datasource is no longer that version. Without it, `overwrite`
     replaces whatever is there at the start. If the answer of a publish is lost, look for it on the server and send it
-    again only if it is not there; `inferred` is called if it is there, so that its rows can be compared. `check` may
+    again only if it is not there and no job can still bring it; `inferred` is called if it is there, so that its rows can be compared. `check` may
     raise right before every publishing request; `seen` receives the datasource that is about to be overwritten.
 
     `connections` are the credentials that the datasource gets, and `servers` the addresses that the package reads from:
@@ -77,8 +98,12 @@ def publish(
         raise DatasourceError(
             f"Could not publish {file if isinstance(file, Path) else file.name} as datasource {name!r}: it must be a {' or '.join(_KINDS)} file that exists."
         )
-    parcel = Parcel(file, project, name, overwrite, tuple(connections), credential_to_publish(connections, servers))
-    return _Publishing(client, parcel, progress, check, seen, inferred).run(expected)
+    can_wait = client.rest_version >= _JOBS_SINCE and shows_jobs(client)
+    if by_job is not None and (file.size < by_job.from_bytes or not can_wait):
+        by_job = None
+    credential = credential_to_publish(connections, servers)
+    parcel = Parcel(file, project, name, overwrite, tuple(connections), credential, as_job=by_job is not None)
+    return _Publishing(client, parcel, progress, check, seen, inferred, by_job).run(expected)
 
 
 class _ChangedError(Exception):
@@ -99,6 +124,7 @@ class _Publishing:
     _check: Check
     _seen: Seen
     _inferred: Check
+    _by_job: ByJob | None
     _before: FoundDatasource | None = None
     _sends: int = 0
     # Whether a publishing request may have been sent.
@@ -152,7 +178,7 @@ class _Publishing:
         """Publish once; return None if it certainly did not happen and may be tried again."""
         self._asked = False
         try:
-            send(self._client, self._parcel, check=self._check_unchanged, progress=self._progress)
+            job_id = send(self._client, self._parcel, check=self._check_unchanged, progress=self._progress)
             self._sends += 1
         except _ChangedError as changed:
             # An earlier try of ours may have landed late.
@@ -171,6 +197,8 @@ class _Publishing:
             if error.code == UPLOAD_GONE:
                 return None
             raise RefusedError(f"{error}{self._nothing}", code=error.code) from error
+        if self._by_job is not None and job_id is not None and (now := self._outlast(self._by_job, job_id)) is not None:
+            return now
         now = self._look_until_it_shows(self._client.retry.tries)
         # Without revisions, a change in the same second as the one before does not show.
         if self._landing(now) is PublishOutcome.NOT_LANDED and (now is None or now.revision is not None):
@@ -192,10 +220,51 @@ class _Publishing:
         policy = self._client.retry.with_tries(looks)
         return policy.until(self._look, lambda now: self._landing(now) is not PublishOutcome.NOT_LANDED)
 
+    def _outlast(self, by_job: ByJob, job_id: str) -> FoundDatasource | None:
+        """Wait for our job; return the datasource only if the job did not tell that it succeeded, and it did."""
+        by_job.taken(job_id)
+        try:
+            wait_for_job(self._client, job_id, what=self._parcel.doing, timeout=by_job.timeout)
+        except (JobFailedError, JobCancelledError) as error:
+            now = self._look_until_it_shows(self._client.retry.tries)
+            if self._landing(now) is not PublishOutcome.NOT_LANDED:
+                return self._judge(now)
+            error.args = (f"{error} Nothing was published.",)
+            raise
+        except JobVanishedError as error:
+            now = self._look_until_it_shows(self._client.retry.tries + 1)
+            if self._landing(now) is PublishOutcome.NOT_LANDED:
+                raise self._may_follow(str(error)) from error
+            return self._judge(now)
+        except RefusedError as error:
+            raise self._may_follow(str(error)) from error
+        return None
+
+    def _may_follow(self, why: str) -> PublishUnknownError:
+        return PublishUnknownError(
+            f"Could not {self._parcel.doing} for certain: {why} {self._client.where} still shows the old content and may"
+            " yet publish the new one. Nothing is confirmed. Run again later: the next refresh compares what is there."
+        )
+
     def _watch(self) -> FoundDatasource | None:
         """Return our publish if the server finished it after its connection broke; None if it certainly did not."""
+        # Before the look: a job that is not in the list has ended by then.
+        hidden = self._by_job is not None and not self._outlast_unnamed(self._by_job)
         now = self._look_until_it_shows(self._client.retry.tries + 1)
-        return None if self._landing(now) is PublishOutcome.NOT_LANDED else self._judge(now)
+        if self._landing(now) is not PublishOutcome.NOT_LANDED:
+            return self._judge(now)
+        if hidden:
+            raise self._may_follow("the answer that names its job was lost, and this user may not list the jobs.")
+        return None
+
+    def _outlast_unnamed(self, by_job: ByJob) -> bool:
+        """Wait for jobs that may be ours, because the answer that names ours is lost; False if the server lists none."""
+        jobs = unfinished_publishes(self._client, self._parcel.name)
+        for job_id in jobs or ():
+            by_job.taken(job_id)
+            with suppress(JobFailedError, JobCancelledError, JobVanishedError):
+                wait_for_job(self._client, job_id, what=self._parcel.doing, timeout=by_job.timeout)
+        return jobs is not None
 
     def _judge(self, now: FoundDatasource | None) -> FoundDatasource:
         """Return the datasource if only our publish changed it; raise otherwise."""
@@ -244,6 +313,8 @@ class Parcel:
     # Of all connections, and the one that the publish carries.
     connections: Sequence[ConnectionCredential]
     credential: ConnectionCredential | None
+    # The server answers with a job, not with the datasource.
+    as_job: bool = False
 
     @property
     def doing(self) -> str:
@@ -286,30 +357,32 @@ class Parcel:
         return ET.tostring(root, encoding="utf-8")
 
 
-def send(client: TableauClient, parcel: Parcel, *, check: Check, progress: Progress | None) -> None:
-    """Publish. `check` runs right before every publishing request, after a large file was uploaded.
+def send(client: TableauClient, parcel: Parcel, *, check: Check, progress: Progress | None) -> str | None:
+    """Publish; return the id of the job, if it is one. `check` runs right before every publishing request, after a large file was uploaded.
 
     A request whose answer is lost is not sent again: UnknownOutcomeError.
     """
     doing = parcel.doing
     upload_id = upload(client, parcel.package, doing=doing, progress=progress) if parcel.in_pieces else None
 
-    def post(server: Any) -> None:
+    def post(server: Any) -> str | None:
         check()
         parcel.package.check()
         with patience(client.timeouts.for_bytes(parcel.size)), reading(doing, where=client.where):
-            _post(server, parcel, upload_id)
+            return _post(server, parcel, upload_id)
 
-    client.call(post, doing=doing, repeat=False)
+    job_id = client.call(post, doing=doing, repeat=False)
     if progress is not None:
         progress(parcel.size, parcel.size)
+    return job_id
 
 
-def _post(server: Any, parcel: Parcel, upload_id: str | None) -> None:
+def _post(server: Any, parcel: Parcel, upload_id: str | None) -> str | None:
     """Send the publish request. The client's own `publish` needs a file on disk, and cannot repeat a piece or check first."""
     kind = parcel.package.kind.removeprefix(".")
     url = f"{server.datasources.baseurl}?datasourceType={kind}&{parcel.mode.lower()}=true"
     parts = [_part("request_payload", "", parcel.request, "text/xml")]
+    url += "&asJob=true" if parcel.as_job else ""
     if upload_id is None:
         content = b"".join(parcel.package.blocks())
         parts.append(_part("tableau_datasource", parcel.package.name, content, "application/octet-stream"))
@@ -317,8 +390,11 @@ def _post(server: Any, parcel: Parcel, upload_id: str | None) -> None:
         url += f"&uploadSessionId={upload_id}"
     body, content_type = encode_multipart_formdata(parts)
     answer = server.datasources.post_request(url, body, content_type.replace("form-data", "mixed", 1))
-    # Read only to see that it is Tableau's answer: an IndexError otherwise.
+    # An IndexError if it is not Tableau's answer.
+    if parcel.as_job:
+        return str(TSC.JobItem.from_response(answer.content, server.namespace)[0].id)
     TSC.DatasourceItem.from_response(answer.content, server.namespace)[0]
+    return None
 
 
 def _part(name: str, file_name: str, content: bytes, content_type: str) -> RequestField:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from enum import Enum
 from functools import partial
 from typing import Any
@@ -24,6 +25,7 @@ from tir_dagster.tableau.jobs import (
     JobVanishedError,
     cancel_job,
     is_over,
+    jobs_with,
     wait_for_job,
 )
 from tir_dagster.tableau.tasks import TASKS_SINCE, RefreshTask, refresh_tasks
@@ -179,7 +181,7 @@ def _running_refresh(client: TableauClient, datasource: FoundDatasource) -> str 
     doing = f"find the running refresh of {datasource.shown} among the jobs"
     for status in (TSC.BackgroundJobItem.Status.InProgress, TSC.BackgroundJobItem.Status.Pending):
         try:
-            jobs = client.call(partial(_jobs_with, status=status), doing=doing)
+            jobs = client.call(partial(jobs_with, status=status), doing=doing)
         except RefusedError:
             # Only administrators see the list, and older servers have none.
             return None
@@ -187,10 +189,6 @@ def _running_refresh(client: TableauClient, datasource: FoundDatasource) -> str 
             if job.title == datasource.name and _refreshes(client, job.id, datasource, doing):
                 return str(job.id)
     return None
-
-
-def _jobs_with(server: Any, *, status: str) -> list[Any]:
-    return list(server.jobs.filter(status=status))
 
 
 def _refreshes(client: TableauClient, job_id: str, datasource: FoundDatasource, doing: str) -> bool:
@@ -296,6 +294,8 @@ class TriggeredRefresh:
     seconds: float
     rows: int | None
     datasource: FoundDatasource
+    # By the server's clock; None if the server forgot the job.
+    ended_at: datetime | None = None
 
 
 def refresh_by_server(
@@ -308,25 +308,26 @@ def refresh_by_server(
     refresh = start_own_refresh(client, datasource, incremental=incremental, log=log, timeout=timeout)
     log(f"{what}: job {refresh.job_id}")
     rows: int | None = None
+    ended_at: datetime | None = None
     try:
-        notes = wait_for_job(client, refresh.job_id, what=what, timeout=timeout).notes
+        job = wait_for_job(client, refresh.job_id, what=what, timeout=timeout)
     except JobVanishedError as vanished:
         now = _landed(client, refresh.before, what, vanished)
         log(f"the server forgot job {refresh.job_id}, but the datasource changed: it was refreshed")
     else:
-        rows = rows_in_notes(notes)
-        log(" ".join(notes) or f"{what}: done, without a note")
+        rows, ended_at = rows_in_notes(job.notes), job.ended_at
+        log(" ".join(job.notes) or f"{what}: done, without a note")
         now = settled(client, refresh.before)
-    return TriggeredRefresh(refresh.job_id, refresh.waited, round(clock() - begun, 3), rows, now)
+    return TriggeredRefresh(refresh.job_id, refresh.waited, round(clock() - begun, 3), rows, now, ended_at)
 
 
 def _landed(client: TableauClient, before: FoundDatasource, what: str, vanished: JobVanishedError) -> FoundDatasource:
-    """Return the datasource if it changed, so that the refresh took place; raise otherwise."""
+    """Return the datasource if it shows a change, so that the refresh took place; raise otherwise."""
     now = settled(client, before)
     if server_version(now) != server_version(before):
         return now
     raise JobVanishedError(
-        f"{client.where} no longer knows the job of the {what}, and the datasource is as it was before: whether the refresh"
+        f"{client.where} no longer knows the job of the {what}, and the datasource shows no change: whether the refresh"
         " took place is unknown. Look at the datasource's refresh history on the server, and run again."
     ) from vanished
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, time, timedelta
 from enum import Enum
 from typing import Any
@@ -14,7 +14,7 @@ from tir_dagster.errors import DatasourceError
 from tir_dagster.tableau.client import TableauClient
 from tir_dagster.tableau.datasources import FoundDatasource, ServerVersion, reread, server_version
 from tir_dagster.tableau.failures import RefusedError
-from tir_dagster.tableau.jobs import JOB_LIST_SINCE, JobTimeoutError, wait_for_job
+from tir_dagster.tableau.jobs import JOB_LIST_SINCE, JobTimeoutError, is_job_of, wait_for_job
 
 # The first REST version that lists tasks and runs them.
 TASKS_SINCE = (2, 6)
@@ -33,7 +33,6 @@ class RefreshTask:
     schedule_id: str | None = None
     active: bool = True
     next_run_at: datetime | None = None
-    last_run_at: datetime | None = None
     failures: int = 0
 
     @property
@@ -87,7 +86,6 @@ def _task(task: Any) -> RefreshTask:
         schedule_id=getattr(schedule, "id", None),
         active=getattr(schedule, "state", None) != TSC.ScheduleItem.State.Suspended,
         next_run_at=getattr(schedule, "next_run_at", None),
-        last_run_at=task.last_run_at,
         failures=task.consecutive_failed_count,
     )
 
@@ -125,6 +123,8 @@ class Schedule:
     id: str
     name: str
     next_run_at: datetime | None
+    # How often its task has failed in a row so far.
+    failures: int = 0
 
 
 def find_schedule(client: TableauClient, datasource: FoundDatasource, *, name: str | None = None) -> Schedule:
@@ -138,16 +138,16 @@ def find_schedule(client: TableauClient, datasource: FoundDatasource, *, name: s
         lambda server: list(TSC.Pager(server.schedules, TSC.RequestOptions(pagesize=1000))), doing=doing
     )
     chosen = next((item for item in items if item.name == schedule_name), None)
+    failures = {task.schedule_id: task.failures for task in refresh_tasks(client, datasource) if task.incremental}
     if chosen is None and name is None:
-        own = {task.schedule_id for task in refresh_tasks(client, datasource) if task.incremental}
-        chosen = next((item for item in items if item.id in own), None)
+        chosen = next((item for item in items if item.id in failures), None)
     if chosen is None:
         raise DatasourceError(
             f"There is no schedule {schedule_name!r} for {datasource.shown} on {client.where} that this user can see. Create it on the"
             " server, and put an incremental refresh of the datasource on it; only server administrators see schedules."
         )
     _check_alone(client, datasource, chosen, doing)
-    return Schedule(chosen.id, chosen.name, chosen.next_run_at)
+    return Schedule(chosen.id, chosen.name, chosen.next_run_at, failures.get(chosen.id, 0))
 
 
 def _check_alone(client: TableauClient, datasource: FoundDatasource, schedule: Any, doing: str) -> None:
@@ -202,7 +202,7 @@ def _set_start(client: TableauClient, schedule: Schedule, start: time) -> Schedu
     item._execution_order = None  # noqa: SLF001 - stays as it is
     doing = f"move schedule {schedule.name!r}"
     changed = client.call(lambda server: server.schedules.update(item), doing=doing)
-    return Schedule(schedule.id, schedule.name, changed.next_run_at)
+    return replace(schedule, next_run_at=changed.next_run_at)
 
 
 class RunState(Enum):
@@ -210,6 +210,7 @@ class RunState(Enum):
 
     WAITING = "it has not begun"
     RUNNING = "it waits in the queue or runs"
+    BEGUN = "it has begun, and the server does not show this user whether it has ended"
     DONE = "the datasource has changed since"
     FAILED = "it failed or was cancelled"
 
@@ -224,11 +225,12 @@ class ScheduledRun:
 
 
 def scheduled_run(
-    client: TableauClient, datasource: FoundDatasource, *, slot: datetime, before: ServerVersion
+    client: TableauClient, datasource: FoundDatasource, *, slot: datetime, before: ServerVersion, failures: int = 0
 ) -> ScheduledRun:
     """Return whether and when the refresh at that slot ran: by the jobs, else by the datasource, else by its tasks.
 
-    `before` is the datasource's version after our own last change to it.
+    `before` is the datasource's version after our own last change to it, `failures` how often its task had failed in a
+    row before the slot.
     """
     if (by_job := _by_jobs(client, datasource, slot)) is not None:
         return by_job
@@ -239,13 +241,16 @@ def scheduled_run(
         )
     if server_version(now) != before:
         return ScheduledRun(RunState.DONE, at=now.updated_at)
+    # No answer tells when a task ran last: one whose next run is a later one has begun.
     begun = [
-        task for task in refresh_tasks(client, datasource) if task.last_run_at and task.last_run_at > slot - _MINUTE
+        task
+        for task in refresh_tasks(client, datasource)
+        if task.incremental and task.next_run_at is not None and task.next_run_at > slot
     ]
     if not begun:
         return ScheduledRun(RunState.WAITING)
-    failed = all(task.failures for task in begun)
-    return ScheduledRun(RunState.FAILED if failed else RunState.RUNNING, at=begun[0].last_run_at)
+    failed = all(task.failures > failures for task in begun)
+    return ScheduledRun(RunState.FAILED if failed else RunState.BEGUN, at=slot)
 
 
 def _by_jobs(client: TableauClient, datasource: FoundDatasource, slot: datetime) -> ScheduledRun | None:
@@ -260,7 +265,7 @@ def _by_jobs(client: TableauClient, datasource: FoundDatasource, slot: datetime)
         return None
     titled = [job for job in jobs if job.title == datasource.name and "extract" in (job.type or "")]
     for job in sorted(titled, key=lambda job: job.created_at, reverse=True):
-        if _is_of(client, job.id, datasource, doing):
+        if is_job_of(client, job.id, datasource, doing):
             state = _STATES.get(job.status, RunState.RUNNING)
             return ScheduledRun(state, str(job.id), job.ended_at or job.started_at or job.created_at)
     return None
@@ -269,20 +274,13 @@ def _by_jobs(client: TableauClient, datasource: FoundDatasource, slot: datetime)
 _STATES = {"Success": RunState.DONE, "Failed": RunState.FAILED, "Cancelled": RunState.FAILED}
 
 
-def _is_of(client: TableauClient, job_id: str, datasource: FoundDatasource, doing: str) -> bool:
-    try:
-        job = client.call(lambda server: server.jobs.get_by_id(job_id), doing=doing)
-    except RefusedError:
-        return False
-    return bool(job.datasource_id == datasource.id)
-
-
 def wait_for_scheduled_run(
     client: TableauClient,
     datasource: FoundDatasource,
     *,
     slot: datetime,
     before: ServerVersion,
+    failures: int = 0,
     timeout: float = 3600.0,
     job_timeout: float | None = None,
 ) -> ScheduledRun:
@@ -293,15 +291,15 @@ def wait_for_scheduled_run(
     clock = client.retry.clock
     started, state = clock(), RunState.WAITING
     for _ in client.looks(timeout):
-        run = scheduled_run(client, datasource, slot=slot, before=before)
+        run = scheduled_run(client, datasource, slot=slot, before=before, failures=failures)
         state = run.state
         if state is RunState.DONE:
             return run
         if run.job_id is not None:
             left = timeout - (clock() - started)
             what, allowed = f"scheduled refresh of {datasource.shown}", left if job_timeout is None else job_timeout
-            wait_for_job(client, run.job_id, what=what, timeout=max(allowed, 0.0))
-            return ScheduledRun(RunState.DONE, run.job_id, run.at)
+            job = wait_for_job(client, run.job_id, what=what, timeout=max(allowed, 0.0))
+            return ScheduledRun(RunState.DONE, run.job_id, job.ended_at or run.at)
         if state is RunState.FAILED:
             raise DatasourceError(
                 f"The scheduled refresh of {datasource.shown} on {client.where} failed; this user cannot see the job. Look at it"

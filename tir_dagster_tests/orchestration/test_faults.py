@@ -29,6 +29,7 @@ from tableauhyperapi import HyperProcess, Telemetry
 from tir_dagster.errors import TirError
 from tir_dagster.orchestration.home import tir_home
 from tir_dagster.refresh.deliveries import patch as by_patch
+from tir_dagster.refresh.deliveries import whole
 from tir_dagster.refresh.deliveries.trigger import no_spark, plan_trigger, refresh_on_server, watch
 from tir_dagster.refresh.state.call_budget import BudgetSpentError
 from tir_dagster.refresh.state.change_sets import new_id
@@ -67,6 +68,8 @@ LASTING: dict[str, dict[str, Any]] = {
     "down": {"kind": "status", "status": 503, "times": 100_000},
 }
 DELIVERIES = ["republish", "server", "patch", "trigger", *(["trigger incremental"] if EVERYTHING else [])]
+# Packages that are published by a job of the server, as large ones are.
+BY_JOB = ["republish by job", "server by job"]
 # Where a refresh that ends half-way leaves most behind.
 AT_STAKE = ("publish", "add_tags", "refresh", "update_data")
 TAGS = {"kept", "dear to people"}
@@ -376,7 +379,10 @@ def scenes(sandbox: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 def make_place(delivery: str, sandbox: Sandbox, folder: Path) -> Served:
     kind, _, how = delivery.partition(" ")
     if kind != "trigger":
-        return Served(sandbox, _spark(), folder, settings={"delivery": kind}, built=kind != "patch")
+        datasource = {"publish_job_mb": 0} if how == "by job" else {}
+        return Served(
+            sandbox, _spark(), folder, settings={"delivery": kind}, datasource=datasource, built=kind != "patch"
+        )
     no_spark: Any = None
     return Served(sandbox, no_spark, folder, settings={"delivery": kind}, datasource={"refresh": how or "full"})
 
@@ -531,7 +537,10 @@ def test_a_publish_beyond_what_the_site_allows_in_an_hour_touches_nothing(
     assert scene.published() == scene.old
 
 
-@calls
+every_call = pytest.mark.parametrize("scene", [*DELIVERIES, *(BY_JOB if EVERYTHING else [])], indirect=True)
+
+
+@every_call
 @pytest.mark.parametrize("kind", PASSING)
 def test_what_passes_is_survived_at_every_call(
     scene: Scene, recorded: Callable[[Scene], list[Spot]], kind: str
@@ -541,7 +550,7 @@ def test_what_passes_is_survived_at_every_call(
     assert play_all(scene, spots, kind) == []
 
 
-@calls
+@every_call
 @pytest.mark.parametrize("kind", LASTING)
 def test_what_stays_is_told_and_the_next_refresh_heals(
     scene: Scene, recorded: Callable[[Scene], list[Spot]], kind: str
@@ -721,7 +730,9 @@ def test_who_may_neither_see_revisions_nor_download_is_warned(scene: Scene) -> N
 # Jobs
 
 
-jobs = pytest.mark.parametrize("scene", [delivery for delivery in DELIVERIES if delivery != "republish"], indirect=True)
+jobs = pytest.mark.parametrize(
+    "scene", [*(delivery for delivery in DELIVERIES if delivery != "republish"), "republish by job"], indirect=True
+)
 refreshes = pytest.mark.parametrize(
     "scene", [delivery for delivery in DELIVERIES if delivery not in ("republish", "patch")], indirect=True
 )
@@ -752,12 +763,62 @@ def test_a_job_that_outlasts_our_patience_is_told_and_the_next_refresh_heals(
 
 
 @jobs
-def test_a_failed_job_is_told_with_its_notes(scene: Scene) -> None:
+def test_a_failed_job_is_told_with_its_notes_if_there_are_any(scene: Scene) -> None:
     # A change that is sent alone is sent twice before it counts as failed.
-    scene.admin.fault("fail_job", path=f"/{scene.name}$", times=2, notes="The warehouse is suspended.")
+    delivery = scene.place.spec().delivery
+    times = 2 if delivery == "patch" else 1
+    scene.admin.fault("fail_job", path=f"/{scene.name}$", times=times, notes="The warehouse is suspended.")
     assert wrong(scene) is None
-    assert "failed on the server: The warehouse is suspended." in scene.told
-    assert scene.told.endswith(" Nothing was changed.") == (scene.place.spec().delivery == "patch")
+    # Jobs that publish or change data have no notes.
+    without = delivery in ("patch", "republish")
+    reason = ", which gives no reason over REST." if without else ": The warehouse is suspended."
+    assert f"failed on the server{reason}" in scene.told
+    ends = {"patch": " The next refresh makes sure: run it soon.", "republish": " Nothing was published."}
+    assert scene.told.endswith(ends.get(delivery, "."))
+
+
+class Died(BaseException):
+    """The process ended here."""
+
+
+def publishes(scene: Scene) -> int:
+    return [call["route"] for call in scene.calls()].count("publish")
+
+
+@pytest.mark.parametrize("scene", ["republish by job"], indirect=True)
+def test_a_run_that_dies_while_its_job_publishes_is_confirmed_by_the_next_and_nothing_is_published_twice(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.admin.fault("slow_job", path=f"/{scene.name}$", seconds=1)
+    scene.calls()
+
+    def die(step: str) -> None:
+        if step == "sent":
+            raise Died
+
+    with monkeypatch.context() as dying:
+        dying.setattr(whole, "crash_after", die)
+        with pytest.raises(Died):
+            scene.play()
+    assert scene.published() == scene.old, "the job still runs"
+    assert scene.heal() == "none", "the job is waited for, and confirmed late"
+    assert (scene.published(), publishes(scene)) == (scene.new, 1)
+    assert scene.lost() is None
+
+
+@pytest.mark.parametrize("scene", ["server by job"], indirect=True)
+def test_a_job_that_still_publishes_a_hole_is_not_called_nothing_and_is_repaired(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.admin.fault("slow_job", path=f"/{scene.name}$", seconds=2)
+    with monkeypatch.context() as hours:
+        hours.setattr(scene.time, "share", 0)
+        with pytest.raises(TirError, match="still runs after") as caught:
+            scene.play()
+    assert "If the server still publishes it, people do not see" in str(caught.value)
+    assert unclear(scene, caught.value) is None
+    assert scene.heal() == "incremental", "the hole is outlasted and repaired, and the change is loaded"
+    assert (scene.published(), scene.lost()) == (scene.new, None)
 
 
 @pytest.mark.parametrize("scene", ["patch"], indirect=True)
@@ -833,6 +894,94 @@ def test_a_refresh_of_somebody_else_is_waited_for(scene: Scene) -> None:
     scene.admin.fault("slow_job", path=f"/{scene.name}$", seconds=1)
     assert scene.others.datasources.refresh(scene.place.datasource_id) is not None
     assert (wrong(scene), scene.told) == (None, "")
+
+
+# Servers that do not show what refreshes and changes of data did
+
+
+@pytest.fixture
+def unseen(scene: Scene) -> Iterator[Scene]:
+    """`updatedAt` and the size stay as they are unless somebody publishes."""
+    scene.admin.set(changes_show=False)
+    scene.rewind()
+    yield scene
+    scene.admin.set(changes_show=True)
+
+
+def changed_by_others(scene: Scene) -> None:
+    """They delete a row by a change of their own; its key is not among those of the next change."""
+    where = {"op": "eq", "target-col": "K", "const": {"type": "integer", "v": 3}}
+    delete = {"action": "delete", "target-schema": "Extract", "target-table": "Extract", "condition": where}
+    item = scene.others.datasources.get_by_id(scene.place.datasource_id)
+    job = scene.others.datasources.update_hyper_data(item, request_id=str(time.monotonic_ns()), actions=[delete])
+    scene.others.jobs.wait_for_job(job.id, timeout=30)
+
+
+def refreshed_by_others(scene: Scene) -> None:
+    """Tableau itself loads the source, which has changed since."""
+    job = scene.others.datasources.refresh(scene.place.datasource_id)
+    scene.others.jobs.wait_for_job(job.id, timeout=30)
+
+
+@pytest.mark.parametrize(
+    ("scene", "others"),
+    [("patch", changed_by_others), ("republish", refreshed_by_others), ("server", refreshed_by_others)],
+    indirect=["scene"],
+)
+def test_what_others_changed_is_noticed_by_its_job_where_nothing_else_shows_it(
+    unseen: Scene, others: Callable[[Scene], None]
+) -> None:
+    unseen.play()
+    version = unseen._server_version()
+    assert unseen.heal() == "none", "our own job is not taken for somebody else's"
+    unseen.admin.set(clock_offset_seconds=unseen._offset() + 2)
+    before = unseen.published()
+    others(unseen)
+    assert unseen._server_version() == version, "nothing shows it"
+    unseen.place.lines.clear()
+    unseen.heal()
+    assert any("comparing its rows" in line for line in unseen.place.lines)
+    assert unseen.published() == before == unseen.new
+    assert unseen.heal() == "none"
+
+
+@pytest.mark.parametrize("scene", ["patch"], indirect=True)
+def test_a_change_by_others_during_ours_is_noticed_by_its_job(unseen: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, once = by_patch.check_unchanged, iter([changed_by_others])
+
+    def check(*args: Any, **kwargs: Any) -> None:
+        real(*args, **kwargs)
+        for change in once:
+            unseen.admin.set(clock_offset_seconds=unseen._offset() + 2)
+            change(unseen)
+
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr(by_patch, "check_unchanged", check)
+        with pytest.raises(TirError, match="are not what they must be after this refresh"):
+            unseen.play()
+    unseen.heal()
+    assert (unseen.published(), unseen.heal()) == (unseen.new, "none")
+
+
+@pytest.mark.parametrize("scene", ["patch"], indirect=True)
+def test_a_torn_change_is_not_called_nothing_and_is_repaired(unseen: Scene) -> None:
+    unseen.admin.fault("torn_job", path=f"/{unseen.name}$", times=2, actions=1)
+    with pytest.raises(TirError, match="whether a part of the change is there is unknown") as caught:
+        unseen.play()
+    assert (unclear(unseen, caught.value), "Nothing was changed" in str(caught.value)) == (None, False)
+    assert unseen.published() not in (unseen.old, unseen.new)
+    unseen.admin.clear_faults()
+    unseen.heal()
+    assert (unseen.published(), unseen.heal()) == (unseen.new, "none")
+
+
+@pytest.mark.parametrize("scene", ["patch"], indirect=True)
+def test_who_sees_neither_changes_nor_jobs_is_warned_that_others_are_not_noticed(unseen: Scene) -> None:
+    unseen.admin.set(clock_offset_seconds=unseen._offset() + 2)
+    unseen.admin.fault("status", method="GET", path="/jobs$", status=403, code="403004", times=100_000)
+    unseen.play()
+    (warning,) = unseen.place.refresher.warnings
+    assert "are not noticed. Use an administrator's token, or set checks: {server: true}" in warning
 
 
 # Servers that cannot

@@ -411,3 +411,63 @@ def test_where_no_full_refresh_can_be_started_the_schedule_serves_from_the_first
     assert newest_job_type(served, admin) == "increment_extracts"
     rests(served)
     served.close()
+
+
+# Which rows an increment reads
+
+
+def refreshes_of(served: Served, change: tuple[Any, ...]) -> int:
+    """How often Tableau had to read until the change was loaded, and nothing was left to do."""
+    served.act(change)
+    before = _increments(served)
+    assert is_incremental(served.refresh())
+    rests(served)
+    return _increments(served) - before
+
+
+def _increments(served: Served) -> int:
+    with served.sandbox.tableau() as server:
+        named = server.jobs.filter(title=served.name, job_type="increment_extracts")
+        return sum(server.jobs.get_by_id(job.id).datasource_id == served.datasource_id for job in named)
+
+
+def test_a_server_that_reads_the_rows_of_the_last_value_in_their_place_is_served_as_any_other(served, admin):
+    admin.set(increment_reads="from")
+    assert refreshes_of(served, ("update", 21, f"'in place {served.clock}'")) == 1
+    assert refreshes_of(served, ("insert", 200, "'2026-01-01'::DATE", "'new'")) == 1
+    assert not served.confirmed.reads_again
+    served.act(("delete", 200))
+
+
+def test_a_server_that_reads_the_rows_of_the_last_value_twice_is_found_out_and_remembered(served, admin):
+    admin.set(increment_reads="again")
+    assert refreshes_of(served, ("update", 21, f"'twice {served.clock}'")) == 2, "the first try shows how it reads"
+    assert served.confirmed.reads_again
+    assert refreshes_of(served, ("insert", 300, "'2026-01-01'::DATE", "'new'")) == 1, "new rows alone, too"
+    # A server that replaces the rows of the last value is served so as well.
+    admin.set(increment_reads="from", increment_beyond_data=True)
+    assert refreshes_of(served, ("delete", 300)) == 1
+    # Another release of the server, which reads on after the last value.
+    admin.set(increment_reads="after", increment_beyond_data=True)
+    assert refreshes_of(served, ("update", 21, f"'after {served.clock}'")) == 2
+    assert not served.confirmed.reads_again
+
+
+def test_new_rows_alone_on_a_server_that_reads_the_last_value_twice_are_not_doubled(served, admin):
+    admin.set(increment_reads="again")
+    assert refreshes_of(served, ("insert", 400, "'2026-01-01'::DATE", "'new'")) == 2
+    admin.set(increment_reads="after", increment_beyond_data=True)
+    assert refreshes_of(served, ("delete", 400)) == 2
+
+
+def test_a_package_that_cannot_be_put_back_after_the_last_value_was_read_twice_is_told_and_healed(served, admin):
+    served.act(("update", 21, f"'not put back {served.clock}'"))
+    admin.set(increment_reads="again")
+    # The hole is published, what is put back is not.
+    admin.fault("status", method="POST", path="/datasources$", status=403, code="403004", skip=1, times=9)
+    with pytest.raises(DatasourceError, match=r"read the rows of the last value twice, so people see wrong rows now"):
+        served.refresh()
+    admin.clear_faults()
+    admin.set(increment_reads="after")
+    served.refresh()
+    rests(served)

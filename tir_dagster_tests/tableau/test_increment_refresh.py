@@ -251,6 +251,24 @@ def test_a_scheduled_refresh_that_fails_is_told(
         wait_for_scheduled_run(client, found, slot=slot, before=before, timeout=LONG)
 
 
+def test_earlier_failures_of_the_task_are_not_taken_for_one_of_this_run(
+    orders: Orders, found: FoundDatasource, schedule: Any, speaking: Any, admin: Admin
+) -> None:
+    client = speaking("3.0")
+    admin.fault("fail_job", path=found.id)
+    with pytest.raises(JobFailedError):
+        wait_for_job(client, start_refresh(client, found, incremental=True).job_id, what=WHAT)
+    slot, before = in_an_hour(), server_version(found)
+    moved = move_schedule(client, find_schedule(client, found, name=schedule.name), slot)
+    assert moved.failures == 1
+    admin.fault("slow_job", path=found.id, seconds=60)
+    admin.set(clock_offset_seconds=3700)
+    with pytest.raises(
+        JobTimeoutError, match="it has begun, and the server does not show this user whether it has ended"
+    ):
+        wait_for_scheduled_run(client, found, slot=slot, before=before, failures=moved.failures, timeout=2)
+
+
 def test_refreshes_that_tableau_runs_by_itself_are_warned_about(
     orders: Orders, found: FoundDatasource, schedule: Any
 ) -> None:

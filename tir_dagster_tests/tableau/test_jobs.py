@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -77,6 +78,16 @@ def test_a_failed_job_tells_its_notes(orders: Orders, found: FoundDatasource, ad
         JobFailedError, match=r"\(refresh of Orders\) failed on the server: The warehouse is suspended\."
     ):
         refreshed(orders.client, found)
+
+
+def test_a_failed_job_without_notes_says_that_the_server_gives_no_reason(orders: Orders, packages: Path) -> None:
+    broken = packages / "broken.tdsx"
+    broken.write_bytes(b"PK\x03\x04 nothing")
+    item = TSC.DatasourceItem(orders.project.id, "Broken")
+    job = orders.others.datasources.publish(item, str(broken), "CreateNew", as_job=True)
+    with pytest.raises(JobFailedError, match=r"failed on the server, which gives no reason over REST\.") as caught:
+        wait_for_job(orders.client, job.id, what="publish of Broken")
+    assert "note" not in str(caught.value)
 
 
 def test_a_job_cancelled_on_the_server_is_told(orders: Orders, found: FoundDatasource, admin: Admin) -> None:

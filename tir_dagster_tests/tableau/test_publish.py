@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import traceback
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,8 +17,9 @@ from tir_dagster.errors import DatasourceError
 from tir_dagster.tableau import publishing, transfer
 from tir_dagster.tableau.client import TableauClient
 from tir_dagster.tableau.datasources import server_version
+from tir_dagster.tableau.jobs import JobFailedError
 from tir_dagster.tableau.outcome import ForeignPublishError, PublishUnknownError
-from tir_dagster.tableau.publishing import publish
+from tir_dagster.tableau.publishing import ByJob, publish
 from tir_dagster_tests.sandbox.tableau.helpers import Admin
 from tir_dagster_tests.tableau.conftest import OTHERS_PACKAGE, Naps, Orders
 from tir_dagster_tests.tableau.helpers import PASSING
@@ -411,3 +413,109 @@ def test_no_secret_shows_in_any_text(
     texts = [*shown, repr(orders.client), repr(orders.credential), repr(created), caplog.text]
     secrets = (orders.credential.password, orders.client.access.identity.secret)  # type: ignore[union-attr]
     assert not [text for secret in secrets for text in texts if secret in text]
+
+
+# By a job of the server
+
+
+@dataclass
+class Jobs:
+    """Publish everything by a job; the ids that the server gave."""
+
+    timeout: float = 30.0
+    taken: list[str] = field(default_factory=list)
+
+    @property
+    def always(self) -> ByJob:
+        return ByJob(0, self.timeout, self.taken.append)
+
+
+@pytest.fixture
+def jobs(admin: Admin) -> Jobs:
+    admin.set(job_seconds=0.05)
+    return Jobs()
+
+
+def test_only_a_large_package_is_published_by_a_job(orders: Orders, package: Path, jobs: Jobs) -> None:
+    size = package.stat().st_size
+    orders.create(by_job=ByJob(size + 1, 30.0, jobs.taken.append))
+    assert jobs.taken == []
+    assert orders.overwrite(by_job=ByJob(size, 30.0, jobs.taken.append)).revision == 2
+    assert [orders.others.jobs.get_by_id(job).type for job in jobs.taken] == ["PublishDatasource"]
+    assert orders.holds_ours()
+
+
+def test_a_new_datasource_is_created_by_a_job(orders: Orders, either_way: str, jobs: Jobs) -> None:
+    found = orders.create(connections=[orders.credential], by_job=jobs.always)
+    assert (found.revision, found.connections[0].embed_password, len(jobs.taken)) == (1, True, 1)
+
+
+def test_a_server_that_knows_no_such_jobs_publishes_at_once(orders: Orders, admin: Admin, jobs: Jobs) -> None:
+    admin.set(rest_version="2.8")
+    access = replace(orders.client.access)
+    with TableauClient(access, retry=orders.client.retry) as client:
+        package = orders.packages / "ours.tdsx"
+        publish(client, package, project=orders.project, name="Orders", by_job=jobs.always)
+    assert jobs.taken == []
+
+
+@pytest.mark.parametrize("fault", PASSING)
+def test_a_publish_by_a_job_survives_what_passes_and_happens_once(
+    orders: Orders, admin: Admin, jobs: Jobs, fault: dict[str, Any]
+) -> None:
+    created = orders.create()
+    admin.fault("slow_job", path="/Orders$", seconds=0.5)
+    admin.fault(**PUBLISH, **fault)
+    assert orders.overwrite(expected=server_version(created), by_job=jobs.always).revision == 2
+    assert admin.faults() == []
+    assert (orders.holds_ours(), orders.now().revision) == (True, 2)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_lost_answer_is_not_sent_again_by_who_may_not_see_whether_a_job_runs(
+    orders: Orders, admin: Admin, jobs: Jobs, when: str
+) -> None:
+    created = orders.create()
+    admin.forget_calls()
+    admin.fault("slow_job", path="/Orders$", seconds=2)
+    admin.fault("cut", **PUBLISH, when=when)
+    admin.fault("status", method="GET", path="/jobs$", status=403, code="403004", times=99)
+    with pytest.raises(PublishUnknownError, match=r"may yet publish the new one\. Nothing is confirmed"):
+        orders.overwrite(expected=server_version(created), by_job=jobs.always)
+    assert sum(call["method"] == "POST" and call["path"].endswith("/datasources") for call in admin.calls()) == 1
+
+
+def test_a_job_that_fails_is_told_and_nothing_is_published(orders: Orders, admin: Admin, jobs: Jobs) -> None:
+    created = orders.create()
+    admin.fault("fail_job", path="/Orders$")
+    with pytest.raises(JobFailedError, match=r"gives no reason over REST\. .* Nothing was published\.$"):
+        orders.overwrite(expected=server_version(created), by_job=jobs.always)
+    assert orders.now() == created
+
+
+def test_a_job_that_vanished_is_looked_for_in_the_revisions(orders: Orders, admin: Admin, jobs: Jobs) -> None:
+    created, inferred = orders.create(), []
+    admin.fault("vanish_job", path="/jobs/", skip=1)
+    admin.set(job_seconds=0.02)
+    found = orders.overwrite(
+        expected=server_version(created), by_job=jobs.always, inferred=lambda: inferred.append(True)
+    )
+    assert (found.revision, inferred) == (2, [True])
+
+
+def test_a_job_that_vanished_before_anything_shows_is_not_sent_again(orders: Orders, admin: Admin, jobs: Jobs) -> None:
+    created = orders.create()
+    admin.fault("slow_job", path="/Orders$", seconds=3)
+    admin.fault("vanish_job", path="/jobs/", code="400031")
+    with pytest.raises(PublishUnknownError, match=r"no longer knows job .* may yet publish the new one"):
+        orders.overwrite(expected=server_version(created), by_job=jobs.always)
+    assert orders.now() == created
+
+
+def test_a_publish_by_others_while_our_job_waits_is_noticed(orders: Orders, admin: Admin, jobs: Jobs) -> None:
+    created = orders.create()
+    admin.fault("slow_job", path="/Orders$", seconds=1)
+    ours = ByJob(0, 30.0, lambda _: orders.publish_by_others())
+    with pytest.raises(ForeignPublishError, match="Ours was published too"):
+        orders.overwrite(expected=server_version(created), by_job=ours)
+    assert orders.now().revision == 3

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
 from itertools import count
@@ -42,15 +42,22 @@ from tir_dagster.refresh.context import (
 )
 from tir_dagster.refresh.datasource import look_at_server
 from tir_dagster.refresh.deliveries import RecoveredPublish
-from tir_dagster.refresh.deliveries.whole import publish_whole
-from tir_dagster.refresh.server_content import NotAsIntendedError, check_content, is_change_of
+from tir_dagster.refresh.deliveries.whole import outlast, publish_whole
+from tir_dagster.refresh.server_content import NotAsIntendedError, changes_known_until, check_content, is_change_of
 from tir_dagster.refresh.state.records import Confirmation, Intent
 from tir_dagster.refresh.state.versions import SHELL, Version
 from tir_dagster.retries import NO_PAUSE, Repeat, RetryPolicy
 from tir_dagster.tableau.client import TableauClient
 from tir_dagster.tableau.datasources import FoundDatasource, moved_on, reread, server_version
 from tir_dagster.tableau.failures import Fate, RefusedError, UnknownOutcomeError, reading, understand
-from tir_dagster.tableau.jobs import FinishedJob, JobCancelledError, JobFailedError, JobVanishedError, wait_for_job
+from tir_dagster.tableau.jobs import (
+    FinishedJob,
+    JobCancelledError,
+    JobFailedError,
+    JobVanishedError,
+    changes_since,
+    wait_for_job,
+)
 from tir_dagster.tableau.outcome import ForeignPublishError, PublishOutcome, check_undisturbed
 from tir_dagster.tableau.transfer import UPLOAD_GONE, Progress, tell_progress, upload
 
@@ -228,14 +235,20 @@ def check_not_republished(client: TableauClient, datasource: FoundDatasource) ->
     check_unpublished(client, datasource, now)
 
 
-def change_left_behind(client: TableauClient, datasource: FoundDatasource) -> str:
-    """Return a sentence on what people may see after a change that did not finish."""
+def change_left_behind(client: TableauClient, datasource: FoundDatasource, *, taken: bool) -> str:
+    """Return a sentence on what people may see after a change that did not finish; `taken`: the server accepted a part of it."""
+    if not taken:
+        return "Nothing was changed."
     try:
         now = reread(client, datasource)
     except DatasourceError:
         now = None
     if now is not None and server_version(now) == server_version(datasource):
-        return "Nothing was changed."
+        # Not every server shows changed data in its version.
+        return (
+            "The datasource shows no change, but whether a part of the change is there is unknown."
+            " The next refresh makes sure: run it soon."
+        )
     return (
         "A part of the change may be there: people may see some keys new, others old or missing."
         " The next refresh repairs it: run it soon."
@@ -249,6 +262,7 @@ def check_unpublished(client: TableauClient, before: FoundDatasource, now: Found
 
 # A datasource that changed this long after the end of our job was changed by somebody else, too.
 _LATER = timedelta(seconds=5)
+_SECOND = timedelta(seconds=1)
 
 
 # Why a change cannot be sent again: a whole publish brings it instead.
@@ -261,6 +275,9 @@ class SentChange:
 
     datasource: FoundDatasource
     doubtful: bool
+    # When the last job ended.
+    ended_at: datetime | None
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass
@@ -269,6 +286,9 @@ class _Asking:
 
     taken: bool = False
     lost: bool = False
+    # All jobs that the server accepted; and whether an earlier run may have sent the same change.
+    jobs: list[str] = field(default_factory=list)
+    again: bool = False
 
     def begin(self) -> None:
         """Note a new request. If the one before was accepted, its job has ended: otherwise there would be no new one."""
@@ -357,16 +377,17 @@ class Patch:
                 intend(self._context, looked, version, patch=True, keyed=keyed)
                 crash_after("intended")
                 base = str(looked.server.version)
-                sent = self._send(client, looked.server.datasource, version, payloads, base=base)
+                since = changes_known_until(looked.confirmed)
+                sent = self._send(client, looked.server.datasource, version, payloads, base=base, since=since)
                 if sent.doubtful:
                     check_content(self._context, client, sent.datasource, version)
             finally:
                 remove(folder)
         crash_after("published")
-        confirmation = confirmation_of(
-            self._context, version, ServerLook(looked.server.project, sent.datasource), keyed=keyed
-        )
-        return Published(confirmation, sent.datasource, sent_bytes=sum(payload.bytes for payload in payloads))
+        server = ServerLook(looked.server.project, sent.datasource)
+        confirmation = confirmation_of(self._context, version, server, keyed=keyed, jobs_until=sent.ended_at)
+        sent_bytes = sum(payload.bytes for payload in payloads)
+        return Published(confirmation, sent.datasource, sent.warnings, sent_bytes=sent_bytes)
 
     def _payloads(self, version: Version, folder: Path, *, keyed: bool) -> list[Payload]:
         change_set = self._change_set(version)
@@ -388,12 +409,18 @@ class Patch:
         payloads: list[Payload],
         *,
         base: str,
+        since: datetime | None = None,
+        again: bool = False,
     ) -> SentChange:
-        """Send all parts one after the other. `base` is the server's version that they change, a part of their ids."""
+        """Send all parts one after the other. `base` is the server's version that they change, a part of their ids.
+
+        With `since`, until when the server's changes are known, its jobs tell whether somebody else changed the data meanwhile.
+        """
         moved(rows=sum(payload.rows for payload in payloads), bytes=sum(payload.bytes for payload in payloads))
         manifest = version.manifest
         whole = f"{self._context.spec.name} {version.id} {manifest['change_set']} {manifest['source_version']}"
-        now, doubtful = datasource, False
+        now, doubtful, ended_at = datasource, False, None
+        asking = _Asking(again=again)
         for number, payload in enumerate(payloads, 1):
             part = f"{number} of {len(payloads)}"
             batch = Batch(
@@ -409,19 +436,31 @@ class Patch:
             )
             ended_at = None
             try:
-                ended_at = self._send_one(client, datasource, now, version, batch)
+                ended_at = self._send_one(client, datasource, now, version, batch, asking)
             except JobVanishedError:
                 self._context.log("the server forgot the job: its rows are compared at the end")
             now = moved_on(client, now)
             check_unpublished(client, datasource, now)
             doubtful = doubtful or _changed_later(now, ended_at) or now.revision is None
-        return SentChange(now, doubtful)
+        others = changes_since(client, now, since, own=asking.jobs) if since is not None else ()
+        warnings = (
+            (_UNNOTICED.format(shown=now.shown, where=client.where),)
+            if others is None and _hides(datasource, now, ended_at)
+            else ()
+        )
+        return SentChange(now, doubtful or bool(others), ended_at, warnings)
 
     def _send_one(
-        self, client: TableauClient, datasource: FoundDatasource, now: FoundDatasource, version: Version, batch: Batch
+        self,
+        client: TableauClient,
+        datasource: FoundDatasource,
+        now: FoundDatasource,
+        version: Version,
+        batch: Batch,
+        asking: _Asking,
     ) -> datetime | None:
         """Send one part to the datasource of `now`; `datasource` is the one before the first part."""
-        asking = _Asking()
+        asking.taken = asking.lost = False
 
         def check() -> None:
             check_unchanged(client, now, begun=now is not datasource)
@@ -436,6 +475,7 @@ class Patch:
 
         def sent(job_id: str) -> None:
             asking.taken = True
+            asking.jobs.append(job_id)
             self._context.check_lease()
             self._context.change_sets.note_job(version.id, job_id)
             crash_after("sent")
@@ -453,7 +493,7 @@ class Patch:
                 progress=tell_progress(self._context.log, "uploading", clock=client.retry.clock),
             )
         except (JobFailedError, JobCancelledError) as error:
-            error.args = (f"{error} {change_left_behind(client, datasource)}",)
+            error.args = (f"{error} {change_left_behind(client, datasource, taken=True)}",)
             raise
         except RefusedError as error:
             if asking.open:
@@ -461,7 +501,8 @@ class Patch:
                 raise UnknownOutcomeError(
                     f"{error} The server may still apply the change: the next refresh checks that."
                 ) from error
-            error.args = (f"{error} {change_left_behind(client, datasource)}",)
+            taken = asking.again or bool(asking.jobs)
+            error.args = (f"{error} {change_left_behind(client, datasource, taken=taken)}",)
             raise
         self._context.log(" ".join(["done on the server", *job.notes]))
         return job.ended_at
@@ -472,15 +513,17 @@ class Patch:
         self, client: TableauClient, last: RecoveredPublish, intent: Intent, confirmed: Confirmation | None
     ) -> RecoveredPublish:
         """Send again what may not have arrived; if somebody else published, wait for our job to end."""
-        del confirmed
         if last.outcome in (PublishOutcome.NOT_LANDED, PublishOutcome.PARTIAL):
-            return self._send_again(client, last, intent)
+            since = changes_known_until(confirmed) if confirmed is not None else None
+            return self._send_again(client, last, intent, since)
         if last.outcome is PublishOutcome.FOREIGN and intent.job is not None:
-            self._outlast(client, intent)
+            outlast(self._context, client, intent)
             return RecoveredPublish(last.outcome, look_at_server(client, self._context.spec))
         return last
 
-    def _send_again(self, client: TableauClient, last: RecoveredPublish, intent: Intent) -> RecoveredPublish:
+    def _send_again(
+        self, client: TableauClient, last: RecoveredPublish, intent: Intent, since: datetime | None
+    ) -> RecoveredPublish:
         """Send an interrupted change again under the same request ids, so that a running job is joined.
 
         Once it has ended it cannot undo what the next refresh brings. Return PARTIAL if nothing more is known.
@@ -488,13 +531,13 @@ class Patch:
         server = last.server
         version = self._context.known_version(intent.version)
         if version is None or server.datasource is None or not is_change_of(self._context, intent, version):
-            self._outlast(client, intent)
+            outlast(self._context, client, intent)
             return RecoveredPublish(PublishOutcome.PARTIAL, look_at_server(client, self._context.spec))
         folder = self._folder()
         try:
             payloads = self._payloads(version, folder, keyed=intent.keyed)
             base = intent.base_server_version or ""
-            sent = self._send(client, server.datasource, version, payloads, base=base)
+            sent = self._send(client, server.datasource, version, payloads, base=base, since=since, again=True)
             # If the server's version changed before, the server may know the request ids from content that is gone.
             if (
                 sent.doubtful
@@ -507,24 +550,12 @@ class Patch:
             raise
         except _IN_VAIN as error:
             self._context.log(f"the interrupted change could not be sent again: {error}")
-            self._outlast(client, intent)
+            outlast(self._context, client, intent)
         else:
             return RecoveredPublish(PublishOutcome.LANDED, ServerLook(server.project, sent.datasource))
         finally:
             remove(folder)
         return RecoveredPublish(PublishOutcome.PARTIAL, look_at_server(client, self._context.spec))
-
-    def _outlast(self, client: TableauClient, intent: Intent) -> None:
-        """Wait until our job has ended: otherwise it could change what is published later."""
-        if intent.job is None:
-            return
-        self._context.log("waiting for the change that was sent before")
-        try:
-            wait_for_job(client, intent.job, what="change of data", timeout=self._context.spec.datasource.job_timeout)
-        except (JobFailedError, JobCancelledError, JobVanishedError) as error:
-            self._context.log(f"it is over: {error}")
-        except RefusedError as error:
-            raise UnknownOutcomeError(f"{error} The server may still apply a change that was sent before.") from error
 
     def _change_set(self, version: Version) -> ChangeSet:
         return self._context.change_sets.get(version.manifest["change_set"])
@@ -535,6 +566,20 @@ class Patch:
         remove(folder)
         folder.mkdir(parents=True, exist_ok=True)
         return folder
+
+
+# What to say where others' changes of data leave no trace.
+_UNNOTICED = (
+    "{where} does not show in `updatedAt` that the data of {shown} changed, and lists no jobs to this user: refreshes and changes of"
+    " data by others are not noticed. Use an administrator's token, or set checks: {{server: true}}, with which a verification compares the rows."
+)
+
+
+def _hides(before: FoundDatasource, now: FoundDatasource, ended: datetime | None) -> bool:
+    """Whether the server does not show our own change in its version."""
+    if ended is None or before.updated_at is None:
+        return False
+    return server_version(now) == server_version(before) and ended > before.updated_at + _SECOND
 
 
 def _changed_later(now: FoundDatasource, ended: datetime | None) -> bool:

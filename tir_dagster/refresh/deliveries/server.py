@@ -25,9 +25,11 @@ from tir_dagster.hyper.increment import (
     Missing,
     NoIncrement,
     Purged,
+    format_value,
     least_difference,
     parse_value,
     purge_from,
+    rows_at,
     set_increment_value,
 )
 from tir_dagster.hyper.package.package import NO_VALUE, Package, read_package
@@ -47,14 +49,15 @@ from tir_dagster.refresh.context import (
 from tir_dagster.refresh.datasource import credentials_for, fetch_shell, look_at_server, server_package
 from tir_dagster.refresh.deliveries import RecoveredPublish
 from tir_dagster.refresh.deliveries.agreement import needed_increment
-from tir_dagster.refresh.deliveries.whole import PublishTarget, publish_over, put_back
+from tir_dagster.refresh.deliveries.whole import PublishTarget, large_by_job, publish_over, put_back
+from tir_dagster.refresh.server_content import changes_known_until
 from tir_dagster.refresh.state.records import Confirmation, Intent
 from tir_dagster.refresh.state.versions import SHELL, Version, new_version
 from tir_dagster.snowflake.versions import combined_token, probe
 from tir_dagster.tableau.client import TableauClient
 from tir_dagster.tableau.datasources import FoundDatasource, reread, server_version, settled
-from tir_dagster.tableau.jobs import JobVanishedError
-from tir_dagster.tableau.outcome import PublishOutcome
+from tir_dagster.tableau.jobs import JobTimeoutError, JobVanishedError
+from tir_dagster.tableau.outcome import PublishOutcome, PublishUnknownError
 from tir_dagster.tableau.refreshes import Route, Way, find_route, may_refresh_fully, refresh_by_server
 from tir_dagster.tableau.tasks import (
     Schedule,
@@ -96,6 +99,8 @@ class Load:
     # By that column: the literal from which on the server shows other rows than it must; None where it shows the same,
     # `%null%` where no literal is small enough.
     differing: Callable[[str], str | None]
+    # Whether an increment reads the rows of the last value once more, beside those that are there: then they are purged, too.
+    reads_again: bool
     # What the server already shows of later rows: from this literal on, everything is read again; `%null%` means all.
     lag: str | None
     # Called before a publish that leaves a hole, with the Hyper file that people will see meanwhile.
@@ -114,18 +119,27 @@ class Suffix:
     smallest: IncrementValue
 
 
+@dataclass(frozen=True)
+class Refreshed:
+    """The datasource after a refresh, and when that ended by the server's clock, if the server tells."""
+
+    datasource: FoundDatasource
+    ended_at: datetime | None
+
+
 def refreshed(
     client: TableauClient, datasource: FoundDatasource, log: Log, *, incremental: bool, timeout: float
-) -> FoundDatasource:
+) -> Refreshed:
     """Return the datasource after a refresh that begins now: one that runs already may have read too early."""
     kind = "incremental" if incremental else "full"
     log(f"waiting for jobs on the server: {kind} refresh of {datasource.shown}")
     try:
-        return refresh_by_server(client, datasource, incremental=incremental, log=log, timeout=timeout).datasource
+        done = refresh_by_server(client, datasource, incremental=incremental, log=log, timeout=timeout)
+        return Refreshed(done.datasource, done.ended_at)
     except JobVanishedError as error:
         # Servers forget jobs; the caller compares the data.
         log(str(error))
-        return settled(client, datasource)
+        return Refreshed(settled(client, datasource), None)
 
 
 def own_refreshes(
@@ -152,13 +166,18 @@ class SuffixLoad:
         self._hole_since: float | None = None
         self._missing = 0
         self.warnings: tuple[str, ...] = ()
+        # The last value, from which the server goes on.
+        self.read_from = suffix.increment
 
-    def run(self) -> FoundDatasource | Reason:
+    def run(self) -> Refreshed | Reason:
         """Return the datasource after its refresh; or the reason why the server must load everything, with nothing changed."""
         # Before anything is purged: a server that has no way to refresh incrementally must not get a hole.
         route = find_route(self._client, self._datasource)
         suffix = self._suffix
-        purged = purge_from(self._load.hyper, self._hole, column=suffix.increment.column, smallest=suffix.smallest)
+        purged = self._purged(suffix.smallest)
+        if self._load.reads_again and purged.largest is not None:
+            again = self._purged(purged.largest)
+            purged = replace(again, largest=purged.largest if again.largest is not None else None)
         if (reason := self._reason_for_all(purged)) is not None:
             return reason
         schedule = self._schedule(route)
@@ -174,6 +193,9 @@ class SuffixLoad:
                     self._restore()
             raise
 
+    def _purged(self, smallest: IncrementValue) -> Purged:
+        return purge_from(self._load.hyper, self._hole, column=self._suffix.increment.column, smallest=smallest)
+
     def _reason_for_all(self, purged: Purged) -> Reason | None:
         """Return why the server must load everything. Unconfirmed content is purged only if the server cannot do that."""
         full = self._load.full
@@ -183,7 +205,7 @@ class SuffixLoad:
             return None
         return None if full is Reason.FIRST_LOAD and not may_refresh_fully(self._client) else full
 
-    def _publish_and_refresh(self, purged: Purged, schedule: Schedule | None) -> FoundDatasource:
+    def _publish_and_refresh(self, purged: Purged, schedule: Schedule | None) -> Refreshed:
         """Publish and refresh; do all that takes long before waiting for the schedule."""
         needed = self._needs_publish(purged)
         slot = self._moved(schedule) if schedule is not None else None
@@ -197,7 +219,7 @@ class SuffixLoad:
             # The upload took longer than expected, and the scheduled refresh may have run too early.
             slot = self._moved(schedule, soon=True)
             self._log(f"published after the schedule's time: moved to {slot:%Y-%m-%d %H:%M} UTC")
-        return self._refreshed_at(slot)
+        return self._refreshed_at(schedule, slot)
 
     def _needs_publish(self, purged: Purged) -> bool:
         """Whether a publish is needed: not if nothing is purged and the server's last value is small enough already."""
@@ -237,19 +259,25 @@ class SuffixLoad:
         name = f"{self._load.place.spec.name}.tdsx"
         # After the last time that Hyper opened the file, which writes to it.
         package = set_increment_value(self._package, name, hyper=self._hole, value=purged.largest)
-        self._log(
-            f"publishing without {purged.purged:,} rows from {self._suffix.smallest} on: Tableau reads them again"
-        )
+        first = purged.largest if self._load.reads_again else self._suffix.smallest
+        self._log(f"publishing without {purged.purged:,} rows from {first} on: Tableau reads them again")
+        self.read_from = replace(self.read_from, value=purged.largest)
         # From here on, even if the answer is lost: putting back looks at the server first.
         self._hole_since, self._missing = self._client.retry.clock(), purged.purged
         servers = self._package.servers
         restored = publish_over(self._client, package, self._load.place, self._datasource, servers=servers)
         self._datasource, self.warnings = restored.datasource, self.warnings + restored.warnings
 
-    def _refreshed_at(self, slot: datetime) -> FoundDatasource:
-        before = server_version(self._datasource)
-        wait_for_scheduled_run(self._client, self._datasource, slot=slot, before=before, job_timeout=self._patience)
-        return settled(self._client, self._datasource)
+    def _refreshed_at(self, schedule: Schedule, slot: datetime) -> Refreshed:
+        run = wait_for_scheduled_run(
+            self._client,
+            self._datasource,
+            slot=slot,
+            before=server_version(self._datasource),
+            failures=schedule.failures,
+            job_timeout=self._patience,
+        )
+        return Refreshed(settled(self._client, self._datasource), run.at)
 
     def _put_back(self, error: DatasourceError) -> DatasourceError:
         """Put the old package back; return the error to raise, which says what people see now."""
@@ -261,6 +289,11 @@ class SuffixLoad:
             return DatasourceError(
                 f"{error} People may not see {self._missing:,} rows now, and the kept package could not be published back: {second} "
                 "The next refresh does that first: run it as soon as the server answers."
+            )
+        if outcome is PublishOutcome.NOT_LANDED and isinstance(error, (PublishUnknownError, JobTimeoutError)):
+            return DatasourceError(
+                f"{error} If the server still publishes it, people do not see {self._missing:,} rows until the next refresh, which"
+                " looks for it first: run it soon."
             )
         if outcome is PublishOutcome.NOT_LANDED:
             return DatasourceError(f"{error} The datasource is as it was.")
@@ -300,6 +333,10 @@ class LoadedByServer:
     hyper: Path
     warnings: tuple[str, ...]
     reason: Reason | None = None
+    # When the refresh ended, by the server's clock.
+    ended_at: datetime | None = None
+    # The increment from which it went on.
+    read_from: Increment | None = None
 
 
 def load_by_server(client: TableauClient, load: Load, *, log: Log) -> LoadedByServer:
@@ -322,8 +359,9 @@ def load_by_server(client: TableauClient, load: Load, *, log: Log) -> LoadedBySe
     outcome = loading.run()
     if isinstance(outcome, Reason):
         return _load_all(client, load, datasource, outcome, log)
-    loaded = _download(client, load, outcome, loading.warnings)
-    return replace(loaded, warnings=loaded.warnings + _full_instead(client, package, loaded))
+    loaded = _download(client, load, outcome.datasource, loading.warnings)
+    warnings = loaded.warnings + _full_instead(client, package, loaded)
+    return replace(loaded, warnings=warnings, ended_at=outcome.ended_at, read_from=loading.read_from)
 
 
 def _suffix(load: Load, increment: Increment | NoIncrement) -> Suffix | Reason | None:
@@ -379,8 +417,8 @@ def _load_all(
     log(f"a full refresh on the server, because {reason.value}")
     warnings = own_refreshes(client, datasource)
     patience = load.place.spec.datasource.job_timeout
-    now = refreshed(client, datasource, log, incremental=False, timeout=patience)
-    return _download(client, load, now, warnings, reason=reason)
+    done = refreshed(client, datasource, log, incremental=False, timeout=patience)
+    return replace(_download(client, load, done.datasource, warnings, reason=reason), ended_at=done.ended_at)
 
 
 def _full_instead(client: TableauClient, before: Package, loaded: LoadedByServer) -> tuple[str, ...]:
@@ -433,38 +471,77 @@ class Server:
         self, client: TableauClient, last: RecoveredPublish, intent: Intent, confirmed: Confirmation | None
     ) -> RecoveredPublish:
         """Put the kept package back if an earlier run ended while rows were missing on the server."""
-        del intent
         kept = self._context.known_version(confirmed.version) if confirmed is not None else None
         datasource = last.server.datasource
         # Without the kept version nothing can be put back: then everything is loaded (STATE_LOST).
         if last.outcome is not PublishOutcome.HOLE or kept is None or datasource is None:
             return last
-        put_back(client, self._place(last.server), datasource, shell=kept.folder / SHELL, hyper=kept.extract)
+        put_back(
+            client, self._place(last.server, intent.version), datasource, shell=kept.folder / SHELL, hyper=kept.extract
+        )
         self._context.log("the datasource is whole again")
         return RecoveredPublish(PublishOutcome.NOT_LANDED, look_at_server(client, self._context.spec))
 
     def publish(self, looked: Looked, version: Version) -> Published:
-        """Let Tableau load what changed; the result must equal the version."""
+        """Let Tableau load what changed; the result must equal the version.
+
+        Servers differ in whether an increment reads the rows of the last value once more. The rows tell it: if the first
+        try shows the other way, the kept package is put back, and the second try goes that way.
+        """
+        reads_again = looked.confirmed is not None and looked.confirmed.reads_again
+        published = self._try(looked, version, reads_again=reads_again)
+        if published is not None:
+            return published
+        with TableauClient(self._context.tableau) as client:
+            looked = replace(looked, server=look_at_server(client, self._context.spec))
+        published = self._try(looked, version, reads_again=not reads_again, last=True)
+        assert published is not None, "the last try raises otherwise"
+        return published
+
+    def _try(self, looked: Looked, version: Version, *, reads_again: bool, last: bool = False) -> Published | None:
+        """Load, compare and confirm; None if the server reads the other way, with the kept package put back."""
         self._hole = None
         change_set = self._context.change_sets.get(version.manifest["change_set"])
         shape = shape_of(version)
         intend(self._context, looked, version)
         with publishing(self._context) as client:
-            load = self._load(looked, version, change_set, shape)
+            load = self._load(looked, version, change_set, shape, reads_again=reads_again)
             loaded = load_by_server(client, load, log=self._context.log)
         crash_after("published")
         with self._context.stages.timed("compare"):
             digests = content_digests(content_fingerprints(loaded.hyper, shape), shape)
             same = version.manifest["fingerprint"] in digests
+            if not same and not last and _reads_the_other_way(loaded, version, reads_again=reads_again):
+                self._put_back_for_the_other_way(load, loaded, reads_again=reads_again)
+                return None
             lag = None if same else self._lag(version, load, loaded, digests[0])
         settled = self._settled_version(version, loaded)
-        confirmation = confirmation_of(self._context, settled, ServerLook(looked.server.project, loaded.datasource))
+        server = ServerLook(looked.server.project, loaded.datasource)
+        # Without a refresh, the rows show what the confirmed ones showed.
+        before = changes_known_until(looked.confirmed) if looked.confirmed is not None else None
+        confirmation = confirmation_of(self._context, settled, server, jobs_until=loaded.ended_at or before)
         if lag is not None:
             self._keep_pending(change_set)
             kept = tuple(name for name in confirmation.change_sets if name != change_set.id)
             confirmation = replace(confirmation, fingerprint=digests[0], lag=lag, change_sets=kept)
+        confirmation = replace(confirmation, reads_again=reads_again)
         remove(load.place.folder)
         return Published(confirmation, loaded.datasource, loaded.warnings, full_reason=loaded.reason)
+
+    def _put_back_for_the_other_way(self, load: Load, loaded: LoadedByServer, *, reads_again: bool) -> None:
+        context = self._context
+        found = (
+            "does not read the rows of the last value again" if reads_again else "read the rows of the last value twice"
+        )
+        context.log(f"Tableau {found}: putting the kept package back, and loading in the other way")
+        try:
+            with TableauClient(context.tableau) as client:
+                put_back(client, load.place, loaded.datasource, shell=load.shell, hyper=load.hyper)
+        except TirError as error:
+            raise DatasourceError(
+                f"{context.spec.name}: Tableau {found}, so people see wrong rows now, and the kept package could not be published back:"
+                f" {error} Run again as soon as the server answers: the next refresh repairs it."
+            ) from error
 
     def _put_back_and_tell(self, load: Load, loaded: LoadedByServer, what: str) -> NoReturn:
         """Put the old package back if rows are missing or wrong; raise with what happened."""
@@ -475,7 +552,9 @@ class Server:
             put_back(client, load.place, loaded.datasource, shell=load.shell, hyper=load.hyper)
         raise DatasourceError(f"{name}: {what} The datasource is as it was before. {_COMPARE} tir refresh {name}.")
 
-    def _load(self, looked: Looked, version: Version, change_set: ChangeSet, shape: ExtractShape) -> Load:
+    def _load(
+        self, looked: Looked, version: Version, change_set: ChangeSet, shape: ExtractShape, *, reads_again: bool
+    ) -> Load:
         shell, hyper = self._servers_files(looked)
         folder = self._context.change_sets.path(change_set.id)
 
@@ -496,24 +575,32 @@ class Server:
             return content_digest(content_fingerprints(hyper, shape)) == self._hole
 
         return Load(
-            place=self._place(looked.server),
+            place=self._place(looked.server, version.id),
             shell=shell,
             hyper=hyper,
             full=Reason[change_set.reason or "REQUESTED"] if change_set.decision == "full" else None,
             affected=affected,
             differing=lambda column: _first_difference(hyper, version, column),
+            reads_again=reads_again,
             lag=looked.confirmed.lag if looked.confirmed else None,
             before_hole=before_hole,
             is_hole=is_hole,
             now=self._context.now,
         )
 
-    def _place(self, server: ServerLook) -> PublishTarget:
+    def _place(self, server: ServerLook, version: str) -> PublishTarget:
         context, folder = self._context, self._context.work / "publish"
         folder.mkdir(parents=True, exist_ok=True)
         credentials = credentials_for(context.spec, server.datasource, context.env)
         return PublishTarget(
-            context.spec, server, credentials, folder, context.folder, context.check_lease, context.log
+            context.spec,
+            server,
+            credentials,
+            folder,
+            context.folder,
+            context.check_lease,
+            context.log,
+            large_by_job(context, version),
         )
 
     def _servers_files(self, looked: Looked) -> tuple[Path, Path]:
@@ -591,6 +678,16 @@ def _first_difference(hyper: Path, version: Version, column: str) -> str | None:
     except ExtractError:
         # Not even the columns are the same.
         return NO_VALUE
+
+
+def _reads_the_other_way(loaded: LoadedByServer, version: Version, *, reads_again: bool) -> bool:
+    """Whether the rows of the last value are there twice; or not at all, where they were left to the server to read again."""
+    last = loaded.read_from
+    if last is None or _first_difference(loaded.hyper, version, last.column) != format_value(last.value):
+        return False
+    wanted = rows_at(version.extract, column=last.column, value=last.value)
+    found = rows_at(loaded.hyper, column=last.column, value=last.value)
+    return wanted > 0 and found == (0 if reads_again else 2 * wanted)
 
 
 def _least(texts: Iterable[str | None]) -> str | None:

@@ -20,6 +20,7 @@ from tir_dagster.refresh.deliveries.settings import (
     remembered_connections,
 )
 from tir_dagster.refresh.server_content import check_delivered
+from tir_dagster.refresh.state.records import Intent
 from tir_dagster.refresh.state.versions import SHELL, Version
 from tir_dagster.spec.extract import ExtractSpec
 from tir_dagster.tableau.client import TableauClient
@@ -29,8 +30,10 @@ from tir_dagster.tableau.datasources import (
     server_version,
     settled,
 )
+from tir_dagster.tableau.failures import RefusedError, UnknownOutcomeError
+from tir_dagster.tableau.jobs import JobCancelledError, JobFailedError, JobVanishedError, wait_for_job
 from tir_dagster.tableau.outcome import ForeignPublishError, check_undisturbed
-from tir_dagster.tableau.publishing import Check, always, publish
+from tir_dagster.tableau.publishing import ByJob, Check, always, publish
 from tir_dagster.tableau.settings import ConnectionCredential, Restored, list_attachments, nothing
 from tir_dagster.tableau.transfer import tell_progress
 
@@ -59,6 +62,7 @@ def deliver(
     log: Log,
     check: Check = always,
     landed: Check = always,
+    by_job: ByJob | None = None,
 ) -> Delivered:
     """Publish over exactly what was looked at, and put back the settings that overwriting loses; warn about the rest.
 
@@ -96,6 +100,7 @@ def deliver(
         check=check,
         seen=seen,
         inferred=infer,
+        by_job=by_job,
     )
     landed()
     restored = put_back_remembered(client, published, home, credentials)
@@ -163,6 +168,7 @@ class PublishTarget:
     # Called right before every request that publishes.
     check: Check = always
     log: Callable[[str], None] = lambda _: None
+    by_job: ByJob | None = None
 
 
 def put_back(
@@ -203,8 +209,36 @@ def publish_over(
         progress=tell_progress(place.log, "uploading", clock=client.retry.clock),
         check=place.check,
         seen=seen,
+        by_job=place.by_job,
     )
     return put_back_remembered(client, published, place.home, place.credentials)
+
+
+def large_by_job(context: RefreshContext, version: str) -> ByJob:
+    """Publish large packages by a job, which is recorded in the intent about this version: the next run waits for it."""
+
+    def taken(job_id: str) -> None:
+        context.check_lease()
+        context.change_sets.note_job(version, job_id)
+        context.log(f"the server publishes by job {job_id}")
+        crash_after("sent")
+
+    datasource = context.spec.datasource
+    return ByJob(int(datasource.publish_job_mb * 1_000_000), datasource.job_timeout, taken)
+
+
+def outlast(context: RefreshContext, client: TableauClient, intent: Intent) -> None:
+    """Wait until the job of an interrupted run has ended, however: otherwise it could change what is published later."""
+    if intent.job is None:
+        return
+    what = "change of data" if intent.patch else "publish"
+    context.log(f"waiting for the {what} that was sent before")
+    try:
+        wait_for_job(client, intent.job, what=what, timeout=context.spec.datasource.job_timeout)
+    except (JobFailedError, JobCancelledError, JobVanishedError) as error:
+        context.log(f"it is over: {error}")
+    except RefusedError as error:
+        raise UnknownOutcomeError(f"{error} The server may still apply a {what} that was sent before.") from error
 
 
 def publish_whole(
@@ -234,6 +268,7 @@ def publish_whole(
             log=context.log,
             check=context.check_lease,
             landed=lambda: crash_after("landed"),
+            by_job=large_by_job(context, version.id),
         )
         warnings = delivered.warnings
         if delivered.doubtful:

@@ -50,6 +50,10 @@ class Confirmation(Record):
     reports: tuple[int, ...] = ()
     # The datasource as messages name it; empty in records of earlier releases.
     datasource: str = ""
+    # The delivery `server`: an increment reads the rows of the last value once more, beside those that are there.
+    reads_again: bool = False
+    # When the last job that the rows show ended, by the server's clock, if that is later than what its version shows.
+    jobs_until: str | None = None
 
 
 def surely_other_rows(fingerprint: str, other: str) -> bool:

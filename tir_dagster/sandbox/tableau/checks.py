@@ -21,6 +21,7 @@ class Checker:
     hyper: Hyper
     scratch: Path
     max_bytes: int
+    increment_beyond_data: bool = False
 
     def package(self, path: Path) -> Document:
         """The document of a .tdsx; BadPackageError says what is wrong with it."""
@@ -65,7 +66,7 @@ class Checker:
             try:
                 with self.hyper.open(copy) as connection:
                     _check_tables(connection, document)
-                    _check_increment(connection, document)
+                    _check_increment(connection, document, beyond_data=self.increment_beyond_data)
             except HyperException as error:
                 raise BadPackageError(f"The extract {member!r} is not a readable Hyper file.") from error
 
@@ -87,7 +88,7 @@ def _check_tables(connection: Any, document: Document) -> None:
         raise BadPackageError(f"The .tds describes columns of extract tables it does not name: {strangers}.")
 
 
-def _check_increment(connection: Any, document: Document) -> None:
+def _check_increment(connection: Any, document: Document, *, beyond_data: bool) -> None:
     """A last increment value beyond the data would make every later increment skip rows in silence."""
     increment = document.increment
     if not increment.key or increment.last_value in (None, NO_VALUE):
@@ -106,7 +107,7 @@ def _check_increment(connection: Any, document: Document) -> None:
                 raise BadPackageError(
                     f"The increment value {increment.last_value} does not fit {increment.key}."
                 ) from error
-            if not reached:
+            if not reached and not beyond_data:
                 raise BadPackageError(
                     f"The increment value {increment.last_value} is beyond the data of {increment.key}."
                 )

@@ -355,7 +355,8 @@ def replace_extract(
         fits = row is not None and row["generation"] == generation and also(db)
         if fits:
             old = _swap_file(db, (datasource_id, row["revision"]), file, size)
-            update(db, "datasources", datasource_id, updated=server.now(), generation=generation + 1)
+            moved = {"updated": server.now()} if server.settings.current.changes_show else {}
+            update(db, "datasources", datasource_id, generation=generation + 1, **moved)
     server.drop_packages(old if fits else [file])
     return fits
 

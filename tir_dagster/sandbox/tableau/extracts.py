@@ -126,6 +126,11 @@ def sql_literal(value: str) -> str | None:
     return None
 
 
+def delete_at(connection: Any, schema: str, table: str, column: str, value: str) -> None:
+    """Delete the rows that have this increment value."""
+    connection.execute_command(f"DELETE FROM {quoted(schema, table)} WHERE {quoted(column)} = {sql_literal(value)}")
+
+
 def reaches(connection: Any, schema: str, table: str, column: str, literal: str) -> bool:
     """Whether the column's greatest value is at least this one."""
     sql = f"SELECT MAX({quoted(column)}) >= {literal} FROM {quoted(schema, table)}"

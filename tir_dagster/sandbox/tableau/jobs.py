@@ -85,10 +85,7 @@ class JobQueue:
 
     def run_task(self, task: Row, datasource: Row) -> Row:
         """The refresh of a task, started by its schedule or by hand."""
-        with self._server.store.transaction() as db:
-            job = self.queue_refresh(datasource, incremental=bool(task["incremental"]), task_id=task["id"])
-            db.execute("UPDATE tasks SET last_run = ? WHERE id = ?", (self._server.now(), task["id"]))
-        return job
+        return self.queue_refresh(datasource, incremental=bool(task["incremental"]), task_id=task["id"])
 
     def queue_publish(self, session: Session, staged: StagedPublish) -> Row:
         payload = {"session": asdict(session), **staged.as_json()}
@@ -101,7 +98,9 @@ class JobQueue:
                 payload=json.dumps(payload),
             )
 
-    def queue_patch(self, datasource: Row, request_id: str, actions: Any, stage: Callable[[], str | None]) -> Row:
+    def queue_patch(
+        self, datasource: Row, request_id: str, actions: Any, stage: Callable[[], str | None], *, connection: str | None
+    ) -> Row:
         """A batch of changes; the job of an earlier request with this id, which is not carried out again.
 
         `stage` makes sure of the payload and gives its file; it is not asked for a repeated request.
@@ -117,7 +116,7 @@ class JobQueue:
                 kind=PATCH,
                 datasource_id=datasource["id"],
                 title=datasource["name"],
-                payload=json.dumps({"actions": actions, "file": stage()}),
+                payload=json.dumps({"actions": actions, "file": stage(), "connection": connection}),
             )
             db.execute(
                 "INSERT OR REPLACE INTO data_requests VALUES (?, ?, ?, ?, ?)",

@@ -172,13 +172,14 @@ def _recreate(work: _Work, connection: Any, tables: Sequence[LogicalTable]) -> i
 
 
 def _append(work: _Work, connection: Any, table: LogicalTable) -> int:
-    """An incremental refresh: source rows whose key is greater than the last event's value, added to the old file."""
+    """An incremental refresh: source rows after the last event's value, or from it on, added to the old file."""
     increment = work.document.increment
     last = increment.last_value or ""
     source_key = work.document.source_column(table, increment.key)
     if source_key is None or extracts.sql_literal(last) is None:
         raise RefreshFailedError(f"The increment key {increment.key} with the value {last!r} cannot be followed.")
-    where = increment_condition(connection, table, source_key, last)
+    reads = work.server.settings.current.increment_reads
+    where = increment_condition(connection, table, source_key, last, inclusive=reads != "after")
     parquet, path = work.folder / "increment.parquet", work.folder / "extract.hyper"
     columns, rows = _fetch(work, connection, table, parquet, where)
     member = work.package.member_at(work.document.extract_member)
@@ -188,9 +189,11 @@ def _append(work: _Work, connection: Any, table: LogicalTable) -> int:
         present = extracts.columns_of(extract, *place)
         if present is None or set(present) != {column.name for column in columns}:
             raise RefreshFailedError("The columns of the source have changed: a full refresh is needed.")
+        key = next(column.name for column in columns if column.local_name == increment.key)
+        if reads == "from":
+            extracts.delete_at(extract, *place, key, last)
         if rows:
             extracts.append_parquet(extract, *place, columns, parquet)
-            key = next(column.name for column in columns if column.local_name == increment.key)
             last = extracts.greatest(extract, *place, key)
     work.document.add_event(kind="increment", value=last, rows=rows, started=work.started, origin=work.name)
     return rows

@@ -131,7 +131,9 @@ class Server:
 
     @property
     def checker(self) -> Checker:
-        return Checker(self.hyper, self.scratch, self.max_bytes)
+        settings = self.settings.current
+        beyond = settings.increment_beyond_data or settings.increment_reads == "again"
+        return Checker(self.hyper, self.scratch, self.max_bytes, increment_beyond_data=beyond)
 
     @property
     def max_bytes(self) -> int:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 # Times far ahead could no longer be written.
 _MOST = {"clock_offset_seconds": 10 * 366 * 86_400.0}
+INCREMENTS = ("after", "from", "again")
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,16 @@ class Settings:
     # What Tableau Cloud allows in an hour on one site: refresh starts; publishes and updates. 0 is no limit.
     refreshes_per_hour: int = 0
     publishes_per_hour: int = 0
+    # Jobs that change live-to-Hyper data say what they did or why they failed. Servers were seen to say nothing.
+    change_notes: bool = False
+    # Refreshes and changes of live-to-Hyper data move `updatedAt` and show in a revision's size. Users report servers on which
+    # they do not.
+    changes_show: bool = True
+    # Which rows an increment reads: those `after` the last value; those `from` it on, in place of the ones that have it; or those
+    # from it on `again`, beside the ones that have it.
+    increment_reads: str = "after"
+    # A package may name a last value beyond its data, from which an increment `after` it would miss rows.
+    increment_beyond_data: bool = False
     # A server that is asked for an increment, says nothing, and refreshes everything.
     ignore_incremental: bool = False
 
@@ -83,6 +94,8 @@ def _changed(current: Settings, changes: Any) -> Settings:
     settings = replace(current, **changes)
     parse_version(settings.rest_version)
     _check_zone(settings.time_zone)
+    if settings.increment_reads not in INCREMENTS:
+        raise ValueError(f"setting increment_reads is one of {list(INCREMENTS)}, not {settings.increment_reads!r}")
     return settings
 
 

@@ -113,8 +113,8 @@ def relation_sql(table: LogicalTable) -> str:
     return quoted(*table.source_table)
 
 
-def increment_condition(connection: Any, table: LogicalTable, column: str, value: str) -> str:
-    """`"KEY" > …` for an increment value, in the type of the key: zoned timestamps are kept in UTC."""
+def increment_condition(connection: Any, table: LogicalTable, column: str, value: str, *, inclusive: bool) -> str:
+    """`"KEY" > …`, or `>=`, for an increment value, in the type of the key: zoned timestamps are kept in UTC."""
     with connection.cursor() as cursor:
         cursor.execute(f"SELECT {quoted(column)} FROM {relation_sql(table)} LIMIT 0")
         family = SnowflakeType.from_description(cursor.description[0]).family
@@ -127,7 +127,7 @@ def increment_condition(connection: Any, table: LogicalTable, column: str, value
         literal = f"'{text} +00:00'::TIMESTAMP_TZ"
     else:
         literal = f"'{text}'::TIMESTAMP_NTZ"
-    return f"{quoted(column)} > {literal}"
+    return f"{quoted(column)} {'>=' if inclusive else '>'} {literal}"
 
 
 def fetch(

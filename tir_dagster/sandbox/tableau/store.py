@@ -78,8 +78,7 @@ CREATE TABLE IF NOT EXISTS schedules (
 CREATE TABLE IF NOT EXISTS tasks (
     id TEXT PRIMARY KEY, site_id TEXT NOT NULL, datasource_id TEXT NOT NULL REFERENCES datasources ON DELETE CASCADE,
     schedule_id TEXT REFERENCES schedules, incremental INTEGER NOT NULL, priority INTEGER NOT NULL,
-    failed_count INTEGER NOT NULL, last_run REAL, frequency TEXT, details TEXT,
-    next_run REAL);
+    failed_count INTEGER NOT NULL, frequency TEXT, details TEXT, next_run REAL);
 CREATE TABLE IF NOT EXISTS subscriptions (
     id TEXT PRIMARY KEY, site_id TEXT NOT NULL, subject TEXT NOT NULL, target_id TEXT NOT NULL, target_kind TEXT NOT NULL,
     schedule_id TEXT NOT NULL, user_id TEXT NOT NULL);

@@ -246,7 +246,7 @@ def test_a_change_of_data_that_was_interrupted_happens_once(
     lone.start()
     assert live.send(action("insert"), request_id=fault, payload=live.payload([(2, "b")])).id == job.id
     finished = publisher.finished(job.id)
-    assert (finished.finish_code, finished.notes) == (TSC.JobItem.FinishCode.Success, ["1 rows inserted"])
+    assert finished.finish_code == TSC.JobItem.FinishCode.Success
     assert live.rows() == [[1, "a"], [2, "b"]]
     live.endpoint.delete(live.datasource.id)
 

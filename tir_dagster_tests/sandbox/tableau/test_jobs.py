@@ -91,7 +91,6 @@ def test_a_job_made_to_fail_tells_its_notes(publisher: Publisher, datasource: An
     admin.fault("fail_job", path=datasource.id, notes="The backgrounder ran out of memory.")
     job = publisher.refresh(datasource)
     assert (job.finish_code, job.notes) == (FinishCode.Failed, ["The backgrounder ran out of memory."])
-    assert job.status_notes[0]["text"] == "The backgrounder ran out of memory."
     assert publisher.refresh(datasource).finish_code == FinishCode.Success
 
 
@@ -162,7 +161,6 @@ def test_a_task_on_a_schedule_is_run_by_hand(publisher: Publisher, datasource: A
     job = publisher.finished(_job_id(server.tasks.run(task)))
     assert job.finish_code == FinishCode.Success
     assert look.events(publisher.download(datasource)) == [("create", "#2023-01-01#", "1")]
-    assert server.tasks.get_by_id(task.id).last_run_at is not None
     extracts, _ = server.schedules.get_extract_refresh_tasks(schedule.id)
     assert [item.datasource_id for item in extracts] == [datasource.id]
     server.tasks.delete(task.id)

@@ -25,7 +25,8 @@ EUROPE = {"op": "eq", "target-col": "V", "const": {"type": "string", "v": "b"}}
 
 
 @pytest.fixture
-def live(publisher: Publisher, look: Looker) -> LiveData:
+def live(publisher: Publisher, look: Looker, admin: Admin) -> LiveData:
+    admin.set(change_notes=True)
     return LiveData.publish(publisher, look, [(1, "a"), (2, "b"), (None, "n")])
 
 

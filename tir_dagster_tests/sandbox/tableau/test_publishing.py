@@ -170,14 +170,6 @@ def test_publishing_as_a_job_answers_before_it_is_done(publisher: Publisher, pac
     assert connection_of(publisher, found[0]).embed_password is True
 
 
-def test_a_job_that_cannot_publish_says_why(publisher: Publisher) -> None:
-    broken = publisher.folder / "broken.tdsx"
-    broken.write_bytes(b"PK\x03\x04 nothing")
-    job = publisher.finished(publisher.publish(broken, as_job=True).id)
-    assert job.finish_code == TSC.JobItem.FinishCode.Failed
-    assert "not a zip archive" in job.notes[0]
-
-
 def test_a_bare_extract_becomes_a_package(publisher: Publisher, hyper: Any, look: Looker) -> None:
     file = publisher.folder / "bare.hyper"
     with Connection(hyper, file, CreateMode.CREATE) as connection:

@@ -152,6 +152,21 @@ def test_the_value_in_the_document_decides_not_the_data(publisher: Publisher, so
     assert [row[0] for row in look.rows(package)] == [1, 2, 2]
 
 
+@pytest.mark.parametrize(("reads", "expected"), [("after", [1, 2, 4]), ("from", [1, 3, 4]), ("again", [1, 2, 3, 4])])
+def test_which_rows_of_the_last_value_an_increment_reads_is_a_setting(
+    publisher: Publisher, source: Source, look: Looker, admin: Admin, reads: str, expected: list[int]
+) -> None:
+    source.sql("CREATE TABLE {t} (ID NUMBER(38,0), DAY DATE)")
+    source.sql("INSERT INTO {t} VALUES (1, '2023-01-01'), (2, '2023-01-02')")
+    datasource = published(publisher, source.package(ID, Column("DAY", "DATE"), increment_key="DAY"))
+    refreshed(publisher, datasource)
+    source.sql("DELETE FROM {t} WHERE ID = 2")
+    source.sql("INSERT INTO {t} VALUES (3, '2023-01-02'), (4, '2023-01-03')")
+    admin.set(increment_reads=reads)
+    package = refreshed(publisher, datasource, incremental=True)
+    assert [row[0] for row in look.rows(package)] == expected
+
+
 def test_an_increment_without_earlier_events_is_a_full_refresh(
     publisher: Publisher, source: Source, look: Looker
 ) -> None:

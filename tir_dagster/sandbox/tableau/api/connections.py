@@ -25,12 +25,11 @@ def _connection(row: Row) -> ET.Element:
             "id": row["id"],
             "type": row["kind"],
             "serverAddress": row["server"] or "",
-            "serverPort": row["port"] or "",
+            "serverPort": row["port"] or None,
             "userName": row["username"] or "",
             "embedPassword": bool(row["embed"]),
             "queryTaggingEnabled": False,
             "authenticationType": row["authentication"],
-            "dbName": row["dbname"],
         },
     )
 

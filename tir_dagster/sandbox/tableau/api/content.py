@@ -254,7 +254,7 @@ def list_revisions(call: Call) -> Answer:
             "publishedAt": moment(row["published"]),
             "deleted": bool(row["deleted"]),
             "current": row["number"] == source["revision"],
-            "sizeInBytes": row["size"],
+            "sizeInBytes": row["size"] if call.server.settings.current.changes_show else None,
             "publisher": (row["publisher_id"], row["name"]),
         }
         for row in rows

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tir_dagster.sandbox.tableau import content
@@ -45,14 +46,22 @@ def _queued(call: Call, source: Row) -> Answer:
     except BatchError as error:
         # Which code a real server answers here is not documented.
         raise ApiError(400000, str(error)) from error
-    upload_id = call.query.get("uploadSessionId")
+    upload_id, connection = call.query.get("uploadSessionId"), _connection(call, source)
     if upload_id is None:
-        job = call.jobs.queue_patch(source, request_id, actions, lambda: None)
+        job = call.jobs.queue_patch(source, request_id, actions, lambda: None, connection=connection)
     else:
         with call.server.uploads.alone(upload_id):
             upload = find_upload(call, upload_id)
-            job = call.jobs.queue_patch(source, request_id, actions, lambda: _stage(call, upload))
-    return Answer(202, (job_element(job),))
+            stage = partial(_stage, call, upload)
+            job = call.jobs.queue_patch(source, request_id, actions, stage, connection=connection)
+    return Answer(202, (job_element(call, job),))
+
+
+def _connection(call: Call, source: Row) -> str | None:
+    """The connection whose data is changed: the named one, or the datasource's first."""
+    first = "SELECT id FROM connections WHERE datasource_id = ? ORDER BY position"
+    row = call.server.store.row(first, source["id"])
+    return call.path.get("connection") or (row["id"] if row is not None else None)
 
 
 def _actions(body: Any) -> list[dict[str, Any]]:

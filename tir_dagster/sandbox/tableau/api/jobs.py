@@ -21,8 +21,8 @@ OPERATIONS: list[Operation] = []
 INCREMENTAL_SINCE = (3, 25)
 
 
-def job_element(row: Row) -> ET.Element:
-    """One job; `finishCode` appears when it is over."""
+def job_element(call: Call, row: Row) -> ET.Element:
+    """One job; `finishCode` appears when it is over. A job that publishes tells nothing more."""
     over = row["completed"] is not None
     element = node(
         "job",
@@ -38,17 +38,15 @@ def job_element(row: Row) -> ET.Element:
             "finishCode": row["finish_code"],
         },
     )
-    if row["notes"]:
-        note = node("statusNote", {"type": "CountOfExtractRefreshes", "value": 1, "text": row["notes"]})
-        element.append(node("statusNotes", {}, note))
+    source = node("datasource", {"id": row["datasource_id"], "name": row["title"]})
     if row["kind"] == REFRESH:
-        details = node("extractRefreshJob")
-        if row["notes"]:
-            details.append(text_node("notes", row["notes"]))
-        details.append(node("datasource", {"id": row["datasource_id"], "name": row["title"]}))
-        element.append(details)
-    elif row["notes"]:
-        element.append(text_node("notes", row["notes"]))
+        notes = [text_node("notes", row["notes"])] if row["notes"] else []
+        element.append(node("extractRefreshJob", {}, *notes, source))
+    elif row["kind"] == PATCH:
+        luid = text_node("connectionLuid", json.loads(row["payload"]).get("connection") or "")
+        # The schema demands this element; servers were seen to say nothing in it, not even why a change failed.
+        told = row["notes"] if call.server.settings.current.change_notes else ""
+        element.append(node("updateUploadedFileJob", {}, source, luid, text_node("notes", told)))
     return element
 
 
@@ -68,7 +66,7 @@ def refresh(call: Call) -> Answer:
     # Servers before 3.25 do not know the attribute and refresh everything.
     knows = call.version >= INCREMENTAL_SINCE and not call.server.settings.current.ignore_incremental
     incremental = wants_increment and knows
-    return Answer(202, (job_element(call.jobs.queue_refresh(row, incremental=incremental)),))
+    return Answer(202, (job_element(call, call.jobs.queue_refresh(row, incremental=incremental)),))
 
 
 @operation(OPERATIONS, "GET", "S/jobs/{job}", since=(2, 6))
@@ -78,7 +76,7 @@ def get_job(call: Call) -> Answer:
     if fault is not None:
         call.jobs.forget(row["id"], int(fault.code or GONE_CODE))
         row = call.jobs.find(call.session, row["id"])
-    return Answer(content=(job_element(row),))
+    return Answer(content=(job_element(call, row),))
 
 
 @operation(OPERATIONS, "PUT", "S/jobs/{job}", since=(3, 1))

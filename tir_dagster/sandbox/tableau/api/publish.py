@@ -90,7 +90,7 @@ def publish(call: Call) -> Answer:
     check_publication(call.server, call.session, publication)
     staged = StagedPublish(publication, stage_file(call), kind)
     if is_true(call.query.get("asJob")):
-        return Answer(202, (job_element(call.jobs.queue_publish(call.session, staged)),))
+        return Answer(202, (job_element(call, call.jobs.queue_publish(call.session, staged)),))
     datasource_id = publish_staged(call.server, call.session, staged)
     return Answer(201, (datasource_element(call, datasource_id),))
 

@@ -73,8 +73,11 @@ def _schedule_row(row: Row) -> dict[str, Any]:
 
 
 def _schedule(row: Any) -> ET.Element:
-    shown = {name: value for name, value in row.items() if name != "details"}
-    return node("schedule", shown, _details_element(row["details"]))
+    return node("schedule", _shown(row), _details_element(row["details"]))
+
+
+def _shown(row: Any) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if name != "details"}
 
 
 def _find_schedule(call: Call) -> Row:
@@ -88,7 +91,9 @@ def _find_schedule(call: Call) -> Row:
 def list_schedules(call: Call) -> Answer:
     call.session.must_administer("list the schedules")
     rows = call.server.store.rows("SELECT * FROM schedules ORDER BY name")
-    return Answer(content=page([_schedule_row(row) for row in rows], call.query, "schedules", _schedule))
+    # The list tells no times of day: those are in the answer about one schedule.
+    shown = [_schedule_row(row) for row in rows]
+    return Answer(content=page(shown, call.query, "schedules", lambda row: node("schedule", _shown(row))))
 
 
 @operation(OPERATIONS, "GET", "/schedules/{schedule}", since=(3, 8))
@@ -173,9 +178,12 @@ def list_extracts(call: Call) -> Answer:
 
 
 def _extract(row: Any) -> ET.Element:
-    kind = "IncrementalRefresh" if row["incremental"] else "FullRefresh"
     source = node("datasource", {"id": row["datasource_id"]})
-    return node("extract", {"id": row["id"], "priority": row["priority"], "type": kind}, source)
+    return node("extract", {"id": row["id"], "priority": row["priority"], "type": _kind(row)}, source)
+
+
+def _kind(row: Any) -> str:
+    return "IncrementalRefresh" if row["incremental"] else "FullRefresh"
 
 
 _TASKS = """
@@ -194,7 +202,7 @@ def _find_task(call: Call, task_id: str) -> Row:
 
 
 def _task(row: Any) -> ET.Element:
-    frequency = row["schedule_frequency"] or row["frequency"]
+    """A task; when it ran last is told by no answer."""
     element = node(
         "extractRefresh",
         {
@@ -205,26 +213,29 @@ def _task(row: Any) -> ET.Element:
             "incremental": bool(row["incremental"]),
         },
     )
-    if frequency:
+    if row["schedule_id"]:
         shown = {
             "id": row["schedule_id"],
             "name": row["schedule_name"],
             "state": row["state"],
             "priority": row["schedule_priority"],
             "type": row["kind"],
-            "frequency": frequency,
+            "frequency": row["schedule_frequency"],
             "executionOrder": row["execution_order"],
             "createdAt": moment(row["created"]),
             "updatedAt": moment(row["updated"]),
-            "nextRunAt": moment(row["schedule_next_run"] or row["next_run"]),
+            "nextRunAt": moment(row["schedule_next_run"]),
         }
-        element.append(node("schedule", shown, _details_element(row["schedule_details"] or row["details"])))
+        element.append(node("schedule", shown, _details_element(row["schedule_details"])))
+    elif row["frequency"]:
+        element.append(_own_schedule(row))
     element.append(node("datasource", {"id": row["datasource_id"]}))
-    if row["last_run"] is not None:
-        last_run = node("lastRunAt")
-        last_run.text = moment(row["last_run"])
-        element.append(last_run)
     return node("task", {}, element)
+
+
+def _own_schedule(row: Any, **more: Any) -> ET.Element:
+    shown = {"frequency": row["frequency"], "nextRunAt": moment(row["next_run"]), **more}
+    return node("schedule", shown, _details_element(row["details"]))
 
 
 def _create_task(
@@ -253,8 +264,9 @@ def _create_task(
 
 @operation(OPERATIONS, "GET", "S/tasks/extractRefreshes", since=(2, 6))
 def list_tasks(call: Call) -> Answer:
+    """All tasks of the site: this list has no pages."""
     rows = call.server.store.rows(f"{_TASKS} ORDER BY t.rowid", call.session.site_id)
-    return Answer(content=page([dict(row) for row in rows], call.query, "tasks", _task))
+    return Answer(content=(node("tasks", {}, *(_task(row) for row in rows)),))
 
 
 @operation(OPERATIONS, "POST", "S/tasks/extractRefreshes", since=(3, 19))
@@ -270,7 +282,12 @@ def create_task(call: Call) -> Answer:
         frequency=attribute(schedule, "frequency") if schedule is not None else None,
         details=_frequency_details(schedule) if schedule is not None else "{}",
     )
-    return Answer(201, (_task(_find_task(call, task_id)),))
+    task, now = _find_task(call, task_id), moment(call.server.now())
+    refresh = node(
+        "extractRefresh", {"id": task_id, "type": _kind(task)}, node("datasource", {"id": task["datasource_id"]})
+    )
+    timed = (_own_schedule(task, createdAt=now, updatedAt=now),) if task["frequency"] else ()
+    return Answer(201, (refresh, *timed))
 
 
 @operation(OPERATIONS, "GET", "S/tasks/extractRefreshes/{task}", since=(2, 6))
@@ -292,4 +309,4 @@ def run_task(call: Call) -> Answer:
     must_run_now(call)
     task = _find_task(call, call.path["task"])
     source = content.datasource(call.server, call.session, task["datasource_id"])
-    return Answer(content=(job_element(call.jobs.run_task(task, source)),))
+    return Answer(content=(job_element(call, call.jobs.run_task(task, source)),))
