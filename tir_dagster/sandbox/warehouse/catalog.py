@@ -14,6 +14,7 @@ import pyarrow as pa
 from fakesnow.transforms import stage
 from sqlglot import exp
 
+from tir_dagster.sandbox.warehouse import views
 from tir_dagster.sandbox.warehouse.errors import SnowflakeError, missing_object, unsupported
 from tir_dagster.sandbox.warehouse.names import TableName, folded, literal, quote, table_name
 
@@ -70,6 +71,8 @@ def run(session: Session, tree: exp.Expr) -> pa.Table | None:
         return _alter(session, tree)
     if isinstance(tree, exp.Alter) and tree.args.get("kind") == "SESSION":
         return _alter_session(session, tree)
+    if (altered := views.alter(session, tree)) is not None:
+        return altered
     if isinstance(tree, exp.Show):
         return _show(session, tree)
     if isinstance(tree, (exp.Create, exp.Drop)) and str(tree.args.get("kind")).upper() == "SEQUENCE":
@@ -261,20 +264,40 @@ def take_keys(schema: exp.Schema) -> list[str]:
 
 def _show(session: Session, tree: exp.Show) -> pa.Table | None:
     kind = tree.name.upper()
+    if kind == "VIEWS":
+        known = [
+            view
+            for database, schema in scopes(session, tree)
+            for view in session.lake.views(database)
+            if schema in (None, view.name.schema) and _is_like(tree, view.name.name)
+        ]
+        created = pa.array([_moment(view.created_us) for view in known], _UTC_TIME)
+        return views.shown(session, known, created, is_terse=bool(tree.args.get("terse")))
     if kind not in ("TABLES", "PRIMARY KEYS"):
         return None
-    facts = list(_in_scope(session, tree))
-    if like := tree.args.get("like"):
-        pattern = like.name.upper().replace("%", "*").replace("_", "?")
-        facts = [fact for fact in facts if fnmatch.fnmatchcase(fact.name.name.upper(), pattern)]
+    facts = [fact for fact in _in_scope(session, tree) if _is_like(tree, fact.name.name)]
     return _tables(session.lake, facts) if kind == "TABLES" else _primary_keys(facts)
 
 
+def _is_like(tree: exp.Show, name: str) -> bool:
+    """Whether the name fits the statement's LIKE, if it has one."""
+    if not (like := tree.args.get("like")):
+        return True
+    return fnmatch.fnmatchcase(name.upper(), like.name.upper().replace("%", "*").replace("_", "?"))
+
+
 def _in_scope(session: Session, tree: exp.Show) -> Iterator[TableFacts]:
-    scope, kind = tree.args.get("scope"), str(tree.args.get("scope_kind") or "").upper()
-    if kind == "TABLE" and isinstance(scope, exp.Table):
+    scope = tree.args.get("scope")
+    if str(tree.args.get("scope_kind") or "").upper() == "TABLE" and isinstance(scope, exp.Table):
         yield session.lake.facts(table_name(scope, session.database, session.schema))
         return
+    for database, schema in scopes(session, tree):
+        yield from (fact for fact in session.lake.all_facts(database) if schema in (None, fact.name.schema))
+
+
+def scopes(session: Session, tree: exp.Show) -> Iterator[tuple[str, str | None]]:
+    """The databases that a SHOW statement looks into, each with the one schema that it means or None for all."""
+    scope, kind = tree.args.get("scope"), str(tree.args.get("scope_kind") or "").upper()
     schema: str | None = None
     databases = session.lake.databases()
     if kind == "DATABASE" and isinstance(scope, exp.Table):
@@ -288,7 +311,7 @@ def _in_scope(session: Session, tree: exp.Show) -> Iterator[TableFacts]:
             raise SnowflakeError(
                 2043, "02000", "SQL compilation error:\nObject does not exist, or operation cannot be performed."
             )
-        yield from (fact for fact in session.lake.all_facts(database) if schema in (None, fact.name.schema))
+        yield database, schema
 
 
 def _tables(lake: Lake, facts: list[TableFacts]) -> pa.Table:

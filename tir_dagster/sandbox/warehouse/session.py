@@ -20,7 +20,7 @@ from fakesnow.cursor import FakeSnowflakeCursor
 from fakesnow.statement_type import DML_TYPE_IDS, statement_type_id
 from sqlglot import exp
 
-from tir_dagster.sandbox.warehouse import catalog, merge, references, stages, temporary
+from tir_dagster.sandbox.warehouse import catalog, merge, references, stages, temporary, views
 from tir_dagster.sandbox.warehouse.dialect import bind_identifiers, duckdb_text, name_columns, name_stages
 from tir_dagster.sandbox.warehouse.errors import SnowflakeError, cancelled, from_exception, unsupported
 from tir_dagster.sandbox.warehouse.lake import Description, Lake
@@ -249,7 +249,7 @@ class Session:
             return self._query(name_columns(tree, sql), query_id, params)
         if isinstance(tree, (exp.Insert, exp.Update, exp.Delete, exp.Merge, exp.TruncateTable, exp.Copy)):
             return self._change(tree, query_id, params, batch)
-        return self._other(tree, query_id, params)
+        return self._other(tree, query_id, params, sql)
 
     # Transactions and context
 
@@ -450,7 +450,7 @@ class Session:
         counted = self.duck.execute(head + ", ".join([row] * len(batch)), bound).fetchone()
         return int(counted[0]) if counted else 0
 
-    def _other(self, tree: exp.Expr, query_id: str, params: Any) -> Answer:
+    def _other(self, tree: exp.Expr, query_id: str, params: Any, text: str) -> Answer:
         """DDL, SHOW, DESCRIBE, USE, PUT and the rest: fakesnow's way; DDL ends the transaction, as in Snowflake."""
         if (answer := temporary.run(self, tree, params)) is not None:
             return self._table(answer, query_id, tree)
@@ -460,6 +460,7 @@ class Session:
             self.lake.committing(),
             references.resolved(self, tree, params) as resolved,
             catalog.declared(self, resolved),
+            views.declared(self, resolved, text),
         ):
             if (described := _described(resolved)) is not None:
                 return self._description(resolved, table_name(described, self.database, self.schema), query_id, params)
@@ -475,7 +476,7 @@ class Session:
     def _note_ddl(self, name: TableName) -> None:
         """A comment makes no version."""
         with suppress(SnowflakeError):
-            # Of a schema or a view there is nothing to note, and a renamed table is another one's name.
+            # Of a schema there is nothing to note, and a renamed table is another one's name.
             self.lake.note_ddl(name)
 
     def _description(self, tree: exp.Expr, name: TableName, query_id: str, params: Any) -> Answer:
