@@ -1,4 +1,4 @@
-"""Sources that are not a plain table with a past: redefined by DDL, without Time Travel, a view, read by another role."""
+"""Sources that are not a plain table with a past: redefined by DDL, without Time Travel, views, dynamic tables, another role."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def make(places, spark, tmp_path_factory) -> Iterator[Make]:
         shops.append(shop)
         shop.sql("INSERT INTO {s}.SALES VALUES (1, 'P1', '2026-01-05'), (2, 'P2', '2026-01-06')")
         shop.sql("INSERT INTO {s}.PRODUCTS VALUES ('P1', 1, 1, 100), ('P2', 2, 2, 200)")
-        if before:
-            shop.sql(before)
+        for statement in filter(None, before.split(";")):
+            shop.sql(statement)
         assert shop.refresh().reason is Reason.FIRST_LOAD
         assert shop.published() == shop.expected()
         return shop
@@ -305,4 +305,23 @@ def test_a_feed_of_a_view_is_used_where_snowflake_has_one_and_else_both_versions
     assert (plan.decision, plan.keys) == ("incremental", 1)
     assert "has no change tracking" in plan.warnings[0]
     assert "both versions are compared in the warehouse" in plan.warnings[0]
+    assert shop.published() == shop.expected()
+
+
+def test_a_dynamic_table_is_a_source_and_by_a_feed_only_where_it_is_refreshed_incrementally(make):
+    dynamic = "CREATE OR REPLACE DYNAMIC TABLE {s}.PRICES TARGET_LAG = '1 hour' WAREHOUSE = LOADING AS " + SHOWN
+    before = "CREATE WAREHOUSE IF NOT EXISTS LOADING;" + dynamic
+    shop = make(ALL_PRICES, before=before, **OF_VIEW | {"changes": {"detector": "feed"}})
+    shop.sql("UPDATE {s}.PRODUCTS SET PRICE = 5 WHERE PRODUCT = 'P1'")
+    assert shop.refresh().decision == "none", "not before its own refresh"
+    shop.sql("ALTER DYNAMIC TABLE {s}.PRICES REFRESH")
+    plan = shop.refresh()
+    assert (plan.decision, plan.keys, plan.warnings) == ("incremental", 1, ())
+    shop.sql(dynamic.replace(" AS ", " REFRESH_MODE = FULL AS ", 1))
+    assert shop.refresh().reason is Reason.SOURCE_REPLACED
+    shop.sql("UPDATE {s}.PRODUCTS SET PRICE = 6 WHERE PRODUCT = 'P1'")
+    shop.sql("ALTER DYNAMIC TABLE {s}.PRICES REFRESH")
+    plan = shop.refresh()
+    assert (plan.decision, plan.keys) == ("incremental", 1), "all its rows were written anew, one is another"
+    assert "has no change tracking" in plan.warnings[0]
     assert shop.published() == shop.expected()

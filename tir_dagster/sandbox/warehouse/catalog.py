@@ -41,7 +41,7 @@ _TABLES_COLUMNS = {
     "USER_DEFINED_TYPE_CATALOG": "NULL::VARCHAR",
     "USER_DEFINED_TYPE_SCHEMA": "NULL::VARCHAR",
     "USER_DEFINED_TYPE_NAME": "NULL::VARCHAR",
-    "IS_INSERTABLE_INTO": "'YES'",
+    "IS_INSERTABLE_INTO": "CASE WHEN f.is_dynamic THEN 'NO' ELSE 'YES' END",
     "IS_TYPED": "'YES'",
     "COMMIT_ACTION": "NULL::VARCHAR",
     "CREATED": "make_timestamptz(f.created_us)",
@@ -52,7 +52,7 @@ _TABLES_COLUMNS = {
     "COMMENT": "e.comment",
     "IS_TEMPORARY": "'NO'",
     "IS_ICEBERG": "'NO'",
-    "IS_DYNAMIC": "'NO'",
+    "IS_DYNAMIC": "CASE WHEN f.is_dynamic THEN 'YES' ELSE 'NO' END",
     "IS_IMMUTABLE": "'NO'",
     "IS_HYBRID": "'NO'",
 }
@@ -63,6 +63,10 @@ def run(session: Session, tree: exp.Expr) -> pa.Table | None:
     """Run the statement if it is one of these and give its answer; None when fakesnow shall run it."""
     if isinstance(tree, (exp.Create, exp.Drop)) and str(tree.args.get("kind")).upper() == "DATABASE":
         return _database(session, tree)
+    if isinstance(tree, (exp.Create, exp.Drop)) and str(tree.args.get("kind")).upper() == "WAREHOUSE":
+        name = folded(tree.this.this if isinstance(tree.this, exp.Table) else tree.this)
+        session.lake.note_warehouse(name, exists=isinstance(tree, exp.Create))
+        return _status("Statement executed successfully.")
     if isinstance(tree, exp.Drop) and str(tree.args.get("kind")).upper() == "STAGE":
         return _drop_stage(session, tree)
     if isinstance(tree, exp.Alter) and tree.args.get("kind") == "TABLE":
@@ -269,17 +273,17 @@ def _show(session: Session, tree: exp.Show) -> pa.Table | None:
             view
             for database, schema in scopes(session, tree)
             for view in session.lake.views(database)
-            if schema in (None, view.name.schema) and _is_like(tree, view.name.name)
+            if schema in (None, view.name.schema) and is_like(tree, view.name.name)
         ]
         created = pa.array([_moment(view.created_us) for view in known], _UTC_TIME)
         return views.shown(session, known, created, is_terse=bool(tree.args.get("terse")))
     if kind not in ("TABLES", "PRIMARY KEYS"):
         return None
-    facts = [fact for fact in _in_scope(session, tree) if _is_like(tree, fact.name.name)]
+    facts = [fact for fact in _in_scope(session, tree) if is_like(tree, fact.name.name)]
     return _tables(session.lake, facts) if kind == "TABLES" else _primary_keys(facts)
 
 
-def _is_like(tree: exp.Show, name: str) -> bool:
+def is_like(tree: exp.Show, name: str) -> bool:
     """Whether the name fits the statement's LIKE, if it has one."""
     if not (like := tree.args.get("like")):
         return True
@@ -315,6 +319,9 @@ def scopes(session: Session, tree: exp.Show) -> Iterator[tuple[str, str | None]]
 
 
 def _tables(lake: Lake, facts: list[TableFacts]) -> pa.Table:
+    dynamic = {
+        known.name for database in {fact.name.database for fact in facts} for known in lake.dynamic_tables(database)
+    }
     columns: dict[str, Any] = {
         "created_on": pa.array([_moment(fact.created_us) for fact in facts], _UTC_TIME),
         "name": pa.array([fact.name.name for fact in facts], pa.string()),
@@ -329,6 +336,7 @@ def _tables(lake: Lake, facts: list[TableFacts]) -> pa.Table:
         "retention_time": pa.array([f"{fact.retention_days:g}" for fact in facts], pa.string()),
         "automatic_clustering": pa.array(["OFF" for _ in facts], pa.string()),
         "change_tracking": pa.array(["OFF" if fact.tracked_since_us is None else "ON" for fact in facts], pa.string()),
+        "is_dynamic": pa.array(["Y" if fact.name in dynamic else "N" for fact in facts], pa.string()),
     }
     return pa.table(columns)
 
@@ -352,23 +360,24 @@ def _primary_keys(facts: list[TableFacts]) -> pa.Table:
 
 def tables_view(lake: Lake, database: str) -> str:
     """INFORMATION_SCHEMA.TABLES as a query. fakesnow's own view knows no times, and asks DuckLake about every table."""
+    dynamic_names = {facts.name for facts in lake.dynamic_tables(database)}
     known = [
         f"({literal(fact.name.schema)}, {literal(fact.name.name)}, 'BASE TABLE', {lake.row_count(fact)}, "
-        f"{fact.created_us}, {fact.altered_us}, {fact.ddl_us}, {fact.retention_days})"
+        f"{fact.created_us}, {fact.altered_us}, {fact.ddl_us}, {fact.retention_days}, {fact.name in dynamic_names})"
         for fact in lake.all_facts(database)
     ]
     # A view has no rows and no past of its own, and what happens to its tables does not alter it.
     known += [
         f"({literal(view.name.schema)}, {literal(view.name.name)}, 'VIEW', NULL, "
-        f"{view.created_us}, {view.ddl_us}, {view.ddl_us}, NULL)"
+        f"{view.created_us}, {view.ddl_us}, {view.ddl_us}, NULL, FALSE)"
         for view in lake.views(database)
     ]
-    values = f"VALUES {', '.join(known)}" if known else "SELECT '', '', '', 0, 0, 0, 0, 0 WHERE false"
+    values = f"VALUES {', '.join(known)}" if known else "SELECT '', '', '', 0, 0, 0, 0, 0, FALSE WHERE false"
     listed = ", ".join(f"{sql} AS {quote(name)}" for name, sql in _TABLES_COLUMNS.items())
     return (
         f'SELECT {literal(database)} AS "TABLE_CATALOG", {listed} '
         f"FROM ({values}) "
-        "f(schema_name, table_name, table_type, row_count, created_us, altered_us, ddl_us, retention_days) "
+        "f(schema_name, table_name, table_type, row_count, created_us, altered_us, ddl_us, retention_days, is_dynamic) "
         "LEFT JOIN _fs_global._fs_information_schema._fs_tables_ext e "
         f"ON e.ext_table_catalog = {literal(database)} "
         "AND e.ext_table_schema = f.schema_name AND e.ext_table_name = f.table_name"

@@ -42,6 +42,10 @@ CREATE TABLE IF NOT EXISTS users (name TEXT PRIMARY KEY, public_key TEXT);
 CREATE TABLE IF NOT EXISTS views (
     db TEXT, view_id INTEGER, text TEXT, owner TEXT, is_secure INTEGER NOT NULL DEFAULT 0, tracked_since_us INTEGER,
     PRIMARY KEY (db, view_id));
+CREATE TABLE IF NOT EXISTS dynamic_tables (
+    db TEXT, table_id INTEGER, text TEXT, query TEXT, target_lag TEXT, warehouse TEXT, refresh_mode TEXT, owner TEXT,
+    is_suspended INTEGER, refreshed_us INTEGER, sources TEXT, PRIMARY KEY (db, table_id));
+CREATE TABLE IF NOT EXISTS warehouses (name TEXT PRIMARY KEY);
 """
 
 
@@ -99,6 +103,24 @@ class ViewFacts:
 
 
 @dataclass(frozen=True)
+class DynamicFacts:
+    """What makes a table a dynamic one: the query of its rows, how it is refreshed, and when that was last done."""
+
+    name: TableName
+    text: str
+    query: str
+    target_lag: str
+    warehouse: str
+    refresh_mode: str
+    owner: str
+    is_suspended: bool = False
+    # None: not yet.
+    refreshed_us: int | None = None
+    # When the tables behind it had last changed, as a text to compare.
+    sources: str = ""
+
+
+@dataclass(frozen=True)
 class Description:
     """What DESCRIBE said of a table, and of which shape the table was."""
 
@@ -139,6 +161,10 @@ class Lake:
         (self._last_commit_us,) = self._facts.execute("SELECT coalesce(max(committed_us), 0) FROM commits").fetchone()
         self.descriptions: dict[tuple[TableName, str], Description] = {}
         self._row_counts: dict[tuple[str, int], tuple[int, int]] = {}
+        # Asked about by every statement, which must not wait for the commits of others to know that there are none.
+        known = self._facts.execute("SELECT db, table_id, refreshed_us IS NULL FROM dynamic_tables").fetchall()
+        self._with_dynamic = {database for database, _, _ in known}
+        self._waiting = {(database, ident) for database, ident, is_waiting in known if is_waiting}
         for path in sorted(folder.glob("*.ducklake")):
             self._attach(path.stem)
 
@@ -176,8 +202,10 @@ class Lake:
             for path in self.folder.glob(f"{name}.ducklake*"):
                 path.unlink()
             shutil.rmtree(self.folder / "data" / name, ignore_errors=True)
-            for table in ("commits", "tables", "moments", "views"):
+            for table in ("commits", "tables", "moments", "views", "dynamic_tables"):
                 self._facts.execute(f"DELETE FROM {table} WHERE db = ?", [name])
+            self._with_dynamic.discard(name)
+            self._waiting = {(database, ident) for database, ident in self._waiting if database != name}
 
     def _attach(self, name: str) -> None:
         if not name.replace("_", "a").replace("$", "a").isalnum():
@@ -475,6 +503,66 @@ class Lake:
                 f"ON CONFLICT (db, table_id) DO UPDATE SET {column} = excluded.{column}",
                 [facts.name.database, facts.table_id, value],
             )
+
+    # Dynamic tables
+
+    def dynamic_tables(self, database: str) -> list[DynamicFacts]:
+        """The dynamic tables of a database that exist now."""
+        if database not in self._with_dynamic:
+            return []
+        with self.commit_lock:
+            rows = self._facts.execute(
+                "SELECT table_id, text, query, target_lag, warehouse, refresh_mode, owner, is_suspended, refreshed_us, sources "
+                "FROM dynamic_tables WHERE db = ?",
+                [database],
+            ).fetchall()
+            names = {fact.table_id: fact.name for fact in self.all_facts(database)}
+        return [DynamicFacts(names[row[0]], *row[1:]) for row in rows if row[0] in names]
+
+    def dynamic(self, name: TableName) -> DynamicFacts | None:
+        """The dynamic table of that name; None where there is none."""
+        known = self.dynamic_tables(name.database) if name.database in self.databases() else []
+        return next((facts for facts in known if facts.name == name), None)
+
+    def note_dynamic(self, facts: DynamicFacts) -> None:
+        """Note what a dynamic table is, or that it was refreshed."""
+        ident = self.table_id(facts.name)
+        with self.commit_lock:
+            self._with_dynamic.add(facts.name.database)
+            if facts.refreshed_us is None:
+                self._waiting.add((facts.name.database, ident))
+            else:
+                self._waiting.discard((facts.name.database, ident))
+            self._facts.execute(
+                "INSERT OR REPLACE INTO dynamic_tables VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                [
+                    *(facts.name.database, ident, facts.text, facts.query, facts.target_lag, facts.warehouse),
+                    *(facts.refresh_mode, facts.owner, facts.is_suspended, facts.refreshed_us, facts.sources),
+                ],
+            )
+
+    @property
+    def uninitialized(self) -> set[TableName]:
+        """Dynamic tables that wait for their first refresh."""
+        databases = {database for database, _ in self._waiting.copy()}
+        return {
+            facts.name
+            for database in databases
+            for facts in self.dynamic_tables(database)
+            if facts.refreshed_us is None
+        }
+
+    def warehouses(self) -> set[str]:
+        """The warehouses that people created."""
+        with self.commit_lock:
+            return {name for (name,) in self._facts.execute("SELECT name FROM warehouses")}
+
+    def note_warehouse(self, name: str, *, exists: bool) -> None:
+        """Note that a warehouse was created or dropped."""
+        with self.commit_lock:
+            self._facts.execute("DELETE FROM warehouses WHERE name = ?", [name])
+            if exists:
+                self._facts.execute("INSERT INTO warehouses VALUES (?)", [name])
 
     # Users
 

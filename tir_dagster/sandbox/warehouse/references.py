@@ -52,7 +52,10 @@ def resolved(session: Session, tree: exp.Expr, params: Any) -> Iterator[Any]:
     temporary = session.temporary_tables()
     copied = session.transaction.open
     replaced = []
+    uninitialized = session.lake.uninitialized
     for table in list(tree.find_all(exp.Table)):
+        if uninitialized and not isinstance(tree, (exp.Drop, exp.Describe)):
+            _refuse_uninitialized(uninitialized, _meant(session, tree, table))
         if (sql := _view_sql(session, tree, table, params)) is not None:
             if isinstance(tree, exp.Create) and str(tree.args.get("kind")).upper() == "VIEW":
                 raise unsupported("a view over past versions or INFORMATION_SCHEMA.TABLES")
@@ -71,6 +74,17 @@ def resolved(session: Session, tree: exp.Expr, params: Any) -> Iterator[Any]:
         for view in replaced:
             with suppress(duckdb.Error):
                 session.duck.execute(f"DROP {'TABLE' if copied else 'VIEW'} IF EXISTS {view}")
+
+
+def _refuse_uninitialized(uninitialized: set[TableName], name: TableName | None) -> None:
+    """Raise if a dynamic table is read before its first refresh."""
+    if name in uninitialized:
+        raise SnowflakeError(
+            1,
+            "42000",
+            f"SQL compilation error:\nDynamic Table '{name}' is not initialized. Please run a manual refresh or wait for a "
+            "scheduled refresh before querying.",
+        )
 
 
 def _meant(session: Session, tree: exp.Expr, table: exp.Table) -> TableName | None:

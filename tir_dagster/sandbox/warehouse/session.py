@@ -20,7 +20,7 @@ from fakesnow.cursor import FakeSnowflakeCursor
 from fakesnow.statement_type import DML_TYPE_IDS, statement_type_id
 from sqlglot import exp
 
-from tir_dagster.sandbox.warehouse import catalog, merge, references, stages, temporary, views
+from tir_dagster.sandbox.warehouse import catalog, dynamic, merge, references, stages, temporary, views
 from tir_dagster.sandbox.warehouse.dialect import bind_identifiers, duckdb_text, name_columns, name_stages
 from tir_dagster.sandbox.warehouse.errors import SnowflakeError, cancelled, from_exception, unsupported
 from tir_dagster.sandbox.warehouse.lake import Description, Lake
@@ -179,6 +179,12 @@ class Session:
             self._results.remember(answer.result)
             return answer
 
+    def refresh_due_tables(self) -> None:
+        """Refresh the dynamic tables whose time has come; one that fails is tried again the next time."""
+        for facts in dynamic.due(self.lake):
+            with suppress(SnowflakeError), self._statement(new_query_id()):
+                dynamic.refresh(self, facts)
+
     def describe(self, sql: str, query_id: str) -> Answer:
         """The columns a query would have, without running it."""
         with self._statement(query_id):
@@ -237,7 +243,7 @@ class Session:
         if isinstance(tree, (exp.Transaction, exp.Commit, exp.Rollback)):
             self._transact(tree)
             return self._status("Statement executed successfully.", query_id, tree)
-        if (special := catalog.run(self, tree)) is not None:
+        if (special := dynamic.run(self, tree)) is not None or (special := catalog.run(self, tree)) is not None:
             return self._table(special, query_id, tree)
         if (upload := stages.put(self, tree)) is not None:
             return Answer(Result(query_id, [], rows=[]), 0, upload)
@@ -342,6 +348,7 @@ class Session:
 
     def _change(self, tree: exp.Expr, query_id: str, params: Any, batch: Sequence[tuple[Any, ...]] | None) -> Answer:
         target = self._target(tree)
+        dynamic.refuse_change(self.lake, target)
         if (folder := stages.copied_folder(self, tree)) is not None:
             return self._copy(tree, target, folder, query_id)
         if isinstance(tree, exp.Copy):
@@ -459,6 +466,7 @@ class Session:
         with (
             self.lake.committing(),
             references.resolved(self, tree, params) as resolved,
+            dynamic.declared(self, resolved, text),
             catalog.declared(self, resolved),
             views.declared(self, resolved, text),
         ):

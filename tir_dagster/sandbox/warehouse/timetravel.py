@@ -49,6 +49,12 @@ def net_changes(lake: Lake, name: TableName, since_us: int, until_us: int, *, ap
     if (view := lake.view(name)) is not None:
         return _view_changes(lake, view, since_us, until_us, append_only=append_only)
     facts = lake.facts(name)
+    if (dynamic := lake.dynamic(name)) is not None and dynamic.refresh_mode == "FULL":
+        raise SnowflakeError(
+            2,
+            "0A000",
+            f"SQL compilation error:\nChange tracking is not supported on dynamic table '{name}' with refresh mode FULL.",
+        )
     now_us = lake.now_us()
     _check_reachable(facts, since_us, now_us)
     _check_reachable(facts, until_us, now_us)
