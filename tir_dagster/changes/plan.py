@@ -31,7 +31,7 @@ VIEW_REPLACED = (
 # The warning with RETENTION_EXCEEDED where the source is a view.
 VIEW_UNSEEN = (
     "A view no longer shows its rows of the last refresh, and the role may not see what is behind it: a table there may have been "
-    "recreated. Let the role see the view's text and its tables (REFERENCES on them is enough) to avoid such full refreshes."
+    "recreated. Let the role see the view's text and its tables to avoid such full refreshes."
 )
 
 

@@ -14,7 +14,7 @@ from sqlglot import exp
 from sqlglot.errors import SqlglotError
 from sqlglot.optimizer.scope import traverse_scope
 
-from tir_dagster.snowflake.connection import SnowflakeAccess
+from tir_dagster.snowflake.connection import MISSING_OBJECT, SnowflakeAccess, SnowflakeError
 from tir_dagster.snowflake.names import TableName, literal, quote
 from tir_dagster.snowflake.query.repeatable import why_unrepeatable
 from tir_dagster.snowflake.query.text import DIALECT, folded
@@ -82,7 +82,7 @@ def view_definition(access: SnowflakeAccess, view: TableName) -> ViewDefinition:
 
 
 def _objects(access: SnowflakeAccess, names: Iterable[TableName]) -> dict[TableName, _Object]:
-    """Return what INFORMATION_SCHEMA shows of these; one query for each database."""
+    """Return what INFORMATION_SCHEMA shows the role of these; one query for each database."""
     by_database: dict[str, list[TableName]] = {}
     for name in sorted(names):
         by_database.setdefault(name.database, []).append(name)
@@ -92,11 +92,17 @@ def _objects(access: SnowflakeAccess, names: Iterable[TableName]) -> dict[TableN
         wanted = " OR ".join(
             f"(t.TABLE_SCHEMA = {literal(table.schema)} AND t.TABLE_NAME = {literal(table.name)})" for table in tables
         )
-        rows: Any = access.query(
-            "SELECT t.TABLE_SCHEMA, t.TABLE_NAME, t.TABLE_TYPE, t.CREATED, t.LAST_DDL, v.VIEW_DEFINITION "
-            f"FROM {schema}.TABLES AS t LEFT JOIN {schema}.VIEWS AS v "
-            f"ON v.TABLE_SCHEMA = t.TABLE_SCHEMA AND v.TABLE_NAME = t.TABLE_NAME WHERE {wanted}"
-        )
+        try:
+            rows: Any = access.query(
+                "SELECT t.TABLE_SCHEMA, t.TABLE_NAME, t.TABLE_TYPE, t.CREATED, t.LAST_DDL, v.VIEW_DEFINITION "
+                f"FROM {schema}.TABLES AS t LEFT JOIN {schema}.VIEWS AS v "
+                f"ON v.TABLE_SCHEMA = t.TABLE_SCHEMA AND v.TABLE_NAME = t.TABLE_NAME WHERE {wanted}"
+            )
+        except SnowflakeError as failure:
+            # A view may show tables of a database that the role may not use.
+            if failure.errno not in MISSING_OBJECT:
+                raise
+            continue
         for schema_name, table_name, kind, created, last_ddl, text in rows:
             name = TableName(database, str(schema_name), str(table_name))
             objects[name] = _Object(kind == "VIEW", created, last_ddl, text)

@@ -2,12 +2,78 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
 import pytest
 
+from tir_dagster.snowflake.connection import MISSING_OBJECT, SnowflakeError
 from tir_dagster.snowflake.names import TableName
-from tir_dagster.snowflake.query.views import tables_behind, text_digest
+from tir_dagster.snowflake.query.views import ViewDefinition, tables_behind, text_digest, view_definition
 
 VIEW = TableName("DB", "S", "V")
+FIRST, LATER = (datetime(2026, 1, day, tzinfo=UTC) for day in (1, 2))
+
+
+@dataclass
+class Schema:
+    """INFORMATION_SCHEMA of two databases: by a table's full name, its kind, when it was created and altered, its text."""
+
+    objects: dict[str, tuple[str, datetime, datetime, str | None]]
+    refused: str = ""
+
+    def query(self, sql: str) -> list[tuple[Any, ...]]:
+        if self.refused and f'"{self.refused}".INFORMATION_SCHEMA' in sql:
+            raise SnowflakeError("not authorized", errno=min(MISSING_OBJECT))
+        names = {name: TableName.parse(name) for name in self.objects}
+        return [
+            (name.schema, name.name, *self.objects[text])
+            for text, name in names.items()
+            if f'"{name.database}".INFORMATION_SCHEMA' in sql and f"t.TABLE_NAME = '{name.name}'" in sql
+        ]
+
+
+SEEN = {
+    "DB.S.V": ("VIEW", LATER, LATER, "CREATE VIEW V AS SELECT * FROM INNER_V JOIN OTHER.S.U USING (A)"),
+    "DB.S.INNER_V": ("VIEW", FIRST, FIRST, "CREATE VIEW INNER_V AS SELECT * FROM T"),
+    "DB.S.T": ("BASE TABLE", FIRST, FIRST, None),
+    "OTHER.S.U": ("BASE TABLE", FIRST, FIRST, None),
+}
+
+
+def defined(*, refused: str = "", **changed: tuple[Any, ...] | None) -> ViewDefinition:
+    """What is known of the view, with some objects otherwise or, as None, not seen."""
+    names = {name.rsplit(".", 1)[1]: name for name in SEEN}
+    objects = {**SEEN, **{names[name]: facts for name, facts in changed.items()}}
+    access: Any = Schema({name: facts for name, facts in objects.items() if facts is not None}, refused)
+    return view_definition(access, VIEW)
+
+
+def test_a_view_is_told_by_its_text_and_by_all_that_is_behind_it():
+    known = defined()
+    assert None not in (known.text, known.behind, known.ddl)
+    view, inner, table = SEEN["DB.S.V"], SEEN["DB.S.INNER_V"], SEEN["DB.S.T"]
+    assert defined(INNER_V=(inner[0], LATER, LATER, inner[3])) == known, "created again with the same text"
+    assert defined(V=(*view[:3], f"{view[3]} WHERE A > 0")).text != known.text
+    assert defined(INNER_V=(*inner[:3], f"{inner[3]} WHERE A > 0")).behind != known.behind
+    assert defined(T=(table[0], LATER, FIRST, None)).behind != known.behind
+    altered = defined(T=(table[0], FIRST, LATER, None))
+    assert (altered.behind, altered.ddl == known.ddl) == (known.behind, False)
+    assert defined(INNER_V=(inner[0], FIRST, LATER, inner[3])).ddl != known.ddl
+
+
+@pytest.mark.parametrize(
+    "hidden",
+    [{"T": None}, {"INNER_V": (*SEEN["DB.S.INNER_V"][:3], None)}, {"INNER_V": None}, {"refused": "OTHER"}],
+)
+def test_what_the_role_may_not_see_behind_a_view_is_unknown(hidden):
+    assert defined(**hidden) == ViewDefinition(text=defined().text)
+    assert str(defined(**hidden)).endswith("/?/?")
+
+
+def test_nothing_is_known_of_a_view_whose_text_is_hidden():
+    assert str(defined(V=(*SEEN["DB.S.V"][:3], None))) == str(defined(V=None)) == "?/?/?"
 
 
 @pytest.mark.parametrize(
