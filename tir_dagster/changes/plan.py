@@ -23,6 +23,16 @@ OTHER_ROWS_BEHIND = (
     "A view shows the rows of the last refresh with other values than the extract: a table behind it was redefined (columns "
     "renamed, or dropped and added again), or a change before that went unnoticed."
 )
+# The warning with SOURCE_REPLACED where the source is a view.
+VIEW_REPLACED = (
+    "A view is defined otherwise than at the last refresh, or a table behind it was recreated or swapped, and it was not shown "
+    "that the rows of the last refresh are the same."
+)
+# The warning with RETENTION_EXCEEDED where the source is a view.
+VIEW_UNSEEN = (
+    "A view no longer shows its rows of the last refresh, and the role may not see what is behind it: a table there may have been "
+    "recreated. Let the role see the view's text and its tables to avoid such full refreshes."
+)
 
 
 class Reason(Enum):
@@ -31,7 +41,7 @@ class Reason(Enum):
     FIRST_LOAD = "the extract has never been loaded by tir_dagster"
     DEFINITION_CHANGED = "the extract's spec changed"
     SCHEMA_CHANGED = "the source's columns changed"
-    SOURCE_REPLACED = "the source table was recreated or swapped"
+    SOURCE_REPLACED = "a source table was recreated or swapped, or a view is defined otherwise"
     RETENTION_EXCEEDED = "the source's history no longer reaches back far enough"
     ORTHOGONAL_UNRESOLVED = "a change description could not be resolved to keys"
     NONDETERMINISTIC_VIEW = "the extract's query cannot be refreshed by key"
@@ -57,11 +67,82 @@ class SourceState:
     # When DDL last ran on each table. None, like the role's: written by a version that did not keep it, so unknown.
     ddl: str | None = None
     role: str | None = None
+    # What defines each view, nothing for each table: digests of its text, of what is behind it and of DDL there, ? for what is
+    # not known, as text/behind/ddl. None as above: then a view is told by when it was created.
+    views: str | None = None
 
     def completed_by(self, now: SourceState) -> SourceState:
         """Return this state with unknown fields taken from the current one."""
         ddl, role = (now.ddl if self.ddl is None else self.ddl), (now.role if self.role is None else self.role)
         return replace(self, ddl=ddl, role=role)
+
+
+@dataclass(frozen=True)
+class Redefinition:
+    """What happened since to the definitions of tables and views, by the warehouse's records: rows may be as before."""
+
+    table_replaced: bool = False
+    table_altered: bool = False
+    view_replaced: bool = False
+    view_altered: bool = False
+    # The role may not see everything that decides which rows a view shows.
+    view_unknown: bool = False
+
+    @property
+    def nothing(self) -> bool:
+        """Whether none of it is known to have happened."""
+        return not (self.table_replaced or self.table_altered or self.view_replaced or self.view_altered)
+
+
+def redefinition(then: SourceState, now: SourceState) -> Redefinition:
+    """Compare when tables and views were created and altered, and how views are defined."""
+    change = Redefinition()
+    for old, new in zip(_sources(then), _sources(now), strict=False):
+        known = _UNKNOWN not in (old.text, new.text)
+        replaced = old.text != new.text if known else old.created != new.created
+        # CREATE OR REPLACE VIEW with the same text changes nothing; what came after it, such as a policy, may.
+        altered = old.later_ddl != new.later_ddl if known else old.ddl != new.ddl
+        behind = known and _UNKNOWN not in (old.behind, new.behind)
+        if behind:
+            replaced = replaced or old.behind != new.behind
+            altered = altered or old.ddl_behind != new.ddl_behind
+        change = Redefinition(
+            table_replaced=change.table_replaced or (replaced and not new.is_view),
+            table_altered=change.table_altered or (altered and not new.is_view),
+            view_replaced=change.view_replaced or (replaced and new.is_view),
+            view_altered=change.view_altered or (altered and new.is_view),
+            view_unknown=change.view_unknown or (new.is_view and not behind),
+        )
+    return change
+
+
+_UNKNOWN = "?"
+
+
+@dataclass(frozen=True)
+class _Source:
+    """One table or view of a source state; of a table, text and what is behind it are unknown."""
+
+    created: str
+    ddl: str
+    is_view: bool
+    text: str
+    behind: str
+    ddl_behind: str
+
+    @property
+    def later_ddl(self) -> str:
+        return "" if self.ddl == self.created else self.ddl
+
+
+def _sources(state: SourceState) -> list[_Source]:
+    created = state.identity.split(",")
+    others = [(text or "").split(",") for text in (state.ddl, state.views)]
+    ddl, views = (parts + [""] * (len(created) - len(parts)) for parts in others)
+    return [
+        _Source(when, defined, bool(view), *(view.split("/") if view else [_UNKNOWN] * 3))
+        for when, defined, view in zip(created, ddl, views, strict=False)
+    ]
 
 
 @dataclass(frozen=True)
@@ -93,6 +174,10 @@ class Situation:
     same_rows: bool = False
     # A view shows the old rows with other values.
     redefined: bool = False
+    # A view was replaced or altered, or DDL ran behind it, but it shows the rows of the last refresh as the extract does.
+    same_view: bool = False
+    # The role may not see what is behind a view, which no longer shows its rows of the last refresh: they may be a new table's.
+    unseen: bool = False
     # Changes that are not looked for, because the spec excludes them.
     excluded_changes: tuple[str, ...] = ()
 
@@ -137,6 +222,11 @@ def plan_refresh(situation: Situation) -> Plan:
     warnings = (situation.opaque,) if situation.opaque and reason is Reason.NONDETERMINISTIC_VIEW else ()
     if reason is Reason.SCHEMA_CHANGED and situation.confirmed and situation.now.schema == situation.confirmed.schema:
         warnings = (OTHER_ROWS_BEHIND if situation.redefined else DDL_RAN,)
+    if reason is Reason.SOURCE_REPLACED and situation.confirmed:
+        table_replaced = redefinition(situation.confirmed.completed_by(situation.now), situation.now).table_replaced
+        warnings = () if table_replaced else (VIEW_REPLACED,)
+    if reason is Reason.RETENTION_EXCEEDED:
+        warnings = (VIEW_UNSEEN,)
     return _full(replace(plan, warnings=warnings), reason, situation.policy)
 
 
@@ -188,7 +278,11 @@ def _full_reason(situation: Situation) -> Reason | None:
     if situation.mode == "full" or situation.policy == "full":
         # A policy of full still does nothing when nothing changed.
         unchanged_extract = (
-            confirmed == now and situation.base_present and not (situation.foreign or situation.datasource_reason)
+            confirmed is not None
+            and replace(confirmed, identity=now.identity, ddl=now.ddl, views=now.views) == now
+            and redefinition(confirmed, now).nothing
+            and situation.base_present
+            and not (situation.foreign or situation.datasource_reason)
         )
         idle = situation.mode == "changes" and unchanged_extract and not situation.pending and not situation.due_reason
         return None if idle else Reason.REQUESTED
@@ -204,10 +298,14 @@ def _full_reason(situation: Situation) -> Reason | None:
         return Reason.DEFINITION_CHANGED
     if now.schema != confirmed.schema:
         return Reason.SCHEMA_CHANGED
-    if now.identity != confirmed.identity:
+    change = redefinition(confirmed, now)
+    if change.table_replaced or (change.view_replaced and not situation.same_view):
         return Reason.SOURCE_REPLACED
-    if situation.redefined or (now.ddl != confirmed.ddl and not situation.same_rows):
+    altered = (change.table_altered and not situation.same_rows) or (change.view_altered and not situation.same_view)
+    if situation.redefined or altered:
         return Reason.SCHEMA_CHANGED
+    if situation.unseen:
+        return Reason.RETENTION_EXCEEDED
     unchanged = now.token == confirmed.token and not situation.restless
     idle = situation.mode == "changes" and unchanged and not situation.pending
     return Reason.NONDETERMINISTIC_VIEW if situation.opaque and not idle else situation.due_reason

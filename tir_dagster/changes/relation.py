@@ -129,6 +129,13 @@ class Relation:
         return self.why_full is None and not self.excluded_changes and "hint" not in detectors
 
     @property
+    def compares_versions(self) -> bool:
+        """Whether every detector compares two versions or reads a feed: without a past, all rows are compared."""
+        if self.whole is not None:
+            return True
+        return self.spec.changes.by in ("diff", "feed") and all(table.changes.by != "hint" for table in self.dimensions)
+
+    @property
     def unused_settings(self) -> tuple[str, ...]:
         """Warnings about settings of `changes` that are not used for a query that is compared as a whole."""
         if self.whole is None:

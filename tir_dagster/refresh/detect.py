@@ -27,7 +27,7 @@ from tir_dagster.changes.difference import Counts, Difference
 from tir_dagster.changes.find_changes import ChangedKeys, ComparisonScope, find_changes
 from tir_dagster.changes.hints import ChangeType, Hint, Unknown
 from tir_dagster.changes.plan import Plan, check_guards, settle_plan
-from tir_dagster.changes.question import LACKS_HISTORY, ask_question, checked_hints
+from tir_dagster.changes.question import ask_question, checked_hints, lacks_history
 from tir_dagster.changes.warnings import contract_warnings, key_warnings, partial_warnings, refuse_duplicates
 from tir_dagster.changes.watermarks import highest_mark
 from tir_dagster.errors import GuardError
@@ -231,7 +231,7 @@ def _find(
             question, warnings = ask(try_history=False)
             changes = compare(question, to_compare)
         except SnowflakeError as error:
-            if error.errno not in LACKS_HISTORY:
+            if not lacks_history(error):
                 raise
             question, warnings = ask(try_history=True)
             changes = compare(question, to_compare)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from tir_dagster.changes.hints import Hint
-from tir_dagster.changes.plan import Mode, Plan, Reason, Situation, plan_refresh
+from tir_dagster.changes.plan import Mode, Plan, Reason, Situation, plan_refresh, redefinition
+from tir_dagster.changes.relation import Relation
 from tir_dagster.changes.ties import open_order
 from tir_dagster.hyper.content import content_sums, source_fingerprints, sums_to_json
 from tir_dagster.refresh.context import Looked, RefreshContext, shape_of
+from tir_dagster.refresh.state.versions import Version
 from tir_dagster.refresh.survey import Survey
 from tir_dagster.refresh.verify import Verification
 from tir_dagster.snowflake.connection import BEYOND_TIME_TRAVEL, SnowflakeError
-from tir_dagster.snowflake.versions import SourceVersion
+from tir_dagster.snowflake.versions import SourceVersion, is_kept, table_facts
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,7 @@ def plan(context: RefreshContext, looked: Looked, surveyed: Survey, request: Req
     unfinished = (change_set.reason for change_set in pending if change_set.decision == "full" and change_set.reason)
     relation = surveyed.relation
     is_asked = request.mode == "slices" or bool(request.hinted or request.hints or pending)
+    views = _Views() if request.mode == "full" else _look_at_views(context, looked, surveyed, is_asked=is_asked)
     planned = plan_refresh(
         Situation(
             extract=context.spec.name,
@@ -59,7 +62,9 @@ def plan(context: RefreshContext, looked: Looked, surveyed: Survey, request: Req
             hinted=bool(request.hinted or request.hints),
             opaque=relation.why_full,
             same_rows=request.mode != "full" and _holds_same_rows(context, looked, surveyed),
-            redefined=request.mode != "full" and _is_redefined(context, looked, surveyed, is_asked=is_asked),
+            redefined=views.redefined,
+            same_view=views.same,
+            unseen=views.unseen,
             restless=relation.view is not None and relation.view.restless,
             excluded_changes=(*relation.excluded_changes, *relation.unused_settings),
         )
@@ -81,7 +86,8 @@ def _holds_same_rows(context: RefreshContext, looked: Looked, surveyed: Survey) 
     confirmed, relation = looked.confirmed, surveyed.relation
     if confirmed is None or looked.base is None or looked.foreign:
         return False
-    if confirmed.known.ddl in (None, surveyed.known.ddl) or confirmed.known.schema != surveyed.known.schema:
+    change = redefinition(confirmed.known.completed_by(surveyed.known), surveyed.known)
+    if not change.table_altered or confirmed.known.schema != surveyed.known.schema:
         return False
     hidden = relation.watermark is not None and relation.watermark not in relation.columns
     if hidden or relation.aggregated or relation.why_full is not None or relation.orders:
@@ -95,29 +101,63 @@ def _holds_same_rows(context: RefreshContext, looked: Looked, surveyed: Survey) 
         return False
 
 
-def _is_redefined(context: RefreshContext, looked: Looked, surveyed: Survey, *, is_asked: bool) -> bool:
-    """Whether a view now shows the old rows with other values than the extract; checked if any row may be replaced.
+@dataclass(frozen=True)
+class _Views:
+    """What the views show of the rows of the last refresh, where that had to be checked."""
 
-    Columns of a table behind the view may have been renamed, or dropped and added again: that does not change LAST_DDL of
-    the view, and two versions, both read under the current columns, do not show it. Without history it is unknown.
+    redefined: bool = False
+    same: bool = False
+    unseen: bool = False
+
+
+def _look_at_views(context: RefreshContext, looked: Looked, surveyed: Survey, *, is_asked: bool) -> _Views:
+    """Compare what views show of the rows of the last refresh with the extract, if a view may be defined otherwise.
+
+    It may if its text changed, or if DDL ran on it or behind it. Two versions, both read through the current definition, do
+    not show that. Where the role may not see what is behind a view, it is checked whenever a row may be replaced.
     """
     confirmed, base, relation = looked.confirmed, looked.base, surveyed.relation
-    if confirmed is None or base is None or looked.foreign or not surveyed.views or not relation.finds_all:
-        return False
+    if confirmed is None or base is None or looked.foreign or not surveyed.views:
+        return _Views()
     then, now = confirmed.known.completed_by(surveyed.known), surveyed.known
-    if replace(now, token=then.token) != then or (now.token == then.token and not is_asked):
-        return False
-    context.log("the source is a view: comparing what it shows of the rows of the last refresh")
-    shape, kept = shape_of(base), base.manifest.get("content_sums")
+    change = redefinition(then, now)
+    is_moved = change.view_replaced or change.view_altered
+    is_doubtful = change.view_unknown and (now.token != then.token or is_asked)
+    same_spec = (now.definition, now.schema, now.role) == (then.definition, then.schema, then.role)
+    if not same_spec or change.table_replaced or not (is_moved or is_doubtful):
+        return _Views()
     version = SourceVersion.parse(confirmed.source_version)
+    # What the extract does not show, or shows otherwise by its spec, cannot be compared.
+    hidden = relation.watermark is not None and relation.watermark not in relation.columns
+    if relation.finds_all and not (is_moved and hidden):
+        context.log("the source is a view: comparing what it shows of the rows of the last refresh")
+        shows_same = _shows_same_rows(context, base, relation, version)
+    else:
+        shows_same = None
+    if shows_same is not None or is_moved:
+        return _Views(redefined=shows_same is False, same=bool(shows_same))
+    return _Views(
+        unseen=surveyed.version.kept and not relation.compares_versions and _lost_past(context, surveyed, version)
+    )
+
+
+def _shows_same_rows(context: RefreshContext, base: Version, relation: Relation, version: SourceVersion) -> bool | None:
+    """Whether the source, read through its current definition, showed the extract's rows at their version; None: unknown."""
+    shape, kept = shape_of(base), base.manifest.get("content_sums")
     try:
         if open_order(relation, context.snowflake, version):
             # Another reading may show others; then every row is compared, whatever the rows of then are.
-            return False
+            return None
         source_sums = source_fingerprints(context.snowflake.query, relation.from_clause(version), shape)
     except SnowflakeError as error:
         if error.errno not in BEYOND_TIME_TRAVEL:
             raise
-        return False
+        return None
     # Versions of earlier releases have no sums.
-    return sums_to_json(source_sums) != (kept or sums_to_json(content_sums(base.extract, shape)))
+    return sums_to_json(source_sums) == (kept or sums_to_json(content_sums(base.extract, shape)))
+
+
+def _lost_past(context: RefreshContext, surveyed: Survey, version: SourceVersion) -> bool:
+    """Whether a view can no longer be read at the version of the last refresh: a table behind it may be another one."""
+    facts = {view: table_facts(context.snowflake, view) for view in surveyed.views}
+    return not all(is_kept(context.snowflake, view, fact, version) for view, fact in facts.items())

@@ -32,6 +32,7 @@ from tir_dagster.snowflake.columns import Column
 from tir_dagster.snowflake.connection import SnowflakeAccess
 from tir_dagster.snowflake.names import TableName
 from tir_dagster.snowflake.pinned import PinnedSource
+from tir_dagster.snowflake.query.views import view_definition
 from tir_dagster.snowflake.versions import (
     SourceVersion,
     column_names,
@@ -69,7 +70,7 @@ class Survey:
     relation: Relation
     known: SourceState
     version: SourceVersion
-    # DDL on the tables behind a view does not show in the view's own facts.
+    # What happens to the tables behind a view does not show in the view's own facts.
     views: frozenset[TableName] = frozenset()
 
     @property
@@ -100,6 +101,7 @@ def survey_source(
     relation = relation_of(spec, access, columns=columns)
     # Before anything is read: DDL that comes later is seen next time.
     facts = {table: table_facts(access, table) for table in relation.tables}
+    views = {table: view_definition(access, table) for table, fact in facts.items() if fact.is_view}
     token, version = quiet_moment(spec, access, relation.tables, settled=settled, log=log, sleep=sleep)
     known = SourceState(
         definition=definition_of(spec),
@@ -113,10 +115,10 @@ def survey_source(
         token=token,
         ddl=",".join(fact.ddl for fact in facts.values()),
         role=role_of(spec),
+        views=",".join(str(views.get(table, "")) for table in facts),
     )
     kept = all(is_kept(access, table, fact, version) for table, fact in facts.items())
-    views = frozenset(table for table, fact in facts.items() if fact.is_view)
-    return Survey(spec, relation, known, replace(version, kept=kept), views)
+    return Survey(spec, relation, known, replace(version, kept=kept), frozenset(views))
 
 
 def definition_of(spec: ExtractSpec) -> str:

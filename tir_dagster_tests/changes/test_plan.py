@@ -50,6 +50,49 @@ def test_the_decision_and_its_reason(situation, decision, reason):
     assert (plan.decision, plan.reason) == (decision, reason)
 
 
+# A view in front of a table: when each was created, when DDL last ran on it, how the view is defined.
+VIEWED = replace(KNOWN, identity="v1,t1", ddl="v1,t1", views="text/behind/ddl,")
+AGAIN = replace(VIEWED, identity="v2,t1", ddl="v2,t1")
+
+
+@pytest.mark.parametrize(
+    ("now", "reason"),
+    [
+        (AGAIN, None),
+        # Something was done to it after it was created: a comment, or a policy.
+        (replace(AGAIN, ddl="v3,t1"), Reason.SCHEMA_CHANGED),
+        (replace(VIEWED, ddl="v3,t1"), Reason.SCHEMA_CHANGED),
+        (replace(AGAIN, views="other/behind/ddl,"), Reason.SOURCE_REPLACED),
+        (replace(VIEWED, views="text/other/ddl,"), Reason.SOURCE_REPLACED),
+        (replace(VIEWED, views="text/behind/other,"), Reason.SCHEMA_CHANGED),
+        # The role may no longer see the tables, then not even the text.
+        (replace(AGAIN, views="text/?/?,"), None),
+        (replace(VIEWED, views="?/?/?,"), None),
+        (replace(AGAIN, views="?/?/?,"), Reason.SOURCE_REPLACED),
+    ],
+)
+def test_a_view_is_told_by_its_definition_where_that_is_known(now, reason):
+    situation = replace(QUIET, now=now, confirmed=VIEWED)
+    assert plan_refresh(situation).reason is reason
+    assert plan_refresh(replace(situation, same_view=True)).decision == "none"
+    policy = plan_refresh(replace(situation, policy="full"))
+    assert policy.decision == ("none" if reason is None else "full")
+
+
+def test_what_happens_to_a_table_counts_whatever_a_view_beside_it_shows():
+    situation = replace(QUIET, confirmed=VIEWED, same_view=True)
+    assert plan_refresh(replace(situation, now=replace(VIEWED, identity="v1,t2"))).reason is Reason.SOURCE_REPLACED
+    assert plan_refresh(replace(situation, now=replace(VIEWED, ddl="v1,t2"))).reason is Reason.SCHEMA_CHANGED
+    became_a_table = replace(VIEWED, identity="v2,t1", ddl="v2,t1", views=",")
+    assert plan_refresh(replace(situation, now=became_a_table)).reason is Reason.SOURCE_REPLACED
+
+
+def test_a_view_that_an_earlier_version_saw_is_told_by_when_it_was_created():
+    earlier = replace(QUIET, confirmed=replace(VIEWED, views=None))
+    assert plan_refresh(replace(earlier, now=VIEWED)).decision == "none"
+    assert plan_refresh(replace(earlier, now=AGAIN)).reason is Reason.SOURCE_REPLACED
+
+
 def test_incremental_only_refuses_a_full_refresh_that_nobody_asked_for():
     strict = replace(QUIET, policy="incremental_only")
     with pytest.raises(TirError, match="incremental_only"):

@@ -103,6 +103,24 @@ QUERIES = {
         {"slices": SLICES, "delivery": "patch"},
     ),
 }
+# Views in the warehouse, created again in between as dbt does it, over tables that are created anew in between.
+SEEN = (
+    "CREATE OR REPLACE VIEW {s}.SEEN AS SELECT s.ID, s.DAY, s.QTY, COALESCE(p.COLOR, 'N/A') AS COLOR FROM {s}.SALES s "
+    "LEFT JOIN {s}.PRODUCTS p ON p.PRODUCT = s.PRODUCT"
+)
+SOLD = (
+    "CREATE OR REPLACE VIEW {s}.SOLD (NUMBER, DAY, MAKER) CHANGE_TRACKING = TRUE AS SELECT ID, DAY, MAKER FROM {s}.SALES s "
+    "JOIN {s}.PRODUCTS p ON p.PRODUCT = s.PRODUCT WHERE COALESCE(QTY, 1) > 0"
+)
+OVER_SOLD = "CREATE OR REPLACE VIEW {s}.OVER_SOLD CHANGE_TRACKING = TRUE AS SELECT NUMBER AS ID, DAY, MAKER FROM SOLD"
+VIEWS = {"a view": (SEEN,), "a view over a view, by its feed": (SOLD, OVER_SOLD)}
+QUERIES |= {
+    "a view": ("SELECT ID, DAY, QTY, COLOR FROM {s}.SEEN", {"row_key": "ID", "slices": SLICES}),
+    "a view over a view, by its feed": (
+        "SELECT v.ID, v.DAY, m.SITE FROM {s}.OVER_SOLD v LEFT JOIN {s}.MAKERS m ON m.MAKER = v.MAKER",
+        {"row_key": "ID", "changes": {"detector": "feed"}, "delivery": "patch"},
+    ),
+}
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +135,8 @@ def shown(request, prepared, spark, tmp_path_factory) -> Iterator[Shown]:
     for table in TABLES:
         extract.sql(f"ALTER TABLE {{s}}.{table} SET CHANGE_TRACKING = TRUE")
     random = Random(request.param)
+    for statement in VIEWS.get(request.param, ()):
+        extract.sql(statement)
     for table, rows in (("SALES", 12), ("PRODUCTS", 3), ("MAKERS", 2)):
         for _ in range(rows):
             change(extract, random, table, "insert")
@@ -151,6 +171,18 @@ def change(shown: Shown, random: Random, table: str, kind: str) -> None:
             shown.sql(f"INSERT INTO {{s}}.{table} SELECT * FROM {{s}}.KEPT")
 
 
+def create_again(shown: Shown, random: Random, table: str) -> str:
+    """One of the views, with the same text; or a table, with the same rows."""
+    views = next((views for name, views in VIEWS.items() if QUERIES[name][0] == shown.query), ())
+    if not views or random.random() < 0.5:
+        return ""
+    if random.random() < 0.7:
+        shown.sql(random.choice(views))
+        return "create a view again"
+    shown.sql(f"CREATE OR REPLACE TABLE {{s}}.{table} CHANGE_TRACKING = TRUE AS SELECT * FROM {{s}}.{table}")
+    return f"create {table} anew"
+
+
 def changes(shown: Shown, random: Random) -> list[str]:
     """A few statements on any of the tables; rows come more often than they go, so that some are left."""
     steps = []
@@ -159,7 +191,8 @@ def changes(shown: Shown, random: Random) -> list[str]:
         kind = random.choice(["insert", "insert", "update", "update", "delete", "reload"])
         change(shown, random, table, kind)
         steps.append(f"{kind} {table}")
-    return steps
+        steps.append(create_again(shown, random, table))
+    return [step for step in steps if step]
 
 
 def forget(shown: Shown) -> None:
@@ -181,5 +214,7 @@ def test_the_published_extract_is_what_the_query_shows_after_any_changes(shown, 
     plan = shown.refresh()
     steps.append(plan.sentence())
     assert shown.published() == shown.expected(), steps
-    assert plan.reason in (None, Reason.COST_THRESHOLD), steps
+    # A full refresh that did not finish is still owed.
+    is_new = any(step.endswith("anew") for step in steps)
+    assert plan.reason in (None, Reason.COST_THRESHOLD, *([Reason.SOURCE_REPLACED] if is_new else [])), steps
     assert shown.refresh().decision == "none", steps

@@ -11,6 +11,7 @@ import json
 import logging
 import re
 import secrets
+import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Mapping
@@ -49,6 +50,8 @@ _MAX_BODY = 256 << 20
 _QUERY_LOG_LENGTH, _QUERY_LOG_SQL = 2000, 20_000
 # Finished statements are known this long, for a client that repeats its request, and at most so many of them.
 _KNOWN_SECONDS, _KNOWN_STATEMENTS = 600.0, 5000
+# How often it is looked which dynamic tables are due.
+_SCHEDULER_SECONDS = 5.0
 _ENDS_TRANSACTION = re.compile(r"\s*(COMMIT|ROLLBACK)\b", re.IGNORECASE)
 
 
@@ -106,8 +109,22 @@ class Warehouse:
         self.threads_of_commits = ThreadPoolExecutor(max_workers=16, thread_name_prefix="commit")
         # fakesnow stages files in a temporary folder of its own; ours must outlive a restart.
         fakesnow.transforms.stage.LOCAL_BUCKET_PATH = str(folder / "stages")
+        self._closing = threading.Event()
+        self._scheduler = threading.Thread(target=self._refresh_dynamic_tables, name="scheduler", daemon=True)
+        self._scheduler.start()
+
+    def _refresh_dynamic_tables(self) -> None:
+        session = Session(self.lake, self.locks, self.results, Context(user="SYSTEM"))
+        while not self._closing.wait(_SCHEDULER_SECONDS):
+            try:
+                session.refresh_due_tables()
+            except Exception:
+                logger.exception("the refreshes of dynamic tables broke")
+        session.close()
 
     def close(self) -> None:
+        self._closing.set()
+        self._scheduler.join()
         for session in self.sessions.values():
             session.interrupt()
         for pool in (self.threads, self.threads_in_transaction, self.threads_of_commits):

@@ -14,6 +14,7 @@ import pyarrow as pa
 from fakesnow.transforms import stage
 from sqlglot import exp
 
+from tir_dagster.sandbox.warehouse import views
 from tir_dagster.sandbox.warehouse.errors import SnowflakeError, missing_object, unsupported
 from tir_dagster.sandbox.warehouse.names import TableName, folded, literal, quote, table_name
 
@@ -40,7 +41,7 @@ _TABLES_COLUMNS = {
     "USER_DEFINED_TYPE_CATALOG": "NULL::VARCHAR",
     "USER_DEFINED_TYPE_SCHEMA": "NULL::VARCHAR",
     "USER_DEFINED_TYPE_NAME": "NULL::VARCHAR",
-    "IS_INSERTABLE_INTO": "'YES'",
+    "IS_INSERTABLE_INTO": "CASE WHEN f.is_dynamic THEN 'NO' ELSE 'YES' END",
     "IS_TYPED": "'YES'",
     "COMMIT_ACTION": "NULL::VARCHAR",
     "CREATED": "make_timestamptz(f.created_us)",
@@ -51,7 +52,7 @@ _TABLES_COLUMNS = {
     "COMMENT": "e.comment",
     "IS_TEMPORARY": "'NO'",
     "IS_ICEBERG": "'NO'",
-    "IS_DYNAMIC": "'NO'",
+    "IS_DYNAMIC": "CASE WHEN f.is_dynamic THEN 'YES' ELSE 'NO' END",
     "IS_IMMUTABLE": "'NO'",
     "IS_HYBRID": "'NO'",
 }
@@ -62,6 +63,10 @@ def run(session: Session, tree: exp.Expr) -> pa.Table | None:
     """Run the statement if it is one of these and give its answer; None when fakesnow shall run it."""
     if isinstance(tree, (exp.Create, exp.Drop)) and str(tree.args.get("kind")).upper() == "DATABASE":
         return _database(session, tree)
+    if isinstance(tree, (exp.Create, exp.Drop)) and str(tree.args.get("kind")).upper() == "WAREHOUSE":
+        name = folded(tree.this.this if isinstance(tree.this, exp.Table) else tree.this)
+        session.lake.note_warehouse(name, exists=isinstance(tree, exp.Create))
+        return _status("Statement executed successfully.")
     if isinstance(tree, exp.Drop) and str(tree.args.get("kind")).upper() == "STAGE":
         return _drop_stage(session, tree)
     if isinstance(tree, exp.Alter) and tree.args.get("kind") == "TABLE":
@@ -70,6 +75,8 @@ def run(session: Session, tree: exp.Expr) -> pa.Table | None:
         return _alter(session, tree)
     if isinstance(tree, exp.Alter) and tree.args.get("kind") == "SESSION":
         return _alter_session(session, tree)
+    if (altered := views.alter(session, tree)) is not None:
+        return altered
     if isinstance(tree, exp.Show):
         return _show(session, tree)
     if isinstance(tree, (exp.Create, exp.Drop)) and str(tree.args.get("kind")).upper() == "SEQUENCE":
@@ -261,20 +268,40 @@ def take_keys(schema: exp.Schema) -> list[str]:
 
 def _show(session: Session, tree: exp.Show) -> pa.Table | None:
     kind = tree.name.upper()
+    if kind == "VIEWS":
+        known = [
+            view
+            for database, schema in scopes(session, tree)
+            for view in session.lake.views(database)
+            if schema in (None, view.name.schema) and is_like(tree, view.name.name)
+        ]
+        created = pa.array([_moment(view.created_us) for view in known], _UTC_TIME)
+        return views.shown(session, known, created, is_terse=bool(tree.args.get("terse")))
     if kind not in ("TABLES", "PRIMARY KEYS"):
         return None
-    facts = list(_in_scope(session, tree))
-    if like := tree.args.get("like"):
-        pattern = like.name.upper().replace("%", "*").replace("_", "?")
-        facts = [fact for fact in facts if fnmatch.fnmatchcase(fact.name.name.upper(), pattern)]
+    facts = [fact for fact in _in_scope(session, tree) if is_like(tree, fact.name.name)]
     return _tables(session.lake, facts) if kind == "TABLES" else _primary_keys(facts)
 
 
+def is_like(tree: exp.Show, name: str) -> bool:
+    """Whether the name fits the statement's LIKE, if it has one."""
+    if not (like := tree.args.get("like")):
+        return True
+    return fnmatch.fnmatchcase(name.upper(), like.name.upper().replace("%", "*").replace("_", "?"))
+
+
 def _in_scope(session: Session, tree: exp.Show) -> Iterator[TableFacts]:
-    scope, kind = tree.args.get("scope"), str(tree.args.get("scope_kind") or "").upper()
-    if kind == "TABLE" and isinstance(scope, exp.Table):
+    scope = tree.args.get("scope")
+    if str(tree.args.get("scope_kind") or "").upper() == "TABLE" and isinstance(scope, exp.Table):
         yield session.lake.facts(table_name(scope, session.database, session.schema))
         return
+    for database, schema in scopes(session, tree):
+        yield from (fact for fact in session.lake.all_facts(database) if schema in (None, fact.name.schema))
+
+
+def scopes(session: Session, tree: exp.Show) -> Iterator[tuple[str, str | None]]:
+    """The databases that a SHOW statement looks into, each with the one schema that it means or None for all."""
+    scope, kind = tree.args.get("scope"), str(tree.args.get("scope_kind") or "").upper()
     schema: str | None = None
     databases = session.lake.databases()
     if kind == "DATABASE" and isinstance(scope, exp.Table):
@@ -288,10 +315,13 @@ def _in_scope(session: Session, tree: exp.Show) -> Iterator[TableFacts]:
             raise SnowflakeError(
                 2043, "02000", "SQL compilation error:\nObject does not exist, or operation cannot be performed."
             )
-        yield from (fact for fact in session.lake.all_facts(database) if schema in (None, fact.name.schema))
+        yield database, schema
 
 
 def _tables(lake: Lake, facts: list[TableFacts]) -> pa.Table:
+    dynamic = {
+        known.name for database in {fact.name.database for fact in facts} for known in lake.dynamic_tables(database)
+    }
     columns: dict[str, Any] = {
         "created_on": pa.array([_moment(fact.created_us) for fact in facts], _UTC_TIME),
         "name": pa.array([fact.name.name for fact in facts], pa.string()),
@@ -306,6 +336,7 @@ def _tables(lake: Lake, facts: list[TableFacts]) -> pa.Table:
         "retention_time": pa.array([f"{fact.retention_days:g}" for fact in facts], pa.string()),
         "automatic_clustering": pa.array(["OFF" for _ in facts], pa.string()),
         "change_tracking": pa.array(["OFF" if fact.tracked_since_us is None else "ON" for fact in facts], pa.string()),
+        "is_dynamic": pa.array(["Y" if fact.name in dynamic else "N" for fact in facts], pa.string()),
     }
     return pa.table(columns)
 
@@ -329,23 +360,24 @@ def _primary_keys(facts: list[TableFacts]) -> pa.Table:
 
 def tables_view(lake: Lake, database: str) -> str:
     """INFORMATION_SCHEMA.TABLES as a query. fakesnow's own view knows no times, and asks DuckLake about every table."""
+    dynamic_names = {facts.name for facts in lake.dynamic_tables(database)}
     known = [
         f"({literal(fact.name.schema)}, {literal(fact.name.name)}, 'BASE TABLE', {lake.row_count(fact)}, "
-        f"{fact.created_us}, {fact.altered_us}, {fact.ddl_us}, {fact.retention_days})"
+        f"{fact.created_us}, {fact.altered_us}, {fact.ddl_us}, {fact.retention_days}, {fact.name in dynamic_names})"
         for fact in lake.all_facts(database)
     ]
     # A view has no rows and no past of its own, and what happens to its tables does not alter it.
     known += [
         f"({literal(view.name.schema)}, {literal(view.name.name)}, 'VIEW', NULL, "
-        f"{view.created_us}, {view.ddl_us}, {view.ddl_us}, NULL)"
+        f"{view.created_us}, {view.ddl_us}, {view.ddl_us}, NULL, FALSE)"
         for view in lake.views(database)
     ]
-    values = f"VALUES {', '.join(known)}" if known else "SELECT '', '', '', 0, 0, 0, 0, 0 WHERE false"
+    values = f"VALUES {', '.join(known)}" if known else "SELECT '', '', '', 0, 0, 0, 0, 0, FALSE WHERE false"
     listed = ", ".join(f"{sql} AS {quote(name)}" for name, sql in _TABLES_COLUMNS.items())
     return (
         f'SELECT {literal(database)} AS "TABLE_CATALOG", {listed} '
         f"FROM ({values}) "
-        "f(schema_name, table_name, table_type, row_count, created_us, altered_us, ddl_us, retention_days) "
+        "f(schema_name, table_name, table_type, row_count, created_us, altered_us, ddl_us, retention_days, is_dynamic) "
         "LEFT JOIN _fs_global._fs_information_schema._fs_tables_ext e "
         f"ON e.ext_table_catalog = {literal(database)} "
         "AND e.ext_table_schema = f.schema_name AND e.ext_table_name = f.table_name"

@@ -39,6 +39,13 @@ CREATE TABLE IF NOT EXISTS moments (
     db TEXT, table_id INTEGER, created_us INTEGER, altered_us INTEGER, changed_us INTEGER, ddl_us INTEGER,
     PRIMARY KEY (db, table_id));
 CREATE TABLE IF NOT EXISTS users (name TEXT PRIMARY KEY, public_key TEXT);
+CREATE TABLE IF NOT EXISTS views (
+    db TEXT, view_id INTEGER, text TEXT, owner TEXT, is_secure INTEGER NOT NULL DEFAULT 0, tracked_since_us INTEGER,
+    PRIMARY KEY (db, view_id));
+CREATE TABLE IF NOT EXISTS dynamic_tables (
+    db TEXT, table_id INTEGER, text TEXT, query TEXT, target_lag TEXT, warehouse TEXT, refresh_mode TEXT, owner TEXT,
+    is_suspended INTEGER, refreshed_us INTEGER, sources TEXT, PRIMARY KEY (db, table_id));
+CREATE TABLE IF NOT EXISTS warehouses (name TEXT PRIMARY KEY);
 """
 
 
@@ -79,12 +86,38 @@ class TableFacts:
 
 @dataclass(frozen=True)
 class ViewFacts:
-    """What the catalog knows of one view that exists now; its query is in DuckDB's dialect."""
+    """What the catalog knows of one view that exists now."""
 
     name: TableName
+    view_id: int
     created_us: int
     ddl_us: int
+    # The query in DuckDB's dialect, and the names that its columns were given in front of it.
     sql: str
+    columns: tuple[str, ...]
+    # The statement that created it, as it was written.
+    text: str
+    owner: str
+    is_secure: bool
+    tracked_since_us: int | None
+
+
+@dataclass(frozen=True)
+class DynamicFacts:
+    """What makes a table a dynamic one: the query of its rows, how it is refreshed, and when that was last done."""
+
+    name: TableName
+    text: str
+    query: str
+    target_lag: str
+    warehouse: str
+    refresh_mode: str
+    owner: str
+    is_suspended: bool = False
+    # None: not yet.
+    refreshed_us: int | None = None
+    # When the tables behind it had last changed, as a text to compare.
+    sources: str = ""
 
 
 @dataclass(frozen=True)
@@ -128,6 +161,10 @@ class Lake:
         (self._last_commit_us,) = self._facts.execute("SELECT coalesce(max(committed_us), 0) FROM commits").fetchone()
         self.descriptions: dict[tuple[TableName, str], Description] = {}
         self._row_counts: dict[tuple[str, int], tuple[int, int]] = {}
+        # Asked about by every statement, which must not wait for the commits of others to know that there are none.
+        known = self._facts.execute("SELECT db, table_id, refreshed_us IS NULL FROM dynamic_tables").fetchall()
+        self._with_dynamic = {database for database, _, _ in known}
+        self._waiting = {(database, ident) for database, ident, is_waiting in known if is_waiting}
         for path in sorted(folder.glob("*.ducklake")):
             self._attach(path.stem)
 
@@ -165,9 +202,10 @@ class Lake:
             for path in self.folder.glob(f"{name}.ducklake*"):
                 path.unlink()
             shutil.rmtree(self.folder / "data" / name, ignore_errors=True)
-            self._facts.execute("DELETE FROM commits WHERE db = ?", [name])
-            self._facts.execute("DELETE FROM tables WHERE db = ?", [name])
-            self._facts.execute("DELETE FROM moments WHERE db = ?", [name])
+            for table in ("commits", "tables", "moments", "views", "dynamic_tables"):
+                self._facts.execute(f"DELETE FROM {table} WHERE db = ?", [name])
+            self._with_dynamic.discard(name)
+            self._waiting = {(database, ident) for database, ident in self._waiting if database != name}
 
     def _attach(self, name: str) -> None:
         if not name.replace("_", "a").replace("$", "a").isalnum():
@@ -251,9 +289,11 @@ class Lake:
         )
 
     def note_ddl(self, name: TableName) -> None:
-        """Note DDL that makes no version: comments and options of a table."""
+        """Note DDL that makes no version: comments and options of a table or view."""
         with self.commit_lock:
-            self._note_moment(name.database, self.table_id(name), self.now_us(), "ddl_us")
+            view = self.view(name)
+            ident = self.table_id(name) if view is None else view.view_id
+            self._note_moment(name.database, ident, self.now_us(), "ddl_us")
 
     @staticmethod
     def now_us() -> int:
@@ -316,7 +356,8 @@ class Lake:
             rows = (
                 self._duck.cursor()
                 .execute(
-                    f"SELECT s.schema_name, v.view_name, v.view_id, v.sql FROM {_metadata(database)}.ducklake_view v "
+                    "SELECT s.schema_name, v.view_name, v.view_id, v.sql, v.column_aliases "
+                    f"FROM {_metadata(database)}.ducklake_view v "
                     f"JOIN {_metadata(database)}.ducklake_schema s USING (schema_id) "
                     "WHERE v.end_snapshot IS NULL AND s.end_snapshot IS NULL "
                     "AND s.schema_name NOT IN ('_fs_information_schema', 'main') ORDER BY 1, 2"
@@ -325,13 +366,53 @@ class Lake:
             )
             known = self._facts.execute("SELECT table_id, created_us, ddl_us FROM moments WHERE db = ?", [database])
             moments = {ident: (created, ddl) for ident, created, ddl in known}
+            known = self._facts.execute(
+                "SELECT view_id, text, owner, is_secure, tracked_since_us FROM views WHERE db = ?", [database]
+            )
+            noted = {ident: values for ident, *values in known}
         views = []
-        for schema, view, ident, sql in rows:
+        for schema, view, ident, sql, aliases in rows:
             created, ddl = moments.get(ident, (0, 0))
+            name = TableName(database, schema, view)
             # DuckLake leaves a place for the name that its catalog is attached by.
             query = sql.replace("{DUCKLAKE_CATALOG}", quote(database))
-            views.append(ViewFacts(TableName(database, schema, view), created, ddl, query))
+            # Created by an earlier version, which did not note the statement.
+            text, owner, is_secure, tracked = noted.get(ident) or (
+                f"CREATE VIEW {name} AS {query}",
+                "SYSADMIN",
+                0,
+                None,
+            )
+            columns = tuple(csv_names(aliases or ""))
+            views.append(ViewFacts(name, ident, created, ddl, query, columns, text, owner, bool(is_secure), tracked))
         return views
+
+    def note_view(self, name: TableName, *, text: str, owner: str, is_secure: bool) -> None:
+        """Note how a view was created; it is not tracked until somebody asks for that."""
+        if (view := self.view(name)) is not None:
+            with self.commit_lock:
+                self._facts.execute(
+                    "INSERT OR REPLACE INTO views (db, view_id, text, owner, is_secure) VALUES (?, ?, ?, ?, ?)",
+                    [name.database, view.view_id, text, owner, is_secure],
+                )
+
+    def set_view(self, view: ViewFacts, *, is_secure: bool | None = None, is_tracked: bool | None = None) -> None:
+        """Change options of a view. Tracking it tracks the tables and views behind it, too."""
+        secure = view.is_secure if is_secure is None else is_secure
+        since = view.tracked_since_us
+        if is_tracked is not None:
+            since = (since or self.now_us()) if is_tracked else None
+        with self.commit_lock:
+            self._facts.execute(
+                "INSERT OR REPLACE INTO views (db, view_id, text, owner, is_secure, tracked_since_us) VALUES (?, ?, ?, ?, ?, ?)",
+                [view.name.database, view.view_id, view.text, view.owner, secure, since],
+            )
+        if is_tracked:
+            for _, name in view_tables(view, parse_view(view)):
+                if (behind := self.view(name)) is not None:
+                    self.set_view(behind, is_tracked=True)
+                else:
+                    self.set_change_tracking(name, on=True)
 
     def view(self, name: TableName) -> ViewFacts | None:
         """The view of that name; None where there is none."""
@@ -339,10 +420,12 @@ class Lake:
         return next((view for view in known if view.name == name), None)
 
     def changed_us(self, name: TableName) -> int:
-        """When the rows of a table last changed; of a view, those of any table behind it."""
+        """When the rows of a table last changed; of a view, those of any table behind it, whatever happens to the view."""
         if (view := self.view(name)) is None:
             return self.facts(name).changed_us
-        return max([view.ddl_us, *(self.changed_us(table) for _, table in view_tables(view, parse_view(view)))])
+        return max(
+            (self.changed_us(table) for _, table in view_tables(view, parse_view(view))), default=view.created_us
+        )
 
     def _facts_of(self, name: TableName, table_id: int) -> TableFacts:
         created, altered, changed, ddl = self._facts.execute(
@@ -421,6 +504,66 @@ class Lake:
                 [facts.name.database, facts.table_id, value],
             )
 
+    # Dynamic tables
+
+    def dynamic_tables(self, database: str) -> list[DynamicFacts]:
+        """The dynamic tables of a database that exist now."""
+        if database not in self._with_dynamic:
+            return []
+        with self.commit_lock:
+            rows = self._facts.execute(
+                "SELECT table_id, text, query, target_lag, warehouse, refresh_mode, owner, is_suspended, refreshed_us, sources "
+                "FROM dynamic_tables WHERE db = ?",
+                [database],
+            ).fetchall()
+            names = {fact.table_id: fact.name for fact in self.all_facts(database)}
+        return [DynamicFacts(names[row[0]], *row[1:]) for row in rows if row[0] in names]
+
+    def dynamic(self, name: TableName) -> DynamicFacts | None:
+        """The dynamic table of that name; None where there is none."""
+        known = self.dynamic_tables(name.database) if name.database in self.databases() else []
+        return next((facts for facts in known if facts.name == name), None)
+
+    def note_dynamic(self, facts: DynamicFacts) -> None:
+        """Note what a dynamic table is, or that it was refreshed."""
+        ident = self.table_id(facts.name)
+        with self.commit_lock:
+            self._with_dynamic.add(facts.name.database)
+            if facts.refreshed_us is None:
+                self._waiting.add((facts.name.database, ident))
+            else:
+                self._waiting.discard((facts.name.database, ident))
+            self._facts.execute(
+                "INSERT OR REPLACE INTO dynamic_tables VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                [
+                    *(facts.name.database, ident, facts.text, facts.query, facts.target_lag, facts.warehouse),
+                    *(facts.refresh_mode, facts.owner, facts.is_suspended, facts.refreshed_us, facts.sources),
+                ],
+            )
+
+    @property
+    def uninitialized(self) -> set[TableName]:
+        """Dynamic tables that wait for their first refresh."""
+        databases = {database for database, _ in self._waiting.copy()}
+        return {
+            facts.name
+            for database in databases
+            for facts in self.dynamic_tables(database)
+            if facts.refreshed_us is None
+        }
+
+    def warehouses(self) -> set[str]:
+        """The warehouses that people created."""
+        with self.commit_lock:
+            return {name for (name,) in self._facts.execute("SELECT name FROM warehouses")}
+
+    def note_warehouse(self, name: str, *, exists: bool) -> None:
+        """Note that a warehouse was created or dropped."""
+        with self.commit_lock:
+            self._facts.execute("DELETE FROM warehouses WHERE name = ?", [name])
+            if exists:
+                self._facts.execute("INSERT INTO warehouses VALUES (?)", [name])
+
     # Users
 
     def set_public_key(self, user: str, key: str | None) -> None:
@@ -434,6 +577,11 @@ class Lake:
         with self.commit_lock:
             row = self._facts.execute("SELECT public_key FROM users WHERE name = ?", [user]).fetchone()
         return row[0] if row else None
+
+
+def csv_names(listed: str) -> list[str]:
+    """Names in double quotes with commas between them, as DuckLake keeps the columns that a view was given."""
+    return [name.replace('""', '"') for name in re.findall(r'"((?:[^"]|"")*)"', listed)]
 
 
 def parse_view(view: ViewFacts) -> exp.Expr:

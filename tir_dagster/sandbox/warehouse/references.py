@@ -12,6 +12,7 @@ import duckdb
 from fakesnow.params import pop_qmark_param
 from sqlglot import exp
 
+from tir_dagster.sandbox.warehouse import views
 from tir_dagster.sandbox.warehouse.catalog import tables_view
 from tir_dagster.sandbox.warehouse.dialect import corrected
 from tir_dagster.sandbox.warehouse.errors import SnowflakeError, unsupported
@@ -50,12 +51,15 @@ def resolved(session: Session, tree: exp.Expr, params: Any) -> Iterator[Any]:
     tree = corrected(tree.copy())
     temporary = session.temporary_tables()
     copied = session.transaction.open
-    views = []
+    replaced = []
+    uninitialized = session.lake.uninitialized
     for table in list(tree.find_all(exp.Table)):
+        if uninitialized and not isinstance(tree, (exp.Drop, exp.Describe)):
+            _refuse_uninitialized(uninitialized, _meant(session, tree, table))
         if (sql := _view_sql(session, tree, table, params)) is not None:
             if isinstance(tree, exp.Create) and str(tree.args.get("kind")).upper() == "VIEW":
                 raise unsupported("a view over past versions or INFORMATION_SCHEMA.TABLES")
-            views.append(_replace(session, table, sql))
+            replaced.append(_replace(session, table, sql))
         elif temporary and (name := _meant(session, tree, table)) in temporary:
             assert name is not None
             _refer_to_temporary(tree, table, name)
@@ -67,9 +71,20 @@ def resolved(session: Session, tree: exp.Expr, params: Any) -> Iterator[Any]:
     try:
         yield tree
     finally:
-        for view in views:
+        for view in replaced:
             with suppress(duckdb.Error):
                 session.duck.execute(f"DROP {'TABLE' if copied else 'VIEW'} IF EXISTS {view}")
+
+
+def _refuse_uninitialized(uninitialized: set[TableName], name: TableName | None) -> None:
+    """Raise if a dynamic table is read before its first refresh."""
+    if name in uninitialized:
+        raise SnowflakeError(
+            1,
+            "42000",
+            f"SQL compilation error:\nDynamic Table '{name}' is not initialized. Please run a manual refresh or wait for a "
+            "scheduled refresh before querying.",
+        )
 
 
 def _meant(session: Session, tree: exp.Expr, table: exp.Table) -> TableName | None:
@@ -112,13 +127,14 @@ def _view_sql(session: Session, tree: exp.Expr, table: exp.Table, params: Any) -
     if (when := table.args.get("when")) is not None:
         time_us = _time_us(session, tree, when, params)
         return rows_at(session.lake, _with_a_past(session, table), time_us)
-    if folded(table.args.get("db")) == "INFORMATION_SCHEMA" and folded(table.this) == "TABLES":
+    if folded(table.args.get("db")) == "INFORMATION_SCHEMA" and folded(table.this) in ("TABLES", "VIEWS"):
         database = folded(table.args.get("catalog")) or session.database
         if not database or database not in session.lake.databases():
             raise SnowflakeError(
                 2003, "02000", f"SQL compilation error:\nDatabase '{database}' does not exist or not authorized."
             )
-        return tables_view(session.lake, database)
+        of_views = folded(table.this) == "VIEWS"
+        return views.information(session, database) if of_views else tables_view(session.lake, database)
     return None
 
 
@@ -201,6 +217,8 @@ def _constant(session: Session, call: exp.Expr) -> exp.Expr | None:
             )
         changed_us = session.lake.changed_us(parse_name(argument.name, session.database, session.schema))
         return exp.cast(exp.Literal.number(changed_us * 1000), "DECIMAL(38, 0)")
+    if name == "GET_DDL" and isinstance(call, exp.Anonymous):
+        return views.get_ddl(session, call)
     values = {
         "CURRENT_ROLE": session.context.role,
         "CURRENT_WAREHOUSE": session.context.warehouse,

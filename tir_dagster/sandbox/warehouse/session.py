@@ -20,7 +20,7 @@ from fakesnow.cursor import FakeSnowflakeCursor
 from fakesnow.statement_type import DML_TYPE_IDS, statement_type_id
 from sqlglot import exp
 
-from tir_dagster.sandbox.warehouse import catalog, merge, references, stages, temporary
+from tir_dagster.sandbox.warehouse import catalog, dynamic, merge, references, stages, temporary, views
 from tir_dagster.sandbox.warehouse.dialect import bind_identifiers, duckdb_text, name_columns, name_stages
 from tir_dagster.sandbox.warehouse.errors import SnowflakeError, cancelled, from_exception, unsupported
 from tir_dagster.sandbox.warehouse.lake import Description, Lake
@@ -179,6 +179,12 @@ class Session:
             self._results.remember(answer.result)
             return answer
 
+    def refresh_due_tables(self) -> None:
+        """Refresh the dynamic tables whose time has come; one that fails is tried again the next time."""
+        for facts in dynamic.due(self.lake):
+            with suppress(SnowflakeError), self._statement(new_query_id()):
+                dynamic.refresh(self, facts)
+
     def describe(self, sql: str, query_id: str) -> Answer:
         """The columns a query would have, without running it."""
         with self._statement(query_id):
@@ -237,7 +243,7 @@ class Session:
         if isinstance(tree, (exp.Transaction, exp.Commit, exp.Rollback)):
             self._transact(tree)
             return self._status("Statement executed successfully.", query_id, tree)
-        if (special := catalog.run(self, tree)) is not None:
+        if (special := dynamic.run(self, tree)) is not None or (special := catalog.run(self, tree)) is not None:
             return self._table(special, query_id, tree)
         if (upload := stages.put(self, tree)) is not None:
             return Answer(Result(query_id, [], rows=[]), 0, upload)
@@ -249,7 +255,7 @@ class Session:
             return self._query(name_columns(tree, sql), query_id, params)
         if isinstance(tree, (exp.Insert, exp.Update, exp.Delete, exp.Merge, exp.TruncateTable, exp.Copy)):
             return self._change(tree, query_id, params, batch)
-        return self._other(tree, query_id, params)
+        return self._other(tree, query_id, params, sql)
 
     # Transactions and context
 
@@ -342,6 +348,7 @@ class Session:
 
     def _change(self, tree: exp.Expr, query_id: str, params: Any, batch: Sequence[tuple[Any, ...]] | None) -> Answer:
         target = self._target(tree)
+        dynamic.refuse_change(self.lake, target)
         if (folder := stages.copied_folder(self, tree)) is not None:
             return self._copy(tree, target, folder, query_id)
         if isinstance(tree, exp.Copy):
@@ -450,7 +457,7 @@ class Session:
         counted = self.duck.execute(head + ", ".join([row] * len(batch)), bound).fetchone()
         return int(counted[0]) if counted else 0
 
-    def _other(self, tree: exp.Expr, query_id: str, params: Any) -> Answer:
+    def _other(self, tree: exp.Expr, query_id: str, params: Any, text: str) -> Answer:
         """DDL, SHOW, DESCRIBE, USE, PUT and the rest: fakesnow's way; DDL ends the transaction, as in Snowflake."""
         if (answer := temporary.run(self, tree, params)) is not None:
             return self._table(answer, query_id, tree)
@@ -459,7 +466,9 @@ class Session:
         with (
             self.lake.committing(),
             references.resolved(self, tree, params) as resolved,
+            dynamic.declared(self, resolved, text),
             catalog.declared(self, resolved),
+            views.declared(self, resolved, text),
         ):
             if (described := _described(resolved)) is not None:
                 return self._description(resolved, table_name(described, self.database, self.schema), query_id, params)
@@ -475,7 +484,7 @@ class Session:
     def _note_ddl(self, name: TableName) -> None:
         """A comment makes no version."""
         with suppress(SnowflakeError):
-            # Of a schema or a view there is nothing to note, and a renamed table is another one's name.
+            # Of a schema there is nothing to note, and a renamed table is another one's name.
             self.lake.note_ddl(name)
 
     def _description(self, tree: exp.Expr, name: TableName, query_id: str, params: Any) -> Answer:

@@ -5,7 +5,13 @@ from __future__ import annotations
 import sqlglot
 from sqlglot import exp
 
-from tir_dagster.sandbox.warehouse.errors import beyond_time_travel, in_the_future, unsupported, untracked
+from tir_dagster.sandbox.warehouse.errors import (
+    SnowflakeError,
+    beyond_time_travel,
+    in_the_future,
+    unsupported,
+    untracked,
+)
 from tir_dagster.sandbox.warehouse.lake import DAY_US, Lake, TableFacts, ViewFacts, parse_view, view_tables
 from tir_dagster.sandbox.warehouse.names import TableName, literal, quote
 
@@ -29,7 +35,9 @@ def _view_rows_at(lake: Lake, view: ViewFacts, time_us: int) -> str:
         table.replace(
             exp.Subquery(this=past, alias=exp.TableAlias(this=exp.to_identifier(table.alias_or_name, quoted=True)))
         )
-    return tree.sql(dialect="duckdb")
+    query = tree.sql(dialect="duckdb")
+    columns = ", ".join(map(quote, view.columns))
+    return f"SELECT * FROM ({query}) AS v({columns})" if columns else query
 
 
 def net_changes(lake: Lake, name: TableName, since_us: int, until_us: int, *, append_only: bool) -> str:
@@ -38,7 +46,15 @@ def net_changes(lake: Lake, name: TableName, since_us: int, until_us: int, *, ap
     A row has at most one old image and one new image, its first and its last in the interval. Both, and different:
     an update, shown as DELETE and INSERT. Both, and equal: nothing. Row ids are DuckLake's, which an UPDATE keeps.
     """
+    if (view := lake.view(name)) is not None:
+        return _view_changes(lake, view, since_us, until_us, append_only=append_only)
     facts = lake.facts(name)
+    if (dynamic := lake.dynamic(name)) is not None and dynamic.refresh_mode == "FULL":
+        raise SnowflakeError(
+            2,
+            "0A000",
+            f"SQL compilation error:\nChange tracking is not supported on dynamic table '{name}' with refresh mode FULL.",
+        )
     now_us = lake.now_us()
     _check_reachable(facts, since_us, now_us)
     _check_reachable(facts, until_us, now_us)
@@ -90,6 +106,53 @@ def net_changes(lake: Lake, name: TableName, since_us: int, until_us: int, *, ap
                 WHERE old IS DISTINCT FROM new)"""
     listed = ", ".join(quote(column) for column in names)
     return f"SELECT {listed}, {metadata} FROM ({images})"
+
+
+def _view_changes(lake: Lake, view: ViewFacts, since_us: int, until_us: int, *, append_only: bool) -> str:
+    """The rows that a view shows at one time and not at the other; an update is a DELETE and an INSERT of other rows."""
+    _check_tracked(lake, view, since_us)
+    old, new = (_view_rows_at(lake, view, time_us) for time_us in (since_us, until_us))
+    sides = [("INSERT", new, old)] if append_only else [("INSERT", new, old), ("DELETE", old, new)]
+    return " UNION ALL ".join(
+        f'SELECT *, {literal(action)} AS "METADATA$ACTION", false AS "METADATA$ISUPDATE", '
+        f'sha1({literal(f"{view.name}:{action}:")} || row_number() OVER ()) AS "METADATA$ROW_ID" '
+        f"FROM (SELECT * FROM ({some}) EXCEPT ALL SELECT * FROM ({others}))"
+        for action, some, others in sides
+    )
+
+
+def _check_tracked(lake: Lake, view: ViewFacts, since_us: int) -> None:
+    """Refuse a view that is not tracked, over a table that is not, or with a query whose changes Snowflake does not follow."""
+    if view.tracked_since_us is None or since_us < view.tracked_since_us:
+        raise untracked(view.name)
+    tree = parse_view(view)
+    if part := _untrackable_part(tree):
+        raise SnowflakeError(
+            2, "0A000", f"SQL compilation error:\nChange tracking is not supported on queries with {part}."
+        )
+    for _, name in view_tables(view, tree):
+        if (behind := lake.view(name)) is not None:
+            _check_tracked(lake, behind, since_us)
+            continue
+        tracked_since_us = lake.facts(name).tracked_since_us
+        if tracked_since_us is None or since_us < tracked_since_us:
+            raise untracked(name)
+
+
+def _untrackable_part(tree: exp.Expr) -> str | None:
+    """What in a view's query is beyond projections, filters, inner and cross joins, UNION ALL and subqueries in FROM."""
+    for node in tree.walk():
+        if isinstance(node, (exp.Group, exp.AggFunc)):
+            return "aggregation"
+        if isinstance(node, (exp.Window, exp.Qualify, exp.Limit, exp.Distinct)):
+            return node.key.upper()
+        if isinstance(node, exp.Join) and str(node.args.get("side") or ""):
+            return f"{node.args['side']} OUTER joins"
+        if isinstance(node, exp.SetOperation) and (not isinstance(node, exp.Union) or node.args.get("distinct")):
+            return f"{node.key.upper()} of distinct rows"
+        if isinstance(node, exp.Query) and isinstance(node.parent, (exp.In, exp.Exists, exp.Predicate)):
+            return "subqueries outside of FROM"
+    return None
 
 
 def _check_reachable(facts: TableFacts, time_us: int, now_us: int) -> None:
