@@ -68,8 +68,6 @@ def run(session: Session, tree: exp.Expr) -> pa.Table | None:
         if table_name(tree.this, session.database, session.schema) in session.temporary_tables():
             raise unsupported("ALTER of a temporary table")
         return _alter(session, tree)
-    if isinstance(tree, exp.Alter) and tree.args.get("kind") == "SESSION":
-        return _alter_session(session, tree)
     if isinstance(tree, exp.Show):
         return _show(session, tree)
     if isinstance(tree, (exp.Create, exp.Drop)) and str(tree.args.get("kind")).upper() == "SEQUENCE":
@@ -107,22 +105,6 @@ def _drop_stage(session: Session, tree: exp.Drop) -> pa.Table:
         raise missing_object("Stage", name)
     shutil.rmtree(stage.internal_dir(str(name)), ignore_errors=True)
     return _status(f"{name.name} successfully dropped.")
-
-
-def _alter_session(session: Session, tree: exp.Alter) -> pa.Table:
-    """Session parameters are remembered; AUTOCOMMIT and QUERY_TAG also mean something here."""
-    for action in tree.args.get("actions") or []:
-        for item in action.expressions:
-            name = item.find(exp.Identifier).name.upper()
-            assigned = item.find(exp.EQ)
-            if assigned is None:
-                session.context.parameters.pop(name, None)
-            else:
-                value = assigned.expression
-                if name == "TIMEZONE" and value.name.upper() not in ("UTC", "ETC/UTC"):
-                    raise unsupported(f"TIMEZONE = {value.name}: the warehouse works in UTC")
-                session.context.parameters[name] = value.this if isinstance(value, exp.Boolean) else value.name
-    return _status("Statement executed successfully.")
 
 
 def _database(session: Session, tree: exp.Expr) -> pa.Table:

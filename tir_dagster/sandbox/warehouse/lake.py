@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import sqlite3
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import duckdb_extensions
@@ -20,7 +22,7 @@ from fakesnow import info_schema, macros
 from fakesnow.transforms import show
 from sqlglot import exp
 
-from tir_dagster.sandbox.warehouse import dialect
+from tir_dagster.sandbox.warehouse import dialect, meaning
 from tir_dagster.sandbox.warehouse.errors import SnowflakeError, missing_object, object_exists
 from tir_dagster.sandbox.warehouse.names import TableName, literal, quote
 
@@ -39,6 +41,7 @@ CREATE TABLE IF NOT EXISTS moments (
     db TEXT, table_id INTEGER, created_us INTEGER, altered_us INTEGER, changed_us INTEGER, ddl_us INTEGER,
     PRIMARY KEY (db, table_id));
 CREATE TABLE IF NOT EXISTS users (name TEXT PRIMARY KEY, public_key TEXT);
+CREATE TABLE IF NOT EXISTS parameters (user TEXT, name TEXT, value TEXT, PRIMARY KEY (user, name));
 """
 
 
@@ -113,6 +116,9 @@ class Lake:
         self._duck.execute("SET GLOBAL disabled_optimizers = 'top_n_window_elimination'")
         self._duck.execute(f"SET GLOBAL temp_directory = {literal(str(folder / 'tmp'))}")
         self._duck.execute(dialect.MACROS)
+        self._duck.execute(meaning.MACROS)
+        # For sessions without a current database.
+        self._duck.execute(macros.creation_sql("memory"))
         # Global objects (stages, file formats, comments) of fakesnow, durable too.
         self._duck.execute(f"ATTACH {literal(str(folder / 'global.duckdb'))} AS _fs_global")
         self._duck.execute(info_schema.fs_global_creation_sql())
@@ -434,6 +440,19 @@ class Lake:
         with self.commit_lock:
             row = self._facts.execute("SELECT public_key FROM users WHERE name = ?", [user]).fetchone()
         return row[0] if row else None
+
+    # Defaults of session parameters; those of no user are the account's
+
+    def set_parameter(self, user: str, name: str, value: object) -> None:
+        with self.commit_lock:
+            self._facts.execute("DELETE FROM parameters WHERE user = ? AND name = ?", [user, name])
+            if value is not None:
+                self._facts.execute("INSERT INTO parameters VALUES (?, ?, ?)", [user, name, json.dumps(value)])
+
+    def parameters(self, user: str) -> dict[str, Any]:
+        with self.commit_lock:
+            rows = self._facts.execute("SELECT name, value FROM parameters WHERE user = ?", [user]).fetchall()
+        return {name: json.loads(value) for name, value in rows}
 
 
 def parse_view(view: ViewFacts) -> exp.Expr:

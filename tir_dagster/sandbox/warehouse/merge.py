@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from sqlglot import exp
 
-from tir_dagster.sandbox.warehouse.errors import SnowflakeError, unsupported
+from tir_dagster.sandbox.warehouse.errors import duplicate_row, unsupported
 from tir_dagster.sandbox.warehouse.names import folded, quote
 
 CANDIDATES = '"temp"."main"."_merge_candidates"'
@@ -17,16 +17,22 @@ Run = Callable[[exp.Expr], None]
 RunText = Callable[[str], list[tuple[int, ...]]]
 
 
-def run_merge(merge: exp.Merge, target: str, run: Run, run_text: RunText) -> dict[str, int]:
+def run_merge(merge: exp.Merge, target: str, run: Run, run_text: RunText, *, strict: bool) -> dict[str, int]:
     """Apply the MERGE; gives the number of rows by operation, in Snowflake's order.
 
-    Every expression of every clause is computed first, against the rows as they are, into one table of candidates.
+    Every expression of every clause is computed first, against the rows as they are, into one table of candidates. A row
+    that several of them would change is an error, or takes any one of them if the session is not `strict`.
     """
     clauses: list[exp.When] = list(merge.args["whens"].expressions)
     run(_candidates(merge, clauses))
     # NULL counts: in DuckDB max() over no rows is NULL.
     if run_text(f"SELECT 1 FROM {CANDIDATES} WHERE row_id IS NOT NULL GROUP BY row_id HAVING count(*) > 1 LIMIT 1"):
-        raise SnowflakeError(100090, "42P18", "Duplicate row detected during DML action")
+        if strict:
+            raise duplicate_row()
+        run_text(
+            f"DELETE FROM {CANDIDATES} WHERE row_id IS NOT NULL "
+            f"AND rowid NOT IN (SELECT max(rowid) FROM {CANDIDATES} GROUP BY row_id)"
+        )
     counts: dict[str, int] = {}
     for operation in ("inserted", "updated", "deleted"):
         for index, clause in enumerate(clauses):

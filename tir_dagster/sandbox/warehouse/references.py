@@ -207,7 +207,7 @@ def _constant(session: Session, call: exp.Expr) -> exp.Expr | None:
         "CURRENT_USER": session.context.user,
         "CURRENT_DATABASE": session.database,
         "CURRENT_SCHEMA": session.schema,
-        "CURRENT_ACCOUNT": session.context.parameters.get("ACCOUNT", "SANDBOX"),
+        "CURRENT_ACCOUNT": session.context.account,
         "CURRENT_SESSION": str(session.number),
         "CURRENT_REGION": "LOCAL",
         "LAST_QUERY_ID": session.last_query_id,

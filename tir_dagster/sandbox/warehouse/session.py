@@ -20,9 +20,16 @@ from fakesnow.cursor import FakeSnowflakeCursor
 from fakesnow.statement_type import DML_TYPE_IDS, statement_type_id
 from sqlglot import exp
 
-from tir_dagster.sandbox.warehouse import catalog, merge, references, stages, temporary
+from tir_dagster.sandbox.warehouse import catalog, meaning, merge, parameters, references, stages, temporary
 from tir_dagster.sandbox.warehouse.dialect import bind_identifiers, duckdb_text, name_columns, name_stages
-from tir_dagster.sandbox.warehouse.errors import SnowflakeError, cancelled, from_exception, unsupported
+from tir_dagster.sandbox.warehouse.errors import (
+    TIMED_OUT,
+    SnowflakeError,
+    cancelled,
+    from_exception,
+    timed_out,
+    unsupported,
+)
 from tir_dagster.sandbox.warehouse.lake import Description, Lake
 from tir_dagster.sandbox.warehouse.locks import TableLocks
 from tir_dagster.sandbox.warehouse.names import TableName, literal, parse, quote, table_name, temporary_name
@@ -91,7 +98,10 @@ class Context:
     schema: str | None = None
     role: str = "SYSADMIN"
     warehouse: str | None = None
+    account: str = "SANDBOX"
+    # What differs from Snowflake's defaults, or was set to them; and what UNSET goes back to.
     parameters: dict[str, Any] = field(default_factory=dict)
+    defaults: dict[str, Any] = field(default_factory=dict)
 
 
 class Session:
@@ -115,6 +125,7 @@ class Session:
         # Told of database and schema it would look each of them up among all there are.
         self.fake = FakeSnowflakeConnection(self.duck, NoCache(), create_database=False, create_schema=False)
         self._begin_at(context.database, context.schema)
+        self._keep_time()
 
     def _begin_at(self, database: str | None, schema: str | None) -> None:
         """What the login asks for, as far as it exists; the rest is an error when it is needed."""
@@ -137,6 +148,23 @@ class Session:
     @property
     def schema(self) -> str | None:
         return self.fake.schema if self.fake.schema_set else None
+
+    def parameter(self, name: str) -> Any:
+        """The value that a session parameter has for this session."""
+        return self.context.parameters.get(name, parameters.PARAMETERS[name].default)
+
+    def set_parameter(self, name: str, value: Any) -> None:
+        """Set a session parameter; None takes it back to the default of the user or the account."""
+        value = self.context.defaults.get(name) if value is None else value
+        if value is None:
+            self.context.parameters.pop(name, None)
+        else:
+            self.context.parameters[name] = value
+        if name == "TIMEZONE":
+            self._keep_time()
+
+    def _keep_time(self) -> None:
+        self.duck.execute(f"SET TimeZone = {literal(str(self.parameter('TIMEZONE')))}")
 
     def close(self) -> None:
         with self.transaction.busy:
@@ -184,6 +212,7 @@ class Session:
         with self._statement(query_id):
             self.transaction.check()
             tree = parse(self.fake.variables.inline_variables(sql))
+            meaning.apply(self, tree)
             if isinstance(tree, exp.Query):
                 described = tree.transform(lambda node: exp.null() if isinstance(node, exp.Placeholder) else node)
                 return self._query(name_columns(described, sql), query_id, None, describe_only=True)
@@ -205,16 +234,42 @@ class Session:
                 self._cancelled_early.discard(query_id)
             try:
                 self.check_cancelled()
-                yield
+                with self._time_limit(query_id):
+                    yield
             except Exception as error:
                 was_cancelled = self._end_of_cancelling()
                 self.transaction.recover()
                 self._go(self._place())
-                raise cancelled() if was_cancelled else from_exception(error) from error
+                if self.parameter("TRANSACTION_ABORT_ON_ERROR"):
+                    self.transaction.abort(from_exception(error).message)
+                too_slow = isinstance(error, SnowflakeError) and error.code == TIMED_OUT
+                raise cancelled() if was_cancelled and not too_slow else from_exception(error) from error
             finally:
                 self._end_of_cancelling()
                 self.last_used = time.monotonic()
                 self.transaction.touch()
+
+    @contextmanager
+    def _time_limit(self, query_id: str) -> Iterator[None]:
+        """STATEMENT_TIMEOUT_IN_SECONDS: 0 stands for Snowflake's longest, which is as good as none."""
+        seconds = self.context.parameters.get("STATEMENT_TIMEOUT_IN_SECONDS")
+        if not seconds:
+            yield
+            return
+        passed = threading.Event()
+
+        def end() -> None:
+            passed.set()
+            self.cancel(query_id)
+
+        timer = threading.Timer(seconds, end)
+        timer.start()
+        try:
+            yield
+        except Exception as error:
+            raise timed_out(seconds) if passed.is_set() else error from error
+        finally:
+            timer.cancel()
 
     def _end_of_cancelling(self) -> bool:
         """From here on a cancel comes too late; says whether one came in time."""
@@ -226,12 +281,15 @@ class Session:
     def _execute(self, sql: str, query_id: str, params: Any, batch: Sequence[tuple[Any, ...]] | None) -> Answer:
         if _START.match(sql):
             sql = "BEGIN"
-        tree = parse(self.fake.variables.inline_variables(sql)) if not _PUBLIC_KEY.match(sql) else exp.Alter()
-        if not isinstance(tree, (exp.Transaction, exp.Commit, exp.Rollback)):
-            self.transaction.check()
         if found := _PUBLIC_KEY.match(sql):
             self.lake.set_public_key(found[1].strip('"').upper(), found[2])
-            return self._status("Statement executed successfully.", query_id, tree)
+            return self._status("Statement executed successfully.", query_id, exp.Alter())
+        if (answer := parameters.run(self, sql)) is not None:
+            return self._table(answer, query_id, exp.Alter())
+        tree = parse(self.fake.variables.inline_variables(sql))
+        if not isinstance(tree, (exp.Transaction, exp.Commit, exp.Rollback)):
+            self.transaction.check()
+        meaning.apply(self, tree)
         params = list(params) if isinstance(params, tuple) else params
         bind_identifiers(tree, params)
         if isinstance(tree, (exp.Transaction, exp.Commit, exp.Rollback)):
@@ -275,7 +333,7 @@ class Session:
                 done, answer = True, change()
                 return answer
 
-        return self.transaction.run(here, autocommit=bool(self.context.parameters.get("AUTOCOMMIT", True)))
+        return self.transaction.run(here, autocommit=bool(self.parameter("AUTOCOMMIT")))
 
     def _place(self) -> tuple[str | None, str | None]:
         return self.database, self.schema
@@ -333,7 +391,8 @@ class Session:
             if describe_only:
                 return Answer(self._results.keep(query_id, columns, iter(())), type_id)
             reader = self.duck.execute(sql, params or None).to_arrow_reader(ROWS_PER_READ)
-            return Answer(self._results.keep(query_id, columns, self._unless_cancelled(reader)), type_id)
+            batches = _first_rows(self._unless_cancelled(reader), self.parameter("ROWS_PER_RESULTSET"))
+            return Answer(self._results.keep(query_id, columns, batches), type_id)
 
     def _unless_cancelled(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -411,7 +470,9 @@ class Session:
         with self._looking_into(target.database if isinstance(tree, exp.Copy) else ""):
             if isinstance(tree, exp.Merge):
                 with references.resolved(self, tree, params) as resolved:
-                    return merge.run_merge(resolved, quoted, lambda node: self.run_plainly(node, params), self._text)
+                    strict = self.parameter("ERROR_ON_NONDETERMINISTIC_MERGE")
+                    plainly = lambda node: self.run_plainly(node, params)  # noqa: E731
+                    return merge.run_merge(resolved, quoted, plainly, self._text, strict=strict)
             if overwrites:
                 with references.resolved(self, tree, params) as resolved:
                     read = lambda node: self.run_plainly(node, params)  # noqa: E731
@@ -562,6 +623,18 @@ class Session:
         return Answer(
             self._results.keep(query_id, columns, iter(table.combine_chunks().to_batches())), statement_type_id(tree)
         )
+
+
+def _first_rows(batches: Iterator[pa.RecordBatch], limit: int) -> Iterator[pa.RecordBatch]:
+    """All rows where there is no limit."""
+    if not limit:
+        yield from batches
+        return
+    for batch in batches:
+        yield batch.slice(0, limit)
+        limit -= batch.num_rows
+        if limit <= 0:
+            return
 
 
 def _told(cursor: FakeSnowflakeCursor) -> tuple[list[tuple[str, str]], pa.Table | None]:

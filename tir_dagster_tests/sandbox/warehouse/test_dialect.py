@@ -113,7 +113,7 @@ def test_an_option_is_taken_back(sql):
         "SHOW ROLES",
         "SELECT GET_DDL('TABLE', 'DATES')",
         "SELECT HASH_AGG(*) FROM DATES",
-        "ALTER SESSION SET TIMEZONE = 'Europe/Warsaw'",
+        "ALTER SESSION SET JSON_INDENT = 0",
     ],
 )
 def test_what_the_warehouse_does_not_have_is_refused_as_such(dates, statement):
