@@ -102,6 +102,7 @@ def test_a_column_of_a_joined_table_with_other_content_costs_a_full_refresh(join
 
 
 def test_another_role_in_the_spec_is_another_definition(joined):
+    joined.sql("CREATE ROLE IF NOT EXISTS ANALYST")
     joined.settings = {**joined.settings, "snowflake": {"role": "analyst"}}
     joined.refresher = joined.new_refresher()
     assert joined.refresh().reason is Reason.DEFINITION_CHANGED

@@ -38,6 +38,7 @@ from tir_dagster.sandbox.warehouse.lake import Lake
 from tir_dagster.sandbox.warehouse.locks import TableLocks
 from tir_dagster.sandbox.warehouse.parameters import login_parameters
 from tir_dagster.sandbox.warehouse.results import Result, ResultStore
+from tir_dagster.sandbox.warehouse.roles import role_of_login, warehouse_of_login
 from tir_dagster.sandbox.warehouse.session import Answer, Context, Session, new_query_id
 
 logger = logging.getLogger("tir_dagster.sandbox.warehouse")
@@ -126,16 +127,17 @@ class Warehouse:
         user = self._authenticate(data)
         try:
             defaults, parameters = login_parameters(self.lake, user, data.get("SESSION_PARAMETERS") or {})
+            role = role_of_login(self.lake, request.query_params.get("roleName"))
         except SnowflakeError as error:
             raise RefusedError(200, f"{error.code:06d}", error.message) from error
         query = request.query_params
-        names = {key: query.get(key) for key in ("databaseName", "schemaName", "warehouse", "roleName")}
+        names = {key: query.get(key) for key in ("databaseName", "schemaName", "warehouse")}
         context = Context(
             user=user,
             database=names["databaseName"] and normalise_ident(names["databaseName"]),
             schema=names["schemaName"] and normalise_ident(names["schemaName"]),
-            role=(names["roleName"] or "SYSADMIN").upper(),
-            warehouse=names["warehouse"] and names["warehouse"].upper(),
+            role=role,
+            warehouse=warehouse_of_login(self.lake, names["warehouse"]),
             account=str(data.get("ACCOUNT_NAME") or self.identity.account).upper(),
             parameters=parameters,
             defaults=defaults,

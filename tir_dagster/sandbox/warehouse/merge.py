@@ -44,6 +44,30 @@ def run_merge(merge: exp.Merge, target: str, run: Run, run_text: RunText, *, str
     return counts
 
 
+def count_multi_joined(update: exp.Update, run: Run, run_text: RunText) -> int:
+    """How many rows an UPDATE … FROM would change by more than one row of its source."""
+    source = update.args.get("from_")
+    if source is None:
+        return 0
+    target = update.this
+    row_id = exp.column(
+        "rowid",
+        table=exp.to_identifier(target.alias_or_name, quoted=bool(_alias(target).args.get("quoted"))),
+        quoted=True,
+    )
+    joined = (
+        exp.select(exp.alias_(row_id, "row_id", quoted=True))
+        .from_(target.copy())
+        .join(source.this.copy(), join_type="CROSS")
+    )
+    if (condition := update.args.get("where")) is not None:
+        joined = joined.where(condition.this.copy())
+    run(_create_temp(CANDIDATES, joined))
+    counted = run_text(f"SELECT count(*) FROM (SELECT 1 FROM {CANDIDATES} GROUP BY row_id HAVING count(*) > 1)")
+    run_text(f"DROP TABLE {CANDIDATES}")
+    return counted[0][0]
+
+
 def run_overwrite(insert: exp.Insert, target: str, run: Run, run_text: RunText) -> int:
     """INSERT OVERWRITE: all old rows go, the new ones come; the query is read before anything goes."""
     query = insert.expression

@@ -15,6 +15,7 @@ from sqlglot import exp
 from tir_dagster.sandbox.warehouse.catalog import tables_view
 from tir_dagster.sandbox.warehouse.dialect import corrected
 from tir_dagster.sandbox.warehouse.errors import SnowflakeError, unsupported
+from tir_dagster.sandbox.warehouse.limits import limit_casts
 from tir_dagster.sandbox.warehouse.names import (
     TableName,
     folded,
@@ -47,7 +48,7 @@ _PARSED: dict[type[exp.Expr], str] = {
 @contextmanager
 def resolved(session: Session, tree: exp.Expr, params: Any) -> Iterator[Any]:
     """The statement with every such reference replaced; the temporary views it needs live as long as the block."""
-    tree = corrected(tree.copy())
+    tree = limit_casts(corrected(tree.copy()))
     temporary = session.temporary_tables()
     copied = session.transaction.open
     views = []
@@ -103,6 +104,8 @@ def _alias_by_name(table: exp.Table) -> None:
 
 def _view_sql(session: Session, tree: exp.Expr, table: exp.Table, params: Any) -> str | None:
     if (changes := table.args.get("changes")) is not None:
+        for clause in (changes.args["at_before"], changes.args.get("end")):
+            _check_constant(clause)
         since = _time_us(session, tree, changes.args["at_before"], params)
         end = changes.args.get("end")
         until = session.lake.now_us() if end is None else _time_us(session, tree, end, params)
@@ -155,6 +158,14 @@ def _copy_committed(session: Session, name: str, sql: str) -> None:
         finally:
             with suppress(duckdb.Error):
                 session.duck.unregister(f"{name}_rows")
+
+
+def _check_constant(clause: exp.HistoricalData | None) -> None:
+    """Refuse a moment of CHANGES that has to be computed: Snowflake takes constants and variables there, unlike after AT."""
+    if clause is not None and (clause.find(exp.Column, exp.CurrentTimestamp, exp.CurrentDate, exp.Localtimestamp)):
+        raise SnowflakeError(
+            1015, "22023", f"SQL compilation error:\nthe moment of {clause.this} in CHANGES needs to be constant."
+        )
 
 
 def _time_us(session: Session, tree: exp.Expr, clause: exp.HistoricalData, params: Any) -> int:

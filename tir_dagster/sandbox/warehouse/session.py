@@ -20,12 +20,23 @@ from fakesnow.cursor import FakeSnowflakeCursor
 from fakesnow.statement_type import DML_TYPE_IDS, statement_type_id
 from sqlglot import exp
 
-from tir_dagster.sandbox.warehouse import catalog, meaning, merge, parameters, references, stages, temporary
+from tir_dagster.sandbox.warehouse import (
+    catalog,
+    limits,
+    meaning,
+    merge,
+    parameters,
+    references,
+    roles,
+    stages,
+    temporary,
+)
 from tir_dagster.sandbox.warehouse.dialect import bind_identifiers, duckdb_text, name_columns, name_stages
 from tir_dagster.sandbox.warehouse.errors import (
     TIMED_OUT,
     SnowflakeError,
     cancelled,
+    duplicate_row,
     from_exception,
     timed_out,
     unsupported,
@@ -122,6 +133,7 @@ class Session:
         self._cancelled = False
         self._cancelled_early: set[str] = set()
         self.temporary: set[TableName] = set()
+        self.temporary_limits: dict[TableName, limits.Limits] = {}
         # Told of database and schema it would look each of them up among all there are.
         self.fake = FakeSnowflakeConnection(self.duck, NoCache(), create_database=False, create_schema=False)
         self._begin_at(context.database, context.schema)
@@ -284,8 +296,9 @@ class Session:
         if found := _PUBLIC_KEY.match(sql):
             self.lake.set_public_key(found[1].strip('"').upper(), found[2])
             return self._status("Statement executed successfully.", query_id, exp.Alter())
-        if (answer := parameters.run(self, sql)) is not None:
-            return self._table(answer, query_id, exp.Alter())
+        for run in (parameters.run, roles.run):
+            if (answer := run(self, sql)) is not None:
+                return self._table(answer, query_id, exp.Alter())
         tree = parse(self.fake.variables.inline_variables(sql))
         if not isinstance(tree, (exp.Transaction, exp.Commit, exp.Rollback)):
             self.transaction.check()
@@ -421,7 +434,7 @@ class Session:
         if isinstance(tree, exp.Copy) or not isinstance(answer, dict):
             return self._fetched(answer, query_id, tree)
         rows: list[list[str | None]] = [[str(count) for count in answer.values()]]
-        columns = [(f"number of rows {operation}", "BIGINT") for operation in answer]
+        columns = [(f"number of {operation}", "BIGINT") for operation in answer]
         kept = self._results.keep(query_id, columns, iter(()))
         return Answer(Result(query_id, kept.rowtype, 1, rows=rows), statement_type_id(tree))
 
@@ -431,7 +444,7 @@ class Session:
         if not is_temporary:
             self.lake.table_id(target)
         place = self._duck_name(target, temporary=is_temporary)
-        rows = self._changing(lambda: stages.copy(self, tree, place, folder))
+        rows = self._changing(lambda: stages.copy(self, tree, place, folder, self.column_limits(target)))
         if not rows:
             return self._status("Copy executed with 0 files processed.", query_id, tree)
         kept = self._results.keep(query_id, [(name, "VARCHAR") for name in stages.REPORT], iter(()))
@@ -469,26 +482,47 @@ class Session:
         quoted = self._duck_name(target, temporary=target in self.temporary_tables())
         with self._looking_into(target.database if isinstance(tree, exp.Copy) else ""):
             if isinstance(tree, exp.Merge):
-                with references.resolved(self, tree, params) as resolved:
+                with self._resolved_change(tree, target, params) as resolved:
                     strict = self.parameter("ERROR_ON_NONDETERMINISTIC_MERGE")
                     plainly = lambda node: self.run_plainly(node, params)  # noqa: E731
-                    return merge.run_merge(resolved, quoted, plainly, self._text, strict=strict)
+                    counts = merge.run_merge(resolved, quoted, plainly, self._text, strict=strict)
+                    return {f"rows {operation}": count for operation, count in counts.items()}
             if overwrites:
-                with references.resolved(self, tree, params) as resolved:
+                with self._resolved_change(tree, target, params) as resolved:
                     read = lambda node: self.run_plainly(node, params)  # noqa: E731
-                    return {"inserted": merge.run_overwrite(resolved, quoted, read, self._text)}
-            with references.resolved(self, tree, params) as resolved:
-                if batch is None:
-                    cursor = self._run(resolved, params)
-                    counts: dict[type[exp.Expr], str] = {
-                        exp.Insert: "inserted",
-                        exp.Update: "updated",
-                        exp.Delete: "deleted",
-                    }
-                    if type(tree) in counts:
-                        return {counts[type(tree)]: cursor.rowcount or 0}
+                    return {"rows inserted": merge.run_overwrite(resolved, quoted, read, self._text)}
+            with self._resolved_change(tree, target, params) as resolved:
+                if batch is not None:
+                    return {"rows inserted": self._insert_rows(resolved, batch)}
+                if isinstance(tree, exp.Update):
+                    return self._updated(resolved, params)
+                cursor = self._run(resolved, params)
+                if isinstance(tree, exp.Copy):
+                    for statement in limits.repair(quoted, self.column_limits(target)):
+                        self.duck.execute(statement)
                     return cursor
-                return {"inserted": self._insert_rows(resolved, batch)}
+                return {"rows inserted" if isinstance(tree, exp.Insert) else "rows deleted": cursor.rowcount or 0}
+
+    def _updated(self, tree: exp.Update, params: Any) -> dict[str, int]:
+        bound = params.copy() if isinstance(params, list) else params
+        several = merge.count_multi_joined(tree, lambda node: self.run_plainly(node, bound), self._text)
+        if several and self.parameter("ERROR_ON_NONDETERMINISTIC_UPDATE"):
+            raise duplicate_row()
+        return {"rows updated": self._run(tree, params).rowcount or 0, "multi-joined rows updated": several}
+
+    @contextmanager
+    def _resolved_change(self, tree: exp.Expr, target: TableName, params: Any) -> Iterator[Any]:
+        """The statement as it can run, with values that keep to the declared types of their columns."""
+        with references.resolved(self, tree, params) as resolved:
+            if sizes := self.column_limits(target):
+                place = self._duck_name(target, temporary=target in self.temporary)
+                columns = [row[0] for row in self.duck.execute(f"DESCRIBE {place}").fetchall()]
+                limits.apply(resolved, sizes, columns)
+            yield resolved
+
+    def column_limits(self, name: TableName) -> limits.Limits:
+        """What the declared types of a table's columns limit."""
+        return self.temporary_limits.get(name, {}) if name in self.temporary else self.lake.column_limits(name)
 
     def _insert_rows(self, tree: exp.Insert, batch: Sequence[tuple[Any, ...]]) -> int:
         """One statement with bound arrays: many rows at a time where it is a plain VALUES, else row by row."""
@@ -526,8 +560,9 @@ class Session:
                 return self._description(resolved, table_name(described, self.database, self.schema), query_id, params)
             cursor = self._run(resolved, params)
             answer = self._fetched(cursor, query_id, tree)
-            if isinstance(tree, exp.Use):
-                self._use(tree)
+            if isinstance(tree, exp.Alter) and isinstance(tree.this, exp.Table) and tree.args.get("kind") == "TABLE":
+                self.lake.record_commits(table_name(tree.this, self.database, self.schema).database)
+                catalog.note_altered_limits(self, tree)
             if isinstance(tree, (exp.Comment, exp.Alter)) and isinstance(tree.this, exp.Table):
                 self._note_ddl(table_name(tree.this, self.database, self.schema))
             upload = (cursor._last_transformed or exp.null()).args.get("put_stage_data")  # noqa: SLF001
@@ -550,15 +585,12 @@ class Session:
                 self.lake.descriptions[key] = Description(shape, columns, rows)
         else:
             columns, rows = known.columns, known.rows
+        if rows is not None and (sizes := self.column_limits(name)):
+            described = zip(rows["name"].to_pylist(), rows["type"].to_pylist(), strict=True)
+            kinds = [sizes[column].shown(kind) if column in sizes else kind for column, kind in described]
+            rows = rows.set_column(rows.column_names.index("type"), "type", pa.array(kinds, pa.string()))
         batches = rows.combine_chunks().to_batches() if rows is not None else []
         return Answer(self._results.keep(query_id, columns, iter(batches)), statement_type_id(tree))
-
-    def _use(self, tree: exp.Use) -> None:
-        kind = str(tree.args.get("kind") or "").upper()
-        if kind == "ROLE":
-            self.context.role = tree.this.name.upper()
-        elif kind == "WAREHOUSE":
-            self.context.warehouse = tree.this.name.upper()
 
     # fakesnow and DuckDB
 
