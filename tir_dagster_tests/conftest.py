@@ -206,12 +206,20 @@ HOSTILE_DEFAULTS = {
 }
 
 
+@contextmanager
+def hostile_defaults(run: Callable[[str], Any]) -> Iterator[None]:
+    """Let all sessions of the account begin with those defaults."""
+    run("ALTER ACCOUNT SET " + " ".join(f"{name} = {value}" for name, value in HOSTILE_DEFAULTS.items()))
+    try:
+        yield
+    finally:
+        run("ALTER ACCOUNT UNSET " + ", ".join(HOSTILE_DEFAULTS))
+
+
 @pytest.fixture
 def hostile_account(run) -> Iterator[None]:
-    """An account whose sessions all begin with those defaults."""
-    run("ALTER ACCOUNT SET " + " ".join(f"{name} = {value}" for name, value in HOSTILE_DEFAULTS.items()))
-    yield
-    run("ALTER ACCOUNT UNSET " + ", ".join(HOSTILE_DEFAULTS))
+    with hostile_defaults(run):
+        yield
 
 
 @pytest.fixture

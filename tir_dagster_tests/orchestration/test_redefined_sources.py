@@ -11,6 +11,7 @@ import pytest
 from tir_dagster.changes.plan import Reason
 from tir_dagster.errors import GuardError
 from tir_dagster.refresh.verify import Verification
+from tir_dagster_tests.conftest import hostile_defaults
 from tir_dagster_tests.orchestration.shown import Shown, prepare
 
 SALES = "ID INT, PRODUCT VARCHAR, DAY DATE"
@@ -186,3 +187,15 @@ def test_rows_that_an_extract_keeps_by_its_spec_do_not_redefine_a_view(make):
         assert shop.refresh().decision == "incremental", "kept rows are no difference"
     assert len(shop.published()) == 4
     assert Verification(shop.refresher.context, shop.confirmed).equals_source().passed
+
+
+def test_an_account_with_defaults_of_its_own_gives_the_same_extract(make):
+    query = JOINED.replace("p.PRICE", "TO_VARCHAR(s.DAY) AS DAY_TEXT, DATE_TRUNC('WEEK', s.DAY) AS WEEK, p.PRICE")
+    more = "INSERT INTO {s}.SALES SELECT COLUMN1, 'P2', '2026-01-06' FROM VALUES (11), (12), (13), (14), (15), (16)"
+    shop = make(query, before=more, row_key="ID", slices={"column": "DAY", "by": "week", "start": "2026-01-05"})
+    with hostile_defaults(shop.sql):
+        assert shop.refresh().decision == "none"
+        shop.sql("INSERT INTO {s}.SALES VALUES (3, 'P1', '2026-01-11')")
+        shop.sql("UPDATE {s}.PRODUCTS SET PRICE = 7 WHERE PRODUCT = 'P1'")
+        assert shop.refresh().decision == "incremental"
+        assert shop.published() == shop.expected()

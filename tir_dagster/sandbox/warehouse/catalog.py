@@ -210,6 +210,9 @@ def declared(session: Session, tree: exp.Expr) -> Iterator[None]:
     is_transient = properties is not None and properties.find(exp.TransientProperty) is not None
     check_retention(options, is_transient=is_transient)
     sizes = limits_of_new(session, tree)
+    if schema and sizes and isinstance(tree.expression, exp.Query):
+        named = [folded(column if isinstance(column, exp.Identifier) else column.this) for column in schema.expressions]
+        tree.set("expression", limits.limited_query(tree.expression, sizes, named))
     copy_source(tree)
     tree.set("properties", None)
     key = take_keys(schema) if schema else []

@@ -42,7 +42,12 @@ _OF_THE_WEEK = ("DAYOFWEEK", "DOW")
 def apply(session: Session, tree: exp.Expr) -> None:
     """Change the statement to what it means under the session's parameters."""
     set_here = {name: value for name, value in session.context.parameters.items() if name in PARAMETERS}
-    different = {name: value for name, value in set_here.items() if value != PARAMETERS[name].default}
+    # AUTO is what there is without a format, also where another one is the default.
+    different = {
+        name: value
+        for name, value in set_here.items()
+        if value != PARAMETERS[name].default and str(value).upper() != "AUTO"
+    }
     if different.get("QUOTED_IDENTIFIERS_IGNORE_CASE"):
         for identifier in tree.find_all(exp.Identifier):
             if identifier.args.get("quoted"):
@@ -52,7 +57,7 @@ def apply(session: Session, tree: exp.Expr) -> None:
             if kind.this is _TYPE.TIMESTAMP:
                 kind.set("this", mapped)
     _read_by_format(tree, different)
-    _write_by_format(tree, different, set_here)
+    _write_by_format(tree, different)
     if different.keys() & {"WEEK_START", "WEEK_OF_YEAR_POLICY"}:
         _count_weeks(tree, int(session.parameter("WEEK_START")))
 
@@ -65,7 +70,7 @@ def _read_by_format(tree: exp.Expr, different: dict[str, Value]) -> None:
             ("TIME_INPUT_FORMAT", (_TYPE.TIME,)),
             ("TIMESTAMP_INPUT_FORMAT", _MOMENTS),
         )
-        if str(different.get(name, "AUTO")).upper() != "AUTO"
+        if name in different
         for kind in kinds
     }
     for cast in list(tree.find_all(exp.Cast)) if formats else []:
@@ -75,11 +80,11 @@ def _read_by_format(tree: exp.Expr, different: dict[str, Value]) -> None:
             cast.set("this", _call(_PARSED, cast.this.copy(), exp.Literal.string(formats[cast.to.this])))
 
 
-def _write_by_format(tree: exp.Expr, different: dict[str, Value], set_here: dict[str, Value]) -> None:
+def _write_by_format(tree: exp.Expr, different: dict[str, Value]) -> None:
     names = ("DATE_OUTPUT_FORMAT", "TIME_OUTPUT_FORMAT", "TIMESTAMP_NTZ_OUTPUT_FORMAT")
     if not different.keys() & set(names):
         return
-    formats = [strftime_format(str(set_here.get(name, PARAMETERS[name].default))) for name in names]
+    formats = [strftime_format(str(different.get(name, PARAMETERS[name].default))) for name in names]
     for node in list(tree.find_all(exp.Cast, exp.ToChar)):
         casts = isinstance(node, exp.Cast) and node.to.this in _TEXTS
         writes = isinstance(node, exp.ToChar) and node.args.get("format") is None

@@ -91,6 +91,12 @@ def test_limits_follow_their_columns(sql):
     assert code(sql, "INSERT INTO RENAMED (E) VALUES ('abcd')") == 100078
 
 
+def test_a_query_with_declared_columns_keeps_to_the_limits(sql):
+    assert code(sql, "CREATE TABLE QUERIED (T VARCHAR(3)) AS SELECT 'long'") == 100078
+    sql(f"CREATE TABLE QUERIED (N INT, TS TIMESTAMP_NTZ(3)) AS SELECT 1, '{FINE}'::TIMESTAMP_NTZ")
+    assert sql("SELECT N, TS FROM QUERIED") == [(1, CUT)]
+
+
 def test_loads_keep_to_the_limits(connect, tmp_path):
     sql = connect()
     pq.write_table(pa.table({"T": ["a", "long"], "TS": [CUT, CUT]}), tmp_path / "long.parquet")
