@@ -187,6 +187,42 @@ def run(sandbox: Sandbox) -> Iterator[Callable[[str], list[tuple]]]:
         yield lambda sql: cursor.execute(sql).fetchall()
 
 
+# Defaults that change what statements mean, as an administrator may set them.
+HOSTILE_DEFAULTS = {
+    "AUTOCOMMIT": "FALSE",
+    "DATE_INPUT_FORMAT": "'DD/MM/YYYY'",
+    "DATE_OUTPUT_FORMAT": "'DD/MM/YYYY'",
+    "ERROR_ON_NONDETERMINISTIC_MERGE": "FALSE",
+    "QUOTED_IDENTIFIERS_IGNORE_CASE": "TRUE",
+    "ROWS_PER_RESULTSET": "1",
+    "TIMESTAMP_INPUT_FORMAT": "'DD/MM/YYYY HH24:MI:SS'",
+    "TIMESTAMP_NTZ_OUTPUT_FORMAT": "'DD/MM/YYYY'",
+    "TIMESTAMP_TYPE_MAPPING": "TIMESTAMP_TZ",
+    "TIMEZONE": "'America/New_York'",
+    "TIME_INPUT_FORMAT": "'HH12:MI AM'",
+    "TIME_OUTPUT_FORMAT": "'HH12:MI AM'",
+    "TRANSACTION_ABORT_ON_ERROR": "TRUE",
+    "WEEK_OF_YEAR_POLICY": "1",
+    "WEEK_START": "7",
+}
+
+
+@contextmanager
+def hostile_defaults(run: Callable[[str], Any]) -> Iterator[None]:
+    """Let all sessions of the account begin with those defaults."""
+    run("ALTER ACCOUNT SET " + " ".join(f"{name} = {value}" for name, value in HOSTILE_DEFAULTS.items()))
+    try:
+        yield
+    finally:
+        run("ALTER ACCOUNT UNSET " + ", ".join(HOSTILE_DEFAULTS))
+
+
+@pytest.fixture
+def hostile_account(run) -> Iterator[None]:
+    with hostile_defaults(run):
+        yield
+
+
 @pytest.fixture
 def make_table(run) -> Callable[[str], TableName]:
     """Makes a table with these columns, under a name of its own."""

@@ -236,6 +236,7 @@ def stored_value(column: LoadColumn, expression: str) -> str:
 
 
 def create(table: TableName, columns: dict[str, str], *, temporary: bool = False) -> str:
+    """Return the statement that creates a table of ours; its texts compare by their bytes, whatever collation the schema has as default."""
     body = ", ".join(f"{quote(name)} {kind}" for name, kind in columns.items())
     words = "CREATE OR REPLACE TEMPORARY TABLE" if temporary else "CREATE TABLE IF NOT EXISTS"
-    return f"{words} {table.sql} ({body})"
+    return f"{words} {table.sql} ({body}) DEFAULT_DDL_COLLATION = ''"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tir_dagster.changes.hints import Hint
 from tir_dagster.changes.plan import Mode, Plan, Reason, Situation, plan_refresh, redefinition

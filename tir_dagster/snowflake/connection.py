@@ -20,6 +20,7 @@ from tir_dagster.addresses import hide_credentials
 from tir_dagster.errors import SourceError
 from tir_dagster.measuring import waiting_for
 from tir_dagster.snowflake.names import check_mere_name, whole_number
+from tir_dagster.snowflake.settings import own_choices, session_parameters
 
 # Without limits the connector repeats a request for ever when the server is gone.
 NETWORK_TIMEOUT = 120
@@ -60,6 +61,8 @@ class SnowflakeAccess:
     query_tag: str = "tir_dagster"
     network_timeout: int = NETWORK_TIMEOUT
     login_timeout: int = LOGIN_TIMEOUT
+    # Session parameters of the user's choice, beside those that every session of ours has.
+    choices: tuple[tuple[str, Any], ...] = ()
     # Whatever else the connector takes (a proxy, another authenticator), as given; it may hold secrets.
     options: tuple[tuple[str, Any], ...] = field(default=(), repr=False)
 
@@ -89,6 +92,7 @@ class SnowflakeAccess:
         settings |= settings.pop("additional_snowflake_connection_args", {})
         session = settings.pop("session_parameters", {})
         settings.setdefault("query_tag", session.get("QUERY_TAG", "tir_dagster"))
+        settings["choices"] = own_choices(session)
         key = _private_key(settings)
         for name in (*_PRIVATE_KEYS, *_OURS):
             settings.pop(name, None)
@@ -127,7 +131,7 @@ class SnowflakeAccess:
             "application": "tir_dagster",
             # Snowflake sends NUMBER(12,2) as scaled integers; without this the connector makes them floats.
             "arrow_number_to_decimal": True,
-            "session_parameters": {"TIMEZONE": "UTC", "QUERY_TAG": self.query_tag},
+            "session_parameters": session_parameters(self.query_tag, self.choices),
         }
 
     def _credentials(self) -> dict[str, Any]:
@@ -152,7 +156,7 @@ class SnowflakeAccess:
 
     @contextmanager
     def connect(self) -> Iterator[snowflake.connector.SnowflakeConnection]:
-        """Open a connection in UTC; an error of the connector inside the block becomes a SourceError with a hint."""
+        """Open a connection with our session settings; an error of the connector inside the block becomes a SourceError with a hint."""
         if (shared := self._shared_connection()) is not None:
             with self._translated_errors():
                 yield shared

@@ -216,6 +216,8 @@ def test_an_empty_file_is_loaded_with_a_warning_but_does_not_empty_a_table(landi
 def test_quoted_and_mixed_case_names_warehouse_role_and_query_tag_reach_snowflake(landing, access):
     place = landing('"Order Id" NUMBER, "select" VARCHAR', table='MYDB.LOADING."My ""Table"""')
     place.write("a.json", '{"order id": 1, "SELECT": "x\'y"}\n')
+    for statement in ("CREATE WAREHOUSE IF NOT EXISTS LOADING_WH", "CREATE ROLE IF NOT EXISTS LOADER"):
+        place.own.query(statement)
     tagged = {"warehouse": "LOADING_WH", "role": "LOADER", "query_tag": "from files"}
     loaded = place.load(place.spec(mode="merge", format="json", key="Order Id", snowflake=tagged))
     assert place.rows() == [(1, "x'y")]

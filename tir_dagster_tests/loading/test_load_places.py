@@ -213,3 +213,20 @@ def test_a_table_of_keys_alone_is_merged(landing):
     result = place.load(spec)
     assert (result.inserted, result.updated, result.deleted) == (1, 0, 1)
     assert place.rows() == [(2,), (3,)]
+
+
+def test_a_load_is_the_same_in_an_account_with_defaults_of_its_own(landing, request):
+    place = landing("ID NUMBER(38,0), NAME VARCHAR, VALID_FROM DATE, VALID_TO DATE, IS_CURRENT BOOLEAN")
+    spec = place.spec(mode="scd2", key="ID", order_by="DAY")
+    place.write("a.csv", "ID,NAME,DAY\n1,x,2025-01-31\n2,y,2025-01-31\n")
+    place.load(spec)
+    request.getfixturevalue("hostile_account")
+    place.write("b.csv", "ID,NAME,DAY\n1,z,2025-02-01\n3,w,2025-02-01\n")
+    loaded = place.load(spec)
+    assert (loaded.inserted, loaded.changed.keys) == (2, ((1,), (3,)))
+    assert place.rows("ID, NAME, VALID_FROM::VARCHAR, IS_CURRENT") == [
+        (1, "x", "2025-01-31", False),
+        (1, "z", "2025-02-01", True),
+        (2, "y", "2025-01-31", True),
+        (3, "w", "2025-02-01", True),
+    ]

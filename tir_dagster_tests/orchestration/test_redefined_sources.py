@@ -11,6 +11,7 @@ import pytest
 from tir_dagster.changes.plan import Reason
 from tir_dagster.errors import GuardError
 from tir_dagster.refresh.verify import Verification
+from tir_dagster_tests.conftest import hostile_defaults
 from tir_dagster_tests.orchestration.shown import Shown, prepare
 
 SALES = "ID INT, PRODUCT VARCHAR, DAY DATE"
@@ -102,6 +103,7 @@ def test_a_column_of_a_joined_table_with_other_content_costs_a_full_refresh(join
 
 
 def test_another_role_in_the_spec_is_another_definition(joined):
+    joined.sql("CREATE ROLE IF NOT EXISTS ANALYST")
     joined.settings = {**joined.settings, "snowflake": {"role": "analyst"}}
     joined.refresher = joined.new_refresher()
     assert joined.refresh().reason is Reason.DEFINITION_CHANGED
@@ -325,3 +327,15 @@ def test_a_dynamic_table_is_a_source_and_by_a_feed_only_where_it_is_refreshed_in
     assert (plan.decision, plan.keys) == ("incremental", 1), "all its rows were written anew, one is another"
     assert "has no change tracking" in plan.warnings[0]
     assert shop.published() == shop.expected()
+
+
+def test_an_account_with_defaults_of_its_own_gives_the_same_extract(make):
+    query = JOINED.replace("p.PRICE", "TO_VARCHAR(s.DAY) AS DAY_TEXT, DATE_TRUNC('WEEK', s.DAY) AS WEEK, p.PRICE")
+    more = "INSERT INTO {s}.SALES SELECT COLUMN1, 'P2', '2026-01-06' FROM VALUES (11), (12), (13), (14), (15), (16)"
+    shop = make(query, before=more, row_key="ID", slices={"column": "DAY", "by": "week", "start": "2026-01-05"})
+    with hostile_defaults(shop.sql):
+        assert shop.refresh().decision == "none"
+        shop.sql("INSERT INTO {s}.SALES VALUES (3, 'P1', '2026-01-11')")
+        shop.sql("UPDATE {s}.PRODUCTS SET PRICE = 7 WHERE PRODUCT = 'P1'")
+        assert shop.refresh().decision == "incremental"
+        assert shop.published() == shop.expected()

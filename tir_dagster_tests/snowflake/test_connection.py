@@ -146,7 +146,7 @@ def test_nobody_but_snowflake_is_asked_unless_wished_for(sandbox, monkeypatch):
         ("SELECT * FROM SRC.PUBLIC.ABSENT", "ABSENT.*Check the table's name"),
         ("SELECT ABSENT FROM {table}", "ABSENT.*column is missing"),
         ("SELECT * FROM {table} AT(TIMESTAMP => '2001-01-01T00:00:00+00:00'::TIMESTAMP_TZ)", "outside Time Travel"),
-        ("SELECT * FROM {table} CHANGES(INFORMATION => DEFAULT) AT(TIMESTAMP => SYSDATE())", "CHANGE_TRACKING = TRUE"),
+        ("SELECT * FROM {table} CHANGES(INFORMATION => DEFAULT) AT(OFFSET => 0)", "CHANGE_TRACKING = TRUE"),
     ],
 )
 def test_what_snowflake_refuses_ends_with_what_to_do(access, make_table, sql, hint):

@@ -37,7 +37,9 @@ from tir_dagster.sandbox.home import Identity, SandboxHome
 from tir_dagster.sandbox.warehouse.errors import SnowflakeError, internal_error
 from tir_dagster.sandbox.warehouse.lake import Lake
 from tir_dagster.sandbox.warehouse.locks import TableLocks
+from tir_dagster.sandbox.warehouse.parameters import login_parameters
 from tir_dagster.sandbox.warehouse.results import Result, ResultStore
+from tir_dagster.sandbox.warehouse.roles import role_of_login, warehouse_of_login
 from tir_dagster.sandbox.warehouse.session import Answer, Context, Session, new_query_id
 
 logger = logging.getLogger("tir_dagster.sandbox.warehouse")
@@ -140,19 +142,22 @@ class Warehouse:
     async def login(self, request: Request) -> JSONResponse:
         data = (await _body(request)).get("data") or {}
         user = self._authenticate(data)
-        parameters = {str(name).upper(): value for name, value in (data.get("SESSION_PARAMETERS") or {}).items()}
-        if str(parameters.get("TIMEZONE", "UTC")).upper() not in ("UTC", "ETC/UTC"):
-            raise RefusedError(200, "000002", "Unsupported feature 'TIMEZONE': the embedded warehouse works in UTC.")
-        parameters["ACCOUNT"] = str(data.get("ACCOUNT_NAME") or self.identity.account).upper()
+        try:
+            defaults, parameters = login_parameters(self.lake, user, data.get("SESSION_PARAMETERS") or {})
+            role = role_of_login(self.lake, request.query_params.get("roleName"))
+        except SnowflakeError as error:
+            raise RefusedError(200, f"{error.code:06d}", error.message) from error
         query = request.query_params
-        names = {key: query.get(key) for key in ("databaseName", "schemaName", "warehouse", "roleName")}
+        names = {key: query.get(key) for key in ("databaseName", "schemaName", "warehouse")}
         context = Context(
             user=user,
             database=names["databaseName"] and normalise_ident(names["databaseName"]),
             schema=names["schemaName"] and normalise_ident(names["schemaName"]),
-            role=(names["roleName"] or "SYSADMIN").upper(),
-            warehouse=names["warehouse"] and names["warehouse"].upper(),
+            role=role,
+            warehouse=warehouse_of_login(self.lake, names["warehouse"]),
+            account=str(data.get("ACCOUNT_NAME") or self.identity.account).upper(),
             parameters=parameters,
+            defaults=defaults,
         )
         self._close_idle_sessions()
         session = Session(self.lake, self.locks, self.results, context)
@@ -289,7 +294,7 @@ class Warehouse:
         if answer.upload is not None:
             return Outcome({"data": answer.upload, "code": None, "message": None, "success": True})
         data = {
-            "parameters": [{"name": "TIMEZONE", "value": "Etc/UTC"}],
+            "parameters": _told_parameters(session),
             "queryId": query_id,
             "statementTypeId": answer.type_id,
             "finalDatabaseName": session.database,
@@ -443,6 +448,11 @@ def _bound(binding: dict[str, Any]) -> Any:
     return None if binding.get("value") is None else from_binding(binding)
 
 
+def _told_parameters(session: Session) -> list[dict[str, Any]]:
+    """The parameters that the connector itself goes by."""
+    return [{"name": name, "value": session.parameter(name)} for name in ("AUTOCOMMIT", "TIMEZONE")]
+
+
 def _login_answer(token: str, session: Session) -> dict[str, Any]:
     return {
         "token": token,
@@ -453,11 +463,10 @@ def _login_answer(token: str, session: Session) -> dict[str, Any]:
         "serverVersion": SERVER_VERSION,
         "sessionId": session.number,
         "parameters": [
-            {"name": "AUTOCOMMIT", "value": session.context.parameters.get("AUTOCOMMIT", True)},
             {"name": "CLIENT_SESSION_KEEP_ALIVE_HEARTBEAT_FREQUENCY", "value": 3600},
             # 0: array bindings come inline, not through a stage.
             {"name": "CLIENT_STAGE_ARRAY_BINDING_THRESHOLD", "value": 0},
-            {"name": "TIMEZONE", "value": "Etc/UTC"},
+            *_told_parameters(session),
         ],
         "sessionInfo": {
             "databaseName": session.database,

@@ -14,7 +14,7 @@ import pyarrow as pa
 from fakesnow.transforms import stage
 from sqlglot import exp
 
-from tir_dagster.sandbox.warehouse import views
+from tir_dagster.sandbox.warehouse import limits, views
 from tir_dagster.sandbox.warehouse.errors import SnowflakeError, missing_object, unsupported
 from tir_dagster.sandbox.warehouse.names import TableName, folded, literal, quote, table_name
 
@@ -31,7 +31,7 @@ _TABLES_COLUMNS = {
     "TABLE_NAME": "f.table_name",
     "TABLE_OWNER": "'SYSADMIN'",
     "TABLE_TYPE": "f.table_type",
-    "IS_TRANSIENT": "'NO'",
+    "IS_TRANSIENT": "CASE WHEN f.is_transient THEN 'YES' ELSE 'NO' END",
     "CLUSTERING_KEY": "NULL::VARCHAR",
     "ROW_COUNT": "f.row_count",
     "BYTES": "CASE f.table_type WHEN 'BASE TABLE' THEN 0 END",
@@ -56,6 +56,14 @@ _TABLES_COLUMNS = {
     "IS_IMMUTABLE": "'NO'",
     "IS_HYBRID": "'NO'",
 }
+_ABSENT = re.compile(
+    r"(?:CREATE|ALTER|DROP|UNDROP|EXECUTE)\s+(?:OR\s+(?:REPLACE|ALTER)\s+)?(?:SECURE\s+)?"
+    r"(?P<kind>STREAM|TASK|PIPE|ALERT|PROCEDURE|FUNCTION|EXTERNAL\s+TABLE|MATERIALIZED\s+VIEW|ICEBERG\s+TABLE|HYBRID\s+TABLE|EVENT\s+TABLE"
+    r"|NETWORK\s+\w+|\w+\s+POLICY|\w+\s+INTEGRATION|SHARE|SECRET|STREAMLIT|NOTEBOOK|USER)\b",
+    re.IGNORECASE,
+)
+_ABSENT_KINDS = ("SEQUENCE", "PROCEDURE", "FUNCTION")
+MOST_RETENTION_DAYS, MOST_TRANSIENT_DAYS = 90, 1
 _TABLE_KEYS = (exp.PrimaryKey, exp.UniqueColumnConstraint, exp.ForeignKey)
 
 
@@ -63,24 +71,18 @@ def run(session: Session, tree: exp.Expr) -> pa.Table | None:
     """Run the statement if it is one of these and give its answer; None when fakesnow shall run it."""
     if isinstance(tree, (exp.Create, exp.Drop)) and str(tree.args.get("kind")).upper() == "DATABASE":
         return _database(session, tree)
-    if isinstance(tree, (exp.Create, exp.Drop)) and str(tree.args.get("kind")).upper() == "WAREHOUSE":
-        name = folded(tree.this.this if isinstance(tree.this, exp.Table) else tree.this)
-        session.lake.note_warehouse(name, exists=isinstance(tree, exp.Create))
-        return _status("Statement executed successfully.")
     if isinstance(tree, exp.Drop) and str(tree.args.get("kind")).upper() == "STAGE":
         return _drop_stage(session, tree)
     if isinstance(tree, exp.Alter) and tree.args.get("kind") == "TABLE":
         if table_name(tree.this, session.database, session.schema) in session.temporary_tables():
             raise unsupported("ALTER of a temporary table")
         return _alter(session, tree)
-    if isinstance(tree, exp.Alter) and tree.args.get("kind") == "SESSION":
-        return _alter_session(session, tree)
     if (altered := views.alter(session, tree)) is not None:
         return altered
     if isinstance(tree, exp.Show):
         return _show(session, tree)
-    if isinstance(tree, (exp.Create, exp.Drop)) and str(tree.args.get("kind")).upper() == "SEQUENCE":
-        raise unsupported("SEQUENCE")
+    if isinstance(tree, (exp.Create, exp.Drop)) and str(tree.args.get("kind")).upper() in _ABSENT_KINDS:
+        raise unsupported(str(tree.args["kind"]).upper())
     if isinstance(tree, (exp.Grant, exp.Revoke)) or _uses_secondary_roles(tree):
         # Whoever has signed in may do everything here.
         return _status("Statement executed successfully.")
@@ -96,8 +98,10 @@ def _command(tree: exp.Expr) -> pa.Table | None:
     if not isinstance(tree, exp.Command):
         return None
     text = f"{tree.name} {tree.expression}"
-    if re.match(r"(CREATE|ALTER|DROP)\s+(OR\s+REPLACE\s+)?WAREHOUSE\b|(GRANT|REVOKE)\b", text, re.IGNORECASE):
+    if re.match(r"(GRANT|REVOKE)\b", text, re.IGNORECASE):
         return _status("Statement executed successfully.")
+    if absent := _ABSENT.match(text):
+        raise unsupported(" ".join(absent["kind"].upper().split()))
     if re.match(r"(EXPLAIN|CALL|SHOW)\b", text, re.IGNORECASE):
         raise unsupported(" ".join(text.split()[:2]).upper() if text.upper().startswith("SHOW") else tree.name.upper())
     return None
@@ -114,22 +118,6 @@ def _drop_stage(session: Session, tree: exp.Drop) -> pa.Table:
         raise missing_object("Stage", name)
     shutil.rmtree(stage.internal_dir(str(name)), ignore_errors=True)
     return _status(f"{name.name} successfully dropped.")
-
-
-def _alter_session(session: Session, tree: exp.Alter) -> pa.Table:
-    """Session parameters are remembered; AUTOCOMMIT and QUERY_TAG also mean something here."""
-    for action in tree.args.get("actions") or []:
-        for item in action.expressions:
-            name = item.find(exp.Identifier).name.upper()
-            assigned = item.find(exp.EQ)
-            if assigned is None:
-                session.context.parameters.pop(name, None)
-            else:
-                value = assigned.expression
-                if name == "TIMEZONE" and value.name.upper() not in ("UTC", "ETC/UTC"):
-                    raise unsupported(f"TIMEZONE = {value.name}: the warehouse works in UTC")
-                session.context.parameters[name] = value.this if isinstance(value, exp.Boolean) else value.name
-    return _status("Statement executed successfully.")
 
 
 def _database(session: Session, tree: exp.Expr) -> pa.Table:
@@ -159,7 +147,7 @@ def _alter(session: Session, tree: exp.Alter) -> pa.Table | None:
         return _status("Statement executed successfully.")
     if isinstance(actions[0], exp.AlterSet):
         session.transaction.commit()
-        set_options(session.lake, name, _options(actions[0]))
+        set_options(session.lake, name, table_options(actions[0]))
         session.lake.note_ddl(name)
         return _status("Statement executed successfully.")
     if isinstance(actions[0], exp.SwapTable):
@@ -185,14 +173,25 @@ def _swap(session: Session, one: TableName, other: TableName) -> None:
 
 def set_options(lake: Lake, name: TableName, options: dict[str, str], *, created: bool = False) -> None:
     """Change tracking and retention of a table; other options change nothing here."""
-    lake.table_id(name)
+    check_retention(options, is_transient=lake.facts(name).is_transient)
     if "CHANGE_TRACKING" in options:
         lake.set_change_tracking(name, on=options["CHANGE_TRACKING"] == "TRUE", since_created=created)
     if "DATA_RETENTION_TIME_IN_DAYS" in options:
         lake.set_retention(name, float(options["DATA_RETENTION_TIME_IN_DAYS"]))
 
 
-def _options(node: exp.Expr) -> dict[str, str]:
+def check_retention(options: dict[str, str], *, is_transient: bool) -> None:
+    """Refuse a retention beyond what Snowflake keeps: 90 days, of transient and temporary tables 1."""
+    days = options.get("DATA_RETENTION_TIME_IN_DAYS", "0")
+    if not days.isdigit() or int(days) > (MOST_TRANSIENT_DAYS if is_transient else MOST_RETENTION_DAYS):
+        raise SnowflakeError(
+            1008,
+            "22023",
+            f"SQL compilation error:\ninvalid value [{days}] for parameter 'DATA_RETENTION_TIME_IN_DAYS'",
+        )
+
+
+def table_options(node: exp.Expr) -> dict[str, str]:
     return {
         prop.name.upper(): prop.args["value"].sql().strip("'").upper()
         for prop in node.find_all(exp.Property)
@@ -209,7 +208,13 @@ def declared(session: Session, tree: exp.Expr) -> Iterator[None]:
     schema = tree.this if isinstance(tree.this, exp.Schema) else None
     name = table_name(schema.this if schema else tree.this, session.database, session.schema)
     properties = tree.args.get("properties")
-    options = _options(properties) if properties else {}
+    options = table_options(properties) if properties else {}
+    is_transient = properties is not None and properties.find(exp.TransientProperty) is not None
+    check_retention(options, is_transient=is_transient)
+    sizes = limits_of_new(session, tree)
+    if schema and sizes and isinstance(tree.expression, exp.Query):
+        named = [folded(column if isinstance(column, exp.Identifier) else column.this) for column in schema.expressions]
+        tree.set("expression", limits.limited_query(tree.expression, sizes, named))
     copy_source(tree)
     tree.set("properties", None)
     key = take_keys(schema) if schema else []
@@ -218,8 +223,34 @@ def declared(session: Session, tree: exp.Expr) -> Iterator[None]:
     session.lake.record_commits(name.database)
     if _table_id(session.lake, name) != before:
         set_options(session.lake, name, options, created=True)
+        session.lake.set_limits(name, sizes, of=sizes)
+        if is_transient:
+            session.lake.set_transient(name)
         if key:
             session.lake.set_primary_key(name, key)
+
+
+def limits_of_new(session: Session, tree: exp.Create) -> limits.Limits:
+    """What the columns of a new table limit: as it declares them, or as the table that it is a copy of has them."""
+    properties = tree.args.get("properties")
+    like = properties.find(exp.LikeProperty) if properties is not None else None
+    source = tree.args["clone"].this if tree.args.get("clone") is not None else like.this if like is not None else None
+    if isinstance(source, exp.Table):
+        return session.column_limits(table_name(source, session.database, session.schema))
+    return limits.declared_columns(tree.this.expressions) if isinstance(tree.this, exp.Schema) else {}
+
+
+def note_altered_limits(session: Session, tree: exp.Alter) -> None:
+    """After an ALTER TABLE that added columns or changed their types."""
+    actions = tree.args.get("actions") or []
+    changed = {
+        folded(action.this): limits.declared(action.args.get("kind") or action.args.get("dtype"))
+        for action in actions
+        if isinstance(action, exp.ColumnDef) or (isinstance(action, exp.AlterColumn) and action.args.get("dtype"))
+    }
+    if changed:
+        name = table_name(tree.this, session.database, session.schema)
+        session.lake.set_limits(name, {at: limit for at, limit in changed.items() if limit is not None}, of=changed)
 
 
 def copy_source(tree: exp.Create) -> None:
@@ -327,7 +358,7 @@ def _tables(lake: Lake, facts: list[TableFacts]) -> pa.Table:
         "name": pa.array([fact.name.name for fact in facts], pa.string()),
         "database_name": pa.array([fact.name.database for fact in facts], pa.string()),
         "schema_name": pa.array([fact.name.schema for fact in facts], pa.string()),
-        "kind": pa.array(["TABLE" for _ in facts], pa.string()),
+        "kind": pa.array(["TRANSIENT" if fact.is_transient else "TABLE" for fact in facts], pa.string()),
         "comment": pa.array(["" for _ in facts], pa.string()),
         "cluster_by": pa.array(["" for _ in facts], pa.string()),
         "rows": pa.array([lake.row_count(fact) for fact in facts], pa.int64()),
@@ -363,21 +394,21 @@ def tables_view(lake: Lake, database: str) -> str:
     dynamic_names = {facts.name for facts in lake.dynamic_tables(database)}
     known = [
         f"({literal(fact.name.schema)}, {literal(fact.name.name)}, 'BASE TABLE', {lake.row_count(fact)}, "
-        f"{fact.created_us}, {fact.altered_us}, {fact.ddl_us}, {fact.retention_days}, {fact.name in dynamic_names})"
+        f"{fact.created_us}, {fact.altered_us}, {fact.ddl_us}, {fact.retention_days}, {fact.name in dynamic_names}, {fact.is_transient})"
         for fact in lake.all_facts(database)
     ]
     # A view has no rows and no past of its own, and what happens to its tables does not alter it.
     known += [
         f"({literal(view.name.schema)}, {literal(view.name.name)}, 'VIEW', NULL, "
-        f"{view.created_us}, {view.ddl_us}, {view.ddl_us}, NULL, FALSE)"
+        f"{view.created_us}, {view.ddl_us}, {view.ddl_us}, NULL, FALSE, FALSE)"
         for view in lake.views(database)
     ]
-    values = f"VALUES {', '.join(known)}" if known else "SELECT '', '', '', 0, 0, 0, 0, 0, FALSE WHERE false"
+    values = f"VALUES {', '.join(known)}" if known else "SELECT '', '', '', 0, 0, 0, 0, 0, FALSE, FALSE WHERE false"
     listed = ", ".join(f"{sql} AS {quote(name)}" for name, sql in _TABLES_COLUMNS.items())
     return (
         f'SELECT {literal(database)} AS "TABLE_CATALOG", {listed} '
         f"FROM ({values}) "
-        "f(schema_name, table_name, table_type, row_count, created_us, altered_us, ddl_us, retention_days, is_dynamic) "
+        "f(schema_name, table_name, table_type, row_count, created_us, altered_us, ddl_us, retention_days, is_dynamic, is_transient) "
         "LEFT JOIN _fs_global._fs_information_schema._fs_tables_ext e "
         f"ON e.ext_table_catalog = {literal(database)} "
         "AND e.ext_table_schema = f.schema_name AND e.ext_table_name = f.table_name"

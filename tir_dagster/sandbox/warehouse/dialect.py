@@ -67,6 +67,10 @@ _CORRECTED = (
     exp.DateTrunc,
     exp.DateAdd,
     exp.Cast,
+    exp.CurrentTimestamp,
+    exp.CurrentDate,
+    exp.Localtime,
+    exp.Localtimestamp,
 )
 
 
@@ -143,7 +147,25 @@ def duckdb_text(transformed: exp.Expr) -> str:
         raise unsupported(str(error)) from error
 
 
+def _now(node: exp.Expr) -> exp.Expr:
+    """The time as a call: DuckDB would take CURRENT_DATE for the column of the result that is called so."""
+    now = exp.Anonymous(this="now", expressions=[])
+    if isinstance(node, exp.CurrentDate):
+        return exp.cast(now, "DATE")
+    # A cast from a moment without a zone: DuckDB has none from one with a zone.
+    return exp.cast(exp.cast(now, "DATETIME"), "TIME") if isinstance(node, exp.Localtime) else now
+
+
 def _correct(node: Any) -> None:
+    if isinstance(node, (exp.CurrentTimestamp, exp.CurrentDate, exp.Localtime, exp.Localtimestamp)):
+        if (
+            node.this is None
+            and not node.args.get("sysdate")
+            and node.parent
+            and not node.find_ancestor(exp.ColumnDef, exp.HistoricalData)
+        ):
+            node.replace(_now(node))
+        return
     if isinstance(node, exp.ToChar) and node.args.get("format") is not None:
         node.replace(_formatted(node))
     elif isinstance(node, (exp.Div, exp.Mod)):

@@ -147,10 +147,10 @@ def lag_seconds(lag: str) -> float:
 
 
 def _known_warehouse(session: Session, name: str) -> str:
-    """The warehouse that the refreshes use: the session's own one, or one that somebody created."""
+    """The warehouse that the refreshes use."""
     if not name:
         raise SnowflakeError(1420, "22023", "SQL compilation error:\nMissing option(s): [WAREHOUSE]")
-    if name != (session.context.warehouse or "").upper() and name not in session.lake.warehouses():
+    if name not in session.lake.names("WAREHOUSE"):
         raise SnowflakeError(
             2043,
             "02000",

@@ -58,6 +58,19 @@ def unsupported(what: str) -> SnowflakeError:
     return SnowflakeError(2, "0A000", f"Unsupported feature '{what}' (the embedded warehouse does not have it).")
 
 
+TIMED_OUT = 630
+
+
+def timed_out(seconds: int) -> SnowflakeError:
+    return SnowflakeError(
+        TIMED_OUT, "57014", f"Statement reached its statement timeout of {seconds} second(s) and was canceled."
+    )
+
+
+def duplicate_row() -> SnowflakeError:
+    return SnowflakeError(100090, "42P18", "Duplicate row detected during DML action")
+
+
 def cancelled() -> SnowflakeError:
     return SnowflakeError(604, "57014", "SQL execution canceled")
 
@@ -99,6 +112,8 @@ _MISSING_COLUMN = re.compile(
 )
 _MISSING_FUNCTION = re.compile(r"Function with name (?P<name>\S+) does not exist")
 _VALUE_COUNT = re.compile(r"table \S+ has (?P<wanted>\d+) columns but (?P<given>\d+) values were supplied")
+_UNPARSED = re.compile(r'Could not parse string "(?P<text>.*)" according to format specifier')
+_TOO_LONG = re.compile(r"String '.*' is too long and would be truncated", re.DOTALL)
 _EXISTS = re.compile(r'(?:Table|View|Schema) with name "?(?P<name>[^"\s]+)"? already exists')
 
 
@@ -139,6 +154,10 @@ def _from_duckdb(error: BaseException) -> SnowflakeError:
         )
     if isinstance(error, duckdb.InterruptException):
         return cancelled()
+    if found := _UNPARSED.search(first_line):
+        return SnowflakeError(100096, "22007", f"Can't parse '{found['text']}' with the session's format")
+    if found := _TOO_LONG.search(text):
+        return SnowflakeError(100078, "22000", found[0])
     if isinstance(error, duckdb.ConversionException):
         return SnowflakeError(100038, "22018", first_line)
     if isinstance(error, duckdb.ParserException):

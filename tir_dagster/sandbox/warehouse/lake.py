@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import duckdb_extensions
@@ -20,7 +22,7 @@ from fakesnow import info_schema, macros
 from fakesnow.transforms import show
 from sqlglot import exp
 
-from tir_dagster.sandbox.warehouse import dialect
+from tir_dagster.sandbox.warehouse import dialect, limits, meaning, roles
 from tir_dagster.sandbox.warehouse.errors import SnowflakeError, missing_object, object_exists
 from tir_dagster.sandbox.warehouse.names import TableName, literal, quote
 
@@ -45,7 +47,10 @@ CREATE TABLE IF NOT EXISTS views (
 CREATE TABLE IF NOT EXISTS dynamic_tables (
     db TEXT, table_id INTEGER, text TEXT, query TEXT, target_lag TEXT, warehouse TEXT, refresh_mode TEXT, owner TEXT,
     is_suspended INTEGER, refreshed_us INTEGER, sources TEXT, PRIMARY KEY (db, table_id));
-CREATE TABLE IF NOT EXISTS warehouses (name TEXT PRIMARY KEY);
+CREATE TABLE IF NOT EXISTS limits (
+    db TEXT, table_id INTEGER, column_id INTEGER, kind TEXT, size INTEGER, PRIMARY KEY (db, table_id, column_id));
+CREATE TABLE IF NOT EXISTS names (kind TEXT, name TEXT, PRIMARY KEY (kind, name));
+CREATE TABLE IF NOT EXISTS parameters (user TEXT, name TEXT, value TEXT, PRIMARY KEY (user, name));
 """
 
 
@@ -82,6 +87,7 @@ class TableFacts:
     tracked_since_us: int | None
     retention_days: float
     primary_key: tuple[str, ...]
+    is_transient: bool = False
 
 
 @dataclass(frozen=True)
@@ -146,6 +152,10 @@ class Lake:
         self._duck.execute("SET GLOBAL disabled_optimizers = 'top_n_window_elimination'")
         self._duck.execute(f"SET GLOBAL temp_directory = {literal(str(folder / 'tmp'))}")
         self._duck.execute(dialect.MACROS)
+        self._duck.execute(meaning.MACROS)
+        self._duck.execute(limits.MACROS)
+        # For sessions without a current database.
+        self._duck.execute(macros.creation_sql("memory"))
         # Global objects (stages, file formats, comments) of fakesnow, durable too.
         self._duck.execute(f"ATTACH {literal(str(folder / 'global.duckdb'))} AS _fs_global")
         self._duck.execute(info_schema.fs_global_creation_sql())
@@ -156,6 +166,11 @@ class Lake:
             # Written by an earlier version, which noted one moment for DDL and DML.
             self._facts.execute("ALTER TABLE moments ADD COLUMN ddl_us INTEGER")
             self._facts.execute("UPDATE moments SET ddl_us = altered_us")
+        if "is_transient" not in {row[1] for row in self._facts.execute("PRAGMA table_info(tables)")}:
+            self._facts.execute("ALTER TABLE tables ADD COLUMN is_transient INTEGER NOT NULL DEFAULT 0")
+        if not self._facts.execute("SELECT 1 FROM names").fetchone():
+            preset = [(kind, name) for kind, names in roles.PRESET.items() for name in names]
+            self._facts.executemany("INSERT INTO names VALUES (?, ?)", preset)
         self.commit_lock = threading.RLock()
         # The clock may have been set back since the last run; times of commits only grow.
         (self._last_commit_us,) = self._facts.execute("SELECT coalesce(max(committed_us), 0) FROM commits").fetchone()
@@ -202,7 +217,7 @@ class Lake:
             for path in self.folder.glob(f"{name}.ducklake*"):
                 path.unlink()
             shutil.rmtree(self.folder / "data" / name, ignore_errors=True)
-            for table in ("commits", "tables", "moments", "views", "dynamic_tables"):
+            for table in ("commits", "tables", "moments", "views", "dynamic_tables", "limits"):
                 self._facts.execute(f"DELETE FROM {table} WHERE db = ?", [name])
             self._with_dynamic.discard(name)
             self._waiting = {(database, ident) for database, ident in self._waiting if database != name}
@@ -433,9 +448,9 @@ class Lake:
             [name.database, table_id],
         ).fetchone() or (0, 0, 0, 0)
         row = self._facts.execute(
-            "SELECT tracked_since_us, retention_days, primary_key FROM tables WHERE db = ? AND table_id = ?",
+            "SELECT tracked_since_us, retention_days, primary_key, is_transient FROM tables WHERE db = ? AND table_id = ?",
             [name.database, table_id],
-        ).fetchone() or (None, 1.0, None)
+        ).fetchone() or (None, 1.0, None, 0)
         return TableFacts(
             name=name,
             table_id=table_id,
@@ -446,6 +461,7 @@ class Lake:
             tracked_since_us=row[0],
             retention_days=row[1],
             primary_key=tuple(row[2].split("\0")) if row[2] else (),
+            is_transient=bool(row[3]),
         )
 
     def columns(self, name: TableName, table_id: int, snapshot: int | None = None) -> list[Column]:
@@ -492,6 +508,33 @@ class Lake:
 
     def set_retention(self, name: TableName, days: float) -> None:
         self._set(self.facts(name), "retention_days", days)
+
+    def set_transient(self, name: TableName) -> None:
+        self._set(self.facts(name), "is_transient", 1)
+
+    def set_limits(self, name: TableName, sizes: limits.Limits, *, of: Iterable[str]) -> None:
+        """Note what the declared types of these columns limit; one that has no limit has none any more."""
+        table_id, changed = self.table_id(name), set(of)
+        with self.commit_lock:
+            for column in self.columns(name, table_id):
+                if column.name not in changed:
+                    continue
+                place = [name.database, table_id, column.ident]
+                self._facts.execute("DELETE FROM limits WHERE db = ? AND table_id = ? AND column_id = ?", place)
+                if (limit := sizes.get(column.name)) is not None:
+                    self._facts.execute("INSERT INTO limits VALUES (?, ?, ?, ?, ?)", [*place, limit.kind, limit.size])
+
+    def column_limits(self, name: TableName) -> limits.Limits:
+        """What the declared types of the table's columns limit, by the names that they have now."""
+        if (shape := self.shape(name)) is None:
+            return {}
+        with self.commit_lock:
+            rows = self._facts.execute(
+                "SELECT column_id, kind, size FROM limits WHERE db = ? AND table_id = ?", [name.database, shape[0]]
+            ).fetchall()
+        known = {ident: limits.Limit(kind, size) for ident, kind, size in rows}
+        columns = self.columns(name, shape[0]) if known else []
+        return {column.name: known[column.ident] for column in columns if column.ident in known}
 
     def set_primary_key(self, name: TableName, columns: list[str]) -> None:
         self._set(self.facts(name), "primary_key", "\0".join(columns))
@@ -552,18 +595,6 @@ class Lake:
             if facts.refreshed_us is None
         }
 
-    def warehouses(self) -> set[str]:
-        """The warehouses that people created."""
-        with self.commit_lock:
-            return {name for (name,) in self._facts.execute("SELECT name FROM warehouses")}
-
-    def note_warehouse(self, name: str, *, exists: bool) -> None:
-        """Note that a warehouse was created or dropped."""
-        with self.commit_lock:
-            self._facts.execute("DELETE FROM warehouses WHERE name = ?", [name])
-            if exists:
-                self._facts.execute("INSERT INTO warehouses VALUES (?)", [name])
-
     # Users
 
     def set_public_key(self, user: str, key: str | None) -> None:
@@ -577,6 +608,34 @@ class Lake:
         with self.commit_lock:
             row = self._facts.execute("SELECT public_key FROM users WHERE name = ?", [user]).fetchone()
         return row[0] if row else None
+
+    # Roles and virtual warehouses
+
+    def names(self, kind: str) -> list[str]:
+        with self.commit_lock:
+            rows = self._facts.execute("SELECT name FROM names WHERE kind = ? ORDER BY name", [kind]).fetchall()
+        return [name for (name,) in rows]
+
+    def add_name(self, kind: str, name: str) -> None:
+        with self.commit_lock:
+            self._facts.execute("INSERT OR IGNORE INTO names VALUES (?, ?)", [kind, name])
+
+    def drop_name(self, kind: str, name: str) -> None:
+        with self.commit_lock:
+            self._facts.execute("DELETE FROM names WHERE kind = ? AND name = ?", [kind, name])
+
+    # Defaults of session parameters; those of no user are the account's
+
+    def set_parameter(self, user: str, name: str, value: object) -> None:
+        with self.commit_lock:
+            self._facts.execute("DELETE FROM parameters WHERE user = ? AND name = ?", [user, name])
+            if value is not None:
+                self._facts.execute("INSERT INTO parameters VALUES (?, ?, ?)", [user, name, json.dumps(value)])
+
+    def parameters(self, user: str) -> dict[str, Any]:
+        with self.commit_lock:
+            rows = self._facts.execute("SELECT name, value FROM parameters WHERE user = ?", [user]).fetchall()
+        return {name: json.loads(value) for name, value in rows}
 
 
 def csv_names(listed: str) -> list[str]:

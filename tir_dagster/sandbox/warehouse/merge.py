@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from sqlglot import exp
 
-from tir_dagster.sandbox.warehouse.errors import SnowflakeError, unsupported
+from tir_dagster.sandbox.warehouse.errors import duplicate_row, unsupported
 from tir_dagster.sandbox.warehouse.names import folded, quote
 
 CANDIDATES = '"temp"."main"."_merge_candidates"'
@@ -17,16 +17,22 @@ Run = Callable[[exp.Expr], None]
 RunText = Callable[[str], list[tuple[int, ...]]]
 
 
-def run_merge(merge: exp.Merge, target: str, run: Run, run_text: RunText) -> dict[str, int]:
+def run_merge(merge: exp.Merge, target: str, run: Run, run_text: RunText, *, strict: bool) -> dict[str, int]:
     """Apply the MERGE; gives the number of rows by operation, in Snowflake's order.
 
-    Every expression of every clause is computed first, against the rows as they are, into one table of candidates.
+    Every expression of every clause is computed first, against the rows as they are, into one table of candidates. A row
+    that several of them would change is an error, or takes any one of them if the session is not `strict`.
     """
     clauses: list[exp.When] = list(merge.args["whens"].expressions)
     run(_candidates(merge, clauses))
     # NULL counts: in DuckDB max() over no rows is NULL.
     if run_text(f"SELECT 1 FROM {CANDIDATES} WHERE row_id IS NOT NULL GROUP BY row_id HAVING count(*) > 1 LIMIT 1"):
-        raise SnowflakeError(100090, "42P18", "Duplicate row detected during DML action")
+        if strict:
+            raise duplicate_row()
+        run_text(
+            f"DELETE FROM {CANDIDATES} WHERE row_id IS NOT NULL "
+            f"AND rowid NOT IN (SELECT max(rowid) FROM {CANDIDATES} GROUP BY row_id)"
+        )
     counts: dict[str, int] = {}
     for operation in ("inserted", "updated", "deleted"):
         for index, clause in enumerate(clauses):
@@ -36,6 +42,30 @@ def run_merge(merge: exp.Merge, target: str, run: Run, run_text: RunText) -> dic
                 counts[operation] = counts.get(operation, 0) + affected
     run_text(f"DROP TABLE IF EXISTS {CANDIDATES}")
     return counts
+
+
+def count_multi_joined(update: exp.Update, run: Run, run_text: RunText) -> int:
+    """How many rows an UPDATE … FROM would change by more than one row of its source."""
+    source = update.args.get("from_")
+    if source is None:
+        return 0
+    target = update.this
+    row_id = exp.column(
+        "rowid",
+        table=exp.to_identifier(target.alias_or_name, quoted=bool(_alias(target).args.get("quoted"))),
+        quoted=True,
+    )
+    joined = (
+        exp.select(exp.alias_(row_id, "row_id", quoted=True))
+        .from_(target.copy())
+        .join(source.this.copy(), join_type="CROSS")
+    )
+    if (condition := update.args.get("where")) is not None:
+        joined = joined.where(condition.this.copy())
+    run(_create_temp(CANDIDATES, joined))
+    counted = run_text(f"SELECT count(*) FROM (SELECT 1 FROM {CANDIDATES} GROUP BY row_id HAVING count(*) > 1)")
+    run_text(f"DROP TABLE {CANDIDATES}")
+    return counted[0][0]
 
 
 def run_overwrite(insert: exp.Insert, target: str, run: Run, run_text: RunText) -> int:

@@ -16,6 +16,7 @@ from tir_dagster.sandbox.warehouse import views
 from tir_dagster.sandbox.warehouse.catalog import tables_view
 from tir_dagster.sandbox.warehouse.dialect import corrected
 from tir_dagster.sandbox.warehouse.errors import SnowflakeError, unsupported
+from tir_dagster.sandbox.warehouse.limits import limit_casts
 from tir_dagster.sandbox.warehouse.names import (
     TableName,
     folded,
@@ -48,7 +49,7 @@ _PARSED: dict[type[exp.Expr], str] = {
 @contextmanager
 def resolved(session: Session, tree: exp.Expr, params: Any) -> Iterator[Any]:
     """The statement with every such reference replaced; the temporary views it needs live as long as the block."""
-    tree = corrected(tree.copy())
+    tree = limit_casts(corrected(tree.copy()))
     temporary = session.temporary_tables()
     copied = session.transaction.open
     replaced = []
@@ -118,6 +119,8 @@ def _alias_by_name(table: exp.Table) -> None:
 
 def _view_sql(session: Session, tree: exp.Expr, table: exp.Table, params: Any) -> str | None:
     if (changes := table.args.get("changes")) is not None:
+        for clause in (changes.args["at_before"], changes.args.get("end")):
+            _check_constant(clause)
         since = _time_us(session, tree, changes.args["at_before"], params)
         end = changes.args.get("end")
         until = session.lake.now_us() if end is None else _time_us(session, tree, end, params)
@@ -173,6 +176,14 @@ def _copy_committed(session: Session, name: str, sql: str) -> None:
                 session.duck.unregister(f"{name}_rows")
 
 
+def _check_constant(clause: exp.HistoricalData | None) -> None:
+    """Refuse a moment of CHANGES that has to be computed: Snowflake takes constants and variables there, unlike after AT."""
+    if clause is not None and (clause.find(exp.Column, exp.CurrentTimestamp, exp.CurrentDate, exp.Localtimestamp)):
+        raise SnowflakeError(
+            1015, "22023", f"SQL compilation error:\nthe moment of {clause.this} in CHANGES needs to be constant."
+        )
+
+
 def _time_us(session: Session, tree: exp.Expr, clause: exp.HistoricalData, params: Any) -> int:
     """The moment an AT or END clause names, in microseconds since 1970."""
     kind = clause_kind(clause)
@@ -225,7 +236,7 @@ def _constant(session: Session, call: exp.Expr) -> exp.Expr | None:
         "CURRENT_USER": session.context.user,
         "CURRENT_DATABASE": session.database,
         "CURRENT_SCHEMA": session.schema,
-        "CURRENT_ACCOUNT": session.context.parameters.get("ACCOUNT", "SANDBOX"),
+        "CURRENT_ACCOUNT": session.context.account,
         "CURRENT_SESSION": str(session.number),
         "CURRENT_REGION": "LOCAL",
         "LAST_QUERY_ID": session.last_query_id,

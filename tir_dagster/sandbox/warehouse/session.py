@@ -20,9 +20,29 @@ from fakesnow.cursor import FakeSnowflakeCursor
 from fakesnow.statement_type import DML_TYPE_IDS, statement_type_id
 from sqlglot import exp
 
-from tir_dagster.sandbox.warehouse import catalog, dynamic, merge, references, stages, temporary, views
+from tir_dagster.sandbox.warehouse import (
+    catalog,
+    dynamic,
+    limits,
+    meaning,
+    merge,
+    parameters,
+    references,
+    roles,
+    stages,
+    temporary,
+    views,
+)
 from tir_dagster.sandbox.warehouse.dialect import bind_identifiers, duckdb_text, name_columns, name_stages
-from tir_dagster.sandbox.warehouse.errors import SnowflakeError, cancelled, from_exception, unsupported
+from tir_dagster.sandbox.warehouse.errors import (
+    TIMED_OUT,
+    SnowflakeError,
+    cancelled,
+    duplicate_row,
+    from_exception,
+    timed_out,
+    unsupported,
+)
 from tir_dagster.sandbox.warehouse.lake import Description, Lake
 from tir_dagster.sandbox.warehouse.locks import TableLocks
 from tir_dagster.sandbox.warehouse.names import TableName, literal, parse, quote, table_name, temporary_name
@@ -91,7 +111,10 @@ class Context:
     schema: str | None = None
     role: str = "SYSADMIN"
     warehouse: str | None = None
+    account: str = "SANDBOX"
+    # What differs from Snowflake's defaults, or was set to them; and what UNSET goes back to.
     parameters: dict[str, Any] = field(default_factory=dict)
+    defaults: dict[str, Any] = field(default_factory=dict)
 
 
 class Session:
@@ -112,9 +135,11 @@ class Session:
         self._cancelled = False
         self._cancelled_early: set[str] = set()
         self.temporary: set[TableName] = set()
+        self.temporary_limits: dict[TableName, limits.Limits] = {}
         # Told of database and schema it would look each of them up among all there are.
         self.fake = FakeSnowflakeConnection(self.duck, NoCache(), create_database=False, create_schema=False)
         self._begin_at(context.database, context.schema)
+        self._keep_time()
 
     def _begin_at(self, database: str | None, schema: str | None) -> None:
         """What the login asks for, as far as it exists; the rest is an error when it is needed."""
@@ -137,6 +162,23 @@ class Session:
     @property
     def schema(self) -> str | None:
         return self.fake.schema if self.fake.schema_set else None
+
+    def parameter(self, name: str) -> Any:
+        """The value that a session parameter has for this session."""
+        return self.context.parameters.get(name, parameters.PARAMETERS[name].default)
+
+    def set_parameter(self, name: str, value: Any) -> None:
+        """Set a session parameter; None takes it back to the default of the user or the account."""
+        value = self.context.defaults.get(name) if value is None else value
+        if value is None:
+            self.context.parameters.pop(name, None)
+        else:
+            self.context.parameters[name] = value
+        if name == "TIMEZONE":
+            self._keep_time()
+
+    def _keep_time(self) -> None:
+        self.duck.execute(f"SET TimeZone = {literal(str(self.parameter('TIMEZONE')))}")
 
     def close(self) -> None:
         with self.transaction.busy:
@@ -190,6 +232,7 @@ class Session:
         with self._statement(query_id):
             self.transaction.check()
             tree = parse(self.fake.variables.inline_variables(sql))
+            meaning.apply(self, tree)
             if isinstance(tree, exp.Query):
                 described = tree.transform(lambda node: exp.null() if isinstance(node, exp.Placeholder) else node)
                 return self._query(name_columns(described, sql), query_id, None, describe_only=True)
@@ -211,16 +254,42 @@ class Session:
                 self._cancelled_early.discard(query_id)
             try:
                 self.check_cancelled()
-                yield
+                with self._time_limit(query_id):
+                    yield
             except Exception as error:
                 was_cancelled = self._end_of_cancelling()
                 self.transaction.recover()
                 self._go(self._place())
-                raise cancelled() if was_cancelled else from_exception(error) from error
+                if self.parameter("TRANSACTION_ABORT_ON_ERROR"):
+                    self.transaction.abort(from_exception(error).message)
+                too_slow = isinstance(error, SnowflakeError) and error.code == TIMED_OUT
+                raise cancelled() if was_cancelled and not too_slow else from_exception(error) from error
             finally:
                 self._end_of_cancelling()
                 self.last_used = time.monotonic()
                 self.transaction.touch()
+
+    @contextmanager
+    def _time_limit(self, query_id: str) -> Iterator[None]:
+        """STATEMENT_TIMEOUT_IN_SECONDS: 0 stands for Snowflake's longest, which is as good as none."""
+        seconds = self.context.parameters.get("STATEMENT_TIMEOUT_IN_SECONDS")
+        if not seconds:
+            yield
+            return
+        passed = threading.Event()
+
+        def end() -> None:
+            passed.set()
+            self.cancel(query_id)
+
+        timer = threading.Timer(seconds, end)
+        timer.start()
+        try:
+            yield
+        except Exception as error:
+            raise timed_out(seconds) if passed.is_set() else error from error
+        finally:
+            timer.cancel()
 
     def _end_of_cancelling(self) -> bool:
         """From here on a cancel comes too late; says whether one came in time."""
@@ -232,12 +301,16 @@ class Session:
     def _execute(self, sql: str, query_id: str, params: Any, batch: Sequence[tuple[Any, ...]] | None) -> Answer:
         if _START.match(sql):
             sql = "BEGIN"
-        tree = parse(self.fake.variables.inline_variables(sql)) if not _PUBLIC_KEY.match(sql) else exp.Alter()
-        if not isinstance(tree, (exp.Transaction, exp.Commit, exp.Rollback)):
-            self.transaction.check()
         if found := _PUBLIC_KEY.match(sql):
             self.lake.set_public_key(found[1].strip('"').upper(), found[2])
-            return self._status("Statement executed successfully.", query_id, tree)
+            return self._status("Statement executed successfully.", query_id, exp.Alter())
+        for run in (parameters.run, roles.run):
+            if (answer := run(self, sql)) is not None:
+                return self._table(answer, query_id, exp.Alter())
+        tree = parse(self.fake.variables.inline_variables(sql))
+        if not isinstance(tree, (exp.Transaction, exp.Commit, exp.Rollback)):
+            self.transaction.check()
+        meaning.apply(self, tree)
         params = list(params) if isinstance(params, tuple) else params
         bind_identifiers(tree, params)
         if isinstance(tree, (exp.Transaction, exp.Commit, exp.Rollback)):
@@ -281,7 +354,7 @@ class Session:
                 done, answer = True, change()
                 return answer
 
-        return self.transaction.run(here, autocommit=bool(self.context.parameters.get("AUTOCOMMIT", True)))
+        return self.transaction.run(here, autocommit=bool(self.parameter("AUTOCOMMIT")))
 
     def _place(self) -> tuple[str | None, str | None]:
         return self.database, self.schema
@@ -339,7 +412,8 @@ class Session:
             if describe_only:
                 return Answer(self._results.keep(query_id, columns, iter(())), type_id)
             reader = self.duck.execute(sql, params or None).to_arrow_reader(ROWS_PER_READ)
-            return Answer(self._results.keep(query_id, columns, self._unless_cancelled(reader)), type_id)
+            batches = _first_rows(self._unless_cancelled(reader), self.parameter("ROWS_PER_RESULTSET"))
+            return Answer(self._results.keep(query_id, columns, batches), type_id)
 
     def _unless_cancelled(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -369,7 +443,7 @@ class Session:
         if isinstance(tree, exp.Copy) or not isinstance(answer, dict):
             return self._fetched(answer, query_id, tree)
         rows: list[list[str | None]] = [[str(count) for count in answer.values()]]
-        columns = [(f"number of rows {operation}", "BIGINT") for operation in answer]
+        columns = [(f"number of {operation}", "BIGINT") for operation in answer]
         kept = self._results.keep(query_id, columns, iter(()))
         return Answer(Result(query_id, kept.rowtype, 1, rows=rows), statement_type_id(tree))
 
@@ -379,7 +453,7 @@ class Session:
         if not is_temporary:
             self.lake.table_id(target)
         place = self._duck_name(target, temporary=is_temporary)
-        rows = self._changing(lambda: stages.copy(self, tree, place, folder))
+        rows = self._changing(lambda: stages.copy(self, tree, place, folder, self.column_limits(target)))
         if not rows:
             return self._status("Copy executed with 0 files processed.", query_id, tree)
         kept = self._results.keep(query_id, [(name, "VARCHAR") for name in stages.REPORT], iter(()))
@@ -417,24 +491,47 @@ class Session:
         quoted = self._duck_name(target, temporary=target in self.temporary_tables())
         with self._looking_into(target.database if isinstance(tree, exp.Copy) else ""):
             if isinstance(tree, exp.Merge):
-                with references.resolved(self, tree, params) as resolved:
-                    return merge.run_merge(resolved, quoted, lambda node: self.run_plainly(node, params), self._text)
+                with self._resolved_change(tree, target, params) as resolved:
+                    strict = self.parameter("ERROR_ON_NONDETERMINISTIC_MERGE")
+                    plainly = lambda node: self.run_plainly(node, params)  # noqa: E731
+                    counts = merge.run_merge(resolved, quoted, plainly, self._text, strict=strict)
+                    return {f"rows {operation}": count for operation, count in counts.items()}
             if overwrites:
-                with references.resolved(self, tree, params) as resolved:
+                with self._resolved_change(tree, target, params) as resolved:
                     read = lambda node: self.run_plainly(node, params)  # noqa: E731
-                    return {"inserted": merge.run_overwrite(resolved, quoted, read, self._text)}
-            with references.resolved(self, tree, params) as resolved:
-                if batch is None:
-                    cursor = self._run(resolved, params)
-                    counts: dict[type[exp.Expr], str] = {
-                        exp.Insert: "inserted",
-                        exp.Update: "updated",
-                        exp.Delete: "deleted",
-                    }
-                    if type(tree) in counts:
-                        return {counts[type(tree)]: cursor.rowcount or 0}
+                    return {"rows inserted": merge.run_overwrite(resolved, quoted, read, self._text)}
+            with self._resolved_change(tree, target, params) as resolved:
+                if batch is not None:
+                    return {"rows inserted": self._insert_rows(resolved, batch)}
+                if isinstance(tree, exp.Update):
+                    return self._updated(resolved, params)
+                cursor = self._run(resolved, params)
+                if isinstance(tree, exp.Copy):
+                    for statement in limits.repair(quoted, self.column_limits(target)):
+                        self.duck.execute(statement)
                     return cursor
-                return {"inserted": self._insert_rows(resolved, batch)}
+                return {"rows inserted" if isinstance(tree, exp.Insert) else "rows deleted": cursor.rowcount or 0}
+
+    def _updated(self, tree: exp.Update, params: Any) -> dict[str, int]:
+        bound = params.copy() if isinstance(params, list) else params
+        several = merge.count_multi_joined(tree, lambda node: self.run_plainly(node, bound), self._text)
+        if several and self.parameter("ERROR_ON_NONDETERMINISTIC_UPDATE"):
+            raise duplicate_row()
+        return {"rows updated": self._run(tree, params).rowcount or 0, "multi-joined rows updated": several}
+
+    @contextmanager
+    def _resolved_change(self, tree: exp.Expr, target: TableName, params: Any) -> Iterator[Any]:
+        """The statement as it can run, with values that keep to the declared types of their columns."""
+        with references.resolved(self, tree, params) as resolved:
+            if sizes := self.column_limits(target):
+                place = self._duck_name(target, temporary=target in self.temporary)
+                columns = [row[0] for row in self.duck.execute(f"DESCRIBE {place}").fetchall()]
+                limits.apply(resolved, sizes, columns)
+            yield resolved
+
+    def column_limits(self, name: TableName) -> limits.Limits:
+        """What the declared types of a table's columns limit."""
+        return self.temporary_limits.get(name, {}) if name in self.temporary else self.lake.column_limits(name)
 
     def _insert_rows(self, tree: exp.Insert, batch: Sequence[tuple[Any, ...]]) -> int:
         """One statement with bound arrays: many rows at a time where it is a plain VALUES, else row by row."""
@@ -474,8 +571,9 @@ class Session:
                 return self._description(resolved, table_name(described, self.database, self.schema), query_id, params)
             cursor = self._run(resolved, params)
             answer = self._fetched(cursor, query_id, tree)
-            if isinstance(tree, exp.Use):
-                self._use(tree)
+            if isinstance(tree, exp.Alter) and isinstance(tree.this, exp.Table) and tree.args.get("kind") == "TABLE":
+                self.lake.record_commits(table_name(tree.this, self.database, self.schema).database)
+                catalog.note_altered_limits(self, tree)
             if isinstance(tree, (exp.Comment, exp.Alter)) and isinstance(tree.this, exp.Table):
                 self._note_ddl(table_name(tree.this, self.database, self.schema))
             upload = (cursor._last_transformed or exp.null()).args.get("put_stage_data")  # noqa: SLF001
@@ -498,15 +596,12 @@ class Session:
                 self.lake.descriptions[key] = Description(shape, columns, rows)
         else:
             columns, rows = known.columns, known.rows
+        if rows is not None and (sizes := self.column_limits(name)):
+            described = zip(rows["name"].to_pylist(), rows["type"].to_pylist(), strict=True)
+            kinds = [sizes[column].shown(kind) if column in sizes else kind for column, kind in described]
+            rows = rows.set_column(rows.column_names.index("type"), "type", pa.array(kinds, pa.string()))
         batches = rows.combine_chunks().to_batches() if rows is not None else []
         return Answer(self._results.keep(query_id, columns, iter(batches)), statement_type_id(tree))
-
-    def _use(self, tree: exp.Use) -> None:
-        kind = str(tree.args.get("kind") or "").upper()
-        if kind == "ROLE":
-            self.context.role = tree.this.name.upper()
-        elif kind == "WAREHOUSE":
-            self.context.warehouse = tree.this.name.upper()
 
     # fakesnow and DuckDB
 
@@ -571,6 +666,18 @@ class Session:
         return Answer(
             self._results.keep(query_id, columns, iter(table.combine_chunks().to_batches())), statement_type_id(tree)
         )
+
+
+def _first_rows(batches: Iterator[pa.RecordBatch], limit: int) -> Iterator[pa.RecordBatch]:
+    """All rows where there is no limit."""
+    if not limit:
+        yield from batches
+        return
+    for batch in batches:
+        yield batch.slice(0, limit)
+        limit -= batch.num_rows
+        if limit <= 0:
+            return
 
 
 def _told(cursor: FakeSnowflakeCursor) -> tuple[list[tuple[str, str]], pa.Table | None]:

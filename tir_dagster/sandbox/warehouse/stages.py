@@ -19,6 +19,7 @@ from tir_dagster.sandbox.warehouse.names import folded, literal, quote
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from tir_dagster.sandbox.warehouse.limits import Limits
     from tir_dagster.sandbox.warehouse.session import Session
 
 REPORT = (
@@ -103,7 +104,7 @@ def copied_folder(session: Session, tree: exp.Expr) -> StagedFolder | None:
     return named_folder(session, source.name)
 
 
-def copy(session: Session, tree: exp.Copy, target: str, folder: StagedFolder) -> list[list[str | None]]:
+def copy(session: Session, tree: exp.Copy, target: str, folder: StagedFolder, sizes: Limits) -> list[list[str | None]]:
     """Copy the folder's Parquet files into the table by the names of their columns; the report, a line for each file."""
     by_case = _matching(tree)
     columns = {row[0]: row[1] for row in session.duck.execute(f"DESCRIBE {target}").fetchall()}
@@ -112,7 +113,8 @@ def copy(session: Session, tree: exp.Copy, target: str, folder: StagedFolder) ->
         session.check_cancelled()
         listed = _selected(session, file, columns, by_case=by_case)
         names = ", ".join(quote(name) for name in listed)
-        values = ", ".join(f"CAST({quote(found)} AS {columns[name]})" for name, found in listed.items())
+        casts = {name: f"CAST({quote(found)} AS {columns[name]})" for name, found in listed.items()}
+        values = ", ".join(sizes[name].sql(cast) if name in sizes else cast for name, cast in casts.items())
         (rows,) = session.duck.execute(
             f"INSERT INTO {target} ({names}) SELECT {values} FROM read_parquet({literal(str(file))})"
         ).fetchall()[0]

@@ -9,7 +9,13 @@ from fakesnow.rowtype import describe_as_rowtype
 from sqlglot import exp
 
 from tir_dagster.sandbox.warehouse import references
-from tir_dagster.sandbox.warehouse.catalog import copy_source, take_keys
+from tir_dagster.sandbox.warehouse.catalog import (
+    check_retention,
+    copy_source,
+    limits_of_new,
+    table_options,
+    take_keys,
+)
 from tir_dagster.sandbox.warehouse.errors import object_exists
 from tir_dagster.sandbox.warehouse.names import TableName, point_to, quote, table_name, temporary_name
 
@@ -19,7 +25,7 @@ if TYPE_CHECKING:
 
 def run(session: Session, tree: exp.Expr, params: Any) -> pa.Table | None:
     """Run the statement if it creates, drops or describes a temporary table, and give its answer."""
-    if _creates_temporary(tree):
+    if isinstance(tree, exp.Create) and _creates_temporary(tree):
         return _create(session, tree, params)
     table = tree.find(exp.Table) if isinstance(tree, (exp.Drop, exp.Describe)) else None
     if table is None or not session.temporary or str(tree.args.get("kind")).upper() != "TABLE":
@@ -30,8 +36,8 @@ def run(session: Session, tree: exp.Expr, params: Any) -> pa.Table | None:
     return _drop(session, name) if isinstance(tree, exp.Drop) else _describe(session, name)
 
 
-def _creates_temporary(tree: exp.Expr) -> bool:
-    properties = tree.args.get("properties") if isinstance(tree, exp.Create) else None
+def _creates_temporary(tree: exp.Create) -> bool:
+    properties = tree.args.get("properties")
     return (
         properties is not None
         and str(tree.args.get("kind")).upper() == "TABLE"
@@ -39,7 +45,7 @@ def _creates_temporary(tree: exp.Expr) -> bool:
     )
 
 
-def _create(session: Session, tree: exp.Expr, params: Any) -> pa.Table:
+def _create(session: Session, tree: exp.Create, params: Any) -> pa.Table:
     """Unlike other DDL this leaves the open transaction alone."""
     target = tree.this.this if isinstance(tree.this, exp.Schema) else tree.this
     name = table_name(target, session.database, session.schema)
@@ -48,11 +54,16 @@ def _create(session: Session, tree: exp.Expr, params: Any) -> pa.Table:
             return _status(f"{name.name} already exists, statement succeeded.")
         raise object_exists(name)
 
+    sizes = limits_of_new(session, tree)
+    properties = tree.args.get("properties")
+    check_retention(table_options(properties) if properties is not None else {}, is_transient=True)
+
     def create() -> None:
         with references.resolved(session, tree, list(params) if params else params) as resolved:
             _make_local(resolved, name)
             session.run_plainly(resolved, list(params) if params else params)
         session.temporary.add(name)
+        session.temporary_limits[name] = sizes
 
     session.transaction.run(create, autocommit=True)
     return _status(f"Table {name.name} successfully created.")
@@ -79,10 +90,15 @@ def _drop(session: Session, name: TableName) -> pa.Table:
 def _describe(session: Session, name: TableName) -> pa.Table:
     rows = session.duck.execute(f"DESCRIBE temp.main.{quote(temporary_name(name))}").fetchall()
     kinds = describe_as_rowtype([(row[0], row[1], None, None, None, None) for row in rows])
+    sizes = session.column_limits(name)
+    shown = [
+        sizes[row[0]].shown(_shown(kind)) if row[0] in sizes else _shown(kind)
+        for row, kind in zip(rows, kinds, strict=True)
+    ]
     return pa.table(
         {
             "name": pa.array([row[0] for row in rows], pa.string()),
-            "type": pa.array([_shown(kind) for kind in kinds], pa.string()),
+            "type": pa.array(shown, pa.string()),
             "kind": pa.array(["COLUMN" for _ in rows], pa.string()),
             "null?": pa.array(["Y" if row[2] == "YES" else "N" for row in rows], pa.string()),
             "default": pa.array([row[4] for row in rows], pa.string()),

@@ -100,6 +100,12 @@ class Transaction:
             return answer if redone is None else redone
         return answer
 
+    def abort(self, reason: str) -> None:
+        """TRANSACTION_ABORT_ON_ERROR: the failed statement takes the open transaction along."""
+        if self.open:
+            self.rollback()
+            self._lost = f"The transaction was rolled back by a failed statement ({reason})."
+
     def recover(self) -> None:
         """After a failed statement: undo the half it may have done, and go on if DuckDB has ended the transaction."""
         if self.open and (self._half_changed or self._ended_by_duckdb()):

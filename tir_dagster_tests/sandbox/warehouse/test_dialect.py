@@ -110,10 +110,14 @@ def test_an_option_is_taken_back(sql):
     [
         "EXPLAIN SELECT 1",
         "CALL SOMETHING()",
-        "SHOW ROLES",
+        "SHOW GRANTS",
+        "CREATE STREAM S ON TABLE DATES",
+        "CREATE OR REPLACE TASK T WAREHOUSE = COMPUTE_WH AS SELECT 1",
+        "CREATE PROCEDURE P() RETURNS INT LANGUAGE SQL AS 'x'",
+        "DROP STREAM S",
         "SELECT GET_DDL('TABLE', 'DATES')",
         "SELECT HASH_AGG(*) FROM DATES",
-        "ALTER SESSION SET TIMEZONE = 'Europe/Warsaw'",
+        "ALTER SESSION SET JSON_INDENT = 0",
     ],
 )
 def test_what_the_warehouse_does_not_have_is_refused_as_such(dates, statement):

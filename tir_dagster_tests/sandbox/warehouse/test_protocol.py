@@ -326,8 +326,13 @@ def test_a_repeated_request_runs_once(sandbox, url, sql):
 def test_what_ran_is_on_record_with_role_warehouse_and_tag(url, sql):
     requests.delete(f"{url}/sandbox/queries", timeout=20)
     sql("ALTER SESSION SET QUERY_TAG = 'nightly'")
-    sql("USE WAREHOUSE LOADING")
-    sql("USE ROLE LOADER")
+    for statement in (
+        "CREATE WAREHOUSE LOADING",
+        "USE WAREHOUSE LOADING",
+        "CREATE OR REPLACE ROLE LOADER",
+        "USE ROLE LOADER",
+    ):
+        sql(statement)
     sql("SELECT 1 AS MARK")
     (entry,) = [
         row for row in requests.get(f"{url}/sandbox/queries", timeout=20).json()["queries"] if "MARK" in row["sql"]

@@ -137,7 +137,7 @@ def test_changes_succeed_next_to_inserts_of_other_sessions(connect):
 
     def change(client):
         for _ in range(4):
-            assert client("UPDATE SHARED SET N = N + 1 WHERE A = -1") == [(1,)]
+            assert client("UPDATE SHARED SET N = N + 1 WHERE A = -1") == [(1, 0)]
             client("MERGE INTO SHARED t USING (SELECT -1 AS A) s ON t.A = s.A WHEN MATCHED THEN UPDATE SET N = t.N + 1")
 
     with ThreadPoolExecutor(4) as pool:
