@@ -84,7 +84,7 @@ def corrected(tree: exp.Expr) -> exp.Expr:
             if enclosed.args.get("alias") is not None:
                 table.set("alias", enclosed.args["alias"])
             enclosed.replace(table)
-    if isinstance(tree, exp.Drop):
+    if isinstance(tree, exp.Drop) and str(tree.args.get("kind")).upper() in ("TABLE", "VIEW"):
         # Nothing here depends on a table or view in a way that would keep it.
         tree.set("cascade", None)
     if not isinstance(tree, exp.Copy):

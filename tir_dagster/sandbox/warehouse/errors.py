@@ -62,6 +62,10 @@ def untracked(table: TableName) -> SnowflakeError:
     )
 
 
+def purged_copy() -> SnowflakeError:
+    return SnowflakeError(625, "57014", "A COPY with PURGE cannot be made again: its files are gone.")
+
+
 def unsupported(what: str) -> SnowflakeError:
     return SnowflakeError(2, "0A000", f"Unsupported feature '{what}' (the embedded warehouse does not have it).")
 

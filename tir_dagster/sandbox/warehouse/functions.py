@@ -1,4 +1,7 @@
-"""User-defined functions: there are none here, so that SHOW USER FUNCTIONS is empty and CREATE FUNCTION is refused."""
+"""User-defined functions: there are none here, so that SHOW USER FUNCTIONS is empty and CREATE FUNCTION is refused.
+
+Also the check of the database or schema that any SHOW looks into.
+"""
 
 from __future__ import annotations
 

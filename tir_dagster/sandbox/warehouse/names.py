@@ -15,9 +15,9 @@ _BOUND_CAST = re.compile(r"""'(?:[^'\\]|''|\\.)*'|"[^"]*"|\$\$.*?\$\$|\?(?=::)""
 
 
 # What Snowpark sends, and Snowflake takes: objects that end with their session at the latest, and a clause after the name.
-_SCOPED = re.compile(r"(\s*CREATE\s+(?:OR\s+REPLACE\s+)?)SCOPED\s+(?=TEMP)", re.IGNORECASE)
+_SCOPED = re.compile(r"\A(\s*CREATE\s+(?:OR\s+REPLACE\s+)?)SCOPED\s+(?=TEMP)", re.IGNORECASE)
 _LATE_CLAUSE = re.compile(
-    r"""(\s*CREATE\s+[\w\s]*?\bTABLE)\s+((?:"(?:[^"]|"")+"|[\w$.])+)\s+IF\s+NOT\s+EXISTS(?=\s*\()""", re.IGNORECASE
+    r"""\A(\s*CREATE\s+[\w\s]*?\bTABLE)\s+((?:"(?:[^"]|"")+"|[\w$.])+)\s+IF\s+NOT\s+EXISTS(?=\s*\()""", re.IGNORECASE
 )
 
 

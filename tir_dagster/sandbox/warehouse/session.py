@@ -23,7 +23,7 @@ from sqlglot import exp
 
 from tir_dagster.sandbox.warehouse import catalog, merge, references, staged_parquet, stages, temporary
 from tir_dagster.sandbox.warehouse.dialect import bind_identifiers, duckdb_text, name_columns, name_stages
-from tir_dagster.sandbox.warehouse.errors import SnowflakeError, cancelled, from_exception, unsupported
+from tir_dagster.sandbox.warehouse.errors import SnowflakeError, cancelled, from_exception, purged_copy, unsupported
 from tir_dagster.sandbox.warehouse.lake import Description, Lake
 from tir_dagster.sandbox.warehouse.locks import TableLocks
 from tir_dagster.sandbox.warehouse.names import TableName, literal, parse, quote, table_name, temporary_name
@@ -282,7 +282,7 @@ class Session:
         def here() -> Any:
             nonlocal done
             if done and once:
-                raise SnowflakeError(625, "57014", "A COPY with PURGE cannot be made again: its files are gone.")
+                raise purged_copy()
             with self._at(place):
                 done, answer = True, change()
                 return answer
@@ -357,9 +357,8 @@ class Session:
         if (folder := stages.copied_folder(self, tree)) is not None:
             return self._copied(tree, target, query_id, lambda place: stages.copy(self, tree, place, folder))
         if (chosen := staged_parquet.selection(self, tree, params)) is not None:
-            copied = chosen.files
             answer = self._copied(tree, target, query_id, lambda place: staged_parquet.copy(self, chosen, place))
-            staged_parquet.purge(copied)
+            staged_parquet.purge(chosen.files)
             return answer
         if isinstance(tree, exp.Copy):
             name_stages(tree)

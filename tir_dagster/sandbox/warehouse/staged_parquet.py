@@ -12,7 +12,7 @@ from fakesnow.params import pop_qmark_param
 from sqlglot import exp
 
 from tir_dagster.sandbox.warehouse import stages
-from tir_dagster.sandbox.warehouse.errors import SnowflakeError, missing_object, unsupported
+from tir_dagster.sandbox.warehouse.errors import SnowflakeError, missing_object, purged_copy, unsupported
 from tir_dagster.sandbox.warehouse.names import folded, literal, quote, table_name
 
 if TYPE_CHECKING:
@@ -43,13 +43,10 @@ class Selection:
     """A COPY that selects fields of the staged files for columns of its table, in their order."""
 
     staged: stages.StagedFolder
+    files: list[Path]
     columns: list[str]
     fields: list[str]
     uses_logical_types: bool
-
-    @property
-    def files(self) -> list[Path]:
-        return stages.files(self.staged)
 
 
 def infer(session: Session, tree: exp.Expr, params: Any) -> None:
@@ -165,8 +162,10 @@ def selection(session: Session, tree: exp.Expr, params: Any) -> Selection | None
     fields = [_field(each) for each in query.expressions]
     if None in fields or len(fields) != len(tree.this.expressions):
         return None
+    staged = stages.location(session, stage.name)
     return Selection(
-        stages.location(session, stage.name),
+        staged,
+        stages.files(staged),
         [folded(column) for column in tree.this.expressions],
         [str(field) for field in fields],
         _is_true(format_options.get("USE_LOGICAL_TYPE")),
@@ -200,6 +199,8 @@ def copy(session: Session, chosen: Selection, target: str) -> list[list[str | No
     report: list[list[str | None]] = []
     for file in chosen.files:
         session.check_cancelled()
+        if not file.exists():
+            raise purged_copy()
         fields = _fields(session, file)
         values = ", ".join(
             f"CAST({_value(field, fields.get(field), chosen)} AS {columns[name]})"

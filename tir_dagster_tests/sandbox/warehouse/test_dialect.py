@@ -222,6 +222,30 @@ def test_the_schema_of_staged_files_is_inferred(connect, tmp_path):
     assert caught.value.errno == 2003
 
 
+def test_a_copy_whose_files_are_purged_is_not_made_again_without_them(connect, tmp_path):
+    one = connect()
+    pd.DataFrame({"A": [1, 2]}).to_parquet(tmp_path / "some.parquet")
+    one("CREATE STAGE PURGED")
+    one("CREATE TABLE PURGED_INTO (A INT)")
+    one(f"PUT 'file://{tmp_path}/some.parquet' @PURGED AUTO_COMPRESS = FALSE")
+    one("BEGIN")
+    selected = """(SELECT $1:"A"::NUMBER(38, 0) FROM '@PURGED')"""
+    options = "FILE_FORMAT = (TYPE = PARQUET) PURGE = TRUE ON_ERROR = 'ABORT_STATEMENT'"
+    assert one(f"COPY INTO PURGED_INTO (A) FROM {selected} {options}")[0][:4] == (
+        "purged/some.parquet",
+        "LOADED",
+        "2",
+        "2",
+    )
+    # A statement that fails in a transaction has the others made again.
+    with pytest.raises(ProgrammingError):
+        one("INSERT INTO PURGED_INTO SELECT 'x'::INT")
+    with pytest.raises(ProgrammingError) as caught:
+        one("COMMIT")
+    assert caught.value.errno == 625
+    assert one("SELECT * FROM PURGED_INTO") == []
+
+
 def test_a_table_made_of_a_query_may_hold_texts(sql):
     sql("CREATE TABLE MADE_OF_TEXTS AS SELECT RANGE::VARCHAR AS A, MD5(RANGE::VARCHAR(20)) AS B FROM RANGE(3)")
     assert sql("SELECT A FROM MADE_OF_TEXTS ORDER BY A") == [("0",), ("1",), ("2",)]
