@@ -12,7 +12,7 @@ WITH_JAVA = JAVA_HOME="$$(scripts/find-java)" && export JAVA_HOME &&
 # What every Spark of the tests loads, kept once: each of them starts in half the time.
 CLASSES := build/classes/.ready
 
-.PHONY: help setup java chromium lint format test demo dev bench profile soak clients clean
+.PHONY: help setup java chromium lint format test demo dev bench profile soak clients example clean
 .DEFAULT_GOAL := help
 
 help: ## what there is
@@ -71,6 +71,9 @@ LONG = $(patsubst %,orchestration/test_%.py,histories crashes twice faults serve
 soak: setup $(CLASSES) ## the long forms of the tests: more random histories, every crash three times, two refreshes at once, every fault at every call, large tables
 	$(WITH_JAVA) TIR_HISTORIES=$(HISTORIES) TIR_CRASHES=3 TIR_TWICE=20 TIR_FAULTS=all TIR_SIZE=full TIR_LONG=all $(BIN)/python -m pytest $(LONG:%=tir_dagster_tests/%)
 	TIR_HISTORIES=$(HISTORIES) TIR_CRASHES=5 $(BIN)/python -m pytest tir_dagster_tests/loading
+
+example: setup ## dbt builds a table on the sandbox, and its extract follows (examples/dbt)
+	@examples/dbt/run.sh
 
 clients: setup ## foreign clients of the sandbox (dbt, …), each in a virtual environment of its own (build/clients)
 	$(WITH_JAVA) TIR_CLIENTS=all $(BIN)/python -m pytest tir_dagster_tests/clients

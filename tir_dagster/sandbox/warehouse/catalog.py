@@ -14,7 +14,7 @@ import pyarrow as pa
 from fakesnow.transforms import stage
 from sqlglot import exp
 
-from tir_dagster.sandbox.warehouse import limits, views
+from tir_dagster.sandbox.warehouse import comments, functions, limits, views
 from tir_dagster.sandbox.warehouse.errors import SnowflakeError, missing_object, unsupported
 from tir_dagster.sandbox.warehouse.names import TableName, folded, literal, quote, table_name
 
@@ -73,6 +73,8 @@ def run(session: Session, tree: exp.Expr) -> pa.Table | None:
         return _database(session, tree)
     if isinstance(tree, exp.Drop) and str(tree.args.get("kind")).upper() == "STAGE":
         return _drop_stage(session, tree)
+    if comments.run(session, tree):
+        return _status("Statement executed successfully.")
     if isinstance(tree, exp.Alter) and tree.args.get("kind") == "TABLE":
         if table_name(tree.this, session.database, session.schema) in session.temporary_tables():
             raise unsupported("ALTER of a temporary table")
@@ -81,6 +83,8 @@ def run(session: Session, tree: exp.Expr) -> pa.Table | None:
         return altered
     if isinstance(tree, exp.Show):
         return _show(session, tree)
+    if (answer := functions.run(session, tree)) is not None:
+        return answer
     if isinstance(tree, (exp.Create, exp.Drop)) and str(tree.args.get("kind")).upper() in _ABSENT_KINDS:
         raise unsupported(str(tree.args["kind"]).upper())
     if isinstance(tree, (exp.Grant, exp.Revoke)) or _uses_secondary_roles(tree):
@@ -216,7 +220,7 @@ def declared(session: Session, tree: exp.Expr) -> Iterator[None]:
         named = [folded(column if isinstance(column, exp.Identifier) else column.this) for column in schema.expressions]
         tree.set("expression", limits.limited_query(tree.expression, sizes, named))
     copy_source(tree)
-    tree.set("properties", None)
+    tree.set("properties", _comment(properties) if properties else None)
     key = take_keys(schema) if schema else []
     before = _table_id(session.lake, name)
     yield
@@ -251,6 +255,13 @@ def note_altered_limits(session: Session, tree: exp.Alter) -> None:
     if changed:
         name = table_name(tree.this, session.database, session.schema)
         session.lake.set_limits(name, {at: limit for at, limit in changed.items() if limit is not None}, of=changed)
+
+
+def _comment(properties: exp.Properties) -> exp.Properties | None:
+    """Of a new table's properties its comment, which fakesnow keeps."""
+    for comment in properties.find_all(exp.SchemaCommentProperty):
+        return exp.Properties(expressions=[exp.SchemaCommentProperty(this=exp.Literal.string(str(comment.this.this)))])
+    return None
 
 
 def copy_source(tree: exp.Create) -> None:
@@ -299,6 +310,9 @@ def take_keys(schema: exp.Schema) -> list[str]:
 
 def _show(session: Session, tree: exp.Show) -> pa.Table | None:
     kind = tree.name.upper()
+    scope, scope_kind = tree.args.get("scope"), str(tree.args.get("scope_kind") or "").upper()
+    if isinstance(scope, exp.Table) and scope_kind in ("DATABASE", "SCHEMA"):
+        functions.check_exists(session, scope, scope_kind)
     if kind == "VIEWS":
         known = [
             view

@@ -11,7 +11,8 @@ from sqlglot import exp
 from sqlglot.dialects.snowflake import Snowflake
 from sqlglot.tokens import TokenType
 
-from tir_dagster.sandbox.warehouse.errors import unsupported
+from tir_dagster.sandbox.warehouse.errors import SnowflakeError, unsupported
+from tir_dagster.sandbox.warehouse.positions import name_positions
 
 # Macros in the database that every session can see: the type of a date survives what Snowflake lets it survive.
 SAME_TYPE = "memory.main._tir_same_type"
@@ -80,8 +81,18 @@ def corrected(tree: exp.Expr) -> exp.Expr:
         for assignment in tree.expressions:
             if isinstance(assignment, exp.EQ) and isinstance(assignment.this, exp.Column):
                 assignment.this.set("table", None)
-    if any(call.name.upper() == "INFER_SCHEMA" for call in tree.find_all(exp.Anonymous)):
-        raise unsupported("INFER_SCHEMA, as write_pandas needs it to create or overwrite a table")
+    for enclosed in list(tree.find_all(exp.Subquery)):
+        if isinstance(enclosed.this, exp.Table) and isinstance(enclosed.parent, (exp.From, exp.Join)):
+            # FROM (T) AS A, which DuckDB does not read.
+            table = enclosed.this
+            if enclosed.args.get("alias") is not None:
+                table.set("alias", enclosed.args["alias"])
+            enclosed.replace(table)
+    if isinstance(tree, exp.Drop) and str(tree.args.get("kind")).upper() in ("TABLE", "VIEW"):
+        # Nothing here depends on a table or view in a way that would keep it.
+        tree.set("cascade", None)
+    if not isinstance(tree, exp.Copy):
+        name_positions(tree)
     for node in list(tree.find_all(*_CORRECTED)):
         _correct(node)
     return tree
@@ -124,12 +135,14 @@ def _written_columns(sql: str) -> list[str]:
 
 
 def bind_identifiers(tree: exp.Expr, params: Any) -> None:
-    """Put the bound names of IDENTIFIER(?) into the statement, in place."""
-    if not isinstance(params, list):
-        return
+    """Put the names in IDENTIFIER('…') and the bound ones of IDENTIFIER(?) into the statement, in place."""
     for call in list(tree.find_all(exp.DynamicIdentifier)):
-        if isinstance(call.this, exp.Placeholder):
+        if isinstance(call.this, exp.Placeholder) and isinstance(params, list):
             call.set("this", exp.Literal.string(str(pop_qmark_param(params, tree, call.this))))
+        if isinstance(call.this, exp.Literal) and isinstance(call.parent, exp.Table):
+            named = exp.to_table(call.this.name, dialect="snowflake")
+            for part in ("catalog", "db", "this"):
+                call.parent.set(part, named.args.get(part))
 
 
 def name_stages(copy: exp.Copy) -> None:
@@ -175,6 +188,13 @@ def _correct(node: Any) -> None:
     elif isinstance(node, exp.Cast) and isinstance(node.this, exp.Literal) and node.to.is_type("timestamptz"):
         # DuckDB takes an offset after a space for the name of a zone.
         node.this.set("this", _SPACED_OFFSET.sub(r"\1\2", node.this.name))
+    elif isinstance(node, exp.Cast) and isinstance(node.this, exp.Literal) and node.to.is_type("binary", "varbinary"):
+        # A text is read as hexadecimal digits; DuckDB would take its bytes.
+        if not re.fullmatch(r"([0-9a-fA-F]{2})*", node.this.name):
+            raise SnowflakeError(
+                100115, "22000", f"The following string is not a legal hex-encoded value: '{node.this.name}'"
+            )
+        node.replace(exp.Unhex(this=node.this.copy()))
     elif isinstance(node, exp.AutoIncrementColumnConstraint):
         raise unsupported("AUTOINCREMENT")
     elif isinstance(node, exp.Select) and _reads_dual(node):

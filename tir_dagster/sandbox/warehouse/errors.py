@@ -32,6 +32,14 @@ def object_exists(name: object) -> SnowflakeError:
     return SnowflakeError(2002, "42710", f"SQL compilation error:\nObject '{name}' already exists.")
 
 
+def wrong_type(found: str | None, wanted: str) -> SnowflakeError:
+    return SnowflakeError(
+        2203,
+        "02000",
+        f"SQL compilation error:\nObject found is of type '{found}', not specified type '{wanted}'.",
+    )
+
+
 def beyond_time_travel(table: TableName) -> SnowflakeError:
     return SnowflakeError(
         707,
@@ -52,6 +60,10 @@ def untracked(table: TableName) -> SnowflakeError:
         "SQL compilation error:\nChange tracking is not enabled or has been missing for the time range requested on "
         f"table '{table}'.",
     )
+
+
+def purged_copy() -> SnowflakeError:
+    return SnowflakeError(625, "57014", "A COPY with PURGE cannot be made again: its files are gone.")
 
 
 def unsupported(what: str) -> SnowflakeError:
@@ -114,6 +126,7 @@ _MISSING_FUNCTION = re.compile(r"Function with name (?P<name>\S+) does not exist
 _VALUE_COUNT = re.compile(r"table \S+ has (?P<wanted>\d+) columns but (?P<given>\d+) values were supplied")
 _UNPARSED = re.compile(r'Could not parse string "(?P<text>.*)" according to format specifier')
 _TOO_LONG = re.compile(r"String '.*' is too long and would be truncated", re.DOTALL)
+_WRONG_TYPE = re.compile(r"Existing object .* is of type (?P<found>\w+), trying to \w+ type (?P<wanted>\w+)")
 _EXISTS = re.compile(r'(?:Table|View|Schema) with name "?(?P<name>[^"\s]+)"? already exists')
 
 
@@ -133,6 +146,8 @@ def _from_duckdb(error: BaseException) -> SnowflakeError:
         )
     if found := _EXISTS.search(text):
         return object_exists(found["name"])
+    if found := _WRONG_TYPE.search(text):
+        return wrong_type(found["found"].upper(), found["wanted"].upper())
     if isinstance(error, duckdb.BinderException) and "column" in text.lower():
         found = _MISSING_COLUMN.search(text)
         return SnowflakeError(

@@ -196,6 +196,14 @@ class Lake:
     def databases(self) -> list[str]:
         return sorted(path.stem for path in self.folder.glob("*.ducklake"))
 
+    def has_schema(self, database: str, schema: str) -> bool:
+        with self.connection() as reader:
+            found = reader.execute(
+                f"SELECT 1 FROM {_metadata(database)}.ducklake_schema WHERE schema_name = ? AND end_snapshot IS NULL",
+                [schema],
+            )
+            return found.fetchone() is not None
+
     def create_database(self, name: str, *, replace: bool = False, exists_ok: bool = False) -> bool:
         with self.commit_lock:
             if name in self.databases():

@@ -91,9 +91,13 @@ def _candidates(merge: exp.Merge, clauses: list[exp.When]) -> exp.Expr:
         test: exp.Expr = row_id.copy().is_(exp.null())
         test = test.not_() if clause.args.get("matched") else test
         if condition := clause.args.get("condition"):
-            test = exp.and_(test, condition.copy())
+            matched = clause.args.get("matched")
+            test = exp.and_(test, condition.copy() if matched else _of_source(condition.copy(), source))
         choice = choice.when(test, exp.Literal.number(index))
-        values += [exp.alias_(value, f"v{index}_{at}", quoted=True) for at, value in enumerate(_values(clause))]
+        new_values = _values(clause)
+        if not clause.args.get("matched"):
+            new_values = [_of_source(value, source) for value in new_values]
+        values += [exp.alias_(value, f"v{index}_{at}", quoted=True) for at, value in enumerate(new_values)]
     query = (
         exp.select(exp.alias_(row_id, "row_id", quoted=True), exp.alias_(choice, "clause", quoted=True), *values)
         .from_(source.copy())
@@ -105,6 +109,19 @@ def _candidates(merge: exp.Merge, clauses: list[exp.When]) -> exp.Expr:
         .where(exp.column("clause", quoted=True).is_(exp.null()).not_())
     )
     return _create_temp(CANDIDATES, wanted)
+
+
+def _of_source(value: exp.Expr, source: exp.Expr) -> exp.Expr:
+    """The expression of a NOT MATCHED clause: a column without a table is the source's, also where both have it."""
+    if not source.alias_or_name:
+        return value
+    table = exp.to_identifier(source.alias_or_name, quoted=bool(_alias(source).args.get("quoted")))
+
+    def qualified(node: exp.Expr) -> exp.Expr:
+        plain = isinstance(node, exp.Column) and not node.table and node.find_ancestor(exp.Query) is None
+        return exp.Column(this=node.this, table=table.copy()) if plain else node
+
+    return value.transform(qualified)
 
 
 def _alias(table: exp.Expr) -> exp.Expr:

@@ -14,6 +14,13 @@ from tir_dagster.sandbox.warehouse.errors import SnowflakeError
 _BOUND_CAST = re.compile(r"""'(?:[^'\\]|''|\\.)*'|"[^"]*"|\$\$.*?\$\$|\?(?=::)""", re.DOTALL)
 
 
+# What Snowpark sends, and Snowflake takes: objects that end with their session at the latest, and a clause after the name.
+_SCOPED = re.compile(r"\A(\s*CREATE\s+(?:OR\s+REPLACE\s+)?)SCOPED\s+(?=TEMP)", re.IGNORECASE)
+_LATE_CLAUSE = re.compile(
+    r"""\A(\s*CREATE\s+[\w\s]*?\bTABLE)\s+((?:"(?:[^"]|"")+"|[\w$.])+)\s+IF\s+NOT\s+EXISTS(?=\s*\()""", re.IGNORECASE
+)
+
+
 @dataclass(frozen=True)
 class TableName:
     """A table by its full name, in the case the catalog stores it in."""
@@ -82,6 +89,7 @@ def parse(sql: str) -> exp.Expr:
     """The statement's tree; two statements in one request are refused as Snowflake refuses them."""
     if "?::" in sql:
         sql = _BOUND_CAST.sub(lambda found: "? " if found[0] == "?" else found[0], sql)
+    sql = _LATE_CLAUSE.sub(r"\1 IF NOT EXISTS \2", _SCOPED.sub(r"\1", sql, count=1), count=1)
     tree = sqlglot.parse_one(sql, read="snowflake")
     if isinstance(tree, exp.Block) and len(tree.expressions) > 1:
         count = len(tree.expressions)

@@ -12,7 +12,7 @@ import duckdb
 from fakesnow.params import pop_qmark_param
 from sqlglot import exp
 
-from tir_dagster.sandbox.warehouse import views
+from tir_dagster.sandbox.warehouse import staged_parquet, views
 from tir_dagster.sandbox.warehouse.catalog import tables_view
 from tir_dagster.sandbox.warehouse.dialect import corrected
 from tir_dagster.sandbox.warehouse.errors import SnowflakeError, unsupported
@@ -50,6 +50,7 @@ _PARSED: dict[type[exp.Expr], str] = {
 def resolved(session: Session, tree: exp.Expr, params: Any) -> Iterator[Any]:
     """The statement with every such reference replaced; the temporary views it needs live as long as the block."""
     tree = limit_casts(corrected(tree.copy()))
+    staged_parquet.infer(session, tree, params)
     temporary = session.temporary_tables()
     copied = session.transaction.open
     replaced = []
@@ -101,8 +102,17 @@ def _meant(session: Session, tree: exp.Expr, table: exp.Table) -> TableName | No
         return None
 
 
+def qualify(session: Session, tree: exp.Expr) -> None:
+    """Give every table its full name, in place: what is kept under the statement's text outlives a USE."""
+    for table in list(tree.find_all(exp.Table)):
+        if (name := _meant(session, tree, table)) is not None:
+            _alias_by_name(table)
+            point_to(table, (name.database, name.schema, name.name))
+
+
 def _refer_to_temporary(tree: exp.Expr, table: exp.Table, name: TableName) -> None:
-    if isinstance(tree, exp.Create) and str(tree.args.get("kind")).upper() == "VIEW":
+    is_view = isinstance(tree, exp.Create) and str(tree.args.get("kind")).upper() == "VIEW"
+    if is_view and tree.find(exp.TemporaryProperty) is None:
         raise unsupported("a view over a temporary table")
     target = tree.this.this if isinstance(tree.this, exp.Schema) else tree.this
     if not (isinstance(tree, exp.Insert) and table is target):
@@ -230,6 +240,12 @@ def _constant(session: Session, call: exp.Expr) -> exp.Expr | None:
         return exp.cast(exp.Literal.number(changed_us * 1000), "DECIMAL(38, 0)")
     if name == "GET_DDL" and isinstance(call, exp.Anonymous):
         return views.get_ddl(session, call)
+    if name == "SYSTEM$CANCEL_ALL_QUERIES":
+        argument = call.expressions[0] if call.expressions else None
+        if argument is None or argument.name != str(session.number):
+            raise unsupported(f"{name} of another session")
+        # Statements of a session run one after the other: while this one runs, no other does.
+        return exp.Literal.string("0 cancelled.")
     values = {
         "CURRENT_ROLE": session.context.role,
         "CURRENT_WAREHOUSE": session.context.warehouse,

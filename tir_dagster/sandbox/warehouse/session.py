@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import duckdb
+import fakesnow.info_schema
 import fakesnow.transforms
 import pyarrow as pa
 from fakesnow.conn import FakeSnowflakeConnection
@@ -29,6 +30,7 @@ from tir_dagster.sandbox.warehouse import (
     parameters,
     references,
     roles,
+    staged_parquet,
     stages,
     temporary,
     views,
@@ -40,6 +42,7 @@ from tir_dagster.sandbox.warehouse.errors import (
     cancelled,
     duplicate_row,
     from_exception,
+    purged_copy,
     timed_out,
     unsupported,
 )
@@ -58,7 +61,18 @@ def _exact_aggregate(expression: exp.Expr) -> exp.Expr:
     return expression
 
 
+def _keep_comment(catalog: str, schema: str, table: str, comment: str | None) -> str:
+    """In place of fakesnow's statement, which a quote in the comment would end, and which takes none for the word None."""
+    names = ", ".join(literal(name) for name in (catalog, schema, table))
+    text = "NULL" if comment is None else literal(comment)
+    return (
+        f"INSERT INTO _fs_global._fs_information_schema._fs_tables_ext VALUES ({names}, {text}) "
+        "ON CONFLICT (ext_table_catalog, ext_table_schema, ext_table_name) DO UPDATE SET comment = excluded.comment"
+    )
+
+
 fakesnow.transforms.numeric_agg_implicit_cast = _exact_aggregate
+fakesnow.info_schema.insert_table_comment_sql = _keep_comment
 
 _START = re.compile(r"\s*START\s+TRANSACTION\b", re.IGNORECASE)
 _PUBLIC_KEY = re.compile(r"\s*ALTER\s+USER\s+(\S+)\s+SET\s+RSA_PUBLIC_KEY\s*=\s*'([^']*)'", re.IGNORECASE)
@@ -318,7 +332,7 @@ class Session:
             return self._status("Statement executed successfully.", query_id, tree)
         if (special := dynamic.run(self, tree)) is not None or (special := catalog.run(self, tree)) is not None:
             return self._table(special, query_id, tree)
-        if (upload := stages.put(self, tree)) is not None:
+        if (upload := stages.put(self, tree, params)) is not None:
             return Answer(Result(query_id, [], rows=[]), 0, upload)
         if (removed := stages.remove(self, tree)) is not None:
             names = pa.array(removed, pa.string())
@@ -349,7 +363,7 @@ class Session:
         def here() -> Any:
             nonlocal done
             if done and once:
-                raise SnowflakeError(625, "57014", "A COPY with PURGE cannot be made again: its files are gone.")
+                raise purged_copy()
             with self._at(place):
                 done, answer = True, change()
                 return answer
@@ -424,7 +438,18 @@ class Session:
         target = self._target(tree)
         dynamic.refuse_change(self.lake, target)
         if (folder := stages.copied_folder(self, tree)) is not None:
-            return self._copy(tree, target, folder, query_id)
+            return self._copied(
+                tree, target, query_id, lambda place: stages.copy(self, tree, place, folder, self.column_limits(target))
+            )
+        if (chosen := staged_parquet.selection(self, tree, params)) is not None:
+            answer = self._copied(
+                tree,
+                target,
+                query_id,
+                lambda place: staged_parquet.copy(self, chosen, place, self.column_limits(target)),
+            )
+            staged_parquet.purge(chosen.files)
+            return answer
         if isinstance(tree, exp.Copy):
             name_stages(tree)
             # fakesnow knows COPY's options in upper case only.
@@ -447,13 +472,15 @@ class Session:
         kept = self._results.keep(query_id, columns, iter(()))
         return Answer(Result(query_id, kept.rowtype, 1, rows=rows), statement_type_id(tree))
 
-    def _copy(self, tree: exp.Expr, target: TableName, folder: stages.StagedFolder, query_id: str) -> Answer:
-        assert isinstance(tree, exp.Copy)
+    def _copied(
+        self, tree: exp.Expr, target: TableName, query_id: str, copy: Callable[[str], list[list[str | None]]]
+    ) -> Answer:
+        """Run a COPY into this table, whose name in DuckDB `copy` gets, and answer with its report."""
         is_temporary = target in self.temporary_tables()
         if not is_temporary:
             self.lake.table_id(target)
         place = self._duck_name(target, temporary=is_temporary)
-        rows = self._changing(lambda: stages.copy(self, tree, place, folder, self.column_limits(target)))
+        rows = self._changing(lambda: copy(place))
         if not rows:
             return self._status("Copy executed with 0 files processed.", query_id, tree)
         kept = self._results.keep(query_id, [(name, "VARCHAR") for name in stages.REPORT], iter(()))
@@ -627,11 +654,9 @@ class Session:
         self.duck.execute(duckdb_text(transformed), params if params and transformed.find(exp.Placeholder) else None)
 
     def temporary_tables(self) -> set[TableName]:
-        """Those of this session. One that was created in a transaction goes with it when that is rolled back."""
+        """Those of this session, and its views. What was created in a transaction goes with it when that is rolled back."""
         for name in list(self.temporary):
-            try:
-                self.duck.execute(f"SELECT 1 FROM temp.main.{quote(temporary_name(name))} LIMIT 0")
-            except duckdb.CatalogException:
+            if temporary.stored_kind(self.duck, name) is None:
                 self.temporary.discard(name)
         return self.temporary
 

@@ -35,14 +35,24 @@ class StagedFolder:
 
     stage: str
     folder: str
-    path: Path
+    root: Path
+
+    @property
+    def path(self) -> Path:
+        return self.root / self.folder
 
 
 def named_folder(session: Session, text: str) -> StagedFolder | None:
     """The folder that `@stage/folder` names; None for a whole stage, which is fakesnow's business."""
-    name, slash, folder = text.strip("'").removeprefix("@").partition("/")
-    if not slash or not folder.strip("/"):
-        return None
+    _, slash, folder = text.strip("'").removeprefix("@").partition("/")
+    return location(session, text) if slash and folder.strip("/") else None
+
+
+def location(session: Session, text: str) -> StagedFolder:
+    """The stage, or the folder in it, that `@stage` or `@stage/folder` names."""
+    if not text.strip("'").startswith("@"):
+        raise SnowflakeError(1003, "42000", f"SQL compilation error:\n{text} does not start with @")
+    name, _, folder = text.strip("'").removeprefix("@").partition("/")
     if ".." in folder.split("/"):
         raise SnowflakeError(1011, "42601", f"SQL compilation error:\ninvalid URL prefix found in: {text}")
     table = exp.to_table(name, dialect="snowflake")
@@ -61,16 +71,19 @@ def named_folder(session: Session, text: str) -> StagedFolder | None:
             2003, "02000", f"SQL compilation error:\nStage '{stage}' does not exist or not authorized."
         )
     root = Path(fakesnow_stage.LOCAL_BUCKET_PATH).joinpath(*parts)
-    return StagedFolder(parts[-1].lower(), folder.strip("/"), root / folder.strip("/"))
+    return StagedFolder(parts[-1].lower(), folder.strip("/"), root)
 
 
-def put(session: Session, tree: exp.Expr) -> dict[str, Any] | None:
-    """What the connector needs to know to bring a file into a folder of a stage; None if this is not such a PUT."""
+def put(session: Session, tree: exp.Expr, params: Any) -> dict[str, Any] | None:
+    """What the connector needs to know to bring a file into a stage or a folder of it; None if this is not a PUT."""
     if not isinstance(tree, exp.Put):
         return None
-    folder = named_folder(session, tree.args["target"].name)
-    if folder is None:
-        return None
+    target = tree.args["target"].name
+    if target == "?":
+        if not params:
+            raise SnowflakeError(2049, "42601", "SQL compilation error:\nBind variable ? not set.")
+        target = str(params[0])
+    folder = location(session, target)
     folder.path.mkdir(parents=True, exist_ok=True)
     options = {name.upper(): value for name, value in fakesnow_stage.put_options(tree).items()}
     return {
@@ -91,7 +104,7 @@ def remove(session: Session, tree: exp.Expr) -> list[str] | None:
     folder = named_folder(session, tree.expression.name.strip())
     if folder is None:
         raise unsupported("REMOVE of a whole stage")
-    gone = sorted(f"{folder.stage}/{file.relative_to(folder.path.parent)}" for file in _files(folder))
+    gone = sorted(f"{folder.stage}/{file.relative_to(folder.path.parent)}" for file in files(folder))
     shutil.rmtree(folder.path, ignore_errors=True)
     return gone
 
@@ -104,12 +117,12 @@ def copied_folder(session: Session, tree: exp.Expr) -> StagedFolder | None:
     return named_folder(session, source.name)
 
 
-def copy(session: Session, tree: exp.Copy, target: str, folder: StagedFolder, sizes: Limits) -> list[list[str | None]]:
+def copy(session: Session, tree: exp.Expr, target: str, folder: StagedFolder, sizes: Limits) -> list[list[str | None]]:
     """Copy the folder's Parquet files into the table by the names of their columns; the report, a line for each file."""
     by_case = _matching(tree)
     columns = {row[0]: row[1] for row in session.duck.execute(f"DESCRIBE {target}").fetchall()}
     report: list[list[str | None]] = []
-    for file in _files(folder):
+    for file in files(folder):
         session.check_cancelled()
         listed = _selected(session, file, columns, by_case=by_case)
         names = ", ".join(quote(name) for name in listed)
@@ -123,11 +136,12 @@ def copy(session: Session, tree: exp.Copy, target: str, folder: StagedFolder, si
     return report
 
 
-def _files(folder: StagedFolder) -> list[Path]:
+def files(folder: StagedFolder) -> list[Path]:
+    """All files below the folder, in the order of their names."""
     return sorted(path for path in folder.path.rglob("*") if path.is_file())
 
 
-def _matching(tree: exp.Copy) -> bool:
+def _matching(tree: exp.Expr) -> bool:
     """Whether names match with their case; a COPY of a folder that asks for more than this is refused."""
     options = {option.name.upper(): option for option in tree.args.get("params") or []}
     if unknown := options.keys() - _KNOWN_OPTIONS:

@@ -1,9 +1,10 @@
-"""Temporary tables: DuckDB's own, seen by their session only, in front of permanent ones of the same name."""
+"""Temporary tables and views: DuckDB's own, seen by their session only, in front of permanent ones of the same name."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import duckdb
 import pyarrow as pa
 from fakesnow.rowtype import describe_as_rowtype
 from sqlglot import exp
@@ -16,7 +17,7 @@ from tir_dagster.sandbox.warehouse.catalog import (
     table_options,
     take_keys,
 )
-from tir_dagster.sandbox.warehouse.errors import object_exists
+from tir_dagster.sandbox.warehouse.errors import object_exists, wrong_type
 from tir_dagster.sandbox.warehouse.names import TableName, point_to, quote, table_name, temporary_name
 
 if TYPE_CHECKING:
@@ -24,25 +25,29 @@ if TYPE_CHECKING:
 
 
 def run(session: Session, tree: exp.Expr, params: Any) -> pa.Table | None:
-    """Run the statement if it creates, drops or describes a temporary table, and give its answer."""
-    if isinstance(tree, exp.Create) and _creates_temporary(tree):
+    """Run the statement if it creates, drops or describes a temporary table or view, and give its answer."""
+    if isinstance(tree, exp.Create) and creates_temporary(tree):
         return _create(session, tree, params)
     table = tree.find(exp.Table) if isinstance(tree, (exp.Drop, exp.Describe)) else None
-    if table is None or not session.temporary or str(tree.args.get("kind")).upper() != "TABLE":
+    if table is None or not session.temporary or _kind(tree) not in ("TABLE", "VIEW"):
         return None
     name = table_name(table, session.database, session.schema)
     if name not in session.temporary_tables():
         return None
-    return _drop(session, name) if isinstance(tree, exp.Drop) else _describe(session, name)
+    return _drop(session, tree, name) if isinstance(tree, exp.Drop) else _describe(session, name)
 
 
-def _creates_temporary(tree: exp.Create) -> bool:
-    properties = tree.args.get("properties")
+def creates_temporary(tree: exp.Expr) -> bool:
+    properties = tree.args.get("properties") if isinstance(tree, exp.Create) else None
     return (
         properties is not None
-        and str(tree.args.get("kind")).upper() == "TABLE"
+        and _kind(tree) in ("TABLE", "VIEW")
         and properties.find(exp.TemporaryProperty) is not None
     )
+
+
+def _kind(tree: exp.Expr) -> str:
+    return str(tree.args.get("kind")).upper()
 
 
 def _create(session: Session, tree: exp.Create, params: Any) -> pa.Table:
@@ -61,30 +66,64 @@ def _create(session: Session, tree: exp.Create, params: Any) -> pa.Table:
     def create() -> None:
         with references.resolved(session, tree, list(params) if params else params) as resolved:
             _make_local(resolved, name)
+            if _kind(tree) == "VIEW":
+                references.qualify(session, resolved)
+            # One name may have been a table and become a view, which DuckDB refuses to replace.
+            _drop_any(session, name)
             session.run_plainly(resolved, list(params) if params else params)
         session.temporary.add(name)
         session.temporary_limits[name] = sizes
 
     session.transaction.run(create, autocommit=True)
-    return _status(f"Table {name.name} successfully created.")
+    return _status(f"{_kind(tree).capitalize()} {name.name} successfully created.")
 
 
 def _make_local(tree: exp.Create, name: TableName) -> None:
     schema = tree.this if isinstance(tree.this, exp.Schema) else None
     if schema is not None:
         take_keys(schema)
+        _take_comments(schema)
     copy_source(tree)
     tree.set("properties", exp.Properties(expressions=[exp.TemporaryProperty()]))
     point_to(schema.this if schema is not None else tree.this, ("temp", "main", temporary_name(name)))
 
 
-def _drop(session: Session, name: TableName) -> pa.Table:
+def _take_comments(schema: exp.Schema) -> None:
+    for column in schema.find_all(exp.ColumnDef):
+        constraints = column.args.get("constraints") or []
+        kept = [each for each in constraints if not isinstance(each.args.get("kind"), exp.CommentColumnConstraint)]
+        column.set("constraints", kept)
+
+
+def _drop(session: Session, tree: exp.Drop, name: TableName) -> pa.Table:
+    stored = stored_kind(session.duck, name)
+    if stored != _kind(tree):
+        raise wrong_type(stored, _kind(tree))
+
     def drop() -> None:
-        session.duck.execute(f"DROP TABLE temp.main.{quote(temporary_name(name))}")
+        _drop_any(session, name)
         session.temporary.discard(name)
 
     session.transaction.run(drop, autocommit=True)
     return _status(f"{name.name} successfully dropped.")
+
+
+def _drop_any(session: Session, name: TableName) -> None:
+    if (stored := stored_kind(session.duck, name)) is not None:
+        session.duck.execute(f"DROP {stored} temp.main.{quote(temporary_name(name))}")
+
+
+def stored_kind(duck: duckdb.DuckDBPyConnection, name: TableName) -> str | None:
+    """Whether DuckDB has this temporary name as a TABLE or a VIEW, or not at all (None)."""
+    # DuckDB's own lists of tables would ask DuckLake about every permanent one. Only a table has row ids.
+    try:
+        duck.execute(f"SELECT rowid FROM temp.main.{quote(temporary_name(name))} LIMIT 0")
+    except duckdb.CatalogException as error:
+        # Of a view the missing table may be one that it reads.
+        return None if str(error).startswith(f"Catalog Error: Table with name {temporary_name(name)} does") else "VIEW"
+    except duckdb.BinderException:
+        return "VIEW"
+    return "TABLE"
 
 
 def _describe(session: Session, name: TableName) -> pa.Table:

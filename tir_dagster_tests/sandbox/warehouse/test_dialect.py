@@ -176,11 +176,78 @@ def test_a_data_frame_is_written_into_an_existing_table(connect):
     assert one("SELECT A, B FROM FRAME ORDER BY A") == [(1, "x"), (2, None)]
 
 
-def test_a_data_frame_does_not_create_its_table(connect):
+def test_a_data_frame_creates_and_replaces_its_table(connect):
     one = connect()
-    with pytest.raises(ProgrammingError) as caught:
-        write_pandas(one.connection, pd.DataFrame({"A": [1]}), "FRAME_TO_BE", auto_create_table=True)
+    moment = pd.Timestamp("2026-01-02 03:04:05.123456")
+    first = pd.DataFrame({"A": [1], "b": [0.5], "DAY": [moment.date()], "AT": [moment], "FLAG": [True], "T": ["it's"]})
+    assert write_pandas(one.connection, first, "NEW_FRAME", auto_create_table=True, use_logical_type=True)[0]
+    assert one("SELECT * FROM NEW_FRAME") == [(1, 0.5, moment.date(), moment.to_pydatetime(), True, "it's")]
+    assert [row[:2] for row in one("DESCRIBE TABLE NEW_FRAME")] == [
+        ("A", "NUMBER(38,0)"),
+        ("b", "FLOAT"),
+        ("DAY", "DATE"),
+        ("AT", "TIMESTAMP_NTZ(9)"),
+        ("FLAG", "BOOLEAN"),
+        ("T", "VARCHAR(16777216)"),
+    ]
+    write_pandas(one.connection, pd.DataFrame({"A": [2]}), "NEW_FRAME", auto_create_table=True, overwrite=True)
+    assert one("SELECT * FROM NEW_FRAME") == [(2,)]
+    write_pandas(one.connection, pd.DataFrame({"A": [3]}), "NEW_FRAME", overwrite=True)
+    write_pandas(one.connection, pd.DataFrame({"A": [4, 5]}), "NEW_FRAME", auto_create_table=True, chunk_size=1)
+    assert one("SELECT * FROM NEW_FRAME ORDER BY A") == [(3,), (4,), (5,)]
+
+
+def test_a_moment_of_a_data_frame_is_a_number_unless_logical_types_are_asked_for(connect):
+    one = connect()
+    frame = pd.DataFrame({"MOMENT": [pd.Timestamp("2026-01-01")]})
+    write_pandas(one.connection, frame, "NUMBERED", auto_create_table=True)
+    assert one("SELECT MOMENT FROM NUMBERED") == [(1767225600 * 10**9,)]
+    with pytest.raises(ProgrammingError) as caught, pytest.warns(UserWarning, match="timezone"):
+        write_pandas(
+            one.connection, frame.assign(MOMENT=frame.MOMENT.dt.tz_localize("UTC")), "ZONED", auto_create_table=True
+        )
     assert caught.value.errno == 2
+
+
+def test_the_schema_of_staged_files_is_inferred(connect, tmp_path):
+    one = connect()
+    pd.DataFrame({"A": [1], "B": ["x"]}).to_parquet(tmp_path / "first.parquet")
+    pd.DataFrame({"A": [1]}).to_parquet(tmp_path / "second.parquet")
+    one("CREATE STAGE INFERRED")
+    one("CREATE FILE FORMAT PARQUETS TYPE = PARQUET")
+    one(f"PUT 'file://{tmp_path}/*.parquet' '@INFERRED' AUTO_COMPRESS = FALSE")
+    inferred = "TABLE(INFER_SCHEMA(LOCATION => '@INFERRED', FILE_FORMAT => '{}'))"
+    assert one(f"SELECT * FROM {inferred.format('PARQUETS')} ORDER BY ORDER_ID") == [
+        ("A", "NUMBER(38, 0)", True, "$1:A::NUMBER(38, 0)", "first.parquet, second.parquet", 0),
+        ("B", "TEXT", True, "$1:B::TEXT", "first.parquet", 1),
+    ]
+    with pytest.raises(ProgrammingError) as caught:
+        one(f"SELECT * FROM {inferred.format('NO_SUCH_FORMAT')}")
+    assert caught.value.errno == 2003
+
+
+def test_a_copy_whose_files_are_purged_is_not_made_again_without_them(connect, tmp_path):
+    one = connect()
+    pd.DataFrame({"A": [1, 2]}).to_parquet(tmp_path / "some.parquet")
+    one("CREATE STAGE PURGED")
+    one("CREATE TABLE PURGED_INTO (A INT)")
+    one(f"PUT 'file://{tmp_path}/some.parquet' @PURGED AUTO_COMPRESS = FALSE")
+    one("BEGIN")
+    selected = """(SELECT $1:"A"::NUMBER(38, 0) FROM '@PURGED')"""
+    options = "FILE_FORMAT = (TYPE = PARQUET) PURGE = TRUE ON_ERROR = 'ABORT_STATEMENT'"
+    assert one(f"COPY INTO PURGED_INTO (A) FROM {selected} {options}")[0][:4] == (
+        "purged/some.parquet",
+        "LOADED",
+        "2",
+        "2",
+    )
+    # A statement that fails in a transaction has the others made again.
+    with pytest.raises(ProgrammingError):
+        one("INSERT INTO PURGED_INTO SELECT 'x'::INT")
+    with pytest.raises(ProgrammingError) as caught:
+        one("COMMIT")
+    assert caught.value.errno == 625
+    assert one("SELECT * FROM PURGED_INTO") == []
 
 
 def test_a_table_made_of_a_query_may_hold_texts(sql):

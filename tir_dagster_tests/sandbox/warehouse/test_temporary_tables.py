@@ -1,4 +1,4 @@
-"""Temporary tables: in front of permanent ones of the same name, and seen by their own session only."""
+"""Temporary tables and views: in front of permanent ones of the same name, and seen by their own session only."""
 
 from __future__ import annotations
 
@@ -93,3 +93,44 @@ def test_what_temporary_tables_cannot_do_is_refused(connect, statement):
     with pytest.raises(ProgrammingError) as caught:
         one(statement)
     assert caught.value.errno == 2
+
+
+def test_a_temporary_view_is_its_sessions_own_and_shows_what_its_tables_hold(connect):
+    owner, other = connect(), connect()
+    owner("CREATE TABLE SEEN AS SELECT 1 AS A")
+    owner("CREATE VIEW SHOWN AS SELECT A FROM SEEN")
+    owner("CREATE TEMP TABLE KEPT_BACK AS SELECT 5 AS A")
+    owner("CREATE TEMPORARY VIEW SHOWN (B) AS SELECT SEEN.A * 10 FROM SEEN UNION ALL SELECT A FROM KEPT_BACK")
+    owner("INSERT INTO SEEN VALUES (2)")
+    database = owner.value("SELECT CURRENT_DATABASE()")
+    schema = owner.value("SELECT CURRENT_SCHEMA()")
+    owner("USE SCHEMA PUBLIC")
+    assert owner(f"SELECT B FROM {database}.{schema}.SHOWN ORDER BY B") == [(5,), (10,), (20,)]
+    assert other("SELECT A FROM SHOWN ORDER BY A") == [(1,), (2,)]
+    owner(f"USE SCHEMA {schema}")
+    assert [row[:2] for row in owner("DESCRIBE VIEW SHOWN")] == [("B", "NUMBER(38,0)")]
+    owner("DROP VIEW SHOWN")
+    assert owner("SELECT A FROM SHOWN ORDER BY A") == [(1,), (2,)]
+
+
+def test_a_temporary_view_goes_with_a_transaction_that_is_rolled_back(connect):
+    one = connect()
+    one("BEGIN")
+    one("CREATE TEMP VIEW GONE AS SELECT 1 AS A")
+    one("ROLLBACK")
+    with pytest.raises(ProgrammingError) as caught:
+        one("SELECT * FROM GONE")
+    assert caught.value.errno == 2003
+
+
+def test_a_temporary_view_over_a_dropped_table_is_not_another_object(connect):
+    one = connect()
+    one("CREATE TABLE BELOW AS SELECT 1 AS A")
+    one("CREATE VIEW ABOVE AS SELECT 7 AS A")
+    one("CREATE TEMP VIEW ABOVE AS SELECT A FROM BELOW")
+    one("DROP TABLE BELOW")
+    with pytest.raises(ProgrammingError) as caught:
+        one("SELECT * FROM ABOVE")
+    assert caught.value.errno == 2003
+    one("CREATE OR REPLACE TEMP TABLE ABOVE AS SELECT 3 AS A")
+    assert one("SELECT * FROM ABOVE") == [(3,)]

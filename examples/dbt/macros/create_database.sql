@@ -1,0 +1,3 @@
+{% macro create_database() %}
+  {% do run_query("create database if not exists " ~ target.database) %}
+{% endmacro %}
