@@ -39,6 +39,7 @@ def make(places, spark, tmp_path_factory) -> Iterator[Make]:
         folder: Path = tmp_path_factory.mktemp("redefined")
         shop = Shown(prepare(places), spark, folder, tables, query, settings)
         shops.append(shop)
+        shop.sql("CREATE ROLE IF NOT EXISTS ANALYST")
         shop.sql("INSERT INTO {s}.SALES VALUES (1, 'P1', '2026-01-05'), (2, 'P2', '2026-01-06')")
         shop.sql("INSERT INTO {s}.PRODUCTS VALUES ('P1', 1, 1, 100), ('P2', 2, 2, 200)")
         for statement in filter(None, before.split(";")):
@@ -103,7 +104,6 @@ def test_a_column_of_a_joined_table_with_other_content_costs_a_full_refresh(join
 
 
 def test_another_role_in_the_spec_is_another_definition(joined):
-    joined.sql("CREATE ROLE IF NOT EXISTS ANALYST")
     joined.settings = {**joined.settings, "snowflake": {"role": "analyst"}}
     joined.refresher = joined.new_refresher()
     assert joined.refresh().reason is Reason.DEFINITION_CHANGED

@@ -142,6 +142,7 @@ def test_a_target_lag_refreshes_by_itself(tmp_path):
     def run(statement):
         return session.execute(statement, new_query_id())
 
+    run("CREATE WAREHOUSE IF NOT EXISTS LOADING")
     run("CREATE TABLE T AS SELECT 1 AS A")
     run(f"CREATE DYNAMIC TABLE DT {OPTIONS} AS SELECT A FROM T")
     run("INSERT INTO T VALUES (2)")
