@@ -63,9 +63,10 @@ def run(session: Session, tree: exp.Expr) -> pa.Table | None:
     """Run the statement if it is one of these and give its answer; None when fakesnow shall run it."""
     if isinstance(tree, (exp.Create, exp.Drop)) and str(tree.args.get("kind")).upper() == "DATABASE":
         return _database(session, tree)
-    if isinstance(tree, (exp.Create, exp.Drop)) and str(tree.args.get("kind")).upper() == "WAREHOUSE":
+    if isinstance(tree, (exp.Create, exp.Drop)) and str(tree.args.get("kind")).upper() in ("ROLE", "WAREHOUSE"):
         name = folded(tree.this.this if isinstance(tree.this, exp.Table) else tree.this)
-        session.lake.note_warehouse(name, exists=isinstance(tree, exp.Create))
+        note = session.lake.add_name if isinstance(tree, exp.Create) else session.lake.drop_name
+        note(str(tree.args["kind"]).upper(), name)
         return _status("Statement executed successfully.")
     if isinstance(tree, exp.Drop) and str(tree.args.get("kind")).upper() == "STAGE":
         return _drop_stage(session, tree)
@@ -96,7 +97,7 @@ def _command(tree: exp.Expr) -> pa.Table | None:
     if not isinstance(tree, exp.Command):
         return None
     text = f"{tree.name} {tree.expression}"
-    if re.match(r"(CREATE|ALTER|DROP)\s+(OR\s+REPLACE\s+)?WAREHOUSE\b|(GRANT|REVOKE)\b", text, re.IGNORECASE):
+    if re.match(r"(CREATE|ALTER|DROP)\s+(OR\s+REPLACE\s+)?(ROLE|WAREHOUSE)\b|(GRANT|REVOKE)\b", text, re.IGNORECASE):
         return _status("Statement executed successfully.")
     if re.match(r"(EXPLAIN|CALL|SHOW)\b", text, re.IGNORECASE):
         raise unsupported(" ".join(text.split()[:2]).upper() if text.upper().startswith("SHOW") else tree.name.upper())

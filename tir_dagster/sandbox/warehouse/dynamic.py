@@ -150,7 +150,7 @@ def _known_warehouse(session: Session, name: str) -> str:
     """The warehouse that the refreshes use: the session's own one, or one that somebody created."""
     if not name:
         raise SnowflakeError(1420, "22023", "SQL compilation error:\nMissing option(s): [WAREHOUSE]")
-    if name != (session.context.warehouse or "").upper() and name not in session.lake.warehouses():
+    if name != (session.context.warehouse or "").upper() and name not in session.lake.names("WAREHOUSE"):
         raise SnowflakeError(
             2043,
             "02000",

@@ -45,7 +45,7 @@ CREATE TABLE IF NOT EXISTS views (
 CREATE TABLE IF NOT EXISTS dynamic_tables (
     db TEXT, table_id INTEGER, text TEXT, query TEXT, target_lag TEXT, warehouse TEXT, refresh_mode TEXT, owner TEXT,
     is_suspended INTEGER, refreshed_us INTEGER, sources TEXT, PRIMARY KEY (db, table_id));
-CREATE TABLE IF NOT EXISTS warehouses (name TEXT PRIMARY KEY);
+CREATE TABLE IF NOT EXISTS names (kind TEXT, name TEXT, PRIMARY KEY (kind, name));
 """
 
 
@@ -552,17 +552,20 @@ class Lake:
             if facts.refreshed_us is None
         }
 
-    def warehouses(self) -> set[str]:
-        """The warehouses that people created."""
-        with self.commit_lock:
-            return {name for (name,) in self._facts.execute("SELECT name FROM warehouses")}
+    # Roles and virtual warehouses
 
-    def note_warehouse(self, name: str, *, exists: bool) -> None:
-        """Note that a warehouse was created or dropped."""
+    def names(self, kind: str) -> list[str]:
         with self.commit_lock:
-            self._facts.execute("DELETE FROM warehouses WHERE name = ?", [name])
-            if exists:
-                self._facts.execute("INSERT INTO warehouses VALUES (?)", [name])
+            rows = self._facts.execute("SELECT name FROM names WHERE kind = ? ORDER BY name", [kind]).fetchall()
+        return [name for (name,) in rows]
+
+    def add_name(self, kind: str, name: str) -> None:
+        with self.commit_lock:
+            self._facts.execute("INSERT OR IGNORE INTO names VALUES (?, ?)", [kind, name])
+
+    def drop_name(self, kind: str, name: str) -> None:
+        with self.commit_lock:
+            self._facts.execute("DELETE FROM names WHERE kind = ? AND name = ?", [kind, name])
 
     # Users
 

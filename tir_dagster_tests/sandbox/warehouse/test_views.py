@@ -44,6 +44,7 @@ def test_the_text_of_a_view_is_the_statement_that_created_it(sql):
 
 def test_only_the_owner_sees_the_text_of_a_secure_view(connect, sql):
     sql("CREATE SECURE VIEW HIDDEN COPY GRANTS AS SELECT ID FROM SOLD")
+    sql("CREATE ROLE IF NOT EXISTS ANALYST")
     other = connect(role="ANALYST")
     assert definition(sql, "HIDDEN") == ("CREATE SECURE VIEW HIDDEN COPY GRANTS AS SELECT ID FROM SOLD", "YES")
     assert definition(other, "HIDDEN") == (None, "YES")
