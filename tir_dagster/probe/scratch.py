@@ -380,7 +380,13 @@ def _refresh_copy(scratch: ScratchDatasource, findings: Findings, copy: Copy) ->
         package = read_package(download(client, source, scratch.folder / "copy.tdsx"))
         credential = _credential(source, copy)
         publish(
-            client, package.path, project=scratch.project, name=scratch.name, overwrite=True, connections=[credential]
+            client,
+            package.path,
+            project=scratch.project,
+            name=scratch.name,
+            overwrite=True,
+            connections=[credential],
+            servers=package.servers,
         )
         before = scratch.before_change()
         first = start_refresh(client, before, incremental=False)

@@ -12,23 +12,13 @@ from typing import Any
 from tir_dagster.probe.doubts import Findings, refusal
 from tir_dagster.snowflake.connection import BEYOND_TIME_TRAVEL, MISSING_OBJECT, UNTRACKED, SnowflakeAccess
 from tir_dagster.snowflake.names import TableName, literal, quote
+from tir_dagster.snowflake.settings import SETTINGS
 from tir_dagster.snowflake.versions import SourceVersion, Span, pin, table_facts
 
 _PREFIX = "TIR_PROBE_"
 _OWN_NAME = re.compile(_PREFIX + "[0-9A-F]{12}")
 _CLOCK_LOOKS = 5
 # Parameters that change what a statement means or what a value looks like, with the values that tir_dagster expects.
-_EXPECTED = {
-    "AUTOCOMMIT": "true",
-    "BINARY_OUTPUT_FORMAT": "HEX",
-    "DATE_INPUT_FORMAT": "AUTO",
-    "QUOTED_IDENTIFIERS_IGNORE_CASE": "false",
-    "ROWS_PER_RESULTSET": "0",
-    "TIMESTAMP_INPUT_FORMAT": "AUTO",
-    "TIMESTAMP_TYPE_MAPPING": "TIMESTAMP_NTZ",
-    "TIMEZONE": "UTC",
-    "TIME_INPUT_FORMAT": "AUTO",
-}
 _OWN_TABLE = ("noop_update", "token_on_ddl", "last_ddl_on_comment", "last_ddl_on_rows", "past_has_new_column")
 
 
@@ -37,7 +27,12 @@ def probe_snowflake(access: SnowflakeAccess, tables: Sequence[TableName], findin
     with access.kept_open():
         with findings.asking("reading the session's parameters", "snowflake.default_session"):
             rows = access.query("SHOW PARAMETERS IN SESSION")
-            others = [f"{name}={value}" for name, value, *_ in rows if _EXPECTED.get(name, value) != value]
+            expected = {setting.name: setting.value for setting in SETTINGS}
+            others = [
+                f"{name}={value}"
+                for name, value, *_ in rows
+                if name in expected and str(value).casefold() != str(expected[name]).casefold()
+            ]
             findings.note("snowflake.default_session", not others, ", ".join(others))
         clock = [pin(access, margin_seconds=0).moment.microsecond % 1000 for _ in range(_CLOCK_LOOKS)]
         findings.note("snowflake.clock_microseconds", any(clock))

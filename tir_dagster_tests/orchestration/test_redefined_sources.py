@@ -247,8 +247,7 @@ def test_a_view_with_another_text_costs_a_full_refresh_only_if_it_shows_the_rows
 )
 def test_a_table_behind_a_view_that_was_created_anew_is_noticed_by_every_detector(make, changes, role, reason):
     settings = OF_VIEW | {"changes": changes, "snowflake": {"role": role} if role else {}}
-    secure = DATED.replace("CREATE VIEW", "CREATE SECURE VIEW")
-    shop = make(ALL_PRICES, before=f"CREATE ROLE IF NOT EXISTS ANALYST;{secure}", **settings)
+    shop = make(ALL_PRICES, before=DATED.replace("CREATE VIEW", "CREATE SECURE VIEW"), **settings)
     shop.sql(
         "CREATE OR REPLACE TABLE {s}.PRODUCTS AS SELECT PRODUCT, MARK, (PRICE + 1)::NUMBER(9,2) AS PRICE FROM {s}.PRODUCTS"
     )
@@ -261,7 +260,7 @@ def test_a_table_behind_a_view_that_was_created_anew_is_noticed_by_every_detecto
 def test_a_secure_view_created_again_by_its_owner_is_compared_and_costs_no_full_refresh(make):
     secure = DATED.replace("CREATE VIEW", "CREATE OR REPLACE SECURE VIEW")
     settings = OF_VIEW | {"snowflake": {"role": "analyst"}}
-    shop = make(ALL_PRICES, before=f"CREATE ROLE IF NOT EXISTS ANALYST;{secure}", **settings)
+    shop = make(ALL_PRICES, before=secure, **settings)
     shop.sql(secure)
     assert (shop.refresh().decision, was_compared(shop)) == ("none", True)
     shop.sql("INSERT INTO {s}.PRODUCTS (PRODUCT, MARK, PRICE) VALUES ('P3', 3, 3)")

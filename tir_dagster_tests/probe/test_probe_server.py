@@ -216,7 +216,7 @@ DOCUMENTED = {
     "patch.upsert": True,
     "patch.replace": True,
     "patch.all_or_nothing": True,
-    "patch.failed_notes": True,
+    "patch.failed_notes": False,
     "patch.null_equals_null": False,
     "patch.op_is": False,
     "patch.request_once": True,
