@@ -212,7 +212,7 @@ def declared(session: Session, tree: exp.Expr) -> Iterator[None]:
     sizes = limits_of_new(session, tree)
     if schema and sizes and isinstance(tree.expression, exp.Query):
         named = [folded(column if isinstance(column, exp.Identifier) else column.this) for column in schema.expressions]
-        tree.set("expression", limits.limited_query(tree.expression, sizes, named))
+        tree.set("expression", limits.changed_query(tree.expression, limits.changes(sizes), named))
     copy_source(tree)
     tree.set("properties", None)
     key = take_keys(schema) if schema else []
