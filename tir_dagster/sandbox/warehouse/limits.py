@@ -36,6 +36,8 @@ _MOMENTS = {
 LONGEST = 16_777_216
 MOST_DIGITS = 9
 _DIGITS_HELD = 6
+# What a query is called whose columns are changed before they are stored.
+STORED = "_TIR_STORED"
 
 
 @dataclass(frozen=True)
@@ -130,14 +132,14 @@ def limit_casts(tree: Any) -> Any:
     return tree
 
 
-def changed_query(query: exp.Expr, by_column: Mapping[str, Change], columns: Sequence[str]) -> exp.Expr:
+def changed_query(query: exp.Expr, by_column: Mapping[str, Change], columns: Sequence[str]) -> exp.Select:
     """A query whose columns, in this order, are changed so."""
     names = [exp.to_identifier(f"c{at}", quoted=True) for at, _ in enumerate(columns)]
     listed = [
         exp.alias_(_changed(by_column, column, exp.column(name.copy())), column, quoted=True)
         for column, name in zip(columns, names, strict=True)
     ]
-    source = exp.Subquery(this=query.copy(), alias=exp.TableAlias(this=exp.to_identifier("q"), columns=names))
+    source = exp.Subquery(this=query.copy(), alias=exp.TableAlias(this=exp.to_identifier(STORED), columns=names))
     return exp.select(*listed).from_(source)
 
 
@@ -151,8 +153,10 @@ def _change_inserted(
         for row in source.expressions:
             _change_row(row, by_column, named)
     elif isinstance(source, exp.Query):
-        # Its number of columns is known by name only; where it is another one, DuckDB's own error is the right one.
-        tree.set("expression", changed_query(source, by_column, named))
+        query = changed_query(source, by_column, named)
+        # Further columns stay, so that they are too many for the table.
+        names = [exp.to_identifier(f"c{at}", quoted=True) for at, _ in enumerate(named)]
+        tree.set("expression", query.select(exp.Star(except_=names)))
 
 
 def _change_row(row: exp.Expr, by_column: Mapping[str, Change], columns: Sequence[str]) -> None:
