@@ -216,9 +216,11 @@ def declared(session: Session, tree: exp.Expr) -> Iterator[None]:
     is_transient = properties is not None and properties.find(exp.TransientProperty) is not None
     check_retention(options, is_transient=is_transient)
     sizes = limits_of_new(session, tree)
-    if schema and sizes and isinstance(tree.expression, exp.Query):
+    selected = tree.expression if isinstance(tree.expression, exp.Query) else None
+    # Another number of columns than declared is for fakesnow to refuse.
+    if schema and sizes and selected and (selected.is_star or len(selected.selects) == len(schema.expressions)):
         named = [folded(column if isinstance(column, exp.Identifier) else column.this) for column in schema.expressions]
-        tree.set("expression", limits.limited_query(tree.expression, sizes, named))
+        tree.set("expression", limits.changed_query(tree.expression, limits.changes(sizes), named))
     copy_source(tree)
     tree.set("properties", _comment(properties) if properties else None)
     key = take_keys(schema) if schema else []

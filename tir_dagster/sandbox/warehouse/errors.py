@@ -124,6 +124,7 @@ _MISSING_COLUMN = re.compile(
 )
 _MISSING_FUNCTION = re.compile(r"Function with name (?P<name>\S+) does not exist")
 _VALUE_COUNT = re.compile(r"table \S+ has (?P<wanted>\d+) columns but (?P<given>\d+) values were supplied")
+_TOO_FEW = re.compile(r'table "_TIR_STORED" has (?P<given>\d+) columns available but (?P<wanted>\d+) columns specified')
 _UNPARSED = re.compile(r'Could not parse string "(?P<text>.*)" according to format specifier')
 _TOO_LONG = re.compile(r"String '.*' is too long and would be truncated", re.DOTALL)
 _WRONG_TYPE = re.compile(r"Existing object .* is of type (?P<found>\w+), trying to \w+ type (?P<wanted>\w+)")
@@ -137,7 +138,7 @@ def _from_duckdb(error: BaseException) -> SnowflakeError:
         return missing_object("Object", found["name"].strip('"'))
     if found := _MISSING_FUNCTION.search(text):
         return unsupported(f"function {found['name'].upper()}")
-    if found := _VALUE_COUNT.search(text):
+    if found := _VALUE_COUNT.search(text) or _TOO_FEW.search(text):
         wanted, given = found["wanted"], found["given"]
         return SnowflakeError(
             2020,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,8 @@ _MOMENTS = {
 LONGEST = 16_777_216
 MOST_DIGITS = 9
 _DIGITS_HELD = 6
+# What a query is called whose columns are changed before they are stored.
+STORED = "_TIR_STORED"
 
 
 @dataclass(frozen=True)
@@ -63,8 +66,6 @@ class Limit:
 
     def apply(self, value: exp.Expr) -> exp.Expr:
         """The same for a value in a statement's tree."""
-        if not self.matters or (isinstance(value, exp.Var) and value.name.upper() == "DEFAULT"):
-            return value
         if self.kind == "VARCHAR":
             return exp.Anonymous(this=_FITTING, expressions=[value.copy(), exp.Literal.number(self.size)])
         moment = exp.cast(value.copy(), {"TIMESTAMP": "TIMESTAMPNTZ"}.get(self.kind, self.kind))
@@ -72,6 +73,7 @@ class Limit:
 
 
 Limits = dict[str, Limit]
+Change = Callable[[exp.Expr], exp.Expr]
 
 
 def declared(kind: exp.Expr | None) -> Limit | None:
@@ -97,22 +99,25 @@ def declared_columns(definitions: Sequence[exp.Expr]) -> Limits:
     return {name: limit for name, limit in found.items() if limit is not None}
 
 
-def apply(tree: Any, limits: Limits, columns: Sequence[str]) -> None:
-    """Let every value that an INSERT, UPDATE or MERGE stores keep to its column's limit; in place."""
-    if not any(limit.matters for limit in limits.values()):
-        return
+def changes(limits: Limits) -> dict[str, Change]:
+    """What becomes of the values that a statement stores in these columns."""
+    return {name: limit.apply for name, limit in limits.items() if limit.matters}
+
+
+def change_stored(tree: Any, by_column: Mapping[str, Change], columns: Sequence[str]) -> None:
+    """Change every value that an INSERT, UPDATE or MERGE stores, by its column; in place."""
     if isinstance(tree, exp.Insert):
-        _limit_insert(tree, tree.expression, limits, columns)
+        _change_inserted(tree, tree.expression, by_column, columns)
     elif isinstance(tree, exp.Update):
-        _limit_assignments(tree, limits)
+        _change_assigned(tree, by_column)
     elif isinstance(tree, exp.Merge):
         for clause in tree.args["whens"].expressions:
             then = clause.args["then"]
             if isinstance(then, exp.Update):
-                _limit_assignments(then, limits)
+                _change_assigned(then, by_column)
             elif isinstance(then, exp.Insert):
                 named = [folded(column) for column in then.this.expressions] if then.this is not None else columns
-                _limit_values(then.expression, limits, named)
+                _change_row(then.expression, by_column, named)
 
 
 def limit_casts(tree: Any) -> Any:
@@ -127,47 +132,49 @@ def limit_casts(tree: Any) -> Any:
     return tree
 
 
-def limited_query(query: exp.Expr, limits: Limits, columns: Sequence[str]) -> exp.Expr:
-    """A query whose columns, in this order, keep to the limits."""
+def changed_query(query: exp.Expr, by_column: Mapping[str, Change], columns: Sequence[str]) -> exp.Select:
+    """A query whose columns, in this order, are changed so."""
     names = [exp.to_identifier(f"c{at}", quoted=True) for at, _ in enumerate(columns)]
     listed = [
-        exp.alias_(_limited(limits, column, exp.column(name.copy())), column, quoted=True)
+        exp.alias_(_changed(by_column, column, exp.column(name.copy())), column, quoted=True)
         for column, name in zip(columns, names, strict=True)
     ]
-    source = exp.Subquery(this=query.copy(), alias=exp.TableAlias(this=exp.to_identifier("q"), columns=names))
+    source = exp.Subquery(this=query.copy(), alias=exp.TableAlias(this=exp.to_identifier(STORED), columns=names))
     return exp.select(*listed).from_(source)
 
 
-def _limit_insert(tree: exp.Insert, source: exp.Expr, limits: Limits, columns: Sequence[str]) -> None:
+def _change_inserted(
+    tree: exp.Insert, source: exp.Expr, by_column: Mapping[str, Change], columns: Sequence[str]
+) -> None:
     named = [folded(column) for column in tree.this.expressions] if isinstance(tree.this, exp.Schema) else columns
-    if not set(named) & limits.keys():
+    if not set(named) & by_column.keys():
         return
     if isinstance(source, exp.Values):
         for row in source.expressions:
-            _limit_values(row, limits, named)
+            _change_row(row, by_column, named)
     elif isinstance(source, exp.Query):
-        # Its number of columns is known by name only; where it is another one, DuckDB's own error is the right one.
-        tree.set("expression", limited_query(source, limits, named))
+        query = changed_query(source, by_column, named)
+        # Further columns stay, so that they are too many for the table.
+        names = [exp.to_identifier(f"c{at}", quoted=True) for at, _ in enumerate(named)]
+        tree.set("expression", query.select(exp.Star(except_=names)))
 
 
-def _limit_values(row: exp.Expr, limits: Limits, columns: Sequence[str]) -> None:
+def _change_row(row: exp.Expr, by_column: Mapping[str, Change], columns: Sequence[str]) -> None:
     if isinstance(row, exp.Tuple) and len(row.expressions) == len(columns):
-        row.set(
-            "expressions",
-            [_limited(limits, column, value) for column, value in zip(columns, row.expressions, strict=True)],
-        )
+        pairs = zip(columns, row.expressions, strict=True)
+        row.set("expressions", [_changed(by_column, column, value) for column, value in pairs])
 
 
-def _limit_assignments(update: exp.Update, limits: Limits) -> None:
+def _change_assigned(update: exp.Update, by_column: Mapping[str, Change]) -> None:
     for assignment in update.expressions:
         if isinstance(assignment, exp.EQ) and isinstance(assignment.this, exp.Column):
             name = folded(assignment.this.this)
-            assignment.set("expression", _limited(limits, name, assignment.expression))
+            assignment.set("expression", _changed(by_column, name, assignment.expression))
 
 
-def _limited(limits: Mapping[str, Limit], column: str, value: exp.Expr) -> exp.Expr:
-    limit = limits.get(column)
-    return limit.apply(value) if limit is not None else value
+def _changed(by_column: Mapping[str, Change], column: str, value: exp.Expr) -> exp.Expr:
+    is_default = isinstance(value, exp.Var) and value.name.upper() == "DEFAULT"
+    return by_column[column](value) if column in by_column and not is_default else value
 
 
 def repair(table: str, limits: Limits) -> list[str]:

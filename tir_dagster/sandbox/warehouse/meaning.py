@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sqlglot import exp
 
@@ -11,6 +11,8 @@ from tir_dagster.sandbox.warehouse.errors import unsupported
 from tir_dagster.sandbox.warehouse.parameters import PARAMETERS
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tir_dagster.sandbox.warehouse.parameters import Value
     from tir_dagster.sandbox.warehouse.session import Session
 
@@ -41,13 +43,7 @@ _OF_THE_WEEK = ("DAYOFWEEK", "DOW")
 
 def apply(session: Session, tree: exp.Expr) -> None:
     """Change the statement to what it means under the session's parameters."""
-    set_here = {name: value for name, value in session.context.parameters.items() if name in PARAMETERS}
-    # AUTO is what there is without a format, also where another one is the default.
-    different = {
-        name: value
-        for name, value in set_here.items()
-        if value != PARAMETERS[name].default and str(value).upper() != "AUTO"
-    }
+    different = _different(session)
     if different.get("QUOTED_IDENTIFIERS_IGNORE_CASE"):
         for identifier in tree.find_all(exp.Identifier):
             if identifier.args.get("quoted"):
@@ -62,8 +58,30 @@ def apply(session: Session, tree: exp.Expr) -> None:
         _count_weeks(tree, int(session.parameter("WEEK_START")))
 
 
-def _read_by_format(tree: exp.Expr, different: dict[str, Value]) -> None:
-    formats = {
+def _different(session: Session) -> dict[str, Value]:
+    """The parameters that are not as Snowflake has them. AUTO is what there is without a format, whatever the default is."""
+    return {
+        name: value
+        for name, value in session.context.parameters.items()
+        if name in PARAMETERS and value != PARAMETERS[name].default and str(value).upper() != "AUTO"
+    }
+
+
+def readers(session: Session) -> dict[str, Callable[[exp.Expr], exp.Expr]]:
+    """How text is read that is stored in a column of these types of DuckDB, where the session has a format for it."""
+    formats = _input_formats(_different(session))
+    kinds = {"DATE": _TYPE.DATE, "TIME": _TYPE.TIME, "TIMESTAMP": _TYPE.TIMESTAMP}
+    kinds |= {"TIMESTAMP WITH TIME ZONE": _TYPE.TIMESTAMPTZ}
+
+    def reader(kind: Any) -> Callable[[exp.Expr], exp.Expr]:
+        text = exp.Literal.string(formats[kind])
+        return lambda value: _call(_PARSED, value.copy(), text.copy())
+
+    return {name: reader(kind) for name, kind in kinds.items() if kind in formats}
+
+
+def _input_formats(different: dict[str, Value]) -> dict[Any, str]:
+    return {
         kind: strftime_format(str(different[name]))
         for name, kinds in (
             ("DATE_INPUT_FORMAT", (_TYPE.DATE,)),
@@ -73,6 +91,10 @@ def _read_by_format(tree: exp.Expr, different: dict[str, Value]) -> None:
         if name in different
         for kind in kinds
     }
+
+
+def _read_by_format(tree: exp.Expr, different: dict[str, Value]) -> None:
+    formats = _input_formats(different)
     for cast in list(tree.find_all(exp.Cast)) if formats else []:
         if cast.to.this in formats and not isinstance(cast.this, exp.JSONExtract):
             if isinstance(cast, exp.TryCast):

@@ -550,10 +550,14 @@ class Session:
     def _resolved_change(self, tree: exp.Expr, target: TableName, params: Any) -> Iterator[Any]:
         """The statement as it can run, with values that keep to the declared types of their columns."""
         with references.resolved(self, tree, params) as resolved:
-            if sizes := self.column_limits(target):
+            keeping, readers = limits.changes(self.column_limits(target)), meaning.readers(self)
+            if keeping or readers:
                 place = self._duck_name(target, temporary=target in self.temporary)
-                columns = [row[0] for row in self.duck.execute(f"DESCRIBE {place}").fetchall()]
-                limits.apply(resolved, sizes, columns)
+                columns = {row[0]: row[1] for row in self.duck.execute(f"DESCRIBE {place}").fetchall()}
+                reading = {name: readers[kind] for name, kind in columns.items() if kind in readers}
+                for changes in (reading, keeping):
+                    if changes:
+                        limits.change_stored(resolved, changes, list(columns))
             yield resolved
 
     def column_limits(self, name: TableName) -> limits.Limits:

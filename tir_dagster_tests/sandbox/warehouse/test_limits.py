@@ -55,6 +55,13 @@ def test_a_text_that_fits_is_stored_whole(narrow):
     assert sorted(narrow("SELECT N, T FROM NARROW")) == [(1, "äöü"), (2, None), (3, "345"), (4, None)]
 
 
+@pytest.mark.parametrize(
+    "values", ["SELECT 'a', 1", "SELECT 'a', 1, NULL, 2", "VALUES ('a', 1)", "VALUES ('a', 1, NULL, 2)"]
+)
+def test_another_number_of_values_is_refused_as_ever(narrow, values):
+    assert code(narrow, f"INSERT INTO NARROW {values}") == 2020
+
+
 def test_bound_rows_keep_to_the_limits(sandbox, connect):
     sql = connect(paramstyle="qmark")
     sql("CREATE OR REPLACE TABLE BOUND (T VARCHAR(3), TS TIMESTAMP_NTZ(0))")

@@ -88,6 +88,21 @@ def test_text_that_does_not_fit_the_format_is_refused(connect):
     assert code(sql, "SELECT '2024-02-13'::DATE") == 100096
 
 
+def test_text_that_is_stored_is_read_by_the_format(connect):
+    sql = connect()
+    sql("CREATE TABLE READ_SO (D DATE, TS TIMESTAMP_NTZ(3), N INT)")
+    sql("ALTER SESSION SET DATE_INPUT_FORMAT = 'DD/MM/YYYY' TIMESTAMP_INPUT_FORMAT = 'DD/MM/YYYY HH24:MI'")
+    sql("INSERT INTO READ_SO VALUES ('13/02/2024', '13/02/2024 10:30', 1)")
+    sql("INSERT INTO READ_SO (N, D) SELECT 2, '14/02/2024'")
+    sql("UPDATE READ_SO SET D = '15/02/2024' WHERE N = 2")
+
+    assert code(sql, "INSERT INTO READ_SO (D) VALUES ('2024-02-13')") == 100096
+    assert sql("SELECT TO_VARCHAR(D), TO_CHAR(TS, 'HH24:MI') FROM READ_SO ORDER BY N") == [
+        ("2024-02-13", "10:30"),
+        ("2024-02-15", None),
+    ]
+
+
 def test_weeks_that_cannot_be_counted_so_are_refused(connect):
     sql = connect()
     sql("ALTER SESSION SET WEEK_START = 7")
