@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,6 +28,9 @@ NETWORK_TIMEOUT = 120
 LOGIN_TIMEOUT = 60
 
 # Settings of a connection that we decide ourselves: they would change what values look like or when they are seen.
+_LOG = logging.getLogger(__name__)
+# By account, for the life of this process: a login with them would fail each time.
+_refused_settings: dict[str, frozenset[str]] = {}
 _OURS = frozenset({"autocommit", "paramstyle", "timezone", "numpy", "connector", "application", "session_parameters"})
 _PRIVATE_KEYS = (
     "private_key",
@@ -163,7 +167,7 @@ class SnowflakeAccess:
             return
         try:
             with waiting_for("warehouse"):
-                connection = snowflake.connector.connect(**self.connection_args())
+                connection = self._log_in()
         except connector_errors.Error as error:
             self.fail(error)
         try:
@@ -172,6 +176,26 @@ class SnowflakeAccess:
         finally:
             with waiting_for("warehouse"):
                 connection.close()
+
+    def _log_in(self) -> snowflake.connector.SnowflakeConnection:
+        """Open the connection; go on without a session parameter that the account refuses, and say so once."""
+        args = self.connection_args()
+        while True:
+            refused = _refused_settings.get(self.account, frozenset())
+            session = {name: value for name, value in args["session_parameters"].items() if name not in refused}
+            try:
+                return snowflake.connector.connect(**{**args, "session_parameters": session})
+            except connector_errors.DatabaseError as error:
+                named = {name for name in session if re.search(rf"\b{name}\b", str(error))}
+                if not named:
+                    raise
+                _refused_settings[self.account] = refused | named
+                _LOG.warning(
+                    "Snowflake account %s refuses the session parameter %s, so statements use the account's own value. Compare it with"
+                    " the table in docs/snowflake.md.",
+                    self.account,
+                    ", ".join(sorted(named)),
+                )
 
     def _shared_connection(self) -> snowflake.connector.SnowflakeConnection | None:
         return next((connection for access, connection in _open_connections.get() if access == self), None)

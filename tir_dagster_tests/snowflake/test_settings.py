@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
+from dataclasses import replace
 from datetime import date, datetime, time
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from snowflake.connector.errors import ProgrammingError
 
 from tir_dagster.errors import SourceError
 from tir_dagster.sandbox.warehouse.parameters import PARAMETERS
+from tir_dagster.snowflake import connection
 from tir_dagster.snowflake.connection import SnowflakeAccess
 from tir_dagster.snowflake.names import quote
 from tir_dagster.snowflake.pinned import sql_literal
@@ -203,3 +205,14 @@ def test_literals_slices_and_names_mean_the_same_in_a_hostile_account(access, ma
         assert (shown[0], len(shown)) == ((1, key), 2)
         found = access.query(select(table, columns[:1], where=slice_filter_snowflake(slices, columns, [key])))
         assert found == [row[:1] for row in shown if row[1] == key]
+
+
+def test_a_parameter_that_the_account_refuses_is_left_out_and_told_once(sandbox, caplog):
+    choices = (("NO_SUCH_PARAMETER", 1),)
+    access = replace(SnowflakeAccess.from_environment(sandbox.env), choices=choices)
+    try:
+        assert [access.query("SELECT 1") for _ in range(2)] == [[(1,)], [(1,)]]
+    finally:
+        connection._refused_settings.clear()
+    (line,) = [record.message for record in caplog.records if "refuses the session parameter" in record.message]
+    assert "NO_SUCH_PARAMETER" in line
