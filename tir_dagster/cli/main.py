@@ -12,6 +12,7 @@ import shutil
 import threading
 import time
 from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from tir_dagster.cli.refresh import RefreshOutcome
     from tir_dagster.spec.extract import ExtractSpec
 
+_WATCH_SECONDS = 5.0
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 
 
@@ -161,6 +163,31 @@ def plan(extract: str, span: str | None, *, full: bool, explain: bool, as_json: 
     else:
         warnings = [f"warning: {warning}" for warning in planned.warnings]
         click.echo("\n".join([planned.sentence(), *warnings, *planned.notes, *explanation]))
+
+
+@tir.command(short_help="Show the state of all extracts and loads.")
+@click.option("--watch", is_flag=True, help="Show it again every five seconds, until Ctrl-C.")
+@AS_JSON
+def status(*, watch: bool, as_json: bool) -> None:
+    """Show all extracts and loads: last refresh, data as of, pending changes, holds, open problems, and whether sensors watch them.
+
+    Reads Dagster's log and the state folder only. Exit code 1 if one of them needs attention.
+    """
+    declared = load_declared()
+    from tir_dagster.cli.status import read_status, status_lines
+    from tir_dagster.orchestration.home import dagster_instance
+
+    while True:
+        with dagster_instance() as instance:
+            shown = read_status(declared, instance)
+        if watch and not as_json:
+            click.clear()
+        click.echo(json.dumps(shown.as_dict()) if as_json else "\n".join(status_lines(shown, datetime.now(UTC))))
+        if not watch:
+            break
+        time.sleep(_WATCH_SECONDS)
+    if shown.attention:
+        raise click.exceptions.Exit(1)
 
 
 @tir.command(short_help="Find what changed, replace it, publish.")

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from tir_dagster.cli.main import tir
 from tir_dagster.hyper.package.package import extract_hyper, packed, read_package
 from tir_dagster.orchestration.home import tir_home
+from tir_dagster.refresh.state.hold import Hold, HoldFile
 from tir_dagster.refresh.state.versions import VersionStore
 from tir_dagster_tests.hyper.helpers import run
 from tir_dagster_tests.orchestration.conftest import Place, download
@@ -176,6 +177,32 @@ def test_a_rollback_holds_until_it_is_released_and_the_next_refresh_goes_on(rest
     assert say("refresh", "orders", "--json")["published"]
     assert restored.published_rows() == restored.source_rows()
     assert store().latest().manifest["base"] == rolled["version"]
+
+
+def test_the_status_shows_what_needs_somebody(restored: Place, say: Say):
+    def line() -> dict[str, Any]:
+        result = CliRunner().invoke(tir, ["status", "--json"])
+        (only,) = json.loads(result.stdout)["lines"]
+        assert result.exit_code == (only["state"] in ("problem", "on hold", "never run"))
+        return only
+
+    shown = line()
+    assert (shown["state"], shown["rows"]) == ("ok", store().latest().manifest["rows"])
+    assert "turn on the sensors orders_source and orders_refresh" in shown["notes"][-1]
+    assert say("status").splitlines()[-1] == "All is well."
+    restored.touch("pending")
+    restored.detect()
+    assert (line()["state"], line()["pending"]) == ("pending", 1)
+    HoldFile(tir_home() / "extracts" / "orders").put(Hold("now", "me", "a test"))
+    assert line()["state"] == "on hold"
+    say("release", "orders")
+    assert restored.refresh().published
+    tamper(restored)
+    say("verify", "orders", "--all-slices", code=FAILED)
+    assert (line()["state"], "differs from the source in" in line()["notes"][0]) == ("problem", True)
+    assert say("status", code=FAILED).splitlines()[-1] == "1 of 1 needs attention."
+    say("verify", "orders", "--all-slices", "--repair")
+    assert line()["state"] == "ok"
 
 
 def test_a_rollback_to_what_is_not_there_says_what_is(restored: Place, say: Say):
