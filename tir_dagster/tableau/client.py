@@ -27,6 +27,7 @@ from tir_dagster.measuring import waiting_for
 from tir_dagster.retries import Backoff, Repeat, RetryPolicy, looks
 from tir_dagster.tableau.access import TableauAccess, TableauToken
 from tir_dagster.tableau.failures import BadAnswerError, Fate, as_error, understand
+from tir_dagster.trust import authorities
 
 T = TypeVar("T")
 # Tableau Cloud asks for at least this much between two looks at a job.
@@ -210,9 +211,10 @@ class SharedSession:
 
     def __init__(self, access: TableauAccess, timeouts: Timeouts) -> None:
         self.access = access
+        verify = authorities()
         # Asked to find the version itself, the client falls back to 2.4 without a word when that one call fails.
         self.server: Any = TSC.Server(
-            access.server_url, use_server_version=False, session_factory=lambda: TimedSession(timeouts)
+            access.server_url, use_server_version=False, session_factory=lambda: TimedSession(timeouts, verify)
         )
         self.users = 0
         self._lock = threading.Lock()
@@ -310,10 +312,11 @@ def leave_session(session: SharedSession) -> None:
 
 
 class TimedSession(requests.Session):
-    """A session whose calls have a timeout and our user agent."""
+    """A session whose calls have a timeout and our user agent, and which checks certificates."""
 
-    def __init__(self, timeouts: Timeouts) -> None:
+    def __init__(self, timeouts: Timeouts, verify: str | bool) -> None:
         super().__init__()
+        self.verify = verify
         self._timeouts = timeouts
 
     def request(self, *args: Any, **kwargs: Any) -> requests.Response:

@@ -31,6 +31,7 @@ NO_ENTRY = "401001"
 
 # A secure connection that is cut later raises one of these; every other SSL error belongs to its handshake.
 _CUT = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
+_CERTIFICATE = re.compile(r"certificate|hostname", re.IGNORECASE)
 # The error code differs between servers; the words are always there.
 _NO_ROOM = re.compile(r"\b(quota|storage limit|disk space|too large)\b", re.IGNORECASE)
 
@@ -184,6 +185,11 @@ def as_error(failure: CallFailure, *, access: TableauAccess, doing: str, repeate
     """
     at = f"Tableau Server {access.where}"
     if failure.unreachable:
+        if _CERTIFICATE.search(failure.reason):
+            return ServerDownError(
+                f"Could not {doing}: {at} cannot be reached, {failure.reason}. Nothing was sent. If your own authority signs its"
+                " certificate, set REQUESTS_CA_BUNDLE to the file of that authority; else check TABLEAU_SERVER_URL."
+            )
         return ServerDownError(
             f"Could not {doing}: {at} cannot be reached, {failure.reason}."
             " Check TABLEAU_SERVER_URL, that the server runs, and that this machine may connect to it."
