@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from tir_dagster.background import no_core_files
 from tir_dagster.cli.audit.commands import history, release, rollback, verify, why
 from tir_dagster.cli.revisions import revisions
 from tir_dagster.cli.sandbox import PORT, SEED, sandbox
@@ -329,6 +330,7 @@ def _forget_failed_cancellations(failure: threading.ExceptHookArgs) -> None:
 def main() -> None:
     """The entry point of the `tir` command."""
     threading.excepthook = _forget_failed_cancellations
+    no_core_files()
     watch_signals()
     tir(prog_name="tir")
 
