@@ -135,7 +135,8 @@ class ServiceNowChannel:
             ) from None
         except requests.RequestException as error:
             # Without its text, which may hold the address with its credentials.
-            raise ChannelError(f"ServiceNow cannot be reached: {type(error).__name__}", passing=True) from None
+            reason = f"ServiceNow cannot be reached: {type(error).__name__}; check SERVICENOW_URL, network and proxy"
+            raise ChannelError(reason, passing=True) from None
 
     def _signed(self) -> dict[str, Any]:
         access = self._access

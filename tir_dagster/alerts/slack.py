@@ -157,4 +157,4 @@ def _of_connection(error: Exception) -> ChannelError:
             passing=True,
         )
     refused = isinstance(error, URLError) or isinstance(reason, ConnectionRefusedError)
-    return ChannelError(f"Slack cannot be reached: {type(reason).__name__}", passing=refused)
+    return ChannelError(f"Slack cannot be reached: {type(reason).__name__}; check network and proxy", passing=refused)

@@ -85,7 +85,10 @@ def _hints(_context: click.Context, _parameter: click.Parameter, values: tuple[s
         try:
             texts.append(Path(text[1:]).read_text(encoding="utf-8") if text.startswith("@") else text)
         except (OSError, UnicodeDecodeError) as error:
-            raise click.BadParameter(f"{text[1:]} cannot be read: {error}") from error
+            reason = error.strerror if isinstance(error, OSError) else "it is not text in UTF-8"
+            raise click.BadParameter(
+                f"{text[1:]} cannot be read: {reason}. Name a file with a hint in JSON, or write the JSON itself."
+            ) from error
     return tuple(texts)
 
 

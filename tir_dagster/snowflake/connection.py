@@ -268,7 +268,12 @@ def _private_key(settings: Mapping[str, Any]) -> bytes | None:
         data = Path(path).expanduser().read_bytes() if path else raw.encode() if isinstance(raw, str) else bytes(raw)
         password = (secret.encode() if isinstance(secret, str) else secret) or None
         key = _load_key(data, password)
-    except (OSError, ValueError, TypeError):
+    except OSError as error:
+        raise SourceError(
+            f"The private key {path} cannot be read: {error.strerror}. Set SNOWFLAKE_PRIVATE_KEY_PATH to its file, or "
+            "SNOWFLAKE_PRIVATE_KEY to its content."
+        ) from None
+    except (ValueError, TypeError):
         where = f"in {path}" if path else "given"
         raise SourceError(
             f"The private key {where} cannot be read. Give PKCS #8 as PEM, or that in base64, and its password "

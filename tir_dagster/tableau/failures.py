@@ -31,6 +31,8 @@ NO_ENTRY = "401001"
 
 # A secure connection that is cut later raises one of these; every other SSL error belongs to its handshake.
 _CUT = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
+# What OpenSSL writes around its sentence: [ssl: wrong_version_number] wrong version number (_ssl.c:1006)
+_SSL_PLACE = re.compile(r"^\[ssl: \w+\] | \(_ssl\.c:\d+\)$")
 _CERTIFICATE = re.compile(r"certificate|hostname", re.IGNORECASE)
 # The error code differs between servers; the words are always there.
 _NO_ROOM = re.compile(r"\b(quota|storage limit|disk space|too large)\b", re.IGNORECASE)
@@ -158,7 +160,7 @@ def _reason(error: BaseException) -> str:
     if isinstance(error, requests.ConnectTimeout):
         return "no connection in time"
     words = [item.strerror for item in _chain(error) if isinstance(item, OSError) and isinstance(item.strerror, str)]
-    return _one_line(words[-1]).lower() if words else "cut"
+    return _SSL_PLACE.sub("", _one_line(words[-1]).lower()) if words else "cut"
 
 
 def _one_line(text: str) -> str:
