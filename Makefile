@@ -12,11 +12,11 @@ WITH_JAVA = JAVA_HOME="$$(scripts/find-java)" && export JAVA_HOME &&
 # What every Spark of the tests loads, kept once: each of them starts in half the time.
 CLASSES := build/classes/.ready
 
-.PHONY: help setup java chromium lint format test demo dev bench profile soak clients example clean
+.PHONY: help setup java chromium lint format test demo dev bench profile audit docs-tables soak clients example clean
 .DEFAULT_GOAL := help
 
 help: ## what there is
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
 
 setup: $(READY) java ## virtual environment with pinned packages, Java check
 
@@ -67,6 +67,12 @@ profile: $(READY) ## what loading the definitions costs beyond importing Dagster
 
 LONG = $(patsubst %,orchestration/test_%.py,histories crashes twice faults server_histories server_ways server_delivery ranges views view_histories view_deliveries patch trigger) \
 	sandbox/test_size.py sandbox/test_full_disk.py sandbox/warehouse/test_time_travel.py sandbox/warehouse/test_restart.py benchmarks/test_bench.py cli/test_demo.py
+
+audit: $(READY) ## known vulnerabilities of the pinned packages, by pip-audit; exit code 2 if it or its data are not there
+	@scripts/audit $(BIN)/python
+
+docs-tables: setup ## write docs/bad-inputs.md anew, from what the code says
+	$(WITH_JAVA) TIR_WRITE_DOCS=1 $(BIN)/python -m pytest tir_dagster_tests/orchestration/test_bad_inputs.py
 
 soak: setup $(CLASSES) ## the long forms of the tests: more random histories, every crash three times, two refreshes at once, every fault at every call, large tables
 	$(WITH_JAVA) TIR_HISTORIES=$(HISTORIES) TIR_CRASHES=3 TIR_TWICE=20 TIR_FAULTS=all TIR_SIZE=full TIR_LONG=all $(BIN)/python -m pytest $(LONG:%=tir_dagster_tests/%)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -88,6 +89,15 @@ def launch(
         child.wait()
         del _children[child.pid]
         raise
+
+
+def no_core_files() -> None:
+    """Let this process and those that it starts leave no core file: it would hold credentials and rows.
+
+    Whoever looks for a crash of Hyper or Java raises the soft limit again: the hard one stays.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_CORE)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
 
 
 def start_time(pid: int) -> str | None:

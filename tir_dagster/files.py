@@ -1,4 +1,4 @@
-"""Files: atomic writes, copies that share blocks, and virtual files that are assembled while they are sent."""
+"""Files: private folders, atomic writes, copies that share blocks, and virtual files that are assembled while they are sent."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import errno
 import fcntl
 import os
 import shutil
+import stat
 import sys
 import tempfile
 import uuid
@@ -27,6 +28,23 @@ _CANNOT = (
     *(errno.EOPNOTSUPP, errno.ENOTTY, errno.EXDEV, errno.EINVAL),
     *(errno.ENOSYS, errno.EPERM, errno.EACCES, errno.EBADF, errno.ETXTBSY),
 )
+
+
+def private_folder(folder: Path) -> Path:
+    """Create the folder so that only its owner can enter it, whatever the umask: that protects everything below it.
+
+    From one that is there already, everybody else's rights are taken. A group that may write in it keeps its rights:
+    somebody gave them, for example to Spark's workers under another user.
+    """
+    try:
+        folder.mkdir(parents=True, mode=0o700)
+    except FileExistsError:
+        status = folder.stat()
+        kept = stat.S_IRWXU | (stat.S_IRWXG | stat.S_ISGID if status.st_mode & stat.S_IWGRP else 0)
+        mode = stat.S_IMODE(status.st_mode)
+        if mode & ~kept and status.st_uid == os.geteuid():
+            folder.chmod(mode & kept)
+    return folder
 
 
 @contextlib.contextmanager

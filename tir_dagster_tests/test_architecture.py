@@ -15,7 +15,7 @@ DOCS = PACKAGE.parent / "docs" / "architecture.md"
 ORDER = (
     {"addresses"},
     {"errors"},
-    {"files", "measuring", "retries"},
+    {"files", "measuring", "retries", "trust"},
     {"background"},
     {"snowflake"},
     {"spec"},
@@ -289,3 +289,14 @@ def test_an_import_inside_a_function_saves_start_up_time():
 def test_the_docs_show_the_heavy_packages():
     rows = "\n".join(f"| `{name}` | {seconds:.2f} |" for name, (seconds, _) in HEAVY.items())
     assert rows in DOCS.read_text(encoding="utf-8"), f"write them anew:\n{rows}"
+
+
+def test_names_and_literals_are_quoted_in_one_place():
+    """`snowflake/names.py` quotes for Snowflake, Hyper's own functions for Hyper: elsewhere nobody doubles quotes."""
+    doubling = re.compile(r"""replace\(\s*(["'])(?:'|"|\\'|\\")\1,\s*(["'])(?:''|""|\\'\\'|\\"\\")\2""")
+    places = [
+        str(file.relative_to(PACKAGE))
+        for file in sorted(PACKAGE.rglob("*.py"))
+        if "sandbox" not in file.parts and doubling.search(file.read_text(encoding="utf-8"))
+    ]
+    assert places == ["snowflake/names.py"]

@@ -219,5 +219,5 @@ def _custom_channel(name: str) -> Channel:
     try:
         make = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
-        raise ChannelError(f"{name} cannot be loaded: {error}") from error
+        raise ChannelError(f"{name} cannot be loaded: {error}; check `channels` in the spec's `alerts`") from error
     return cast("Channel", make())

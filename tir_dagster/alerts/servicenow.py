@@ -14,6 +14,7 @@ from tir_dagster.alerts.events import Event
 from tir_dagster.alerts.retries import ChannelError, Persistence
 from tir_dagster.alerts.text import one_line, shortened
 from tir_dagster.spec.alerts import ServiceNowAlerts
+from tir_dagster.trust import authorities
 
 INCIDENTS = "/api/now/table/incident"
 RESOLVED = "6"
@@ -64,6 +65,7 @@ class ServiceNowChannel:
         self._alerts = alerts
         self._persistence = persistence
         self._session = requests.Session()
+        self._session.verify = authorities()
         self._bearer = access.token
         self._deadline = 0.0
 
@@ -126,9 +128,15 @@ class ServiceNowChannel:
             )
         except requests.Timeout:
             raise ChannelError("ServiceNow did not answer in time", passing=True) from None
+        except requests.exceptions.SSLError:
+            raise ChannelError(
+                "ServiceNow cannot be reached: its certificate is not trusted; if your own authority signs it, set REQUESTS_CA_BUNDLE",
+                passing=True,
+            ) from None
         except requests.RequestException as error:
             # Without its text, which may hold the address with its credentials.
-            raise ChannelError(f"ServiceNow cannot be reached: {type(error).__name__}", passing=True) from None
+            reason = f"ServiceNow cannot be reached: {type(error).__name__}; check SERVICENOW_URL, network and proxy"
+            raise ChannelError(reason, passing=True) from None
 
     def _signed(self) -> dict[str, Any]:
         access = self._access

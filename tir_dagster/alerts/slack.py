@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import ssl
 from collections.abc import Mapping
 from typing import Any
 from urllib.error import URLError
@@ -150,5 +151,10 @@ def _of_connection(error: Exception) -> ChannelError:
     if isinstance(reason, TimeoutError):
         # It may have been posted: a second try could post it twice.
         return ChannelError("Slack did not answer in time")
+    if isinstance(reason, ssl.SSLCertVerificationError):
+        return ChannelError(
+            "Slack cannot be reached: its certificate is not trusted; if your own authority signs it, set REQUESTS_CA_BUNDLE",
+            passing=True,
+        )
     refused = isinstance(error, URLError) or isinstance(reason, ConnectionRefusedError)
-    return ChannelError(f"Slack cannot be reached: {type(reason).__name__}", passing=refused)
+    return ChannelError(f"Slack cannot be reached: {type(reason).__name__}; check network and proxy", passing=refused)

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from tir_dagster.alerts.events import Event, Problem, Report, Success, from_json, read_fields, to_json
 from tir_dagster.alerts.problems import AlertState, WaitingAlert
-from tir_dagster.files import replaced_file
+from tir_dagster.files import private_folder, replaced_file
 from tir_dagster.refresh.state.lease import LeaseHeldError, is_abandoned, lease
 
 T = TypeVar("T")
@@ -36,7 +36,7 @@ class AlertStorage:
     @contextmanager
     def locked(self, seconds: float) -> Iterator[None]:
         """Hold the lock for the block; raise BusyError if another process keeps it too long."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        private_folder(self.folder)
         deadline = time.monotonic() + seconds
         with (self.folder / "lock").open("a") as lock:
             while True:
@@ -95,6 +95,7 @@ class AlertStorage:
 
     def leave(self, report: Report, *, slot: str = "") -> None:
         """Leave a report for the sensor, without the lock; a slot keeps only its newest report."""
+        private_folder(self.folder)
         _write(self._file("inbox", slot or report.id), {"slot": slot or report.id, **to_json(report)})
 
     def left_reports(self, extracts: Collection[str]) -> dict[str, Report]:
@@ -115,6 +116,7 @@ class AlertStorage:
         with ExitStack() as stack:
             # A full or read-only disk must not stop the command.
             with suppress(OSError, LeaseHeldError):
+                private_folder(self.folder)
                 path = self.folder / "commands" / f"{extract}@{started:.3f}"
                 stack.enter_context(lease(path, purpose="a command"))
             yield

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import Any, TypeVar
@@ -23,10 +24,13 @@ def find_declared(specs: Sequence[Spec], name: str, kind: str) -> Spec:
     """Return the extract or load of this name; raise SpecError with the declared names if there is none."""
     by_name = {spec.name: spec for spec in specs}
     if name not in by_name:
-        hint = (
-            f"The spec file declares {', '.join(by_name)}" if by_name else "Name a spec file with --specs or TIR_SPECS"
-        )
-        raise SpecError(f"There is no {kind} {name!r}. {hint}.")
+        if by_name:
+            hint = f"The spec file declares {', '.join(by_name)}."
+        elif file := os.environ.get("TIR_SPECS"):
+            hint = f"{file} declares no {kind}s. Add it there, or name another file with --specs or TIR_SPECS."
+        else:
+            hint = "Name a spec file with --specs or TIR_SPECS."
+        raise SpecError(f"There is no {kind} {name!r}. {hint}")
     return by_name[name]
 
 

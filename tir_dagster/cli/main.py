@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from tir_dagster.background import no_core_files
 from tir_dagster.cli.audit.commands import history, release, rollback, verify, why
 from tir_dagster.cli.probe_server import probe_server
 from tir_dagster.cli.revisions import revisions
@@ -87,7 +88,10 @@ def _hints(_context: click.Context, _parameter: click.Parameter, values: tuple[s
         try:
             texts.append(Path(text[1:]).read_text(encoding="utf-8") if text.startswith("@") else text)
         except (OSError, UnicodeDecodeError) as error:
-            raise click.BadParameter(f"{text[1:]} cannot be read: {error}") from error
+            reason = error.strerror if isinstance(error, OSError) else "it is not text in UTF-8"
+            raise click.BadParameter(
+                f"{text[1:]} cannot be read: {reason}. Name a file with a hint in JSON, or write the JSON itself."
+            ) from error
     return tuple(texts)
 
 
@@ -354,6 +358,7 @@ def _forget_failed_cancellations(failure: threading.ExceptHookArgs) -> None:
 def main() -> None:
     """The entry point of the `tir` command."""
     threading.excepthook = _forget_failed_cancellations
+    no_core_files()
     watch_signals()
     tir(prog_name="tir")
 

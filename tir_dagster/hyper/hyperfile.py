@@ -71,7 +71,7 @@ def _only_table(connection: Any, path: Path) -> tuple[str, str]:
     ]
     if len(tables) == 1:
         return tables[0]
-    listed = ", ".join(quoted(*table) for table in tables) or "none"
+    listed = ", ".join(quoted(*table) for table in sorted(tables)) or "none"
     raise ExtractError(
         f"{path} holds {len(tables)} tables ({listed}); an extract that is refreshed by key holds exactly one. "
         "Store the extract as physical tables joined into one, or use the delivery `trigger`."

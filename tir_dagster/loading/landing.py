@@ -20,6 +20,7 @@ from pyarrow import fs
 from tir_dagster.addresses import has_credentials
 from tir_dagster.errors import LoadError
 from tir_dagster.spec.load import Files
+from tir_dagster.trust import S3_CA_VARIABLES, ca_file, proxy_for
 
 _CHUNK = 8 << 20
 _HIDDEN = ("_", ".")
@@ -55,6 +56,8 @@ class LandingPlace:
     options: tuple[tuple[str, str], ...] = ()
     # Spark's workers keep the environment in which Spark began, perhaps with older keys, or on another machine with none.
     access: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    # The proxy, whose address may hold a password, and the file of certificate authorities: pyarrow reads neither from the environment.
+    network: tuple[tuple[str, str], ...] = field(default=(), repr=False)
 
     @staticmethod
     def of(address: str, env: Mapping[str, str] = os.environ) -> LandingPlace:
@@ -66,7 +69,8 @@ class LandingPlace:
             options["region"] = region
         access = {name: env[variable] for name, variable in _ACCESS.items() if env.get(variable)}
         known = access.items() if {"access_key", "secret_key"} <= access.keys() else ()
-        return LandingPlace(address.rstrip("/"), tuple(sorted(options.items())), tuple(known))
+        network = _network(options, env) if address.startswith("s3://") else ()
+        return LandingPlace(address.rstrip("/"), tuple(sorted(options.items())), tuple(known), network)
 
     @property
     def is_s3(self) -> bool:
@@ -77,7 +81,9 @@ class LandingPlace:
         if self.is_s3:
             # Without a region pyarrow would ask the real AWS for it, even with another endpoint.
             options = {"region": "us-east-1", **dict(self.options)} if self.options else {}
-            return fs.S3FileSystem(connect_timeout=10, request_timeout=60, **options, **dict(self.access))
+            return fs.S3FileSystem(
+                connect_timeout=10, request_timeout=60, **options, **dict(self.access), **dict(self.network)
+            )
         return fs.LocalFileSystem()
 
     @cached_property
@@ -97,7 +103,7 @@ class LandingPlace:
 
     def __reduce__(self) -> tuple[type[LandingPlace], tuple[Any, ...]]:
         # Without the clients: each process makes its own.
-        return LandingPlace, (self.address, self.options, self.access)
+        return LandingPlace, (self.address, self.options, self.access, self.network)
 
     @cached_property
     def _s3(self) -> Any:
@@ -106,7 +112,10 @@ class LandingPlace:
         from botocore.config import Config
 
         region = dict(self.options).get("region")
-        return boto3.Session().client("s3", region_name=region, config=Config(connect_timeout=10, read_timeout=60))
+        config = Config(connect_timeout=10, read_timeout=60)
+        return boto3.Session().client(
+            "s3", region_name=region, config=config, verify=dict(self.network).get("tls_ca_file_path")
+        )
 
     def listed(self) -> list[LandedFile]:
         """Return every file below the address; raise if the address does not exist."""
@@ -181,6 +190,15 @@ def _endpoint(variable: str, address: str) -> ParseResult:
     return parts
 
 
+def _network(options: Mapping[str, str], env: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    host = options.get("endpoint_override") or f"s3.{options.get('region', 'us-east-1')}.amazonaws.com"
+    settings = {
+        "proxy_options": proxy_for(options.get("scheme", "https"), host),
+        "tls_ca_file_path": ca_file(env, S3_CA_VARIABLES),
+    }
+    return tuple((name, value) for name, value in settings.items() if value)
+
+
 class Hashed(io.RawIOBase):
     """A file that is read once for both its rows and its digest."""
 
@@ -225,6 +243,11 @@ def _explanation(error: Exception) -> str:
         return "access is denied. Check the AWS credentials and the bucket's policy, or the folder's rights."
     if "NOSUCHBUCKET" in upper or "NO_SUCH_BUCKET" in upper or "BUCKET DOES NOT EXIST" in upper:
         return "the bucket does not exist. Correct `files.path` in the load's spec."
+    if "CERTIFICATE" in upper:
+        return (
+            "the certificate of S3 is not trusted, so nothing was sent. If your own authority signs it, set REQUESTS_CA_BUNDLE "
+            "or AWS_CA_BUNDLE to the file of that authority; else check the endpoint."
+        )
     if isinstance(error, FileNotFoundError):
         return "the file does not exist, or no longer. Nothing was loaded; find out what removes files, then run again."
     return f"the file cannot be read: {message}. Nothing was loaded; fix it, then run again."

@@ -36,7 +36,8 @@ def dagster_home() -> Path:
     """Return DAGSTER_HOME (default: inside TIR_HOME), create it if missing, and set it for this process and its children."""
     home = Path(os.environ.get("DAGSTER_HOME") or tir_home() / "dagster").expanduser().absolute()
     os.environ["DAGSTER_HOME"] = str(home)
-    home.mkdir(parents=True, exist_ok=True)
+    # A new one is the owner's alone: errors in the history may quote rows.
+    home.mkdir(parents=True, exist_ok=True, mode=0o700)
     if not (home / "dagster.yaml").exists():
         with replaced_file(home / "dagster.yaml") as file:
             shutil.copyfile(DAGSTER_YAML, file)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import dagster as dg
 from pydantic import Field
 
+from tir_dagster.background import no_core_files
 from tir_dagster.errors import TirError
 from tir_dagster.orchestration import io_managers
 from tir_dagster.orchestration.home import tir_home
@@ -32,6 +33,7 @@ _SNOWFLAKE_SECRETS = {
     "private_key": "SNOWFLAKE_PRIVATE_KEY",
     "private_key_path": "SNOWFLAKE_PRIVATE_KEY_PATH",
     "private_key_password": "SNOWFLAKE_PRIVATE_KEY_PASSWORD",
+    "oauth_token": "SNOWFLAKE_OAUTH_TOKEN",
 }
 _SNOWFLAKE_CONTEXT = {
     "warehouse": "SNOWFLAKE_WAREHOUSE",
@@ -53,6 +55,7 @@ class SnowflakeSettings(dg.ConfigurableResource):
     private_key: str | None = None
     private_key_path: str | None = None
     private_key_password: str | None = None
+    oauth_token: str | None = None
     warehouse: str | None = None
     role: str | None = None
     authenticator: str | None = None
@@ -69,6 +72,9 @@ class SnowflakeSettings(dg.ConfigurableResource):
         from dagster_snowflake import SnowflakeResource
 
         arguments = {name: value for name, value in self.connection_args.items() if value is not None}
+        if token := arguments.pop("oauth_token", None):
+            more = {**self.additional_snowflake_connection_args, "token": token}
+            arguments |= {"authenticator": "oauth", "additional_snowflake_connection_args": more}
         with SnowflakeResource(**arguments).get_connection() as connection:
             yield connection
 
@@ -167,8 +173,10 @@ def _set_variables(names: Mapping[str, str]) -> dict[str, Any]:
 
 
 def snowflake_access(resource: SnowflakeParam) -> Any:
+    """Return the plain object that the room `snowflake` uses; from here on the process holds secrets and rows."""
     from tir_dagster.snowflake.connection import SnowflakeAccess
 
+    no_core_files()
     if isinstance(resource, SnowflakeSettings):
         return SnowflakeAccess.from_connection_args(resource.connection_args)
     return SnowflakeAccess.from_connection_args(dict(resource._connection_args))  # noqa: SLF001

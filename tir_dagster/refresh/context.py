@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from tir_dagster.changes.plan import Reason, SourceState
 from tir_dagster.errors import TirError
+from tir_dagster.files import private_folder
 from tir_dagster.hyper.replace import ExtractShape
 from tir_dagster.measuring import Meter
 from tir_dagster.refresh.profile import Profile
@@ -158,7 +159,7 @@ def refresh_context(
     now: Callable[[], datetime] = lambda: datetime.now(UTC),
 ) -> RefreshContext:
     """Put the context of an extract's refresh together; its state lies under `home`."""
-    folder = home / "extracts" / spec.name
+    folder = private_folder(home / "extracts") / spec.name
     access = tableau_for(tableau, spec)
     return RefreshContext(
         spec=spec,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from tir_dagster.errors import SourceError
+from tir_dagster.snowflake.names import quote
 
 # Hyper's default file version holds decimals up to this precision; wider ones become floats, as in Tableau itself.
 HYPER_DECIMAL_DIGITS = 18
@@ -164,7 +165,7 @@ class UnheldTypeError(SourceError):
 
 
 def _refusal(name: str, declared: str, cast: str) -> UnheldTypeError:
-    quoted = '"' + name.replace('"', '""') + '"'
+    quoted = quote(name)
     replacement = (cast or "CAST({} AS VARCHAR)").format(quoted)
     return UnheldTypeError(
         f"Column {name} is {declared or 'of a type without a name'}, which a Tableau extract cannot hold. "

@@ -217,6 +217,8 @@ class SnowflakeAccess:
         """Raise the SourceError for an error of the connector."""
         where = f"Snowflake account {self.account}" + (f" at {self.host}:{self.port}" if self.host else "")
         message = self.scrub(" ".join(str(error.raw_msg or error.msg or error).split()))
+        if "certificate verify failed" in message:
+            raise SnowflakeDownError(f"{where}: {_UNTRUSTED}", errno=error.errno) from None
         # The original may quote a signed address or what was sent: it must not travel along as the cause.
         kind = SnowflakeDownError if error.errno in UNREACHABLE else SnowflakeError
         raise kind(f"{where}: {message.rstrip('.')}. {_hint(error)}", errno=error.errno) from None
@@ -254,6 +256,10 @@ BEYOND_TIME_TRAVEL = frozenset({707})
 UNTRACKED = frozenset({91930})
 UNREACHABLE = frozenset({250001, 250003, 251001, 251007, 290404})
 
+_UNTRUSTED = (
+    "its certificate is not trusted, so nothing was sent. If your own authority signs it, set REQUESTS_CA_BUNDLE to the "
+    "file of that authority (the connector reads no SSL_CERT_FILE); else check the host."
+)
 _HINTS = {
     **dict.fromkeys(
         UNREACHABLE,
@@ -290,7 +296,12 @@ def _private_key(settings: Mapping[str, Any]) -> bytes | None:
         data = Path(path).expanduser().read_bytes() if path else raw.encode() if isinstance(raw, str) else bytes(raw)
         password = (secret.encode() if isinstance(secret, str) else secret) or None
         key = _load_key(data, password)
-    except (OSError, ValueError, TypeError):
+    except OSError as error:
+        raise SourceError(
+            f"The private key {path} cannot be read: {error.strerror}. Set SNOWFLAKE_PRIVATE_KEY_PATH to its file, or "
+            "SNOWFLAKE_PRIVATE_KEY to its content."
+        ) from None
+    except (ValueError, TypeError):
         where = f"in {path}" if path else "given"
         raise SourceError(
             f"The private key {where} cannot be read. Give PKCS #8 as PEM, or that in base64, and its password "

@@ -92,4 +92,4 @@ def whole_number(name: str, value: Any) -> int:
     try:
         return int(value)
     except (TypeError, ValueError):
-        raise SourceError(f"SNOWFLAKE_{name.upper()} is no whole number. Correct it.") from None
+        raise SourceError(f"SNOWFLAKE_{name.upper()} is no whole number. Set it to one, or unset it.") from None

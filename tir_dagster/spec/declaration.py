@@ -89,7 +89,7 @@ _KINDS = {
     "bool_type": "true or false",
 }
 _SHAPES = {
-    "missing": "missing",
+    "missing": "missing; add it",
     "dataclass_type": "give fields and values, `field: value`",
     "dict_type": "give names and what belongs to them, `name: {…}`",
     "tuple_type": "give a list",
@@ -101,14 +101,15 @@ def _sentence(error: Any, known: Iterable[str]) -> str:
     kind, value = error["type"], error["input"]
     if kind == "unexpected_keyword_argument":
         matches = difflib.get_close_matches(error["loc"][-1], known, n=1)
-        hint = f"did you mean `{matches[0]}`" if matches else f"known are {', '.join(known)}"
+        hint = f"did you mean `{matches[0]}`?" if matches else f"known are {', '.join(known)}"
         return f"unknown field; {hint}"
     if kind == "literal_error":
         # Pydantic lists them as 'a', 'b' or 'c'.
         options = error["ctx"]["expected"].split("'")[1::2]
         return f"{value!r} is not one of {', '.join(options)}"
     if kind in _KINDS:
-        return f"{value!r} is not {_KINDS[kind]}"
+        written = str(value).lower() if isinstance(value, bool) else repr(value)
+        return f"{written} is not {_KINDS[kind]}; write {_KINDS[kind]} here"
     return error["msg"] if kind == _PROBLEM else _SHAPES.get(kind, f"{value!r} cannot be used here")
 
 

@@ -146,7 +146,9 @@ def _path(place: tuple[int | str, ...]) -> str:
 
 def _placed(path: str, message: str, file: str, lines: Mapping[str, int]) -> str:
     line = lines.get(path) or lines.get(path.rpartition(".")[0])
-    return f"{f'{file}:{line}' if line else file}: {path or 'the file'}: {message}."
+    return (
+        f"{f'{file}:{line}' if line else file}: {path or 'the file'}: {message}{'' if message.endswith('?') else '.'}"
+    )
 
 
 def _not_yaml(file: str, error: Exception) -> str:

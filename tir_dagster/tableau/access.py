@@ -210,10 +210,15 @@ def _limit(variables: Mapping[str, str], kind: Budget) -> int | None:
     return int(text)
 
 
+def _listed(names: list[str]) -> str:
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last
+
+
 def _all_of(names: tuple[str, ...], variables: Mapping[str, str], what: str) -> list[str]:
     if missing := [name for name in names if name not in variables]:
         raise DatasourceError(
-            f"Signing in to {variables['TABLEAU_SERVER_URL']} with {what} also needs {' and '.join(missing)}."
+            f"Signing in to {variables['TABLEAU_SERVER_URL']} with {what} also needs {_listed(missing)}."
             " Set the missing variables."
         )
     return [variables[name] for name in names]

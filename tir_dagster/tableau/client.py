@@ -38,6 +38,7 @@ from tir_dagster.tableau.failures import (
     lacks_scope,
     understand,
 )
+from tir_dagster.trust import authorities
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -249,9 +250,10 @@ class SharedSession:
 
     def __init__(self, access: TableauAccess, timeouts: Timeouts) -> None:
         self.access = access
+        verify = authorities()
         # Asked to find the version itself, the client falls back to 2.4 without a word when that one call fails.
         self.server: Any = TSC.Server(
-            access.server_url, use_server_version=False, session_factory=lambda: TimedSession(timeouts)
+            access.server_url, use_server_version=False, session_factory=lambda: TimedSession(timeouts, verify)
         )
         self.users = 0
         self._lock = threading.Lock()
@@ -349,10 +351,11 @@ def leave_session(session: SharedSession) -> None:
 
 
 class TimedSession(requests.Session):
-    """A session whose calls have a timeout and our user agent."""
+    """A session whose calls have a timeout and our user agent, and which checks certificates."""
 
-    def __init__(self, timeouts: Timeouts) -> None:
+    def __init__(self, timeouts: Timeouts, verify: str | bool) -> None:
         super().__init__()
+        self.verify = verify
         self._timeouts = timeouts
 
     def request(self, *args: Any, **kwargs: Any) -> requests.Response:

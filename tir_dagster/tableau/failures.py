@@ -36,6 +36,9 @@ _SHORT_SECONDS = 60.0
 _NAMESPACE = {"t": "http://tableau.com/api"}
 # A secure connection that is cut later raises one of these; every other SSL error belongs to its handshake.
 _CUT = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
+# What OpenSSL writes around its sentence: [ssl: wrong_version_number] wrong version number (_ssl.c:1006)
+_SSL_PLACE = re.compile(r"^\[ssl: \w+\] | \(_ssl\.c:\d+\)$")
+_CERTIFICATE = re.compile(r"certificate|hostname", re.IGNORECASE)
 # The error code differs between servers; the words are always there.
 _NO_ROOM = re.compile(r"\b(quota|storage limit|disk space|too large)\b", re.IGNORECASE)
 
@@ -182,7 +185,7 @@ def _reason(error: BaseException) -> str:
     if isinstance(error, requests.ConnectTimeout):
         return "no connection in time"
     words = [item.strerror for item in _chain(error) if isinstance(item, OSError) and isinstance(item.strerror, str)]
-    return _one_line(words[-1]).lower() if words else "cut"
+    return _SSL_PLACE.sub("", _one_line(words[-1]).lower()) if words else "cut"
 
 
 def _one_line(text: str) -> str:
@@ -220,6 +223,11 @@ def as_error(failure: CallFailure, *, access: TableauAccess, doing: str, repeate
     """
     at = f"Tableau Server {access.where}"
     if failure.unreachable:
+        if _CERTIFICATE.search(failure.reason):
+            return ServerDownError(
+                f"Could not {doing}: {at} cannot be reached, {failure.reason}. Nothing was sent. If your own authority signs its"
+                " certificate, set REQUESTS_CA_BUNDLE to the file of that authority; else check TABLEAU_SERVER_URL."
+            )
         return ServerDownError(
             f"Could not {doing}: {at} cannot be reached, {failure.reason}."
             " Check TABLEAU_SERVER_URL, that the server runs, and that this machine may connect to it."

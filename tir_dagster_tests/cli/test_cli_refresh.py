@@ -46,7 +46,7 @@ def refused(*arguments: str) -> str:
 @pytest.mark.parametrize(
     ("spoilt", "told"),
     [
-        (("row_key:", "rowkey:"), ":4: extracts[0].rowkey: unknown field; did you mean `row_key`."),
+        (("row_key:", "rowkey:"), ":4: extracts[0].rowkey: unknown field; did you mean `row_key`?"),
         (("row_key: ORDER_ID", "row_key: {a: b}"), ":4: extracts[0].row_key: give a name or a list of names."),
         (("row_key: ORDER_ID", "row_key: [ORDER_ID"), ": not YAML: "),
     ],

@@ -309,7 +309,7 @@ def test_a_damaged_member_is_found_before_the_package_is_written(tmp_path: Path,
     content = bytearray(path.read_bytes())
     content[content.index(b"10000;100000000")] ^= 1
     path.write_bytes(content)
-    with pytest.raises(ExtractError, match=r"its member 'notes/bare\.csv' cannot be read"):
+    with pytest.raises(ExtractError, match=r"has a member 'notes/bare\.csv' that cannot be read"):
         packed(read_package(path), "w.tdsx", hyper=hyper).write(tmp_path / "w.tdsx")
     assert not (tmp_path / "w.tdsx").exists()
 
@@ -415,41 +415,15 @@ def make(path: Path, members: list[tuple[str, bytes]]) -> Path:
 
 BOMB = b"""<?xml version='1.0'?><!DOCTYPE d [<!ENTITY a "aaaaaaaaaa"><!ENTITY b "&a;&a;&a;&a;&a;">]><datasource version='18.1'>&b;</datasource>"""
 LIVE = b"<datasource version='18.1'><connection class='federated'/></datasource>"
-OLD_ENGINE = (
-    b"<datasource version='10.1'><connection class='federated'/><extract enabled='true'>"
-    b"<connection class='dataengine' dbname='x.tde'/></extract></datasource>"
-)
 
 
-@pytest.mark.parametrize(
-    ("members", "words"),
-    [
-        ([], "0 .tds documents"),
-        ([("a.tds", LIVE), ("b.tds", LIVE)], "2 .tds documents"),
-        ([("a.tds", LIVE)], "has no extract: it reads its source live"),
-        ([("a.tds", OLD_ENGINE)], "class dataengine, not hyper"),
-        ([("a.tds", BOMB)], "document type"),
-        ([("a.tds", BOMB.decode().encode("utf-16"))], "document type|well-formed"),
-        ([("a.tds", b"<datasource")], "not well-formed XML"),
-        ([("a.tds", b"<workbook version='18.1'/>")], "does not describe a datasource"),
-        ([("a.tds", b"<datasource/>")], "does not say its version"),
-        ([("a.tds", LIVE), ("../evil", b"")], "leads out of it"),
-        ([("a.tds", LIVE), ("/etc/passwd", b"")], "leads out of it"),
-        ([("a.tds", LIVE), ("C:\\x", b"")], "leads out of it"),
-        ([("a.tds", LIVE), ("..\\x", b"")], "leads out of it"),
-    ],
-)
-def test_a_hostile_or_unfit_package_is_refused_with_its_reason(tmp_path: Path, members: list, words: str):
-    with pytest.raises(ExtractError, match=words):
+@pytest.mark.parametrize("members", [[("a.tds", BOMB.decode().encode("utf-16"))], [("a.tds", LIVE), ("..\\x", b"")]])
+def test_a_hostile_package_is_refused_however_it_is_written(tmp_path: Path, members: list):
+    with pytest.raises(ExtractError, match=r"document type|well-formed|leads out of it"):
         read_package(make(tmp_path / "bad.tdsx", members))
 
 
-def test_what_is_no_package_is_refused(tmp_path: Path, package: Path):
-    (tmp_path / "text.tdsx").write_text("hello")
-    with pytest.raises(ExtractError, match="is not a zip archive"):
-        read_package(tmp_path / "text.tdsx")
-    with pytest.raises(ExtractError, match="There is no package"):
-        read_package(tmp_path / "none.tdsx")
+def test_a_damaged_package_is_refused(tmp_path: Path, package: Path):
     content = bytearray(package.read_bytes())
     place = content.index(b"Orders.tds") + 200
     content[place : place + 40] = b"\xff" * 40
@@ -459,12 +433,9 @@ def test_what_is_no_package_is_refused(tmp_path: Path, package: Path):
 
 
 @pytest.mark.filterwarnings("ignore:Duplicate name")
-def test_a_package_with_a_name_twice_or_a_declared_size_beyond_reason_is_refused(tmp_path: Path):
+def test_a_package_with_a_name_twice_is_refused(tmp_path: Path):
     with pytest.raises(ExtractError, match="two members named"):
         read_package(make(tmp_path / "twice.tdsx", [("a.tds", LIVE), ("x", b"1"), ("x", b"2")]))
-    bomb = make(tmp_path / "bomb.tdsx", [("a.tds", b" " * (65 << 20))])
-    with pytest.raises(ExtractError, match="larger than 64 MB"):
-        read_package(bomb)
 
 
 def test_a_refused_write_leaves_the_target_alone(tmp_path: Path, package: Path, hyper: Path):

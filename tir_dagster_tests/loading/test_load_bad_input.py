@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import io
 from datetime import date, time
 
@@ -11,9 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 import requests
 
-from tir_dagster.errors import LoadError, SpecError
+from tir_dagster.errors import LoadError
 from tir_dagster.loading.staging import right_here
-from tir_dagster.spec.reading import parse_declared
 from tir_dagster_tests.loading.conftest import SCHEMA, Landing
 
 COLUMNS = "ID NUMBER(6,0), NAME VARCHAR(5), DAY DATE, PRICE NUMBER(8,2)"
@@ -42,39 +40,6 @@ def refused(shared):
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "form", "said"),
-    [
-        ("a.csv", "ID,NAME,DAY\n1,a,2025-01-01\n", "csv", "a.csv: column PRICE is missing"),
-        ("a.csv", "ID,NAME,DAY,PRICE,MORE\n1,a,,,x\n", "csv", "a.csv: column MORE is not expected"),
-        ("a.csv", "ID,ID,DAY,PRICE\n1,2,,\n", "csv", "column ID is twice in the header"),
-        ("a.csv", "ID,NAME,DAY,PRICE\n1,a,2025-13-01,2\n", "csv", "a.csv:2: DAY: '2025-13-01' is no date"),
-        ("a.json", '{"ID": 1, "NAME": "a", "DAY": null, "COST": 1}\n', "json", "column COST is not expected"),
-        ("a.parquet", b"", "parquet", "a.parquet: not a whole Parquet file"),
-        ("a.parquet", b"PAR1 and no more", "parquet", "a.parquet: not a whole Parquet file"),
-        (
-            "a.csv.gz",
-            gzip.compress((HEADER + "1,a,,\n" * 9000).encode())[:-20],
-            "csv",
-            "a.csv.gz: the file ends too early",
-        ),
-        ("a.csv.gz", b"not gzip at all", "csv", "a.csv.gz: the file ends too early or is damaged"),
-    ],
-    ids=lambda value: None if isinstance(value, bytes) else str(value)[:20],
-)
-def test_a_file_that_cannot_become_rows_stops_the_load(refused, name, content, form, said):
-    refused.write(name, content)
-    with pytest.raises(LoadError) as error:
-        refused.load(refused.spec(mode="append", format=form))
-    assert said in str(error.value)
-
-
-def test_a_column_of_another_type_is_said_by_column(refused):
-    refused.write("a.parquet", parquet(ID=[1], NAME=["a"], DAY=[5], PRICE=[1.5]))
-    with pytest.raises(LoadError, match="column DAY is int64, expected is date"):
-        refused.load(refused.spec(mode="append", format="parquet", drift="tolerate"))
-
-
-@pytest.mark.parametrize(
     ("content", "said"),
     [("NAME,DAY,PRICE\na,,\n", "column ID is missing"), ("ID;NAME\n1;a\n", "none of the expected columns was found")],
 )
@@ -85,12 +50,6 @@ def test_what_cannot_be_tolerated_is_not_recommended(refused, content, said):
             refused.load(refused.spec(mode="merge", key="ID", drift=drift))
         assert said in str(error.value)
         assert "tolerate" not in str(error.value)
-
-
-def test_the_recommendation_to_tolerate_says_what_it_costs(refused):
-    refused.write("a.csv", "ID,NAME,DAY\n1,a,\n")
-    with pytest.raises(LoadError, match=r"`drift: tolerate`: .* NULL, also where the table has a value"):
-        refused.load(refused.spec(mode="merge", key="ID"))
 
 
 def test_a_file_that_is_removed_or_changed_while_it_is_read_stops_the_load(refused):
@@ -111,22 +70,6 @@ def test_a_part_of_which_no_task_told_anything_stops_the_load(refused):
 def meanwhile(_) -> list:
     """Nothing is staged; what somebody did to the file is what counts."""
     return []
-
-
-def test_a_table_or_a_folder_that_is_not_there_is_said(refused):
-    refused.write("a.csv", HEADER)
-    with pytest.raises(LoadError, match=r"does not exist, or the role may not see it\. Create it: CREATE TABLE"):
-        refused.load(_with(refused, table="MYDB.LOADING.NOWHERE"))
-    with pytest.raises(LoadError, match="is not a folder"):
-        refused.load(_with(refused, path="file:///nowhere/at/all"))
-
-
-def _with(place, *, table: str = "", path: str = ""):
-    text = (
-        f"loads:\n  - {{name: refused, table: {table or place.table}, mode: append, "
-        f"files: {{path: '{path or f'file://{place.folder}'}', format: csv, settle: 0 seconds}}}}\n"
-    )
-    return parse_declared(text, "test.yaml").loads[0]
 
 
 def test_bad_rows_go_to_the_reject_table_and_the_others_are_loaded(landing):
@@ -225,30 +168,3 @@ def test_quoted_and_mixed_case_names_warehouse_role_and_query_tag_reach_snowflak
     queries = requests.get(f"http://{access.host}:{access.port}/sandbox/queries", timeout=20).json()["queries"]
     (copied,) = [one for one in queries if one["sql"].startswith("COPY INTO") and one["query_tag"] == "from files"]
     assert (copied["warehouse"], copied["role"]) == ("LOADING_WH", "LOADER")
-
-
-def test_loads_into_one_table_share_their_lists():
-    one = "{{name: {}, table: A.B.C, mode: append, files: {{path: 's3://b/p', format: csv}}{}}}"
-    text = f"loads:\n  - {one.format('a', '')}\n  - {one.format('b', ', bookkeeping: A.LISTS')}\n"
-    with pytest.raises(SpecError, match=r"tir.yaml:1: loads: a and b load A\.B\.C, each with its own list"):
-        parse_declared(text, "tir.yaml")
-
-
-@pytest.mark.parametrize(
-    ("fields", "said"),
-    [
-        ("mode: merge", "key: merge needs the columns that name a row"),
-        ("mode: scd2, key: ID", "order_by: scd2 needs the column"),
-        ("mode: append, delete_flag: OP", "delete_flag: append deletes no single rows"),
-        ("mode: swap", "mode: 'swap' is not one of truncate, append, merge, scd2"),
-        ("mode: append, reject_share: 2", "reject_share: give a share between 0 and 1"),
-        ("mode: append, schedule: hourly", "schedule: 'hourly' is no cron expression"),
-        ("mode: append, kee: ID", "kee: unknown field; did you mean `key`"),
-    ],
-)
-def test_a_spec_that_cannot_work_is_refused_with_its_line(fields, said):
-    text = f"loads:\n  - {{name: a, table: A.B.C, files: {{path: 's3://b/p', format: csv}}, {fields}}}\n"
-    with pytest.raises(SpecError) as error:
-        parse_declared(text, "tir.yaml")
-    assert str(error.value).startswith("tir.yaml:2: loads[0].")
-    assert said in str(error.value)

@@ -1,4 +1,4 @@
-"""What a user reads when `tir plan` or `tir refresh` cannot do it: what, where, what to do; and nothing is published."""
+"""What a user reads when `tir plan` or `tir refresh` cannot do it; most of it is in tir_dagster_tests/bad_inputs, the rest needs a story."""
 
 from __future__ import annotations
 
@@ -12,14 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 from tableauhyperapi import Connection, HyperProcess, Telemetry
 
-from tir_dagster.cli.main import tir
-from tir_dagster.sandbox.tableau.packages import Column
 from tir_dagster_tests.orchestration.conftest import Place
 from tir_dagster_tests.orchestration.shell import FAILED, WRONG, Built, CommandResult, Shell, published, sample_columns
-from tir_dagster_tests.sandbox.tableau.helpers import LIVE_ONLY, Admin, rewritten
+from tir_dagster_tests.sandbox.tableau.helpers import Admin, rewritten
 
 CREDENTIALS = "      credentials: {username_env: SNOWFLAKE_USER, password_env: SNOWFLAKE_PASSWORD}\n"
 WRONG_USAGE = 2
@@ -38,51 +35,7 @@ def admin(place: Place) -> Admin:
     return Admin(place.sandbox.tableau_url)
 
 
-# The spec and the source
-
-
-@pytest.mark.parametrize(
-    ("edit", "sentence"),
-    [
-        (("row_key: ORDER_ID", "row_key: ORDER_IDX"), "row_key names ORDER_IDX, which MYDB.MYSCHEMA.MYTABLE does not"),
-        (("column: ORDER_DATE", "column: DAY"), "slices.column names DAY, which"),
-        (
-            ("watermark: UPDATED_AT", "watermark: UPDATED"),
-            "UPDATED, which MYDB.MYSCHEMA.MYTABLE does not have (did you",
-        ),
-        (("row_key:", "columns: [NOPE]\n    row_key:"), "columns names NOPE, which"),
-        (
-            ("row_key:", "columns: [ORDER_ID, UPDATED_AT]\n    row_key:"),
-            "`columns` leaves out what a refresh works with",
-        ),
-    ],
-)
-def test_an_unknown_column_is_named_with_its_field_and_the_sources_columns(shell, edit, sentence):
-    error = shell.refused(edit=(edit,), code=WRONG_USAGE)
-    assert error.startswith("Error: orders: ")
-    assert sentence in error
-
-
-@pytest.mark.parametrize("table", ["MYDB.MYSCHEMA.NOTHING", "MYDB.NOTHING.MYTABLE", "NOTHING.MYSCHEMA.MYTABLE"])
-def test_an_unknown_table_is_named(shell, table):
-    error = shell.refused(edit=(("MYDB.MYSCHEMA.MYTABLE", table),))
-    assert f"{table} does not exist in Snowflake account" in error
-    assert "Check `source` in the extract's spec, and the grants" in error
-
-
-def test_an_unknown_extract_is_told_with_those_that_are_declared(shell):
-    assert "no extract 'order'. The spec file declares orders." in shell.refused("refresh", "order", code=WRONG_USAGE)
-    shell.env["TIR_SPECS"] = ""
-    assert "Name a spec file with --specs or TIR_SPECS" in shell.refused(code=WRONG_USAGE)
-
-
 # Tableau: the project and the datasource
-
-
-def test_an_unknown_project_is_told_with_close_names(shell):
-    error = shell.refused(edit=(("project: myproject", "project: myprojekt"),))
-    assert "no project 'myprojekt'" in error
-    assert "Similar names: 'myproject'" in error
 
 
 def test_two_projects_of_one_name_need_a_path(shell, built):
@@ -103,31 +56,6 @@ def built(place: Place) -> Built:
     return datasources
 
 
-def variant(built: Built, kind: str) -> Path:
-    columns = sample_columns()
-    match kind:
-        case "table":
-            return built.edited("[MYSCHEMA].[MYTABLE]", "[MYSCHEMA].[OTHERS]")
-        case "sql":
-            return built.build("sql.tdsx", columns, custom_sql="SELECT * FROM MYTABLE WHERE QUANTITY > 1")
-        case "filter":
-            return built.edited("<extract ", "<filter class='categorical' column='[REGION]' /><extract ")
-        case "limit":
-            return built.edited('count="-1"', 'count="100"')
-        case "fewer":
-            return built.build(
-                "fewer.tdsx", [column for column in columns if column.remote_name != "ORDER_DATE"], table="MYTABLE"
-            )
-        case "more":
-            return built.build("more.tdsx", [*columns, Column("EXTRA", "VARCHAR")], table="MYTABLE")
-        case "tables":
-            return two_tables(built)
-        case _:
-            live = built.folder / "live.tds"
-            live.write_bytes(LIVE_ONLY)
-            return live
-
-
 def two_tables(built: Built) -> Path:
     """The same package, with one table more in its extract."""
     file = built.folder / "two.hyper"
@@ -142,24 +70,9 @@ def two_tables(built: Built) -> Path:
     return rewritten(built.base, built.folder / "two.tdsx", drop=".hyper", add=[(member, file.read_bytes())])
 
 
-@pytest.mark.parametrize(
-    ("kind", "sentence"),
-    [
-        ("table", "it reads MYDB.MYSCHEMA.OTHERS, the spec names MYDB.MYSCHEMA.MYTABLE"),
-        ("sql", "it reads custom SQL"),
-        ("filter", "its extract is filtered ([REGION])"),
-        ("limit", "its extract is limited to 100 records"),
-        ("fewer", "it lacks the columns ORDER_DATE, which the spec needs"),
-        ("more", "it has the columns EXTRA, which MYDB.MYSCHEMA.MYTABLE does not have"),
-        ("tables", "holds 2 tables"),
-        ("live", "it reads its source live"),
-    ],
-)
-def test_a_datasource_that_shows_something_else_is_refused_with_the_difference(shell, built, kind, sentence):
-    built.publish("dx", variant(built, kind))
-    error = shell.refused(edit=(("name: mydatasource", "name: dx"),))
-    assert "datasource 'dx' in project 'myproject'" in error
-    assert sentence in error
+def test_an_extract_of_two_tables_is_refused(shell, built):
+    built.publish("dx", two_tables(built))
+    assert "holds 2 tables" in shell.refused(edit=(("name: mydatasource", "name: dx"),))
 
 
 def test_columns_of_the_datasource_that_the_spec_leaves_out_are_refused(shell, built):
@@ -175,10 +88,6 @@ def test_a_password_that_publishing_would_lose_is_asked_for_before_anything_is_d
     assert shell.tir("refresh", "orders", edit=((CREDENTIALS, ""),)).code == FAILED
     assert {"list_connections"} <= (routes := {call["route"] for call in admin.calls()})
     assert not routes & {"download", "download_revision", "publish", "start_upload"}
-    error = shell.refused(edit=(("password_env: SNOWFLAKE_PASSWORD", "password_env: NOT_SET"),))
-    assert (
-        "the environment variable NOT_SET, which the spec names for the datasource's credentials, is not set" in error
-    )
 
 
 # The servers and who signs in
@@ -196,9 +105,7 @@ def test_a_missing_variable_is_named(shell, name):
     ("name", "value", "sentence"),
     [
         ("SNOWFLAKE_PASSWORD", WRONG, "Check user and credential"),
-        ("TABLEAU_TOKEN_SECRET", WRONG, "refused (401001)"),
         ("SNOWFLAKE_PORT", "9", "127.0.0.1:9: Could not connect"),
-        ("TABLEAU_SERVER_URL", "tableau.example.com", "'tableau.example.com' is not the address of a Tableau Server"),
     ],
 )
 def test_a_server_that_is_not_there_or_says_no_is_told_with_what_to_check(shell, name, value, sentence):
@@ -243,15 +150,6 @@ def test_without_java_one_sentence_says_what_to_install(shell, tmp_path):
     lines = result.stderr.strip().splitlines()
     assert all(line.startswith(("[", "Error: ")) for line in lines), "only progress and the error"
     assert published(shell.place) == before
-
-
-def test_a_history_that_cannot_be_opened_is_told_with_its_folder(shell, tmp_path):
-    (tmp_path / "dagster.yaml").write_text("storage: {nonsense: 1}", encoding="utf-8")
-    runner = CliRunner(env={"TIR_SPECS": str(shell.specs()), "DAGSTER_HOME": str(tmp_path)})
-    result = runner.invoke(tir, ["plan", "orders"])
-    assert result.exit_code == FAILED
-    assert f"Dagster's history in {tmp_path} cannot be opened" in result.stderr
-    assert isinstance(result.exception, SystemExit)
 
 
 def test_a_refresh_that_reads_everything_tells_its_steps(shell, monkeypatch):
@@ -328,18 +226,6 @@ def in_words(query: str) -> tuple[tuple[str, str], ...]:
         ("source: MYDB.MYSCHEMA.MYTABLE", f"query: {query}"),
         ("name: mydatasource", "name: by_query\n      create: true"),
     )
-
-
-@pytest.mark.parametrize(
-    ("query", "sentence"),
-    [
-        ("SELECT ORDER_ID, ORDER_DAT FROM MYDB.MYSCHEMA.MYTABLE", "ORDER_DAT"),
-        ("SELECT ORDER_ID, ORDER_DATE FROM MYDB.MYSCHEMA.NOTABLE", "line 1, column 34: MYDB.MYSCHEMA.NOTABLE"),
-        ("SELECT CUSTOMER, ORDER_DATE FROM MYDB.MYSCHEMA.MYTABLE", "ORDER_ID"),
-    ],
-)
-def test_a_query_that_does_not_fit_the_source_is_refused(shell, query, sentence):
-    assert sentence in shell.refused(edit=in_words(query), code=WRONG_USAGE if "NOTABLE" not in query else FAILED)
 
 
 def test_the_plan_of_a_query_is_explained(shell):

@@ -76,7 +76,7 @@ def test_a_component_gives_the_definitions_of_its_twin_in_a_spec_file(project):
 
 def test_a_wrong_field_gives_the_same_sentence_as_a_spec_file_and_names_file_and_line(project):
     message = complaint(project, ATTRIBUTES.replace("row_key: ORDER_ID", "row_keys: ORDER_ID"))
-    assert "orders/defs.yaml:5: row_keys: unknown field; did you mean `row_key`." in message
+    assert "orders/defs.yaml:5: row_keys: unknown field; did you mean `row_key`?" in message
 
 
 def test_all_problems_are_told_at_once(project):
@@ -88,7 +88,7 @@ def test_all_problems_are_told_at_once(project):
 def test_a_component_without_attributes_says_which_ones_are_missing(project):
     message = complaint(project, "")
     for field in ("name", "source", "datasource"):
-        assert f"{field}: missing." in message
+        assert f"{field}: missing" in message
 
 
 def test_the_schema_that_editors_see_has_every_field_of_the_spec():

@@ -41,7 +41,7 @@ def test_a_mistake_in_the_spec_file_is_the_last_thing_said(tmp_path):
     done = loaded(tmp_path, SPEC.replace("row_key: ORDER_ID", "row_keys: ORDER_ID"))
     assert done.returncode != 0
     last = done.stderr.strip().splitlines()[-1]
-    assert "extracts.yaml:4: extracts[0].row_keys: unknown field; did you mean `row_key`." in last
+    assert "extracts.yaml:4: extracts[0].row_keys: unknown field; did you mean `row_key`?" in last
 
 
 def test_loading_the_definitions_opens_no_connection(tmp_path):

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from tir_dagster.sandbox import processes
 from tir_dagster.sandbox.home import SandboxHome
 from tir_dagster.sandbox.serve import OWNER_VARIABLE
+from tir_dagster_tests.conftest import Sandbox
 from tir_dagster_tests.processes import wait_for
 
 
@@ -32,3 +34,16 @@ def test_a_server_ends_when_the_process_it_runs_for_was_killed(tmp_path: Path, o
     finally:
         server.kill()
         server.wait()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_the_servers_listen_on_loopback_only(sandbox: Sandbox):
+    ports = {state.port for state in processes.status(sandbox.home).values()}
+    listening = []
+    for family in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{family}").read_text(encoding="ascii").splitlines()[1:]:
+            _, local, _, state, *_ = line.split()
+            address, port = local.split(":")
+            if state == "0A" and int(port, 16) in ports:
+                listening.append(address)
+    assert listening == ["0100007F"] * len(ports)

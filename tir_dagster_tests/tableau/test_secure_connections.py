@@ -1,106 +1,31 @@
-"""Over HTTPS, as every real server is spoken to: a connection that is cut is no refusal, and one that is not secure is told."""
+"""Over HTTPS, as every real server is spoken to: a connection that is cut is no refusal."""
 
 from __future__ import annotations
 
-import datetime as dt
-import ipaddress
-import socket
-import ssl
-import threading
 from collections.abc import Iterator
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
 from tir_dagster.retries import RetryPolicy
 from tir_dagster.tableau.access import TableauAccess
 from tir_dagster.tableau.client import TableauClient
-from tir_dagster.tableau.datasources import list_projects
-from tir_dagster.tableau.failures import ServerDownError
 from tir_dagster.tableau.publishing import publish
 from tir_dagster_tests.conftest import Sandbox
 from tir_dagster_tests.sandbox.tableau.helpers import Admin
 from tir_dagster_tests.tableau.conftest import Orders
-
-PIECE = b"/fileUploads/"
-
-
-@dataclass
-class Tunnel:
-    """HTTPS in front of the server, which speaks HTTP; may cut one connection while a piece of a file is sent."""
-
-    server: str
-    context: ssl.SSLContext
-    listening: socket.socket
-    cut_piece: int = 0
-    pieces: int = 0
-
-    @property
-    def url(self) -> str:
-        return f"https://127.0.0.1:{self.listening.getsockname()[1]}"
-
-    def run(self) -> None:
-        while True:
-            try:
-                accepted, _ = self.listening.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._serve, args=(accepted,), daemon=True).start()
-
-    def _serve(self, accepted: socket.socket) -> None:
-        with suppress(OSError), self.context.wrap_socket(accepted, server_side=True) as client:
-            address = urlsplit(self.server)
-            with socket.create_connection((str(address.hostname), address.port or 80)) as server:
-                back = threading.Thread(target=self._carry_back, args=(server, client), daemon=True)
-                back.start()
-                self._carry(client, server)
-
-    def _carry(self, client: ssl.SSLSocket, server: socket.socket) -> None:
-        while data := client.recv(65536):
-            if data.startswith(b"PUT ") and PIECE in data:
-                self.pieces += 1
-                if self.pieces == self.cut_piece:
-                    return
-            server.sendall(data)
-
-    def _carry_back(self, server: socket.socket, client: ssl.SSLSocket) -> None:
-        with suppress(OSError):
-            while data := server.recv(65536):
-                client.sendall(data)
+from tir_dagster_tests.tunnel import Tunnel, self_signed, tunnelled
 
 
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A certificate that signs itself, with its key in the same file."""
-    key, now = ec.generate_private_key(ec.SECP256R1()), dt.datetime.now(dt.UTC)
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "a server")])
-    made = (
-        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
-        .not_valid_before(now - dt.timedelta(days=1))
-        .not_valid_after(now + dt.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
-        .sign(key, hashes.SHA256())
-    )
-    plain = serialization.NoEncryption(), serialization.PrivateFormat.PKCS8, serialization.Encoding.PEM
-    file = tmp_path_factory.mktemp("secure") / "server.pem"
-    file.write_bytes(made.public_bytes(plain[2]) + key.private_bytes(plain[2], plain[1], plain[0]))
-    return file
+@pytest.fixture
+def certificate(tmp_path: Path) -> Path:
+    return self_signed(tmp_path)
 
 
 @pytest.fixture
 def tunnel(sandbox: Sandbox, certificate: Path) -> Iterator[Tunnel]:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate)
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        made = Tunnel(sandbox.tableau_url, context, listening)
-        threading.Thread(target=made.run, daemon=True).start()
+    with tunnelled(sandbox.tableau_url, certificate) as made:
         yield made
 
 
@@ -122,13 +47,3 @@ def test_only_the_piece_that_was_cut_is_sent_again(
     assert tunnel.pieces > 3, "the second piece was sent again"
     assert sum(call["route"] == "start_upload" for call in admin.calls()) == 1, "and the first one was not"
     assert orders.content() == large.read_bytes()
-
-
-def test_a_server_that_cannot_show_who_it_is_gets_nothing_and_is_told(
-    tunnel: Tunnel, access: TableauAccess, quick: RetryPolicy
-) -> None:
-    with (
-        TableauClient(replace(access, server_url=tunnel.url), retry=quick) as client,
-        pytest.raises(ServerDownError, match=r"no secure connection: .*certificate.* Check TABLEAU_SERVER_URL"),
-    ):
-        list_projects(client)

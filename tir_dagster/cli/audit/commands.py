@@ -41,7 +41,7 @@ def verify(
     next refresh repairs what differs.
     """
     if values and not rows:
-        raise click.UsageError("--values is used with --rows.")
+        raise click.UsageError("--values shows the values of rows that differ. Add --rows, or leave --values out.")
     specs = load_specs()
     from tir_dagster.cli.audit import verify as work
     from tir_dagster.cli.jobs import find_declared

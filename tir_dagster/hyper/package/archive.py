@@ -51,7 +51,7 @@ class Archive:
     def document(self) -> bytes:
         name = self.document_name()
         if self._zip.getinfo(name).file_size > MAX_DOCUMENT_BYTES:
-            raise bad_package(self.path, f"its {name} is larger than {MAX_DOCUMENT_BYTES >> 20} MB")
+            raise bad_package(self.path, f"has a document, {name}, larger than {MAX_DOCUMENT_BYTES >> 20} MB")
         with self._reading(name) as member:
             return member.read(MAX_DOCUMENT_BYTES)
 
@@ -112,7 +112,7 @@ class Archive:
             with self._zip.open(name) as member:
                 yield member
         except _DAMAGE as error:
-            raise bad_package(self.path, f"its member {name!r} cannot be read ({error})") from error
+            raise bad_package(self.path, f"has a member {name!r} that cannot be read ({error})") from error
 
 
 class _Parts:

@@ -17,6 +17,7 @@ from slack_sdk import WebClient
 from tir_dagster.alerts.retries import ChannelError
 from tir_dagster.alerts.sending import Connect, channels_of
 from tir_dagster.alerts.servicenow import ServiceNowAccess
+from tir_dagster.trust import ssl_context
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -31,7 +32,7 @@ class SlackAppResource(SlackResource):
         """Return a client without retries: the spec defines attempts and timeout."""
         if not self.token:
             raise ChannelError("Slack is not configured: set SLACK_BOT_TOKEN")
-        client = WebClient(self.token, base_url=self.api_url, retry_handlers=[], logger=_silent())
+        client = WebClient(self.token, base_url=self.api_url, retry_handlers=[], logger=_silent(), ssl=ssl_context())
         try:
             host = urlsplit(self.api_url).hostname or ""
         except ValueError:
