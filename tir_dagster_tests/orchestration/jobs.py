@@ -29,7 +29,7 @@ def events(result, asset: str) -> dict[str | None, dict]:
 
 def source_tick(defs, instance, cursor: str | None):
     sensor = defs.get_repository_def().get_sensor_def("orders_source")
-    resources = {"snowflake": environment_resources()["snowflake"]}
+    resources = {name: environment_resources()[name] for name in ("snowflake", "state")}
     return sensor(dg.build_sensor_context(instance=instance, cursor=cursor, resources=resources))
 
 

@@ -137,7 +137,7 @@ def webserver(place) -> Iterator[str]:
 def asked_of_the_sensor(place: Place, instance) -> str:
     """The run key that a tick asks for, once the source was quiet for long."""
     sensor = build_defs(specs=(place.spec,)).get_repository_def().get_sensor_def("orders_source")
-    resources = {"snowflake": environment_resources()["snowflake"]}
+    resources = {name: environment_resources()[name] for name in ("snowflake", "state")}
     first = sensor(dg.build_sensor_context(instance=instance, resources=resources))
     cursor = replace(Watch.parse(first.cursor), since=0.0).to_cursor()
     (request,) = sensor(dg.build_sensor_context(instance=instance, resources=resources, cursor=cursor)).run_requests
