@@ -308,6 +308,16 @@ def _result(
     )
 
 
+def verified_finding(refresh: "RefreshContext", confirmation: Confirmation) -> "Finding":
+    """Compare every slice of the confirmed version with its source; an error is a finding, too."""
+    from tir_dagster.refresh.verify import Verification, not_verified
+
+    try:
+        return Verification(refresh, confirmation).equals_source()
+    except TirError as error:
+        return not_verified(error)
+
+
 def finding_result(check: str, finding: "Finding", version: str) -> dg.AssetCheckResult:
     """Return the result of a comparison with the source or the server that a command made."""
     return _result(check, finding, dg.AssetCheckSeverity.ERROR, {VERSION: version})

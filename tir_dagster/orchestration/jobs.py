@@ -7,9 +7,10 @@ from typing import Any
 
 import dagster as dg
 
+from tir_dagster.errors import EQUALS_SOURCE
 from tir_dagster.orchestration import metadata
 from tir_dagster.orchestration.assets import LEASE_WAIT_SECONDS, Events, context_for
-from tir_dagster.orchestration.checks import gate_specs, published_evaluations
+from tir_dagster.orchestration.checks import evaluation, finding_result, gate_specs, verified_finding
 from tir_dagster.orchestration.io_managers import StateFolder
 from tir_dagster.orchestration.metadata import last_confirmation
 from tir_dagster.orchestration.names import ExtractKeys, full_config, pool_name, rollback_job_name, verify_job_name
@@ -110,11 +111,10 @@ def build_rollback_job(assets: ExtractAssets) -> dg.JobDefinition:
                 stages.settle(refresh, looked.late)
             planned = rollback.plan_rollback(refresh, looked, config.to)
             context.log.info("publishing %s", planned.sentence)
-            if config.hold:
-                # First: a sensor must not start a refresh between the publish and the hold.
-                rollback.put_on_hold(refresh, by=config.by, reason=config.hold)
-            version = rollback.make_version(refresh, looked, planned)
-            published = rollback.publish_again(refresh, looked, version)
+            # First: a sensor must not start a refresh between the publish and the hold.
+            with rollback.held(refresh, by=config.by, reason=config.hold):
+                version = rollback.make_version(refresh, looked, planned)
+                published = rollback.publish_again(refresh, looked, version)
             for warning in published.warnings:
                 context.log.warning(warning)
             yield dg.AssetMaterialization(
@@ -135,7 +135,11 @@ def build_rollback_job(assets: ExtractAssets) -> dg.JobDefinition:
                 },
             )
             stages.settle(refresh, published.confirmation)
-            yield from published_evaluations(refresh, published.confirmation, keys, warn=context.log.warning)
+            # Nothing was compared on the way: an old version may be one that is known to be wrong.
+            finding = verified_finding(refresh, published.confirmation)
+            context.log.info(finding.sentence)
+            result = finding_result(EQUALS_SOURCE, finding, published.confirmation.version)
+            yield evaluation(result, keys.published_datasource)
 
     @dg.graph(name=rollback_job_name(spec))
     def rolling_back() -> None:

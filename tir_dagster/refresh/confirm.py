@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
+from tir_dagster.errors import TirError
 from tir_dagster.refresh.context import (
     Looked,
     RefreshContext,
@@ -13,6 +14,7 @@ from tir_dagster.refresh.context import (
     lost_lease,
     remove,
 )
+from tir_dagster.refresh.state.notes import forget_partial_hints, note_partial_hints
 from tir_dagster.refresh.state.records import Confirmation, Intent
 from tir_dagster.refresh.state.versions import Version
 from tir_dagster.tableau.datasources import shown_place
@@ -89,7 +91,7 @@ def settle_change_sets(context: RefreshContext, confirmation: Confirmation) -> N
     """Keep what made the confirmed version in the history; remove its change sets from the pending ones."""
     try:
         _keep_history(context, confirmation)
-    except OSError as error:
+    except (OSError, TirError) as error:
         # The publish is on record; a refresh does not fail because `tir why` will know less.
         context.log(f"what this refresh replaced is not kept in the history: {error}")
     context.change_sets.settle(confirmation.change_sets)
@@ -97,10 +99,15 @@ def settle_change_sets(context: RefreshContext, confirmation: Confirmation) -> N
 
 def _keep_history(context: RefreshContext, confirmation: Confirmation) -> None:
     version = context.known_version(confirmation.version)
-    if version is not None and context.spec.keep.history:
+    if version is not None:
         change_set_id = version.manifest["change_set"]
         made_of = next((found for found in context.change_sets.pending() if found.id == change_set_id), None)
-        context.history.add(version, context.change_sets.path(change_set_id), made_of, now=context.now())
+        if context.spec.keep.history:
+            context.history.add(version, context.change_sets.path(change_set_id), made_of, now=context.now())
+        if made_of is not None and made_of.partial_hints:
+            note_partial_hints(context.folder)
+        elif made_of is not None and made_of.decision == "full":
+            forget_partial_hints(context.folder)
     context.history.prune(days=context.spec.keep.history, now=context.now())
 
 

@@ -39,12 +39,7 @@ from tir_dagster.refresh.confirm import prune_versions
 from tir_dagster.refresh.context import Looked, RefreshContext, crash_after, shape_of
 from tir_dagster.refresh.plan import Request
 from tir_dagster.refresh.state.change_sets import ChangeSetStore
-from tir_dagster.refresh.state.notes import (
-    TRUSTED_PARTIAL_HINTS,
-    forget_partial_hints,
-    note_partial_hints,
-    partial_hints,
-)
+from tir_dagster.refresh.state.notes import TRUSTED_PARTIAL_HINTS, partial_hints
 from tir_dagster.refresh.state.records import Confirmation
 from tir_dagster.refresh.state.versions import Version
 from tir_dagster.refresh.survey import Log, Survey, listed_tables, read_tokens
@@ -359,10 +354,6 @@ def detect(
             allow_empty=request.allow_empty,
             log=context.log,
         )
-    if change_set is not None and change_set.partial_hints:
-        note_partial_hints(context.folder)
-    elif change_set is not None and change_set.decision == "full":
-        forget_partial_hints(context.folder)
     crash_after("staged")
     return Detected(plan, change_set)
 

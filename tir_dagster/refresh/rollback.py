@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,14 +17,31 @@ from tir_dagster.refresh.deliveries.patch import Patch
 from tir_dagster.refresh.deliveries.republish import Republish
 from tir_dagster.refresh.state.change_sets import new_id
 from tir_dagster.refresh.state.hold import Hold
+from tir_dagster.refresh.state.records import ROLLBACK
 from tir_dagster.refresh.state.versions import SHELL, Version, new_version
+from tir_dagster.spec.extract import ExtractSpec
 
 
-def put_on_hold(context: RefreshContext, *, by: str, reason: str) -> Hold:
-    """Keep refreshes from touching the datasource until the hold is released."""
-    hold = Hold(f"{context.now():%Y-%m-%d %H:%M} UTC", by, reason)
-    context.hold.put(hold)
-    return hold
+@contextmanager
+def held(context: RefreshContext, *, by: str, reason: str) -> Iterator[None]:
+    """Put the extract on hold, if there is a reason, and publish in the block; a failure before the publish takes the hold back."""
+    before = context.hold.read()
+    if reason:
+        context.hold.put(Hold(f"{context.now():%Y-%m-%d %H:%M} UTC", by, reason))
+    try:
+        yield
+    except BaseException:
+        if reason and context.change_sets.intent() is None:
+            # Nothing was sent, so nothing is to be kept as it is.
+            if before is None:
+                context.hold.release()
+            else:
+                context.hold.put(before)
+        elif reason:
+            context.log(
+                f"the extract is on hold: see tir history {context.spec.name}, then tir release {context.spec.name}"
+            )
+        raise
 
 
 @dataclass(frozen=True)
@@ -42,14 +61,19 @@ class RollbackPlan:
         )
 
 
+def refuse_trigger(spec: ExtractSpec) -> None:
+    """Raise for an extract that has no versions here."""
+    if spec.delivery == "trigger":
+        raise ExtractError(
+            f"{spec.name}: Tableau itself refreshes this extract (delivery `trigger`), so no versions are kept here. Restore a revision "
+            "in Tableau; `tir revisions` lists and fetches them."
+        )
+
+
 def plan_rollback(context: RefreshContext, looked: Looked, version_id: str) -> RollbackPlan:
     """Find the version to go back to; raise if there is none, if it is the published one, or if somebody else published since."""
     name, confirmed = context.spec.name, looked.confirmed
-    if context.spec.delivery == "trigger":
-        raise ExtractError(
-            f"{name}: Tableau itself refreshes this extract (delivery `trigger`), so no versions are kept here. Restore a revision "
-            "in Tableau; `tir revisions` lists and fetches them."
-        )
+    refuse_trigger(context.spec)
     if confirmed is None:
         raise ExtractError(f"{name}: nothing was published yet, so there is nothing to go back from.")
     if looked.foreign or looked.server.datasource is None:
@@ -88,9 +112,10 @@ def make_version(context: RefreshContext, looked: Looked, plan: RollbackPlan) ->
         copy_file(target.extract, workspace.extract)
         if shell is not None:
             copy_file(shell, workspace.folder / SHELL)
-        change_set = f"rollback-{new_id()}"
+        change_set = f"{ROLLBACK}{new_id()}"
         manifest = {
-            **target.manifest,
+            # The publish writes another package around the rows than the one that the server had made.
+            **{name: value for name, value in target.manifest.items() if name != "from_server"},
             "change_set": change_set,
             "change_sets": [change_set],
             "base": confirmed.version,

@@ -54,10 +54,11 @@ class KeyChange:
 
 @dataclass(frozen=True)
 class SliceChange:
-    """What one refresh did to a slice; `sum_change` is how much it added to the sum of a column."""
+    """What one refresh, or a rollback, did to a slice; `sum_change` is how much it added to the sum of a column."""
 
     entry: HistoryEntry
-    purged: int
+    # None of a rollback: only the rows that it brought are known.
+    purged: int | None
     appended: int
     sum_change: Decimal | None = None
 
@@ -134,17 +135,25 @@ def current_rows(version: Version, key: tuple[Any, ...]) -> tuple[Row, ...]:
     return _held(version, shape_of(version), key) or ()
 
 
-def _read(files: Sequence[Path], names: Sequence[str], shape: ExtractShape, key: tuple[Any, ...]) -> tuple[Row, ...]:
-    """Return the rows of the key in these Parquet files."""
+def _read(
+    files: Sequence[Path], names: Sequence[str], shape: ExtractShape, key: tuple[Any, ...]
+) -> tuple[Row, ...] | None:
+    """Return the rows of the key in these Parquet files; None if the key had other columns or types then."""
     if not files:
         return ()
     data = ds.dataset([str(file) for file in files])
     present = [name for name in names if name in data.schema.names]
+    if not set(shape.key) <= set(present):
+        return None
     condition = None
     for name, value in zip(shape.key, key, strict=True):
-        # As texts: the same number is an integer in one file and a decimal in another.
         field = ds.field(name)
-        is_same = field.is_null() if value is None else pc.equal(field, _scalar(value, data.schema.field(name).type))
+        try:
+            is_same = (
+                field.is_null() if value is None else pc.equal(field, _scalar(value, data.schema.field(name).type))
+            )
+        except pa.ArrowException:
+            return None
         condition = is_same if condition is None else condition & is_same
     return tuple(data.to_table(columns=present, filter=condition).to_pylist())
 
@@ -166,23 +175,29 @@ def why_slice(
     """Yield what refreshes did to the slice, the newest first."""
     for entry in context.history.entries():
         if entry.change_set is None:
+            yield SliceChange(entry, None, int(entry.manifest["slice_rows"].get(name, 0)))
             continue
         purged, appended = (counts.get(name, 0) for counts in (entry.change_set.purged, entry.change_set.appended))
         if not purged and not appended:
             continue
         change = SliceChange(entry, purged, appended)
         if column is not None and entry.has_rows:
-            sums = [_sum(files, shape, name, column) for files in (entry.before, entry.after)]
-            change = replace(change, sum_change=sums[1] - sums[0])
+            before, after = (_sum(files, shape, name, column) for files in (entry.before, entry.after))
+            if before is not None and after is not None:
+                change = replace(change, sum_change=after - before)
         yield change
 
 
-def _sum(files: Sequence[Path], shape: ExtractShape, name: str, column: str) -> Decimal:
+def _sum(files: Sequence[Path], shape: ExtractShape, name: str, column: str) -> Decimal | None:
+    """Return the sum of the column over the slice's rows; None if the rows of then have no such columns."""
     if not files:
         return Decimal(0)
     by = shape.slices.column
     listed = list(dict.fromkeys([column, *([by] if by else [])]))
-    table = ds.dataset([str(file) for file in files]).to_table(columns=listed)
+    data = ds.dataset([str(file) for file in files])
+    if not set(listed) <= set(data.schema.names):
+        return None
+    table = data.to_table(columns=listed)
     wanted = None if name == NO_SLICE_KEY else name
     days = table[by].to_pylist() if by else [None] * table.num_rows
     return sum(

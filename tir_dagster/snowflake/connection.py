@@ -21,7 +21,7 @@ from tir_dagster.addresses import hide_credentials
 from tir_dagster.errors import SourceError
 from tir_dagster.measuring import waiting_for
 from tir_dagster.snowflake.names import check_mere_name, whole_number
-from tir_dagster.snowflake.settings import own_choices, session_parameters
+from tir_dagster.snowflake.settings import OPTIONAL, own_choices, session_parameters
 
 # Without limits the connector repeats a request for ever when the server is gone.
 NETWORK_TIMEOUT = 120
@@ -178,7 +178,7 @@ class SnowflakeAccess:
                 connection.close()
 
     def _log_in(self) -> snowflake.connector.SnowflakeConnection:
-        """Open the connection; go on without a session parameter that the account refuses, and say so once."""
+        """Open the connection; go on without an optional session parameter that the account refuses, and say so once."""
         args = self.connection_args()
         while True:
             refused = _refused_settings.get(self.account, frozenset())
@@ -186,7 +186,7 @@ class SnowflakeAccess:
             try:
                 return snowflake.connector.connect(**{**args, "session_parameters": session})
             except connector_errors.DatabaseError as error:
-                named = {name for name in session if re.search(rf"\b{name}\b", str(error))}
+                named = {name for name in OPTIONAL & session.keys() if re.search(rf"\b{re.escape(name)}\b", str(error))}
                 if not named:
                     raise
                 _refused_settings[self.account] = refused | named

@@ -70,6 +70,13 @@ SETTINGS = (
     ),
 )
 
+# How values are written, where a query turns them into text: a session without one of these gives no wrong rows.
+OPTIONAL = frozenset(
+    setting.name
+    for setting in SETTINGS
+    if setting.name.endswith("_OUTPUT_FORMAT") or setting.name == "STRICT_JSON_OUTPUT"
+)
+
 # Where a query counts in weeks, whoever writes it may choose; everything else has one right value.
 _BY_CHOICE = frozenset({"WEEK_START", "WEEK_OF_YEAR_POLICY"})
 _DECIDED = frozenset(setting.name for setting in SETTINGS) - _BY_CHOICE

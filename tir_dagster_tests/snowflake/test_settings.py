@@ -207,12 +207,13 @@ def test_literals_slices_and_names_mean_the_same_in_a_hostile_account(access, ma
         assert found == [row[:1] for row in shown if row[1] == key]
 
 
-def test_a_parameter_that_the_account_refuses_is_left_out_and_told_once(sandbox, caplog):
+def test_an_optional_parameter_that_the_account_refuses_is_left_out_and_told_once(sandbox, caplog, monkeypatch):
     choices = (("NO_SUCH_PARAMETER", 1),)
     access = replace(SnowflakeAccess.from_environment(sandbox.env), choices=choices)
-    try:
-        assert [access.query("SELECT 1") for _ in range(2)] == [[(1,)], [(1,)]]
-    finally:
-        connection._refused_settings.clear()
+    with pytest.raises(SourceError, match="NO_SUCH_PARAMETER"):
+        access.query("SELECT 1")
+    monkeypatch.setattr(connection, "OPTIONAL", frozenset({"NO_SUCH_PARAMETER"}))
+    monkeypatch.setattr(connection, "_refused_settings", {})
+    assert [access.query("SELECT 1") for _ in range(2)] == [[(1,)], [(1,)]]
     (line,) = [record.message for record in caplog.records if "refuses the session parameter" in record.message]
     assert "NO_SUCH_PARAMETER" in line

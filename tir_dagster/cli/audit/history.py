@@ -12,14 +12,16 @@ import dagster as dg
 
 from tir_dagster.changes.change_set import NO_SLICE_KEY, slice_label
 from tir_dagster.cli.kept_revisions import list_revisions
+from tir_dagster.cli.refresh import LEASE_WAIT_SECONDS
 from tir_dagster.errors import ExtractError, SpecError, TirError
 from tir_dagster.orchestration.home import tir_home
 from tir_dagster.orchestration.metadata import confirmed_events, last_confirmation
 from tir_dagster.orchestration.names import TOLD_BY_COMMAND, extract_keys
-from tir_dagster.refresh.context import RefreshContext, refresh_context, shape_of
+from tir_dagster.refresh.context import RefreshContext, leased, refresh_context, shape_of
 from tir_dagster.refresh.deliveries.trigger import no_spark
 from tir_dagster.refresh.state.history import HistoryEntry
 from tir_dagster.refresh.why import Row, current_rows, parse_key, why_key, why_slice
+from tir_dagster.snowflake.columns import Kind
 from tir_dagster.snowflake.connection import SnowflakeAccess
 from tir_dagster.spec.extract import ExtractSpec
 from tir_dagster.tableau.access import TableauAccess
@@ -211,7 +213,20 @@ def tell_why(
     column: str | None,
 ) -> Why:
     """Return what refreshes did to a row, or to a slice."""
-    context = context_of(spec)
+    # Hyper opens a file for one process only: a refresh that begins meanwhile would fail.
+    with leased(context_of(spec), "tir why", wait_seconds=LEASE_WAIT_SECONDS) as context:
+        return _tell_why(context, instance, keys=keys, slice_name=slice_name, column=column)
+
+
+def _tell_why(
+    context: RefreshContext,
+    instance: dg.DagsterInstance,
+    *,
+    keys: Sequence[str],
+    slice_name: str | None,
+    column: str | None,
+) -> Why:
+    spec = context.spec
     confirmed = last_confirmation(instance, extract_keys(spec).published_datasource)
     version = context.known_version(confirmed.version) if confirmed else None
     if version is None:
@@ -222,6 +237,11 @@ def tell_why(
         if column.upper() not in names:
             raise SpecError(f"{spec.name} has no column {column!r}. It has {', '.join(names.values())}.")
         column = names[column.upper()]
+        kind = next(each.kind for each in shape.columns if each.name == column)
+        if slice_name is not None and kind not in (Kind.INTEGER, Kind.DECIMAL, Kind.FLOAT):
+            raise SpecError(
+                f"{column} is of type {kind.value}, which has no sum. Name a column of numbers, or leave --column out."
+            )
     entries = context.history.entries()
     since = min((entry.confirmed_at for entry in entries), default=None)
     oldest = since.strftime("%Y-%m-%d %H:%M UTC") if since else None
@@ -298,7 +318,7 @@ def why_lines(why: Why) -> list[str]:
 
 def _what(step: WhyStep) -> str:
     if step.rows_removed is None:
-        return step.what
+        return step.what if step.rows_added is None else f"{step.what}: {step.rows_added:,} rows since then"
     total = f", {step.sum_change} to the sum" if step.sum_change is not None else ""
     return f"{step.rows_removed:,} rows removed, {step.rows_added:,} added{total}"
 

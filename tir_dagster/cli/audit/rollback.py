@@ -20,7 +20,7 @@ from tir_dagster.orchestration.metadata import last_confirmation
 from tir_dagster.orchestration.names import TOLD_BY_COMMAND, rollback_job_name
 from tir_dagster.refresh.context import leased, remove
 from tir_dagster.refresh.look import look
-from tir_dagster.refresh.rollback import plan_rollback
+from tir_dagster.refresh.rollback import plan_rollback, refuse_trigger
 from tir_dagster.refresh.state.hold import HoldFile
 from tir_dagster.spec.extract import ExtractSpec
 
@@ -55,6 +55,7 @@ def roll_back(
     progress: Callable[[str], None],
 ) -> RollbackOutcome:
     """Run the extract's rollback job in this process; with `dry_run`, only plan it."""
+    refuse_trigger(spec)
     command = Command(spec, instance, progress)
     outcome = RollbackOutcome(spec.name, version)
     if dry_run:
@@ -82,10 +83,11 @@ def roll_back(
     confirmed = last_confirmation(instance, command.keys.published_datasource)
     assert confirmed is not None, "the job confirmed it"
     outcome.published, outcome.version = True, confirmed.version
-    outcome.source_version, outcome.rows, outcome.held = confirmed.source_version, confirmed.rows, bool(hold)
+    outcome.source_version, outcome.rows = confirmed.source_version, confirmed.rows
+    outcome.held = command.context.hold.read() is not None
     ending = (
         f"On hold: no refresh changes it until tir release {spec.name}."
-        if hold
+        if command.context.hold.read() is not None
         else "The next refresh brings it up to date again; to keep it as it is, add --hold."
     )
     outcome.sentence = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import dagster as dg
@@ -12,11 +12,12 @@ import dagster as dg
 from tir_dagster.alerts.text import one_line, shortened
 from tir_dagster.changes.change_set import NO_SLICE_KEY, slice_label
 from tir_dagster.cli.audit.rollback import roll_back
-from tir_dagster.cli.refresh import Command
+from tir_dagster.cli.refresh import LEASE_WAIT_SECONDS, Command
 from tir_dagster.errors import EQUALS_SOURCE, SERVER_HOLDS_IT, ExtractError, TirError
 from tir_dagster.hyper.differences import RowDifference, RowDifferences
-from tir_dagster.orchestration.checks import evaluation, finding_result
+from tir_dagster.orchestration.checks import evaluation, finding_result, known_drift
 from tir_dagster.orchestration.metadata import confirmations, last_confirmation
+from tir_dagster.refresh.context import RefreshContext, leased
 from tir_dagster.refresh.state.hold import HeldError
 from tir_dagster.refresh.state.records import Confirmation
 from tir_dagster.refresh.verify import Finding, Verification, not_verified
@@ -86,33 +87,70 @@ def verify(
         )
     if confirmed is None:
         raise ExtractError(f"{name}: nothing is published yet. Run tir refresh {name}.")
-    verification = Verification(command.context, confirmed)
+    # Hyper opens a file for one process only, and pruning may remove a version that is being read.
+    with leased(command.context, "tir verify", wait_seconds=LEASE_WAIT_SECONDS) as context:
+        return _verify(
+            context,
+            command,
+            instance,
+            confirmed,
+            all_slices=all_slices,
+            rows=rows,
+            values=values,
+            server=server,
+            progress=progress,
+        )
+
+
+def _verify(
+    context: RefreshContext,
+    command: Command,
+    instance: dg.DagsterInstance,
+    confirmed: Confirmation,
+    *,
+    all_slices: bool,
+    rows: bool,
+    values: bool,
+    server: bool,
+    progress: Callable[[str], None],
+) -> VerifyOutcome:
+    verification = Verification(context, confirmed)
     only = None if all_slices else verification.due_slices(_IN_TURN)
     count = "all slices" if only is None else f"{len(only)} slices"
     progress(f"comparing {count} of version {confirmed.version} with the source at {confirmed.source_version}")
     finding = _finding(lambda: verification.equals_source(only))
-    outcome = VerifyOutcome(name, confirmed.version, confirmed.source_version, sentence=finding.sentence)
+    outcome = VerifyOutcome(command.spec.name, confirmed.version, confirmed.source_version, sentence=finding.sentence)
     outcome.compared, outcome.equal = not finding.open, finding.passed
     outcome.slices = {label: list(lines) for label, lines in finding.slices.items()}
-    if only is None or not finding.passed:
-        # A part that is equal says nothing of the rest, so it does not end what is known of that.
+    if only is None and not finding.open:
         _record(instance, command, EQUALS_SOURCE, finding, confirmed.version)
+    elif finding.slices:
+        # A part that is equal says nothing of the rest, so what is known of that stays.
+        _record(instance, command, EQUALS_SOURCE, _with_known(instance, command, confirmed, finding), confirmed.version)
     if rows and finding.slices:
         progress("looking for the rows that differ")
-        _name_rows(outcome, verification, command, finding, values=values)
+        _name_rows(outcome, verification, context, finding, values=values)
     if server:
         progress("downloading what the server holds")
-        held = _finding(lambda: _on_server(outcome, verification, command, confirmed, rows=rows, values=values))
+        held = _finding(lambda: _on_server(outcome, verification, context, confirmed, rows=rows, values=values))
         outcome.server = held.sentence
         outcome.compared, outcome.equal = outcome.compared and not held.open, outcome.equal and held.passed
-        _record(instance, command, SERVER_HOLDS_IT, held, confirmed.version)
+        if not held.open:
+            _record(instance, command, SERVER_HOLDS_IT, held, confirmed.version)
     return outcome
+
+
+def _with_known(instance: dg.DagsterInstance, command: Command, confirmed: Confirmation, finding: Finding) -> Finding:
+    """Return the finding with the slices that an earlier verification of this version found."""
+    drift = known_drift(instance, command.keys, confirmed)
+    known = [slice_label(name or NO_SLICE_KEY) for name in drift.slices] if drift else []
+    return replace(finding, slices={**{label: ["found earlier"] for label in known}, **finding.slices})
 
 
 def _on_server(
     outcome: VerifyOutcome,
     verification: Verification,
-    command: Command,
+    context: RefreshContext,
     confirmed: Confirmation,
     *,
     rows: bool,
@@ -123,11 +161,11 @@ def _on_server(
         held = verification.held_by_server(hyper)
         if held.passed or hyper is None:
             return held
-        served = Verification(command.context, confirmed, hyper)
+        served = Verification(context, confirmed, hyper)
         finding = _finding(served.equals_source)
         outcome.slices |= {label: list(lines) for label, lines in finding.slices.items()}
         if rows and finding.slices:
-            _name_rows(outcome, served, command, finding, values=values)
+            _name_rows(outcome, served, context, finding, values=values)
     return held
 
 
@@ -144,21 +182,23 @@ def _record(instance: dg.DagsterInstance, command: Command, check: str, finding:
 
 
 def _name_rows(
-    outcome: VerifyOutcome, verification: Verification, command: Command, finding: Finding, *, values: bool
+    outcome: VerifyOutcome, verification: Verification, context: RefreshContext, finding: Finding, *, values: bool
 ) -> None:
     slices = [None if label == slice_label(NO_SLICE_KEY) else label for label in finding.slices]
     differences: RowDifferences = verification.differing_rows(slices)
     outcome.missing, outcome.extra, outcome.stale = (differences.count(kind) for kind in ("missing", "extra", "stale"))
     outcome.complete = differences.complete
     outcome.rows = [
-        _wrong_row(difference, verification, command, values=values) for difference in differences.found[:_MOST_NAMED]
+        _wrong_row(difference, verification, context, values=values) for difference in differences.found[:_MOST_NAMED]
     ]
 
 
-def _wrong_row(difference: RowDifference, verification: Verification, command: Command, *, values: bool) -> WrongRow:
+def _wrong_row(
+    difference: RowDifference, verification: Verification, context: RefreshContext, *, values: bool
+) -> WrongRow:
     shape = verification.shape
     names = [column.name for column in shape.columns]
-    last = next(itertools.islice(why_key(command.context, shape, difference.key), 1), None) if shape.key else None
+    last = next(itertools.islice(why_key(context, shape, difference.key), 1), None) if shape.key else None
     return WrongRow(
         kind=difference.kind,
         slice=slice_label(difference.slice or NO_SLICE_KEY),
@@ -196,8 +236,9 @@ def repair(
             continue
         steps.append(step)
         outcome = check()
-        if outcome.equal and outcome.compared:
-            outcome.repaired, outcome.steps = True, steps
+        if outcome.equal or not outcome.compared:
+            # What cannot be compared is not known to be wrong, so nothing older is published over it.
+            outcome.repaired, outcome.steps = outcome.equal and outcome.compared, steps
             return outcome
     good = _last_equal(command, instance, progress)
     if good is not None:
@@ -211,15 +252,17 @@ def repair(
 
 
 def _last_equal(command: Command, instance: dg.DagsterInstance, progress: Callable[[str], None]) -> str | None:
-    """Return the newest kept version before the published one that equals the source at its own source version."""
-    published, *earlier = confirmations(instance, command.keys.published_datasource)
-    for confirmed in earlier:
-        if confirmed.version == published.version or command.context.known_version(confirmed.version) is None:
-            continue
-        progress(f"comparing version {confirmed.version} with the source at {confirmed.source_version}")
-        finding = _finding(Verification(command.context, confirmed).equals_source)
-        if finding.passed and not finding.open:
-            return confirmed.version
+    """Return the newest kept version that equals the source at its own source version; None if it is the published one."""
+    with leased(command.context, "tir verify", wait_seconds=LEASE_WAIT_SECONDS) as context:
+        published, *earlier = confirmations(instance, command.keys.published_datasource)
+        for confirmed in (published, *earlier):
+            if context.known_version(confirmed.version) is None:
+                continue
+            progress(f"comparing version {confirmed.version} with the source at {confirmed.source_version}")
+            finding = _finding(Verification(context, confirmed).equals_source)
+            # A query that may rightly answer something else passes without a comparison.
+            if finding.passed and finding.counted:
+                return None if confirmed.version == published.version else confirmed.version
     return None
 
 

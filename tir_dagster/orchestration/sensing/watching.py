@@ -100,8 +100,8 @@ SHARED = SharedProbes()
 def news(instance: dg.DagsterInstance, spec: ExtractSpec, keys: ExtractKeys, confirmed: Confirmation | None) -> str:
     """Return a text that changes with each event after the extract's version that needs a detection, even without a table change.
 
-    These events are: a hint, an upstream materialization, drift that a verification found, or a refresh by Tableau that a
-    webhook reported.
+    These events are: a hint, an upstream materialization, drift that a verification found, a refresh by Tableau that a
+    webhook reported, or a rollback.
     """
     if confirmed is None:
         return ""
@@ -116,6 +116,8 @@ def news(instance: dg.DagsterInstance, spec: ExtractSpec, keys: ExtractKeys, con
         refreshed_elsewhere(instance, spec, keys.published_datasource, since=since),
         newest_materialization(instance, spec, since=since, used=confirmed.reports),
         verified_drift(instance, keys, confirmed),
+        # Its change was requested and refreshed before, so the token alone would start nothing.
+        f"rollback@{confirmed.version}" if confirmed.rolled_back else None,
     )
     return "".join(f"/{cause}" for cause in causes if cause)
 

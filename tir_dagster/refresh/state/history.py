@@ -67,7 +67,9 @@ class HistoryStore:
         try:
             if change_set is not None and change_set.decision == "incremental":
                 for kind in (BEFORE, ROWS):
-                    _link(change_set_folder / kind, folder / kind)
+                    # Where most rows change, the old ones are not written down.
+                    if (change_set_folder / kind).is_dir():
+                        _link(change_set_folder / kind, folder / kind)
             record = {
                 "confirmed_at": now.isoformat(),
                 "version": version.id,

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from tir_dagster.changes.change_set import Record
 from tir_dagster.changes.plan import SourceState
 
+# The change set of a version that was published again has a name that begins so; there is none.
+ROLLBACK = "rollback-"
+
 
 @dataclass(frozen=True)
 class Intent(Record):
@@ -54,6 +57,11 @@ class Confirmation(Record):
     reads_again: bool = False
     # When the last job that the rows show ended, by the server's clock, if that is later than what its version shows.
     jobs_until: str | None = None
+
+    @property
+    def rolled_back(self) -> bool:
+        """Whether it is of a version that was published again."""
+        return any(name.startswith(ROLLBACK) for name in self.change_sets)
 
 
 def surely_other_rows(fingerprint: str, other: str) -> bool:
