@@ -331,7 +331,7 @@ def test_a_sensor_that_cannot_read_is_told_and_so_is_that_it_reads_again(instanc
 
 def source_tick(instance: dg.DagsterInstance, spec: ExtractSpec) -> None:
     sensor = build_defs(specs=(spec,)).get_repository_def().get_sensor_def("orders_source")
-    resources = {name: environment_resources()[name] for name in ("snowflake", "state")}
+    resources = {name: environment_resources()[name] for name in ("snowflake", "tableau", "state")}
     sensor(dg.build_sensor_context(instance=instance, resources=resources))
 
 
