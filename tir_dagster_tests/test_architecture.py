@@ -15,7 +15,7 @@ DOCS = PACKAGE.parent / "docs" / "architecture.md"
 ORDER = (
     {"addresses"},
     {"errors"},
-    {"files", "measuring", "retries"},
+    {"crash_points", "files", "measuring", "retries"},
     {"background"},
     {"snowflake"},
     {"spec"},

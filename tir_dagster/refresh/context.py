@@ -36,8 +36,6 @@ from tir_dagster.tableau.datasources import FoundDatasource, FoundProject, Serve
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# A test or a drill may end the process right after a step: TIR_CRASH_AFTER=staged
-CRASH_VARIABLE = "TIR_CRASH_AFTER"
 # Under it, a folder of its own for every refresh: what is compared and sent.
 _WORK, _DOWNLOADS = "work", "downloads"
 
@@ -216,12 +214,6 @@ def publishing(context: RefreshContext) -> Iterator[TableauClient]:
 
 def remove(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
-
-
-def crash_after(step: str) -> None:
-    """End the process here if somebody asked for it: for tests and drills."""
-    if os.environ.get(CRASH_VARIABLE) == step:
-        os.kill(os.getpid(), 9)
 
 
 # What stages hand to each other

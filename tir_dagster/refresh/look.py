@@ -6,6 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from tir_dagster.changes.plan import Reason
+from tir_dagster.crash_points import crash_after
 from tir_dagster.errors import DatasourceError, ExtractError, MachineError
 from tir_dagster.refresh.confirm import confirmation_of, settle_change_sets
 from tir_dagster.refresh.context import Looked, RefreshContext, ServerLook, explaining_lost_lease
@@ -60,6 +61,7 @@ def look(context: RefreshContext, confirmed: Confirmation | None, *, repair: boo
     """
     with explaining_lost_lease(context), context.stages.timed("look"), TableauClient(context.tableau) as client:
         looked = _Looking(context, client, repair=repair).look(confirmed)
+    crash_after("looked")
     if looked.server.datasource is None:
         # Perhaps a name was misspelt: say it before anything is created.
         place = f"datasource {context.spec.datasource.name!r} in project {looked.server.project.path!r}"

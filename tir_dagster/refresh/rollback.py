@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from tir_dagster.crash_points import crash_after
 from tir_dagster.errors import DatasourceError, ExtractError
 from tir_dagster.files import copy_file, need_space
 from tir_dagster.hyper.hyperfile import describe
@@ -22,6 +23,7 @@ def put_on_hold(context: RefreshContext, *, by: str, reason: str) -> Hold:
     """Keep refreshes from touching the datasource until the hold is released."""
     hold = Hold(f"{context.now():%Y-%m-%d %H:%M} UTC", by, reason)
     context.hold.put(hold)
+    crash_after("held")
     return hold
 
 
@@ -102,7 +104,9 @@ def make_version(context: RefreshContext, looked: Looked, plan: RollbackPlan) ->
             "rolled_back_to": target.id,
             "instead_of": confirmed.version,
         }
-        return context.versions.commit(workspace, manifest, after=confirmed.version)
+        version = context.versions.commit(workspace, manifest, after=confirmed.version)
+    crash_after("restored")
+    return version
 
 
 def _fits(shell: Path, target: Version) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 import tableauserverclient as TSC  # noqa: N812 - the name its own documentation uses
 from defusedxml.ElementTree import fromstring
 
+from tir_dagster.crash_points import crash_after
 from tir_dagster.errors import DatasourceError
 from tir_dagster.tableau.client import TableauClient
 from tir_dagster.tableau.datasources import NOT_IN_FILTERS, FoundDatasource, reread, server_version, settled
@@ -306,6 +307,7 @@ def refresh_by_server(
     begun = clock()
     what = f"{'incremental' if incremental else 'full'} refresh of {datasource.shown}"
     refresh = start_own_refresh(client, datasource, incremental=incremental, log=log, timeout=timeout)
+    crash_after("asked")
     log(f"{what}: job {refresh.job_id}")
     rows: int | None = None
     try:
@@ -317,6 +319,7 @@ def refresh_by_server(
         rows = rows_in_notes(notes)
         log(" ".join(notes) or f"{what}: done, without a note")
         now = settled(client, refresh.before)
+    crash_after("refreshed")
     return TriggeredRefresh(refresh.job_id, refresh.waited, round(clock() - begun, 3), rows, now)
 
 

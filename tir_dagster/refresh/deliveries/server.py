@@ -16,6 +16,7 @@ from typing import NoReturn
 from tir_dagster.changes.change_set import ChangeSet
 from tir_dagster.changes.plan import Reason
 from tir_dagster.changes.relation import read_tables
+from tir_dagster.crash_points import crash_after
 from tir_dagster.errors import DatasourceError, ExtractError, TirError
 from tir_dagster.files import copy_file
 from tir_dagster.hyper.content import content_digest, content_digests, content_fingerprints
@@ -38,7 +39,6 @@ from tir_dagster.refresh.context import (
     Published,
     RefreshContext,
     ServerLook,
-    crash_after,
     known_of,
     publishing,
     remove,
@@ -159,6 +159,7 @@ class SuffixLoad:
         route = find_route(self._client, self._datasource)
         suffix = self._suffix
         purged = purge_from(self._load.hyper, self._hole, column=suffix.increment.column, smallest=suffix.smallest)
+        crash_after("purged")
         if (reason := self._reason_for_all(purged)) is not None:
             return reason
         schedule = self._schedule(route)
@@ -439,6 +440,7 @@ class Server:
         if last.outcome is not PublishOutcome.HOLE or kept is None or datasource is None:
             return last
         put_back(client, self._place(last.server), datasource, shell=kept.folder / SHELL, hyper=kept.extract)
+        crash_after("returned")
         self._context.log("the datasource is whole again")
         return RecoveredPublish(PublishOutcome.NOT_LANDED, look_at_server(client, self._context.spec))
 
@@ -457,6 +459,7 @@ class Server:
             same = version.manifest["fingerprint"] in digests
             lag = None if same else self._lag(version, load, loaded, digests[0])
         settled = self._settled_version(version, loaded)
+        crash_after("reloaded")
         confirmation = confirmation_of(self._context, settled, ServerLook(looked.server.project, loaded.datasource))
         if lag is not None:
             self._keep_pending(change_set)

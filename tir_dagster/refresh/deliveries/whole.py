@@ -7,11 +7,12 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from tir_dagster.crash_points import crash_after
 from tir_dagster.files import VirtualFile
 from tir_dagster.hyper.package.package import RefreshChange, greatest_increment, packed, read_package, refresh_change
 from tir_dagster.measuring import moved
 from tir_dagster.refresh.confirm import confirmation_of, intend
-from tir_dagster.refresh.context import Looked, Published, RefreshContext, ServerLook, crash_after, publishing
+from tir_dagster.refresh.context import Looked, Published, RefreshContext, ServerLook, publishing
 from tir_dagster.refresh.datasource import credentials_for, named_credentials
 from tir_dagster.refresh.deliveries.settings import (
     is_remembered,
@@ -58,11 +59,10 @@ def deliver(
     home: Path,
     log: Log,
     check: Check = always,
-    landed: Check = always,
 ) -> Delivered:
     """Publish over exactly what was looked at, and put back the settings that overwriting loses; warn about the rest.
 
-    The settings are saved in `home`; `landed` is called before they are put back.
+    The settings are saved in `home`.
     """
     if shell is None:
         file = VirtualFile.of(hyper, name=f"{spec.name}.hyper")
@@ -74,6 +74,7 @@ def deliver(
         if look.datasource is not None
         else nothing
     )
+    crash_after("packed")
     log(f"publishing {file.size / 1e6:,.1f} MB")
     inferred = False
 
@@ -94,7 +95,7 @@ def deliver(
         seen=seen,
         inferred=infer,
     )
-    landed()
+    crash_after("landed")
     restored = put_back_remembered(client, published, home, credentials)
     if restored.datasource is published and published.revision is not None:
         # Nothing was put back, so this reading shows our publish and nothing later. Waiting would show no more: a refresh by
@@ -191,6 +192,7 @@ def publish_over(
         check=place.check,
         seen=seen,
     )
+    crash_after("landed")
     return put_back_remembered(client, published, place.home, place.credentials)
 
 
@@ -220,7 +222,6 @@ def publish_whole(
             home=context.folder,
             log=context.log,
             check=context.check_lease,
-            landed=lambda: crash_after("landed"),
         )
         warnings = delivered.warnings
         if delivered.doubtful:

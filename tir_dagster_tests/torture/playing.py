@@ -1,0 +1,108 @@
+"""Play the cases: those that hit only one extract side by side, the others one after the other."""
+
+from __future__ import annotations
+
+import random
+import time
+import traceback
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from tir_dagster_tests.conftest import Sandbox
+from tir_dagster_tests.torture.blows import OWN_BLOWS, Struck, World, strike
+from tir_dagster_tests.torture.cases import Case
+from tir_dagster_tests.torture.subjects import Extract, Load, RolledBack, Subject
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a case did: each blow, and what the clean run after them did, or what was wrong."""
+
+    case: Case
+    blows: tuple[Struck, ...]
+    healed: str = ""
+    failure: str = ""
+    seconds: float = 0.0
+
+    @property
+    def kills(self) -> int:
+        return sum(blow.kills for blow in self.blows)
+
+
+def make_subject(world: World, name: str) -> Subject:
+    if name == "load":
+        return Load(world.sandbox, world.folder)
+    if name == "rollback":
+        return RolledBack(world.sandbox, world.folder)
+    return Extract(world.sandbox, world.folder, name)
+
+
+def play_all(sandbox: Sandbox, folder: Path, cases: Sequence[Case], *, tell: Tell) -> list[Result]:
+    """Play all cases; a subject that failed is left alone."""
+    world = World.on_small_disk(sandbox, folder / "disk")
+    try:
+        world.calm()
+        # One after the other: they publish and declare tables.
+        subjects = {name: make_subject(world, name) for name in dict.fromkeys(case.subject for case in cases)}
+        by_subject: dict[str, list[Case]] = defaultdict(list)
+        for case in cases:
+            if case.blow in OWN_BLOWS:
+                by_subject[case.subject].append(case)
+        with ThreadPoolExecutor(max_workers=max(1, len(by_subject))) as pool:
+            played = [pool.submit(_play_in_turn, world, subjects[name], own, tell) for name, own in by_subject.items()]
+        results = [result for future in played for result in future.result()]
+        failed = {result.case.subject for result in results if result.failure}
+        for name, subject in subjects.items():
+            if name not in failed:
+                others = [case for case in cases if case.subject == name and case.blow not in OWN_BLOWS]
+                results += _play_in_turn(world, subject, others, tell)
+        return results
+    finally:
+        world.close()
+
+
+def _play_in_turn(world: World, subject: Subject, cases: Sequence[Case], tell: Tell) -> list[Result]:
+    results = []
+    for case in cases:
+        result = play(world, subject, case)
+        results.append(result)
+        tell(f"{result.seconds:6.1f} s  {case}  →  {result.healed or 'FAILED'}")
+        if result.failure:
+            break
+    return results
+
+
+def play(world: World, subject: Subject, case: Case) -> Result:
+    """Strike, then run once cleanly; nothing may be wrong afterwards."""
+    begun = time.monotonic()
+    chance = random.Random(case.seed)
+    struck: list[Struck] = []
+    healed = failure = ""
+    try:
+        for point in case.points:
+            blow = strike(world, subject, case.blow, point, chance)
+            struck.append(blow)
+        if case.blow not in OWN_BLOWS:
+            world.calm()
+        calmed = time.monotonic()
+        healed = subject.heal()
+        world.usual_seconds[subject.name] = time.monotonic() - calmed
+        if isinstance(subject, Extract) and not subject.tags:
+            subject.tag("dear")
+        _check_reached(case, struck)
+    except Exception as error:
+        text = str(error) if isinstance(error, AssertionError) else ""
+        failure = text or "".join(traceback.format_exception(error))[-3000:]
+        healed = ""
+    return Result(case, tuple(struck), healed, failure, round(time.monotonic() - begun, 1))
+
+
+def _check_reached(case: Case, struck: Sequence[Struck]) -> None:
+    """Raise if a run did not come to a point that it must come to."""
+    missed = [blow.ended for blow in struck if not blow.reached and blow.ended != "killed"]
+    assert case.blow != "kill" or not missed, f"{missed}"
