@@ -14,6 +14,13 @@ def test_killed_anywhere_one_clean_run_later_all_is_well_and_nothing_is_left_beh
     assert sum(result.kills for result in results) >= sum(len(case.points) for case in short_cases()) - 3
 
 
+def test_what_a_server_loaded_is_not_loaded_again_after_a_kill_and_its_package_does_not_stay(sandbox, tmp_path):
+    """The version has another number there than the intent; and a run with nothing to publish had downloaded the package."""
+    chosen = [Case("server", "kill", (point,), 1) for point in ("confirmed", "published")]
+    results = play_all(sandbox, tmp_path, chosen, tell=print)
+    assert [(result.healed, result.failure) for result in results] == [("none", "")] * 2
+
+
 def test_a_case_is_repeated_from_what_it_prints():
     chosen = cases(100, seed=3)
     assert [Case.parse(str(case)) for case in chosen] == chosen

@@ -6,7 +6,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
@@ -18,7 +18,7 @@ from tir_dagster.errors import TirError
 from tir_dagster.hyper.replace import ExtractShape
 from tir_dagster.measuring import Meter
 from tir_dagster.refresh.profile import Profile
-from tir_dagster.refresh.state.change_sets import ChangeSetStore
+from tir_dagster.refresh.state.change_sets import ChangeSetStore, DamagedStateError
 from tir_dagster.refresh.state.history import HistoryStore
 from tir_dagster.refresh.state.hold import HoldFile
 from tir_dagster.refresh.state.lease import Lease, LeaseLostError, lease
@@ -175,6 +175,16 @@ def leased(context: RefreshContext, purpose: str, *, wait_seconds: float) -> Ite
                 if left != context.work:
                     remove(left)
         yield holding
+        if context.lease is None:
+            _remove_scratch_files(holding)
+
+
+def _remove_scratch_files(context: RefreshContext) -> None:
+    """Remove this run's files, and the server's package if nothing is left to publish: it may be as large as the extract."""
+    remove(context.work)
+    with suppress(DamagedStateError):
+        if lost_lease(context) is None and not context.change_sets.pending():
+            remove(context.downloads)
 
 
 @contextmanager

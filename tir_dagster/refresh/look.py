@@ -135,7 +135,7 @@ class _Looking:
             if self._repair:
                 self._context.change_sets.drop_intent()
             return None
-        if intent is None or confirmed is None or intent.version != confirmed.version:
+        if intent is None or confirmed is None or not _is_confirmed(intent, confirmed):
             return intent
         if self._repair:
             settle_change_sets(self._context, confirmed)
@@ -274,3 +274,10 @@ class _Looking:
             # Not even the columns fit: whatever it is, it is not ours.
             self._context.log(f"the server's extract cannot be compared: {error}")
             return Compared()
+
+
+def _is_confirmed(intent: Intent, confirmed: Confirmation) -> bool:
+    """Whether the publish is on record: as its own version, or as the later one that has the package of the server."""
+    return intent.version == confirmed.version or (
+        intent.version < confirmed.version and intent.change_set in confirmed.change_sets
+    )

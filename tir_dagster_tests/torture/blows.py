@@ -35,6 +35,7 @@ class World:
     folder: Path
     # Whether the folder is a small disk of its own; elsewhere a limit on the size of files stands for a full disk.
     has_own_disk: bool = False
+    extracts: list[Extract] = field(default_factory=list)
     usual_seconds: dict[str, float] = field(default_factory=dict)
     _settings_before: dict[str, Any] = field(default_factory=dict)
 
@@ -132,6 +133,8 @@ def kill_warehouse(world: World, subject: Subject, victim: Victim, chance: rando
     kills = kill([world.pid("warehouse")])
     processes.start(world.sandbox.home)
     world.calm()
+    for extract in world.extracts:
+        extract.connect()
     return _gone_on(victim, kills)
 
 

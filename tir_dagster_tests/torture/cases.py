@@ -85,7 +85,8 @@ def _kill_cases(kills: int, chance: random.Random) -> list[Case]:
         blows = [*points] * each + [ANY_TIME] * by_chance
         chance.shuffle(blows)
         while blows:
-            chain = blows[: chance.randint(1, _LONGEST_CHAIN)]
+            # Not several rollbacks: one that landed leaves nothing to roll back to.
+            chain = blows[: 1 if subject == "rollback" else chance.randint(1, _LONGEST_CHAIN)]
             del blows[: len(chain)]
             chosen.append(Case(subject, "kill", tuple(chain), chance.randrange(10**6)))
         if subject == "server":

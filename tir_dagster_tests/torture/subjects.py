@@ -26,7 +26,7 @@ from tir_dagster.snowflake.connection import SnowflakeAccess
 from tir_dagster.spec.reading import parse_declared
 from tir_dagster_tests.conftest import Sandbox
 from tir_dagster_tests.orchestration.conftest import download
-from tir_dagster_tests.orchestration.served import Served
+from tir_dagster_tests.orchestration.served import DATABASE, Served
 from tir_dagster_tests.packages import plain, rows_of
 from tir_dagster_tests.processes import wait_for
 from tir_dagster_tests.torture.victim import MARK_VARIABLE, Outcome, Task, read_confirmation, run
@@ -162,15 +162,22 @@ class Extract:
     # What happens
 
     def change(self, chance: random.Random) -> None:
-        """Change a few rows: one is new, one is updated, and sometimes one is gone or moves to another slice."""
-        served, keys = self.served, [row[0] for row in self.served.sql("SELECT K FROM {t} ORDER BY K")]
+        """Change a few rows: one is new, one is updated, and sometimes one is gone or moves to another slice.
+
+        The rows of the smallest increment value stay: without them a server would have to load everything.
+        """
+        served, keys = self.served, [row[0] for row in self.served.sql("SELECT K FROM {t} WHERE K > 1 ORDER BY K")]
         self._next_key += 1
-        served.act(("insert", self._next_key, served.value(chance.randrange(12)), "'new'"))
+        served.act(("insert", self._next_key, served.value(chance.randrange(1, 12)), "'new'"))
         served.act(("update", chance.choice(keys), f"'changed {self._next_key}'"))
         if len(keys) > 30 or chance.random() < 0.3:
             served.act(("delete", chance.choice(keys)))
         if chance.random() < 0.3:
-            served.act(("move", chance.choice(keys), served.value(chance.randrange(12))))
+            served.act(("move", chance.choice(keys), served.value(chance.randrange(1, 12))))
+
+    def connect(self) -> None:
+        """Open the connection to the warehouse again, which was restarted."""
+        self.served.connection = self.sandbox.snowflake(database=DATABASE, schema="PUBLIC")
 
     def task(self, **more: Any) -> Task:
         return Task("refresh", self.served.spec(), self.served.env, self.home, self._mark, **more)
@@ -253,7 +260,8 @@ class Extract:
         assert left == [], f"left behind in the state folder: {left}"
         assert not ChangeSetStore(self.folder / "change_sets").pending()
         versions = VersionStore(self.folder / "versions").versions()
-        assert len(versions) <= 4, f"too many versions: {[version.id for version in versions]}"
+        # A server's refresh makes two, and a crash may come before the pruning, which the next refresh does.
+        assert len(versions) <= 3 + 2, f"too many versions: {[version.id for version in versions]}"
         confirmed = read_confirmation(self.home)
         assert confirmed is not None
         kept = [entry.version for entry in HistoryStore(self.folder / "history").entries()]
