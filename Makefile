@@ -74,9 +74,11 @@ torture: setup $(CLASSES) ## KILLS=1000 kills at every step of a refresh, a roll
 LONG = $(patsubst %,orchestration/test_%.py,histories crashes twice faults server_histories server_ways server_delivery ranges views view_histories view_deliveries patch trigger) \
 	sandbox/test_size.py sandbox/test_full_disk.py sandbox/warehouse/test_time_travel.py sandbox/warehouse/test_restart.py benchmarks/test_bench.py cli/test_demo.py
 
-soak: setup $(CLASSES) ## the long forms of the tests: more random histories, every crash three times, two refreshes at once, every fault at every call, large tables
+soak: setup $(CLASSES) ## REFRESHES=500 refreshes of one extract, in which nothing grows (build/soak.svg); then the long forms of the tests: more random histories, every crash three times, two refreshes at once, every fault at every call, large tables
+	@$(WITH_JAVA) $(BIN)/python -m tir_dagster_tests.soak --refreshes $(REFRESHES)
 	$(WITH_JAVA) TIR_HISTORIES=$(HISTORIES) TIR_CRASHES=3 TIR_TWICE=20 TIR_FAULTS=all TIR_SIZE=full TIR_LONG=all $(BIN)/python -m pytest $(LONG:%=tir_dagster_tests/%)
 	TIR_HISTORIES=$(HISTORIES) TIR_CRASHES=5 $(BIN)/python -m pytest tir_dagster_tests/loading
+	@echo "soak: $(REFRESHES) refreshes and all long forms of the tests ran to their end, and all is well"
 
 clean: ## remove the virtual environment and caches (not the sandbox's data)
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info

@@ -7,7 +7,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from tir_dagster_tests.soak import SHOWN, Measure, growing, picture, soak, soaked_place
+from tir_dagster_tests.soak import SHOWN, Measure, growing, picture
 
 FLAT = Measure(
     seconds=2.0,
@@ -64,9 +64,3 @@ def test_the_picture_has_a_line_for_each_measure():
     lines = drawn.findall("{http://www.w3.org/2000/svg}polyline")
     assert len(lines) == len(SHOWN)
     assert {len(line.attrib["points"].split()) for line in lines} == {11, 12}
-
-
-@pytest.mark.long
-def test_some_refreshes_one_after_the_other(tmp_path):
-    with soaked_place(tmp_path) as place:
-        assert growing(soak(place, 12, tell=print)) == []

@@ -97,6 +97,8 @@ Blow = Callable[[World, Subject, Victim, random.Random], Struck]
 def _ended(victim: Victim) -> str:
     """Let the victim go on to its end; return whether it was done or failed."""
     end = victim.end()
+    assert victim.told is not None, "it died"
+    assert victim.told[0] != "failed unexpectedly", f"it ended with an error that nobody explains: {victim.trace}"
     return "done" if isinstance(end, list) else f"failed: {end.split(':')[0]}"
 
 
@@ -258,7 +260,7 @@ def kill_spark(world: World, subject: Subject, victim: Victim, chance: random.Ra
     while not (pids := named(subject.marked(), program)) and victim.is_at_work():
         time.sleep(0.02)
     if program == "java":
-        victim.is_at_work(seconds=chance.uniform(0, 3))
+        victim.is_at_work(seconds=chance.uniform(0, 2))
     kills = kill(pids)
     return Struck(reached=bool(pids), kills=kills, ended=_ended(victim))
 

@@ -94,7 +94,7 @@ class Victim:
 
     @property
     def trace(self) -> str:
-        return str(self.told[-1]) if self.told and self.told[0] == "failed" else ""
+        return str(self.told[-1]) if self.told and self.told[0].startswith("failed") else ""
 
     def _hear(self) -> str:
         if not self._channel.poll(VICTIM_SECONDS):

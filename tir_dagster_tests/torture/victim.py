@@ -24,6 +24,7 @@ import snowflake.connector  # noqa: F401
 import tableauhyperapi  # noqa: F401
 
 from tir_dagster import crash_points
+from tir_dagster.errors import TirError
 from tir_dagster.files import replaced_file
 from tir_dagster.hyper.engine import close_shared_engine
 from tir_dagster.loading.load import Loader
@@ -108,8 +109,9 @@ def run(task: Task, channel: Connection) -> None:
         play = {"refresh": _refresh, "rollback": _roll_back, "load": _load}[task.kind]
         channel.send(("done", [play(task) for _ in range(task.times)]))
     except Exception as error:
-        told = f"{type(error).__name__}: {error}"
-        channel.send(("failed", told, "".join(traceback.format_exception(error))[-4000:]))
+        # The commands explain these two; others would be a traceback.
+        kind = "failed" if isinstance(error, (TirError, OSError)) else "failed unexpectedly"
+        channel.send((kind, f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error))[-4000:]))
     finally:
         close_shared_engine()
         sys.stdout.flush()
