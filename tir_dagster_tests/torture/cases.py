@@ -82,11 +82,13 @@ def _kill_cases(kills: int, chance: random.Random) -> list[Case]:
     by_hyperd = max(1, round(kills * _HYPERD / len(_EXTRACTS)))
     chosen: list[Case] = []
     for subject, points in POINTS.items():
-        blows = [*points] * each + [ANY_TIME] * by_chance
+        # A command takes as long as several of the others.
+        part = 10 if subject == "command" else 1
+        blows = [*points] * max(1, each // part) + [ANY_TIME] * max(1, by_chance // part)
         chance.shuffle(blows)
         while blows:
             # Not several rollbacks: one that landed leaves nothing to roll back to.
-            chain = blows[: 1 if subject == "rollback" else chance.randint(1, _LONGEST_CHAIN)]
+            chain = blows[: 1 if subject in ("rollback", "command") else chance.randint(1, _LONGEST_CHAIN)]
             del blows[: len(chain)]
             chosen.append(Case(subject, "kill", tuple(chain), chance.randrange(10**6)))
         if subject == "server":

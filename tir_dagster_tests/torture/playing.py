@@ -14,6 +14,7 @@ from pathlib import Path
 from tir_dagster_tests.conftest import Sandbox
 from tir_dagster_tests.torture.blows import ANY_TIME, OWN_BLOWS, Struck, World, strike
 from tir_dagster_tests.torture.cases import Case
+from tir_dagster_tests.torture.commands import Commands
 from tir_dagster_tests.torture.subjects import Extract, Load, RolledBack, Subject
 
 Tell = Callable[[str], None]
@@ -37,6 +38,8 @@ class Result:
 def make_subject(world: World, name: str) -> Subject:
     if name == "load":
         return Load(world.sandbox, world.folder)
+    if name == "command":
+        return Commands(world.sandbox, world.folder)
     extract = (
         RolledBack(world.sandbox, world.folder) if name == "rollback" else Extract(world.sandbox, world.folder, name)
     )

@@ -43,6 +43,18 @@ POINTS: Mapping[str, Sequence[str]] = {
     "server": (*_FIRST, "purged", "intended", "uploaded", "landed", "asked", "refreshed", "reloaded", *_LAST),
     "rollback": ("looked", "held", "restored", "intended", "packed", "uploaded", "landed", *_LAST),
     "load": tuple(LOAD_POINTS),
+    # Of the real commands a few: each starts Python, Dagster and perhaps Spark.
+    "command": (
+        "staged",
+        "verified",
+        "landed",
+        "published",
+        "confirmed",
+        "settled",
+        "restored",
+        "changed",
+        "committed",
+    ),
 }
 # In the state folder of an extract after a refresh, as docs/survival.md names it.
 _STAYS = re.compile(
@@ -255,12 +267,7 @@ class Extract:
 
     def check_state(self, *, published: bool) -> None:
         """Raise AssertionError if there is more in the state folder than docs/survival.md names."""
-        found = [str(path.relative_to(self.folder)) for path in sorted(self.folder.rglob("*"))]
-        left = [name for name in found if not _STAYS.fullmatch(name)]
-        if not published:
-            # Settings noted for a publish that never came stay until one comes.
-            left = [name for name in left if name != "kept.json"]
-        assert left == [], f"left behind in the state folder: {left}"
+        check_names(self.folder, published=published)
         assert not ChangeSetStore(self.folder / "change_sets").pending()
         versions = VersionStore(self.folder / "versions").versions()
         # A server's refresh makes two, and a crash may come before the pruning, which the next refresh does.
@@ -274,6 +281,16 @@ class Extract:
 
     def marked(self) -> list[int]:
         return processes_of(self._mark)
+
+
+def check_names(folder: Path, *, published: bool) -> None:
+    """Raise AssertionError if there are other names in an extract's state folder than docs/survival.md has."""
+    found = [str(path.relative_to(folder)) for path in sorted(folder.rglob("*"))]
+    left = [name for name in found if not _STAYS.fullmatch(name)]
+    if not published:
+        # Settings noted for a publish that never came stay until one comes.
+        left = [name for name in left if name != "kept.json"]
+    assert left == [], f"left behind in the state folder: {left}"
 
 
 class RolledBack(Extract):
@@ -354,7 +371,8 @@ class Load:
         assert loaded == list(range(self._rows)), "the table does not have each row of the files once"
         paths = [row[0] for row in self._access.query("SELECT PATH FROM TORTURED.PUBLIC.TIR_LOADED_FILES")]
         assert len(paths) == len(set(paths)) == len(list((self.home / "files").iterdir())), "a file is not listed once"
-        left = [path.name for path in (self.home / "tmp").iterdir() if not path.name.startswith("tir-stage-")]
+        # What was just being staged, and what Snowflake's client made for its PUT.
+        left = [path.name for path in (self.home / "tmp").iterdir() if not path.name.startswith(("tir-stage-", "tmp"))]
         assert left == [], f"left behind among the temporary files: {left}"
         return first.decision
 
