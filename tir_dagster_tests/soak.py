@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -14,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
-from statistics import mean, median
+from statistics import mean
 from typing import Any
 
 from tir_dagster.cli.refresh import Command
@@ -78,21 +79,21 @@ def series(measures: Sequence[Measure], name: str) -> list[float]:
 
 
 def growing(measures: Sequence[Measure]) -> list[str]:
-    """Return what is greater in the last quarter than in the second one, in sentences."""
+    """Return what is greater at the end than it was in the first half, in sentences.
+
+    The greatest values are compared: a file grows until it is built anew. Of a history it is the average growth by refresh.
+    """
     sentences = []
     for name in _JUDGED:
+        title, unit, text, is_growth = SHOWN[name]
         values = series(measures, name)
-        quarter = max(1, len(values) // 4)
-        average = mean if SHOWN[name][3] else median
         if name in _MOST:
             # It grows until then.
             values = [max(value, _MOST[name]) for value in values]
-        before, after = average(values[quarter : 2 * quarter] or values), average(values[-quarter:])
+        first, last = values[: max(1, len(values) // 2)], values[-max(1, len(values) // 4) :]
+        before, after = (mean(first), mean(last)) if is_growth else (max(first), max(last))
         if after > _MORE * before + _SLACK.get(name, 0 if name in _MOST else 4096):
-            title, unit, text, _ = SHOWN[name]
-            sentences.append(
-                f"{title}: {before / unit:,.2f} {text} in the second quarter, {after / unit:,.2f} in the last"
-            )
+            sentences.append(f"{title}: {before / unit:,.2f} {text} in the first half, {after / unit:,.2f} at the end")
     return sentences
 
 
@@ -264,6 +265,8 @@ def main() -> int:
     parser.add_argument("--refreshes", type=int, default=500)
     parser.add_argument("--folder", type=Path, default=Path("build"), help="where soak.json and soak.svg go")
     options = parser.parse_args()
+    # Like Ctrl-C: servers and disks must not stay behind.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with (
         tempfile.TemporaryDirectory(prefix="tir-soak-", ignore_cleanup_errors=True) as folder,
         soaked_place(Path(folder)) as place,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -21,6 +22,8 @@ def main() -> int:
     parser.add_argument("--case", default="", help="this one case, as a failure prints it")
     parser.add_argument("--folder", type=Path, default=Path("build"), help="where torture.md and torture.json go")
     options = parser.parse_args()
+    # Like Ctrl-C: servers and disks must not stay behind.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     chosen = [Case.parse(options.case)] if options.case else cases(options.kills, options.seed, only=options.only)
     with (
         tempfile.TemporaryDirectory(prefix="tir-torture-", ignore_cleanup_errors=True) as folder,

@@ -40,9 +40,11 @@ class World:
     _settings_before: dict[str, Any] = field(default_factory=dict)
 
     @staticmethod
-    def on_small_disk(sandbox: Sandbox, folder: Path) -> World:
-        """Mount a small disk on the folder, if this user may."""
+    def of(sandbox: Sandbox, folder: Path, *, small_disk: bool) -> World:
+        """Make the folder, and mount a small disk on it if wanted and if this user may."""
         folder.mkdir(parents=True)
+        if not small_disk:
+            return World(sandbox, folder)
         command = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(folder)]
         try:
             mounted = subprocess.run(command, capture_output=True, check=False).returncode == 0
@@ -280,6 +282,8 @@ BLOWS: Mapping[str, Blow] = {
     "edit tags": edit_tags,
     "run twice": run_twice,
 }
+# These need a disk of their own.
+DISK_BLOWS = ("fill the disk", "forbid writing")
 # These hit only the run itself, or its own hyperd: several extracts may be hit at a time.
 OWN_BLOWS = ("kill", "kill hyperd")
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tir_dagster_tests.conftest import Sandbox
-from tir_dagster_tests.torture.blows import ANY_TIME, OWN_BLOWS, Struck, World, strike
+from tir_dagster_tests.torture.blows import ANY_TIME, DISK_BLOWS, OWN_BLOWS, Struck, World, strike
 from tir_dagster_tests.torture.cases import Case
 from tir_dagster_tests.torture.commands import Commands
 from tir_dagster_tests.torture.subjects import Extract, Load, RolledBack, Subject
@@ -49,7 +49,7 @@ def make_subject(world: World, name: str) -> Subject:
 
 def play_all(sandbox: Sandbox, folder: Path, cases: Sequence[Case], *, tell: Tell) -> list[Result]:
     """Play all cases; a subject that failed is left alone."""
-    world = World.on_small_disk(sandbox, folder / "disk")
+    world = World.of(sandbox, folder / "disk", small_disk=any(case.blow in DISK_BLOWS for case in cases))
     try:
         world.calm()
         # One after the other: they publish and declare tables.
