@@ -5,6 +5,9 @@ READY := $(VENV)/.ready
 GB ?= 1
 ROWS ?= 2000000
 HISTORIES ?= 100
+KILLS ?= 1000
+SEED ?= 1
+REFRESHES ?= 500
 # Containers often set it. Every Python that Spark, Dagster and the sandbox start would compile anew whatever it imports.
 unexport PYTHONDONTWRITEBYTECODE
 WITH_JAVA = JAVA_HOME="$$(scripts/find-java)" && export JAVA_HOME &&
@@ -12,7 +15,7 @@ WITH_JAVA = JAVA_HOME="$$(scripts/find-java)" && export JAVA_HOME &&
 # What every Spark of the tests loads, kept once: each of them starts in half the time.
 CLASSES := build/classes/.ready
 
-.PHONY: help setup java chromium lint format test demo dev bench profile audit docs-tables soak clients example clean
+.PHONY: help setup java chromium lint format test demo dev bench profile audit docs-tables torture soak clients example clean
 .DEFAULT_GOAL := help
 
 help: ## what there is
@@ -65,6 +68,9 @@ bench: setup ## refreshes of ROWS=2000000 orders, each stage beside its bare lim
 profile: $(READY) ## what loading the definitions costs beyond importing Dagster, module by module
 	@$(BIN)/python scripts/profile-definitions
 
+torture: setup $(CLASSES) ## KILLS=1000 kills at every step of a refresh, a rollback and a load, full disks, cut networks; a table in build/torture.md
+	@$(WITH_JAVA) $(BIN)/python -m tir_dagster_tests.torture --kills $(KILLS) --seed $(SEED)
+
 LONG = $(patsubst %,orchestration/test_%.py,histories crashes twice faults server_histories server_ways server_delivery ranges views view_histories view_deliveries patch trigger) \
 	sandbox/test_size.py sandbox/test_full_disk.py sandbox/warehouse/test_time_travel.py sandbox/warehouse/test_restart.py benchmarks/test_bench.py cli/test_demo.py
 
@@ -74,9 +80,11 @@ audit: $(READY) ## known vulnerabilities of the pinned packages, by pip-audit; e
 docs-tables: setup ## write docs/bad-inputs.md anew, from what the code says
 	$(WITH_JAVA) TIR_WRITE_DOCS=1 $(BIN)/python -m pytest tir_dagster_tests/orchestration/test_bad_inputs.py
 
-soak: setup $(CLASSES) ## the long forms of the tests: more random histories, every crash three times, two refreshes at once, every fault at every call, large tables
+soak: setup $(CLASSES) ## REFRESHES=500 refreshes of one extract, in which nothing grows (build/soak.svg); then the long forms of the tests: more random histories, every crash three times, two refreshes at once, every fault at every call, large tables
+	@$(WITH_JAVA) $(BIN)/python -m tir_dagster_tests.soak --refreshes $(REFRESHES)
 	$(WITH_JAVA) TIR_HISTORIES=$(HISTORIES) TIR_CRASHES=3 TIR_TWICE=20 TIR_FAULTS=all TIR_SIZE=full TIR_LONG=all $(BIN)/python -m pytest $(LONG:%=tir_dagster_tests/%)
 	TIR_HISTORIES=$(HISTORIES) TIR_CRASHES=5 $(BIN)/python -m pytest tir_dagster_tests/loading
+	@echo "soak: $(REFRESHES) refreshes and all long forms of the tests ran to their end, and all is well"
 
 example: setup ## dbt builds a table on the sandbox, and its extract follows (examples/dbt)
 	@examples/dbt/run.sh

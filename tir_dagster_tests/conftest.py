@@ -33,6 +33,7 @@ LONG = (
     "test_time_travel",
     "test_view_histories",
     "test_crashes",
+    "test_torture",
     "test_demo",
     "test_patch",
     "test_bench",

@@ -140,6 +140,7 @@ class Loader:
             plan, target, newest = self._prepared(only or {})
         if target is None:
             return LoadResult(seconds=self._seconds)
+        self._after("chosen")
         tables = LoadTables.of(target, self.books, new_load_id())
         staged = self._stage(tables, plan)
         plan = _with_digests(plan, staged)
@@ -157,6 +158,7 @@ class Loader:
             committed = committer.commit(plan, staged)
         self._after("committed")
         self._remove(f"{self.spec.name}/{tables.load_id}")
+        self._after("unstaged")
         return self._loaded(committed, plan, staged)
 
     def _prepared(self, only: Mapping[str, str]) -> tuple[list[Chosen], Target | None, str | None]:

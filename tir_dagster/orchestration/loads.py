@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 from pydantic import Field
 
+from tir_dagster.crash_points import crash_after
 from tir_dagster.errors import TirError
 from tir_dagster.orchestration.alerts.sensor import unless_blind
 from tir_dagster.orchestration.io_managers import StateFolder
@@ -203,7 +204,6 @@ def loader_for(
     """Build the loader from plain objects; the room `loading` does not know Dagster."""
     from tir_dagster.loading.load import Loader
     from tir_dagster.loading.staging import by_spark
-    from tir_dagster.refresh.context import crash_after
 
     return Loader(spec, access=access, stager=by_spark(spark), log=log, after=crash_after)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tir_dagster.changes.change_set import KEYS, ROWS, ChangeSet, parts_of
 from tir_dagster.changes.relation import relation_of
+from tir_dagster.crash_points import crash_after
 from tir_dagster.errors import ExtractError
 from tir_dagster.files import copy_file, total_bytes
 from tir_dagster.hyper.content import content_digest, slice_digests, slice_rows, sums_to_json
@@ -18,7 +19,6 @@ from tir_dagster.refresh.confirm import prune_versions
 from tir_dagster.refresh.context import (
     Looked,
     RefreshContext,
-    crash_after,
     explaining_lost_lease,
     shape_of,
     shape_to_json,
@@ -178,6 +178,7 @@ def apply(context: RefreshContext, looked: Looked, change_set: ChangeSet) -> App
         with context.stages.timed("verify"):
             sums = verify_content(context, workspace.extract, change_set, looked.base, shape)
             compared = verify_turn(context, workspace.extract, change_set, looked.base, relation, shape, sums)
+        crash_after("checked")
         keep_change(workspace, change_set, folder, shape)
         manifest = {
             "extract": context.spec.name,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from datetime import datetime
 
+from tir_dagster.crash_points import crash_after
 from tir_dagster.errors import TirError
 from tir_dagster.refresh.context import (
     Looked,
     RefreshContext,
     ServerLook,
-    crash_after,
     known_of,
     lost_lease,
     remove,
@@ -83,6 +83,7 @@ def settle(context: RefreshContext, confirmation: Confirmation) -> None:
         return
     settle_change_sets(context, confirmation)
     prune_versions(context, confirmation)
+    crash_after("pruned")
     remove(context.work)
     remove(context.downloads)
 
@@ -94,7 +95,9 @@ def settle_change_sets(context: RefreshContext, confirmation: Confirmation) -> N
     except (OSError, TirError) as error:
         # The publish is on record; a refresh does not fail because `tir why` will know less.
         context.log(f"what this refresh replaced is not kept in the history: {error}")
+    crash_after("remembered")
     context.change_sets.settle(confirmation.change_sets)
+    crash_after("settled")
 
 
 def _keep_history(context: RefreshContext, confirmation: Confirmation) -> None:

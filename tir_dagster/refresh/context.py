@@ -6,7 +6,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
@@ -20,7 +20,7 @@ from tir_dagster.hyper.replace import ExtractShape
 from tir_dagster.measuring import Meter
 from tir_dagster.refresh.profile import Profile
 from tir_dagster.refresh.state.call_budget import CallBudget
-from tir_dagster.refresh.state.change_sets import ChangeSetStore
+from tir_dagster.refresh.state.change_sets import ChangeSetStore, DamagedStateError
 from tir_dagster.refresh.state.history import HistoryStore
 from tir_dagster.refresh.state.hold import HoldFile
 from tir_dagster.refresh.state.lease import Lease, LeaseLostError, lease
@@ -39,8 +39,6 @@ from tir_dagster.tableau.datasources import FoundDatasource, FoundProject, Serve
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# A test or a drill may end the process right after a step: TIR_CRASH_AFTER=staged
-CRASH_VARIABLE = "TIR_CRASH_AFTER"
 # Under it, a folder of its own for every refresh: what is compared and sent.
 _WORK, _DOWNLOADS = "work", "downloads"
 
@@ -205,6 +203,16 @@ def leased(context: RefreshContext, purpose: str, *, wait_seconds: float) -> Ite
                 if left != context.work:
                     remove(left)
         yield holding
+        if context.lease is None:
+            _remove_scratch_files(holding)
+
+
+def _remove_scratch_files(context: RefreshContext) -> None:
+    """Remove this run's files, and the server's package if nothing is left to publish: it may be as large as the extract."""
+    remove(context.work)
+    with suppress(DamagedStateError):
+        if lost_lease(context) is None and not context.change_sets.pending():
+            remove(context.downloads)
 
 
 @contextmanager
@@ -244,12 +252,6 @@ def publishing(context: RefreshContext) -> Iterator[TableauClient]:
 
 def remove(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
-
-
-def crash_after(step: str) -> None:
-    """End the process here if somebody asked for it: for tests and drills."""
-    if os.environ.get(CRASH_VARIABLE) == step:
-        os.kill(os.getpid(), 9)
 
 
 # What stages hand to each other

@@ -30,13 +30,14 @@ from tir_dagster.changes.plan import Plan, check_guards, settle_plan
 from tir_dagster.changes.question import ask_question, checked_hints, lacks_history
 from tir_dagster.changes.warnings import contract_warnings, key_warnings, partial_warnings, refuse_duplicates
 from tir_dagster.changes.watermarks import highest_mark
+from tir_dagster.crash_points import crash_after
 from tir_dagster.errors import GuardError
 from tir_dagster.files import need_space
 from tir_dagster.hyper.compare import comparing
 from tir_dagster.hyper.replace import ExtractShape
 from tir_dagster.measuring import waiting_for
 from tir_dagster.refresh.confirm import prune_versions
-from tir_dagster.refresh.context import Looked, RefreshContext, crash_after, shape_of
+from tir_dagster.refresh.context import Looked, RefreshContext, shape_of
 from tir_dagster.refresh.plan import Request
 from tir_dagster.refresh.state.change_sets import ChangeSetStore
 from tir_dagster.refresh.state.notes import TRUSTED_PARTIAL_HINTS, partial_hints
@@ -166,6 +167,7 @@ def make_change_set(
             purged_digests=_digests_to_json(difference.purged_digests),
             **(_turn_to_json(base, turn) if base is not None and turn is not None else {}),
         )
+        crash_after("compared")
         return plan, store.commit(change_set, folder)
 
 

@@ -6,6 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from tir_dagster.changes.plan import Reason
+from tir_dagster.crash_points import crash_after
 from tir_dagster.errors import DatasourceError, ExtractError, MachineError
 from tir_dagster.refresh.confirm import confirmation_of, settle_change_sets
 from tir_dagster.refresh.context import Looked, RefreshContext, ServerLook, explaining_lost_lease
@@ -63,6 +64,7 @@ def look(context: RefreshContext, confirmed: Confirmation | None, *, repair: boo
         if context.spec.delivery != "republish":
             check_jobs_are_shown(client)
         looked = _Looking(context, client, repair=repair).look(confirmed)
+    crash_after("looked")
     if looked.server.datasource is None:
         # Perhaps a name was misspelt: say it before anything is created.
         place = f"datasource {context.spec.datasource.name!r} in project {looked.server.project.path!r}"
@@ -136,7 +138,7 @@ class _Looking:
             if self._repair:
                 self._context.change_sets.drop_intent()
             return None
-        if intent is None or confirmed is None or intent.version != confirmed.version:
+        if intent is None or confirmed is None or not _is_confirmed(intent, confirmed):
             return intent
         if self._repair:
             settle_change_sets(self._context, confirmed)
@@ -288,3 +290,10 @@ class _Looking:
             # Not even the columns fit: whatever it is, it is not ours.
             self._context.log(f"the server's extract cannot be compared: {error}")
             return Compared()
+
+
+def _is_confirmed(intent: Intent, confirmed: Confirmation) -> bool:
+    """Whether the publish is on record: as its own version, or as the later one that has the package of the server."""
+    return intent.version == confirmed.version or (
+        intent.version < confirmed.version and intent.change_set in confirmed.change_sets
+    )

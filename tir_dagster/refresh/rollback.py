@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from tir_dagster.crash_points import crash_after
 from tir_dagster.errors import DatasourceError, ExtractError
 from tir_dagster.files import copy_file, need_space
 from tir_dagster.hyper.hyperfile import describe
@@ -28,6 +29,7 @@ def held(context: RefreshContext, *, by: str, reason: str) -> Iterator[None]:
     before = context.hold.read()
     if reason:
         context.hold.put(Hold(f"{context.now():%Y-%m-%d %H:%M} UTC", by, reason))
+        crash_after("held")
     try:
         yield
     except BaseException:
@@ -127,7 +129,9 @@ def make_version(context: RefreshContext, looked: Looked, plan: RollbackPlan) ->
             "rolled_back_to": target.id,
             "instead_of": confirmed.version,
         }
-        return context.versions.commit(workspace, manifest, after=confirmed.version)
+        version = context.versions.commit(workspace, manifest, after=confirmed.version)
+    crash_after("restored")
+    return version
 
 
 def _fits(shell: Path, target: Version) -> bool:

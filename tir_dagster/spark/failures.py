@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from py4j.protocol import Py4JNetworkError  # type: ignore[import-untyped]
+from py4j.protocol import Py4JError, Py4JNetworkError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 
 from tir_dagster.errors import SourceError
@@ -37,10 +37,18 @@ def spark_failures(action: str, remote: Remote | None = None) -> Iterator[None]:
                 f"Spark's Java process ended while {action}, most likely because memory was short. Give it more, by the variable"
                 " SPARK_DRIVER_MEMORY=4g or the setting spark.driver.memory, and run again. Nothing was published."
             ) from error
-        if not isinstance(error, PySparkException):
+        if not isinstance(error, PySparkException | Py4JError):
             raise
-        first_line = str(error).strip().split("\n", 1)[0][:300]
-        raise SourceError(f"Spark failed while {action}: {first_line}. The log of the run has the details.") from error
+        raise SourceError(
+            f"Spark failed while {action}: {_cause(error)}. The log of the run has the details."
+        ) from error
+
+
+def _cause(error: Exception) -> str:
+    """Return the line that says what happened: Py4J's first one only names its own call, a traceback of Java follows."""
+    lines = [line.strip() for line in str(error).strip().splitlines()] or [type(error).__name__]
+    java = next((line.removeprefix(": ") for line in lines if line.startswith(": ")), lines[0])
+    return re.sub(r"^(?:[\w$]+\.)+[\w$]+: ", "", java)[:300].rstrip(".")
 
 
 def _unreachable(error: PySparkException, action: str, remote: Remote | None) -> SourceError | None:

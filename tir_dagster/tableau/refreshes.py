@@ -14,6 +14,7 @@ from typing import Any
 import tableauserverclient as TSC  # noqa: N812 - the name its own documentation uses
 from defusedxml.ElementTree import fromstring
 
+from tir_dagster.crash_points import crash_after
 from tir_dagster.errors import DatasourceError
 from tir_dagster.tableau.client import TableauClient
 from tir_dagster.tableau.datasources import NOT_IN_FILTERS, FoundDatasource, reread, server_version, settled
@@ -306,6 +307,7 @@ def refresh_by_server(
     begun = clock()
     what = f"{'incremental' if incremental else 'full'} refresh of {datasource.shown}"
     refresh = start_own_refresh(client, datasource, incremental=incremental, log=log, timeout=timeout)
+    crash_after("asked")
     log(f"{what}: job {refresh.job_id}")
     rows: int | None = None
     ended_at: datetime | None = None
@@ -318,6 +320,7 @@ def refresh_by_server(
         rows, ended_at = rows_in_notes(job.notes), job.ended_at
         log(" ".join(job.notes) or f"{what}: done, without a note")
         now = settled(client, refresh.before)
+    crash_after("refreshed")
     return TriggeredRefresh(refresh.job_id, refresh.waited, round(clock() - begun, 3), rows, now, ended_at)
 
 

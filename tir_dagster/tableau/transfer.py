@@ -18,6 +18,7 @@ from defusedxml.ElementTree import fromstring
 from tableauserverclient.config import BYTES_PER_MB, config
 from tableauserverclient.server import RequestFactory
 
+from tir_dagster.crash_points import crash_after
 from tir_dagster.errors import DatasourceError
 from tir_dagster.files import VirtualFile
 from tir_dagster.retries import Repeat
@@ -237,10 +238,12 @@ def upload(client: TableauClient, file: VirtualFile, *, doing: str, progress: Pr
     A piece is sent again only if the server has not stored it: pieces carry no offset, and a piece stored twice would
     break the file. If that is unknown, the upload starts over in a new session.
     """
-    return client.retry.run(
+    upload_id = client.retry.run(
         lambda: _Upload(client, file, doing, progress).run(),
         may_repeat=lambda error: Repeat() if isinstance(error, UnknownOutcomeError) else None,
     )
+    crash_after("uploaded")
+    return upload_id
 
 
 class _Upload:

@@ -30,7 +30,7 @@ def test_as_many_versions_stay_as_the_spec_says_and_always_the_confirmed_one(
     for _ in range(5):
         workspace = refresher.versions.begin()
         workspace.extract.write_bytes(bytes(900))
-        refresher.versions.commit(workspace, {})
+        refresher.versions.commit(workspace, {"change_set": "a"})
     known = SourceState(*("" for _ in SourceState.__dataclass_fields__))
     refresher.settle(Confirmation("orders", "v00000001", "t", known, None, "id", "version", "", 1, ()))
     assert [version.id for version in refresher.versions.versions()] == left

@@ -10,7 +10,7 @@ from typing import NoReturn
 
 import pyarrow.parquet as pq
 import pytest
-from py4j.protocol import Py4JNetworkError
+from py4j.protocol import Py4JError, Py4JNetworkError
 from tableauhyperapi import Connection, HyperProcess, Telemetry
 
 from tir_dagster.errors import SourceError
@@ -234,3 +234,16 @@ def test_a_java_process_that_ended_is_told_with_what_to_do():
         spark_failures("counting rows"),
     ):
         raise Py4JNetworkError("Answer from Java side is empty")
+
+
+def test_a_failure_of_java_is_one_line_that_says_what_happened():
+    text = (
+        "An error occurred while calling o80.collectToPython.\n: org.apache.spark.SparkException: EOFException occurred while"
+        " reading the port number from pyspark.daemon's stdout.\n\tat org.apache.spark.Some.where(Some.scala:55)\n"
+    )
+    with pytest.raises(SourceError) as caught, spark_failures("counting rows"):
+        raise Py4JError(text)
+    assert str(caught.value) == (
+        "Spark failed while counting rows: EOFException occurred while reading the port number from pyspark.daemon's stdout. "
+        "The log of the run has the details."
+    )

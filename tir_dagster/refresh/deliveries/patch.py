@@ -16,6 +16,7 @@ from typing import Any
 import tableauserverclient as TSC  # noqa: N812 - the name its own documentation uses
 
 from tir_dagster.changes.change_set import ChangeSet
+from tir_dagster.crash_points import crash_after
 from tir_dagster.errors import DatasourceError, ExtractError, MachineError
 from tir_dagster.files import VirtualFile
 from tir_dagster.hyper.payload import (
@@ -35,7 +36,6 @@ from tir_dagster.refresh.context import (
     Published,
     RefreshContext,
     ServerLook,
-    crash_after,
     publishing,
     remove,
     shape_of,

@@ -16,6 +16,7 @@ from typing import NoReturn
 from tir_dagster.changes.change_set import ChangeSet
 from tir_dagster.changes.plan import Reason
 from tir_dagster.changes.relation import read_tables
+from tir_dagster.crash_points import crash_after
 from tir_dagster.errors import DatasourceError, ExtractError, TirError
 from tir_dagster.files import copy_file
 from tir_dagster.hyper.content import content_digest, content_digests, content_fingerprints
@@ -40,7 +41,6 @@ from tir_dagster.refresh.context import (
     Published,
     RefreshContext,
     ServerLook,
-    crash_after,
     known_of,
     publishing,
     remove,
@@ -178,6 +178,7 @@ class SuffixLoad:
         if self._load.reads_again and purged.largest is not None:
             again = self._purged(purged.largest)
             purged = replace(again, largest=purged.largest if again.largest is not None else None)
+        crash_after("purged")
         if (reason := self._reason_for_all(purged)) is not None:
             return reason
         schedule = self._schedule(route)
@@ -479,6 +480,7 @@ class Server:
         put_back(
             client, self._place(last.server, intent.version), datasource, shell=kept.folder / SHELL, hyper=kept.extract
         )
+        crash_after("returned")
         self._context.log("the datasource is whole again")
         return RecoveredPublish(PublishOutcome.NOT_LANDED, look_at_server(client, self._context.spec))
 
@@ -516,6 +518,7 @@ class Server:
                 return None
             lag = None if same else self._lag(version, load, loaded, digests[0])
         settled = self._settled_version(version, loaded)
+        crash_after("reloaded")
         server = ServerLook(looked.server.project, loaded.datasource)
         # Without a refresh, the rows show what the confirmed ones showed.
         before = changes_known_until(looked.confirmed) if looked.confirmed is not None else None

@@ -7,11 +7,12 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from tir_dagster.crash_points import crash_after
 from tir_dagster.files import VirtualFile
 from tir_dagster.hyper.package.package import RefreshChange, greatest_increment, packed, read_package, refresh_change
 from tir_dagster.measuring import moved
 from tir_dagster.refresh.confirm import confirmation_of, intend
-from tir_dagster.refresh.context import Looked, Published, RefreshContext, ServerLook, crash_after, publishing
+from tir_dagster.refresh.context import Looked, Published, RefreshContext, ServerLook, publishing
 from tir_dagster.refresh.datasource import credentials_for, named_credentials
 from tir_dagster.refresh.deliveries.settings import (
     is_remembered,
@@ -61,12 +62,11 @@ def deliver(
     home: Path,
     log: Log,
     check: Check = always,
-    landed: Check = always,
     by_job: ByJob | None = None,
 ) -> Delivered:
     """Publish over exactly what was looked at, and put back the settings that overwriting loses; warn about the rest.
 
-    The settings are saved in `home`; `landed` is called before they are put back.
+    The settings are saved in `home`.
     """
     servers: tuple[str, ...] = ()
     if shell is None:
@@ -80,6 +80,7 @@ def deliver(
         if look.datasource is not None
         else nothing
     )
+    crash_after("packed")
     log(f"publishing {file.size / 1e6:,.1f} MB")
     inferred = False
 
@@ -102,7 +103,7 @@ def deliver(
         inferred=infer,
         by_job=by_job,
     )
-    landed()
+    crash_after("landed")
     restored = put_back_remembered(client, published, home, credentials)
     if restored.datasource is published and published.revision is not None:
         # Nothing was put back, so this reading shows our publish and nothing later. Waiting would show no more: a refresh by
@@ -211,6 +212,7 @@ def publish_over(
         seen=seen,
         by_job=place.by_job,
     )
+    crash_after("landed")
     return put_back_remembered(client, published, place.home, place.credentials)
 
 
@@ -267,7 +269,6 @@ def publish_whole(
             home=context.folder,
             log=context.log,
             check=context.check_lease,
-            landed=lambda: crash_after("landed"),
             by_job=large_by_job(context, version.id),
         )
         warnings = delivered.warnings
