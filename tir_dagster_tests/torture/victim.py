@@ -193,10 +193,10 @@ def _roll_back(task: Task) -> Outcome:
             _confirm(task, refresher, looked.late)
         context = refresher.context
         planned = rollback.plan_rollback(context, looked, task.to)
-        if task.hold:
-            rollback.put_on_hold(context, by="the torturer", reason="a test")
-        version = rollback.make_version(context, looked, planned)
-        _confirm(task, refresher, rollback.publish_again(context, looked, version).confirmation)
+        with rollback.held(context, by="the torturer", reason="a test" if task.hold else ""):
+            version = rollback.make_version(context, looked, planned)
+            published = rollback.publish_again(context, looked, version)
+        _confirm(task, refresher, published.confirmation)
         return Outcome("rollback", published=True)
 
 
