@@ -203,6 +203,24 @@ def unfinished_publishes(client: TableauClient, name: str) -> list[str] | None:
     return list(dict.fromkeys(map(str, found)))
 
 
+def outlast_publishes(client: TableauClient, name: str, *, what: str, timeout: float) -> bool:
+    """Wait until all jobs that may be publishing a datasource of this name have ended, however; False if they cannot be seen.
+
+    The timeout is for all of them together: where jobs have no title, they are anybody's.
+    """
+    clock = client.retry.clock
+    jobs, deadline = unfinished_publishes(client, name), clock() + timeout
+    for job_id in jobs or ():
+        log.info("Tableau: waiting for job %s, which may publish %r.", job_id, name)
+        try:
+            wait_for_job(client, job_id, what=what, timeout=max(deadline - clock(), 0.0))
+        except RefusedError:
+            return False
+        except (JobFailedError, JobCancelledError, JobVanishedError) as error:
+            log.info("Tableau: it is over: %s", error)
+    return jobs is not None
+
+
 def jobs_with(server: Any, *, status: str) -> list[Any]:
     """The server's list of jobs in this state: names and times, but not of which datasource."""
     return list(server.jobs.filter(status=status))

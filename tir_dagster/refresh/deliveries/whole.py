@@ -31,7 +31,13 @@ from tir_dagster.tableau.datasources import (
     settled,
 )
 from tir_dagster.tableau.failures import RefusedError, UnknownOutcomeError
-from tir_dagster.tableau.jobs import JobCancelledError, JobFailedError, JobVanishedError, wait_for_job
+from tir_dagster.tableau.jobs import (
+    JobCancelledError,
+    JobFailedError,
+    JobVanishedError,
+    outlast_publishes,
+    wait_for_job,
+)
 from tir_dagster.tableau.outcome import ForeignPublishError, check_undisturbed
 from tir_dagster.tableau.publishing import ByJob, Check, always, publish
 from tir_dagster.tableau.settings import ConnectionCredential, Restored, list_attachments, nothing
@@ -217,6 +223,10 @@ def publish_over(
 def large_by_job(context: RefreshContext, version: str) -> ByJob:
     """Publish large packages by a job, which is recorded in the intent about this version: the next run waits for it."""
 
+    def asked() -> None:
+        context.check_lease()
+        context.change_sets.note_asked_job(version)
+
     def taken(job_id: str) -> None:
         context.check_lease()
         context.change_sets.note_job(version, job_id)
@@ -224,21 +234,35 @@ def large_by_job(context: RefreshContext, version: str) -> ByJob:
         crash_after("sent")
 
     datasource = context.spec.datasource
-    return ByJob(int(datasource.publish_job_mb * 1_000_000), datasource.job_timeout, taken)
+    return ByJob(int(datasource.publish_job_mb * 1_000_000), datasource.job_timeout, taken, asked)
 
 
 def outlast(context: RefreshContext, client: TableauClient, intent: Intent) -> None:
     """Wait until the job of an interrupted run has ended, however: otherwise it could change what is published later."""
+    what, datasource = "change of data" if intent.patch else "publish", context.spec.datasource
     if intent.job is None:
+        if intent.by_job:
+            _outlast_unnamed(context, client)
         return
-    what = "change of data" if intent.patch else "publish"
     context.log(f"waiting for the {what} that was sent before")
     try:
-        wait_for_job(client, intent.job, what=what, timeout=context.spec.datasource.job_timeout)
+        wait_for_job(client, intent.job, what=what, timeout=datasource.job_timeout)
     except (JobFailedError, JobCancelledError, JobVanishedError) as error:
         context.log(f"it is over: {error}")
     except RefusedError as error:
         raise UnknownOutcomeError(f"{error} The server may still apply a {what} that was sent before.") from error
+
+
+def _outlast_unnamed(context: RefreshContext, client: TableauClient) -> None:
+    """Wait for the job of a run that ended before it knew which job the server made of its publish."""
+    datasource = context.spec.datasource
+    context.log("a publish was sent before, and nobody knows its job: waiting for all jobs that may be it")
+    what = "which may be our interrupted publish"
+    if not outlast_publishes(client, datasource.name, what=what, timeout=datasource.job_timeout):
+        context.log(
+            "this user may not see the jobs: if the server still works on that publish, it shows later, and the next refresh"
+            " then compares the rows"
+        )
 
 
 def publish_whole(
