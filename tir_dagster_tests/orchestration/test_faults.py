@@ -314,7 +314,7 @@ class TriggerScene(Scene):
         )
 
     def first_load(self) -> None:
-        self.home.mkdir()
+        self.home.mkdir(exist_ok=True)
         self._settle()
 
     def _settle(self) -> str:
