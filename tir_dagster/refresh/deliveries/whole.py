@@ -179,14 +179,14 @@ class PublishTarget:
 
 def put_back(
     client: TableauClient, place: PublishTarget, datasource: FoundDatasource, *, shell: Path, hyper: Path
-) -> None:
+) -> Restored:
     """Publish the kept package over our own publish, if the datasource is still this one."""
     package = read_package(shell)
     value = greatest_increment(package, hyper)
     # Another value if the server showed later rows than ours: it must continue from the rows that are put back.
     refresh = None if value == package.last_increment else RefreshChange(increment_value=value)
     file = packed(package, f"{place.spec.name}.tdsx", hyper=hyper, refresh=refresh)
-    publish_over(client, file, place, datasource, servers=package.servers)
+    return publish_over(client, file, place, datasource, servers=package.servers)
 
 
 def publish_over(
@@ -217,7 +217,9 @@ def publish_over(
         seen=seen,
         by_job=place.by_job,
     )
-    return put_back_remembered(client, published, place.home, place.credentials)
+    restored = put_back_remembered(client, published, place.home, place.credentials)
+    check_undisturbed(published, restored.datasource, where=client.where, meanwhile="its settings were being put back")
+    return restored
 
 
 def large_by_job(context: RefreshContext, version: str) -> ByJob:
