@@ -967,6 +967,30 @@ def test_what_others_changed_is_noticed_by_its_job_where_nothing_else_shows_it(
     assert unseen.heal() == "none"
 
 
+@pytest.mark.parametrize("shown", [True, False])
+@pytest.mark.parametrize("scene", ["patch"], indirect=True)
+def test_our_own_change_that_is_confirmed_late_is_not_taken_for_somebody_elses(
+    unseen: Scene, monkeypatch: pytest.MonkeyPatch, shown: bool
+) -> None:
+    unseen.admin.set(changes_show=shown)
+
+    def die(step: str) -> None:
+        if step == "published":
+            raise Died
+
+    with monkeypatch.context() as dying:
+        dying.setattr(by_patch, "crash_after", die)
+        with pytest.raises(Died):
+            unseen.play()
+    assert unseen.heal() == "none", "confirmed late"
+    assert unseen.confirmed is not None
+    ended_at = max(job.ended_at for job in unseen.others.jobs.filter(title=unseen.name))
+    assert unseen.confirmed.jobs_until == ended_at.isoformat()
+    unseen.place.lines.clear()
+    assert unseen.heal() == "none"
+    assert not any("comparing its rows" in line for line in unseen.place.lines)
+
+
 @pytest.mark.parametrize("scene", ["patch"], indirect=True)
 def test_a_change_by_others_during_ours_is_noticed_by_its_job(unseen: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     real, once = by_patch.check_unchanged, iter([changed_by_others])

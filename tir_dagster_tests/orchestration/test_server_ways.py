@@ -447,6 +447,15 @@ def test_a_server_that_reads_the_rows_of_the_last_value_twice_is_found_out_and_r
     assert refreshes_of(served, ("update", 21, f"'twice {served.clock}'")) == 2, "the first try shows how it reads"
     assert served.confirmed.reads_again
     assert refreshes_of(served, ("insert", 300, "'2026-01-01'::DATE", "'new'")) == 1, "new rows alone, too"
+    served.act(("update", 21, f"'confirmed late {served.clock}'"))
+    served.refresh(until="published")
+    served.refresh()
+    assert served.confirmed.reads_again, "remembered after a late confirmation"
+    served.declare(settings={**SLICED, "delivery": "republish"})
+    served.act(("update", 21, f"'published whole {served.clock}'"))
+    served.refresh()
+    assert served.confirmed.reads_again, "and after a publish of all rows, as a rollback makes it"
+    served.declare(settings=SLICED)
     # A server that replaces the rows of the last value is served so as well.
     admin.set(increment_reads="from", increment_beyond_data=True)
     assert refreshes_of(served, ("delete", 300)) == 1

@@ -520,8 +520,10 @@ class Server:
         settled = self._settled_version(version, loaded)
         server = ServerLook(looked.server.project, loaded.datasource)
         # Without a refresh, the rows show what the confirmed ones showed.
-        before = changes_known_until(looked.confirmed) if looked.confirmed is not None else None
-        confirmation = confirmation_of(self._context, settled, server, jobs_until=loaded.ended_at or before)
+        known_until = changes_known_until(looked.confirmed) if looked.confirmed is not None else None
+        confirmation = confirmation_of(
+            self._context, settled, server, before=looked.confirmed, jobs_until=loaded.ended_at or known_until
+        )
         if lag is not None:
             self._keep_pending(change_set)
             kept = tuple(name for name in confirmation.change_sets if name != change_set.id)

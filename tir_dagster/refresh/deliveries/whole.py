@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
 
 from tir_dagster.files import VirtualFile
@@ -239,18 +240,22 @@ def large_by_job(context: RefreshContext, version: str) -> ByJob:
     return ByJob(int(datasource.publish_job_mb * 1_000_000), datasource.job_timeout, taken, asked)
 
 
-def outlast(context: RefreshContext, client: TableauClient, intent: Intent) -> None:
-    """Wait until the job of an interrupted run has ended, however: otherwise it could change what is published later."""
+def outlast(context: RefreshContext, client: TableauClient, intent: Intent) -> datetime | None:
+    """Wait until the job of an interrupted run has ended, however: otherwise it could change what is published later.
+
+    Return when it ended, by the server's clock, if it ended well and the server tells.
+    """
     what, datasource = "change of data" if intent.patch else "publish", context.spec.datasource
     if intent.job is None:
         if intent.by_job:
             _outlast_unnamed(context, client)
-        return
+        return None
     context.log(f"waiting for the {what} that was sent before")
     try:
-        wait_for_job(client, intent.job, what=what, timeout=datasource.job_timeout)
+        return wait_for_job(client, intent.job, what=what, timeout=datasource.job_timeout).ended_at
     except (JobFailedError, JobCancelledError, JobVanishedError) as error:
         context.log(f"it is over: {error}")
+        return None
     except RefusedError as error:
         raise UnknownOutcomeError(f"{error} The server may still apply a {what} that was sent before.") from error
 
@@ -301,5 +306,5 @@ def publish_whole(
             warnings += check_delivered(context, client, delivered.datasource, version)
     crash_after("published")
     server = ServerLook(looked.server.project, delivered.datasource)
-    confirmation = confirmation_of(context, version, server, keyed=keyed)
+    confirmation = confirmation_of(context, version, server, before=looked.confirmed, keyed=keyed)
     return Published(confirmation, delivered.datasource, warnings, sent_bytes=sent_bytes)
