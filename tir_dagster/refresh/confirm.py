@@ -51,10 +51,14 @@ def confirmation_of(
     version: Version,
     server: ServerLook,
     *,
+    before: Confirmation | None,
     keyed: bool = False,
     jobs_until: datetime | None = None,
 ) -> Confirmation:
-    """Return the record that the server shows this version now, with all that jobs changed until then."""
+    """Return the record that the server shows this version now, with all that jobs changed until then.
+
+    What the confirmation `before` tells of the server's ways stays known.
+    """
     assert server.datasource is not None
     manifest = version.manifest
     return Confirmation(
@@ -71,6 +75,7 @@ def confirmation_of(
         keyed=keyed,
         reports=tuple(manifest.get("reports", ())),
         datasource=shown_place(server.datasource.name, server.project.path, context.tableau.where),
+        reads_again=before is not None and before.reads_again,
         jobs_until=jobs_until.isoformat() if jobs_until else None,
     )
 

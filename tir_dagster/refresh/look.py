@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import datetime
+from functools import partial
 
 from tir_dagster.changes.plan import Reason
 from tir_dagster.crash_points import crash_after
@@ -41,6 +43,8 @@ class _Judged:
     datasource_reason: Reason | None = None
     # The version that the server holds although no record says so.
     forgotten: Version | None = None
+    # When the job of the last publish ended, by the server's clock, if that is known.
+    ended_at: datetime | None = None
 
     @property
     def keyed(self) -> bool:
@@ -96,11 +100,13 @@ class _Looking:
             self._context.check_lease()
             server = self._put_back_around(server, foreign=verdict is PublishOutcome.FOREIGN, landed=not untouched)
         late = None
+        jobs_until = judged.ended_at or (changes_known_until(confirmed) if confirmed is not None else None)
+        about = partial(confirmation_of, self._context, server=server, before=confirmed, jobs_until=jobs_until)
         if verdict is PublishOutcome.LANDED and intent is not None and server.datasource is not None:
             version = self._context.versions.get(intent.version)
-            late = confirmation_of(self._context, version, server, keyed=intent.keyed and judged.keyed)
+            late = about(version=version, keyed=intent.keyed and judged.keyed)
         if judged.forgotten is not None:
-            late = confirmation_of(self._context, judged.forgotten, server, keyed=judged.keyed)
+            late = about(version=judged.forgotten, keyed=judged.keyed)
         in_doubt = verdict is PublishOutcome.PARTIAL or self._is_unknown(intent, confirmed, judged)
         if self._repair and intent is not None and late is None and not in_doubt:
             self._context.change_sets.drop_intent()
@@ -200,7 +206,13 @@ class _Looking:
         if recovered == last:
             return judged
         compared = judged.compared if intent.patch else None
-        return replace(judged, verdict=recovered.outcome, server=recovered.server, compared=compared)
+        return replace(
+            judged,
+            verdict=recovered.outcome,
+            server=recovered.server,
+            compared=compared,
+            ended_at=recovered.ended_at,
+        )
 
     def _put_back_around(self, server: ServerLook, *, foreign: bool, landed: bool) -> ServerLook:
         """Put back settings that our publish removed, such as tags; do not change what somebody else published."""

@@ -150,9 +150,10 @@ def changes_since(
 ) -> tuple[str, ...] | None:
     """Return the jobs, except our `own`, that refreshed the datasource or changed its data and ended after that moment of the server's.
 
-    None if the server does not list jobs to this user. Not every server shows such changes in `updatedAt`.
+    None if the server does not list jobs to this user. Not every server shows such changes in `updatedAt`; every one shows
+    publishes, so jobs that publish do not count.
     """
-    if client.rest_version < JOB_LIST_SINCE:
+    if not _lists_jobs(client):
         return None
     doing = f"look for jobs that changed {datasource.shown}"
     wanted = {"completed_at__gte": since.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")}
@@ -165,7 +166,17 @@ def changes_since(
     later = [job for job in jobs if job.title == datasource.name and job.ended_at and job.ended_at > since]
     # A failed refresh changes nothing; what a failed change of data left behind is unknown.
     changing = [job for job in later if job.status == "Success" or "extract" not in (job.type or "")]
-    return tuple(str(job.id) for job in changing if job.id not in own and is_job_of(client, job.id, datasource, doing))
+    others = [job.id for job in changing if job.id not in own and not _publishes(job)]
+    return tuple(str(job_id) for job_id in others if is_job_of(client, job_id, datasource, doing))
+
+
+def _lists_jobs(client: TableauClient) -> bool:
+    """Whether it makes sense to ask for the list; without permission, the server refuses it even so."""
+    return client.rest_version >= JOB_LIST_SINCE and shows_jobs(client)
+
+
+def _publishes(job: Any) -> bool:
+    return "publish" in (job.type or "").lower()
 
 
 def is_job_of(client: TableauClient, job_id: str, datasource: FoundDatasource, doing: str) -> bool:
@@ -179,7 +190,7 @@ def is_job_of(client: TableauClient, job_id: str, datasource: FoundDatasource, d
 
 def unfinished_publishes(client: TableauClient, name: str) -> list[str] | None:
     """Return the jobs that may be publishing a datasource of this name; None if the server does not list jobs to this user."""
-    if client.rest_version < JOB_LIST_SINCE:
+    if not _lists_jobs(client):
         return None
     doing, found = f"look for a job that publishes {name!r}", []
     # In this order: one that begins meanwhile is in the second list.
@@ -188,8 +199,26 @@ def unfinished_publishes(client: TableauClient, name: str) -> list[str] | None:
             jobs = client.call(partial(jobs_with, status=status), doing=doing)
         except RefusedError:
             return None
-        found += [job.id for job in jobs if "publish" in (job.type or "") and job.title in (None, "", name)]
+        found += [job.id for job in jobs if _publishes(job) and job.title in (None, "", name)]
     return list(dict.fromkeys(map(str, found)))
+
+
+def outlast_publishes(client: TableauClient, name: str, *, what: str, timeout: float) -> bool:
+    """Wait until all jobs that may be publishing a datasource of this name have ended, however; False if they cannot be seen.
+
+    The timeout is for all of them together: where jobs have no title, they are anybody's.
+    """
+    clock = client.retry.clock
+    jobs, deadline = unfinished_publishes(client, name), clock() + timeout
+    for job_id in jobs or ():
+        log.info("Tableau: waiting for job %s, which may publish %r.", job_id, name)
+        try:
+            wait_for_job(client, job_id, what=what, timeout=max(deadline - clock(), 0.0))
+        except RefusedError:
+            return False
+        except (JobFailedError, JobCancelledError, JobVanishedError) as error:
+            log.info("Tableau: it is over: %s", error)
+    return jobs is not None
 
 
 def jobs_with(server: Any, *, status: str) -> list[Any]:

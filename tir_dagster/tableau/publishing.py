@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,8 +29,8 @@ from tir_dagster.tableau.jobs import (
     JobCancelledError,
     JobFailedError,
     JobVanishedError,
+    outlast_publishes,
     shows_jobs,
-    unfinished_publishes,
     wait_for_job,
 )
 from tir_dagster.tableau.outcome import ForeignPublishError, PublishOutcome, PublishUnknownError, outcome_by_revisions
@@ -60,11 +59,15 @@ def always() -> None:
 
 @dataclass(frozen=True)
 class ByJob:
-    """Publish packages of this size and more by a job of the server, and wait for it; `taken` is called with its id."""
+    """Publish packages of this size and more by a job of the server, and wait for it.
+
+    `asked` is called right before the request, because its answer may be lost, and `taken` with the job's id.
+    """
 
     from_bytes: int
     timeout: float
     taken: Callable[[str], None]
+    asked: Check = always
 
 
 def publish(
@@ -172,6 +175,8 @@ class _Publishing:
             self._seen(now)
         # Last: looking takes several calls, each of which a machine may sleep through.
         self._check()
+        if self._by_job is not None:
+            self._by_job.asked()
         self._asked = True
 
     def _attempt(self) -> FoundDatasource | None:
@@ -249,22 +254,17 @@ class _Publishing:
     def _watch(self) -> FoundDatasource | None:
         """Return our publish if the server finished it after its connection broke; None if it certainly did not."""
         # Before the look: a job that is not in the list has ended by then.
-        hidden = self._by_job is not None and not self._outlast_unnamed(self._by_job)
+        # Without a record of it: of the jobs in the list nobody knows which is ours.
+        by_job, name = self._by_job, self._parcel.name
+        hidden = by_job is not None and not outlast_publishes(
+            self._client, name, what=self._parcel.doing, timeout=by_job.timeout
+        )
         now = self._look_until_it_shows(self._client.retry.tries + 1)
         if self._landing(now) is not PublishOutcome.NOT_LANDED:
             return self._judge(now)
         if hidden:
-            raise self._may_follow("the answer that names its job was lost, and this user may not list the jobs.")
+            raise self._may_follow("the answer that names its job was lost, and this user may not see the jobs.")
         return None
-
-    def _outlast_unnamed(self, by_job: ByJob) -> bool:
-        """Wait for jobs that may be ours, because the answer that names ours is lost; False if the server lists none."""
-        jobs = unfinished_publishes(self._client, self._parcel.name)
-        for job_id in jobs or ():
-            by_job.taken(job_id)
-            with suppress(JobFailedError, JobCancelledError, JobVanishedError):
-                wait_for_job(self._client, job_id, what=self._parcel.doing, timeout=by_job.timeout)
-        return jobs is not None
 
     def _judge(self, now: FoundDatasource | None) -> FoundDatasource:
         """Return the datasource if only our publish changed it; raise otherwise."""

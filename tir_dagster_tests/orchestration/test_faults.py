@@ -32,7 +32,7 @@ from tir_dagster.refresh.deliveries import patch as by_patch
 from tir_dagster.refresh.deliveries import whole
 from tir_dagster.refresh.deliveries.trigger import no_spark, plan_trigger, refresh_on_server, watch
 from tir_dagster.refresh.state.call_budget import BudgetSpentError
-from tir_dagster.refresh.state.change_sets import new_id
+from tir_dagster.refresh.state.change_sets import ChangeSetStore, new_id
 from tir_dagster.refresh.state.lease import LeaseLostError
 from tir_dagster.refresh.state.records import Confirmation
 from tir_dagster.retries import RetryPolicy
@@ -806,6 +806,28 @@ def test_a_run_that_dies_while_its_job_publishes_is_confirmed_by_the_next_and_no
     assert scene.lost() is None
 
 
+@pytest.mark.parametrize("scene", ["republish by job"], indirect=True)
+def test_a_job_whose_name_a_run_did_not_live_to_hear_is_waited_for_by_the_next(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.admin.fault("slow_job", path=f"/{scene.name}$", seconds=1)
+    scene.calls()
+
+    def die(*_: Any) -> None:
+        raise Died
+
+    with monkeypatch.context() as dying:
+        dying.setattr(ChangeSetStore, "note_job", die)
+        with pytest.raises(Died):
+            scene.play()
+    intent = scene.place.refresher.change_sets.intent()
+    assert (intent is not None and intent.by_job, intent and intent.job) == (True, None)
+    assert scene.published() == scene.old, "the job still runs"
+    assert scene.heal() == "none", "the job is waited for, and confirmed late"
+    assert (scene.published(), publishes(scene)) == (scene.new, 1)
+    assert scene.lost() is None
+
+
 @pytest.mark.parametrize("scene", ["server by job"], indirect=True)
 def test_a_job_that_still_publishes_a_hole_is_not_called_nothing_and_is_repaired(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
@@ -943,6 +965,30 @@ def test_what_others_changed_is_noticed_by_its_job_where_nothing_else_shows_it(
     assert any("comparing its rows" in line for line in unseen.place.lines)
     assert unseen.published() == before == unseen.new
     assert unseen.heal() == "none"
+
+
+@pytest.mark.parametrize("shown", [True, False])
+@pytest.mark.parametrize("scene", ["patch"], indirect=True)
+def test_our_own_change_that_is_confirmed_late_is_not_taken_for_somebody_elses(
+    unseen: Scene, monkeypatch: pytest.MonkeyPatch, shown: bool
+) -> None:
+    unseen.admin.set(changes_show=shown)
+
+    def die(step: str) -> None:
+        if step == "published":
+            raise Died
+
+    with monkeypatch.context() as dying:
+        dying.setattr(by_patch, "crash_after", die)
+        with pytest.raises(Died):
+            unseen.play()
+    assert unseen.heal() == "none", "confirmed late"
+    assert unseen.confirmed is not None
+    ended_at = max(job.ended_at for job in unseen.others.jobs.filter(title=unseen.name))
+    assert unseen.confirmed.jobs_until == ended_at.isoformat()
+    unseen.place.lines.clear()
+    assert unseen.heal() == "none"
+    assert not any("comparing its rows" in line for line in unseen.place.lines)
 
 
 @pytest.mark.parametrize("scene", ["patch"], indirect=True)

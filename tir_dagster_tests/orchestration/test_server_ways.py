@@ -14,10 +14,13 @@ import pytest
 import tableauserverclient as TSC  # noqa: N812 - the name its own documentation uses
 
 from tir_dagster.errors import DatasourceError
+from tir_dagster.refresh.deliveries import server as by_server
 from tir_dagster.refresh.deliveries.server import LEAD_SECONDS
 from tir_dagster.sandbox.tableau.settings import Settings
+from tir_dagster.tableau.client import TableauClient
 from tir_dagster.tableau.tasks import soonest_slot
 from tir_dagster_tests.conftest import Sandbox
+from tir_dagster_tests.orchestration.conftest import download
 from tir_dagster_tests.orchestration.served import Clock, Done, Served
 from tir_dagster_tests.sandbox.tableau.helpers import Admin, forget_credentials, save_key_pair
 from tir_dagster_tests.tableau.helpers import put_on_schedule
@@ -444,6 +447,15 @@ def test_a_server_that_reads_the_rows_of_the_last_value_twice_is_found_out_and_r
     assert refreshes_of(served, ("update", 21, f"'twice {served.clock}'")) == 2, "the first try shows how it reads"
     assert served.confirmed.reads_again
     assert refreshes_of(served, ("insert", 300, "'2026-01-01'::DATE", "'new'")) == 1, "new rows alone, too"
+    served.act(("update", 21, f"'confirmed late {served.clock}'"))
+    served.refresh(until="published")
+    served.refresh()
+    assert served.confirmed.reads_again, "remembered after a late confirmation"
+    served.declare(settings={**SLICED, "delivery": "republish"})
+    served.act(("update", 21, f"'published whole {served.clock}'"))
+    served.refresh()
+    assert served.confirmed.reads_again, "and after a publish of all rows, as a rollback makes it"
+    served.declare(settings=SLICED)
     # A server that replaces the rows of the last value is served so as well.
     admin.set(increment_reads="from", increment_beyond_data=True)
     assert refreshes_of(served, ("delete", 300)) == 1
@@ -458,6 +470,43 @@ def test_new_rows_alone_on_a_server_that_reads_the_last_value_twice_are_not_doub
     assert refreshes_of(served, ("insert", 400, "'2026-01-01'::DATE", "'new'")) == 2
     admin.set(increment_reads="after", increment_beyond_data=True)
     assert refreshes_of(served, ("delete", 400)) == 2
+
+
+def test_what_somebody_publishes_between_the_two_tries_stays(served, admin, monkeypatch):
+    served.act(("update", 21, f"'between {served.clock}'"))
+    admin.set(increment_reads="again")
+    put_back, counters, theirs = by_server.put_back, [], []
+
+    def put_back_and_publish(client: TableauClient, *args: Any, **files: Any) -> Any:
+        restored = put_back(client, *args, **files)
+        counters.append(client.counter)
+        theirs.append(publish_by_others(served))
+        return restored
+
+    with monkeypatch.context() as people:
+        people.setattr(by_server, "put_back", put_back_and_publish)
+        with pytest.raises(DatasourceError, match=r"Nothing was put back, because somebody else"):
+            served.refresh()
+    with served.sandbox.tableau() as server:
+        assert [server.datasources.get_by_id(served.datasource_id).updated_at] == theirs
+    assert counters == [served.refresher.calls], "a site counts this publish, too"
+    admin.set(increment_reads="after")
+    served.refresh()
+    rests(served)
+
+
+def publish_by_others(served: Served) -> datetime:
+    """Somebody publishes what is there, a second later; when, by the server's clock."""
+    assert served.server_clock is not None
+    served.server_clock.sleep(2)
+    package = download(served.sandbox, served.name, served.folder / "theirs")
+    user, password = served.env["SNOWFLAKE_USER"], served.env["SNOWFLAKE_PASSWORD"]
+    with served.sandbox.tableau() as server:
+        project = server.datasources.get_by_id(served.datasource_id).project_id
+        credentials = TSC.ConnectionCredentials(user, password, embed=True)
+        item = TSC.DatasourceItem(project, served.name)
+        server.datasources.publish(item, str(package), "Overwrite", connection_credentials=credentials)
+        return server.datasources.get_by_id(served.datasource_id).updated_at
 
 
 def test_a_package_that_cannot_be_put_back_after_the_last_value_was_read_twice_is_told_and_healed(served, admin):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,10 @@ from tir_dagster.tableau.jobs import (
     JobTimeoutError,
     JobVanishedError,
     cancel_job,
+    changes_since,
     wait_for_job,
 )
+from tir_dagster.tableau.publishing import ByJob
 from tir_dagster.tableau.refreshes import start_refresh
 from tir_dagster.tableau.tasks import refresh_tasks
 from tir_dagster_tests.conftest import Sandbox
@@ -188,6 +191,21 @@ def test_a_job_is_cancelled_when_asked(orders: Orders, found: FoundDatasource, a
     started = start_refresh(orders.client, found, incremental=False)
     cancel_job(orders.client, started.job_id, what="refresh of Orders")
     assert orders.others.jobs.get_by_id(started.job_id).finish_code == TSC.JobItem.FinishCode.Cancelled
+
+
+def test_refreshes_change_a_datasource_by_jobs_and_publishes_show_in_its_version(
+    orders: Orders, found: FoundDatasource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Also where the server tells of which datasource a job is that publishes.
+    monkeypatch.setattr("tir_dagster.tableau.jobs.is_job_of", lambda *_: True)
+    taken: list[str] = []
+    before = orders.overwrite(connections=[orders.credential], by_job=ByJob(0, 30.0, taken.append))
+    refresh = refreshed(orders.client, before)
+    listed = {job.id for job in orders.others.jobs.filter(title="Orders")}
+    assert listed >= {*taken, refresh.id}
+    since = datetime(2025, 1, 1, tzinfo=UTC)
+    known = [job.id for job in orders.others.jobs.filter(title="Orders") if job.id not in (*taken, refresh.id)]
+    assert changes_since(orders.client, found, since, own=known) == (refresh.id,)
 
 
 def test_a_refresh_that_is_queued_already_is_joined(orders: Orders, found: FoundDatasource, admin: Admin) -> None:

@@ -485,6 +485,15 @@ def test_a_lost_answer_is_not_sent_again_by_who_may_not_see_whether_a_job_runs(
     assert sum(call["method"] == "POST" and call["path"].endswith("/datasources") for call in admin.calls()) == 1
 
 
+def test_a_job_that_nobody_named_is_waited_for_and_not_taken_for_ours(orders: Orders, admin: Admin, jobs: Jobs) -> None:
+    created, asked = orders.create(), []
+    admin.fault("slow_job", path="/Orders$", seconds=0.5)
+    admin.fault("cut", **PUBLISH, when="after")
+    ours = replace(jobs.always, asked=lambda: asked.append(orders.now().revision))
+    assert orders.overwrite(expected=server_version(created), by_job=ours).revision == 2
+    assert (asked, jobs.taken) == ([1], [])
+
+
 def test_a_job_that_fails_is_told_and_nothing_is_published(orders: Orders, admin: Admin, jobs: Jobs) -> None:
     created = orders.create()
     admin.fault("fail_job", path="/Orders$")

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from datetime import UTC, datetime
 
 import pytest
 
@@ -17,7 +18,7 @@ from tir_dagster.tableau.calls import CALLS, Use, find_call, scopes_of
 from tir_dagster.tableau.client import TableauClient
 from tir_dagster.tableau.datasources import list_projects
 from tir_dagster.tableau.failures import MissingScopeError
-from tir_dagster.tableau.jobs import check_jobs_are_shown, wait_for_job
+from tir_dagster.tableau.jobs import changes_since, check_jobs_are_shown, unfinished_publishes, wait_for_job
 from tir_dagster.tableau.refreshes import start_refresh
 from tir_dagster.tableau.tasks import find_schedule, scheduled_refreshes
 from tir_dagster.tableau.webhooks import our_webhooks, register_webhooks, remove_webhooks
@@ -177,6 +178,19 @@ def test_a_server_that_shows_no_jobs_to_connected_apps_is_refused_beforehand(
     check_jobs_are_shown(client)
     with pytest.raises(Exception, match=r"speaks REST 3\.24.*only from REST 3\.25.* Nothing was touched"):
         check_jobs_are_shown(opened(scopes_of(Use), more=("another:session:read",)))
+
+
+def test_a_server_that_shows_no_jobs_to_connected_apps_is_not_asked_for_their_list(
+    opened: Opened, orders: Orders, admin: Admin, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = orders.create()
+    admin.set(rest_version="3.24")
+    client = opened(scopes_of(Use), more=("a:third:session",))
+    assert changes_since(client, found, datetime(2025, 1, 1, tzinfo=UTC)) is None
+    assert unfinished_publishes(client, "Orders") is None
+    admin.set(rest_version="3.26")
+    asked = [call["route"] for call in admin.calls() if call["path"].startswith("/api/3.24/")]
+    assert (asked, caplog.text) == (["sign_in"], "")
 
 
 def test_no_scope_lets_a_connected_app_move_a_schedule(opened: Opened, orders: Orders) -> None:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from tir_dagster.refresh.context import Looked, Published, ServerLook
     from tir_dagster.refresh.state.records import Confirmation, Intent
     from tir_dagster.refresh.state.versions import Version
@@ -19,6 +21,8 @@ class RecoveredPublish:
 
     outcome: PublishOutcome
     server: ServerLook
+    # When its job ended, by the server's clock, if that is known.
+    ended_at: datetime | None = None
 
 
 class Delivery(Protocol):

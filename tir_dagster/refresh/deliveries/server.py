@@ -46,7 +46,7 @@ from tir_dagster.refresh.context import (
     remove,
     shape_of,
 )
-from tir_dagster.refresh.datasource import credentials_for, fetch_shell, look_at_server, server_package
+from tir_dagster.refresh.datasource import credentials_for, fetch_shell, server_package
 from tir_dagster.refresh.deliveries import RecoveredPublish
 from tir_dagster.refresh.deliveries.agreement import needed_increment
 from tir_dagster.refresh.deliveries.whole import PublishTarget, large_by_job, publish_over, put_back
@@ -59,6 +59,7 @@ from tir_dagster.tableau.datasources import FoundDatasource, reread, server_vers
 from tir_dagster.tableau.jobs import JobTimeoutError, JobVanishedError
 from tir_dagster.tableau.outcome import PublishOutcome, PublishUnknownError
 from tir_dagster.tableau.refreshes import Route, Way, find_route, may_refresh_fully, refresh_by_server
+from tir_dagster.tableau.settings import Restored
 from tir_dagster.tableau.tasks import (
     Schedule,
     find_schedule,
@@ -477,12 +478,13 @@ class Server:
         # Without the kept version nothing can be put back: then everything is loaded (STATE_LOST).
         if last.outcome is not PublishOutcome.HOLE or kept is None or datasource is None:
             return last
-        put_back(
+        restored = put_back(
             client, self._place(last.server, intent.version), datasource, shell=kept.folder / SHELL, hyper=kept.extract
         )
         crash_after("returned")
         self._context.log("the datasource is whole again")
-        return RecoveredPublish(PublishOutcome.NOT_LANDED, look_at_server(client, self._context.spec))
+        # Exactly what was put back: whatever somebody published since is not ours.
+        return RecoveredPublish(PublishOutcome.NOT_LANDED, replace(last.server, datasource=restored.datasource))
 
     def publish(self, looked: Looked, version: Version) -> Published:
         """Let Tableau load what changed; the result must equal the version.
@@ -492,16 +494,17 @@ class Server:
         """
         reads_again = looked.confirmed is not None and looked.confirmed.reads_again
         published = self._try(looked, version, reads_again=reads_again)
-        if published is not None:
+        if isinstance(published, Published):
             return published
-        with TableauClient(self._context.tableau) as client:
-            looked = replace(looked, server=look_at_server(client, self._context.spec))
+        # Over exactly what was put back: if somebody published since, nothing is published over it.
+        looked = replace(looked, server=ServerLook(looked.server.project, published.datasource))
+        warnings = published.warnings
         published = self._try(looked, version, reads_again=not reads_again, last=True)
-        assert published is not None, "the last try raises otherwise"
-        return published
+        assert isinstance(published, Published), "the last try raises otherwise"
+        return replace(published, warnings=warnings + published.warnings)
 
-    def _try(self, looked: Looked, version: Version, *, reads_again: bool, last: bool = False) -> Published | None:
-        """Load, compare and confirm; None if the server reads the other way, with the kept package put back."""
+    def _try(self, looked: Looked, version: Version, *, reads_again: bool, last: bool = False) -> Published | Restored:
+        """Load, compare and confirm; if the server reads the other way, return the kept package that was put back."""
         self._hole = None
         change_set = self._context.change_sets.get(version.manifest["change_set"])
         shape = shape_of(version)
@@ -514,15 +517,16 @@ class Server:
             digests = content_digests(content_fingerprints(loaded.hyper, shape), shape)
             same = version.manifest["fingerprint"] in digests
             if not same and not last and _reads_the_other_way(loaded, version, reads_again=reads_again):
-                self._put_back_for_the_other_way(load, loaded, reads_again=reads_again)
-                return None
+                return self._put_back_for_the_other_way(load, loaded, reads_again=reads_again)
             lag = None if same else self._lag(version, load, loaded, digests[0])
         settled = self._settled_version(version, loaded)
         crash_after("reloaded")
         server = ServerLook(looked.server.project, loaded.datasource)
         # Without a refresh, the rows show what the confirmed ones showed.
-        before = changes_known_until(looked.confirmed) if looked.confirmed is not None else None
-        confirmation = confirmation_of(self._context, settled, server, jobs_until=loaded.ended_at or before)
+        known_until = changes_known_until(looked.confirmed) if looked.confirmed is not None else None
+        confirmation = confirmation_of(
+            self._context, settled, server, before=looked.confirmed, jobs_until=loaded.ended_at or known_until
+        )
         if lag is not None:
             self._keep_pending(change_set)
             kept = tuple(name for name in confirmation.change_sets if name != change_set.id)
@@ -531,15 +535,15 @@ class Server:
         remove(load.place.folder)
         return Published(confirmation, loaded.datasource, loaded.warnings, full_reason=loaded.reason)
 
-    def _put_back_for_the_other_way(self, load: Load, loaded: LoadedByServer, *, reads_again: bool) -> None:
+    def _put_back_for_the_other_way(self, load: Load, loaded: LoadedByServer, *, reads_again: bool) -> Restored:
         context = self._context
         found = (
             "does not read the rows of the last value again" if reads_again else "read the rows of the last value twice"
         )
         context.log(f"Tableau {found}: putting the kept package back, and loading in the other way")
         try:
-            with TableauClient(context.tableau) as client:
-                put_back(client, load.place, loaded.datasource, shell=load.shell, hyper=load.hyper)
+            with context.client() as client:
+                return put_back(client, load.place, loaded.datasource, shell=load.shell, hyper=load.hyper)
         except TirError as error:
             raise DatasourceError(
                 f"{context.spec.name}: Tableau {found}, so people see wrong rows now, and the kept package could not be published back:"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
 
 from tir_dagster.crash_points import crash_after
@@ -32,7 +33,13 @@ from tir_dagster.tableau.datasources import (
     settled,
 )
 from tir_dagster.tableau.failures import RefusedError, UnknownOutcomeError
-from tir_dagster.tableau.jobs import JobCancelledError, JobFailedError, JobVanishedError, wait_for_job
+from tir_dagster.tableau.jobs import (
+    JobCancelledError,
+    JobFailedError,
+    JobVanishedError,
+    outlast_publishes,
+    wait_for_job,
+)
 from tir_dagster.tableau.outcome import ForeignPublishError, check_undisturbed
 from tir_dagster.tableau.publishing import ByJob, Check, always, publish
 from tir_dagster.tableau.settings import ConnectionCredential, Restored, list_attachments, nothing
@@ -174,14 +181,14 @@ class PublishTarget:
 
 def put_back(
     client: TableauClient, place: PublishTarget, datasource: FoundDatasource, *, shell: Path, hyper: Path
-) -> None:
+) -> Restored:
     """Publish the kept package over our own publish, if the datasource is still this one."""
     package = read_package(shell)
     value = greatest_increment(package, hyper)
     # Another value if the server showed later rows than ours: it must continue from the rows that are put back.
     refresh = None if value == package.last_increment else RefreshChange(increment_value=value)
     file = packed(package, f"{place.spec.name}.tdsx", hyper=hyper, refresh=refresh)
-    publish_over(client, file, place, datasource, servers=package.servers)
+    return publish_over(client, file, place, datasource, servers=package.servers)
 
 
 def publish_over(
@@ -213,11 +220,17 @@ def publish_over(
         by_job=place.by_job,
     )
     crash_after("landed")
-    return put_back_remembered(client, published, place.home, place.credentials)
+    restored = put_back_remembered(client, published, place.home, place.credentials)
+    check_undisturbed(published, restored.datasource, where=client.where, meanwhile="its settings were being put back")
+    return restored
 
 
 def large_by_job(context: RefreshContext, version: str) -> ByJob:
     """Publish large packages by a job, which is recorded in the intent about this version: the next run waits for it."""
+
+    def asked() -> None:
+        context.check_lease()
+        context.change_sets.note_asked_job(version)
 
     def taken(job_id: str) -> None:
         context.check_lease()
@@ -226,21 +239,39 @@ def large_by_job(context: RefreshContext, version: str) -> ByJob:
         crash_after("sent")
 
     datasource = context.spec.datasource
-    return ByJob(int(datasource.publish_job_mb * 1_000_000), datasource.job_timeout, taken)
+    return ByJob(int(datasource.publish_job_mb * 1_000_000), datasource.job_timeout, taken, asked)
 
 
-def outlast(context: RefreshContext, client: TableauClient, intent: Intent) -> None:
-    """Wait until the job of an interrupted run has ended, however: otherwise it could change what is published later."""
+def outlast(context: RefreshContext, client: TableauClient, intent: Intent) -> datetime | None:
+    """Wait until the job of an interrupted run has ended, however: otherwise it could change what is published later.
+
+    Return when it ended, by the server's clock, if it ended well and the server tells.
+    """
+    what, datasource = "change of data" if intent.patch else "publish", context.spec.datasource
     if intent.job is None:
-        return
-    what = "change of data" if intent.patch else "publish"
+        if intent.by_job:
+            _outlast_unnamed(context, client)
+        return None
     context.log(f"waiting for the {what} that was sent before")
     try:
-        wait_for_job(client, intent.job, what=what, timeout=context.spec.datasource.job_timeout)
+        return wait_for_job(client, intent.job, what=what, timeout=datasource.job_timeout).ended_at
     except (JobFailedError, JobCancelledError, JobVanishedError) as error:
         context.log(f"it is over: {error}")
+        return None
     except RefusedError as error:
         raise UnknownOutcomeError(f"{error} The server may still apply a {what} that was sent before.") from error
+
+
+def _outlast_unnamed(context: RefreshContext, client: TableauClient) -> None:
+    """Wait for the job of a run that ended before it knew which job the server made of its publish."""
+    datasource = context.spec.datasource
+    context.log("a publish was sent before, and nobody knows its job: waiting for all jobs that may be it")
+    what = "which may be our interrupted publish"
+    if not outlast_publishes(client, datasource.name, what=what, timeout=datasource.job_timeout):
+        context.log(
+            "this user may not see the jobs: if the server still works on that publish, it shows later, and the next refresh"
+            " then compares the rows"
+        )
 
 
 def publish_whole(
@@ -276,5 +307,5 @@ def publish_whole(
             warnings += check_delivered(context, client, delivered.datasource, version)
     crash_after("published")
     server = ServerLook(looked.server.project, delivered.datasource)
-    confirmation = confirmation_of(context, version, server, keyed=keyed)
+    confirmation = confirmation_of(context, version, server, before=looked.confirmed, keyed=keyed)
     return Published(confirmation, delivered.datasource, warnings, sent_bytes=sent_bytes)

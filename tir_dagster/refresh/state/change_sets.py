@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from tir_dagster.changes.change_set import KEYS, ChangeSet, parts_of
 from tir_dagster.errors import TirError
@@ -109,9 +110,16 @@ class ChangeSetStore:
 
     def note_job(self, version: str, job_id: str) -> None:
         """Record the server's job in the intent, if it is still about this version."""
+        self._change_intent(version, job=job_id)
+
+    def note_asked_job(self, version: str) -> None:
+        """Record that a publish by a job is about to be asked for, if the intent is still about this version."""
+        self._change_intent(version, by_job=True, job=None)
+
+    def _change_intent(self, version: str, **changes: Any) -> None:
         intent = self.intent()
         if intent is not None and intent.version == version:
-            self.intend(replace(intent, job=job_id))
+            self.intend(replace(intent, **changes))
 
     def intent(self) -> Intent | None:
         try:

@@ -28,6 +28,8 @@ class Intent(Record):
     keyed: bool = False
     # The job on the server that the last part of it became.
     job: str | None = None
+    # A publish by a job was asked for; until its answer is here, `job` is unknown.
+    by_job: bool = False
 
 
 @dataclass(frozen=True)
