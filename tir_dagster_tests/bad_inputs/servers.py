@@ -87,7 +87,7 @@ def source_cases() -> list[Case]:
         ),
         asked(
             "changes of a table that does not track them",
-            "SELECT * FROM MYDB.MYSCHEMA.REFUSED CHANGES(INFORMATION => DEFAULT) AT(TIMESTAMP => SYSDATE())",
+            "SELECT * FROM MYDB.MYSCHEMA.REFUSED CHANGES(INFORMATION => DEFAULT) AT(OFFSET => 0)",
         ),
     ]
 

@@ -20,6 +20,7 @@ from tir_dagster.tableau.datasources import server_version
 from tir_dagster.tableau.jobs import JobFailedError
 from tir_dagster.tableau.outcome import ForeignPublishError, PublishUnknownError
 from tir_dagster.tableau.publishing import ByJob, publish
+from tir_dagster_tests.processes import wait_for
 from tir_dagster_tests.sandbox.tableau.helpers import Admin
 from tir_dagster_tests.tableau.conftest import OTHERS_PACKAGE, Naps, Orders
 from tir_dagster_tests.tableau.helpers import PASSING
@@ -504,11 +505,10 @@ def test_a_job_that_fails_is_told_and_nothing_is_published(orders: Orders, admin
 
 def test_a_job_that_vanished_is_looked_for_in_the_revisions(orders: Orders, admin: Admin, jobs: Jobs) -> None:
     created, inferred = orders.create(), []
-    admin.fault("vanish_job", path="/jobs/", skip=1)
-    admin.set(job_seconds=0.02)
-    found = orders.overwrite(
-        expected=server_version(created), by_job=jobs.always, inferred=lambda: inferred.append(True)
-    )
+    admin.fault("vanish_job", path="/jobs/")
+    # The job has ended when it is first looked at, and is forgotten.
+    by_job = ByJob(0, jobs.timeout, lambda _: wait_for(lambda: orders.now().revision == 2, "the publish"))
+    found = orders.overwrite(expected=server_version(created), by_job=by_job, inferred=lambda: inferred.append(True))
     assert (found.revision, inferred) == (2, [True])
 
 

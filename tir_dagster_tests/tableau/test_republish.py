@@ -20,6 +20,7 @@ from tir_dagster.files import VirtualFile
 from tir_dagster.hyper.package.package import read_package
 from tir_dagster.refresh.context import ServerLook
 from tir_dagster.refresh.datasource import credentials_for, fetch_shell
+from tir_dagster.refresh.deliveries import whole
 from tir_dagster.refresh.deliveries.settings import is_remembered, remember
 from tir_dagster.refresh.deliveries.whole import Delivered, PublishTarget, deliver, finish_delivery, publish_over
 from tir_dagster.retries import RetryPolicy
@@ -293,19 +294,22 @@ def test_each_further_connection_gets_its_password_after_the_publish(
 
 
 def test_a_password_that_a_crash_left_out_is_set_by_the_next_run(
-    orders: Orders, told: ExtractSpec, two_connections: ServerLook, tmp_path: Path
+    orders: Orders, told: ExtractSpec, two_connections: ServerLook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class CrashError(Exception): ...
 
-    def crash() -> None:
-        raise CrashError
+    def crash(step: str) -> None:
+        if step == "landed":
+            raise CrashError
 
     env = {"THE_PASSWORD": "secret"}
     credentials = credentials_for(told, two_connections.datasource, env)
     shell, hyper = fetch_shell(orders.client, found_in(two_connections), tmp_path / "download")
     options: dict[str, Any] = {"hyper": hyper, "shell": shell, "rows": 0, "home": tmp_path, "log": lambda _: None}
+    monkeypatch.setattr(whole, "crash_after", crash)
     with pytest.raises(CrashError):
-        deliver(orders.client, told, two_connections, credentials=credentials, landed=crash, **options)
+        deliver(orders.client, told, two_connections, credentials=credentials, **options)
+    monkeypatch.undo()
     assert [connection.embed_password for connection in orders.now().connections] == [True, False]
     assert credentials_for(told, orders.now(), env), "the next look sees the first password only"
     look = ServerLook(orders.project, orders.now())

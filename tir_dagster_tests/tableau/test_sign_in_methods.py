@@ -15,6 +15,7 @@ from tir_dagster.errors import DatasourceError
 from tir_dagster.files import VirtualFile
 from tir_dagster.refresh.context import ServerLook
 from tir_dagster.refresh.datasource import credentials_for, fetch_shell
+from tir_dagster.refresh.deliveries import whole
 from tir_dagster.refresh.deliveries.settings import is_remembered
 from tir_dagster.refresh.deliveries.whole import Delivered, deliver, finish_delivery
 from tir_dagster.spec.extract import Credentials, ExtractSpec
@@ -112,16 +113,21 @@ def test_a_key_pair_is_set_again_after_the_publish(orders: Orders, admin: Admin,
 
 
 @pytest.mark.usefixtures("new_server", "saved")
-def test_a_key_pair_that_a_crash_left_out_is_set_by_the_next_run(orders: Orders, tmp_path: Path) -> None:
+def test_a_key_pair_that_a_crash_left_out_is_set_by_the_next_run(
+    orders: Orders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class CrashError(Exception): ...
 
-    def crash() -> None:
-        raise CrashError
+    def crash(step: str) -> None:
+        if step == "landed":
+            raise CrashError
 
     told = spec(orders, KEY_PAIR)
     signing_in_by(orders, "auth-keypair")
+    monkeypatch.setattr(whole, "crash_after", crash)
     with pytest.raises(CrashError):
-        redeliver(orders, told, tmp_path, landed=crash)
+        redeliver(orders, told, tmp_path)
+    monkeypatch.undo()
     assert state(orders.now()) == ("Username Password", "TIR", False)
     note = json.loads((tmp_path / "kept.json").read_text())
     assert note["kept"]["connections"][0]["authentication"] == "auth-keypair"

@@ -327,7 +327,7 @@ def test_what_ran_is_on_record_with_role_warehouse_and_tag(url, sql):
     requests.delete(f"{url}/sandbox/queries", timeout=20)
     sql("ALTER SESSION SET QUERY_TAG = 'nightly'")
     for statement in (
-        "CREATE WAREHOUSE LOADING",
+        "CREATE OR REPLACE WAREHOUSE LOADING",
         "USE WAREHOUSE LOADING",
         "CREATE OR REPLACE ROLE LOADER",
         "USE ROLE LOADER",
