@@ -20,6 +20,7 @@ import click
 
 from tir_dagster.background import no_core_files
 from tir_dagster.cli.audit.commands import history, release, rollback, verify, why
+from tir_dagster.cli.output import AS_JSON, tell
 from tir_dagster.cli.probe_server import probe_server
 from tir_dagster.cli.revisions import revisions
 from tir_dagster.cli.sandbox import PORT, SEED, sandbox
@@ -129,7 +130,6 @@ HINTS = click.option(
     callback=_hints,
     help="A description of what changed; repeatable.",
 )
-AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output.")
 
 
 @tir.command(short_help="Show what a refresh would do, and why.")
@@ -150,7 +150,7 @@ def plan(extract: str, span: str | None, *, full: bool, explain: bool, as_json: 
 
     spec = find_declared(specs, extract, "extract")
     slices = chosen_slices(spec, span)
-    with command(spec, _tell) as running:
+    with command(spec, tell) as running:
         planned = running.plan(mode, slices)
         explanation = running.explain() if explain else []
     if as_json:
@@ -219,7 +219,7 @@ def refresh(
 
     spec = find_declared(specs, extract, "extract")
     slices = chosen_slices(spec, span)
-    with command(spec, _tell) as running:
+    with command(spec, tell) as running:
         outcome = running.refresh(mode, slices, allow_empty=allow_empty, hints=hints)
     click.echo(json.dumps(outcome.as_dict()) if as_json else _outcome_text(spec, outcome))
     if profile:
@@ -260,13 +260,13 @@ def load(name: str, *, dry_run: bool, as_json: bool) -> None:
 
     spec = command.find_load(declared, name)
     if dry_run:
-        preview = command.preview_load(spec, _tell)
+        preview = command.preview_load(spec, tell)
         fields, lines = command.preview_fields(spec, preview), command.preview_lines(spec, preview)
         click.echo(json.dumps(fields) if as_json else "\n".join(lines))
         if preview.problem:
             raise LoadError(preview.problem)
         return
-    outcome = command.run_load(spec, _tell)
+    outcome = command.run_load(spec, tell)
     click.echo(json.dumps(asdict(outcome)) if as_json else command.outcome_text(outcome))
 
 
@@ -287,7 +287,7 @@ def demo(rows: int, seed: int, *, verbose: bool, failing: bool) -> None:
 
     play = run_failing_demo if failing else run_demo
     with stopping("tir demo", _sandbox_left):
-        succeeded = play(rows=rows, seed=seed, say=click.echo, progress=_tell if verbose else lambda _: None)
+        succeeded = play(rows=rows, seed=seed, say=click.echo, progress=tell if verbose else lambda _: None)
     if not succeeded:
         problem = "The incident was not resolved" if failing else "The refreshed datasource differs from the source"
         raise click.ClickException(f"{problem}. Run the demo again with --verbose to see the refreshes.")
@@ -338,14 +338,6 @@ def _mode(span: str | None, *, full: bool) -> Any:
     if span and full:
         raise click.UsageError("--slices and --full exclude each other. Use only one of them.")
     return "full" if full else "slices" if span else "changes"
-
-
-_started = time.monotonic()
-
-
-def _tell(line: str) -> None:
-    """Print a line of progress to standard error, so that scripts can read standard output."""
-    click.echo(f"[{time.monotonic() - _started:6.1f} s] {line}", err=True)
 
 
 def _forget_failed_cancellations(failure: threading.ExceptHookArgs) -> None:

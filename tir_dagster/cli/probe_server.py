@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from tir_dagster.cli.output import AS_JSON
 from tir_dagster.orchestration.interrupts import stopping
 from tir_dagster.snowflake.names import TableName
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 @click.option(
     "--snowflake-scratch", metavar="DB.SCHEMA", help="Also create, alter and drop a small table in this schema."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output.")
+@AS_JSON
 def probe_server(
     scratch: str | None,
     copy_of: str | None,

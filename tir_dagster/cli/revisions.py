@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from tir_dagster.cli.output import AS_JSON
 from tir_dagster.spec.reading import load_specs
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 @click.option("--fetch", "revision", metavar="N|vN", help="Fetch a revision's package, or a kept version's Hyper file.")
 @click.option("--to", "target", type=click.Path(dir_okay=False, path_type=Path), help="The file to write it to.")
 @click.option("--force", is_flag=True, help="Replace the file if it exists.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output.")
+@AS_JSON
 def revisions(extract: str, revision: str | None, target: Path | None, *, force: bool, as_json: bool) -> None:
     """List the server's revisions of EXTRACT and the versions kept on this machine, or fetch one of them.
 

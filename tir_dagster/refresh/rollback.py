@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tir_dagster.crash_points import crash_after
-from tir_dagster.errors import DatasourceError, ExtractError
+from tir_dagster.errors import DatasourceError, ExtractError, TirError
 from tir_dagster.files import copy_file, need_space
 from tir_dagster.hyper.hyperfile import describe
 from tir_dagster.hyper.package.package import read_package
 from tir_dagster.refresh.context import NEEDED_CALLS, Looked, Published, RefreshContext, explaining_lost_lease
-from tir_dagster.refresh.datasource import server_package
+from tir_dagster.refresh.datasource import look_at_server, server_package
 from tir_dagster.refresh.deliveries.patch import Patch
 from tir_dagster.refresh.deliveries.republish import Republish
 from tir_dagster.refresh.state.change_sets import new_id
@@ -25,7 +25,7 @@ from tir_dagster.spec.extract import ExtractSpec
 
 @contextmanager
 def held(context: RefreshContext, *, by: str, reason: str) -> Iterator[None]:
-    """Put the extract on hold, if there is a reason, and publish in the block; a failure before the publish takes the hold back."""
+    """Put the extract on hold, if there is a reason, and publish in the block; if nothing was published, the hold is taken back."""
     before = context.hold.read()
     if reason:
         context.hold.put(Hold(f"{context.now():%Y-%m-%d %H:%M} UTC", by, reason))
@@ -33,8 +33,7 @@ def held(context: RefreshContext, *, by: str, reason: str) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        if reason and context.change_sets.intent() is None:
-            # Nothing was sent, so nothing is to be kept as it is.
+        if reason and _is_untouched(context):
             if before is None:
                 context.hold.release()
             else:
@@ -61,6 +60,18 @@ class RollbackPlan:
             f"version {self.target.id} with {rows:,} rows, the source at {self.target.manifest['source_version']}, "
             f"instead of version {self.instead_of} with {self.rows_now:,} rows"
         )
+
+
+def _is_untouched(context: RefreshContext) -> bool:
+    """Whether the server surely holds what it held before the publish."""
+    intent = context.change_sets.intent()
+    if intent is None:
+        return True
+    try:
+        with context.client() as client:
+            return not intent.by_job and look_at_server(client, context.spec).version_text == intent.base_server_version
+    except TirError:
+        return False
 
 
 def refuse_trigger(spec: ExtractSpec) -> None:

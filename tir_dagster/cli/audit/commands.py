@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import json
-import time
 from dataclasses import asdict
 
 import click
 
+from tir_dagster.cli.output import AS_JSON, tell
 from tir_dagster.spec.reading import load_specs
-
-AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output.")
-_started = time.monotonic()
-
-
-def _tell(line: str) -> None:
-    click.echo(f"[{time.monotonic() - _started:6.1f} s] {line}", err=True)
 
 
 @click.command(short_help="Compare what is published with its source.")
@@ -50,7 +43,7 @@ def verify(
 
     spec = find_declared(specs, extract, "extract")
     with dagster_instance() as instance:
-        command = Command(spec, instance, _tell)
+        command = Command(spec, instance, tell)
 
         def check(*, every: bool = False) -> work.VerifyOutcome:
             return work.verify(
@@ -60,13 +53,13 @@ def verify(
                 rows=rows,
                 values=values,
                 server=server,
-                progress=_tell,
+                progress=tell,
             )
 
         outcome = check()
         if repair and outcome.compared and not outcome.equal:
             click.echo("\n".join(work.lines_of(outcome)), err=True)
-            outcome = work.repair(command, instance, lambda: check(every=True), _tell)
+            outcome = work.repair(command, instance, lambda: check(every=True), tell)
     click.echo(json.dumps(outcome.as_dict()) if as_json else "\n".join(work.lines_of(outcome)))
     if not (outcome.equal and outcome.compared):
         raise click.exceptions.Exit(1)
@@ -142,7 +135,7 @@ def rollback(extract: str, *, version: str, hold: bool, reason: str, dry_run: bo
 
     spec = find_declared(specs, extract, "extract")
     with dagster_instance() as instance:
-        outcome = work.roll_back(spec, instance, version, hold=reason if hold else "", dry_run=dry_run, progress=_tell)
+        outcome = work.roll_back(spec, instance, version, hold=reason if hold else "", dry_run=dry_run, progress=tell)
     click.echo(json.dumps(asdict(outcome)) if as_json else outcome.sentence)
 
 

@@ -14,6 +14,7 @@ from tir_dagster.changes.change_set import NO_SLICE_KEY, slice_label
 from tir_dagster.cli.kept_revisions import list_revisions
 from tir_dagster.cli.refresh import LEASE_WAIT_SECONDS
 from tir_dagster.errors import ExtractError, SpecError, TirError
+from tir_dagster.hyper.differences import shown_key
 from tir_dagster.orchestration.home import tir_home
 from tir_dagster.orchestration.metadata import confirmed_events, last_confirmation
 from tir_dagster.orchestration.names import TOLD_BY_COMMAND, extract_keys
@@ -272,9 +273,7 @@ def _tell_why(
             if change.before and change.after and (column is None or name == column)
         }
         steps.append(_step(change.entry, change.kind, changes=changes, before=before, after=after))
-    subject = ", ".join(
-        f"{name} = {'NULL' if value is None else value}" for name, value in zip(shape.key, values, strict=True)
-    )
+    subject = shown_key(shape.key, values)
     return Why(spec.name, subject, steps, [_texts(row) for row in current_rows(version, values)], oldest, column)
 
 
@@ -325,4 +324,4 @@ def _what(step: WhyStep) -> str:
 
 def _row_text(row: dict[str, str | None], column: str | None) -> str:
     chosen = {column: row.get(column)} if column is not None else row
-    return ", ".join(f"{name} = {'NULL' if value is None else value}" for name, value in chosen.items())
+    return shown_key(chosen, list(chosen.values()))

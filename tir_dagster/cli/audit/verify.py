@@ -14,7 +14,7 @@ from tir_dagster.changes.change_set import NO_SLICE_KEY, slice_label
 from tir_dagster.cli.audit.rollback import roll_back
 from tir_dagster.cli.refresh import LEASE_WAIT_SECONDS, Command
 from tir_dagster.errors import EQUALS_SOURCE, SERVER_HOLDS_IT, ExtractError, TirError
-from tir_dagster.hyper.differences import RowDifference, RowDifferences
+from tir_dagster.hyper.differences import RowDifference, RowDifferences, shown_key
 from tir_dagster.orchestration.checks import evaluation, finding_result, known_drift
 from tir_dagster.orchestration.metadata import confirmations, last_confirmation
 from tir_dagster.refresh.context import RefreshContext, leased
@@ -288,7 +288,7 @@ def lines_of(outcome: VerifyOutcome) -> list[str]:
 
 
 def _row_line(row: WrongRow) -> str:
-    key = ", ".join(f"{name} = {'NULL' if value is None else value}" for name, value in row.key.items()) or "a row"
+    key = shown_key(row.key, list(row.key.values())) or "a row"
     what = f" in {', '.join(row.columns)}" if row.columns else ""
     last = f", last replaced by {row.last_replaced}" if row.last_replaced else ""
     line = f"{row.kind}: {key} ({row.slice}){what}{last}"
