@@ -227,8 +227,8 @@ def _check_room(folder: Path, needed_bytes: int, datasource: FoundDatasource) ->
     free = shutil.disk_usage(folder).free
     if free < needed_bytes + _SPARE_BYTES:
         raise DatasourceError(
-            f"No room to download {datasource.shown}: it has {needed_bytes / 1e6:.0f} MB, and {folder} has {free / 1e6:.0f} MB"
-            " free. Free some space or move TIR_HOME to a larger disk."
+            f"No room to download {datasource.shown}: it has {needed_bytes / 1e6:.0f} MB, {_SPARE_BYTES / 1e6:.0f} MB must stay free, and"
+            f" {folder} has {free / 1e6:.0f} MB free. Free some space or move TIR_HOME to a larger disk."
         )
 
 

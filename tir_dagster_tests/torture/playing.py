@@ -36,10 +36,11 @@ class Result:
 
 
 def make_subject(world: World, name: str) -> Subject:
-    if name == "load":
-        return Load(world.sandbox, world.folder)
-    if name == "command":
-        return Commands(world.sandbox, world.folder)
+    if name in ("load", "command"):
+        # Not on the small disk, which Dagster's history of hundreds of commands would fill.
+        roomy = world.folder.parent / "roomy"
+        roomy.mkdir(exist_ok=True)
+        return Load(world.sandbox, roomy) if name == "load" else Commands(world.sandbox, roomy)
     extract = (
         RolledBack(world.sandbox, world.folder) if name == "rollback" else Extract(world.sandbox, world.folder, name)
     )

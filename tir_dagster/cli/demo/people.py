@@ -29,20 +29,22 @@ def refusing_publishes(env: Mapping[str, str]) -> Iterator[None]:
 
 def last_message(env: Mapping[str, str]) -> str:
     """Return the newest Slack message as text."""
-    messages = _kept(env, "messages")
-    if not messages:
-        return "(no message)"
-    message = messages[-1]
+    messages = received(env, "messages")
+    return message_text(messages[-1]) if messages else "(no message)"
+
+
+def message_text(message: Mapping[str, Any]) -> str:
     where = f"#{message['channel']}{', in the thread of the failure' if message.get('thread_ts') else ''}"
     texts = [line for block in message["blocks"] for line in _lines(block)]
     return "\n".join([f"{where}:", *(f"| {line}" for line in texts)])
 
 
 def last_incident(env: Mapping[str, str]) -> str:
-    incidents = _kept(env, "incidents")
-    if not incidents:
-        return "(no incident)"
-    incident = incidents[-1]
+    incidents = received(env, "incidents")
+    return incident_line(incidents[-1]) if incidents else "(no incident)"
+
+
+def incident_line(incident: Mapping[str, Any]) -> str:
     state = f"resolved, {incident['close_notes']}" if incident["resolved_at"] else "open"
     return f"{incident['number']} for {incident['assignment_group']}: {incident['short_description']} ({state})"
 
@@ -50,16 +52,17 @@ def last_incident(env: Mapping[str, str]) -> str:
 def open_incident(env: Mapping[str, str]) -> str | None:
     """Return the number of the newest open incident."""
     return next(
-        (incident["number"] for incident in reversed(_kept(env, "incidents")) if not incident["resolved_at"]), None
+        (incident["number"] for incident in reversed(received(env, "incidents")) if not incident["resolved_at"]), None
     )
 
 
 def is_resolved(env: Mapping[str, str], number: str | None) -> bool:
     """Return whether this incident is resolved; an earlier demo may have left others."""
-    return any(incident["number"] == number and incident["resolved_at"] for incident in _kept(env, "incidents"))
+    return any(incident["number"] == number and incident["resolved_at"] for incident in received(env, "incidents"))
 
 
-def _kept(env: Mapping[str, str], kind: str) -> list[dict[str, Any]]:
+def received(env: Mapping[str, str], kind: str) -> list[dict[str, Any]]:
+    """Return the messages or incidents that the sandbox received, the oldest first."""
     answer = requests.get(f"{env['SERVICENOW_URL']}/sandbox/{kind}", timeout=_SECONDS)
     answer.raise_for_status()
     entries: list[dict[str, Any]] = answer.json()[kind]
