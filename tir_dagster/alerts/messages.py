@@ -104,10 +104,12 @@ def success_event(success: Success, full_seconds: float | None) -> Event:
     if success.of == "load":
         title = f"{success.extract}: {'loaded' if success.published else 'nothing to load'}"
         text = "The files are in the table." if success.published else "There were no new files."
+    elif success.decision == "rollback":
+        title, text = f"{success.extract}: rolled back", success.why
     elif success.published:
         why = f", {success.reason}" if success.reason else ""
-        done = "rolled back" if success.decision == "rollback" else f"refreshed ({success.decision}{why})"
-        title, text = f"{success.extract}: {done}", saved_sentence(success, full_seconds)
+        title = f"{success.extract}: refreshed ({success.decision}{why})"
+        text = saved_sentence(success, full_seconds)
     else:
         title, text = f"{success.extract}: nothing to do", "The source has not changed since the last refresh."
     return Event(
@@ -129,7 +131,8 @@ def success_facts(success: Success, full_seconds: float | None) -> dict[str, str
     if success.of == "load":
         took = span(success.seconds) if success.seconds else ""
         return _filled({"Table": success.datasource, **success.facts, "Took": took, "Warnings": warnings})
-    moved = f"{success.rows_purged:,} rows purged, {success.rows_appended:,} appended" if success.published else ""
+    by_key = success.published and success.decision != "rollback"
+    moved = f"{success.rows_purged:,} rows purged, {success.rows_appended:,} appended" if by_key else ""
     slices = f"{len(success.slices)}: {joined(success.slices)}" if success.slices else ""
     compared = full_seconds is not None and success.decision == "incremental"
     beside = f" (the last full refresh took {span(full_seconds or 0)})" if compared else ""

@@ -117,11 +117,12 @@ def build_rollback_job(assets: ExtractAssets) -> dg.JobDefinition:
                 published = rollback.publish_again(refresh, looked, version)
             for warning in published.warnings:
                 context.log.warning(warning)
+            on_hold = f" On hold until tir release {spec.name}: {config.hold}." if config.hold else ""
             yield dg.AssetMaterialization(
                 keys.published_datasource,
                 description=f"Rolled back: {planned.sentence}.",
                 metadata={
-                    metadata.PLAN: f"{spec.name}: rolled back to {planned.sentence}.",
+                    metadata.PLAN: f"{spec.name}: rolled back to {planned.sentence}.{on_hold}",
                     "tir/decision": "rollback",
                     "tir/rolled_back_to": planned.target.id,
                     **metadata.confirmation_metadata(

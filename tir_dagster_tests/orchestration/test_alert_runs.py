@@ -16,6 +16,7 @@ import dagster as dg
 import pytest
 
 from tir_dagster.alerts.events import Failure, Recovered, Report, Success
+from tir_dagster.alerts.messages import success_event
 from tir_dagster.alerts.storage import AlertStorage
 from tir_dagster.changes.hints import HintError
 from tir_dagster.changes.plan import SourceState
@@ -35,10 +36,11 @@ from tir_dagster.orchestration.alerts.sensor import build_alert_sensor, report, 
 from tir_dagster.orchestration.checks import SERVER
 from tir_dagster.orchestration.home import tir_home
 from tir_dagster.orchestration.io_managers import StateFolder
-from tir_dagster.orchestration.metadata import CONFIRMATION
+from tir_dagster.orchestration.metadata import CONFIRMATION, PLAN
 from tir_dagster.orchestration.names import TOLD_BY_COMMAND, extract_keys
 from tir_dagster.orchestration.sensing.watching import in_time
 from tir_dagster.refresh.state.change_sets import ChangeSetStore
+from tir_dagster.refresh.state.hold import HeldError
 from tir_dagster.refresh.state.records import Confirmation, Intent
 from tir_dagster.snowflake.connection import SnowflakeDownError
 from tir_dagster.spec.alerts import Alerts, Cause, OthersAlerts
@@ -411,6 +413,26 @@ def test_a_spec_that_worked_and_does_not_fit_its_source_any_more_is_told(instanc
 def test_a_hint_that_nobody_can_read_is_the_business_of_who_typed_it(instance):
     confirm(instance)
     assert causes_after(ORDERS, instance, HintError("--hint: not JSON.")) == []
+
+
+def test_a_refresh_that_a_hold_refuses_is_no_failure_of_a_run_or_a_command(instance):
+    confirm(instance)
+    reader = Reader(instance)
+    held = HeldError("orders is on hold since Monday. Release it: tir release orders. Nothing was touched.")
+    a_run(instance, error=held)
+    assert reader.tick() == []
+    assert causes_after(ORDERS, instance, held) == []
+
+
+def test_a_rollback_says_what_is_published_again_and_that_it_is_on_hold(instance):
+    reader = Reader(instance)
+    plan = "orders: rolled back to version v00000003. On hold until tir release orders: wrong prices."
+    a_run(instance, "orders/published_datasource", metadata={"tir/decision": "rollback", PLAN: plan})
+    (success,) = reader.tick()
+    assert (success.published, success.why) == (True, plan)
+    event = success_event(success, None)
+    assert (event.title, event.text) == ("orders: rolled back", plan)
+    assert "Changed" not in event.facts, "all rows were published again, none was changed by key"
 
 
 def confirm(instance: dg.DagsterInstance) -> None:

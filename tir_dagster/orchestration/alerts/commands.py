@@ -27,6 +27,7 @@ from tir_dagster.orchestration.alerts.runs import (
     failure_by_errors,
     failure_of_run,
     in_words,
+    is_held,
     job_names,
     place_of,
     reached_servers,
@@ -68,11 +69,13 @@ def alerting(
 
 
 def _concerns_only_user(spec: Declaration, instance: dg.DagsterInstance, error: Exception) -> bool:
-    """Return whether only the user of the command needs to know: a wrong option, Ctrl-C, a spec that never worked.
+    """Return whether only the user of the command needs to know: a wrong option, Ctrl-C, a hold, a spec that never worked.
 
     A spec that worked before is different: the source may have lost a column, and nobody watches a nightly command.
     """
     if isinstance(error, HintError) or (isinstance(error, StoppedError) and error.number is signal.SIGINT):
+        return True
+    if is_held(error_names(error)):
         return True
     if not isinstance(error, SpecError) or isinstance(spec, LoadSpec):
         return False
@@ -141,7 +144,7 @@ def _success(spec: Declaration, instance: dg.DagsterInstance, outcome: Any) -> S
     if isinstance(spec, LoadSpec):
         return success
     reason = outcome.reason or ""
-    return replace(success, decision=outcome.decision, reason=reason, why=in_words(reason))
+    return replace(success, decision=outcome.decision, reason=reason, why=in_words(reason) or success.why)
 
 
 # Killed commands

@@ -18,7 +18,7 @@ from tir_dagster.alerts.text import moment
 from tir_dagster.changes.plan import Reason
 from tir_dagster.errors import EQUALS_SOURCE, TirError
 from tir_dagster.orchestration.checks import SERVER
-from tir_dagster.orchestration.metadata import SOURCE_VERSION, last_confirmation
+from tir_dagster.orchestration.metadata import PLAN, SOURCE_VERSION, last_confirmation
 from tir_dagster.orchestration.names import (
     detect_job_name,
     extract_keys,
@@ -28,6 +28,7 @@ from tir_dagster.orchestration.names import (
     verify_job_name,
 )
 from tir_dagster.refresh.state.change_sets import ChangeSetStore
+from tir_dagster.refresh.state.hold import HeldError
 from tir_dagster.snowflake.names import TableName
 from tir_dagster.spec.alerts import Cause, OthersAlerts, Topic
 from tir_dagster.spec.extract import ExtractSpec
@@ -119,6 +120,11 @@ def failure_by_errors(
 def cause_of(names: Iterable[str]) -> Cause:
     """Return the cause, from the class names of the error and its causes."""
     return next((_CAUSES[name] for name in names if name in _CAUSES), Cause.STEP_FAILED)
+
+
+def is_held(names: Iterable[str]) -> bool:
+    """Return whether a refresh was refused because people put the extract on hold: that is no failure."""
+    return HeldError.__name__ in names
 
 
 def error_names(error: BaseException) -> list[str]:
@@ -331,11 +337,13 @@ def _only_verifies(run: EndedRun, specs: Sequence[Declaration]) -> bool:
 
 
 def failure_of_run(run: EndedRun, spec: Declaration) -> Failure | None:
-    """Return the failure of the spec's step, or of a run without a failed step; None if only other steps failed."""
+    """Return the failure of the spec's step, or of a run without a failed step; None if only other steps failed, or on hold."""
     own = [failed for failed in run.failed_steps if _is_step_of(spec, failed.step)]
     if run.failed_steps and not own:
         return None
     step, names, sentence = own[0] if own else run.ending()
+    if is_held(names):
+        return None
     fields = {"ident": f"{run.id}/{spec.name}", "at": run.ended, "step": step.replace("__", " / "), "run_id": run.id}
     return failure_by_errors(run.instance, spec, run.home, names, sentence, **fields)
 
@@ -421,6 +429,7 @@ def _published(run: EndedRun, spec: ExtractSpec, success: Success) -> Success:
     keys = extract_keys(spec)
     applied = run.materialized.get(keys.purged_extract, {})
     metadata = {**applied, **run.materialized[keys.published_datasource]}
+    decision = str(metadata.get("tir/decision") or "incremental")
     reason = str(metadata.get("tir/reason") or applied.get("tir/reason") or "")
     staged, detection = _staged(run.instance, spec, str(applied.get("tir/change_set", "")))
     uri = metadata.get("dagster/uri")
@@ -429,9 +438,9 @@ def _published(run: EndedRun, spec: ExtractSpec, success: Success) -> Success:
         published=True,
         scopes=reached_servers(spec, published=True),
         datasource_url=uri if isinstance(uri, str) and uri.startswith(("http://", "https://")) else "",
-        decision=str(metadata.get("tir/decision") or "incremental"),
+        decision=decision,
         reason=reason,
-        why=in_words(reason),
+        why=str(metadata.get(PLAN, "")) if decision == "rollback" else in_words(reason),
         rows_purged=int(applied.get("tir/rows_purged", 0)),
         rows_appended=int(metadata.get("tir/rows_appended", 0)),
         rows=metadata.get("dagster/row_count"),
