@@ -8,7 +8,7 @@ import io
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any
@@ -17,18 +17,11 @@ from urllib.parse import unquote
 from pyarrow import fs
 
 from tir_dagster.errors import LoadError
-from tir_dagster.s3 import s3_client, s3_endpoint, s3_problem, s3_region
+from tir_dagster.s3 import Settings, s3_client, s3_filesystem, s3_keys, s3_network, s3_options, s3_problem
 from tir_dagster.spec.load import Files
-from tir_dagster.trust import S3_CA_VARIABLES, ca_file, proxy_for
 
 _CHUNK = 8 << 20
 _HIDDEN = ("_", ".")
-# pyarrow's names of the access keys, and the environment's; roles and profiles are found by AWS's own means.
-_ACCESS = {
-    "access_key": "AWS_ACCESS_KEY_ID",
-    "secret_key": "AWS_SECRET_ACCESS_KEY",
-    "session_token": "AWS_SESSION_TOKEN",
-}
 
 
 @dataclass(frozen=True)
@@ -51,23 +44,22 @@ class LandingPlace:
 
     address: str
     # Where S3 is, unless it is AWS's own.
-    options: tuple[tuple[str, str], ...] = ()
+    options: Settings = ()
     # Spark's workers keep the environment in which Spark began, perhaps with older keys, or on another machine with none.
-    access: tuple[tuple[str, str], ...] = field(default=(), repr=False)
-    # The proxy, whose address may hold a password, and the file of certificate authorities: pyarrow reads neither from the environment.
-    network: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    access: Settings = field(default=(), repr=False)
+    # The proxy and the file of certificate authorities; None: those of the machine that reads.
+    network: Settings | None = field(default=(), repr=False)
 
     @staticmethod
     def of(address: str, env: Mapping[str, str] = os.environ) -> LandingPlace:
-        options: dict[str, str] = {}
-        if endpoint := s3_endpoint(env, LoadError) if address.startswith("s3://") else None:
-            options = {"endpoint_override": endpoint.netloc, "scheme": endpoint.scheme}
-        if region := s3_region(env):
-            options["region"] = region
-        access = {name: env[variable] for name, variable in _ACCESS.items() if env.get(variable)}
-        known = access.items() if {"access_key", "secret_key"} <= access.keys() else ()
-        network = _network(options, env) if address.startswith("s3://") else ()
-        return LandingPlace(address.rstrip("/"), tuple(sorted(options.items())), tuple(known), network)
+        if not address.startswith("s3://"):
+            return LandingPlace(address.rstrip("/"))
+        options = s3_options(env, LoadError)
+        return LandingPlace(address.rstrip("/"), tuple(sorted(options.items())), s3_keys(env), s3_network(options, env))
+
+    def elsewhere(self) -> LandingPlace:
+        """Return the place as other machines read it: with their own proxies and certificate files, not with those of this one."""
+        return replace(self, network=None)
 
     @property
     def is_s3(self) -> bool:
@@ -75,13 +67,12 @@ class LandingPlace:
 
     @cached_property
     def filesystem(self) -> Any:
-        if self.is_s3:
-            # Without a region pyarrow would ask the real AWS for it, even with another endpoint.
-            options = {"region": "us-east-1", **dict(self.options)} if self.options else {}
-            return fs.S3FileSystem(
-                connect_timeout=10, request_timeout=60, **options, **dict(self.access), **dict(self.network)
-            )
-        return fs.LocalFileSystem()
+        if not self.is_s3:
+            return fs.LocalFileSystem()
+        options = dict(self.options)
+        return s3_filesystem(
+            options, s3_network(options, os.environ) if self.network is None else self.network, self.access
+        )
 
     @cached_property
     def root(self) -> str:
@@ -106,7 +97,7 @@ class LandingPlace:
     def _s3(self) -> Any:
         """The client that lists objects with their ETags, which pyarrow does not show; it finds credentials the same way."""
         return s3_client(
-            region=dict(self.options).get("region"), authorities=dict(self.network).get("tls_ca_file_path")
+            region=dict(self.options).get("region"), authorities=dict(self.network or ()).get("tls_ca_file_path")
         )
 
     def listed(self) -> list[LandedFile]:
@@ -166,15 +157,6 @@ class LandingPlace:
             if isinstance(error, OSError) or type(error).__module__.startswith("botocore"):
                 raise LoadError(f"{path}: {_explanation(error)}") from None
             raise
-
-
-def _network(options: Mapping[str, str], env: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    host = options.get("endpoint_override") or f"s3.{options.get('region', 'us-east-1')}.amazonaws.com"
-    settings = {
-        "proxy_options": proxy_for(options.get("scheme", "https"), host),
-        "tls_ca_file_path": ca_file(env, S3_CA_VARIABLES),
-    }
-    return tuple((name, value) for name, value in settings.items() if value)
 
 
 class Hashed(io.RawIOBase):

@@ -119,19 +119,23 @@ def _moto() -> Callable[..., Any]:
         from starlette.middleware.wsgi import WSGIMiddleware
 
     get_backend("s3")[DEFAULT_ACCOUNT_ID]["aws"].create_bucket(S3_BUCKET, S3_REGION)
-    return WSGIMiddleware(_with_raw_path(DomainDispatcherApplication(create_backend_app)))
+    return WSGIMiddleware(_as_sent(DomainDispatcherApplication(create_backend_app)))
 
 
-def _with_raw_path(app: Callable[..., Any]) -> Callable[..., Any]:
-    """Moto decodes the path as it was sent; given only the decoded one, it would decode a name like 5%25.csv twice.
+def _as_sent(app: Callable[..., Any]) -> Callable[..., Any]:
+    """Give Moto the path as it was sent, and the length of the body; let one write at a time.
 
-    One writes at a time: moto checks the condition of a write and then writes, and two threads could both pass the check.
+    It decodes the path; given only the decoded one, it would decode a name like 5%25.csv twice. It reads no body without a length,
+    which the clients of AWS do not send where they send a checksum behind it. And it checks the condition of a write and then writes:
+    two threads could both pass the check.
     """
     writing = threading.Lock()
 
     def run(environ: dict[str, Any], start_response: Any) -> Any:
+        length = {"CONTENT_LENGTH": str(len(environ["wsgi.input"].getvalue())), "HTTP_TRANSFER_ENCODING": ""}
+        path = {"RAW_URI": quote(environ["PATH_INFO"].encode("latin1"))}
         with nullcontext() if environ["REQUEST_METHOD"] in ("GET", "HEAD") else writing:
-            return app({**environ, "RAW_URI": quote(environ["PATH_INFO"].encode("latin1"))}, start_response)
+            return app({**environ, **length, **path}, start_response)
 
     return run
 
