@@ -268,7 +268,13 @@ def survey(context: RefreshContext, looked: Looked) -> Survey:
     with explaining_lost_lease(context), context.stages.timed("survey"), context.snowflake.kept_open():
         columns = extract_columns(context, looked)
         surveyed = survey_source(
-            context.spec, context.snowflake, columns=columns, settled=settled, shared=context.shared, log=context.log
+            context.spec,
+            context.snowflake,
+            columns=columns,
+            settled=settled,
+            # A plan changes nothing, not even for other extracts.
+            shared=context.shared if context.lease is not None else None,
+            log=context.log,
         )
         _check_stored_key(context, looked, surveyed)
         return surveyed

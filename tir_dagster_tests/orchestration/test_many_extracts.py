@@ -130,11 +130,12 @@ class Extract:
         return looked, self.refresher.detect(looked, surveyed, plan, ident=new_id())[1]
 
     def refresh(self) -> None:
-        looked, change_set = self.detect()
-        version = self.refresher.apply(looked, change_set)
-        self.rows = Counter(tuple(map(plain, row)) for row in bag(version.extract).elements())
-        self.confirmed = self.refresher.publish(looked, version).confirmation
-        self.refresher.settle(self.confirmed)
+        with self.refresher.leased("test", wait_seconds=60):
+            looked, change_set = self.detect()
+            version = self.refresher.apply(looked, change_set)
+            self.rows = Counter(tuple(map(plain, row)) for row in bag(version.extract).elements())
+            self.confirmed = self.refresher.publish(looked, version).confirmation
+            self.refresher.settle(self.confirmed)
 
 
 @pytest.fixture

@@ -98,8 +98,9 @@ class SharedSource:
         if not (span.old.kept and span.new.kept and self._others_show(span.old)):
             return select
         # Row access policies may depend on the user and the role.
-        who = (self.access.user, self.access.role, self.access.choices, select)
-        file = self._folder / f"changes-{_digest(repr(who))}.json"
+        access = self.access
+        reader = (access.account, access.host, access.port, access.user, access.role, access.choices)
+        file = self._folder / f"changes-{_digest(repr((reader, select)))}.json"
 
         def read() -> str:
             with suppress(*_UNREADABLE):
