@@ -22,6 +22,10 @@ import pytest
 import yaml
 
 from tir_dagster.orchestration.home import DAGSTER_YAML
+from tir_dagster.spark.connect import connect_session
+from tir_dagster.spark.remote import Remote
+from tir_dagster.spark.staging import rehearse
+from tir_dagster_tests.processes import free_port, listening, running
 
 ROOT = Path(__file__).parents[1]
 DEPLOY = ROOT / "deploy"
@@ -290,3 +294,15 @@ def test_the_wheel_with_everything_the_image_has_installs_from_the_constraints_a
         subprocess.run(
             [installed / check[0], *check[1:]], cwd=tmp_path, check=True, env=environment(TIR_HOME=str(tmp_path))
         )
+
+
+@pytest.mark.long
+def test_the_spark_server_of_the_compose_file_runs_tasks_of_a_refresh(tmp_path, monkeypatch):
+    port = free_port()
+    here = {"15002": str(port), "/var/lib/tir": str(tmp_path)}
+    command = [
+        re.sub("|".join(here), lambda known: here[known[0]], word) for word in COMPOSE["services"]["spark"]["command"]
+    ]
+    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
+    with running(tmp_path, *command), listening(port):
+        rehearse(connect_session(Remote(f"sc://127.0.0.1:{port}")))
