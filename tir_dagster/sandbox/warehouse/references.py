@@ -67,7 +67,7 @@ def resolved(session: Session, tree: exp.Expr, params: Any) -> Iterator[Any]:
             _refer_to_temporary(tree, table, name)
     registered = [
         _read_result(session, scan, query)
-        for scan in tree.find_all(exp.TableFromRows)
+        for scan in list(tree.find_all(exp.TableFromRows))
         if (query := _scanned(tree, scan))
     ]
     for call in list(tree.find_all(exp.Anonymous, *_PARSED)):
