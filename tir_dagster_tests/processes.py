@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -49,3 +54,30 @@ def answers(url: str) -> bool:
         return requests.get(f"{url}/server_info", timeout=5).ok
     except requests.RequestException:
         return False
+
+
+@contextmanager
+def running(folder: Path, *command: str) -> Iterator[None]:
+    """A server of Dagster's, with all its children ended at the end."""
+    program = str(Path(sys.executable).with_name(command[0]))
+    with (folder / f"{command[0]}.log").open("w") as log:
+        started = subprocess.Popen([program, *command[1:]], stdout=log, stderr=log, start_new_session=True, cwd=folder)
+    try:
+        yield
+    finally:
+        os.killpg(started.pid, signal.SIGTERM)
+        try:
+            started.wait(20)
+        except subprocess.TimeoutExpired:
+            os.killpg(started.pid, signal.SIGKILL)
+            started.wait(20)
+
+
+@contextmanager
+def listening(port: int) -> Iterator[None]:
+    """The code server answers: those that ask it would otherwise try again, later and later."""
+    with socket.socket() as probe:
+        wait_for(
+            lambda: probe.connect_ex(("127.0.0.1", port)) == 0, "the code server answers", seconds=600.0, pause=0.5
+        )
+    yield

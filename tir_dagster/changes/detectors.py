@@ -72,6 +72,8 @@ class Candidates:
     count_slices: bool = False
     # Of the selects, those that hints gave; only where the first table's changes are also detected, and nothing else is.
     described: tuple[str, ...] = ()
+    # Parts of the selects that ask what changed in one table, in the same words for every extract with its key.
+    changes: tuple[str, ...] = ()
     # Rows of the extract that meet these are candidates, too.
     in_extract: tuple[Scope, ...] = ()
     # Fallbacks that people should know of.
@@ -91,7 +93,9 @@ def find_candidates(relation: Relation, question: Question) -> Candidates:
     detection = _Detection(relation, question)
     try:
         in_extract = question.described_rows.in_extract
-        return replace(detection.candidates(), described=detection.described(), in_extract=in_extract)
+        candidates = detection.candidates()
+        changes = tuple(select for select in detection.changes if any(select in whole for whole in candidates.selects))
+        return replace(candidates, described=detection.described(), changes=changes, in_extract=in_extract)
     except _CannotTellError as why:
         if why.unexpected:
             detection.warn(str(why), "every row is read and compared with the extract")
@@ -114,7 +118,15 @@ class _Detection:
         # What names a row before aggregation; nothing where only slices or groups do.
         key = (relation.base_key or relation.key) if relation.spec.row_key else ()
         self._row_key = {column.name: quote(column.name) for column in key}
+        # A plain table's rows under its own name: so the changes of it are asked for in the same words by every extract.
+        versions = (question.span.new, question.span.old)
+        self._new, self._old = (relation.base(version).sql for version in versions) if self._plain else (NEW, OLD)
         self.warnings: list[str] = []
+        self.changes: list[str] = []
+
+    @property
+    def _plain(self) -> bool:
+        return self._relation.view is None
 
     def candidates(self) -> Candidates:
         relation, question = self._relation, self._question
@@ -129,24 +141,32 @@ class _Detection:
                 raise _CannotTellError(f"{tied}, so that each reading may show other rows", unexpected=True)
         if not relation.analysed or (changed and detector == "diff"):
             # Whatever changed, in whichever table.
-            selects = [*selects, self._differing()]
+            selects += self._own([self._differing()])
             return Candidates(tuple(selects), warnings=tuple(self.warnings))
         selects += self._referring()
+        own: list[str] = []
         counted = False
         if changed and detector in ("watermark", "hint") and not self._row_key:
             # A delete and a late insert in one slice or group leave its count as it was.
-            selects.append(self._differing())
+            own.append(self._differing())
         elif changed and detector == "watermark":
-            selects += self._marked()
+            own += self._marked()
             if self._numbers:
                 # Without history nobody knows which of them changed.
                 self._need_history([relation.table])
             if relation.spec.changes.deletes or relation.may_hide_rows or self._numbers:
                 counted = self._lacks_history([relation.table]) is not None
-                selects += [] if counted else self._recounted()
+                own += [] if counted else self._recounted()
         elif changed and detector == "feed":
-            selects += self._feed()
-        return Candidates(tuple(selects), count_slices=counted, warnings=tuple(self.warnings))
+            own += self._feed()
+        return Candidates((*selects, *self._own(own)), count_slices=counted, warnings=tuple(self.warnings))
+
+    def _own(self, selects: Sequence[str]) -> list[str]:
+        """Keys of the first table's own changes; for a plain table one SELECT, which stands alone."""
+        if not (self._plain and selects):
+            return list(selects)
+        self.changes.append(" UNION ".join(selects))
+        return [self.changes[-1]]
 
     def described(self) -> tuple[str, ...]:
         """SELECTs of the keys that hints describe, if only changes of the first table are detected."""
@@ -174,21 +194,23 @@ class _Detection:
         """Keys of rows whose number differs between the versions: correct for any repeatable query."""
         self._need_history(self._relation.tables)
         columns = self._relation.base(self._question.span.new).columns
-        return _uneven(self._key, {**self._key, **_numbered(columns)}, NEW, OLD)
+        return _uneven(self._key, {**self._key, **_numbered(columns)}, self._new, self._old)
 
     def _marked(self) -> list[str]:
         """Keys of rows at or after the last watermark minus the look-back, and of rows without one."""
         column, since = self._relation.watermark, self._question.since
         if column is None or since is None:
             raise _CannotTellError(f"no row of {self._relation.table} had a watermark")
-        return self._of_rows(f"(r.{quote(column.name)} >= {since} OR r.{quote(column.name)} IS NULL)", [NEW])
+        return self._of_rows(f"(r.{quote(column.name)} >= {since} OR r.{quote(column.name)} IS NULL)", [self._new])
 
     def _recounted(self) -> list[str]:
         """Keys with more or fewer rows than before: deleted, late or hidden rows are not found by the watermark.
 
         Numbers as watermarks are compared, too: one that is far too high would hide all that follow.
         """
-        return self._of_named([_uneven(self._row_key, {**self._row_key, **_numbered(self._numbers)}, NEW, OLD)])
+        return self._of_named(
+            [_uneven(self._row_key, {**self._row_key, **_numbered(self._numbers)}, self._new, self._old)]
+        )
 
     @property
     def _numbers(self) -> tuple[Column, ...]:
@@ -200,9 +222,9 @@ class _Detection:
         relation = self._relation
         why = self._lacks_history([relation.table]) or self._question.history.untracked.get(relation.table)
         if why is None and relation.fact_key:
-            return self._of_named(
-                [f"SELECT {relation.fact_key_sql} FROM {self._question.span.changes(relation.table)}"]
-            )
+            feed = f"SELECT {relation.fact_key_sql} FROM {self._question.span.changes(relation.table)}"
+            self.changes += [] if self._plain else [feed]
+            return self._of_named([feed])
         differing = self._differing()
         why = why or f"the feed of {relation.table} names no rows without a row key of its own columns"
         self.warn(why, "both versions are compared in the warehouse")
@@ -233,6 +255,7 @@ class _Detection:
             selects = list(described.selects)
             if described.anything or (dimension.changes.by != "hint" and dimension.table in question.changed):
                 selects.append(self._changed_rows(dimension, anything=described.anything))
+                self.changes.append(selects[-1])
             for child in self._relation.dimensions:
                 if child.parent == dimension.alias and child.alias in keys:
                     refers = _refers([join_key.column for join_key in child.on], child.key, keys[child.alias])

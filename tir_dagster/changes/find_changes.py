@@ -22,6 +22,7 @@ from tir_dagster.changes.detectors import (
 from tir_dagster.changes.difference import Difference, Forced, Key
 from tir_dagster.changes.hints import Scope
 from tir_dagster.changes.relation import Relation
+from tir_dagster.snowflake.versions import Span
 
 # Keys that come from outside the warehouse travel there as literals; more of them than this, and every row is read instead.
 MOST_LITERALS = 20_000
@@ -35,8 +36,13 @@ SliceDigests = Mapping[str | None, Any]
 class Reader(Protocol):
     """Reads the source at one pinned version."""
 
-    def stage(self, statement: str, *, hinted: bool = False) -> Any:
-        """Run the statement and stage its rows; return what the comparison takes."""
+    def stage(
+        self, statement: str, *, hinted: bool = False, span: Span | None = None, changes: Sequence[str] = ()
+    ) -> Any:
+        """Run the statement and stage its rows; return what the comparison takes.
+
+        `changes` are SELECTs inside of it that others may have run, too: of what changed in a table over the span.
+        """
 
     def slice_digests(self) -> SliceDigests:
         """Return, by slice, a value that tells how many rows there are and which keys they have."""
@@ -122,7 +128,8 @@ def _stage_candidates(
     if selects:
         statement = candidates_statement(relation, question.span, selects, described=candidates.described)
         hinted = bool(candidates.described)
-        comparison.add(reader.stage(statement, hinted=hinted), hinted=hinted)
+        staged = reader.stage(statement, hinted=hinted, span=question.span, changes=candidates.changes)
+        comparison.add(staged, hinted=hinted)
     # Rows that the extract has in these slices, and the source elsewhere or not at all.
     outside = comparison.unstaged_keys_in_slices(slices, most=MOST_LITERALS + 1) if slices else []
     outside += comparison.unstaged_keys_in_files(scope.pending, most=MOST_LITERALS + 1)

@@ -25,6 +25,7 @@ from tir_dagster.refresh.state.history import HistoryStore
 from tir_dagster.refresh.state.hold import HoldFile
 from tir_dagster.refresh.state.lease import Lease, LeaseLostError, lease
 from tir_dagster.refresh.state.records import Confirmation
+from tir_dagster.refresh.state.shared import SharedSource
 from tir_dagster.refresh.state.versions import Version, VersionStore
 from tir_dagster.snowflake.columns import Column, Kind
 from tir_dagster.snowflake.connection import SnowflakeAccess
@@ -123,6 +124,11 @@ class RefreshContext:
     @cached_property
     def hold(self) -> HoldFile:
         return HoldFile(self.folder)
+
+    @cached_property
+    def shared(self) -> SharedSource:
+        """What this extract shares with the others of its home, whose folders lie beside its own."""
+        return SharedSource(self.folder.parent.parent, self.snowflake, self.spec.name)
 
     @property
     def downloads(self) -> Path:

@@ -42,11 +42,12 @@ from tir_dagster.refresh.plan import Request
 from tir_dagster.refresh.state.change_sets import ChangeSetStore
 from tir_dagster.refresh.state.notes import TRUSTED_PARTIAL_HINTS, partial_hints
 from tir_dagster.refresh.state.records import Confirmation
+from tir_dagster.refresh.state.shared import SharedSource
 from tir_dagster.refresh.state.versions import Version
 from tir_dagster.refresh.survey import Log, Survey, listed_tables, read_tokens
 from tir_dagster.refresh.verify import SlicesInTurn, compare_in_turn
 from tir_dagster.snowflake.connection import SnowflakeAccess, SnowflakeError
-from tir_dagster.snowflake.versions import SourceVersion
+from tir_dagster.snowflake.versions import SourceVersion, Span
 from tir_dagster.spec.extract import ExtractSpec
 
 if TYPE_CHECKING:
@@ -101,6 +102,7 @@ def make_change_set(
     ident: str,
     access: SnowflakeAccess,
     start_spark: Callable[[], SparkSession],
+    shared: SharedSource,
     store: ChangeSetStore,
     base: Base | None,
     confirmed: Confirmation | None,
@@ -117,7 +119,7 @@ def make_change_set(
     refuse_duplicates(relation, access, surveyed.version)
     pending = store.pending()
     with store.staging(ident) as folder:
-        reader = SourceReader(start_spark, access, relation, surveyed.version, folder / _WORK, log)
+        reader = SourceReader(start_spark, access, relation, surveyed.version, folder / _WORK, shared, log)
         difference, turn, partial = Difference(0, {}, {}), None, False
         if plan.decision == "incremental" and base is not None:
             keyed = [pending_set.id for pending_set in pending if pending_set.decision == "incremental"]
@@ -345,6 +347,7 @@ def detect(
             ident=ident,
             access=context.snowflake,
             start_spark=start_spark,
+            shared=context.shared,
             store=context.change_sets,
             base=base,
             confirmed=looked.confirmed,
@@ -391,18 +394,30 @@ class SourceReader:
     relation: Relation
     version: SourceVersion
     folder: Path
+    shared: SharedSource
     log: Callable[[str], None]
 
-    def stage(self, statement: str, *, hinted: bool = False) -> tuple[Path, ...]:
-        """Run the statement and stage its rows; return the files."""
-        staged = stage(
-            self.start_spark,
-            self.access,
-            statement,
-            staged_columns(self.relation, hinted=hinted),
-            self.folder / "candidates",
-        )
-        self.log(staged.summary)
+    def stage(
+        self, statement: str, *, hinted: bool = False, span: Span | None = None, changes: Sequence[str] = ()
+    ) -> tuple[Path, ...]:
+        """Run the statement and stage its rows; return the files.
+
+        Parts of it that only read changes between two versions are read once for all extracts that have both versions.
+        """
+        own = statement
+        if span is not None:
+            for select in changes:
+                statement = statement.replace(select, self.shared.changes(select, span))
+        columns, folder = staged_columns(self.relation, hinted=hinted), self.folder / "candidates"
+        try:
+            staged = stage(self.start_spark, self.access, statement, columns, folder)
+        except SnowflakeError:
+            if statement == own:
+                raise
+            # The shared result may be gone.
+            self.log("the changes that another extract has read could not be used; they are read again")
+            staged = stage(self.start_spark, self.access, own, columns, folder)
+        self.log(staged.summary + (", of changes that extracts share" if statement != own else ""))
         return staged.files
 
     def read_all(self, folder: Path) -> StagedRows:

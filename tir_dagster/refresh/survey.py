@@ -28,6 +28,7 @@ from tir_dagster.refresh.deliveries.agreement import (
     needed_increment,
     refuse_document,
 )
+from tir_dagster.refresh.state.shared import SharedSource
 from tir_dagster.snowflake.columns import Column
 from tir_dagster.snowflake.connection import SnowflakeAccess
 from tir_dagster.snowflake.names import TableName
@@ -94,15 +95,39 @@ def survey_source(
     *,
     columns: Sequence[str] = (),
     settled: Settled | None = None,
+    shared: SharedSource | None = None,
     log: Log,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Survey:
-    """Look at the source: its columns, its identity, its change token, and a quiet moment to pin."""
+    """Look at the source: its columns, its identity, its change token, and a quiet moment to pin.
+
+    Extracts that share their versions pin the same one while their tables stay as they are.
+    """
     relation = relation_of(spec, access, columns=columns)
     # Before anything is read: DDL that comes later is seen next time.
     facts = {table: table_facts(access, table) for table in relation.tables}
     views = {table: view_definition(access, table) for table, fact in facts.items() if fact.is_view}
-    token, version = quiet_moment(spec, access, relation.tables, settled=settled, log=log, sleep=sleep)
+    quiet, after = spec.thresholds.quiet_period, settled.version if settled else None
+
+    def states(token: str) -> dict[str, str]:
+        """A text for each table that changes with its rows and with its definition."""
+        tokens = zip(facts.items(), token.split(","), strict=True)
+        return {
+            str(table): _digest([fact.identity, fact.ddl, str(views.get(table)), part])
+            for (table, fact), part in tokens
+        }
+
+    token, version = quiet_moment(
+        spec,
+        access,
+        relation.tables,
+        settled=settled,
+        pinned=lambda token: shared.pinned(states(token), quiet, after=after) if shared else None,
+        log=log,
+        sleep=sleep,
+    )
+    if shared:
+        version = shared.agree(states(token), quiet, version, after=after)
     known = SourceState(
         definition=definition_of(spec),
         schema=_digest(
@@ -152,6 +177,7 @@ def quiet_moment(
     tables: Sequence[TableName],
     *,
     settled: Settled | None = None,
+    pinned: Callable[[str], SourceVersion | None] = lambda _: None,
     log: Log,
     sleep: Callable[[float], None] = time.sleep,
 ) -> tuple[str, SourceVersion]:
@@ -166,6 +192,9 @@ def quiet_moment(
     if settled is not None and token == settled.token:
         # Nothing changed since a version that was quiet then.
         return token, max(settled.version, _before(seen, MARGIN_SECONDS))
+    if (version := pinned(token)) is not None:
+        # Another extract has waited, and nothing changed since.
+        return token, version
     quiet = spec.thresholds.quiet_period
     wait = max(quiet, MARGIN_SECONDS) + AFTER_TOKEN_SECONDS
     left = wait
@@ -238,7 +267,15 @@ def survey(context: RefreshContext, looked: Looked) -> Survey:
     settled = Settled(confirmed.known.token, SourceVersion.parse(confirmed.source_version)) if confirmed else None
     with explaining_lost_lease(context), context.stages.timed("survey"), context.snowflake.kept_open():
         columns = extract_columns(context, looked)
-        surveyed = survey_source(context.spec, context.snowflake, columns=columns, settled=settled, log=context.log)
+        surveyed = survey_source(
+            context.spec,
+            context.snowflake,
+            columns=columns,
+            settled=settled,
+            # A plan changes nothing, not even for other extracts.
+            shared=context.shared if context.lease is not None else None,
+            log=context.log,
+        )
         _check_stored_key(context, looked, surveyed)
         return surveyed
 

@@ -213,6 +213,12 @@ class SnowflakeAccess:
             cursor.execute(sql, params)
             return [tuple(row) for row in cursor.fetchall()]
 
+    def run(self, sql: str) -> str:
+        """Run one statement whose rows stay in Snowflake; return its query id."""
+        with self.connect() as connection, waiting_for("warehouse"), connection.cursor() as cursor:
+            cursor.execute(sql)
+            return str(cursor.sfqid)
+
     def fail(self, error: connector_errors.Error) -> NoReturn:
         """Raise the SourceError for an error of the connector."""
         where = f"Snowflake account {self.account}" + (f" at {self.host}:{self.port}" if self.host else "")

@@ -94,7 +94,7 @@ class BagReader:
         self._warehouse, self._relation, self._version = warehouse, relation, version
         self.rows = 0
 
-    def stage(self, statement: str, *, hinted: bool = False) -> list[dict[str, Any]]:
+    def stage(self, statement: str, *, hinted: bool = False, **_: Any) -> list[dict[str, Any]]:
         staged = self._warehouse.named_rows(statement)
         self.rows += len(staged)
         return staged

@@ -5,14 +5,9 @@ Screenshots of each step are kept in build/screenshots.
 
 from __future__ import annotations
 
-import os
 import re
-import signal
-import socket
 import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,7 +22,7 @@ from tir_dagster.orchestration.home import dagster_instance, tir_home
 from tir_dagster.orchestration.metadata import last_confirmation
 from tir_dagster.orchestration.names import extract_keys
 from tir_dagster.orchestration.partitions import slice_partitions
-from tir_dagster_tests.processes import answers, free_port, wait_for
+from tir_dagster_tests.processes import answers, free_port, listening, running, wait_for
 
 ROOT = Path(__file__).parents[2]
 # Three of the runs start a Spark of their own, on machines that may have little to spare.
@@ -64,31 +59,6 @@ class Screen:
 
     def runs(self, job: str, status: dg.DagsterRunStatus = dg.DagsterRunStatus.SUCCESS) -> list[dg.DagsterRun]:
         return list(self.instance.get_runs(dg.RunsFilter(job_name=job, statuses=[status])))
-
-
-@contextmanager
-def running(folder: Path, *command: str) -> Iterator[None]:
-    """A server of Dagster's, with all its children ended at the end."""
-    program = str(Path(sys.executable).with_name(command[0]))
-    with (folder / f"{command[0]}.log").open("w") as log:
-        started = subprocess.Popen([program, *command[1:]], stdout=log, stderr=log, start_new_session=True, cwd=folder)
-    try:
-        yield
-    finally:
-        os.killpg(started.pid, signal.SIGTERM)
-        try:
-            started.wait(20)
-        except subprocess.TimeoutExpired:
-            os.killpg(started.pid, signal.SIGKILL)
-            started.wait(20)
-
-
-@contextmanager
-def listening(port: int) -> Iterator[None]:
-    """The code server answers: those that ask it would otherwise try again, later and later."""
-    with socket.socket() as probe:
-        wait_long(lambda: probe.connect_ex(("127.0.0.1", port)) == 0, "the code server answers")
-    yield
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -59,39 +60,56 @@ def in_time(action: Callable[[], T], seconds: float = READ_SECONDS) -> T:
 
 
 @dataclass
-class _Answer:
-    """The result of one query, and the sensors that have used it."""
+class _Way:
+    """One way to Snowflake: the tables that its sensors need, the last answer about them, and who has used it."""
 
-    probes: dict[TableName, Probe]
-    at: float
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    # Those that had a token when they were last probed; the others are probed for their own sensors only.
+    tables: set[TableName] = field(default_factory=set)
+    missing: set[TableName] = field(default_factory=set)
+    probes: dict[TableName, Probe] = field(default_factory=dict)
+    at: float = 0.0
     heard: set[str] = field(default_factory=set)
+
+    def probe(self, access: SnowflakeAccess, needed: Sequence[TableName]) -> dict[TableName, Probe]:
+        """Probe all tables by one query; only the needed ones where a table of another extract makes it fail."""
+        from tir_dagster.snowflake.connection import SnowflakeDownError, SnowflakeError
+        from tir_dagster.snowflake.versions import probe
+
+        apart = [table for table in needed if table in self.missing]
+        together = sorted({*self.tables, *needed} - {*apart}, key=str)
+        try:
+            probes = probe(access, together)
+        except SnowflakeDownError:
+            raise
+        except SnowflakeError:
+            probes = probe(access, [table for table in needed if table not in self.missing])
+        for table in apart:
+            probes |= probe(access, [table])
+        with_token = {table for table, table_probe in probes.items() if table_probe.token is not None}
+        self.missing = (self.missing | probes.keys()) - with_token
+        self.tables = (self.tables | with_token) - self.missing
+        return probes
 
 
 class SharedProbes:
-    """The last answer for each connection to Snowflake, shared by sensors."""
+    """The last answer for each way to Snowflake: one query about the tables of all its sensors, shared by them."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._lock = threading.Lock()
-        self._answers: dict[Hashable, _Answer] = {}
+        self._ways: defaultdict[Hashable, _Way] = defaultdict(_Way)
 
     def probe(self, access: SnowflakeAccess, tables: Sequence[TableName], *, asker: str) -> dict[TableName, Probe]:
-        """Probe the tables; use the recent answer of another sensor if it has all tables and this sensor has not used it."""
-        from tir_dagster.snowflake.versions import probe
-
+        """Probe the tables; use the recent answer to another sensor if it has them and this sensor has not used it."""
         # Another role may see other tables.
-        way = (access.account, access.host, access.port, access.user, access.role)
-        with self._lock:
-            answer = self._answers.get(way)
-            if answer is None or not self._is_news(answer, tables, asker):
-                answer = _Answer(probe(access, tables), self._clock())
-                self._answers[way] = answer
-            answer.heard.add(asker)
-            return {table: answer.probes[table] for table in tables}
-
-    def _is_news(self, answer: _Answer, tables: Sequence[TableName], asker: str) -> bool:
-        fresh = self._clock() - answer.at < FRESH_SECONDS
-        return fresh and asker not in answer.heard and set(tables) <= answer.probes.keys()
+        way = self._ways[access.account, access.host, access.port, access.user, access.role]
+        # While one account or role does not answer, the sensors of the others go on.
+        with way.lock:
+            fresh = self._clock() - way.at < FRESH_SECONDS and asker not in way.heard
+            if not (fresh and way.probes.keys() >= set(tables)):
+                way.probes, way.at, way.heard = way.probe(access, tables), self._clock(), set()
+            way.heard.add(asker)
+            return {table: way.probes[table] for table in tables}
 
 
 SHARED = SharedProbes()

@@ -65,6 +65,11 @@ def resolved(session: Session, tree: exp.Expr, params: Any) -> Iterator[Any]:
         elif temporary and (name := _meant(session, tree, table)) in temporary:
             assert name is not None
             _refer_to_temporary(tree, table, name)
+    registered = [
+        _read_result(session, scan, query)
+        for scan in list(tree.find_all(exp.TableFromRows))
+        if (query := _scanned(tree, scan))
+    ]
     for call in list(tree.find_all(exp.Anonymous, *_PARSED)):
         if (value := _constant(session, call)) is not None:
             if call is tree:
@@ -73,9 +78,30 @@ def resolved(session: Session, tree: exp.Expr, params: Any) -> Iterator[Any]:
     try:
         yield tree
     finally:
+        for result in registered:
+            with suppress(duckdb.Error):
+                session.duck.unregister(result)
         for view in replaced:
             with suppress(duckdb.Error):
                 session.duck.execute(f"DROP {'TABLE' if copied else 'VIEW'} IF EXISTS {view}")
+
+
+def _scanned(tree: exp.Expr, scan: exp.TableFromRows) -> str | None:
+    """The query whose result a part of the statement reads; fakesnow answers a statement that reads nothing else."""
+    call, clause = scan.this, scan.parent
+    is_scan = isinstance(call, exp.Anonymous) and call.name.upper() == "RESULT_SCAN" and call.expressions
+    if not is_scan or (clause is not None and clause.parent is tree):
+        return None
+    return str(call.expressions[0].name)
+
+
+def _read_result(session: Session, scan: exp.TableFromRows, query: str) -> str:
+    """Put a kept result in the place of its RESULT_SCAN; return the name under which this session reads it."""
+    name = f"_tir_{next(_views)}"
+    session.duck.register(name, session.results.table(query, session.duck))
+    alias = scan.args.get("alias") or exp.TableAlias(this=exp.to_identifier(name, quoted=True))
+    scan.replace(exp.Table(this=exp.to_identifier(name, quoted=True), alias=alias))
+    return name
 
 
 def _refuse_uninitialized(uninitialized: set[TableName], name: TableName | None) -> None:

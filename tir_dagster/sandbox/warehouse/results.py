@@ -7,17 +7,19 @@ import threading
 import time
 from base64 import b64encode
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
 from fakesnow.arrow import to_sf_schema
 from fakesnow.rowtype import describe_as_rowtype
 
 from tir_dagster.sandbox.warehouse.errors import SnowflakeError
+from tir_dagster.sandbox.warehouse.names import quote
 
 # Rows are read in small steps and put together to chunks, so that wide rows do not add up to gigabytes.
 ROWS_PER_READ = 2048
@@ -50,12 +52,14 @@ class Result:
     first: bytes | Path = b""
     chunks: list[Chunk] = field(default_factory=list)
     rows: list[list[str | None]] | None = None
+    # The columns of a query with their types in DuckDB.
+    columns: Sequence[tuple[str, str]] = ()
 
     def as_json(self, base_url: str) -> dict[str, Any]:
         answer: dict[str, Any] = {"rowtype": self.rowtype, "total": self.total, "returned": self.total}
         if self.rows is not None:
             return {**answer, "queryResultFormat": "json", "rowset": self.rows}
-        answer |= {"queryResultFormat": "arrow", "rowsetBase64": b64encode(self._inline()).decode()}
+        answer |= {"queryResultFormat": "arrow", "rowsetBase64": b64encode(self.inline()).decode()}
         if self.chunks:
             answer["chunks"] = [
                 {
@@ -68,7 +72,7 @@ class Result:
             ]
         return answer
 
-    def _inline(self) -> bytes:
+    def inline(self) -> bytes:
         if isinstance(self.first, bytes):
             return self.first
         try:
@@ -125,7 +129,7 @@ class ResultStore:
         if sizes:
             with self._lock:
                 self._kept[query_id] = (time.monotonic(), sizes)
-        return Result(query_id, rowtype, total, first, chunks)
+        return Result(query_id, rowtype, total, first, chunks, columns=columns)
 
     def remember(self, result: Result) -> None:
         """Keep it for RESULT_SCAN, as long as memory stays bounded."""
@@ -147,6 +151,22 @@ class ResultStore:
                 self._remove(query_id)
                 del self._kept[query_id]
                 total -= size
+
+    def table(self, query_id: str, duck: duckdb.DuckDBPyConnection) -> pa.Table:
+        """The rows of a kept result, in the types that the query gave them."""
+        result = self.recall(query_id)
+        paths = [self.path(query_id, str(number)) for number in range(len(result.chunks))] if result else []
+        if result is None or result.rows is not None or None in paths:
+            raise SnowflakeError(709, "02000", f"Statement {query_id} not found")
+        if not result.total:
+            nothing = ", ".join(f"CAST(NULL AS {kind}) AS {quote(name)}" for name, kind in result.columns)
+            return duck.execute(f"SELECT {nothing} LIMIT 0").to_arrow_table()
+        parts = [result.inline(), *(path.read_bytes() for path in paths if path)]
+        table = pa.concat_tables([pa.ipc.open_stream(part).read_all() for part in parts])
+        columns = [
+            _from_snowflake(column, kind["type"]) for column, kind in zip(table.columns, result.rowtype, strict=True)
+        ]
+        return pa.table(columns, names=table.column_names)
 
     def _remove(self, query_id: str) -> None:
         for path in self._folder.glob(f"{query_id}-*.arrow"):
@@ -196,6 +216,18 @@ def _to_snowflake(column: pa.Array) -> pa.Array:
         return pc.multiply(column.cast(pa.int64()), 1000)
     if pa.types.is_uint64(column.type):
         return column.cast(pa.int64())
+    return column
+
+
+def _from_snowflake(column: pa.ChunkedArray, kind: str) -> pa.ChunkedArray:
+    """The column as a query gave it: the inverse of `_to_snowflake`."""
+    if pa.types.is_struct(column.type):
+        seconds, nanos = pc.struct_field(column, "epoch"), pc.struct_field(column, "fraction")
+        micros = pc.add(pc.multiply(seconds, 1_000_000), pc.divide(nanos.cast(pa.int64()), 1000))
+        zone = "UTC" if column.type.get_field_index("timezone") >= 0 else None
+        return pc.if_else(pc.is_null(column), None, micros).cast(pa.timestamp("us", tz=zone))
+    if kind.upper() == "TIME":
+        return pc.divide(column, 1000).cast(pa.time64("us"))
     return column
 
 

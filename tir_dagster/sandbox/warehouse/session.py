@@ -143,7 +143,7 @@ class Session:
         self.duck = lake.connection()
         self.transaction = Transaction(self.number, self.duck, lake, locks)
         self._locks = locks
-        self._results = results
+        self.results = results
         self._state = threading.Lock()
         self._current = ""
         self._cancelled = False
@@ -232,7 +232,7 @@ class Session:
         with self._statement(query_id):
             answer = self._execute(sql, query_id, params, batch)
             self.last_query_id = query_id
-            self._results.remember(answer.result)
+            self.results.remember(answer.result)
             return answer
 
     def refresh_due_tables(self) -> None:
@@ -254,7 +254,7 @@ class Session:
             if columns is None:
                 return self._execute(sql, query_id, None, None)
             return Answer(
-                self._results.keep(query_id, [(row[0], row[1]) for row in columns], iter(())), statement_type_id(tree)
+                self.results.keep(query_id, [(row[0], row[1]) for row in columns], iter(())), statement_type_id(tree)
             )
 
     @contextmanager
@@ -415,7 +415,7 @@ class Session:
             cursor = self._checked_cursor(resolved)
             transformed = _translated(cursor, resolved, params)
             if scanned := transformed.args.get("result_scan_sfqid"):
-                if (earlier := self._results.recall(scanned)) is None:
+                if (earlier := self.results.recall(scanned)) is None:
                     raise SnowflakeError(709, "02000", f"Statement {scanned} not found")
                 return Answer(earlier, type_id)
             if transformed.args.get("seed"):
@@ -424,10 +424,10 @@ class Session:
             sql = duckdb_text(transformed)
             columns, sql = _presentable(self.duck, sql, params)
             if describe_only:
-                return Answer(self._results.keep(query_id, columns, iter(())), type_id)
+                return Answer(self.results.keep(query_id, columns, iter(())), type_id)
             reader = self.duck.execute(sql, params or None).to_arrow_reader(ROWS_PER_READ)
             batches = _first_rows(self._unless_cancelled(reader), self.parameter("ROWS_PER_RESULTSET"))
-            return Answer(self._results.keep(query_id, columns, batches), type_id)
+            return Answer(self.results.keep(query_id, columns, batches), type_id)
 
     def _unless_cancelled(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -469,7 +469,7 @@ class Session:
             return self._fetched(answer, query_id, tree)
         rows: list[list[str | None]] = [[str(count) for count in answer.values()]]
         columns = [(f"number of {operation}", "BIGINT") for operation in answer]
-        kept = self._results.keep(query_id, columns, iter(()))
+        kept = self.results.keep(query_id, columns, iter(()))
         return Answer(Result(query_id, kept.rowtype, 1, rows=rows), statement_type_id(tree))
 
     def _copied(
@@ -483,7 +483,7 @@ class Session:
         rows = self._changing(lambda: copy(place))
         if not rows:
             return self._status("Copy executed with 0 files processed.", query_id, tree)
-        kept = self._results.keep(query_id, [(name, "VARCHAR") for name in stages.REPORT], iter(()))
+        kept = self.results.keep(query_id, [(name, "VARCHAR") for name in stages.REPORT], iter(()))
         return Answer(Result(query_id, kept.rowtype, len(rows), rows=rows), statement_type_id(tree))
 
     def _duck_name(self, target: TableName, *, temporary: bool) -> str:
@@ -632,7 +632,7 @@ class Session:
             kinds = [sizes[column].shown(kind) if column in sizes else kind for column, kind in described]
             rows = rows.set_column(rows.column_names.index("type"), "type", pa.array(kinds, pa.string()))
         batches = rows.combine_chunks().to_batches() if rows is not None else []
-        return Answer(self._results.keep(query_id, columns, iter(batches)), statement_type_id(tree))
+        return Answer(self.results.keep(query_id, columns, iter(batches)), statement_type_id(tree))
 
     # fakesnow and DuckDB
 
@@ -680,10 +680,10 @@ class Session:
         type_id = statement_type_id(tree)
         if table is not None and type_id in DML_TYPE_IDS:
             rows = [[None if value is None else str(value) for value in row.values()] for row in table.to_pylist()]
-            kept = self._results.keep(query_id, columns, iter(()))
+            kept = self.results.keep(query_id, columns, iter(()))
             return Answer(Result(query_id, kept.rowtype, len(rows), rows=rows), type_id)
         batches = table.combine_chunks().to_batches() if table is not None else []
-        return Answer(self._results.keep(query_id, columns, iter(batches)), type_id)
+        return Answer(self.results.keep(query_id, columns, iter(batches)), type_id)
 
     def _status(self, message: str, query_id: str, tree: exp.Expr) -> Answer:
         return self._table(pa.table({"status": [message]}), query_id, tree)
@@ -693,7 +693,7 @@ class Session:
             (name, _DUCK_TYPES[str(kind)]) for name, kind in zip(table.column_names, table.schema.types, strict=True)
         ]
         return Answer(
-            self._results.keep(query_id, columns, iter(table.combine_chunks().to_batches())), statement_type_id(tree)
+            self.results.keep(query_id, columns, iter(table.combine_chunks().to_batches())), statement_type_id(tree)
         )
 
 
