@@ -99,6 +99,17 @@ def name_of_id(client: TableauClient, datasource_id: str) -> str | None:
     return shown_place(item.name, str(item.project_name), client.where)
 
 
+def list_extracts(client: TableauClient) -> list[ListedExtract]:
+    """Return all datasources with an extract that the user can see, as the list shows them."""
+    items = _everything(client, "datasources", "list the datasources")
+    return [
+        ListedExtract(item.id, item.name, item.project_id, item.size)
+        # Older servers do not say whether there is an extract.
+        for item in items
+        if item.has_extracts is not False
+    ]
+
+
 def look_for_datasource(client: TableauClient, *, project: FoundProject, name: str) -> FoundDatasource | None:
     """Return the datasource of that name in that project, or None."""
     doing = f"find datasource {name!r} in project {project.path!r}"
@@ -271,6 +282,16 @@ class FoundProject:
     id: str
     name: str
     path: str
+
+
+@dataclass(frozen=True)
+class ListedExtract:
+    """A datasource with an extract as the list shows it."""
+
+    id: str
+    name: str
+    project_id: str
+    size_mb: int | None
 
 
 SignInMethod = Literal["password", "key_pair", "oauth"]
