@@ -24,7 +24,7 @@ from tir_dagster.cli.output import AS_JSON, tell
 from tir_dagster.cli.probe_server import probe_server
 from tir_dagster.cli.revisions import revisions
 from tir_dagster.cli.sandbox import PORT, SEED, sandbox
-from tir_dagster.cli.setup.commands import adopt, init
+from tir_dagster.cli.setup.commands import adopt, doctor, init
 from tir_dagster.cli.spark import spark
 from tir_dagster.cli.webhooks import webhooks
 from tir_dagster.errors import LoadError, SpecError, TirError
@@ -319,6 +319,7 @@ def dev(port: int, host: str) -> None:
 for command in (
     init,
     adopt,
+    doctor,
     verify,
     history,
     why,

@@ -263,6 +263,20 @@ def table_facts(access: SnowflakeAccess, table: TableName) -> TableFacts:
     return TableFacts(created, defined, _whole(count), _whole(retention), is_view=kind == "VIEW")
 
 
+def shown_objects(access: SnowflakeAccess, table: TableName, *, views: bool = False) -> list[dict[str, Any]]:
+    """Return what SHOW TABLES, or SHOW VIEWS, says of the objects whose names fit this one: it may have wildcards."""
+    place = f"{quote(table.database)}.{quote(table.schema)}"
+    return rows_by_name(access, f"SHOW {'VIEWS' if views else 'TABLES'} LIKE {literal(table.name)} IN SCHEMA {place}")
+
+
+def rows_by_name(access: SnowflakeAccess, sql: str) -> list[dict[str, Any]]:
+    """Run a SHOW statement and return its rows by the names of their columns, whose order differs between accounts."""
+    with access.connect() as connection, connection.cursor() as cursor:
+        cursor.execute(sql)
+        names = [column.name for column in cursor.description]
+        return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
+
+
 def _whole(value: Any) -> int | None:
     return None if value is None else int(value)
 

@@ -51,7 +51,7 @@ def list_projects(client: TableauClient) -> list[FoundProject]:
     """All projects that the user can see, with their paths."""
     items = _everything(client, "projects", "list the projects")
     by_id = {item.id: item for item in items}
-    return [FoundProject(item.id, item.name, _path(item, by_id)) for item in items]
+    return [FoundProject(item.id, item.name, _path(item, by_id), item.writeable) for item in items]
 
 
 def _path(item: Any, by_id: dict[str, Any]) -> str:
@@ -282,6 +282,8 @@ class FoundProject:
     id: str
     name: str
     path: str
+    # Whether this user may publish there; None where the server does not say.
+    writeable: bool | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)

@@ -167,15 +167,13 @@ def adopt(
     if only and target is None:
         raise click.UsageError("--only chooses what --write FOLDER or --write FILE.yaml writes. Give both.")
     from tir_dagster.cli.setup.adopting import write_drafts
-    from tir_dagster.cli.setup.site import chosen_candidates, scan_lines, scan_site
-    from tir_dagster.tableau.access import TableauAccess
-    from tir_dagster.tableau.client import TableauClient
+    from tir_dagster.cli.setup.site import chosen_candidates, looking_client, scan_lines, scan_site
 
     written: list[str] = []
     failed: list[str] = []
     with (
         stopping("tir adopt", lambda: "Nothing was changed on the server."),
-        TableauClient(TableauAccess.from_environment(os.environ)) as client,
+        looking_client() as client,
     ):
         scan = scan_site(client, projects, most_inside=look, tell=tell)
         if target is not None:
@@ -188,4 +186,42 @@ def adopt(
     for problem in failed:
         click.echo(f"not written: {problem}", err=True)
     if failed:
+        raise click.exceptions.Exit(1)
+
+
+GROUPS = ("machine", "snowflake", "tableau", "slack", "servicenow", "s3")
+
+
+@click.command(short_help="Check this machine and the servers, and say what to fix.")
+@click.argument("groups", nargs=-1, type=click.Choice(GROUPS), metavar="[GROUP]...")
+@click.option("--spark", is_flag=True, help="Also start Spark, which takes some seconds.")
+@click.option("--timeout", type=click.IntRange(min=1), default=60, show_default=True, help="Seconds for each check.")
+@click.option("--env", "environment", is_flag=True, help="List the environment variables, and whether they are set.")
+@AS_JSON
+def doctor(groups: tuple[str, ...], timeout: int, *, spark: bool, environment: bool, as_json: bool) -> None:
+    """Check this machine, Snowflake, Tableau, and Slack, ServiceNow and S3 where they are configured or declared.
+
+    GROUP chooses some of: machine, snowflake, tableau, slack, servicenow, s3. Each line is ok, a warning, or a failure
+    with what to do. Exit code 1 if there is a failure. Nothing is written on the servers.
+    """
+    from tir_dagster.cli.setup.checks import finding_lines, run_group, summary
+    from tir_dagster.cli.setup.doctor import Patient, read_declared
+    from tir_dagster.cli.setup.environment import environment_lines, variable_states
+
+    declared, _ = read_declared()
+    if environment:
+        states = variable_states(os.environ, declared.extracts)
+        click.echo(json.dumps([one.as_dict() for one in states]) if as_json else "\n".join(environment_lines(states)))
+        return
+    patient = Patient(os.environ, declared, with_spark=spark)
+    findings = []
+    with stopping("tir doctor", lambda: "Nothing was changed."):
+        for group in groups or patient.wanted():
+            tell(f"checking {group}")
+            for finding in run_group(group, patient.checks(group), seconds=timeout):
+                findings.append(finding)
+                if not as_json:
+                    click.echo("\n".join(finding_lines(finding)))
+    click.echo(json.dumps([finding.as_dict() for finding in findings]) if as_json else summary(findings))
+    if any(finding.state == "failure" for finding in findings):
         raise click.exceptions.Exit(1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 import zipfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tir_dagster.errors import DatasourceError, ExtractError
@@ -51,14 +51,12 @@ def look_at_datasource(client: TableauClient, project_path: str, name: str) -> D
     """Look at the datasource of that name, its document included; its rows are not downloaded."""
     project = find_project(client, project_path)
     datasource = look_for_datasource(client, project=project, name=name)
-    place = {"rest_version": client.rest_version, "shows_jobs": shows_jobs(client)}
+    look = DatasourceLook(project.path, name, client.rest_version, shows_jobs(client))
     if datasource is None:
-        return DatasourceLook(project.path, name, **place)
+        return look
     package, problem = look_inside(client, datasource)
     tasks = scheduled_refreshes(client, datasource)
-    return DatasourceLook(
-        project.path, name, **place, datasource=datasource, package=package, problem=problem, tasks=tasks
-    )
+    return replace(look, datasource=datasource, package=package, problem=problem, tasks=tasks)
 
 
 def look_inside(client: TableauClient, datasource: FoundDatasource) -> tuple[Package | None, str]:

@@ -15,6 +15,7 @@ from tir_dagster.cli.setup.published import DatasourceSource, look_inside, obsta
 from tir_dagster.errors import SpecError
 from tir_dagster.hyper.package.package import Package
 from tir_dagster.tableau.access import TableauAccess
+from tir_dagster.tableau.calls import Use
 from tir_dagster.tableau.client import TableauClient
 from tir_dagster.tableau.datasources import (
     FoundProject,
@@ -37,13 +38,19 @@ _MOST_JOBS_READ = 200
 CLOUD_CALLS = 40_000
 
 
+def looking_client() -> TableauClient:
+    """Return a client of the site that the environment names; the token of a connected app asks for reading only."""
+    uses = {Use.SIGN_IN, Use.LOOK, Use.DOWNLOAD, Use.TASKS, Use.JOBS}
+    return TableauClient(TableauAccess.from_environment(os.environ).limited_to(uses))
+
+
 @contextmanager
 def optional_client() -> Iterator[TableauClient | None]:
-    """Yield a client of the site that the environment names; None if it names none."""
+    """Yield that client; None if the environment names no server."""
     if not os.environ.get("TABLEAU_SERVER_URL"):
         yield None
         return
-    with TableauClient(TableauAccess.from_environment(os.environ)) as client:
+    with looking_client() as client:
         yield client
 
 

@@ -11,9 +11,17 @@ from typing import Any
 
 from tir_dagster.snowflake.columns import Column, Kind
 from tir_dagster.snowflake.connection import MISSING_OBJECT, SnowflakeAccess, SnowflakeError
-from tir_dagster.snowflake.names import TableName, literal, quote
+from tir_dagster.snowflake.names import TableName, quote
 from tir_dagster.snowflake.query import View, analyse, tables_of
-from tir_dagster.snowflake.versions import column_names, describe_held, describe_query, missing_table, table_facts
+from tir_dagster.snowflake.versions import (
+    column_names,
+    describe_held,
+    describe_query,
+    missing_table,
+    rows_by_name,
+    shown_objects,
+    table_facts,
+)
 
 Tell = Callable[[str], None]
 # Larger tables are counted only when asked: the statement reads every row of a few columns.
@@ -145,7 +153,7 @@ def table_state(access: SnowflakeAccess, table: TableName) -> TableState:
         raise missing_table(access, table, "Correct the name, or grant SELECT on the table.") from None
     shown = shown_objects(access, table, views=facts.is_view)
     row: dict[str, Any] = next((row for row in shown if row["name"] == table.name), {})
-    key = [] if facts.is_view else _rows_by_name(access, f"SHOW PRIMARY KEYS IN TABLE {table.sql}")
+    key = [] if facts.is_view else rows_by_name(access, f"SHOW PRIMARY KEYS IN TABLE {table.sql}")
     return TableState(
         table,
         facts.is_view,
@@ -155,19 +163,6 @@ def table_state(access: SnowflakeAccess, table: TableName) -> TableState:
         facts.retention_days,
         tuple(str(part["column_name"]) for part in sorted(key, key=lambda part: int(part["key_sequence"]))),
     )
-
-
-def shown_objects(access: SnowflakeAccess, table: TableName, *, views: bool = False) -> list[dict[str, Any]]:
-    """Return what SHOW TABLES, or SHOW VIEWS, says of the objects whose names fit this one: it may have wildcards."""
-    place = f"{quote(table.database)}.{quote(table.schema)}"
-    return _rows_by_name(access, f"SHOW {'VIEWS' if views else 'TABLES'} LIKE {literal(table.name)} IN SCHEMA {place}")
-
-
-def _rows_by_name(access: SnowflakeAccess, sql: str) -> list[dict[str, Any]]:
-    with access.connect() as connection, connection.cursor() as cursor:
-        cursor.execute(sql)
-        names = [column.name for column in cursor.description]
-        return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
 
 
 def _from(look: SourceLook) -> str:
