@@ -202,7 +202,10 @@ def similar_tables(access: SnowflakeAccess, table: TableName) -> str:
             {str(row[1]): f"the database {row[1]}" for row in access.query("SHOW DATABASES")},
             table.database,
         )
-    close = difflib.get_close_matches(wanted, known, n=3, cutoff=0.7)
+    same = [name for name in known if name.endswith(f".{table.name}")]
+    close = [*same, *(name for name in difflib.get_close_matches(wanted, known, n=3, cutoff=0.7) if name not in same)][
+        :3
+    ]
     return f" Did you mean {' or '.join(known[name] for name in close)}?" if close else ""
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from tir_dagster.cli.output import AS_JSON, tell
-from tir_dagster.errors import SpecError
+from tir_dagster.errors import SourceError, SpecError
 from tir_dagster.orchestration.interrupts import stopping
 from tir_dagster.snowflake.names import TableName
 
@@ -79,7 +79,7 @@ def init(
         raise SpecError(
             f"{file} exists. Name another file with --to, add to it with --append, or replace it with --force."
         )
-    table = TableName.parse(source) if source is not None else None
+    table = _table(source) if source is not None else None
     text = _query(query) if query is not None else None
     from tir_dagster.cli.setup.draft import defs_text, draft, write_new, write_spec_file
     from tir_dagster.cli.setup.site import optional_client
@@ -113,6 +113,13 @@ def _asked(asks: bool, what: str, missing: str) -> str:
     if not asks:
         raise click.UsageError(missing)
     return str(click.prompt(what, err=True)).strip()
+
+
+def _table(text: str) -> TableName:
+    try:
+        return TableName.parse(text)
+    except SourceError as error:
+        raise click.UsageError(str(error)) from None
 
 
 def _query(text: str) -> str:

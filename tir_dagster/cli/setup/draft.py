@@ -17,7 +17,7 @@ from tir_dagster.changes.relation import relation_of
 from tir_dagster.cli.setup.proposal import Place, Proposal, extract_name, propose
 from tir_dagster.cli.setup.published import DatasourceLook, look_at_datasource
 from tir_dagster.cli.setup.source import look_at_source
-from tir_dagster.errors import SpecError, TirError
+from tir_dagster.errors import DatasourceError, SpecError, TirError
 from tir_dagster.files import replaced_file
 from tir_dagster.refresh.deliveries.agreement import check_agreement, check_query_agreement
 from tir_dagster.snowflake.connection import SnowflakeAccess
@@ -86,36 +86,41 @@ def _fitting(
     for field in (*_GIVEN_UP, ""):
         try:
             spec = spec_from_mapping(proposal.mapping, "the draft")
-            if spec.delivery != "trigger":
-                relation = relation_of(spec, access)
-                if look is not None:
-                    _check_datasource(spec, access, look, [column.name for column in relation.columns])
-            return proposal, spec
+            columns = (
+                [] if spec.delivery == "trigger" else [column.name for column in relation_of(spec, access).columns]
+            )
         except SpecError as error:
             if not field:
                 raise SpecError(f"No spec could be written for {shown}: {error}") from None
             if field in proposal.mapping:
                 proposal = proposal.without(field, f"{field} was left out, because: {error}")
+        else:
+            if look is not None and spec.delivery != "trigger":
+                _check_datasource(spec, access, look, columns)
+            return proposal, spec
     raise AssertionError("the last round returns or raises")
 
 
 def _check_datasource(spec: ExtractSpec, access: SnowflakeAccess, look: DatasourceLook, columns: list[str]) -> None:
-    """Raise if the datasource that people made shows something else than the spec."""
+    """Raise SpecError if the datasource that people made shows something else than the spec."""
     if look.package is None or look.package.is_bare or look.datasource is None:
         return
     shown = look.datasource.shown
-    if spec.query is not None:
-        check_query_agreement(look.package, datasource=shown, query=spec.query, columns=columns)
-        return
-    table = TableName.parse(spec.source)
-    check_agreement(
-        look.package,
-        datasource=shown,
-        table=table,
-        source_columns=column_names(access, table),
-        needed=needed_columns(spec),
-        only=spec.columns,
-    )
+    try:
+        if spec.query is not None:
+            check_query_agreement(look.package, datasource=shown, query=spec.query, columns=columns)
+            return
+        table = TableName.parse(spec.source)
+        check_agreement(
+            look.package,
+            datasource=shown,
+            table=table,
+            source_columns=column_names(access, table),
+            needed=needed_columns(spec),
+            only=spec.columns,
+        )
+    except DatasourceError as error:
+        raise SpecError(str(error)) from None
 
 
 # As text

@@ -157,11 +157,11 @@ def _row_key(source: SourceLook, *, has_slices: bool) -> Part:
             tuple(reasons),
             ("Check that row_key identifies a row by design, not by chance.",),
         )
-    if declared and not source.counted:
+    if declared and (not source.counted or not source.rows):
         return Part(
             "row_key",
             list(declared),
-            ("The declared primary key. Snowflake does not enforce it, and it was not counted.",),
+            ("The declared primary key. Snowflake does not enforce it, and no value of it was counted.",),
         )
     if has_slices:
         why = "No column, and no likely pair of columns, was found unique" if source.counted else "Nothing was counted"

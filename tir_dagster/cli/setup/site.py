@@ -135,7 +135,9 @@ def scan_site(client: TableauClient, projects: Sequence[str], *, most_inside: in
         notes += [
             "This user does not see the list of jobs, so the hours are not known: an administrator's token shows them."
         ]
-    ranked = sorted([*looked, *candidates[most_inside:]], key=lambda one: (-one.hours_saved, *_by_time(one)))
+    ranked = sorted(
+        [*looked, *candidates[most_inside:]], key=lambda one: (-one.hours_saved, one.by_key is not True, *_by_time(one))
+    )
     return Scan(client.where, tuple(ranked), since, jobs is not None, counted(), tuple(notes))
 
 
@@ -204,8 +206,8 @@ def _listed(
     )
 
 
-def _by_time(candidate: Candidate) -> tuple[float, int, str]:
-    return -(candidate.hours or 0.0), -(candidate.size_mb or 0), candidate.path
+def _by_time(candidate: Candidate) -> tuple[float, int, int, str]:
+    return -(candidate.hours or 0.0), -(candidate.refreshes or 0), -(candidate.size_mb or 0), candidate.path
 
 
 def _inside(client: TableauClient, candidate: Candidate, project: FoundProject) -> Candidate:

@@ -121,7 +121,9 @@ def look_at_source(
             tell(f"{look.shown}: not counted ({known:,} rows); --count counts them in the warehouse")
             return replace(look, rows=look.main.rows if query is None else None)
         size = look.main.size_bytes or 0
-        how_large = f"{known:,} rows{f', {size / 1e9:,.1f} GB' if size > 1e8 else ''}" if known else "a view"
+        how_large = (
+            f"{known:,} rows{f', {size / 1e9:,.1f} GB' if size > 1e8 else ''}" if known else "a view of unknown size"
+        )
         tell(f"{look.shown}: counting different values by one statement over {how_large}")
         return _counted(access, look, tell)
 
