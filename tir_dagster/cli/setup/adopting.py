@@ -73,7 +73,7 @@ def _draft(
         access,
         table=candidate.source.table,
         query=candidate.source.query,
-        project=f"/{candidate.project}" if "/" not in candidate.project else candidate.project,
+        project=candidate.project,
         datasource=candidate.name,
         client=client,
         name=name,

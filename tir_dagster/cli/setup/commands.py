@@ -106,7 +106,13 @@ def init(
         click.echo(f"  {field:<9} {made.proposal.in_words(field)}")
     for todo in made.proposal.todos:
         click.echo(f"  to do     {todo}")
-    click.echo("Next: dg check defs" if as_component else f"Next: tir --specs {file} plan {made.name}")
+    next_step = f"tir --specs {file} plan {made.name}"
+    if as_component:
+        # Without resources `dg list defs` fails, and its error does not say where they come from.
+        next_step = (
+            "once in the project, dg.Definitions(resources=tir_dagster.environment_resources()); then dg check defs"
+        )
+    click.echo(f"Next: {next_step}")
 
 
 def _asked(asks: bool, what: str, missing: str) -> str:

@@ -42,7 +42,7 @@ from tir_dagster.spark.server import server_state
 from tir_dagster.spec.alerts import ServiceNowAlerts
 from tir_dagster.spec.extract import ExtractSpec
 from tir_dagster.spec.reading import SPECS_VARIABLE, Declared, load_declared
-from tir_dagster.tableau.access import TableauAccess, TableauPassword
+from tir_dagster.tableau.access import ConnectedApp, TableauAccess, TableauPassword
 from tir_dagster.tableau.calls import Use
 from tir_dagster.tableau.client import TableauClient, Timeouts
 from tir_dagster.tableau.datasources import FoundDatasource, find_project, look_for_datasource, none_of_that_name
@@ -303,9 +303,12 @@ def _tableau(patient: Patient) -> Iterator[Check]:
         return
     with _client(access[0]) as client:
         signed_in: list[str] = []
-        yield Check("sign-in", partial(_tableau_sign_in, client, signed_in))
+        behind: list[float] = []
+        yield Check("sign-in", partial(_tableau_sign_in, client, signed_in, behind))
         if not signed_in:
             return
+        if behind:
+            yield Check("clock", partial(clock_result, behind[-1], "Tableau"))
         yield Check("jobs", partial(_tableau_jobs, client))
     for spec in patient.extracts:
         uses = USES_BY_DELIVERY[spec.delivery] | {Use.RIGHTS, Use.DOWNLOAD}
@@ -322,7 +325,9 @@ def _client(access: TableauAccess) -> TableauClient:
 
 
 def _tableau_configuration(patient: Patient, found: list[TableauAccess]) -> Iterator[Result]:
-    access = TableauAccess.from_environment(patient.env).limited_to({Use.SIGN_IN, Use.LOOK, Use.JOBS})
+    deliveries = (USES_BY_DELIVERY[spec.delivery] for spec in patient.extracts)
+    uses = frozenset({Use.LOOK, Use.JOBS}).union(*deliveries)
+    access = TableauAccess.from_environment(patient.env).limited_to(uses)
     found.append(access)
     detail = f"{access.where}, {access.identity.shown}"
     if isinstance(access.identity, TableauPassword) and access.is_cloud:
@@ -333,12 +338,13 @@ def _tableau_configuration(patient: Patient, found: list[TableauAccess]) -> Iter
     yield ok(detail)
 
 
-def _tableau_sign_in(client: TableauClient, signed_in: list[str]) -> Iterator[Result]:
-    dates: list[tuple[datetime, datetime]] = []
+def _tableau_sign_in(client: TableauClient, signed_in: list[str], behind: list[float]) -> Result:
+    """Sign in, and note by how many seconds this machine's clock is behind the server's."""
 
     def note(response: Any, **_: Any) -> None:
+        # A Date has whole seconds.
         if text := response.headers.get("Date"):
-            dates.append((parsedate_to_datetime(text), datetime.now(UTC)))
+            behind.append((parsedate_to_datetime(text) - datetime.now(UTC)).total_seconds() + 0.5)
 
     def ask(server: Any) -> Any:
         server.session.hooks["response"].append(note)
@@ -349,10 +355,9 @@ def _tableau_sign_in(client: TableauClient, signed_in: list[str]) -> Iterator[Re
 
     info = client.call(ask, doing="ask for the server's version")
     signed_in.append(client.user_id)
-    yield ok(f"Tableau {info.product_version}, REST {info.rest_api_version}")
-    if dates:
-        # A Date has whole seconds.
-        yield clock_result(((dates[-1][0] - dates[-1][1]).total_seconds() + 0.5), "Tableau")
+    app = client.access.identity
+    asks = f"; the token asks for {', '.join(app.scopes)}" if isinstance(app, ConnectedApp) else ""
+    return ok(f"Tableau {info.product_version}, REST {info.rest_api_version}{asks}")
 
 
 def _tableau_jobs(client: TableauClient) -> Result:

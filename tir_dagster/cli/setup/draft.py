@@ -73,7 +73,7 @@ def draft(
         source = look_at_source(access, table=table, query=query, columns=columns, count=count, tell=tell)
     except ViewError as error:
         raise SpecError(str(error)) from None
-    place = Place(look.project if look is not None else project, datasource, look)
+    place = Place(project.strip(), datasource, look)
     proposal = propose(name or extract_name(datasource), source, place, env=env)
     proposal, spec = _fitting(proposal, access, look, source.shown)
     return Draft(proposal, spec, source.shown)
@@ -230,6 +230,14 @@ def write_schema(beside: Path) -> None:
     schema_file(beside).write_text(json.dumps(json_schema(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
+def _check_schema_file(file: Path) -> None:
+    """Raise SpecError if something else than a schema of ours has its name."""
+    if file.exists() and f'"title": "{json_schema()["title"]}"' not in file.read_text(encoding="utf-8"):
+        raise SpecError(
+            f"{file} is not tir_dagster's schema, and the spec file needs one of this name beside it. Rename it, or choose another folder with --to."
+        )
+
+
 def write_spec_file(file: Path, drafts: list[Draft], *, append: bool, force: bool) -> None:
     """Write the drafts to a spec file and the schema beside it; the file is read back before it is there."""
     if append and file.exists():
@@ -238,5 +246,6 @@ def write_spec_file(file: Path, drafts: list[Draft], *, append: bool, force: boo
     else:
         text = spec_file_text(drafts, f"./{schema_file(file).name}")
     parse_declared(text, str(file))
+    _check_schema_file(schema_file(file))
     write_new(file, text, force=force)
     write_schema(file)

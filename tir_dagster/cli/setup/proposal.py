@@ -77,7 +77,7 @@ class Proposal:
         value = part.value if not isinstance(part.value, list) else ", ".join(part.value)
         if isinstance(value, dict):
             value = ", ".join(f"{key}: {inner}" for key, inner in value.items())
-        reason = part.reasons[0] if part.reasons else ""
+        reason = re.split(r"(?<=[.:]) ", part.reasons[0])[0].rstrip(":") if part.reasons else ""
         return f"{value}: {reason}".removesuffix(": ") if value else reason or "none"
 
     def without(self, name: str, reason: str) -> Proposal:
@@ -246,7 +246,8 @@ def size_of_slices(months: Sequence[tuple[date, int]], *, today: date) -> tuple[
     if typical <= _MONTH_ROWS:
         return "month", f"{first:%Y-%m}", typical
     if typical <= _WEEK_ROWS or (today - first).days > _MOST_DAYS:
-        return "week", first.isoformat(), typical
+        # A week is named by its Monday.
+        return "week", (first - timedelta(days=first.weekday())).isoformat(), typical
     return "day", first.isoformat(), typical
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -58,6 +58,7 @@ def optional_client() -> Iterator[TableauClient | None]:
 class Candidate:
     """An extract on the site; `by_key` is None if nobody looked inside."""
 
+    # The path of its project; a name that others have, too, begins with a slash.
     project: str
     name: str
     id: str
@@ -116,6 +117,7 @@ def scan_site(client: TableauClient, projects: Sequence[str], *, most_inside: in
     tell(f"{len(listed)} extracts; adding up the refreshes of a week")
     jobs = refreshes_since(client, since, most_pages=_MOST_JOB_PAGES)
     by_id, notes = _refreshes_by_id(client, everything, listed, jobs or ())
+    project_ids = {item.id: item.project_id for item in listed}
     candidates = [
         _listed(item, chosen[item.project_id], tasks.get(item.id, []), None if jobs is None else by_id.get(item.id, []))
         for item in listed
@@ -124,11 +126,7 @@ def scan_site(client: TableauClient, projects: Sequence[str], *, most_inside: in
     looked = []
     for number, candidate in enumerate(candidates[:most_inside], start=1):
         tell(f"{number} of {min(len(candidates), most_inside)}: looking inside {candidate.path}")
-        looked.append(
-            _inside(
-                client, candidate, next(project for project in chosen.values() if project.path == candidate.project)
-            )
-        )
+        looked.append(_inside(client, candidate, chosen[project_ids[candidate.id]]))
     if left := len(candidates) - len(looked):
         notes += [f"{left} extracts with less time were not looked into: --look N looks into more."]
     if jobs is None:
@@ -155,12 +153,17 @@ def _count_calls(client: TableauClient) -> Callable[[], int]:
 def _chosen(client: TableauClient, projects: Sequence[str]) -> dict[str, FoundProject]:
     """Return the projects by id: the named ones with all below them, or all."""
     known = list_projects(client)
+    names = Counter(project.name for project in known)
     paths = [find_project(client, path).path for path in projects]
     return {
-        project.id: project
+        project.id: replace(project, path=f"/{project.path}") if _is_ambiguous(project, names) else project
         for project in known
         if not paths or any(project.path == path or project.path.startswith(f"{path}/") for path in paths)
     }
+
+
+def _is_ambiguous(project: FoundProject, names: Mapping[str, int]) -> bool:
+    return "/" not in project.path and names[project.name] > 1
 
 
 def _tasks(client: TableauClient) -> dict[str, list[RefreshTask]]:

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tir_dagster.spec.reading import load_declared
 from tir_dagster_tests.cli.setup.conftest import Site
 
@@ -57,6 +59,7 @@ def test_extracts_are_ranked_by_the_hours_that_would_be_saved_and_reasons_say_wh
     assert abs(scan["rest_calls"] - len(calls)) <= 1, "the calls are counted"
 
 
+@pytest.mark.long
 def test_people_read_a_table_and_how_many_calls_it_took(site: Site):
     site.orders()
     site.publish_extract("orders", table="ORDERS")
@@ -67,6 +70,7 @@ def test_people_read_a_table_and_how_many_calls_it_took(site: Site):
     assert "Nothing was changed." in lines[-1]
 
 
+@pytest.mark.long
 def test_only_so_many_are_looked_into_and_the_others_are_said(site: Site):
     site.orders()
     for name in ("one", "two"):
@@ -76,6 +80,7 @@ def test_only_so_many_are_looked_into_and_the_others_are_said(site: Site):
     assert scan["notes"] == ["1 extracts with less time were not looked into: --look N looks into more."]
 
 
+@pytest.mark.long
 def test_a_user_who_sees_no_jobs_is_told_so(site: Site):
     site.orders()
     site.publish_extract("orders", table="ORDERS")

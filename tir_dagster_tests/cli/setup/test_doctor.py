@@ -63,6 +63,7 @@ def test_all_is_well_and_nothing_is_written(site: Site, people: People):
     assert (people.messages(), people.incidents()) == ([], [])
 
 
+@pytest.mark.long
 def test_people_read_a_line_each_and_a_summary(site: Site):
     declare(site, site.orders())
     result = site.run("--specs", "extracts.yaml", "doctor", "snowflake")
@@ -144,6 +145,7 @@ def test_a_spec_that_cannot_be_read_is_one_failure_and_the_servers_are_still_exa
     assert any(one["group"] == "snowflake" for one in findings)
 
 
+@pytest.mark.long
 def test_declared_places_of_files_are_examined(site: Site):
     path = site.folder / "landing"
     load = "{name: files, table: %s, mode: append, files: {path: '%s', format: csv}}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,8 +14,10 @@ import yaml
 
 from tir_dagster.spec.reading import json_schema, load_declared, spec_from_mapping
 from tir_dagster_tests.cli.setup.conftest import Site
+from tir_dagster_tests.conftest import Sandbox
 
 WRONG_USAGE = 2
+DOCS = Path(__file__).parents[3] / "docs" / "first-hour.md"
 
 
 def init(site: Site, *arguments: str, datasource: str = "orders"):
@@ -44,6 +47,25 @@ def test_the_file_has_its_reasons_and_a_schema_for_editors_and_can_be_planned(si
     assert planned.exit_code == 0, planned.stderr
     assert "full refresh" in planned.stdout
     assert f"Next: tir --specs extracts.yaml plan {spec.name}" in result.stdout
+
+
+@pytest.mark.long
+def test_the_docs_show_what_is_written_for_the_sample(seeded: Sandbox, site: Site):
+    result = site.run("init", "MYDB.MYSCHEMA.MYTABLE", "--datasource", "myproject/mydatasource")
+    assert result.exit_code == 0, result.stderr
+    text = Path("extracts.yaml").read_text(encoding="utf-8")
+    # Months, and with them some counts, follow the calendar.
+    shown, made = (
+        " ".join(re.sub(r"\d[\d,.-]*", "N", one).split()) for one in (DOCS.read_text(encoding="utf-8"), text)
+    )
+    assert made in shown, text
+
+
+def test_a_file_of_another_name_is_no_schema_to_replace(site: Site):
+    Path("extracts.schema.json").write_text("{}", encoding="utf-8")
+    result = init(site, site.orders())
+    assert (result.exit_code, "is not tir_dagster's schema" in result.stderr) == (WRONG_USAGE, True)
+    assert not Path("extracts.yaml").exists()
 
 
 def test_a_file_is_never_replaced_unless_forced_and_nothing_is_asked_before(site: Site):
@@ -98,6 +120,7 @@ def test_without_a_terminal_nothing_is_asked(site: Site, arguments: tuple[str, .
     assert init(site, *arguments).exit_code == WRONG_USAGE
 
 
+@pytest.mark.long
 def test_on_a_terminal_it_asks_for_what_is_missing(site: Site):
     ours, theirs = os.openpty()
     os.write(ours, f"SETUPS.{site.schema}.NOWHERE\n{site.project.name}/orders\n".encode())
@@ -131,6 +154,7 @@ def test_two_columns_that_are_unique_together_are_the_key(site: Site):
     assert written(site, table).row_key == ("ORDER_ID", "LINE_NO")
 
 
+@pytest.mark.long
 def test_rows_without_any_key_are_replaced_by_slices(site: Site):
     table = site.table(
         "LOG", "DAY DATE, AMOUNT NUMBER(12,2)", "VALUES ('2026-01-01', 1), ('2026-01-01', 1), ('2026-02-01', 2)"
@@ -139,6 +163,7 @@ def test_rows_without_any_key_are_replaced_by_slices(site: Site):
     assert (spec.row_key, spec.slices.column) == ((), "DAY")
 
 
+@pytest.mark.long
 def test_a_view_and_a_table_without_rows_are_described_too(site: Site):
     site.orders()
     site.sql("CREATE VIEW {s}.V AS SELECT ID, DAY FROM {s}.ORDERS")
@@ -155,6 +180,7 @@ def test_a_table_of_which_nothing_can_be_replaced_gives_no_file(site: Site):
     assert not Path("extracts.yaml").exists()
 
 
+@pytest.mark.long
 def test_types_that_no_extract_holds_are_left_out(site: Site):
     table = site.table("B", "ID NUMBER(38,0) NOT NULL, PHOTO BINARY", "SELECT 1, NULL UNION ALL SELECT 2, NULL")
     assert written(site, table).columns == ("ID",)
@@ -200,6 +226,7 @@ def test_a_datasource_that_shows_something_else_is_refused_with_the_difference(s
     assert f"it reads SETUPS.{site.schema}.ORDERS, the spec names SETUPS.{site.schema}.OTHER" in result.stderr
 
 
+@pytest.mark.long
 def test_a_datasource_without_an_extract_is_refused(site: Site):
     site.publish_live("live")
     result = init(site, site.orders(), datasource="live")
