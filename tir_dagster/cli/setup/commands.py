@@ -218,7 +218,7 @@ def doctor(groups: tuple[str, ...], timeout: int, *, spark: bool, environment: b
     with what to do. Exit code 1 if there is a failure. Nothing is written on the servers.
     """
     from tir_dagster.cli.setup.checks import finding_lines, run_group, summary
-    from tir_dagster.cli.setup.doctor import Patient, read_declared
+    from tir_dagster.cli.setup.doctor import Installation, read_declared
     from tir_dagster.cli.setup.environment import environment_lines, variable_states
 
     declared, _ = read_declared()
@@ -226,12 +226,12 @@ def doctor(groups: tuple[str, ...], timeout: int, *, spark: bool, environment: b
         states = variable_states(os.environ, declared.extracts)
         click.echo(json.dumps([one.as_dict() for one in states]) if as_json else "\n".join(environment_lines(states)))
         return
-    patient = Patient(os.environ, declared, with_spark=spark)
+    installation = Installation(os.environ, declared, with_spark=spark)
     findings = []
     with stopping("tir doctor", lambda: "Nothing was changed."):
-        for group in groups or patient.wanted():
+        for group in groups or installation.wanted():
             tell(f"checking {group}")
-            for finding in run_group(group, patient.checks(group), seconds=timeout):
+            for finding in run_group(group, installation.checks(group), seconds=timeout):
                 findings.append(finding)
                 if not as_json:
                     click.echo("\n".join(finding_lines(finding)))

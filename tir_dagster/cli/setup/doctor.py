@@ -61,7 +61,7 @@ _ADMINISTRATORS = ("administrator", "siteadmin")
 
 
 @dataclass(frozen=True)
-class Patient:
+class Installation:
     """What is examined: the environment, what is declared, and what may take longer."""
 
     env: Mapping[str, str]
@@ -114,15 +114,15 @@ def read_declared() -> tuple[Declared, Result]:
 # This machine
 
 
-def _machine(patient: Patient) -> Iterator[Check]:
+def _machine(installation: Installation) -> Iterator[Check]:
     yield Check("specs", lambda: read_declared()[1])
     yield Check("python", lambda: ok(f"{platform.python_version()} at {sys.executable}"))
-    yield Check("java", partial(_java, patient.env))
-    if patient.with_spark:
-        yield Check("spark", partial(_spark, patient.env), at_least=_SPARK_SECONDS)
+    yield Check("java", partial(_java, installation.env))
+    if installation.with_spark:
+        yield Check("spark", partial(_spark, installation.env), at_least=_SPARK_SECONDS)
     yield Check("hyper", _hyper)
     yield Check("disk", _disk)
-    yield Check("network", partial(_network, patient.env))
+    yield Check("network", partial(_network, installation.env))
 
 
 def _java(env: Mapping[str, str]) -> Result:
@@ -197,12 +197,12 @@ def clock_result(behind_seconds: float, server: str) -> Result:
 # Snowflake
 
 
-def _snowflake(patient: Patient) -> Iterator[Check]:
+def _snowflake(installation: Installation) -> Iterator[Check]:
     signed_in: list[SnowflakeAccess] = []
 
     def sign_in() -> Result:
         access = replace(
-            SnowflakeAccess.from_environment(patient.env),
+            SnowflakeAccess.from_environment(installation.env),
             network_timeout=_NETWORK_SECONDS,
             login_timeout=_NETWORK_SECONDS,
         )
@@ -225,10 +225,10 @@ def _snowflake(patient: Patient) -> Iterator[Check]:
         yield Check("warehouse", partial(_warehouse, access))
         yield Check("clock", partial(_warehouse_clock, access))
         yield Check("session", partial(_session, access))
-    for spec in patient.extracts:
+    for spec in installation.extracts:
         for table in watched_tables(spec):
             yield Check(f"{spec.name}: {table}", partial(_table, spec, table, snowflake_for(access, spec)))
-    for load in patient.declared.loads:
+    for load in installation.declared.loads:
         yield Check(f"{load.name}: {load.table}", partial(_loaded_table, access, TableName.parse(load.table)))
 
 
@@ -296,9 +296,9 @@ def _loaded_table(access: SnowflakeAccess, table: TableName) -> Result:
 # Tableau
 
 
-def _tableau(patient: Patient) -> Iterator[Check]:
+def _tableau(installation: Installation) -> Iterator[Check]:
     access: list[TableauAccess] = []
-    yield Check("configuration", partial(_tableau_configuration, patient, access))
+    yield Check("configuration", partial(_tableau_configuration, installation, access))
     if not access:
         return
     with _client(access[0]) as client:
@@ -310,12 +310,12 @@ def _tableau(patient: Patient) -> Iterator[Check]:
         if behind:
             yield Check("clock", partial(clock_result, behind[-1], "Tableau"))
         yield Check("jobs", partial(_tableau_jobs, client))
-    for spec in patient.extracts:
+    for spec in installation.extracts:
         uses = USES_BY_DELIVERY[spec.delivery] | {Use.RIGHTS, Use.DOWNLOAD}
         with _client(tableau_for(access[0], spec, uses)) as client:
             yield Check(
                 f"{spec.name}: {spec.datasource.project}/{spec.datasource.name}",
-                partial(_published, client, spec, patient.env),
+                partial(_published, client, spec, installation.env),
             )
 
 
@@ -324,10 +324,10 @@ def _client(access: TableauAccess) -> TableauClient:
     return TableauClient(access, retry=retry, timeouts=Timeouts(_NETWORK_SECONDS, _NETWORK_SECONDS))
 
 
-def _tableau_configuration(patient: Patient, found: list[TableauAccess]) -> Iterator[Result]:
-    deliveries = (USES_BY_DELIVERY[spec.delivery] for spec in patient.extracts)
+def _tableau_configuration(installation: Installation, found: list[TableauAccess]) -> Iterator[Result]:
+    deliveries = (USES_BY_DELIVERY[spec.delivery] for spec in installation.extracts)
     uses = frozenset({Use.LOOK, Use.JOBS}).union(*deliveries)
-    access = TableauAccess.from_environment(patient.env).limited_to(uses)
+    access = TableauAccess.from_environment(installation.env).limited_to(uses)
     found.append(access)
     detail = f"{access.where}, {access.identity.shown}"
     if isinstance(access.identity, TableauPassword) and access.is_cloud:
@@ -470,14 +470,16 @@ def _document(client: TableauClient, spec: ExtractSpec, datasource: FoundDatasou
 # The others
 
 
-def _slack(patient: Patient) -> Iterator[Check]:
-    yield Check("sign-in", partial(_slack_sign_in, patient))
+def _slack(installation: Installation) -> Iterator[Check]:
+    yield Check("sign-in", partial(_slack_sign_in, installation))
 
 
-def _slack_sign_in(patient: Patient) -> Iterator[Result]:
+def _slack_sign_in(installation: Installation) -> Iterator[Result]:
     from tir_dagster.orchestration.alerts.resources import SLACK_VARIABLES, SlackAppResource
 
-    settings = {name: patient.env[variable] for name, variable in SLACK_VARIABLES.items() if patient.env.get(variable)}
+    settings = {
+        name: installation.env[variable] for name, variable in SLACK_VARIABLES.items() if installation.env.get(variable)
+    }
     try:
         client = SlackAppResource(**settings).get_client()
         client.timeout = _NETWORK_SECONDS
@@ -491,20 +493,22 @@ def _slack_sign_in(patient: Patient) -> Iterator[Result]:
     scopes = next((value for name, value in answer.headers.items() if name.casefold() == "x-oauth-scopes"), "")
     if scopes and "chat:write" not in scopes:
         yield failure("the app lacks the scope chat:write", "Add it to the app and install it again.")
-    channels = sorted({one.alerts.slack.channel for one in patient.extracts if one.alerts and one.alerts.slack})
+    channels = sorted({one.alerts.slack.channel for one in installation.extracts if one.alerts and one.alerts.slack})
     named = f"; whether it is in {', '.join(channels)} shows with the first message" if channels else ""
     yield ok(f"workspace {answer.get('team')}, as {answer.get('user')}{named}")
 
 
-def _servicenow(patient: Patient) -> Iterator[Check]:
-    yield Check("sign-in", partial(_servicenow_sign_in, patient))
+def _servicenow(installation: Installation) -> Iterator[Check]:
+    yield Check("sign-in", partial(_servicenow_sign_in, installation))
 
 
-def _servicenow_sign_in(patient: Patient) -> Result:
+def _servicenow_sign_in(installation: Installation) -> Result:
     from tir_dagster.orchestration.alerts.resources import SERVICENOW_VARIABLES, ServiceNowResource
 
     settings = {
-        name: patient.env[variable] for name, variable in SERVICENOW_VARIABLES.items() if patient.env.get(variable)
+        name: installation.env[variable]
+        for name, variable in SERVICENOW_VARIABLES.items()
+        if installation.env.get(variable)
     }
     access = ServiceNowResource(**settings).access()
     if (problem := access.problem()) is not None:
@@ -517,10 +521,10 @@ def _servicenow_sign_in(patient: Patient) -> Result:
     return ok("incidents may be read; whether they may be created shows with the first one")
 
 
-def _s3(patient: Patient) -> Iterator[Check]:
-    places = {load.files.path: load.name for load in patient.declared.loads}
+def _s3(installation: Installation) -> Iterator[Check]:
+    places = {load.files.path: load.name for load in installation.declared.loads}
     for path, name in places.items():
-        yield Check(f"{name}: {path}", partial(_place, path, patient.env))
+        yield Check(f"{name}: {path}", partial(_place, path, installation.env))
 
 
 def _place(path: str, env: Mapping[str, str]) -> Result:

@@ -233,7 +233,7 @@ def _slices(source: SourceLook) -> Part:
 
 
 def size_of_slices(months: Sequence[tuple[date, int]], *, today: date) -> tuple[str, str, int]:
-    """Return month, week or day, the first slice, and the rows of a typical month: of half of all rows the months are larger."""
+    """Return month, week or day, the first slice, and the rows of a typical month: the median since the first slice."""
     total = sum(rows for _, rows in months)
     past = [(day, rows) for day, rows in months if day <= today] or [(today.replace(day=1), 0)]
     before, first = 0, past[0][0]
@@ -381,6 +381,12 @@ def _delivery(source: SourceLook, place: Place) -> Part:
             "delivery",
             "patch" if large else "republish",
             (f"The datasource is a published Hyper file of {shown}: {why}.{instead}",),
+            (
+                (
+                    "If that file has other columns than the extract, tir plan refuses to replace it: then name another datasource, or set"
+                    " datasource.replace: true if nobody needs it."
+                ),
+            ),
         )
     if look.package.incremental and size >= _VERY_LARGE_MB and look.shows_jobs:
         return Part(

@@ -250,7 +250,7 @@ def _day(value: date) -> date:
 
 # Times that a change moves: rows would wander from slice to slice.
 MOVING = re.compile(
-    r"UPDAT|MODIF|CHANG|LOADED|LOAD_|SYNC|INGEST|ETL|DWH|LAST_|REFRESH|EXTRACTED|_ON_DWH|VALID_TO", re.IGNORECASE
+    r"UPDAT|MODIF|CHANG|LOADED|LOAD_|SYNC|INGEST|ETL|DWH|LAST_|REFRESH|EXTRACTED|VALID_TO", re.IGNORECASE
 )
 _SLICING = (
     re.compile(

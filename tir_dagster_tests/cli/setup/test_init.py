@@ -226,6 +226,14 @@ def test_a_datasource_that_shows_something_else_is_refused_with_the_difference(s
     assert f"it reads SETUPS.{site.schema}.ORDERS, the spec names SETUPS.{site.schema}.OTHER" in result.stderr
 
 
+def test_a_datasource_that_cannot_be_kept_by_key_is_refreshed_by_tableau_itself(site: Site):
+    site.orders()
+    site.publish_extract("unclear", custom_sql="SELECT ID, DAY, AMOUNT FROM ORDERS")
+    spec = written(site, f"SETUPS.{site.schema}.ORDERS", datasource="unclear")
+    assert (spec.delivery, spec.row_key) == ("trigger", ())
+    assert "its query cannot be followed" in " ".join(Path("extracts.yaml").read_text(encoding="utf-8").split())
+
+
 @pytest.mark.long
 def test_a_datasource_without_an_extract_is_refused(site: Site):
     site.publish_live("live")
