@@ -72,7 +72,7 @@ torture: setup $(CLASSES) ## KILLS=1000 kills at every step of a refresh, a roll
 	@$(WITH_JAVA) $(BIN)/python -m tir_dagster_tests.torture --kills $(KILLS) --seed $(SEED)
 
 LONG = $(patsubst %,orchestration/test_%.py,histories crashes twice faults server_histories server_ways server_delivery ranges views view_histories view_deliveries patch trigger many_extracts many_daemon) test_deploy.py \
-	sandbox/test_size.py sandbox/test_full_disk.py sandbox/warehouse/test_time_travel.py sandbox/warehouse/test_restart.py benchmarks/test_bench.py cli/test_demo.py
+	sandbox/test_size.py sandbox/test_full_disk.py sandbox/warehouse/test_time_travel.py sandbox/warehouse/test_restart.py benchmarks/test_bench.py cli/test_demo.py cli/setup
 
 audit: $(READY) ## known vulnerabilities of the pinned packages, by pip-audit; exit code 2 if it or its data are not there
 	@scripts/audit $(BIN)/python

@@ -41,7 +41,7 @@ PLAYED: dict[str, frozenset[str]] = {
 PLAYED_ALONE = frozenset(
     {
         *("cancel_job", "run_task", "list_schedules", "list_extracts", "update_schedule"),
-        *("update_connection", "download_revision", "delete_datasource"),
+        *("update_connection", "download_revision", "delete_datasource", "get_user"),
         *("list_webhooks", "create_webhook", "delete_webhook"),
     }
 )
@@ -81,6 +81,8 @@ SCOPES_END = """
 USES_BY_COMMAND = {
     "tir revisions": frozenset({Use.LOOK, Use.DOWNLOAD, Use.REVISIONS}),
     "tir webhooks": frozenset({Use.WEBHOOKS}),
+    "tir adopt": frozenset({Use.LOOK, Use.DOWNLOAD, Use.TASKS, Use.JOBS}),
+    "tir doctor": frozenset({Use.LOOK, Use.DOWNLOAD, Use.TASKS, Use.JOBS, Use.RIGHTS}),
 }
 
 

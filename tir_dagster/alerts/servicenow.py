@@ -75,6 +75,14 @@ class ServiceNowChannel:
             return None
         return self._persistence.run(lambda seconds: self._once(event, seconds))
 
+    def check(self) -> None:
+        """Read the list of incidents; raise ChannelError if it cannot be read. Nothing is written."""
+        self._persistence.run(self._check_once)
+
+    def _check_once(self, seconds: float) -> None:
+        self._deadline = time.monotonic() + seconds
+        self._find(correlation_id("tir doctor"))
+
     def _once(self, event: Event, seconds: float) -> Mapping[str, str] | None:
         """Look for the incident first, so that a lost answer does not create a second one."""
         self._deadline = time.monotonic() + seconds

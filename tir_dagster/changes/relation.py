@@ -10,7 +10,7 @@ from typing import Literal
 
 from tir_dagster.errors import SourceError, SpecError
 from tir_dagster.snowflake.columns import Column, Kind, UnheldTypeError
-from tir_dagster.snowflake.connection import MISSING_OBJECT, SnowflakeAccess, SnowflakeError
+from tir_dagster.snowflake.connection import SnowflakeAccess
 from tir_dagster.snowflake.names import TableName, quote
 from tir_dagster.snowflake.pinned import PinnedSource, cut_sql, with_cut_keys
 from tir_dagster.snowflake.query import (
@@ -26,7 +26,14 @@ from tir_dagster.snowflake.query import (
     view_sql,
 )
 from tir_dagster.snowflake.slices import SliceBy, slice_column
-from tir_dagster.snowflake.versions import SourceVersion, column_names, describe, describe_query, described_once
+from tir_dagster.snowflake.versions import (
+    MissingTableError,
+    SourceVersion,
+    column_names,
+    describe,
+    describe_query,
+    described_once,
+)
 from tir_dagster.spec.extract import KEY_NEEDED, ExtractSpec, JoinedChanges, TableChanges
 
 # Aggregates whose text follows an order that ties leave open.
@@ -281,13 +288,10 @@ def _output_key(spec: ExtractSpec, columns: Sequence[Column]) -> tuple[Column, .
 def _columns_or_error(spec: ExtractSpec, access: SnowflakeAccess, table: TableName) -> list[str]:
     """Return the table's columns; if the table is missing, the error says where the query names it."""
     try:
-        return column_names(access, table)
-    except SnowflakeError as failure:
-        if failure.errno not in MISSING_OBJECT:
-            raise
-        missing = f"{table} does not exist in Snowflake account {access.account}, or the role may not see it."
-        place = parse_query(spec.query or "").error_at_table(table, missing)
-        raise SourceError(f"{spec.name}: {place} Correct the query, or grant SELECT on the table.") from failure
+        return column_names(access, table, next_step="Correct the query, or grant SELECT on the table.")
+    except MissingTableError as missing:
+        place = parse_query(spec.query or "").error_at_table(table, str(missing))
+        raise MissingTableError(f"{spec.name}: {place}", errno=missing.errno) from missing
 
 
 class _UntrackableRows(Exception):  # noqa: N818 - no error: such a query is compared as a whole

@@ -24,6 +24,7 @@ from tir_dagster.cli.output import AS_JSON, tell
 from tir_dagster.cli.probe_server import probe_server
 from tir_dagster.cli.revisions import revisions
 from tir_dagster.cli.sandbox import PORT, SEED, sandbox
+from tir_dagster.cli.setup.commands import adopt, doctor, init
 from tir_dagster.cli.spark import spark
 from tir_dagster.cli.webhooks import webhooks
 from tir_dagster.errors import LoadError, SpecError, TirError
@@ -315,7 +316,21 @@ def dev(port: int, host: str) -> None:
     run_dagster(port, host)
 
 
-for command in (verify, history, why, rollback, release, revisions, sandbox, spark, webhooks, probe_server):
+for command in (
+    init,
+    adopt,
+    doctor,
+    verify,
+    history,
+    why,
+    rollback,
+    release,
+    revisions,
+    sandbox,
+    spark,
+    webhooks,
+    probe_server,
+):
     tir.add_command(command)
 
 

@@ -13,7 +13,7 @@ from tir_dagster.probe.doubts import Findings, refusal
 from tir_dagster.snowflake.connection import BEYOND_TIME_TRAVEL, MISSING_OBJECT, UNTRACKED, SnowflakeAccess
 from tir_dagster.snowflake.names import TableName, literal, quote
 from tir_dagster.snowflake.settings import SETTINGS
-from tir_dagster.snowflake.versions import SourceVersion, Span, pin, table_facts
+from tir_dagster.snowflake.versions import SourceVersion, Span, pin, shown_objects, table_facts
 
 _PREFIX = "TIR_PROBE_"
 _OWN_NAME = re.compile(_PREFIX + "[0-9A-F]{12}")
@@ -26,13 +26,7 @@ def probe_snowflake(access: SnowflakeAccess, tables: Sequence[TableName], findin
     """Ask about the session, and about the first table and the first view among these."""
     with access.kept_open():
         with findings.asking("reading the session's parameters", "snowflake.default_session"):
-            rows = access.query("SHOW PARAMETERS IN SESSION")
-            expected = {setting.name: setting.value for setting in SETTINGS}
-            others = [
-                f"{name}={value}"
-                for name, value, *_ in rows
-                if name in expected and str(value).casefold() != str(expected[name]).casefold()
-            ]
+            others = other_parameters(access)
             findings.note("snowflake.default_session", not others, ", ".join(others))
         clock = [pin(access, margin_seconds=0).moment.microsecond % 1000 for _ in range(_CLOCK_LOOKS)]
         findings.note("snowflake.clock_microseconds", any(clock))
@@ -44,6 +38,17 @@ def probe_snowflake(access: SnowflakeAccess, tables: Sequence[TableName], findin
                 about(access, table, findings)
 
 
+def other_parameters(access: SnowflakeAccess) -> list[str]:
+    """Return the session parameters that have another value than ours, as NAME=value."""
+    expected = {setting.name: str(setting.value).casefold() for setting in SETTINGS}
+    rows = access.query("SHOW PARAMETERS IN SESSION")
+    return [
+        f"{name}={value}"
+        for name, value, *_ in rows
+        if str(value).casefold() != expected.get(name, str(value).casefold())
+    ]
+
+
 def _note_code(access: SnowflakeAccess, findings: Findings, key: str, sql: str, codes: frozenset[int]) -> None:
     """Note whether Snowflake refuses the statement with one of these codes."""
     code = refusal(partial(access.query, sql))
@@ -52,15 +57,6 @@ def _note_code(access: SnowflakeAccess, findings: Findings, key: str, sql: str, 
 
 def _token(access: SnowflakeAccess, name: str) -> str:
     return str(access.query(f"SELECT SYSTEM$LAST_CHANGE_COMMIT_TIME({literal(name)}) AS T")[0][0])
-
-
-def _shown(access: SnowflakeAccess, table: TableName) -> list[dict[str, Any]]:
-    """What SHOW TABLES says of the tables of this name, which may have wildcards."""
-    place = f"{quote(table.database)}.{quote(table.schema)}"
-    with access.connect() as connection, connection.cursor() as cursor:
-        cursor.execute(f"SHOW TABLES LIKE {literal(table.name)} IN SCHEMA {place}")
-        names = [column.name for column in cursor.description]
-        return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
 
 
 def _about_table(access: SnowflakeAccess, table: TableName, findings: Findings) -> None:
@@ -78,7 +74,7 @@ def _about_table(access: SnowflakeAccess, table: TableName, findings: Findings) 
             f" {literal(table.schema)} AND TABLE_NAME = {literal(table.name)} AND COLLATION_NAME IS NOT NULL"
         )[0][0]
         findings.note("snowflake.no_collation", collated == 0, f"{collated} columns with a collation")
-    if not any(row.get("change_tracking") == "ON" for row in _shown(access, table) if row["name"] == table.name):
+    if not any(row.get("change_tracking") == "ON" for row in shown_objects(access, table) if row["name"] == table.name):
         now = pin(access, margin_seconds=0)
         sql = f"SELECT 1 AS ONE FROM {Span(now, now).changes(table)} LIMIT 1"
         _note_code(access, findings, "snowflake.untracked", sql, UNTRACKED)
@@ -96,7 +92,7 @@ def probe_snowflake_scratch(access: SnowflakeAccess, database: str, schema: str,
     """Create, change, alter and drop a small table; drop first what a killed probe left in this schema."""
     table = TableName(database, schema, f"{_PREFIX}{uuid.uuid4().hex[:12].upper()}")
     with access.kept_open():
-        for row in _shown(access, TableName(database, schema, f"{_PREFIX}%")):
+        for row in shown_objects(access, TableName(database, schema, f"{_PREFIX}%")):
             left = TableName(database, schema, row["name"])
             if _OWN_NAME.fullmatch(left.name):
                 findings.tell(f"dropping {left.name}, left by an earlier probe")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -11,7 +12,7 @@ from typing import Any
 
 from snowflake.connector.constants import FIELD_ID_TO_NAME
 
-from tir_dagster.errors import SourceError
+from tir_dagster.errors import SourceError, SpecError
 from tir_dagster.measuring import waiting_for
 from tir_dagster.snowflake.columns import Column, UnheldTypeError
 from tir_dagster.snowflake.connection import BEYOND_TIME_TRAVEL, MISSING_OBJECT, SnowflakeAccess, SnowflakeError
@@ -154,18 +155,58 @@ def _declared_type(result_column: Any) -> str:
     return f"NUMBER({result_column.precision},{result_column.scale})" if name == "FIXED" else str(name)
 
 
-def column_names(access: SnowflakeAccess, table: TableName) -> list[str]:
-    """All columns of the table, also those of a type that no extract can hold."""
+def column_names(
+    access: SnowflakeAccess,
+    table: TableName,
+    *,
+    next_step: str = "Check `source` in the extract's spec, and the grants.",
+) -> list[str]:
+    """All columns of the table, also those of a type that no extract can hold; `next_step` ends the error if there is none."""
     try:
         return list(_declared(access, table))
     except SnowflakeError as failure:
         if failure.errno not in MISSING_OBJECT:
             raise
-        raise SnowflakeError(
-            f"{table} does not exist in Snowflake account {access.account}, or the role may not see it. "
-            "Check `source` in the extract's spec, and the grants.",
-            errno=failure.errno,
-        ) from None
+        raise missing_table(access, table, next_step) from None
+
+
+class MissingTableError(SnowflakeError, SpecError):
+    """A table that a spec or a command names, and that the role does not see: a mistake in the name, until proven otherwise."""
+
+
+_MOST_NAMES = 10_000
+
+
+def missing_table(access: SnowflakeAccess, table: TableName, next_step: str) -> MissingTableError:
+    """Return the error for a table that the role does not see, with the names of similar ones."""
+    return MissingTableError(
+        f"{table} does not exist in Snowflake account {access.account}, or the role may not see it."
+        f"{similar_tables(access, table)} {next_step}",
+        errno=min(MISSING_OBJECT),
+    )
+
+
+def similar_tables(access: SnowflakeAccess, table: TableName) -> str:
+    """Return ` Did you mean …?` with up to three tables of the same database, or with databases; or an empty text."""
+    try:
+        rows = access.query(
+            f"SELECT TABLE_SCHEMA, TABLE_NAME FROM {quote(table.database)}.INFORMATION_SCHEMA.TABLES "
+            f"WHERE TABLE_SCHEMA <> 'INFORMATION_SCHEMA' ORDER BY TABLE_SCHEMA <> {literal(table.schema)} LIMIT {_MOST_NAMES}"
+        )
+        known = {f"{schema}.{name}": str(TableName(table.database, schema, name)) for schema, name in rows}
+        wanted = f"{table.schema}.{table.name}"
+    except SnowflakeError as failure:
+        if failure.errno not in MISSING_OBJECT:
+            return ""
+        known, wanted = (
+            {str(row[1]): f"the database {row[1]}" for row in access.query("SHOW DATABASES")},
+            table.database,
+        )
+    same = [name for name in known if name.endswith(f".{table.name}")]
+    close = [*same, *(name for name in difflib.get_close_matches(wanted, known, n=3, cutoff=0.7) if name not in same)][
+        :3
+    ]
+    return f" Did you mean {' or '.join(known[name] for name in close)}?" if close else ""
 
 
 DeclaredTypes = dict[str, tuple[str, bool]]
@@ -223,6 +264,20 @@ def table_facts(access: SnowflakeAccess, table: TableName) -> TableFacts:
         )
     created, defined, count, retention, kind = rows[0]
     return TableFacts(created, defined, _whole(count), _whole(retention), is_view=kind == "VIEW")
+
+
+def shown_objects(access: SnowflakeAccess, table: TableName, *, views: bool = False) -> list[dict[str, Any]]:
+    """Return what SHOW TABLES, or SHOW VIEWS, says of the objects whose names fit this one: it may have wildcards."""
+    place = f"{quote(table.database)}.{quote(table.schema)}"
+    return rows_by_name(access, f"SHOW {'VIEWS' if views else 'TABLES'} LIKE {literal(table.name)} IN SCHEMA {place}")
+
+
+def rows_by_name(access: SnowflakeAccess, sql: str) -> list[dict[str, Any]]:
+    """Run a SHOW statement and return its rows by the names of their columns, whose order differs between accounts."""
+    with access.connect() as connection, connection.cursor() as cursor:
+        cursor.execute(sql)
+        names = [column.name for column in cursor.description]
+        return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
 
 
 def _whole(value: Any) -> int | None:

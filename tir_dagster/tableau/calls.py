@@ -26,6 +26,7 @@ class Use(Enum):
     SCHEDULES = "move a schedule"
     REVISIONS = "fetch older revisions"
     WEBHOOKS = "register, list and remove webhooks"
+    RIGHTS = "see what the user may do"
     PROBE = "delete what `tir probe-server` made"
 
 
@@ -86,6 +87,7 @@ CALLS: tuple[RestCall, ...] = (
     RestCall("POST", "/auth/signin", "sign in", Use.SIGN_IN, ""),
     RestCall("POST", "/auth/signout", "sign out", Use.SIGN_IN, ""),
     RestCall("GET", "/sites/{site}", "may refreshes be started by hand?", Use.REFRESH, "tableau:sites:read"),
+    RestCall("GET", "S/users/{user}", "`tir doctor`: may the user put owners back?", Use.RIGHTS, "tableau:users:read"),
     RestCall("GET", "S/projects", "find the project by its path", Use.LOOK, _CONTENT),
     RestCall("GET", "S/datasources", "find the datasource by its name", Use.LOOK, _CONTENT),
     RestCall("GET", "S/datasources/{datasource}", "read its version, tags and owner", Use.LOOK, _CONTENT),

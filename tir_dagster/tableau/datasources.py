@@ -51,7 +51,7 @@ def list_projects(client: TableauClient) -> list[FoundProject]:
     """All projects that the user can see, with their paths."""
     items = _everything(client, "projects", "list the projects")
     by_id = {item.id: item for item in items}
-    return [FoundProject(item.id, item.name, _path(item, by_id)) for item in items]
+    return [FoundProject(item.id, item.name, _path(item, by_id), item.writeable) for item in items]
 
 
 def _path(item: Any, by_id: dict[str, Any]) -> str:
@@ -97,6 +97,17 @@ def name_of_id(client: TableauClient, datasource_id: str) -> str | None:
     except RefusedError:
         return None
     return shown_place(item.name, str(item.project_name), client.where)
+
+
+def list_extracts(client: TableauClient) -> list[ListedExtract]:
+    """Return all datasources with an extract that the user can see, as the list shows them."""
+    items = _everything(client, "datasources", "list the datasources")
+    return [
+        ListedExtract(item.id, item.name, item.project_id, item.size)
+        # Older servers do not say whether there is an extract.
+        for item in items
+        if item.has_extracts is not False
+    ]
 
 
 def look_for_datasource(client: TableauClient, *, project: FoundProject, name: str) -> FoundDatasource | None:
@@ -271,6 +282,18 @@ class FoundProject:
     id: str
     name: str
     path: str
+    # Whether this user may publish there; None where the server does not say.
+    writeable: bool | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True)
+class ListedExtract:
+    """A datasource with an extract as the list shows it."""
+
+    id: str
+    name: str
+    project_id: str
+    size_mb: int | None
 
 
 SignInMethod = Literal["password", "key_pair", "oauth"]

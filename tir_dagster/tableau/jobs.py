@@ -170,6 +170,57 @@ def changes_since(
     return tuple(str(job_id) for job_id in others if is_job_of(client, job_id, datasource, doing))
 
 
+@dataclass(frozen=True)
+class EndedRefresh:
+    """A refresh of an extract that ended, as the list of jobs shows it: by the name of a datasource or a workbook."""
+
+    job_id: str
+    title: str
+    started_at: datetime
+    seconds: float
+
+
+_JOBS_A_PAGE = 1000
+
+
+def refreshes_since(client: TableauClient, since: datetime, *, most_pages: int) -> list[EndedRefresh] | None:
+    """Return the extract refreshes that were created since then and ended; None if this user sees no list of jobs."""
+    if not _lists_jobs(client):
+        return None
+    ended: list[EndedRefresh] = []
+    for number in range(1, most_pages + 1):
+        options = TSC.RequestOptions(pagenumber=number, pagesize=_JOBS_A_PAGE)
+        after = since.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        options.filter.add(
+            TSC.Filter(TSC.RequestOptions.Field.CreatedAt, TSC.RequestOptions.Operator.GreaterThanOrEqual, after)
+        )
+        try:
+            jobs, page = client.call(partial(_jobs_page, options=options), doing="list the refreshes of the last days")
+        except RefusedError:
+            return ended or None
+        ended += [
+            EndedRefresh(str(job.id), str(job.title), job.started_at, (job.ended_at - job.started_at).total_seconds())
+            for job in jobs
+            if "extract" in (job.type or "").casefold() and job.started_at and job.ended_at
+        ]
+        if number * _JOBS_A_PAGE >= page.total_available:
+            break
+    return ended
+
+
+def _jobs_page(server: Any, *, options: Any) -> Any:
+    return server.jobs.get(options)
+
+
+def datasource_of_job(client: TableauClient, job_id: str, *, doing: str) -> str | None:
+    """Return the id of the datasource that the job refreshed; None if it was a workbook, or the server forgot the job."""
+    try:
+        job = client.call(lambda server: server.jobs.get_by_id(job_id), doing=doing)
+    except RefusedError:
+        return None
+    return None if job.datasource_id is None else str(job.datasource_id)
+
+
 def _lists_jobs(client: TableauClient) -> bool:
     """Whether it makes sense to ask for the list; without permission, the server refuses it even so."""
     return client.rest_version >= JOB_LIST_SINCE and shows_jobs(client)
@@ -181,11 +232,7 @@ def _publishes(job: Any) -> bool:
 
 def is_job_of(client: TableauClient, job_id: str, datasource: FoundDatasource, doing: str) -> bool:
     """Whether the job is about this datasource: the list of jobs shows names only, and names repeat. A publish names none."""
-    try:
-        job = client.call(lambda server: server.jobs.get_by_id(job_id), doing=doing)
-    except RefusedError:
-        return False
-    return bool(job.datasource_id == datasource.id)
+    return datasource_of_job(client, job_id, doing=doing) == datasource.id
 
 
 def unfinished_publishes(client: TableauClient, name: str) -> list[str] | None:

@@ -64,15 +64,19 @@ class RefreshTask:
 
 def refresh_tasks(client: TableauClient, datasource: FoundDatasource) -> list[RefreshTask]:
     """Return the server's own refresh tasks of the datasource; none on servers that do not list them."""
+    return tasks_by_datasource(client, doing=f"list the refresh tasks of {datasource.shown}").get(datasource.id, [])
+
+
+def tasks_by_datasource(client: TableauClient, *, doing: str) -> dict[str, list[RefreshTask]]:
+    """Return the site's refresh tasks of datasources by their ids; none on servers that do not list them."""
     if client.rest_version < TASKS_SINCE:
-        return []
-    doing = f"list the refresh tasks of {datasource.shown}"
+        return {}
     tasks = client.call(lambda server: list(TSC.Pager(server.tasks, TSC.RequestOptions(pagesize=1000))), doing=doing)
-    return [
-        _task(task)
-        for task in tasks
-        if task.target is not None and task.target.type == "datasource" and task.target.id == datasource.id
-    ]
+    by_datasource: dict[str, list[RefreshTask]] = {}
+    for task in tasks:
+        if task.target is not None and task.target.type == "datasource":
+            by_datasource.setdefault(task.target.id, []).append(_task(task))
+    return by_datasource
 
 
 def _task(task: Any) -> RefreshTask:

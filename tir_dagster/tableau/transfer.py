@@ -84,15 +84,17 @@ def download(
     target: Path,
     *,
     revision: int | None = None,
+    with_extract: bool = True,
     progress: Progress | None = None,
 ) -> Path:
     """Download the datasource's package to exactly this path, complete or not at all; return the path.
 
     `revision` is a number of its history; without it, and for the newest number, which servers do not serve, the
-    current content is downloaded.
+    current content is downloaded. Without its extract a package is small: only its description.
     """
     older = revision is not None and revision != datasource.revision
     what = f"revisions/{revision}/content" if older else "content"
+    what += "" if with_extract else "?includeExtract=false"
     doing = f"download revision {revision} of {datasource.shown}" if older else f"download {datasource.shown}"
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -30,7 +30,7 @@ def refused(query: str = QUERY, **settings: Any) -> str:
 def test_a_table_that_is_not_there_is_told_with_its_place_in_the_query():
     assert refused(QUERY.replace("products", "produkts")) == (
         "shown: `query`, line 3, column 11: DB.S.PRODUKTS does not exist in Snowflake account small, or the role may not see "
-        "it. Correct the query, or grant SELECT on the table."
+        "it. Did you mean DB.S.PRODUCTS? Correct the query, or grant SELECT on the table."
     )
 
 

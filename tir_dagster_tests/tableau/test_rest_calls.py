@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tir_dagster.cli.setup.doctor import is_administrator
 from tir_dagster.probe.doubts import Findings
 from tir_dagster.probe.scratch import ScratchDatasource
 from tir_dagster.retries import Backoff, RetryPolicy
@@ -113,6 +114,11 @@ def delete_what_a_probe_left(stage: Stage) -> None:
             assert look_for_datasource(client, project=project, name=name) is None
 
 
+def read_the_own_role(stage: Stage) -> None:
+    with stage.client() as client:
+        assert is_administrator(client) is True
+
+
 SCENES: dict[Callable[[Stage], None], frozenset[str]] = {
     stop_a_job: frozenset({"cancel_job"}),
     run_a_task: frozenset({"run_task"}),
@@ -120,6 +126,7 @@ SCENES: dict[Callable[[Stage], None], frozenset[str]] = {
     fetch_a_revision: frozenset({"download_revision"}),
     mend_a_connection: frozenset({"update_connection"}),
     delete_what_a_probe_left: frozenset({"delete_datasource"}),
+    read_the_own_role: frozenset({"get_user"}),
     use_webhooks: frozenset({"list_webhooks", "create_webhook", "delete_webhook"}),
 }
 

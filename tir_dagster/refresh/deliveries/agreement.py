@@ -48,7 +48,7 @@ def _refuse(datasource: str, problems: Sequence[str]) -> NoReturn:
 
 def check_query_agreement(package: Package, *, datasource: str, query: str, columns: Sequence[str]) -> None:
     """Compare the datasource with a query: it must read the query as custom SQL, and have just its columns."""
-    problems = [*_custom_sql(package, query), *_limits(package)]
+    problems = [*_custom_sql(package, query), *row_limits(package)]
     names = set(package.hyper_names) or {record.remote_name for record in package.columns}
     if names != set(columns):
         problems.append(f"it has the columns {', '.join(sorted(names))}, the query gives {', '.join(sorted(columns))}")
@@ -82,10 +82,11 @@ def _custom_sql(package: Package, query: str) -> Iterator[str]:
 def _rows(package: Package, table: TableName) -> Iterator[str]:
     """Yield the differences that change which rows the extract holds."""
     yield from _relation(package, table)
-    yield from _limits(package)
+    yield from row_limits(package)
 
 
-def _limits(package: Package) -> Iterator[str]:
+def row_limits(package: Package) -> Iterator[str]:
+    """Yield the filters, aggregations and limits by which the extract holds other rows than its source."""
     if package.filters:
         yield f"its extract is filtered ({', '.join(package.filters)})"
     if package.aggregated:

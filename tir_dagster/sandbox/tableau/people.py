@@ -41,8 +41,12 @@ class Session:
     def is_admin(self) -> bool:
         return self.role == ADMIN
 
+    @property
+    def may_write(self) -> bool:
+        return self.role != VIEWER
+
     def must_write(self, what: str) -> None:
-        if self.role == VIEWER:
+        if not self.may_write:
             raise ApiError(403004, f"User {self.user_name!r} is not allowed to {what}.")
 
     def must_administer(self, what: str) -> None:

@@ -106,9 +106,9 @@ def _project_row(row: Row) -> dict[str, Any]:
     }
 
 
-def _project(row: Any) -> ET.Element:
+def _project(row: Any, *, writeable: bool) -> ET.Element:
     shown = {name: value for name, value in row.items() if name != "ownerId"}
-    return node("project", {**shown, "writeable": True}, node("owner", {"id": row["ownerId"]}))
+    return node("project", {**shown, "writeable": writeable}, node("owner", {"id": row["ownerId"]}))
 
 
 @operation(OPERATIONS, "GET", "S/projects")
@@ -116,7 +116,8 @@ def list_projects(call: Call) -> Answer:
     rows = call.server.store.rows("SELECT * FROM projects WHERE site_id = ? ORDER BY created", call.session.site_id)
     # The project is "default", and clients look for "Default": the name is found in any case.
     shown = [_project_row(row) for row in rows]
-    return Answer(content=page(shown, call.query, "projects", _project, any_case={"name"}))
+    project = partial(_project, writeable=call.session.may_write)
+    return Answer(content=page(shown, call.query, "projects", project, any_case={"name"}))
 
 
 @operation(OPERATIONS, "POST", "S/projects")
@@ -124,7 +125,7 @@ def create_project(call: Call) -> Answer:
     call.session.must_write("create projects")
     attributes = {str(name): str(value) for name, value in required(call.request, "project").attrib.items()}
     row = content.create_project(call.server, call.session, attributes)
-    return Answer(201, (_project(_project_row(row)),))
+    return Answer(201, (_project(_project_row(row), writeable=True),))
 
 
 @operation(OPERATIONS, "DELETE", "S/projects/{project}")
