@@ -200,6 +200,7 @@ def spark_session(resource: SparkParam, home: Path, *, log: Callable[[str], None
         return connect_session(remote)
     require_java(os.environ)
     log("starting Spark")
+    log("it takes from five seconds to a minute; tir spark up keeps one running")
     return _own_session(resource, home)
 
 
