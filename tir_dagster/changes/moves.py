@@ -43,15 +43,21 @@ class Moves:
 
 
 def count_moves(
-    relation: Relation, question: Question, candidates: Candidates, resync: Sequence[str | None], query: Query
+    relation: Relation,
+    question: Question,
+    candidates: Candidates,
+    query: Query,
+    *,
+    resync: Sequence[str | None] = (),
+    compare: Sequence[str | None] = (),
 ) -> Moves:
-    """Count the candidates whose rows differ between the two versions, and all rows of `resync` slices.
+    """Count the candidates whose rows differ between the two versions, those in `compare` slices, and all rows of `resync` slices.
 
     Where every row is to be compared, all keys of both versions are candidates. Raise if the old version cannot be read.
     """
     selects = list(candidates.selects)
-    if resync:
-        selects += [slices_select(relation, version, resync) for version in (question.span.old, question.span.new)]
+    if slices := tuple(dict.fromkeys((*resync, *compare))):
+        selects += [slices_select(relation, version, slices) for version in (question.span.old, question.span.new)]
     if candidates.everything:
         selects = [
             f"SELECT {select_list(purge_key(relation))} FROM {source_sql(relation, version)} AS r"

@@ -191,6 +191,9 @@ def confirmation_metadata(
     manifest: Mapping[str, Any] = version.manifest if version else {}
     spent = {**(manifest.get("seconds") or {}), **(stages or {})}
     counts = {"tir/keys": "keys", "tir/rows_purged": "rows_purged", "tir/rows_appended": "rows_appended"}
+    if manifest.get("decision") == "rollback":
+        # No rows were read: those of an earlier version are shown again.
+        counts = {}
     return {
         **({PLAN: manifest["sentence"]} if manifest.get("sentence") else {}),
         **_moment_of(confirmation.source_version),

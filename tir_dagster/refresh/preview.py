@@ -8,7 +8,7 @@ from difflib import unified_diff
 from functools import partial
 from typing import Any
 
-from tir_dagster.changes.change_set import NO_SLICE_KEY, ChangeSet, counts_from_json
+from tir_dagster.changes.change_set import ChangeSet, counts_from_json
 from tir_dagster.changes.detectors import find_candidates
 from tir_dagster.changes.difference import Counts
 from tir_dagster.changes.moves import Moves, count_moves, rows_by_slice
@@ -127,12 +127,11 @@ def _by_key(
         everything=candidates.everything,
         plan=replace(known.plan, warnings=(*known.plan.warnings, *warnings, *candidates.warnings)),
     )
-    forced = tuple(dict.fromkeys((*request.resync, *request.compare)))
     try:
         if question.history.unreadable:
-            raise_why = next(iter(question.history.unreadable.values()))
-            return _without_history(context.spec, known, surveyed, raise_why, request, query)
-        moves = count_moves(relation, question, candidates, forced, query)
+            why = next(iter(question.history.unreadable.values()))
+            return _without_history(context.spec, known, surveyed, why, request, query)
+        moves = count_moves(relation, question, candidates, query, resync=request.resync, compare=request.compare)
     except SnowflakeError as error:
         if not lacks_history(error):
             raise
@@ -199,8 +198,3 @@ def _written(value: Any) -> str:
     if isinstance(value, list):
         return ", ".join(map(str, value)) or "none"
     return "none" if value is None else str(value)
-
-
-def label(name: str | None) -> str:
-    """Return the key of a slice as change sets write it."""
-    return NO_SLICE_KEY if name is None else name

@@ -139,6 +139,7 @@ def make_version(context: RefreshContext, looked: Looked, plan: RollbackPlan) ->
             "compared": {},
             "rolled_back_to": target.id,
             "decision": "rollback",
+            "sentence": None,
             "keys": None,
             "seconds": {},
             "instead_of": confirmed.version,

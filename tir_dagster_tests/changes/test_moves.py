@@ -55,7 +55,7 @@ def test_what_is_counted_is_what_the_refresh_moves(name: str):
             changed=set(COLUMNS) & set(relation.tables),
         )
         resync = [row_slice(relation, row) for row in list(base.extract)[:1]] if random.random() < 0.3 else []
-        moves = count_moves(relation, question, find_candidates(relation, question), resync, warehouse.query)
+        moves = count_moves(relation, question, find_candidates(relation, question), warehouse.query, resync=resync)
         before = base.extract
         plan = followed.refresh(resync=resync)
         assert moves.difference.keys == (plan.keys or 0)

@@ -93,7 +93,8 @@ def _tiles(report: Report) -> str:
             (f"{len(refreshes):,}", f"refreshes since {_day(refreshes[-1].at)}", False),
         ]
         if newest.extract_bytes is not None:
-            tiles.append((megabytes(newest.extract_bytes), "extract file", False))
+            limit = f"; built anew above {megabytes(newest.rebuilt_above)}" if newest.rebuilt_above else ""
+            tiles.append((megabytes(newest.extract_bytes), f"extract file{limit}", False))
         moved, full = _moved(refreshes)
         if full:
             tiles.append((f"{moved / full:.1%}", "of the rows read that full refreshes would have read", False))
@@ -176,7 +177,7 @@ def _shade(count: int, most: int) -> int:
 
 def _moved(refreshes: Sequence[PastRefresh]) -> tuple[int, int]:
     """Return the rows that refreshes read, and those that full ones would have read instead."""
-    known = [(refresh.rows_moved, refresh.rows) for refresh in refreshes if refresh.rows_moved is not None]
+    known = [(refresh.rows_appended, refresh.rows) for refresh in refreshes if refresh.rows_appended is not None]
     return sum(moved for moved, _ in known), sum(rows for _, rows in known)
 
 
@@ -185,7 +186,9 @@ def _saved(refreshes: Sequence[PastRefresh]) -> str:
     if not full:
         return ""
     per_row = [
-        refresh.bytes_read / refresh.rows_moved for refresh in refreshes if refresh.bytes_read and refresh.rows_moved
+        refresh.bytes_read / refresh.rows_appended
+        for refresh in refreshes
+        if refresh.bytes_read and refresh.rows_appended
     ]
     rows: list[tuple[str, float, float, str, str]] = [
         ("rows read from Snowflake", moved, full, f"{moved:,}", f"{full:,}")
@@ -194,10 +197,10 @@ def _saved(refreshes: Sequence[PastRefresh]) -> str:
     if read and per_row:
         # By the largest refresh: a small one also reads keys and the beginnings of files.
         largest = max(
-            (refresh for refresh in refreshes if refresh.bytes_read and refresh.rows_moved),
-            key=lambda one: one.rows_moved or 0,
+            (refresh for refresh in refreshes if refresh.bytes_read and refresh.rows_appended),
+            key=lambda one: one.rows_appended or 0,
         )
-        would = full * (largest.bytes_read or 0) / (largest.rows_moved or 1)
+        would = full * (largest.bytes_read or 0) / (largest.rows_appended or 1)
         rows.append(("bytes read from Snowflake", read, would, megabytes(read), f"about {megabytes(would)}"))
     sent = sum(refresh.bytes_sent or 0 for refresh in refreshes)
     whole = sum(refresh.extract_bytes or 0 for refresh in refreshes if refresh.bytes_sent)

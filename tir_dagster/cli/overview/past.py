@@ -45,13 +45,10 @@ class PastRefresh:
     bytes_read: int | None = None
     bytes_sent: int | None = None
     extract_bytes: int | None = None
+    # The size past which the file is built anew.
+    rebuilt_above: int | None = None
     slices_compared: int | None = None
     warnings: tuple[str, ...] = ()
-
-    @property
-    def rows_moved(self) -> int | None:
-        """The rows that had to be read: those added."""
-        return self.rows_appended
 
 
 def past_refreshes(spec: ExtractSpec, instance: dg.DagsterInstance, *, limit: int = 200) -> list[PastRefresh]:
@@ -133,10 +130,15 @@ def _refresh(
         stages=stages,
         bytes_read=sum(filter(None, read)) if read else None,
         bytes_sent=metadata.get("tir/bytes_sent"),
-        extract_bytes=round(size * 1e6) if (size := metadata.get("tir/extract_megabytes")) else None,
+        extract_bytes=_bytes(metadata.get("tir/extract_megabytes")),
+        rebuilt_above=_bytes(metadata.get("tir/rebuilt_above_megabytes")),
         slices_compared=len(manifest["compared"]) if "compared" in manifest else None,
         warnings=tuple(metadata.get("tir/warnings") or ()),
     )
+
+
+def _bytes(size: float | None) -> int | None:
+    return None if size is None else round(size * 1e6)
 
 
 def _first(*values: Any) -> Any:
@@ -167,7 +169,7 @@ class Estimate:
 
 def estimate(past: Sequence[PastRefresh], decision: str, rows: int | None) -> Estimate | None:
     """Return what a refresh that adds so many rows may take; None if there was none of its kind."""
-    known = [(one, one.seconds, one.rows_moved or 0) for one in past if one.decision == decision and one.seconds]
+    known = [(one, one.seconds, one.rows_appended or 0) for one in past if one.decision == decision and one.seconds]
     if rows is not None:
         known.sort(key=lambda entry: abs(math.log((entry[2] + 1) / (rows + 1))))
     nearest = known[:_LIKE]
