@@ -194,7 +194,7 @@ def apply(context: RefreshContext, looked: Looked, change_set: ChangeSet) -> App
             "decision": change_set.decision,
             "sentence": change_set.sentence,
             "comments": {column.name: column.comment for column in relation.columns if column.comment},
-            "keys": change_set.keys,
+            "keys": change_set.keys if change_set.decision == "incremental" else None,
             "seconds": dict(context.stages.seconds),
             "known": change_set.known.__dict__,
             "watermark": change_set.watermark,

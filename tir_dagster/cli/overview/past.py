@@ -122,7 +122,7 @@ def _refresh(
             metadata.get("tir/decision") or manifest.get("decision") or detection.get("tir/decision") or "unknown"
         ),
         reason=metadata.get("tir/reason") or detection.get("tir/reason") or (change_set.reason if change_set else None),
-        keys=_first(manifest.get("keys"), detection.get("tir/keys")),
+        keys=metadata.get("tir/keys"),
         rows_purged=_first(metadata.get("tir/rows_purged"), manifest.get("rows_purged")),
         rows_appended=_first(metadata.get("tir/rows_appended"), manifest.get("rows_appended")),
         slices=slices,
