@@ -56,6 +56,7 @@ HEAVY: dict[str, tuple[float, tuple[str, ...]]] = {
     "requests": (0.05, ()),
     "slack_sdk": (0.05, ()),
     "sqlglot": (0.05, ()),
+    "rich": (0.05, ()),
 }
 # What `tir --help` loads answers at once: its commands import their modules when they run.
 COMMAND_LINE = "tir_dagster.cli.main"

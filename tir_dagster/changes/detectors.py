@@ -194,7 +194,7 @@ class _Detection:
         """Keys of rows whose number differs between the versions: correct for any repeatable query."""
         self._need_history(self._relation.tables)
         columns = self._relation.base(self._question.span.new).columns
-        return _uneven(self._key, {**self._key, **_numbered(columns)}, self._new, self._old)
+        return _uneven(self._key, {**self._key, **numbered(columns)}, self._new, self._old)
 
     def _marked(self) -> list[str]:
         """Keys of rows at or after the last watermark minus the look-back, and of rows without one."""
@@ -209,7 +209,7 @@ class _Detection:
         Numbers as watermarks are compared, too: one that is far too high would hide all that follow.
         """
         return self._of_named(
-            [_uneven(self._row_key, {**self._row_key, **_numbered(self._numbers)}, self._new, self._old)]
+            [_uneven(self._row_key, {**self._row_key, **numbered(self._numbers)}, self._new, self._old)]
         )
 
     @property
@@ -281,8 +281,8 @@ class _Detection:
             numbers = [dimension.mark] if dimension.mark is not None and dimension.mark.kind in NUMBERS else []
             if not dimension.changes.deletes and not numbers:
                 return marked
-            return f"{marked} UNION {_uneven(key, {**key, **_numbered(numbers)}, new, old)}"
-        return _uneven(key, {**key, **_numbered(dimension.columns)}, new, old)
+            return f"{marked} UNION {_uneven(key, {**key, **numbered(numbers)}, new, old)}"
+        return _uneven(key, {**key, **numbered(dimension.columns)}, new, old)
 
     # From rows to the keys they are replaced by
 
@@ -292,11 +292,11 @@ class _Detection:
             self._need_history(self._relation.tables)
         if self._relation.aggregated and self._row_key:
             return self._of_named(
-                [f"SELECT {_listed(self._row_key)} FROM {side} AS r WHERE {condition}" for side in sides]
+                [f"SELECT {select_list(self._row_key)} FROM {side} AS r WHERE {condition}" for side in sides]
             )
         if self._relation.aggregated:
             self._need_history(self._relation.tables)
-        return [f"SELECT {_listed(self._key)} FROM {side} AS r WHERE {condition}" for side in sides]
+        return [f"SELECT {select_list(self._key)} FROM {side} AS r WHERE {condition}" for side in sides]
 
     def _of_named(self, selects: Sequence[str]) -> list[str]:
         """Keys of the rows with these row keys; for an aggregate, their old and new groups."""
@@ -308,7 +308,7 @@ class _Detection:
         same = " AND ".join(f"p.{name} IS NOT DISTINCT FROM r.{name}" for name in names)
         keys = ", ".join(f"{name} AS {name}" for name in names)
         keys_table = f"(SELECT DISTINCT {keys} FROM ({' UNION '.join(selects)}) AS n) AS p"
-        return [f"SELECT {_listed(self._key)} FROM {side} AS r JOIN {keys_table} ON {same}" for side in (NEW, OLD)]
+        return [f"SELECT {select_list(self._key)} FROM {side} AS r JOIN {keys_table} ON {same}" for side in (NEW, OLD)]
 
 
 # Statements
@@ -330,13 +330,13 @@ def staged_columns(relation: Relation, *, hinted: bool = False) -> tuple[Column,
 def slices_select(relation: Relation, version: SourceVersion, slices: Sequence[str | None]) -> str:
     """Keys of all rows in these slices."""
     inside = slice_filter_snowflake(relation.slices, relation.columns, slices)
-    return f"SELECT {_listed(purge_key(relation))} FROM {_source_sql(relation, version)} AS r WHERE {inside}"
+    return f"SELECT {select_list(purge_key(relation))} FROM {source_sql(relation, version)} AS r WHERE {inside}"
 
 
 def everything_statement(relation: Relation, version: SourceVersion) -> str:
     """A SELECT of all rows."""
-    more = "" if relation.key else f", {_listed(purge_key(relation))}"
-    return f"SELECT {_names(relation.columns)}{more}, 1 AS {quote(ROW_MARK.name)} FROM {_source_sql(relation, version)} AS r"
+    more = "" if relation.key else f", {select_list(purge_key(relation))}"
+    return f"SELECT {_names(relation.columns)}{more}, 1 AS {quote(ROW_MARK.name)} FROM {source_sql(relation, version)} AS r"
 
 
 def candidates_statement(
@@ -356,13 +356,13 @@ def keys_statement(relation: Relation, version: SourceVersion, keys: Sequence[tu
     """The same for keys that come from outside the warehouse, as literals."""
     columns = relation.key or (SLICE_KEY,)
     rows = [
-        _listed({column.name: sql_literal(column, value) for column, value in zip(columns, key, strict=True)})
+        select_list({column.name: sql_literal(column, value) for column, value in zip(columns, key, strict=True)})
         for key in keys
     ]
     return _rows_of(relation, version, " UNION ALL ".join(f"SELECT {row}" for row in rows))
 
 
-def _source_sql(relation: Relation, version: SourceVersion) -> str:
+def source_sql(relation: Relation, version: SourceVersion) -> str:
     """The FROM clause of the rows that users see, with keys as the extract stores them."""
     return with_cut_keys(relation.from_clause(version), relation.key)
 
@@ -393,7 +393,7 @@ def _hint_mark(described: Sequence[str]) -> str:
 
 def _uneven(key: Iterable[str], columns: Mapping[str, str], new: str, old: str) -> str:
     """A SELECT of the keys of rows whose number differs between the two sides."""
-    listed, names = _listed(columns), ", ".join(map(quote, columns))
+    listed, names = select_list(columns), ", ".join(map(quote, columns))
     sides = f"SELECT {listed}, 1 AS TIR_N FROM {new} UNION ALL SELECT {listed}, -1 AS TIR_N FROM {old}"
     return f"SELECT {', '.join(map(quote, key))} FROM ({sides}) AS u GROUP BY {names} HAVING SUM(TIR_N) <> 0"
 
@@ -404,7 +404,7 @@ def _refers(columns: Sequence[str], key: Sequence[Column], keys: str) -> str:
     return f"EXISTS (SELECT 1 FROM ({keys}) AS d WHERE {same})"
 
 
-def _numbered(columns: Iterable[Column]) -> dict[str, str]:
+def numbered(columns: Iterable[Column]) -> dict[str, str]:
     """Columns for GROUP BY under names of their own; objects and arrays by their text."""
     names = [
         quote(column.name) if column.kind is not Kind.JSON else f"TO_JSON({quote(column.name)})" for column in columns
@@ -416,5 +416,5 @@ def _names(columns: Iterable[Column]) -> str:
     return ", ".join(quote(column.name) for column in columns)
 
 
-def _listed(columns: Mapping[str, str]) -> str:
+def select_list(columns: Mapping[str, str]) -> str:
     return ", ".join(f"{sql} AS {quote(name)}" for name, sql in columns.items())

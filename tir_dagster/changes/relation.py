@@ -29,6 +29,7 @@ from tir_dagster.snowflake.slices import SliceBy, slice_column
 from tir_dagster.snowflake.versions import (
     MissingTableError,
     SourceVersion,
+    column_comments,
     column_names,
     describe,
     describe_query,
@@ -247,7 +248,7 @@ def _of_query(spec: ExtractSpec, access: SnowflakeAccess) -> Relation:
     assert spec.query is not None
     table_columns = {table: _columns_or_error(spec, access, table) for table in tables_of(spec.query)}
     view = analyse(spec.query, table_columns)
-    columns = describe_query(access, view_sql(view, None))
+    columns = _commented(describe_query(access, view_sql(view, None)), view, access)
     _check_names(columns)
     slices = _slices(spec, columns)
     tables = tuple(dict.fromkeys(table.table for table in view.tables))
@@ -261,6 +262,19 @@ def _of_query(spec: ExtractSpec, access: SnowflakeAccess) -> Relation:
     except _UntrackableRows as reason:
         why = f"{str(reason)[0].upper()}{str(reason)[1:]}."
         return _compared_whole(untouched, why, () if view.group else _output_key(spec, columns))
+
+
+def _commented(columns: Sequence[Column], view: View, access: SnowflakeAccess) -> tuple[Column, ...]:
+    """Give output columns that are one column of a table its comment."""
+    comments = {table.alias: column_comments(access, table.table) for table in view.tables}
+    texts = {
+        column.name: comments[column.reads[0][0]].get(column.reads[0][1], "")
+        for column in view.columns
+        if len(column.reads) == 1
+        and column.reads[0][0] in comments
+        and _is_plain(column.sql, column.reads, column.reads[0][0])
+    }
+    return tuple(replace(column, comment=texts.get(column.name, "")) for column in columns)
 
 
 def _check_names(columns: Sequence[Column]) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
+from contextlib import contextmanager
+from functools import cached_property, partial
 from typing import Any, TypeVar
 
 import dagster as dg
+from dagster._core.remote_origin import RegisteredCodeLocationOrigin, RemoteJobOrigin, RemoteRepositoryOrigin
 
 from tir_dagster.errors import SpecError
 from tir_dagster.spec.extract import ExtractSpec
@@ -16,6 +18,8 @@ from tir_dagster.spec.load import LoadSpec
 
 # The console shows the command's progress instead of Dagster's log, which is in the history.
 _CONSOLE = "console"
+# As `dagster dev -m tir_dagster.definitions` calls them.
+_LOCATION, _REPOSITORY = "tir_dagster.definitions", "__repository__"
 
 Spec = TypeVar("Spec", ExtractSpec, LoadSpec)
 
@@ -64,14 +68,28 @@ class JobRunner:
 
     def run(self, job: str, *, config: Any = None, **options: Any) -> dg.ExecuteInProcessResult:
         """Run the job; raise its error if it fails. The options are those of `execute_in_process`."""
-        return self.definitions.resolve_job_def(job).execute_in_process(
-            run_config={**(config or {}), "loggers": {_CONSOLE: {}}}, instance=self.instance, **options
-        )
+        definition = self.definitions.resolve_job_def(job)
+        with _listed_in_ui(self.instance, job):
+            return definition.execute_in_process(
+                run_config={**(config or {}), "loggers": {_CONSOLE: {}}}, instance=self.instance, **options
+            )
 
     def take_warnings(self) -> list[str]:
         """Return the warnings since the last call, each sentence once."""
         warnings, self._handler.warnings = list(dict.fromkeys(self._handler.warnings)), []
         return warnings
+
+
+@contextmanager
+def _listed_in_ui(instance: dg.DagsterInstance, job: str) -> Iterator[None]:
+    """Name the code location of `tir dev` on the run: else Dagster's timeline and the job's page would leave it out."""
+    repository = RemoteRepositoryOrigin(RegisteredCodeLocationOrigin(_LOCATION), _REPOSITORY)
+    create = instance.create_run_for_job
+    instance.create_run_for_job = partial(create, remote_job_origin=RemoteJobOrigin(repository, job))  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del instance.create_run_for_job  # the class has it
 
 
 class _LineHandler(logging.Handler):

@@ -11,6 +11,7 @@ import os
 import shutil
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,7 +21,7 @@ import click
 
 from tir_dagster.background import no_core_files
 from tir_dagster.cli.audit.commands import history, release, rollback, verify, why
-from tir_dagster.cli.output import AS_JSON, tell
+from tir_dagster.cli.output import AS_JSON, FORM_VARIABLE, tell, working
 from tir_dagster.cli.probe_server import probe_server
 from tir_dagster.cli.revisions import revisions
 from tir_dagster.cli.sandbox import PORT, SEED, sandbox
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from tir_dagster.spec.extract import ExtractSpec
 
 _WATCH_SECONDS = 5.0
+# Commands that only read: stopping them changes nothing.
+_READING = {"plan", "status", "report", "history", "why", "schema"}
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 
 
@@ -59,7 +62,8 @@ class ProjectGroup(click.Group):
         except BaseException as error:
             if not is_interrupt(error):
                 raise
-            return _end(ctx, stopped_error(f"tir {ctx.invoked_subcommand or ''}".strip()))
+            so_far = "Nothing was changed." if ctx.invoked_subcommand in _READING else ""
+            return _end(ctx, stopped_error(f"tir {ctx.invoked_subcommand or ''}".strip(), so_far))
 
 
 def _end(ctx: click.Context, error: StoppedError) -> NoReturn:
@@ -109,10 +113,17 @@ def _span(_: click.Context, __: click.Parameter, text: str | None) -> str | None
 @click.option(
     "--specs", type=click.Path(dir_okay=False), help="YAML file with extracts and loads.  [default: TIR_SPECS]"
 )
-def tir(specs: str | None) -> None:
+@click.option(
+    "--progress",
+    type=click.Choice(["auto", "lines", "json"]),
+    help="How progress is shown on standard error: on a terminal a line that lives, else lines; or JSON lines.  [default: auto]",
+)
+def tir(specs: str | None, progress: str | None) -> None:
     """Tableau incremental refresh on Dagster."""
     if specs:
         os.environ["TIR_SPECS"] = specs
+    if progress:
+        os.environ[FORM_VARIABLE] = progress
 
 
 MODE_SLICES = click.option(
@@ -134,7 +145,7 @@ HINTS = click.option(
 
 
 @tir.command(short_help="Show what a refresh would do, and why.")
-@click.argument("extract")
+@click.argument("extract", required=False)
 @MODE_SLICES
 @MODE_FULL
 @click.option(
@@ -143,31 +154,56 @@ HINTS = click.option(
     help="Show how the query is understood: tables, joins, and which changes are refreshed by key.",
 )
 @AS_JSON
-def plan(extract: str, span: str | None, *, full: bool, explain: bool, as_json: bool) -> None:
-    """Show what a refresh of EXTRACT would do, and why. Nothing is changed."""
-    mode, specs = _mode(span, full=full), load_specs()
-    from tir_dagster.cli.jobs import find_declared
-    from tir_dagster.cli.refresh import chosen_slices, command
+def plan(extract: str | None, span: str | None, *, full: bool, explain: bool, as_json: bool) -> None:
+    """Show what a refresh of EXTRACT would move, what it would take, and why. Without EXTRACT: a line for each extract.
 
-    spec = find_declared(specs, extract, "extract")
-    slices = chosen_slices(spec, span)
-    with command(spec, tell) as running:
-        planned = running.plan(mode, slices)
-        explanation = running.explain() if explain else []
+    Nothing is changed and Spark is not started. The warehouse counts, for at most a minute.
+    """
+    mode, specs = _mode(span, full=full), load_specs()
+    if extract is None:
+        if span or full or explain:
+            raise click.UsageError("Name the extract: --slices, --full and --explain are about one.")
+        _plan_all(specs, as_json=as_json)
+        return
+    with working(f"tir plan {extract}"):
+        from tir_dagster.cli.jobs import find_declared
+        from tir_dagster.cli.refresh import chosen_slices, command
+
+        spec = find_declared(specs, extract, "extract")
+        slices = chosen_slices(spec, span)
+        with command(spec, tell) as running:
+            outlook = running.outlook(mode, slices, explain=explain)
+    click.echo(json.dumps(outlook.as_dict(slices)) if as_json else "\n".join(outlook.lines()))
+
+
+def _plan_all(specs: Sequence[ExtractSpec], *, as_json: bool) -> None:
+    """Print the plan of each extract; what is wrong with one of them does not hide the others."""
+    from tir_dagster.cli.overview.planning import one_line
+    from tir_dagster.cli.refresh import command
+
+    plans: list[dict[str, Any]] = []
+    failed = 0
+    for spec in specs:
+        try:
+            with working(f"tir plan {spec.name}"), command(spec, tell) as running:
+                outlook = running.outlook("changes", ())
+        except StoppedError:
+            raise
+        except TirError as error:
+            failed += 1
+            plans.append({"extract": spec.name, "error": str(error)})
+            line = f"{spec.name}: {click.style('there is no plan', fg='red')}: {error}"
+        else:
+            plans.append(outlook.as_dict(()))
+            line = one_line(outlook)
+        if not as_json:
+            click.echo(line)
     if as_json:
-        fields = {
-            "extract": extract,
-            "mode": planned.mode,
-            "decision": planned.decision,
-            "reason": planned.reason.name if planned.reason else None,
-            "slices": slices,
-            "warnings": planned.warnings,
-            "notes": planned.notes,
-        }
-        click.echo(json.dumps({**fields, "explain": explanation} if explain else fields))
-    else:
-        warnings = [f"warning: {warning}" for warning in planned.warnings]
-        click.echo("\n".join([planned.sentence(), *warnings, *planned.notes, *explanation]))
+        click.echo(json.dumps({"extracts": plans}))
+    elif not specs:
+        click.echo("Nothing is declared: name a spec file with --specs or TIR_SPECS.")
+    if failed:
+        raise click.exceptions.Exit(1)
 
 
 @tir.command(short_help="Show the state of all extracts and loads.")
@@ -179,7 +215,7 @@ def status(*, watch: bool, as_json: bool) -> None:
     Reads Dagster's log and the state folder only. Exit code 1 if one of them needs attention.
     """
     declared = load_declared()
-    from tir_dagster.cli.status import read_status, status_lines
+    from tir_dagster.cli.overview.status import read_status, status_lines
     from tir_dagster.orchestration.home import dagster_instance
 
     while True:
@@ -195,8 +231,37 @@ def status(*, watch: bool, as_json: bool) -> None:
         raise click.exceptions.Exit(1)
 
 
-@tir.command(short_help="Find what changed, replace it, publish.")
+@tir.command(short_help="Write a page about the refreshes of an extract.")
 @click.argument("extract")
+@click.option(
+    "--to",
+    "target",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="The file.  [default: report.html beside the state]",
+)
+@click.option("--open", "is_opened", is_flag=True, help="Also open it in a browser.")
+@AS_JSON
+def report(extract: str, *, target: Path | None, is_opened: bool, as_json: bool) -> None:
+    """Write one HTML page about EXTRACT: what each refresh moved and how long it took, freshness, verification, problems.
+
+    It reads Dagster's log and the state folder only. The page needs no network: it can be sent to anybody.
+    """
+    specs = load_specs()
+    from tir_dagster.cli.jobs import find_declared
+    from tir_dagster.orchestration.home import dagster_instance
+
+    spec = find_declared(specs, extract, "extract")
+    with working(f"tir report {extract}"), dagster_instance() as instance:
+        from tir_dagster.cli.overview.report import write_report
+
+        file = write_report(spec, instance, target)
+    click.echo(json.dumps({"extract": extract, "file": str(file)}) if as_json else str(file))
+    if is_opened:
+        click.launch(str(file))
+
+
+@tir.command(short_help="Find what changed, replace it, publish.")
+@click.argument("extract", required=False)
 @MODE_SLICES
 @MODE_FULL
 @click.option("--allow-empty", is_flag=True, help="Continue even if the source is empty or lost many rows.")
@@ -204,7 +269,7 @@ def status(*, watch: bool, as_json: bool) -> None:
 @click.option("--profile", is_flag=True, help="Also show each stage: seconds, rows, bytes, and what it waited for.")
 @AS_JSON
 def refresh(
-    extract: str,
+    extract: str | None,
     span: str | None,
     *,
     full: bool,
@@ -215,13 +280,18 @@ def refresh(
 ) -> None:
     """Refresh EXTRACT: find what changed, replace those keys, publish. Exit code 1 if it fails."""
     mode, specs = _mode(span, full=full), load_specs()
-    from tir_dagster.cli.jobs import find_declared
-    from tir_dagster.cli.refresh import chosen_slices, command
+    if extract is None:
+        names = ", ".join(spec.name for spec in specs)
+        which = f"The spec file declares {names}." if names else "Name a spec file with --specs or TIR_SPECS."
+        raise click.UsageError(f"Name the extract to refresh. {which} tir plan shows what each of them would move.")
+    with working(f"tir refresh {extract}"):
+        from tir_dagster.cli.jobs import find_declared
+        from tir_dagster.cli.refresh import chosen_slices, command
 
-    spec = find_declared(specs, extract, "extract")
-    slices = chosen_slices(spec, span)
-    with command(spec, tell) as running:
-        outcome = running.refresh(mode, slices, allow_empty=allow_empty, hints=hints)
+        spec = find_declared(specs, extract, "extract")
+        slices = chosen_slices(spec, span)
+        with command(spec, tell) as running:
+            outcome = running.refresh(mode, slices, allow_empty=allow_empty, hints=hints)
     click.echo(json.dumps(outcome.as_dict()) if as_json else _outcome_text(spec, outcome))
     if profile:
         from tir_dagster.refresh.profile import profile_table
@@ -257,18 +327,19 @@ def load(name: str, *, dry_run: bool, as_json: bool) -> None:
     Exit code 1 if it fails, or with --dry-run would fail; the table is then unchanged.
     """
     declared = load_declared()
-    from tir_dagster.cli import load as command
+    with working(f"tir load {name}"):
+        from tir_dagster.cli import load as command
 
-    spec = command.find_load(declared, name)
-    if dry_run:
-        preview = command.preview_load(spec, tell)
+        spec = command.find_load(declared, name)
+        preview = command.preview_load(spec, tell) if dry_run else None
+        outcome = None if dry_run else command.run_load(spec, tell)
+    if preview is not None:
         fields, lines = command.preview_fields(spec, preview), command.preview_lines(spec, preview)
         click.echo(json.dumps(fields) if as_json else "\n".join(lines))
         if preview.problem:
             raise LoadError(preview.problem)
-        return
-    outcome = command.run_load(spec, tell)
-    click.echo(json.dumps(asdict(outcome)) if as_json else command.outcome_text(outcome))
+    if outcome is not None:
+        click.echo(json.dumps(asdict(outcome)) if as_json else command.outcome_text(outcome))
 
 
 @tir.command(short_help="Print the JSON schema of spec files.")
@@ -278,7 +349,7 @@ def schema() -> None:
 
 
 @tir.command(short_help="Play a change and its refresh on the sandbox.")
-@click.option("--rows", type=click.IntRange(min=1000), default=200_000, show_default=True, help="Orders in the sample.")
+@click.option("--rows", type=click.IntRange(min=1000), default=600_000, show_default=True, help="Orders in the sample.")
 @click.option("--seed", type=SEED, default=1, show_default=True, help="Another seed gives other orders and changes.")
 @click.option("--verbose", is_flag=True, help="Also show the progress of each refresh.")
 @click.option("--fail", "failing", is_flag=True, help="Play a refresh that fails, and show the messages about it.")
@@ -287,7 +358,7 @@ def demo(rows: int, seed: int, *, verbose: bool, failing: bool) -> None:
     from tir_dagster.cli.demo.play import run_demo, run_failing_demo
 
     play = run_failing_demo if failing else run_demo
-    with stopping("tir demo", _sandbox_left):
+    with stopping("tir demo", _sandbox_left), working("tir demo"):
         succeeded = play(rows=rows, seed=seed, say=click.echo, progress=tell if verbose else lambda _: None)
     if not succeeded:
         problem = "The incident was not resolved" if failing else "The refreshed datasource differs from the source"
@@ -308,7 +379,7 @@ def dev(port: int, host: str) -> None:
     """
     from tir_dagster.cli.dev import prepare_sandbox, run_dagster
 
-    with stopping("tir dev", _sandbox_left):
+    with stopping("tir dev", _sandbox_left), working("tir dev"):
         prepare_sandbox(click.echo)
     os.environ.setdefault("TIR_DAGSTER_URL", f"http://{host}:{port}")
     click.echo(f"Slack and ServiceNow: {os.environ['SERVICENOW_URL']} (messages and incidents)")
@@ -345,7 +416,8 @@ def warm_up() -> None:
     from tir_dagster.spark.session import build_class_archive
 
     require_java(os.environ)
-    archive = build_class_archive(home=tir_home())
+    with working("tir warm-up"):
+        archive = build_class_archive(home=tir_home())
     click.echo(f"{archive}: {archive.stat().st_size / 1e6:,.0f} MB. Spark uses it from the next start.")
 
 

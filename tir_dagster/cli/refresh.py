@@ -14,9 +14,12 @@ import dagster as dg
 
 from tir_dagster.changes.change_set import ChangeSet, slice_label
 from tir_dagster.changes.hints import parse_hints
-from tir_dagster.changes.plan import Mode, Plan
+from tir_dagster.changes.plan import Mode
 from tir_dagster.changes.relation import relation_of
 from tir_dagster.cli.jobs import JobRunner, first_event
+from tir_dagster.cli.output import expect
+from tir_dagster.cli.overview.past import estimate, past_refreshes
+from tir_dagster.cli.overview.planning import Outlook
 from tir_dagster.errors import SpecError, TirError
 from tir_dagster.orchestration.alerts.runs import unaffected
 from tir_dagster.orchestration.home import dagster_instance, tir_home
@@ -38,10 +41,12 @@ from tir_dagster.orchestration.partitions import (
     retire_slices,
     slices_between,
 )
+from tir_dagster.orchestration.requests import DetectionConfig, build_request, read_news
 from tir_dagster.refresh.context import leased, refresh_context, remove
 from tir_dagster.refresh.deliveries.trigger import no_spark, plan_trigger, trigger_warnings, watch
 from tir_dagster.refresh.look import look
-from tir_dagster.refresh.plan import Request, plan
+from tir_dagster.refresh.plan import plan
+from tir_dagster.refresh.preview import Preview, preview
 from tir_dagster.refresh.profile import StageProfile, whole
 from tir_dagster.refresh.state.change_sets import new_id
 from tir_dagster.refresh.survey import survey
@@ -101,14 +106,33 @@ class Command:
             log=progress,
         )
 
-    def plan(self, mode: Mode, slices: Sequence[str]) -> Plan:
-        """Return what a refresh would do, from tokens and definitions alone; without Spark or changes."""
+    def outlook(self, mode: Mode, slices: Sequence[str], *, explain: bool = False) -> Outlook:
+        """Return what a refresh would do and move, counted in the warehouse; without Spark, lease or changes."""
+        preview = self._preview(mode, slices)
+        plan = preview.plan
+        rows = None if plan.decision == "none" else sum(preview.appended.values())
+        past = past_refreshes(self.spec, self._instance) if plan.decision != "none" else []
+        explained = tuple(self.explain()) if explain else ()
+        return Outlook(self.spec, plan, preview, estimate(past, plan.decision, rows), explained)
+
+    def _preview(self, mode: Mode, slices: Sequence[str]) -> Preview:
         # A folder of its own: the plan takes no lease, and a run may be using the usual folder.
         context = replace(self.context, work=self.context.folder / "plan")
         try:
             self._say_where()
             looked = look(context, last_confirmation(self._instance, self.keys.published_datasource), repair=False)
-            return plan(context, looked, survey(context, looked), Request(mode, tuple(slices)))
+            news = read_news(self._instance, context, looked.confirmed)
+            surveyed = survey(context, looked)
+            warnings: list[str] = []
+            config = DetectionConfig(mode=mode, slices=list(slices))
+            request = build_request(
+                self._instance, context, looked, surveyed, self.keys, config, news, warn=warnings.append
+            )
+            planned = plan(context, looked, surveyed, request)
+            if planned.decision != "none":
+                self._progress("counting in the warehouse what would move")
+            planned = replace(planned, warnings=(*planned.warnings, *warnings))
+            return preview(context, looked, surveyed, planned, request)
         finally:
             remove(context.work)
 
@@ -129,6 +153,7 @@ class Command:
         started = time.perf_counter()
         outcome = RefreshOutcome(self.spec.name, mode)
         stop = stopping(self.spec.name, lambda: so_far(self.spec, self._instance, outcome))
+        self._expect(mode)
         with alerting(self.spec, self._instance, outcome, self._progress), stop:
             try:
                 # One sign-in for all steps: clients of one process share the session while any of them is open.
@@ -144,6 +169,12 @@ class Command:
                 outcome.seconds = round(time.perf_counter() - started, 3)
                 outcome.profile = whole([*self.context.stages.profile.ended, *outcome.profile], outcome.seconds)
         return outcome
+
+    def _expect(self, mode: Mode) -> None:
+        """Show how long the last refreshes of this kind took."""
+        past = past_refreshes(self.spec, self._instance, limit=10)
+        if usual := estimate(past, "full" if mode == "full" or not past else "incremental", None):
+            expect(usual.seconds)
 
     def _refresh(
         self, outcome: RefreshOutcome, mode: Mode, slices: Sequence[str], *, allow_empty: bool, hints: Sequence[str]
@@ -261,15 +292,15 @@ def so_far(spec: ExtractSpec, instance: dg.DagsterInstance, outcome: RefreshOutc
 class TriggerCommand(Command):
     """`tir plan` and `tir refresh` for an extract that the server refreshes, in one run."""
 
-    def plan(self, mode: Mode, slices: Sequence[str]) -> Plan:
+    def _preview(self, mode: Mode, slices: Sequence[str]) -> Preview:
         """Return what a refresh would do, from tokens and definitions alone, without changes."""
         self._refuse(mode, slices)
         self._say_where()
         confirmed = last_confirmation(self._instance, self.keys.published_datasource)
         planned = plan_trigger(self.spec, watch(self.context), confirmed, mode)
         if planned.decision == "none":
-            return planned
-        return replace(planned, warnings=trigger_warnings(self.context))
+            return Preview(planned)
+        return Preview(replace(planned, warnings=trigger_warnings(self.context)))
 
     def explain(self) -> list[str]:
         """Say which tables start a refresh when they change."""

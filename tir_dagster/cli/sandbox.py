@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tir_dagster.cli.output import working
 from tir_dagster.sandbox import processes
 from tir_dagster.sandbox.home import SandboxHome
 
@@ -44,7 +45,8 @@ def up(**ports: int | None) -> None:
             raise click.UsageError(f"--{server}-port and --{other}-port are both {port}. Choose two different ports.")
     begun = time.monotonic()
     home = SandboxHome.from_environment()
-    states = processes.start(home, chosen_ports)
+    with working("tir sandbox up"):
+        states = processes.start(home, chosen_ports)
     for state in states.values():
         word = "started" if state.started_now else "already running"
         click.echo(f"{state.server}: {word}, {state.url} (pid {state.pid})")
@@ -56,7 +58,9 @@ def up(**ports: int | None) -> None:
 @sandbox.command()
 def down() -> None:
     """Stop the servers. Their data stays."""
-    for state in processes.stop(SandboxHome.from_environment()).values():
+    with working("tir sandbox down"):
+        states = processes.stop(SandboxHome.from_environment())
+    for state in states.values():
         click.echo(f"{state.server}: {f'stopped (pid {state.pid})' if state.pid else 'was not running'}")
 
 
@@ -124,9 +128,10 @@ def seed(rows: int, seed: int, until: str | None, job_seconds: int) -> None:
         raise click.BadParameter(str(error), param_hint="--until") from error
     environment = processes.environment(SandboxHome.from_environment())
     begun = time.monotonic()
-    table = sample.seed_table(environment, rows=rows, seed=seed, until=month, progress=click.echo)
-    click.echo(f"Table {sample.TABLE}: {table.rows:,} rows, {table.months} ({table.seconds:.1f} s).")
-    datasource = sample.seed_datasource(environment, timeout=job_seconds, progress=click.echo)
+    with working("tir sandbox seed"):
+        table = sample.seed_table(environment, rows=rows, seed=seed, until=month, progress=click.echo)
+        click.echo(f"Table {sample.TABLE}: {table.rows:,} rows, {table.months} ({table.seconds:.1f} s).")
+        datasource = sample.seed_datasource(environment, timeout=job_seconds, progress=click.echo)
     click.echo(
         f'Datasource "{datasource.name}" in project "{datasource.project}": published and refreshed'
         f" ({datasource.seconds:.1f} s)."
@@ -151,7 +156,8 @@ def change(seed: int, recent: int | None, as_json: bool, **counts: int) -> None:
     from tir_dagster.sandbox import sample
 
     environment = processes.environment(SandboxHome.from_environment())
-    account = sample.change_table(environment, seed=seed, mix=sample.Mix(**counts), recent=recent)
+    with working("tir sandbox change"):
+        account = sample.change_table(environment, seed=seed, mix=sample.Mix(**counts), recent=recent)
     click.echo(json.dumps(account.as_json(), indent=2) if as_json else account.as_text())
 
 

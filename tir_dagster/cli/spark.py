@@ -10,6 +10,8 @@ from importlib.metadata import version
 
 import click
 
+from tir_dagster.cli.output import working
+
 
 @click.group(short_help="One Spark server in the background for all processes.")
 def spark() -> None:
@@ -26,7 +28,8 @@ def up() -> None:
     from tir_dagster.spark.server import start_server
 
     begun = time.monotonic()
-    server, started = start_server(tir_home(), os.environ)
+    with working("tir spark up"):
+        server, started = start_server(tir_home(), os.environ)
     word = f"started in {time.monotonic() - begun:.1f} s" if started else "already running"
     click.echo(f"Spark: {word}, {server.address} (pid {server.pid}). Refreshes and loads of {tir_home()} use it.")
 

@@ -319,6 +319,10 @@ def needs_rebuild(path: Path, *, rows: int, bytes_per_row: float, limit: float =
     Nothing gives space back in place, and a rebuild costs a full copy, so it is worth it for size only. Files whose
     excess is below a few megabytes are left alone: their size is Hyper's own pages.
     """
+    return path.stat().st_size > rebuild_above(rows=rows, bytes_per_row=bytes_per_row, limit=limit)
+
+
+def rebuild_above(*, rows: int, bytes_per_row: float, limit: float) -> float:
+    """Return the size past which a file of so many rows is built anew."""
     expected = rows * bytes_per_row
-    size = path.stat().st_size
-    return size > limit * expected and size - expected > 8 * _SMALLEST
+    return max(limit * expected, expected + 8 * _SMALLEST)

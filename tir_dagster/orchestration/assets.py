@@ -22,7 +22,7 @@ from tir_dagster.orchestration.checks import (
     known_drift,
     published_evaluations,
 )
-from tir_dagster.orchestration.io_managers import CHANGE_SET_IO, HYPER_IO, StateFolder, staged_metadata
+from tir_dagster.orchestration.io_managers import CHANGE_SET_IO, HYPER_IO, OPTIONAL, StateFolder, staged_metadata
 from tir_dagster.orchestration.metadata import last_confirmation, snowflake_url
 from tir_dagster.orchestration.names import ExtractKeys, detect_job_name, pool_name
 from tir_dagster.orchestration.partitions import (
@@ -108,7 +108,7 @@ def _changed_keys(assets: ExtractAssets) -> dg.AssetSpec:
     """
     spec, keys = assets.spec, assets.keys
     asset = assets.by_part["changed_keys"].replace_attributes(
-        deps=[source_dep(spec, keys.source_table)], partitions_def=change_set_partitions(spec)
+        deps=[source_dep(spec, keys.source_table), *assets.joined], partitions_def=change_set_partitions(spec)
     )
     return asset.with_io_manager_key(CHANGE_SET_IO)
 
@@ -207,10 +207,10 @@ def _observation(
         keys.source_table,
         metadata={
             metadata.PLAN: sentence,
+            **source,
             metadata.SOURCE_VERSION: str(surveyed.version),
             "tir/stages": dict(refresh.stages.seconds),
             **metadata.profile_metadata(refresh.stages.profile),
-            **source,
         },
     )
 
@@ -379,7 +379,8 @@ def _published(assets: ExtractAssets) -> dg.AssetsDefinition:
 
     @dg.asset(
         **assets.attributes("published_datasource"),
-        ins={"purged_extract": dg.AssetIn(keys.purged_extract, partition_mapping=mapping)},
+        # A run of this asset alone makes the first version itself.
+        ins={"purged_extract": dg.AssetIn(keys.purged_extract, partition_mapping=mapping, metadata={OPTIONAL: True})},
         # It has no partitions, but `dagster asset materialize --partition-range` requires this of every selected asset.
         backfill_policy=dg.BackfillPolicy.single_run() if sliced else None,
         # The confirmation is the event itself; there is nothing to store beside it. Checkers see Nothing as None.
@@ -389,7 +390,7 @@ def _published(assets: ExtractAssets) -> dg.AssetsDefinition:
     )
     def published_datasource(
         context: dg.AssetExecutionContext,
-        purged_extract: Version,
+        purged_extract: Version | None,
         snowflake: SnowflakeParam,
         tableau: TableauResource,
         pyspark: SparkParam,
@@ -414,7 +415,7 @@ def _published(assets: ExtractAssets) -> dg.AssetsDefinition:
                 return
             published = stages.publish(refresh, looked, version)
             _warn(context, published.warnings)
-            confirmation_metadata = metadata.confirmation_metadata(
+            confirmed_metadata = metadata.confirmation_metadata(
                 published.confirmation,
                 version=version,
                 stages=refresh.stages.seconds,
@@ -422,10 +423,16 @@ def _published(assets: ExtractAssets) -> dg.AssetsDefinition:
                 uri=published.datasource.webpage_url or "",
                 reason=published.full_reason.name if published.full_reason else None,
                 warnings=[*looked.warnings, *published.warnings],
-            ) | metadata.profile_metadata(refresh.stages.profile)
+            )
+            confirmation = confirmed_metadata.pop(metadata.CONFIRMATION)
             yield dg.Output(
                 None,
-                metadata={**confirmation_metadata, **metadata.same_columns(confirmation_metadata, keys.purged_extract)},
+                metadata={
+                    **confirmed_metadata,
+                    **metadata.same_columns(confirmed_metadata, keys.purged_extract),
+                    **metadata.profile_metadata(refresh.stages.profile),
+                    metadata.CONFIRMATION: confirmation,
+                },
             )
             stages.settle(refresh, published.confirmation)
             _retire(context, refresh, keys, settled=max(published.confirmation.change_sets, default=""))
@@ -461,11 +468,13 @@ def _refreshed_here(
     return applied.version
 
 
-def _to_publish(refresh: "RefreshContext", looked: "Looked", input_version: Version) -> Version | None:
-    """Return the version to publish, or None if the server already shows it or a newer one.
+def _to_publish(refresh: "RefreshContext", looked: "Looked", input_version: Version | None) -> Version | None:
+    """Return the version to publish, or None if there is none, or the server already shows it or a newer one.
 
     This is the input version, unless another run made a newer one while this step waited for the lease.
     """
+    if input_version is None:
+        return None
     newest = refresh.versions.latest()
     version = input_version
     if newest is not None and newest.id != input_version.id:

@@ -16,7 +16,7 @@ from tir_dagster.orchestration.assets import build_assets, build_detect_job, con
 from tir_dagster.orchestration.checks import build_verification
 from tir_dagster.orchestration.jobs import build_rollback_job, build_schedules, refresh_selection, verify_job
 from tir_dagster.orchestration.loads import build_load_defs
-from tir_dagster.orchestration.names import load_keys, refresh_job_name
+from tir_dagster.orchestration.names import load_keys, refresh_job_name, refresh_now_job_name
 from tir_dagster.orchestration.partitions import extract_partitions, warn_of_many_slices
 from tir_dagster.orchestration.resources import environment_resources
 from tir_dagster.orchestration.sensing.sensors import build_sensors
@@ -105,11 +105,17 @@ def _extract_defs(assets: ExtractAssets) -> dg.Definitions:
         executor_def=dg.in_process_executor,
         description=f"Apply the newest change set and publish {spec.datasource.name!r}.",
     )
+    refresh_now = dg.define_asset_job(
+        refresh_now_job_name(spec),
+        selection=dg.AssetSelection.assets(keys.published_datasource).without_checks(),
+        executor_def=dg.in_process_executor,
+        description=f"Refresh {spec.datasource.name!r} now: find what changed, replace it, publish. Asks for no slices.",
+    )
     verify = verify_job(spec, keys)
     return dg.Definitions(
         assets=build_assets(assets),
         asset_checks=[build_verification(spec, keys, context_for)],
-        jobs=[detect, refresh, verify, build_rollback_job(assets)],
+        jobs=[refresh_now, detect, refresh, verify, build_rollback_job(assets)],
         sensors=build_sensors(spec, keys, detect, refresh),
         schedules=build_schedules(spec, keys, refresh=refresh, verify=verify),
     )

@@ -47,7 +47,7 @@ class ExtractScaffolder(dg.Scaffolder[Any]):
 class TableauExtractComponent(dg.Component, dg.Resolvable):
     """A Tableau extract that stays equal to its Snowflake table while only the changed keys move.
 
-    Gives four assets with their checks, three jobs and two sensors (for the delivery `trigger`: two assets, one job, one
+    Gives four assets with their checks, five jobs and two sensors (for the delivery `trigger`: two assets, one job, one
     sensor), and one more sensor with `alerts`. Add the resources once for all extracts:
     `dg.Definitions(resources=tir_dagster.environment_resources())`.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -50,6 +51,8 @@ class _Signals:
             os.set_blocking(writer, False)
             signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
             sys.unraisablehook = self._unraisable
+            # Where a signal meets a call into the JVM, py4j logs pages of tracebacks to the root logger.
+            logging.getLogger().addFilter(lambda _: self.first() is None)
         signal.signal(signal.SIGTERM, _interrupt)
 
     def _unraisable(self, unraisable: Any) -> None:

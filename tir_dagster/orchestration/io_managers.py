@@ -20,6 +20,8 @@ from tir_dagster.refresh.state.mirror import mount
 from tir_dagster.refresh.state.versions import Version, VersionStore
 
 CHANGE_SET_IO, HYPER_IO = "change_set_io_manager", "hyper_io_manager"
+# On an input that may be None: there is no version before the first refresh.
+OPTIONAL = "tir/optional"
 
 
 class StateFolder(dg.ConfigurableResource):
@@ -100,11 +102,11 @@ class HyperIOManager(dg.ConfigurableIOManager):
             )
         context.add_output_metadata(_file_metadata(version.extract, version.extract.stat().st_size))
 
-    def load_input(self, context: dg.InputContext) -> Version:
+    def load_input(self, context: dg.InputContext) -> Version | None:
         extract = extract_of(context)
         store = self.state.versions(extract)
         newest = store.latest()
-        if newest is None:
+        if newest is None and not (context.definition_metadata or {}).get(OPTIONAL):
             raise ExtractError(
                 f"{extract}: there is no verified extract in {store.folder}. Materialize purged_extract first, "
                 f"or run tir refresh {extract}."
@@ -139,6 +141,7 @@ def _file_metadata(path: Path, size: int) -> dict[str, dg.MetadataValue]:
     return {
         "path": dg.MetadataValue.path(str(path)),
         "dagster/uri": dg.MetadataValue.text(path.absolute().as_uri()),
+        "tir/megabytes": dg.MetadataValue.float(round(size / 1e6, 3)),
         "tir/bytes": dg.MetadataValue.int(size),
     }
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import dagster as dg
 
 from tir_dagster.changes.change_set import ChangeSet, slice_label
+from tir_dagster.orchestration.home import tir_home
 from tir_dagster.orchestration.names import ExtractKeys
 from tir_dagster.orchestration.partitions import HELD, REST, fits, held
 from tir_dagster.refresh.state.records import Confirmation
@@ -63,7 +66,7 @@ def confirmed_events(instance: dg.DagsterInstance, asset_key: dg.AssetKey) -> It
 
 
 PLAN, TOUCHED, SOURCE_VERSION, EXTRACT = "tir/plan", "tir/touched", "tir/source_version", "tir/extract"
-PROFILE = "tir/profile"
+PROFILE, REPORT = "tir/profile", "tir/report"
 
 
 def source_metadata(
@@ -103,22 +106,26 @@ def _lineage(reads: Mapping[str, Sequence[tuple[dg.AssetKey, str]]]) -> dict[str
 def change_set_metadata(
     change_set: ChangeSet, columns: Sequence[Column], stages: Mapping[str, float]
 ) -> dict[str, Any]:
+    stages = dict(stages)
     by_slice = {
         slice_label(name): f"{change_set.purged.get(name, 0):,} purged, {change_set.appended.get(name, 0):,} appended"
         for name in sorted({**change_set.purged, **change_set.appended})
     }
     return {
-        **_plan_of(change_set),
+        PLAN: change_set.sentence,
         "tir/changes": dg.MetadataValue.md(plan_markdown(change_set)),
         "tir/keys": change_set.keys,
         "tir/rows": change_set.rows,
+        **({"tir/warnings": list(change_set.warnings)} if change_set.warnings else {}),
+        **_moment_of(change_set.source_version),
+        **stage_seconds(stages),
         "dagster/partition_row_count": change_set.rows,
+        "dagster/column_schema": table_schema(columns),
+        **_plan_of(change_set),
         "tir/slices": by_slice,
         TOUCHED: [REST if name is None else name for name in change_set.touched],
         "tir/settles": list(change_set.settles),
-        "tir/warnings": list(change_set.warnings),
-        "tir/stages": dict(stages),
-        "dagster/column_schema": table_schema(columns),
+        "tir/stages": stages,
     }
 
 
@@ -127,13 +134,16 @@ def version_metadata(
 ) -> dict[str, Any]:
     """Return the metadata of a version to which a change set was applied."""
     return {
-        **_plan_of(change_set),
-        **_content_of(version),
+        PLAN: change_set.sentence,
         "tir/changes": dg.MetadataValue.md(plan_markdown(change_set)),
-        "tir/change_set": change_set.id,
-        "tir/base": change_set.base or "",
         "tir/rows_purged": applied.purged,
         "tir/rows_appended": applied.appended,
+        **_file_of(version),
+        **stage_seconds(stages),
+        **_content_of(version),
+        **_plan_of(change_set),
+        "tir/change_set": change_set.id,
+        "tir/base": change_set.base or "",
         "tir/stages": dict(stages),
     }
 
@@ -177,23 +187,59 @@ def confirmation_metadata(
     reason: str | None = None,
     warnings: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Return the metadata of a confirmation, with the details that people look for."""
+    """Return the metadata of a confirmation: first what people look for, at the end what machines read."""
+    manifest: Mapping[str, Any] = version.manifest if version else {}
+    spent = {**(manifest.get("seconds") or {}), **(stages or {})}
+    counts = {"tir/keys": "keys", "tir/rows_purged": "rows_purged", "tir/rows_appended": "rows_appended"}
+    if manifest.get("decision") == "rollback":
+        # No rows were read: those of an earlier version are shown again.
+        counts = {}
     return {
-        CONFIRMATION: confirmation.to_json(),
+        **({PLAN: manifest["sentence"]} if manifest.get("sentence") else {}),
+        **_moment_of(confirmation.source_version),
+        **({"dagster/uri": dg.MetadataValue.url(uri)} if uri else {}),
+        **({"tir/datasource": confirmation.datasource} if confirmation.datasource else {}),
+        "dagster/row_count": confirmation.rows,
+        **{name: manifest[field] for name, field in counts.items() if manifest.get(field) is not None},
+        **({"tir/warnings": list(warnings)} if warnings else {}),
+        **(_file_of(version) if version else {}),
+        **({"tir/megabytes_sent": round(sent_bytes / 1e6, 3)} if sent_bytes else {}),
+        **stage_seconds(spent),
+        **({**_content_of(version), "dagster/row_count": confirmation.rows} if version else {}),
+        **({"tir/decision": manifest["decision"]} if manifest.get("decision") else {}),
+        # Set if the server had to load everything.
+        **({"tir/reason": reason} if reason else {}),
         SOURCE_VERSION: confirmation.source_version,
         "tir/server_version": confirmation.server_version,
         "tir/datasource_id": confirmation.datasource_id,
         "tir/change_sets": list(confirmation.change_sets),
         "tir/stages": dict(stages or {}),
         **({"tir/bytes_sent": sent_bytes} if sent_bytes else {}),
-        **(_content_of(version) if version else {}),
         **(_held_by(version) if version else {}),
         "tir/version": confirmation.version,
-        "dagster/row_count": confirmation.rows,
-        **({"dagster/uri": dg.MetadataValue.url(uri)} if uri else {}),
-        # Set if the server had to load everything.
-        **({"tir/reason": reason} if reason else {}),
-        **({"tir/warnings": list(warnings)} if warnings else {}),
+        CONFIRMATION: confirmation.to_json(),
+    }
+
+
+def stage_seconds(stages: Mapping[str, float]) -> dict[str, Any]:
+    """Return the seconds of each stage as numbers that Dagster plots."""
+    return {f"tir/seconds_{stage}": float(seconds) for stage, seconds in stages.items()}
+
+
+def _moment_of(source_version: str) -> dict[str, Any]:
+    """Return when the source was as people see it now."""
+    return {"tir/data_as_of": dg.MetadataValue.timestamp(datetime.fromisoformat(source_version))}
+
+
+def _file_of(version: Version) -> dict[str, Any]:
+    """Return the size of the extract's file, and the size past which it is built anew: purged rows leave room in it."""
+    if not version.extract.is_file():
+        return {}
+    size, manifest = version.extract.stat().st_size, version.manifest
+    limit = manifest.get("rebuild_above")
+    return {
+        "tir/extract_megabytes": round(size / 1e6, 3),
+        **({"tir/rebuilt_above_megabytes": round(limit / 1e6, 3)} if limit else {}),
     }
 
 
@@ -218,16 +264,32 @@ def profile_metadata(profile: Profile) -> dict[str, Any]:
     return {PROFILE: dg.MetadataValue.json([stage.as_dict() for stage in profile.stages])}
 
 
-def definition_metadata(spec: ExtractSpec) -> dict[str, Any]:
+def definition_metadata(spec: ExtractSpec, part: str) -> dict[str, Any]:
     """Return the metadata of an asset's definition; IO managers read the extract's name from it."""
-    return {"dagster/table_name": spec.main_table, EXTRACT: spec.name}
+    tables = {
+        "source_table": spec.main_table,
+        "published_datasource": f"{spec.datasource.project}/{spec.datasource.name}",
+    }
+    named = {"dagster/table_name": tables[part]} if part in tables else {}
+    report = {REPORT: dg.MetadataValue.path(str(report_file(spec)))} if part == "published_datasource" else {}
+    return {**named, **report, EXTRACT: spec.name}
+
+
+def report_file(spec: ExtractSpec) -> Path:
+    """Return where `tir report` writes the page of the extract."""
+    return tir_home() / "extracts" / spec.name / "report.html"
 
 
 def table_schema(columns: Sequence[Column]) -> dg.TableSchema:
     """Return the columns with the types of the extract; an extract that people built may keep other compatible types."""
     return dg.TableSchema(
         [
-            dg.TableColumn(column.name, column.hyper, constraints=dg.TableColumnConstraints(nullable=column.nullable))
+            dg.TableColumn(
+                column.name,
+                column.hyper,
+                description=column.comment or None,
+                constraints=dg.TableColumnConstraints(nullable=column.nullable),
+            )
             for column in columns
         ]
     )
@@ -235,7 +297,6 @@ def table_schema(columns: Sequence[Column]) -> dg.TableSchema:
 
 def _plan_of(change_set: ChangeSet) -> dict[str, Any]:
     return {
-        PLAN: change_set.sentence,
         "tir/mode": change_set.mode,
         "tir/decision": change_set.decision,
         "tir/reason": change_set.reason or "",
@@ -244,7 +305,11 @@ def _plan_of(change_set: ChangeSet) -> dict[str, Any]:
 
 
 def _content_of(version: Version) -> dict[str, Any]:
-    columns = [Column(name, Kind(kind), *rest) for name, kind, *rest in version.manifest["shape"]["columns"]]
+    comments = version.manifest.get("comments") or {}
+    columns = [
+        replace(Column(name, Kind(kind), *rest), comment=comments.get(name, ""))
+        for name, kind, *rest in version.manifest["shape"]["columns"]
+    ]
     return {
         "tir/version": version.id,
         "dagster/row_count": version.manifest["rows"],

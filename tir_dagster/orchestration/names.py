@@ -65,6 +65,19 @@ def refresh_job_name(spec: ExtractSpec) -> str:
     return f"{spec.name}_refresh"
 
 
+def refresh_now_job_name(spec: ExtractSpec) -> str:
+    """Return the job that people launch: it asks for nothing. What Tableau refreshes itself has no other one."""
+    return refresh_job_name(spec) if spec.delivery == "trigger" else f"{spec.name}_refresh_now"
+
+
+def source_sensor_names(spec: ExtractSpec) -> tuple[str, ...]:
+    """Return the sensors that make refreshes go by themselves."""
+    source = f"{spec.name}_source"
+    return (
+        (source,) if spec.delivery == "trigger" or spec.automation == "condition" else (source, f"{spec.name}_refresh")
+    )
+
+
 def verify_job_name(spec: ExtractSpec) -> str:
     return f"{spec.name}_verify"
 

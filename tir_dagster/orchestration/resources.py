@@ -208,6 +208,7 @@ def spark_session(resource: SparkParam, home: Path, *, log: Callable[[str], None
     log(choice.sentence)
     if choice.remote is not None:
         return connect_session(choice.remote, choice.settings)
+    log("it takes from five seconds to a minute; tir spark up keeps one running")
     return _own_session(choice.settings, home)
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 import dagster as dg
 
 from tir_dagster.orchestration.metadata import definition_metadata
-from tir_dagster.orchestration.names import ExtractKeys, extract_keys
+from tir_dagster.orchestration.names import ExtractKeys, extract_keys, refresh_now_job_name, source_sensor_names
 from tir_dagster.orchestration.partitions import slice_partitions
 from tir_dagster.orchestration.sensing.upstream import upstream_keys
 from tir_dagster.spec.extract import ExtractSpec
@@ -64,6 +64,8 @@ class ExtractAssets:
 
     spec: ExtractSpec
     by_part: Mapping[Part, dg.AssetSpec]
+    # The tables that the query reads beside the first one, under the keys that the lineage of columns names.
+    joined: Sequence[dg.AssetKey] = ()
 
     @property
     def keys(self) -> ExtractKeys:
@@ -89,12 +91,14 @@ class ExtractAssets:
 
 
 def extract_assets(
-    spec: ExtractSpec, translator: ExtractTranslator | None = None, filled_by: Sequence[dg.AssetKey] = ()
+    spec: ExtractSpec,
+    translator: ExtractTranslator | None = None,
+    filled_by: Sequence[dg.AssetKey] = (),
 ) -> ExtractAssets:
     """Build the asset specs; `filled_by` are the loads of the tables that the extract reads."""
     hook = translator or ExtractTranslator()
     assets = {part: hook.get_asset_spec(spec, part, _default(spec, part, filled_by)) for part in PARTS}
-    return ExtractAssets(spec, assets)
+    return ExtractAssets(spec, assets, _joined(spec))
 
 
 def _default(spec: ExtractSpec, part: Part, filled_by: Sequence[dg.AssetKey]) -> dg.AssetSpec:
@@ -105,7 +109,7 @@ def _default(spec: ExtractSpec, part: Part, filled_by: Sequence[dg.AssetKey]) ->
         group_name=spec.name,
         kinds=_KINDS[part],
         description=_description(spec, part),
-        metadata=definition_metadata(spec),
+        metadata=definition_metadata(spec, part),
         freshness_policy=_freshness(spec) if part == "published_datasource" else None,
         automation_condition=_condition(spec, part, keys),
     )
@@ -130,18 +134,56 @@ def _condition(spec: ExtractSpec, part: Part, keys: ExtractKeys) -> dg.Automatio
     return published_condition() if part == "published_datasource" else None
 
 
+def _joined(spec: ExtractSpec) -> list[dg.AssetKey]:
+    if spec.query is None:
+        return []
+    # Here and not above: SQL is parsed by a library that a plain table does not need.
+    from tir_dagster.snowflake.query import tables_of
+
+    return [dg.AssetKey([table.database, table.schema, table.name]) for table in tables_of(spec.query)[1:]]
+
+
 def _description(spec: ExtractSpec, part: Part) -> str:
-    datasource = f"The datasource {spec.datasource.name!r} in project {spec.datasource.project!r} on Tableau Server"
+    datasource = f"The datasource **{spec.datasource.name}** in project **{spec.datasource.project}** on Tableau Server"
     further = f" Watched with it: {', '.join(spec.watch)}." if spec.watch else ""
     if spec.delivery == "trigger" and part == "published_datasource":
-        return f"{datasource}, refreshed by its own {spec.datasource.refresh} refresh. One event is one confirmation."
+        return (
+            f"{datasource}, refreshed by its own {spec.datasource.refresh} refresh when {spec.main_table} changes. One event is one "
+            f"confirmation.\n\n{_ways_to_refresh(spec)}"
+        )
     return {
         "source_table": f"The Snowflake table {spec.main_table}, as the source sensor observes it.{further}",
-        "changed_keys": f"Keys of {spec.main_table} whose rows differ from the extract's, with their fresh rows: one "
-        "partition per change set, pending until a publish confirms it.",
-        "purged_extract": "The Hyper extract, purged of the changed keys, with their fresh rows in place, verified "
-        "against the source. A run by hand on slices re-syncs them.",
-        "published_datasource": f"{datasource}. One event is one confirmation: what the server shows, and from which "
-        f"version of the source. `tir history {spec.name}` lists what was published, `tir why {spec.name} --key …` tells which refreshes "
-        f"changed a row, `tir verify {spec.name}` compares it with the source, and the job `{spec.name}_rollback` goes back to a version.",
+        "changed_keys": f"The keys of {spec.main_table} whose rows differ from the extract's, with their fresh rows. Each detection that "
+        "finds changes adds one change set, which is one partition; it is pending until a publish confirms it.",
+        "purged_extract": "The Hyper extract on this machine: the changed keys are purged, their fresh rows are in place, and it is "
+        "verified against the source. A run by hand on slices re-syncs them.",
+        "published_datasource": f"{datasource}: {_how_it_is_kept(spec)} One event is one confirmation: what the server shows, and from "
+        f"which version of the source.\n\n{_ways_to_refresh(spec)}\n\n**More:** `tir plan {spec.name}` shows what a refresh would "
+        f"move, `tir report {spec.name} --open` what refreshes moved (its page is in the metadata `tir/report`), "
+        f"`tir history {spec.name}` lists what was published, `tir why {spec.name} --key …` tells which refreshes changed a row, "
+        f"`tir verify {spec.name}` compares it with the source, and the job `{spec.name}_rollback` goes back to a version.",
     }[part]
+
+
+def _how_it_is_kept(spec: ExtractSpec) -> str:
+    """Say in a sentence what a refresh does."""
+    source = spec.main_table if spec.query is None else f"a query over {spec.main_table}"
+    watermark = f" {spec.changes.watermark}" if spec.changes.watermark else ""
+    key = ", ".join(spec.row_key) or "slice"
+    ways = {
+        "republish": "the whole extract is published again",
+        "patch": "only they are sent to the server",
+        "server": "Tableau itself reads the newest part again",
+    }
+    return (
+        f"it shows {source}. Changes are found by {spec.changes.by}{watermark} and replaced by {key}; then "
+        f"{ways.get(spec.delivery, spec.delivery)}."
+    )
+
+
+def _ways_to_refresh(spec: ExtractSpec) -> str:
+    now = f"**Refresh now:** launch the job `{refresh_now_job_name(spec)}`, or run `tir refresh {spec.name}`."
+    if spec.automation == "condition":
+        return f"{now} **By itself:** turn on `{spec.name}_source` and `default_automation_condition_sensor` under Automation."
+    sensors = [f"`{name}`" for name in source_sensor_names(spec)]
+    return f"{now} **By itself:** turn on the sensor{'s' if len(sensors) > 1 else ''} {' and '.join(sensors)} under Automation."

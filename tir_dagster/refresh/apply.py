@@ -12,7 +12,7 @@ from tir_dagster.crash_points import crash_after
 from tir_dagster.errors import ExtractError
 from tir_dagster.files import copy_file, total_bytes
 from tir_dagster.hyper.content import content_digest, slice_digests, slice_rows, sums_to_json
-from tir_dagster.hyper.hyperfile import create_extract, create_like, describe, needs_rebuild, rebuild
+from tir_dagster.hyper.hyperfile import create_extract, create_like, describe, needs_rebuild, rebuild, rebuild_above
 from tir_dagster.hyper.purge import Applied, Replacement, Spare
 from tir_dagster.hyper.replace import ExtractShape, replace_change
 from tir_dagster.refresh.confirm import prune_versions
@@ -25,7 +25,7 @@ from tir_dagster.refresh.context import (
 )
 from tir_dagster.refresh.datasource import server_package
 from tir_dagster.refresh.state.versions import CHANGE_FOLDER, SHELL, Version, VersionStore, Workspace, new_version
-from tir_dagster.refresh.survey import extract_columns, extract_shape
+from tir_dagster.refresh.survey import definition_fields, extract_columns, extract_shape
 from tir_dagster.refresh.verify import count_odd_keys, last_verified, verify_content, verify_turn
 
 # How many bytes of a file are copied and made durable in the time in which one byte of keys and rows is replaced.
@@ -180,6 +180,7 @@ def apply(context: RefreshContext, looked: Looked, change_set: ChangeSet) -> App
             compared = verify_turn(context, workspace.extract, change_set, looked.base, relation, shape, sums)
         crash_after("checked")
         keep_change(workspace, change_set, folder, shape)
+        per_row = bytes_per_row(workspace.extract, looked.base, change_set)
         manifest = {
             "extract": context.spec.name,
             "change_set": change_set.id,
@@ -188,6 +189,13 @@ def apply(context: RefreshContext, looked: Looked, change_set: ChangeSet) -> App
             "replaced_in": looked.base.id if looked.base and change_set.decision == "incremental" else None,
             "source_version": change_set.source_version,
             "server_version": looked.server.version_text,
+            # What the spec says: a later plan shows what was changed there since.
+            "definition": definition_fields(context.spec),
+            "decision": change_set.decision,
+            "sentence": change_set.sentence,
+            "comments": {column.name: column.comment for column in relation.columns if column.comment},
+            "keys": change_set.keys if change_set.decision == "incremental" else None,
+            "seconds": dict(context.stages.seconds),
             "known": change_set.known.__dict__,
             "watermark": change_set.watermark,
             "reports": change_set.reports,
@@ -206,7 +214,10 @@ def apply(context: RefreshContext, looked: Looked, change_set: ChangeSet) -> App
             "rows_purged": counts.purged,
             "rows_appended": counts.appended,
             "slice_rows": slice_rows(sums),
-            "bytes_per_row": bytes_per_row(workspace.extract, looked.base, change_set),
+            "bytes_per_row": per_row,
+            "rebuild_above": rebuild_above(
+                rows=counts.after, bytes_per_row=per_row, limit=context.spec.thresholds.rebuild_factor
+            ),
             "shape": shape_to_json(shape),
         }
         version = context.versions.commit(

@@ -139,7 +139,7 @@ def make_change_set(
             _remove_found(folder)
             staged = reader.read_all(folder / ROWS)
             if not allow_empty:
-                _check_left(surveyed.spec, confirmed.rows if confirmed else 0, staged.rows)
+                check_left(surveyed.spec, confirmed.rows if confirmed else 0, staged.rows)
             difference = Difference(0, base.slices if base else {}, staged.slices)
         watermark = highest_mark(access, surveyed.source.watermark, surveyed.source.sql)
         _check_unchanged(surveyed, access)
@@ -293,7 +293,7 @@ def _settled(
     return replace(settled, warnings=warnings)
 
 
-def _check_left(spec: ExtractSpec, before: int, left: int) -> None:
+def check_left(spec: ExtractSpec, before: int, left: int) -> None:
     if before:
         # Also if our own version is lost: the number of published rows is known.
         check_guards(spec.name, rows=before, left=left, delete_share=spec.thresholds.delete_share)

@@ -138,6 +138,10 @@ def make_version(context: RefreshContext, looked: Looked, plan: RollbackPlan) ->
             "rows_appended": target.manifest["rows"],
             "compared": {},
             "rolled_back_to": target.id,
+            "decision": "rollback",
+            "sentence": None,
+            "keys": None,
+            "seconds": {},
             "instead_of": confirmed.version,
         }
         version = context.versions.commit(workspace, manifest, after=confirmed.version)

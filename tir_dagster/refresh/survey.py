@@ -148,6 +148,11 @@ def survey_source(
 
 def definition_of(spec: ExtractSpec) -> str:
     """A digest of everything in the spec that decides which rows the extract shows and how they are kept."""
+    return _digest(definition_fields(spec))
+
+
+def definition_fields(spec: ExtractSpec) -> dict[str, Any]:
+    """Everything in the spec that decides which rows the extract shows and how they are kept."""
     value = asdict(spec) | {"source": spec.main_table, "watermark": spec.changes.watermark}
     # The permissions to create and to replace do not change the rows, nor does the way to publish.
     ignored = ("create", "replace", "publish_job_mb")
@@ -158,7 +163,7 @@ def definition_of(spec: ExtractSpec) -> str:
     # Tableau decides what a triggered refresh shows: only the watched tables and the datasource count here.
     triggered = spec.delivery == "trigger"
     names = ["source", "watch", "datasource"] if triggered else ["source", "columns", "row_key", "slices", "watermark"]
-    return _digest({name: value[name] for name in [*names, *(["query"] if spec.query else [])]})
+    return {name: value[name] for name in [*names, *(["query"] if spec.query else [])]}
 
 
 def role_of(spec: ExtractSpec) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from tir_dagster.errors import SourceError
@@ -122,9 +122,11 @@ class Column:
     precision: int = 0
     scale: int = 0
     nullable: bool = True
+    # What people wrote about it in Snowflake; it makes no other column.
+    comment: str = field(default="", compare=False)
 
     @staticmethod
-    def from_snowflake(name: str, declared: str, *, nullable: bool = True) -> Column:
+    def from_snowflake(name: str, declared: str, *, nullable: bool = True, comment: str = "") -> Column:
         """Return the column for a declared type such as NUMBER(12,2); raise UnheldTypeError if no extract can hold it."""
         text = declared.strip().upper()
         match = _DECLARED.match(text)
@@ -132,11 +134,11 @@ class Column:
         if match is None or kind is None:
             raise _refusal(name, declared, _CASTS.get(match[1], "") if match else "")
         if kind is not Kind.INTEGER:
-            return Column(name, kind, nullable=nullable)
+            return Column(name, kind, nullable=nullable, comment=comment)
         if match.end() < len(text):
             raise _refusal(name, declared, "")
         precision, scale = int(match[3] or 38), int(match[4] or 0)
-        return Column(name, Kind.DECIMAL if scale else kind, precision, scale, nullable)
+        return Column(name, Kind.DECIMAL if scale else kind, precision, scale, nullable, comment)
 
     @property
     def spark(self) -> str:

@@ -207,10 +207,15 @@ class SnowflakeAccess:
         except connector_errors.Error as error:
             self.fail(error)
 
-    def query(self, sql: str, params: Sequence[Any] | None = None) -> list[tuple[Any, ...]]:
-        """Run one statement and return all its rows; outside of `kept_open`, on a new connection."""
+    def query(
+        self, sql: str, params: Sequence[Any] | None = None, *, seconds: int | None = None
+    ) -> list[tuple[Any, ...]]:
+        """Run one statement and return all its rows; outside of `kept_open`, on a new connection.
+
+        After `seconds` the statement is cancelled (an error of CANCELLED).
+        """
         with self.connect() as connection, waiting_for("warehouse"), connection.cursor() as cursor:
-            cursor.execute(sql, params)
+            cursor.execute(sql, params, timeout=seconds)
             return [tuple(row) for row in cursor.fetchall()]
 
     def run(self, sql: str) -> str:
@@ -260,6 +265,8 @@ def _failure(kind: type[SnowflakeError], message: str, errno: int | None) -> Sno
 MISSING_OBJECT = frozenset({2003, 2043})
 BEYOND_TIME_TRAVEL = frozenset({707})
 UNTRACKED = frozenset({91930})
+# Cancelled by somebody; and by the limit that a statement was given.
+CANCELLED = frozenset({604, 630})
 UNREACHABLE = frozenset({250001, 250003, 251001, 251007, 290404})
 
 _UNTRUSTED = (

@@ -123,7 +123,7 @@ def describe(access: SnowflakeAccess, table: TableName, names: Sequence[str] | N
     """The table's columns; with names, only those, in that order. A name matches exactly, or else in upper case."""
     declared = _declared(access, table)
     return tuple(
-        Column.from_snowflake(name, declared[name][0], nullable=declared[name][1])
+        Column.from_snowflake(name, declared[name][0], nullable=declared[name][1], comment=declared[name][2])
         for name in _chosen(table, list(declared), names)
     )
 
@@ -131,9 +131,9 @@ def describe(access: SnowflakeAccess, table: TableName, names: Sequence[str] | N
 def describe_held(access: SnowflakeAccess, table: TableName) -> tuple[Column, ...]:
     """The table's columns without those of a type that no extract can hold."""
     columns = []
-    for name, (declared, nullable) in _declared(access, table).items():
+    for name, (declared, nullable, comment) in _declared(access, table).items():
         with suppress(UnheldTypeError):
-            columns.append(Column.from_snowflake(name, declared, nullable=nullable))
+            columns.append(Column.from_snowflake(name, declared, nullable=nullable, comment=comment))
     return tuple(columns)
 
 
@@ -153,6 +153,11 @@ def _declared_type(result_column: Any) -> str:
     """The type as DESCRIBE TABLE would write it."""
     name = FIELD_ID_TO_NAME[result_column.type_code]
     return f"NUMBER({result_column.precision},{result_column.scale})" if name == "FIXED" else str(name)
+
+
+def column_comments(access: SnowflakeAccess, table: TableName) -> dict[str, str]:
+    """What people wrote about the table's columns, by name."""
+    return {name: comment for name, (_, _, comment) in _declared(access, table).items() if comment}
 
 
 def column_names(
@@ -209,7 +214,9 @@ def similar_tables(access: SnowflakeAccess, table: TableName) -> str:
     return f" Did you mean {' or '.join(known[name] for name in close)}?" if close else ""
 
 
-DeclaredTypes = dict[str, tuple[str, bool]]
+# By column: its type, whether it may be NULL, and its comment.
+DeclaredTypes = dict[str, tuple[str, bool, str]]
+_COMMENT_AT = 9
 _described: ContextVar[dict[tuple[int, TableName], DeclaredTypes] | None] = ContextVar("described", default=None)
 
 
@@ -229,7 +236,10 @@ def _declared(access: SnowflakeAccess, table: TableName) -> DeclaredTypes:
     if declared is None:
         rows = access.query(f"DESCRIBE TABLE {table.sql}")
         columns = [row for row in rows if str(row[2]).upper() == "COLUMN"]
-        declared = {str(row[0]): (str(row[1]), str(row[3]).upper() == "Y") for row in columns}
+        declared = {
+            str(row[0]): (str(row[1]), str(row[3]).upper() == "Y", str((row[_COMMENT_AT:] or ("",))[0] or ""))
+            for row in columns
+        }
     if described is not None:
         described[id(access), table] = declared
     return declared

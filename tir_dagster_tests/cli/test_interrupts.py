@@ -73,6 +73,24 @@ def test_an_interrupt_in_a_callback_of_the_collector_is_not_lost_and_prints_no_t
     assert (done.returncode, done.stdout, done.stderr) == (0, "stopped\n", "")
 
 
+_LOGGED = """
+import logging, signal
+from tir_dagster.orchestration.interrupts import watch_signals
+
+watch_signals()
+logging.error("before")
+try:
+    signal.raise_signal(signal.SIGINT)
+except KeyboardInterrupt:
+    logging.exception("as py4j does")
+"""
+
+
+def test_what_libraries_log_because_of_an_interrupt_is_not_shown():
+    done = subprocess.run([sys.executable, "-c", _LOGGED], capture_output=True, text=True, timeout=50, check=False)
+    assert (done.returncode, done.stderr) == (0, "ERROR:root:before\n")
+
+
 def invoke(error: BaseException, so_far: str = "") -> tuple[int, str]:
     @click.group(cls=ProjectGroup)
     def group() -> None: ...

@@ -20,7 +20,7 @@ from tir_dagster.orchestration.sensing.sensors import Watch
 from tir_dagster.orchestration.translation import PARTS, extract_assets
 from tir_dagster.refresh.verify import Verification
 from tir_dagster.spec.extract import Checks, Upstream, Verify
-from tir_dagster_tests.orchestration.jobs import QUIET, detect, events, refresh_tick, run, source_tick
+from tir_dagster_tests.orchestration.jobs import detect, events, refresh_tick, run, source_tick
 from tir_dagster_tests.orchestration.shown import Shown, prepare
 from tir_dagster_tests.sandbox.tableau.helpers import Admin
 
@@ -173,11 +173,8 @@ def test_a_detection_that_found_nothing_leaves_no_partition_behind(loaded, defs,
 
 
 def materialize_alone(defs, instance) -> dg.ExecuteInProcessResult:
-    """As somebody clicks "Materialize" on the datasource."""
-    everything = defs.resolve_implicit_global_asset_job_def()
-    return everything.execute_in_process(
-        instance=instance, run_config=QUIET, asset_selection=[KEYS.published_datasource]
-    )
+    """As somebody launches the job that asks for nothing, or clicks "Materialize" on the datasource."""
+    return run(defs, instance, "orders_refresh_now")
 
 
 def test_materializing_the_datasource_alone_refreshes_it_and_its_slices_show_that(loaded, defs, instance):
@@ -193,6 +190,13 @@ def test_materializing_the_datasource_alone_refreshes_it_and_its_slices_show_tha
     assert set(metadata) == {(KEYS.purged_extract, month), (KEYS.published_datasource, None)}
     changed = loaded.sql(f"SELECT COUNT(*) FROM MYTABLE WHERE {inside}")[0][0]
     assert metadata[KEYS.purged_extract, month]["tir/slice_appended"].value == changed
+    published = metadata[KEYS.published_datasource, None]
+    assert published["tir/plan"].value.startswith(f"orders: incremental refresh of {changed} keys in 1 slices")
+    assert (published["tir/rows_purged"].value, published["tir/rows_appended"].value) == (changed, changed)
+    assert published["tir/rebuilt_above_megabytes"].value > published["tir/extract_megabytes"].value > 0
+    assert published["tir/seconds_publish"].value > 0
+    assert next(iter(published)) == "tir/plan", "what people look for comes first"
+    assert [*published][-1] == "tir/confirmation", "what machines read comes last"
     assert checked(result) == {"rows_add_up": True, "equals_source": True}
     assert materialize_alone(defs, instance).asset_materializations_for_node(PUBLISHING) == [], "nothing changed since"
     assert "nothing to publish" in last_observed(instance, KEYS.published_datasource)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ import tableauserverclient as TSC  # noqa: N812 - the name its own documentation
 from click.testing import CliRunner
 
 from tir_dagster.cli.main import tir
+from tir_dagster.cli.overview.past import past_refreshes
 from tir_dagster.hyper.package.package import extract_hyper, packed, read_package
 from tir_dagster.orchestration.checks import known_drift
 from tir_dagster.orchestration.home import dagster_instance, tir_home
@@ -245,6 +248,65 @@ def test_the_status_shows_what_needs_somebody(restored: Place, say: Say):
     assert say("status", code=FAILED).splitlines()[-1] == "1 of 1 needs attention."
     say("verify", "orders", "--all-slices", "--repair")
     assert line()["state"] == "ok"
+
+
+def test_a_plan_counts_what_the_refresh_then_moves(restored: Place, say: Say):
+    assert restored.is_up_to_date()
+    assert say("plan", "orders", "--json")["decision"] in ("none", "incremental")
+    restored.touch("planned")
+    before = store().latest()
+    planned = say("plan", "orders", "--json")
+    assert (planned["decision"], planned["keys"], planned["would_stop"]) == (
+        "incremental",
+        {"changed": 5, "new": 0, "gone": 1},
+        None,
+    )
+    text = say("plan", "orders")
+    assert "orders: incremental refresh of 6 keys in" in text
+    assert "found by    watermark UPDATED_AT on MYDB.MYSCHEMA.MYTABLE" in text
+    assert "passes: " in text
+    assert say("plan").count("orders: incremental refresh of 6 keys") == 1, "a line for each extract"
+    assert store().latest() == before, "nothing was made"
+    moved = restored.refresh()
+    assert (moved.rows_purged, moved.rows_appended) == (
+        sum(counts["removed"] for counts in planned["rows_by_slice"].values()),
+        sum(counts["added"] for counts in planned["rows_by_slice"].values()),
+    )
+    restored.sql("DELETE FROM MYTABLE WHERE MOD(ORDER_ID, 2) = 0")
+    text = say("plan", "orders")
+    assert "The refresh would stop: orders: " in text
+    assert "thresholds.delete_share" in text
+    assert "takes       about " in text, "as the refreshes before it took"
+
+
+def test_a_changed_spec_is_shown_as_a_difference(restored: Place, say: Say, monkeypatch: pytest.MonkeyPatch):
+    changed = restored.folder / "changed.yaml"
+    changed.write_text(
+        restored.spec_text.replace("by: month", "by: day").replace("}\n    changes", "-01}\n    changes"),
+        encoding="utf-8",
+    )
+    monkeypatch.setenv("TIR_SPECS", str(changed))
+    planned = say("plan", "orders", "--json")
+    assert planned["reason"] == "DEFINITION_CHANGED"
+    assert "slices.by: month → day" in planned["spec_changes"]
+    assert planned["rows_after"] == restored.sql("SELECT COUNT(*) FROM MYTABLE")[0][0]
+
+
+def test_a_report_shows_what_refreshes_moved(restored: Place, say: Say):
+    restored.touch("reported")
+    assert restored.refresh().published
+    file = Path(say("report", "orders").strip())
+    page = file.read_text(encoding="utf-8")
+    assert file == tir_home() / "extracts" / "orders" / "report.html"
+    assert re.search(r"6</td><td>6</td><td>5</td>", page), "keys, rows removed and added"
+    assert "equals_source" in page
+    with dagster_instance() as instance:
+        newest = past_refreshes(restored.spec, instance)[0]
+    assert (newest.keys, newest.decision) == (6, "incremental")
+    assert {"survey", "detect", "apply", "verify", "publish"} <= set(newest.stages)
+    assert newest.seconds
+    assert newest.bytes_read
+    assert newest.extract_bytes
 
 
 def test_a_rollback_to_what_is_not_there_says_what_is(restored: Place, say: Say):

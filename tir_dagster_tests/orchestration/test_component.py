@@ -69,7 +69,7 @@ def test_a_component_gives_the_definitions_of_its_twin_in_a_spec_file(project):
     assert component_overview == overview(dg.Definitions.merge(build_extract_defs(twin()), resources))
     assert len(component_overview[0]) == 4
     assert component_overview[1:] == (
-        ["orders_detect", "orders_refresh", "orders_rollback", "orders_verify"],
+        ["orders_detect", "orders_refresh", "orders_refresh_now", "orders_rollback", "orders_verify"],
         ["orders_refresh", "orders_source"],
     )
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import dagster as dg
 
 from tir_dagster.definitions import build_defs
+from tir_dagster.orchestration.names import extract_keys
 from tir_dagster.orchestration.resources import environment_resources
 from tir_dagster.spec.reading import parse_specs
 
@@ -78,14 +79,34 @@ def test_a_profile_shows_what_loading_the_definitions_costs_and_no_connector_is_
     assert not HEAVY & set(packages.split()), done.stdout
 
 
-def test_every_asset_has_a_description_a_kind_a_group_and_a_table():
+def test_every_asset_has_a_description_a_kind_and_a_group_and_tables_and_datasources_their_names():
     defs = build_defs(specs=parse_specs(SPEC, "test.yaml"))
     dg.Definitions.validate_loadable(defs)
     for spec in defs.resolve_all_asset_specs():
         assert spec.description, spec.key
         assert spec.kinds, spec.key
         assert spec.group_name == spec.key.path[0]
-        assert spec.metadata["dagster/table_name"].startswith("MYDB.MYSCHEMA."), spec.key
+        if spec.key.path[-1] == "source_table":
+            assert spec.metadata["dagster/table_name"].startswith("MYDB.MYSCHEMA."), spec.key
+        if spec.key.path[-1] == "published_datasource":
+            name = spec.key.path[0]
+            assert spec.metadata["dagster/table_name"] in ("myproject/mydatasource", "myproject/customers")
+            assert f"Refresh now:** launch the job `{name}_refresh_now`" in spec.description
+            assert f"turn on the sensors `{name}_source` and `{name}_refresh`" in spec.description
+            assert spec.metadata["tir/report"].value.endswith(f"extracts/{name}/report.html")
+
+
+def test_joined_tables_are_above_the_extract():
+    declared = SPEC.replace(
+        "source: MYDB.MYSCHEMA.MYTABLE",
+        "query: SELECT O.ORDER_ID, O.ORDER_DATE, P.NAME FROM MYDB.MYSCHEMA.MYTABLE AS O LEFT JOIN MYDB.MYSCHEMA.PRODUCTS AS P "
+        "ON P.ID = O.PRODUCT",
+        1,
+    )
+    graph = build_defs(specs=parse_specs(declared, "test.yaml")).resolve_asset_graph()
+    keys = extract_keys(parse_specs(declared, "test.yaml")[0])
+    joined = dg.AssetKey(["MYDB", "MYSCHEMA", "PRODUCTS"])
+    assert graph.get(keys.changed_keys).parent_keys == {keys.source_table, joined}
 
 
 def test_whoever_materializes_all_is_only_asked_for_slices():

@@ -11,6 +11,7 @@ from tir_dagster.errors import ExtractError, TirError
 from tir_dagster.orchestration.io_managers import (
     CHANGE_SET_IO,
     HYPER_IO,
+    OPTIONAL,
     ChangeSetIOManager,
     HyperIOManager,
     StagedChangeSet,
@@ -179,3 +180,23 @@ def test_a_change_set_that_was_never_staged_is_no_output(state, resources, insta
 
     with pytest.raises(TirError, match="Nothing was purged; refresh again"):
         dg.materialize([changed_keys], instance=instance, resources=resources, partition_key="a")
+
+
+@pytest.mark.parametrize("optional", [True, False])
+def test_before_the_first_version_only_an_optional_input_gets_none(resources, instance, optional):
+    @dg.asset(key=PURGED, io_manager_key=HYPER_IO)
+    def purged_extract() -> Version:
+        raise AssertionError("it is only loaded")
+
+    @dg.asset(ins={"version": dg.AssetIn(PURGED, metadata={OPTIONAL: optional})})
+    def reader(version: Version | None) -> bool:
+        return version is None
+
+    def materialize() -> dg.ExecuteInProcessResult:
+        return dg.materialize([purged_extract, reader], instance=instance, resources=resources, selection=[reader])
+
+    if optional:
+        assert materialize().output_for_node("reader")
+    else:
+        with pytest.raises(ExtractError, match="there is no verified extract"):
+            materialize()

@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 import click
 
-from tir_dagster.cli.output import AS_JSON, tell
+from tir_dagster.cli.output import AS_JSON, tell, working
 from tir_dagster.spec.reading import load_specs
 
 
@@ -42,7 +42,7 @@ def verify(
     from tir_dagster.orchestration.home import dagster_instance
 
     spec = find_declared(specs, extract, "extract")
-    with dagster_instance() as instance:
+    with working(f"tir verify {extract}"), dagster_instance() as instance:
         command = Command(spec, instance, tell)
 
         def check(*, every: bool = False) -> work.VerifyOutcome:
@@ -79,7 +79,7 @@ def history(extract: str, *, limit: int, as_json: bool) -> None:
     from tir_dagster.orchestration.home import dagster_instance
 
     spec = find_declared(specs, extract, "extract")
-    with dagster_instance() as instance:
+    with working(f"tir history {extract}"), dagster_instance() as instance:
         listed = work.list_history(spec, instance, limit=limit)
     if as_json:
         click.echo(json.dumps(asdict(listed)))
@@ -112,7 +112,7 @@ def why(extract: str, *, keys: tuple[str, ...], slice_name: str | None, column: 
     from tir_dagster.orchestration.home import dagster_instance
 
     spec = find_declared(specs, extract, "extract")
-    with dagster_instance() as instance:
+    with working(f"tir why {extract}"), dagster_instance() as instance:
         answer = work.tell_why(spec, instance, keys=keys, slice_name=slice_name, column=column)
     click.echo(json.dumps(asdict(answer)) if as_json else "\n".join(work.why_lines(answer)))
 
@@ -134,7 +134,7 @@ def rollback(extract: str, *, version: str, hold: bool, reason: str, dry_run: bo
     from tir_dagster.orchestration.home import dagster_instance
 
     spec = find_declared(specs, extract, "extract")
-    with dagster_instance() as instance:
+    with working(f"tir rollback {extract}"), dagster_instance() as instance:
         outcome = work.roll_back(spec, instance, version, hold=reason if hold else "", dry_run=dry_run, progress=tell)
     click.echo(json.dumps(asdict(outcome)) if as_json else outcome.sentence)
 

@@ -25,6 +25,7 @@ from tir_dagster.orchestration.names import (
     load_job_name,
     load_keys,
     refresh_job_name,
+    refresh_now_job_name,
     verify_job_name,
 )
 from tir_dagster.refresh.state.change_sets import ChangeSetStore
@@ -318,7 +319,9 @@ def _concerns(spec: Declaration, run: EndedRun) -> bool:
 
 def job_names(spec: Declaration) -> tuple[str, ...]:
     """Return the jobs that load, or refresh."""
-    return (load_job_name(spec),) if isinstance(spec, LoadSpec) else (detect_job_name(spec), refresh_job_name(spec))
+    if isinstance(spec, LoadSpec):
+        return (load_job_name(spec),)
+    return detect_job_name(spec), refresh_job_name(spec), refresh_now_job_name(spec)
 
 
 def _works_on(spec: Declaration, run: EndedRun) -> bool:

@@ -1,0 +1,1 @@
+"""What is, what was and what would be: `tir status`, `tir report` and `tir plan`."""

@@ -1,0 +1,143 @@
+"""The page of `tir report`: one file that needs nothing else, whatever the history holds."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from html.parser import HTMLParser
+from random import Random
+
+from tir_dagster.cli.overview.page import write_page
+from tir_dagster.cli.overview.past import PastRefresh, estimate
+from tir_dagster.cli.overview.report import CheckResult, Report
+from tir_dagster.cli.overview.status import Line
+from tir_dagster.spec.reading import parse_specs
+from tir_dagster_tests.spec.sample import GOOD
+
+NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
+HOSTILE = "<script>alert('1')</script>&\"x\""
+# They have no end.
+VOID = {"meta", "br", "hr", "img", "link"}
+
+
+def a_refresh(number: int, slices: dict[str, tuple[int, int]], *, decision: str = "incremental") -> PastRefresh:
+    at = NOW - timedelta(hours=number)
+    removed, added = (sum(counts[side] for counts in slices.values()) for side in (0, 1))
+    return PastRefresh(
+        version=f"v{10_000 - number:08}",
+        at=at.timestamp(),
+        run_id="run",
+        source_version=at.isoformat(),
+        rows=2_000_000,
+        decision=decision,
+        reason="FIRST_LOAD" if decision == "full" else None,
+        keys=added,
+        rows_purged=removed,
+        rows_appended=added,
+        slices=slices,
+        seconds=4.0 + added / 50_000,
+        stages={
+            "look": 0.6,
+            "survey": 1.2,
+            "detect": 0.5 + added / 90_000,
+            "apply": 0.4,
+            "verify": 0.3,
+            "publish": 1.0,
+        },
+        bytes_read=80 * added,
+        bytes_sent=50_000_000,
+        extract_bytes=51_000_000,
+    )
+
+
+def many_refreshes(refreshes: int, slices: int) -> list[PastRefresh]:
+    random = Random(1)
+    names = [f"{2000 + at // 12}-{at % 12 + 1:02}" for at in range(slices - 1)] + ["(no date)"]
+    past = [
+        a_refresh(
+            at,
+            {
+                name: (random.randint(0, 300), random.randint(1, 400))
+                for name in names[-3:] + random.sample(names, slices // 6)
+            },
+        )
+        for at in range(refreshes - 1)
+    ]
+    full = a_refresh(refreshes, dict.fromkeys(names, (0, 10000)), decision="full")
+    return [*past[: refreshes // 2], replace(full, at=past[refreshes // 2].at), *past[refreshes // 2 :]]
+
+
+def a_report(refreshes: list[PastRefresh], notes: tuple[str, ...] = (), state: str = "ok") -> Report:
+    (spec,) = parse_specs(GOOD, "test.yaml")
+    line = Line(spec.name, "extract", state, notes=list(notes))  # type: ignore[arg-type]
+    checks = [
+        CheckResult("equals_source", True, NOW.timestamp(), "24 slices equal the source."),
+        CheckResult("unique_row_key", False, NOW.timestamp(), HOSTILE),
+    ]
+    return Report(spec, NOW, line, refreshes, checks if refreshes else [], 24, 20)
+
+
+class Balance(HTMLParser):
+    """Checks that every element ends where it must, and collects names of elements and attributes."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.names: set[str] = set()
+        self.feed(page)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.names |= {tag, *(name for name, _ in attrs)}
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.names |= {tag, *(name for name, _ in attrs)}
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_the_page_needs_no_network_and_no_script():
+    page = write_page(a_report(many_refreshes(30, 24)))
+    names = Balance(page).names
+    assert not names & {"script", "link", "img", "iframe", "src", "href", "onclick", "onload"}
+    assert not re.search(r"https?://|@import|url\(", page)
+    assert "default-src 'none'" in page
+
+
+def test_texts_of_others_are_escaped():
+    refresh = replace(a_refresh(1, {HOSTILE: (1, 2)}), warnings=(HOSTILE,), decision=HOSTILE, reason=HOSTILE)
+    page = write_page(a_report([refresh], notes=(HOSTILE,), state="problem"))
+    assert "script" not in Balance(page).names
+    assert page.count("&lt;script&gt;") >= 5
+
+
+def test_every_slice_and_refresh_has_a_cell_and_what_does_not_fit_is_counted():
+    page = write_page(a_report(many_refreshes(30, 24)))
+    assert page.count("<title>2001-11, ") == 30
+    assert "(full)" in page
+    crowded = write_page(a_report(many_refreshes(150, 200)))
+    assert "the 60 newest of 150 refreshes" in crowded
+    assert "earlier slices" in crowded
+
+
+def test_without_a_refresh_the_page_says_how_to_start():
+    assert "tir refresh orders" in write_page(a_report([], state="never run"))
+
+
+def test_what_moved_stands_beside_what_full_refreshes_would_have_moved():
+    page = write_page(a_report([a_refresh(1, {"2026-01": (10, 1_000)}), a_refresh(2, {"2026-01": (0, 3_000)})]))
+    assert re.search(r"rows read from Snowflake</td><td>4,000</td><td>4,000,000</td><td>0\.10%", page)
+    assert "bytes sent to Tableau</td><td>100.0 MB</td><td>at most 102.0 MB" in page
+
+
+def test_an_estimate_is_the_middle_of_refreshes_that_moved_about_as_much():
+    past = [a_refresh(at, {"2026-01": (0, added)}) for at, added in enumerate((10, 20, 30, 40, 50, 100_000, 900_000))]
+    small = estimate(past, "incremental", 25)
+    assert small is not None
+    assert (small.refreshes, small.rows, small.bytes_read) == (5, (10, 50), 25 * 80)
+    assert round(small.seconds, 1) == 4.0
+    assert estimate(past, "full", 25) is None
