@@ -28,8 +28,8 @@ from pyarrow import fs
 
 from tir_dagster.addresses import staging_problem
 from tir_dagster.errors import SourceError
-from tir_dagster.s3 import Settings, s3_filesystem, s3_network, s3_options, trouble_of
 from tir_dagster.retries import Backoff, Repeat, RetryPolicy
+from tir_dagster.s3 import Settings, s3_filesystem, s3_network, s3_options, trouble_of
 
 STAGING, LIFETIME = "spark.tir.staging", "spark.tir.staging.lifetime"
 STAGING_VARIABLE = "TIR_STAGING"
