@@ -29,6 +29,18 @@ def hide_credentials(text: str, env: Mapping[str, str] = os.environ) -> str:
     return _CREDENTIALS.sub(rf"\1{HIDDEN}@", text)
 
 
+def staging_problem(address: str) -> str | None:
+    """Return what is wrong with the address of a staging place, without quoting it; None if it can be tried."""
+    scheme, separator, place = address.partition("://")
+    if has_credentials(place):
+        return "carries a user or a password; credentials come from the environment, a profile or a role"
+    if separator and scheme not in ("http", "https") and place.strip("/"):
+        return None
+    if not separator and address.startswith("/"):
+        return None
+    return "is no staging place; write an absolute folder, or an object store such as s3://bucket/prefix"
+
+
 def without_credentials(address: str) -> str:
     """Return the address without user and password."""
     return _CREDENTIALS.sub(r"\1", address)

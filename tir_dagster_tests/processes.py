@@ -19,6 +19,12 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def answers_on(port: int) -> bool:
+    """A process of this machine listens on the port."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
 def wait_for(
     ask: Callable[[], Any],
     what: str,

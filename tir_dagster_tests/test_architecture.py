@@ -16,7 +16,7 @@ ORDER = (
     {"addresses"},
     {"errors"},
     {"crash_points", "files", "measuring", "retries", "trust"},
-    {"background"},
+    {"background", "object_stores"},
     {"snowflake"},
     {"spec"},
     {"spark"},
@@ -60,7 +60,10 @@ HEAVY: dict[str, tuple[float, tuple[str, ...]]] = {
 # What `tir --help` loads answers at once: its commands import their modules when they run.
 COMMAND_LINE = "tir_dagster.cli.main"
 # Imports inside functions that stay there for another reason than start-up time.
-LATE = {("tir_dagster.sandbox.storage.app", "starlette.middleware.wsgi"): "its import warns, which is silenced there"}
+LATE = {
+    ("tir_dagster.sandbox.storage.app", "starlette.middleware.wsgi"): "its import warns, which is silenced there",
+    ("tir_dagster.spark.places", "fsspec"): "executors have it only where the staging place needs it",
+}
 MAY_IMPORT_DAGSTER = {"orchestration", "definitions", "cli"}
 MOST_MODULES = 16
 

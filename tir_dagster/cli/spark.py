@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import time
+from importlib.metadata import version
 
 import click
 
@@ -61,3 +62,16 @@ def status(as_json: bool) -> None:
         click.echo(f"Spark server of {home}: {state}" + (f", {alive.address} (pid {alive.pid})" if alive else ""))
         click.echo("\n".join(filter(None, [advice.get(state), f"log: {log_file(home)}"])))
     sys.exit(0 if state == "running" else 1)
+
+
+@spark.command()
+def requirements() -> None:
+    """Print what the Python of executors on other machines needs, in the versions used here: a file for pip.
+
+    tir_dagster itself is not in it: its code is sent with the tasks.
+    """
+    from tir_dagster.spark.package import TASK_PACKAGES
+
+    click.echo(f"# for Python {sys.version_info.major}.{sys.version_info.minor}")
+    for name in TASK_PACKAGES:
+        click.echo(f"{name}=={version(name)}")

@@ -6,31 +6,22 @@ import fnmatch
 import hashlib
 import io
 import os
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any
-from urllib.parse import ParseResult, unquote, urlparse
+from urllib.parse import unquote
 
 from pyarrow import fs
 
-from tir_dagster.addresses import has_credentials
 from tir_dagster.errors import LoadError
+from tir_dagster.object_stores import Settings, s3_filesystem, s3_keys, s3_network, s3_options, trouble_of
 from tir_dagster.spec.load import Files
-from tir_dagster.trust import S3_CA_VARIABLES, ca_file, proxy_for
 
 _CHUNK = 8 << 20
 _HIDDEN = ("_", ".")
-_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
-# pyarrow's names of the access keys, and the environment's; roles and profiles are found by AWS's own means.
-_ACCESS = {
-    "access_key": "AWS_ACCESS_KEY_ID",
-    "secret_key": "AWS_SECRET_ACCESS_KEY",
-    "session_token": "AWS_SESSION_TOKEN",
-}
 
 
 @dataclass(frozen=True)
@@ -53,24 +44,22 @@ class LandingPlace:
 
     address: str
     # Where S3 is, unless it is AWS's own.
-    options: tuple[tuple[str, str], ...] = ()
+    options: Settings = ()
     # Spark's workers keep the environment in which Spark began, perhaps with older keys, or on another machine with none.
-    access: tuple[tuple[str, str], ...] = field(default=(), repr=False)
-    # The proxy, whose address may hold a password, and the file of certificate authorities: pyarrow reads neither from the environment.
-    network: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    access: Settings = field(default=(), repr=False)
+    # The proxy and the file of certificate authorities; None: those of the machine that reads.
+    network: Settings | None = field(default=(), repr=False)
 
     @staticmethod
     def of(address: str, env: Mapping[str, str] = os.environ) -> LandingPlace:
-        options: dict[str, str] = {}
-        if variable := next((name for name in _ENDPOINTS if env.get(name) and address.startswith("s3://")), None):
-            endpoint = _endpoint(variable, env[variable])
-            options = {"endpoint_override": endpoint.netloc, "scheme": endpoint.scheme}
-        if region := env.get("AWS_REGION") or env.get("AWS_DEFAULT_REGION"):
-            options["region"] = region
-        access = {name: env[variable] for name, variable in _ACCESS.items() if env.get(variable)}
-        known = access.items() if {"access_key", "secret_key"} <= access.keys() else ()
-        network = _network(options, env) if address.startswith("s3://") else ()
-        return LandingPlace(address.rstrip("/"), tuple(sorted(options.items())), tuple(known), network)
+        if not address.startswith("s3://"):
+            return LandingPlace(address.rstrip("/"))
+        options = s3_options(env)
+        return LandingPlace(address.rstrip("/"), tuple(sorted(options.items())), s3_keys(env), s3_network(options, env))
+
+    def elsewhere(self) -> LandingPlace:
+        """Return the place as other machines read it: with their own proxies and certificate files, not with those of this one."""
+        return replace(self, network=None)
 
     @property
     def is_s3(self) -> bool:
@@ -78,13 +67,12 @@ class LandingPlace:
 
     @cached_property
     def filesystem(self) -> Any:
-        if self.is_s3:
-            # Without a region pyarrow would ask the real AWS for it, even with another endpoint.
-            options = {"region": "us-east-1", **dict(self.options)} if self.options else {}
-            return fs.S3FileSystem(
-                connect_timeout=10, request_timeout=60, **options, **dict(self.access), **dict(self.network)
-            )
-        return fs.LocalFileSystem()
+        if not self.is_s3:
+            return fs.LocalFileSystem()
+        options = dict(self.options)
+        return s3_filesystem(
+            options, s3_network(options, os.environ) if self.network is None else self.network, self.access
+        )
 
     @cached_property
     def root(self) -> str:
@@ -114,7 +102,7 @@ class LandingPlace:
         region = dict(self.options).get("region")
         config = Config(connect_timeout=10, read_timeout=60)
         return boto3.Session().client(
-            "s3", region_name=region, config=config, verify=dict(self.network).get("tls_ca_file_path")
+            "s3", region_name=region, config=config, verify=dict(self.network or ()).get("tls_ca_file_path")
         )
 
     def listed(self) -> list[LandedFile]:
@@ -176,29 +164,6 @@ class LandingPlace:
             raise
 
 
-def _endpoint(variable: str, address: str) -> ParseResult:
-    """Return the parts of the S3 endpoint; raise without showing an address that contains credentials."""
-    try:
-        parts = urlparse(address)
-    except ValueError:
-        parts = urlparse("")
-    if has_credentials(address) or parts.scheme not in ("http", "https") or not parts.hostname:
-        raise LoadError(
-            f"{variable} is no address of S3, or carries a user or a password. Set it to something like "
-            "https://s3.example.com, and the credentials to AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY."
-        )
-    return parts
-
-
-def _network(options: Mapping[str, str], env: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    host = options.get("endpoint_override") or f"s3.{options.get('region', 'us-east-1')}.amazonaws.com"
-    settings = {
-        "proxy_options": proxy_for(options.get("scheme", "https"), host),
-        "tls_ca_file_path": ca_file(env, S3_CA_VARIABLES),
-    }
-    return tuple((name, value) for name, value in settings.items() if value)
-
-
 class Hashed(io.RawIOBase):
     """A file that is read once for both its rows and its digest."""
 
@@ -233,24 +198,17 @@ def _stamp(entry: Mapping[str, Any]) -> str:
     return f"etag {entry['ETag'].strip(chr(34))} {entry['LastModified']:%Y-%m-%dT%H:%M:%S}"
 
 
-_FORBIDDEN = re.compile(r"ACCESS_?DENIED|ACCESS DENIED|FORBIDDEN|INVALID_?ACCESS_?KEY|SIGNATURE_?DOES_?NOT|CREDENTIALS")
-
-
 def _explanation(error: Exception) -> str:
     message = " ".join(str(error).split())[:300]
-    upper = message.upper()
-    if _FORBIDDEN.search(upper) or isinstance(error, PermissionError):
-        return "access is denied. Check the AWS credentials and the bucket's policy, or the folder's rights."
-    if "NOSUCHBUCKET" in upper or "NO_SUCH_BUCKET" in upper or "BUCKET DOES NOT EXIST" in upper:
-        return "the bucket does not exist. Correct `files.path` in the load's spec."
-    if "CERTIFICATE" in upper:
-        return (
-            "the certificate of S3 is not trusted, so nothing was sent. If your own authority signs it, set REQUESTS_CA_BUNDLE "
-            "or AWS_CA_BUNDLE to the file of that authority; else check the endpoint."
-        )
-    if isinstance(error, FileNotFoundError):
-        return "the file does not exist, or no longer. Nothing was loaded; find out what removes files, then run again."
-    return f"the file cannot be read: {message}. Nothing was loaded; fix it, then run again."
+    sentences = {
+        "denied": "access is denied. Check the AWS credentials and the bucket's policy, or the folder's rights.",
+        "no bucket": "the bucket does not exist. Correct `files.path` in the load's spec.",
+        "untrusted": "the certificate of S3 is not trusted, so nothing was sent. If your own authority signs it, set REQUESTS_CA_BUNDLE "
+        "or AWS_CA_BUNDLE to the file of that authority; else check the endpoint.",
+        "missing": "the file does not exist, or no longer. Nothing was loaded; find out what removes files, then run again.",
+        "other": f"the file cannot be read: {message}. Nothing was loaded; fix it, then run again.",
+    }
+    return sentences[trouble_of(error)]
 
 
 def chosen(files: list[LandedFile], place: LandingPlace, declared: Files) -> list[LandedFile]:

@@ -8,10 +8,11 @@ from __future__ import annotations
 import io
 import pickle
 import re
+import socket
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,7 @@ from tir_dagster.loading.values import converted
 from tir_dagster.retries import NO_PAUSE, RetryPolicy
 from tir_dagster.snowflake.connection import SnowflakeAccess
 from tir_dagster.snowflake.names import literal
-from tir_dagster.spark.remote import remote_of
+from tir_dagster.spark.remote import is_elsewhere, remote_of
 from tir_dagster.spec.load import LoadSpec
 
 if TYPE_CHECKING:
@@ -67,6 +68,8 @@ class StagePlan:
     target: Target
     # The stage's folder of this load, as PUT and COPY name it; empty if nothing is staged.
     folder: str = ""
+    # Whether the tasks run on other machines.
+    elsewhere: bool = False
 
     @property
     def schema(self) -> pa.Schema:
@@ -132,6 +135,8 @@ def by_spark(spark: Callable[[], SparkSession]) -> Stager:
         from tir_dagster.spark.failures import spark_failures
 
         session = spark()
+        if is_elsewhere(session):
+            plan = replace(plan, place=plan.place.elsewhere(), elsewhere=True)
         with spark_failures("staging files", remote_of(session)):
             if plan.spec.files.through == "spark":
                 paths = [_GLOB.sub(r"\\\1", unit.path.replace("s3://", "s3a://", 1)) for unit in units]
@@ -200,7 +205,7 @@ def stage_unit(plan: StagePlan, unit: Unit, put: Put, content: bytes | None = No
                 for piece in _pieces(plan, unit, shape, content, tally):
                     _write(plan, unit, piece, good, rejected, tally)
         except LoadError as error:
-            return Staged(unit.number, 0, 0, unit.part, problem=str(error))
+            return Staged(unit.number, 0, 0, unit.part, problem=f"{error}{_reach(plan)}")
         except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError, pa.ArrowException) as error:
             # An unexpected error still belongs to this file: Spark would only report that a Python worker failed.
             message = " ".join(repr(error).encode("utf-8", "backslashreplace").decode().split())[:300]
@@ -226,6 +231,14 @@ def stage_unit(plan: StagePlan, unit: Unit, put: Put, content: bytes | None = No
         unfit=nothing_found or bool(shape.other),
         samples=tuple(f"{unit.path}:{row.line}: {row.reason}" for row in tally.samples),
     )
+
+
+def _reach(plan: StagePlan) -> str:
+    """Return what to add to an error about a file of a folder that executors elsewhere may not have."""
+    if not plan.elsewhere or plan.place.is_s3:
+        return ""
+    host = socket.gethostname()
+    return f" It was read by Spark's worker on {host}: all executors must reach {plan.place.address} under this path; else use s3://."
 
 
 @dataclass

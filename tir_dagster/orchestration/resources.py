@@ -20,9 +20,9 @@ from tir_dagster.orchestration.io_managers import StateFolder
 from tir_dagster.snowflake.names import check_mere_name, whole_number
 from tir_dagster.spark.connect import connect_session
 from tir_dagster.spark.java import require_java
-from tir_dagster.spark.remote import REMOTE_VARIABLE
-from tir_dagster.spark.server import remote_spark
 from tir_dagster.spec.extract import ExtractSpec
+from tir_dagster.spec.reading import load_declared, spark_from_mapping
+from tir_dagster.spec.spark import SparkSpec
 
 if TYPE_CHECKING:
     from dagster_pyspark import LazyPySparkResource
@@ -126,15 +126,21 @@ _NUMBERS = ("refreshes_per_hour", "publishes_per_hour")
 TABLEAU_VARIABLES = {name: f"TABLEAU_{name.upper()}" for name in TableauResource.model_fields}
 
 
-def environment_resources() -> dict[str, Any]:
-    """Build all resources from environment variables; unset values are left out, and no secret is read here."""
+def environment_resources(*, spark: SparkSpec | Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Build all resources from environment variables; unset values are left out, and no secret is read here.
+
+    `spark` is the block of that name of a spec file; left out, that of the file that TIR_SPECS names, if any.
+    """
     from tir_dagster.orchestration.alerts.resources import channel_resources
 
+    block = (
+        load_declared().spark if spark is None else spark if isinstance(spark, SparkSpec) else spark_from_mapping(spark)
+    )
     state = StateFolder(path=str(tir_home()))
     return {
         "snowflake": _snowflake(),
         "tableau": TableauResource(**_set_variables(TABLEAU_VARIABLES)),
-        "pyspark": SparkSettings(),
+        "pyspark": SparkSettings(spark_config=block.settings() if block else {}),
         "state": state,
         **channel_resources(),
         io_managers.CHANGE_SET_IO: io_managers.ChangeSetIOManager(state=state),
@@ -189,28 +195,30 @@ def probing_access(resource: SnowflakeParam, spec: ExtractSpec) -> Any:
 
 
 def spark_session(resource: SparkParam, home: Path, *, log: Callable[[str], None]) -> Any:
-    """Return a session with the settings that correct values need: on a Spark server if there is one, else in this process.
+    """Return a session with the settings that correct values need, on the Spark that variables, resource and machine choose.
 
-    SPARK_REMOTE names a server for all runs. The server of `tir spark up` is used only if the resource has no configuration.
+    The server of `tir spark up` is used only if the resource has no configuration.
     """
-    own = isinstance(resource, SparkSettings) and not resource.spark_config
-    remote = remote_spark(os.environ, home, log) if own or os.environ.get(REMOTE_VARIABLE) else None
-    if remote is not None:
-        log(f"using Spark at {remote.name}")
-        return connect_session(remote)
-    require_java(os.environ)
-    log("starting Spark")
-    return _own_session(resource, home)
+    from tir_dagster.spark.choice import choose_spark
+
+    shared = isinstance(resource, SparkSettings)
+    choice = choose_spark(os.environ, resource.spark_config, home, log, shared=shared)
+    if choice.remote is None:
+        require_java(os.environ)
+    log(choice.sentence)
+    if choice.remote is not None:
+        return connect_session(choice.remote, choice.settings)
+    return _own_session(choice.settings, home)
 
 
-def _own_session(resource: SparkParam, home: Path) -> Any:
+def _own_session(configured: Mapping[str, str], home: Path) -> Any:
     """Start dagster-pyspark's session in this process."""
     from dagster_pyspark import LazyPySparkResource
 
     from tir_dagster.spark.session import configure, jvm_output, spark_conf, use_this_python
 
-    use_this_python()
-    settings = spark_conf(home=home, conf=resource.spark_config)
+    settings = spark_conf(home=home, conf=configured)
+    use_this_python(settings)
     try:
         # On a terminal, the JVM's output would mix with a command's lines.
         with jvm_output(home):

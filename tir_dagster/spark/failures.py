@@ -16,6 +16,10 @@ _TASK_ERROR = re.compile(r"tir_dagster\.\S*(?:SourceError|SnowflakeError): (.+?)
 _GONE = re.compile(
     r"UNAVAILABLE|SESSION_NOT_FOUND|SESSION_CLOSED|SESSION_CHANGED|OPERATION_NOT_FOUND|Connection refused"
 )
+# Without a package, with another Python, or with a path that has none.
+_UNFIT_WORKER = re.compile(
+    r"No module named '[\w.]+'|\[PYTHON_VERSION_MISMATCH\][^\n]{0,200}|Cannot run program \"[^\"]+\"|PACKAGE_NOT_INSTALLED[^\n]{0,200}"
+)
 _REFUSED = re.compile(r"UNAUTHENTICATED|Invalid authentication token|No authentication token")
 
 
@@ -30,6 +34,12 @@ def spark_failures(action: str, remote: Remote | None = None) -> Iterator[None]:
     except Exception as error:
         if task_error := _TASK_ERROR.search(str(error)):
             raise SourceError(task_error[1]) from None
+        if unfit := _UNFIT_WORKER.search(str(error)):
+            raise SourceError(
+                f"Spark's Python workers cannot run the tasks while {action}: {unfit[0].strip()}. Give the executors the same minor version "
+                "of Python as here and the packages that `tir spark requirements` lists; spark.pyspark.python names their Python "
+                "(docs/spark.md). Nothing was published."
+            ) from error
         if isinstance(error, PySparkException) and (unreachable := _unreachable(error, action, remote)):
             raise unreachable from error
         if isinstance(error, Py4JNetworkError | ConnectionError):
@@ -40,7 +50,7 @@ def spark_failures(action: str, remote: Remote | None = None) -> Iterator[None]:
         if not isinstance(error, PySparkException | Py4JError):
             raise
         raise SourceError(
-            f"Spark failed while {action}: {_cause(error)}. The log of the run has the details."
+            f"Spark failed while {action}: {(remote or Remote('')).scrub(_cause(error))}. The log of the run has the details."
         ) from error
 
 

@@ -32,15 +32,13 @@ from tir_dagster.background import (
 from tir_dagster.errors import SourceError
 from tir_dagster.spark.connect import connect_session
 from tir_dagster.spark.java import require_java
-from tir_dagster.spark.remote import REMOTE_VARIABLE, Remote
+from tir_dagster.spark.package import task_modules
+from tir_dagster.spark.remote import REMOTE_VARIABLE, TOKEN_VARIABLE, Remote
 
 READY_SECONDS = 180.0
-TOKEN_VARIABLE = "SPARK_CONNECT_AUTHENTICATE_TOKEN"
 _CLASS = "org.apache.spark.sql.connect.service.SparkConnectServer"
 # Credentials that tasks need travel with them: the server, which outlives the command, gets none by its environment.
 _SECRETS = ("SNOWFLAKE_", "TABLEAU_", "SLACK_", "SERVICENOW_")
-# What Spark's workers import of this package, and keep as long as they live.
-_WORKERS_IMPORT = ("snowflake", "spec", "spark", "loading")
 
 State = Literal["running", "stopped", "ended", "not answering", "outdated"]
 
@@ -100,12 +98,7 @@ def server_state(home: Path) -> tuple[State, SparkServer | None]:
 def remote_spark(env: Mapping[str, str], home: Path, log: Callable[[str], None]) -> Remote | None:
     """Return SPARK_REMOTE if that is set, else this home's own server if it runs; log why a server is not used."""
     if address := env.get(REMOTE_VARIABLE):
-        if not address.startswith("sc://"):
-            raise SourceError(
-                f"{REMOTE_VARIABLE} is no address of a Spark Connect server. Set it to something like "
-                "sc://spark.example.com:15002, or unset it."
-            )
-        return Remote(address)
+        return Remote.parse(address, env)
     state, server = server_state(home)
     if server is None:
         return None
@@ -220,7 +213,6 @@ def _spark_home() -> Path:
 
 def _packages() -> str:
     """A text that changes with the packages that Spark's workers import."""
-    package = Path(__file__).parents[1]
-    modules = [file for room in _WORKERS_IMPORT for file in (package / room).rglob("*.py")]
+    package, modules = Path(__file__).parents[1], task_modules()
     newest = max(file.stat().st_mtime_ns for file in modules)
     return f"{sys.executable} pyspark-{importlib.metadata.version('pyspark')} {package} {len(modules)} {newest}"

@@ -16,6 +16,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from tir_dagster.errors import SourceError
+from tir_dagster.spark.package import send_code
 
 # What a session must have, wherever it comes from: values would look different without.
 _REQUIRED = {
@@ -47,27 +48,31 @@ _SMALL = {
 
 def spark_conf(*, home: Path, conf: Mapping[str, Any] | None = None) -> dict[str, str]:
     """The settings of a session; `conf` overrides the defaults, except those that correct values depend on."""
+    user_settings = {name: str(value) for name, value in (conf or {}).items()}
+    on_cluster = not user_settings.get("spark.master", "local").startswith("local")
     folders = {
-        "spark.local.dir": str(home / "spark" / "local"),
+        # Executors elsewhere have their own folders: this path may not exist there.
+        **({} if on_cluster else {"spark.local.dir": str(home / "spark" / "local")}),
         "spark.sql.warehouse.dir": (home / "spark" / "warehouse").absolute().as_uri(),
     }
-    user_settings = {name: str(value) for name, value in (conf or {}).items()}
     # Without memory the JVM ends: one that lives on half dead never answers, and the refresh would wait for ever.
     flags = "-XX:+IgnoreUnrecognizedVMOptions -XX:+ExitOnOutOfMemoryError"
     options = f"-Dderby.system.home={home / 'spark'} {flags} {_archive_options(home)}".strip()
     return {**_SMALL, **folders, "spark.driver.extraJavaOptions": options, **user_settings, **_REQUIRED}
 
 
-def use_this_python() -> None:
-    """Workers run this interpreter: another one lacks our packages ("No module named 'pyarrow'")."""
+def use_this_python(settings: Mapping[str, str] | None = None) -> None:
+    """Workers of this machine run this interpreter: another one lacks our packages. Those of a cluster have their own."""
+    if not (settings or {}).get("spark.master", "local").startswith("local"):
+        return
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
 
 
 def spark_session(app_name: str, *, home: Path, conf: Mapping[str, Any] | None = None) -> SparkSession:
     """Return the session of this process; start it if there is none."""
-    use_this_python()
     settings = spark_conf(home=home, conf=conf)
+    use_this_python(settings)
     builder = SparkSession.builder.appName(app_name)
     for name, value in settings.items():
         builder = builder.config(name, value)
@@ -100,13 +105,17 @@ def jvm_output(home: Path) -> Iterator[None]:
         os.close(saved_stderr)
 
 
-def configure(spark: SparkSession) -> SparkSession:
-    """Give a session made elsewhere (dagster-pyspark, Spark Connect) the settings that values depend on."""
-    for name, value in _REQUIRED.items():
+def configure(spark: SparkSession, settings: Mapping[str, str] | None = None) -> SparkSession:
+    """Give a session made elsewhere (dagster-pyspark, Spark Connect) these settings, and those that values depend on."""
+    for name, value in {**(settings or {}), **_REQUIRED}.items():
         if spark.conf.get(name, None) != value:
             spark.conf.set(name, value)
     context = getattr(spark, "_sc", None)
-    if context is not None and context.master.startswith("local") and "PYSPARK_PYTHON" not in os.environ:
+    if context is not None and not context.master.startswith("local"):
+        # Spark reads this setting only in spark-submit.
+        context.pythonExec = context.getConf().get("spark.pyspark.python", context.pythonExec)
+        send_code(spark)
+    elif context is not None and "PYSPARK_PYTHON" not in os.environ:
         context.pythonExec = sys.executable
     return spark
 

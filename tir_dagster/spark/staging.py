@@ -11,9 +11,11 @@ import json
 import os
 import pickle
 import re
+import socket
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +29,8 @@ from tir_dagster.measuring import moved, waiting_for
 from tir_dagster.snowflake.columns import Column, Kind
 from tir_dagster.snowflake.slices import SliceBy, slice_column, slice_of
 from tir_dagster.spark.arrow import arrow_schema, fetch
-from tir_dagster.spark.remote import remote_of
+from tir_dagster.spark.places import LIFETIME, STAGING, STAGING_VARIABLE, StagedPart, StagingPlace, staging_place
+from tir_dagster.spark.remote import is_elsewhere, remote_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -78,11 +81,15 @@ class StagedRows:
 
 @dataclass(frozen=True)
 class StagingTask:
-    """What every task must know: the columns' types, how rows fall into slices, and the folder to write into."""
+    """What every task must know: the columns' types, how rows fall into slices, and the folder to write into.
+
+    The folder is one of this machine, or one in a place that executors elsewhere reach.
+    """
 
     columns: tuple[Column, ...]
     slices: SliceBy
     folder: str
+    place: StagingPlace | None = None
 
 
 def stage(
@@ -105,12 +112,38 @@ def stage(
     task = StagingTask(tuple(columns), slices or SliceBy(), str(folder.absolute()))
     promised = sum(batch.rowcount for batch in batches)
     if is_small(batches, limit):
-        staged = _checked([write_part(task, batches)], promised)
+        staged = _checked([write_part(task, batches)], promised, folder)
     else:
-        groups = _grouped(batches)
-        staged = replace(_checked(_by_tasks(start_spark(), task, groups), promised), tasks=len(groups))
+        groups, spark = _grouped(batches), start_spark()
+        place = place_of(spark)
+        reports = _fetched(spark, place, task, groups, promised) if place else _by_tasks(spark, task, groups)
+        staged = replace(_checked(reports, promised, folder), tasks=len(groups))
     moved(rows=staged.rows, bytes=staged.bytes)
     return staged
+
+
+def place_of(spark: SparkSession) -> StagingPlace | None:
+    """Return where executors of this session stage rows; None if they share this machine's disk."""
+    if not is_elsewhere(spark):
+        return None
+    settings = {name: value for name in (STAGING, LIFETIME) if (value := spark.conf.get(name, None)) is not None}
+    return staging_place(settings, os.environ)
+
+
+def _fetched(
+    spark: SparkSession, place: StagingPlace, task: StagingTask, groups: Sequence[Sequence[Any]], promised: int
+) -> list[dict[str, Any]]:
+    """Let executors elsewhere write into the staging place, fetch the parts they report into the task's folder, and empty the place.
+
+    What a task wrote that Spark ran twice is reported by one of its runs only; the rest is removed with the folder.
+    """
+    with place.folder() as name:
+        reports = _by_tasks(spark, replace(task, folder=name, place=place), groups)
+        _check_rows(reports, promised)
+        parts = [StagedPart(report["file"], report["rows"], report["bytes"]) for report in reports if report["rows"]]
+        with waiting_for("Spark"):
+            place.fetch(name, parts, Path(task.folder))
+    return reports
 
 
 def _by_tasks(spark: SparkSession, task: StagingTask, groups: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:
@@ -187,7 +220,6 @@ def write_part(task: StagingTask, batches: Sequence[Any]) -> dict[str, Any]:
     """Download the batches into one Parquet file; return its name, rows and counts by slice. Runs in Spark's workers."""
     # A name of its own: a task that Spark runs twice must not write into the other one's file.
     name = f"part-{uuid.uuid4().hex}.parquet"
-    beside = Path(task.folder) / f".{name}"
     counts: Counter[str | None] = Counter()
     rows = 0
     # Without dictionaries both sides are faster: measured, a third of the time to write, and as many bytes.
@@ -197,15 +229,36 @@ def write_part(task: StagingTask, batches: Sequence[Any]) -> dict[str, Any]:
         "use_dictionary": False,
         "store_decimal_as_integer": True,
     }
-    with pq.ParquetWriter(beside, arrow_schema(task.columns), **settings) as writer:
-        for batch in batches:
-            table = _download(batch, task.columns)
-            writer.write_table(table, row_group_size=_ROWS_PER_GROUP)
-            rows += table.num_rows
-            counts.update(slice_counts(task.slices, task.columns, table))
-    size = beside.stat().st_size
-    os.rename(beside, Path(task.folder) / name)  # noqa: PTH104 - a worker writes where the driver looks
-    return {"file": str(Path(task.folder) / name), "rows": rows, "slices": list(counts.items()), "bytes": size}
+    with _new_file(task, name) as file:
+        with pq.ParquetWriter(file, arrow_schema(task.columns), **settings) as writer:
+            for batch in batches:
+                table = _download(batch, task.columns)
+                writer.write_table(table, row_group_size=_ROWS_PER_GROUP)
+                rows += table.num_rows
+                counts.update(slice_counts(task.slices, task.columns, table))
+        size = file.tell()
+    return {"file": name, "rows": rows, "slices": list(counts.items()), "bytes": size}
+
+
+def _new_file(task: StagingTask, name: str) -> AbstractContextManager[Any]:
+    """Open a part for writing; in a folder of this machine it gets its name when it is whole."""
+    return task.place.writing(task.folder, name) if task.place else _local_file(Path(task.folder), name)
+
+
+@contextmanager
+def _local_file(folder: Path, name: str) -> Iterator[Any]:
+    beside = folder / f".{name}"
+    try:
+        file = pa.OSFile(str(beside), "wb")
+    except OSError as error:
+        raise SourceError(
+            f"Spark's worker on {socket.gethostname()} cannot write to {folder}, the folder of the machine that started it: "
+            f"{error.strerror or error}. If it is another machine, set {STAGING_VARIABLE}, or `staging` in the block `spark:`, to a place "
+            "that both reach, such as s3://bucket/prefix (docs/spark.md). Nothing was published."
+        ) from None
+    with file:
+        yield file
+    beside.rename(folder / name)
 
 
 def slice_counts(slices: SliceBy, columns: Sequence[Column], table: pa.Table) -> Counter[str | None]:
@@ -247,12 +300,23 @@ def _download(batch: Any, columns: Sequence[Column]) -> pa.Table:
         ) from None
 
 
-def _checked(reports: Sequence[Mapping[str, Any]], promised: int) -> StagedRows:
+def _checked(reports: Sequence[Mapping[str, Any]], promised: int, folder: Path) -> StagedRows:
+    """Return the staged rows; raise if some are missing, or if a task wrote its part on another machine."""
+    _check_rows(reports, promised)
     staged = StagedRows()
     for report in reports:
-        files = (Path(report["file"]),) if report["rows"] else ()
+        files = (folder.absolute() / report["file"],) if report["rows"] else ()
+        if any(not file.is_file() for file in files):
+            raise SourceError(
+                f"Spark's tasks wrote rows to {folder} on another machine, not on this one. Set {STAGING_VARIABLE}, or `staging` in the "
+                "block `spark:`, to a place that both reach, such as s3://bucket/prefix (docs/spark.md). Nothing was published."
+            )
         slices = dict(report["slices"])
         staged += StagedRows(files, report["rows"], slices, report["bytes"])
-    if staged.rows != promised:
-        raise SourceError(f"Spark staged {staged.rows:,} rows, but Snowflake announced {promised:,}. Run again.")
     return staged
+
+
+def _check_rows(reports: Sequence[Mapping[str, Any]], promised: int) -> None:
+    rows = sum(report["rows"] for report in reports)
+    if rows != promised:
+        raise SourceError(f"Spark staged {rows:,} rows, but Snowflake announced {promised:,}. Run again.")

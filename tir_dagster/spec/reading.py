@@ -16,6 +16,7 @@ from tir_dagster.errors import SpecError
 from tir_dagster.spec.declaration import Declaration
 from tir_dagster.spec.extract import ExtractSpec
 from tir_dagster.spec.load import LoadSpec, problems_between
+from tir_dagster.spec.spark import SparkSpec
 
 T = TypeVar("T", bound=Declaration)
 SPECS_VARIABLE = "TIR_SPECS"
@@ -29,6 +30,8 @@ class Declared(Declaration):
     """Tableau extracts that stay equal to their Snowflake tables."""
     loads: Annotated[tuple[LoadSpec, ...], Strict(False)] = ()
     """Files to load into Snowflake tables."""
+    spark: SparkSpec | None = None
+    """Which Spark runs the tasks of all of them; left out, one on this machine."""
 
     def problems(self) -> Iterator[tuple[str, str]]:
         # A name is given once in the whole file, because it names assets.
@@ -104,6 +107,11 @@ def parse_declared(text: str, file: str) -> Declared:
 def spec_from_mapping(value: Mapping[str, Any], where: str, *, lines: Mapping[str, int] | None = None) -> ExtractSpec:
     """The spec for attributes that come from elsewhere, such as a Dagster component; `lines` by field: `slices.by`."""
     return _read(ExtractSpec, _with_text_keys(value), where, lines or {})
+
+
+def spark_from_mapping(value: Mapping[str, Any]) -> SparkSpec:
+    """Return the block `spark:` that is given in code instead of a spec file."""
+    return _read(SparkSpec, _with_text_keys(value), "spark", {})
 
 
 def _with_text_keys(value: Any) -> Any:

@@ -13,6 +13,7 @@ from tir_dagster.snowflake.connection import SnowflakeAccess
 from tir_dagster.snowflake.names import TableName
 from tir_dagster.snowflake.query import analyse
 from tir_dagster.spark.java import require_java
+from tir_dagster.spark.places import StagingPlace
 from tir_dagster.spark.server import remote_spark
 from tir_dagster.spec.extract import check_columns
 from tir_dagster.spec.reading import load_specs, parse_declared, parse_specs
@@ -252,6 +253,7 @@ def environment_cases() -> list[Case]:
             "`SPARK_REMOTE` that is no address",
             lambda scene: remote_spark({"SPARK_REMOTE": "spark.example.com"}, scene.folder, print),
         ),
+        Case(area, "`TIR_STAGING` that is no place", lambda _: StagingPlace.of("https://example.com/staging", {})),
         Case(area, "`JAVA_HOME` without Java", lambda scene: require_java({"JAVA_HOME": str(scene.folder)})),
         Case(area, "no Java at all", lambda scene: require_java({"PATH": str(scene.folder)})),
         Case(area, "`TIR_WEBHOOK_SECRET` that is too short", lambda _: webhook_secret({"TIR_WEBHOOK_SECRET": "abc"})),

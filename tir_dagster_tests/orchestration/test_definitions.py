@@ -10,6 +10,7 @@ from pathlib import Path
 import dagster as dg
 
 from tir_dagster.definitions import build_defs
+from tir_dagster.orchestration.resources import environment_resources
 from tir_dagster.spec.reading import parse_specs
 
 SPEC = """\
@@ -101,3 +102,18 @@ def test_sensors_wait_to_be_switched_on():
     sensors = defs.get_repository_def().sensor_defs
     assert len(sensors) == 4
     assert {sensor.default_status for sensor in sensors} == {dg.DefaultSensorStatus.STOPPED}
+
+
+def test_the_block_spark_is_in_the_resource_whichever_way_it_is_declared(tmp_path, monkeypatch):
+    specs = tmp_path / "specs.yaml"
+    specs.write_text("loads: []\nspark: {master: yarn, staging: /mnt/rows}\n", encoding="utf-8")
+    monkeypatch.setenv("TIR_SPECS", str(specs))
+    declared = {"spark.master": "yarn", "spark.tir.staging": "/mnt/rows", "spark.tir.staging.lifetime": "86400"}
+
+    def settings(resources):
+        return resources["pyspark"].spark_config
+
+    assert settings(build_defs().resources) == settings(environment_resources()) == declared
+    assert settings(environment_resources(spark={"remote": "sc://host:1"})) == {"spark.remote": "sc://host:1"}
+    monkeypatch.delenv("TIR_SPECS")
+    assert settings(environment_resources()) == {}

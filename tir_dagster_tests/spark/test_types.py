@@ -286,9 +286,9 @@ def test_what_tasks_write_are_the_documented_types(fixture_file: Path, tmp_path:
 
     report = write_part(StagingTask(columns, SliceBy(), str(tmp_path)), [part])
 
-    create_extract(tmp_path / "e.hyper", columns, [Path(report["file"])])
+    create_extract(tmp_path / "e.hyper", columns, [tmp_path / report["file"]])
     assert _found(tmp_path / "e.hyper", columns) == _held(extremes)
-    assert [_stored(Path(report["file"]), column) for column in columns] == [column.parquet for column in columns]
+    assert [_stored(tmp_path / report["file"], column) for column in columns] == [column.parquet for column in columns]
 
 
 def _stored(file: Path, column: Column) -> str:

@@ -58,14 +58,20 @@ def _moto() -> Callable[..., Any]:
         from starlette.middleware.wsgi import WSGIMiddleware
 
     get_backend("s3")[DEFAULT_ACCOUNT_ID]["aws"].create_bucket(S3_BUCKET, S3_REGION)
-    return WSGIMiddleware(_with_raw_path(DomainDispatcherApplication(create_backend_app)))
+    return WSGIMiddleware(_as_sent(DomainDispatcherApplication(create_backend_app)))
 
 
-def _with_raw_path(app: Callable[..., Any]) -> Callable[..., Any]:
-    """Moto decodes the path as it was sent; given only the decoded one, it would decode a name like 5%25.csv twice."""
+def _as_sent(app: Callable[..., Any]) -> Callable[..., Any]:
+    """Give Moto the path as it was sent, and the length of the body.
+
+    It decodes the path; given only the decoded one, it would decode a name like 5%25.csv twice. And it reads no body without a length,
+    which the clients of AWS do not send where they send a checksum behind it.
+    """
 
     def run(environ: dict[str, Any], start_response: Any) -> Any:
-        return app({**environ, "RAW_URI": quote(environ["PATH_INFO"].encode("latin1"))}, start_response)
+        length = {"CONTENT_LENGTH": str(len(environ["wsgi.input"].getvalue())), "HTTP_TRANSFER_ENCODING": ""}
+        path = {"RAW_URI": quote(environ["PATH_INFO"].encode("latin1"))}
+        return app({**environ, **length, **path}, start_response)
 
     return run
 
