@@ -193,7 +193,7 @@ def test_twenty_extracts_by_sensors_none_starves_pools_hold_and_memory_is_bounde
         "runs at once": most,
         "ticks of source sensors without a change": looks,
         "probes of them": probes,
-        "statements of two changed tables with four extracts each": len(statements),
+        f"statements of two changed tables, {len(free) + 1} extracts": len(statements),
         "reads of what changed": dict(reads),
     }
     (ROOT / "build").mkdir(exist_ok=True)
