@@ -20,7 +20,7 @@ from tir_dagster.refresh.detect import check_left
 from tir_dagster.refresh.plan import Request
 from tir_dagster.refresh.state.versions import Version
 from tir_dagster.refresh.survey import Survey, definition_fields
-from tir_dagster.snowflake.connection import CANCELLED, SnowflakeError
+from tir_dagster.snowflake.connection import CANCELLED, SnowflakeDownError, SnowflakeError
 from tir_dagster.snowflake.versions import SourceVersion
 from tir_dagster.spec.extract import ExtractSpec
 
@@ -91,10 +91,12 @@ def preview(context: RefreshContext, looked: Looked, surveyed: Survey, planned: 
             if planned.decision == "full" or base is None or confirmed is None:
                 return _full(context.spec, known, rows_by_slice(surveyed.relation, surveyed.version, query), request)
             return _by_key(context, looked, surveyed, known, request, query)
+    except SnowflakeDownError:
+        raise
     except SnowflakeError as error:
-        if error.errno not in CANCELLED:
-            raise
-        return replace(known, uncounted=f"counting took longer than {COUNT_SECONDS} seconds in the warehouse")
+        # The decision holds without counts.
+        slow = f"counting took longer than {COUNT_SECONDS} seconds in the warehouse"
+        return replace(known, uncounted=slow if error.errno in CANCELLED else str(error))
 
 
 def _full(spec: ExtractSpec, known: Preview, source_rows: Counts, request: Request) -> Preview:

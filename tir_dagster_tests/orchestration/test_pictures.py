@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import dagster as dg
 import pytest
 
 from tir_dagster.changes.change_set import NO_SLICE_KEY, ChangeSet
 from tir_dagster.changes.plan import SourceState
-from tir_dagster.orchestration.metadata import plan_markdown, same_columns, snowflake_url
+from tir_dagster.orchestration.metadata import plan_markdown, same_columns, snowflake_url, table_schema
 from tir_dagster.snowflake.names import TableName
+from tir_dagster.snowflake.versions import describe
 
 
 def a_change_set(purged: dict[str, int], appended: dict[str, int], *warnings: str) -> ChangeSet:
@@ -77,3 +80,24 @@ def test_columns_that_are_handed_on_come_from_the_same_columns_before():
     deps = metadata["dagster/column_lineage"].deps_by_column
     assert deps == {name: [dg.TableColumnDep(dg.AssetKey("before"), name)] for name in ("A", "B")}
     assert same_columns({}, dg.AssetKey("before")) == {}
+
+
+class Described:
+    """A warehouse that answers DESCRIBE TABLE as Snowflake documents it: the comment is the tenth of twelve columns."""
+
+    def query(self, sql: str) -> list[tuple[str | None, ...]]:
+        assert sql.startswith("DESCRIBE TABLE ")
+        rest = (None, "N", "N", None, None)
+        return [
+            ("ID", "NUMBER(38,0)", "COLUMN", "N", *rest, "The order's number", None, None),
+            ("NOTE", "VARCHAR(10)", "COLUMN", "Y", *rest, None, None, None),
+        ]
+
+
+def test_columns_have_the_comments_that_snowflake_has():
+    columns = describe(Described(), TableName.parse("DB.S.T"))  # type: ignore[arg-type]
+    assert {column.name: column.description for column in table_schema(columns).columns} == {
+        "ID": "The order's number",
+        "NOTE": None,
+    }
+    assert columns[0] == replace(columns[0], comment="another"), "a comment makes no other column"
