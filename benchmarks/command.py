@@ -10,20 +10,25 @@ from typing import TYPE_CHECKING
 
 import click
 
+from benchmarks.contest_ways import BY_NAME
 from benchmarks.package_report import PackageReport
 from benchmarks.place import own_place
 from benchmarks.report import DELIVERIES, DETECTORS, Report
 
 if TYPE_CHECKING:
-    from benchmarks.growth import GrowthReport
+    from benchmarks.contest_report import Contest
+    from benchmarks.growth import Growth
     from benchmarks.load_run import LoadReport
 
 # By estimate: the lake, packages and three versions of both extracts, and what is staged, for each order.
 _BYTES_PER_ROW = 1_000
+# In the contest every way has an extract of its own.
+_CONTEST_BYTES_PER_ROW = 3_000
 # Of an extract, its packages on both sides, and what the servers unpack to look into them.
 _COPIES = 10
 _GIGABYTE = 1_000_000_000
 _LEAST_ROWS = 1_000
+Progress = Callable[[str], None]
 
 
 def _sizes(_context: click.Context, _parameter: click.Parameter, text: str | None) -> tuple[int, ...]:
@@ -58,8 +63,25 @@ def _sizes(_context: click.Context, _parameter: click.Parameter, text: str | Non
     "--growth",
     metavar="ROWS,ROWS,…",
     callback=_sizes,
-    help="Instead: how a patch and verification grow with the extract, at 10,000 changed keys.",
+    help="Instead: how refreshes grow with the extract, at 10,000 changed keys, and with the change.",
 )
+@click.option(
+    "--growth-of",
+    type=click.Choice(["full", "republish", "patch", "server", "trigger"]),
+    multiple=True,
+    help="Measure the growth of these only.  [default: all]",
+)
+@click.option("--resume", is_flag=True, help="With --growth: go on with an earlier run that ended before its time.")
+@click.option(
+    "--write-docs",
+    is_flag=True,
+    help="Write docs/benchmarks, and the tables of docs/scale.md, instead of build/benchmarks.",
+)
+@click.option(
+    "--check", is_flag=True, help="Instead: count what refreshes ask for, and fail if that is more than recorded."
+)
+@click.option("--short", is_flag=True, help="With --check: a few refreshes only, without Spark.")
+@click.option("--record", is_flag=True, help="With --check: let what was counted be the budget, and print what moved.")
 @click.option("--seed", type=click.IntRange(min=0), default=1, show_default=True, help="Another seed, other orders.")
 @click.option(
     "--output",
@@ -79,9 +101,15 @@ def bench(
     detectors: tuple[str, ...],
     deliveries: tuple[str, ...],
     growth: tuple[int, ...],
+    growth_of: tuple[str, ...],
     seed: int,
     output: Path,
     *,
+    resume: bool,
+    write_docs: bool,
+    check: bool,
+    short: bool,
+    record: bool,
     keep: bool,
     as_json: bool,
 ) -> None:
@@ -93,22 +121,67 @@ def bench(
     if context.invoked_subcommand is not None:
         return
     progress, output = _progress(), output.absolute()
-    most = max(growth or (rows,))
-    report: Report | GrowthReport
-    with own_place(most * _BYTES_PER_ROW, keep=keep, progress=progress) as folder:
-        if growth:
-            from benchmarks.growth import run_growth
-
-            report = run_growth(folder, growth, seed=seed, progress=progress)
-        else:
+    if check:
+        run_counts(short=short, record_anew=record, keep=keep, as_json=as_json, progress=progress)
+        return
+    report: Report | Growth
+    if growth:
+        report = run_growths(
+            growth, growth_of, seed, resume=resume, write_docs=write_docs, keep=keep, progress=progress
+        )
+    else:
+        with own_place(rows * _BYTES_PER_ROW, keep=keep, progress=progress) as folder:
             from benchmarks.run import Wanted, run_bench
 
             wanted = Wanted(rows, changed, seed, detectors or DETECTORS, deliveries or DELIVERIES)
             report = run_bench(folder, wanted, progress)
+        if write_docs:
+            from benchmarks.docs import write_stages
+
+            progress(f"written: {write_stages(report)}")
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(json.dumps(report.entries, indent=1) + "\n", encoding="utf-8")
     progress(f"written: {output}")
     conclude(report, as_json=as_json)
+
+
+def run_growths(
+    sizes: tuple[int, ...],
+    names: tuple[str, ...],
+    seed: int,
+    *,
+    resume: bool,
+    write_docs: bool,
+    keep: bool,
+    progress: Progress,
+) -> Growth:
+    """Measure growth; points are written to build/growth as soon as they exist."""
+    points = Path("build/growth/points.jsonl").absolute()
+    with own_place(max(sizes) * _BYTES_PER_ROW, keep=keep, progress=progress) as folder:
+        from benchmarks.docs import write_growth
+        from benchmarks.growth import KEYS, PointStore
+        from benchmarks.growth_run import MEASURED, run_growth
+
+        store = PointStore(points, resume=resume)
+        deliveries = names or tuple(MEASURED)
+        report = run_growth(folder, sizes, keys=KEYS, seed=seed, store=store, deliveries=deliveries, progress=progress)
+    progress(f"written: {write_growth(report, in_docs=write_docs)}")
+    return report
+
+
+def run_counts(*, short: bool, record_anew: bool, keep: bool, as_json: bool, progress: Progress) -> None:
+    """Hold the counts of refreshes against benchmarks/budget.json, or record them there."""
+    with own_place(_GIGABYTE, keep=keep, progress=progress) as folder:
+        from benchmarks.check import record, run_check
+
+        found = run_check(folder, short=short, progress=progress)
+    if record_anew:
+        record(found)
+        click.echo("\n".join(found.moved) or "Nothing moved.")
+        return
+    click.echo(json.dumps(found.as_dict(), indent=2) if as_json else found.as_text())
+    if not found.equal:
+        raise click.ClickException("a refresh asks for more than its budget (benchmarks/budget.json).")
 
 
 @bench.command(short_help="Measure the repacking of a large package.")
@@ -154,14 +227,84 @@ def load(rows: int, *, keep: bool, as_json: bool) -> None:
     conclude(report, as_json=as_json)
 
 
-def conclude(report: Report | GrowthReport | PackageReport | LoadReport, *, as_json: bool) -> None:
+@bench.command(short_help="Compare every way to bring an extract up to date, on the same data and the same change.")
+@click.option(
+    "--rows", type=click.IntRange(min=_LEAST_ROWS), default=2_000_000, show_default=True, help="Orders in the sample."
+)
+@click.option(
+    "--changed",
+    type=click.FloatRange(min=0, max=40, min_open=True),
+    default=1,
+    show_default=True,
+    help="How many per cent of the keys change.",
+)
+@click.option(
+    "--repetitions",
+    type=click.IntRange(min=1, max=20),
+    default=3,
+    show_default=True,
+    help="Repetitions of each way; a way that takes more than a minute runs once.",
+)
+@click.option("--way", "ways", type=click.Choice(list(BY_NAME)), multiple=True, help="Only these.  [default: all]")
+@click.option("--seed", type=click.IntRange(min=0), default=1, show_default=True, help="Another seed, other orders.")
+@click.option(
+    "--limit",
+    type=click.FloatRange(min=1),
+    default=900,
+    show_default=True,
+    help="Seconds after which a script is stopped; it counts as failed.",
+)
+@click.option("--resume", is_flag=True, help="Go on with the results of an earlier run that ended before its time.")
+@click.option(
+    "--work",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("build/contest"),
+    show_default=True,
+    help="Where each result is written as soon as it exists.",
+)
+@click.option(
+    "--write-docs", is_flag=True, help="Write docs/benchmarks and the README's table instead of build/benchmarks."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output.")
+def contest(
+    rows: int,
+    changed: float,
+    repetitions: int,
+    ways: tuple[str, ...],
+    seed: int,
+    limit: float,
+    work: Path,
+    *,
+    resume: bool,
+    write_docs: bool,
+    as_json: bool,
+) -> None:
+    """Measure our deliveries and detectors, Tableau's own refreshes, a script of 2021, pandas, pantab and hyperleaup.
+
+    All on one table, after the same change, in turn; what each has published is compared with the source row by row. Exit
+    code 1 if one of ours differs from it or failed.
+    """
+    from benchmarks.machine import setting
+
+    progress, work = _progress(), work.absolute()
+    with own_place(rows * _CONTEST_BYTES_PER_ROW, keep=False, progress=progress) as folder:
+        from benchmarks.contest import Asked, Store, run_contest
+        from benchmarks.docs import write_contest
+
+        asked = Asked(rows, changed, seed, repetitions, ways or tuple(BY_NAME), limit)
+        report = run_contest(folder, asked, Store(work, asked, setting(), resume=resume), progress)
+    progress(f"written: {write_contest(report, in_docs=write_docs)}")
+    conclude(report, as_json=as_json)
+
+
+def conclude(report: Report | Growth | PackageReport | LoadReport | Contest, *, as_json: bool) -> None:
     """Print the numbers; they count for nothing if the extract is wrong."""
     click.echo(json.dumps(report.as_dict(), indent=2) if as_json else report.as_text())
     if not report.equal:
         raise click.ClickException("what was published is not what it should be.")
 
 
-def _progress() -> Callable[[str], None]:
+def _progress() -> Progress:
     """Lines with the time since the start, on standard error: standard output stays a script's."""
     begun = time.monotonic()
 

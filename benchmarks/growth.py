@@ -1,95 +1,250 @@
-"""How the time of refreshes by key grows with the extract while the change stays the same: `--growth`."""
+"""How the time of refreshes grows with the extract while the change stays the same, and with the change while the extract does."""
 
 from __future__ import annotations
 
+import json
 import math
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report import BY_KEY, FULL, Case, Goal
-from benchmarks.run import measuring
+from benchmarks.machine import setting_lines
+from benchmarks.report import QUIET_PERIOD, Case, Goal
 
 KEYS = 10_000
-# Refreshes before the one that is measured: as many as versions are kept, and one more. From then on the oldest file is
-# brought forward instead of copying the newest one, as in every refresh that follows.
-_BEFORE = 4
-_DETECTOR = "watermark"
-Say = Callable[[str], None]
-
-
-def exponent(sizes: Sequence[float], seconds: Sequence[float]) -> float:
-    """The slope of a line through the logarithms: 0 does not grow, 1 grows as the size does."""
-    xs, ys = [math.log(size) for size in sizes], [math.log(max(value, 0.001)) for value in seconds]
-    x, y = sum(xs) / len(xs), sum(ys) / len(ys)
-    return sum((a - x) * (b - y) for a, b in zip(xs, ys, strict=True)) / sum((a - x) ** 2 for a in xs)
+SHARES = (0.01, 0.1, 1.0, 10.0)
+OWN, WAREHOUSE, SERVER = "our own", "the warehouse", "the server"
+# Stages that are shown one by one; the others are small.
+STAGES = ("detect", "apply", "verify", "publish")
 
 
 @dataclass(frozen=True)
-class GrowthReport:
-    """Refreshes of as many keys, by the size of the extract."""
+class Fit:
+    """A line through the logarithms: seconds = factor x size ^ exponent. 0 does not grow, 1 grows as the size does."""
+
+    factor: float
+    exponent: float
+
+    def at(self, size: float) -> float:
+        return self.factor * float(size**self.exponent)
+
+
+def fit(points: Mapping[int, float]) -> Fit:
+    """Least squares on the logarithms of sizes and seconds."""
+    # Less than a millisecond is noise.
+    xs, ys = [math.log(size) for size in points], [math.log(max(seconds, 0.001)) for seconds in points.values()]
+    x, y = sum(xs) / len(xs), sum(ys) / len(ys)
+    exponent = sum((a - x) * (b - y) for a, b in zip(xs, ys, strict=True)) / sum((a - x) ** 2 for a in xs)
+    return Fit(math.exp(y - exponent * x), exponent)
+
+
+@dataclass(frozen=True)
+class Point:
+    """One refresh: so many changed keys in an extract of so many rows.
+
+    `own` is our own time without what the warehouse (`warehouse`) and Tableau's server (`server`) did themselves.
+    """
+
+    rows: int
+    keys: int
+    delivery: str
+    own: float = 0.0
+    warehouse: float = 0.0
+    server: float = 0.0
+    stages: Mapping[str, float] = field(default_factory=dict)
+    bytes_published: int = 0
+    extract_bytes: int = 0
+    equal: bool = True
+    error: str | None = None
+
+    @property
+    def total(self) -> float:
+        return self.own + self.warehouse + self.server
+
+    @staticmethod
+    def from_dict(value: Mapping[str, Any]) -> Point:
+        return Point(**value)
+
+    @staticmethod
+    def of(case: Case, *, rows: int, keys: int, name: str, extract_bytes: int) -> Point:
+        stages = {stage.name: round(stage.seconds, 3) for stage in case.stages if stage.name != QUIET_PERIOD}
+        return Point(
+            rows=rows,
+            keys=keys,
+            delivery=name,
+            own=round(case.own, 3),
+            warehouse=round(case.waited("warehouse"), 3),
+            server=round(case.server, 3),
+            stages=stages,
+            bytes_published=case.stage("publish").bytes or 0,
+            extract_bytes=extract_bytes,
+        )
+
+
+@dataclass(frozen=True)
+class Growth:
+    """One run: `keys` changed at every size; at the size `fixed`, also other numbers of keys."""
 
     keys: int
-    cores: int
-    load: float
-    cases: Mapping[int, Case]
-    equal: bool
+    fixed: int
+    machine: Mapping[str, Any]
+    versions: Mapping[str, str]
+    date: str
+    points: Sequence[Point]
+
+    @property
+    def equal(self) -> bool:
+        return all(point.equal and point.error is None for point in self.points)
+
+    @property
+    def good(self) -> list[Point]:
+        return [point for point in self.points if point.error is None]
+
+    @property
+    def deliveries(self) -> list[str]:
+        return list(dict.fromkeys(point.delivery for point in self.good))
+
+    def along(self, axis: str, delivery: str) -> dict[int, Point]:
+        """The points of a delivery by rows, or by changed keys."""
+        if axis == "rows":
+            return {
+                p.rows: p
+                for p in sorted(self.good, key=lambda p: p.rows)
+                if p.delivery == delivery and p.keys == self.keys
+            }
+        return {
+            p.keys: p
+            for p in sorted(self.good, key=lambda p: p.keys)
+            if p.delivery == delivery and p.rows == self.fixed
+        }
+
+    def parts(self, axis: str, delivery: str) -> dict[str, dict[int, float]]:
+        """Seconds of each part of a refresh along an axis: of our own time, the warehouse, the server, and single stages."""
+        points = self.along(axis, delivery)
+        parts = {
+            OWN: {x: point.own for x, point in points.items()},
+            WAREHOUSE: {x: point.warehouse for x, point in points.items()},
+            SERVER: {x: point.server for x, point in points.items()},
+        }
+        parts |= {name: {x: point.stages.get(name, 0.0) for x, point in points.items()} for name in STAGES}
+        return {name: seconds for name, seconds in parts.items() if any(value >= 0.005 for value in seconds.values())}
+
+    def lines(self, axis: str) -> dict[str, dict[int, float]]:
+        """What the picture shows: our own time and the server's by delivery."""
+        return {
+            f"{delivery}, {part}": seconds
+            for delivery in self.deliveries
+            for part, seconds in self.parts(axis, delivery).items()
+            if part in (OWN, SERVER)
+        }
+
+    def fits(self, axis: str) -> dict[str, Fit]:
+        return {name: fit(points) for name, points in self.lines(axis).items() if len(points) > 1}
+
+    def title(self, axis: str) -> str:
+        if axis == "rows":
+            return f"{self.keys:,} changed keys in larger and larger extracts"
+        return f"more and more changed keys in an extract of {self.fixed:,} rows"
 
     @property
     def goals(self) -> list[Goal]:
-        sizes, cases = list(self.cases), list(self.cases.values())
-        if len(sizes) < 2:
+        parts = self.parts("rows", "patch")
+        if len(parts.get(OWN, {})) < 2:
             return []
         return [
-            Goal("patch: exponent of our own time over size", exponent(sizes, [case.own for case in cases]), 0.15, ""),
-            Goal(
-                "verify: exponent over size",
-                exponent(sizes, [case.stage("verify").seconds for case in cases]),
-                0.2,
-                "",
-            ),
+            Goal("patch: exponent of our own time over size", fit(parts[OWN]).exponent, 0.15, ""),
+            Goal("verify: exponent over size", fit(parts["verify"]).exponent if "verify" in parts else 0.0, 0.2, ""),
         ]
 
     @property
     def entries(self) -> list[dict[str, Any]]:
-        return [{**entry, "size": size} for size, case in self.cases.items() for entry in case.entries]
+        return [asdict(point) for point in self.points]
 
     def as_dict(self) -> dict[str, Any]:
-        goals = [
-            {"what": goal.what, "reached": goal.reached, "goal": goal.goal, "met": goal.met} for goal in self.goals
-        ]
-        return {"keys": self.keys, "cores": self.cores, "load": self.load, "goals": goals, "entries": self.entries}
+        head = {"keys": self.keys, "fixed": self.fixed, "machine": dict(self.machine), "versions": dict(self.versions)}
+        return {**head, "date": self.date, "points": self.entries}
+
+    @staticmethod
+    def from_dict(value: Mapping[str, Any]) -> Growth:
+        names = {each.name for each in fields(Growth)}
+        known = {name: item for name, item in value.items() if name in names}
+        return Growth(**{**known, "points": tuple(map(Point.from_dict, value["points"]))})
 
     def as_text(self) -> str:
         return "\n".join(self._lines())
 
     def _lines(self) -> Iterator[str]:
-        yield f"Refreshes by patch, {self.keys:,} changed keys, each the fifth after a full one; {self.cores} cores, load {self.load:.1f} before the run"
-        yield f"  {'stage':<22}{''.join(f'{size:>12,}' for size in self.cases)}"
-        cases = list(self.cases.values())
-        for name in dict.fromkeys(stage.name for case in cases for stage in case.stages):
-            yield f"  {name:<22}{''.join(f'{case.stage(name).seconds:>12.2f}' for case in cases)}"
-        yield f"  {'(server)':<22}{''.join(f'{case.server:>12.2f}' for case in cases)}"
-        yield f"  {'our own':<22}{''.join(f'{case.own:>12.2f}' for case in cases)}"
+        for axis in ("rows", "keys"):
+            yield from self._table(axis, markdown=False)
         yield from (goal.as_text() for goal in self.goals)
+        yield from (
+            f"FAILED: {p.delivery}, {p.rows:,} rows, {p.keys:,} keys: {p.error}" for p in self.points if p.error
+        )
         yield f"Published: {'equal to the source' if self.equal else 'NOT equal to the source'} at every size"
 
+    def as_markdown(self) -> str:
+        lines = setting_lines(self.machine, self.versions, self.date)
+        for axis in ("rows", "keys"):
+            lines += self._table(axis, markdown=True)
+        return "\n".join([*lines, "", *(f"- {' '.join(goal.as_text().split())}" for goal in self.goals)])
 
-def run_growth(folder: Path, sizes: Sequence[int], *, seed: int, progress: Say) -> GrowthReport:
-    """Measure a refresh by patch for each size, of the same number of keys."""
-    load = os.getloadavg()[0]
-    cases: dict[int, Case] = {}
-    equal = True
-    keys = min(KEYS, min(sizes) // 10)
-    with measuring(folder, progress) as bench:
-        bench.warm_up(["patch"])
-        for size in sorted(sizes):
-            bench.seed(size, seed)
-            bench.refresh(FULL, "patch", _DETECTOR)
-            for _ in range(_BEFORE + 1):
-                bench.change(keys)
-                cases[size] = bench.refresh(BY_KEY, "patch", _DETECTOR).case
-            equal = equal and bench.compare("patch").equal
-    return GrowthReport(keys, os.cpu_count() or 1, round(load, 2), cases, equal)
+    def _table(self, axis: str, *, markdown: bool) -> Iterator[str]:
+        """Seconds by part and size, and the exponent of each part."""
+        sizes = sorted({x for delivery in self.deliveries for x in self.along(axis, delivery)})
+        if len(sizes) < 2:
+            return
+        yield f"\n**{self.title(axis)}**, seconds\n" if markdown else f"\n{self.title(axis)}, seconds"
+        heads = [*(f"{size:,}" for size in sizes), "exponent"]
+        if markdown:
+            yield f"| | {' | '.join(heads)} |"
+            yield f"|---|{'--:|' * len(heads)}"
+        else:
+            yield f"  {'':<26}{''.join(f'{head:>13}' for head in heads)}"
+        for delivery in self.deliveries:
+            for part, seconds in self.parts(axis, delivery).items():
+                cells = [f"{seconds[size]:.2f}" if size in seconds else "-" for size in sizes]
+                cells.append(f"{fit(seconds).exponent:.2f}" if len(seconds) > 1 else "-")
+                name = f"{delivery}: {part}"
+                yield (
+                    f"| {name} | {' | '.join(cells)} |"
+                    if markdown
+                    else f"  {name:<26}{''.join(f'{cell:>13}' for cell in cells)}"
+                )
+
+
+def keys_at(rows: int, *, keys: int, fixed: int, shares: Sequence[float]) -> list[int]:
+    """How many keys change at this size, one after the other: the fixed number, and at the fixed size every share."""
+    wanted = {keys} | ({round(rows * share / 100) for share in shares} if rows == fixed else set())
+    return sorted(count for count in wanted if 8 <= count <= rows * 0.3)
+
+
+class PointStore:
+    """Points in a file, a line for each, written as soon as they exist."""
+
+    def __init__(self, file: Path, *, resume: bool) -> None:
+        self._file = file
+        self.points: list[Point] = []
+        if resume and file.is_file():
+            for line in file.read_text(encoding="utf-8").splitlines():
+                try:
+                    self.points.append(Point.from_dict(json.loads(line)))
+                except ValueError:  # a line that a crash cut in two
+                    continue
+        file.parent.mkdir(parents=True, exist_ok=True)
+        self._write("w", [point for point in self.points if point.error is None])
+        self.points = [point for point in self.points if point.error is None]
+
+    def add(self, point: Point) -> None:
+        self.points.append(point)
+        self._write("a", [point])
+
+    def has(self, rows: int, keys: int, delivery: str) -> bool:
+        return any((p.rows, p.keys, p.delivery) == (rows, keys, delivery) for p in self.points)
+
+    def _write(self, how: str, points: Sequence[Point]) -> None:
+        with self._file.open(how, encoding="utf-8") as file:
+            file.writelines(json.dumps(asdict(point)) + "\n" for point in points)
+
+
+Say = Callable[[str], None]

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 import time
-import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -20,14 +18,12 @@ from datetime import date
 from importlib import import_module
 from pathlib import Path
 
-import tableauserverclient as TSC  # noqa: N812 - the name its own documentation uses
-from tableauhyperapi import Connection, HyperProcess, Telemetry
-
+from benchmarks import script_2021
 from benchmarks.memory import peak_memory, peak_of_children
 from benchmarks.package_report import PACK, PUBLISH, PURGE, UNPACK, Way
 from tir_dagster.errors import TirError
 from tir_dagster.hyper.engine import close_shared_engine
-from tir_dagster.hyper.increment import Increment, find_increment, format_value, purge_from, set_increment_value
+from tir_dagster.hyper.increment import Increment, find_increment, purge_from, set_increment_value
 from tir_dagster.hyper.package.package import read_package
 from tir_dagster.refresh.datasource import fetch_shell
 from tir_dagster.tableau.access import TableauAccess
@@ -122,45 +118,24 @@ def ours(task: Task, account: _Account) -> Way:
 
 
 def plain(task: Task, account: _Account) -> Way:
-    """The steps of a script."""
-    folder, unzipped = Path(task.folder), Path(task.folder) / "unzipped"
-    target = folder / "package.tdsx"
-    env = os.environ
-    token = TSC.PersonalAccessTokenAuth(env["TABLEAU_TOKEN_NAME"], env["TABLEAU_TOKEN_SECRET"], env["TABLEAU_SITE"])
-    server = TSC.Server(env["TABLEAU_SERVER_URL"], use_server_version=True)
-    with server.auth.sign_in(token):
-        (datasource,) = [item for item in TSC.Pager(server.datasources) if item.name == task.datasource]
+    """The steps of a script: those of 2021 up to the publish."""
+    folder, target = Path(task.folder), Path(task.folder) / "package.tdsx"
+    with script_2021.signed_in(os.environ) as server:
+        datasource = script_2021.named(server, task.datasource)
         account.begin()
         with account.timed(UNPACK):
-            package = server.datasources.download(datasource.id, filepath=str(folder / "download"))
-            with zipfile.ZipFile(package) as archive:
-                archive.extractall(unzipped)
+            unzipped = script_2021.download_and_unzip(server, datasource, folder)
         with account.timed(PURGE):
             (hyper,) = unzipped.rglob("*.hyper")
-            (document,) = unzipped.rglob("*.tds")
-            rows, largest = _delete(hyper, task.since, account)
-            text = document.read_text(encoding="utf-8")
-            value = f'increment-value="{format_value(date.fromisoformat(largest))}"'
-            document.write_text(re.sub(r'increment-value="[^"]*"', value, text), encoding="utf-8")
-        with account.timed(PACK), zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
-            for file in sorted(path for path in unzipped.rglob("*") if path.is_file()):
-                archive.write(file, file.relative_to(unzipped))
+            with script_2021.hyper(hyper) as connection:
+                rows, largest = script_2021.delete_from(connection, KEY, task.since)
+                account.hyper_peak = peak_of_children()
+            script_2021.set_increment_value(unzipped, largest)
+        with account.timed(PACK):
+            script_2021.deflate_all(unzipped, target)
         with account.timed(PUBLISH):
-            item = TSC.DatasourceItem(datasource.project_id, name=task.datasource)
-            server.datasources.publish(item, str(target), TSC.Server.PublishMode.Overwrite)
+            script_2021.publish(server, datasource.project_id, task.datasource, target)
     return account.as_way(rows=rows, package_bytes=target.stat().st_size)
-
-
-def _delete(hyper: Path, since: str, account: _Account) -> tuple[int, str]:
-    """Rows that remain, and the greatest day among them."""
-    quiet = {"log_config": ""}
-    with HyperProcess(Telemetry.DO_NOT_SEND_USAGE_DATA_TO_TABLEAU, parameters=quiet) as process:
-        with Connection(process.endpoint, hyper) as connection:
-            connection.execute_command(f"""DELETE FROM "Extract"."Extract" WHERE "{KEY}" >= DATE '{since}'""")
-            asked = f'SELECT COUNT(*), CAST(MAX("{KEY}") AS TEXT) FROM "Extract"."Extract"'
-            rows, largest = connection.execute_list_query(asked)[0]
-        account.hyper_peak = peak_of_children()
-    return int(rows), str(largest)
 
 
 WAYS: dict[str, Callable[[Task, _Account], Way]] = {"ours": ours, "plain": plain}

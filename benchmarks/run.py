@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,9 +20,11 @@ from benchmarks.stand_in import StandIns
 from tir_dagster.cli.demo.comparison import SliceComparison, compare_slices, published_extract, snowflake_of
 from tir_dagster.cli.refresh import RefreshOutcome, command
 from tir_dagster.errors import TirError
+from tir_dagster.orchestration.home import tir_home
 from tir_dagster.refresh.profile import StageProfile
 from tir_dagster.refresh.state.versions import Version
 from tir_dagster.sandbox import sample
+from tir_dagster.sandbox.sample.datasource import signed_in
 from tir_dagster.snowflake.connection import SnowflakeAccess
 from tir_dagster.snowflake.names import TableName, quote
 from tir_dagster.snowflake.versions import SourceVersion, describe, select
@@ -137,8 +140,14 @@ class Done:
 
     case: Case
     outcome: RefreshOutcome
-    version: Version
+    newest: Version | None
     before: Version | None
+
+    @property
+    def version(self) -> Version:
+        """The version that the refresh has left; only the delivery `trigger` leaves none."""
+        assert self.newest is not None, "a refresh that ended well has made a version"
+        return self.newest
 
     def beside(self, found: Mapping[str, Limit]) -> Case:
         """The refresh with its stages' limits."""
@@ -151,9 +160,9 @@ class Bench:
 
     def __init__(self, folder: Path, env: Mapping[str, str], progress: Say) -> None:
         self._folder = folder
-        self._env = env
+        self.env = env
         self._progress = progress
-        self._stand_ins = StandIns.at(env)
+        self.stand_ins = StandIns.at(env)
         self._specs: dict[str, ExtractSpec] = {}
         self._changes = 0
 
@@ -163,8 +172,8 @@ class Bench:
         self.seed(_WARM_UP_ROWS, seed=1)
         # A package that people made has a document around the rows; the one of a patch is a Hyper file of our own. The project
         # is made with it.
-        sample.seed_datasource(self._env, timeout=600, name="bench_republish")
-        first = SnowflakeAccess.from_environment(self._env).query(f"SELECT MIN(ORDER_DATE) FROM {sample.TABLE}")[0][0]
+        sample.seed_datasource(self.env, timeout=600, name="bench_republish")
+        first = SnowflakeAccess.from_environment(self.env).query(f"SELECT MIN(ORDER_DATE) FROM {sample.TABLE}")[0][0]
         for delivery in deliveries:
             text = _SPEC.format(delivery=delivery, start=f"{first:%Y-%m}", project=sample.PROJECT)
             (self._folder / f"{delivery}.yaml").write_text(text, encoding="utf-8")
@@ -176,37 +185,40 @@ class Bench:
             finally:
                 del os.environ[SMALL_VARIABLE]
 
-    def seed(self, rows: int, seed: int) -> None:
+    def seed(self, rows: int, seed: int, until: sample.Month | None = None) -> None:
         # Up to the last month: stamps of this one may lie in the future, and a watermark goes back a day for those.
-        until = sample.parse_month(None).plus(-1)
-        sample.seed_table(self._env, rows=rows, seed=seed, until=until, progress=self._progress)
+        until = until or sample.parse_month(None).plus(-1)
+        sample.seed_table(self.env, rows=rows, seed=seed, until=until, progress=self._progress)
 
     def change(self, keys: int) -> None:
         """Change so many keys, scattered over all months."""
         self._progress(f"changing {keys:,} orders")
         self._changes += 1
-        sample.change_table(self._env, seed=self._changes, mix=change_mix(keys))
+        sample.change_table(self.env, seed=self._changes, mix=change_mix(keys))
 
     def refresh(self, refresh: str, delivery: str, detector: str) -> Done:
         """Measure one refresh."""
         # A file names a watermark only for that detector. Here it always stays, or the extract would be another one.
         spec = self._specs[delivery]
         spec = replace(spec, changes=replace(spec.changes, detector=detector))  # type: ignore[arg-type]
-        what = f"{refresh}, {detector}, {delivery}"
+        return self.play(spec, refresh)
+
+    def play(self, spec: ExtractSpec, refresh: str) -> Done:
+        """Measure one refresh of this extract."""
+        what = f"{refresh}, {spec.changes.detector}, {spec.delivery}"
         memory.forget_peaks()
-        job = self._stand_ins.forget()
+        job = self.stand_ins.forget()
         with command(spec, lambda line: self._progress(f"{what}: {line}")) as running:
             before = running.context.versions.latest()
             mode: Any = "full" if refresh == FULL else "changes"
             outcome = running.refresh(mode, (), allow_empty=True)
             version = running.context.versions.latest()
-        assert version is not None, "a refresh that ended well has made a version"
-        server, calls = self._stand_ins.work(job)
+        server, calls = self.stand_ins.work(job)
         self._progress(f"{what}: {outcome.seconds:.1f} s, of which {server:.1f} s the server's own work")
         case = Case(
             refresh=refresh,
-            detector=detector,
-            delivery=delivery,
+            detector=str(spec.changes.detector),
+            delivery=spec.delivery,
             stages=apart(map(_stage, outcome.profile), server),
             server=server,
             rows_purged=outcome.rows_purged,
@@ -216,12 +228,27 @@ class Bench:
         )
         return Done(case, outcome, version, before)
 
+    def query(self, sql: str) -> list[tuple[Any, ...]]:
+        return SnowflakeAccess.from_environment(self.env).query(sql)
+
+    @staticmethod
+    def state_of(extract: str) -> Path:
+        """Where the extract's versions and change sets are."""
+        return tir_home() / "extracts" / extract
+
+    def remove(self, name: str) -> None:
+        """Delete the datasource of that name and the state of the extract on it: large files that nobody needs any more."""
+        with signed_in(self.env) as server:
+            for item in list(server.datasources.filter(name=name)):
+                server.datasources.delete(item.id)
+        shutil.rmtree(self.state_of(name), ignore_errors=True)
+
     def compare(self, delivery: str) -> SliceComparison:
         """Hold what is published beside the source as it is now."""
         self._progress(f"comparing what {delivery} published with the source")
         spec = self._specs[delivery]
-        with published_extract(spec, self._env) as hyper:
-            return compare_slices(hyper, spec, self._env)
+        with published_extract(spec, self.env) as hyper:
+            return compare_slices(hyper, spec, self.env)
 
     # Limits
 
@@ -267,7 +294,7 @@ class Bench:
             return limits.copy_limit(extract, folder)
 
     def _access(self, spec: ExtractSpec) -> SnowflakeAccess:
-        return snowflake_of(spec, self._env)
+        return snowflake_of(spec, self.env)
 
     @contextmanager
     def _scratch(self) -> Iterator[Path]:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import signal
 import subprocess
@@ -17,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from benchmarks.command import bench, conclude
-from benchmarks.growth import GrowthReport, exponent
+from benchmarks.docs import stages_excerpt
 from benchmarks.limits import build_limit, replace_limit, upload_limit
 from benchmarks.package_report import STEPS, PackageReport, Way
 from benchmarks.report import DELIVERIES, Case, Limit, Report, Stage, apart
@@ -298,20 +297,13 @@ def test_the_text_shows_detectors_side_by_side_and_the_verdict():
     assert lines[-1] == "Published by patch: equal to the source in all 3 slices"
 
 
-def test_the_exponent_tells_how_time_grows_with_size():
-    sizes = [1_000, 5_000, 20_000]
-    assert exponent(sizes, [2.0, 2.0, 2.0]) == pytest.approx(0)
-    assert exponent(sizes, [1.0, 5.0, 20.0]) == pytest.approx(1)
-    assert exponent(sizes, [10.0, 10.0 * 5**0.5, 10.0 * 20**0.5]) == pytest.approx(0.5)
-
-
-def test_growth_is_told_for_our_own_time_and_for_verification():
-    cases = {1_000: made_case("by_key", "patch", 2.0), 10_000: made_case("by_key", "patch", 20.0)}
-    report = GrowthReport(10_000, 2, 0.5, cases, equal=True)
-    own, verify = report.goals
-    assert own.reached == pytest.approx(math.log10((20.0 + 1.0) / (2.0 + 1.0)))
-    assert verify.reached == 0
-    assert {entry["size"] for entry in report.entries} == {1_000, 10_000}
+def test_the_readme_shows_the_refresh_by_key_and_the_goals_of_its_first_detector():
+    shown = stages_excerpt(made_report())
+    assert "make bench ROWS=10" in shown
+    assert "    Refresh by key, republish: 1 rows purged, 2 appended" in shown
+    assert "by key, republish, watermark: faster than full" in shown
+    assert "feed:" not in shown
+    assert "Full refresh" not in shown
 
 
 def test_sizes_that_are_no_numbers_are_refused():
@@ -337,7 +329,7 @@ def packaged(tmp_path_factory: pytest.TempPathFactory) -> Ran:
         env=environment(folder),
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]

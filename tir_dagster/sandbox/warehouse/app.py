@@ -276,6 +276,7 @@ class Warehouse:
                 answer = session.describe(sql, query_id)
             else:
                 answer = session.execute(sql, query_id, params, batch)
+            entry["rows"] = answer.result.total
             return self._success(session, answer, query_id)
         except SnowflakeError as error:
             entry["error"] = f"{error.code:06d}"

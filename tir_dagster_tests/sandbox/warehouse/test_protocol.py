@@ -323,7 +323,7 @@ def test_a_repeated_request_runs_once(sandbox, url, sql):
     assert sql("SELECT COUNT(*) FROM ONCE") == [(1,)]
 
 
-def test_what_ran_is_on_record_with_role_warehouse_and_tag(url, sql):
+def test_what_ran_is_on_record_with_role_warehouse_tag_and_rows(url, sql):
     requests.delete(f"{url}/sandbox/queries", timeout=20)
     sql("ALTER SESSION SET QUERY_TAG = 'nightly'")
     for statement in (
@@ -338,6 +338,7 @@ def test_what_ran_is_on_record_with_role_warehouse_and_tag(url, sql):
         row for row in requests.get(f"{url}/sandbox/queries", timeout=20).json()["queries"] if "MARK" in row["sql"]
     ]
     assert (entry["query_tag"], entry["warehouse"], entry["role"]) == ("nightly", "LOADING", "LOADER")
+    assert entry["rows"] == 1
 
 
 @pytest.mark.parametrize(

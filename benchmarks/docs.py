@@ -1,0 +1,139 @@
+"""What a run writes: its numbers as JSON, tables as Markdown, plots; and the parts of README and docs that are made of them."""
+
+from __future__ import annotations
+
+import json
+import re
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmarks.contest_report import Contest, short_table
+from tir_dagster.errors import TirError
+
+if TYPE_CHECKING:
+    from benchmarks.growth import Growth
+    from benchmarks.report import Report
+
+ROOT = Path(__file__).resolve().parents[1]
+BUILD, DOCS = Path("build/benchmarks"), ROOT / "docs" / "benchmarks"
+README, SCALE = ROOT / "README.md", ROOT / "docs" / "scale.md"
+
+
+# Where no run has been written down: numbers come from a run, or there are none.
+NOT_YET = "No run is recorded yet."
+
+
+def filled(text: str, name: str, content: str) -> str:
+    """The text with this between the two comments of that name."""
+    begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
+    pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
+    if not pattern.search(text):
+        raise TirError(f"There is no place for {name}: write {begin} and {end}.")
+    return pattern.sub(lambda _: f"{begin}\n\n{content}\n\n{end}", text)
+
+
+def contest_page(contest: Contest) -> str:
+    return f"# The contest\n\n`python -m benchmarks contest` wrote this page from `contest.json`.\n\n{contest.as_text()}\n\n![The same as bars](contest.svg)\n"
+
+
+def contest_excerpt(contest: Contest | None) -> str:
+    """What the README shows."""
+    if contest is None:
+        return NOT_YET
+    asked = contest.asked
+    command = f"python -m benchmarks contest --rows {asked['rows']} --changed {asked['changed']:g} --repetitions {asked['repetitions']}"
+    told = (
+        f"`{command}` ({contest.date[:10]}, {contest.machine['cores']} cores; [all ways](docs/benchmarks/contest.md)):"
+    )
+    table = textwrap.indent(short_table(contest), "    ")
+    return f"{told}\n\n{table}\n\n![The contest as bars](docs/benchmarks/contest.png)"
+
+
+def write_contest(contest: Contest, *, in_docs: bool) -> Path:
+    """Write the page, its numbers and plots; in the docs, also the README's excerpt. Return the page."""
+    from benchmarks.plots import draw_contest
+
+    folder = _folder(in_docs=in_docs)
+    _write_json(folder / "contest.json", contest.as_dict())
+    (folder / "contest.md").write_text(contest_page(contest), encoding="utf-8")
+    draw_contest(contest, folder)
+    if in_docs:
+        _fill(README, "contest", contest_excerpt(contest))
+    return folder / "contest.md"
+
+
+def write_growth(growth: Growth, *, in_docs: bool) -> Path:
+    from benchmarks.plots import draw_growth
+
+    folder = _folder(in_docs=in_docs)
+    _write_json(folder / "growth.json", growth.as_dict())
+    (folder / "growth.md").write_text(growth_page(growth), encoding="utf-8")
+    draw_growth(growth, folder)
+    if in_docs:
+        _fill(SCALE, "scale", scale_excerpt(growth))
+    return folder / "growth.md"
+
+
+def write_stages(report: Report) -> Path:
+    """Write the stages of one run beside their limits, and the goals with what was reached, as the command prints them."""
+    from benchmarks.machine import setting, setting_lines
+
+    page = _folder(in_docs=True) / "stages.md"
+    head = [
+        "# Stages beside their limits",
+        "",
+        f"`python -m benchmarks --rows {report.rows} --write-docs` wrote this page.",
+        "",
+    ]
+    lines = [*head, *setting_lines(**setting()), "", textwrap.indent(report.as_text(), "    "), ""]
+    page.write_text("\n".join(lines), encoding="utf-8")
+    _fill(README, "stages", stages_excerpt(report))
+    return page
+
+
+def stages_excerpt(report: Report) -> str:
+    """What the README shows: the refresh by key, and the goals of the first detector."""
+    sections = report.as_text().split("\n\n")
+    shown = [text for text in sections if text.startswith("Refresh by key, republish")]
+    goals = [goal.as_text() for goal in report.goals if ", feed:" not in goal.what and ", diff:" not in goal.what]
+    told = f"Of {report.rows:,} orders, on {report.cores} cores, `make bench ROWS={report.rows}` said"
+    return f"{told}\n\n{textwrap.indent(chr(10).join([*shown, 'Goals', *goals]), '    ')}"
+
+
+def growth_page(growth: Growth) -> str:
+    return f"# Growth\n\n`python -m benchmarks --growth` wrote this page from `growth.json`.\n\n{growth.as_markdown()}\n\n![The same as lines](growth.svg)\n"
+
+
+def read_contest() -> Contest | None:
+    """The run that the docs show, if there is one."""
+    file = DOCS / "contest.json"
+    return Contest.from_dict(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else None
+
+
+def read_growth() -> Growth | None:
+    from benchmarks.growth import Growth
+
+    file = DOCS / "growth.json"
+    return Growth.from_dict(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else None
+
+
+def scale_excerpt(growth: Growth | None) -> str:
+    """The tables of docs/scale.md."""
+    from benchmarks.scale import scale_tables
+
+    return NOT_YET if growth is None else scale_tables(growth)
+
+
+def _folder(*, in_docs: bool) -> Path:
+    folder = DOCS if in_docs else BUILD.absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _write_json(file: Path, value: object) -> None:
+    file.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+
+
+def _fill(page: Path, name: str, content: str) -> None:
+    page.write_text(filled(page.read_text(encoding="utf-8"), name, content), encoding="utf-8")
