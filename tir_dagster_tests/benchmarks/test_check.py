@@ -64,7 +64,7 @@ def test_no_refresh_asks_for_more_than_recorded(tmp_path: Path):
         env={**os.environ, "TMPDIR": str(tmp_path)},
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=900,
         check=False,
     )
     found = json.loads(done.stdout) if done.stdout else {}
