@@ -33,16 +33,15 @@ def draw_contest(contest: Contest, folder: Path) -> list[Path]:
         for place, row in zip(places, rows, strict=True):
             wrong = f", {row.orders:,} orders wrong" if row.orders else ""
             axes.text(row.total, place, f"  {row.total:,.1f} s{wrong}", va="center", fontsize=8)
-        axes.set_title(
-            f"{contest.asked['rows']:,} orders, {contest.asked['changed']:g} % changed: {SCENARIOS[scenario]}",
-            fontsize=9,
-            loc="left",
-        )
+        axes.set_title(SCENARIOS[scenario], fontsize=9, loc="left")
         axes.margins(x=0.3)
         axes.spines[["top", "right"]].set_visible(False)
     handles = [Line2D([], [], color=colour, linewidth=6, label=family) for family, colour in _COLOURS.items()]
     handles.append(Line2D([], [], color="black", alpha=0.25, linewidth=6, label="the server's own work"))
-    all_axes[-1].legend(handles=handles, fontsize=8, loc="lower right")
+    figure.legend(handles=handles, fontsize=8, loc="outside lower center", ncols=len(handles))
+    figure.suptitle(
+        f"{contest.asked['rows']:,} orders, {contest.asked['changed']:g} % of the keys changed", fontsize=10
+    )
     all_axes[-1].set_xlabel("seconds until people see the change")
     return _save(figure, folder / "contest")
 
