@@ -106,7 +106,9 @@ def _span(_: click.Context, __: click.Parameter, text: str | None) -> str | None
 @click.group(cls=ProjectGroup, context_settings=CONTEXT)
 @click.version_option(package_name="tir_dagster", prog_name="tir")
 @click.option(
-    "--specs", type=click.Path(dir_okay=False), help="YAML file with extracts and loads.  [default: TIR_SPECS]"
+    "--specs",
+    type=click.Path(),
+    help="YAML file with extracts and loads, or a dg project's defs folder.  [default: TIR_SPECS]",
 )
 def tir(specs: str | None) -> None:
     """Tableau incremental refresh on Dagster."""
@@ -274,6 +276,20 @@ def load(name: str, *, dry_run: bool, as_json: bool) -> None:
 def schema() -> None:
     """Print the JSON schema of spec files, by which editors check and complete them."""
     click.echo(json.dumps(json_schema(), indent=2, ensure_ascii=False))
+
+
+@tir.command(short_help="Print the completion script of a shell.")
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print the script by which SHELL completes commands and options.
+
+    For bash: eval "$(tir completion bash)" in ~/.bashrc; zsh likewise; for fish: tir completion fish | source.
+    """
+    from click.shell_completion import get_completion_class
+
+    completing = get_completion_class(shell)
+    assert completing is not None, "click knows the shells of the choice"
+    click.echo(completing(tir, {}, "tir", "_TIR_COMPLETE").source())
 
 
 @tir.command(short_help="Play a change and its refresh on the sandbox.")
