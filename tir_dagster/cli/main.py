@@ -328,6 +328,7 @@ def dev(port: int, host: str) -> None:
     os.environ.setdefault("TIR_DAGSTER_URL", f"http://{host}:{port}")
     click.echo(f"Slack and ServiceNow: {os.environ['SERVICENOW_URL']} (messages and incidents)")
     click.echo(f"Dagster's UI: http://{host}:{port} (turn the sensors on under Automation)")
+    click.echo(f"Ctrl-C ends Dagster. {_sandbox_left()}")
     run_dagster(port, host)
 
 
