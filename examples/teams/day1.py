@@ -8,10 +8,9 @@ from datetime import date, timedelta
 import boto3
 import tableauserverclient as TSC  # noqa: N812 - the name its own documentation uses
 
-lines = ["ORDER_ID,ORDER_DATE,AMOUNT,UPDATED_AT"]
-for order in range(5000):
-    lines.append(f"{order},{date(2026, 1, 1) + timedelta(days=order % 180)},{10 + order % 500},2026-06-30 12:00:00")
-boto3.client("s3").put_object(Bucket="landing", Key="company/orders/day1.csv", Body="\n".join(lines).encode())
+orders = (f"{n},{date(2026, 1, 1) + timedelta(days=n % 180)},{10 + n % 500},2026-06-30 12:00:00" for n in range(5000))
+content = "\n".join(["ORDER_ID,ORDER_DATE,AMOUNT,UPDATED_AT", *orders])
+boto3.client("s3").put_object(Bucket="landing", Key="company/orders/day1.csv", Body=content.encode())
 
 server = TSC.Server(os.environ["TABLEAU_SERVER_URL"], use_server_version=True)
 token = TSC.PersonalAccessTokenAuth(

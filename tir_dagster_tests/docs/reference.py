@@ -17,7 +17,6 @@ from tir_dagster.cli.load import LoadOutcome
 from tir_dagster.cli.main import CONTEXT, tir
 from tir_dagster.cli.refresh import RefreshOutcome
 from tir_dagster.cli.status import Status
-from tir_dagster.refresh.profile import StageProfile
 from tir_dagster.spec.reading import json_schema
 
 _WRITTEN = "<!-- Written from the code by `make docs-tables`: edit it there. -->\n"
@@ -169,7 +168,9 @@ def cli_page() -> str:
 
 
 def _helps(command: click.Command, name: str, parent: click.Context | None) -> Iterator[tuple[str, str]]:
-    context = click.Context(command, info_name=name.split()[-1], parent=parent, **{**CONTEXT, "terminal_width": _WIDTH})  # type: ignore[arg-type]
+    context = click.Context(
+        command, info_name=name.rsplit(maxsplit=1)[-1], parent=parent, **{**CONTEXT, "terminal_width": _WIDTH}
+    )  # type: ignore[arg-type]
     yield name, command.get_help(context)
     if isinstance(command, click.Group):
         for inner in command.list_commands(context):

@@ -11,7 +11,7 @@ from tir_dagster import TableauExtractComponent
 class TeamExtract(TableauExtractComponent):
     """An extract of a team; the datasource's project names the team."""
 
-    def get_asset_spec(self, part: str, default: dg.AssetSpec) -> dg.AssetSpec:
+    def get_asset_spec(self, part: str, default: dg.AssetSpec) -> dg.AssetSpec:  # noqa: ARG002 - every part looks alike
         """Group the assets by team and name the team as their owner."""
         team = self.spec.datasource.project.partition("/")[0].lower()
         return default.replace_attributes(group_name=team, owners=[f"team:{team}"])
