@@ -82,7 +82,7 @@ audit: $(READY) ## known vulnerabilities of the pinned packages, by pip-audit; e
 	@scripts/audit $(BIN)/python
 
 docs: $(READY) ## the documentation as a site (build/site), every warning an error
-	@$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet --jobs auto --conf-dir docs . build/site
+	@$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet --fresh-env --conf-dir docs . build/site
 	@echo "The site is built: open build/site/index.html"
 
 docs-tables: setup ## write docs/reference and docs/bad-inputs.md anew, from what the code says

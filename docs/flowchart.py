@@ -26,6 +26,8 @@ class Box:
     # Of the middle: along the layer, and across the layers.
     along: float = 0.0
     across: float = 0.0
+    # Of its layer: a bend leads straight through it, past the boxes beside it.
+    thick: float = 0.0
 
     @property
     def lines(self) -> list[str]:
@@ -113,7 +115,7 @@ def _place(chart: Chart, layers: list[list[str]]) -> None:
         along = 0.0
         for box in boxes:
             size = (box.height or _LANE) if chart.sideways else box.width
-            box.along, box.across = along + size / 2, across + thick / 2
+            box.along, box.across, box.thick = along + size / 2, across + thick / 2, thick
             along += size + _GAP
         lengths.append(along - _GAP)
         across += thick + _GAP * 1.4
@@ -125,9 +127,9 @@ def _place(chart: Chart, layers: list[list[str]]) -> None:
 def _svg(chart: Chart) -> str:
     def point(box: Box, side: float) -> tuple[float, float]:
         """The middle of the box's side: -1 where edges come in, 1 where they go out."""
-        if chart.sideways:
-            return box.across + side * box.width * (box.label != "") / 2, box.along
-        return box.along, box.across + side * box.height / 2
+        size = box.thick if not box.lines else box.width if chart.sideways else box.height
+        middle = box.across + side * size / 2
+        return (middle, box.along) if chart.sideways else (box.along, middle)
 
     parts = []
     for chain, text, dotted in chart.edges:
@@ -138,6 +140,7 @@ def _svg(chart: Chart) -> str:
             half_x, half_y = (x + to_x) / 2, (y + to_y) / 2
             bends = (half_x, y, half_x, to_y) if chart.sideways else (x, half_y, to_x, half_y)
             path += " C{:.0f} {:.0f} {:.0f} {:.0f} {:.0f} {:.0f}".format(*bends, to_x, to_y)
+            path += "" if after.lines else " L{:.0f} {:.0f}".format(*point(after, 1))
         parts.append(f'<path d="{path}"{" class=dotted" if dotted else ""} marker-end="url(#arrow)"/>')
         if text:
             (x, y), (to_x, to_y) = point(boxes[0], 1), point(boxes[-1], -1)
@@ -152,9 +155,9 @@ def _svg(chart: Chart) -> str:
             base = y + (number - (len(box.lines) - 1) / 2) * _LINE + 5
             small = ' class="small"' if number else ""
             parts.append(f'<text x="{x:.0f}" y="{base:.0f}" text-anchor="middle"{small}>{html.escape(line)}</text>')
-    shown = [box for box in chart.boxes.values() if box.lines]
-    right = max((box.across if chart.sideways else box.along) + box.width / 2 for box in shown)
-    low = max((box.along if chart.sideways else box.across) + box.height / 2 for box in shown)
+    boxes = chart.boxes.values()
+    right = max((box.across if chart.sideways else box.along) + box.width / 2 for box in boxes)
+    low = max((box.along if chart.sideways else box.across) + box.height / 2 for box in boxes)
     arrow = '<marker id="arrow" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8" markerHeight="8" orient="auto"><path class="head" d="M0 0 8 4 0 8z"/></marker>'
     return (
         f'<svg class="flowchart" role="img" xmlns="http://www.w3.org/2000/svg" viewBox="-2 -2 {right + 4:.0f} {low + 4:.0f}" '

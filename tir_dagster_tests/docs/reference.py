@@ -107,7 +107,7 @@ def _references(value: Mapping[str, Any]) -> Iterator[str]:
 
 def _type(value: Mapping[str, Any], titles: Mapping[str, str]) -> str:
     for name in _references(value):
-        link = f"[{titles[name].strip('`')}](#{_anchor(titles[name])})"
+        link = f"[{titles[name].strip('`').removeprefix('A ').removeprefix('An ')}](#{_anchor(titles[name])})"
         kind = "list of " if value.get("type") == "array" else "by name: " if "additionalProperties" in value else ""
         return f"{kind}{link}"
     if "enum" in value:
