@@ -15,7 +15,7 @@ import pytest
 
 from tir_dagster.cli.main import tir
 from tir_dagster.sandbox.processes import NEEDED_MODULES
-from tir_dagster_tests.test_project import ROOT, normal, project_files
+from tir_dagster_tests.project import ROOT, normal, project_files
 
 _BUILD = "import sys; from setuptools import build_meta as b; to = sys.argv[1]; b.build_wheel(to); b.build_sdist(to)"
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
+from click.shell_completion import get_completion_class
 
 from tir_dagster.background import no_core_files
 from tir_dagster.cli.audit.commands import history, release, rollback, verify, why
@@ -285,8 +286,6 @@ def completion(shell: str) -> None:
 
     For bash: eval "$(tir completion bash)" in ~/.bashrc; zsh likewise; for fish: tir completion fish | source.
     """
-    from click.shell_completion import get_completion_class
-
     completing = get_completion_class(shell)
     assert completing is not None, "click knows the shells of the choice"
     click.echo(completing(tir, {}, "tir", "_TIR_COMPLETE").source())

@@ -38,7 +38,8 @@ class _Attributes(RootModel[dict[str, Any]]):
 
     @classmethod
     def model_json_schema(cls, *args: Any, **options: Any) -> dict[str, Any]:
-        return adapter(cls.declaration).json_schema(*args, **options)
+        schema = adapter(cls.declaration)  # type: ignore[arg-type] # a class can be hashed
+        return schema.json_schema(*args, **options)
 
 
 class ExtractAttributes(_Attributes):
