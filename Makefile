@@ -9,6 +9,8 @@ KILLS ?= 1000
 SEED ?= 1
 REFRESHES ?= 500
 REPETITIONS ?= 3
+# Of `make example`.
+NAME ?= dbt
 # Containers often set it. Every Python that Spark, Dagster and the sandbox start would compile anew whatever it imports.
 unexport PYTHONDONTWRITEBYTECODE
 WITH_JAVA = JAVA_HOME="$$(scripts/find-java)" && export JAVA_HOME &&
@@ -16,7 +18,7 @@ WITH_JAVA = JAVA_HOME="$$(scripts/find-java)" && export JAVA_HOME &&
 # What every Spark of the tests loads, kept once: each of them starts in half the time.
 CLASSES := build/classes/.ready
 
-.PHONY: help setup java chromium lint format test demo dev bench bench-check profile audit docs-tables torture soak clients example clean
+.PHONY: help setup java chromium lint format test demo dev bench bench-check profile audit docs docs-tables torture soak clients example clean
 .DEFAULT_GOAL := help
 
 help: ## what there is
@@ -25,11 +27,13 @@ help: ## what there is
 setup: $(READY) java ## virtual environment with pinned packages, Java check
 
 $(READY): pyproject.toml constraints.txt
-	@python=$$(scripts/find-python) && echo "Setting up $(VENV) with $$python (a few minutes the first time)…" && "$$python" -m venv $(VENV)
+	@python=$$(scripts/find-python) && echo "Setting up $(VENV) with $$python (two to five minutes, 1.8 GB)…" && "$$python" -m venv $(VENV)
+	@echo "Installing pinned packages: Dagster, pyspark, Hyper, the sandbox, tools for tests and docs…"
 	@# Without --no-compile pip would compile for a minute, most of it for modules that nobody imports; the others are
 	@# compiled when they are first imported.
-	@$(BIN)/python -m pip install --no-compile --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[sandbox,dev]'
+	@$(BIN)/python -m pip install --no-compile --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[sandbox,dev,docs]'
 	@touch $@
+	@echo "$(VENV) is ready. Next: make demo, or source $(BIN)/activate and tir --help (docs/quick-start.md)."
 
 java:
 	@scripts/find-java >/dev/null
@@ -82,17 +86,24 @@ LONG = $(patsubst %,orchestration/test_%.py,histories crashes twice faults serve
 audit: $(READY) ## known vulnerabilities of the pinned packages, by pip-audit; exit code 2 if it or its data are not there
 	@scripts/audit $(BIN)/python
 
-docs-tables: setup ## write docs/bad-inputs.md anew, from what the code says
+docs: $(READY) ## the documentation as a site (build/site), every warning an error
+	@$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet --fresh-env --conf-dir docs . build/site
+	@echo "The site is built: open build/site/index.html"
+
+docs-tables: setup ## write docs/reference and docs/bad-inputs.md anew, from what the code says
+	TIR_WRITE_DOCS=1 $(BIN)/python -m pytest --quiet tir_dagster_tests/docs/test_reference.py
 	$(WITH_JAVA) TIR_WRITE_DOCS=1 $(BIN)/python -m pytest tir_dagster_tests/orchestration/test_bad_inputs.py
 
 soak: setup $(CLASSES) ## REFRESHES=500 refreshes of one extract, in which nothing grows (build/soak.svg); then the long forms of the tests: more random histories, every crash three times, two refreshes at once, every fault at every call, large tables
 	@$(WITH_JAVA) $(BIN)/python -m tir_dagster_tests.soak --refreshes $(REFRESHES)
 	$(WITH_JAVA) TIR_HISTORIES=$(HISTORIES) TIR_CRASHES=3 TIR_TWICE=20 TIR_FAULTS=all TIR_SIZE=full TIR_LONG=all $(BIN)/python -m pytest $(LONG:%=tir_dagster_tests/%)
 	TIR_HISTORIES=$(HISTORIES) TIR_CRASHES=5 $(BIN)/python -m pytest tir_dagster_tests/loading
+	$(WITH_JAVA) TIR_LONG=all $(BIN)/python -m pytest tir_dagster_tests/docs tir_dagster_tests/test_distribution.py
 	@echo "soak: $(REFRESHES) refreshes and all long forms of the tests ran to their end, and all is well"
 
-example: setup ## dbt builds a table on the sandbox, and its extract follows (examples/dbt)
-	@examples/dbt/run.sh
+example: setup ## play an example on the sandbox: NAME=dbt, orders, star, hints, teams
+	@test -x examples/$(NAME)/run.sh || { echo "There is no example $(NAME). Examples: $$(ls examples/*/run.sh | cut -d/ -f2 | xargs)" >&2; exit 2; }
+	@examples/$(NAME)/run.sh
 
 clients: setup ## foreign clients of the sandbox (dbt, …), each in a virtual environment of its own (build/clients)
 	$(WITH_JAVA) TIR_CLIENTS=all $(BIN)/python -m pytest tir_dagster_tests/clients

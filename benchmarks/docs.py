@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[1]
 BUILD, DOCS = Path("build/benchmarks"), ROOT / "docs" / "benchmarks"
-README, SCALE = ROOT / "README.md", ROOT / "docs" / "scale.md"
+README, MEASURING, SCALE = ROOT / "README.md", ROOT / "docs" / "measuring.md", ROOT / "docs" / "scale.md"
 
 
 # Where no run has been written down: numbers come from a run, or there are none.
@@ -88,12 +88,12 @@ def write_stages(report: Report) -> Path:
     ]
     lines = [*head, *setting_lines(**setting()), "", textwrap.indent(report.as_text(), "    "), ""]
     page.write_text("\n".join(lines), encoding="utf-8")
-    _fill(README, "stages", stages_excerpt(report))
+    _fill(MEASURING, "stages", stages_excerpt(report))
     return page
 
 
 def stages_excerpt(report: Report) -> str:
-    """What the README shows: the refresh by key, and the goals of the first detector."""
+    """What docs/measuring.md shows: the refresh by key, and the goals of the first detector."""
     sections = report.as_text().split("\n\n")
     shown = [text for text in sections if text.startswith("Refresh by key, republish")]
     goals = [goal.as_text() for goal in report.goals if ", feed:" not in goal.what and ", diff:" not in goal.what]

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from tir_dagster.orchestration.alerts.sensor import report_recovery as report_recovery
     from tir_dagster.orchestration.build import build_defs as build_defs
     from tir_dagster.orchestration.build import build_extract_defs as build_extract_defs
+    from tir_dagster.orchestration.component import FileLoadComponent as FileLoadComponent
     from tir_dagster.orchestration.component import TableauExtractComponent as TableauExtractComponent
     from tir_dagster.orchestration.io_managers import ChangeSetIOManager as ChangeSetIOManager
     from tir_dagster.orchestration.io_managers import HyperIOManager as HyperIOManager
@@ -36,6 +37,7 @@ _HOMES = {
     "Event": "alerts.events",
     "ExtractSpec": "spec.extract",
     "ExtractTranslator": "orchestration.translation",
+    "FileLoadComponent": "orchestration.component",
     "HyperIOManager": "orchestration.io_managers",
     "SpecError": "errors",
     "StagedChangeSet": "orchestration.io_managers",

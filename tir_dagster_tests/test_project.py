@@ -2,14 +2,11 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import tomllib
 from itertools import chain
-from pathlib import Path
 
-import pytest
+from tir_dagster_tests.project import ROOT, normal, project_files
 
-ROOT = Path(__file__).parents[1]
 PIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*==[A-Za-z0-9][A-Za-z0-9.+!]*")
 # Written in two parts, so that this file does not find itself.
 REGISTRY_WORDS = [
@@ -21,20 +18,6 @@ REGISTRY_WORDS = [
     "art" + "ifactory",
     "nexus" + "/repository",
 ]
-
-
-def project_files() -> list[Path]:
-    """The files git tracks or would track."""
-    listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if listed.returncode != 0:
-        pytest.skip("not a git checkout: nothing says which files belong to the project")
-    return [ROOT / name for name in listed.stdout.split("\0") if name and (ROOT / name).is_file()]
 
 
 def test_constraints_hold_pins_and_nothing_else():
@@ -49,10 +32,6 @@ def test_constraints_pin_every_direct_dependency_once():
     pins = [normal(line.split("==")[0]) for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").split()]
     assert sorted(pins) == sorted(set(pins)), "a package is pinned twice"
     assert {name for name in names if name not in pins and not name.startswith("types-")} == set()
-
-
-def normal(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def test_continuous_integration_runs_the_tests_of_the_makefile():

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
+from click.shell_completion import get_completion_class
 
 from tir_dagster.background import no_core_files
 from tir_dagster.cli.audit.commands import history, release, rollback, verify, why
@@ -111,7 +112,9 @@ def _span(_: click.Context, __: click.Parameter, text: str | None) -> str | None
 @click.group(cls=ProjectGroup, context_settings=CONTEXT)
 @click.version_option(package_name="tir_dagster", prog_name="tir")
 @click.option(
-    "--specs", type=click.Path(dir_okay=False), help="YAML file with extracts and loads.  [default: TIR_SPECS]"
+    "--specs",
+    type=click.Path(),
+    help="YAML file with extracts and loads, or a dg project's defs folder.  [default: TIR_SPECS]",
 )
 @click.option(
     "--progress",
@@ -348,6 +351,18 @@ def schema() -> None:
     click.echo(json.dumps(json_schema(), indent=2, ensure_ascii=False))
 
 
+@tir.command(short_help="Print the completion script of a shell.")
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print the script by which SHELL completes commands and options.
+
+    For bash: eval "$(tir completion bash)" in ~/.bashrc; zsh likewise; for fish: tir completion fish | source.
+    """
+    completing = get_completion_class(shell)
+    assert completing is not None, "click knows the shells of the choice"
+    click.echo(completing(tir, {}, "tir", "_TIR_COMPLETE").source())
+
+
 @tir.command(short_help="Play a change and its refresh on the sandbox.")
 @click.option("--rows", type=click.IntRange(min=1000), default=600_000, show_default=True, help="Orders in the sample.")
 @click.option("--seed", type=SEED, default=1, show_default=True, help="Another seed gives other orders and changes.")
@@ -384,6 +399,7 @@ def dev(port: int, host: str) -> None:
     os.environ.setdefault("TIR_DAGSTER_URL", f"http://{host}:{port}")
     click.echo(f"Slack and ServiceNow: {os.environ['SERVICENOW_URL']} (messages and incidents)")
     click.echo(f"Dagster's UI: http://{host}:{port} (turn the sensors on under Automation)")
+    click.echo(f"Ctrl-C ends Dagster. {_sandbox_left()}")
     run_dagster(port, host)
 
 

@@ -41,7 +41,9 @@ class Severity(Declaration):
     """How ServiceNow ranks an incident."""
 
     urgency: Level = "medium"
+    """How soon somebody should look."""
     impact: Level = "medium"
+    """How much depends on it."""
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ class Slices(Declaration):
     """Coarse parts of the extract by a date or timestamp column, or by the values of another: the unit of backfill and verification."""
 
     by: Literal["month", "week", "day", "value", "none"] = "none"
+    """What a slice is: a month, week or day of a column, or each of its values."""
     column: str | None = None
     """The column whose month, week, day or value a row belongs to."""
     start: str | None = None
@@ -142,6 +143,7 @@ class Credentials(Declaration):
     method: Literal["key_pair", "password", "oauth"] = "password"
     """`key_pair` and `oauth` are saved in Tableau, in the account settings of the user who publishes, under the user name; a password comes from the environment."""
     username: str | None = None
+    """The user name in Snowflake."""
     username_env: str | None = None
     """The environment variable that holds the user name."""
     password_env: str | None = None
@@ -167,10 +169,13 @@ class Datasource(Declaration):
     """Where the extract is published. Server and site default to the environment's."""
 
     name: str
+    """The name in Tableau; each extract has a datasource of its own."""
     project: str
     """The path of the project, such as sales/europe."""
     server: str | None = None
+    """Another server than TABLEAU_SERVER_URL."""
     site: str | None = None
+    """Another site than TABLEAU_SITE."""
     credentials: Credentials | None = None
     create: bool = False
     """Create a datasource of this name though the extract was published to another one before."""
@@ -262,7 +267,9 @@ class Schedules(Declaration):
     """When everything is verified, and when everything is loaded anew: cron expressions, in the slices' time zone."""
 
     verify: str | None = None
+    """When everything published is compared with the source."""
     full_refresh: str | None = None
+    """When everything is loaded anew."""
 
     def problems(self) -> Iterator[tuple[str, str]]:
         for name, cron in vars(self).items():
@@ -288,6 +295,7 @@ class Upstream(Declaration):
     """An asset of the project's own that fills the source: what its partitions are, and in which time zone."""
 
     partitions: Literal["hour", "day", "week", "month", "value", "none"] = "day"
+    """What a partition of the asset is; `value`: of the slices' column."""
     zone: str | None = None
     """The time zone of the partitions; left out, that of the slices."""
 
@@ -307,9 +315,11 @@ class Snowflake(Declaration):
     """How the extract's queries run; what is not given comes from the connection."""
 
     warehouse: str | None = None
+    """The virtual warehouse."""
     role: str | None = None
     """A new role means a full refresh."""
     query_tag: str | None = None
+    """The tag of the queries in Snowflake's history."""
 
 
 @dataclass(frozen=True)
@@ -317,6 +327,7 @@ class Keep(Declaration):
     """How many of the last verified versions stay on the disk. The confirmed one always does."""
 
     versions: int = 3
+    """How many."""
     size: Size | None = None
     """The size of all of them together; the oldest are removed first."""
     history: int = 30
@@ -349,6 +360,7 @@ class ExtractSpec(Declaration):
     slices: Slices = Slices()
     changes: Changes = Changes()
     delivery: Literal["republish", "server", "patch", "trigger"] = "republish"
+    """How the extract reaches Tableau: published whole, as its change alone, by Tableau's own refresh after a purge, or by that alone."""
     watch: Texts = ()
     """Further tables whose change starts the refresh of the delivery `trigger`."""
     policy: Literal["auto", "incremental_only", "full"] = "auto"

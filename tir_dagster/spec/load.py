@@ -23,15 +23,20 @@ class Files(Declaration):
     path: str
     """file:///folder or s3://bucket/prefix."""
     format: Literal["csv", "json", "parquet"]
+    """CSV with a header, JSON lines, or Parquet."""
     pattern: str = "*"
     """Which files below `path`, as a shell writes it."""
     complete: Literal["stable", "marker"] = "stable"
     """When a file is complete. `stable`: size and time have not changed for `settle`. `marker`: the file named like it plus `marker`,
     or named `marker` in its folder, is there."""
     settle: Duration = 5.0
+    """How long size and time must not have changed."""
     marker: str = ".done"
+    """What `complete: marker` waits for."""
     order: Literal["name", "modified"] = "name"
+    """In which order files are loaded."""
     delimiter: str = ","
+    """What divides the fields of a CSV file."""
     through: Literal["pyarrow", "spark"] = "pyarrow"
     """Who reads S3: the tasks by pyarrow's own client, or Spark by the Hadoop client that the cluster has."""
 
@@ -49,8 +54,11 @@ class History(Declaration):
     """The columns of a table that keeps every version of a row."""
 
     valid_from: str = "VALID_FROM"
+    """From when a version is valid."""
     valid_to: str = "VALID_TO"
+    """Until when; NULL for the current one."""
     is_current: str = "IS_CURRENT"
+    """Whether it is the current one."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +71,7 @@ class LoadSpec(Declaration):
     """The table, DATABASE.SCHEMA.TABLE, which must exist."""
     files: Files
     mode: Mode
+    """How files become rows: replace the table, add, merge by key, or keep every version of a row."""
     key: Texts = ()
     """The columns that name a row."""
     order_by: str | None = None

@@ -1,4 +1,4 @@
-"""Reads a spec file or a mapping into extracts and loads, with file and line of every problem; the JSON schema of spec files."""
+"""Reads spec files, components of a dg project or mappings into extracts and loads, with the line of every problem; the JSON schema."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from tir_dagster.spec.spark import SparkSpec
 
 T = TypeVar("T", bound=Declaration)
 SPECS_VARIABLE = "TIR_SPECS"
+COMPONENT_FILE = "defs.yaml"
 
 
 @dataclass(frozen=True)
@@ -67,20 +68,65 @@ def load_specs(path: str | os.PathLike[str] | None = None) -> tuple[ExtractSpec,
 
 
 def load_declared(path: str | os.PathLike[str] | None = None) -> Declared:
-    """Return all that a YAML file declares (default: the one TIR_SPECS names); raise SpecError with what to repair, and where."""
+    """Return all that a YAML file, or the components below a folder of a dg project, declare (default: what TIR_SPECS names).
+
+    Raises SpecError with what to repair, and where.
+    """
     chosen = path or os.environ.get(SPECS_VARIABLE)
     if not chosen:
         return Declared()
     file = Path(chosen)
+    if file.is_dir():
+        return _of_components(sorted(file.rglob(COMPONENT_FILE)), file)
+    return _of_components([file], file) if file.name == COMPONENT_FILE else parse_declared(_text(file), str(file))
+
+
+def _text(file: Path) -> str:
     try:
-        text = file.read_text(encoding="utf-8")
+        return file.read_text(encoding="utf-8")
     except OSError as error:
         raise SpecError(
             f"{file}: {error.strerror or error}. Name the spec file with --specs or {SPECS_VARIABLE}."
         ) from error
     except UnicodeDecodeError as error:
         raise SpecError(f"{file}: not text in UTF-8. Save the spec file as UTF-8.") from error
-    return parse_declared(text, str(file))
+
+
+def _of_components(files: Sequence[Path], place: Path) -> Declared:
+    """Return what components declare; those of other classes are passed over, subclasses of ours are not."""
+    extracts: list[ExtractSpec] = []
+    loads: list[LoadSpec] = []
+    for file in files:
+        text = _text(file)
+        try:
+            nodes = [node for node in yaml.compose_all(text, Loader=yaml.SafeLoader) if node]
+        except yaml.YAMLError as error:
+            raise SpecError(_not_yaml(str(file), error)) from error
+        for node in nodes:
+            lines: dict[str, int] = {}
+            twice: list[str] = []
+            document = _plain(node, "", lines, twice)
+            attributes = document.get("attributes") if isinstance(document, dict) else None
+            names = set(attributes) if isinstance(attributes, dict) else set()
+            if not names >= {"datasource"} and not names >= {"table", "files"}:
+                continue
+            if "{{" in text[node.start_mark.index : node.end_mark.index]:
+                raise SpecError(
+                    f"{file}: only dg fills in `{{{{ … }}}}`. Write the value itself, for credentials the name of a variable"
+                    " (`username_env`, `password_env`), or refresh the extract in Dagster."
+                )
+            below = {name.removeprefix("attributes."): line for name, line in lines.items()}
+            again = [name.removeprefix("attributes.") for name in twice]
+            if "datasource" in names:
+                extracts.append(_read(ExtractSpec, attributes, str(file), below, again))
+            else:
+                loads.append(_read(LoadSpec, attributes, str(file), below, again))
+    if not extracts and not loads:
+        raise SpecError(f"{place}: no {COMPONENT_FILE} there declares an extract or a load. Name another folder.")
+    declared = Declared(tuple(extracts), tuple(loads))
+    if problems := list(declared.problems()):
+        raise SpecError("\n".join(f"{place}: {problem}." for _, problem in problems))
+    return declared
 
 
 def parse_specs(text: str, file: str) -> tuple[ExtractSpec, ...]:
@@ -104,9 +150,15 @@ def parse_declared(text: str, file: str) -> Declared:
     return _read(Declared, document, file, lines, twice)
 
 
-def spec_from_mapping(value: Mapping[str, Any], where: str, *, lines: Mapping[str, int] | None = None) -> ExtractSpec:
-    """The spec for attributes that come from elsewhere, such as a Dagster component; `lines` by field: `slices.by`."""
-    return _read(ExtractSpec, _with_text_keys(value), where, lines or {})
+def spec_from_mapping(value: Mapping[str, Any], where: str) -> ExtractSpec:
+    return declaration_from_mapping(ExtractSpec, value, where)
+
+
+def declaration_from_mapping(
+    cls: type[T], value: Mapping[str, Any], where: str, lines: Mapping[str, int] | None = None
+) -> T:
+    """The extract or load for attributes that come from elsewhere, such as a component; `lines` by field: `slices.by`."""
+    return _read(cls, _with_text_keys(value), where, lines or {})
 
 
 def spark_from_mapping(value: Mapping[str, Any]) -> SparkSpec:

@@ -14,8 +14,9 @@ from dagster.components.core.package_entry import discover_package_objects
 from dagster.components.testing import create_defs_folder_sandbox
 
 import tir_dagster
-from tir_dagster import TableauExtractComponent, build_extract_defs, environment_resources
-from tir_dagster.spec.reading import parse_specs
+from tir_dagster import FileLoadComponent, SpecError, TableauExtractComponent, build_extract_defs, environment_resources
+from tir_dagster.orchestration.component import RESOURCES_FILE
+from tir_dagster.spec.reading import load_declared, parse_specs
 from tir_dagster_tests.orchestration.component import ATTRIBUTES
 
 
@@ -102,10 +103,53 @@ def test_the_schema_that_editors_see_has_every_field_of_the_spec():
     }
 
 
-def test_a_scaffolded_component_loads_as_it_is(project):
-    path = project.scaffold_component(component_cls=TableauExtractComponent, defs_path="made")
+@pytest.mark.parametrize("component_class", [TableauExtractComponent, FileLoadComponent])
+def test_a_scaffolded_component_loads_as_it_is_under_the_name_of_its_folder(project, component_class):
+    path = project.scaffold_component(component_cls=component_class, defs_path="Orders-2")
     with project.load_component_and_build_defs(path) as (component, _):
-        assert component.spec.name == "orders"
+        assert component.spec.name == "orders_2"
+
+
+def test_the_first_scaffold_adds_the_resources_without_which_definitions_do_not_load(project):
+    project.scaffold_component(component_cls=TableauExtractComponent, defs_path="orders")
+    project.scaffold_component(component_cls=FileLoadComponent, defs_path="sales/order_files")
+    with project.build_all_defs() as defs:
+        dg.Definitions.validate_loadable(defs)
+    assert [file.name for file in project.defs_folder_path.rglob("*.py")] == [RESOURCES_FILE]
+
+
+def test_a_scaffold_leaves_a_project_alone_that_has_its_resources(project):
+    own = project.defs_folder_path / "ours.py"
+    own.write_text("import tir_dagster\n\nours = tir_dagster.environment_resources()\n", encoding="utf-8")
+    project.scaffold_component(component_cls=TableauExtractComponent, defs_path="orders")
+    assert list(project.defs_folder_path.rglob("*.py")) == [own]
+
+
+def test_the_command_line_reads_the_components_of_a_project(project):
+    file = write(project, ATTRIBUTES.replace("\"{{ 'tagged' }}\"", "tagged"))
+    load = project.scaffold_component(component_cls=FileLoadComponent, defs_path="order_files") / "defs.yaml"
+    other = project.defs_folder_path / "other" / "defs.yaml"
+    other.parent.mkdir()
+    other.write_text("type: dagster.DefsFolderComponent\n---\ntype: x.Y\nattributes: [1]\n", encoding="utf-8")
+    declared = load_declared(project.defs_folder_path)
+    assert declared.extracts == (twin(),)
+    assert [spec.name for spec in declared.loads] == ["order_files"]
+    assert load_declared(file).extracts == (twin(),)
+    load.write_text(file.read_text("utf-8"), encoding="utf-8")
+    with pytest.raises(SpecError, match="a second extract is named 'orders'"):
+        load_declared(project.defs_folder_path)
+
+
+def test_the_command_line_says_what_it_cannot_read_in_a_project(project):
+    file = write(project, ATTRIBUTES)
+    with pytest.raises(SpecError, match=r"defs\.yaml: only dg fills in `\{\{ … \}\}`"):
+        load_declared(project.defs_folder_path)
+    write(project, ATTRIBUTES.replace("\"{{ 'tagged' }}\"", "tagged").replace("row_key:", "row_keys:"))
+    with pytest.raises(SpecError, match=r"defs\.yaml:5: row_keys: unknown field; did you mean `row_key`\?"):
+        load_declared(file)
+    file.unlink()
+    with pytest.raises(SpecError, match=r"no defs\.yaml there declares an extract or a load"):
+        load_declared(project.defs_folder_path)
 
 
 def test_dagster_finds_the_component_in_the_registered_module():

@@ -1,0 +1,1 @@
+"""A Dagster project in which several teams declare their extracts."""
