@@ -15,7 +15,7 @@ DOCS = PACKAGE.parent / "docs" / "architecture.md"
 ORDER = (
     {"addresses"},
     {"errors"},
-    {"crash_points", "files", "measuring", "retries", "trust"},
+    {"crash_points", "files", "measuring", "retries", "s3", "trust"},
     {"background"},
     {"snowflake"},
     {"spec"},

@@ -6,25 +6,23 @@ import fnmatch
 import hashlib
 import io
 import os
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any
-from urllib.parse import ParseResult, unquote, urlparse
+from urllib.parse import unquote
 
 from pyarrow import fs
 
-from tir_dagster.addresses import has_credentials
 from tir_dagster.errors import LoadError
+from tir_dagster.s3 import s3_client, s3_endpoint, s3_problem, s3_region
 from tir_dagster.spec.load import Files
 from tir_dagster.trust import S3_CA_VARIABLES, ca_file, proxy_for
 
 _CHUNK = 8 << 20
 _HIDDEN = ("_", ".")
-_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 # pyarrow's names of the access keys, and the environment's; roles and profiles are found by AWS's own means.
 _ACCESS = {
     "access_key": "AWS_ACCESS_KEY_ID",
@@ -62,10 +60,9 @@ class LandingPlace:
     @staticmethod
     def of(address: str, env: Mapping[str, str] = os.environ) -> LandingPlace:
         options: dict[str, str] = {}
-        if variable := next((name for name in _ENDPOINTS if env.get(name) and address.startswith("s3://")), None):
-            endpoint = _endpoint(variable, env[variable])
+        if endpoint := s3_endpoint(env, LoadError) if address.startswith("s3://") else None:
             options = {"endpoint_override": endpoint.netloc, "scheme": endpoint.scheme}
-        if region := env.get("AWS_REGION") or env.get("AWS_DEFAULT_REGION"):
+        if region := s3_region(env):
             options["region"] = region
         access = {name: env[variable] for name, variable in _ACCESS.items() if env.get(variable)}
         known = access.items() if {"access_key", "secret_key"} <= access.keys() else ()
@@ -108,13 +105,8 @@ class LandingPlace:
     @cached_property
     def _s3(self) -> Any:
         """The client that lists objects with their ETags, which pyarrow does not show; it finds credentials the same way."""
-        import boto3
-        from botocore.config import Config
-
-        region = dict(self.options).get("region")
-        config = Config(connect_timeout=10, read_timeout=60)
-        return boto3.Session().client(
-            "s3", region_name=region, config=config, verify=dict(self.network).get("tls_ca_file_path")
+        return s3_client(
+            region=dict(self.options).get("region"), authorities=dict(self.network).get("tls_ca_file_path")
         )
 
     def listed(self) -> list[LandedFile]:
@@ -176,20 +168,6 @@ class LandingPlace:
             raise
 
 
-def _endpoint(variable: str, address: str) -> ParseResult:
-    """Return the parts of the S3 endpoint; raise without showing an address that contains credentials."""
-    try:
-        parts = urlparse(address)
-    except ValueError:
-        parts = urlparse("")
-    if has_credentials(address) or parts.scheme not in ("http", "https") or not parts.hostname:
-        raise LoadError(
-            f"{variable} is no address of S3, or carries a user or a password. Set it to something like "
-            "https://s3.example.com, and the credentials to AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY."
-        )
-    return parts
-
-
 def _network(options: Mapping[str, str], env: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     host = options.get("endpoint_override") or f"s3.{options.get('region', 'us-east-1')}.amazonaws.com"
     settings = {
@@ -233,21 +211,10 @@ def _stamp(entry: Mapping[str, Any]) -> str:
     return f"etag {entry['ETag'].strip(chr(34))} {entry['LastModified']:%Y-%m-%dT%H:%M:%S}"
 
 
-_FORBIDDEN = re.compile(r"ACCESS_?DENIED|ACCESS DENIED|FORBIDDEN|INVALID_?ACCESS_?KEY|SIGNATURE_?DOES_?NOT|CREDENTIALS")
-
-
 def _explanation(error: Exception) -> str:
     message = " ".join(str(error).split())[:300]
-    upper = message.upper()
-    if _FORBIDDEN.search(upper) or isinstance(error, PermissionError):
-        return "access is denied. Check the AWS credentials and the bucket's policy, or the folder's rights."
-    if "NOSUCHBUCKET" in upper or "NO_SUCH_BUCKET" in upper or "BUCKET DOES NOT EXIST" in upper:
-        return "the bucket does not exist. Correct `files.path` in the load's spec."
-    if "CERTIFICATE" in upper:
-        return (
-            "the certificate of S3 is not trusted, so nothing was sent. If your own authority signs it, set REQUESTS_CA_BUNDLE "
-            "or AWS_CA_BUNDLE to the file of that authority; else check the endpoint."
-        )
+    if problem := s3_problem(error, bucket_named_in="`files.path` in the load's spec"):
+        return problem
     if isinstance(error, FileNotFoundError):
         return "the file does not exist, or no longer. Nothing was loaded; find out what removes files, then run again."
     return f"the file cannot be read: {message}. Nothing was loaded; fix it, then run again."
