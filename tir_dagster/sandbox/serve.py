@@ -26,8 +26,10 @@ OWNER_VARIABLE = "TIR_SANDBOX_OWNER"
 _LOOK_SECONDS = 1.0
 
 
-def run_server(server: str, build_app: Callable[[SandboxHome, argparse.Namespace], Any]) -> None:
-    """Parse the server's own command line, bind, build the application and serve it."""
+def run_server(
+    server: str, build_app: Callable[[SandboxHome, argparse.Namespace], Any], *, tells_time: bool = False
+) -> None:
+    """Parse the server's own command line, bind, build the application and serve it; `tells_time`: it dates its answers itself."""
     parser = argparse.ArgumentParser(prog=f"python -m tir_dagster.sandbox.{server}")
     parser.add_argument("--home", type=Path, required=True, help="the sandbox's folder")
     parser.add_argument("--port", type=int, default=0, help="0 takes a free one")
@@ -47,7 +49,14 @@ def run_server(server: str, build_app: Callable[[SandboxHome, argparse.Namespace
         else:
             await app(scope, receive, send)
 
-    config = uvicorn.Config(with_health, log_level="warning", lifespan="on", timeout_graceful_shutdown=5, ws="none")
+    config = uvicorn.Config(
+        with_health,
+        log_level="warning",
+        lifespan="on",
+        timeout_graceful_shutdown=5,
+        ws="none",
+        date_header=not tells_time,
+    )
     uvicorn.Server(config).run(sockets=[listener])
 
 
