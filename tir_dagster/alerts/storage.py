@@ -18,8 +18,10 @@ from tir_dagster.alerts.events import Event, Problem, Report, Success, from_json
 from tir_dagster.alerts.problems import AlertState, WaitingAlert
 from tir_dagster.files import private_folder, replaced_file
 from tir_dagster.refresh.state.lease import LeaseHeldError, is_abandoned, lease
+from tir_dagster.refresh.state.mirror import drop, look, mirror_of, push
 
 T = TypeVar("T")
+_STATE = ("open", "pending", "daily", "worked.json", "full.json", "given_up.json", "told.json")
 _COMMAND = re.compile(r"([a-z][a-z0-9_]*)@(\d+\.\d+)")
 
 
@@ -47,7 +49,16 @@ class AlertStorage:
                     if time.monotonic() >= deadline:
                         raise BusyError from None
                     time.sleep(0.05)
-            yield  # freed by the system when this process ends, however it ends
+            # The lock is freed by the system when this process ends, however it ends.
+            if mirror_of(self.folder) is None:
+                yield
+                return
+            try:
+                shared = lease(self.folder / "lease.json", purpose="alerts", wait_seconds=deadline - time.monotonic())
+                with shared:
+                    yield
+            except LeaseHeldError:
+                raise BusyError from None
 
     # The state: one file for each problem, waiting alert and collected success, because they are many and change alone
 
@@ -66,6 +77,7 @@ class AlertStorage:
 
     def problems(self) -> list[Problem]:
         """Return the open problems, the oldest first."""
+        look(self.folder)
         return sorted(self._all("open", partial(read_fields, Problem)), key=lambda problem: problem.since)
 
     def save(self, before: AlertState, after: AlertState) -> None:
@@ -81,6 +93,8 @@ class AlertStorage:
         ):
             if new != old:
                 _write(self.folder / f"{name}.json", new)
+        if after != before:
+            push(*(self.folder / name for name in _STATE))
 
     def _save_each(self, kind: str, before: Mapping[Any, Any], after: Mapping[Any, Any]) -> None:
         for key in before.keys() | after.keys():
@@ -96,17 +110,20 @@ class AlertStorage:
     def leave(self, report: Report, *, slot: str = "") -> None:
         """Leave a report for the sensor, without the lock; a slot keeps only its newest report."""
         private_folder(self.folder)
-        _write(self._file("inbox", slot or report.id), {"slot": slot or report.id, **to_json(report)})
+        file = self._file("inbox", slot or report.id)
+        _write(file, {"slot": slot or report.id, **to_json(report)})
+        push(file, unheld=True)
 
     def left_reports(self, extracts: Collection[str]) -> dict[str, Report]:
         """Return the waiting reports of these extracts, by slot."""
+        look(self.folder)
         return {slot: report for slot, report in self._all("inbox", _left) if report.extract in extracts}
 
     def drop_report(self, slot: str, ident: str) -> None:
         """Remove a report that was handled; a newer one in its slot stays."""
         file = self._file("inbox", slot)
         if _read(file, {}).get("id") == ident:
-            file.unlink(missing_ok=True)
+            drop(file)
 
     # Running commands, each with a lease: one that ended without removing it was killed
 

@@ -18,18 +18,24 @@ import yaml
 from tir_dagster.errors import MachineError, TirError
 from tir_dagster.files import replaced_file
 from tir_dagster.orchestration.interrupts import spare_log_tails
+from tir_dagster.refresh.state.mirror import mount
 
 if TYPE_CHECKING:
     import dagster as dg
 
-HOME_VARIABLE = "TIR_HOME"
+HOME_VARIABLE, STATE_VARIABLE = "TIR_HOME", "TIR_STATE"
 # Copied into a new DAGSTER_HOME; an example for other instances.
 DAGSTER_YAML = Path(__file__).with_name("dagster.yaml")
 _ROOM_OF_SQLITE = 2**20
 
 
 def tir_home(env: Mapping[str, str] | None = None) -> Path:
-    return Path((os.environ if env is None else env).get(HOME_VARIABLE) or ".tir").expanduser().absolute()
+    """Return the state folder; with TIR_STATE, its state is a copy of what that object store holds."""
+    env = os.environ if env is None else env
+    home = Path(env.get(HOME_VARIABLE) or ".tir").expanduser().absolute()
+    if address := env.get(STATE_VARIABLE):
+        mount(home, address)
+    return home
 
 
 def dagster_home() -> Path:

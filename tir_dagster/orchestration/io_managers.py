@@ -16,18 +16,23 @@ from tir_dagster.errors import ExtractError, TirError
 from tir_dagster.orchestration.metadata import EXTRACT
 from tir_dagster.refresh.state.change_sets import MANIFEST, ChangeSetStore
 from tir_dagster.refresh.state.hold import HoldFile
+from tir_dagster.refresh.state.mirror import mount
 from tir_dagster.refresh.state.versions import Version, VersionStore
 
 CHANGE_SET_IO, HYPER_IO = "change_set_io_manager", "hyper_io_manager"
 
 
 class StateFolder(dg.ConfigurableResource):
-    """The folder of change sets, extract versions and leases."""
+    """The folder of change sets, extract versions and leases; with an address, a copy of what that object store holds."""
 
     path: str
+    # Such as s3://bucket/prefix, for workers that share no disk.
+    address: str | None = None
 
     @property
     def folder(self) -> Path:
+        if self.address:
+            mount(Path(self.path), self.address)
         return Path(self.path)
 
     def change_sets(self, extract: str) -> ChangeSetStore:

@@ -15,7 +15,7 @@ from pydantic import Field
 from tir_dagster.background import no_core_files
 from tir_dagster.errors import TirError
 from tir_dagster.orchestration import io_managers
-from tir_dagster.orchestration.home import tir_home
+from tir_dagster.orchestration.home import STATE_VARIABLE, tir_home
 from tir_dagster.orchestration.io_managers import StateFolder
 from tir_dagster.snowflake.names import check_mere_name, whole_number
 from tir_dagster.spark.connect import connect_session
@@ -130,7 +130,7 @@ def environment_resources() -> dict[str, Any]:
     """Build all resources from environment variables; unset values are left out, and no secret is read here."""
     from tir_dagster.orchestration.alerts.resources import channel_resources
 
-    state = StateFolder(path=str(tir_home()))
+    state = StateFolder(path=str(tir_home()), address=os.environ.get(STATE_VARIABLE) or None)
     return {
         "snowflake": _snowflake(),
         "tableau": TableauResource(**_set_variables(TABLEAU_VARIABLES)),

@@ -88,7 +88,7 @@ def _replacements(
     since: list[Replacement] = []
     version: Version | None = base
     while version is not None and version.id != spare.id:
-        change = version.folder / CHANGE_FOLDER
+        change = version.file(CHANGE_FOLDER)
         if shape_of(version) != shape or not change.is_dir():
             return None
         since.insert(0, _replacement(change))

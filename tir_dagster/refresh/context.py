@@ -136,7 +136,7 @@ class RefreshContext:
 
     def known_version(self, version_id: str) -> Version | None:
         """Return the version, if it is still there."""
-        return next((version for version in self.versions.versions() if version.id == version_id), None)
+        return self.versions.find(version_id)
 
     def settled_versions(self) -> list[Version]:
         """Return the versions that were confirmed at some time, the newest first: their change sets are no longer pending."""
@@ -156,7 +156,7 @@ def refresh_context(
     env: Mapping[str, str] | None = None,
     now: Callable[[], datetime] = lambda: datetime.now(UTC),
 ) -> RefreshContext:
-    """Put the context of an extract's refresh together; its state lies under `home`."""
+    """Put the context of an extract's refresh together; its state lies under `home`, which may be mounted on a shared store."""
     folder = private_folder(home / "extracts") / spec.name
     access = tableau_for(tableau, spec)
     return RefreshContext(

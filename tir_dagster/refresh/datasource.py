@@ -12,7 +12,7 @@ from tir_dagster.hyper.hyperfile import describe
 from tir_dagster.hyper.package.archive import open_archive
 from tir_dagster.hyper.package.package import extract_hyper, read_package
 from tir_dagster.refresh.context import Log, Looked, RefreshContext, ServerLook, remove
-from tir_dagster.refresh.state.versions import SHELL, Version
+from tir_dagster.refresh.state.versions import Version
 from tir_dagster.spec.extract import ExtractSpec
 from tir_dagster.tableau.client import TableauClient
 from tir_dagster.tableau.datasources import (
@@ -125,7 +125,7 @@ def server_package(context: RefreshContext, looked: Looked) -> tuple[Path | None
         return None, None
     if base is not None and confirmed is not None and _is_the_servers(context, looked, base):
         # The local version is provably the server's: nothing to download. Without a shell we created it ourselves.
-        shell = base.folder / SHELL
+        shell = base.shell
         return (shell if shell.is_file() else None), base.extract
     if base is not None and looked.bare:
         return None, base.extract

@@ -59,7 +59,7 @@ POINTS: Mapping[str, Sequence[str]] = {
 # In the state folder of an extract after a refresh, as docs/survival.md names it.
 _STAYS = re.compile(
     r"change_sets(/looked\.json)?|versions|versions/v\d{8}(/.+)?|versions/\.spare\.v\d{8}(/.+)?|history|history/v\d{8}(/.+)?"
-    r"|compared\.json|hints\.json|hold\.json|work"
+    r"|\.copy\.lock|compared\.json|hints\.json|hold\.json|work"
 )
 
 

@@ -31,6 +31,7 @@ from tir_dagster.loading.load import Loader
 from tir_dagster.loading.staging import right_here
 from tir_dagster.refresh import rollback
 from tir_dagster.refresh.state.change_sets import new_id
+from tir_dagster.refresh.state.mirror import mount
 from tir_dagster.refresh.state.records import Confirmation
 from tir_dagster.snowflake.connection import SnowflakeAccess
 from tir_dagster.spark.session import jvm_output, spark_session
@@ -66,6 +67,9 @@ class Task:
     hours_ahead: float = 0.0
     # How many times to do it; all but the first are to find nothing to do.
     times: int = 1
+    # Where several workers share the state: the folder of the file that stands for Dagster's log, and the address of the state.
+    log: Path | None = None
+    state: str = ""
 
 
 @dataclass(frozen=True)
@@ -103,6 +107,8 @@ def run(task: Task, channel: Connection) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if task.spark:
         os.environ["TIR_SPARK_ROWS"] = "0"
+    if task.state:
+        mount(task.home, task.state)
     if task.point:
         _stop_at(task, channel)
     try:
@@ -156,7 +162,7 @@ def _refresher(task: Task) -> Refresher:
 
 
 def _confirm(task: Task, refresher: Refresher, confirmation: Confirmation) -> None:
-    record(task.home, confirmation)
+    record(task.log or task.home, confirmation)
     refresher.settle(confirmation)
 
 
@@ -166,7 +172,7 @@ def _refresh(task: Task) -> Outcome:
         quickly(task.env["TABLEAU_SERVER_URL"]),
         refresher.leased("torture", wait_seconds=LEASE_SECONDS),
     ):
-        looked = refresher.look(read_confirmation(task.home))
+        looked = refresher.look(read_confirmation(task.log or task.home))
         if looked.late is not None:
             _confirm(task, refresher, looked.late)
             looked = replace(looked, late=None)
@@ -188,7 +194,7 @@ def _roll_back(task: Task) -> Outcome:
         quickly(task.env["TABLEAU_SERVER_URL"]),
         refresher.leased("torture", wait_seconds=LEASE_SECONDS),
     ):
-        looked = refresher.look(read_confirmation(task.home))
+        looked = refresher.look(read_confirmation(task.log or task.home))
         if looked.late is not None:
             _confirm(task, refresher, looked.late)
         context = refresher.context

@@ -45,7 +45,7 @@ from tir_dagster.refresh.deliveries import RecoveredPublish
 from tir_dagster.refresh.deliveries.whole import outlast, publish_whole
 from tir_dagster.refresh.server_content import NotAsIntendedError, changes_known_until, check_content, is_change_of
 from tir_dagster.refresh.state.records import Confirmation, Intent
-from tir_dagster.refresh.state.versions import SHELL, Version
+from tir_dagster.refresh.state.versions import Version
 from tir_dagster.retries import NO_PAUSE, Repeat, RetryPolicy
 from tir_dagster.tableau.client import TableauClient
 from tir_dagster.tableau.datasources import FoundDatasource, moved_on, reread, server_version
@@ -363,7 +363,7 @@ class Patch:
                 "the published rows have no key that the server can test: publishing all of them, with one"
             )
             return False
-        return not (version.folder / SHELL).is_file()
+        return not version.shell.is_file()
 
     def _publish_change(self, looked: Looked, version: Version) -> Published:
         """Send the change set over exactly what was looked at."""

@@ -479,7 +479,7 @@ class Server:
         if last.outcome is not PublishOutcome.HOLE or kept is None or datasource is None:
             return last
         restored = put_back(
-            client, self._place(last.server, intent.version), datasource, shell=kept.folder / SHELL, hyper=kept.extract
+            client, self._place(last.server, intent.version), datasource, shell=kept.shell, hyper=kept.extract
         )
         crash_after("returned")
         self._context.log("the datasource is whole again")

@@ -23,7 +23,7 @@ from tir_dagster.refresh.deliveries.settings import (
 )
 from tir_dagster.refresh.server_content import check_delivered
 from tir_dagster.refresh.state.records import Intent
-from tir_dagster.refresh.state.versions import SHELL, Version
+from tir_dagster.refresh.state.versions import Version
 from tir_dagster.spec.extract import ExtractSpec
 from tir_dagster.tableau.client import TableauClient
 from tir_dagster.tableau.datasources import (
@@ -285,7 +285,7 @@ def publish_whole(
     """Publish the version as this Hyper file, intent before and confirmation after; `keyed`: it has a key column of ours."""
     intend(context, looked, version, keyed=keyed)
     crash_after("intended")
-    shell = version.folder / SHELL
+    shell = version.shell
     with publishing(context) as client, file as hyper:
         sent_bytes = hyper.stat().st_size
         moved(rows=version.manifest["rows"], bytes=sent_bytes)

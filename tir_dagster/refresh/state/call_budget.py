@@ -8,7 +8,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from tir_dagster.errors import DatasourceError
 from tir_dagster.files import replaced_file
-from tir_dagster.refresh.state.lease import guarded
+from tir_dagster.refresh.state.lease import LeaseHeldError, LeaseLostError, guarded, lease
+from tir_dagster.refresh.state.mirror import look, mirror_of, push
 from tir_dagster.tableau.calls import Budget
 
 if TYPE_CHECKING:
@@ -26,6 +27,9 @@ HOUR = 3600.0
 # An extract that called within this time will probably call again: the others leave it a call.
 _DAY = 86_400.0
 FOLDER = "tableau"
+# Longer than a lease lives whose holder died.
+_LEASE_WAIT_SECONDS = 60.0
+_UNCOUNTED = (OSError, LeaseHeldError, LeaseLostError)
 log = logging.getLogger(__name__)
 
 
@@ -138,8 +142,8 @@ class CallBudget:
         if self._reserved.get(kind):
             self._reserved[kind].pop()
             return
-        # A call that is not counted, because the disk is full, must not stop a refresh.
-        with suppress(OSError), self._changing() as used:
+        # A call that is not counted, because the disk is full or others count for a minute, must not stop a refresh.
+        with suppress(*_UNCOUNTED), self._changing() as used:
             now = self._now()
             used[kind] = used[kind].at(now).with_call(self._extract, now)
 
@@ -147,7 +151,7 @@ class CallBudget:
         """Note that the server itself asked to wait: other extracts need not ask it again before."""
         if kind not in self._limits:
             return
-        with suppress(OSError), self._changing() as used:
+        with suppress(*_UNCOUNTED), self._changing() as used:
             now = self._now()
             current = used[kind].at(now)
             used[kind] = UsedCalls(current.calls, current.last, now + seconds)
@@ -162,7 +166,7 @@ class CallBudget:
         left, self._reserved = self._reserved, {}
         if not any(left.values()):
             return
-        with suppress(OSError), self._changing() as used:
+        with suppress(*_UNCOUNTED), self._changing() as used:
             for kind, moments in left.items():
                 for moment in moments:
                     used[kind] = used[kind].without(self._extract, moment)
@@ -179,6 +183,7 @@ class CallBudget:
         )
 
     def _read(self) -> dict[Budget, UsedCalls]:
+        look(self.path)
         try:
             value = json.loads(self.path.read_text(encoding="utf-8"))
             return {kind: _used_from(value.get(kind.value, {})) for kind in Budget}
@@ -192,11 +197,15 @@ class CallBudget:
     def _changing(self) -> Iterator[dict[Budget, UsedCalls]]:
         """Read the counts and write them back, as one step among all processes; nothing is written if the block raises."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with guarded(self.path):
+        # Where the state is shared, the counts have a lease of their own: those of a dead process are free after its end.
+        shared = mirror_of(self.path) is not None
+        leased = lease(self.path.with_name("lease.json"), purpose="counting calls", wait_seconds=_LEASE_WAIT_SECONDS)
+        with leased if shared else nullcontext(), guarded(self.path):
             used = self._read()
             yield used
             with replaced_file(self.path) as beside:
                 beside.write_text(json.dumps({kind.value: _to_json(calls) for kind, calls in used.items()}), "utf-8")
+            push(self.path)
 
 
 def clock_text(moment: float) -> str:

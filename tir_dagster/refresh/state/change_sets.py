@@ -15,6 +15,7 @@ from typing import Any
 from tir_dagster.changes.change_set import KEYS, ChangeSet, parts_of
 from tir_dagster.errors import TirError
 from tir_dagster.files import replaced_file, sync
+from tir_dagster.refresh.state.mirror import fetched, look, push
 from tir_dagster.refresh.state.records import Intent
 
 MANIFEST = "change_set.json"
@@ -40,7 +41,8 @@ class ChangeSetStore:
         self._looked = folder / "looked.json"
 
     def path(self, change_set: str) -> Path:
-        return self._folder / change_set
+        """Return the folder of a change set, with all its files."""
+        return fetched(self._folder / change_set)
 
     def keys(self, change_set: str) -> list[Path]:
         """Return the files with a change set's keys."""
@@ -64,12 +66,13 @@ class ChangeSetStore:
             sync(path)
         # If a run repeats the same partition, the new set contains the old one's keys, like those of every pending set.
         self._take_away(change_set.id)
-        folder.rename(self.path(change_set.id))
+        folder.rename(self._folder / change_set.id)
         sync(self._folder)
+        push(self._folder / change_set.id)
         return change_set
 
     def get(self, change_set: str) -> ChangeSet:
-        file = self.path(change_set) / MANIFEST
+        file = self._folder / change_set / MANIFEST
         try:
             return ChangeSet.from_json(file.read_text(encoding="utf-8"))
         except _DAMAGED as error:
@@ -80,6 +83,7 @@ class ChangeSetStore:
 
     def pending(self) -> tuple[ChangeSet, ...]:
         """Return all unsettled change sets, oldest first; raise if one cannot be read."""
+        look(self._folder)
         if not self._folder.is_dir():
             return ()
         names = sorted(path.parent.name for path in self._folder.glob(f"*/{MANIFEST}"))
@@ -88,15 +92,16 @@ class ChangeSetStore:
     def settle(self, change_sets: tuple[str, ...]) -> None:
         """Remove change sets that a confirmation covers. Repeating it is harmless."""
         # First: an intent refers to a change set.
-        self.drop_intent()
+        self._intent.unlink(missing_ok=True)
         for name in change_sets:
             self._take_away(name)
+        push(self._intent, *(self._folder / name for name in change_sets))
 
     def _take_away(self, change_set: str) -> None:
         """Remove a change set in one step: half of one would be pending and unreadable."""
         going = self._folder / f"{_UNFINISHED}{change_set}-{uuid.uuid4().hex[:8]}"
         with suppress(FileNotFoundError):
-            self.path(change_set).rename(going)
+            (self._folder / change_set).rename(going)
         shutil.rmtree(going, ignore_errors=True)
 
     def clean(self) -> None:
@@ -107,6 +112,7 @@ class ChangeSetStore:
     def intend(self, intent: Intent) -> None:
         with replaced_file(self._intent) as beside:
             beside.write_text(intent.to_json(), encoding="utf-8")
+        push(self._intent)
 
     def note_job(self, version: str, job_id: str) -> None:
         """Record the server's job in the intent, if it is still about this version."""
@@ -122,6 +128,7 @@ class ChangeSetStore:
             self.intend(replace(intent, **changes))
 
     def intent(self) -> Intent | None:
+        look(self._folder)
         try:
             return Intent.from_json(self._intent.read_text(encoding="utf-8"))
         except FileNotFoundError:
@@ -133,9 +140,11 @@ class ChangeSetStore:
 
     def drop_intent(self) -> None:
         self._intent.unlink(missing_ok=True)
+        push(self._intent)
 
     def looked_at(self, base: str) -> frozenset[int]:
         """Return the reported hints that gave no change set for this base; for another base they are checked again."""
+        look(self._folder)
         with suppress(FileNotFoundError, ValueError, KeyError, TypeError):
             # If it is lost or unreadable, they are checked once more.
             value = json.loads(self._looked.read_text(encoding="utf-8"))
@@ -148,3 +157,4 @@ class ChangeSetStore:
         self._folder.mkdir(parents=True, exist_ok=True)
         with replaced_file(self._looked) as beside:
             beside.write_text(json.dumps({"base": base, "reports": known}), encoding="utf-8")
+        push(self._looked)

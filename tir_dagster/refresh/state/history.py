@@ -14,6 +14,7 @@ from typing import Any
 
 from tir_dagster.changes.change_set import BEFORE, ROWS, ChangeSet, parts_of
 from tir_dagster.files import copy_file, sync
+from tir_dagster.refresh.state.mirror import fetched, is_stored, look, mirror_of, push
 from tir_dagster.refresh.state.versions import Version
 
 _RECORD = "record.json"
@@ -38,17 +39,17 @@ class HistoryEntry:
     @property
     def before(self) -> list[Path]:
         """The rows that were removed."""
-        return parts_of(self.folder / BEFORE)
+        return parts_of(fetched(self.folder / BEFORE))
 
     @property
     def after(self) -> list[Path]:
         """The rows that were added."""
-        return parts_of(self.folder / ROWS)
+        return parts_of(fetched(self.folder / ROWS))
 
     @property
     def has_rows(self) -> bool:
         """Whether the replaced rows were kept: not of a version for which everything was loaded."""
-        return (self.folder / BEFORE).is_dir()
+        return (self.folder / BEFORE).is_dir() or is_stored(self.folder / BEFORE)
 
 
 class HistoryStore:
@@ -60,7 +61,7 @@ class HistoryStore:
     def add(self, version: Version, change_set_folder: Path, change_set: ChangeSet | None, *, now: datetime) -> None:
         """Keep what made the version. Repeating it is harmless."""
         target = self.folder / version.id
-        if target.exists():
+        if target.exists() or is_stored(target):
             return
         folder = self.folder / f"{_UNFINISHED}{version.id}-{uuid.uuid4().hex[:8]}"
         folder.mkdir(parents=True, mode=0o700)
@@ -80,23 +81,40 @@ class HistoryStore:
             sync(folder / _RECORD)
             folder.rename(target)
             sync(self.folder)
+            push(target)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
     def entries(self) -> list[HistoryEntry]:
         """Return all readable entries, the newest first."""
-        paths = self.folder.glob(f"*/{_RECORD}") if self.folder.is_dir() else ()
-        entries = [entry for path in paths if (entry := _read(path.parent)) is not None]
+        look(self.folder)
+        folders = self._folders()
+        if mirror := mirror_of(self.folder):
+            mirror.fetch(*(folder / _RECORD for folder in folders))
+        entries = [entry for folder in folders if (entry := _read(folder)) is not None]
         return sorted(entries, key=lambda entry: (entry.confirmed_at, entry.version), reverse=True)
+
+    def _folders(self) -> list[Path]:
+        """Return the folders of all entries, those of the lowest versions first."""
+        mirror = mirror_of(self.folder)
+        names = mirror.names(self.folder) if mirror else (path.name for path in self.folder.glob("[!.]*"))
+        return [self.folder / name for name in sorted(names, key=lambda name: (len(name), name))]
 
     def prune(self, *, days: float, now: datetime) -> None:
         """Remove entries that are older, and what a crash left unfinished; call it only while holding the extract's lease."""
-        if not self.folder.is_dir():
-            return
-        kept = {entry.folder for entry in self.entries() if now - entry.confirmed_at <= timedelta(days=days)}
-        for path in self.folder.iterdir():
-            if path not in kept:
+        folders, going = self._folders(), []
+        # Versions are confirmed in their order, so the first one that stays ends the search: there may be thousands.
+        for folder in folders:
+            fetched(folder / _RECORD)
+            entry = _read(folder)
+            if entry is not None and now - entry.confirmed_at <= timedelta(days=days):
+                break
+            going.append(folder)
+        staying = set(folders) - set(going)
+        for path in self.folder.iterdir() if self.folder.is_dir() else ():
+            if path not in staying:
                 shutil.rmtree(path, ignore_errors=True)
+        push(*going)
 
 
 def _link(source: Path, target: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tir_dagster.errors import GuardError
 from tir_dagster.files import replaced_file
+from tir_dagster.refresh.state.mirror import look, push
 
 
 class HeldError(GuardError):
@@ -37,6 +38,7 @@ class HoldFile:
 
     def read(self) -> Hold | None:
         """Return the hold. One that cannot be read still holds: somebody meant it."""
+        look(self._path)
         try:
             text = self._path.read_text(encoding="utf-8")
         except FileNotFoundError:
@@ -49,13 +51,16 @@ class HoldFile:
     def put(self, hold: Hold) -> None:
         with replaced_file(self._path) as beside:
             beside.write_text(json.dumps(asdict(hold)), encoding="utf-8")
+        push(self._path, unheld=True)
 
     def release(self) -> bool:
         """Remove the hold; return whether there was one."""
+        look(self._path)
         try:
             self._path.unlink()
         except FileNotFoundError:
             return False
+        push(self._path, unheld=True)
         return True
 
     def check(self, extract: str) -> None:

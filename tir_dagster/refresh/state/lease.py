@@ -1,4 +1,7 @@
-"""The lease of an extract: one refresh at a time; it shows its holder, and expires when the holder dies."""
+"""The lease of an extract: one refresh at a time; it shows its holder, and expires when the holder dies.
+
+It is a file; or, where the state is shared through an object store, an entry there.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +12,18 @@ import subprocess
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from tir_dagster.errors import TirError
 from tir_dagster.measuring import waiting_for
+from tir_dagster.refresh.state.mirror import LeaseLostError as LeaseLostError  # noqa: PLC0414 - part of this module
+from tir_dagster.refresh.state.mirror import Mirror, mirror_of
 from tir_dagster.retries import looks
 
 RENEW_SECONDS = 5.0
@@ -27,10 +33,6 @@ EXPIRE_SECONDS = 30.0
 
 class LeaseHeldError(TirError):
     """Somebody else is refreshing the extract."""
-
-
-class LeaseLostError(TirError):
-    """This process did not renew its lease in time, and somebody else has taken it."""
 
 
 @dataclass(frozen=True)
@@ -67,20 +69,28 @@ class Lease:
     def __init__(self, path: Path, me: Holder) -> None:
         self._path = path
         self._me = me
+        self._shared = _shared(path)
+
+    def begin(self) -> None:
+        """Where the state is shared, bring this machine's copy of it up to date."""
+        if self._shared is not None:
+            self._shared.begin()
 
     def check(self) -> None:
         """Renew the lease; raise LeaseLostError, which names the new holder, if it was lost."""
         if self._renewed():
             return
-        holder = _read(self._path)
+        holder = _last_holder(self._path)
         by = f"and {holder} has taken over" if holder else "and another process took over and has ended already"
         raise LeaseLostError(
             f"{self._path.parent.name}: this process did not renew its lease for more than {EXPIRE_SECONDS:.0f} seconds, {by}. "
             "Whatever was published from here is that refresh's to confirm. Run again when that refresh is done."
         )
 
-    def _renewed(self) -> bool:
+    def _renewed(self, *, again: bool = False) -> bool:
         """Renew the lease if it is still ours; return whether it is."""
+        if self._shared is not None:
+            return self._shared.renew(again=again)
         while True:
             with guarded(self._path) as guard:
                 holder = _read(self._path)
@@ -94,10 +104,14 @@ class Lease:
         while not stop.wait(RENEW_SECONDS):
             # A full or slow shared disk: try again, because a lease that is not renewed is lost.
             with suppress(OSError):
-                self._renewed()
+                self._renewed(again=True)
 
     def release(self) -> None:
         """Release the lease; if the disk is full or gone, it expires by itself, and no error hides that of the block."""
+        if self._shared is not None:
+            with suppress(OSError):
+                self._shared.give_back()
+            return
         with suppress(OSError), guarded(self._path):
             holder = _read(self._path)
             if holder is not None and holder.id == self._me.id:
@@ -132,6 +146,7 @@ def lease(
     renewal.start()
     _held[key] = held
     try:
+        held.begin()
         yield held
     finally:
         del _held[key]
@@ -142,7 +157,8 @@ def lease(
 
 def _wait_for(path: Path, me: Holder, wait_seconds: float, on_wait: Callable[[str], None]) -> None:
     holder, is_announced = None, False
-    for _ in looks(wait_seconds, pause=lambda _: 0.2, sleep=_sleep):
+    pause = 0.2 if _shared(path) is None else 1.0
+    for _ in looks(wait_seconds, pause=lambda _: pause, sleep=_sleep):
         holder = _take(path, me)
         if holder is None:
             return
@@ -162,6 +178,9 @@ def _sleep(seconds: float) -> None:
 
 def lease_holder(path: Path) -> Holder | None:
     """Return the current holder of the lease; None if it is free or its holder died."""
+    if shared := _shared(path):
+        held = shared.holder()
+        return _holder(held[0]) if held is not None and _is_alive(*held) else None
     with suppress(FileNotFoundError):
         holder = _read(path)
         return holder if holder is not None and holder.alive(_age(path)) else None
@@ -178,6 +197,9 @@ def is_abandoned(path: Path) -> bool:
 
 def _take(path: Path, me: Holder) -> Holder | None:
     """Take the lease if it is free; return its holder if not. A guard makes checking and taking one step."""
+    if shared := _shared(path):
+        held = shared.take(asdict(me), _is_alive)
+        return None if held is None else _holder(held)
     while True:
         with guarded(path) as guard:
             holder = _read(path)
@@ -187,10 +209,33 @@ def _take(path: Path, me: Holder) -> Holder | None:
                 return None
 
 
+def _shared(path: Path) -> Mirror | None:
+    """Return the mirror of which this is the lease; None for the lease of a local folder, or of a command on this machine."""
+    mirror = mirror_of(path)
+    return mirror if mirror is not None and mirror.folder == path.absolute().parent else None
+
+
+def _last_holder(path: Path) -> Holder | None:
+    """Return who has the lease, or had it last."""
+    if shared := _shared(path):
+        with suppress(OSError):
+            held = shared.holder()
+            return _holder(held[0]) if held is not None else None
+        return None
+    return _read(path)
+
+
+def _holder(value: Mapping[str, Any]) -> Holder:
+    return Holder(**{field.name: value[field.name] for field in fields(Holder) if field.name in value})
+
+
+def _is_alive(value: Mapping[str, Any], age: float) -> bool:
+    return _holder(value).alive(age)
+
+
 def _read(path: Path) -> Holder | None:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-        return Holder(**{field.name: value[field.name] for field in fields(Holder) if field.name in value})
+        return _holder(json.loads(path.read_text(encoding="utf-8")))
     except (FileNotFoundError, ValueError, TypeError):
         return None
 

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from tir_dagster.files import replaced_file
+from tir_dagster.refresh.state.mirror import look, push
 from tir_dagster.tableau.datasources import ServerVersion
 from tir_dagster.tableau.settings import Attachments, KeptSettings
 
@@ -39,8 +41,7 @@ def write_settings(folder: Path, note: SettingsNote) -> None:
         "beside": note.beside.as_json(),
         "left": note.left,
     }
-    with replaced_file(settings_file(folder)) as beside:
-        beside.write_text(json.dumps(value), encoding="utf-8")
+    _write(settings_file(folder), value)
 
 
 def read_settings(folder: Path) -> SettingsNote | None:
@@ -53,7 +54,7 @@ def read_settings(folder: Path) -> SettingsNote | None:
 
 
 def forget_settings(folder: Path) -> None:
-    settings_file(folder).unlink(missing_ok=True)
+    _forget(settings_file(folder))
 
 
 @dataclass(frozen=True)
@@ -74,8 +75,7 @@ class Compared:
 
 def write_compared(folder: Path, of: Sequence[str | None], compared: Compared) -> None:
     """Keep the result of comparing `of`: the server's version, ours, and how they were compared."""
-    with replaced_file(_compared_file(folder)) as beside:
-        beside.write_text(json.dumps({"of": list(of), "compared": asdict(compared)}), encoding="utf-8")
+    _write(_compared_file(folder), {"of": list(of), "compared": asdict(compared)})
 
 
 def read_compared(folder: Path, of: Sequence[str | None]) -> Compared | None:
@@ -97,20 +97,30 @@ TRUSTED_PARTIAL_HINTS = 1
 
 def partial_hints(folder: Path) -> int:
     """Return how often hints described less than had changed, since everything was last loaded."""
+    look(folder)
     with suppress(*_UNREADABLE):
         return int(json.loads(_hints_file(folder).read_text(encoding="utf-8"))["partial"])
     return 0
 
 
 def note_partial_hints(folder: Path) -> None:
-    count = partial_hints(folder) + 1
-    with replaced_file(_hints_file(folder)) as beside:
-        beside.write_text(json.dumps({"partial": count}), encoding="utf-8")
+    _write(_hints_file(folder), {"partial": partial_hints(folder) + 1})
 
 
 def forget_partial_hints(folder: Path) -> None:
-    _hints_file(folder).unlink(missing_ok=True)
+    _forget(_hints_file(folder))
 
 
 def _hints_file(folder: Path) -> Path:
     return folder / "hints.json"
+
+
+def _write(file: Path, value: Any) -> None:
+    with replaced_file(file) as beside:
+        beside.write_text(json.dumps(value), encoding="utf-8")
+    push(file)
+
+
+def _forget(file: Path) -> None:
+    file.unlink(missing_ok=True)
+    push(file)

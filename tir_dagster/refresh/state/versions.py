@@ -15,6 +15,7 @@ from typing import Any
 
 from tir_dagster.errors import ExtractError
 from tir_dagster.files import shares_blocks, sync
+from tir_dagster.refresh.state.mirror import fetched, is_stored, look, mirror_of, push
 
 EXTRACT_FILE = "extract.hyper"
 MANIFEST_FILE = "manifest.json"
@@ -53,7 +54,16 @@ class Version:
 
     @property
     def extract(self) -> Path:
-        return self.folder / EXTRACT_FILE
+        return self.file(EXTRACT_FILE)
+
+    @property
+    def shell(self) -> Path:
+        """The package that people built around the extract, without its rows; there may be none."""
+        return self.file(SHELL)
+
+    def file(self, name: str) -> Path:
+        """Return the path of one of its files or folders; where the state is shared, it is fetched when it is first needed."""
+        return fetched(self.folder / name)
 
 
 class VersionStore:
@@ -98,6 +108,7 @@ class VersionStore:
         folder = self.folder / f"v{number:08d}"
         workspace.folder.rename(folder)
         sync(self.folder)
+        push(folder)
         return Version(number, folder, written)
 
     def abandon(self, workspace: Workspace) -> None:
@@ -106,6 +117,7 @@ class VersionStore:
 
     def versions(self) -> list[Version]:
         """Return all complete versions, oldest first; skip broken folders."""
+        look(self.folder)
         versions = [version for path in self._named() if (version := _read(path)) is not None]
         return sorted(versions, key=lambda version: version.number)
 
@@ -113,9 +125,15 @@ class VersionStore:
         versions = self.versions()
         return versions[-1] if versions else None
 
+    def find(self, version_id: str) -> Version | None:
+        """Return the version of that id; None if it is not there, or if a file of it is lost where the state is shared."""
+        version = next((version for version in self.versions() if version.id == version_id), None)
+        mirror = mirror_of(self.folder)
+        return version if version is None or mirror is None or mirror.is_whole(version.folder) else None
+
     def get(self, version_id: str) -> Version:
         """Return the version of that id, such as v00000012."""
-        version = next((version for version in self.versions() if version.id == version_id), None)
+        version = self.find(version_id)
         if version is None:
             raise ExtractError(
                 f"{self.folder} has no complete version {version_id}. It was pruned or lost: run a full refresh."
@@ -137,6 +155,7 @@ class VersionStore:
         for version in going:
             if version.folder.is_dir():
                 self._remove(version.folder)
+        push(*(version.folder for version in going))
         return [version.id for version in going]
 
     def spare(self) -> Version | None:
@@ -159,11 +178,14 @@ class VersionStore:
 
     def _clean(self) -> None:
         """Remove workspaces, half-removed versions and broken ones."""
+        broken = []
         for path in self.folder.iterdir():
             if path.name.startswith((_WORKSPACE, _LEAVING)):
                 shutil.rmtree(path, ignore_errors=True)
             elif (_NAME.fullmatch(path.name) or path.name.startswith(_SPARE)) and _read(path) is None:
                 self._remove(path)
+                broken.append(path)
+        push(*broken)
 
     def _remove(self, folder: Path) -> None:
         leaving = self.folder / f"{_LEAVING}{folder.name}.{uuid.uuid4().hex[:8]}"
@@ -181,14 +203,18 @@ def _fitting(versions: Sequence[Version], most_bytes: int, protected: Collection
     """Return the versions that fit, the newest and the protected ones first; a shared file counts once."""
     kept: set[str] = set()
     seen: dict[int, int] = {}
+    elsewhere = 0
     must = {version.id for version in versions[-1:]} | set(protected)
     for version in sorted(versions, key=lambda candidate: (candidate.id in must, candidate.number), reverse=True):
         stats = [path.stat() for path in version.folder.rglob("*") if path.is_file()]
         more = {entry.st_ino: entry.st_size for entry in stats if entry.st_ino not in seen}
-        if version.id not in must and sum(seen.values()) + sum(more.values()) > most_bytes:
+        # Where the state is shared, files that nobody needed here are only in the store.
+        missing = sum(size for name, size in version.manifest["files"].items() if not (version.folder / name).exists())
+        if version.id not in must and sum(seen.values()) + sum(more.values()) + elsewhere + missing > most_bytes:
             break
         kept.add(version.id)
         seen |= more
+        elsewhere += missing
     return kept
 
 
@@ -214,6 +240,8 @@ def _read(path: Path) -> Version | None:
 
 def _is_whole(path: Path, size: int) -> bool:
     """Whether the file has its recorded size; an extract only needs content, because Hyper writes to files it opens."""
+    if not path.exists() and is_stored(path):
+        return True
     actual_size = path.stat().st_size
     return actual_size > 0 if path.name == EXTRACT_FILE else actual_size == size
 

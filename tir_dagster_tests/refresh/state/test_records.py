@@ -8,13 +8,13 @@ from dataclasses import replace
 
 import pytest
 
-from tir_dagster.changes.change_set import ChangeSet
 from tir_dagster.changes.plan import Reason, Situation, SourceState, plan_refresh
 from tir_dagster.refresh.server_content import outcome_by_content
 from tir_dagster.refresh.state.change_sets import ChangeSetStore, DamagedStateError
 from tir_dagster.refresh.state.lease import EXPIRE_SECONDS, lease
 from tir_dagster.refresh.state.records import Confirmation, Intent
 from tir_dagster.tableau.outcome import PublishOutcome
+from tir_dagster_tests.refresh.state.staged import staged
 
 KNOWN = SourceState("d", "s", "i", "t")
 CONFIRMED = Confirmation("orders", "v1", "2026-01-01", KNOWN, None, "id", "server 1", "old rows", 1, ())
@@ -55,34 +55,6 @@ def test_a_foreign_publish_is_noticed_under_every_policy():
     assert plan_refresh(now).decision == "none"
     assert plan_refresh(replace(now, foreign=True)).decision == "full"
     assert plan_refresh(replace(now, foreign=True, policy="auto")).reason is Reason.FOREIGN_PUBLISH
-
-
-def a_change_set(ident: str) -> ChangeSet:
-    return ChangeSet(
-        id=ident,
-        extract="orders",
-        base="v1",
-        source_version="2026-01-01",
-        known=KNOWN,
-        mode="changes",
-        decision="incremental",
-        reason=None,
-        keys=1,
-        rows=1,
-        purged={},
-        appended={},
-        watermark=None,
-        settles=(),
-        warnings=(),
-        sentence="",
-    )
-
-
-def staged(store: ChangeSetStore, ident: str, content: str) -> None:
-    with store.staging(ident) as folder:
-        (folder / "keys").mkdir()
-        (folder / "keys" / "part-0").write_text(content)
-        store.commit(a_change_set(ident), folder)
 
 
 def test_a_change_set_made_again_takes_the_place_of_the_first(tmp_path):
