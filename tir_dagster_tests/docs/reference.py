@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, get_args, get_type_hints
@@ -15,8 +16,9 @@ from tir_dagster.cli.audit.verify import VerifyOutcome
 from tir_dagster.cli.kept_revisions import RevisionList
 from tir_dagster.cli.load import LoadOutcome
 from tir_dagster.cli.main import CONTEXT, tir
+from tir_dagster.cli.overview.status import Status
 from tir_dagster.cli.refresh import RefreshOutcome
-from tir_dagster.cli.status import Status
+from tir_dagster.cli.setup.environment import VARIABLES
 from tir_dagster.spec.reading import json_schema
 
 _WRITTEN = "<!-- Written from the code by `make docs-tables`: edit it there. -->\n"
@@ -240,4 +242,27 @@ def _inner(kind: type) -> Iterator[type]:
     yield from found
 
 
-PAGES: Mapping[str, Callable[[], str]] = {"spec.md": spec_page, "cli.md": cli_page, "json.md": json_page}
+def environment_page() -> str:
+    lines = [
+        _WRITTEN,
+        "# Environment variables",
+        "",
+        'The same variables configure the sandbox and real servers; nothing else differs. `eval "$(tir sandbox env)"` sets those of the',
+        "sandbox, and `tir doctor --env` says which are set. Begin with a key pair for [Snowflake](../snowflake.md) and a personal access token for",
+        "Tableau, or a connected app with [its scopes](../rest-calls.md#scopes-of-a-connected-app). Which Spark a run uses: [spark.md](../spark.md);",
+        "who reads which certificates and proxies: [SECURITY.md](../../SECURITY.md#certificates-and-proxies). Do not put a user or a password into an",
+        "address: addresses with credentials are refused. Values of secrets appear in no log, error or alert. A spec names the variables of its",
+        "datasource's credentials itself.",
+    ]
+    for where, variables in itertools.groupby(VARIABLES, key=lambda variable: variable.where):
+        rows = [f"| `{variable.name}` | {variable.used_for} |" for variable in variables]
+        lines += ["", f"## {where[0].upper()}{where[1:]}", "", "| variable | what for |", "|---|---|", *rows]
+    return "\n".join(lines) + "\n"
+
+
+PAGES: Mapping[str, Callable[[], str]] = {
+    "spec.md": spec_page,
+    "cli.md": cli_page,
+    "json.md": json_page,
+    "environment.md": environment_page,
+}

@@ -10,22 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from tir_dagster.orchestration.alerts.resources import SERVICENOW_VARIABLES, SLACK_VARIABLES
-from tir_dagster.orchestration.resources import TABLEAU_VARIABLES
 from tir_dagster.spec.reading import json_schema
 from tir_dagster_tests.docs.reference import PAGES
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "docs" / "reference"
 WRITE = "TIR_WRITE_DOCS"
-VARIABLE = r"(?:TIR|SNOWFLAKE|TABLEAU|SPARK|SLACK|SERVICENOW|AWS|DAGSTER|JAVA|REQUESTS|SSL|HTTPS?|NO)(?:_[A-Z0-9]+)+"
-# Names of that form that are no variables: of tables, stages and columns in the warehouse, an error, and one within Spark.
-OTHERS = {
-    *("TIR_LOADED_FILES", "TIR_LOADS", "TIR_NEW", "TIR_OLD", "TIR_REJECTED_ROWS", "TIR_STAGE"),
-    *("NO_SUCH_BUCKET", "SPARK_CONNECT_AUTHENTICATE_TOKEN"),
-}
-# Read by Spark and by HTTP clients themselves.
-READ_BY_OTHERS = {"SPARK_DRIVER_MEMORY", "SPARK_CONF_DIR", "HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY", "TIR_SANDBOX_OWNER"}
 
 
 def compare(file: Path, text: str) -> None:
@@ -57,15 +47,6 @@ def constants(pattern: str) -> set[str]:
 
 def named(page: str, pattern: str) -> set[str]:
     return set(re.findall(rf"`({pattern})`", (REFERENCE / page).read_text(encoding="utf-8")))
-
-
-def test_the_page_of_variables_names_those_that_the_code_reads():
-    read = constants(VARIABLE) | {
-        *TABLEAU_VARIABLES.values(),
-        *SLACK_VARIABLES.values(),
-        *SERVICENOW_VARIABLES.values(),
-    }
-    assert named("environment.md", VARIABLE) == read - OTHERS | READ_BY_OTHERS
 
 
 def test_the_page_of_metadata_names_the_keys_that_the_code_writes():

@@ -243,7 +243,7 @@ def read_variables() -> set[str]:
 
 # Names in SQL, a variable that is set for a child process, and one that drafts of specs name.
 NOT_READ = {
-    *("TIR_OLD", "TIR_NEW", "TIR_STAGE", "TIR_LOADS", "TIR_LOADED_FILES", "TIR_REJECTED_ROWS"),
+    *("TIR_OLD", "TIR_NEW", "TIR_STAGE", "TIR_LOADS", "TIR_LOADED_FILES", "TIR_REJECTED_ROWS", "TIR_N", "TIR_SLICE"),
     *("SPARK_HOME", "TABLEAU_SNOWFLAKE_PASSWORD"),
 }
 
