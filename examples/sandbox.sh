@@ -15,6 +15,15 @@ run() {
   "$@"
 }
 
+# For a command whose exit code says that something is wrong.
+fails() {
+  echo "\$ $*"
+  if "$@"; then
+    echo "It found nothing wrong." >&2
+    exit 1
+  fi
+}
+
 tir sandbox up >/dev/null
 eval "$(tir sandbox env)"
 trap 'echo "The servers of the sandbox are still running; to stop them: TIR_HOME=$TIR_HOME tir sandbox down"' EXIT

@@ -34,6 +34,8 @@ def staging_problem(address: str) -> str | None:
     scheme, separator, place = address.partition("://")
     if has_credentials(place):
         return "carries a user or a password; credentials come from the environment, a profile or a role"
+    if "?" in place or "#" in place:
+        return "carries parameters, which may hold a secret; settings come from the environment"
     if separator and scheme not in ("http", "https") and place.strip("/"):
         return None
     if not separator and address.startswith("/"):

@@ -18,7 +18,7 @@ from tir_dagster.alerts.events import Event, Problem, Report, Success, from_json
 from tir_dagster.alerts.problems import AlertState, WaitingAlert
 from tir_dagster.files import private_folder, replaced_file
 from tir_dagster.refresh.state.lease import LeaseHeldError, is_abandoned, lease
-from tir_dagster.refresh.state.mirror import drop, look, mirror_of, push
+from tir_dagster.refresh.state.mirror import drop, look, mirror_of, push, write
 
 T = TypeVar("T")
 _STATE = ("open", "pending", "daily", "worked.json", "full.json", "given_up.json", "told.json")
@@ -110,9 +110,8 @@ class AlertStorage:
     def leave(self, report: Report, *, slot: str = "") -> None:
         """Leave a report for the sensor, without the lock; a slot keeps only its newest report."""
         private_folder(self.folder)
-        file = self._file("inbox", slot or report.id)
-        _write(file, {"slot": slot or report.id, **to_json(report)})
-        push(file, unheld=True)
+        value = {"slot": slot or report.id, **to_json(report)}
+        write(self._file("inbox", slot or report.id), json.dumps(value, ensure_ascii=False))
 
     def left_reports(self, extracts: Collection[str]) -> dict[str, Report]:
         """Return the waiting reports of these extracts, by slot."""

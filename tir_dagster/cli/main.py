@@ -247,7 +247,8 @@ def status(*, watch: bool, as_json: bool) -> None:
 def report(extract: str, *, target: Path | None, is_opened: bool, as_json: bool) -> None:
     """Write one HTML page about EXTRACT: what each refresh moved and how long it took, freshness, verification, problems.
 
-    It reads Dagster's log and the state folder only. The page needs no network: it can be sent to anybody.
+    It reads Dagster's log and the state folder only. The page needs no network. It shows no rows, but
+    names of slices, and warnings that may name keys.
     """
     specs = load_specs()
     from tir_dagster.cli.jobs import find_declared

@@ -65,7 +65,8 @@ class _Scaffolder(dg.Scaffolder[Any]):
         name = re.sub(r"[^a-z0-9]+", "_", folder.name.lower()).strip("_")
         dg.scaffold_component(request, self.example(name if name[:1].isalpha() else f"my_{name}"))
         defs = next((parent for parent in folder.parents if parent.name == "defs"), folder.parent)
-        if not any("environment_resources" in file.read_text("utf-8") for file in defs.parent.rglob("*.py")):
+        texts = (file.read_text("utf-8", errors="replace") for file in defs.parent.rglob("*.py"))
+        if not (defs / RESOURCES_FILE).exists() and not any("environment_resources" in text for text in texts):
             (defs / RESOURCES_FILE).write_text(_RESOURCES, encoding="utf-8")
 
 

@@ -19,7 +19,6 @@ from typing import Any
 from pyarrow import fs
 from slack_sdk.errors import SlackApiError
 
-from tir_dagster.addresses import host_of
 from tir_dagster.alerts.retries import ChannelError, Persistence
 from tir_dagster.alerts.servicenow import ServiceNowChannel
 from tir_dagster.changes.relation import read_tables, watched_tables
@@ -38,6 +37,7 @@ from tir_dagster.retries import Backoff, RetryPolicy
 from tir_dagster.snowflake.connection import SnowflakeAccess
 from tir_dagster.snowflake.names import TableName
 from tir_dagster.spark.java import require_java
+from tir_dagster.spark.remote import Remote
 from tir_dagster.spark.server import server_state
 from tir_dagster.spec.alerts import ServiceNowAlerts
 from tir_dagster.spec.extract import ExtractSpec
@@ -127,7 +127,7 @@ def _machine(installation: Installation) -> Iterator[Check]:
 
 def _java(env: Mapping[str, str]) -> Result:
     if remote := env.get("SPARK_REMOTE"):
-        return ok(f"not needed: Spark runs at {host_of(remote)}")
+        return ok(f"not needed: Spark runs at {Remote.parse(remote, env).name}")
     require_java(env)
     return ok("Java 17 or newer; tir doctor --spark also starts Spark")
 

@@ -145,14 +145,24 @@ def _comment(text: str) -> Iterator[str]:
 
 def _field(name: str, value: Any) -> list[str]:
     if isinstance(value, str) and "\n" in value:
-        lines = [line.rstrip() for line in value.expandtabs(4).splitlines()]
         # The first line may be indented, which YAML would take as the indentation of all.
-        return [f"{name}: |2-", *(f"  {line}" if line else "" for line in lines)]
+        block = [f"{name}: |2-", *(f"  {line}" if line else "" for line in value.splitlines())]
+        # A tab or blanks at the end of a line may be inside a literal: quoted, they stay.
+        return block if _reads_as(block, {name: value}) else [f"{name}: {_flow(value)}"]
     if isinstance(value, list) and len(value) == 1:
         value = value[0]
     if isinstance(value, dict) and any(isinstance(inner, dict) for inner in value.values()):
         return [f"{name}:", *(f"  {inner}: {_flow(held)}" for inner, held in value.items())]
     return [f"{name}: {_flow(value)}"]
+
+
+def _reads_as(lines: list[str], value: Any) -> bool:
+    # Comments and fields are indented later, and blanks at the end are cut then.
+    try:
+        read = yaml.safe_load("\n".join(line.rstrip() for line in lines))
+    except yaml.YAMLError:
+        return False
+    return bool(read == value)
 
 
 def _flow(value: Any) -> str:
@@ -245,7 +255,10 @@ def write_spec_file(file: Path, drafts: list[Draft], *, append: bool, force: boo
         force = True
     else:
         text = spec_file_text(drafts, f"./{schema_file(file).name}")
-    parse_declared(text, str(file))
+    if not append and parse_declared(text, str(file)).extracts != tuple(made.spec for made in drafts):
+        raise SpecError(
+            f"{file} would not say what was checked, so it was not written. Write it by hand: docs/refresh.md."
+        )
     _check_schema_file(schema_file(file))
     write_new(file, text, force=force)
     write_schema(file)

@@ -85,7 +85,7 @@ def _guarded(action: Callable[[], None]) -> None:
     """Run the action; a full disk must not stop a sensor that can still read."""
     try:
         action()
-    except OSError as error:
+    except (OSError, TirError) as error:
         dg.get_dagster_logger().warning("the alert could not be stored: %s", error)
 
 

@@ -61,8 +61,10 @@ class HistoryStore:
     def add(self, version: Version, change_set_folder: Path, change_set: ChangeSet | None, *, now: datetime) -> None:
         """Keep what made the version. Repeating it is harmless."""
         target = self.folder / version.id
-        if target.exists() or is_stored(target):
+        if is_stored(target) or (target.exists() and mirror_of(target) is None):
             return
+        # What is left here of an entry that did not get to the shared store.
+        shutil.rmtree(target, ignore_errors=True)
         folder = self.folder / f"{_UNFINISHED}{version.id}-{uuid.uuid4().hex[:8]}"
         folder.mkdir(parents=True, mode=0o700)
         try:

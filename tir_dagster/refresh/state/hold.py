@@ -8,8 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tir_dagster.errors import GuardError
-from tir_dagster.files import replaced_file
-from tir_dagster.refresh.state.mirror import look, push
+from tir_dagster.refresh.state.mirror import look, write
 
 
 class HeldError(GuardError):
@@ -49,19 +48,15 @@ class HoldFile:
         return Hold("an unknown time", "somebody", f"{self._path} cannot be read")
 
     def put(self, hold: Hold) -> None:
-        with replaced_file(self._path) as beside:
-            beside.write_text(json.dumps(asdict(hold)), encoding="utf-8")
-        push(self._path, unheld=True)
+        write(self._path, json.dumps(asdict(hold)))
 
     def release(self) -> bool:
         """Remove the hold; return whether there was one."""
         look(self._path)
-        try:
-            self._path.unlink()
-        except FileNotFoundError:
-            return False
-        push(self._path, unheld=True)
-        return True
+        was_there = self._path.exists()
+        if was_there:
+            write(self._path, None)
+        return was_there
 
     def check(self, extract: str) -> None:
         """Raise HeldError while the extract is on hold."""

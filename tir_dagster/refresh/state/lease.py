@@ -90,7 +90,7 @@ class Lease:
     def _renewed(self, *, again: bool = False) -> bool:
         """Renew the lease if it is still ours; return whether it is."""
         if self._shared is not None:
-            return self._shared.renew(again=again)
+            return self._shared.renew(self._me.id, again=again)
         while True:
             with guarded(self._path) as guard:
                 holder = _read(self._path)
@@ -110,7 +110,7 @@ class Lease:
         """Release the lease; if the disk is full or gone, it expires by itself, and no error hides that of the block."""
         if self._shared is not None:
             with suppress(OSError):
-                self._shared.give_back()
+                self._shared.give_back(self._me.id)
             return
         with suppress(OSError), guarded(self._path):
             holder = _read(self._path)

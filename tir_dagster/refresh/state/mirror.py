@@ -81,6 +81,8 @@ class _State:
     history: str | None = None
     # Of each write its own: by it a writer whose answer was lost knows its own write again.
     write: str = ""
+    # How old the holder's last sign of life was when somebody else wrote last: such a write does not renew the lease.
+    idle: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,11 @@ class _Read:
     state: _State
     etag: str | None
     age: float
+
+    @property
+    def silence(self) -> float:
+        """For how many seconds the holder has not written."""
+        return self.age + self.state.idle
 
 
 class Mirror:
@@ -120,7 +127,7 @@ class Mirror:
 
         def taken(read: _Read) -> _State:
             holder = read.state.holder
-            if holder is not None and is_alive(holder, read.age):
+            if holder is not None and is_alive(holder, read.silence):
                 raise _HeldError(holder)
             return replace(read.state, holder=dict(me), unclean=read.state.unclean or holder is not None)
 
@@ -149,10 +156,10 @@ class Mirror:
         if state.unclean:
             self._sweep()
 
-    def renew(self, *, again: bool) -> bool:
-        """Renew the lease, also `again` if it was just renewed; return False if it is lost."""
+    def renew(self, me: str, *, again: bool) -> bool:
+        """Renew the lease, also `again` if it was just renewed; return False if it is lost, be it to a thread of this process."""
         with self._lock:
-            if self._me is None:
+            if self._me != me:
                 return False
             if not again and _elapsed() - self._renewed_at < _RENEWED_SECONDS:
                 return True
@@ -162,9 +169,11 @@ class Mirror:
                 return False
             return True
 
-    def give_back(self) -> None:
+    def give_back(self, me: str) -> None:
         """Give the lease back; if the store does not answer, it expires by itself."""
         with self._lock:
+            if self._me != me:
+                return
             unclean = self._unclean
             try:
                 self._change(self._mine(lambda state: replace(state, holder=None, unclean=state.unclean or unclean)))
@@ -177,7 +186,7 @@ class Mirror:
     def holder(self) -> tuple[Mapping[str, Any], float] | None:
         """Return who holds the lease, and how many seconds ago it was renewed."""
         read = self._get()
-        return (read.state.holder, read.age) if read.state.holder is not None else None
+        return (read.state.holder, read.silence) if read.state.holder is not None else None
 
     # What is shared
 
@@ -238,27 +247,44 @@ class Mirror:
                     "No rule of the bucket may expire or change these objects (docs/state.md)."
                 )
 
-    def push(self, *paths: Path, unheld: bool = False) -> None:
-        """Make the store show what is here below these paths, in one step; only small files can be pushed without the lease."""
+    def write(self, path: Path, text: str | None) -> None:
+        """Replace a small file in the store, or remove it; needs no lease.
+
+        Only then is it changed here: before, a reader that copies from the store would undo it.
+        """
+        self._make_ready()
+        name = self._name(path)
+
+        def changed(read: _Read) -> _State:
+            others = {other: value for other, value in read.state.texts.items() if other != name}
+            return replace(read.state, texts=others if text is None else {**others, name: text})
+
+        self._change(changed)
+
+    def _make_ready(self) -> None:
+        """Bring all that is here into a new store: not only what is about to be written."""
+        if self._me is not None or self._current().state.ready:
+            return
+        me = uuid.uuid4().hex
+        holder = {"id": me, "host": socket.gethostname(), "pid": os.getpid(), "purpose": "first use"}
+        if self.take(holder, lambda _, age: age < _LOCK_SECONDS) is None:
+            try:
+                self.begin()
+            finally:
+                self.give_back(me)
+
+    def push(self, *paths: Path) -> None:
+        """Make the store show what is here below these paths, in one step."""
         names = [self._name(path) for path in paths]
         texts: dict[str, str] = {}
         files: dict[str, Sequence[Any]] = {}
         uploaded: list[str] = []
-        if self._me is None and not unheld:
+        if self._me is None:
             raise LeaseLostError(
                 f"{self._unit}: the lease has ended, so nothing is written to {self.shown}. Run again."
             )
-        if self._me is None and not self._current().state.ready:
-            # The store is new: everything that is here goes there, not only this.
-            me = {"id": uuid.uuid4().hex, "host": socket.gethostname(), "pid": os.getpid(), "purpose": "first use"}
-            if self.take(me, lambda _, age: age < _LOCK_SECONDS) is None:
-                try:
-                    self.begin()
-                finally:
-                    self.give_back()
-                return
         try:
-            known = self._known_files() if self._me is not None else {}
+            known = self._known_files()
             for file in [file for path in paths for file in _files_below(path)]:
                 name = self._name(file)
                 if _is_text(name):
@@ -271,8 +297,9 @@ class Mirror:
                     self._store.upload(self._key(files[name][0]), file)
             self._commit(names, texts, files, uploaded=uploaded)
         except LeaseLostError:
+            # A write whose answer was lost may have listed them, and the new holder keeps what is listed.
             with suppress(OSError):
-                self._store.delete([self._key(file) for file in uploaded])
+                self._store.delete([self._key(file) for file in set(uploaded) - self._referred()])
             raise
         except BaseException:
             # Perhaps the write was done: what is uploaded and not listed is for whoever takes the lease next to remove.
@@ -322,9 +349,9 @@ class Mirror:
                 history=history or state.history,
             )
 
-        if history is None and self._me is not None and changed(self._current().state) == self._current().state:
+        if history is None and changed(self._current().state) == self._current().state:
             return
-        old = self._change(self._mine(changed) if self._me is not None else lambda read: changed(read.state)).state
+        old = self._change(self._mine(changed)).state
         if history is not None:
             self._history = (history, listed)
         gone = [
@@ -332,7 +359,7 @@ class Mirror:
         ]
         if history is not None and old.history is not None:
             gone.append(old.history)
-        if gone and self._me is not None:
+        if gone:
             self._remove(gone)
 
     def _remove(self, files: Collection[str]) -> None:
@@ -356,15 +383,19 @@ class Mirror:
                 path.unlink(missing_ok=True)
 
     def _check_conditions(self) -> None:
-        """Raise if the store creates an object that is there: two workers would have the lease."""
+        """Raise if the store creates an object that is there, or replaces another one than was meant: two workers would have the lease."""
+        trial = self._key(f"{_FILES}{uuid.uuid4().hex}-trial")
+        self._store.put(trial, b"1", etag=None)
         try:
-            self._store.put(self._key(_STATE), b"{}", etag=None)
-        except ConflictError:
-            return
-        raise StateStoreError(
-            f"{self._store.address} ignores the conditions of writes (If-None-Match), so it cannot keep two workers apart. Nothing was "
-            "published. Set TIR_STATE to a store that knows them, or unset it and share TIR_HOME on a volume (docs/state.md)."
-        )
+            for condition, etag in (("If-None-Match", None), ("If-Match", '"0"')):
+                with suppress(ConflictError):
+                    self._store.put(trial, b"2", etag=etag)
+                    raise StateStoreError(
+                        f"{self._store.address} ignores the conditions of writes ({condition}), so it cannot keep two workers apart. Nothing "
+                        "was published. Set TIR_STATE to a store that knows them, or unset it and share TIR_HOME on a volume (docs/state.md)."
+                    )
+        finally:
+            self._store.delete([trial])
 
     def _sweep(self) -> None:
         """Delete what somebody who died had uploaded and not listed, or taken off the list and not deleted."""
@@ -458,9 +489,15 @@ class Mirror:
     def _change(self, update: Callable[[_Read], _State]) -> _Read:
         """Replace the state by what `update` makes of it, as one step among all workers; return what was there before."""
         with self._lock:
+            if self._me is None:
+                # How long the holder has been silent is counted from now.
+                self._read = None
             read = self._current()
             for _ in range(_MOST_CONFLICTS):
-                state = replace(update(read), write=uuid.uuid4().hex)
+                state = update(read)
+                holders = state.holder, read.state.holder
+                by_holder = holders[0] != holders[1] or (holders[0] is not None and holders[0]["id"] == self._me)
+                state = replace(state, write=uuid.uuid4().hex, idle=0.0 if by_holder else read.silence)
                 began = _elapsed()
                 try:
                     etag = self._store.put(self._key(_STATE), json.dumps(asdict(state)).encode(), etag=read.etag)
@@ -586,7 +623,18 @@ def drop(path: Path) -> None:
     path.unlink(missing_ok=True)
 
 
-def push(*paths: Path, unheld: bool = False) -> None:
+def push(*paths: Path) -> None:
     """Make what is here below these paths, or is not here any more, durable for all workers, in one step."""
     if paths and (mirror := mirror_of(paths[0])):
-        mirror.push(*paths, unheld=unheld)
+        mirror.push(*paths)
+
+
+def write(path: Path, text: str | None) -> None:
+    """Replace a small file, or remove it, for all workers; needs no lease."""
+    if mirror := mirror_of(path):
+        mirror.write(path, text)
+    if text is None:
+        path.unlink(missing_ok=True)
+    else:
+        with replaced_file(path) as beside:
+            beside.write_text(text, encoding="utf-8")

@@ -183,6 +183,8 @@ class VersionStore:
             if path.name.startswith((_WORKSPACE, _LEAVING)):
                 shutil.rmtree(path, ignore_errors=True)
             elif (_NAME.fullmatch(path.name) or path.name.startswith(_SPARE)) and _read(path) is None:
+                if is_stored(path) and _is_whole_elsewhere(path):
+                    continue
                 self._remove(path)
                 broken.append(path)
         push(*broken)
@@ -236,6 +238,13 @@ def _read(path: Path) -> Version | None:
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
     return Version(_number(path), path, manifest) if whole and EXTRACT_FILE in manifest["files"] else None
+
+
+def _is_whole_elsewhere(folder: Path) -> bool:
+    """Drop what is damaged on this disk; return whether the version is whole by what the shared store has."""
+    for file in [file for file in folder.rglob("*") if file.is_file() and file.name != MANIFEST_FILE]:
+        file.unlink()
+    return _read(folder) is not None
 
 
 def _is_whole(path: Path, size: int) -> bool:

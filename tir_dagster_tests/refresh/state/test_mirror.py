@@ -136,7 +136,7 @@ def test_what_was_replaced_is_uploaded_once_and_pruned_by_its_age(shared: Shared
     shared.bucket.calls()
     with shared.first.lease():
         staged(shared.first.change_sets, "c1", "keys")
-        uploads = [call for call in shared.bucket.calls() if call["method"] == "PUT" and "/files/" in call["path"]]
+        uploads = [call for call in shared.bucket.calls() if call["method"] == "PUT" and call["path"].endswith("part-0")]
         assert len(uploads) == 1
         for number in (1, 2):
             version = shared.first.make_version(str(number))
@@ -223,7 +223,6 @@ def test_whoever_lost_the_lease_cannot_write_any_more(shared: Shared):
                 lambda: shared.first.make_version("late"),
                 lambda: staged(shared.first.change_sets, "c2", "late"),
                 lambda: shared.first.change_sets.settle(("c1",)),
-                lambda: shared.first.hold.put(Hold("today", "me", "late")),
             ):
                 with pytest.raises(LeaseLostError, match=r"somebody else has the lease in s3://landing/"):
                     write()
@@ -308,16 +307,66 @@ def test_what_is_on_the_disk_when_a_store_is_first_used_goes_there(shared: Share
         assert not (shared.second.folder / "work").exists()
 
 
-def test_a_store_that_ignores_conditions_is_refused(shared: Shared, tmp_path: Path):
+@pytest.mark.parametrize("ignored", ["If-None-Match", "If-Match"])
+def test_a_store_that_ignores_conditions_is_refused(shared: Shared, tmp_path: Path, ignored: str):
     class Careless(S3Store):
         def put(self, key: str, body: bytes, *, etag: str | None) -> str:
-            there = self.get(key)
-            return super().put(key, body, etag=there.etag if there else None)
+            if (etag is None) is (ignored == "If-None-Match"):
+                there = self.get(key)
+                etag = there.etag if there else None
+            return super().put(key, body, etag=etag)
 
     mine = Mirror(Careless(shared.address), "extracts/orders", tmp_path)
     assert mine.take({"id": "me"}, lambda *_: True) is None
-    with pytest.raises(StateStoreError, match=r"ignores the conditions of writes .* Nothing was published"):
+    with pytest.raises(
+        StateStoreError, match=rf"ignores the conditions of writes \({ignored}\).* Nothing was published"
+    ):
         mine.begin()
+
+
+def test_what_others_write_does_not_keep_a_dead_holder_alive(shared: Shared):
+    def is_alive(_: Any, age: float) -> bool:
+        return age < 30
+
+    dead, next_one = mirror_of(shared.first.folder), mirror_of(shared.second.folder)
+    assert dead is not None
+    assert next_one is not None
+    assert dead.take({"id": "dead"}, is_alive) is None
+    dead.begin()
+    # From now on each object seems to be this old when it is read.
+    shared.bucket.clock_ahead(20)
+    assert next_one.take({"id": "next"}, is_alive) == {"id": "dead"}
+    for _ in range(2):
+        shared.second.hold.put(Hold("today", "me", "a test"))
+    assert next_one.take({"id": "next"}, is_alive) is None
+
+
+def test_what_a_write_with_a_lost_answer_has_listed_stays_for_the_next_holder(shared: Shared, tmp_path: Path):
+    class Losing(S3Store):
+        then: Any = None
+
+        def put(self, key: str, body: bytes, *, etag: str | None) -> str:
+            tag = super().put(key, body, etag=etag)
+            if self.then is not None and key.endswith("state.json"):
+                then, self.then = self.then, None
+                then()
+                raise ConflictError(key)
+            return tag
+
+    store, folder = Losing(shared.address), tmp_path / "mine"
+    mine, other = Mirror(store, "extracts/orders", folder), mirror_of(shared.second.folder)
+    assert other is not None
+    assert mine.take({"id": "mine"}, lambda *_: True) is None
+    mine.begin()
+    version = folder / "versions" / "v00000001"
+    version.mkdir(parents=True)
+    (version / "extract.hyper").write_text("rows")
+    store.then = lambda: other.take({"id": "other"}, lambda *_: False)
+    with pytest.raises(LeaseLostError):
+        mine.push(version)
+    listed = [file for file, _ in shared.state()["files"].values()]
+    assert len(listed) == 1
+    assert shared.store.size(f"extracts/orders/{listed[0]}") == len("rows")
 
 
 def test_a_hold_is_released_while_another_worker_has_the_lease(shared: Shared):
