@@ -80,7 +80,7 @@ profile: $(READY) ## what loading the definitions costs beyond importing Dagster
 torture: setup $(CLASSES) ## KILLS=1000 kills at every step of a refresh, a rollback and a load, full disks, cut networks; a table in build/torture.md
 	@$(WITH_JAVA) $(BIN)/python -m tir_dagster_tests.torture --kills $(KILLS) --seed $(SEED)
 
-LONG = $(patsubst %,orchestration/test_%.py,histories crashes twice faults server_histories server_ways server_delivery ranges views view_histories view_deliveries patch trigger many_extracts many_daemon) test_deploy.py \
+LONG = $(patsubst %,orchestration/test_%.py,histories crashes twice faults server_histories server_ways server_delivery ranges views view_histories view_deliveries patch trigger many_extracts many_daemon cluster redefined_sources shared_state spark_server) refresh/state/test_workers.py test_deploy.py \
 	sandbox/test_size.py sandbox/test_full_disk.py sandbox/warehouse/test_time_travel.py sandbox/warehouse/test_restart.py benchmarks/test_bench.py benchmarks/test_contest.py cli/test_demo.py cli/setup
 
 audit: $(READY) ## known vulnerabilities of the pinned packages, by pip-audit; exit code 2 if it or its data are not there

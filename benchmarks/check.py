@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -173,6 +174,8 @@ def _prepared(bench: Bench, cases: Sequence[Measured], progress: Say) -> dict[st
 
 def _counted(bench: Bench, spec: ExtractSpec, case: Measured) -> dict[str, int]:
     state = bench.state_of(spec.name)
+    # As if it were the only extract: others would have read the changes already.
+    shutil.rmtree(state.parents[1] / "shared", ignore_errors=True)
     before, jobs = _files(state), _spark_work()
     if case.by_spark:
         os.environ[SMALL_VARIABLE] = "0"

@@ -47,6 +47,13 @@ LONG = (
     "test_ranges",
     "test_load_histories",
     "test_size",
+    "test_many_extracts",
+    "test_mirror",
+    "test_spark_server",
+    "test_audit",
+    "test_check",
+    "test_examples",
+    "test_dg",
 )
 
 

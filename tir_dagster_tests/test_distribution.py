@@ -80,7 +80,7 @@ def test_the_sandbox_and_the_tools_are_extras(built):
         for name in plain
         if name.startswith(("fakesnow", "moto", "duckdb", "pytest", "sphinx", "dagster-webserver"))
     ]
-    assert set(told.get_all("Provides-Extra") or []) == {"sandbox", "dev", "docs"}
+    assert set(told.get_all("Provides-Extra") or []) == {"sandbox", "dev", "docs", "deploy"}
     assert told["License-Expression"] == "Apache-2.0"
     assert (told.get_payload() or "").lstrip().startswith("# tir_dagster")
 

@@ -291,6 +291,8 @@ TEXTS = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]
 
 @settings(fuzzed, max_examples=EXAMPLES // 2)
 @given(texts=st.lists(TEXTS, min_size=1, max_size=8))
+# An escape of a control character must not take the digit behind it.
+@example(texts=["\x1f0", "\x012"])
 @example(texts=["'", "\\", "\\'", '"', "a.b", "\n", "-- ", "/*", "👩‍👩‍👧", "x" * 255, "'; DROP TABLE t; --"])
 def test_any_text_arrives_in_hyper_as_it_is(tmp_path: Path, texts: list[str]):
     with connect(tmp_path / "q.hyper", create=True) as connection:

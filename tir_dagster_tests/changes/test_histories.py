@@ -556,7 +556,7 @@ def believe_the_watermark_alone(patch: pytest.MonkeyPatch) -> None:
 def compare_what_is_shown_by_key_alone(patch: pytest.MonkeyPatch) -> None:
     """Rows whose values changed are the same where only keys are compared."""
     only_with(patch, lambda choice: choice.first == "diff", ".sales")
-    patch.setattr(detectors, "_numbered", lambda _: {})
+    patch.setattr(detectors, "numbered", lambda _: {})
 
 
 def only_compared_as_a_whole(patch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ EXAMPLES = ROOT / "examples"
 # With pages of their own elsewhere: dbt has another environment (tir_dagster_tests/clients).
 NAMES = sorted(file.parent.name for file in EXAMPLES.glob("*/run.sh") if file.parent.name != "dbt")
 # Played in this process; `make soak` runs them and all others by their one command.
-QUICK = ["orders", "hints"]
+QUICK = ["orders"]
 
 
 def readme(name: str) -> str:

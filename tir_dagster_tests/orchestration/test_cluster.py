@@ -146,7 +146,9 @@ def left_in(s3: Any) -> list[str]:
     return [entry["Key"] for entry in s3.list_objects_v2(Bucket=BUCKET).get("Contents", ()) if entry["Size"]]
 
 
-@pytest.mark.parametrize("way", ["master", pytest.param("connect", marks=pytest.mark.long)])
+# A cluster takes a minute and a half; what its parts do is shown without one in tir_dagster_tests/spark (places, choice, package).
+@pytest.mark.long
+@pytest.mark.parametrize("way", ["master", "connect"])
 def test_load_detection_first_load_and_refresh_on_machines_that_share_no_folder(place, cluster, s3, drive, way):
     driver = started(way, cluster, drive)
     land(place, s3, 5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import uuid
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -36,7 +37,10 @@ class Site:
     cursor: Any
 
     def run(self, *arguments: str) -> Result:
-        result = CliRunner().invoke(tir, list(arguments))
+        # A command with --specs sets the variable, for this process alone.
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("TIR_SPECS", os.environ.get("TIR_SPECS", ""))
+            result = CliRunner().invoke(tir, list(arguments))
         assert result.exception is None or isinstance(result.exception, SystemExit), repr(result.exception)
         return result
 

@@ -136,7 +136,9 @@ def test_what_was_replaced_is_uploaded_once_and_pruned_by_its_age(shared: Shared
     shared.bucket.calls()
     with shared.first.lease():
         staged(shared.first.change_sets, "c1", "keys")
-        uploads = [call for call in shared.bucket.calls() if call["method"] == "PUT" and call["path"].endswith("part-0")]
+        uploads = [
+            call for call in shared.bucket.calls() if call["method"] == "PUT" and call["path"].endswith("part-0")
+        ]
         assert len(uploads) == 1
         for number in (1, 2):
             version = shared.first.make_version(str(number))

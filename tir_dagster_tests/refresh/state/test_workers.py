@@ -56,6 +56,7 @@ def kill_one_of_two(shared: Workers, point: str, chance: random.Random) -> None:
     shared.heal()
 
 
+@pytest.mark.long
 def test_two_workers_take_turns_and_whoever_is_killed_leaves_the_rest_to_the_other(shared: Workers):
     chance = random.Random(1)
     for point in ("staged", "intended", "remembered"):
