@@ -174,11 +174,12 @@ class People:
 
 
 @pytest.fixture
-def people(sandbox: Sandbox) -> People:
+def people(sandbox: Sandbox) -> Iterator[People]:
     """The people of this test run's sandbox, who have heard of nothing yet."""
     found = People(sandbox.people_url)
     found.forget()
-    return found
+    yield found
+    found.heal()
 
 
 @pytest.fixture(scope="session")

@@ -145,7 +145,7 @@ class Subject(Protocol):
 class Extract:
     """An extract on a small table, by one delivery; people have tagged its datasource."""
 
-    def __init__(self, sandbox: Sandbox, folder: Path, delivery: str, *, name: str = "") -> None:
+    def __init__(self, sandbox: Sandbox, folder: Path, delivery: str, *, name: str = "", table: str = "") -> None:
         self.name, self.points = name or delivery, POINTS[name or delivery]
         self.home = folder / self.name
         self.home.mkdir(parents=True)
@@ -157,7 +157,7 @@ class Extract:
             folder / f"{self.name}-seen",
             settings={"delivery": delivery, "keep": {"versions": 3}},
             built=delivery != "patch",
-            name=f"t_{self.name}",
+            name=table or f"t_{self.name}",
         )
         self.tags: set[str] = set()
         self._next_key = 1000

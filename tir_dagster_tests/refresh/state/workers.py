@@ -49,7 +49,7 @@ class Workers(Extract):
         for name in ("AWS_ENDPOINT_URL_S3", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION"):
             assert os.environ[name] == sandbox.env[name], "the store is asked by this process, too"
         self.bucket = Bucket(sandbox)
-        super().__init__(sandbox, folder, delivery, name=delivery)
+        super().__init__(sandbox, folder, delivery, table=f"workers_{delivery}")
 
     @property
     def store(self) -> S3Store:
