@@ -479,6 +479,8 @@ class Mirror:
         def checked(read: _Read) -> _State:
             holder = read.state.holder
             if holder is None or holder["id"] != self._me:
+                # Now known to be lost, however short a time ago it was renewed: `renew` must ask.
+                self._renewed_at = float("-inf")
                 raise LeaseLostError(
                     f"{self._unit}: somebody else has the lease in {self.shown}, so nothing was written there. Run again when they are done."
                 )
